@@ -1,0 +1,69 @@
+# Everything here makes its own environment in .venv; nothing needs to be installed by hand.
+#   make PYTHON=python3.12 test     uses another Python for a new environment
+#   make WORKERS=8 test             runs the tests in more processes
+
+PYTHON ?= python3
+WORKERS ?= 2
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+CORE := .venv/.installed-core
+DEV := .venv/.installed-dev
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test test-all lint types doctests environment clean
+
+help:
+	@echo "make demo      compare four methods on digits under strong label skew; writes demo/report.html"
+	@echo "make test      style, types, doctests and tests, without the slow ones"
+	@echo "make test-all  the same with the slow ones"
+	@echo "make lint      style alone        make types  types alone"
+	@echo "make clean     remove what the targets above wrote (the environment stays; it is the folder .venv)"
+
+demo: $(CORE)
+	$(BIN)/remanence compare --methods "fedavg; fedprox(mu=0.1); fedavg+tce; fedavg+wsm" --data digits --clients 20 \
+	  --partition "dirichlet(alpha=0.1)" --sample 5 --epochs 2 --batch 16 --lr 0.1 --rounds 30 --seeds 3 --out demo --overwrite
+	@echo "The report is demo/report.html: open it in a browser."
+
+lint: $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(DEV)
+	$(BIN)/mypy src
+
+# One thread a process: the tests already use every core they were given, and the number of threads changes the last bits.
+doctests test test-all: export OMP_NUM_THREADS = 1
+
+doctests: $(DEV)
+	$(BIN)/pytest --quiet --doctest-modules src
+
+test: lint types doctests
+	$(BIN)/pytest -n $(WORKERS) -m "not slow" tests
+
+test-all: lint types doctests
+	$(BIN)/pytest -n $(WORKERS) tests
+
+# torch comes first and alone, at the version constraints.txt pins: left to choose among versions, pip may fetch gigabytes of CUDA packages.
+define install
+	@$(BIN)/python -c "" 2>/dev/null || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
+	@echo "Installing $(1) into .venv (the first time this takes some minutes)"
+	@$(PIP) "$$(grep '^torch==' constraints.txt)"
+	@$(PIP) --editable "$(1)"
+endef
+
+environment: $(DEV)
+
+$(CORE): pyproject.toml constraints.txt
+	$(call install,.)
+	@touch $@
+
+$(DEV): pyproject.toml constraints.txt
+	$(call install,.[dev])
+	@touch $(CORE) $@
+
+clean:
+	rm -rf demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,64 @@
+"""Remanence: learning over many clients whose data differ and drift, what the models forget, and how to keep it.
+
+    import remanence as rem
+    run = rem.run(method="fedavg+wsm", data="digits", rounds=20, out="my-run")
+    run.metrics[-1]["accuracy"], run.model()
+
+Names are imported when they are first used, so that `remanence --help` answers before torch is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from remanence.version import __version__
+
+if TYPE_CHECKING:
+    from remanence.api import compare, resume, run
+    from remanence.data import from_dataset
+    from remanence.errors import InputError, RemanenceError
+    from remanence.report import write_report
+    from remanence.results import Comparison, Run, load
+    from remanence.types import Method, Part
+
+_HOMES = {
+    "run": "remanence.api",
+    "compare": "remanence.api",
+    "resume": "remanence.api",
+    "load": "remanence.results",
+    "Run": "remanence.results",
+    "Comparison": "remanence.results",
+    "from_dataset": "remanence.data",
+    "write_report": "remanence.report",
+    "InputError": "remanence.errors",
+    "RemanenceError": "remanence.errors",
+    "Method": "remanence.types",
+    "Part": "remanence.types",
+}
+
+__all__ = [
+    "Comparison",
+    "InputError",
+    "Method",
+    "Part",
+    "RemanenceError",
+    "Run",
+    "__version__",
+    "compare",
+    "from_dataset",
+    "load",
+    "resume",
+    "run",
+    "write_report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'remanence' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,5 @@
+"""`python -m remanence` is the command `remanence`."""
+
+from remanence.cli import main
+
+main()

@@ -1,0 +1,30 @@
+"""The weighted mean: what a server does with replies unless a method says otherwise."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from remanence import trees
+from remanence.trees import Params, Tree
+from remanence.types import Combine, Reply, ServerContext
+
+
+def weigh_by_size(replies: Reply, srv: ServerContext) -> Tensor:
+    """By number of training examples. -> [k]"""
+    return replies.weight
+
+
+def partial_sum(weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
+    return trees.weighted_sum(weights, replies.delta(srv.start))
+
+
+def finish_sum(total: Tree, srv: ServerContext) -> Params:
+    return total
+
+
+def move(params: Params, delta: Params, srv: ServerContext) -> tuple[Params, Tree]:
+    """The step as it is: names that nobody sent stay where they are."""
+    return params | trees.axpy(1.0, delta, params), srv.state
+
+
+mean = Combine(partial_sum, finish_sum)

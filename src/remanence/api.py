@@ -1,0 +1,149 @@
+"""The same in Python: `rem.run(...)`, `rem.compare(...)`, `rem.resume(...)`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.utils.data import Dataset
+
+from remanence.comparison import Cell, plan_cells, resume_comparison, start_comparison
+from remanence.compose import describe
+from remanence.config import FLAGS, changes_from_flags, make_spec, read_file
+from remanence.data import from_dataset
+from remanence.data.source import Source
+from remanence.errors import InputError
+from remanence.progress import make_progress
+from remanence.results import Comparison, Run, load
+from remanence.rounds import Deadline, resume_run, start_run
+from remanence.types import Method, Part
+
+
+def run(
+    experiment: str | Path | Mapping[str, Any] | None = None,
+    *,
+    method: str | Method | Part | None = None,
+    model: str | nn.Module | None = None,
+    data: str | Source | Dataset[Any] | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    quiet: bool = False,
+    time_limit: float | None = None,
+    set: Mapping[str, Any] | None = None,
+    **flags: Any,
+) -> Run:
+    """Run an experiment: a file or nested dictionaries, changed by flags (`rounds=20`, `lr=0.1`) and by keys (`set={"local.batch": 16}`).
+
+    Methods, models and data may be objects: `wsm() + fedprox(mu=0.1)`, any nn.Module, any Dataset with labels. Without `out` the run folder is a temporary
+    one; `run.folder` tells where.
+    """
+    objects, names = _objects(method, model, data)
+    spec = make_spec(_tree(experiment), {**changes_from_flags(names | flags), **(set or {})})
+    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="remanence-"))
+    return start_run(spec, folder, overwrite=overwrite, progress=make_progress(quiet), deadline=Deadline(time_limit), **objects)
+
+
+def compare(
+    methods: str | Sequence[str],
+    *,
+    experiment: str | Path | Mapping[str, Any] | None = None,
+    seeds: int | Sequence[int] = 1,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    select: str = "last",
+    model: str | nn.Module | None = None,
+    data: str | Source | Dataset[Any] | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    quiet: bool = False,
+    time_limit: float | None = None,
+    set: Mapping[str, Any] | None = None,
+    **flags: Any,
+) -> Comparison:
+    """Compare methods on the same data and the same draws of clients; `grid={"lr": [0.1, 0.05]}` tries settings, chosen by `select`."""
+    objects, names = _objects(None, model, data)
+    if select not in ("last", "validation"):
+        raise InputError(f"select must be last or validation, not {select!r}")
+    cells = make_cells(_tree(experiment), {**changes_from_flags(names | flags), **(set or {})}, methods, seeds, grid or {})
+    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="remanence-"))
+    objects.pop("method")
+    return start_comparison(
+        cells, folder, select=select, overwrite=overwrite, progress=make_progress(quiet), deadline=Deadline(time_limit), **objects
+    )
+
+
+def resume(
+    folder: str | Path,
+    *,
+    rounds: int | None = None,
+    method: Method | Part | None = None,
+    model: nn.Module | None = None,
+    data: Source | Dataset[Any] | None = None,
+    quiet: bool = False,
+    time_limit: float | None = None,
+) -> Run | Comparison:
+    """Go on with a run or a comparison that was interrupted."""
+    found = load(folder)
+    objects, _ = _objects(method, model, data)
+    progress, deadline = make_progress(quiet), Deadline(time_limit)
+    if isinstance(found, Comparison):
+        if rounds is not None:
+            raise InputError(f"{folder} is a comparison: --rounds can extend single runs only, such as those in {found.folder / 'runs'}")
+        objects.pop("method")
+        return resume_comparison(found.folder, progress=progress, deadline=deadline, **objects)
+    return resume_run(found.folder, rounds=rounds, progress=progress, deadline=deadline, **objects)
+
+
+def make_cells(
+    base: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    methods: str | Sequence[str],
+    seeds: int | Sequence[int],
+    grid: Mapping[str, Sequence[Any]],
+) -> list[Cell]:
+    """The cells of a comparison, from what people write."""
+    names = [name.strip() for name in methods.split(";") if name.strip()] if isinstance(methods, str) else list(methods)
+    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not numbers:
+        raise InputError("a comparison needs at least one seed: --seeds 3 uses 0, 1 and 2")
+    keys = {}
+    for name, values in grid.items():
+        if not values:
+            raise InputError(f"the grid gives no values for {name}: write --grid {name}=0.1,0.05")
+        keys[FLAGS.get(name, name)] = list(values)
+    return plan_cells(base, changes, names, numbers, keys)
+
+
+def _tree(experiment: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if experiment is None or isinstance(experiment, Mapping):
+        return experiment or {}
+    return read_file(Path(experiment))
+
+
+def _objects(method: Any, model: Any, data: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Objects apart from names; an object's spec entry is a description for people."""
+    objects: dict[str, Any] = {"method": None, "module": None, "source": None}
+    names: dict[str, Any] = {}
+    if isinstance(method, Part):
+        method = Method((method,))
+    if isinstance(method, Method):
+        objects["method"], names["method"] = method, describe(method)
+    elif method is not None:
+        names["method"] = method
+    if isinstance(model, nn.Module):
+        objects["module"], names["model"] = model, type(model).__name__
+    elif model is not None:
+        names["model"] = model
+    if isinstance(data, Source):
+        objects["source"], names["data"] = data, data.name
+    elif data is not None and not isinstance(data, str | Path):
+        objects["source"] = from_dataset(data)
+        names["data"] = type(data).__name__
+    elif data is not None:
+        names["data"] = str(data)
+    return objects, names
+
+
+__all__ = ["compare", "make_cells", "resume", "run"]

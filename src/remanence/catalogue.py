@@ -1,0 +1,94 @@
+"""What there is to choose from, read from the tables themselves; and the two data commands that print."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from remanence import data, expressions
+from remanence.algorithms import METHODS
+from remanence.config import Spec
+from remanence.errors import unknown
+from remanence.experiment import divide, load_data
+from remanence.keys import Key
+from remanence.models import MODELS
+from remanence.objectives import OBJECTIVES
+from remanence.rules import OPTIMISERS, SCHEDULES
+
+ENGINES = {
+    "auto": "measures briefly and takes the fastest that can run the task",
+    "loop": "one client after the other by plain autograd: the oracle",
+    "stacked": "many clients as one batched computation, on the CPU or CUDA",
+    "processes": "one process a core, for convolution nets on the CPU",
+}
+
+TABLES: dict[str, Mapping[str, Callable[..., Any]]] = {
+    "methods": METHODS,
+    "objectives": OBJECTIVES,
+    "models": MODELS,
+    "data": data.SOURCES,
+    "partitions": data.PARTITIONS,
+    "optimizers": OPTIMISERS,
+    "schedules": SCHEDULES,
+}
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+SHOWN = 40  # clients drawn in a terminal
+
+
+def entries(what: str) -> list[dict[str, Any]]:
+    """A list of one kind of thing: name, how to write it with its defaults, one sentence about it."""
+    if what == "engines":
+        return [{"name": name, "call": name, "options": {}, "about": about} for name, about in ENGINES.items()]
+    if what not in TABLES:
+        raise unknown("list", what, [*TABLES, "engines"])
+    return [_entry(name, constructor, what) for name, constructor in sorted(TABLES[what].items())]
+
+
+def _entry(name: str, constructor: Callable[..., Any], what: str) -> dict[str, Any]:
+    options = {o.name: None if o.default is inspect.Parameter.empty else o.default for o in expressions.options_of(constructor).values()}
+    paragraphs = (inspect.getdoc(constructor) or "").strip().split("\n\n")
+    entry = {"name": name, "call": str(expressions.Call(name, options)), "options": options, "about": " ".join(paragraphs[0].split())}
+    if what in ("methods", "objectives"):
+        part = constructor()
+        entry |= {"sends": part.sends, "needs_public": part.needs_public}
+    return entry
+
+
+def check_data(name: str, directory: str) -> str:
+    """Read a source from end to end and say what is in it."""
+    call = expressions.parse_call(name) if not name.endswith(".npz") or "(" in name else expressions.Call("npz", {"path": name})
+    return data.check_source(call.name, Path(directory) if directory else None, call.arguments)
+
+
+def show_partition(spec: Spec, out: Path | None, as_json: bool) -> None:
+    """Print, and where asked write, the share of each class in each client's data."""
+    import numpy as np
+
+    source = load_data(spec)
+    public, population = divide(spec, source, Key(spec.seed))
+    everyone = np.arange(population.clients)
+    holdings = population.at(0)
+    counts = holdings.label_counts(everyone, source.train.y, len(source.classes))
+    if as_json:
+        valid = holdings.valid.sizes.tolist()
+        print(json.dumps({"classes": list(source.classes), "label_counts": counts.tolist(), "validation": valid, "public": len(public)}))
+        return
+    sizes = counts.sum(axis=1)
+    held = f"{population.clients} clients with {sizes.min()} to {sizes.max()} training examples (median {int(np.median(sizes))})"
+    print(f"{source.name}, {spec.data.partition}: {held}, {len(holdings.valid.ids)} kept for validation, {len(public)} public")
+    names = ", ".join(source.classes[:12]) + (" ..." if len(source.classes) > 12 else "")
+    print(f"a column a class ({names}); height: share of the client's examples")
+    for client in everyone[:SHOWN]:
+        shares = counts[client] / sizes[client]
+        bars = "".join(BLOCKS[int(np.ceil(share * (len(BLOCKS) - 1)))] for share in shares)
+        print(f"client {client:4d} {sizes[client]:7d}  {bars}  {int((counts[client] > 0).sum())} classes")
+    if population.clients > SHOWN:
+        print(f"... and {population.clients - SHOWN} more; --out FILE.html draws them all")
+    if out is not None:
+        from remanence.report.page import write_partition
+
+        print(write_partition(counts.tolist(), list(source.classes), f"{source.name}, {spec.data.partition}", out))

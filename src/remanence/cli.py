@@ -1,0 +1,386 @@
+"""The command line: thin. It reads arguments, calls the house, prints; torch is imported only by commands that need it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from remanence import config
+from remanence.errors import INTERRUPTED, InputError, RemanenceError
+from remanence.version import __version__
+
+app = typer.Typer(
+    help="Learning over many clients whose data differ and drift: what the models forget, and how to keep it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+data_app = typer.Typer(help="Data sources and how they are divided.", no_args_is_help=True, rich_markup_mode="rich")
+app.add_typer(data_app, name="data")
+
+HELP = {
+    "method": (str, 'parts joined by +, such as "fedprox(mu=0.1)+wsm"'),
+    "data": (str, "a source such as digits, an .npz file or a folder of images"),
+    "data_dir": (str, "where data sets lie; default: the variable REMANENCE_DATA"),
+    "model": (str, "mlp, cnn, lenet, resnet18 ... or package.module:Class"),
+    "clients": (int, "how many clients there are"),
+    "partition": (str, 'who gets which rows, such as "dirichlet(alpha=0.1)"'),
+    "sample": (str, "clients a round: a number, or a fraction such as 0.1"),
+    "epochs": (int, "local passes over a client's data in a round"),
+    "steps": (int, "local steps instead of epochs"),
+    "batch": (int, "examples a step"),
+    "lr": (float, "learning rate of the clients"),
+    "optimizer": (str, 'sgd, adam or adamw, such as "sgd(momentum=0.9)"'),
+    "schedule": (str, 'learning rate over rounds, such as "exponential(decay=0.99)"'),
+    "buffers": (str, "statistics of batch norm: average, local or frozen"),
+    "rounds": (int, "rounds to train"),
+    "seed": (int, "of everything that is random"),
+    "validation": (float, "share of each client's rows kept for validation"),
+    "public": (int, "training rows held out for the server"),
+    "min_replies": (int, "with fewer good replies a round is abandoned"),
+    "record_every": (int, "rounds between evaluations"),
+    "record_local": (bool, "also evaluate every client's model"),
+    "engine": (str, "auto, loop, stacked or processes"),
+    "device": (str, "auto, cpu or cuda"),
+    "precision": (str, "fp32, fp64, tf32 or bf16"),
+    "deterministic": (bool, "the same bits on CUDA every time"),
+}
+
+Out = Annotated[Path, typer.Option("--out", help="the folder to write")]
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="any key of the experiment, such as local.batch=16")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace an earlier run in that folder")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
+AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
+TimeLimit = Annotated[float | None, typer.Option("--time-limit", metavar="SECONDS", help="save and exit with 75 after so long; resumable")]
+ExperimentFile = Annotated[
+    Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="an experiment file; flags and --set change it", show_default=False)
+]
+
+
+def with_flags(without: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the flags of an experiment to a command that takes them as `**flags`."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        added = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[
+                    kind | None, typer.Option("--" + name.replace("_", "-"), help=text, show_default=False, rich_help_panel="Experiment")
+                ],
+            )
+            for name, (kind, text) in HELP.items()
+            if name not in without
+        ]
+
+        def call(**arguments: Any) -> None:
+            mine = {p.name: arguments.pop(p.name) for p in own}
+            command(**mine, flags=read_flags(arguments))
+
+        call.__signature__ = inspect.Signature([*(p.replace(kind=p.KEYWORD_ONLY) for p in own if p.name != "flags"), *added])  # type: ignore[attr-defined]
+        call.__annotations__ = {p.name: p.annotation for p in [*own, *added]}
+        call.__name__, call.__doc__ = command.__name__, command.__doc__
+        own[:] = [p for p in own if p.name != "flags"]
+        return call
+
+    return decorate
+
+
+def read_flags(flags: dict[str, Any]) -> dict[str, Any]:
+    """Flags by the key they stand for; --sample is a number or a fraction."""
+    if flags.get("sample") is not None:
+        flags["sample"] = config.parse_value(flags["sample"])
+    return config.changes_from_flags(flags)
+
+
+@app.command()
+@with_flags()
+def run(
+    experiment: ExperimentFile = None,
+    *,
+    out: Out,
+    flags: dict[str, Any],
+    set_: Sets = None,
+    overwrite: Overwrite = False,
+    time_limit: TimeLimit = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run one experiment, from a file or by flags, and write its report."""
+    spec = config.make_spec(config.read_file(experiment) if experiment else {}, {**flags, **config.parse_assignments(set_ or [])})
+    from remanence.progress import make_progress
+    from remanence.rounds import Deadline, start_run
+
+    done = start_run(spec, out, overwrite=overwrite, progress=make_progress(quiet or as_json), deadline=Deadline(time_limit))
+    conclude(done.folder, quiet, as_json)
+
+
+@app.command()
+@with_flags(without=("method", "seed"))
+def compare(
+    experiment: ExperimentFile = None,
+    *,
+    methods: Annotated[str, typer.Option("--methods", help='separated by semicolons: "fedavg; fedavg+wsm"')],
+    out: Out,
+    flags: dict[str, Any],
+    seeds: Annotated[str, typer.Option("--seeds", help="how many, or a list such as 0,7,42")] = "1",
+    grid: Annotated[list[str] | None, typer.Option("--grid", metavar="KEY=A,B", help="values to try, such as lr=0.1,0.05")] = None,
+    select: Annotated[str, typer.Option("--select", help="which setting of a grid counts: last (show all) or validation")] = "last",
+    set_: Sets = None,
+    overwrite: Overwrite = False,
+    time_limit: TimeLimit = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare methods on the same data and the same draws of clients."""
+    changes = {**flags, **config.parse_assignments(set_ or [])}
+    base = config.read_file(experiment) if experiment else {}
+    if select not in ("last", "validation"):
+        raise InputError(f"--select must be last or validation, not {select!r}")
+    values = dict(_split_grid(text) for text in grid or [])
+    from remanence.api import make_cells
+    from remanence.comparison import start_comparison
+    from remanence.progress import make_progress
+    from remanence.rounds import Deadline
+
+    cells = make_cells(base, changes, methods, _read_seeds(seeds), values)
+    progress = make_progress(quiet or as_json)
+    done = start_comparison(cells, out, select=select, overwrite=overwrite, progress=progress, deadline=Deadline(time_limit))
+    conclude(done.folder, quiet, as_json)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="a run or a comparison")],
+    rounds: Annotated[int | None, typer.Option("--rounds", help="go on to so many rounds in all")] = None,
+    time_limit: TimeLimit = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a run or a comparison that was interrupted; the result is the same as without the interruption."""
+    from remanence import api
+
+    done = api.resume(folder, rounds=rounds, quiet=quiet or as_json, time_limit=time_limit)
+    conclude(done.folder, quiet, as_json)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="runs and comparisons")],
+    out: Annotated[Path | None, typer.Option("--out", help="the page to write; default: report.html in the first folder")] = None,
+) -> None:
+    """Write a self-contained page about one run or a comparison of many."""
+    from remanence.report import write_report
+
+    print(f"report: {write_report(*folders, out=out)}")
+
+
+@app.command()
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="a run")],
+    data: Annotated[
+        str | None, typer.Option("--data", help="another source with the same classes; default: the run's own test set")
+    ] = None,
+    data_dir: Annotated[str | None, typer.Option("--data-dir", help="where data sets lie")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a trained model on a test set."""
+    from remanence.experiment import load_data
+    from remanence.export import evaluate as score
+
+    done = _one_run(folder)
+    changes = {name: value for name, value in (("name", data), ("dir", data_dir)) if value is not None}
+    source = load_data(done.spec.model_copy(update={"data": done.spec.data.model_copy(update=changes)}))
+    result = score(done, source)
+    if as_json:
+        print(json.dumps(result))
+        return
+    print(
+        f"{result['evaluated']}: accuracy {_percent(result['accuracy'])}, loss {result['loss']:.4f}, macro F1 {_percent(result['macro_f1'])}"
+    )
+    for name, value in zip(source.classes, result["per_class"], strict=True):
+        print(f"  {name:20s} {_percent(value)}")
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="a run")],
+    kind: Annotated[str, typer.Option("--format", help="safetensors, torchscript or onnx")] = "safetensors",
+    out: Annotated[Path | None, typer.Option("--out", help="the folder to write; default: export in the run's folder")] = None,
+) -> None:
+    """Write the trained model for use elsewhere."""
+    from remanence.export import export as write
+
+    done = _one_run(folder)
+    for path in write(done, out or done.folder / "export", kind):
+        print(path)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help="methods, objectives, models, data, partitions, optimizers, schedules or engines")],
+    as_json: AsJson = False,
+) -> None:
+    """What there is to choose from, with options and their defaults."""
+    from remanence.catalogue import entries
+
+    found = entries(what)
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    width = max(len(entry["call"]) for entry in found)
+    for entry in found:
+        sends = f" [sends {entry['sends']}]" if entry.get("sends") else ""
+        print(f"{entry['call']:{width}s}  {entry['about']}{sends}" if width < 60 else f"{entry['call']}\n    {entry['about']}{sends}")
+
+
+@data_app.command("list")
+def data_list(
+    data_dir: Annotated[str | None, typer.Option("--data-dir", help="where data sets lie")] = None, as_json: AsJson = False
+) -> None:
+    """The data sources."""
+    list_("data", as_json)
+
+
+@data_app.command("check")
+def data_check(
+    name: Annotated[str, typer.Argument(help='a source, such as cifar10 or "npz(path=my.npz)"')],
+    data_dir: Annotated[str | None, typer.Option("--data-dir", help="where data sets lie; default: the variable REMANENCE_DATA")] = None,
+) -> None:
+    """Read a source from end to end and say what is in it."""
+    from remanence.catalogue import check_data
+
+    print(check_data(name, data_dir or os.environ.get("REMANENCE_DATA", "")))
+
+
+@data_app.command("show")
+@with_flags(
+    without=(
+        "method",
+        "model",
+        "epochs",
+        "steps",
+        "batch",
+        "lr",
+        "optimizer",
+        "schedule",
+        "buffers",
+        "rounds",
+        "min_replies",
+        "record_every",
+        "record_local",
+        "engine",
+        "device",
+        "precision",
+        "deterministic",
+        "sample",
+    )
+)
+def data_show(
+    experiment: ExperimentFile = None,
+    *,
+    flags: dict[str, Any],
+    set_: Sets = None,
+    out: Annotated[Path | None, typer.Option("--out", help="write the picture as an HTML page")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw who gets what: the share of each class in each client's data."""
+    spec = config.make_spec(config.read_file(experiment) if experiment else {}, {**flags, **config.parse_assignments(set_ or [])})
+    from remanence.catalogue import show_partition
+
+    show_partition(spec, out, as_json)
+
+
+def conclude(folder: Path, quiet: bool, as_json: bool) -> None:
+    """The end of a long command: the report, the table, where things are."""
+    from remanence.report import write_report
+    from remanence.report.tables import chosen_rows, render_text, run_row
+    from remanence.results import Run, load
+
+    done = load(folder)
+    page = write_report(folder)
+    rows = [run_row(done)] if isinstance(done, Run) else chosen_rows(done)
+    if as_json:
+        from dataclasses import asdict
+
+        print(json.dumps({"folder": str(folder), "report": str(page), "results": [asdict(row) for row in rows]}))
+    elif not quiet:
+        from rich.console import Console
+
+        Console().print(render_text(rows))
+        print(f"report: {page}")
+
+
+def _one_run(folder: Path) -> Any:
+    from remanence.results import Comparison, load
+
+    found = load(folder)
+    if isinstance(found, Comparison):
+        raise InputError(
+            f"{folder} is a comparison: give one of its runs, such as {found.runs[0].folder if found.runs else folder / 'runs'}"
+        )
+    return found
+
+
+def _split_grid(text: str) -> tuple[str, list[Any]]:
+    name, equals, values = text.partition("=")
+    if not equals:
+        raise InputError(f"--grid {text!r} has no values: write --grid lr=0.1,0.05")
+    return name.strip(), [config.parse_value(value.strip()) for value in values.split(",") if value.strip()]
+
+
+def _read_seeds(text: str) -> int | list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"--seeds {text!r} is neither a number of seeds nor a list such as 0,7,42") from None
+    return numbers if "," in text else numbers[0]
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f}%"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"remanence {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")] = False) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point: a user's mistake is a sentence and exit code 2, never a traceback."""
+    import click
+
+    try:
+        app(standalone_mode=False)
+        code = 0
+    except RemanenceError as error:
+        print(f"remanence: {error}", file=sys.stderr)
+        code = error.exit_code
+    except click.exceptions.Exit as error:
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        print("remanence: stopped", file=sys.stderr)
+        code = INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)

@@ -1,0 +1,262 @@
+"""An experiment as data: TOML and flags in, one frozen and checked `Spec` out. Nothing here imports torch.
+
+Every key has one name (`local.batch`); the flags of the command line are short names for these keys, and `--set key=value` reaches all of them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
+
+from remanence import expressions
+from remanence.errors import InputError, nearest
+
+LARGEST_FILE = 1_000_000  # bytes; an experiment file is something a person writes
+
+Count = Annotated[StrictInt, Field(ge=1)]
+Natural = Annotated[StrictInt, Field(ge=0)]
+Number = StrictFloat | StrictInt
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Data(Section):
+    name: StrictStr = "digits"  # a source, with options: synthetic(samples=5000), npz(path="my.npz"); or a path
+    dir: StrictStr = ""  # where data sets lie; empty: the environment variable REMANENCE_DATA
+    partition: StrictStr = "dirichlet(alpha=0.1)"
+    validation: Annotated[Number, Field(ge=0, lt=1)] = 0.1  # share of each client's rows kept for validation
+    public: Natural = 0  # training rows held out for the server
+    augment: tuple[StrictStr, ...] = ()  # crop, flip
+    normalise: StrictBool = True  # to mean 0 and deviation 1, by channel or column
+
+
+class Clients(Section):
+    count: Count | None = None  # None: as many as the partition makes, 10 where it does not say
+    sample: Annotated[StrictInt | StrictFloat, Field(gt=0)] | None = None  # a number of clients, or a fraction below 1; None: all
+
+
+class Local(Section):
+    epochs: Natural = 1
+    steps: Natural = 0  # instead of epochs
+    batch: Count = 32
+    drop_last: StrictBool = False
+    optimizer: StrictStr = "sgd(lr=0.1)"
+    lr: Annotated[Number, Field(gt=0)] | None = None  # replaces the optimiser's own
+    schedule: StrictStr = "constant"  # of the learning rate over rounds
+    buffers: Literal["average", "local", "frozen"] = "average"  # batch norm's statistics
+
+
+class Round(Section):
+    min_replies: Count = 1  # with fewer good replies the round is abandoned
+    weight_cap: Annotated[Number, Field(gt=0)] = 1e9  # a client that claims more examples is refused
+
+
+class Record(Section):
+    every: Count = 1  # rounds between evaluations; the last round is always evaluated
+    local: StrictBool = False  # also evaluate every client's model after local training (cost: one evaluation a client)
+    validation: StrictBool = True  # also evaluate the global model on all clients' validation rows
+
+
+class Checkpoint(Section):
+    seconds: Annotated[Number, Field(ge=0)] = 5  # at most one checkpoint in so many seconds; 0: after every round
+
+
+class Spec(Section):
+    """All that an experiment is."""
+
+    method: StrictStr = "fedavg"
+    model: StrictStr = ""  # empty: the default for the data; or a name, or package.module:Class(option=value)
+    rounds: Count = 20
+    seed: Natural = 0
+    engine: Literal["auto", "loop", "stacked", "processes"] = "auto"
+    stack: Natural = 0  # most clients in one stack; 0: chosen
+    workers: Natural = 0  # processes; 0: one a core
+    threads: Natural = 0  # 0: torch's own choice, written down
+    device: StrictStr = "auto"
+    precision: Literal["fp32", "fp64", "tf32", "bf16"] = "fp32"
+    deterministic: StrictBool = False
+    data: Data = Data()
+    clients: Clients = Clients()
+    local: Local = Local()
+    round: Round = Round()
+    record: Record = Record()
+    checkpoint: Checkpoint = Checkpoint()
+
+
+FLAGS = {
+    "method": "method",
+    "model": "model",
+    "rounds": "rounds",
+    "seed": "seed",
+    "engine": "engine",
+    "device": "device",
+    "precision": "precision",
+    "deterministic": "deterministic",
+    "data": "data.name",
+    "data_dir": "data.dir",
+    "partition": "data.partition",
+    "validation": "data.validation",
+    "public": "data.public",
+    "clients": "clients.count",
+    "sample": "clients.sample",
+    "epochs": "local.epochs",
+    "steps": "local.steps",
+    "batch": "local.batch",
+    "optimizer": "local.optimizer",
+    "lr": "local.lr",
+    "schedule": "local.schedule",
+    "buffers": "local.buffers",
+    "min_replies": "round.min_replies",
+    "record_every": "record.every",
+    "record_local": "record.local",
+}
+
+
+def all_keys() -> dict[str, Any]:
+    """Every key of a spec with its default."""
+    return dict(_walk(Spec().model_dump(), ""))
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """An experiment file as nested dictionaries, not yet checked."""
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise InputError(f"{path} is larger than {LARGEST_FILE} bytes: an experiment file is a short text")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"no experiment file at {path}: check the name, or give everything by flags (remanence run --help)") from None
+    except IsADirectoryError:
+        raise InputError(f"{path} is a folder, not an experiment file: to go on with a run, use remanence resume {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+
+
+def make_spec(base: Mapping[str, Any] | None = None, changes: Mapping[str, Any] | None = None) -> Spec:
+    """A checked spec from nested dictionaries and changes by dotted key."""
+    tree = _copy(base or {})
+    for key, value in (changes or {}).items():
+        _put(tree, key, value)
+    local = tree.get("local")
+    if isinstance(local, dict) and local.get("steps") and "epochs" not in local:
+        local["epochs"] = 0
+    try:
+        spec = Spec.model_validate(tree)
+    except ValidationError as error:
+        raise InputError(_explain(error)) from None
+    return _cross_check(spec)
+
+
+def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
+    """`local.batch=16` -> {"local.batch": 16}; values are TOML, and what is not TOML is a word."""
+    changes = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise InputError(f"--set {text!r} has no value: write --set key=value, such as --set local.batch=16")
+        changes[key.strip()] = parse_value(value.strip())
+    return changes
+
+
+def parse_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text
+
+
+def changes_from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Flags that were given, by the key each stands for."""
+    unknown = [name for name in flags if name not in FLAGS]
+    if unknown:
+        raise InputError(f"unknown option {unknown[0]!r}: {nearest(unknown[0], FLAGS)}")
+    return {FLAGS[name]: value for name, value in flags.items() if value is not None}
+
+
+def write_toml(spec: Spec, extra: Mapping[str, Any]) -> str:
+    """The spec with everything that was chosen, as TOML."""
+    return tomli_w.dumps(_without_none(spec.model_dump(mode="json")) | _without_none(extra))
+
+
+def optimizer_call(spec: Spec) -> expressions.Call:
+    """The optimiser with its learning rate settled."""
+    call = expressions.parse_call(spec.local.optimizer)
+    return call if spec.local.lr is None else expressions.Call(call.name, {**call.arguments, "lr": spec.local.lr})
+
+
+def _cross_check(spec: Spec) -> Spec:
+    if (spec.local.epochs > 0) == (spec.local.steps > 0):
+        raise InputError(f"local.epochs={spec.local.epochs} and local.steps={spec.local.steps}: exactly one of them must be above 0")
+    sample = spec.clients.sample
+    if isinstance(sample, float) and sample > 1:
+        raise InputError(f"clients.sample={sample} is neither a whole number of clients nor a fraction of at most 1")
+    if isinstance(sample, int) and spec.clients.count is not None and sample > spec.clients.count:
+        raise InputError(
+            f"clients.sample={sample} is more than clients.count={spec.clients.count}: a round cannot ask more clients than there are"
+        )
+    return spec
+
+
+def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+    if key not in all_keys():
+        raise InputError(f"unknown key {key!r}: {nearest(key, all_keys())}")
+    *sections, name = key.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            raise InputError(f"{section} must be a section such as [{section}], not a value")
+    tree[name] = value
+
+
+def _walk(tree: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _walk(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _copy(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _copy(value) if isinstance(value, Mapping) else value for name, value in tree.items()}
+
+
+def _without_none(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _without_none(value) if isinstance(value, Mapping) else value for name, value in tree.items() if value is not None}
+
+
+def _explain(error: ValidationError) -> str:
+    """The first complaint of pydantic as a sentence with thing, cause and cure."""
+    first = error.errors()[0]
+    place = [
+        str(part)
+        for part in first["loc"]
+        if not (isinstance(part, str) and ("strict" in part or "[" in part or part in ("int", "float", "str")))
+    ]
+    key, kind, value, about = ".".join(place), first["type"], first.get("input"), first.get("ctx", {})
+    if kind == "extra_forbidden":
+        return f"unknown key {key!r}: {nearest(key, all_keys())}"
+    wanted = {
+        "greater_than_equal": f"at least {about.get('ge')}",
+        "greater_than": f"above {about.get('gt')}",
+        "less_than": f"below {about.get('lt')}",
+        "literal_error": f"one of {str(about.get('expected', '')).replace(chr(39), '')}",
+        "int_type": "a whole number",
+        "int_from_float": "a whole number",
+        "float_type": "a number",
+        "string_type": "a text",
+        "bool_type": "true or false",
+        "tuple_type": 'a list such as ["crop", "flip"]',
+        "model_type": f"a section such as [{key}]",
+    }.get(kind, first["msg"])
+    return f"{key} must be {wanted}, not {value!r}"
+
+
+ENGINES = get_args(Spec.model_fields["engine"].annotation)

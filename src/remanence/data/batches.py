@@ -1,0 +1,140 @@
+"""From row numbers to batches: the plan of a round, and the data on the device.
+
+The plan is a pure function of (key, number of rows): it is computed where the data are, and is the same on every engine. Images stay uint8 on the device;
+a batch is gathered, normalised and augmented there, and augmentation draws from (key, example), so padding and stacking change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remanence import keys
+from remanence.errors import InputError
+from remanence.keys import Key
+
+AUGMENTATIONS = ("crop", "flip")
+CROP_PADDING = 4
+
+
+class Plan(NamedTuple):
+    """Which of its rows a client sees in each local step."""
+
+    rows: np.ndarray  # [steps, batch] int64, positions 0 .. n-1; beyond the width, the first row of the step again
+    widths: np.ndarray  # [steps] int64, how many of them count
+
+
+def plan_batches(key: Key, count: int, batch: int, epochs: int = 0, steps: int = 0, drop_last: bool = False) -> Plan:
+    """Every epoch visits all rows once in a fresh order; with `steps`, epochs follow each other until there are enough steps.
+
+    >>> plan = plan_batches(Key(0), count=5, batch=2, epochs=1)
+    >>> plan.widths.tolist()
+    [2, 2, 1]
+    """
+    batch = min(batch, count)
+    per_epoch = count // batch if drop_last else -(-count // batch)
+    total = steps or epochs * per_epoch
+    orders = [key.fold(epoch).permutation(count) for epoch in range(-(-total // per_epoch))]
+    rows = np.empty((total, batch), dtype=np.int64)
+    widths = np.full(total, batch, dtype=np.int64)
+    for step in range(total):
+        epoch, place = divmod(step, per_epoch)
+        part = orders[epoch][place * batch : (place + 1) * batch]
+        rows[step, : len(part)] = part
+        rows[step, len(part) :] = part[0]
+        widths[step] = len(part)
+    return Plan(rows, widths)
+
+
+def count_steps(count: int, batch: int, epochs: int, steps: int, drop_last: bool) -> int:
+    """How many local steps `plan_batches` makes of so many rows."""
+    batch = min(batch, count)
+    return steps or epochs * (count // batch if drop_last else -(-count // batch))
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Inputs and labels on a device."""
+
+    x: Tensor  # [n, ...] raw: uint8 images, float tables, int64 tokens
+    y: Tensor  # [n] int64
+    mean: Tensor | None  # in raw units, broadcastable to one example; None: used as they are
+    std: Tensor | None
+    dtype: torch.dtype
+    augment: tuple[str, ...] = ()
+
+    def inputs(self, ids: Tensor) -> Tensor:
+        """Normalised inputs. ids: [...] -> [..., example shape]"""
+        return self._normalise(self.x[ids])
+
+    def augmented(self, ids: Tensor, key: Tensor) -> Tensor:
+        """Inputs for training. ids: [..., B]; key: [...], one for each batch."""
+        x = self.x[ids]
+        if self.augment:
+            flat = keys.fold_in(keys.fold_in(key, "augment").unsqueeze(-1), ids).reshape(-1)
+            x = augment_images(x.reshape(-1, *x.shape[ids.dim() :]), flat, self.augment).reshape(x.shape)
+        return self._normalise(x)
+
+    def labels(self, ids: Tensor) -> Tensor:
+        return self.y[ids]
+
+    def _normalise(self, x: Tensor) -> Tensor:
+        if self.mean is None or self.std is None:
+            return x.to(self.dtype) if x.is_floating_point() or x.dtype == torch.uint8 else x
+        return (x.to(self.dtype) - self.mean) / self.std
+
+
+def place_examples(
+    x: np.ndarray,
+    y: np.ndarray,
+    statistics: tuple[np.ndarray, np.ndarray] | None,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    augment: Sequence[str] = (),
+) -> Examples:
+    """Put a split on the device."""
+    unknown = [name for name in augment if name not in AUGMENTATIONS]
+    if unknown:
+        raise InputError(f"unknown augmentation {unknown[0]!r}: known: {', '.join(AUGMENTATIONS)}")
+    if augment and x.ndim != 4:
+        raise InputError("crop and flip are for images: leave data.augment empty for this data")
+    if not x.flags.writeable:  # a mapped file: torch would warn, and a gather needs no second copy of it
+        x = np.array(x)
+    if x.dtype == np.float64 and dtype == torch.float32:
+        x = x.astype(np.float32)
+    mean = std = None
+    if statistics is not None:
+        shape = (-1, *(1,) * (x.ndim - 2))
+        mean, std = (torch.as_tensor(s, dtype=torch.float64).to(dtype).reshape(shape).to(device) for s in statistics)
+    return Examples(
+        torch.from_numpy(x).to(device), torch.from_numpy(np.asarray(y, dtype=np.int64)).to(device), mean, std, dtype, tuple(augment)
+    )
+
+
+def augment_images(x: Tensor, key: Tensor, names: Sequence[str]) -> Tensor:
+    """Random crop with padding and horizontal flip, one key an image. x: [n, c, h, w], key: [n]"""
+    height, width = x.shape[-2:]
+    rows = torch.arange(height, device=x.device).expand(len(x), height)
+    columns = torch.arange(width, device=x.device).expand(len(x), width)
+    if "flip" in names:
+        flipped = _draw(key, "flip", 2).unsqueeze(1) == 1
+        columns = torch.where(flipped, columns.flip(1), columns)
+    if "crop" in names:
+        rows = rows + _draw(key, "rows", 2 * CROP_PADDING + 1).unsqueeze(1) - CROP_PADDING
+        columns = columns + _draw(key, "columns", 2 * CROP_PADDING + 1).unsqueeze(1) - CROP_PADDING
+    inside = ((rows >= 0) & (rows < height)).unsqueeze(2) & ((columns >= 0) & (columns < width)).unsqueeze(1)  # [n, h, w]
+    image = torch.arange(len(x), device=x.device).reshape(-1, 1, 1)
+    picked = x.permute(0, 2, 3, 1)[image, rows.clamp(0, height - 1).unsqueeze(2), columns.clamp(0, width - 1).unsqueeze(1)]  # [n, h, w, c]
+    return torch.where(inside.unsqueeze(3), picked, torch.zeros_like(picked)).permute(0, 3, 1, 2)
+
+
+def _draw(key: Tensor, purpose: str, count: int) -> Tensor:
+    """One whole number below `count` for each key."""
+    word = keys.fold_in(key, purpose)
+    return (word >> 33) % count  # python-style modulo: never negative

@@ -1,0 +1,45 @@
+"""Reading a JSON table of plain decimals quickly: LEAF writes images as text, hundreds of megabytes of it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+_DOT, _ZERO, _NINE, _OPEN, _CLOSE = b".09[]"
+_LONGEST = 20  # characters of one number: its 19 digits fit an int64 unless the first is a 9
+_POWERS = 10.0 ** np.arange(_LONGEST)
+
+
+def read_decimals(text: str, at: int, columns: int) -> tuple[np.ndarray, int] | None:
+    """The table `[[0.5, ...], ...]` that starts at `at` as float64 [rows, columns], and where it ends; None for anything less plain.
+
+    Only numbers such as 0, 1.0 and 0.4941 count as plain, one digit before the point; whatever else there is (signs, exponents, other
+    lengths of rows, damage) is left to a real JSON reader and its messages.
+    """
+    quote = text.find('"', at)  # no quote inside a table of numbers: its end is the last bracket before the next one
+    end = text.rfind("]", at, quote if quote >= 0 else len(text)) + 1
+    if end <= at or not text.startswith("[", at):
+        return None
+    packed = text[at:end].encode().translate(None, b" \t\r\n")
+    marks = packed.translate(None, b".0123456789")
+    rows = marks.count(b"[") - 1
+    if rows < 1 or marks != b"[" + b",".join([b"[" + b"," * (columns - 1) + b"]"] * rows) + b"]":
+        return None
+    raw = np.frombuffer(packed, dtype=np.uint8)
+    number = (raw >= _DOT) & (raw <= _NINE)
+    edges = np.flatnonzero(number[1:] != number[:-1]) + 1  # the table begins and ends with a bracket, so these come in pairs
+    starts, ends = edges[0::2], edges[1::2]
+    lengths = ends - starts
+    # every number in a place of its own: as many as places, none between the brackets of two rows
+    if len(starts) != rows * columns or (raw[starts - 1] == _CLOSE).any() or (raw[ends] == _OPEN).any():
+        return None
+    longest = int(lengths.max())
+    if longest > _LONGEST or (lengths == 2).any() or (raw[starts[lengths > 1] + 1] != _DOT).any():
+        return None
+    digits = raw[starts] - _ZERO  # uint8: a second point in a number becomes more than 9
+    plain, values = bool((digits < 9).all()), digits.astype(np.int64)
+    for place in range(2, longest):
+        longer = np.flatnonzero(lengths > place)
+        digits = raw[starts[longer] + place] - _ZERO
+        plain &= bool((digits < 10).all())
+        values[longer] = values[longer] * 10 + digits
+    return ((values / _POWERS[np.maximum(lengths - 2, 0)]).reshape(rows, columns), end) if plain else None

@@ -1,0 +1,76 @@
+"""Who holds which rows, and when.
+
+A population is a pure function of (experiment, time step): it gives each client's training and validation rows. Row numbers are stable, so an example
+keeps its identity when it changes hands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from remanence.data.partitions import split_validation
+from remanence.errors import InputError
+from remanence.keys import Key
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Row numbers of many clients in two arrays: as small as it gets, whatever the number of clients."""
+
+    ids: np.ndarray  # [sum of sizes] int64
+    offsets: np.ndarray  # [K + 1] int64
+
+    def of(self, client: int) -> np.ndarray:
+        return self.ids[self.offsets[client] : self.offsets[client + 1]]
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        return np.diff(self.offsets)
+
+    @classmethod
+    def join(cls, parts: Sequence[np.ndarray]) -> Rows:
+        offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+        return cls(np.concatenate(parts).astype(np.int64) if len(parts) else np.empty(0, np.int64), offsets)
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What every client holds at one time step."""
+
+    train: Rows
+    valid: Rows
+
+    def label_counts(self, clients: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
+        """Training labels of some clients. -> [k, classes]"""
+        return np.stack([np.bincount(labels[self.train.of(int(client))], minlength=classes) for client in clients])
+
+
+@dataclass(frozen=True)
+class Population:
+    """The clients of an experiment over time. Without drift there is one time step."""
+
+    steps: tuple[Holdings, ...]
+
+    def at(self, time_step: int) -> Holdings:
+        return self.steps[time_step]
+
+    @property
+    def clients(self) -> int:
+        return len(self.steps[0].train.sizes)
+
+    @property
+    def capacity(self) -> int:
+        return max(int(holdings.train.sizes.max()) for holdings in self.steps)
+
+
+def settle(parts: Sequence[np.ndarray], labels: np.ndarray, validation: float, key: Key) -> Population:
+    """Split each client's rows into training and validation."""
+    empty = [client for client, rows in enumerate(parts) if len(rows) == 0]
+    if empty:
+        raise InputError(f"client {empty[0]} has no data ({len(empty)} of {len(parts)} clients): use fewer clients or a milder partition")
+    pairs = [split_validation(rows, labels, validation, key.fold("validation", client)) for client, rows in enumerate(parts)]
+    return Population((Holdings(Rows.join([train for train, _ in pairs]), Rows.join([valid for _, valid in pairs])),))

@@ -1,0 +1,20 @@
+"""Data that come with an installed package: nothing to fetch, ready on every laptop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from remanence.data.source import Source, Split, check_fraction, checked, hold_out_test
+
+
+def digits(root: Path | None, *, test: float = 0.2) -> Source:
+    """1,797 handwritten digits of 8x8 with 17 shades (Alpaydin and Kaynak 1998), as scikit-learn carries them."""
+    check_fraction(test)
+    from sklearn.datasets import load_digits  # slow to import, so only where it is used
+
+    x, y = load_digits(return_X_y=True)
+    split = Split(np.rint(x).astype(np.uint8).reshape(-1, 1, 8, 8), np.asarray(y, dtype=np.int64))
+    note = "1,797 handwritten digits of 8x8 pixels with values 0 to 16 (Alpaydin and Kaynak 1998), from scikit-learn."
+    return checked(Source("digits", "image", tuple("0123456789"), *hold_out_test(split, test), note=note))

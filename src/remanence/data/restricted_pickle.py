@@ -1,0 +1,160 @@
+"""Reading the pickles in which CIFAR's publishers keep their python version, without trusting them.
+
+A pickle is a program. Before it runs, every instruction is checked against a short list (plain values and their containers) and against
+the bytes that are really there; while it runs, the only names it can look up are the few with which numpy writes an array, and these give
+stand-ins of ours that accept a two-dimensional uint8 array and nothing else. No function of numpy or of any other module is ever reached.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import pickletools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from remanence.data.files import damaged, size_of
+from remanence.errors import InputError
+
+_VALUES = {"NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1"}
+_TEXTS = {"BINSTRING", "SHORT_BINSTRING", "BINUNICODE", "SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"}
+_CONTAINERS = {"EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "APPEND", "APPENDS", "MARK"}
+_TUPLES = {"EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
+_FRAME = {"PROTO", "FRAME", "STOP", "BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET"}
+_ARRAYS = {"GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD"}
+ALLOWED = _VALUES | _TEXTS | _CONTAINERS | _TUPLES | _FRAME | _ARRAYS
+_MOST_INSTRUCTIONS = 5_000_000
+_MOST_TUPLES = 100  # a batch of CIFAR has about ten
+
+
+class _Forbidden(Exception):
+    """The pickle asks for more than data; the message says for what."""
+
+
+class _Dtype:
+    """Stands in for numpy.dtype: remembers the code, accepts only the state of a one-byte number."""
+
+    __slots__ = ("code",)
+
+    def __init__(self, code: object, *_: object):
+        self.code = code
+
+    def __setstate__(self, state: object) -> None:
+        if not (isinstance(state, tuple) and len(state) > 1 and state[1] in ("|", b"|")):
+            raise _Forbidden("an array that is not of plain bytes")
+
+
+class _Array:
+    """Stands in for numpy.ndarray: its state becomes a uint8 array after every part of it is checked."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: np.ndarray | None = None
+
+    def __setstate__(self, state: object) -> None:
+        if not (isinstance(state, tuple) and len(state) == 5):
+            raise _Forbidden("an array in an unknown form")
+        _, shape, dtype, fortran, raw = state
+        self.fill(raw, dtype, shape, "F" if fortran else "C")
+
+    def fill(self, raw: object, dtype: object, shape: object, order: object) -> None:
+        if not (isinstance(dtype, _Dtype) and dtype.code in ("u1", b"u1", "|u1", "uint8")):
+            raise _Forbidden("an array that is not uint8")
+        if not (isinstance(shape, tuple) and len(shape) == 2 and all(type(side) is int and side >= 0 for side in shape)):
+            raise _Forbidden("an array without two dimensions")
+        if not isinstance(raw, bytes | bytearray) or len(raw) != shape[0] * shape[1] or order not in ("C", "F"):
+            raise _Forbidden("an array whose bytes do not fill its shape")
+        self.value = np.frombuffer(raw, dtype=np.uint8).reshape(shape, order=order)
+
+
+class _Name:
+    """What a look-up gives: it can be called, and nothing else (a pickle must not be able to change it)."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[..., object]):
+        self.call = call
+
+    def __call__(self, *arguments: object) -> object:
+        return self.call(*arguments)
+
+    def __setstate__(self, _: object) -> None:
+        raise _Forbidden("a change to a function")
+
+
+def _empty_array(*_: object) -> _Array:
+    return _Array()
+
+
+def _full_array(raw: object, dtype: object, shape: object, order: object) -> _Array:
+    array = _Array()
+    array.fill(raw, dtype, shape, order)
+    return array
+
+
+def _no_call(*_: object) -> object:
+    raise _Forbidden("a call of numpy.ndarray")
+
+
+_NAMES: dict[tuple[str, str], Callable[..., object]] = {("numpy", "dtype"): _Dtype, ("numpy", "ndarray"): _no_call}
+for _numpy in ("numpy.core", "numpy._core"):  # numpy 1 and numpy 2
+    _NAMES[_numpy + ".multiarray", "_reconstruct"] = _empty_array
+    _NAMES[_numpy + ".numeric", "_frombuffer"] = _full_array  # protocol 5
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _NAMES:
+            raise _Forbidden(f"{module}.{name}")
+        return _Name(_NAMES[module, name])
+
+
+def _scan(raw: bytes) -> None:
+    """Refuse what could hurt before it runs: foreign instructions, and forms that make a small file large in memory or endless to hash."""
+    made_by: dict[int, str] = {}  # memo place -> the instruction that made the value kept there
+    before, tuples = "", 0
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(raw)):
+        name = opcode.name
+        if name not in ALLOWED:
+            raise _Forbidden(f"the instruction {name}")
+        if count > _MOST_INSTRUCTIONS:
+            raise _Forbidden(f"more than {_MOST_INSTRUCTIONS} instructions")
+        if name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            place = argument if isinstance(argument, int) else len(made_by)
+            if place > 2 * len(made_by) + 256:  # the unpickler allocates every place up to this one
+                raise _Forbidden("a memo of unreasonable size")
+            made_by[place] = before
+        elif name in ("BINGET", "LONG_BINGET") and made_by.get(argument or 0, "").startswith("TUPLE"):
+            raise _Forbidden("a tuple inside itself or used twice")  # hashing shared tuples takes time exponential in their depth
+        tuples += name.startswith("TUPLE")
+        if tuples > _MOST_TUPLES:
+            raise _Forbidden(f"more than {_MOST_TUPLES} tuples")
+        before = name
+
+
+def read_plain_pickle(path: Path, limit: int) -> dict[str, object]:
+    """The dictionary a file of at most `limit` bytes holds: names to bytes, str, int, list, dict or uint8 array."""
+    found = path.stat().st_size
+    if found > limit:
+        raise damaged(path, f"at most {size_of(limit)}", size_of(found))
+    raw = path.read_bytes()
+    try:
+        _scan(raw)
+        content = _PlainUnpickler(io.BytesIO(raw), encoding="bytes").load()
+    except _Forbidden as reason:
+        raise InputError(
+            f"{path} is refused because it asks for {reason}, which no file of images and labels needs: fetch it again from its publisher"
+        ) from None
+    except Exception as error:  # whatever a broken instruction stream makes the unpickler say
+        raise damaged(path, "a complete pickle", f"an unreadable one ({str(error) or type(error).__name__})") from None
+    if not isinstance(content, dict):
+        raise damaged(path, "a pickled dictionary", f"a pickled {type(content).__name__}")
+    return {_text(name): value.value if isinstance(value, _Array) else value for name, value in content.items()}
+
+
+def _text(name: object) -> str:
+    return name.decode("latin-1") if isinstance(name, bytes) else str(name)

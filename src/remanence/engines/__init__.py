@@ -1,0 +1,1 @@
+"""Transports for the round loop: `loop` (the oracle), `stacked`, `processes`; none knows which method it carries."""

@@ -1,0 +1,102 @@
+"""`engine = "auto"`: try the engines that can run this task for a moment, and take the fastest."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from remanence.engines.loop import Loop
+from remanence.engines.processes import Processes
+from remanence.engines.stacked import Stacked, needs_padding
+from remanence.errors import InputError
+from remanence.local import Task
+from remanence.types import Engine, Job, Phase
+
+STACK = 64  # most clients in one stack on a CPU
+STACK_CUDA = 256
+LIGHT = 0.005  # seconds of one step below which one thread is enough
+HEAVY = 0.25  # seconds of one step from which on a CPU computes for real: stacking cannot pay there
+STEPS = 3  # steps a client makes in a trial
+CLIENTS = 16  # clients in a trial
+
+
+class Choice(NamedTuple):
+    """Which engine, with how many threads, and why in a sentence."""
+
+    name: str
+    threads: int
+    reason: str
+
+
+def make_engine(name: str, task: Task, stack: int = 0, workers: int = 0) -> Engine:
+    """The engine of that name; 0 leaves its size to us."""
+    if name == "stacked":
+        return Stacked(task, stack or (STACK_CUDA if task.world.device.type == "cuda" else STACK))
+    if name == "processes":
+        return Processes(task, workers)
+    return Loop(task)
+
+
+def choose_engine(task: Task, job: Job, stack: int = 0, workers: int = 0, clock: Callable[[], float] = time.perf_counter) -> Choice:
+    """Measure on the job's own clients; leaves torch with the number of threads it chose."""
+    padded, threads = task.model.mixes_rows and needs_padding(task), torch.get_num_threads()
+    if task.world.device.type == "cuda":
+        if padded:
+            return Choice("loop", threads, "loop: batch norm with clients of different sizes cannot be stacked")
+        return Choice("stacked", threads, f"stacked: all clients of a round as one batched computation on {task.world.device}")
+    trial = replace(task, phases=(Phase(steps=1),))
+    first = _best_of(2, Loop(trial), _few(job, 1), clock)
+    if threads > 1 and first < LIGHT:  # threads that wait for each other cost small nets more than they gain
+        torch.set_num_threads(1)
+        threads = 1
+    cores = workers or len(os.sched_getaffinity(0))
+    can_fork = cores > 1 and len(job.clients) > 1 and "fork" in multiprocessing.get_all_start_methods()
+    if first > HEAVY:
+        name = "processes" if can_fork else "loop"
+        return Choice(name, threads, f"{name}: one step takes {first:.2f} s, so the arithmetic decides and stacking cannot pay")
+    trial, some = replace(task, phases=(Phase(steps=STEPS),)), _few(job, CLIENTS)
+    engines: list[Engine] = [Loop(trial)]
+    if not padded and len(some.clients) > 1:
+        with contextlib.suppress(InputError):  # the trial's few steps may need padding where the run itself does not
+            engines.append(Stacked(trial, stack or STACK))
+    if can_fork and task.model.has_convolutions:
+        engines.append(Processes(trial, workers))
+    times = {}
+    for engine in engines:
+        times[engine.name] = _best_of(2, engine, some, clock)
+        engine.close()
+    best = min(times, key=lambda name: times[name])
+    steps = STEPS * len(some.clients)
+    measured = ", ".join(f"{name} {1e3 * seconds / steps:.2f}" for name, seconds in times.items())
+    why = "; batch norm with clients of different sizes cannot be stacked" if padded else ""
+    return Choice(best, threads, f"{best}: milliseconds a local step of one client: {measured}{why}")
+
+
+def _few(job: Job, count: int) -> Job:
+    """The first clients of a job."""
+    from remanence import trees
+    from remanence.types import Facts, Start
+
+    some = slice(0, count)
+    start = Start(*(trees.take(tree, some) for tree in job.start)) if job.personal_start else job.start
+    return job._replace(
+        clients=job.clients[some], start=start, own=trees.take(job.own, some), facts=Facts(*(fact[some] for fact in job.facts))
+    )
+
+
+def _best_of(times: int, engine: Engine, job: Job, clock: Callable[[], float]) -> float:
+    """The shortest of several tries: the first one also warms up."""
+    best = float("inf")
+    for _ in range(times):
+        begin = clock()
+        for _ in engine.train(job):
+            pass
+        best = min(best, clock() - begin)
+    return best

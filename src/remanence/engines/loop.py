@@ -1,0 +1,110 @@
+"""One client after the other in this process, by plain autograd: the oracle every other engine must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remanence import trees
+from remanence.data.batches import Plan
+from remanence.engines import common
+from remanence.local import SplitRows, Task, begin, differentiate_plain, finish, keep_or_revert, take_step
+from remanence.trees import Params
+from remanence.types import Batch, Context, Job, Phase, Reply, Scores, Start
+
+SCORE_ROWS = 500  # rows a model sees at once when it is scored: larger chunks fall out of the cache
+
+
+class Loop:
+    """`channels_last` lays images out as convolutions on a CPU like them; it changes no result beyond rounding."""
+
+    name = "loop"
+
+    def __init__(self, task: Task, channels_last: bool = False):
+        self.task, self.channels_last = task, channels_last
+
+    def train(self, job: Job) -> Iterator[Reply]:
+        for place in range(len(job.clients)):
+            yield self.train_client(job, place)
+
+    def train_client(self, job: Job, place: int) -> Reply:
+        """The whole round of the client at this place of the cohort, as a stack of one."""
+        task, client = self.task, int(job.clients[place])
+        ctx, rows = common.make_context(task, job, place), self._rows(job, client)
+        kept, total, losses = ctx.own, 0, torch.zeros(())
+        model, own, extras = begin(task, differentiate_plain, rows, common.at(ctx, "before"))
+        ctx = ctx._replace(own=own, start=model)
+        for number, phase in enumerate(task.phases):
+            plan, old = common.plan_phase(task, job, client, number, phase), model
+            now = common.enter_phase(ctx, number, len(plan.widths))
+            model, losses = self._train_phase(model, now, phase, plan, rows)
+            total += len(plan.widths)
+            if phase.accept is not None:
+                accept = common.scoped_accept(task, phase)
+                model = keep_or_revert(task, differentiate_plain, accept, rows, old, model, common.at(now, "accept"))
+        own, extras = finish(task, differentiate_plain, rows, model, extras, kept, common.at(ctx, "after", total))
+        return common.make_reply(task, job, np.array([client]), *_stack_of_one(model, extras, own, losses.mean()))
+
+    def _train_phase(self, model: Start, ctx: Context, phase: Phase, plan: Plan, rows: SplitRows) -> tuple[Start, Tensor]:
+        """-> the trained model, the loss of every step"""
+        task, names, losses = self.task, self.task.trained_names(phase), []
+        params, buffers = trees.restrict(model.params, names), model.buffers
+        fixed = {name: value for name, value in model.params.items() if name not in params}
+        if self.channels_last:
+            params, fixed = _channels_last(params), _channels_last(fixed)
+        slots = task.optimiser.init(params)
+        for step, width in enumerate(plan.widths):
+            now = common.enter_step(ctx, step)
+            chosen = rows.train[torch.from_numpy(plan.rows[step, :width]).to(rows.train.device)]
+            x = self._lay_out(task.train.augmented(chosen, now.key))
+            batch = Batch(x, task.train.labels(chosen), torch.ones(int(width), dtype=task.world.dtype, device=x.device), chosen)
+            params, buffers, slots, loss = take_step(task, differentiate_plain, params, fixed, buffers, slots, batch, rows, now)
+            losses.append(loss)
+        whole = {**fixed, **params}
+        return Start({name: whole[name].contiguous() for name in model.params}, buffers), torch.stack(losses)
+
+    def _lay_out(self, x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
+
+    def _rows(self, job: Job, client: int) -> SplitRows:
+        holdings, device, dtype = self.task.population.at(job.time_step), self.task.world.device, self.task.world.dtype
+        train, valid = (torch.from_numpy(rows.of(client)).to(device) for rows in (holdings.train, holdings.valid))
+        return SplitRows(
+            train, torch.ones(len(train), dtype=dtype, device=device), valid, torch.ones(len(valid), dtype=dtype, device=device)
+        )
+
+    @torch.no_grad()
+    def score(self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0) -> Scores:
+        return self.score_rows(models, split, *common.rows_to_score(self.task, split, owners, time_step))
+
+    @torch.no_grad()
+    def score_rows(self, models: Start, split: str, ids: Tensor, groups: Tensor, count: int) -> Scores:
+        """Score on given rows of a split; groups: [n] below count."""
+        examples = common.examples_of(self.task, split)
+        many = len(next(iter(models.params.values())))
+        tally = common.Tally(many, count, self.task.world.classes, ids.device)
+        singles = [Start(*(trees.take(tree, number) for tree in models)) for number in range(many)]
+        if self.channels_last:
+            singles = [Start(_channels_last(model.params), model.buffers) for model in singles]
+        for part, group in zip(torch.split(ids, SCORE_ROWS), torch.split(groups, SCORE_ROWS), strict=True):
+            x, y = self._lay_out(examples.inputs(part)), examples.labels(part)
+            for number, model in enumerate(singles):
+                tally.add(number, self.task.model.judge_rows(model, x).logits, y, group)
+        return tally.scores()
+
+    def close(self) -> None:
+        pass
+
+
+def _stack_of_one(model: Start, extras: trees.Tree, own: trees.Tree, loss: Tensor) -> tuple[Start, trees.Tree, trees.Tree, Tensor]:
+    def lift(tree: trees.Tree) -> trees.Tree:
+        return trees.map(lambda x: x.unsqueeze(0), tree)
+
+    return Start(lift(model.params), lift(model.buffers)), lift(extras), lift(own), loss.unsqueeze(0)
+
+
+def _channels_last(params: Params) -> Params:
+    return {name: value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value for name, value in params.items()}

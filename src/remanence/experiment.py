@@ -1,0 +1,324 @@
+"""From a spec to the objects of a run: data, partition, model, method, task. Everything that can be wrong about an experiment is found here."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from remanence import data, expressions
+from remanence import model as models_
+from remanence.algorithms import PARTS
+from remanence.compose import Composed, check, describe, parse_method
+from remanence.config import Spec, optimizer_call
+from remanence.data.batches import place_examples
+from remanence.data.drift import Population, settle
+from remanence.data.source import Source
+from remanence.errors import InputError
+from remanence.keys import Key
+from remanence.local import Task
+from remanence.models import MODELS, default_model
+from remanence.rules import OPTIMISERS, SCHEDULES, Schedule, local_buffers
+from remanence.types import Facts, Method, Part, Phase, World
+from remanence.version import __version__
+
+SHOWN_CLIENTS = 200  # clients whose label counts are written down for the report
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment ready to run."""
+
+    spec: Spec  # with every choice but the engine's settled
+    source: Source
+    task: Task
+    schedule: Schedule
+    cohort_size: int
+    about: dict[str, Any]
+
+    def cohort(self, key: Key) -> np.ndarray:
+        """The clients of a round, without replacement. -> [k] ascending"""
+        return key.fold("cohort").choice(self.task.world.clients, self.cohort_size)
+
+    def facts(self, clients: np.ndarray, time_step: int) -> Facts:
+        """Facts of these clients at a time step. -> [k, ...]"""
+        world = self.task.world
+        counts = self.task.population.at(time_step).label_counts(clients, self.source.train.y, world.classes)
+        label_counts = torch.from_numpy(counts).to(world.device, world.dtype)
+        return Facts(size=label_counts.sum(dim=1), label_counts=label_counts)
+
+    def rule(self, round: int) -> dict[str, float]:
+        """The optimiser's numbers in a round."""
+        numbers = dict(self.task.optimiser.numbers)
+        return numbers | {"lr": numbers["lr"] * self.schedule(round, self.spec.rounds)}
+
+
+def build(spec: Spec, *, method: Method | Part | None = None, module: nn.Module | None = None, source: Source | None = None) -> Experiment:
+    """Objects given here take the place of what the spec names."""
+    composed = _compose(spec, method)
+    optimiser = expressions.construct(optimizer_call(spec), OPTIMISERS, "optimizer")
+    schedule = expressions.construct(expressions.parse_call(spec.local.schedule), SCHEDULES, "schedule")
+    device, dtype = _set_up_torch(spec)
+    if source is None:
+        source = load_data(spec)
+    key = Key(spec.seed)
+    public, population = divide(spec, source, key)
+    statistics = _statistics(source) if spec.data.normalise else None
+    train = place_examples(source.train.x, source.train.y, statistics, device=device, dtype=dtype, augment=spec.data.augment)
+    test = place_examples(source.test.x, source.test.y, statistics, device=device, dtype=dtype)
+    classes, shape = len(source.classes), source.shape
+    model_name = spec.model or default_model(source.kind, source.name, shape)
+    if module is None:
+        module = models_.initialise(lambda: build_module(model_name, shape, classes), key.fold("model"))
+    _check_vocabulary(module, source)
+    model = models_.wrap(
+        module,
+        train.inputs(torch.arange(2, device=device)),
+        classes,
+        dtype=dtype,
+        device=device,
+        freeze_buffers=spec.local.buffers == "frozen",
+        autocast=torch.bfloat16 if spec.precision == "bf16" else None,
+    )
+    world = World(
+        clients=population.clients,
+        classes=classes,
+        capacity=population.capacity,
+        examples=len(source.train),
+        dtype=dtype,
+        device=device,
+        head=model.head,
+        layers=model.layers,
+        norms=model.norms,
+        buffers=tuple(model.initial.buffers),
+        public=len(public),
+    )
+    phase = Phase(epochs=spec.local.epochs, steps=spec.local.steps)
+    phases = composed.one("phases")
+    task = Task(
+        model=model,
+        method=composed,
+        optimiser=composed.optimiser() or optimiser,
+        world=world,
+        phases=(phase,) if phases is None else phases(phase),
+        batch=spec.local.batch,
+        drop_last=spec.local.drop_last,
+        train=train,
+        test=test,
+        public=torch.from_numpy(public),
+        population=population,
+        average_buffers=spec.local.buffers == "average",
+    )
+    _check_task(task)
+    size = _cohort_size(spec, population.clients)
+    settled = _settle(spec, model_name, population.clients, device)
+    return Experiment(settled, source, task, schedule, size, _describe(settled, source, task))
+
+
+@functools.lru_cache(maxsize=2)
+def _statistics(source: Source) -> tuple[np.ndarray, np.ndarray] | None:
+    """Once a source, not once a run: a comparison uses the same data many times."""
+    return source.statistics()
+
+
+def check_names(spec: Spec, method: Method | Part | None = None) -> None:
+    """What can be checked without data: for the cells of a comparison, before the first one starts."""
+    _compose(spec, method)
+    expressions.construct(optimizer_call(spec), OPTIMISERS, "optimizer")
+    expressions.construct(expressions.parse_call(spec.local.schedule), SCHEDULES, "schedule")
+    expressions.construct(expressions.parse_call(spec.data.partition), data.PARTITIONS, "partition")
+
+
+def _compose(spec: Spec, method: Method | Part | None) -> Composed:
+    if isinstance(method, Part):
+        method = Method((method,))
+    made = parse_method(spec.method, PARTS) if method is None else check(method)
+    if spec.local.buffers == "local":
+        made = made + local_buffers()
+    for p in made.parts:
+        if p.needs_public and spec.data.public == 0:
+            raise InputError(f"{p.name} trains at the server and needs a public set: add --public 1000 (data.public=1000)")
+    return Composed(made)
+
+
+def load_data(spec: Spec) -> Source:
+    """Read the data the spec names: a source with options, an .npz file or a folder of images."""
+    return _load(spec.data.name, spec.data.dir or os.environ.get("REMANENCE_DATA", ""))
+
+
+@functools.lru_cache(maxsize=1)
+def _load(name: str, directory: str) -> Source:
+    """The last source stays in memory: a comparison uses it in every run."""
+    root = Path(directory) if directory else None
+    if "(" not in name and name.endswith(".npz"):
+        call = expressions.Call("npz", {"path": name})
+    elif "(" not in name and name not in data.SOURCES and Path(name).is_dir():
+        call = expressions.Call("folder", {"path": str(Path(name).resolve())})
+    else:
+        call = expressions.parse_call(name)
+    return data.load_source(call.name, call.arguments, root)
+
+
+def divide(spec: Spec, source: Source, key: Key) -> tuple[np.ndarray, Population]:
+    """Public rows of the server, and who holds the rest."""
+    labels, groups = source.train.y, source.train.groups
+    rows = np.arange(len(labels))
+    public = np.empty(0, dtype=np.int64)
+    if spec.data.public:
+        public, rows = data.hold_out(rows, labels, spec.data.public, key.fold("public"))
+    call = expressions.parse_call(spec.data.partition)
+    partition = expressions.construct(call, data.PARTITIONS, "partition")
+    count = spec.clients.count if spec.clients.count is not None or call.name in ("by_group", "label_clusters") else 10
+    parts = partition(labels[rows], None if groups is None else groups[rows], count, len(source.classes), key.fold("partition"))
+    return public, settle([rows[part] for part in parts], labels, float(spec.data.validation), key)
+
+
+def build_module(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A network of ours by name, or the user's by import path (`package.module:Class(width=3)`)."""
+    call = expressions.parse_call(name)
+    if ":" not in call.name:
+        built: nn.Module = expressions.construct(call, MODELS, "model", shape, classes)
+        return built
+    maker = _import(call.name)
+    accepted = inspect.signature(maker).parameters
+    known = {name: value for name, value in {"shape": shape, "classes": classes}.items() if name in accepted}
+    try:
+        return maker(**known | dict(call.arguments))  # type: ignore[no-any-return]
+    except TypeError as error:
+        raise InputError(f"model {call.name} cannot be built: {error}") from error
+
+
+def _import(path: str) -> Callable[..., Any]:
+    module_name, _, attribute = path.partition(":")
+    here = os.getcwd()
+    if here not in sys.path:  # a user's own file beside the experiment, as `python -m` would find it
+        sys.path.insert(0, here)
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except ImportError as error:
+        raise InputError(f"model {path}: cannot import {module_name} ({error}); the path is package.module:Class") from error
+    except AttributeError:
+        raise InputError(f"model {path}: {module_name} has no {attribute}") from None
+    if not callable(found):
+        raise InputError(f"model {path}: {attribute} is not a class or function that makes a network")
+    return found  # type: ignore[no-any-return]
+
+
+def _set_up_torch(spec: Spec) -> tuple[torch.device, torch.dtype]:
+    name = spec.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"unknown device {name!r}: use cpu, cuda, cuda:0 or auto") from None
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"device {name!r} is not supported: use cpu or cuda")
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        raise InputError(
+            f"device {name!r} was asked for, but torch sees no such CUDA device here: use --device cpu, or install a CUDA build of torch"
+        )
+    if spec.precision == "tf32" and device.type != "cuda":
+        raise InputError("precision tf32 exists on CUDA devices only: use fp32")
+    if spec.precision == "bf16" and device.type != "cuda":
+        raise InputError("precision bf16 is for CUDA devices: use fp32 on the CPU")
+    if spec.threads:
+        torch.set_num_threads(spec.threads)
+    tf32 = spec.precision in ("tf32", "bf16")
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    if device.type == "cuda" and spec.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(spec.deterministic)
+    return device, torch.float64 if spec.precision == "fp64" else torch.float32
+
+
+def _check_vocabulary(module: nn.Module, source: Source) -> None:
+    vocabulary = getattr(module, "vocabulary", None)
+    if source.kind == "tokens" and isinstance(vocabulary, int):
+        largest = int(max(source.train.x.max(), source.test.x.max()))
+        if largest >= vocabulary:
+            raise InputError(f"the data hold token {largest}, but the model knows {vocabulary} tokens: use text(vocabulary={largest + 1})")
+
+
+def _check_task(task: Task) -> None:
+    if not all(task.trained_names(phase) for phase in task.phases):
+        raise InputError(f"method {describe(task.method.method)} leaves nothing to train: every parameter of the model is frozen")
+    if task.model.mixes_rows and _has_batch_of_one(task):
+        one = task.train.inputs(torch.zeros(1, dtype=torch.int64, device=task.world.device))
+        try:
+            task.model.apply(*task.model.initial, one, torch.zeros((), dtype=torch.int64, device=one.device))
+        except ValueError as error:
+            raise InputError(
+                f"some client has a batch of a single example, on which batch norm cannot train ({error}):"
+                " change local.batch, set local.drop_last=true, or use a model with group norm"
+            ) from None
+
+
+def _has_batch_of_one(task: Task) -> bool:
+    for holdings in task.population.steps:
+        for size in np.unique(holdings.train.sizes):
+            batch = min(task.batch, int(size))
+            if batch == 1 or (size % batch == 1 and not task.drop_last):
+                return True
+    return False
+
+
+def _cohort_size(spec: Spec, clients: int) -> int:
+    sample = spec.clients.sample
+    if sample is None:
+        return clients
+    size = max(1, round(sample * clients)) if isinstance(sample, float) else sample
+    if size > clients:
+        raise InputError(f"clients.sample={size} is more than the {clients} clients there are")
+    if spec.round.min_replies > size:
+        raise InputError(f"round.min_replies={spec.round.min_replies} can never be reached: a round asks {size} clients")
+    return size
+
+
+def _settle(spec: Spec, model_name: str, clients: int, device: torch.device) -> Spec:
+    """Write every default into the spec that depends on where it runs, so that a resumed run uses the same."""
+    directory = spec.data.dir or os.environ.get("REMANENCE_DATA", "")
+    return spec.model_copy(
+        update={
+            "model": model_name,
+            "threads": spec.threads or torch.get_num_threads(),
+            "device": str(device),
+            "clients": spec.clients.model_copy(update={"count": clients}),
+            "data": spec.data.model_copy(update={"dir": str(Path(directory).resolve()) if directory else ""}),
+        }
+    )
+
+
+def _describe(spec: Spec, source: Source, task: Task) -> dict[str, Any]:
+    some = np.arange(min(task.world.clients, SHOWN_CLIENTS))
+    label_counts = task.population.at(0).label_counts(some, source.train.y, task.world.classes)
+    shape = "x".join(str(side) for side in source.shape)
+    sizes = f"{len(source.train)} training and {len(source.test)} test examples of shape {shape}, {len(source.classes)} classes"
+    return {
+        "remanence": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "data": f"{source.name}: {sizes}. {source.note}".strip(),
+        "class_names": list(source.classes),
+        "clients": task.world.clients,
+        "parameters": sum(p.numel() for p in task.model.initial.params.values()),
+        "shape": list(source.shape),
+        "kind": source.kind,
+        "mean": [] if task.train.mean is None else task.train.mean.double().flatten().tolist(),
+        "std": [] if task.train.std is None else task.train.std.double().flatten().tolist(),
+        "label_counts": [" ".join(map(str, row)) for row in label_counts.tolist()],
+    }

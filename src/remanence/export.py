@@ -1,0 +1,122 @@
+"""A trained model leaves the house: as an nn.Module, as files, as numbers on other data."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from remanence.checkpoint import Vault, fingerprint
+from remanence.data.source import Source
+from remanence.errors import InputError
+from remanence.experiment import build_module, load_data
+from remanence.metrics.accuracy import summarise
+from remanence.results import CHECKPOINTS, Run
+
+FORMATS = ("safetensors", "torchscript", "onnx")
+
+
+def load_model(run: Run, module: nn.Module | None = None) -> nn.Module:
+    """The global model of the newest checkpoint, in evaluation mode on the CPU; it expects normalised inputs."""
+    if module is None and "model" in run.about.get("objects", []):
+        raise InputError(f"{run.folder} was trained with a model object: load it with rem.load(DIR).model(module=...)")
+    if module is None:
+        module = build_module(run.spec.model, tuple(run.about["shape"]), len(run.about["class_names"]))
+    state = Vault(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(torch.device("cpu"), lambda text: warnings.warn(text, stacklevel=4))
+    if state is None:
+        raise InputError(f"{run.folder} has no checkpoint yet: let it run for some rounds first")
+    values = {**state.server.model.params, **state.server.model.buffers}
+    module = module.to(next(iter(state.server.model.params.values())).dtype)
+    module.load_state_dict(values, strict=False)
+    return module.eval()
+
+
+def normaliser(run: Run, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Mean and deviation of the training data, in raw units, shaped for one example; None where inputs are used as they are."""
+    if not run.about["mean"]:
+        return None
+    shape = (-1, *(1,) * (len(run.about["shape"]) - 1))
+    return torch.tensor(run.about["mean"], dtype=dtype).reshape(shape), torch.tensor(run.about["std"], dtype=dtype).reshape(shape)
+
+
+@torch.no_grad()
+def evaluate(run: Run, source: Source | None = None, module: nn.Module | None = None) -> dict[str, Any]:
+    """The run's model on a test set: its own, or another with the same classes; inputs are normalised as in training."""
+    if source is None:
+        source = load_data(run.spec)
+    if list(source.shape) != run.about["shape"] or len(source.classes) != len(run.about["class_names"]):
+        raise InputError(
+            f"the model of {run.folder} was trained on examples of shape {run.about['shape']} with {len(run.about['class_names'])} classes,"
+            f" but {source.name} has shape {list(source.shape)} and {len(source.classes)} classes: evaluate on data of the same kind"
+        )
+    model = load_model(run, module)
+    dtype = next(model.parameters()).dtype
+    scaling = normaliser(run, dtype)
+    classes, loss = len(source.classes), 0.0
+    confusion = np.zeros((classes, classes), dtype=np.int64)
+    for first in range(0, len(source.test), 500):
+        x = torch.from_numpy(np.array(source.test.x[first : first + 500]))
+        y = torch.from_numpy(np.array(source.test.y[first : first + 500]))
+        x = (x.to(dtype) - scaling[0]) / scaling[1] if scaling else (x if x.dtype == torch.int64 else x.to(dtype))
+        logits = model(x)
+        loss += float(cross_entropy(logits, y, reduction="sum"))
+        np.add.at(confusion, (y.numpy(), logits.argmax(dim=1).numpy()), 1)
+    evaluated = f"global model after round {run.metrics[-1]['round']} on the {len(source.test)} test examples of {source.name}"
+    return {"evaluated": evaluated, **summarise(confusion, loss)}
+
+
+def export(run: Run, out: Path, kind: str = "safetensors", module: nn.Module | None = None) -> list[Path]:
+    """Write the model, and beside it a JSON file with what a user of it must know."""
+    if kind not in FORMATS:
+        raise InputError(f"unknown format {kind!r}: known: {', '.join(FORMATS)}")
+    model = load_model(run, module)
+    out.mkdir(parents=True, exist_ok=True)
+    suffix = {"safetensors": "safetensors", "torchscript": "pt", "onnx": "onnx"}[kind]
+    path = out / f"model.{suffix}"
+    about = {name: run.about[name] for name in ("class_names", "shape", "mean", "std", "remanence", "parameters")}
+    about |= {
+        "model": run.spec.model,
+        "method": run.spec.method,
+        "inputs": "(raw - mean) / std, a channel or column at a time; raw pixels are 0 to 255",
+    }
+    dtype = next(model.parameters()).dtype
+    example = torch.zeros(2, *run.about["shape"], dtype=torch.int64 if run.about["kind"] == "tokens" else dtype)
+    try:
+        if kind == "safetensors":
+            save_file({name: value.contiguous().clone() for name, value in model.state_dict().items()}, path)
+        elif kind == "torchscript":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                traced = torch.jit.trace(model, example)  # type: ignore[no-untyped-call]
+                torch.jit.save(traced, str(path))
+        else:
+            _export_onnx(model, example, path)
+    except InputError:
+        raise
+    except Exception as error:
+        path.unlink(missing_ok=True)
+        raise InputError(
+            f"this model cannot be written as {kind} ({type(error).__name__}: {str(error).splitlines()[0]}): use safetensors"
+        ) from error
+    described = out / "model.json"
+    described.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    return [path, described]
+
+
+def _export_onnx(model: nn.Module, example: torch.Tensor, path: Path) -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise InputError("writing ONNX needs two more packages: pip install 'remanence[onnx]'") from None
+    batch = torch.export.Dim("batch")
+    torch.onnx.export(
+        model, (example,), str(path), dynamo=True, dynamic_shapes=({0: batch},), input_names=["x"], output_names=["logits"], verbose=False
+    )

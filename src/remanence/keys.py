@@ -1,0 +1,134 @@
+"""Randomness as a function: a key is a number, and the same key always gives the same draw.
+
+Nothing here has state, so there is nothing to save: a run resumes exactly, and a client draws the same numbers on every engine, in any order of clients
+and in any stack. `Key` works on the host with Python integers; the functions below it work on int64 tensors, also inside `torch.vmap`, and give the very
+same bits. The hash is the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX1 = 0xBF58476D1CE4E5B9
+_MIX2 = 0x94D049BB133111EB
+
+
+def _signed(value: int) -> int:
+    """The int64 with the same 64 bits: torch has no arithmetic on uint64."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _hash(value: int) -> int:
+    value = (value + _GOLDEN) & _MASK
+    value = ((value ^ (value >> 30)) * _MIX1) & _MASK
+    value = ((value ^ (value >> 27)) * _MIX2) & _MASK
+    return value ^ (value >> 31)
+
+
+def _number(part: int | str) -> int:
+    if isinstance(part, str):
+        return int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "little")
+    return int(part) & _MASK
+
+
+@dataclass(frozen=True)
+class Key:
+    """A point in the tree of random numbers.
+
+    >>> Key(0).fold("round", 3) == Key(0).fold("round").fold(3)
+    True
+    >>> sorted(Key(7).permutation(5).tolist())
+    [0, 1, 2, 3, 4]
+    """
+
+    value: int
+
+    def fold(self, *parts: int | str) -> Key:
+        """The key below this one along a path of numbers and names."""
+        value = self.value & _MASK
+        for part in parts:
+            value = _hash(value ^ _hash(_number(part)))
+        return Key(value)
+
+    def bits(self, count: int) -> np.ndarray:
+        """`count` independent 64-bit words, the same as the tensor function `bits` gives."""
+        with np.errstate(over="ignore"):
+            words = np.uint64(self.value & _MASK) ^ _hash_array(np.arange(count, dtype=np.uint64))
+            return _hash_array(words)
+
+    def permutation(self, count: int) -> np.ndarray:
+        """A random order of 0 .. count-1."""
+        return np.argsort(self.bits(count), kind="stable")
+
+    def choice(self, count: int, size: int) -> np.ndarray:
+        """`size` different numbers below `count`, in ascending order."""
+        return np.sort(self.permutation(count)[:size])
+
+    def uniform(self, count: int) -> np.ndarray:
+        """`count` float64 numbers in [0, 1), multiples of 2**-24, exact in float32 too."""
+        return (self.bits(count) >> np.uint64(40)).astype(np.float64) * 2.0**-24
+
+    def generator(self) -> np.random.Generator:
+        """A numpy generator for distributions that only numpy has (gamma, multinomial)."""
+        return np.random.Generator(np.random.Philox(key=np.array([self.value & _MASK, 0], dtype=np.uint64)))
+
+    def tensor(self) -> Tensor:
+        """This key for use on a device: an int64 scalar."""
+        return torch.tensor(_signed(self.value & _MASK), dtype=torch.int64)
+
+
+def _hash_array(values: np.ndarray) -> np.ndarray:
+    mixed: np.ndarray
+    with np.errstate(over="ignore"):
+        values = values + np.uint64(_GOLDEN)
+        values = (values ^ (values >> np.uint64(30))) * np.uint64(_MIX1)
+        values = (values ^ (values >> np.uint64(27))) * np.uint64(_MIX2)
+        mixed = values ^ (values >> np.uint64(31))
+    return mixed
+
+
+def _shift(values: Tensor, count: int) -> Tensor:
+    """Logical right shift: torch shifts signed numbers arithmetically."""
+    return (values >> count) & ((1 << (64 - count)) - 1)
+
+
+def _hash_tensor(values: Tensor) -> Tensor:
+    values = values + _signed(_GOLDEN)
+    values = (values ^ _shift(values, 30)) * _signed(_MIX1)
+    values = (values ^ _shift(values, 27)) * _signed(_MIX2)
+    return values ^ _shift(values, 31)
+
+
+def fold_in(key: Tensor, part: int | str | Tensor) -> Tensor:
+    """`Key.fold` for tensors; `part` may be a tensor of any shape that broadcasts with the key."""
+    if isinstance(part, Tensor):
+        return _hash_tensor(key ^ _hash_tensor(part.to(torch.int64)))
+    return _hash_tensor(key ^ _signed(_hash(_number(part))))
+
+
+def bits(key: Tensor, shape: Sequence[int]) -> Tensor:
+    """Independent 64-bit words of the given shape below a scalar key."""
+    count = math.prod(shape)
+    words = key ^ _hash_tensor(torch.arange(count, dtype=torch.int64, device=key.device))
+    return _hash_tensor(words).reshape(tuple(shape))
+
+
+def uniform(key: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Numbers in [0, 1), multiples of 2**-24: the same in every precision from float32 up."""
+    return _shift(bits(key, shape), 40).to(dtype) * 2.0**-24
+
+
+def normal(key: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Standard normal numbers (Box and Muller)."""
+    radius = uniform(fold_in(key, "radius"), shape, torch.float64)
+    angle = uniform(fold_in(key, "angle"), shape, torch.float64)
+    return (torch.sqrt(-2.0 * torch.log1p(-radius)) * torch.cos(2.0 * math.pi * angle)).to(dtype)

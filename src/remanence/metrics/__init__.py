@@ -1,0 +1,1 @@
+"""Counts first, measures later: the ledger, and pure functions of it."""

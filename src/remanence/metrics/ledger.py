@@ -1,0 +1,117 @@
+"""The ledger: how many examples of each class each model got right, at every moment of a round.
+
+A file of fixed-width records behind one line of JSON: compact, append-only, readable by numpy without this package. A record that a crash cut short is
+recognised by the length of the file and ignored. Every forgetting measure is a function of these records.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from remanence.errors import InputError
+
+MOMENTS = ("before_drift", "before", "local", "merged", "refined")
+SPLITS = ("test", "valid", "train", "public")
+GLOBAL = -1  # in the column `model`: the global model
+ALL = -1  # in the column `owner`: rows of everybody
+FORMAT = 1
+
+
+def record_type(classes: int) -> np.dtype:
+    """One record: a model at a moment on somebody's rows."""
+    return np.dtype(
+        [
+            ("round", "<i4"),
+            ("time_step", "<i4"),
+            ("moment", "u1"),  # index into MOMENTS
+            ("split", "u1"),  # index into SPLITS
+            ("model", "<i4"),  # a client's number, or GLOBAL
+            ("owner", "<i4"),  # whose rows: a client's number, or ALL
+            ("weight", "<f8"),  # the model's share in the aggregation; 0 for the global model
+            ("loss", "<f8"),  # summed cross-entropy
+            ("correct", "<i4", (classes,)),
+            ("total", "<i4", (classes,)),
+            ("predicted", "<i4", (classes,)),
+        ]
+    )
+
+
+def make_record(classes: int, confusion: np.ndarray, **columns: Any) -> np.ndarray:
+    """A record from a confusion matrix [C, C]; columns by name, moment and split in words."""
+    record = np.zeros(1, dtype=record_type(classes))
+    record["correct"], record["total"], record["predicted"] = np.diagonal(confusion), confusion.sum(axis=1), confusion.sum(axis=0)
+    record["moment"], record["split"] = MOMENTS.index(columns.pop("moment")), SPLITS.index(columns.pop("split"))
+    for name, value in columns.items():
+        record[name] = value
+    return record
+
+
+def header(class_names: Sequence[str]) -> bytes:
+    """The first line of a ledger."""
+    about = {"format": FORMAT, "class_names": list(class_names), "moments": MOMENTS, "splits": SPLITS}
+    return json.dumps(about).encode() + b"\n"
+
+
+class Ledger:
+    """A ledger read into memory: one numpy array of records, and views of it."""
+
+    def __init__(self, records: np.ndarray, class_names: Sequence[str]):
+        self.records, self.class_names = records, tuple(class_names)
+
+    @classmethod
+    def read(cls, path: Path) -> Ledger:
+        try:
+            with path.open("rb") as file:
+                about = json.loads(file.readline(10_000_000))
+                if about["format"] != FORMAT:
+                    raise InputError(f"{path} was written by another version (format {about['format']}, this one reads {FORMAT})")
+                names = [str(name) for name in about["class_names"]]
+                kind = record_type(len(names))
+                raw = file.read()
+        except FileNotFoundError:
+            raise InputError(f"no ledger at {path}: the run recorded none, or this is not a run folder") from None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{path} is not a ledger: its first line cannot be read") from None
+        whole = len(raw) // kind.itemsize * kind.itemsize
+        return cls(np.frombuffer(raw[:whole], dtype=kind), names)
+
+    def select(self, *, moment: str | None = None, split: str | None = None, model: int | None = None) -> np.ndarray:
+        """The records at a moment, on a split, of a model."""
+        keep = np.ones(len(self.records), dtype=bool)
+        if moment is not None:
+            keep &= self.records["moment"] == MOMENTS.index(moment)
+        if split is not None:
+            keep &= self.records["split"] == SPLITS.index(split)
+        if model is not None:
+            keep &= self.records["model"] == model
+        return np.asarray(self.records[keep])
+
+    def per_class(self, *, moment: str = "merged", split: str = "test") -> tuple[np.ndarray, np.ndarray]:
+        """The global model's accuracy per class over rounds. -> rounds [T], accuracy [T, C] with NaN where there are no examples"""
+        records = self.select(moment=moment, split=split, model=GLOBAL)
+        with np.errstate(invalid="ignore"):
+            return records["round"], records["correct"] / np.where(records["total"] > 0, records["total"], np.nan)
+
+    def to_pandas(self) -> Any:
+        """One row for every record and class."""
+        try:
+            import pandas
+        except ImportError:
+            raise InputError("to_pandas needs pandas: pip install 'remanence[parquet]'") from None
+        classes = len(self.class_names)
+        flat = {name: np.repeat(self.records[name], classes) for name in ("round", "time_step", "model", "owner", "weight", "loss")}
+        words = {
+            "moment": np.repeat(np.array(MOMENTS)[self.records["moment"]], classes),
+            "split": np.repeat(np.array(SPLITS)[self.records["split"]], classes),
+            "class": np.tile(np.arange(classes), len(self.records)),
+            "class_name": np.tile(np.array(self.class_names), len(self.records)),
+        }
+        counts = {name: self.records[name].reshape(-1) for name in ("correct", "total", "predicted")}
+        return pandas.DataFrame(flat | words | counts)

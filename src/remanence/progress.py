@@ -1,0 +1,120 @@
+"""What a person sees while a run goes on: a bar in a terminal, plain lines elsewhere, nothing where quiet was asked for."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Protocol
+
+
+class Progress(Protocol):
+    """Told what happens; never asked."""
+
+    def start(self, title: str, done: int, total: int) -> None: ...
+    def round(self, line: dict[str, Any]) -> None: ...
+    def say(self, text: str) -> None: ...
+    def finish(self) -> None: ...
+
+
+class Silent:
+    """For programs and for --quiet."""
+
+    def start(self, title: str, done: int, total: int) -> None: ...
+    def round(self, line: dict[str, Any]) -> None: ...
+    def say(self, text: str) -> None: ...
+    def finish(self) -> None: ...
+
+
+class Lines:
+    """Where there is no terminal: about twenty lines a run, whatever its length, each complete in itself."""
+
+    def __init__(self) -> None:
+        self.title, self.total, self.begin, self.first, self.shown = "", 0, 0.0, 0, -1
+
+    def start(self, title: str, done: int, total: int) -> None:
+        self.title, self.total, self.begin, self.first, self.shown = title, total, time.monotonic(), done, -1
+
+    def round(self, line: dict[str, Any]) -> None:
+        number = line["round"]
+        twentieth = number * 20 // self.total
+        if twentieth == self.shown and number != self.total and not line["refused"]:
+            return
+        self.shown = twentieth
+        left = (time.monotonic() - self.begin) / max(1, number - self.first) * (self.total - number)
+        self.say(f"{self.title}: round {number}/{self.total}{describe(line)}, {duration(left)} left")
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def finish(self) -> None: ...
+
+
+class Bar:
+    """A bar in the terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self.console = Console(stderr=True)
+        self.bar: Any = None
+        self.task: Any = None
+
+    def start(self, title: str, done: int, total: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}", markup=False),
+            TimeRemainingColumn(),
+        )
+        self.bar = RichProgress(*columns, console=self.console)
+        self.task = self.bar.add_task(title, total=total, completed=done, state="")
+        self.bar.start()
+
+    def round(self, line: dict[str, Any]) -> None:
+        changes = {"state": describe(line).removeprefix(", ")} if line["accuracy"] is not None else {}
+        self.bar.update(self.task, completed=line["round"], **changes)
+        for refusal in line["refused"]:
+            self.say(f"round {line['round']}: client {refusal['client']} refused ({refusal['code']}): {refusal['reason']}")
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False)
+
+    def finish(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+
+def make_progress(quiet: bool) -> Progress:
+    if quiet:
+        return Silent()
+    return Bar() if sys.stderr.isatty() else Lines()
+
+
+def describe(line: dict[str, Any]) -> str:
+    """The end of a progress line.
+
+    >>> describe({"accuracy": 0.912, "refused": [], "abandoned": False})
+    ', accuracy 91.2%'
+    """
+    text = "" if line["accuracy"] is None else f", accuracy {100 * line['accuracy']:.1f}%"
+    if line["refused"]:
+        who = ", ".join(f"client {refusal['client']} ({refusal['code']})" for refusal in line["refused"][:3])
+        text += f", refused: {who}" + (f" and {len(line['refused']) - 3} more" if len(line["refused"]) > 3 else "")
+    return text + (", round abandoned" if line["abandoned"] else "")
+
+
+def duration(seconds: float) -> str:
+    """A time in words.
+
+    >>> duration(0.4), duration(75), duration(7400)
+    ('1 s', '1 min 15 s', '2 h 3 min')
+    """
+    whole = max(1, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"

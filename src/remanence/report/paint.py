@@ -1,0 +1,150 @@
+"""How every figure looks: colours that colour-blind readers can tell apart, quiet axes, names that stay text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+# Okabe and Ito's palette without black and yellow, which vanish on dark and on white paper. Where colours repeat, dashes and symbols differ.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+# Paul Tol's "muted" scheme: ten areas side by side, where a line palette would run out.
+CLASS_PALETTE = ("#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499", "#BBBBBB")
+DASHES = ("solid", "dash", "dot", "dashdot")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
+MAP = "Cividis"
+LONGEST_NAME = 48  # characters of a name in a figure
+INK, RULE = "#2b2b2b", "#d9d9d9"  # for white paper; the page brings its own for the dark
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure with what belongs to it."""
+
+    name: str  # its id in the page, and its file name
+    title: str
+    figure: Any  # plotly's Figure
+    reading: str  # how to read it, in a sentence
+    alt: str  # what it shows, for those who cannot see it
+
+
+def shorten(name: object, longest: int = LONGEST_NAME) -> str:
+    """A name on one line, cut where it is long."""
+    text = " ".join(str(name).split())
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def as_text(name: object) -> str:
+    """A name that plotly, which reads a little HTML in every text, shows as it is.
+
+    >>> as_text("<b>cat</b> & dog")
+    '&lt;b&gt;cat&lt;/b&gt; &amp; dog'
+    """
+    return shorten(name).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def name_classes(names: Sequence[object], count: int) -> list[str]:
+    """A name for each class, all different: an axis would merge equal ones.
+
+    >>> name_classes(["cat", "cat"], 3)
+    ['cat (0)', 'cat (1)', 'class 2']
+    """
+    texts = [shorten(names[place] if place < len(names) else f"class {place}", 24) for place in range(count)]
+    often = Counter(texts)
+    return [f"{text} ({place})" if often[text] > 1 else text for place, text in enumerate(texts)]
+
+
+def line_style(place: int) -> dict[str, Any]:
+    return {"color": PALETTE[place % len(PALETTE)], "dash": DASHES[place // len(PALETTE) % len(DASHES)], "width": 2}
+
+
+def marker_style(place: int) -> dict[str, Any]:
+    return {"color": PALETTE[place % len(PALETTE)], "symbol": SYMBOLS[place % len(SYMBOLS)], "size": 8}
+
+
+def fade(colour: str, opacity: float) -> str:
+    """
+    >>> fade("#0072B2", 0.2)
+    'rgba(0, 114, 178, 0.2)'
+    """
+    red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
+    return f"rgba({red}, {green}, {blue}, {opacity})"
+
+
+def class_colours(count: int) -> list[str]:
+    """A colour for each class. Beyond ten: steps of viridis, taken in two strides so that neighbours differ."""
+    if count <= len(CLASS_PALETTE):
+        return list(CLASS_PALETTE[:count])
+    from plotly.colors import sample_colorscale
+
+    half = (count + 1) // 2
+    steps = [place // 2 + (half if place % 2 else 0) for place in range(count)]
+    return [str(colour) for colour in sample_colorscale("Viridis", [step / (count - 1) for step in steps])]
+
+
+def axis(title: str = "", **more: Any) -> dict[str, Any]:
+    """An axis with thin lines; `more` wins."""
+    quiet = {
+        "title": {"text": title, "standoff": 6, "font": {"size": 13}},
+        "gridcolor": RULE,
+        "linecolor": RULE,
+        "zerolinecolor": RULE,
+        "automargin": True,
+        "fixedrange": False,
+    }
+    return quiet | more
+
+
+def round_axis(rounds: Sequence[int], **more: Any) -> dict[str, Any]:
+    """An axis of whole rounds."""
+    few = {"dtick": 1} if max(rounds) - min(rounds) <= 10 else {}
+    return axis("round", showgrid=False, **few | more)
+
+
+def share_axis(title: str, **more: Any) -> dict[str, Any]:
+    """An axis in per cent."""
+    return axis(title, tickformat=".3~p", rangemode="tozero", **more)
+
+
+def layout(height: int, legend: Sequence[str] = (), **more: Any) -> dict[str, Any]:
+    """A whole layout: legend on top, transparent ground. `meta` tells the page how to fit it to a screen."""
+    meta = {"height": height, "legend": len(legend), "longest": max((len(name) for name in legend), default=0)}
+    return {
+        "template": {},  # plotly's own would add seven kilobytes to every figure
+        "height": height,
+        "margin": {"l": 8, "r": 12, "t": 12, "b": 8},
+        "font": {
+            "family": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'Liberation Sans', sans-serif",
+            "size": 13,
+            "color": INK,
+        },
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "showlegend": len(legend) > 1,
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
+        "hoverlabel": {"align": "left", "namelength": -1},
+        "meta": meta | more.pop("meta", {}),
+    } | more
+
+
+def class_axis(count: int, **more: Any) -> dict[str, Any]:
+    """An axis of classes from top to bottom, each with its name where there is room."""
+    room = {"dtick": 1} if count <= 25 else {}
+    return axis(type="category", autorange="reversed", showgrid=False, ticks="", **room | more)
+
+
+def share_colours(highest: float = 1.0) -> dict[str, Any]:
+    """The colour scale of a map of shares from 0, with its bar on top. It has no title: plotly prints one across the bar of a low figure."""
+    place = {"orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "y": 1, "yanchor": "top", "xpad": 0, "ypad": 0}
+    look = {"len": 200, "lenmode": "pixels", "thickness": 10, "outlinewidth": 0, "tickformat": ".3~p", "nticks": 5}
+    return {"colorscale": MAP, "cmin": 0, "cmax": highest, "colorbar": place | look}
+
+
+def rounded(values: Any, digits: int = 4) -> Any:
+    """Plain lists with few digits, None for what is not there: small in the page, and exact enough for a picture."""
+    if isinstance(values, np.ndarray | list | tuple):
+        return [rounded(value, digits) for value in values]
+    return None if values is None or np.isnan(values) else round(float(values), digits)

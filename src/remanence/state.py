@@ -1,0 +1,50 @@
+"""Everything that must survive a round, as one immutable value: a run can stop between any two instructions and still know where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from remanence import trees
+from remanence.local import PERSONAL, Task
+from remanence.server import Server
+from remanence.trees import Tree
+from remanence.types import Facts, Reply
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Where a run stands after `round` rounds."""
+
+    round: int
+    time_step: int
+    server: Server
+    own: Mapping[int, Tree]  # by client, then by part; only clients that took part have any
+    committed: Mapping[str, int] = field(default_factory=dict)  # lengths of the append-only files that belong to this state
+
+
+def gather_own(state: RunState, task: Task, clients: np.ndarray, facts: Facts) -> Tree:
+    """What these clients keep, as a stack on the device; a newcomer's first value comes from its parts."""
+    if not task.keeps_own:
+        return {}
+    rows = []
+    for place, client in enumerate(clients):
+        kept = state.own.get(int(client))
+        if kept is None:
+            mine = Facts(*(fact[place] for fact in facts))
+            kept = {p.name: p.own(state.server.model, mine, task.world) for p in task.method.parts if p.own is not None}
+            kept[PERSONAL] = task.personal_part(state.server.model)
+        flat = trees.flatten(kept)  # empty branches vanish, as they do in a checkpoint
+        rows.append(trees.to(trees.unflatten(flat), task.world.device))
+    return trees.stack(rows)
+
+
+def commit_own(own: Mapping[int, Tree], replies: Reply) -> Mapping[int, Tree]:
+    """The store with what these clients now keep, on the host; the old store is left as it is."""
+    if not replies.own:
+        return own
+    on_host = trees.to(replies.own, "cpu")
+    changed = {int(client): trees.clone(trees.take(on_host, place)) for place, client in enumerate(replies.client)}
+    return {**own, **changed}

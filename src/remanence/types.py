@@ -1,0 +1,308 @@
+"""The central types, and nothing else.
+
+A method is made of parts; a part is a named set of pure functions and numbers, one field a slot. Client-side functions are written for ONE client, with
+tensors that have no client axis: an engine runs them client by client or maps them over a stack, and they cannot tell. Shapes: B rows in a batch, C
+classes, K clients in the experiment, k clients in a cohort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remanence import trees
+from remanence.keys import Key
+from remanence.trees import Params, Tree
+
+# ---------------------------------------------------------------------------------------------------------------- what a client sees
+
+
+class Batch(NamedTuple):
+    """Rows of a client's data. Padding repeats a real row and has weight 0, so that no gradient is ever NaN."""
+
+    x: Tensor  # [B, ...]
+    y: Tensor  # [B] int64, or [B, C] soft targets
+    weight: Tensor  # [B]
+    ids: Tensor  # [B] int64: the same number for the same example, whatever drifts
+
+
+class Output(NamedTuple):
+    """What a model says about a batch."""
+
+    logits: Tensor  # [B, C]
+    features: Tensor  # [B, d]: the input of the head
+
+
+class Start(NamedTuple):
+    """A model as two flat trees: where a client starts, and where it ends."""
+
+    params: Params
+    buffers: Params
+
+
+class Facts(NamedTuple):
+    """What is known of a client's data in this round; recomputed each round, because data drift."""
+
+    size: Tensor  # number of training rows
+    label_counts: Tensor  # [C] of the training rows
+
+
+@dataclass(frozen=True)
+class World:
+    """What a method may know of the experiment. Nothing in it changes during a run."""
+
+    clients: int
+    classes: int
+    capacity: int  # the most training rows any client ever has: the size of per-example state
+    examples: int  # training rows that exist in all: ids are below it
+    dtype: torch.dtype
+    device: torch.device
+    head: tuple[str, ...]  # parameter names of the classifier
+    layers: tuple[tuple[str, ...], ...]  # parameter names of each layer, counted from the output
+    norms: tuple[str, ...]  # parameter names of normalisation layers
+    buffers: tuple[str, ...]  # buffer names: their statistics
+    public: int  # rows in the server's public set
+
+
+class Context(NamedTuple):
+    """What a client-side function may read. `shared`, `own` and `hyper` are those of the function's own part."""
+
+    client: Tensor  # int64
+    round: Tensor  # int64, from 1
+    start: Start  # the model this client starts from: the one it received, with its personal parts in place
+    shared: Tree  # what the server sent besides it
+    own: Tree  # what this client keeps
+    facts: Facts
+    step: Tensor  # int64, from 0, within the phase
+    steps: Tensor  # int64: local steps of the phase; in `after`, of all phases
+    hyper: dict[str, Tensor]  # the part's numbers
+    rule: dict[str, Tensor]  # the optimiser's numbers: lr, momentum, weight_decay ...
+    key: Tensor  # this client's randomness in this step: fold in a word of your own before you draw
+    world: World
+
+
+# ------------------------------------------------------------------------------------------------- functions lent to client-side parts
+
+
+class Grad(Protocol):
+    """The gradient of the whole objective at `params`, with respect to them or to the inputs; the batch may have soft targets."""
+
+    def __call__(self, params: Params, batch: Batch, wrt: str = "params") -> Any: ...
+
+
+class Forward(Protocol):
+    """Another model on the batch's rows, or on `x`: evaluation mode, no gradient, no buffer update; cached within a step."""
+
+    def __call__(self, model: Start, x: Tensor | None = None) -> Output: ...
+
+
+class Predict(Protocol):
+    """A model on all of the client's rows of a split ("train" or "valid"), in evaluation mode."""
+
+    def __call__(self, model: Start, split: str = "train") -> tuple[Output, Batch]: ...
+
+
+class Lent(NamedTuple):
+    """What a client-side function may ask the house to compute."""
+
+    grad: Grad
+    forward: Forward
+    predict: Predict
+
+
+# ---------------------------------------------------------------------------------------------------------------- the slots of a part
+
+Base = Callable[[Output, Batch, Context], Tensor]  # -> [B]
+Term = Callable[[Output, Batch, Lent, Context], Tensor]  # -> [B], added to the base
+Penalty = Callable[[Params, Context], Tensor]  # -> scalar, added to the weighted mean
+Gradient = Callable[[Params, Batch, Lent, Context], Params]
+# own is merged into what the client keeps; names that the part's first value does not have live until the end of the round
+Before = Callable[[Context, Lent], tuple[Tree, Tree]]  # -> own, extras; before the first local step, ctx.start is the received model
+After = Callable[[Context, Start, Lent], tuple[Tree, Tree]]  # -> own, extras; the model is the trained one, ctx.steps those of all phases
+Accept = Callable[[Context, Start, Start, Lent], Tensor]  # (old, new) -> bool scalar: is the phase's result kept?
+
+STAGES = ("correct", "clip", "noise")  # transforms do not commute: they run in this order
+
+
+class Transform(NamedTuple):
+    """A change to the gradient before the optimiser sees it."""
+
+    stage: str
+    function: Callable[[Params, Params, Context], Params]  # (grads, params, ctx) -> grads
+
+
+class Phase(NamedTuple):
+    """A stretch of local training. Exactly one of epochs and steps is positive."""
+
+    epochs: int = 0
+    steps: int = 0
+    trainable: Callable[[World, Sequence[str]], Sequence[str]] | None = None  # all names -> those trained; None: all
+    accept: Accept | None = None
+
+
+class Optimiser(NamedTuple):
+    """What a client does with a gradient."""
+
+    name: str
+    numbers: Mapping[str, float]  # lr and the others, read back as ctx.rule
+    init: Callable[[Params], Tree]  # -> slots
+    step: Callable[[Params, Params, Tree, Context], tuple[Params, Tree]]  # (params, grads, slots, ctx) -> params, slots
+
+
+class ServerContext(NamedTuple):
+    """What a server-side function may read. `state` and `hyper` are those of the function's own part."""
+
+    round: int  # from 1
+    start: Start  # the model the clients received
+    state: Tree
+    hyper: dict[str, Tensor]
+    key: Key
+    world: World
+
+
+class Reply(NamedTuple):
+    """What k clients send back, as one stack: every tensor has the clients as leading axis."""
+
+    client: Tensor  # [k] int64
+    round: Tensor  # [k] int64
+    params: Params  # the trained parameters; frozen and personal ones are absent
+    buffers: Params
+    extras: Tree  # by part: what else travels up
+    weight: Tensor  # [k] float64: number of training rows
+    own: Tree  # by part: what the client keeps; never travels
+    loss: Tensor  # [k]: mean training loss, for the log
+
+    @property
+    def k(self) -> int:
+        """How many clients there are in the stack."""
+        return int(self.client.shape[0])
+
+    def delta(self, start: Start) -> Params:
+        """How far each client moved. -> [k, ...] over the names that were trained"""
+        return trees.sub(self.params, start.params)
+
+    def pick(self, index: Tensor | slice) -> Reply:
+        """Some of the clients, in the order of the index."""
+        picked: Any = (trees.take(part, index) if isinstance(part, dict) else part[index] for part in self)
+        return Reply(*picked)
+
+    @staticmethod
+    def join(chunks: Sequence[Reply]) -> Reply:
+        """Stacks one behind the other."""
+        joined: Any = (trees.concatenate(parts) if isinstance(parts[0], dict) else torch.cat(parts) for parts in zip(*chunks, strict=True))
+        return Reply(*joined)
+
+
+class Combine(NamedTuple):
+    """How replies become one step of the global model, in two halves so that it can stream over chunks and workers."""
+
+    partial: Callable[[Tensor, Reply, ServerContext], Tree]  # (weights [k], replies, srv) -> a tree that can be summed
+    finish: Callable[[Tree, ServerContext], Params]  # (sum, srv) -> delta
+
+
+Weigh = Callable[[Reply, ServerContext], Tensor]  # -> [k]; the loop normalises it to sum 1
+Apply = Callable[[Params, Params, ServerContext], tuple[Params, Tree]]  # (params, delta, srv) -> params, state
+Absorb = Callable[[Reply, ServerContext], Tree]  # -> state, after the new model stands
+
+
+class Fit(Protocol):
+    """Server-side training on the public set: minimises the mean of `loss(out, batch, forward)`; honours what is frozen."""
+
+    def __call__(self, model: Start, loss: Callable[[Output, Batch, Forward], Tensor], **options: Any) -> Start: ...
+
+
+Refine = Callable[[Start, Start, Reply, Fit, ServerContext], Start]  # (merged, previous, replies, fit, srv) -> model
+
+
+@dataclass(frozen=True)
+class Part:
+    """One named set of slots: what stands between two `+`."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # as constructed; what is not in `hyper` is static
+    hyper: Mapping[str, float] = field(default_factory=dict)  # numbers, handed to the functions as tensors
+    # one of each in a whole method
+    base: Base | None = None
+    gradient: Gradient | None = None
+    optimiser: Optimiser | None = None
+    weigh: Weigh | None = None
+    combine: Combine | None = None
+    apply: Apply | None = None
+    refine: Refine | None = None
+    phases: Callable[[Phase], tuple[Phase, ...]] | None = None  # the experiment's phase -> those of this method
+    # any number
+    terms: tuple[Term, ...] = ()
+    penalties: tuple[Penalty, ...] = ()
+    transforms: tuple[Transform, ...] = ()
+    before: Before | None = None
+    after: After | None = None
+    absorb: Absorb | None = None
+    frozen: Callable[[World], Sequence[str]] | None = None  # parameters that keep their initial values everywhere
+    personal: Callable[[World], Sequence[str]] | None = None  # parameters and buffers that every client keeps for itself
+    # a subtree of this part's own
+    own: Callable[[Start, Facts, World], Tree] | None = None  # a client's first value; fixes names, shapes and types
+    extras: Callable[[Start, World], Tree] | None = None  # the form of what one client sends up besides the model
+    server: Callable[[Start, World], Tree] | None = None  # the server's first value
+    share: Callable[[ServerContext], Tree] | None = None  # what goes down besides the model
+    # for people
+    sends: str = ""  # what goes up besides the model, in words
+    needs_public: bool = False
+
+    def __add__(self, other: Part | Method) -> Method:
+        return Method((self,)) + other
+
+
+@dataclass(frozen=True)
+class Method:
+    """Parts joined by `+`. Whether they fit together is checked by `compose.check`."""
+
+    parts: tuple[Part, ...]
+
+    def __add__(self, other: Part | Method) -> Method:
+        return Method(self.parts + (other.parts if isinstance(other, Method) else (other,)))
+
+
+# ------------------------------------------------------------------------------------------------------------- between loop and engine
+
+
+class Job(NamedTuple):
+    """One round's work for an engine: k clients, and all they need besides their data."""
+
+    round: int
+    time_step: int
+    clients: np.ndarray  # [k] int64, ascending
+    start: Start  # one model for all, or stacked [k, ...] where clients differ
+    personal_start: bool  # is `start` stacked?
+    shared: Tree  # by part
+    own: Tree  # by part, stacked [k, ...]
+    facts: Facts  # stacked [k, ...]
+    rule: dict[str, float]
+    key: Key  # of the round
+
+
+class Scores(NamedTuple):
+    """How m models do on g groups of rows: everything else follows from these counts."""
+
+    confusion: Tensor  # [m, g, C, C] int64: rows are true classes, columns predicted ones
+    loss: Tensor  # [m, g] float64: summed cross-entropy
+
+
+class Engine(Protocol):
+    """A transport: carries work to where the data are. Never knows which method it runs."""
+
+    name: str
+
+    def train(self, job: Job) -> Iterator[Reply]:
+        """Local training; replies come in chunks, each of one client or more."""
+        ...
+
+    def score(self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0) -> Scores:
+        """Models (stacked [m, ...]) on a split: all its rows as one group, or one group for each of the owners' rows."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remanence.data import source as source_module
+from remanence.data.source import Source, Split, checked, hold_out_test
+from remanence.errors import InputError
+from remanence.keys import Key
+
+
+def table(rows: int = 6, features: int = 2) -> Source:
+    x = np.arange(rows * features, dtype=np.float32).reshape(rows, features)
+    split = Split(x, np.arange(rows) % 2)
+    return Source("mine", "table", ("a", "b"), split, split)
+
+
+def test_a_sound_source_is_returned_as_it_is() -> None:
+    source = table()
+    assert checked(source) is source
+    assert source.shape == (2,)
+    assert len(source.train) == 6
+
+
+def test_statistics_of_images_are_per_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Channel 0 is 0 and 4 in equal numbers: mean 2, deviation 2. Channel 1 is always 7: deviation 0, given as 1."""
+    monkeypatch.setattr(source_module, "_VALUES_AT_ONCE", 10)  # several chunks, the last one shorter
+    x = np.zeros((6, 2, 2, 2), dtype=np.uint8)
+    x[:3, 0] = 4
+    x[:, 1] = 7
+    split = Split(x, np.arange(6) % 2)
+    mean, std = Source("mine", "image", ("a", "b"), split, split).statistics() or (None, None)
+    assert np.array_equal(mean, [2.0, 7.0])
+    assert np.array_equal(std, [2.0, 1.0])
+
+
+def test_statistics_of_tables_survive_a_large_offset() -> None:
+    """Values 16777214 and 16777216 are exact in float32: mean 16777215, deviation 1. A sum of squares in float32 would give nonsense."""
+    x = np.tile(np.array([[16777214.0, 5.0], [16777216.0, 5.0]], dtype=np.float32), (500, 1))
+    split = Split(x, np.arange(1000) % 2)
+    mean, std = Source("mine", "table", ("a", "b"), split, split).statistics() or (None, None)
+    assert np.array_equal(mean, [16777215.0, 5.0])
+    assert np.array_equal(std, [1.0, 1.0])
+
+
+def test_tokens_have_no_statistics() -> None:
+    split = Split(np.zeros((4, 3), dtype=np.int64), np.arange(4) % 2)
+    assert checked(Source("mine", "tokens", ("a", "b"), split, split)).statistics() is None
+
+
+GOOD = table()
+NAN = np.array([[0, np.nan]], dtype=np.float32)
+ONE = np.zeros(1, dtype=np.int64)
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        (replace(GOOD, kind="sound"), "kind 'sound'"),
+        (replace(GOOD, classes=("a",)), "1 class"),
+        (replace(GOOD, train=Split(GOOD.train.x[:5], GOOD.train.y)), "5 training examples but 6 labels"),
+        (replace(GOOD, test=Split(GOOD.test.x[:0], GOOD.test.y[:0])), "no test examples"),
+        (replace(GOOD, train=Split(GOOD.train.x, GOOD.train.y + 1)), "training labels from 1 to 2"),
+        (replace(GOOD, test=Split(GOOD.test.x, GOOD.test.y - 1)), "test labels from -1 to 0"),
+        (replace(GOOD, test=Split(NAN, ONE)), "NaN or infinity"),
+        (replace(GOOD, train=Split(GOOD.train.x.astype(np.float64), GOOD.train.y)), "type float64"),
+        (replace(GOOD, train=Split(GOOD.train.x, GOOD.train.y.astype(np.int32))), "labels of type int32"),
+        (replace(GOOD, test=Split(np.zeros((1, 3), dtype=np.float32), ONE)), r"shape \(2,\) and test examples of shape \(3,\)"),
+        (replace(GOOD, kind="image"), "type float32"),
+        (replace(GOOD, train=Split(GOOD.train.x, GOOD.train.y, GOOD.train.y)), "groups from 0 to 1 and 0 group names"),
+        (replace(GOOD, train=Split(GOOD.train.x, GOOD.train.y, ONE), group_names=("g",)), r"groups of type int64 and shape \(1,\)"),
+        (replace(GOOD, kind="tokens", train=Split(np.full((1, 1), -1), ONE)), "negative token"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(source: Source, complaint: str) -> None:
+    with pytest.raises(InputError, match=f"source 'mine' has .*{complaint}"):
+        checked(source)
+
+
+@given(st.lists(st.integers(0, 3), min_size=5, max_size=60), st.floats(0.05, 0.95), st.booleans())
+def test_a_held_out_test_set_is_stratified_and_complete(labels: list[int], fraction: float, grouped: bool) -> None:
+    y = np.array(labels, dtype=np.int64)
+    if len(np.unique(y)) == len(y):
+        y[1] = y[0]
+    split = Split(np.arange(len(y), dtype=np.float32)[:, None], y, np.arange(len(y)) % 2 if grouped else None)
+    train, test = hold_out_test(split, fraction)
+    assert sorted([*train.x[:, 0], *test.x[:, 0]]) == list(range(len(y)))
+    assert np.array_equal(y[train.x[:, 0].astype(int)], train.y)
+    assert set(test.y) <= set(train.y)
+    if grouped:
+        assert test.groups is not None
+        assert np.array_equal(test.groups, test.x[:, 0].astype(int) % 2)
+
+
+def test_held_out_shares_are_exact_per_class_and_group() -> None:
+    """4 groups x 7 classes x 40 examples at 0.2: 8 of each."""
+    groups, y = (axis.reshape(-1) for axis in np.meshgrid(np.repeat(np.arange(4), 40), np.arange(7)))
+    _, test = hold_out_test(Split(np.zeros((len(y), 1), dtype=np.float32), y, groups), 0.2)
+    assert test.groups is not None
+    assert np.array_equal(np.bincount(test.groups * 7 + test.y), [8] * 28)
+
+
+def test_the_test_set_depends_on_its_key_alone() -> None:
+    split = Split(np.arange(100, dtype=np.float32)[:, None], np.arange(100) % 2)
+    first, again, other = (hold_out_test(split, 0.2, *key)[1].x for key in ((), (), (Key(1),)))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_test_sets_that_cannot_be_held_out_are_refused() -> None:
+    two = Split(np.zeros((2, 1), dtype=np.float32), np.arange(2))
+    for fraction in (0.0, 1.0, float("nan")):
+        with pytest.raises(InputError, match="test fraction"):
+            hold_out_test(two, fraction)
+    with pytest.raises(InputError, match="every class has a single example"):
+        hold_out_test(two, 0.5)
+    with pytest.raises(InputError, match="from 1 example"):
+        hold_out_test(two.take(np.array([0])), 0.5)

@@ -1,0 +1,101 @@
+"""Batch norm where clients differ in size: what can be stacked is, what cannot is refused with the cure, and auto never picks it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+from remanence.data.drift import Holdings, Population, Rows
+from remanence.engines.choose import choose_engine
+from remanence.engines.loop import Loop
+from remanence.engines.stacked import Stacked
+from remanence.errors import InputError
+from remanence.experiment import Experiment
+from remanence.progress import Silent
+from remanence.rounds import first_state, make_job, start_run
+from remanence.testing import TOLERANCE
+from remanence.trial import BatchNormNet, batch_norm_net, play, small_experiment, state_tree, worst_difference
+
+UNEQUAL: dict[str, Any] = {
+    "data.partition": "quantity(power=0.7, minimum=4)",
+    "local.batch": 4,
+}  # 6 to 12 rows: short last batches, none of one row
+
+
+def distance_from_loop(experiment: Experiment, stack: int) -> float:
+    oracle, _ = play(experiment, Loop(experiment.task), 3)
+    state, _ = play(experiment, Stacked(experiment.task, stack), 3)
+    return worst_difference(state_tree(state), state_tree(oracle))[1]
+
+
+class Listener(Silent):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_stacked_refuses_padded_batch_norm_and_names_the_cure(tmp_path: Path) -> None:
+    module = batch_norm_net()
+    spec = small_experiment("fedavg", UNEQUAL | {"engine": "stacked"}, module=module).spec
+    cure = r"batch norm.*use engine=loop, clients of equal size, local\.drop_last=true, or a model with group norm"
+    with pytest.raises(InputError, match=cure):
+        start_run(spec, tmp_path / "run", module=module)
+    assert not (tmp_path / "run").exists()
+
+
+def test_auto_takes_loop_for_padded_batch_norm_and_says_so(tmp_path: Path) -> None:
+    module, listener = batch_norm_net(), Listener()
+    spec = small_experiment("fedavg", UNEQUAL | {"engine": "auto", "rounds": 1}, module=module).spec
+    run = start_run(spec, tmp_path / "run", module=module, progress=listener)
+    assert run.spec.engine == "loop"
+    assert "batch norm with clients of different sizes cannot be stacked" in run.about["engine"]
+    assert listener.said == [f"engine {run.about['engine']}"]
+
+
+def two_clients(sizes: tuple[int, int], module: nn.Module) -> Experiment:
+    """Clients of exactly these sizes."""
+    experiment = small_experiment("fedavg", {"clients.count": 2, "clients.sample": 2}, module=module)
+    parts, nothing = np.split(np.arange(sum(sizes)), [sizes[0]]), np.empty(0, dtype=np.int64)
+    population = Population((Holdings(Rows.join(parts), Rows.join([nothing, nothing])),))
+    return replace(experiment, task=replace(experiment.task, population=population))
+
+
+def test_batch_norm_without_padding_may_have_unequal_clients() -> None:
+    """6 examples at batch 4 make batches of 4 and 2, 4 examples one of 4: widths agree wherever both have a step."""
+    assert distance_from_loop(two_clients((6, 4), batch_norm_net()), stack=64) <= TOLERANCE
+
+
+def test_auto_can_run_batch_norm_that_needs_no_padding() -> None:
+    """6 examples at batch 4 make widths 4, 2 in an epoch, 4 examples make 4; but in three steps, as a trial might make, 4, 2, 4 and 4, 4, 4."""
+    experiment = two_clients((6, 4), batch_norm_net())
+    assert choose_engine(experiment.task, make_job(experiment, first_state(experiment), 1)).name in ("loop", "stacked")
+
+
+def test_batch_norm_without_running_statistics_is_refused_too() -> None:
+    """In training it uses the batch's statistics like any other."""
+    module = BatchNormNet()
+    module.norm = nn.BatchNorm1d(6, track_running_stats=False)
+    experiment = small_experiment("fedavg", UNEQUAL, module=module)
+    with pytest.raises(InputError, match="batch norm"):
+        Stacked(experiment.task)
+
+
+def test_frozen_batch_norm_can_be_padded() -> None:
+    """It judges each row alone."""
+    experiment = small_experiment("fedavg", UNEQUAL | {"local.buffers": "frozen"}, module=batch_norm_net())
+    assert distance_from_loop(experiment, stack=3) <= TOLERANCE
+
+
+@pytest.mark.parametrize("engine", ["auto", "loop"])
+def test_a_batch_of_one_is_refused_with_the_cure(engine: str, tmp_path: Path) -> None:
+    """The built-in task has clients with a single example."""
+    module = batch_norm_net()
+    with pytest.raises(InputError, match=r"batch norm.*local\.batch.*drop_last.*group norm"):
+        start_run(small_experiment("fedavg", {"engine": engine}, module=module).spec, tmp_path / "run", module=module)

@@ -1,0 +1,214 @@
+"""Toy methods, one for each slot of a part or a few of them: small enough to be checked by hand, written as an author would write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from remanence import keys, trees
+from remanence.algorithms import fedprox
+from remanence.local import weighted_mean
+from remanence.objectives import wsm
+from remanence.trees import Params, Tree
+from remanence.types import (
+    Batch,
+    Combine,
+    Context,
+    Fit,
+    Forward,
+    Lent,
+    Method,
+    Optimiser,
+    Output,
+    Part,
+    Phase,
+    Reply,
+    ServerContext,
+    Start,
+    Transform,
+    World,
+)
+
+
+def rows_loss(out: Output, batch: Batch) -> Tensor:
+    return nn.functional.cross_entropy(out.logits, batch.y, reduction="none")
+
+
+def control_variates() -> Part:
+    """SCAFFOLD, option II: own, server, share, extras, a correction, after, absorb."""
+
+    def zeros(start: Start, *_: Any) -> Tree:
+        return {"c": trees.zeros_like(start.params)}
+
+    def correct(grads: Params, params: Params, ctx: Context) -> Params:
+        return trees.map(lambda g, c_i, c: g - c_i + c, grads, ctx.own["c"], ctx.shared["c"])
+
+    def after(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+        def renew(c_i: Tensor, c: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            return c_i - c + (x - y) / ctx.steps / ctx.rule["lr"]
+
+        new = trees.map(renew, ctx.own["c"], ctx.shared["c"], ctx.start.params, trained.params)
+        return {"c": new}, {"change": trees.sub(new, ctx.own["c"])}
+
+    def absorb(replies: Reply, srv: ServerContext) -> Tree:
+        change = replies.extras["control_variates"]["change"]
+        return {"c": trees.map(lambda c, d: c + d.sum(dim=0) / srv.world.clients, srv.state["c"], change)}
+
+    return Part(
+        "control_variates",
+        own=zeros,
+        server=zeros,
+        share=lambda srv: srv.state,
+        extras=lambda start, world: {"change": start.params},
+        transforms=(Transform("correct", correct),),
+        after=after,
+        absorb=absorb,
+    )
+
+
+def loss_weighted() -> Part:
+    """Weighs a client by the loss of the model it received: before, extras, weigh."""
+
+    def before(ctx: Context, lent: Lent) -> tuple[Tree, Tree]:
+        out, batch = lent.predict(ctx.start)
+        return {}, {"loss": weighted_mean(rows_loss(out, batch), batch.weight)}
+
+    def extras(start: Start, world: World) -> Tree:
+        return {"loss": torch.zeros((), dtype=world.dtype)}
+
+    return Part("loss_weighted", before=before, extras=extras, weigh=lambda replies, srv: replies.extras["loss_weighted"]["loss"])
+
+
+def refined() -> Part:
+    """Trains the merged model on the public set and holds it near the previous one: refine, fit."""
+
+    def refine(merged: Start, previous: Start, replies: Reply, fit: Fit, srv: ServerContext) -> Start:
+        def loss(out: Output, batch: Batch, forward: Forward) -> Tensor:
+            return rows_loss(out, batch) + srv.hyper["hold"] * ((out.logits - forward(previous).logits) ** 2).sum(dim=1)
+
+        return fit(merged, loss, epochs=2)
+
+    return Part("refined", hyper={"hold": 0.1}, refine=refine, needs_public=True)
+
+
+def frozen_head() -> Part:
+    return Part("frozen_head", frozen=lambda world: world.head)
+
+
+def own_norms() -> Part:
+    """FedBN: normalisation layers, weights and statistics, stay with their client: personal."""
+    return Part("own_norms", personal=lambda world: world.norms + world.buffers)
+
+
+def tuned_head(margin: float = 0.0) -> Part:
+    """A second phase trains the head alone and is kept where the validation loss falls by more than a margin: phases, trainable, accept."""
+
+    def accept(ctx: Context, old: Start, new: Start, lent: Lent) -> Tensor:
+        before, after = (
+            weighted_mean(rows_loss(out, batch), batch.weight) for out, batch in (lent.predict(old, "valid"), lent.predict(new, "valid"))
+        )
+        return after < before - ctx.hyper["margin"]
+
+    def phases(phase: Phase) -> tuple[Phase, ...]:
+        return phase, Phase(steps=2, trainable=lambda world, names: [name for name in names if name in world.head], accept=accept)
+
+    return Part("tuned_head", hyper={"margin": margin}, phases=phases)
+
+
+def close_to_start() -> Part:
+    """Adds the squared distance from the received model's logits: a term that asks for another model's output."""
+
+    def term(out: Output, batch: Batch, lent: Lent, ctx: Context) -> Tensor:
+        return ctx.hyper["strength"] * ((out.logits - lent.forward(ctx.start).logits) ** 2).sum(dim=1)
+
+    return Part("close_to_start", hyper={"strength": 0.05}, terms=(term,))
+
+
+def look_ahead() -> Part:
+    """The gradient one small step further: a gradient rule that asks for two gradients, one of them on moved inputs."""
+
+    def gradient(params: Params, batch: Batch, lent: Lent, ctx: Context) -> Params:
+        ahead = trees.axpy(-ctx.rule["lr"], lent.grad(params, batch), params)
+        moved = batch.x + ctx.hyper["size"] * lent.grad(params, batch, wrt="inputs").sign()
+        result: Params = lent.grad(ahead, batch._replace(x=moved))
+        return result
+
+    return Part("look_ahead", hyper={"size": 0.01}, gradient=gradient)
+
+
+def heavy_server() -> Part:
+    """The median-free minimum of a server of one's own: the plain mean of the deltas, and momentum: combine, apply, server."""
+
+    def partial(weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
+        return {
+            "sum": trees.map(lambda d: d.sum(dim=0), replies.delta(srv.start)),
+            "count": torch.tensor(float(replies.k), dtype=srv.world.dtype),
+        }
+
+    def finish(total: Tree, srv: ServerContext) -> Params:
+        return trees.map(lambda d: d / total["count"], total["sum"])
+
+    def apply(params: Params, delta: Params, srv: ServerContext) -> tuple[Params, Tree]:
+        velocity = trees.map(lambda v, d: srv.hyper["momentum"] * v + d, srv.state["velocity"], delta)
+        return trees.add(params, velocity), {"velocity": velocity}
+
+    def server(start: Start, world: World) -> Tree:
+        return {"velocity": trees.zeros_like(start.params)}
+
+    return Part("heavy_server", hyper={"momentum": 0.5}, server=server, combine=Combine(partial, finish), apply=apply)
+
+
+def signed() -> Part:
+    """Steps by the sign of the gradient, with a counter: an optimiser of one's own."""
+
+    def step(params: Params, grads: Params, slots: Tree, ctx: Context) -> tuple[Params, Tree]:
+        count = slots["count"] + 1
+        return trees.map(lambda w, g: w - ctx.rule["lr"] / count * torch.tanh(10 * g), params, grads), {"count": count}
+
+    def init(params: Params) -> Tree:
+        return {"count": torch.zeros_like(next(iter(params.values())).sum())}
+
+    return Part("signed", optimiser=Optimiser("signed", {"lr": 0.05}, init, step))
+
+
+def private() -> Part:
+    """Clipped and noisy gradients, given in the wrong order: the stages put them right. Randomness comes from the step's key."""
+
+    def add_noise(grads: Params, params: Params, ctx: Context) -> Params:
+        draws = {name: keys.normal(keys.fold_in(ctx.key, f"noise {name}"), g.shape, g.dtype) for name, g in grads.items()}
+        return trees.axpy(ctx.hyper["sigma"], draws, grads)
+
+    def clip(grads: Params, params: Params, ctx: Context) -> Params:
+        length = torch.sqrt(trees.squared_norm(grads))
+        return trees.scale(grads, torch.clamp(ctx.hyper["bound"] / length.clamp(min=1e-12), max=1.0))
+
+    return Part("private", hyper={"sigma": 0.01, "bound": 0.1}, transforms=(Transform("noise", add_noise), Transform("clip", clip)))
+
+
+TOYS: dict[str, Callable[[], Part | Method]] = {
+    "control_variates": control_variates,
+    "loss_weighted": loss_weighted,
+    "refined": refined,
+    "frozen_head": frozen_head,
+    "own_norms": own_norms,
+    "tuned_head": tuned_head,
+    "close_to_start": close_to_start,
+    "look_ahead": look_ahead,
+    "heavy_server": heavy_server,
+    "signed": signed,
+    "private": private,
+    "many at once": lambda: (
+        control_variates()
+        + loss_weighted()
+        + refined()
+        + own_norms()
+        + tuned_head()
+        + close_to_start()
+        + private()
+        + fedprox(mu=0.1)
+        + wsm()
+    ),
+}
