@@ -14,7 +14,7 @@ from remanence.types import Combine, Context, Method, Optimiser, Part, Phase, Se
 
 def client_context(**fields: Any) -> Context:
     nothing: dict[str, Any] = dict.fromkeys(Context._fields)
-    return Context(**nothing | {"shared": {}, "own": {}, "hyper": {}} | fields)
+    return Context(**nothing | {"shared": {}, "own": {}, "memory": {}, "hyper": {}} | fields)
 
 
 def server_context(**fields: Any) -> ServerContext:

@@ -86,7 +86,7 @@ class Scoped:
 
 def narrow(ctx: Any, name: str) -> Any:
     """The context, of a client or of the server, as the part of that name may see it."""
-    subtrees = [field for field in ("shared", "own", "state", "hyper") if field in ctx._fields]
+    subtrees = [field for field in ("shared", "own", "memory", "state", "hyper") if field in ctx._fields]
     return ctx._replace(**{field: getattr(ctx, field).get(name, {}) for field in subtrees})
 
 
@@ -107,6 +107,10 @@ class Composed:
 
     def owner(self, slot: str) -> Part | None:
         return next((p for p in self.parts if getattr(p, slot) is not None), None)
+
+    def trackers(self, half: str) -> list[Scoped]:
+        """One half, `init` or `step`, of every tracker."""
+        return [Scoped(p, getattr(track, half)) for p, track in self._filled("track")]
 
     def optimiser(self) -> Optimiser | None:
         """The optimiser a part brings, which then sees that part's subtree."""

@@ -74,6 +74,9 @@ def build(spec: Spec, *, method: Method | Part | None = None, module: nn.Module 
         source = load_data(spec)
     key = Key(spec.seed)
     public, population = divide(spec, source, key)
+    named_clients = population.clients
+    if any(p.pooled for p in composed.parts):
+        population = population.pool()
     statistics = _statistics(source) if spec.data.normalise else None
     train = place_examples(source.train.x, source.train.y, statistics, device=device, dtype=dtype, augment=spec.data.augment)
     test = place_examples(source.test.x, source.test.y, statistics, device=device, dtype=dtype)
@@ -81,6 +84,7 @@ def build(spec: Spec, *, method: Method | Part | None = None, module: nn.Module 
     model_name = spec.model or default_model(source.kind, source.name, shape)
     if module is None:
         module = models_.initialise(lambda: build_module(model_name, shape, classes), key.fold("model"))
+    module = adapt_module(composed.method, module, classes, key)
     _check_vocabulary(module, source)
     model = models_.wrap(
         module,
@@ -121,8 +125,11 @@ def build(spec: Spec, *, method: Method | Part | None = None, module: nn.Module 
         average_buffers=spec.local.buffers == "average",
     )
     _check_task(task)
-    size = _cohort_size(spec, population.clients)
-    settled = _settle(spec, model_name, population.clients, device)
+    for p in composed.parts:
+        if p.check is not None:
+            p.check(task.optimiser, world)
+    size = min(_cohort_size(spec, named_clients), population.clients)
+    settled = _settle(spec, model_name, named_clients, device)
     return Experiment(settled, source, task, schedule, size, _describe(settled, source, task))
 
 
@@ -197,6 +204,15 @@ def build_module(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
         return maker(**known | dict(call.arguments))  # type: ignore[no-any-return]
     except TypeError as error:
         raise InputError(f"model {call.name} cannot be built: {error}") from error
+
+
+def adapt_module(method: Method, module: nn.Module, classes: int, key: Key) -> nn.Module:
+    """The network as the method's parts need it; new layers draw their weights from keys of their own."""
+    for p in method.parts:
+        if p.adapt is not None:
+            adapt, before = p.adapt, module
+            module = models_.initialise(lambda adapt=adapt, before=before: adapt(before, classes), key.fold("adapt", p.name))
+    return module
 
 
 def _import(path: str) -> Callable[..., Any]:

@@ -13,10 +13,13 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from remanence.algorithms import PARTS
 from remanence.checkpoint import Vault, fingerprint
+from remanence.compose import parse_method
 from remanence.data.source import Source
 from remanence.errors import InputError
-from remanence.experiment import build_module, load_data
+from remanence.experiment import adapt_module, build_module, load_data
+from remanence.keys import Key
 from remanence.metrics.accuracy import summarise
 from remanence.results import CHECKPOINTS, Run
 
@@ -29,6 +32,7 @@ def load_model(run: Run, module: nn.Module | None = None) -> nn.Module:
         raise InputError(f"{run.folder} was trained with a model object: load it with rem.load(DIR).model(module=...)")
     if module is None:
         module = build_module(run.spec.model, tuple(run.about["shape"]), len(run.about["class_names"]))
+        module = adapt_module(parse_method(run.spec.method, PARTS), module, len(run.about["class_names"]), Key(run.spec.seed))
     state = Vault(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(torch.device("cpu"), lambda text: warnings.warn(text, stacklevel=4))
     if state is None:
         raise InputError(f"{run.folder} has no checkpoint yet: let it run for some rounds first")

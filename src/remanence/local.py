@@ -121,31 +121,44 @@ def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
     return torch.where(weight > 0, weight * values, torch.zeros_like(values)).sum() / weight.sum()
 
 
+class Progress(NamedTuple):
+    """What one local step hands to the next."""
+
+    params: Params  # those that are trained
+    buffers: Params
+    slots: Tree  # the optimiser's
+    memory: Tree  # the trackers', by part
+
+
+def first_progress(
+    task: Task, differentiate: Differentiate, params: Params, fixed: Params, buffers: Params, rows: SplitRows, ctx: Context
+) -> Progress:
+    """Before the first step of a phase; memory goes on from the phase before."""
+    lent = lend(task, differentiate, fixed, buffers, None, rows, ctx)
+    memory = {hook.name: ctx.memory[hook.name] if hook.name in ctx.memory else hook(ctx, lent) for hook in task.method.trackers("init")}
+    return Progress(params, buffers, task.optimiser.init(params), memory)
+
+
 def take_step(
-    task: Task,
-    differentiate: Differentiate,
-    params: Params,
-    fixed: Params,
-    buffers: Params,
-    slots: Tree,
-    batch: Batch,
-    rows: SplitRows,
-    ctx: Context,
-) -> tuple[Params, Params, Tree, Tensor]:
-    """One local step: forward, objective, gradient, rule. -> params, buffers, slots, loss"""
-    lent = lend(task, differentiate, fixed, buffers, batch.x, rows, ctx)
-    objective = make_objective(task, fixed, buffers, lent, ctx)
+    task: Task, differentiate: Differentiate, now: Progress, fixed: Params, batch: Batch, rows: SplitRows, ctx: Context
+) -> tuple[Progress, Tensor]:
+    """One local step: forward, objective, gradient, rule. -> progress, loss"""
+    ctx = ctx._replace(memory=now.memory)
+    lent = lend(task, differentiate, fixed, now.buffers, batch.x, rows, ctx)
+    objective = make_objective(task, fixed, now.buffers, lent, ctx)
     gradient = task.method.one("gradient")
     if gradient is None:
-        grads, aux = differentiate(lambda p: objective(p, batch), params)
+        grads, aux = differentiate(lambda p: objective(p, batch), now.params)
     else:
-        grads = gradient(params, batch, lent, ctx)
+        grads = gradient(now.params, batch, lent, ctx)
         with torch.no_grad():  # such a rule may look at other points and rows: buffers and loss are those of the batch itself
-            _, aux = objective(params, batch)
+            _, aux = objective(now.params, batch)
     for transform in task.method.transforms():
-        grads = transform(grads, params, ctx)
-    params, slots = task.optimiser.step(params, grads, slots, ctx)
-    return params, aux["buffers"], slots, aux["loss"]
+        grads = transform(grads, now.params, ctx)
+    params, slots = task.optimiser.step(now.params, grads, now.slots, ctx)
+    whole_before, whole_after = {**fixed, **now.params}, {**fixed, **params}
+    memory = {hook.name: hook(now.memory[hook.name], whole_before, whole_after, batch, lent, ctx) for hook in task.method.trackers("step")}
+    return Progress(params, aux["buffers"], slots, memory), aux["loss"]
 
 
 def make_objective(
@@ -179,7 +192,30 @@ def lend(task: Task, differentiate: Differentiate, fixed: Params, buffers: Param
             return differentiate(lambda inputs: objective(params, batch._replace(x=inputs)), batch.x)[0]
         return differentiate(lambda p: objective(p, batch), params)[0]
 
-    return Lent(grad, _lend_forward(task, x), _lend_predict(task, rows))
+    return Lent(grad, _lend_forward(task, x), _lend_predict(task, rows), lend_walk(task, differentiate, ctx))
+
+
+def lend_walk(task: Task, differentiate: Differentiate, ctx: Context) -> Callable[[Tree | None], Tree]:
+    """The same optimiser and the same penalties on a single number that starts at 0 and always feels a gradient of 1.
+
+    After the local steps its distance from 0, divided by the learning rate, is how many plain steps they amounted to: what FedNova divides by.
+    """
+    penalties = task.method.many("penalties")
+
+    def walk(state: Tree | None) -> Tree:
+        if state is None:
+            zero = {"u": torch.zeros_like(ctx.rule["lr"])}
+            return {"at": zero, "slots": task.optimiser.init(zero)}
+        origin = ctx._replace(start=Start(trees.zeros_like(state["at"]), {}))
+
+        def pull(at: Params) -> tuple[Tensor, dict[str, Any]]:
+            return torch.stack([at["u"], *(penalty(at, origin) for penalty in penalties)]).sum(), {}
+
+        grads, _ = differentiate(pull, state["at"])
+        at, slots = task.optimiser.step(state["at"], grads, state["slots"], ctx)
+        return {"at": at, "slots": slots}
+
+    return walk
 
 
 def _lend_forward(task: Task, rows: Tensor | None) -> Forward:

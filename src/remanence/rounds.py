@@ -196,6 +196,7 @@ def play_round(experiment: Experiment, engine: Engine, state: RunState, recorder
         "refused": [{"client": r.client, "code": r.code, "reason": r.reason} for r in refusals],
         "abandoned": replies is None or replies.k < spec.round.min_replies,
         **count_bytes(experiment, job, replies, len(refusals)),
+        "extras": {} if replies is None else average_numbers(replies),
     }
     update = None
     if replies is not None and not line["abandoned"]:
@@ -209,6 +210,12 @@ def play_round(experiment: Experiment, engine: Engine, state: RunState, recorder
     state = replace(state, round=round)
     written = recorder.after(engine, update, state, line | {"seconds": time.perf_counter() - begin})
     return replace(state, committed=recorder.commit()), written
+
+
+def average_numbers(replies: Reply) -> dict[str, float]:
+    """What the clients sent as single numbers, averaged: so a method's own measure can be followed over rounds."""
+    single = {name: x.double().mean() for name, x in trees.flatten(replies.extras).items() if x.dim() == 1}
+    return {name.replace(trees.SEPARATOR, "."): float(x) for name, x in single.items()}
 
 
 def expect(experiment: Experiment, job: Job) -> gate.Expected:

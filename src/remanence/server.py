@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +10,11 @@ from torch import Tensor
 from remanence import trees
 from remanence.aggregators.mean import mean, move, weigh_by_size
 from remanence.compose import Scoped
-from remanence.data.batches import plan_batches
+from remanence.fit import lend_server
 from remanence.keys import Key
-from remanence.local import PERSONAL, Task, differentiate_plain, weighted_mean
+from remanence.local import PERSONAL, Task
 from remanence.trees import Params, Tree
-from remanence.types import Batch, Combine, Context, Facts, Forward, Output, Reply, ServerContext, Start
+from remanence.types import Combine, Reply, ServerContext, Start
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,8 @@ def update(task: Task, server: Server, replies: Reply, round: int, key: Key, rul
     merged = refined = Start(params, average_buffers(server.model.buffers, replies.buffers, weights))
     refine = method.one("refine")
     if refine is not None:
-        refined = refine(merged, server.model, replies, lend_fit(task, rule, key.fold("server", "fit")), srv("refine"))
+        lent = lend_server(task, rule, key.fold("server", "fit"), lambda some: local_models(server.model, some))
+        refined = refine(merged, server.model, replies, lent, srv("refine"))
     for absorb in method.many("absorb"):
         state[absorb.name] = absorb(replies, srv("absorb"))
     if not all(bool(torch.isfinite(value).all()) for value in refined.params.values()):
@@ -103,44 +101,5 @@ def local_models(start: Start, replies: Reply) -> Start:
     return Start(whole.params | replies.params | mine.get("params", {}), whole.buffers | replies.buffers | mine.get("buffers", {}))
 
 
-def lend_fit(task: Task, rule: dict[str, float], key: Key) -> Any:
-    """Training on the server's public set, with the clients' optimiser and batch size."""
-    calls = itertools.count()
-
-    def fit(model: Start, loss: Callable[[Output, Batch, Forward], Tensor], *, epochs: int = 1) -> Start:
-        here, names = key.fold("call", next(calls)), task.sent_names()
-        params, buffers = trees.restrict(model.params, names), model.buffers
-        fixed = {name: value for name, value in model.params.items() if name not in names}
-        slots, plan = task.optimiser.init(params), plan_batches(here.fold("plan"), len(task.public), task.batch, epochs=epochs)
-        numbers, device = task.tensors(rule), task.world.device
-        for step, width in enumerate(plan.widths):
-            ids = task.public[torch.from_numpy(plan.rows[step, :width])].to(device)
-            step_key = here.fold("step", step).tensor().to(device)
-            weight = torch.ones(int(width), dtype=task.world.dtype, device=device)
-            batch = Batch(task.train.augmented(ids, step_key), task.train.labels(ids), weight, ids)
-
-            def forward(other: Start, x: Tensor | None = None, batch: Batch = batch) -> Output:
-                with torch.no_grad():
-                    return task.model.judge_rows(other, batch.x if x is None else x)
-
-            def objective(
-                params: Params, batch: Batch = batch, buffers: Params = buffers, step_key: Tensor = step_key, forward: Any = forward
-            ) -> tuple[Tensor, Tree]:
-                out, new = task.model.apply({**fixed, **params}, buffers, batch.x, step_key)
-                return weighted_mean(loss(out, batch, forward), batch.weight), new
-
-            grads, buffers = differentiate_plain(objective, params)
-            params, slots = task.optimiser.step(params, grads, slots, _fit_context(task, model, numbers, step, step_key))
-        return Start(model.params | params, buffers)
-
-    return fit
-
-
 def _context(task: Task, start: Start, state: Tree, round: int, key: Key) -> ServerContext:
     return ServerContext(round, start, state, task.number_tensors(), key, task.world)
-
-
-def _fit_context(task: Task, start: Start, rule: dict[str, Tensor], step: int, key: Tensor) -> Context:
-    """An optimiser asks only for its numbers; the server has no client and no facts."""
-    nobody, zero = torch.tensor(-1), torch.tensor(step)
-    return Context(nobody, zero, start, {}, {}, Facts(zero, zero), zero, zero, {}, rule, key, task.world)

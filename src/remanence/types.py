@@ -77,6 +77,7 @@ class Context(NamedTuple):
     start: Start  # the model this client starts from: the one it received, with its personal parts in place
     shared: Tree  # what the server sent besides it
     own: Tree  # what this client keeps
+    memory: Tree  # what the part's tracker has gathered over the steps so far
     facts: Facts
     step: Tensor  # int64, from 0, within the phase
     steps: Tensor  # int64: local steps of the phase; in `after`, of all phases
@@ -113,6 +114,7 @@ class Lent(NamedTuple):
     grad: Grad
     forward: Forward
     predict: Predict
+    walk: Callable[[Tree | None], Tree]  # (None) -> first state, (state) -> next: see `local.lend_walk`
 
 
 # ---------------------------------------------------------------------------------------------------------------- the slots of a part
@@ -134,6 +136,13 @@ class Transform(NamedTuple):
 
     stage: str
     function: Callable[[Params, Params, Context], Params]  # (grads, params, ctx) -> grads
+
+
+class Track(NamedTuple):
+    """Something gathered over the local steps, readable as ctx.memory: in the next step, and in `after`."""
+
+    init: Callable[[Context, Lent], Tree]  # -> memory
+    step: Callable[[Tree, Params, Params, Batch, Lent, Context], Tree]  # (memory, params before, params after, batch, lent, ctx) -> memory
 
 
 class Phase(NamedTuple):
@@ -211,12 +220,37 @@ Absorb = Callable[[Reply, ServerContext], Tree]  # -> state, after the new model
 
 
 class Fit(Protocol):
-    """Server-side training on the public set: minimises the mean of `loss(out, batch, forward)`; honours what is frozen."""
+    """Server-side training on the public set: minimises the mean of `loss(out, batch, place)`, where `place` [B] are positions in that set.
 
-    def __call__(self, model: Start, loss: Callable[[Output, Batch, Forward], Tensor], **options: Any) -> Start: ...
+    With the clients' optimiser, batch size and rates unless told otherwise; honours what is frozen. `patience` steps without a better accuracy on the
+    `validation` share of the set end it, and the best model is kept.
+    """
+
+    def __call__(
+        self,
+        model: Start,
+        loss: Callable[[Output, Batch, Tensor], Tensor],
+        *,
+        epochs: int = 0,
+        steps: int = 0,
+        batch: int = 0,
+        optimiser: Optimiser | None = None,
+        cosine: bool = False,
+        validation: float = 0.0,
+        patience: int = 0,
+    ) -> Start: ...
 
 
-Refine = Callable[[Start, Start, Reply, Fit, ServerContext], Start]  # (merged, previous, replies, fit, srv) -> model
+class ServerLent(NamedTuple):
+    """What a server-side function may ask the house to compute on the public set."""
+
+    fit: Fit
+    judge: Callable[[Start], Tensor]  # stacked models [m, ...] -> logits on the whole public set [m, n, C]
+    labels: Tensor  # of the public set [n]; -1 where it has none
+    local_models: Callable[[Reply], Start]  # the clients' complete models, stacked
+
+
+Refine = Callable[[Start, Start, Reply, ServerLent, ServerContext], Start]  # (merged, previous, replies, lent, srv) -> model
 
 
 @dataclass(frozen=True)
@@ -241,6 +275,7 @@ class Part:
     transforms: tuple[Transform, ...] = ()
     before: Before | None = None
     after: After | None = None
+    track: Track | None = None
     absorb: Absorb | None = None
     frozen: Callable[[World], Sequence[str]] | None = None  # parameters that keep their initial values everywhere
     personal: Callable[[World], Sequence[str]] | None = None  # parameters and buffers that every client keeps for itself
@@ -249,6 +284,10 @@ class Part:
     extras: Callable[[Start, World], Tree] | None = None  # the form of what one client sends up besides the model
     server: Callable[[Start, World], Tree] | None = None  # the server's first value
     share: Callable[[ServerContext], Tree] | None = None  # what goes down besides the model
+    # before a run
+    adapt: Callable[[Any, int], Any] | None = None  # (network, classes) -> the network this method needs
+    check: Callable[[Optimiser, World], None] | None = None  # raises InputError where the method cannot work
+    pooled: bool = False  # all data in one place: the centralised baseline
     # for people
     sends: str = ""  # what goes up besides the model, in words
     needs_public: bool = False

@@ -17,8 +17,6 @@ from remanence.types import (
     Batch,
     Combine,
     Context,
-    Fit,
-    Forward,
     Lent,
     Method,
     Optimiser,
@@ -27,6 +25,7 @@ from remanence.types import (
     Phase,
     Reply,
     ServerContext,
+    ServerLent,
     Start,
     Transform,
     World,
@@ -85,11 +84,13 @@ def loss_weighted() -> Part:
 def refined() -> Part:
     """Trains the merged model on the public set and holds it near the previous one: refine, fit."""
 
-    def refine(merged: Start, previous: Start, replies: Reply, fit: Fit, srv: ServerContext) -> Start:
-        def loss(out: Output, batch: Batch, forward: Forward) -> Tensor:
-            return rows_loss(out, batch) + srv.hyper["hold"] * ((out.logits - forward(previous).logits) ** 2).sum(dim=1)
+    def refine(merged: Start, previous: Start, replies: Reply, lent: ServerLent, srv: ServerContext) -> Start:
+        said = lent.judge(Start(*(trees.map(lambda x: x.unsqueeze(0), tree) for tree in previous)))[0]
 
-        return fit(merged, loss, epochs=2)
+        def loss(out: Output, batch: Batch, place: Tensor) -> Tensor:
+            return rows_loss(out, batch) + srv.hyper["hold"] * ((out.logits - said[place]) ** 2).sum(dim=1)
+
+        return lent.fit(merged, loss, epochs=2)
 
     return Part("refined", hyper={"hold": 0.1}, refine=refine, needs_public=True)
 

@@ -62,6 +62,14 @@ class Population:
     def clients(self) -> int:
         return len(self.steps[0].train.sizes)
 
+    def pool(self) -> Population:
+        """The same rows in the hands of a single client."""
+
+        def whole(rows: Rows) -> Rows:
+            return Rows(np.sort(rows.ids), np.array([0, len(rows.ids)], dtype=np.int64))
+
+        return Population(tuple(Holdings(whole(holdings.train), whole(holdings.valid)) for holdings in self.steps))
+
     @property
     def capacity(self) -> int:
         return max(int(holdings.train.sizes.max()) for holdings in self.steps)

@@ -26,6 +26,7 @@ def make_context(task: Task, job: Job, place: int | Tensor) -> Context:
         start=Start(*(trees.take(tree, place) for tree in job.start)) if job.personal_start else job.start,
         shared=job.shared,
         own=trees.take(job.own, place),
+        memory={},
         facts=Facts(*(fact[place] for fact in job.facts)),
         step=torch.tensor(0, device=device),
         steps=torch.zeros_like(clients).to(device),

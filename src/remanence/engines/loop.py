@@ -11,8 +11,8 @@ from torch import Tensor
 from remanence import trees
 from remanence.data.batches import Plan
 from remanence.engines import common
-from remanence.local import SplitRows, Task, begin, differentiate_plain, finish, keep_or_revert, take_step
-from remanence.trees import Params
+from remanence.local import SplitRows, Task, begin, differentiate_plain, finish, first_progress, keep_or_revert, take_step
+from remanence.trees import Params, Tree
 from remanence.types import Batch, Context, Job, Phase, Reply, Scores, Start
 
 SCORE_ROWS = 500  # rows a model sees at once when it is scored: larger chunks fall out of the cache
@@ -40,7 +40,8 @@ class Loop:
         for number, phase in enumerate(task.phases):
             plan, old = common.plan_phase(task, job, client, number, phase), model
             now = common.enter_phase(ctx, number, len(plan.widths))
-            model, losses = self._train_phase(model, now, phase, plan, rows)
+            model, memory, losses = self._train_phase(model, now, phase, plan, rows)
+            ctx = ctx._replace(memory=memory)
             total += len(plan.widths)
             if phase.accept is not None:
                 accept = common.scoped_accept(task, phase)
@@ -48,23 +49,24 @@ class Loop:
         own, extras = finish(task, differentiate_plain, rows, model, extras, kept, common.at(ctx, "after", total))
         return common.make_reply(task, job, np.array([client]), *_stack_of_one(model, extras, own, losses.mean()))
 
-    def _train_phase(self, model: Start, ctx: Context, phase: Phase, plan: Plan, rows: SplitRows) -> tuple[Start, Tensor]:
-        """-> the trained model, the loss of every step"""
+    def _train_phase(self, model: Start, ctx: Context, phase: Phase, plan: Plan, rows: SplitRows) -> tuple[Start, Tree, Tensor]:
+        """-> the trained model, what was tracked, the loss of every step"""
         task, names, losses = self.task, self.task.trained_names(phase), []
-        params, buffers = trees.restrict(model.params, names), model.buffers
+        params = trees.restrict(model.params, names)
         fixed = {name: value for name, value in model.params.items() if name not in params}
         if self.channels_last:
             params, fixed = _channels_last(params), _channels_last(fixed)
-        slots = task.optimiser.init(params)
+        progress = first_progress(task, differentiate_plain, params, fixed, model.buffers, rows, ctx)
         for step, width in enumerate(plan.widths):
             now = common.enter_step(ctx, step)
             chosen = rows.train[torch.from_numpy(plan.rows[step, :width]).to(rows.train.device)]
             x = self._lay_out(task.train.augmented(chosen, now.key))
             batch = Batch(x, task.train.labels(chosen), torch.ones(int(width), dtype=task.world.dtype, device=x.device), chosen)
-            params, buffers, slots, loss = take_step(task, differentiate_plain, params, fixed, buffers, slots, batch, rows, now)
+            progress, loss = take_step(task, differentiate_plain, progress, fixed, batch, rows, now)
             losses.append(loss)
-        whole = {**fixed, **params}
-        return Start({name: whole[name].contiguous() for name in model.params}, buffers), torch.stack(losses)
+        whole = {**fixed, **progress.params}
+        trained = Start({name: whole[name].contiguous() for name in model.params}, progress.buffers)
+        return trained, progress.memory, torch.stack(losses)
 
     def _lay_out(self, x: Tensor) -> Tensor:
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
@@ -99,8 +101,8 @@ class Loop:
         pass
 
 
-def _stack_of_one(model: Start, extras: trees.Tree, own: trees.Tree, loss: Tensor) -> tuple[Start, trees.Tree, trees.Tree, Tensor]:
-    def lift(tree: trees.Tree) -> trees.Tree:
+def _stack_of_one(model: Start, extras: Tree, own: Tree, loss: Tensor) -> tuple[Start, Tree, Tree, Tensor]:
+    def lift(tree: Tree) -> Tree:
         return trees.map(lambda x: x.unsqueeze(0), tree)
 
     return Start(lift(model.params), lift(model.buffers)), lift(extras), lift(own), loss.unsqueeze(0)

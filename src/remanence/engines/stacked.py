@@ -20,7 +20,7 @@ from remanence.data.batches import Plan, plan_batches
 from remanence.engines import common
 from remanence.errors import InputError
 from remanence.keys import Key
-from remanence.local import SplitRows, Task, begin, differentiate_functional, finish, keep_or_revert, take_step
+from remanence.local import Progress, SplitRows, Task, begin, differentiate_functional, finish, first_progress, keep_or_revert, take_step
 from remanence.trees import Params, Tree
 from remanence.types import Batch, Context, Job, Phase, Reply, Scores, Start
 
@@ -59,7 +59,8 @@ class Stacked:
             plans = [common.plan_phase(task, job, int(client), number, phase) for client in clients]
             steps = np.array([len(plan.widths) for plan in plans])
             now, old = common.enter_phase(ctx, number, torch.from_numpy(steps).to(task.world.device)), model
-            model, losses = self._train_phase(model, now, dims, phase, plans, rows)
+            model, memory, losses = self._train_phase(model, now, dims, phase, plans, rows)
+            ctx = ctx._replace(memory=memory)
             total += steps
             if phase.accept is not None:
                 accept = partial(keep_or_revert, task, differentiate_functional, common.scoped_accept(task, phase))
@@ -71,17 +72,19 @@ class Stacked:
 
     def _train_phase(
         self, model: Start, ctx: Context, dims: Context, phase: Phase, plans: list[Plan], rows: SplitRows
-    ) -> tuple[Start, Tensor]:
-        """-> the trained models, the mean loss of each client"""
+    ) -> tuple[Start, Tree, Tensor]:
+        """-> the trained models, what was tracked, the mean loss of each client"""
         task, device, names = self.task, self.task.world.device, self.task.trained_names(phase)
         steps = np.array([len(plan.widths) for plan in plans])
         places, widths = _pad_plans(plans)
         places_on_device = torch.from_numpy(places).to(device)
         params = trees.clone(trees.restrict(model.params, names))
         frozen = {name: value for name, value in model.params.items() if name not in params}
-        slots, loss = vmap(task.optimiser.init)(params), torch.zeros(len(plans), dtype=task.world.dtype, device=device)
-        live, done = Live(params, frozen, model.buffers, slots, loss, rows, ctx), []
-        step_all = vmap(partial(take_step, task, differentiate_functional), in_dims=(0, 0, 0, 0, 0, 0, dims))
+        start_all = vmap(partial(first_progress, task, differentiate_functional), in_dims=(0, 0, 0, 0, dims))
+        first = start_all(params, frozen, model.buffers, rows, ctx)
+        live = Live(first, frozen, torch.zeros(len(plans), dtype=task.world.dtype, device=device), rows, ctx)
+        done: list[Live] = []
+        step_all = vmap(partial(take_step, task, differentiate_functional), in_dims=(0, 0, 0, 0, dims))
         for step in range(int(steps.max())):
             count = int((steps > step).sum())
             if count < len(live.loss):
@@ -92,14 +95,14 @@ class Stacked:
             now = common.enter_step(live.ctx, step)
             weight = torch.from_numpy(np.arange(width) < widths[:count, step, None]).to(device=device, dtype=task.world.dtype)
             batch = Batch(task.train.augmented(chosen, now.key), task.train.labels(chosen), weight, chosen)
-            params, buffers, slots, loss = step_all(live.params, live.fixed, live.buffers, live.slots, batch, live.rows, now)
-            live = live._replace(params=params, buffers=buffers, slots=slots, loss=live.loss + loss)
+            progress, loss = step_all(live.progress, live.fixed, batch, live.rows, now)
+            live = live._replace(progress=progress, loss=live.loss + loss)
         done.append(live)
         last_first = done[::-1]  # the clients with most steps are at the front of the stack and finish last
-        whole = {**frozen, **trees.concatenate([part.params for part in last_first])}
-        buffers = trees.concatenate([part.buffers for part in last_first])
+        params, buffers, _, memory = (trees.concatenate(parts) for parts in zip(*(part.progress for part in last_first), strict=True))
+        whole = {**frozen, **params}
         loss = torch.cat([part.loss for part in last_first]) / torch.from_numpy(steps).to(device)
-        return Start({name: whole[name] for name in model.params}, buffers), loss
+        return Start({name: whole[name] for name in model.params}, buffers), memory, loss
 
     def _rows(self, job: Job, clients: np.ndarray) -> SplitRows:
         holdings = self.task.population.at(job.time_step)
@@ -138,10 +141,8 @@ class Stacked:
 class Live(NamedTuple):
     """The clients of a stack that still have steps to make."""
 
-    params: Params
+    progress: Progress
     fixed: Params
-    buffers: Params
-    slots: Tree
     loss: Tensor  # [k], summed over steps
     rows: SplitRows
     ctx: Context
