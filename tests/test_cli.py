@@ -80,7 +80,7 @@ def test_ctrl_c_saves_and_exits_with_130(tmp_path: Path) -> None:
 
 
 MISTAKES = {
-    "unknown method": (["--method", "fedporx"], "did you mean fedprox?"),
+    "unknown method": (["--method", "fedporx"], "did you mean fedprox"),
     "unknown option": (["--method", "fedprox(mux=1)"], "did you mean mu?"),
     "unknown model": (["--model", "mpl"], "did you mean mlp?"),
     "unknown data": (["--data", "digit"], "did you mean digits?"),

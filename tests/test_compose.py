@@ -36,6 +36,7 @@ FILLINGS: dict[str, Any] = {
     "apply": say("apply"),
     "refine": say("refine"),
     "phases": lambda phase: (phase,),
+    "personalise": Phase(epochs=1),
 }
 
 

@@ -17,7 +17,7 @@ from remanence import expressions
 from remanence.errors import InputError
 from remanence.types import STAGES, Context, Method, Optimiser, Part, ServerContext, World
 
-ONE = ("base", "gradient", "optimiser", "weigh", "combine", "apply", "refine", "phases")
+ONE = ("base", "gradient", "optimiser", "weigh", "combine", "apply", "refine", "phases", "personalise")
 
 P = ParamSpec("P")
 
@@ -65,6 +65,7 @@ SLOT_WORDS = {
     "apply": "server's optimiser",
     "refine": "server's refinement",
     "phases": "phases of local training",
+    "personalise": "fine-tuning of personal models",
 }
 
 

@@ -62,6 +62,7 @@ class Record(Section):
     every: Count = 1  # rounds between evaluations; the last round is always evaluated
     local: StrictBool = False  # also evaluate every client's model after local training (cost: one evaluation a client)
     validation: StrictBool = True  # also evaluate the global model on all clients' validation rows
+    personal: Natural = 100  # also evaluate personal models, where the method makes any, of at most so many clients, the first by number
 
 
 class Checkpoint(Section):

@@ -9,7 +9,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +124,11 @@ def build(spec: Spec, *, method: Method | Part | None = None, module: nn.Module 
         population=population,
         average_buffers=spec.local.buffers == "average",
     )
+    task = replace(task, world=replace(world, sent=task.sent_names()))
     _check_task(task)
     for p in composed.parts:
         if p.check is not None:
-            p.check(task.optimiser, world)
+            p.check(task.optimiser, task.world)
     size = min(_cohort_size(spec, named_clients), population.clients)
     settled = _settle(spec, model_name, named_clients, device)
     return Experiment(settled, source, task, schedule, size, _describe(settled, source, task))

@@ -68,7 +68,9 @@ def make_fit(task: Task, rule: dict[str, float], key: Key) -> Fit:
         order = here.fold("validation").permutation(len(task.public))
         held = round(validation * len(order))
         watched, places = np.sort(order[:held]), np.sort(order[held:])
-        plan = plan_batches(here.fold("plan"), len(places), batch or task.batch, epochs, steps)
+        size = min(batch or task.batch, len(places))
+        lonely = task.model.mixes_rows and size > 1 and len(places) % size == 1  # batch norm cannot train on a last batch of one row
+        plan = plan_batches(here.fold("plan"), len(places), size, epochs, steps, drop_last=lonely)
         names = task.sent_names()
         params, buffers = trees.restrict(model.params, names), model.buffers
         fixed = {name: value for name, value in model.params.items() if name not in names}

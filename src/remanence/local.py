@@ -156,8 +156,8 @@ def take_step(
     for transform in task.method.transforms():
         grads = transform(grads, now.params, ctx)
     params, slots = task.optimiser.step(now.params, grads, now.slots, ctx)
-    whole_before, whole_after = {**fixed, **now.params}, {**fixed, **params}
-    memory = {hook.name: hook(now.memory[hook.name], whole_before, whole_after, batch, lent, ctx) for hook in task.method.trackers("step")}
+    before, after = Start({**fixed, **now.params}, now.buffers), Start({**fixed, **params}, aux["buffers"])
+    memory = {hook.name: hook(now.memory[hook.name], before, after, batch, lent, ctx) for hook in task.method.trackers("step")}
     return Progress(params, aux["buffers"], slots, memory), aux["loss"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from remanence import trees
+from remanence import personal, trees
 from remanence.experiment import Experiment
 from remanence.files import flush
 from remanence.metrics.accuracy import summarise
@@ -17,6 +17,8 @@ from remanence.results import LEDGER, METRICS
 from remanence.server import Update, local_models
 from remanence.state import RunState
 from remanence.types import Engine, Reply, Scores, Start
+
+PERSONAL_AT_ONCE = 32  # personal models in memory at a time
 
 
 class Recorder:
@@ -28,6 +30,9 @@ class Recorder:
         if self.files[LEDGER].tell() == 0:
             self.files[LEDGER].write(header(experiment.source.classes))
         self.scores: dict[str, Scores] = {}  # of the current global model, by split: the next round's "before"
+        wanted = self.spec.record.personal > 0 and personal.has_personal_models(experiment.task)
+        self.personal_clients = self.spec.record.personal if wanted else 0
+        self.tuner = personal.make_tuner(experiment) if wanted else None
 
     def due(self, round: int) -> bool:
         return round % self.spec.record.every == 0 or round == self.spec.rounds
@@ -71,6 +76,7 @@ class Recorder:
             self._ledger(scores, 0, **place, moment="refined" if refined else "merged", split=split, model=GLOBAL)
             confusion, loss = scores.confusion[0].sum(dim=0).numpy(), float(scores.loss[0].sum())
             written[split] = self._line({**place, "model": "global", "split": split, **summarise(confusion, loss), **line})
+        self._personal(engine, state, line)
         return written["test"]
 
     def commit(self) -> dict[str, int]:
@@ -85,8 +91,26 @@ class Recorder:
             flush(file)
 
     def close(self) -> None:
+        if self.tuner is not None:
+            self.tuner.close()
         for file in self.files.values():
             file.close()
+
+    def _personal(self, engine: Engine, state: RunState, line: dict[str, Any]) -> None:
+        """Every client's personal model on the client's own validation rows; the line has the counts of all these clients together."""
+        place = {"round": state.round, "time_step": state.time_step}
+        holders = np.flatnonzero(self.experiment.task.population.at(state.time_step).valid.sizes)[: self.personal_clients]
+        total, loss = np.zeros((len(self.experiment.source.classes),) * 2, dtype=np.int64), 0.0
+        for first in range(0, len(holders), PERSONAL_AT_ONCE):
+            some = holders[first : first + PERSONAL_AT_ONCE]
+            models = personal.make_models(self.experiment, self.tuner, state, some)
+            for number, client in enumerate(some.tolist()):
+                one = Start(*(trees.take(tree, slice(number, number + 1)) for tree in models))
+                scores = engine.score(one, "valid", np.array([client]), state.time_step)
+                self._ledger(scores, 0, **place, moment="personal", split="valid", model=client, owner=client)
+                total, loss = total + scores.confusion[0, 0].numpy(), loss + float(scores.loss[0, 0])
+        if len(holders):
+            self._line({**place, "model": "personal", "split": "valid", **summarise(total, loss), **line})
 
     def _score(self, engine: Engine, model: Start) -> None:
         if not self.scores:
@@ -94,7 +118,7 @@ class Recorder:
 
     def _ledger(self, scores: Scores, place: int, **columns: Any) -> None:
         confusion, loss = scores.confusion[place].sum(dim=0).numpy(), float(scores.loss[place].sum())
-        record = make_record(len(self.experiment.source.classes), confusion, loss=loss, owner=ALL, **columns)
+        record = make_record(len(self.experiment.source.classes), confusion, loss=loss, **{"owner": ALL} | columns)
         self.files[LEDGER].write(record.tobytes())
 
     def _line(self, line: dict[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def update(task: Task, server: Server, replies: Reply, round: int, key: Key, rul
     merged = refined = Start(params, average_buffers(server.model.buffers, replies.buffers, weights))
     refine = method.one("refine")
     if refine is not None:
-        lent = lend_server(task, rule, key.fold("server", "fit"), lambda some: local_models(server.model, some))
+        lent = lend_server(task, rule, key.fold("server", "fit"), lambda some: local_models(server.model, some, seen_by_server=True))
         refined = refine(merged, server.model, replies, lent, srv("refine"))
     for absorb in method.many("absorb"):
         state[absorb.name] = absorb(replies, srv("absorb"))
@@ -95,9 +95,10 @@ def average_buffers(current: Params, sent: Params, weights: Tensor) -> Params:
     return current | averaged
 
 
-def local_models(start: Start, replies: Reply) -> Start:
-    """The clients' models as a stack, completed by what did not travel: the frozen part, and each client's own."""
-    whole, mine = Start(trees.expand(start.params, replies.k), trees.expand(start.buffers, replies.k)), replies.own.get(PERSONAL, {})
+def local_models(start: Start, replies: Reply, seen_by_server: bool = False) -> Start:
+    """The clients' models as a stack, completed by what did not travel: the frozen part, and each client's own, which a server never sees."""
+    whole = Start(trees.expand(start.params, replies.k), trees.expand(start.buffers, replies.k))
+    mine = {} if seen_by_server else replies.own.get(PERSONAL, {})
     return Start(whole.params | replies.params | mine.get("params", {}), whole.buffers | replies.buffers | mine.get("buffers", {}))
 
 

@@ -67,6 +67,7 @@ class World:
     norms: tuple[str, ...]  # parameter names of normalisation layers
     buffers: tuple[str, ...]  # buffer names: their statistics
     public: int  # rows in the server's public set
+    sent: tuple[str, ...] = ()  # parameter names that travel: trained and not personal
 
 
 class Context(NamedTuple):
@@ -142,7 +143,7 @@ class Track(NamedTuple):
     """Something gathered over the local steps, readable as ctx.memory: in the next step, and in `after`."""
 
     init: Callable[[Context, Lent], Tree]  # -> memory
-    step: Callable[[Tree, Params, Params, Batch, Lent, Context], Tree]  # (memory, params before, params after, batch, lent, ctx) -> memory
+    step: Callable[[Tree, Start, Start, Batch, Lent, Context], Tree]  # (memory, model before, model after, batch, lent, ctx) -> memory
 
 
 class Phase(NamedTuple):
@@ -269,6 +270,7 @@ class Part:
     apply: Apply | None = None
     refine: Refine | None = None
     phases: Callable[[Phase], tuple[Phase, ...]] | None = None  # the experiment's phase -> those of this method
+    personalise: Phase | None = None  # fine-tuning by which a client makes its personal model, for evaluation alone; see `personal.py`
     # any number
     terms: tuple[Term, ...] = ()
     penalties: tuple[Penalty, ...] = ()

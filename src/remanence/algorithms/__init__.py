@@ -4,16 +4,66 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from remanence.algorithms.centralised import centralised
 from remanence.algorithms.fedavg import fedavg
+from remanence.algorithms.fedbabu import fedbabu
+from remanence.algorithms.fedbn import fedbn
+from remanence.algorithms.feddf import feddf
+from remanence.algorithms.fednova import fednova
+from remanence.algorithms.fedntd import fedntd
 from remanence.algorithms.fedprox import fedprox
+from remanence.algorithms.fedreg import fedreg
+from remanence.algorithms.fedwavg import fedwavg
+from remanence.algorithms.flashback import flashback
+from remanence.algorithms.frozen_head import frozen_head
+from remanence.algorithms.moon import moon
+from remanence.algorithms.scaffold import scaffold
+from remanence.algorithms.server_optimisers import fedadagrad, fedadam, fedavgm, fedyogi
 from remanence.objectives import OBJECTIVES
 from remanence.types import Part
 
-__all__ = ["METHODS", "PARTS", "fedavg", "fedprox"]
+__all__ = [
+    "METHODS",
+    "PARTS",
+    "centralised",
+    "fedadagrad",
+    "fedadam",
+    "fedavg",
+    "fedavgm",
+    "fedbabu",
+    "fedbn",
+    "feddf",
+    "fednova",
+    "fedntd",
+    "fedprox",
+    "fedreg",
+    "fedwavg",
+    "fedyogi",
+    "flashback",
+    "frozen_head",
+    "moon",
+    "scaffold",
+]
 
 METHODS: dict[str, Callable[..., Part]] = {
+    "centralised": centralised,
+    "fedadagrad": fedadagrad,
+    "fedadam": fedadam,
     "fedavg": fedavg,
+    "fedavgm": fedavgm,
+    "fedbabu": fedbabu,
+    "fedbn": fedbn,
+    "feddf": feddf,
+    "fednova": fednova,
+    "fedntd": fedntd,
     "fedprox": fedprox,
+    "fedreg": fedreg,
+    "fedwavg": fedwavg,
+    "fedyogi": fedyogi,
+    "flashback": flashback,
+    "frozen_head": frozen_head,
+    "moon": moon,
+    "scaffold": scaffold,
 }
 
 PARTS: dict[str, Callable[..., Part]] = METHODS | OBJECTIVES  # whatever may stand between two `+`

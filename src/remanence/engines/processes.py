@@ -74,10 +74,11 @@ class Processes:
     def score(self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0) -> Scores:
         ids, groups, count = common.rows_to_score(self.task, split, owners, time_step)
         packed = _pack(tuple(models))
-        shares = list(zip(np.array_split(ids.numpy(), self.workers), np.array_split(groups.numpy(), self.workers), strict=True))
-        for pipe, (some, theirs) in zip(self.pipes, shares, strict=True):
+        helpers = self.pipes[: max(1, min(self.workers, len(ids)))]  # nobody is asked about no rows at all
+        shares = zip(np.array_split(ids.numpy(), len(helpers)), np.array_split(groups.numpy(), len(helpers)), strict=True)
+        for pipe, (some, theirs) in zip(helpers, shares, strict=True):
             self._send(pipe, ("score", packed, split, some, theirs, count))
-        parts = [Scores(*_unpack(self._receive(pipe))) for pipe in self.pipes]
+        parts = [Scores(*_unpack(self._receive(pipe))) for pipe in helpers]
         return Scores(torch.stack([part.confusion for part in parts]).sum(dim=0), torch.stack([part.loss for part in parts]).sum(dim=0))
 
     def close(self) -> None:

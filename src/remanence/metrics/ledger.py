@@ -15,7 +15,7 @@ import numpy as np
 
 from remanence.errors import InputError
 
-MOMENTS = ("before_drift", "before", "local", "merged", "refined")
+MOMENTS = ("before_drift", "before", "local", "merged", "refined", "personal")
 SPLITS = ("test", "valid", "train", "public")
 GLOBAL = -1  # in the column `model`: the global model
 ALL = -1  # in the column `owner`: rows of everybody

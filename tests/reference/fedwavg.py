@@ -1,0 +1,81 @@
+"""FedWAvg once more, line by line after its algorithm 1, in plain PyTorch and explicit loops."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from reference.federated import Setting, learning_rate, train_client
+from torch import Tensor, nn
+
+from remanence.data.batches import plan_batches
+from remanence.keys import Key
+
+State = dict[str, Tensor]
+
+
+def predict(net: nn.Module, state: State, x: Tensor) -> list[int]:
+    judge = copy.deepcopy(net)
+    judge.load_state_dict(state)
+    judge.eval()
+    with torch.no_grad():
+        return [int(judge(row.unsqueeze(0)).argmax()) for row in x]
+
+
+def averaging_weights(counts: Sequence[float], alpha: float) -> list[float]:
+    """Equation 2; all ones where nobody forgot anything."""
+    if sum(counts) == 0:
+        return [1.0] * len(counts)
+    return [(1 - alpha) + alpha * (count / sum(counts) * len(counts)) for count in counts]
+
+
+def weighted_average(states: Sequence[State], weights: Sequence[float]) -> State:
+    """Line 15: 1/N sum_n theta_n * W[n]; a counter of batches has no mean: the largest."""
+    result = {}
+    for name, first in states[0].items():
+        if first.is_floating_point():
+            result[name] = torch.zeros_like(first)
+            for state, weight in zip(states, weights, strict=True):
+                result[name] += state[name] * weight / len(states)
+        else:
+            result[name] = torch.stack([state[name] for state in states]).max()
+    return result
+
+
+def train(
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    classes: int,
+    rows: Sequence[np.ndarray],
+    setting: Setting,
+    alpha: float,
+    every: int,
+) -> tuple[State, list[dict[int, float]]]:
+    """-> the global state dict, what every client of each round uploaded as F"""
+    theta_g = copy.deepcopy(net.state_dict())
+    forgotten = [1.0] * len(rows)  # line 2
+    theta: dict[int, State] = {}  # each client's last local model
+    uploads = []
+    for round in range(1, setting.rounds + 1):
+        key = Key(setting.seed).fold("round", round)
+        cohort = sorted(key.fold("cohort").permutation(len(rows))[: setting.cohort].tolist())
+        trained = []
+        for n in cohort:
+            mine_x, mine_y = x[rows[n]], y[rows[n]]
+            if n in theta and round % every == 0:  # lines 5 and 10 to 12
+                right_before = [said == int(label) for said, label in zip(predict(net, theta[n], mine_x), mine_y, strict=True)]
+                right_now = [said == int(label) for said, label in zip(predict(net, theta_g, mine_x), mine_y, strict=True)]
+                forgotten[n] = float(sum(before and not now for before, now in zip(right_before, right_now, strict=True)))
+            plan = plan_batches(key.fold("client", n, "plan", 0), len(rows[n]), setting.batch, epochs=setting.epochs)
+            batches = [positions[:width] for positions, width in zip(plan.rows, plan.widths, strict=True)]
+            local = copy.deepcopy(net)
+            local.load_state_dict(theta_g)
+            train_client(local, mine_x, mine_y, classes, batches, setting, learning_rate(setting, round))
+            theta[n] = {name: value.detach().clone() for name, value in local.state_dict().items()}
+            trained.append(theta[n])
+        uploads.append({n: forgotten[n] for n in cohort})
+        theta_g = weighted_average(trained, averaging_weights([forgotten[n] for n in cohort], alpha))
+    return theta_g, uploads
