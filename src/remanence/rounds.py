@@ -8,7 +8,6 @@ last checkpoint is cut off and done again.
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from remanence.checkpoint import Vault, fingerprint
 from remanence.config import Spec, write_toml
 from remanence.data.source import Source
 from remanence.engines.choose import Choice, choose_engine, make_engine
+from remanence.engines.processes import count_cores
 from remanence.errors import INTERRUPTED, OUT_OF_TIME, TERMINATED, InputError, Stopped
 from remanence.experiment import Experiment, build
 from remanence.files import claim_folder, explain_full_disk, lock, write_atomically
@@ -113,7 +113,7 @@ def settle_engine(experiment: Experiment, progress: Progress, choice: Choice | N
         choice = choose_engine(task, make_job(experiment, first_state(experiment), 1), spec.stack, spec.workers)
         progress.say(f"engine {choice.reason}")
     torch.set_num_threads(choice.threads)
-    workers = spec.workers or len(os.sched_getaffinity(0))
+    workers = spec.workers or count_cores()
     settled = spec.model_copy(update={"engine": choice.name, "threads": choice.threads, "workers": workers})
     return replace(experiment, spec=settled, about=experiment.about | {"engine": choice.reason}), choice
 

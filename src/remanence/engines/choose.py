@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from remanence.engines.loop import Loop
-from remanence.engines.processes import Processes
+from remanence.engines.processes import Processes, count_cores
 from remanence.engines.stacked import Stacked, needs_padding
 from remanence.errors import InputError
 from remanence.local import Task
@@ -56,7 +55,7 @@ def choose_engine(task: Task, job: Job, stack: int = 0, workers: int = 0, clock:
     if threads > 1 and first < LIGHT:  # threads that wait for each other cost small nets more than they gain
         torch.set_num_threads(1)
         threads = 1
-    cores = workers or len(os.sched_getaffinity(0))
+    cores = workers or count_cores()
     can_fork = cores > 1 and len(job.clients) > 1 and "fork" in multiprocessing.get_all_start_methods()
     if first > HEAVY:
         name = "processes" if can_fork else "loop"

@@ -35,7 +35,7 @@ class Processes:
 
     def __init__(self, task: Task, workers: int = 0):
         self.task = task
-        self.workers = workers or len(os.sched_getaffinity(0))
+        self.workers = workers or count_cores()
         if "fork" not in multiprocessing.get_all_start_methods():
             raise InputError("engine processes needs a system that can fork (Linux or macOS): use engine=loop here")
         if task.world.device.type != "cpu":
@@ -107,6 +107,11 @@ class Processes:
         return RunFailed(
             "a worker process died (out of memory, or killed): nothing is lost, go on with remanence resume, with fewer workers if it happens again"
         )
+
+
+def count_cores() -> int:
+    """The cores this process may use, where the system tells; all there are, where it does not (macOS)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _serve(task: Task, pipe: Connection, inherited: list[Connection]) -> None:
