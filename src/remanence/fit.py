@@ -40,7 +40,7 @@ def judge_public(task: Task, models: Start) -> Tensor:
     for some in torch.split(ids, JUDGED_ROWS):
         x = task.train.inputs(some)
         if many == 1:
-            one = Start(*(trees.take(tree, 0) for tree in models))
+            one = models.take(0)
             parts.append(task.model.judge_rows(one, x).logits.unsqueeze(0))
         else:
             parts.append(vmap(lambda model, x=x: task.model.judge_rows(model, x).logits)(models))

@@ -105,7 +105,7 @@ class Recorder:
             some = holders[first : first + PERSONAL_AT_ONCE]
             models = personal.make_models(self.experiment, self.tuner, state, some)
             for number, client in enumerate(some.tolist()):
-                one = Start(*(trees.take(tree, slice(number, number + 1)) for tree in models))
+                one = models.take(slice(number, number + 1))
                 scores = engine.score(one, "valid", np.array([client]), state.time_step)
                 self._ledger(scores, 0, **place, moment="personal", split="valid", model=client, owner=client)
                 total, loss = total + scores.confusion[0, 0].numpy(), loss + float(scores.loss[0, 0])

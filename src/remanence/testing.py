@@ -239,7 +239,7 @@ def _check_resume(method: Method, name: str, rounds: int) -> None:
 
 
 def _check_scores(engine: Engine, experiment: Experiment, models: Start) -> None:
-    one, loop = Start(*(trees.take(tree, slice(0, 1)) for tree in models)), Loop(experiment.task)
+    one, loop = models.take(slice(0, 1)), Loop(experiment.task)
     before = trees.clone({"params": models.params, "buffers": models.buffers})
     splits: list[tuple[str, np.ndarray | None]] = [("test", None), ("train", None), ("valid", None), ("valid", np.array([4, 1]))]
     if experiment.task.world.public:

@@ -148,7 +148,7 @@ def play(experiment: Experiment, engine: Engine, rounds: int) -> tuple[RunState,
 def pick_clients(job: Job, places: Sequence[int]) -> Job:
     """The same round for some clients of the cohort only."""
     index = torch.tensor(list(places))
-    start = Start(*(trees.take(tree, index) for tree in job.start)) if job.personal_start else job.start
+    start = job.start.take(index) if job.personal_start else job.start
     facts = Facts(*(fact[index] for fact in job.facts))
     return job._replace(clients=job.clients[list(places)], start=start, own=trees.take(job.own, index), facts=facts)
 

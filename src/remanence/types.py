@@ -44,6 +44,10 @@ class Start(NamedTuple):
     params: Params
     buffers: Params
 
+    def take(self, index: int | slice | Tensor) -> Start:
+        """Of a stack of models, one (an integer) or some."""
+        return Start(trees.take(self.params, index), trees.take(self.buffers, index))
+
 
 class Facts(NamedTuple):
     """What is known of a client's data in this round; recomputed each round, because data drift."""

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from algorithms.small_task import CLASSES, make_net
 from reference.federated import Setting, normalise
-from torch import Tensor, nn
+from torch import Tensor
 
 from remanence.engines.loop import Loop
 from remanence.experiment import Experiment
@@ -16,35 +17,12 @@ from remanence.state import RunState
 from remanence.trial import play, small_experiment
 from remanence.types import Method, Part
 
-CLASSES = 5
 SETTING = Setting(rounds=3, cohort=4, epochs=2, batch=4, lr=0.1, momentum=0.9, weight_decay=0.01, seed=4)
-
-
-class ConvNet(nn.Module):
-    """With batch norm, so that modes and buffers count; without a bias before it, whose gradient would be pure rounding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(2, 3, 3, stride=2, bias=False), nn.BatchNorm2d(3), nn.Tanh(), nn.Flatten())
-        self.head = nn.Linear(12, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.body(x))
-        return logits
-
-
-def make_net(kind: str) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        net = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, CLASSES)) if kind == "mlp" else ConvNet()
-    return net.double()
 
 
 def make_experiment(method: str | Part | Method, kind: str, **changes: Any) -> Experiment:
     settings = {
-        "data.name": "synthetic(samples=100, classes=5, features=6)"
-        if kind == "mlp"
-        else "synthetic(samples=100, classes=5, shape='2x6x6')",
+        "data.name": f"synthetic(samples=100, classes={CLASSES}, {'features=6' if kind == 'mlp' else 'shape=' + repr('2x6x6')})",
         "data.partition": "dirichlet_by_class(alpha=0.3, minimum=2)",
         "local.optimizer": "sgd(lr=0.1, momentum=0.9, weight_decay=0.01)",
         "local.epochs": 2,

@@ -81,10 +81,10 @@ def choose_engine(task: Task, job: Job, stack: int = 0, workers: int = 0, clock:
 def _few(job: Job, count: int) -> Job:
     """The first clients of a job."""
     from remanence import trees
-    from remanence.types import Facts, Start
+    from remanence.types import Facts
 
     some = slice(0, count)
-    start = Start(*(trees.take(tree, some) for tree in job.start)) if job.personal_start else job.start
+    start = job.start.take(some) if job.personal_start else job.start
     return job._replace(
         clients=job.clients[some], start=start, own=trees.take(job.own, some), facts=Facts(*(fact[some] for fact in job.facts))
     )

@@ -23,7 +23,7 @@ def make_context(task: Task, job: Job, place: int | Tensor) -> Context:
     return Context(
         client=clients.to(device),
         round=torch.tensor(job.round, device=device),
-        start=Start(*(trees.take(tree, place) for tree in job.start)) if job.personal_start else job.start,
+        start=job.start.take(place) if job.personal_start else job.start,
         shared=job.shared,
         own=trees.take(job.own, place),
         memory={},

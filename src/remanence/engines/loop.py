@@ -88,7 +88,7 @@ class Loop:
         examples = common.examples_of(self.task, split)
         many = len(next(iter(models.params.values())))
         tally = common.Tally(many, count, self.task.world.classes, ids.device)
-        singles = [Start(*(trees.take(tree, number) for tree in models)) for number in range(many)]
+        singles = [models.take(number) for number in range(many)]
         if self.channels_last:
             singles = [Start(_channels_last(model.params), model.buffers) for model in singles]
         for part, group in zip(torch.split(ids, SCORE_ROWS), torch.split(groups, SCORE_ROWS), strict=True):

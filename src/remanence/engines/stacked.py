@@ -128,7 +128,7 @@ class Stacked:
         for part, group in zip(torch.split(ids, SCORE_ROWS), torch.split(groups, SCORE_ROWS), strict=True):
             x, y = examples.inputs(part), examples.labels(part)
             for first in range(0, many, self.stack):
-                some = Start(*(trees.take(tree, slice(first, first + self.stack)) for tree in models))
+                some = models.take(slice(first, first + self.stack))
                 logits = vmap(lambda model, x=x: self.task.model.judge_rows(model, x).logits)(some)  # [m, n, C]
                 for number, of_model in enumerate(logits):
                     tally.add(first + number, of_model, y, group)
