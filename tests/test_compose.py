@@ -9,7 +9,7 @@ from remanence.algorithms import PARTS
 from remanence.compose import ONE, SLOT_WORDS, Composed, check, describe, parse_method, part
 from remanence.errors import InputError
 from remanence.expressions import options_of
-from remanence.types import Combine, Context, Method, Optimiser, Part, Phase, ServerContext, Transform
+from remanence.types import Assign, Combine, Context, Method, Optimiser, Part, Peers, Phase, ServerContext, Transform
 
 
 def client_context(**fields: Any) -> Context:
@@ -36,6 +36,8 @@ FILLINGS: dict[str, Any] = {
     "apply": say("apply"),
     "refine": say("refine"),
     "phases": lambda phase: (phase,),
+    "peers": Peers(say("init"), say("probe"), say("decide")),
+    "assign": Assign(say("init"), say("decide")),
     "personalise": Phase(epochs=1),
 }
 
@@ -248,3 +250,21 @@ def test_scoped_functions_work_inside_vmap() -> None:
         return penalty({"w": w}, client_context(own={"mine": {"a": a}}, hyper={"mine": {"mu": torch.tensor(10.0)}}))
 
     assert torch.func.vmap(one)(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.25])).tolist() == [10.5, 20.25]
+
+
+def test_a_part_that_works_at_a_server_has_no_place_without_one() -> None:
+    alone = Part("alone", peers=FILLINGS["peers"])
+    for slot in ("weigh", "combine", "apply", "refine", "absorb", "server", "share", "assign", "personalise"):
+        with pytest.raises(InputError, match="alone and other cannot be combined: other works at a server, and alone has none"):
+            check(alone + Part("other", **{slot: FILLINGS.get(slot, say(slot))}))
+    check(alone + Part("other", base=say("base"), own=say("own"), phases=FILLINGS["phases"]))
+
+
+def test_what_is_made_for_one_global_model_is_refused_beside_several() -> None:
+    many = Part("many", assign=FILLINGS["assign"])
+    for slot in ("server", "share", "refine", "absorb", "personal", "personalise"):
+        with pytest.raises(
+            InputError, match="many and other cannot be combined: many has several global models, and other is made for one"
+        ):
+            check(many + Part("other", **{slot: FILLINGS.get(slot, say(slot))}))
+    check(many + Part("other", weigh=say("weigh"), combine=FILLINGS["combine"]))

@@ -20,7 +20,7 @@ from remanence.record import Recorder
 from remanence.results import METRICS, SPEC, load
 from remanence.rounds import first_state, play_round, start_run
 from remanence.state import RunState
-from remanence.types import Engine, Job, Reply, Scores, Start
+from remanence.types import Engine, Job, PairScores, Reply, Scores, Start
 
 
 def spec_of(**changes: Any) -> Spec:
@@ -51,6 +51,11 @@ class Tampered:
 
     def score(self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0) -> Scores:
         return self.inner.score(models, split, owners, time_step)
+
+    def score_pairs(
+        self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int = 0, verdicts: bool = False
+    ) -> PairScores:
+        return self.inner.score_pairs(models, which, owners, split, time_step, verdicts)
 
     def close(self) -> None:
         self.inner.close()
@@ -161,7 +166,7 @@ def test_the_same_seed_gives_the_same_run_and_methods_share_their_draws(tmp_path
 
     for round in range(1, 20):
         key = Key(0).fold("round", round)
-        np.testing.assert_array_equal(a.cohort(key), b.cohort(key))
+        np.testing.assert_array_equal(a.cohort(round, key), b.cohort(round, key))
     np.testing.assert_array_equal(a.task.population.at(0).train.ids, b.task.population.at(0).train.ids)
 
 

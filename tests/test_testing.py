@@ -18,7 +18,7 @@ from remanence.models import MODELS
 from remanence.testing import check_engine, check_method, check_model
 from remanence.trees import Params, Tree
 from remanence.trial import quickly, worst_difference
-from remanence.types import Batch, Context, Job, Lent, Output, Part, Reply, Scores, Start, Transform
+from remanence.types import Batch, Context, Job, Lent, Output, PairScores, Part, Reply, Scores, Start, Transform
 
 # ------------------------------------------------------------------------------------------------------------------------------- check_method
 
@@ -129,6 +129,15 @@ class Broken(Loop):
         scores = super().score(models, split, None if self.fault == "ignores owners" else owners, time_step)
         return scores._replace(loss=scores.loss + 1e-9) if self.fault == "miscounts" else scores
 
+    def score_pairs(
+        self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int = 0, verdicts: bool = False
+    ) -> PairScores:
+        step = 0 if self.fault == "stays at the first time step" else time_step
+        scores = super().score_pairs(models, which, owners, split, step, verdicts)
+        if self.fault == "forgets verdicts":
+            return scores._replace(verdicts=None)
+        return scores._replace(loss=scores.loss.roll(1)) if self.fault == "mixes pairs up" else scores
+
 
 @pytest.mark.parametrize(
     ("fault", "sentence"),
@@ -140,6 +149,9 @@ class Broken(Loop):
         ("touches its input", "changes its input facts/size"),
         ("ignores owners", "score the split valid differently"),
         ("miscounts", "score the split test differently.*loss"),
+        ("mixes pairs up", "score pairs on the split train differently.*loss"),
+        ("forgets verdicts", "gives verdicts exactly where they are asked for"),
+        ("stays at the first time step", "score pairs on the split train differently"),
     ],
 )
 def test_broken_engines_are_named(fault: str, sentence: str) -> None:

@@ -17,6 +17,7 @@ from remanence.version import __version__
 if TYPE_CHECKING:
     from remanence.api import compare, resume, run
     from remanence.data import from_dataset
+    from remanence.diagnosis import diagnose
     from remanence.errors import InputError, RemanenceError
     from remanence.report import write_report
     from remanence.results import Comparison, Run, load
@@ -29,6 +30,7 @@ _HOMES = {
     "load": "remanence.results",
     "Run": "remanence.results",
     "Comparison": "remanence.results",
+    "diagnose": "remanence.diagnosis",
     "from_dataset": "remanence.data",
     "write_report": "remanence.report",
     "InputError": "remanence.errors",
@@ -46,6 +48,7 @@ __all__ = [
     "Run",
     "__version__",
     "compare",
+    "diagnose",
     "from_dataset",
     "load",
     "resume",

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+import string
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from remanence import data, expressions
 from remanence.algorithms import METHODS
 from remanence.config import Spec
+from remanence.data.concepts import KINDS
+from remanence.data.schedules import SCHEDULES as DRIFTS
 from remanence.errors import unknown
 from remanence.experiment import divide, load_data
 from remanence.keys import Key
 from remanence.models import MODELS
 from remanence.objectives import OBJECTIVES
+from remanence.peers.availability import AVAILABILITIES
+from remanence.peers.topology import TOPOLOGIES
 from remanence.rules import OPTIMISERS, SCHEDULES
 
 ENGINES = {
@@ -31,12 +36,17 @@ TABLES: dict[str, Mapping[str, Callable[..., Any]]] = {
     "models": MODELS,
     "data": data.SOURCES,
     "partitions": data.PARTITIONS,
+    "drifts": DRIFTS,
+    "concepts": KINDS,
+    "topologies": TOPOLOGIES,
+    "availabilities": AVAILABILITIES,
     "optimizers": OPTIMISERS,
     "schedules": SCHEDULES,
 }
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
-SHOWN = 40  # clients drawn in a terminal
+SHOWN = 40  # clients drawn in a terminal, one below the other
+SHOWN_ACROSS = 60  # and side by side
 
 
 def entries(what: str) -> list[dict[str, Any]]:
@@ -69,17 +79,21 @@ def show_partition(spec: Spec, out: Path | None, as_json: bool) -> None:
     import numpy as np
 
     source = load_data(spec)
-    public, population = divide(spec, source, Key(spec.seed))
+    division = divide(spec, source, Key(spec.seed))
+    public, population = division.public, division.population
     everyone = np.arange(population.clients)
     holdings = population.at(0)
-    counts = holdings.label_counts(everyone, source.train.y, len(source.classes))
+    counts = holdings.label_counts(everyone, division.train.y, len(source.classes))
+    clusters = [step.cluster.tolist() for step in population.steps] if spec.drift.schedule else []
     if as_json:
         valid = holdings.valid.sizes.tolist()
-        print(json.dumps({"classes": list(source.classes), "label_counts": counts.tolist(), "validation": valid, "public": len(public)}))
+        about = {"classes": list(source.classes), "label_counts": counts.tolist(), "validation": valid, "public": len(public)}
+        print(json.dumps(about | ({"clusters": clusters, "concepts": division.concepts, "notes": division.notes} if clusters else {})))
         return
     sizes = counts.sum(axis=1)
     held = f"{population.clients} clients with {sizes.min()} to {sizes.max()} training examples (median {int(np.median(sizes))})"
-    print(f"{source.name}, {spec.data.partition}: {held}, {len(holdings.valid.ids)} kept for validation, {len(public)} public")
+    divided = spec.drift.schedule or spec.data.partition
+    print(f"{source.name}, {divided}: {held}, {len(holdings.valid.ids)} kept for validation, {len(public)} public")
     names = ", ".join(source.classes[:12]) + (" ..." if len(source.classes) > 12 else "")
     print(f"a column a class ({names}); height: share of the client's examples")
     for client in everyone[:SHOWN]:
@@ -88,7 +102,26 @@ def show_partition(spec: Spec, out: Path | None, as_json: bool) -> None:
         print(f"client {client:4d} {sizes[client]:7d}  {bars}  {int((counts[client] > 0).sum())} classes")
     if population.clients > SHOWN:
         print(f"... and {population.clients - SHOWN} more; --out FILE.html draws them all")
+    if clusters:
+        _print_schedule(clusters, division.concepts, division.notes)
     if out is not None:
         from remanence.report.page import write_partition
 
-        print(write_partition(counts.tolist(), list(source.classes), f"{source.name}, {spec.data.partition}", out))
+        print(
+            write_partition(
+                counts.tolist(), list(source.classes), f"{source.name}, {divided}", out, clusters=clusters, concepts=division.concepts
+            )
+        )
+
+
+def _print_schedule(clusters: list[list[int]], concepts: Sequence[str], notes: Sequence[str]) -> None:
+    """Who is in which cluster when: a line a time step, a letter a client."""
+    letters = string.ascii_uppercase + string.ascii_lowercase
+    print("clusters over time, a letter a client; above: the shares of classes at time step 0")
+    for step, row in enumerate(clusters):
+        shown = "".join(letters[cluster] if cluster < len(letters) else "?" for cluster in row[:SHOWN_ACROSS])
+        print(f"time step {step:3d}  {shown}{' ...' if len(row) > SHOWN_ACROSS else ''}")
+    for number, concept in enumerate(concepts):
+        print(f"{letters[number] if number < len(letters) else '?'}: {concept}")
+    for note in notes:
+        print(note)

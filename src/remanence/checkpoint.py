@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from remanence.config import Spec
 from remanence.errors import CheckpointError
 from remanence.files import flush, flush_folder, sha256, write_atomically
 from remanence.server import Server
-from remanence.state import RunState
+from remanence.state import Crowd, RunState
 from remanence.trees import Tree
 from remanence.types import Start
 
@@ -64,7 +65,7 @@ class Vault:
                 name = f"client-{client:07d}.round-{state.round:07d}.safetensors"
                 write_atomically(self.folder / OWN / name, content)
                 own_files[client] = {"file": name, "sha256": sha256(content)}
-        content = _to_bytes({"params": state.server.model.params, "buffers": state.server.model.buffers, "state": state.server.state})
+        content = _to_bytes(as_tree(state))
         manifest = {
             "program": "remanence",
             "format": FORMAT,
@@ -103,20 +104,26 @@ class Vault:
         manifest = read_manifest(folder)
         if manifest["run"] != self.run:
             raise CheckpointError("it belongs to another experiment")
-        server = _from_bytes(_checked(folder / STATE, manifest["files"].get(STATE)), device, STATE)
+        tree = _from_bytes(_checked(folder / STATE, manifest["files"].get(STATE)), device, STATE)
         own, own_files = {}, {}
         for client, entry in manifest["own"].items():
             name = Path(str(entry["file"])).name  # never outside the folder
             own[int(client)] = _from_bytes(_checked(self.folder / OWN / name, entry["sha256"]), torch.device("cpu"), name)
             own_files[int(client)] = {"file": name, "sha256": str(entry["sha256"])}
         self.saved_own, self.own_files = own, own_files
-        model = Start(server.get("params", {}), server.get("buffers", {}))
-        if not all(isinstance(branch, dict) for branch in (*model, server.get("state", {}))):
-            raise CheckpointError(f"{STATE} does not hold a model")
-        if not all(bool(torch.isfinite(value).all()) for value in model.params.values()):
-            raise CheckpointError("its model holds NaN or infinity")
         committed = {str(name): int(length) for name, length in manifest["committed"].items()}
-        return RunState(int(manifest["round"]), int(manifest["time_step"]), Server(model, server.get("state", {})), own, committed)
+        state = RunState(int(manifest["round"]), int(manifest["time_step"]), _as_server(tree), own, committed)
+        state = replace(
+            state,
+            others=tuple(_as_server(tree["others"][str(number)]) for number in range(len(tree.get("others", {})))),
+            uses=tree["uses"].cpu() if "uses" in tree else None,
+            assign=tree.get("assign", {}),
+            crowd=_as_crowd(tree["crowd"]) if "crowd" in tree else None,
+        )
+        models = [server.model for server in state.servers] + ([state.crowd.models] if state.crowd is not None else [])
+        if not all(bool(torch.isfinite(value).all()) for model in models for value in model.params.values()):
+            raise CheckpointError("its model holds NaN or infinity")
+        return state
 
     def _write_folder(self, name: str, contents: dict[str, bytes]) -> None:
         temporary, final = self.folder / f".{name}.{os.getpid()}.tmp", self.folder / name
@@ -154,6 +161,46 @@ class Vault:
                 path.unlink(missing_ok=True)
         for path in self.folder.glob(".round-*.tmp"):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def as_tree(state: RunState) -> Tree:
+    """All of a state that is one tree of tensors; what clients keep has files of its own."""
+
+    def server_tree(server: Server) -> Tree:
+        return {"params": server.model.params, "buffers": server.model.buffers, "state": server.state}
+
+    tree = server_tree(state.server)
+    if state.others:
+        tree["others"] = {str(number): server_tree(other) for number, other in enumerate(state.others)}
+    if state.uses is not None:
+        tree |= {"uses": state.uses, "assign": state.assign}
+    if state.crowd is not None:
+        crowd = state.crowd
+        models = {
+            name: {"params": model.params, "buffers": model.buffers} for name, model in (("models", crowd.models), ("best", crowd.best))
+        }
+        rest = {"best_loss": crowd.best_loss, "waited": crowd.waited, "stopped": crowd.stopped, "peers": crowd.peers, "heard": crowd.heard}
+        tree["crowd"] = models | rest
+    return tree
+
+
+def _as_model(tree: Tree) -> Start:
+    model = Start(tree.get("params", {}), tree.get("buffers", {}))
+    if not all(isinstance(branch, dict) for branch in model):
+        raise CheckpointError(f"{STATE} does not hold a model")
+    return model
+
+
+def _as_server(tree: Tree) -> Server:
+    if not isinstance(tree.get("state", {}), dict):
+        raise CheckpointError(f"{STATE} does not hold a model")
+    return Server(_as_model(tree), tree.get("state", {}))
+
+
+def _as_crowd(tree: Tree) -> Crowd:
+    models, best = _as_model(tree["models"]), _as_model(tree["best"])
+    counts = {name: tree[name].cpu() for name in ("best_loss", "waited", "stopped", "heard")}
+    return Crowd(models=models, best=best, peers=tree.get("peers", {}), **counts)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -31,6 +31,11 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace an earlier
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
 AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
 TimeLimit = Annotated[float | None, typer.Option("--time-limit", metavar="SECONDS", help="save and exit with 75 after so long; resumable")]
+Client = Annotated[int | None, typer.Option("--client", help="whose model, where clients have models of their own", show_default=False)]
+BenchJobs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[JOB]...", help="A, B, B2, C, C-mixed, E, F, H, H-scaffold; default: all that fit", show_default=False),
+]
 ExperimentFile = Annotated[
     Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="an experiment file; flags and --set change it", show_default=False)
 ]
@@ -111,11 +116,48 @@ def resume(
 def report(
     folders: Annotated[list[Path], typer.Argument(help="runs and comparisons")],
     out: Annotated[Path | None, typer.Option("--out", help="the page to write; default: report.html in the first folder")] = None,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="also write every picture as PDF, SVG and PNG, and the tables, into this folder")
+    ] = None,
 ) -> None:
     """Write a self-contained page about one run or a comparison of many."""
     from remanence.report import write_report
 
+    if figures is not None:
+        from remanence.report.paper import write_figures
+        from remanence.results import load
+
+        write_figures([load(folder) for folder in folders], figures)
     print(f"report: {write_report(*folders, out=out)}")
+    if figures is not None:
+        print(f"figures: {figures}")
+
+
+@app.command()
+def watch(
+    folders: Annotated[list[Path], typer.Argument(help="runs, comparisons, or folders of them; they may appear later")],
+    port: Annotated[int, typer.Option("--port", help="0 takes any that is free")] = 0,
+) -> None:
+    """Show the report in a browser while runs go on; only this machine can see it."""
+    from remanence.watch import watch as serve
+
+    serve(folders, port, announce=lambda address: print(f"watching at {address} (Ctrl-C ends it)", flush=True))
+
+
+@app.command()
+def diagnose(folders: Annotated[list[Path], typer.Argument(help="runs and comparisons")], as_json: AsJson = False) -> None:
+    """Say in plain words what was forgotten, where, whether it is more than noise, and which cures fit."""
+    from remanence.diagnosis import diagnose as examine
+    from remanence.diagnosis import render_text
+    from remanence.results import load
+
+    found = examine([load(folder) for folder in folders])
+    if as_json:
+        from dataclasses import asdict
+
+        print(json.dumps([asdict(diagnosis) for diagnosis in found], indent=2))
+    else:
+        print(render_text(found), end="")
 
 
 @app.command()
@@ -125,6 +167,7 @@ def evaluate(
         str | None, typer.Option("--data", help="another source with the same classes; default: the run's own test set")
     ] = None,
     data_dir: Annotated[str | None, typer.Option("--data-dir", help="where data sets lie")] = None,
+    client: Client = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a trained model on a test set."""
@@ -134,7 +177,7 @@ def evaluate(
     done = _one_run(folder)
     changes = {name: value for name, value in (("name", data), ("dir", data_dir)) if value is not None}
     source = load_data(done.spec.model_copy(update={"data": done.spec.data.model_copy(update=changes)}))
-    result = score(done, source)
+    result = score(done, source, client=client)
     if as_json:
         print(json.dumps(result))
         return
@@ -147,21 +190,51 @@ def evaluate(
 
 @app.command()
 def export(
-    folder: Annotated[Path, typer.Argument(help="a run")],
-    kind: Annotated[str, typer.Option("--format", help="safetensors, torchscript or onnx")] = "safetensors",
+    folder: Annotated[Path, typer.Argument(help="a run; for tensorboard and mlflow also a comparison")],
+    kind: Annotated[
+        str, typer.Option("--format", help="the model as safetensors, torchscript or onnx; its numbers for tensorboard or mlflow")
+    ] = "safetensors",
     out: Annotated[Path | None, typer.Option("--out", help="the folder to write; default: export in the run's folder")] = None,
+    client: Client = None,
 ) -> None:
-    """Write the trained model for use elsewhere."""
+    """Write the trained model, or its numbers over rounds, for use elsewhere."""
+    if kind in ("tensorboard", "mlflow"):
+        from remanence.results import load
+        from remanence.trackers import export_scalars
+
+        for path in export_scalars([load(folder)], out or folder / "export" / kind, kind):
+            print(path)
+        return
     from remanence.export import export as write
 
     done = _one_run(folder)
-    for path in write(done, out or done.folder / "export", kind):
+    for path in write(done, out or done.folder / "export", kind, client=client):
         print(path)
+
+
+@app.command()
+def bench(
+    jobs: BenchJobs = None,
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda or auto")] = "auto",
+    precision: Annotated[str, typer.Option("--precision", help="fp32, tf32 or bf16")] = "fp32",
+    repeat: Annotated[int, typer.Option("--repeat", help="how often each is measured; the median counts")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Measure our speed beside a plain PyTorch loop and the floor of the hardware, on data made on the spot."""
+    from remanence.bench import render, run_jobs
+
+    results = run_jobs(jobs or [], device=device, precision=precision, repeat=repeat, say=lambda line: print(line, file=sys.stderr))
+    print(json.dumps(results, indent=2) if as_json else render(results))
 
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, objectives, models, data, partitions, optimizers, schedules or engines")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="methods, objectives, models, data, partitions, drifts, concepts, topologies, availabilities, optimizers, schedules or engines"
+        ),
+    ],
     as_json: AsJson = False,
 ) -> None:
     """What there is to choose from, with options and their defaults."""
@@ -300,8 +373,9 @@ def main() -> None:
     import click
 
     try:
-        app(standalone_mode=False)
-        code = 0
+        code = app(standalone_mode=False) or 0  # typer answers Ctrl-C and typer.Exit with a code instead of raising
+        if code == INTERRUPTED:
+            print("remanence: stopped", file=sys.stderr)
     except RemanenceError as error:
         print(f"remanence: {error}", file=sys.stderr)
         code = error.exit_code

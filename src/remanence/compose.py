@@ -15,9 +15,9 @@ from typing import Any, ParamSpec
 
 from remanence import expressions
 from remanence.errors import InputError
-from remanence.types import STAGES, Context, Method, Optimiser, Part, ServerContext, World
+from remanence.types import STAGES, Context, Method, Optimiser, Part, PeerContext, ServerContext, World
 
-ONE = ("base", "gradient", "optimiser", "weigh", "combine", "apply", "refine", "phases", "personalise")
+ONE = ("base", "gradient", "optimiser", "weigh", "combine", "apply", "refine", "phases", "peers", "assign", "personalise")
 
 P = ParamSpec("P")
 
@@ -49,6 +49,19 @@ def check(method: Method) -> Method:
         filled = [p.name for p in method.parts if getattr(p, slot) is not None]
         if len(filled) > 1:
             raise InputError(f"{filled[0]} and {filled[1]} cannot be combined: both replace the {SLOT_WORDS[slot]}; keep one of them")
+    without_server = next((p.name for p in method.parts if p.peers is not None), None)
+    for p in method.parts if without_server else ():
+        wanted = next((slot for slot in SERVER_SLOTS if getattr(p, slot) is not None), None)
+        if wanted or p.pooled:
+            raise InputError(
+                f"{without_server} and {p.name} cannot be combined: {p.name} works at a server, and {without_server} has none; keep one of them"
+            )
+    with_several = next((p.name for p in method.parts if p.assign is not None), None)
+    for p in method.parts if with_several else ():
+        if p.name != with_several and (p.pooled or any(getattr(p, slot) is not None for slot in STATEFUL_SERVER_SLOTS)):
+            raise InputError(
+                f"{with_several} and {p.name} cannot be combined: {with_several} has several global models, and {p.name} is made for one; keep one of them"
+            )
     for p in method.parts:
         for transform in p.transforms:
             if transform.stage not in STAGES:
@@ -65,8 +78,23 @@ SLOT_WORDS = {
     "apply": "server's optimiser",
     "refine": "server's refinement",
     "phases": "phases of local training",
+    "peers": "choice of peers",
+    "assign": "assignment of clients to global models",
     "personalise": "fine-tuning of personal models",
 }
+
+SERVER_SLOTS = (
+    "weigh",
+    "combine",
+    "apply",
+    "refine",
+    "absorb",
+    "server",
+    "share",
+    "assign",
+    "personalise",
+)  # nothing for them without a server
+STATEFUL_SERVER_SLOTS = ("server", "share", "refine", "absorb", "personal", "personalise")  # what belongs to one global model alone
 
 
 def describe(method: Method) -> str:
@@ -82,11 +110,11 @@ class Scoped:
 
     def __call__(self, *args: Any) -> Any:
         # where the context stands differs from slot to slot: it is recognised by its type
-        return self.function(*(narrow(arg, self.name) if isinstance(arg, Context | ServerContext) else arg for arg in args))
+        return self.function(*(narrow(arg, self.name) if isinstance(arg, Context | ServerContext | PeerContext) else arg for arg in args))
 
 
 def narrow(ctx: Any, name: str) -> Any:
-    """The context, of a client or of the server, as the part of that name may see it."""
+    """The context, of a client, of the server or of all peers, as the part of that name may see it."""
     subtrees = [field for field in ("shared", "own", "memory", "state", "hyper") if field in ctx._fields]
     return ctx._replace(**{field: getattr(ctx, field).get(name, {}) for field in subtrees})
 

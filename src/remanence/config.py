@@ -40,6 +40,25 @@ class Data(Section):
 class Clients(Section):
     count: Count | None = None  # None: as many as the partition makes, 10 where it does not say
     sample: Annotated[StrictInt | StrictFloat, Field(gt=0)] | None = None  # a number of clients, or a fraction below 1; None: all
+    availability: StrictStr = "always"  # who answers in which rounds, such as random(offline=0.1)
+
+
+class Drift(Section):
+    schedule: StrictStr = ""  # who is in which cluster, when, such as random(clusters=2); empty: nothing drifts
+    steps: Count = 1  # time steps; with drift, `rounds` are those of one time step
+    concepts: StrictStr = ""  # what the data of each cluster are, such as label(groups="0 1 8 9|3 4 5 7"); empty: classes divided evenly
+    rows: Literal["pools", "partition"] = (
+        "pools"  # drawn from a pool for each cluster; or kept as data.partition gave them, seen differently
+    )
+    samples: Natural = 0  # training rows a client draws at a time step; 0: as many as need no reuse
+    validation: Natural = 0  # validation rows it draws; 0: by data.validation
+    renew: Literal["", "movers", "everyone"] = ""  # who draws new rows at a time step; empty: as the schedule's paper has it
+
+
+class Peers(Section):
+    topology: StrictStr = "full"  # who can reach whom, such as ring(neighbours=2)
+    warmup: StrictBool = True  # every client trains once before the first exchange
+    patience: Natural = 0  # a client stops after so many rounds without a lower validation loss, until its data change; 0: never
 
 
 class Local(Section):
@@ -61,6 +80,9 @@ class Round(Section):
 class Record(Section):
     every: Count = 1  # rounds between evaluations; the last round is always evaluated
     local: StrictBool = False  # also evaluate every client's model after local training (cost: one evaluation a client)
+    cross: Natural = 20  # with `local`: evaluate at most so many of a round's models on each other's validation rows; 0: none
+    examples: StrictBool = False  # also keep, for every training row of a round's clients, whether it was right before, after and merged
+    confusion: StrictBool = False  # also keep whole confusion matrices
     validation: StrictBool = True  # also evaluate the global model on all clients' validation rows
     personal: Natural = 100  # also evaluate personal models, where the method makes any, of at most so many clients, the first by number
 
@@ -74,7 +96,7 @@ class Spec(Section):
 
     method: StrictStr = "fedavg"
     model: StrictStr = ""  # empty: the default for the data; or a name, or package.module:Class(option=value)
-    rounds: Count = 20
+    rounds: Count = 20  # with drift, of every time step
     seed: Natural = 0
     engine: Literal["auto", "loop", "stacked", "processes"] = "auto"
     stack: Natural = 0  # most clients in one stack; 0: chosen
@@ -85,10 +107,21 @@ class Spec(Section):
     deterministic: StrictBool = False
     data: Data = Data()
     clients: Clients = Clients()
+    drift: Drift = Drift()
+    peers: Peers = Peers()
     local: Local = Local()
     round: Round = Round()
     record: Record = Record()
     checkpoint: Checkpoint = Checkpoint()
+
+    @property
+    def total_rounds(self) -> int:
+        """Rounds of all time steps together."""
+        return self.rounds * self.drift.steps
+
+    def time_step(self, round: int) -> int:
+        """The time step, from 0, that a round, from 1, belongs to."""
+        return (round - 1) // self.rounds
 
 
 FLAGS = {
@@ -107,6 +140,13 @@ FLAGS = {
     "public": "data.public",
     "clients": "clients.count",
     "sample": "clients.sample",
+    "availability": "clients.availability",
+    "drift": "drift.schedule",
+    "time_steps": "drift.steps",
+    "concepts": "drift.concepts",
+    "samples": "drift.samples",
+    "topology": "peers.topology",
+    "patience": "peers.patience",
     "epochs": "local.epochs",
     "steps": "local.steps",
     "batch": "local.batch",
@@ -203,6 +243,12 @@ def _cross_check(spec: Spec) -> Spec:
         raise InputError(
             f"clients.sample={sample} is more than clients.count={spec.clients.count}: a round cannot ask more clients than there are"
         )
+    if not spec.drift.schedule:
+        given = next((name for name, value in spec.drift.model_dump().items() if value != Drift().model_dump()[name]), None)
+        if given:
+            raise InputError(
+                f'drift.{given} means nothing where nothing drifts: add --drift "random(clusters=2)" (drift.schedule), or leave it out'
+            )
     return spec
 
 

@@ -22,17 +22,25 @@ from remanence import model as models_
 from remanence.algorithms import PARTS
 from remanence.compose import Composed, check, describe, parse_method
 from remanence.config import Spec, optimizer_call
+from remanence.data import pools
 from remanence.data.batches import place_examples
-from remanence.data.drift import Population, settle
+from remanence.data.concepts import describe as describe_concept
+from remanence.data.concepts import make_concepts
+from remanence.data.drift import Holdings, Population, Rows, settle
+from remanence.data.schedules import SCHEDULES as SCHEDULES_OF_DRIFT
 from remanence.data.source import Source
+from remanence.data.views import Views, make_views
 from remanence.errors import InputError
 from remanence.keys import Key
 from remanence.local import Task
 from remanence.models import MODELS, default_model
+from remanence.peers.availability import Availability, parse_availability
+from remanence.peers.topology import TOPOLOGIES
 from remanence.rules import OPTIMISERS, SCHEDULES, Schedule, local_buffers
 from remanence.types import Facts, Method, Part, Phase, World
 from remanence.version import __version__
 
+DEFAULT_CLIENTS = 10
 SHOWN_CLIENTS = 200  # clients whose label counts are written down for the report
 
 
@@ -46,22 +54,30 @@ class Experiment:
     schedule: Schedule
     cohort_size: int
     about: dict[str, Any]
+    labels: np.ndarray  # of every training example, by id
+    topology: np.ndarray  # [K, K] bool: who can reach whom where there is no server
+    availability: Availability
 
-    def cohort(self, key: Key) -> np.ndarray:
-        """The clients of a round, without replacement. -> [k] ascending"""
-        return key.fold("cohort").choice(self.task.world.clients, self.cohort_size)
+    def online(self, round: int, key: Key) -> np.ndarray:
+        """Who answers in a round; `key` is the round's. -> [K] bool"""
+        return self.availability(self.task.world.clients, round, key)
+
+    def cohort(self, round: int, key: Key) -> np.ndarray:
+        """The clients of a round, without replacement, among those that answer. -> [k] ascending"""
+        there = np.flatnonzero(self.online(round, key))
+        return np.asarray(there[key.fold("cohort").choice(len(there), min(self.cohort_size, len(there)))])
 
     def facts(self, clients: np.ndarray, time_step: int) -> Facts:
         """Facts of these clients at a time step. -> [k, ...]"""
         world = self.task.world
-        counts = self.task.population.at(time_step).label_counts(clients, self.source.train.y, world.classes)
+        counts = self.task.population.at(time_step).label_counts(clients, self.labels, world.classes)
         label_counts = torch.from_numpy(counts).to(world.device, world.dtype)
         return Facts(size=label_counts.sum(dim=1), label_counts=label_counts)
 
     def rule(self, round: int) -> dict[str, float]:
         """The optimiser's numbers in a round."""
         numbers = dict(self.task.optimiser.numbers)
-        return numbers | {"lr": numbers["lr"] * self.schedule(round, self.spec.rounds)}
+        return numbers | {"lr": numbers["lr"] * self.schedule(round, self.spec.total_rounds)}
 
 
 def build(spec: Spec, *, method: Method | Part | None = None, module: nn.Module | None = None, source: Source | None = None) -> Experiment:
@@ -73,13 +89,15 @@ def build(spec: Spec, *, method: Method | Part | None = None, module: nn.Module 
     if source is None:
         source = load_data(spec)
     key = Key(spec.seed)
-    public, population = divide(spec, source, key)
+    division = divide(spec, source, key)
+    public, population = division.public, division.population
     named_clients = population.clients
     if any(p.pooled for p in composed.parts):
         population = population.pool()
     statistics = _statistics(source) if spec.data.normalise else None
-    train = place_examples(source.train.x, source.train.y, statistics, device=device, dtype=dtype, augment=spec.data.augment)
-    test = place_examples(source.test.x, source.test.y, statistics, device=device, dtype=dtype)
+    seen = division.train, division.test
+    train = place_examples(seen[0].x, seen[0].y, statistics, device=device, dtype=dtype, augment=spec.data.augment, place=seen[0].place)
+    test = place_examples(seen[1].x, seen[1].y, statistics, device=device, dtype=dtype, place=seen[1].place)
     classes, shape = len(source.classes), source.shape
     model_name = spec.model or default_model(source.kind, source.name, shape)
     if module is None:
@@ -99,7 +117,7 @@ def build(spec: Spec, *, method: Method | Part | None = None, module: nn.Module 
         clients=population.clients,
         classes=classes,
         capacity=population.capacity,
-        examples=len(source.train),
+        examples=len(division.train.y),
         dtype=dtype,
         device=device,
         head=model.head,
@@ -131,7 +149,13 @@ def build(spec: Spec, *, method: Method | Part | None = None, module: nn.Module 
             p.check(task.optimiser, task.world)
     size = min(_cohort_size(spec, named_clients), population.clients)
     settled = _settle(spec, model_name, named_clients, device)
-    return Experiment(settled, source, task, schedule, size, _describe(settled, source, task))
+    about = _describe(settled, source, task, division)
+    topology = expressions.construct(expressions.parse_call(spec.peers.topology), TOPOLOGIES, "topology")(
+        population.clients, key.fold("topology")
+    )
+    availability = parse_availability(spec.clients.availability)
+    availability(population.clients, 1, key)  # refuses clients that do not exist
+    return Experiment(settled, source, task, schedule, size, about, division.train.y, topology, availability)
 
 
 @functools.lru_cache(maxsize=2)
@@ -146,6 +170,10 @@ def check_names(spec: Spec, method: Method | Part | None = None) -> None:
     expressions.construct(optimizer_call(spec), OPTIMISERS, "optimizer")
     expressions.construct(expressions.parse_call(spec.local.schedule), SCHEDULES, "schedule")
     expressions.construct(expressions.parse_call(spec.data.partition), data.PARTITIONS, "partition")
+    expressions.construct(expressions.parse_call(spec.peers.topology), TOPOLOGIES, "topology")
+    parse_availability(spec.clients.availability)
+    if spec.drift.schedule:
+        expressions.construct(expressions.parse_call(spec.drift.schedule), SCHEDULES_OF_DRIFT, "drift")
 
 
 def _compose(spec: Spec, method: Method | Part | None) -> Composed:
@@ -178,18 +206,68 @@ def _load(name: str, directory: str) -> Source:
     return data.load_source(call.name, call.arguments, root)
 
 
-def divide(spec: Spec, source: Source, key: Key) -> tuple[np.ndarray, Population]:
-    """Public rows of the server, and who holds the rest."""
-    labels, groups = source.train.y, source.train.groups
+@dataclass(frozen=True)
+class Division:
+    """Who holds what over time, and the examples as their holders see them."""
+
+    public: np.ndarray  # rows of the server
+    population: Population
+    train: Views
+    test: Views
+    concepts: tuple[str, ...] = ()  # in words; none where nothing drifts
+    notes: tuple[str, ...] = ()  # what a user should know of it
+
+
+def divide(spec: Spec, source: Source, key: Key) -> Division:
+    """Public rows of the server, and who holds the rest, at every time step."""
+    labels = source.train.y
     rows = np.arange(len(labels))
     public = np.empty(0, dtype=np.int64)
     if spec.data.public:
         public, rows = data.hold_out(rows, labels, spec.data.public, key.fold("public"))
+    if spec.drift.schedule:
+        return _divide_over_time(spec, source, public, rows, key)
+    holdings = settle(_partition(spec, source, rows, key), labels, float(spec.data.validation), key)
+    everything = (np.arange(len(source.test)),)
+    train, test = (Views(split.x, split.y, None, (0,)) for split in (source.train, source.test))
+    return Division(public, Population((holdings,), everything), train, test)
+
+
+def _partition(spec: Spec, source: Source, rows: np.ndarray, key: Key) -> list[np.ndarray]:
+    """The rows of every client by data.partition."""
+    labels, groups = source.train.y, source.train.groups
     call = expressions.parse_call(spec.data.partition)
     partition = expressions.construct(call, data.PARTITIONS, "partition")
-    count = spec.clients.count if spec.clients.count is not None or call.name in ("by_group", "label_clusters") else 10
+    count = spec.clients.count if spec.clients.count is not None or call.name in ("by_group", "label_clusters") else DEFAULT_CLIENTS
     parts = partition(labels[rows], None if groups is None else groups[rows], count, len(source.classes), key.fold("partition"))
-    return public, settle([rows[part] for part in parts], labels, float(spec.data.validation), key)
+    return [rows[part] for part in parts]
+
+
+def _divide_over_time(spec: Spec, source: Source, public: np.ndarray, rows: np.ndarray, key: Key) -> Division:
+    """Drift: the schedule says who is in which cluster when, the concepts what a cluster's data are."""
+    drift, call = spec.drift, expressions.parse_call(spec.drift.schedule)
+    schedule = expressions.construct(call, SCHEDULES_OF_DRIFT, "drift")
+    concepts = make_concepts(drift.concepts, schedule.clusters, source)
+    if drift.rows == "partition":
+        kept = settle(_partition(spec, source, rows, key), source.train.y, float(spec.data.validation), key)
+        clients = len(kept.train.sizes)
+        assignment = schedule(clients, drift.steps, key.fold("drift"))
+        trained, validated = ([part.of(client) for client in range(clients)] for part in (kept.train, kept.valid))
+        dealt = pools.keep(assignment, concepts, trained, validated, len(source.train))
+    else:
+        assignment = schedule(spec.clients.count or schedule.clients or DEFAULT_CLIENTS, drift.steps, key.fold("drift"))
+        renew = drift.renew or ("movers" if call.name in ("staggered", "table") else "everyone")
+        valid = drift.validation or float(spec.data.validation)
+        dealt = pools.draw(assignment, concepts, source.train, rows, drift.samples, valid, renew, key.fold("drift"))
+    steps = tuple(
+        Holdings(Rows.join(train), Rows.join(valid), clusters.astype(np.int64))
+        for train, valid, clusters in zip(dealt.train, dealt.valid, assignment, strict=True)
+    )
+    tests = pools.test_rows(concepts, source.test)
+    train = make_views(source.train, concepts, [ids for step in steps for ids in (step.train.ids, step.valid.ids)], "train")
+    test = make_views(source.test, concepts, tests, "test")
+    words = tuple(describe_concept(concept, source) for concept in concepts)
+    return Division(public, Population(steps, tuple(tests)), train, test, words, tuple(dealt.reused))
 
 
 def build_module(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -319,9 +397,9 @@ def _settle(spec: Spec, model_name: str, clients: int, device: torch.device) -> 
     )
 
 
-def _describe(spec: Spec, source: Source, task: Task) -> dict[str, Any]:
+def _describe(spec: Spec, source: Source, task: Task, division: Division) -> dict[str, Any]:
     some = np.arange(min(task.world.clients, SHOWN_CLIENTS))
-    label_counts = task.population.at(0).label_counts(some, source.train.y, task.world.classes)
+    label_counts = task.population.at(0).label_counts(some, division.train.y, task.world.classes)
     shape = "x".join(str(side) for side in source.shape)
     sizes = f"{len(source.train)} training and {len(source.test)} test examples of shape {shape}, {len(source.classes)} classes"
     return {
@@ -338,4 +416,16 @@ def _describe(spec: Spec, source: Source, task: Task) -> dict[str, Any]:
         "mean": [] if task.train.mean is None else task.train.mean.double().flatten().tolist(),
         "std": [] if task.train.std is None else task.train.std.double().flatten().tolist(),
         "label_counts": [" ".join(map(str, row)) for row in label_counts.tolist()],
+        "evaluated": "global" if task.method.owner("peers") is None and task.method.owner("assign") is None else "personal",
+    } | _describe_drift(spec, task, division)
+
+
+def _describe_drift(spec: Spec, task: Task, division: Division) -> dict[str, Any]:
+    if not spec.drift.schedule:
+        return {}
+    return {
+        "rounds_per_step": spec.rounds,
+        "clusters": [" ".join(map(str, step.cluster.tolist())) for step in task.population.steps],
+        "concepts": list(division.concepts),
+        "drift_notes": list(division.notes),
     }

@@ -22,12 +22,17 @@ from remanence.experiment import adapt_module, build_module, load_data
 from remanence.keys import Key
 from remanence.metrics.accuracy import summarise
 from remanence.results import CHECKPOINTS, Run
+from remanence.state import RunState
+from remanence.types import Start
 
 FORMATS = ("safetensors", "torchscript", "onnx")
 
 
-def load_model(run: Run, module: nn.Module | None = None) -> nn.Module:
-    """The global model of the newest checkpoint, in evaluation mode on the CPU; it expects normalised inputs."""
+def load_model(run: Run, module: nn.Module | None = None, client: int | None = None) -> nn.Module:
+    """The global model of the newest checkpoint, or that of a client where clients have their own, in evaluation mode on the CPU.
+
+    It expects normalised inputs.
+    """
     if module is None and "model" in run.about.get("objects", []):
         raise InputError(f"{run.folder} was trained with a model object: load it with rem.load(DIR).model(module=...)")
     if module is None:
@@ -36,10 +41,26 @@ def load_model(run: Run, module: nn.Module | None = None) -> nn.Module:
     state = Vault(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(torch.device("cpu"), lambda text: warnings.warn(text, stacklevel=4))
     if state is None:
         raise InputError(f"{run.folder} has no checkpoint yet: let it run for some rounds first")
-    values = {**state.server.model.params, **state.server.model.buffers}
-    module = module.to(next(iter(state.server.model.params.values())).dtype)
+    model = _pick_model(run, state, client)
+    values = {**model.params, **model.buffers}
+    module = module.to(next(iter(model.params.values())).dtype)
     module.load_state_dict(values, strict=False)
     return module.eval()
+
+
+def _pick_model(run: Run, state: RunState, client: int | None) -> Start:
+    """The server's model; a client's best one where there is no server; or the one a client uses where there are several."""
+    if state.crowd is None and state.uses is None:
+        if client is not None:
+            raise InputError(f"{run.folder} has one model for all clients: leave out client={client}")
+        return state.server.model
+    count = int(run.about["clients"])
+    if client is None or not 0 <= client < count:
+        problem = "no client was named" if client is None else f"there is no client {client}"
+        raise InputError(
+            f"{run.folder} has models of the clients' own, and {problem}: name one from 0 to {count - 1} (--client 0, or client=0)"
+        )
+    return state.crowd.best.take(client) if state.crowd is not None else state.servers[int(state.used_by(np.array([client]))[0])].model
 
 
 def normaliser(run: Run, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -51,7 +72,7 @@ def normaliser(run: Run, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor
 
 
 @torch.no_grad()
-def evaluate(run: Run, source: Source | None = None, module: nn.Module | None = None) -> dict[str, Any]:
+def evaluate(run: Run, source: Source | None = None, module: nn.Module | None = None, client: int | None = None) -> dict[str, Any]:
     """The run's model on a test set: its own, or another with the same classes; inputs are normalised as in training."""
     if source is None:
         source = load_data(run.spec)
@@ -60,7 +81,7 @@ def evaluate(run: Run, source: Source | None = None, module: nn.Module | None = 
             f"the model of {run.folder} was trained on examples of shape {run.about['shape']} with {len(run.about['class_names'])} classes,"
             f" but {source.name} has shape {list(source.shape)} and {len(source.classes)} classes: evaluate on data of the same kind"
         )
-    model = load_model(run, module)
+    model = load_model(run, module, client)
     dtype = next(model.parameters()).dtype
     scaling = normaliser(run, dtype)
     classes, loss = len(source.classes), 0.0
@@ -72,15 +93,16 @@ def evaluate(run: Run, source: Source | None = None, module: nn.Module | None = 
         logits = model(x)
         loss += float(cross_entropy(logits, y, reduction="sum"))
         np.add.at(confusion, (y.numpy(), logits.argmax(dim=1).numpy()), 1)
-    evaluated = f"global model after round {run.metrics[-1]['round']} on the {len(source.test)} test examples of {source.name}"
+    whose = "global model" if client is None else f"model of client {client}"
+    evaluated = f"{whose} after round {run.metrics[-1]['round']} on the {len(source.test)} test examples of {source.name}"
     return {"evaluated": evaluated, **summarise(confusion, loss)}
 
 
-def export(run: Run, out: Path, kind: str = "safetensors", module: nn.Module | None = None) -> list[Path]:
+def export(run: Run, out: Path, kind: str = "safetensors", module: nn.Module | None = None, client: int | None = None) -> list[Path]:
     """Write the model, and beside it a JSON file with what a user of it must know."""
     if kind not in FORMATS:
         raise InputError(f"unknown format {kind!r}: known: {', '.join(FORMATS)}")
-    model = load_model(run, module)
+    model = load_model(run, module, client)
     out.mkdir(parents=True, exist_ok=True)
     suffix = {"safetensors": "safetensors", "torchscript": "pt", "onnx": "onnx"}[kind]
     path = out / f"model.{suffix}"

@@ -86,6 +86,27 @@ class Key:
         return torch.tensor(_signed(self.value & _MASK), dtype=torch.int64)
 
 
+def fold_each(key: Key | np.ndarray, *parts: int | str | np.ndarray) -> np.ndarray:
+    """`Key.fold` for many keys at once: below one key or an array of their values, along a path in which each step may be an array. -> uint64 [n]
+
+    >>> fold_each(Key(7), np.arange(3), "plan").tolist() == [Key(7).fold(number, "plan").value for number in range(3)]
+    True
+    """
+    values = np.array([key.value & _MASK], dtype=np.uint64) if isinstance(key, Key) else key
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            values = _hash_array(values ^ _hash_array(part.astype(np.uint64)))
+        else:
+            values = _hash_array(values ^ np.uint64(_hash(_number(part))))
+    return values
+
+
+def permutations(key_values: np.ndarray, count: int) -> np.ndarray:
+    """`Key.permutation` for many keys at once. uint64 [n] -> [n, count]"""
+    words = _hash_array(key_values[:, None] ^ _hash_array(np.arange(count, dtype=np.uint64)))
+    return np.argsort(words, axis=1, kind="stable")
+
+
 def _hash_array(values: np.ndarray) -> np.ndarray:
     mixed: np.ndarray
     with np.errstate(over="ignore"):

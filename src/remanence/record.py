@@ -1,4 +1,4 @@
-"""What a run writes down: metrics.jsonl and the ledger, both append-only, both cut back to what a checkpoint vouches for."""
+"""What a run writes down: metrics.jsonl and the ledger, all append-only, all cut back to what a checkpoint vouches for."""
 
 from __future__ import annotations
 
@@ -12,72 +12,68 @@ from remanence import personal, trees
 from remanence.experiment import Experiment
 from remanence.files import flush
 from remanence.metrics.accuracy import summarise
-from remanence.metrics.ledger import ALL, GLOBAL, header, make_record
-from remanence.results import LEDGER, METRICS
-from remanence.server import Update, local_models
+from remanence.metrics.ledger import ALL, EXAMPLE, GLOBAL, MOMENTS, SPLITS, confusion_type, header, make_record
+from remanence.results import CONFUSIONS, EXAMPLES, LEDGER, METRICS
+from remanence.server import Server, Update
 from remanence.state import RunState
-from remanence.types import Engine, Reply, Scores, Start
+from remanence.types import Engine, Start, Verdicts
 
 PERSONAL_AT_ONCE = 32  # personal models in memory at a time
+NOTHING = dict.fromkeys(("accuracy", "per_class", "loss", "macro_f1"))  # of a round that is not evaluated
 
 
-class Recorder:
-    """Evaluates what the spec asks for and appends it."""
+class Writer:
+    """The append-only files of a run."""
 
-    def __init__(self, folder: Path, experiment: Experiment, committed: dict[str, int]):
+    def __init__(self, folder: Path, experiment: Experiment, committed: dict[str, int], names: tuple[str, ...]):
         self.experiment, self.spec = experiment, experiment.spec
-        self.files = {name: _open_at(folder / name, committed.get(name, 0)) for name in (METRICS, LEDGER)}
+        self.population, self.classes = experiment.task.population, len(experiment.source.classes)
+        wanted = [METRICS, LEDGER, *names]
+        wanted += [CONFUSIONS] if self.spec.record.confusion else []
+        self.files = {name: _open_at(folder / name, committed.get(name, 0)) for name in wanted}
         if self.files[LEDGER].tell() == 0:
             self.files[LEDGER].write(header(experiment.source.classes))
-        self.scores: dict[str, Scores] = {}  # of the current global model, by split: the next round's "before"
-        wanted = self.spec.record.personal > 0 and personal.has_personal_models(experiment.task)
-        self.personal_clients = self.spec.record.personal if wanted else 0
-        self.tuner = personal.make_tuner(experiment) if wanted else None
 
     def due(self, round: int) -> bool:
-        return round % self.spec.record.every == 0 or round == self.spec.rounds
+        """Is this round evaluated? The last one of every time step is."""
+        return round % self.spec.record.every == 0 or round % self.spec.rounds == 0
 
+    @property
     def splits(self) -> list[str]:
-        has_validation = self.spec.record.validation and len(self.experiment.task.population.at(0).valid.ids) > 0
+        has_validation = self.spec.record.validation and len(self.population.at(0).valid.ids) > 0
         return ["test", "valid"] if has_validation else ["test"]
 
-    def before(self, engine: Engine, state: RunState) -> None:
-        """The global model before local training, where the local models will be compared with it."""
-        round = state.round + 1
-        if self.spec.record.local and self.due(round):
-            self._score(engine, state.server.model)
-            for split, scores in self.scores.items():
-                self._ledger(scores, 0, round=round, time_step=state.time_step, moment="before", split=split, model=GLOBAL)
+    def concept(self, number: int) -> int:
+        """A concept in the column `owner`: where there is only one, the rows are everybody's."""
+        return number if self.population.concepts > 1 else ALL
 
-    def local(self, engine: Engine, state: RunState, replies: Reply, update: Update) -> None:
-        """Every client's model after local training; `state` is the one the round began with."""
-        round = state.round + 1
-        if not (self.spec.record.local and self.due(round)):
-            return
-        scores = engine.score(local_models(state.server.model, replies), "test")
-        for place, client in enumerate(replies.client.tolist()):
-            weight = float(update.weights[place])
-            self._ledger(scores, place, round=round, time_step=state.time_step, moment="local", split="test", model=client, weight=weight)
+    def write_counts(self, confusion: np.ndarray, loss: float, **columns: Any) -> None:
+        """One record of the ledger."""
+        columns = {"owner": ALL} | columns
+        self.files[LEDGER].write(make_record(self.classes, confusion, loss=loss, **columns).tobytes())
+        if self.spec.record.confusion and columns["split"] == "test":
+            record = np.zeros(1, dtype=confusion_type(self.classes))
+            record["moment"], record["split"] = MOMENTS.index(columns["moment"]), SPLITS.index("test")
+            for name in ("round", "time_step", "model", "owner"):
+                record[name] = columns[name]
+            record["confusion"] = confusion
+            self.files[CONFUSIONS].write(record.tobytes())
 
-    def after(self, engine: Engine, update: Update | None, state: RunState, line: dict[str, Any]) -> dict[str, Any]:
-        """The global model after the round -> the line for the test split, as it was written."""
-        self.scores = {}
-        place = {"round": state.round, "time_step": state.time_step}
-        if not self.due(state.round):
-            nothing = dict.fromkeys(("accuracy", "per_class", "loss", "macro_f1"))
-            return self._line({**place, "model": "global", "split": "test", **nothing, **line})
-        refined = update is not None and update.merged is not update.server.model
-        if update is not None and refined:
-            for split in self.splits():
-                self._ledger(engine.score(_one(update.merged), split), 0, **place, moment="merged", split=split, model=GLOBAL)
-        self._score(engine, state.server.model)
-        written = {}
-        for split, scores in self.scores.items():
-            self._ledger(scores, 0, **place, moment="refined" if refined else "merged", split=split, model=GLOBAL)
-            confusion, loss = scores.confusion[0].sum(dim=0).numpy(), float(scores.loss[0].sum())
-            written[split] = self._line({**place, "model": "global", "split": split, **summarise(confusion, loss), **line})
-        self._personal(engine, state, line)
-        return written["test"]
+    def write_line(self, line: dict[str, Any]) -> dict[str, Any]:
+        """One line of metrics.jsonl."""
+        self.files[METRICS].write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        return line
+
+    def write_verdicts(self, verdicts: Verdicts | None, clients: np.ndarray, **columns: Any) -> None:
+        """One record for every example; clients: of each pair."""
+        assert verdicts is not None
+        records = np.zeros(len(verdicts.ids), dtype=EXAMPLE)
+        records["moment"] = MOMENTS.index(columns.pop("moment"))
+        records["client"], records["id"] = clients[verdicts.pair], verdicts.ids
+        records["right"], records["margin"] = verdicts.right, verdicts.margin
+        for name, value in columns.items():
+            records[name] = value
+        self.files[EXAMPLES].write(records.tobytes())
 
     def commit(self) -> dict[str, int]:
         """Flush to the operating system -> the lengths that belong to the state."""
@@ -91,44 +87,176 @@ class Recorder:
             flush(file)
 
     def close(self) -> None:
-        if self.tuner is not None:
-            self.tuner.close()
         for file in self.files.values():
             file.close()
+
+
+class Recorder(Writer):
+    """Evaluates what the spec asks for where there is a server, and appends it."""
+
+    def __init__(self, folder: Path, experiment: Experiment, committed: dict[str, int]):
+        super().__init__(folder, experiment, committed, (EXAMPLES,) if experiment.spec.record.examples else ())
+        self.model = experiment.about["evaluated"]
+        self.counts: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # by split, of the current global models: the next round's "before"
+        wanted = self.spec.record.personal > 0 and personal.has_personal_models(experiment.task)
+        self.personal_clients = self.spec.record.personal if wanted else 0
+        self.tuner = personal.make_tuner(experiment) if wanted else None
+
+    def before(self, engine: Engine, state: RunState, time_step: int) -> None:
+        """The global models before local training, where the local models will be compared with them."""
+        round = state.round + 1
+        if not (self.spec.record.local and self.due(round)):
+            return
+        if time_step != state.time_step:  # the same models; what differs is how many clients are in which concept
+            self._score(engine, state.servers, state, state.time_step)
+            self._write_models("before_drift", round, state.time_step)
+            self.counts.pop("valid", None)
+        self._score(engine, state.servers, state, time_step)
+        self._write_models("before", round, time_step)
+
+    def local(self, engine: Engine, state: RunState, time_step: int, clients: np.ndarray, models: Start, weights: np.ndarray) -> None:
+        """Every client's model after local training. clients, weights: [k]; models: a stack of k; `state` is the one the round began with"""
+        place, record = {"round": state.round + 1, "time_step": time_step}, self.spec.record
+        if record.examples and self.due(place["round"]):
+            self._examine(engine, state, clients, models, place)
+        if not (record.local and self.due(place["round"])):
+            return
+        scores = engine.score(models, "test")
+        for number, client in enumerate(clients.tolist()):
+            for concept, (confusion, loss) in enumerate(zip(scores.confusion[number].numpy(), scores.loss[number].tolist(), strict=True)):
+                owner, weight = self.concept(concept), float(weights[number])
+                self.write_counts(confusion, loss, **place, moment="local", split="test", model=client, owner=owner, weight=weight)
+        some = clients[self.population.at(time_step).valid.sizes[clients] > 0][: record.cross]
+        if "valid" in self.splits and len(some):
+            self._cross(engine, state, models, clients, some, place)
+
+    def _cross(self, engine: Engine, state: RunState, models: Start, clients: np.ndarray, some: np.ndarray, place: dict[str, int]) -> None:
+        """Some of a round's models on each other's validation rows, and what those rows' owners received."""
+        used = state.used_by(some)
+        received = engine.score_pairs(_stack(state.servers), used, some, "valid", place["time_step"])
+        columns: dict[str, Any] = place | {"split": "valid"}
+        for number, client in enumerate(some.tolist()):
+            confusion, loss = received.confusion[number].numpy(), float(received.loss[number])
+            self.write_counts(confusion, loss, **columns, moment="before", model=GLOBAL - int(used[number]), owner=client)
+        index = np.flatnonzero(np.isin(clients, some))
+        which, owners = np.repeat(index, len(some)), np.tile(some, len(some))
+        after = engine.score_pairs(models, which, owners, "valid", place["time_step"])
+        for pair, (number, owner) in enumerate(zip(which.tolist(), owners.tolist(), strict=True)):
+            confusion, loss = after.confusion[pair].numpy(), float(after.loss[pair])
+            self.write_counts(confusion, loss, **columns, moment="local", model=int(clients[number]), owner=owner)
+
+    def _examine(self, engine: Engine, state: RunState, clients: np.ndarray, models: Start, place: dict[str, int]) -> None:
+        """Every training row of the round's clients, before and after their training."""
+        step = place["time_step"]
+        before = engine.score_pairs(_stack(state.servers), state.used_by(clients), clients, "train", step, verdicts=True)
+        self.write_verdicts(before.verdicts, clients, **place, moment="before")
+        after = engine.score_pairs(models, np.arange(len(clients)), clients, "train", step, verdicts=True)
+        self.write_verdicts(after.verdicts, clients, **place, moment="local")
+
+    def after(self, engine: Engine, updates: dict[int, Update], state: RunState, line: dict[str, Any], asked: np.ndarray) -> dict[str, Any]:
+        """The global models after the round -> the line for the test split, as it was written. updates: by model; asked: the round's clients"""
+        self.counts = {}
+        place = {"round": state.round, "time_step": state.time_step}
+        if not self.due(state.round):
+            return self.write_line({**place, "model": self.model, "split": "test", **NOTHING, **line})
+        refined = any(update.merged is not update.server.model for update in updates.values())
+        if refined:
+            merged = [Server(updates[number].merged, {}) if number in updates else server for number, server in enumerate(state.servers)]
+            self._score(engine, tuple(merged), state, state.time_step)
+            self._write_models("merged", **place)
+            self.counts = {}
+        self._score(engine, state.servers, state, state.time_step)
+        self._write_models("refined" if refined else "merged", **place)
+        if self.spec.record.examples and len(asked):
+            scores = engine.score_pairs(_stack(state.servers), state.used_by(asked), asked, "train", state.time_step, verdicts=True)
+            self.write_verdicts(scores.verdicts, asked, **place, moment="merged")
+        written = {}
+        for split in self.splits:
+            summary = summarise(*self._weigh(split, state))
+            written[split] = self.write_line({**place, "model": self.model, "split": split, **summary, **line})
+        if state.uses is not None:
+            self._write_used(state, place)
+        self._personal(engine, state, line)
+        return written["test"]
+
+    def close(self) -> None:
+        if self.tuner is not None:
+            self.tuner.close()
+        super().close()
+
+    def _score(self, engine: Engine, servers: tuple[Server, ...], state: RunState, time_step: int) -> None:
+        """Count, once for each split: every global model on every concept's test rows, and on the validation rows of the clients that use it."""
+        if "test" not in self.counts:
+            scores = engine.score(_stack(servers), "test")
+            self.counts["test"] = scores.confusion.numpy(), scores.loss.numpy()
+        if "valid" in self.splits and "valid" not in self.counts:
+            if len(servers) == 1:
+                scores = engine.score(_stack(servers), "valid", None, time_step)
+                self.counts["valid"] = scores.confusion.numpy(), scores.loss.numpy()
+            else:
+                everybody = np.arange(self.population.clients)
+                used = state.used_by(everybody)
+                pairs = engine.score_pairs(_stack(servers), used, everybody, "valid", time_step)
+                confusion, loss = np.zeros((len(servers), self.classes, self.classes), dtype=np.int64), np.zeros(len(servers))
+                np.add.at(confusion, used, pairs.confusion.numpy())
+                np.add.at(loss, used, pairs.loss.numpy())
+                self.counts["valid"] = confusion[:, None], loss[:, None]
+
+    def _write_models(self, moment: str, round: int, time_step: int) -> None:
+        for split, (confusion, loss) in self.counts.items():
+            for number, group in np.ndindex(*loss.shape):
+                owner = self.concept(group) if split == "test" else ALL
+                columns = {
+                    "round": round,
+                    "time_step": time_step,
+                    "moment": moment,
+                    "split": split,
+                    "model": GLOBAL - number,
+                    "owner": owner,
+                }
+                self.write_counts(confusion[number, group], float(loss[number, group]), **columns)
+
+    def _write_used(self, state: RunState, place: dict[str, int]) -> None:
+        """Where there are several global models: the one that each client uses, on every concept, as if it were the client's own."""
+        confusion, loss = self.counts["test"]
+        for client, used in enumerate(state.used_by(np.arange(self.population.clients)).tolist()):
+            for concept in range(self.population.concepts):
+                columns = place | {"moment": "personal", "split": "test", "model": client, "owner": self.concept(concept)}
+                self.write_counts(confusion[used, concept], float(loss[used, concept]), **columns, weight=1 / self.population.clients)
+
+    def _weigh(self, split: str, state: RunState) -> tuple[np.ndarray, float]:
+        """One table of all models and concepts: validation rows are simply pooled; on the test rows every client counts the same."""
+        confusion, loss = self.counts[split]
+        if split == "valid" or loss.size == 1:
+            return confusion.sum(axis=(0, 1)), float(loss.sum())
+        used, cluster = state.used_by(np.arange(self.population.clients)), self.population.at(state.time_step).cluster
+        shares = np.zeros(loss.shape)
+        np.add.at(shares, (used, cluster), 1 / self.population.clients)
+        shares = shares / np.array([len(test) for test in self.population.tests])
+        return np.einsum("sg,sgij->ij", shares, confusion), float((shares * loss).sum())
 
     def _personal(self, engine: Engine, state: RunState, line: dict[str, Any]) -> None:
         """Every client's personal model on the client's own validation rows; the line has the counts of all these clients together."""
         place = {"round": state.round, "time_step": state.time_step}
-        holders = np.flatnonzero(self.experiment.task.population.at(state.time_step).valid.sizes)[: self.personal_clients]
-        total, loss = np.zeros((len(self.experiment.source.classes),) * 2, dtype=np.int64), 0.0
+        holders = np.flatnonzero(self.population.at(state.time_step).valid.sizes)[: self.personal_clients]
+        total, loss = np.zeros((self.classes, self.classes), dtype=np.int64), 0.0
         for first in range(0, len(holders), PERSONAL_AT_ONCE):
             some = holders[first : first + PERSONAL_AT_ONCE]
             models = personal.make_models(self.experiment, self.tuner, state, some)
+            scores = engine.score_pairs(models, np.arange(len(some)), some, "valid", state.time_step)
             for number, client in enumerate(some.tolist()):
-                one = models.take(slice(number, number + 1))
-                scores = engine.score(one, "valid", np.array([client]), state.time_step)
-                self._ledger(scores, 0, **place, moment="personal", split="valid", model=client, owner=client)
-                total, loss = total + scores.confusion[0, 0].numpy(), loss + float(scores.loss[0, 0])
+                mine, lost = scores.confusion[number].numpy(), float(scores.loss[number])
+                self.write_counts(mine, lost, **place, moment="personal", split="valid", model=client, owner=client)
+                total, loss = total + mine, loss + lost
         if len(holders):
-            self._line({**place, "model": "personal", "split": "valid", **summarise(total, loss), **line})
-
-    def _score(self, engine: Engine, model: Start) -> None:
-        if not self.scores:
-            self.scores = {split: engine.score(_one(model), split) for split in self.splits()}
-
-    def _ledger(self, scores: Scores, place: int, **columns: Any) -> None:
-        confusion, loss = scores.confusion[place].sum(dim=0).numpy(), float(scores.loss[place].sum())
-        record = make_record(len(self.experiment.source.classes), confusion, loss=loss, **{"owner": ALL} | columns)
-        self.files[LEDGER].write(record.tobytes())
-
-    def _line(self, line: dict[str, Any]) -> dict[str, Any]:
-        self.files[METRICS].write(json.dumps(line, allow_nan=False).encode() + b"\n")
-        return line
+            self.write_line({**place, "model": "personal", "split": "valid", **summarise(total, loss), **line})
 
 
-def _one(model: Start) -> Start:
-    """A stack of one model."""
-    return Start(*(trees.map(lambda x: x.unsqueeze(0), tree) for tree in model))
+def _stack(servers: tuple[Server, ...]) -> Start:
+    """The global models as a stack."""
+    if len(servers) == 1:
+        return Start(*(trees.map(lambda x: x.unsqueeze(0), tree) for tree in servers[0].model))
+    return Start(*(trees.stack(list(parts)) for parts in zip(*(server.model for server in servers), strict=True)))
 
 
 def _open_at(path: Path, length: int) -> Any:
@@ -137,7 +265,3 @@ def _open_at(path: Path, length: int) -> Any:
     file.truncate(length)
     file.seek(length)
     return file
-
-
-def finite_or_none(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None

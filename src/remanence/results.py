@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from remanence.config import Spec, make_spec
 from remanence.errors import InputError
 
@@ -17,10 +19,13 @@ if TYPE_CHECKING:
 
     from remanence.metrics.ledger import Ledger
 
-SPEC, METRICS, LEDGER, REPORT, CHECKPOINTS, COMPARISON, RUNS = (
+SPEC, METRICS, LEDGER, CONFUSIONS, EXAMPLES, PEERS, REPORT, CHECKPOINTS, COMPARISON, RUNS = (
     "spec.toml",
     "metrics.jsonl",
     "ledger.bin",
+    "confusion.bin",
+    "examples.bin",
+    "peers.bin",
     "report.html",
     "checkpoints",
     "compare.toml",
@@ -49,6 +54,8 @@ class Run:
         """Versions, choices and facts of the data: class names, label counts of the clients, number of parameters."""
         about = dict(self._file.get(ABOUT, {}))
         about["label_counts"] = [[int(count) for count in row.split()] for row in about.get("label_counts", [])]  # written a line a client
+        if "clusters" in about:
+            about["clusters"] = [[int(cluster) for cluster in row.split()] for row in about["clusters"]]  # written a line a time step
         return about
 
     @cached_property
@@ -63,8 +70,9 @@ class Run:
                 break
         return lines
 
-    def curve(self, split: str = "test", model: str = "global", value: str = "accuracy") -> tuple[list[int], list[float]]:
-        """A number over rounds -> rounds, values."""
+    def curve(self, split: str = "test", model: str = "", value: str = "accuracy") -> tuple[list[int], list[float]]:
+        """A number over rounds -> rounds, values. Of the global model, or where clients have models of their own, of these; or of the one named."""
+        model = model or self.about.get("evaluated", "global")
         points = [
             (line["round"], line[value])
             for line in self.metrics
@@ -79,11 +87,35 @@ class Run:
 
         return Ledger.read(self.folder / LEDGER)
 
-    def model(self, module: nn.Module | None = None) -> nn.Module:
-        """The trained global model as an ordinary nn.Module, in evaluation mode; `module` gives the network where the run was started with an object."""
+    @cached_property
+    def confusions(self) -> np.ndarray | None:
+        """Whole confusion matrices, as `ledger.confusion_type` says; None where they were not recorded."""
+        from remanence.metrics.ledger import confusion_type
+
+        return _read_records(self.folder / CONFUSIONS, confusion_type(len(self.about["class_names"])))
+
+    @cached_property
+    def examples(self) -> np.ndarray | None:
+        """Right or wrong, and by which margin, for every training row, as `ledger.EXAMPLE` says; None where it was not recorded."""
+        from remanence.metrics.ledger import EXAMPLE
+
+        return _read_records(self.folder / EXAMPLES, EXAMPLE)
+
+    @cached_property
+    def peers(self) -> np.ndarray | None:
+        """Who listened to whom and who seemed how alike, as `ledger.peers_type` says; None with a server."""
+        from remanence.metrics.ledger import peers_type
+
+        return _read_records(self.folder / PEERS, peers_type(int(self.about["clients"])))
+
+    def model(self, module: nn.Module | None = None, client: int | None = None) -> nn.Module:
+        """The trained global model as an ordinary nn.Module, in evaluation mode; that of a client where clients have their own.
+
+        `module` gives the network where the run was started with an object.
+        """
         from remanence.export import load_model
 
-        return load_model(self, module)
+        return load_model(self, module, client)
 
     @property
     def method(self) -> str:
@@ -93,7 +125,7 @@ class Run:
     def finished(self) -> bool:
         """Is the last round saved? Metrics may be ahead of what a killed run can go on from, a checkpoint never is."""
         newest = max((int(path.name.removeprefix("round-")) for path in (self.folder / CHECKPOINTS).glob("round-*")), default=0)
-        return newest >= self.spec.rounds
+        return newest >= self.spec.total_rounds
 
 
 @dataclass(frozen=True)
@@ -117,6 +149,14 @@ class Comparison:
     def cells(self) -> list[dict[str, Any]]:
         """The plan's cells: name, method (the label people read), seed and the settings tried."""
         return list(self.plan["cells"])
+
+
+def _read_records(path: Path, kind: np.dtype) -> np.ndarray | None:
+    """Fixed-width records; one that a crash cut short is left out."""
+    if not path.exists():
+        return None
+    raw = path.read_bytes()
+    return np.frombuffer(raw[: len(raw) // kind.itemsize * kind.itemsize], dtype=kind)
 
 
 def load(folder: str | Path) -> Run | Comparison:

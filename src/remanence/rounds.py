@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from remanence import gate, server, trees
+from remanence import exchange, gate, server, several, trees
 from remanence.checkpoint import Vault, fingerprint
 from remanence.config import Spec, write_toml
 from remanence.data.source import Source
@@ -27,11 +28,13 @@ from remanence.experiment import Experiment, build
 from remanence.files import claim_folder, explain_full_disk, lock, write_atomically
 from remanence.keys import Key
 from remanence.progress import Progress, Silent
-from remanence.record import Recorder, finite_or_none
+from remanence.record import Recorder
+from remanence.record_peers import PeerRecorder
 from remanence.results import ABOUT, CHECKPOINTS, COMPARISON, SPEC, Run
+from remanence.returns import count_bytes, describe_replies, expect
 from remanence.signals import Terminated, catch_termination
 from remanence.state import RunState, commit_own, gather_own
-from remanence.types import Engine, Job, Method, Part, Reply
+from remanence.types import Engine, Job, Method, Part, Reply, Start
 
 
 class Deadline:
@@ -92,6 +95,11 @@ def resume_run(
             f"{folder} was started from Python with its own {missing[0]}: resume it there, with rem.resume({str(folder)!r}, {missing[0]}=...)"
         )
     if rounds is not None:
+        if spec.drift.steps > 1 and rounds != spec.rounds:
+            raise InputError(
+                f"{folder} has {spec.drift.steps} time steps of {spec.rounds} rounds:"
+                " other rounds a time step would be another experiment, so start it anew"
+            )
         if rounds < spec.rounds:
             raise InputError(f"{folder} was meant to have {spec.rounds} rounds: --rounds {rounds} cannot take any back")
         spec = spec.model_copy(update={"rounds": rounds})
@@ -123,9 +131,9 @@ def go_on(experiment: Experiment, folder: Path, progress: Progress, deadline: De
     spec = experiment.spec
     vault = Vault(folder / CHECKPOINTS, fingerprint(spec))
     state = vault.load(experiment.task.world.device, progress.say) or first_state(experiment)
-    recorder = Recorder(folder, experiment, dict(state.committed))
+    recorder = open_recorder(folder, experiment, dict(state.committed))
     engine = make_engine(spec.engine, experiment.task, spec.stack, spec.workers)
-    progress.start(title or spec.method, state.round, spec.rounds)
+    progress.start(title or spec.method, state.round, spec.total_rounds)
     state = replace(state, committed=recorder.commit())
 
     def save() -> None:
@@ -136,23 +144,23 @@ def go_on(experiment: Experiment, folder: Path, progress: Progress, deadline: De
         save()  # the first state too: a model given as an object need not be the same when the run is resumed
         last_save = time.monotonic()
         with catch_termination():
-            while state.round < spec.rounds:
+            while state.round < spec.total_rounds:
                 if deadline.passed():
                     save()
                     raise Stopped(
-                        f"time is up after round {state.round} of {spec.rounds}: go on with remanence resume {folder}", OUT_OF_TIME
+                        f"time is up after round {state.round} of {spec.total_rounds}: go on with remanence resume {folder}", OUT_OF_TIME
                     )
                 state, line = play_round(experiment, engine, state, recorder)
                 deadline.rounds += 1
                 progress.round(line)
-                if time.monotonic() - last_save >= spec.checkpoint.seconds or state.round == spec.rounds:
+                if time.monotonic() - last_save >= spec.checkpoint.seconds or state.round == spec.total_rounds:
                     save()
                     last_save = time.monotonic()
     except KeyboardInterrupt as stop:
         save()
         code = TERMINATED if isinstance(stop, Terminated) else INTERRUPTED
         raise Stopped(
-            f"stopped after round {state.round} of {spec.rounds}, all saved: go on with remanence resume {folder}", code
+            f"stopped after round {state.round} of {spec.total_rounds}, all saved: go on with remanence resume {folder}", code
         ) from None
     finally:
         engine.close()
@@ -161,21 +169,35 @@ def go_on(experiment: Experiment, folder: Path, progress: Progress, deadline: De
     return Run(folder)
 
 
+def open_recorder(folder: Path, experiment: Experiment, committed: dict[str, int]) -> Recorder | PeerRecorder:
+    """What writes a run down; with a server there is one model to look at, without there are as many as clients."""
+    kind = Recorder if experiment.task.method.owner("peers") is None else PeerRecorder
+    return kind(folder, experiment, committed)
+
+
 def first_state(experiment: Experiment) -> RunState:
-    return RunState(round=0, time_step=0, server=server.found(experiment.task), own={})
+    """Before the first round."""
+    task = experiment.task
+    state = RunState(round=0, time_step=0, server=server.found(task), own={})
+    assigns = task.method.owner("assign")
+    if assigns is not None and assigns.assign is not None:
+        everybody_uses_the_first = torch.zeros(task.world.clients, dtype=torch.int64)
+        state = replace(state, uses=everybody_uses_the_first, assign={assigns.name: assigns.assign.init(task.world)})
+    return replace(state, crowd=exchange.gather_crowd(task))
 
 
 def make_job(experiment: Experiment, state: RunState, round: int) -> Job:
-    """The work of a round."""
-    key = Key(experiment.spec.seed).fold("round", round)
-    clients = experiment.cohort(key)
-    facts = experiment.facts(clients, state.time_step)
+    """The work of a round where there is a server."""
+    key, time_step = Key(experiment.spec.seed).fold("round", round), experiment.spec.time_step(round)
+    clients = experiment.cohort(round, key)
+    facts = experiment.facts(clients, time_step)
+    each_its_own = len(state.servers) > 1
     return Job(
         round=round,
-        time_step=state.time_step,
+        time_step=time_step,
         clients=clients,
-        start=state.server.model,
-        personal_start=False,
+        start=models_of(state, clients) if each_its_own else state.server.model,
+        personal_start=each_its_own,
         shared=server.share(experiment.task, state.server, round, key),
         own=gather_own(state, experiment.task, clients, facts),
         facts=facts,
@@ -184,61 +206,69 @@ def make_job(experiment: Experiment, state: RunState, round: int) -> Job:
     )
 
 
-def play_round(experiment: Experiment, engine: Engine, state: RunState, recorder: Recorder) -> tuple[RunState, dict[str, Any]]:
+def models_of(state: RunState, clients: np.ndarray) -> Start:
+    """The global model that each of these clients uses, as a stack."""
+    used = [state.servers[number].model for number in state.used_by(clients)]
+    return Start(*(trees.stack(list(parts)) for parts in zip(*used, strict=True)))
+
+
+def play_round(
+    experiment: Experiment, engine: Engine, state: RunState, recorder: Recorder | PeerRecorder
+) -> tuple[RunState, dict[str, Any]]:
     """One round -> the next state, and the line that was written about it."""
+    if state.crowd is not None:
+        assert isinstance(recorder, PeerRecorder)
+        return exchange.play_round(experiment, engine, state, recorder)
+    assert isinstance(recorder, Recorder)
     task, spec, round, begin = experiment.task, experiment.spec, state.round + 1, time.perf_counter()
+    time_step = spec.time_step(round)
+    recorder.before(engine, state, time_step)
+    if time_step != state.time_step and state.uses is not None:
+        state = several.reassign(task, engine, state, time_step)
     job = make_job(experiment, state, round)
-    recorder.before(engine, state)
-    replies, refusals = gate.admit(engine.train(job), expect(experiment, job))
+    replies, refusals = gate.admit(engine.train(job) if len(job.clients) else [], expect(experiment, job))
     line: dict[str, Any] = {
-        "train_loss": None if replies is None else finite_or_none(float(replies.loss.double().mean())),
-        "replies": 0 if replies is None else replies.k,
-        "refused": [{"client": r.client, "code": r.code, "reason": r.reason} for r in refusals],
+        **describe_replies(replies, refusals),
         "abandoned": replies is None or replies.k < spec.round.min_replies,
         **count_bytes(experiment, job, replies, len(refusals)),
-        "extras": {} if replies is None else average_numbers(replies),
+        **({"global_models": len(state.servers)} if state.uses is not None else {}),
     }
-    update = None
+    updates: dict[int, server.Update] = {}
     if replies is not None and not line["abandoned"]:
         try:
-            update = server.update(task, state.server, replies, round, job.key, job.rule)
+            updates = update_servers(experiment, state, job, replies)
         except server.Unusable as problem:
             line |= {"abandoned": True, "problem": str(problem)}
-    if replies is not None and update is not None:
-        recorder.local(engine, state, replies, update)
-        state = replace(state, server=update.server, own=commit_own(state.own, replies))
-    state = replace(state, round=round)
-    written = recorder.after(engine, update, state, line | {"seconds": time.perf_counter() - begin})
+    asked = np.empty(0, dtype=np.int64)
+    if replies is not None and updates:
+        asked = replies.client.cpu().numpy()
+        start = models_of(state, asked) if job.personal_start else job.start
+        models = server.local_models(start, replies, stacked=job.personal_start)
+        recorder.local(engine, state, time_step, asked, models, weigh_locals(state, asked, updates))
+        servers = [updates[number].server if number in updates else old for number, old in enumerate(state.servers)]
+        state = replace(state, server=servers[0], others=tuple(servers[1:]), own=commit_own(state.own, replies))
+    state = replace(state, round=round, time_step=time_step)
+    written = recorder.after(engine, updates, state, line | {"seconds": time.perf_counter() - begin}, asked)
     return replace(state, committed=recorder.commit()), written
 
 
-def average_numbers(replies: Reply) -> dict[str, float]:
-    """What the clients sent as single numbers, averaged: so a method's own measure can be followed over rounds."""
-    single = {name: x.double().mean() for name, x in trees.flatten(replies.extras).items() if x.dim() == 1}
-    return {name.replace(trees.SEPARATOR, "."): float(x) for name, x in single.items()}
+def update_servers(experiment: Experiment, state: RunState, job: Job, replies: Reply) -> dict[int, server.Update]:
+    """The server's half of a round, for every global model that somebody trained. -> by the number of the model"""
+    used = state.used_by(replies.client.cpu().numpy())
+    updates = {}
+    for number in np.unique(used).tolist():
+        some = (
+            replies if len(state.servers) == 1 else replies.pick(torch.from_numpy(np.flatnonzero(used == number)).to(replies.client.device))
+        )
+        key = job.key if number == 0 else job.key.fold("model", number)
+        updates[number] = server.update(experiment.task, state.servers[number], some, job.round, key, job.rule)
+    return updates
 
 
-def expect(experiment: Experiment, job: Job) -> gate.Expected:
-    """What a good reply looks like."""
-    task = experiment.task
-    return gate.Expected(
-        round=job.round,
-        clients=tuple(int(client) for client in job.clients),
-        params=trees.restrict(task.model.initial.params, task.sent_names()),
-        buffers=trees.restrict(task.model.initial.buffers, task.sent_buffers()),
-        extras=task.extras_form(),
-        weight_cap=float(experiment.spec.round.weight_cap),
-    )
-
-
-def count_bytes(experiment: Experiment, job: Job, replies: Reply | None, refused: int) -> dict[str, int]:
-    """What would travel between real machines: down the model and what is shared, up what was trained and the extras."""
-    task = experiment.task
-    initial = task.model.initial
-    model = trees.nbytes(trees.restrict(initial.params, task.sent_names())) + trees.nbytes(
-        trees.restrict(initial.buffers, task.sent_buffers())
-    )
-    down = len(job.clients) * (model + trees.nbytes(job.shared))
-    number_of_examples = 8
-    up = ((0 if replies is None else replies.k) + refused) * (model + trees.nbytes(task.extras_form()) + number_of_examples)
-    return {"bytes_up": up, "bytes_down": down}
+def weigh_locals(state: RunState, clients: np.ndarray, updates: dict[int, server.Update]) -> np.ndarray:
+    """Each client's share in the round, summing to 1: in its model's aggregation, and of that model among the round's clients. -> [k]"""
+    used, shares = state.used_by(clients), np.zeros(len(clients))
+    for number, update in updates.items():
+        members = used == number
+        shares[members] = update.weights.numpy() * members.mean()
+    return shares

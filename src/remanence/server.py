@@ -95,9 +95,12 @@ def average_buffers(current: Params, sent: Params, weights: Tensor) -> Params:
     return current | averaged
 
 
-def local_models(start: Start, replies: Reply, seen_by_server: bool = False) -> Start:
-    """The clients' models as a stack, completed by what did not travel: the frozen part, and each client's own, which a server never sees."""
-    whole = Start(trees.expand(start.params, replies.k), trees.expand(start.buffers, replies.k))
+def local_models(start: Start, replies: Reply, *, stacked: bool = False, seen_by_server: bool = False) -> Start:
+    """The clients' models as a stack, completed by what did not travel: the frozen part, and each client's own, which a server never sees.
+
+    `start` is what they began with: one model for all, or `stacked`, one for each.
+    """
+    whole = start if stacked else Start(trees.expand(start.params, replies.k), trees.expand(start.buffers, replies.k))
     mine = {} if seen_by_server else replies.own.get(PERSONAL, {})
     return Start(whole.params | replies.params | mine.get("params", {}), whole.buffers | replies.buffers | mine.get("buffers", {}))
 

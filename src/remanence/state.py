@@ -6,12 +6,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from torch import Tensor
 
 from remanence import trees
 from remanence.local import PERSONAL, Task
 from remanence.server import Server
 from remanence.trees import Tree
-from remanence.types import Facts, Reply
+from remanence.types import Facts, Reply, Start
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """The clients' own models, where there is no server. All tensors have the K clients as leading axis."""
+
+    models: Start
+    best: Start  # with the lowest validation loss since the client's data changed: the one that counts
+    best_loss: Tensor  # [K] float64, infinity before the first validation
+    waited: Tensor  # [K] int64: rounds since then without a lower one
+    stopped: Tensor  # [K] bool: waited too long; trains no more until its data change
+    peers: Tree  # by part: what is remembered of peers
+    heard: Tensor  # [K, K] int64: how often k listened to j since it was last written down
 
 
 @dataclass(frozen=True)
@@ -19,10 +33,22 @@ class RunState:
     """Where a run stands after `round` rounds."""
 
     round: int
-    time_step: int
+    time_step: int  # of that round
     server: Server
     own: Mapping[int, Tree]  # by client, then by part; only clients that took part have any
     committed: Mapping[str, int] = field(default_factory=dict)  # lengths of the append-only files that belong to this state
+    others: tuple[Server, ...] = ()  # more global models, where a method has several
+    uses: Tensor | None = None  # [K] int64: which of them each client uses; None: there is one
+    assign: Tree = field(default_factory=dict)  # by part: what is remembered of who uses which
+    crowd: Crowd | None = None  # where there is no server
+
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        return self.server, *self.others
+
+    def used_by(self, clients: np.ndarray) -> np.ndarray:
+        """Which global model each of these clients uses. -> [k] int64"""
+        return np.zeros(len(clients), dtype=np.int64) if self.uses is None else self.uses.numpy()[clients]
 
 
 def gather_own(state: RunState, task: Task, clients: np.ndarray, facts: Facts) -> Tree:

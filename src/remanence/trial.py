@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from remanence import trees
+from remanence import checkpoint, trees
 from remanence.algorithms import PARTS
 from remanence.compose import parse_method
 from remanence.config import make_spec
@@ -21,8 +21,7 @@ from remanence.experiment import Experiment, build, load_data
 from remanence.keys import Key
 from remanence.local import weighted_mean
 from remanence.model import initialise
-from remanence.record import Recorder
-from remanence.rounds import first_state, play_round
+from remanence.rounds import first_state, open_recorder, play_round
 from remanence.state import RunState
 from remanence.trees import Params, Tree
 from remanence.types import Context, Engine, Facts, Job, Lent, Method, Part, Reply, ServerContext, Start, Transform, World
@@ -45,8 +44,25 @@ SMALL: dict[str, Any] = {
 EQUAL: dict[str, Any] = {"data.partition": "dirichlet(alpha=0.5, samples=8)"}
 
 
-# What to write for a method where its own defaults would take minutes on the built-in task; a small rate, since Adam makes steps of rounding.
-QUICKLY = {"feddf": "feddf(steps=6, patience=4, lr=1e-05)"}
+# Equal clients of 4 training rows in two clusters that disagree on two labels, and that every client changes at every round: a time step is a round.
+DRIFTING: dict[str, Any] = {
+    "drift.schedule": "rotation(clusters=2)",
+    "drift.concepts": "swap",
+    "drift.samples": 4,
+    "drift.validation": 2,
+    "rounds": 1,
+}
+
+
+# What to write for a method where its own defaults would take minutes on the built-in task, or would let all six clients listen to everybody; a small rate
+# for feddf, since Adam makes steps of rounding.
+QUICKLY = {
+    "dac": "dac(peers=2)",
+    "feddf": "feddf(steps=6, patience=4, lr=1e-05)",
+    "hast": "hast(peers=2, depth=2, finetune_epochs=1)",
+    "oracle": "oracle(peers=2)",
+    "random": "random(peers=2)",
+}
 
 
 def quickly(name: str) -> str:
@@ -107,6 +123,15 @@ def small_experiment(
     return build(make_spec({}, SMALL | public | dict(changes or {})), method=made, module=module, source=source)
 
 
+def drifting_experiment(method: str | Method | Part, steps: int, changes: Mapping[str, Any] | None = None) -> Experiment:
+    """A method on the built-in task while the data drift, a round a time step.
+
+    >>> drifting_experiment("fedavg", 2).task.population.at(1).cluster.tolist()
+    [1, 1, 1, 0, 0, 0]
+    """
+    return small_experiment(method, DRIFTING | {"drift.steps": steps} | dict(changes or {}))
+
+
 def source_without(label: int) -> Source:
     """The built-in data, with no training example of a class."""
     source = load_data(make_spec({}, SMALL))
@@ -135,7 +160,7 @@ def play(experiment: Experiment, engine: Engine, rounds: int) -> tuple[RunState,
     """The whole round loop on an engine -> the state after so many rounds, and the line written about each."""
     state, lines = first_state(experiment), []
     with tempfile.TemporaryDirectory() as folder:
-        recorder = Recorder(Path(folder), experiment, {})
+        recorder = open_recorder(Path(folder), experiment, {})
         try:
             for _ in range(rounds):
                 state, line = play_round(experiment, engine, state, recorder)
@@ -175,7 +200,7 @@ def job_tree(job: Job) -> Tree:
 def state_tree(state: RunState) -> Tree:
     """All tensors of a run as one tree."""
     own = {str(client): kept for client, kept in sorted(state.own.items())}
-    return {"params": state.server.model.params, "buffers": state.server.model.buffers, "server": state.server.state, "own": own}
+    return checkpoint.as_tree(state) | {"own": own}
 
 
 def worst_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, float]:
@@ -193,6 +218,7 @@ def worst_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, f
         if x.shape != y.shape or x.dtype != y.dtype:
             return name, float("inf")
         gap = (x.double() - y.double()).abs() / y.double().abs().clamp(min=1.0)
+        gap = torch.where(x == y, 0.0, gap)  # infinity, where both have yet to measure something, is equal too
         here = float(gap.nan_to_num(nan=float("inf")).max()) if gap.numel() else 0.0
         if here > distance:
             worst, distance = name, here

@@ -258,6 +258,60 @@ class ServerLent(NamedTuple):
 Refine = Callable[[Start, Start, Reply, ServerLent, ServerContext], Start]  # (merged, previous, replies, lent, srv) -> model
 
 
+# ------------------------------------------------------------------------------------------------------------------ without a server
+
+
+class PeerContext(NamedTuple):
+    """What a function that chooses peers may read: all K clients at once, so that no choice needs a loop over them."""
+
+    round: int  # from 1, within the time step
+    state: Tree  # what the part remembers of all clients, [K, ...]
+    reachable: Tensor  # [K, K] bool: may client k ask client j in this round? Never itself
+    cluster: Tensor  # [K] int64: whose data are alike. For the oracle alone: no client knows it
+    hyper: dict[str, Tensor]
+    key: Key
+    world: World
+
+
+class Mix(NamedTuple):
+    """An average of a client's model with those of some peers, weighted by their numbers of training rows.
+
+    Peers enter as they were at the end of the round before, the client itself as mixed so far: mixes follow each other.
+    """
+
+    peers: Tensor  # [K, m] int64, -1: nobody
+    names: tuple[str, ...] | None = None  # parameters it covers; None: all, and the buffers
+
+
+class Peers(NamedTuple):
+    """Whom clients listen to where there is no server."""
+
+    init: Callable[[World], Tree]  # -> state [K, ...]
+    probe: Callable[[PeerContext], Tensor]  # -> [K, m]: whose models each client tries on its own training rows; -1: nobody
+    decide: Callable[[Tensor, Tensor, PeerContext], tuple[tuple[Mix, ...], Tree]]  # (probed, losses [K, m], ctx) -> mixes, state
+    tells: int = 0  # bytes a probed peer sends for every client there is, besides its model
+
+
+class Decision(NamedTuple):
+    """Which of several global models each client uses from now on, and which are made, copied or merged for it.
+
+    `recipe` makes the new models from the old ones: row i holds the shares of the old models in the new model i.
+    """
+
+    model: np.ndarray  # [K] int64: a row of the recipe
+    recipe: np.ndarray  # [new models, old models] float64, rows summing to 1
+    state: Tree
+
+
+class Assign(NamedTuple):
+    """Several global models, and who uses which: decided at the beginning of every time step."""
+
+    init: Callable[[World], Tree]  # -> state
+    # (loss or error of every model on every client's training rows [K, models], who uses which [K], rows of each client [K], state, hyper) -> decision
+    decide: Callable[[np.ndarray, np.ndarray, np.ndarray, Tree, dict[str, Tensor]], Decision]
+    measure: str = "loss"  # "loss" or "accuracy": what the first argument is made of (accuracy as 1 - accuracy)
+
+
 @dataclass(frozen=True)
 class Part:
     """One named set of slots: what stands between two `+`."""
@@ -274,6 +328,8 @@ class Part:
     apply: Apply | None = None
     refine: Refine | None = None
     phases: Callable[[Phase], tuple[Phase, ...]] | None = None  # the experiment's phase -> those of this method
+    peers: Peers | None = None  # no server: every client has a model of its own
+    assign: Assign | None = None  # several global models
     personalise: Phase | None = None  # fine-tuning by which a client makes its personal model, for evaluation alone; see `personal.py`
     # any number
     terms: tuple[Term, ...] = ()
@@ -328,6 +384,7 @@ class Job(NamedTuple):
     facts: Facts  # stacked [k, ...]
     rule: dict[str, float]
     key: Key  # of the round
+    phases: int = 0  # only the first so many of the task's phases; 0: all
 
 
 class Scores(NamedTuple):
@@ -335,6 +392,27 @@ class Scores(NamedTuple):
 
     confusion: Tensor  # [m, g, C, C] int64: rows are true classes, columns predicted ones
     loss: Tensor  # [m, g] float64: summed cross-entropy
+
+
+class Verdicts(NamedTuple):
+    """How models do on single examples, pair after pair."""
+
+    pair: np.ndarray  # [n] int64
+    ids: np.ndarray  # [n] int64
+    right: np.ndarray  # [n] bool
+    margin: np.ndarray  # [n] float32: logit of the true class minus the largest other
+
+
+class PairScores(NamedTuple):
+    """How n models do, each on rows of its own."""
+
+    confusion: Tensor  # [n, C, C] int64
+    loss: Tensor  # [n] float64: summed cross-entropy
+    verdicts: Verdicts | None = None  # where asked for
+
+    def mean_loss(self) -> Tensor:
+        """[n] float64; NaN where a pair has no rows"""
+        return self.loss / self.confusion.sum(dim=(1, 2))
 
 
 class Engine(Protocol):
@@ -347,7 +425,16 @@ class Engine(Protocol):
         ...
 
     def score(self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0) -> Scores:
-        """Models (stacked [m, ...]) on a split: all its rows as one group, or one group for each of the owners' rows."""
+        """Models (stacked [m, ...]) on a split: all its rows as one group, or one group for each of the owners' rows.
+
+        The test split always has one group for every concept of the experiment.
+        """
+        ...
+
+    def score_pairs(
+        self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int = 0, verdicts: bool = False
+    ) -> PairScores:
+        """Model which[i] of a stack on the rows of owners[i]: a client, or on the test split a concept."""
         ...
 
     def close(self) -> None: ...

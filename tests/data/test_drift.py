@@ -42,16 +42,16 @@ def test_label_counts_by_hand() -> None:
     """Labels of rows 0 to 5 are 2 0 0 1 2 2: client 0 trains on rows 0, 4 (two twos), client 2 on 1, 2, 3 (two zeros, a one)."""
     labels = np.array([2, 0, 0, 1, 2, 2])
     train = Rows.join([np.array([0, 4]), np.array([5]), np.array([1, 2, 3])])
-    holdings = Holdings(train, Rows.join([np.array([], dtype=np.int64)] * 3))
+    holdings = Holdings(train, Rows.join([np.array([], dtype=np.int64)] * 3), np.zeros(3, np.int64))
     assert holdings.label_counts(np.array([2, 0]), labels, 4).tolist() == [[2, 1, 0, 0], [0, 0, 2, 0]]
 
 
 def test_capacity_is_the_most_any_client_ever_trains_on() -> None:
     def hold(*sizes: int) -> Holdings:
         rows = Rows.join(cut(list(sizes)))
-        return Holdings(rows, rows)
+        return Holdings(rows, rows, np.zeros(len(sizes), np.int64))
 
-    population = Population((hold(3, 1), hold(2, 5), hold(4, 4)))
+    population = Population((hold(3, 1), hold(2, 5), hold(4, 4)), (np.arange(3),))
     assert (population.clients, population.capacity) == (2, 5)
     assert population.at(1).train.sizes.tolist() == [2, 5]
 
@@ -59,9 +59,8 @@ def test_capacity_is_the_most_any_client_ever_trains_on() -> None:
 @given(some_parts, st.floats(0, 0.9), st.integers(0, 2**32))
 def test_settling_divides_everyones_rows_and_loses_none(sizes: list[int], validation: float, seed: int) -> None:
     parts, labels = cut(sizes, seed), np.zeros(sum(sizes), dtype=np.int64)
-    population = settle(parts, labels, validation, Key(seed))
-    holdings = population.at(0)
-    assert population.clients == len(sizes)
+    holdings = settle(parts, labels, validation, Key(seed))
+    assert len(holdings.cluster) == len(sizes)
     for client, part in enumerate(parts):
         train, valid = holdings.train.of(client), holdings.valid.of(client)
         assert len(train) >= 1
@@ -72,8 +71,8 @@ def test_settling_divides_everyones_rows_and_loses_none(sizes: list[int], valida
 
 def test_validation_rows_are_drawn_anew_for_every_client_and_key() -> None:
     rows, labels = np.arange(100), np.zeros(100, dtype=np.int64)
-    first, second = (settle([rows, rows], labels, 0.2, Key(seed)).at(0).valid for seed in (1, 2))
-    again = settle([rows, rows], labels, 0.2, Key(1)).at(0).valid
+    first, second = (settle([rows, rows], labels, 0.2, Key(seed)).valid for seed in (1, 2))
+    again = settle([rows, rows], labels, 0.2, Key(1)).valid
     assert np.array_equal(first.ids, again.ids)
     assert not np.array_equal(first.of(0), first.of(1))
     assert not np.array_equal(first.of(0), second.of(0))
@@ -82,8 +81,8 @@ def test_validation_rows_are_drawn_anew_for_every_client_and_key() -> None:
 def test_no_client_of_others_changes_ones_own_rows() -> None:
     """A client's split depends on its number and rows only."""
     labels = np.zeros(60, dtype=np.int64)
-    alone = settle([np.arange(20)], labels, 0.3, Key(4)).at(0)
-    together = settle([np.arange(20), np.arange(20, 60)], labels, 0.3, Key(4)).at(0)
+    alone = settle([np.arange(20)], labels, 0.3, Key(4))
+    together = settle([np.arange(20), np.arange(20, 60)], labels, 0.3, Key(4))
     assert np.array_equal(alone.valid.of(0), together.valid.of(0))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from remanence.data.drift import Holdings, Population, Rows
+from remanence.data.drift import Holdings, Rows
 from remanence.engines.choose import choose_engine
 from remanence.engines.loop import Loop
 from remanence.engines.stacked import Stacked
@@ -63,7 +63,8 @@ def two_clients(sizes: tuple[int, int], module: nn.Module) -> Experiment:
     """Clients of exactly these sizes."""
     experiment = small_experiment("fedavg", {"clients.count": 2, "clients.sample": 2}, module=module)
     parts, nothing = np.split(np.arange(sum(sizes)), [sizes[0]]), np.empty(0, dtype=np.int64)
-    population = Population((Holdings(Rows.join(parts), Rows.join([nothing, nothing])),))
+    holdings = Holdings(Rows.join(parts), Rows.join([nothing, nothing]), np.zeros(2, np.int64))
+    population = replace(experiment.task.population, steps=(holdings,))
     return replace(experiment, task=replace(experiment.task, population=population))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from remanence import trees
 from remanence.algorithms import METHODS, fedprox
-from remanence.data.drift import Holdings, Population, Rows
+from remanence.data.drift import Holdings, Rows
 from remanence.engines.loop import Loop
 from remanence.engines.processes import Processes
 from remanence.engines.stacked import Stacked
@@ -181,11 +181,10 @@ def with_clients(experiment: Experiment, *steps: list[int]) -> Experiment:
     for number, sizes in enumerate(steps):
         rows = np.roll(np.arange(sum(sizes)), 5 * number)
         parts = np.split(rows, np.cumsum(sizes)[:-1])
-        holdings.append(Holdings(Rows.join(parts), Rows.join([part[:1] for part in parts])))
+        holdings.append(Holdings(Rows.join(parts), Rows.join([part[:1] for part in parts]), np.zeros(len(parts), np.int64)))
     world = replace(experiment.task.world, clients=len(steps[0]))
-    return replace(
-        experiment, cohort_size=len(steps[0]), task=replace(experiment.task, population=Population(tuple(holdings)), world=world)
-    )
+    population = replace(experiment.task.population, steps=tuple(holdings))
+    return replace(experiment, cohort_size=len(steps[0]), task=replace(experiment.task, population=population, world=world))
 
 
 @settings(max_examples=15)

@@ -3,10 +3,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
+from rich_runs import write_peers_run, write_server_run
 
-from remanence.report.figures import FIGURES, draw_accuracy, draw_classes_at_end, draw_classes_over_rounds, draw_forgetting
+from remanence.report.classes import draw_classes_at_end, draw_classes_over_rounds
+from remanence.report.curves import draw_accuracy, draw_forgetting
+from remanence.report.figures import FIGURES
 from remanence.report.groups import gather
 from remanence.report.partition import draw_holdings, draw_partition
 from remanence.results import Comparison, Run
@@ -97,10 +102,16 @@ def test_equal_class_names_stay_apart(make_run: Callable[..., Run]) -> None:
     assert list(picture.figure.data[0].y) == ["cat (0)", "cat (1)"]
 
 
+PLAIN = [
+    "accuracy", "classes-over-rounds", "classes-at-end", "forgetting", "accuracy-by-bytes", "accuracy-by-time", "partition",
+]  # what a run shows that recorded nothing besides its metrics  # fmt: skip
+
+
 def test_absent_classes_are_gaps_and_everything_is_valid_json(make_run: Callable[..., Run]) -> None:
-    for draw in FIGURES:
-        picture = draw(gather([make_run([[0.5, None], [0.4, None]], name=draw.__name__)]))
-        assert picture is not None
+    groups = gather([make_run([[0.5, None], [0.4, None]])])
+    pictures = [picture for draw in FIGURES if (picture := draw(groups)) is not None]
+    assert [picture.name for picture in pictures] == PLAIN
+    for picture in pictures:
         assert picture.reading.endswith(".")
         assert picture.alt.endswith(".")
         json.dumps(picture.figure.to_plotly_json(), allow_nan=False)
@@ -109,3 +120,60 @@ def test_absent_classes_are_gaps_and_everything_is_valid_json(make_run: Callable
 def test_nothing_recorded_draws_nothing_but_the_partition(make_run: Callable[..., Run]) -> None:
     groups = gather([make_run([], rounds=4)])
     assert [draw.__name__ for draw in FIGURES if draw(groups) is not None] == ["draw_partition"]
+
+
+SERVER = {
+    "accuracy", "classes-over-rounds", "classes-at-end", "forgetting", "global-distribution", "became", "where-lost", "lost-over-rounds",
+    "lost-by-class", "lost-by-client", "one-round", "client-forgetting", "local-distribution", "forgettable", "accuracy-by-bytes",
+    "accuracy-by-time", "partition",
+}  # fmt: skip
+PEERS = SERVER - {"became", "one-round", "client-forgetting", "forgettable"} | {
+    "schedule", "clusters", "left-concepts", "own-cluster", "listening", "network",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("write", "expected"), [(write_server_run, SERVER), (write_peers_run, PEERS)])
+def test_every_picture_of_a_run_that_recorded_everything(write: Callable[..., Run], expected: set[str], tmp_path: Path) -> None:
+    """Names are unique, every picture and each of its choices is JSON and fits its traces, and explains itself."""
+    groups = gather([write(tmp_path / "run", seed=seed) if seed == 0 else write(tmp_path / "other", seed=seed) for seed in (0, 1)])
+    pictures = [picture for draw in FIGURES if (picture := draw(groups)) is not None]
+    assert {picture.name for picture in pictures} == expected
+    assert len(pictures) == len(expected)
+    for picture in pictures:
+        assert picture.reading.endswith("."), picture.name
+        assert picture.alt.endswith("."), picture.name
+        json.dumps(picture.figure.to_plotly_json(), allow_nan=False)
+        json.dumps([asdict(choice) for choice in picture.choices], allow_nan=False)
+        for choice in picture.choices:
+            assert len(choice.data) == len(picture.figure.data), picture.name
+            assert choice.alt.endswith("."), picture.name
+        if picture.choices:
+            shown = picture.choices[picture.chosen]
+            assert picture.alt == shown.alt
+            assert list(picture.figure.data[0].x) == list(shown.data[0]["x"])
+
+
+def test_time_steps_are_marked_where_the_data_drift(tmp_path: Path, make_run: Callable[..., Run]) -> None:
+    """Three steps of four rounds: boundaries lie between rounds 4 and 5, and 8 and 9."""
+    groups = gather([write_peers_run(tmp_path / "peers", rounds=4, steps=3)])
+    for draw in (draw_accuracy, draw_forgetting):
+        picture = draw(groups)
+        assert picture is not None
+        assert [line.x0 for line in picture.figure.layout.shapes] == [4.5, 8.5]
+        assert [note.text for note in picture.figure.layout.annotations] == ["step 0", "step 1", "step 2"]
+        assert "Dotted lines part the time steps" in picture.reading
+    plain = draw_accuracy(gather([make_run([[0.5, 0.5]])]))
+    assert plain is not None
+    assert not plain.figure.layout.shapes
+
+
+def test_without_a_server_the_clients_own_models_count(tmp_path: Path) -> None:
+    run = write_peers_run(tmp_path / "peers")
+    picture = draw_accuracy(gather([run]))
+    assert picture is not None
+    lines = {line["round"]: line for line in run.metrics if line["split"] == "test"}
+    names = {trace.name: list(trace.y) for trace in picture.figure.data}
+    assert list(names) == ["test", "validation", "worst client"]
+    assert names["test"][-1] == round(lines[12]["accuracy"], 4)
+    assert names["worst client"][0] == round(lines[1]["worst_client"], 4)
+    assert "of the clients' own models on test examples of each client's present cluster" in picture.reading

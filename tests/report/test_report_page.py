@@ -8,10 +8,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from rich_runs import write_comparison
 
 from remanence.errors import InputError
 from remanence.report.page import render_report, write_partition, write_report
-from remanence.results import Comparison, Run
+from remanence.results import LEDGER, Comparison, Run
 
 HOSTILE = ["<script>alert(1)</script>", '"</script><img src=x onerror=alert(2)>', "{{ 7 * 7 }}", "]]>\u2028'"]
 EMPTY = {"meta", "link", "br", "img", "hr", "input"}
@@ -68,7 +69,7 @@ def test_page_is_well_formed_and_whole(make_comparison: Callable[..., Comparison
     cells = [{"method": name, "seed": seed, "shares": [[0.5, 0.4], [0.3, 0.6]]} for name in ("fedavg", "fedprox") for seed in (0, 1)]
     out = write_report([make_comparison(cells)], tmp_path / "deep" / "report.html")
     page = Page(out.read_text(encoding="utf-8"))
-    assert [len(page.all(tag)) for tag in ("html", "h1", "main", "header", "footer", "nav", "table", "figure")] == [1, 1, 1, 1, 1, 1, 2, 5]
+    assert [len(page.all(tag)) for tag in ("html", "h1", "main", "header", "footer", "nav", "table", "figure")] == [1, 1, 1, 1, 1, 1, 3, 8]
     assert all(plot.get("aria-label") for plot in page.all("div") if plot.get("role") == "img")
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
@@ -107,7 +108,7 @@ def test_nothing_is_loaded_from_anywhere(make_run: Callable[..., Run]) -> None:
 def test_hostile_names_stay_text(hostile: Comparison) -> None:
     text = render_report([hostile])
     page = Page(text)
-    assert len(page.all("script")) == 2 + 5  # ours, and the data of five figures
+    assert len(page.all("script")) == 2 + 7  # ours, and the data of seven figures
     assert page.all("img") == []
     assert not [attributes for _, attributes in page.elements if any(name.startswith("on") for name in attributes)]
     for name in HOSTILE:
@@ -136,6 +137,27 @@ def test_the_same_results_give_the_same_bytes(make_run: Callable[..., Run]) -> N
 def test_a_report_of_nothing_recorded_can_be_written(make_run: Callable[..., Run], make_comparison: Callable[..., Comparison]) -> None:
     for result in (make_run([], rounds=3), make_comparison([{"method": "a", "shares": None}])):
         assert "No round has been evaluated yet" in Page(render_report([result])).text
+
+
+def test_a_ledger_that_cannot_be_read_is_told(make_run: Callable[..., Run]) -> None:
+    run = make_run([[0.5, 0.4]])
+    assert "cannot be read" not in render_report([run])
+    (run.folder / LEDGER).write_bytes(b"nonsense")
+    assert "Beware: the ledger of run cannot be read" in Page(render_report([Run(run.folder)])).text
+    (run.folder / LEDGER).unlink()
+    assert "cannot be read" not in render_report([Run(run.folder)])
+
+
+def test_chapters_hold_the_figures_and_controls_are_labelled(tmp_path: Path) -> None:
+    page = Page(render_report([write_comparison(tmp_path / "both", [{"label": HOSTILE[0]}, {"label": HOSTILE[1]}])]))
+    names = [figure["id"] for figure in page.all("figure")]
+    assert names[0] == "accuracy"
+    assert {"where-lost", "one-round", "client-forgetting"} <= set(names)
+    chapters = [section["id"] for section in page.all("section") if (section["id"] or "").startswith("chapter-")]
+    assert {f"#{name}" for name in chapters} <= {link["href"] for link in page.all("a")}
+    assert len(page.all("label")) == len(page.all("select")) + len(page.all("input"))
+    assert all(choice["type"] == "range" for choice in page.all("input"))
+    assert page.all("img") == []
 
 
 def test_a_failed_write_leaves_the_old_page(make_run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from remanence.report.forgetting import forgetting_curve, roundwise_forgetting
+from remanence.metrics.forgetting import forgetting_curve, roundwise_forgetting
 from remanence.report.groups import gather
 from remanence.report.tables import MethodRow, best_row, chosen_rows, make_row, method_rows, render_markdown, render_text, run_row
 from remanence.results import METRICS, Comparison, Run

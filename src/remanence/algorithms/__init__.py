@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from remanence.algorithms.centralised import centralised
+from remanence.algorithms.dac import dac
 from remanence.algorithms.fedavg import fedavg
 from remanence.algorithms.fedbabu import fedbabu
 from remanence.algorithms.fedbn import fedbn
 from remanence.algorithms.feddf import feddf
+from remanence.algorithms.feddrift import feddrift
 from remanence.algorithms.fednova import fednova
 from remanence.algorithms.fedntd import fedntd
 from remanence.algorithms.fedprox import fedprox
@@ -16,6 +18,8 @@ from remanence.algorithms.fedreg import fedreg
 from remanence.algorithms.fedwavg import fedwavg
 from remanence.algorithms.flashback import flashback
 from remanence.algorithms.frozen_head import frozen_head
+from remanence.algorithms.gossip import local, oracle, random
+from remanence.algorithms.hast import hast
 from remanence.algorithms.moon import moon
 from remanence.algorithms.scaffold import scaffold
 from remanence.algorithms.server_optimisers import fedadagrad, fedadam, fedavgm, fedyogi
@@ -26,6 +30,7 @@ __all__ = [
     "METHODS",
     "PARTS",
     "centralised",
+    "dac",
     "fedadagrad",
     "fedadam",
     "fedavg",
@@ -33,6 +38,7 @@ __all__ = [
     "fedbabu",
     "fedbn",
     "feddf",
+    "feddrift",
     "fednova",
     "fedntd",
     "fedprox",
@@ -41,12 +47,17 @@ __all__ = [
     "fedyogi",
     "flashback",
     "frozen_head",
+    "hast",
+    "local",
     "moon",
+    "oracle",
+    "random",
     "scaffold",
 ]
 
 METHODS: dict[str, Callable[..., Part]] = {
     "centralised": centralised,
+    "dac": dac,
     "fedadagrad": fedadagrad,
     "fedadam": fedadam,
     "fedavg": fedavg,
@@ -54,6 +65,7 @@ METHODS: dict[str, Callable[..., Part]] = {
     "fedbabu": fedbabu,
     "fedbn": fedbn,
     "feddf": feddf,
+    "feddrift": feddrift,
     "fednova": fednova,
     "fedntd": fedntd,
     "fedprox": fedprox,
@@ -62,7 +74,11 @@ METHODS: dict[str, Callable[..., Part]] = {
     "fedyogi": fedyogi,
     "flashback": flashback,
     "frozen_head": frozen_head,
+    "hast": hast,
+    "local": local,
     "moon": moon,
+    "oracle": oracle,
+    "random": random,
     "scaffold": scaffold,
 }
 

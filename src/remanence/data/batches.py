@@ -51,6 +51,35 @@ def plan_batches(key: Key, count: int, batch: int, epochs: int = 0, steps: int =
     return Plan(rows, widths)
 
 
+def plan_many(
+    key_values: np.ndarray, counts: np.ndarray, batch: int, epochs: int = 0, steps: int = 0, drop_last: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """`plan_batches` for many clients at once, those of equal size together.
+
+    key_values: uint64 [k]; counts: [k] -> rows [k, most steps, widest batch], widths [k, most steps]. Beyond a width the step's first row stands again;
+    beyond a client's last step rows are 0 and so is the width.
+    """
+    totals = np.array([count_steps(int(count), batch, epochs, steps, drop_last) for count in counts])
+    widest = min(batch, int(counts.max()))
+    rows, widths = np.zeros((len(counts), totals.max(), widest), dtype=np.int64), np.zeros((len(counts), totals.max()), dtype=np.int64)
+    for count in np.unique(counts).tolist():
+        some = np.flatnonzero(counts == count)
+        total, wide = int(totals[some[0]]), min(batch, count)
+        per_epoch = count // wide if drop_last else -(-count // wide)
+        rounds = -(-total // per_epoch)
+        values = keys.fold_each(np.repeat(key_values[some], rounds), np.tile(np.arange(rounds), len(some)))
+        orders = keys.permutations(values, count)[:, : per_epoch * wide]  # [clients * epochs, rows used]
+        short = per_epoch * wide - orders.shape[1]
+        if short:
+            orders = np.concatenate([orders, np.repeat(orders[:, (per_epoch - 1) * wide, None], short, axis=1)], axis=1)
+        mine = orders.reshape(len(some), rounds * per_epoch, wide)[:, :total]
+        rows[some, :total, :wide] = mine
+        rows[some, :total, wide:] = mine[:, :, :1]
+        last = np.arange(total) % per_epoch == per_epoch - 1
+        widths[some, :total] = np.where(last, wide - short, wide)
+    return rows, widths
+
+
 def count_steps(count: int, batch: int, epochs: int, steps: int, drop_last: bool) -> int:
     """How many local steps `plan_batches` makes of so many rows."""
     batch = min(batch, count)
@@ -61,20 +90,21 @@ def count_steps(count: int, batch: int, epochs: int, steps: int, drop_last: bool
 class Examples:
     """Inputs and labels on a device."""
 
-    x: Tensor  # [n, ...] raw: uint8 images, float tables, int64 tokens
-    y: Tensor  # [n] int64
+    x: Tensor  # [stored, ...] raw: uint8 images, float tables, int64 tokens
+    y: Tensor  # [n] int64, by id
     mean: Tensor | None  # in raw units, broadcastable to one example; None: used as they are
     std: Tensor | None
     dtype: torch.dtype
     augment: tuple[str, ...] = ()
+    place: Tensor | None = None  # [n] int64: where in x an example lies; None: at its id
 
     def inputs(self, ids: Tensor) -> Tensor:
         """Normalised inputs. ids: [...] -> [..., example shape]"""
-        return self._normalise(self.x[ids])
+        return self._normalise(self._raw(ids))
 
     def augmented(self, ids: Tensor, key: Tensor) -> Tensor:
         """Inputs for training. ids: [..., B]; key: [...], one for each batch."""
-        x = self.x[ids]
+        x = self._raw(ids)
         if self.augment:
             flat = keys.fold_in(keys.fold_in(key, "augment").unsqueeze(-1), ids).reshape(-1)
             x = augment_images(x.reshape(-1, *x.shape[ids.dim() :]), flat, self.augment).reshape(x.shape)
@@ -82,6 +112,9 @@ class Examples:
 
     def labels(self, ids: Tensor) -> Tensor:
         return self.y[ids]
+
+    def _raw(self, ids: Tensor) -> Tensor:
+        return self.x[ids if self.place is None else self.place[ids]]
 
     def _normalise(self, x: Tensor) -> Tensor:
         if self.mean is None or self.std is None:
@@ -97,6 +130,7 @@ def place_examples(
     device: torch.device,
     dtype: torch.dtype,
     augment: Sequence[str] = (),
+    place: np.ndarray | None = None,
 ) -> Examples:
     """Put a split on the device."""
     unknown = [name for name in augment if name not in AUGMENTATIONS]
@@ -112,9 +146,9 @@ def place_examples(
     if statistics is not None:
         shape = (-1, *(1,) * (x.ndim - 2))
         mean, std = (torch.as_tensor(s, dtype=torch.float64).to(dtype).reshape(shape).to(device) for s in statistics)
-    return Examples(
-        torch.from_numpy(x).to(device), torch.from_numpy(np.asarray(y, dtype=np.int64)).to(device), mean, std, dtype, tuple(augment)
-    )
+    labels = torch.from_numpy(np.asarray(y, dtype=np.int64)).to(device)
+    places = None if place is None else torch.from_numpy(place).to(device)
+    return Examples(torch.from_numpy(x).to(device), labels, mean, std, dtype, tuple(augment), places)
 
 
 def augment_images(x: Tensor, key: Tensor, names: Sequence[str]) -> Tensor:

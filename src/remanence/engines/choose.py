@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from remanence.engines.common import expected_steps
 from remanence.engines.loop import Loop
 from remanence.engines.processes import Processes, count_cores
 from remanence.engines.stacked import Stacked, needs_padding
@@ -24,32 +25,42 @@ LIGHT = 0.005  # seconds of one step below which one thread is enough
 HEAVY = 0.25  # seconds of one step from which on a CPU computes for real: stacking cannot pay there
 STEPS = 3  # steps a client makes in a trial
 CLIENTS = 16  # clients in a trial
+LONGER_STEPS = 8  # steps in a trial of ways to run them
+STEPS_OF_A_STACK = ("eager", "graph", "compiled")
+TRACING_PAYS = 60.0  # seconds a run must take before it is worth a few to write its steps down
+COMPILING_PAYS = 300.0  # the same for compiling them
 
 
 class Choice(NamedTuple):
-    """Which engine, with how many threads, and why in a sentence."""
+    """Which engine, with how many threads, why in a sentence, and how a stack's steps are run."""
 
     name: str
     threads: int
     reason: str
+    steps: str = "auto"
 
 
-def make_engine(name: str, task: Task, stack: int = 0, workers: int = 0) -> Engine:
-    """The engine of that name; 0 leaves its size to us."""
+def make_engine(name: str, task: Task, stack: int = 0, workers: int = 0, steps: str = "auto") -> Engine:
+    """The engine of that name; 0 leaves its size to us, and `steps` is for a stack alone."""
     if name == "stacked":
-        return Stacked(task, stack or (STACK_CUDA if task.world.device.type == "cuda" else STACK))
+        return Stacked(task, stack or (STACK_CUDA if task.world.device.type == "cuda" else STACK), steps)
     if name == "processes":
         return Processes(task, workers)
     return Loop(task)
 
 
-def choose_engine(task: Task, job: Job, stack: int = 0, workers: int = 0, clock: Callable[[], float] = time.perf_counter) -> Choice:
-    """Measure on the job's own clients; leaves torch with the number of threads it chose."""
+def choose_engine(
+    task: Task, job: Job, stack: int = 0, workers: int = 0, clock: Callable[[], float] = time.perf_counter, rounds: int = 0
+) -> Choice:
+    """Measure on the job's own clients; leaves torch with the number of threads it chose. `rounds` says whether compiling can pay."""
     padded, threads = task.model.mixes_rows and needs_padding(task), torch.get_num_threads()
     if task.world.device.type == "cuda":
         if padded:
             return Choice("loop", threads, "loop: batch norm with clients of different sizes cannot be stacked")
-        return Choice("stacked", threads, f"stacked: all clients of a round as one batched computation on {task.world.device}")
+        try:
+            return choose_steps(task, job, stack or STACK_CUDA, rounds, threads, clock)
+        except InputError as error:  # a model that torch cannot map over a stack
+            return Choice("loop", threads, f"loop: {error}")
     trial = replace(task, phases=(Phase(steps=1),))
     first = _best_of(2, Loop(trial), _few(job, 1), clock)
     if threads > 1 and first < LIGHT:  # threads that wait for each other cost small nets more than they gain
@@ -73,9 +84,31 @@ def choose_engine(task: Task, job: Job, stack: int = 0, workers: int = 0, clock:
         engine.close()
     best = min(times, key=lambda name: times[name])
     steps = STEPS * len(some.clients)
+    if best == "stacked" and rounds * times[best] * int(expected_steps(task, job).sum()) / steps > TRACING_PAYS:
+        return choose_steps(task, job, stack or STACK, rounds, threads, clock)
     measured = ", ".join(f"{name} {1e3 * seconds / steps:.2f}" for name, seconds in times.items())
     why = "; batch norm with clients of different sizes cannot be stacked" if padded else ""
     return Choice(best, threads, f"{best}: milliseconds a local step of one client: {measured}{why}")
+
+
+def choose_steps(task: Task, job: Job, stack: int, rounds: int, threads: int, clock: Callable[[], float]) -> Choice:
+    """How a stack's steps are best run: plainly, recorded, or, where the run is long enough for it, compiled."""
+    trial = replace(task, phases=(Phase(steps=LONGER_STEPS),))
+    some = _few(job, stack)
+    times: dict[str, float] = {}
+    share = int(expected_steps(task, job).max()) / LONGER_STEPS  # of the trial's length: a round's
+    for steps in STEPS_OF_A_STACK:
+        if steps == "compiled" and rounds * share * min(times.values()) < COMPILING_PAYS:
+            break
+        engine = Stacked(trial, stack, steps)
+        seconds = _best_of(3, engine, some, clock)
+        engine.close()
+        if engine.steps == steps:  # else it fell back on plain steps
+            times[steps] = seconds
+    best = min(times, key=lambda steps: times[steps])
+    measured = ", ".join(f"{steps} {1e3 * seconds / LONGER_STEPS:.2f}" for steps, seconds in times.items())
+    where = f"{len(some.clients)} clients as one batched computation on {task.world.device}"
+    return Choice("stacked", threads, f"stacked: {where}, steps {best}: milliseconds a step of all of them: {measured}", best)
 
 
 def _few(job: Job, count: int) -> Job:
@@ -95,7 +128,7 @@ def _best_of(times: int, engine: Engine, job: Job, clock: Callable[[], float]) -
     best = float("inf")
     for _ in range(times):
         begin = clock()
-        for _ in engine.train(job):
-            pass
+        for reply in engine.train(job):
+            float(reply.loss.sum())  # waits for the device
         best = min(best, clock() - begin)
     return best

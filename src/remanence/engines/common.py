@@ -9,17 +9,18 @@ from torch.nn.functional import cross_entropy
 
 from remanence import keys, trees
 from remanence.compose import Scoped
-from remanence.data.batches import Examples, Plan, count_steps, plan_batches
+from remanence.data.batches import Examples, Plan, count_steps, plan_batches, plan_many
+from remanence.data.drift import Rows
 from remanence.local import Task
 from remanence.trees import Tree
-from remanence.types import Accept, Context, Facts, Job, Phase, Reply, Scores, Start
+from remanence.types import Accept, Context, Facts, Job, PairScores, Phase, Reply, Scores, Start, Verdicts
 
 
 def make_context(task: Task, job: Job, place: int | Tensor) -> Context:
     """The context of one client of the cohort (an integer) or of a stack of them (a tensor of places)."""
     device = task.world.device
     clients = torch.from_numpy(job.clients)[place]
-    client_keys = [job.key.fold("client", client).tensor() for client in np.atleast_1d(clients.numpy()).tolist()]
+    client_keys = keys.fold_each(job.key.fold("client"), np.atleast_1d(clients.numpy()))
     return Context(
         client=clients.to(device),
         round=torch.tensor(job.round, device=device),
@@ -32,7 +33,7 @@ def make_context(task: Task, job: Job, place: int | Tensor) -> Context:
         steps=torch.zeros_like(clients).to(device),
         hyper=task.number_tensors(),
         rule=task.tensors(job.rule),
-        key=torch.stack(client_keys).reshape(clients.shape).to(device),
+        key=torch.from_numpy(client_keys.view(np.int64)).reshape(clients.shape).to(device),
         world=task.world,
     )
 
@@ -59,10 +60,22 @@ def plan_phase(task: Task, job: Job, client: int, number: int, phase: Phase) -> 
     return plan_batches(key, count, task.batch, phase.epochs, phase.steps, task.drop_last)
 
 
+def plan_phases(task: Task, job: Job, clients: np.ndarray, number: int, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
+    """The plans of many clients as one: rows [k, steps, batch] and widths [k, steps], which are 0 where a client is done."""
+    counts = task.population.at(job.time_step).train.sizes[clients]
+    client_keys = keys.fold_each(keys.fold_each(job.key.fold("client"), clients), "plan", number)
+    return plan_many(client_keys, counts, task.batch, phase.epochs, phase.steps, task.drop_last)
+
+
 def expected_steps(task: Task, job: Job) -> np.ndarray:
     """Local steps of each client of the cohort over all phases. -> [k]"""
     sizes = task.population.at(job.time_step).train.sizes[job.clients]
-    return np.array([sum(count_steps(int(n), task.batch, p.epochs, p.steps, task.drop_last) for p in task.phases) for n in sizes])
+    return np.array([sum(count_steps(int(n), task.batch, p.epochs, p.steps, task.drop_last) for p in phases_of(task, job)) for n in sizes])
+
+
+def phases_of(task: Task, job: Job) -> tuple[Phase, ...]:
+    """The phases a job asks for."""
+    return task.phases[: job.phases or None]
 
 
 def scoped_accept(task: Task, phase: Phase) -> Accept:
@@ -94,14 +107,23 @@ def examples_of(task: Task, split: str) -> Examples:
 def rows_to_score(task: Task, split: str, owners: np.ndarray | None, time_step: int) -> tuple[Tensor, Tensor, int]:
     """-> ids [n], group of each row [n], number of groups"""
     device = task.world.device
-    holdings = task.population.at(time_step)
-    rows = holdings.train if split == "train" else holdings.valid
-    if owners is None or split in ("test", "public"):
-        pooled = {"test": torch.arange(len(task.test.y)), "public": task.public}.get(split, torch.from_numpy(rows.ids)).to(device)
-        return pooled, torch.zeros_like(pooled), 1
-    parts = [rows.of(int(owner)) for owner in owners]
+    if split == "test":
+        parts = list(task.population.tests)
+    elif split == "public":
+        parts = [task.public.numpy()]
+    else:
+        rows = split_rows(task, split, time_step)
+        parts = [rows.ids] if owners is None else [rows.of(int(owner)) for owner in owners]
     groups = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     return torch.from_numpy(np.concatenate(parts)).to(device), torch.from_numpy(groups).to(device), len(parts)
+
+
+def split_rows(task: Task, split: str, time_step: int) -> Rows:
+    """The rows of every client, or on the test split of every concept."""
+    if split == "test":
+        return Rows.join(task.population.tests)
+    holdings = task.population.at(time_step)
+    return holdings.train if split == "train" else holdings.valid
 
 
 class Tally:
@@ -122,3 +144,37 @@ class Tally:
     def scores(self) -> Scores:
         shape = (len(self.loss), self.groups, self.classes, self.classes)
         return Scores(self.confusion.reshape(shape).cpu(), self.loss.cpu())
+
+
+class PairTally:
+    """Counts what models predict, each on rows of its own."""
+
+    def __init__(self, pairs: int, classes: int, device: torch.device, verdicts: bool):
+        self.classes = classes
+        self.confusion = torch.zeros(pairs * classes * classes, dtype=torch.int64, device=device)
+        self.loss = torch.zeros(pairs, dtype=torch.float64, device=device)
+        self.seen: list[tuple[Tensor, ...]] | None = [] if verdicts else None
+
+    def add(self, pair: Tensor, logits: Tensor, y: Tensor, ids: Tensor) -> None:
+        """logits: [n, C]; pair, y, ids: [n]"""
+        predicted = logits.argmax(dim=1)
+        cell = (pair * self.classes + y) * self.classes + predicted
+        self.confusion += torch.bincount(cell, minlength=len(self.confusion))
+        self.loss.index_add_(0, pair, cross_entropy(logits, y, reduction="none").double())
+        if self.seen is not None:
+            others = logits.scatter(1, y.unsqueeze(1), float("-inf")).amax(dim=1)
+            margin = logits.gather(1, y.unsqueeze(1)).squeeze(1) - others
+            self.seen.append((pair, ids, predicted == y, margin.float()))
+
+    def scores(self) -> PairScores:
+        confusion = self.confusion.reshape(len(self.loss), self.classes, self.classes).cpu()
+        return PairScores(confusion, self.loss.cpu(), None if self.seen is None else self._verdicts())
+
+    def _verdicts(self) -> Verdicts:
+        assert self.seen is not None
+        columns = [torch.cat(parts).cpu().numpy() for parts in zip(*self.seen, strict=True)] if self.seen else [np.empty(0)] * 4
+        pair, ids, right, margin = columns
+        order = np.lexsort((ids, pair))  # the same on every engine
+        return Verdicts(
+            pair[order].astype(np.int64), ids[order].astype(np.int64), right[order].astype(bool), margin[order].astype(np.float32)
+        )

@@ -13,7 +13,7 @@ from remanence.data.batches import Plan
 from remanence.engines import common
 from remanence.local import SplitRows, Task, begin, differentiate_plain, finish, first_progress, keep_or_revert, take_step
 from remanence.trees import Params, Tree
-from remanence.types import Batch, Context, Job, Phase, Reply, Scores, Start
+from remanence.types import Batch, Context, Job, PairScores, Phase, Reply, Scores, Start
 
 SCORE_ROWS = 500  # rows a model sees at once when it is scored: larger chunks fall out of the cache
 
@@ -37,7 +37,7 @@ class Loop:
         kept, total, losses = ctx.own, 0, torch.zeros(())
         model, own, extras = begin(task, differentiate_plain, rows, common.at(ctx, "before"))
         ctx = ctx._replace(own=own, start=model)
-        for number, phase in enumerate(task.phases):
+        for number, phase in enumerate(common.phases_of(task, job)):
             plan, old = common.plan_phase(task, job, client, number, phase), model
             now = common.enter_phase(ctx, number, len(plan.widths))
             model, memory, losses = self._train_phase(model, now, phase, plan, rows)
@@ -95,6 +95,22 @@ class Loop:
             x, y = self._lay_out(examples.inputs(part)), examples.labels(part)
             for number, model in enumerate(singles):
                 tally.add(number, self.task.model.judge_rows(model, x).logits, y, group)
+        return tally.scores()
+
+    @torch.no_grad()
+    def score_pairs(
+        self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int = 0, verdicts: bool = False
+    ) -> PairScores:
+        task, examples = self.task, common.examples_of(self.task, split)
+        rows, device = common.split_rows(task, split, time_step), task.world.device
+        tally = common.PairTally(len(which), task.world.classes, device, verdicts)
+        for pair, (number, owner) in enumerate(zip(which.tolist(), owners.tolist(), strict=True)):
+            model = models.take(number)
+            if self.channels_last:
+                model = Start(_channels_last(model.params), model.buffers)
+            for ids in torch.split(torch.from_numpy(rows.of(owner)).to(device), SCORE_ROWS):
+                logits = task.model.judge_rows(model, self._lay_out(examples.inputs(ids))).logits
+                tally.add(torch.full_like(ids, pair), logits, examples.labels(ids), ids)
         return tally.scores()
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from remanence.engines import common
 from remanence.engines.loop import Loop
 from remanence.errors import InputError, RunFailed
 from remanence.local import Task
-from remanence.types import Facts, Job, Reply, Scores, Start
+from remanence.types import Facts, Job, PairScores, Reply, Scores, Start, Verdicts
 
 
 class Processes:
@@ -81,6 +81,25 @@ class Processes:
         parts = [Scores(*_unpack(self._receive(pipe))) for pipe in helpers]
         return Scores(torch.stack([part.confusion for part in parts]).sum(dim=0), torch.stack([part.loss for part in parts]).sum(dim=0))
 
+    def score_pairs(
+        self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int = 0, verdicts: bool = False
+    ) -> PairScores:
+        shares = [share for share in np.array_split(np.arange(len(which)), self.workers) if len(share)]
+        if not shares:
+            return common.PairTally(0, self.task.world.classes, self.task.world.device, verdicts).scores()
+        for pipe, share in zip(self.pipes, shares, strict=False):
+            used, local = np.unique(which[share], return_inverse=True)  # nobody needs the models of the others
+            some = _pack(tuple(models.take(torch.from_numpy(used))))
+            self._send(pipe, ("pairs", some, local, owners[share], split, time_step, verdicts))
+        parts = [_unpack(self._receive(pipe)) for pipe, _ in zip(self.pipes, shares, strict=False)]
+        confusion, loss = (torch.cat([part[column] for part in parts]) for column in (0, 1))
+        if not verdicts:
+            return PairScores(confusion, loss)
+        columns = [part[2] for part in parts]
+        pair = np.concatenate([share[mine[0]] for share, mine in zip(shares, columns, strict=True)])
+        rest = (np.concatenate([mine[place] for mine in columns]) for place in (1, 2, 3))
+        return PairScores(confusion, loss, Verdicts(pair, *rest))
+
     def close(self) -> None:
         for pipe in self.pipes:
             pipe.close()
@@ -131,6 +150,9 @@ def _serve(task: Task, pipe: Connection, inherited: list[Connection]) -> None:
                     continue
                 if kind == "train":
                     answer = tuple(engine.train_client(_restore(rest[0], start, shared), 0))
+                elif kind == "pairs":
+                    models, which, owners, split, time_step, verdicts = rest
+                    answer = tuple(engine.score_pairs(Start(*_unpack(models)), which, owners, split, time_step, verdicts))
                 else:
                     models, split, ids, groups, count = rest
                     answer = tuple(
@@ -146,16 +168,16 @@ def _one_client(job: Job, place: int) -> Any:
     here = slice(place, place + 1)
     start = tuple(trees.take(tree, here) for tree in job.start) if job.personal_start else None
     facts = tuple(fact[here] for fact in job.facts)
-    constants = (job.round, job.time_step, job.clients[here], job.personal_start, job.rule, job.key)
+    constants = (job.round, job.time_step, job.clients[here], job.personal_start, job.rule, job.key, job.phases)
     return constants, _pack((start, trees.take(job.own, here), facts))
 
 
 def _restore(message: Any, start: Start | None, shared: Any) -> Job:
-    (round_, time_step, clients, personal_start, rule, key), packed = message
+    (round_, time_step, clients, personal_start, rule, key, phases), packed = message
     own_start, own, facts = _unpack(packed)
     whole = start if own_start is None else Start(*own_start)
     assert whole is not None
-    return Job(round_, time_step, clients, whole, personal_start, shared, own, Facts(*facts), rule, key)
+    return Job(round_, time_step, clients, whole, personal_start, shared, own, Facts(*facts), rule, key, phases)
 
 
 def _pack(value: Any) -> Any:

@@ -6,9 +6,8 @@ is padded only where widths differ within a step; an equal short last batch runs
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,93 +15,148 @@ from torch import Tensor
 from torch.func import vmap
 
 from remanence import trees
-from remanence.data.batches import Plan, plan_batches
+from remanence.data.batches import plan_batches
 from remanence.engines import common
-from remanence.errors import InputError
+from remanence.engines.graphs import Recording, fit_into_room
+from remanence.engines.steps import Course, Live, context_dims, run_eagerly
+from remanence.errors import InputError, RunFailed
 from remanence.keys import Key
-from remanence.local import Progress, SplitRows, Task, begin, differentiate_functional, finish, first_progress, keep_or_revert, take_step
+from remanence.local import Progress, SplitRows, Task, begin, differentiate_functional, finish, first_progress, keep_or_revert
 from remanence.trees import Params, Tree
-from remanence.types import Batch, Context, Job, Phase, Reply, Scores, Start
+from remanence.types import Context, Job, PairScores, Phase, Reply, Scores, Start
 
 SCORE_ROWS = 500
+PAIR_ROWS = 20_000  # rows of all pairs of a stack that are looked at at once
+RECORDINGS = 4  # stacks of different form, of which recorded steps are kept
 
 
 class Stacked:
-    """`stack` is the most clients trained together; the result does not depend on it."""
+    """`stack` is the most clients trained together, and shrinks where memory does not suffice; the result does not depend on it.
+
+    `steps` is how the steps are run: "eager", "graph" (recorded and replayed) or "compiled" (fused, too); "auto" takes graphs where there is a GPU.
+    """
 
     name = "stacked"
 
-    def __init__(self, task: Task, stack: int = 64):
+    def __init__(self, task: Task, stack: int = 64, steps: str = "auto"):
         self.task, self.stack = task, stack
+        self.steps = ("graph" if task.world.device.type == "cuda" else "eager") if steps == "auto" else steps
+        self.fallback = ""  # why steps are no longer recorded
+        self.recordings: list[Recording] = []  # the one used last stands last
         refuse_padded_batch_norm(task)
         refuse_unstackable(task)
 
     def train(self, job: Job) -> Iterator[Reply]:
         sizes = self.task.population.at(job.time_step).train.sizes[job.clients]
-        order = np.argsort(-sizes, kind="stable")
-        for first in range(0, len(order), self.stack):
-            yield self._train_stack(job, order[first : first + self.stack])
+        order, first = np.argsort(-sizes, kind="stable"), 0
+        while first < len(order):
+            places = order[first : first + self.stack]
+            reply = self._try_stack(job, places)
+            if reply is not None:
+                first += len(places)
+                yield reply
+
+    def _try_stack(self, job: Job, places: np.ndarray) -> Reply | None:
+        """None where memory did not suffice: the stack is then smaller for good."""
+        try:
+            return self._train_stack(job, places)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if len(places) == 1:
+                raise RunFailed(
+                    f"one client alone does not fit into the memory of {self.task.world.device}: use a smaller local.batch or a smaller model"
+                ) from error
+        self.stack = len(places) // 2
+        self.recordings.clear()
+        if self.task.world.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return None
 
     def _train_stack(self, job: Job, places: np.ndarray) -> Reply:
         """places: positions in the cohort, largest client first"""
-        task, clients = self.task, job.clients[places]
+        task, clients, device = self.task, job.clients[places], self.task.world.device
         ctx, rows = common.make_context(task, job, torch.from_numpy(places)), self._rows(job, clients)
         if not job.personal_start:  # batch norm writes into buffers even before the first step: every client needs its own
             ctx = ctx._replace(start=Start(ctx.start.params, trees.expand(ctx.start.buffers, len(clients))))
         dims = context_dims(job.personal_start)
         kept, total, losses = ctx.own, np.zeros(len(clients), dtype=np.int64), torch.zeros(())
-        model, own, extras = vmap(partial(begin, task, differentiate_functional), in_dims=(0, dims))(rows, common.at(ctx, "before"))
+        model, own, extras = self._begin(rows, common.at(ctx, "before"), dims)
         if job.personal_start or task.method.personal(task.world):
             ctx, dims = ctx._replace(start=model), context_dims(True)
         ctx = ctx._replace(own=own)
-        for number, phase in enumerate(task.phases):
-            plans = [common.plan_phase(task, job, int(client), number, phase) for client in clients]
-            steps = np.array([len(plan.widths) for plan in plans])
-            now, old = common.enter_phase(ctx, number, torch.from_numpy(steps).to(task.world.device)), model
-            model, memory, losses = self._train_phase(model, now, dims, phase, plans, rows)
-            ctx = ctx._replace(memory=memory)
-            total += steps
+        for number, phase in enumerate(common.phases_of(task, job)):
+            course = self._plan(job, clients, number, phase, rows)
+            steps = torch.from_numpy(course.steps).to(device)
+            now, old = common.enter_phase(ctx, number, steps), model
+            model, memory, summed = self._train_phase(model, now, dims, number, course, rows)
+            ctx, losses = ctx._replace(memory=memory), summed / steps
+            total += course.steps
             if phase.accept is not None:
                 accept = partial(keep_or_revert, task, differentiate_functional, common.scoped_accept(task, phase))
                 model = vmap(accept, in_dims=(0, 0, 0, dims))(rows, old, model, common.at(now, "accept"))
-        end = common.at(ctx, "after", torch.from_numpy(total).to(task.world.device))
-        close = partial(finish, task, differentiate_functional)
-        own, extras = vmap(close, in_dims=(0, 0, 0, 0, dims))(rows, model, extras, kept, end)
+        end = common.at(ctx, "after", torch.from_numpy(total).to(device))
+        close: Callable[..., tuple[Tree, Tree]] = partial(finish, task, differentiate_functional)
+        if task.method.many("after"):  # else there is nothing in it to map, and mapping is not free
+            close = vmap(close, in_dims=(0, 0, 0, 0, dims))
+        own, extras = close(rows, model, extras, kept, end)
         return common.make_reply(task, job, clients, model, extras, own, losses)
 
+    def _begin(self, rows: SplitRows, ctx: Context, dims: Context) -> tuple[Start, Tree, Tree]:
+        """What the clients do before their first step. -> the models they start from, own, extras"""
+        start = partial(begin, self.task, differentiate_functional)
+        if self.task.method.many("before"):
+            return vmap(start, in_dims=(0, dims))(rows, ctx)
+        if dims.start.params is None:
+            ctx = ctx._replace(start=Start(trees.expand(ctx.start.params, len(ctx.client)), ctx.start.buffers))
+        return start(rows, ctx)
+
+    def _plan(self, job: Job, clients: np.ndarray, number: int, phase: Phase, rows: SplitRows) -> Course:
+        """The batches of all clients in one phase, as numbers of examples on the device."""
+        places, widths = common.plan_phases(self.task, job, clients, number, phase)  # [k, steps, batch], [k, steps]
+        flat = torch.from_numpy(places).to(rows.train.device).reshape(len(clients), -1)
+        return Course(torch.gather(rows.train, 1, flat).reshape(places.shape), widths)
+
     def _train_phase(
-        self, model: Start, ctx: Context, dims: Context, phase: Phase, plans: list[Plan], rows: SplitRows
+        self, model: Start, ctx: Context, dims: Context, number: int, course: Course, rows: SplitRows
     ) -> tuple[Start, Tree, Tensor]:
-        """-> the trained models, what was tracked, the mean loss of each client"""
-        task, device, names = self.task, self.task.world.device, self.task.trained_names(phase)
-        steps = np.array([len(plan.widths) for plan in plans])
-        places, widths = _pad_plans(plans)
-        places_on_device = torch.from_numpy(places).to(device)
-        params = trees.clone(trees.restrict(model.params, names))
-        frozen = {name: value for name, value in model.params.items() if name not in params}
-        start_all = vmap(partial(first_progress, task, differentiate_functional), in_dims=(0, 0, 0, 0, dims))
-        first = start_all(params, frozen, model.buffers, rows, ctx)
-        live = Live(first, frozen, torch.zeros(len(plans), dtype=task.world.dtype, device=device), rows, ctx)
-        done: list[Live] = []
-        step_all = vmap(partial(take_step, task, differentiate_functional), in_dims=(0, 0, 0, 0, dims))
-        for step in range(int(steps.max())):
-            count = int((steps > step).sum())
-            if count < len(live.loss):
-                done.append(live.cut(slice(count, None), dims))
-                live = live.cut(slice(0, count), dims)
-            width = int(widths[:count, step].max())
-            chosen = torch.gather(live.rows.train, 1, places_on_device[:count, step, :width])
-            now = common.enter_step(live.ctx, step)
-            weight = torch.from_numpy(np.arange(width) < widths[:count, step, None]).to(device=device, dtype=task.world.dtype)
-            batch = Batch(task.train.augmented(chosen, now.key), task.train.labels(chosen), weight, chosen)
-            progress, loss = step_all(live.progress, live.fixed, batch, live.rows, now)
-            live = live._replace(progress=progress, loss=live.loss + loss)
-        done.append(live)
-        last_first = done[::-1]  # the clients with most steps are at the front of the stack and finish last
-        params, buffers, _, memory = (trees.concatenate(parts) for parts in zip(*(part.progress for part in last_first), strict=True))
-        whole = {**frozen, **params}
-        loss = torch.cat([part.loss for part in last_first]) / torch.from_numpy(steps).to(device)
-        return Start({name: whole[name] for name in model.params}, buffers), memory, loss
+        """-> the trained models, what was tracked, the summed loss of each client"""
+        task = self.task
+        params = trees.restrict(model.params, task.trained_names(task.phases[number]))
+        fixed = {name: value for name, value in model.params.items() if name not in params}
+        if task.method.trackers("init"):
+            start_all = vmap(partial(first_progress, task, differentiate_functional), in_dims=(0, 0, 0, 0, dims))
+            first = start_all(params, fixed, model.buffers, rows, ctx)
+        else:
+            first = Progress(params, model.buffers, vmap(task.optimiser.init)(params), {})
+        live = Live(first, fixed, torch.zeros(len(course.ids), dtype=task.world.dtype, device=task.world.device), rows, ctx)
+        progress, loss = self._take_steps(number, dims, live, course)
+        whole = {**fixed, **progress.params}
+        return Start({name: whole[name] for name in model.params}, progress.buffers), progress.memory, loss
+
+    def _take_steps(self, number: int, dims: Context, live: Live, course: Course) -> tuple[Progress, Tensor]:
+        """Recorded where that is asked for and possible, else plainly; once it proved impossible, plainly for good."""
+        if self.steps != "eager":
+            rows, wide = fit_into_room(live.rows, course, min(self.task.batch, self.task.population.capacity))
+            roomy = live._replace(rows=rows)
+            try:
+                return self._find_recording(number, dims, roomy, wide).run(roomy, wide)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                self.recordings.clear()
+                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+                self.fallback, self.steps = f"steps could not be recorded ({reason})", "eager"
+        clone = live.progress._replace(params=trees.clone(live.progress.params))  # a stack cut from one model shares its memory
+        return run_eagerly(self.task, dims, live._replace(progress=clone), course)
+
+    def _find_recording(self, number: int, dims: Context, live: Live, course: Course) -> Recording:
+        """The one that fits, or a new one in place of that which was not used for longest."""
+        found = next((known for known in self.recordings if known.fits(number, dims, live, course)), None)
+        if found is None:
+            found = Recording(self.task, number, dims, live, course, compile=self.steps == "compiled")
+        self.recordings = [*(known for known in self.recordings if known is not found), found][-RECORDINGS:]
+        return found
 
     def _rows(self, job: Job, clients: np.ndarray) -> SplitRows:
         holdings = self.task.population.at(job.time_step)
@@ -134,57 +188,31 @@ class Stacked:
                     tally.add(first + number, of_model, y, group)
         return tally.scores()
 
+    @torch.no_grad()
+    def score_pairs(
+        self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int = 0, verdicts: bool = False
+    ) -> PairScores:
+        task, examples, rows = self.task, common.examples_of(self.task, split), common.split_rows(self.task, split, time_step)
+        tally = common.PairTally(len(which), task.world.classes, task.world.device, verdicts)
+        order = np.argsort(-rows.sizes[owners], kind="stable")  # pairs of one stack have about as many rows
+        for first in range(0, len(order), self.stack):
+            pairs = order[first : first + self.stack]
+            if rows.sizes[owners[pairs[0]]] == 0:
+                break
+            some = models.take(torch.from_numpy(which[pairs]).to(task.world.device))
+            parts = [rows.of(int(owner)) for owner in owners[pairs]]
+            ids, weight = self._pad_rows(parts, int(parts[0][0]))
+            at_once = max(1, PAIR_ROWS // len(pairs))
+            pair = torch.from_numpy(pairs).to(task.world.device).unsqueeze(1).expand_as(ids)
+            for begin_row in range(0, ids.shape[1], at_once):
+                window = (slice(None), slice(begin_row, begin_row + at_once))
+                logits = vmap(lambda model, x: task.model.judge_rows(model, x).logits)(some, examples.inputs(ids[window]))
+                real = weight[window] > 0
+                tally.add(pair[window][real], logits[real], examples.labels(ids[window][real]), ids[window][real])
+        return tally.scores()
+
     def close(self) -> None:
-        pass
-
-
-class Live(NamedTuple):
-    """The clients of a stack that still have steps to make."""
-
-    progress: Progress
-    fixed: Params
-    loss: Tensor  # [k], summed over steps
-    rows: SplitRows
-    ctx: Context
-
-    def cut(self, part: slice, dims: Context) -> Live:
-        """Some of the clients; what `dims` says all of them share stays whole."""
-        ctx: Any = (_cut_where(value, dim, part) for value, dim in zip(self.ctx, dims, strict=True))
-        rest: Any = (_cut(value, part) for value in self[:-1])
-        return Live._make((*rest, Context(*ctx)))
-
-
-def _cut(value: Any, part: slice) -> Any:
-    if isinstance(value, dict):
-        return trees.take(value, part)
-    return type(value)(*(_cut(item, part) for item in value)) if isinstance(value, tuple) else value[part]
-
-
-def _cut_where(value: Any, dims: Any, part: slice) -> Any:
-    if isinstance(dims, tuple):
-        return type(value)(*(_cut_where(item, dim, part) for item, dim in zip(value, dims, strict=True)))
-    return value if dims is None else _cut(value, part)
-
-
-def context_dims(personal_start: bool) -> Context:
-    """Which parts of a stacked context have the clients as leading axis, as vmap wants to be told."""
-    each, same = 0, None
-    dims: dict[str, Any] = dict.fromkeys(Context._fields, each)
-    dims |= dict.fromkeys(("round", "shared", "step", "hyper", "rule", "world"), same)
-    start: Any = (each if personal_start else same, each)
-    return Context(**dims | {"start": Start(*start)})
-
-
-def _pad_plans(plans: list[Plan]) -> tuple[np.ndarray, np.ndarray]:
-    """-> rows [k, steps, batch], widths [k, steps]; a client whose batch is smaller than the others' repeats its first row"""
-    steps, batch = max(len(plan.widths) for plan in plans), max(plan.rows.shape[1] for plan in plans)
-    rows, widths = np.zeros((len(plans), steps, batch), dtype=np.int64), np.zeros((len(plans), steps), dtype=np.int64)
-    for number, plan in enumerate(plans):
-        mine, wide = plan.rows.shape
-        rows[number, :mine, :wide] = plan.rows
-        rows[number, :mine, wide:] = plan.rows[:, :1]
-        widths[number, :mine] = plan.widths
-    return rows, widths
+        self.recordings.clear()
 
 
 def needs_padding(task: Task) -> bool:
@@ -197,6 +225,11 @@ def needs_padding(task: Task) -> bool:
                 if any(seen.setdefault(step, int(width)) != width for step, width in enumerate(widths)):
                     return True
     return False
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Of the device or, in the words of torch's allocator, of the host."""
+    return isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def refuse_padded_batch_norm(task: Task) -> None:

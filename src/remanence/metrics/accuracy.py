@@ -15,10 +15,10 @@ def summarise(confusion: np.ndarray, loss_sum: float) -> dict[str, Any]:
 
     Macro F1 is the mean over the classes that the data contain; above: 2 * 3 / (3 + 4), since 3 were predicted as class 0 and 4 are.
     """
-    confusion = np.asarray(confusion, dtype=np.int64)
+    confusion = np.asarray(confusion)  # counts, or shares of them where concepts are weighted
     correct, total, predicted = np.diagonal(confusion), confusion.sum(axis=1), confusion.sum(axis=0)
     there = total > 0
-    count = int(total.sum())
+    count = total.sum()
     per_class = [float(c / t) if t else None for c, t in zip(correct, total, strict=True)]
     f1 = 2 * correct[there] / (predicted[there] + total[there])
     mean_loss = loss_sum / count if count else float("nan")

@@ -30,8 +30,8 @@ def record_type(classes: int) -> np.dtype:
             ("time_step", "<i4"),
             ("moment", "u1"),  # index into MOMENTS
             ("split", "u1"),  # index into SPLITS
-            ("model", "<i4"),  # a client's number, or GLOBAL
-            ("owner", "<i4"),  # whose rows: a client's number, or ALL
+            ("model", "<i4"),  # a client's number, or GLOBAL; where there are several global models, -1, -2 and so on
+            ("owner", "<i4"),  # whose rows: a client's number, or ALL; on the test split a concept's number, where there are several
             ("weight", "<f8"),  # the model's share in the aggregation; 0 for the global model
             ("loss", "<f8"),  # summed cross-entropy
             ("correct", "<i4", (classes,)),
@@ -39,6 +39,32 @@ def record_type(classes: int) -> np.dtype:
             ("predicted", "<i4", (classes,)),
         ]
     )
+
+
+def confusion_type(classes: int) -> np.dtype:
+    """One record of a whole confusion matrix: rows are true classes, columns predicted ones."""
+    place = [(name, "<i4") for name in ("round", "time_step", "model", "owner")]
+    return np.dtype([*place, ("moment", "u1"), ("split", "u1"), ("confusion", "<i4", (classes, classes))])
+
+
+EXAMPLE = np.dtype(
+    [
+        ("round", "<i4"),
+        ("time_step", "<i4"),
+        ("moment", "u1"),  # index into MOMENTS: before, local or merged
+        ("client", "<i4"),  # whose training row it is
+        ("id", "<i8"),
+        ("right", "u1"),
+        ("margin", "<f4"),  # logit of the true class minus the largest other
+    ]
+)
+
+HEARD, SIMILARITY = 0, 1  # kinds of a record about peers
+
+
+def peers_type(clients: int) -> np.dtype:
+    """One record of a table over pairs of clients: how often k listened to j since the record before, or how alike j seems to k."""
+    return np.dtype([("round", "<i4"), ("time_step", "<i4"), ("kind", "u1"), ("values", "<f4", (clients, clients))])
 
 
 def make_record(classes: int, confusion: np.ndarray, **columns: Any) -> np.ndarray:

@@ -9,12 +9,12 @@ from typing import Any
 from remanence.config import optimizer_call
 from remanence.errors import InputError
 from remanence.metrics.ledger import GLOBAL, Ledger
-from remanence.report.groups import Group
+from remanence.report.groups import Group, counted_model
 from remanence.results import LEDGER, Run
 
 EXPERIMENT = (
     "data.name", "data.partition", "clients.count", "clients.sample", "model", "rounds",
-    "local.epochs", "local.steps", "local.batch", "local.optimizer", "local.lr",
+    "drift.schedule", "drift.steps", "drift.concepts", "peers.topology", "local.epochs", "local.steps", "local.batch", "local.optimizer", "local.lr",
 )  # fmt: skip
 PRIVATE = ("data.dir",)  # where things lie on somebody's disk is nobody's business in a page that gets passed on
 
@@ -26,14 +26,15 @@ def describe(groups: Sequence[Group]) -> list[tuple[str, str]]:
         ("Clients", _tell_clients),
         ("Model", _tell_model),
         ("Local training", _tell_training),
-        ("Rounds", lambda run: str(run.spec.rounds)),
+        ("Rounds", _tell_rounds),
+        ("Drift", _tell_drift),
         ("Evaluated", partial(_tell_evaluation, {})),
         ("Computed", lambda run: f"{run.about.get('engine') or run.spec.engine}; device {run.spec.device}, precision {run.spec.precision}"),
         ("Versions", _tell_versions),
     ]
     seeds = ("Seeds", _agree(groups, lambda group: ", ".join(str(run.spec.seed) for run in group.runs) or "none yet"))
     told = [(heading, _agree_on_runs(groups, tell)) for heading, tell in facts]
-    return [(heading, text) for heading, text in (*told[:5], seeds, *told[5:]) if text]
+    return [(heading, text) for heading, text in (*told[:6], seeds, *told[6:]) if text]
 
 
 def list_settings(groups: Sequence[Group]) -> list[tuple[str, str]]:
@@ -66,6 +67,8 @@ def _tell_clients(run: Run) -> str:
             else f"{spec.clients.sample:.0%} of them every round"
         )
     kept = f"; {spec.data.validation:.0%} of each client's rows kept for validation" if spec.data.validation else ""
+    if run.about.get("clusters") and spec.drift.rows == "pools":
+        return f"{count}, {sample}; rows drawn from a pool for each cluster"
     return f"{count}, {sample}; partition {spec.data.partition}{kept}"
 
 
@@ -80,6 +83,20 @@ def _tell_training(run: Run) -> str:
     return f"{amount} {unit}{'' if amount == 1 else 's'} a round, batches of {local.batch}, {optimizer_call(run.spec)}, schedule {local.schedule}"
 
 
+def _tell_rounds(run: Run) -> str:
+    steps = len(run.about.get("clusters") or ())
+    return f"{run.spec.rounds} in each of {steps} time steps" if steps > 1 else str(run.spec.rounds)
+
+
+def _tell_drift(run: Run) -> str:
+    """The schedule and what each cluster holds; empty, and so left out, where nothing drifts."""
+    if not run.about.get("clusters"):
+        return ""
+    held = "; ".join(f"cluster {place}: {concept}" for place, concept in enumerate(run.about.get("concepts") or ()))
+    notes = "".join(f"; {note}" for note in run.about.get("drift_notes") or ())
+    return f"{run.spec.drift.schedule}{f' ({held})' if held else ''}{notes}"
+
+
 def _tell_evaluation(sizes: dict[str, int], run: Run) -> str:
     """`sizes` remembers test sets by data, so that of many runs on the same data one ledger is read."""
     data = run.spec.data.name
@@ -88,7 +105,11 @@ def _tell_evaluation(sizes: dict[str, int], run: Run) -> str:
     size = f" of {sizes[data]:,} examples" if sizes[data] else ""
     every = "every round" if run.spec.record.every == 1 else f"every {run.spec.record.every} rounds and after the last"
     also = "; and on the validation rows of all clients" if run.spec.record.validation and run.spec.data.validation else ""
-    return f"the global model on the whole test set{size}, {every}{also}"
+    if counted_model(run) == "personal":
+        own = ", each on test examples of its own cluster" if run.about.get("clusters") else " on the whole test set"
+        return f"the clients' own models, the best on validation so far{own}, {every}"
+    each = ", by cluster and weighted by the clients in each" if run.about.get("clusters") else ""
+    return f"the global model on the whole test set{size}{each}, {every}{also}"
 
 
 def _count_test_examples(run: Run) -> int:

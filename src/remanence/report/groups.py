@@ -6,13 +6,37 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from remanence.metrics.counts import nan_mean
 from remanence.results import RUNS, Comparison, Run
 
-MODEL = "global"  # the model that every number of this report is about
+
+def counted_model(run: Run) -> str:
+    """The model that every number about this run is of: "global", or "personal" where every client has its own."""
+    return str(run.about.get("evaluated") or "global")
+
+
+T = TypeVar("T")
+
+
+def once_a_run(measure: Callable[[Run], T]) -> Callable[[Run], T]:
+    """Let a costly number of a run, such as a measure of its whole ledger, be computed once: tables, words and pictures all ask for it.
+
+    It is kept with the run as `Run` keeps what it has read, so that a run read again is measured again.
+    """
+
+    @wraps(measure)
+    def remember(run: Run) -> T:
+        kept, name = vars(run), f"report {measure.__module__}.{measure.__qualname__}"
+        if name not in kept:
+            kept[name] = measure(run)
+        return cast(T, kept[name])
+
+    return remember
 
 
 @dataclass(frozen=True)
@@ -87,13 +111,44 @@ def _label(groups: list[Group]) -> list[Group]:
     return named
 
 
+def tell_model(groups: Sequence[Group]) -> str:
+    """Whose numbers these are, in words."""
+    kinds = {counted_model(run) for group in groups for run in group.runs} or {"global"}
+    words = {"global": "the global model", "personal": "the clients' own models"}
+    return words[kinds.pop()] if len(kinds) == 1 else "the model that counts (the global one, or the clients' own)"
+
+
+def class_names_of(group: Group) -> list[object]:
+    return next((list(run.about["class_names"]) for run in group.runs if run.about.get("class_names")), [])
+
+
+def clusters_of(run: Run) -> np.ndarray | None:
+    """The cluster of every client at every time step [T, K]; None where the data do not drift."""
+    clusters = run.about.get("clusters")
+    return np.array(clusters, dtype=np.int64) if clusters else None
+
+
+def step_starts(groups: Sequence[Group]) -> list[int]:
+    """The first round of every time step, where all runs agree on them; otherwise, and without drift, nothing."""
+    found = {tuple(_starts(run)) for group in groups for run in group.runs}
+    return list(found.pop()) if len(found) == 1 else []
+
+
+def _starts(run: Run) -> list[int]:
+    clusters, length = clusters_of(run), run.about.get("rounds_per_step")
+    if clusters is None or not length:
+        return []
+    return [1 + step * int(length) for step in range(len(clusters))]
+
+
 def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def curve(run: Run, value: str = "accuracy", split: str = "test") -> dict[int, float]:
-    """A number of the global model by round, where it was evaluated."""
-    lines = (line for line in run.metrics if line["split"] == split and line["model"] == MODEL)
+    """A number of the model that counts by round, where it was evaluated."""
+    model = counted_model(run)
+    lines = (line for line in run.metrics if line["split"] == split and line["model"] == model)
     return {int(line["round"]): float(line[value]) for line in lines if is_number(line.get(value))}
 
 
@@ -103,9 +158,11 @@ def last_value(run: Run, value: str = "accuracy", split: str = "test") -> float 
     return points[max(points)] if points else None
 
 
-def class_curve(run: Run, split: str = "test") -> tuple[np.ndarray, np.ndarray]:
-    """Accuracy per class. -> rounds [T], accuracy [T, C] with NaN where there are no examples"""
-    lines = [line for line in run.metrics if line["split"] == split and line["model"] == MODEL and line.get("per_class")]
+@once_a_run
+def class_curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """Accuracy per class on the test set. -> rounds [T], accuracy [T, C] with NaN where there are no examples"""
+    model = counted_model(run)
+    lines = [line for line in run.metrics if line["split"] == "test" and line["model"] == model and line.get("per_class")]
     rows = [[float(share) if is_number(share) else math.nan for share in line["per_class"]] for line in lines]
     if not rows:
         return np.zeros(0, dtype=np.int64), np.zeros((0, 0))
@@ -146,14 +203,6 @@ def deviation_of(values: Any) -> float | None:
     """
     numbers = [value for value in values if value is not None]
     return float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
-
-
-def nan_mean(values: np.ndarray, axis: int) -> np.ndarray:
-    """The mean without NaN, and NaN (without a warning) where nothing else is there."""
-    there = ~np.isnan(values)
-    count = there.sum(axis=axis)
-    total = np.where(there, values, 0.0).sum(axis=axis)
-    return np.asarray(np.where(count > 0, total / np.maximum(count, 1), np.nan))
 
 
 def refusals(run: Run) -> Counter[tuple[int, str]]:

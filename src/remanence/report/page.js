@@ -1,5 +1,5 @@
 "use strict";
-// Draws the figures whose data stand in this page, fits them to screen, theme and paper, and saves their data as CSV.
+// Draws the figures whose data stand in this page, fits them to screen, theme and paper, follows what the reader chooses, and saves them, and their data as CSV.
 (() => {
   const THEMES = {
     light: { ink: "#22252a", rule: "#dcdee2", card: "#ffffff" },
@@ -9,12 +9,23 @@
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const print = matchMedia("print");
   const touch = matchMedia("(pointer: coarse)");
+  const AHEAD = 600; // pixels below the screen in which figures are drawn before the reader comes to them
   const figures = [...document.querySelectorAll("figure")].map((element) => ({
     name: element.id,
     plot: element.querySelector(".plot"),
     button: element.querySelector(".csv"),
-    content: JSON.parse(element.querySelector("script").textContent),
+    images: [...element.querySelectorAll(".image")],
+    method: element.querySelector(".method"),
+    moment: element.querySelector(".moment"),
+    output: element.querySelector("output"),
+    text: element.querySelector("script").textContent,
   }));
+
+  // Megabytes of data are read when a figure is drawn, not when the page opens.
+  const read = (figure) => {
+    if (!figure.content) [figure.content, figure.text] = [JSON.parse(figure.text), null];
+    return figure.content;
+  };
 
   const axes = (layout) => Object.keys(layout).filter((key) => /^[xy]axis\d*$/.test(key));
 
@@ -32,7 +43,9 @@
     const names = meta.gap + 30; // beside each panel
     const columns = meta.panels > 1 && width - 2 * names >= 440 ? 2 : 1;
     const rows = Math.ceil(meta.panels / columns);
-    const [top, title, gap] = [44, meta.panels > 1 ? 26 : 6, 52];
+    const [count, longest] = meta.labels ?? [0, 0]; // names below a panel; where they do not fit side by side, plotly turns them
+    const turned = count * (7 * longest + 8) > width / columns - names;
+    const [top, title, gap] = [meta.bars ? 10 : 44, (meta.panels > 1 ? 26 : 6) + (meta.bars ? 40 : 0), 52 + (turned ? Math.min(6 * longest, 160) : 0)];
     const inner = rows * (meta.panel + title + gap) - gap;
     const height = top + inner + gap;
     const between = columns === 2 ? names / (width - names) : 0;
@@ -44,6 +57,12 @@
       const share = (1 - between * (columns - 1)) / columns;
       changes[`xaxis${number}.domain`] = [column * (share + between), column * (share + between) + share];
       changes[`yaxis${number}.domain`] = [Math.max(0, upper - meta.panel / inner), upper];
+      if (count) changes[`xaxis${number}.tickangle`] = turned ? 90 : 0;
+      if (meta.bars) {
+        changes[`coloraxis${number}.colorbar.x`] = column * (share + between);
+        changes[`coloraxis${number}.colorbar.y`] = upper + title / inner;
+        changes[`coloraxis${number}.colorbar.yanchor`] = "top";
+      }
     }
     return changes;
   };
@@ -55,7 +74,7 @@
     if (meta.panels) return { width, ...arrange(meta, width) };
     const fitting = Math.max(1, Math.floor(width / (52 + 7.2 * meta.longest)));
     const lines = meta.legend > 1 ? Math.ceil(meta.legend / fitting) : 0;
-    return { width, height: meta.height * (printing ? 0.85 : 1) + 20 * lines, "margin.t": 14 + 20 * lines };
+    return { width, height: meta.height * (printing ? 0.85 : 1) + 20 * lines, "margin.t": 14 + 20 * lines + (meta.top ?? 0) };
   };
 
   const adapt = (figure, printing) => ({ ...theme(figure.content.layout, printing), ...fit(figure, printing) });
@@ -69,48 +88,120 @@
     }
   };
 
-  const draw = async (figure) => {
-    const { plot, content, name } = figure;
+  const chosen = (figure) => {
+    const { choices } = read(figure);
+    const mine = figure.method ? choices.filter((choice) => choice.method === figure.method.value) : choices;
+    return mine[figure.moment ? Number(figure.moment.value) : 0];
+  };
+
+  // A choice brings new data for the traces, and what it shows in words.
+  const show = (figure) => {
+    const { plot, content, moment, output } = figure;
+    const choice = chosen(figure);
+    content.data.forEach((trace, place) => Object.assign(trace, choice.data[place]));
+    assign(content.layout, choice.axes);
+    plot.setAttribute("aria-label", choice.alt);
+    if (moment) {
+      output.textContent = choice.moment;
+      moment.setAttribute("aria-valuetext", `${content.moment} ${choice.moment}`);
+    }
+    if (plot.dataset.drawn) Plotly.react(plot, content.data, content.layout);
+  };
+
+  // The slider has a place for each moment of the method; after a change of method it stays at the nearest moment.
+  const offer = (figure) => {
+    const { choices } = read(figure);
+    const mine = choices.filter((choice) => !figure.method || choice.method === figure.method.value);
+    if (!figure.moment) return;
+    const before = figure.output.textContent;
+    const wanted = before === "" ? Infinity : Number(before);
+    const distances = mine.map((choice) => (wanted === Infinity ? -Number(choice.moment) : Math.abs(Number(choice.moment) - wanted)));
+    figure.moment.max = String(mine.length - 1);
+    figure.moment.value = String(distances.indexOf(Math.min(...distances)));
+  };
+
+  const prepare = (figure) => {
+    if (!figure.method && !figure.moment) return;
+    offer(figure);
+    show(figure);
+    figure.method?.addEventListener("change", () => { offer(figure); show(figure); });
+    figure.moment?.addEventListener("input", () => show(figure));
+  };
+
+  const paint = (figure) => {
+    const content = read(figure);
+    const { plot, name } = figure;
+    prepare(figure);
     assign(content.layout, { ...adapt(figure, print.matches), dragmode: touch.matches ? false : "zoom" }); // else a finger could not scroll past
-    await Plotly.newPlot(plot, content.data, content.layout, {
+    const painting = Plotly.newPlot(plot, content.data, content.layout, {
       displaylogo: false,
       displayModeBar: touch.matches ? false : "hover",
       modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
       toImageButtonOptions: { format: "svg", filename: name },
     });
     plot.dataset.drawn = "yes";
+    return painting;
   };
+
+  const draw = (figure) => (figure.painting ??= paint(figure));
 
   const redraw = (printing) => {
-    for (const figure of figures) if (figure.plot.dataset.drawn) Plotly.relayout(figure.plot, adapt(figure, printing));
+    for (const figure of figures) {
+      if (printing) draw(figure);
+      if (figure.plot.dataset.drawn) Plotly.relayout(figure.plot, adapt(figure, printing));
+    }
   };
 
-  // Names were escaped for plotly; and a spreadsheet must not take a name for a formula.
+  // A spreadsheet must not take a name for a formula.
+  const quote = (text) => `"${(/^[=+\-@\t]/.test(text) ? "'" : "") + text.replaceAll('"', '""')}"`;
+
+  // Names were escaped for plotly.
   const cell = (value) => {
     if (value === null || value === undefined) return "";
     if (typeof value !== "string") return String(value);
-    const text = value.replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&amp;", "&");
-    return `"${(/^[=+\-@\t]/.test(text) ? "'" : "") + text.replaceAll('"', '""')}"`;
+    return quote(value.replaceAll("<br>", " ").replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&amp;", "&"));
   };
 
   const tabulate = (traces) => {
     const told = traces.filter((trace) => trace.meta && trace.meta.columns);
-    const { columns } = told[0].meta;
     const rows = told.flatMap(({ name, x, y, z, customdata }) =>
       z ? y.flatMap((up, row) => x.map((along, column) => [name, along, up, z[row][column]])) : x.map((along, place) => [name, along, y[place], customdata ? customdata[place] : null]));
     const kept = [0, 1, 2, 3].filter((place) => told.some((trace) => trace.meta.columns[place]));
-    return [kept.map((place) => columns[place] || ""), ...rows.map((row) => kept.map((place) => cell(row[place])))].map((row) => row.join(",")).join("\r\n") + "\r\n";
+    return { heads: kept.map((place) => told[0].meta.columns[place] || ""), rows: rows.map((row) => kept.map((place) => cell(row[place]))) };
   };
 
-  const save = ({ name, content }) => {
+  // A figure with choices saves all of them, with whose and when in front.
+  const write = (figure) => {
+    const { data, choices, moment } = read(figure);
+    const whose = [figure.method ? "method" : "", choices.some((choice) => choice.moment) ? moment : ""];
+    const states = choices.length ? choices : [{ method: "", moment: "", data: data.map(() => ({})) }];
+    const tables = states.map((state) => {
+      const { heads, rows } = tabulate(data.map((trace, place) => ({ ...trace, ...state.data[place] })));
+      const front = [quote(state.method), state.moment];
+      const lead = (cells) => [...cells.filter((_, place) => whose[place] && choices.length)];
+      return { heads: [...lead(whose), ...heads], rows: rows.map((row) => [...lead(front), ...row]) };
+    });
+    return [tables[0].heads, ...tables.flatMap(({ rows }) => rows)].map((row) => row.join(",") + "\r\n").join("");
+  };
+
+  const save = (figure) => {
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob(["\ufeff", tabulate(content.data)], { type: "text/csv;charset=utf-8" }));
-    link.download = `${name}.csv`;
+    link.href = URL.createObjectURL(new Blob(["\ufeff", write(figure)], { type: "text/csv;charset=utf-8" }));
+    link.download = `${figure.name}.csv`;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   };
 
-  for (const figure of figures) figure.button.addEventListener("click", () => save(figure));
+  // A picture is saved on white, in the colours of paper, whatever the screen shows.
+  const saveImage = async (figure, format) => {
+    await draw(figure);
+    await Plotly.relayout(figure.plot, { ...adapt(figure, true), paper_bgcolor: "white" });
+    await Plotly.downloadImage(figure.plot, { format, filename: figure.name, scale: format === "png" ? 3 : 1, width: PAPER_WIDTH, height: figure.plot.layout.height });
+    await Plotly.relayout(figure.plot, { ...adapt(figure, print.matches), paper_bgcolor: "rgba(0,0,0,0)" });
+  };
+
+  for (const figure of figures) figure.button?.addEventListener("click", () => save(figure));
+  for (const figure of figures) figure.images.forEach((button) => button.addEventListener("click", () => saveImage(figure, button.value)));
   dark.addEventListener("change", () => redraw(print.matches));
   print.addEventListener("change", () => redraw(print.matches));
   addEventListener("beforeprint", () => redraw(true));
@@ -124,12 +215,27 @@
     waiting = setTimeout(() => redraw(print.matches), 100);
   });
 
-  // One at a time with a pause between, so that the text can be read and scrolled from the first moment.
+  // What is on the screen comes first, then what a reader comes to next, the rest while nothing else is to be done; one at a time, so that the text can be
+  // read and scrolled at once. The marks let a browser's tools, and our benchmark, see when.
+  const rest = () => new Promise((resume) => (window.requestIdleCallback ?? setTimeout)(resume, { timeout: 200 }));
+  const pause = () => new Promise((resume) => setTimeout(resume, 0));
+  const within = (ahead) => ({ plot }) => {
+    const { top, bottom } = plot.getBoundingClientRect();
+    return top < innerHeight + ahead && bottom > -ahead;
+  };
+  const report = (state) => {
+    performance.mark(`figures-${state}`);
+    document.documentElement.dataset.drawn = state;
+  };
   (async () => {
-    for (const figure of figures) {
-      await new Promise((resume) => setTimeout(resume, 0));
-      await draw(figure);
+    for (;;) {
+      const waiting = figures.filter((figure) => !figure.painting);
+      if (!waiting.some(within(0)) && !document.documentElement.dataset.drawn) report("seen");
+      if (!waiting.length) break;
+      await (waiting.some(within(AHEAD)) ? pause() : rest());
+      await draw(waiting.find(within(0)) ?? waiting.find(within(AHEAD)) ?? waiting[0]);
     }
-    document.documentElement.dataset.drawn = "all";
+    await Promise.all(figures.map((figure) => figure.painting));
+    report("all");
   })();
 })();

@@ -9,16 +9,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from remanence.errors import InputError
 from remanence.files import explain_full_disk, write_atomically
 from remanence.report import conditions, words
-from remanence.report.groups import Group, choose_settings, gather
+from remanence.report.columns import Column, columns_for
+from remanence.report.evidence import damaged_ledgers
+from remanence.report.groups import Group, choose_settings, gather, tell_model
 from remanence.report.paint import Picture
-from remanence.report.tables import COLUMNS, MethodRow, best_row, make_row
+from remanence.report.rows import MethodRow, best_row, make_row
+from remanence.report.tables import rounds_to_target
 from remanence.results import Comparison, Run
 from remanence.version import __version__
 
@@ -32,21 +36,33 @@ def write_report(results: Sequence[Run | Comparison], out: Path) -> Path:
     return _write(out, lambda: render_report(results))
 
 
-def write_partition(label_counts: Sequence[Sequence[int]], class_names: Sequence[str], title: str, out: Path) -> Path:
-    """Write a page that shows a partition alone; label counts [clients][classes]. -> its path"""
+def write_partition(
+    label_counts: Sequence[Sequence[int]],
+    class_names: Sequence[str],
+    title: str,
+    out: Path,
+    *,
+    clusters: Sequence[Sequence[int]] = (),
+    concepts: Sequence[str] = (),
+) -> Path:
+    """Write a page that shows a partition alone; label counts [clients][classes]. With clusters [time steps][clients] it shows the schedule of the drift too,
+    `concepts` says what each cluster holds, and the label counts are those of time step 0. -> its path"""
 
     def render() -> str:
         from remanence.report.partition import draw_holdings
+        from remanence.report.schedule import draw_schedule
 
-        lede = f"{len(label_counts)} clients, {len(class_names)} classes."
-        return _render(title=title, lede=lede, pictures=[draw_holdings(label_counts, class_names, len(label_counts))])
+        lede = f"{len(label_counts)} clients, {len(class_names)} classes" + (f", {len(clusters)} time steps." if clusters else ".")
+        pictures = [draw_schedule(clusters, concepts=concepts)] if clusters else []
+        pictures.append(draw_holdings(label_counts, class_names, len(label_counts), ", at time step 0" if clusters else ""))
+        return _render(title=title, lede=lede, chapters={"Data": pictures})
 
     return _write(out, render)
 
 
 def render_report(results: Sequence[Run | Comparison]) -> str:
     """The page about runs and comparisons, as text."""
-    from remanence.report.figures import FIGURES
+    from remanence.report.figures import CHAPTERS
 
     everything = gather(results)
     groups = choose_settings(everything)
@@ -55,9 +71,13 @@ def render_report(results: Sequence[Run | Comparison]) -> str:
         title=_title(groups),
         lede=_lede(groups),
         summary=[*words.summarise(groups, rows), *_warn(groups)],
-        table=_cells(rows),
-        every_setting=_cells([make_row(group) for group in everything]) if len(everything) > len(groups) else [],
-        pictures=[picture for draw in FIGURES if (picture := draw(groups)) is not None],
+        columns=columns_for(rows),
+        tables=_tabulate(rows, _caption(groups)),
+        every_setting=_tabulate([make_row(group) for group in everything], "Every setting that was tried")
+        if len(everything) > len(groups)
+        else [],
+        targets=rounds_to_target(groups),
+        chapters={title: [picture for draw in drawings if (picture := draw(groups)) is not None] for title, drawings in CHAPTERS.items()},
         facts=conditions.describe(groups),
         settings=conditions.list_settings(groups),
     )
@@ -73,7 +93,7 @@ def _write(out: Path, render: Callable[[], str]) -> Path:
     return out
 
 
-def _render(*, title: str, lede: str, pictures: Sequence[Picture], **sections: Any) -> str:
+def _render(*, title: str, lede: str, chapters: Mapping[str, Sequence[Picture]], **sections: Any) -> str:
     """The template with its sections; what is not given is left out of the page."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
@@ -82,15 +102,18 @@ def _render(*, title: str, lede: str, pictures: Sequence[Picture], **sections: A
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    nothing: dict[str, Any] = dict.fromkeys(("summary", "table", "every_setting", "facts", "settings"), ())
+    nothing: dict[str, Any] = dict.fromkeys(("summary", "columns", "tables", "every_setting", "targets", "facts", "settings"), ())
     return environment.get_template("page.html.j2").render(
         title=title,
         lede=lede,
         policy=_policy(scripts),
         style=(HERE / "page.css").read_text(encoding="utf-8"),
         scripts=scripts,
-        columns=COLUMNS,
-        pictures=[(picture, _as_json(picture)) for picture in pictures],
+        chapters=[
+            (f"chapter-{number}", name, [(picture, _as_json(picture)) for picture in pictures])
+            for number, (name, pictures) in enumerate(chapters.items(), start=1)
+            if pictures
+        ],
         version=__version__,
         **nothing | sections,
     )
@@ -111,14 +134,32 @@ def _settle_lines(text: str) -> str:
 def _as_json(picture: Picture) -> str:
     """A figure as JSON that cannot leave its script element."""
     figure = picture.figure.to_plotly_json()
-    text = json.dumps({"data": figure["data"], "layout": figure["layout"]}, separators=(",", ":"), allow_nan=False)
+    content = {"data": figure["data"], "layout": figure["layout"], "moment": picture.moment}
+    choices = [asdict(choice) for choice in picture.choices]
+    text = json.dumps(content | {"choices": choices}, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _cells(rows: Sequence[MethodRow]) -> list[dict[str, Any]]:
+def _caption(groups: Sequence[Group]) -> str:
+    model = tell_model(groups)
+    return f"{model[0].upper()}{model[1:]}, mean over seeds"
+
+
+def _tabulate(rows: Sequence[MethodRow], caption: str) -> list[dict[str, Any]]:
+    """One table for each theme of the columns; the first has none."""
+    columns = columns_for(rows)
+    themes = list(dict.fromkeys(column.theme for column in columns))
+    return [
+        {"caption": theme or caption, "columns": some, "rows": _cells(rows, some)}
+        for theme in themes
+        for some in [[column for column in columns if column.theme == theme]]
+    ]
+
+
+def _cells(rows: Sequence[MethodRow], columns: Sequence[Column]) -> list[dict[str, Any]]:
     best = best_row(rows)
     return [
-        {"label": row.label, "best": row is best, "unfinished": row.unfinished > 0, "cells": [column.cell(row) for column in COLUMNS]}
+        {"label": row.label, "best": row is best, "unfinished": row.unfinished > 0, "cells": [column.cell(row) for column in columns]}
         for row in rows
     ]
 
@@ -139,5 +180,10 @@ def _lede(groups: Sequence[Group]) -> str:
 
 
 def _warn(groups: Sequence[Group]) -> list[str]:
-    keys = conditions.differences(groups)
-    return [f"Beware: these runs are not of one experiment; they differ in {', '.join(keys)}."] if keys else []
+    keys, damaged = conditions.differences(groups), damaged_ledgers(groups)
+    said = [f"Beware: these runs are not of one experiment; they differ in {', '.join(keys)}."] if keys else []
+    if damaged:
+        said.append(
+            f"Beware: the ledger of {', '.join(damaged)} cannot be read, so the pictures of phases and of single clients leave it out."
+        )
+    return said

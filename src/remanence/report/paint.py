@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,17 @@ INK, RULE = "#2b2b2b", "#d9d9d9"  # for white paper; the page brings its own for
 
 
 @dataclass(frozen=True)
+class Choice:
+    """One state of a picture that the reader chooses: whose, and when."""
+
+    method: str  # what people read; equal for all choices where there is one method
+    moment: str  # such as a round's number; empty where only the method is chosen
+    data: list[dict[str, Any]]  # for every trace of the figure, what changes: its x, y, z, ...
+    alt: str  # what it shows
+    axes: dict[str, Any] = field(default_factory=dict)  # what changes in the layout, by dotted path
+
+
+@dataclass(frozen=True)
 class Picture:
     """A figure with what belongs to it."""
 
@@ -29,6 +40,28 @@ class Picture:
     figure: Any  # plotly's Figure
     reading: str  # how to read it, in a sentence
     alt: str  # what it shows, for those who cannot see it
+    choices: Sequence[Choice] = ()  # in order, a method's together; the figure shows the one at `chosen`
+    chosen: int = 0
+    moment: str = "round"  # what a choice's moment is
+
+    @property
+    def saves_data(self) -> bool:
+        """Do its traces say what their data are called?"""
+        return any(trace.meta and trace.meta.get("columns") for trace in self.figure.data)
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(choice.method for choice in self.choices))
+
+    @property
+    def moments(self) -> int:
+        """How many moments there are to choose from, for the method that has most."""
+        return max(Counter(choice.method for choice in self.choices).values(), default=0)
+
+
+def first_shown(choices: Sequence[Choice]) -> int:
+    """The last moment of the first method: what a picture shows before anybody chooses."""
+    return max(place for place, choice in enumerate(choices) if choice.method == choices[0].method)
 
 
 def shorten(name: object, longest: int = LONGEST_NAME) -> str:
@@ -109,9 +142,14 @@ def share_axis(title: str, **more: Any) -> dict[str, Any]:
     return axis(title, tickformat=".3~p", rangemode="tozero", **more)
 
 
-def layout(height: int, legend: Sequence[str] = (), **more: Any) -> dict[str, Any]:
+def legend(above: int = 5) -> dict[str, Any]:
+    """A legend in lines above the drawing, so many pixels away for a drawing of usual height."""
+    return {"orientation": "h", "x": 0, "xanchor": "left", "y": 1 + above / 250, "yanchor": "bottom", "traceorder": "normal"}
+
+
+def layout(height: int, names: Sequence[str] = (), **more: Any) -> dict[str, Any]:
     """A whole layout: legend on top, transparent ground. `meta` tells the page how to fit it to a screen."""
-    meta = {"height": height, "legend": len(legend), "longest": max((len(name) for name in legend), default=0)}
+    meta = {"height": height, "legend": len(names), "longest": max((len(name) for name in names), default=0)}
     return {
         "template": {},  # plotly's own would add seven kilobytes to every figure
         "height": height,
@@ -123,8 +161,8 @@ def layout(height: int, legend: Sequence[str] = (), **more: Any) -> dict[str, An
         },
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
-        "showlegend": len(legend) > 1,
-        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
+        "showlegend": len(names) > 1,
+        "legend": legend(),
         "hoverlabel": {"align": "left", "namelength": -1},
         "meta": meta | more.pop("meta", {}),
     } | more
@@ -134,13 +172,6 @@ def class_axis(count: int, **more: Any) -> dict[str, Any]:
     """An axis of classes from top to bottom, each with its name where there is room."""
     room = {"dtick": 1} if count <= 25 else {}
     return axis(type="category", autorange="reversed", showgrid=False, ticks="", **room | more)
-
-
-def share_colours(highest: float = 1.0) -> dict[str, Any]:
-    """The colour scale of a map of shares from 0, with its bar on top. It has no title: plotly prints one across the bar of a low figure."""
-    place = {"orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "y": 1, "yanchor": "top", "xpad": 0, "ypad": 0}
-    look = {"len": 200, "lenmode": "pixels", "thickness": 10, "outlinewidth": 0, "tickformat": ".3~p", "nticks": 5}
-    return {"colorscale": MAP, "cmin": 0, "cmax": highest, "colorbar": place | look}
 
 
 def rounded(values: Any, digits: int = 4) -> Any:

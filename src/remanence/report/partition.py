@@ -9,6 +9,7 @@ import numpy as np
 from plotly import graph_objects as go
 
 from remanence.report.groups import Group
+from remanence.report.maps import Panel, lay_out, share_colours
 from remanence.report.paint import (
     Picture,
     as_text,
@@ -19,8 +20,8 @@ from remanence.report.paint import (
     name_classes,
     rounded,
     share_axis,
-    share_colours,
 )
+from remanence.results import Run
 
 MOST_BARS = 40  # clients; beyond, a heat map shows the partition
 MOST_BAR_CLASSES = 20  # classes; beyond, colours cannot be told apart
@@ -33,7 +34,12 @@ def draw_partition(groups: Sequence[Group]) -> Picture | None:
         return None
     counts = run.about["label_counts"]
     everyone = int(run.about.get("clients", len(counts)))
-    return draw_holdings(counts, run.about.get("class_names", []), everyone, f", as drawn with seed {run.spec.seed}")
+    return draw_holdings(counts, run.about.get("class_names", []), everyone, _tell_origin(run))
+
+
+def _tell_origin(run: Run) -> str:
+    drifting = ", before anything has drifted (time step 0)" if run.about.get("clusters") else ""
+    return f", as drawn with seed {run.spec.seed}{drifting}"
 
 
 def draw_holdings(label_counts: Sequence[Sequence[int]], class_names: Sequence[object], everyone: int, origin: str = "") -> Picture:
@@ -84,16 +90,8 @@ def _draw_map(classes: list[str], clients: list[int], shares: np.ndarray) -> Any
         x=clients,
         y=[as_text(name) for name in classes],
         z=rounded(shares.T, 3),
-        coloraxis="coloraxis",
         hovertemplate="client %{x}, %{y}: %{z:.0%}<extra></extra>",
         meta={"columns": ["", "client", "class", "share"]},
     )
-    height = max(200, min(20 * len(classes), 520))
-    shape = layout(
-        height + 130,
-        coloraxis=share_colours(float(shares.max()) or 1.0),
-        xaxis=axis("client", showgrid=False, automargin=False),
-        yaxis=class_axis(len(classes)),
-        meta={"panels": 1, "panel": height, "gap": 0},
-    )
-    return go.Figure([cells], shape)
+    panel = Panel("", cells, axis("client", showgrid=False), class_axis(len(classes)))
+    return lay_out([panel], max(200, min(20 * len(classes), 520)), 0, [share_colours(float(shares.max()) or 1.0)])

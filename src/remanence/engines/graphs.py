@@ -1,0 +1,206 @@
+"""A phase of local steps from fixed places in memory, so that a step can be recorded once and replayed without Python.
+
+On CUDA a recorded step is a CUDA graph, of the plain operations or of compiled ones; nothing crosses to the device between the first and the last step of a
+phase, the number of the step included. On the CPU it is the flat list of operations that `compiled.py` writes down.
+
+A recording is made for a number of clients and a width. Clients stand sorted by steps, and the memory of a smaller stack is the front of that of a larger
+one, so clients that are done are simply left behind: nothing is copied when a stack shrinks. Where there would be too many sizes, a few are recorded, and
+the clients between one size and the next are computed and thrown away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from remanence import keys
+from remanence.engines.compiled import trace_step
+from remanence.engines.convolutions import with_products
+from remanence.engines.steps import Course, Live, StepAll, make_batch, map_step
+from remanence.local import Progress, SplitRows, Task
+from remanence.types import Context
+
+SIZES = 16  # stacks up to this size are recorded at every size they shrink to
+RATIO = 0.8  # larger ones at sizes that differ by this factor
+RATIO_TRACED = 0.5  # fewer sizes where each one is written down, and perhaps compiled, which takes seconds
+
+
+class Shape(NamedTuple):
+    """What a recording is made for."""
+
+    clients: int
+    width: int
+    masked: bool  # may the last ones of these clients be done already?
+
+
+class Recording:
+    """The steps of one phase, with memory for so many clients; used round after round."""
+
+    def __init__(self, task: Task, phase: int, dims: Context, live: Live, course: Course, compile: bool):
+        self.task, self.phase, self.dims, self.compile = task, phase, dims, compile
+        self.cuda, self.mixes_rows = task.world.device.type == "cuda", task.model.mixes_rows
+        self.clients, self.batch = course.ids.shape[0], course.ids.shape[2]
+        self.form = _form(live, dims)
+        self.live: Live = pytree.tree_map_only(Tensor, lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device), live)
+        self.ids = torch.zeros_like(course.ids)
+        self.widths = torch.zeros(course.widths.shape, dtype=torch.int64, device=course.ids.device)
+        self.steps = torch.zeros(self.clients, dtype=torch.int64, device=course.ids.device)
+        self.step = torch.zeros((), dtype=torch.int64, device=course.ids.device)
+        self.mapped = with_products(map_step(task, dims)) if self.cuda else map_step(task, dims)
+        self.replays: dict[Shape, Callable[[], None]] = {}
+        self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
+
+    def fits(self, phase: int, dims: Context, live: Live, course: Course) -> bool:
+        """Is there room for this stack, with everything else of the same form?"""
+        clients, steps, batch = course.ids.shape
+        room = clients <= self.clients and steps == self.ids.shape[1] and batch == self.batch
+        return room and (phase, dims) == (self.phase, self.dims) and _form(live, dims) == self.form
+
+    def run(self, live: Live, course: Course) -> tuple[Progress, Tensor]:
+        """-> progress and summed loss of all clients"""
+        self._load(live, course)
+        self.step.zero_()
+        shapes = list(self._shapes(course))
+        for shape in dict.fromkeys(shapes):  # before the first replay: should one fail, nothing has changed
+            if shape not in self.replays:
+                self.replays[shape] = self._record(shape)
+        for shape in shapes:
+            self.replays[shape]()
+        progress, loss = self._front(len(live.loss)).progress, self.live.loss[: len(live.loss)].clone()
+        return pytree.tree_map_only(Tensor, torch.clone, progress), loss
+
+    def _load(self, live: Live, course: Course) -> None:
+        clients = len(live.loss)
+        pairs = zip(pytree.tree_leaves(self._front(clients)), pytree.tree_leaves(live), strict=True)
+        for here, value in pairs:
+            if isinstance(here, Tensor):
+                here.copy_(value)
+        self.ids[:clients] = course.ids
+        widths = np.where(course.widths > 0, course.widths, self.batch)  # who is done still computes something finite
+        self.widths[:clients] = torch.from_numpy(widths).to(self.widths.device)
+        self.steps.zero_()
+        self.steps[:clients] = torch.from_numpy(course.steps).to(self.steps.device)
+
+    def _front(self, count: int) -> Live:
+        """The memory of the first clients."""
+        return self.live.cut(slice(0, count), self.dims)
+
+    def _shapes(self, course: Course) -> Iterator[Shape]:
+        """One for each step of the phase."""
+        sizes = choose_sizes(len(course.widths), RATIO if self.cuda and not self.compile else RATIO_TRACED)
+        for step, count in enumerate(course.live.tolist()):
+            if count == 0:
+                return
+            size = min(size for size in sizes if size >= count)
+            width = int(course.widths[:count, step].max()) if self.mixes_rows else self.batch
+            yield Shape(size, width, masked=size > count)
+
+    def _record(self, shape: Shape) -> Callable[[], None]:
+        step_all = self.mapped
+        if self.compile or not self.cuda:
+            live, now, batch = self._arguments(shape)
+            step_all = trace_step(self.mapped, (live.progress, live.fixed, batch, live.rows, now), self.compile)
+        return self._capture(shape, step_all) if self.cuda else lambda: self._take(shape, step_all)
+
+    def _capture(self, shape: Shape, step_all: StepAll) -> Callable[[], None]:
+        """A CUDA graph of one step; the first call in a stream of its own lets libraries choose their kernels and the compiler finish."""
+        here, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(here)
+        with torch.cuda.stream(aside), choosing_kernels():
+            for _ in range(2):
+                self._compute(shape, step_all)
+        here.wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool), choosing_kernels():
+            self._take(shape, step_all)
+        return graph.replay
+
+    def _arguments(self, shape: Shape) -> tuple[Live, Context, Any]:
+        live, at = self._front(shape.clients), self.step.reshape(1)
+        now = live.ctx._replace(step=self.step, key=keys.fold_in(live.ctx.key, self.step))
+        ids = self.ids[: shape.clients, :, : shape.width].index_select(1, at).squeeze(1)
+        return live, now, make_batch(self.task, ids, self.widths[: shape.clients].index_select(1, at), now.key)
+
+    def _compute(self, shape: Shape, step_all: StepAll) -> tuple[Live, Progress, Tensor]:
+        live, now, batch = self._arguments(shape)
+        progress, loss = step_all(live.progress, live.fixed, batch, live.rows, now)
+        if _kinds(progress) != _kinds(live.progress):
+            raise TypeError("a local step changes the form of what it hands to the next")
+        return live, progress, loss
+
+    def _take(self, shape: Shape, step_all: StepAll) -> None:
+        """One step, written back in place."""
+        live, progress, loss = self._compute(shape, step_all)
+        old, new = pytree.tree_leaves((live.progress, live.loss)), pytree.tree_leaves((progress, live.loss + loss))
+        if shape.masked:
+            here = self.steps[: shape.clients] > self.step
+            new = [torch.where(here.reshape(-1, *(1,) * (x.dim() - 1)), x, y) for x, y in zip(new, old, strict=True)]
+        torch._foreach_copy_(old, new)
+        self.step.add_(1)
+
+
+def choose_sizes(clients: int, ratio: float = RATIO) -> list[int]:
+    """The sizes at which a shrinking stack is recorded, largest first.
+
+    >>> choose_sizes(3)
+    [3, 2, 1]
+    >>> choose_sizes(40, ratio=0.5)
+    [40, 20, 10, 5, 2, 1]
+    """
+    if clients <= SIZES and ratio >= RATIO:
+        return list(range(clients, 0, -1))
+    sizes = [clients]
+    while sizes[-1] > 1:
+        sizes.append(max(1, min(sizes[-1] - 1, int(sizes[-1] * ratio))))
+    return sizes
+
+
+def fit_into_room(rows: SplitRows, course: Course, width: int) -> tuple[SplitRows, Course]:
+    """Lengths rounded up, so that cohorts of somewhat different sizes share a recording; `width` is the batch of the whole experiment."""
+    train, train_weight = _lengthen(rows.train, rows.train_weight, rows.train)
+    valid, valid_weight = _lengthen(rows.valid, rows.valid_weight, rows.train)
+    clients, steps, batch = course.ids.shape
+    ids = course.ids[:, :1, :1].expand(clients, round_up(steps), width).clone()  # padded with a row of the client itself
+    ids[:, :steps, :batch] = course.ids
+    ids[:, :steps, batch:] = course.ids[:, :, :1]
+    widths = np.zeros((clients, round_up(steps)), dtype=np.int64)
+    widths[:, :steps] = course.widths
+    return SplitRows(train, train_weight, valid, valid_weight), Course(ids, widths)
+
+
+def round_up(count: int) -> int:
+    """The next power of two, so that few lengths occur; 0 stays."""
+    return 1 << (count - 1).bit_length() if count else 0
+
+
+def _lengthen(ids: Tensor, weight: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    clients, count = ids.shape
+    more = round_up(count) - count
+    return torch.cat([ids, real[:, :1].expand(clients, more)], dim=1), torch.cat([weight, weight.new_zeros(clients, more)], dim=1)
+
+
+def _form(live: Live, dims: Context) -> Any:
+    """Names, shapes without the clients' axis, and types."""
+    return _kinds(live.cut(slice(0, 1), dims))
+
+
+def _kinds(tree: Any) -> Any:
+    leaves, names = pytree.tree_flatten(tree)
+    return names, [(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else x for x in leaves]
+
+
+@contextlib.contextmanager
+def choosing_kernels() -> Iterator[None]:
+    """Shapes recur, so it pays to let cuDNN try its algorithms; not where results must repeat bit by bit."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before or not torch.are_deterministic_algorithms_enabled()
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

@@ -1,0 +1,251 @@
+"""How models live through drift: the thesis' three numbers, and those that keep them honest.
+
+Everything begins with `DriftCurves`: each client's accuracy on every concept (cluster) at every recorded round. "Own" is the concept the client is in at that
+time. Performance, convergence and robustness are those of HAST (Klefbom and Toftås, 2023), section 3.5; the thesis itself calls them misleading alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from remanence.errors import InputError
+from remanence.metrics.convergence import time_averaged
+from remanence.metrics.counts import accuracy_of, nan_mean
+from remanence.metrics.ledger import GLOBAL, Ledger
+
+if TYPE_CHECKING:
+    from remanence.results import Run
+
+
+@dataclass(frozen=True)
+class DriftCurves:
+    """Accuracy of the model a client uses, on every concept, over recorded rounds."""
+
+    round: np.ndarray  # [R] ascending
+    step: np.ndarray  # [R] time step of each round
+    by_concept: np.ndarray  # [R, K, M]
+    clusters: np.ndarray  # [T, K]
+    rounds_per_step: int
+
+    @cached_property
+    def own(self) -> np.ndarray:
+        """Each client on the concept it is in. -> [R, K]"""
+        return np.take_along_axis(self.by_concept, self.clusters[self.step][:, :, None], axis=2)[:, :, 0]
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """The time steps that have records."""
+        return [int(step) for step in np.unique(self.step)]
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """Where each of these steps has its last record. -> [S] places"""
+        return np.array([int(np.flatnonzero(self.step == step)[-1]) for step in self.steps], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class StepRounds:
+    """Rounds from a step's beginning to something; NaN where it does not apply or never happened."""
+
+    rounds: np.ndarray  # [S, K]
+    mean: float  # over clients and steps that have a number
+    without: int  # clients and steps that have none
+
+
+@dataclass(frozen=True)
+class DriftSummary:
+    """A run under drift in numbers; NaN where the run does not have them."""
+
+    performance: float
+    convergence: StepRounds
+    robustness: float
+    time_averaged: float
+    recovery: StepRounds
+    worst_client: float
+    concept_forgetting: float
+
+
+def read_curves(
+    ledger: Ledger, clusters: Any = None, rounds_per_step: int | None = None, *, evaluated: str = "global", clients: int | None = None
+) -> DriftCurves:
+    """Curves from the test records of the model that counts: the clients' own ("personal") or the global one, as it stood after each round.
+
+    clusters: who is in which concept when [T, K]; without, everybody is in concept 0. rounds_per_step: all recorded rounds without it.
+    """
+    if evaluated == "personal":
+        records = ledger.select(moment="personal", split="test")
+    else:
+        merged, refined = (ledger.select(moment=moment, split="test", model=GLOBAL) for moment in ("merged", "refined"))
+        records = np.concatenate([merged[~np.isin(merged["round"], refined["round"])], refined])
+    if not len(records):
+        raise InputError(f"the ledger has no test records of the {evaluated} model: let the run record at least one round")
+    rounds, first = np.unique(records["round"], return_index=True)
+    steps = records["time_step"][first].astype(np.int64)
+    known = int(records["model"].max()) + 1
+    table = np.zeros((int(steps.max()) + 1, clients or max(known, 1)), np.int64) if clusters is None else np.asarray(clusters, np.int64)
+    if len(table) <= steps.max() or known > table.shape[1]:
+        raise InputError(f"clusters has {len(table)} time steps of {table.shape[1]} clients, the ledger more: give the run's own table")
+    concepts = 1 + max(int(table.max()), int(records["owner"].max()))
+    accuracy = np.full((len(rounds), table.shape[1], concepts), np.nan)
+    judged = accuracy_of(records)
+    for concept in range(concepts):
+        here = np.isin(records["owner"], (-1, concept))  # rows of everybody are every concept's
+        when, who, value = np.searchsorted(rounds, records["round"][here]), records["model"][here], judged[here]
+        if evaluated == "personal":
+            accuracy[when, who, concept] = value
+        else:
+            accuracy[when, :, concept] = value[:, None]
+    return DriftCurves(rounds, steps, accuracy, table, rounds_per_step or int(rounds.max()))
+
+
+def drift_curves(run: Run) -> DriftCurves:
+    """The curves of a run."""
+    about = run.about
+    return read_curves(
+        run.ledger,
+        about.get("clusters"),
+        about.get("rounds_per_step"),
+        evaluated=about.get("evaluated", "global"),
+        clients=about.get("clients"),
+    )
+
+
+def performance(curves: DriftCurves) -> float:
+    """Accuracy at the END of each step, averaged over clients, then over steps (section 3.5). Two steps of one client, two records each:
+
+    >>> performance(_example([0.25, 0.5, 0.0, 1.0]))
+    0.75
+    """
+    return float(nan_mean(nan_mean(curves.own[curves.ends], axis=1)))
+
+
+def convergence_rounds(curves: DriftCurves, fraction: float = 0.9) -> StepRounds:
+    """Rounds until 90% of the step's gain, for each client and step (section 3.5), counted from the step's beginning.
+
+    The gain is the accuracy at the end minus that at the step's first record (reading: the thesis' own arithmetic counts the drop that was recovered). Who
+    gains nothing has no number and is counted in `without`. Step 0 gains 0.25, seen at its second record; step 1 loses:
+
+    >>> found = convergence_rounds(_example([0.25, 0.5, 1.0, 0.75]))
+    >>> found.rounds[:, 0], found.mean, found.without
+    (array([ 2., nan]), 2.0, 1)
+    """
+
+    def goals(place: int, rows: np.ndarray) -> np.ndarray:
+        gain = rows[-1] - rows[0]
+        return np.where(gain > 0, rows[-1] - (1 - fraction) * gain, np.nan)
+
+    return _rounds_until(curves, curves.steps, goals)
+
+
+def robustness(curves: DriftCurves) -> float:
+    """The previous step's final accuracy minus the new step's WORST, averaged over clients and steps (section 3.5); positive = dropped.
+
+    >>> robustness(_example([0.25, 0.75, 0.5, 1.0]))
+    0.25
+    """
+    drops = [curves.own[curves.ends[place]] - _worst(curves.own[curves.step == step]) for place, step in enumerate(curves.steps[1:])]
+    return float(nan_mean(np.array(drops))) if drops else float("nan")
+
+
+def time_averaged_accuracy(curves: DriftCurves) -> float:
+    """The mean over all rounds of the mean over clients: a drop counts for as long as it lasts.
+
+    >>> time_averaged_accuracy(_example([0.25, 0.75, 0.0, 1.0]))
+    0.5
+    """
+    return time_averaged(curves.round.tolist(), nan_mean(curves.own, axis=1).tolist())
+
+
+def recovery_rounds(curves: DriftCurves) -> StepRounds:
+    """Rounds after a drift until a client is back at its accuracy before the drift; NaN, counted in `without`, where it never was in that step.
+
+    The level is the previous step's last record, and the first record at or above it counts, so recording decides how fine the number is.
+
+    >>> recovery_rounds(_example([0.25, 0.75, 0.5, 1.0])).rounds
+    array([[2.]])
+    """
+    return _rounds_until(curves, curves.steps[1:], lambda place, rows: curves.own[curves.ends[place]])
+
+
+def recovery_of_mean(curves: DriftCurves) -> list[int | None]:
+    """The same for the mean over clients: rounds for each drift, None where its level was never reached again in that step.
+
+    >>> recovery_of_mean(_example([0.25, 0.75, 0.5, 0.5]))
+    [None]
+    """
+    mean = nan_mean(curves.own, axis=1)[:, None, None]  # as if one client in one concept
+    alone = DriftCurves(curves.round, curves.step, mean, np.zeros((len(curves.clusters), 1), np.int64), curves.rounds_per_step)
+    return [None if np.isnan(rounds) else int(rounds) for rounds in recovery_rounds(alone).rounds[:, 0]]
+
+
+def worst_client_curve(curves: DriftCurves) -> np.ndarray:
+    """The lowest accuracy of any client on its own concept, over recorded rounds. -> [R]"""
+    return _worst(curves.own.T)
+
+
+def cluster_curves(curves: DriftCurves) -> np.ndarray:
+    """The mean over the clients that are in each cluster at the time; NaN while a cluster is empty. -> [R, M]"""
+    inside = curves.clusters[curves.step][:, :, None] == np.arange(curves.by_concept.shape[2])  # [R, K, M]
+    return nan_mean(np.where(inside, curves.own[:, :, None], np.nan), axis=1)
+
+
+def concept_forgetting(curves: DriftCurves) -> np.ndarray:
+    """What clients forgot of concepts they have left: accuracy at the last record in the concept minus now, mean over a client's left concepts. -> [R, K]
+
+    Positive = forgotten; NaN while a client has left none. A client leaves concept 0 at 0.75 and later has 0.5 and 0.25 there:
+
+    >>> moved = DriftCurves(np.array([1, 2, 3]), np.array([0, 1, 1]), np.array([[[0.75, 0.0]], [[0.5, 0.5]], [[0.25, 1.0]]]), np.array([[0], [1]]), 2)
+    >>> concept_forgetting(moved)[:, 0]
+    array([ nan, 0.25, 0.5 ])
+    """
+    lost = np.full(curves.by_concept.shape, np.nan)
+    _, clients, concepts = curves.by_concept.shape
+    then = np.full((clients, concepts), np.nan)  # accuracy at the last record inside the concept
+    for place, step in enumerate(curves.step):
+        inside = curves.clusters[step][:, None] == np.arange(concepts)  # [K, M]
+        now = curves.by_concept[place]
+        lost[place] = np.where(inside, np.nan, then - now)
+        then = np.where(inside, now, then)
+    return nan_mean(lost, axis=2)
+
+
+def summarise_drift(run: Run) -> DriftSummary:
+    """All numbers of a run under drift; the worst client is taken at the end of each step and averaged over steps, as performance is."""
+    curves = drift_curves(run)
+    return DriftSummary(
+        performance(curves),
+        convergence_rounds(curves),
+        robustness(curves),
+        time_averaged_accuracy(curves),
+        recovery_rounds(curves),
+        float(nan_mean(worst_client_curve(curves)[curves.ends])),
+        float(nan_mean(concept_forgetting(curves)[-1])),
+    )
+
+
+def _rounds_until(curves: DriftCurves, steps: list[int], goal_of: Any) -> StepRounds:
+    """Rounds from each step's beginning to the first record at or above the goal. goal_of(place of the step, its rows [r, K]) -> [K]"""
+    found = np.full((len(steps), curves.own.shape[1]), np.nan)
+    for place, step in enumerate(steps):
+        here = curves.step == step
+        reached = curves.own[here] >= goal_of(place, curves.own[here])  # [r, K]; a comparison with NaN is False
+        since = curves.round[here] - step * curves.rounds_per_step
+        found[place] = np.where(reached.any(axis=0), since[reached.argmax(axis=0)], np.nan)
+    return StepRounds(found, float(nan_mean(found)), int(np.isnan(found).sum()))
+
+
+def _worst(rows: np.ndarray) -> np.ndarray:
+    """The minimum over the first axis without NaN, NaN where there is nothing else."""
+    least = np.where(np.isnan(rows), np.inf, rows).min(axis=0, initial=np.inf)
+    return np.where(np.isposinf(least), np.nan, least)
+
+
+def _example(accuracy: list[float]) -> DriftCurves:
+    """One client, two steps of two rounds: for the examples above."""
+    return DriftCurves(
+        np.arange(1, 5), np.array([0, 0, 1, 1]), np.array(accuracy).reshape(4, 1, 1), np.zeros((2, 1), np.int64), rounds_per_step=2
+    )

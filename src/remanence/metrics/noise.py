@@ -1,0 +1,67 @@
+"""What the spread of a number over seeds allows to say about it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A number that every seed has: is it told from 0?"""
+
+    mean: float
+    deviation: float | None  # sample standard deviation; None for one seed
+    interval: tuple[float, float] | None  # 95 % interval of the mean, by Student's t; None for one seed
+    seeds: int
+
+    @property
+    def verdict(self) -> str:
+        """ "unknown" for one seed; "clear" where the interval leaves 0 out; "likely" where the mean is twice the deviation, but seeds are too few for the
+        interval; else "noise"."""
+        if self.deviation is None or self.interval is None:
+            return "unknown"
+        if self.interval[0] > 0 or self.interval[1] < 0:
+            return "clear"
+        return "likely" if abs(self.mean) > 2 * self.deviation else "noise"
+
+    def __abs__(self) -> Noise:
+        """The same seen from the side on which the mean is: for sentences that say lost or gained in words."""
+        if self.mean >= 0:
+            return self
+        return Noise(-self.mean, self.deviation, (-self.interval[1], -self.interval[0]) if self.interval else None, self.seeds)
+
+    def as_dict(self) -> dict[str, Any]:
+        about = {"mean": self.mean, "deviation": self.deviation, "interval": list(self.interval) if self.interval else None}
+        return about | {"seeds": self.seeds, "verdict": self.verdict}
+
+
+def weigh(values: Iterable[float]) -> Noise | None:
+    """The mean over seeds with its 95 % interval; None where there is no number.
+
+    Three seeds at 0, 0.25 and 0.5: deviation 0.25, standard error 0.25 / sqrt 3, and t = 4.303 for two degrees of freedom, so the interval reaches below 0,
+    and the mean is no more than twice the deviation:
+
+    >>> noise = weigh([0.0, 0.25, 0.5])
+    >>> noise.mean, noise.deviation, round(noise.interval[0], 3), noise.verdict
+    (0.25, 0.25, -0.371, 'noise')
+
+    Two seeds that agree well are too few for the interval (t = 12.7 for one degree of freedom):
+
+    >>> weigh([0.2, 0.28]).verdict, weigh([0.2, 0.28, 0.24]).verdict
+    ('likely', 'clear')
+    """
+    numbers = np.array([value for value in values if not math.isnan(value)])
+    if not len(numbers):
+        return None
+    if len(numbers) == 1:
+        return Noise(float(numbers[0]), None, None, 1)
+    from scipy.stats import t
+
+    spread, mean = float(numbers.std(ddof=1)), float(numbers.mean())
+    reach = float(t.ppf(0.975, len(numbers) - 1)) * spread / math.sqrt(len(numbers))
+    return Noise(mean, spread, (mean - reach, mean + reach), len(numbers))

@@ -1,0 +1,121 @@
+"""Topologies: who can reach whom. Each is a constructor; what it returns is a pure function of a key, made once a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from remanence.errors import InputError
+from remanence.keys import Key
+
+Topology = Callable[[int, Key], np.ndarray]  # (clients, key) -> [K, K] bool, symmetric, nobody beside itself
+
+LARGEST_FILE = 64_000_000  # bytes of an edge list
+
+
+def full() -> Topology:
+    """Everybody can reach everybody."""
+    return lambda clients, key: ~np.eye(clients, dtype=bool)
+
+
+def ring(*, neighbours: int = 1) -> Topology:
+    """Clients in a circle; each can reach that many on either side."""
+    if neighbours < 1:
+        raise InputError(f"topology ring: neighbours must be at least 1, not {neighbours}")
+
+    def lay(clients: int, key: Key) -> np.ndarray:
+        apart = np.abs(np.subtract.outer(np.arange(clients), np.arange(clients)))
+        around = np.minimum(apart, clients - apart)
+        return np.asarray((around > 0) & (around <= neighbours))
+
+    return lay
+
+
+def regular(*, degree: int = 4) -> Topology:
+    """A random graph in which everybody has the same number of neighbours.
+
+    Drawn by switching: a circle of that degree, whose edges a-b and c-d become a-d and c-b many times over, wherever that makes no edge double. Which end
+    of the second comes first is drawn too: otherwise some graphs could never be reached.
+    """
+    if degree < 1:
+        raise InputError(f"topology regular: degree must be at least 1, not {degree}")
+
+    def lay(clients: int, key: Key) -> np.ndarray:
+        if degree >= clients or clients * degree % 2:
+            cure = "choose a smaller degree, such that clients times degree is even"
+            raise InputError(f"topology regular: {clients} clients cannot have {degree} neighbours each: {cure}")
+        joined = ring(neighbours=degree // 2)(clients, key) if degree > 1 else np.zeros((clients, clients), dtype=bool)
+        if degree % 2:  # an even number of clients: everybody also knows the one opposite
+            opposite = (np.arange(clients) + clients // 2) % clients
+            joined[np.arange(clients), opposite] = True
+        edges = np.argwhere(np.triu(joined)).tolist()
+        draws = key.fold("regular").bits(20 * len(edges) * 3).reshape(-1, 3) % np.array([len(edges), len(edges), 2], dtype=np.uint64)
+        for one, other, turned in draws.tolist():
+            (a, b), (c, d) = edges[int(one)], edges[int(other)][:: -1 if turned else 1]
+            if len({a, b, c, d}) < 4 or joined[a, d] or joined[c, b]:
+                continue
+            for pair, value in (((a, b), False), ((c, d), False), ((a, d), True), ((c, b), True)):
+                joined[pair] = joined[pair[::-1]] = value
+            edges[int(one)], edges[int(other)] = [a, d], [c, b]
+        return joined
+
+    return lay
+
+
+def erdos_renyi(*, p: float = 0.2) -> Topology:
+    """Every pair is joined with probability p. A client that ends up alone trains alone."""
+    if not 0 <= p <= 1:
+        raise InputError(f"topology erdos_renyi: p is a probability, not {p}")
+
+    def lay(clients: int, key: Key) -> np.ndarray:
+        drawn = np.triu(key.fold("erdos_renyi").uniform(clients * clients).reshape(clients, clients) < p, k=1)
+        return drawn | drawn.T
+
+    return lay
+
+
+def edges(*, path: str = "") -> Topology:
+    """A user's own graph: a text file with two clients' numbers a line, separated by a comma or space; the edge counts both ways."""
+    if not path:
+        raise InputError("topology edges: needs a file: write edges(path='graph.csv')")
+
+    def lay(clients: int, key: Key) -> np.ndarray:
+        joined = np.zeros((clients, clients), dtype=bool)
+        for number, line in enumerate(_read_lines(Path(path)), start=1):
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            found = re.fullmatch(r"\s*(\d{1,9})\s*[,;\s]\s*(\d{1,9})\s*", line)
+            if not found:
+                raise InputError(f"topology edges: line {number} of {path} is not two clients' numbers: write one edge a line, such as 0,3")
+            a, b = int(found[1]), int(found[2])
+            if a == b or max(a, b) >= clients:
+                raise InputError(
+                    f"topology edges: line {number} of {path} joins {a} and {b}: clients are numbered 0 to {clients - 1} and differ"
+                )
+            joined[a, b] = joined[b, a] = True
+        if not joined.any():
+            raise InputError(f"topology edges: {path} holds no edge: write one a line, such as 0,3")
+        return joined
+
+    return lay
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise InputError(f"topology edges: {path} is larger than {LARGEST_FILE} bytes: an edge list is a short text")
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"topology edges: cannot read {path} ({type(error).__name__}): check the name") from None
+
+
+TOPOLOGIES: dict[str, Callable[..., Topology]] = {
+    "edges": edges,
+    "erdos_renyi": erdos_renyi,
+    "full": full,
+    "regular": regular,
+    "ring": ring,
+}

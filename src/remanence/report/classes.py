@@ -1,0 +1,154 @@
+"""Every class for itself: over rounds as a map, and at the end as dots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from plotly import graph_objects as go
+
+from remanence.metrics.counts import nan_mean
+from remanence.report.groups import Group, class_curve, class_names_of, deviation_of, mean_class_curve, mean_of
+from remanence.report.maps import Panel, lay_out, share_colours
+from remanence.report.paint import (
+    Picture,
+    as_text,
+    axis,
+    class_axis,
+    layout,
+    marker_style,
+    name_classes,
+    round_axis,
+    rounded,
+    share_axis,
+)
+
+MOST_DOT_ROWS = 25  # classes; beyond, they stand side by side, in order of accuracy
+MOST_COLUMNS = 250  # rounds in a map; beyond, the page would carry cells finer than a screen shows
+
+
+def draw_classes_over_rounds(groups: Sequence[Group]) -> Picture | None:
+    """A heat map of the accuracy per class over rounds, one panel a method."""
+    panels, facts, most, longest = [], [], 0, 0
+    for group in groups:
+        rounds, shares = _thin(*mean_class_curve(group))
+        if not len(rounds):
+            continue
+        classes = name_classes(class_names_of(group), shares.shape[1])
+        most, longest = max(most, len(classes)), max(longest, *map(len, classes))
+        cells = go.Heatmap(
+            name=as_text(group.label),
+            x=rounds.tolist(),
+            y=[as_text(name) for name in classes],
+            z=rounded(shares.T, 3),
+            hovertemplate="%{y}, round %{x}: %{z:.1%}<extra>" + as_text(group.label) + "</extra>",
+            meta={"columns": ["method", "round", "class", "accuracy"]},
+        )
+        panels.append(Panel(group.label if len(groups) > 1 else "", cells, round_axis(rounds.tolist()), class_axis(len(classes))))
+        facts.append(f"{group.label}: {_name_extremes(classes, shares[-1])}")
+    if not panels:
+        return None
+    seeds = " Mean over seeds." if any(len(group.runs) > 1 for group in groups) else ""
+    return Picture(
+        name="classes-over-rounds",
+        title="Every class over rounds",
+        figure=lay_out(panels, max(120, min(20 * most, 420)), 7 * longest, [share_colours()]),
+        reading="Each row is a class, each column a recorded round; brighter is more accurate. "
+        f"A bright row that turns dark is a class being forgotten.{seeds}",
+        alt=f"Heat map of the accuracy of every class over rounds. At the last round, {'; '.join(facts)}.",
+    )
+
+
+def draw_classes_at_end(groups: Sequence[Group]) -> Picture | None:
+    """Accuracy per class at the last recorded round: a row a class, a dot a method."""
+    found = []
+    for group in groups:
+        ends = [shares[-1] for rounds, shares in (class_curve(run) for run in group.runs) if len(rounds)]
+        if ends:
+            found.append((group, name_classes(class_names_of(group), len(ends[0])), np.array(ends)))  # [seeds, C]
+    if not found:
+        return None
+    upright = len(found[0][1]) > MOST_DOT_ROWS
+    typical = {
+        name: mean_of(_share_of(name, classes, ends) for _, classes, ends in found) or 0.0 for _, classes, _ in found for name in classes
+    }
+    order = sorted(typical, key=lambda name: typical[name]) if upright else list(typical)
+    traces = [_dots(group, place, classes, ends, order, upright) for place, (group, classes, ends) in enumerate(found)]
+    along = axis(
+        type="category", categoryorder="array", categoryarray=[as_text(name) for name in order], autorange=None if upright else "reversed"
+    )
+    values = share_axis("accuracy", range=[-0.02, 1.02])
+    names = [as_text(group.label) for group, _, _ in found]
+    shape = layout(
+        420 if upright else max(200, 70 + len(order) * (18 + 9 * len(found))),
+        names,
+        xaxis=along if upright else values,
+        yaxis=values if upright else along,
+        scattermode="group",
+        scattergap=0.35,
+    )
+    bars = " Bars are one standard deviation over seeds." if not upright and any(len(ends) > 1 for _, _, ends in found) else ""
+    sorted_by = ", from the hardest class to the easiest" if upright else ""
+    facts = "; ".join(f"{group.label}: {_name_extremes(classes, nan_mean(ends, axis=0))}" for group, classes, ends in found)
+    return Picture(
+        name="classes-at-end",
+        title="Every class at the end",
+        figure=go.Figure(traces, shape),
+        reading=f"Each dot is the accuracy on one class after the last recorded round{sorted_by}: "
+        f"a dot far below the others is a class that a method neglects.{bars}",
+        alt=f"Dot plot of the accuracy of every class after the last recorded round. {facts}.",
+    )
+
+
+def _thin(rounds: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """At most so many rounds as a screen can show, evenly spread, with the first and the last."""
+    if len(rounds) <= MOST_COLUMNS:
+        return rounds, shares
+    kept = np.linspace(0, len(rounds) - 1, MOST_COLUMNS).round().astype(int)
+    return rounds[kept], shares[kept]
+
+
+def _dots(group: Group, place: int, classes: list[str], ends: np.ndarray, order: list[str], upright: bool) -> Any:
+    by_name = {name: ends[:, column] for column, name in enumerate(classes)}
+    there = [name for name in order if name in by_name]
+    values = rounded([_share_of(name, classes, ends) for name in there])
+    names = [as_text(name) for name in there]
+    spread = rounded([deviation_of(by_name[name][~np.isnan(by_name[name])]) for name in there])
+    bars = {
+        "type": "data",
+        "array": [value or 0 for value in spread],
+        "thickness": 1.2,
+        "width": 0,
+        "visible": not upright and len(ends) > 1,
+    }
+    return go.Scatter(
+        name=as_text(group.label),
+        x=names if upright else values,
+        y=values if upright else names,
+        error_x=None if upright else bars,
+        customdata=spread if len(ends) > 1 else None,
+        mode="markers",
+        orientation="v" if upright else "h",
+        marker=marker_style(place) | ({"size": 6} if upright else {}),
+        hovertemplate=("%{x}: %{y:.1%}" if upright else "%{y}: %{x:.1%}") + "<extra>" + as_text(group.label) + "</extra>",
+        meta={
+            "columns": ["method", *(["class", "accuracy"] if upright else ["accuracy", "class"]), *(["deviation"] if len(ends) > 1 else [])]
+        },
+    )
+
+
+def _share_of(name: str, classes: list[str], ends: np.ndarray) -> float | None:
+    """A class' mean accuracy over seeds; None for a class that is not there or has no examples."""
+    if name not in classes:
+        return None
+    mean = float(nan_mean(ends[:, classes.index(name)], axis=0))
+    return None if np.isnan(mean) else mean
+
+
+def _name_extremes(classes: list[str], shares: np.ndarray) -> str:
+    known = [(float(share), name) for share, name in zip(shares, classes, strict=True) if not np.isnan(share)]
+    if not known:
+        return "no class was evaluated"
+    (low, worst), (high, best) = min(known), max(known)
+    return f"best class {best} {high:.0%}, worst class {worst} {low:.0%}"

@@ -1,0 +1,99 @@
+"""Drift by cluster: how each cluster fares over rounds, and what clients keep of the data they have left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from plotly import graph_objects as go
+
+from remanence.metrics.counts import nan_mean
+from remanence.metrics.drift import cluster_curves, concept_forgetting
+from remanence.report.evidence import drift_of
+from remanence.report.groups import Group, mean_curve
+from remanence.report.lines import draw_line, mark_steps, tell_steps
+from remanence.report.paint import Choice, Picture, as_text, axis, class_colours, layout, line_style, round_axis, rounded, share_axis
+from remanence.results import Run
+
+
+def draw_clusters(groups: Sequence[Group]) -> Picture | None:
+    """Accuracy of each cluster's clients on their own data, a line a cluster, for a method that the reader chooses."""
+    shown = [group for group in groups if any(drift_of(run) for run in group.runs)]
+    count = max((found[0].by_concept.shape[2] for group in shown for run in group.runs if (found := drift_of(run))), default=0)
+    if count < 2:
+        return None
+    choices = [_choose(group, count) for group in shown]
+    names = [f"cluster {cluster}" for cluster in range(count)]
+    lines = [
+        go.Scatter(
+            name=name,
+            mode="lines",
+            line=line_style(place) | {"color": colour},
+            hovertemplate="%{y:.1%}",
+            meta={"columns": ["cluster", "round", "accuracy"]},
+            **choices[0].data[place],
+        )
+        for place, (name, colour) in enumerate(zip(names, class_colours(count), strict=True))
+    ]
+    rounds = [round for choice in choices for line in choice.data for round in line["x"]]
+    shape = layout(340, names, xaxis=round_axis(rounds), yaxis=share_axis("accuracy"), hovermode="x unified", **mark_steps(groups))
+    return Picture(
+        name="clusters",
+        title="How each cluster fares",
+        figure=go.Figure(lines, shape),
+        reading="Each line is a cluster: the mean accuracy, on its own data, of the clients that are in it at the time; a gap is a time without any. "
+        f"Lines far apart mean that one kind of data is served worse.{tell_steps(groups)}",
+        alt=choices[0].alt,
+        choices=choices,
+        moment="",
+    )
+
+
+def _choose(group: Group, count: int) -> Choice:
+    found = [pair[0] for run in group.runs if (pair := drift_of(run)) is not None]
+    rounds = np.unique(np.concatenate([curves.round for curves in found]))
+    stack = np.full((len(found), len(rounds), count), np.nan)
+    for place, curves in enumerate(found):
+        values = cluster_curves(curves)
+        stack[place, np.searchsorted(rounds, curves.round), : values.shape[1]] = values
+    means = nan_mean(stack, axis=0)  # [R, M]
+    ends = ", ".join(f"cluster {cluster} {value:.1%}" for cluster, value in enumerate(means[-1]) if not np.isnan(value))
+    return Choice(
+        group.label,
+        "",
+        [{"x": rounds.tolist(), "y": rounded(means[:, cluster])} for cluster in range(count)],
+        f"Line chart of the accuracy of each cluster's clients in {group.label}. At round {rounds[-1]}: {ends}.",
+    )
+
+
+def draw_left_concepts(groups: Sequence[Group]) -> Picture | None:
+    """What clients forgot of clusters that they have left, over rounds."""
+    traces: list[Any] = []
+    names, when, facts = [], [], []
+    for place, group in enumerate(groups):
+        curves = mean_curve(group, _left_behind)
+        if curves[0]:
+            names.append(as_text(group.label))
+            when += curves[0]
+            traces += draw_line(names[-1], place, *curves, columns=("method", "round", "forgotten"))
+            facts.append(f"{group.label} {100 * curves[1][-1]:+.1f} points")
+    if not traces:
+        return None
+    height = axis("forgotten", tickformat=".3~p")
+    return Picture(
+        name="left-concepts",
+        title="What clients keep of data they have left",
+        figure=go.Figure(traces, layout(320, names, xaxis=round_axis(when), yaxis=height, hovermode="x unified", **mark_steps(groups))),
+        reading="Lower is better: accuracy on a cluster at a client's last recorded round in it, minus accuracy there now, "
+        f"averaged over clients and the clusters they have left. Below zero they got better at it afterwards.{tell_steps(groups)}",
+        alt=f"Line chart of what clients forgot of clusters they have left. At the end: {'; '.join(facts)}.",
+    )
+
+
+def _left_behind(run: Run) -> dict[int, float]:
+    found = drift_of(run)
+    if found is None:
+        return {}
+    lost = nan_mean(concept_forgetting(found[0]), axis=1)
+    return {int(round): float(value) for round, value in zip(found[0].round, lost, strict=True) if not np.isnan(value)}

@@ -1,0 +1,89 @@
+"""Which client holds whose data when: the schedule of a drift as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from plotly import graph_objects as go
+
+from remanence.report.groups import Group, clusters_of
+from remanence.report.paint import Picture, axis, class_colours, layout, shorten
+
+MOST_NUMBERED = 60  # clients; beyond, a cell is too narrow for the number of its cluster
+MOST_EXPLAINED = 8  # clusters whose data the sentence below the title tells
+
+
+def draw_drift(groups: Sequence[Group]) -> Picture | None:
+    """The schedule of the first run whose data drift."""
+    run = next((run for group in groups for run in group.runs if run.about.get("clusters")), None)
+    if run is None or (clusters := clusters_of(run)) is None:
+        return None
+    return draw_schedule(clusters.tolist(), concepts=run.about.get("concepts") or (), origin=f" Drawn with seed {run.spec.seed}.")
+
+
+def draw_schedule(
+    clusters: Sequence[Sequence[int]], title: str = "Who is in which cluster, when", *, concepts: Sequence[object] = (), origin: str = ""
+) -> Picture:
+    """Clusters [T][K] as a map: a row a time step, a column a client, a colour a cluster. `concepts` say what each cluster's data are."""
+    table = np.array(clusters, dtype=np.int64)
+    count = int(table.max()) + 1
+    moved = int((table[1:] != table[:-1]).any(axis=0).sum())
+    sizes = ", ".join(f"cluster {cluster} has {int((table[-1] == cluster).sum())}" for cluster in range(count))
+    told = "; ".join(f"cluster {place}: {shorten(concept, 120)}" for place, concept in enumerate(concepts[:MOST_EXPLAINED]))
+    return Picture(
+        name="schedule",
+        title=title,
+        figure=_draw_cells(table, count),
+        reading="Each row is a time step, each column a client; the colour and the number say whose data it holds. "
+        + "A column that changes colour is a client whose data drift."
+        + (f" What the clusters hold: {told}." if told else "")
+        + origin,
+        alt=f"The cluster of {table.shape[1]} clients over {len(table)} time steps; {moved} of them change cluster at least once. "
+        f"In the last step, {sizes}.",
+    )
+
+
+def _draw_cells(table: np.ndarray, count: int) -> Any:
+    colours, few = class_colours(count), table.shape[1] <= MOST_NUMBERED
+    steps: list[list[Any]] = []
+    for place, colour in enumerate(colours):  # a scale of equal plain blocks
+        steps += [[place / count, colour], [(place + 1) / count, colour]]
+    ticks = {"tickmode": "array", "tickvals": list(range(count)), "ticktext": [f"cluster {place}" for place in range(count)]}
+    bar = {
+        "orientation": "h",
+        "x": 0,
+        "xanchor": "left",
+        "yref": "container",
+        "y": 1,
+        "yanchor": "top",
+        "xpad": 0,
+        "ypad": 0,
+        "thickness": 10,
+    }
+    cells = go.Heatmap(
+        name="cluster",
+        x=list(range(table.shape[1])),
+        y=list(range(len(table))),
+        z=table.tolist(),
+        xgap=1,
+        ygap=2,
+        coloraxis="coloraxis",
+        text=[[str(cluster) for cluster in row] for row in table.tolist()] if few else None,
+        texttemplate="%{text}" if few else None,
+        hovertemplate="client %{x}, time step %{y}: cluster %{z}<extra></extra>",
+        meta={"columns": ["", "client", "time step", "cluster"]},
+    )
+    panel = max(60, min(28 * len(table), 520))
+    length = {"len": min(90 * count, 300), "lenmode": "pixels", "outlinewidth": 0}
+    return go.Figure(
+        [cells],
+        layout(
+            panel + 130,
+            coloraxis={"colorscale": steps, "cmin": -0.5, "cmax": count - 0.5, "colorbar": bar | length | ticks},
+            xaxis=axis("client", showgrid=False, zeroline=False, automargin=False),
+            yaxis=axis("time step", showgrid=False, zeroline=False, autorange="reversed", dtick=max(1, len(table) // 10)),
+            meta={"panels": 1, "panel": panel, "gap": 0, "bars": False},
+        ),
+    )

@@ -1,0 +1,58 @@
+"""What comes back in a round: what a good reply looks like, what is said of it in the log, how many bytes travelled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from remanence import gate, trees
+from remanence.experiment import Experiment
+from remanence.types import Job, Reply
+
+
+def describe_replies(replies: Reply | None, refusals: list[gate.Refusal]) -> dict[str, Any]:
+    """What a line says of what came back."""
+    return {
+        "train_loss": None if replies is None else finite_or_none(float(replies.loss.double().mean())),
+        "replies": 0 if replies is None else replies.k,
+        "refused": [{"client": r.client, "code": r.code, "reason": r.reason} for r in refusals],
+        "extras": {} if replies is None else average_numbers(replies),
+    }
+
+
+def average_numbers(replies: Reply) -> dict[str, float]:
+    """What the clients sent as single numbers, averaged: so a method's own measure can be followed over rounds."""
+    single = {name: x.double().mean() for name, x in trees.flatten(replies.extras).items() if x.dim() == 1}
+    return {name.replace(trees.SEPARATOR, "."): float(x) for name, x in single.items()}
+
+
+def expect(experiment: Experiment, job: Job) -> gate.Expected:
+    """What a good reply looks like."""
+    task = experiment.task
+    return gate.Expected(
+        round=job.round,
+        clients=tuple(int(client) for client in job.clients),
+        params=trees.restrict(task.model.initial.params, task.sent_names()),
+        buffers=trees.restrict(task.model.initial.buffers, task.sent_buffers()),
+        extras=task.extras_form(),
+        weight_cap=float(experiment.spec.round.weight_cap),
+    )
+
+
+def count_bytes(experiment: Experiment, job: Job, replies: Reply | None, refused: int) -> dict[str, int]:
+    """What would travel between real machines: down the model and what is shared, up what was trained and the extras."""
+    task = experiment.task
+    initial = task.model.initial
+    model = trees.nbytes(trees.restrict(initial.params, task.sent_names())) + trees.nbytes(
+        trees.restrict(initial.buffers, task.sent_buffers())
+    )
+    down = len(job.clients) * (model + trees.nbytes(job.shared))
+    number_of_examples = 8
+    up = ((0 if replies is None else replies.k) + refused) * (model + trees.nbytes(task.extras_form()) + number_of_examples)
+    return {"bytes_up": up, "bytes_down": down}
+
+
+def finite_or_none(value: float) -> float | None:
+    """A number as JSON can hold it."""
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from remanence.data.concepts import CORRUPTIONS, Concept, describe, make_concepts
+from remanence.data.source import Source, Split
+from remanence.errors import InputError
+
+NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+THESIS = (0, 1, 3, 4, 5, 7, 8, 9)
+
+
+def make_source(kind: str = "image", groups: bool = True, width: int = 4, classes: tuple[str, ...] = NAMES) -> Source:
+    """Two rows of each class, the first in group 0 (photo), the second in group 1 (sketch)."""
+    y = np.repeat(np.arange(len(classes)), 2)
+    x = np.full((len(y), 1, 4, width), 16, np.uint8) if kind == "image" else np.zeros((len(y), 4), np.float32)
+    split = Split(x, y, np.tile([0, 1], len(classes)) if groups else None)
+    return Source("toy", kind, classes, split, split, ("photo", "sketch") if groups else ())
+
+
+def swapped(*pairs: tuple[int, int]) -> tuple[int, ...]:
+    return tuple(dict(pairs + tuple((b, a) for a, b in pairs)).get(label, label) for label in range(10))
+
+
+def test_nothing_written_means_label_or_for_one_cluster_nothing() -> None:
+    """10 classes over 4 clusters in order: 3, 3, 2, 2."""
+    labels = [concept.labels for concept in make_concepts("", 4, make_source())]
+    assert labels == [(0, 1, 2), (3, 4, 5), (6, 7), (8, 9)]
+    assert make_concepts("", 1, make_source()) == (Concept(),)
+    assert make_concepts("none", 3, make_source()) == (Concept(),) * 3
+    assert make_concepts('none(labels="9 bird")', 2, make_source()) == (Concept(labels=(2, 9)),) * 2
+
+
+@pytest.mark.parametrize("groups", ["0 1 8 9|3 4 5 7", "ship,truck, airplane automobile | cat deer dog horse", "9,8,1,0|7 5, 4,3"])
+def test_the_thesis_label_groups_by_number_and_name(groups: str) -> None:
+    concepts = make_concepts(f"label(groups='{groups}')", 2, make_source())
+    assert concepts == (Concept(labels=(0, 1, 8, 9)), Concept(labels=(3, 4, 5, 7)))
+
+
+def test_label_groups_may_overlap_and_names_may_have_spaces() -> None:
+    source = make_source(classes=("dog", "hot dog", "7"))
+    concepts = make_concepts("label(groups='hot dog, dog|dog 2')", 2, source)
+    assert [concept.labels for concept in concepts] == [(0, 1), (0, 2)]  # class 2 is called "7", and yet a number is a number
+    assert make_concepts("swap(pairs='hot dog dog')", 1, source)[0].mapping == (1, 0, 2)
+
+
+@pytest.mark.parametrize("options", ["", ", pairs='|0 1|3 4|5 7'", ", pairs='|airplane automobile|deer cat|dog horse'"])
+def test_the_thesis_label_swap_is_also_the_default(options: str) -> None:
+    concepts = make_concepts(f"swap(labels='0 1 3 4 5 7 8 9'{options})", 4, make_source())
+    mappings = [None, swapped((0, 1)), swapped((3, 4)), swapped((5, 7))]
+    assert concepts == tuple(Concept(labels=THESIS, mapping=mapping) for mapping in mappings)
+
+
+def test_several_pairs_in_one_cluster() -> None:
+    concepts = make_concepts("swap(pairs='0 1, 3 4|')", 2, make_source())
+    assert concepts == (Concept(mapping=swapped((0, 1), (3, 4))), Concept())
+
+
+def test_kinds_are_joined_field_by_field() -> None:
+    text = "label(groups='0 1|3 4')+swap(pairs='|3 4')+domain(groups='sketch|0')+rotate+corrupt(kinds='blur|clean', severity=2)+quantity"
+    assert make_concepts(text, 2, make_source()) == (
+        Concept(labels=(0, 1), domain=1, turn=0.0, corruption="blur", severity=2, white=16, share=1.0),
+        Concept(labels=(3, 4), mapping=swapped((3, 4)), domain=0, turn=180.0, share=0.5),
+    )
+
+
+def test_domains_and_turns_by_default_and_by_hand() -> None:
+    assert [concept.domain for concept in make_concepts("domain", 2, make_source())] == [0, 1]
+    assert [concept.turn for concept in make_concepts("rotate", 4, make_source())] == [0, 90, 180, 270]
+    assert [concept.turn for concept in make_concepts("rotate(degrees='-90|12.5|720')", 3, make_source())] == [270, 12.5, 0]
+    assert [concept.share for concept in make_concepts("quantity(shares='1|.3|2')", 3, make_source())] == [1, 0.3, 2]
+
+
+def test_corruptions_by_default_know_the_white_of_the_data() -> None:
+    concepts = make_concepts("corrupt", 7, make_source())
+    assert [concept.corruption for concept in concepts] == ["", *CORRUPTIONS[1:]]
+    assert [concept.severity for concept in concepts] == [0, 3, 3, 3, 3, 3, 0]
+    assert concepts[0] == Concept()
+    assert concepts[1].white == 16
+
+
+def test_a_concept_selects_its_rows() -> None:
+    split = make_source().train  # row 2 c + g is class c in group g
+    assert Concept(labels=(1, 3)).select(split).tolist() == [2, 3, 6, 7]
+    assert Concept(labels=(1, 3), domain=1, mapping=swapped((1, 2))).select(split).tolist() == [3, 7]
+    assert len(Concept(turn=90.0).select(split)) == 20
+
+
+def test_concepts_in_words() -> None:
+    source = make_source()
+    assert describe(Concept(), source) == "as they are"
+    assert describe(Concept(labels=(0, 3), mapping=swapped((0, 3)), share=0.5), source) == (
+        "airplane, cat; swapped airplane and cat; 0.5 times the examples"
+    )
+    whole = Concept(domain=1, turn=90.0, corruption="noise", severity=3)
+    assert describe(whole, source) == "sketch; turned by 90 degrees; noise 3"
+    assert describe(Concept(corruption="invert"), source) == "invert"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("labl", "unknown kind of drift 'labl': did you mean label"),
+        ("label(group='1')", "has no option 'group'"),
+        ("label+rotate+label", "'label' stands twice"),
+        ("label+swap(labels='0 1')", "'swap' says which labels a cluster has, and so does 'label'"),
+        ("label(groups='0 1|2|3')", "has 3 entries in groups='0 1|2|3' but the drift has 2 clusters"),
+        ("label(groups='0 1|')", "has a cluster without labels"),
+        ("label(groups='0 1|2 2')", "names a label twice in '2 2'"),
+        ("label(groups='0 0|1')", "names a label twice"),
+        ("label(groups='0|10')", "does not know the label '10': give a number below 10"),
+        ("label(groups='0|-1')", "does not know the label '-1'"),
+        ("label(groups='0,,1|2')", "does not know the label ''"),
+        ("label(groups='0|horze')", "did you mean horse"),
+        ("swap(pairs='|0')", "cannot read the pair '0'"),
+        ("swap(pairs='|0 1, ')", "cannot read the pair ''"),
+        ("swap(pairs='|0 1 2')", "does not know the label '1 2'"),
+        ("swap(pairs='|0 1, 1 2')", "exchanges label 1 more than once"),
+        ("swap(pairs='|3 3')", "exchanges label 3 more than once"),
+        ("swap(pairs='|0 2', labels='0 1')", "exchanges label 2, which is not in labels='0 1'"),
+        ("swap(labels='3')", "cannot find 1 pairs in 1 classes"),
+        ("domain(groups='photo|art')", "does not know the group 'art'"),
+        ("rotate(degrees='0|right')", "cannot read 'right' in degrees='0|right'"),
+        ("rotate(degrees='0|1e999')", "cannot read '1e999'"),
+        ("rotate(degrees='0|nan')", "cannot read 'nan'"),
+        ("corrupt(kinds='clean|nose')", "does not know the corruption 'nose': did you mean noise"),
+        ("corrupt(severity=6)", "cannot use severity=6"),
+        ("quantity(shares='1|0')", "cannot use shares='1|0'"),
+        ("quantity(shares='1|-1')", "cannot use shares='1|-1'"),
+    ],
+)
+def test_kinds_that_make_no_sense_are_refused(text: str, complaint: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make_concepts(text, 2, make_source())
+    assert complaint in str(caught.value)
+
+
+def test_kinds_that_do_not_fit_the_data_are_refused() -> None:
+    with pytest.raises(InputError, match="cannot divide 10 classes over 11 clusters"):
+        make_concepts("", 11, make_source())
+    with pytest.raises(InputError, match=r"has 7 entries .* 8 clusters"):
+        make_concepts("corrupt", 8, make_source())
+    with pytest.raises(InputError, match="has 2 groups for 3 clusters"):
+        make_concepts("domain", 3, make_source())
+    with pytest.raises(InputError, match="needs data with domains, writers or users, which 'toy' has not"):
+        make_concepts("domain", 2, make_source(groups=False))
+    with pytest.raises(InputError, match=r"images that are not square \(4 x 5\)"):
+        make_concepts("rotate(degrees='0|270')", 2, make_source(width=5))
+    assert make_concepts("rotate", 2, make_source(width=5))[1].turn == 180
+    for text in ("rotate", "corrupt"):
+        with pytest.raises(InputError, match=f"{text!r} is for images, and 'toy' is table"):
+            make_concepts(text, 2, make_source(kind="table"))
+
+
+def test_a_cluster_without_examples_is_refused() -> None:
+    source = make_source()
+    fewer = Source("toy", "image", NAMES, source.train, source.test.take(np.arange(18)), source.group_names)  # no truck to be tested on
+    with pytest.raises(InputError, match=r"cluster 1 of the drift has no test examples \(truck\)"):
+        make_concepts("label(groups='0|9')", 2, fewer)

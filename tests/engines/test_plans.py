@@ -1,0 +1,45 @@
+"""Plans, keys and orders of many clients at once are, bit by bit, those of each of them."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remanence.data.batches import plan_batches, plan_many
+from remanence.keys import Key, fold_each, permutations
+
+
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=6),
+    batch=st.integers(1, 14),
+    length=st.sampled_from([(1, 0), (3, 0), (0, 1), (0, 7)]),
+    drop_last=st.booleans(),
+)
+def test_plans(sizes: list[int], batch: int, length: tuple[int, int], drop_last: bool) -> None:
+    epochs, steps = length
+    each = [Key(3).fold("client", number) for number in range(len(sizes))]
+    values = np.array([key.value for key in each], dtype=np.uint64)
+    rows, widths = plan_many(values, np.array(sizes), batch, epochs, steps, drop_last)
+    for number, (key, size) in enumerate(zip(each, sizes, strict=True)):
+        plan = plan_batches(key, size, batch, epochs, steps, drop_last)
+        mine, wide = plan.rows.shape
+        assert np.array_equal(rows[number, :mine, :wide], plan.rows)
+        assert np.array_equal(rows[number, :mine, wide:], np.repeat(plan.rows[:, :1], rows.shape[2] - wide, axis=1))
+        assert np.array_equal(widths[number, :mine], plan.widths)
+        assert not widths[number, mine:].any()
+    assert rows.shape == (len(sizes), max(np.count_nonzero(widths, axis=1)), min(batch, max(sizes)))
+
+
+@given(seed=st.integers(0, 2**64 - 1), numbers=st.lists(st.integers(0, 2**40), min_size=1, max_size=5), word=st.text(max_size=5))
+def test_keys(seed: int, numbers: list[int], word: str) -> None:
+    folded = fold_each(Key(seed), word, np.array(numbers), 3)
+    assert folded.dtype == np.uint64
+    assert folded.tolist() == [Key(seed).fold(word, number, 3).value for number in numbers]
+
+
+@given(count=st.integers(0, 20))
+def test_orders(count: int) -> None:
+    each = [Key(1).fold(number) for number in range(3)]
+    orders = permutations(np.array([key.value for key in each], dtype=np.uint64), count)
+    assert orders.tolist() == [key.permutation(count).tolist() for key in each]

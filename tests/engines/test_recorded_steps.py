@@ -1,0 +1,239 @@
+"""Steps recorded and replayed from fixed places in memory equal `loop`, whatever the method; where recording or memory fails, the run goes on.
+
+On a CPU a recording is a flat list of operations. Writing it down takes a second each time, so most tests leave that part out and replay the plain step from
+the same places; on CUDA the very same code records a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from engines.test_equal_engines import CASES, EVERYTHING, with_clients
+
+from remanence.algorithms import METHODS
+from remanence.engines import graphs
+from remanence.engines.choose import choose_engine, choose_steps, make_engine
+from remanence.engines.graphs import choose_sizes, round_up
+from remanence.engines.loop import Loop
+from remanence.engines.stacked import Stacked
+from remanence.engines.steps import Course
+from remanence.errors import RunFailed
+from remanence.experiment import Experiment
+from remanence.local import SplitRows
+from remanence.rounds import first_state, make_job
+from remanence.testing import TOLERANCE, check_engine
+from remanence.trial import play, quickly, small_experiment, state_tree, worst_difference
+from remanence.types import Reply
+
+
+@pytest.fixture
+def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "trace_step", lambda step_all, example, compile: step_all)
+
+
+def assert_equals_loop(experiment: Experiment, engine: Stacked, rounds: int = 3) -> None:
+    oracle, _ = play(experiment, Loop(experiment.task), rounds)
+    state, _ = play(experiment, engine, rounds)
+    place, distance = worst_difference(state_tree(state), state_tree(oracle))
+    assert distance <= TOLERANCE, f"differs from loop by {distance:.1e} at {place}"
+
+
+def assert_recorded_equals_loop(experiment: Experiment, stack: int, steps: str = "graph") -> Stacked:
+    engine = Stacked(experiment.task, stack, steps)
+    assert_equals_loop(experiment, engine)
+    assert engine.fallback == ""
+    assert engine.recordings
+    return engine
+
+
+@pytest.mark.usefixtures("untraced")
+@pytest.mark.parametrize("method", [quickly(name) for name in METHODS if name != "centralised"])
+def test_every_method(method: str) -> None:
+    assert_recorded_equals_loop(small_experiment(method), stack=3)
+
+
+@pytest.mark.usefixtures("untraced")
+def test_memory_that_changes_its_form_is_not_recorded() -> None:
+    """The centralised baseline remembers the batch before, of which there is none in its first step."""
+    experiment = small_experiment("centralised")
+    engine = Stacked(experiment.task, 3, "graph")
+    assert_equals_loop(experiment, engine)
+    assert "changes the form" in engine.fallback
+
+
+@pytest.mark.usefixtures("untraced")
+@pytest.mark.parametrize("case", CASES)
+def test_every_setting(case: str) -> None:
+    changes, make_module = CASES[case]
+    assert_recorded_equals_loop(small_experiment(EVERYTHING, changes, module=make_module() if make_module else None), stack=64)
+
+
+@pytest.mark.usefixtures("untraced")
+def test_the_engine_contract() -> None:
+    check_engine(lambda task: Stacked(task, 3, "graph"))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold+wsm"])
+def test_traced(method: str) -> None:
+    """Really written down: numbers of the round, the step and the client come in as arguments, or the second round would repeat the first."""
+    assert_recorded_equals_loop(small_experiment(method, {"local.schedule": "cosine", "rounds": 3, "local.epochs": 2}), stack=64)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_compiled() -> None:
+    assert_recorded_equals_loop(small_experiment("fedprox(mu=0.1)"), stack=64, steps="compiled")
+
+
+@pytest.mark.usefixtures("untraced")
+def test_few_sizes_are_recorded_and_the_rest_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of 8, 4, 3, 1 and 1 rows in batches of 1: 5 are there in the first step, 3 in the second and third, 2 in the fourth, then 1.
+
+    Sizes are halved, so 5, 2 and 1 are recorded: with 3 clients there are two too many in the stack of 5.
+    """
+    asked: list[graphs.Shape] = []
+    record = graphs.Recording._record
+    monkeypatch.setattr(graphs.Recording, "_record", lambda self, shape: asked.append(shape) or record(self, shape))
+    experiment = with_clients(small_experiment(EVERYTHING, {"local.batch": 1, "data.partition": "iid"}), [3, 1, 8, 1, 4])
+    assert_recorded_equals_loop(experiment, stack=64)
+    assert [tuple(shape) for shape in asked] == [(5, 1, False), (5, 1, True), (2, 1, False), (1, 1, False)]
+
+
+@pytest.mark.usefixtures("untraced")
+def test_a_smaller_stack_uses_the_recording_of_a_larger_one() -> None:
+    experiment = with_clients(small_experiment("fedavg", {"data.partition": "iid"}), [4, 4, 4, 4, 4])
+    engine = Stacked(experiment.task, 3, "graph")
+    assert_equals_loop(experiment, engine)
+    assert len(engine.recordings) == 1
+    assert set(engine.recordings[0].replays) == {(3, 4, False), (2, 4, False)}
+
+
+def test_what_cannot_be_recorded_is_run_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise NotImplementedError("no such operation\nin this graph")
+
+    monkeypatch.setattr(graphs, "trace_step", refuse)
+    experiment = small_experiment(EVERYTHING)
+    engine = Stacked(experiment.task, 3, "graph")
+    assert_equals_loop(experiment, engine)
+    assert engine.fallback == "steps could not be recorded (no such operation)"
+    assert engine.steps == "eager"
+
+
+# ------------------------------------------------------------------------------------------------------------------------------------ memory
+
+
+def scarce(monkeypatch: pytest.MonkeyPatch, room: int, error: Exception) -> list[int]:
+    """Memory for so many clients. -> the sizes of the stacks that were tried"""
+    tried: list[int] = []
+    whole = Stacked._train_stack
+
+    def train(self: Stacked, job: Any, places: Any) -> Reply:
+        tried.append(len(places))
+        if len(places) > room:
+            raise error
+        return whole(self, job, places)
+
+    monkeypatch.setattr(Stacked, "_train_stack", train)
+    return tried
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), MemoryError()],
+)
+def test_out_of_memory_halves_the_stack_for_good(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Six clients, room for two: 6 fails, 3 fails, then 1 at a time (half of 3), in this round and the next."""
+    tried = scarce(monkeypatch, 2, error)
+    experiment = small_experiment("fedavg", {"clients.sample": 6})
+    engine = Stacked(experiment.task, 64)
+    assert_equals_loop(experiment, engine, rounds=2)
+    assert tried == [6, 3] + [1] * 12
+    assert engine.stack == 1
+
+
+def test_one_client_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    scarce(monkeypatch, 0, torch.OutOfMemoryError("CUDA out of memory"))
+    experiment = small_experiment("fedavg")
+    with pytest.raises(RunFailed, match=r"smaller local\.batch"):
+        list(Stacked(experiment.task).train(make_job(experiment, first_state(experiment), 1)))
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = scarce(monkeypatch, 0, RuntimeError("shapes do not match"))
+    experiment = small_experiment("fedavg")
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        list(Stacked(experiment.task).train(make_job(experiment, first_state(experiment), 1)))
+    assert tried == [4]
+
+
+# -------------------------------------------------------------------------------------------------------------------------------- the choice
+
+
+class Clock:
+    """Every training takes the seconds that its way of running steps is given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]):
+        self.now = 0.0
+        train = Stacked.train
+
+        def timed(engine: Stacked, job: Any) -> Any:
+            yield from train(engine, job)
+            self.now += seconds[engine.steps]
+
+        monkeypatch.setattr(Stacked, "train", timed)
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.usefixtures("untraced")
+@pytest.mark.parametrize(
+    ("seconds", "rounds", "steps"),
+    [
+        ({"eager": 2.0, "graph": 1.0, "compiled": 0.1}, 10, "graph"),  # too short a run for compiling to pay
+        ({"eager": 2.0, "graph": 1.0, "compiled": 0.1}, 10_000, "compiled"),
+        ({"eager": 1.0, "graph": 2.0, "compiled": 3.0}, 10_000, "eager"),
+    ],
+)
+def test_how_steps_are_run_is_measured(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], rounds: int, steps: str) -> None:
+    experiment = small_experiment("fedavg")
+    job = make_job(experiment, first_state(experiment), 1)
+    choice = choose_steps(experiment.task, job, 64, rounds, 1, Clock(monkeypatch, seconds))
+    assert (choice.name, choice.steps) == ("stacked", steps)
+    # a trial has 8 steps, so 2 seconds are 250 milliseconds a step
+    assert f"steps {steps}: milliseconds a step of all of them: eager {1000 * seconds['eager'] / 8:.2f}, graph" in choice.reason
+    engine = make_engine(choice.name, experiment.task, steps=choice.steps)
+    assert isinstance(engine, Stacked)
+    assert engine.steps == steps
+
+
+def test_a_short_run_on_a_cpu_tries_nothing_of_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = small_experiment("fedavg", {"model": "mlp(hidden=6)"})
+    monkeypatch.setattr(graphs, "trace_step", None)
+    assert choose_engine(experiment.task, make_job(experiment, first_state(experiment), 1), rounds=3).steps == "auto"
+
+
+def test_sizes() -> None:
+    assert choose_sizes(1) == [1]
+    assert choose_sizes(16) == list(range(16, 0, -1))
+    sizes = choose_sizes(100)
+    assert sizes[0] == 100
+    assert sizes[-1] == 1
+    assert all(small < large and small >= int(0.8 * large) for large, small in itertools.pairwise(sizes) if large > 5)
+    assert [round_up(n) for n in (0, 1, 2, 3, 64, 65)] == [0, 1, 2, 4, 64, 128]
+
+
+def test_rooms_hold_real_rows_only() -> None:
+    """Three rows become four by repeating the client's first with weight 0; two steps of two become two of three."""
+    rows = SplitRows(torch.tensor([[5, 6, 7]]), torch.ones(1, 3), torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0))
+    course = Course(torch.tensor([[[7, 5], [6, 6]]]), torch.tensor([[2, 1]]).numpy())
+    roomy, wide = graphs.fit_into_room(rows, course, width=3)
+    assert roomy.train.tolist() == [[5, 6, 7, 5]]
+    assert roomy.train_weight.tolist() == [[1, 1, 1, 0]]
+    assert roomy.valid.shape == (1, 0)
+    assert wide.ids.tolist() == [[[7, 5, 7], [6, 6, 6]]]
+    assert wide.widths.tolist() == [[2, 1]]
