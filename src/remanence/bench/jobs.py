@@ -1,0 +1,124 @@
+"""The jobs whose speed we measure: experiments of the papers' sizes on data made on the spot, so that anyone can repeat them without a download."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from remanence.config import make_spec
+from remanence.experiment import Experiment, build
+from remanence.rounds import first_state, make_job
+from remanence.state import RunState
+from remanence.types import Job
+
+IMAGES = "synthetic(samples={samples}, classes=10, shape='3x32x32', test={test})"
+CIFAR = IMAGES.format(samples=60_000, test=1 / 6)  # 50,000 and 10,000, as CIFAR-10 has them
+PLAIN: dict[str, Any] = {"data.validation": 0, "data.partition": "iid", "record.personal": 0, "record.every": 1_000}
+SEEN = (
+    100.0  # label counts of each class that Flashback's server has seen: with none, as in round 1, its distillation would be switched off
+)
+
+
+@dataclass(frozen=True)
+class BenchJob:
+    """One thing to measure."""
+
+    name: str
+    about: str
+    settings: Mapping[str, Any]
+    measure: str = (
+        "train"  # train: a round up to the new model; score: the round's local models on the test set; memory: rounds of many clients
+    )
+    relative_to: str = ""  # the job whose time this one's is compared with
+    cuda_only: bool = False  # left out on a CPU unless it is named: it takes minutes there
+    rounds: int = 0  # of a memory job: enough that two thirds of the clients or more have taken part where they keep something
+    smaller: Mapping[str, Any] = field(default_factory=dict)  # what a memory job is compared with
+
+
+CNN = PLAIN | {
+    "data.name": CIFAR,
+    "clients.count": 100,
+    "clients.sample": 10,
+    "model": "cnn",
+    "local.batch": 50,
+    "local.optimizer": "sgd(lr=0.05)",
+}
+RESNET = PLAIN | {
+    "data.name": IMAGES.format(samples=5_000, test=0.1),
+    "clients.count": 10,
+    "local.batch": 64,
+    "local.epochs": 3,
+    "local.optimizer": "sgd(lr=0.05)",
+}
+TABLE = "synthetic(samples={samples}, classes=10, features=32, test=0.02)"
+MANY = PLAIN | {"clients.sample": 100, "model": "mlp(hidden=64)", "local.batch": 10, "method": "fedavg"}
+LENETS = PLAIN | {"model": "lenet", "clients.sample": 500, "local.batch": 10, "method": "scaffold", "local.optimizer": "sgd(lr=0.05)"}
+
+JOBS: dict[str, BenchJob] = {
+    job.name: job
+    for job in (
+        BenchJob(
+            "A",
+            "HAST training: 50 LeNets, 250 samples each, batch 8, 3 epochs, Adam",
+            PLAIN
+            | {
+                "data.name": IMAGES.format(samples=15_625, test=0.2),
+                "clients.count": 50,
+                "model": "lenet",
+                "local.batch": 8,
+                "local.epochs": 3,
+                "local.optimizer": "adam(lr=0.001)",
+            },
+        ),
+        BenchJob("B", "CNN: 10 of 100 clients, 500 samples each, batch 50, 1 epoch, SGD", CNN),
+        BenchJob(
+            "B2",
+            "as B with Dirichlet-by-class sizes, 5 epochs",
+            CNN | {"data.partition": "dirichlet_by_class(alpha=0.1)", "local.epochs": 5},
+        ),
+        BenchJob(
+            "C",
+            "ResNet-18 with group norm: 10 clients, 450 samples each, batch 64, 3 epochs, SGD",
+            RESNET | {"model": "resnet18(norm='group')"},
+            cuda_only=True,
+        ),
+        BenchJob("C-mixed", "as C with batch and group norm mixed", RESNET | {"model": "resnet18(norm='mixed')"}, cuda_only=True),
+        BenchJob(
+            "E",
+            "Flashback round: B with teachers and server distillation on 1,250 samples, 1 epoch",
+            CNN | {"method": "flashback(server_epochs=1)", "data.public": 1250},
+            relative_to="B",
+        ),
+        BenchJob("F", "all local models of B on 10,000 test images", CNN, measure="score", relative_to="B"),
+        BenchJob(
+            "H",
+            "memory of FedAvg with 100,000 clients, 100 a round, against 1,000 clients",
+            MANY | {"data.name": TABLE.format(samples=1_020_408), "clients.count": 100_000},
+            measure="memory",
+            rounds=20,
+            smaller={"clients.count": 1_000},
+        ),
+        BenchJob(
+            "H-scaffold",
+            "memory of SCAFFOLD with 10,000 LeNets, 500 a round, against 1,000",
+            LENETS | {"data.name": "synthetic(samples=20200, classes=10, shape='3x32x32', test=0.01)", "clients.count": 10_000},
+            measure="memory",
+            rounds=20,
+            smaller={"clients.count": 1_000},
+        ),
+    )
+}
+
+
+def prepare(job: BenchJob, device: str, precision: str, changes: Mapping[str, Any] | None = None) -> tuple[Experiment, RunState, Job]:
+    """An experiment, and its first round."""
+    experiment = build(make_spec({}, {**job.settings, **(changes or {}), "device": device, "precision": precision, "engine": "auto"}))
+    state = first_state(experiment)
+    seen = {
+        name: tree | {"pi": torch.full_like(tree["pi"], SEEN)} if name == "flashback" else tree for name, tree in state.server.state.items()
+    }
+    state = replace(state, server=replace(state.server, state=seen))
+    return experiment, state, make_job(experiment, state, 1)

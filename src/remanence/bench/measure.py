@@ -1,0 +1,245 @@
+"""Measure jobs: our engine, the plain loop and the floor in turns in one process, the median of several times each."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from remanence import server
+from remanence.bench.baselines import make_floor, plain_model, score_models, train_clients
+from remanence.bench.jobs import JOBS, BenchJob, prepare
+from remanence.engines.choose import Choice, choose_engine, make_engine
+from remanence.errors import InputError, RunFailed, unknown
+from remanence.experiment import Experiment
+from remanence.server import local_models
+from remanence.state import RunState
+from remanence.trial import play, worst_difference
+from remanence.types import Engine, Job, Reply, Start
+
+CLOSE = 1e-9  # how far a whole round in float64 may be from the plain loop's, relative to the larger of 1 and the value
+LONG_RUN = 1000  # rounds of the run for which the engine is chosen: long enough for compiling to pay
+
+
+def run_jobs(
+    names: Sequence[str], *, device: str = "auto", precision: str = "fp32", repeat: int = 5, say: Callable[[str], None] = print
+) -> list[dict[str, Any]]:
+    """One object a job, as `remanence bench --json` prints them."""
+    if repeat < 1:
+        raise InputError(f"--repeat {repeat} measures nothing: give at least 1")
+    cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    chosen = list(names) or [name for name, job in JOBS.items() if cuda or not job.cuda_only]
+    for name in chosen:
+        if name not in JOBS:
+            raise unknown("job", name, JOBS)
+    results: dict[str, dict[str, Any]] = {}
+    for name in chosen:
+        other = JOBS[name].relative_to
+        for needed in (other, name):
+            if needed and needed not in results:
+                say(f"{needed}: {JOBS[needed].about}")
+                results[needed] = measure(JOBS[needed], device, precision, repeat)
+                torch._dynamo.reset()  # a job's compiled steps are of no use to the next
+        if other:
+            results[name] |= {"relative_to": other, "ratio_to_relative": results[name]["seconds"] / results[other]["seconds"]}
+    return list(results.values())
+
+
+def measure(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str, Any]:
+    """All numbers of one job."""
+    if job.measure == "memory":
+        return measure_memory(job, device, precision)
+    threads = torch.get_num_threads()
+    experiment, state, work = prepare(job, device, precision)
+    choice, engine = start_engine(experiment, work)
+    ours_threads = choice.threads
+    difference = compare_with_plain(job, device, choice)
+    try:
+        if job.measure == "score":
+            plain, ours, floor, rows = scoring(experiment, state, work, engine)
+        else:
+            plain, ours, floor = training(experiment, state, work, engine)
+            rows = count_rows(experiment, work)
+        contenders = {"plain": (plain, threads), "ours": (ours, ours_threads), "floor": (floor, threads)}
+        times = take_turns(contenders, repeat, experiment.task.world.device)
+        with watching_memory(experiment.task.world.device) as peak:
+            ours()
+    finally:
+        engine.close()
+        torch.set_num_threads(threads)
+    seconds, spread = statistics.median(times["ours"]), (min(times["ours"]), max(times["ours"]))
+    return {
+        "job": job.name,
+        "about": job.about,
+        "ratio_to_sequential": statistics.median(times["plain"]) / seconds,
+        "share_of_floor": statistics.median(times["floor"]) / seconds,
+        "samples_per_second": rows / seconds,
+        "seconds": seconds,
+        "fastest_seconds": spread[0],
+        "slowest_seconds": spread[1],
+        "sequential_seconds": statistics.median(times["plain"]),
+        "floor_seconds": statistics.median(times["floor"]),
+        "peak_memory_bytes": peak(),
+        "difference_in_float64": difference,
+        "engine": choice.reason,
+        "relative_to": None,
+        "ratio_to_relative": None,
+        **about_machine(experiment, ours_threads),
+    }
+
+
+def start_engine(experiment: Experiment, work: Job) -> tuple[Choice, Engine]:
+    choice = choose_engine(experiment.task, work, rounds=LONG_RUN)
+    return choice, make_engine(choice.name, experiment.task, steps=choice.steps)
+
+
+def training(
+    experiment: Experiment, state: RunState, work: Job, engine: Engine
+) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]:
+    """A round up to the new global model, three ways."""
+    return (
+        lambda: train_clients(experiment, state, work),
+        lambda: train_ours(experiment, state, work, engine),
+        make_floor(experiment, work),
+    )
+
+
+def train_ours(experiment: Experiment, state: RunState, work: Job, engine: Engine) -> Start:
+    replies = Reply.join(list(engine.train(work)))
+    return server.update(experiment.task, state.server, replies, work.round, work.key, work.rule).server.model
+
+
+def scoring(
+    experiment: Experiment, state: RunState, work: Job, engine: Engine
+) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any], int]:
+    """The local models of a round on the test set, three ways; the floor is one model that sees as many rows."""
+    models = local_models(state.server.model, Reply.join(list(engine.train(work))))
+    many, classes = len(work.clients), torch.arange(experiment.task.world.classes)
+    modules = [load(plain_model(experiment), models.take(number)) for number in range(many)]
+    right = score_models(experiment, modules).cpu()
+    ours = engine.score(models, "test").confusion[:, 0, classes, classes].sum(dim=1)
+    if int((right - ours).abs().max()) > len(experiment.task.test.y) // 1000:  # in single precision a few rows may fall either way
+        raise RunFailed(f"the ledger counts {ours.tolist()} right answers where the plain loop counts {right.tolist()}: please report this")
+    return (
+        lambda: score_models(experiment, modules),
+        lambda: engine.score(models, "test"),
+        lambda: score_models(experiment, modules[:1] * many),
+        many * len(experiment.task.test.y),
+    )
+
+
+def load(module: nn.Module, model: Start) -> nn.Module:
+    module.load_state_dict({**model.params, **model.buffers}, strict=False)
+    return module
+
+
+def compare_with_plain(job: BenchJob, device: str, choice: Choice) -> float | None:
+    """One whole round in float64 on our engine and in the plain loop; raises where they differ. -> the largest difference"""
+    if job.measure != "train":
+        return None
+    experiment, state, work = prepare(job, device, "fp64")
+    plain = train_clients(experiment, state, work).state_dict()
+    with contextlib.closing(make_engine(choice.name, experiment.task, steps=choice.steps)) as engine:
+        ours = train_ours(experiment, state, work, engine)
+    place, difference = worst_difference(ours.params, {name: plain[name] for name in ours.params})
+    if difference > CLOSE:
+        raise RunFailed(f"job {job.name}: {place} differs from the plain loop by {difference:.1e} in float64: please report this")
+    return difference
+
+
+def take_turns(contenders: dict[str, tuple[Callable[[], Any], int]], repeat: int, device: torch.device) -> dict[str, list[float]]:
+    """Seconds of each, one after the other and again, so that a busy machine is unfair to all alike; the first turn warms up and does not count."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(repeat + 1):
+        for name, (function, threads) in contenders.items():
+            torch.set_num_threads(threads)
+            wait_for(device)
+            begin = time.perf_counter()
+            function()
+            wait_for(device)
+            if turn:
+                times[name].append(time.perf_counter() - begin)
+    return times
+
+
+def wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def count_rows(experiment: Experiment, work: Job) -> int:
+    """Training rows seen in a round."""
+    sizes = experiment.task.population.at(work.time_step).train.sizes[work.clients]
+    return int(sizes.sum()) * experiment.spec.local.epochs
+
+
+def measure_memory(job: BenchJob, device: str, precision: str) -> dict[str, Any]:
+    """Whole rounds; the peak over the job, making the data and the clients included, against the same job with fewer clients."""
+    peaks, seconds, rows = [], 0.0, 0
+    for settings in (job.smaller, {}):
+        gc.collect()
+        with watching_memory(torch.device("cpu")) as peak:
+            experiment, _, work = prepare(job, device, precision, settings)
+            choice, engine = start_engine(experiment, work)
+            begin = time.perf_counter()
+            with contextlib.closing(engine):
+                play(experiment, engine, job.rounds)
+            seconds, rows = (time.perf_counter() - begin) / job.rounds, count_rows(experiment, work)
+        peaks.append(peak())
+        threads = torch.get_num_threads()
+    return {
+        "job": job.name,
+        "about": job.about,
+        "ratio_to_sequential": None,
+        "share_of_floor": None,
+        "samples_per_second": rows / seconds,
+        "seconds": seconds,
+        "peak_memory_bytes": peaks[1],
+        "engine": choice.reason,
+        "relative_to": f"{job.name} with {job.smaller['clients.count']:,} clients (memory)",
+        "ratio_to_relative": peaks[1] / peaks[0],
+        **about_machine(experiment, threads),
+    }
+
+
+@contextlib.contextmanager
+def watching_memory(device: torch.device) -> Iterator[Callable[[], int]]:
+    """The largest memory in use within: of the device, or of this process."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        with contextlib.suppress(OSError):  # Linux alone can forget an earlier peak; elsewhere it is that of the whole process
+            Path("/proc/self/clear_refs").write_text("5")
+    yield lambda: torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_of_process()
+
+
+def peak_of_process() -> int:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
+
+
+def about_machine(experiment: Experiment, threads: int) -> dict[str, Any]:
+    """Where a number was measured: without that it means nothing."""
+    device = experiment.task.world.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    return {
+        "device": str(device),
+        "device_name": name,
+        "precision": experiment.spec.precision,
+        "threads": threads,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+    }
