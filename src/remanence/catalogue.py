@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from remanence import data, expressions
+from remanence.aggregators.robust import ROBUST
 from remanence.algorithms import METHODS
+from remanence.attacks import ATTACKS
 from remanence.config import Spec
 from remanence.data.concepts import KINDS
 from remanence.data.schedules import SCHEDULES as DRIFTS
 from remanence.errors import unknown
 from remanence.experiment import divide, load_data
+from remanence.heterogeneity import SPEEDS
 from remanence.keys import Key
 from remanence.models import MODELS
 from remanence.objectives import OBJECTIVES
@@ -33,6 +36,8 @@ ENGINES = {
 TABLES: dict[str, Mapping[str, Callable[..., Any]]] = {
     "methods": METHODS,
     "objectives": OBJECTIVES,
+    "aggregators": ROBUST,
+    "attacks": ATTACKS,
     "models": MODELS,
     "data": data.SOURCES,
     "partitions": data.PARTITIONS,
@@ -40,6 +45,7 @@ TABLES: dict[str, Mapping[str, Callable[..., Any]]] = {
     "concepts": KINDS,
     "topologies": TOPOLOGIES,
     "availabilities": AVAILABILITIES,
+    "speeds": SPEEDS,
     "optimizers": OPTIMISERS,
     "schedules": SCHEDULES,
 }
@@ -62,7 +68,7 @@ def _entry(name: str, constructor: Callable[..., Any], what: str) -> dict[str, A
     options = {o.name: None if o.default is inspect.Parameter.empty else o.default for o in expressions.options_of(constructor).values()}
     paragraphs = (inspect.getdoc(constructor) or "").strip().split("\n\n")
     entry = {"name": name, "call": str(expressions.Call(name, options)), "options": options, "about": " ".join(paragraphs[0].split())}
-    if what in ("methods", "objectives"):
+    if what in ("methods", "objectives", "aggregators"):
         part = constructor()
         entry |= {"sends": part.sends, "needs_public": part.needs_public}
     return entry

@@ -28,9 +28,9 @@ from remanence.config import Spec
 from remanence.errors import CheckpointError
 from remanence.files import flush, flush_folder, sha256, write_atomically
 from remanence.server import Server
-from remanence.state import Crowd, RunState
+from remanence.state import Crowd, Late, RunState
 from remanence.trees import Tree
-from remanence.types import Start
+from remanence.types import Reply, Start
 
 FORMAT = 1
 KEPT = 2
@@ -119,6 +119,7 @@ class Vault:
             uses=tree["uses"].cpu() if "uses" in tree else None,
             assign=tree.get("assign", {}),
             crowd=_as_crowd(tree["crowd"]) if "crowd" in tree else None,
+            late=tuple(_as_late(tree["late"][str(number)]) for number in range(len(tree.get("late", {})))),
         )
         models = [server.model for server in state.servers] + ([state.crowd.models] if state.crowd is not None else [])
         if not all(bool(torch.isfinite(value).all()) for model in models for value in model.params.values()):
@@ -174,6 +175,8 @@ def as_tree(state: RunState) -> Tree:
         tree["others"] = {str(number): server_tree(other) for number, other in enumerate(state.others)}
     if state.uses is not None:
         tree |= {"uses": state.uses, "assign": state.assign}
+    if state.late:
+        tree["late"] = {str(number): _late_tree(late) for number, late in enumerate(state.late)}
     if state.crowd is not None:
         crowd = state.crowd
         models = {
@@ -182,6 +185,16 @@ def as_tree(state: RunState) -> Tree:
         rest = {"best_loss": crowd.best_loss, "waited": crowd.waited, "stopped": crowd.stopped, "peers": crowd.peers, "heard": crowd.heard}
         tree["crowd"] = models | rest
     return tree
+
+
+def _late_tree(late: Late) -> Tree:
+    reply = {name: value for name, value in late.reply._asdict().items() if not isinstance(value, dict) or value}
+    return {"reply": reply, "began": late.began._asdict(), "due": torch.tensor(late.due)}
+
+
+def _as_late(tree: Tree) -> Late:
+    nothing: dict[str, Any] = {"params": {}, "buffers": {}, "extras": {}, "own": {}}
+    return Late(Reply(**nothing | tree["reply"]), _as_model(tree["began"]), int(tree["due"]))
 
 
 def _as_model(tree: Tree) -> Start:

@@ -30,6 +30,7 @@ Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", he
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace an earlier run in that folder")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
 AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="let the experiment file name Python code to import and run")]
 TimeLimit = Annotated[float | None, typer.Option("--time-limit", metavar="SECONDS", help="save and exit with 75 after so long; resumable")]
 Client = Annotated[int | None, typer.Option("--client", help="whose model, where clients have models of their own", show_default=False)]
 BenchJobs = Annotated[
@@ -50,12 +51,14 @@ def run(
     flags: dict[str, Any],
     set_: Sets = None,
     overwrite: Overwrite = False,
+    allow_code: AllowCode = False,
     time_limit: TimeLimit = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Run one experiment, from a file or by flags, and write its report."""
-    spec = config.make_spec(config.read_file(experiment) if experiment else {}, {**flags, **config.parse_assignments(set_ or [])})
+    base = config.read_file(experiment, allow_code) if experiment else {}
+    spec = config.make_spec(base, {**flags, **config.parse_assignments(set_ or [])})
     from remanence.progress import make_progress
     from remanence.rounds import Deadline, start_run
 
@@ -76,13 +79,14 @@ def compare(
     select: Annotated[str, typer.Option("--select", help="which setting of a grid counts: last (show all) or validation")] = "last",
     set_: Sets = None,
     overwrite: Overwrite = False,
+    allow_code: AllowCode = False,
     time_limit: TimeLimit = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare methods on the same data and the same draws of clients."""
     changes = {**flags, **config.parse_assignments(set_ or [])}
-    base = config.read_file(experiment) if experiment else {}
+    base = config.read_file(experiment, allow_code) if experiment else {}
     if select not in ("last", "validation"):
         raise InputError(f"--select must be last or validation, not {select!r}")
     values = dict(_split_grid(text) for text in grid or [])

@@ -41,6 +41,7 @@ class Clients(Section):
     count: Count | None = None  # None: as many as the partition makes, 10 where it does not say
     sample: Annotated[StrictInt | StrictFloat, Field(gt=0)] | None = None  # a number of clients, or a fraction below 1; None: all
     availability: StrictStr = "always"  # who answers in which rounds, such as random(offline=0.1)
+    speed: StrictStr = "equal"  # simulated seconds a local step takes, such as lognormal(sigma=0.5)
 
 
 class Drift(Section):
@@ -75,6 +76,10 @@ class Local(Section):
 class Round(Section):
     min_replies: Count = 1  # with fewer good replies the round is abandoned
     weight_cap: Annotated[Number, Field(gt=0)] = 1e9  # a client that claims more examples is refused
+    over_selection: Annotated[Number, Field(ge=1)] = 1.0  # so many times more clients are asked than answers are used: the first to answer
+    deadline: StrictStr = "none"  # simulated seconds, such as 30, or quantile(share=0.8): who answers later is late
+    late: Literal["discard", "use"] = "discard"  # late answers: thrown away, or used in the round in which they come
+    staleness: Annotated[Number, Field(ge=0)] = 0.5  # a late answer weighs 1 / (1 + age) to this power
 
 
 class Record(Section):
@@ -105,6 +110,7 @@ class Spec(Section):
     device: StrictStr = "auto"
     precision: Literal["fp32", "fp64", "tf32", "bf16"] = "fp32"
     deterministic: StrictBool = False
+    attack: StrictStr = ""  # what hostile clients do in this experiment, such as sign_flip(fraction=0.1); empty: nobody is hostile
     data: Data = Data()
     clients: Clients = Clients()
     drift: Drift = Drift()
@@ -133,6 +139,7 @@ FLAGS = {
     "device": "device",
     "precision": "precision",
     "deterministic": "deterministic",
+    "attack": "attack",
     "data": "data.name",
     "data_dir": "data.dir",
     "partition": "data.partition",
@@ -165,8 +172,16 @@ def all_keys() -> dict[str, Any]:
     return dict(_walk(Spec().model_dump(), ""))
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """An experiment file as nested dictionaries, not yet checked."""
+def read_file(path: Path, allow_code: bool = True) -> dict[str, Any]:
+    """An experiment file as nested dictionaries, not yet checked; one that names Python code is refused where that is not allowed."""
+    tree = _read_toml(path)
+    model = tree.get("model")
+    if not allow_code and isinstance(model, str) and ":" in model.partition("(")[0]:
+        raise InputError(f"{path} imports and runs Python code ({model}): look at that code, then add --allow-code")
+    return tree
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise InputError(f"{path} is larger than {LARGEST_FILE} bytes: an experiment file is a short text")

@@ -131,7 +131,7 @@ def _choose(
         world=task.world,
     )
     probed = probe(ctx)
-    losses = _try_models(engine, crowd.models, probed, time_step)
+    losses = experiment.adversary.mislead(probed, _try_models(engine, crowd.models, probed, time_step))
     owner = task.method.owner("peers")
     assert owner is not None
     mixes, remembered = decide(probed, losses, ctx)
@@ -221,7 +221,7 @@ def _train(
         key=key,
         phases=phases,
     )
-    replies, refusals = gate.admit(engine.train(job), expect(experiment, job))
+    replies, refusals = gate.admit(experiment.adversary.tamper(engine.train(job), job), expect(experiment, job))
     return replies, refusals, state.own if replies is None else commit_own(state.own, replies)
 
 

@@ -8,7 +8,7 @@ import inspect
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from torch import nn
 
 from remanence import data, expressions
 from remanence import model as models_
+from remanence.aggregators.guarded import check_cohort
 from remanence.algorithms import PARTS
+from remanence.attacks import Adversary, check_attacks, know, parse_attacks
 from remanence.compose import Composed, check, describe, parse_method
 from remanence.config import Spec, optimizer_call
 from remanence.data import pools
@@ -31,6 +33,7 @@ from remanence.data.schedules import SCHEDULES as SCHEDULES_OF_DRIFT
 from remanence.data.source import Source
 from remanence.data.views import Views, make_views
 from remanence.errors import InputError
+from remanence.heterogeneity import Deadline, ask_more, parse_deadline, parse_speed
 from remanence.keys import Key
 from remanence.local import Task
 from remanence.models import MODELS, default_model
@@ -55,17 +58,26 @@ class Experiment:
     cohort_size: int
     about: dict[str, Any]
     labels: np.ndarray  # of every training example, by id
+    adversary: Adversary  # hostile clients, where the experiment has any
     topology: np.ndarray  # [K, K] bool: who can reach whom where there is no server
     availability: Availability
+    seconds: np.ndarray  # [K]: simulated seconds a local step takes
+    deadline: Deadline
+
+    @property
+    def has_stragglers(self) -> bool:
+        """Can anybody be late?"""
+        return self.spec.round.deadline != "none" or self.spec.round.over_selection > 1
 
     def online(self, round: int, key: Key) -> np.ndarray:
         """Who answers in a round; `key` is the round's. -> [K] bool"""
         return self.availability(self.task.world.clients, round, key)
 
-    def cohort(self, round: int, key: Key) -> np.ndarray:
-        """The clients of a round, without replacement, among those that answer. -> [k] ascending"""
-        there = np.flatnonzero(self.online(round, key))
-        return np.asarray(there[key.fold("cohort").choice(len(there), min(self.cohort_size, len(there)))])
+    def cohort(self, round: int, key: Key, busy: Sequence[int] = ()) -> np.ndarray:
+        """The clients that are asked in a round, without replacement, among those that are there and not busy. -> [k] ascending"""
+        there = np.setdiff1d(np.flatnonzero(self.online(round, key)), np.asarray(busy, dtype=np.int64))
+        count = ask_more(self.cohort_size, float(self.spec.round.over_selection), len(there))
+        return np.asarray(there[key.fold("cohort").choice(len(there), count)])
 
     def facts(self, clients: np.ndarray, time_step: int) -> Facts:
         """Facts of these clients at a time step. -> [k, ...]"""
@@ -89,7 +101,7 @@ def build(spec: Spec, *, method: Method | Part | None = None, module: nn.Module 
     if source is None:
         source = load_data(spec)
     key = Key(spec.seed)
-    division = divide(spec, source, key)
+    adversary, division = recruit(spec, composed, source, divide(spec, source, key), key)
     public, population = division.public, division.population
     named_clients = population.clients
     if any(p.pooled for p in composed.parts):
@@ -149,13 +161,22 @@ def build(spec: Spec, *, method: Method | Part | None = None, module: nn.Module 
             p.check(task.optimiser, task.world)
     size = min(_cohort_size(spec, named_clients), population.clients)
     settled = _settle(spec, model_name, named_clients, device)
-    about = _describe(settled, source, task, division)
+    about = _describe(settled, source, task, division, adversary.clients.tolist())
     topology = expressions.construct(expressions.parse_call(spec.peers.topology), TOPOLOGIES, "topology")(
         population.clients, key.fold("topology")
     )
     availability = parse_availability(spec.clients.availability)
     availability(population.clients, 1, key)  # refuses clients that do not exist
-    return Experiment(settled, source, task, schedule, size, about, division.train.y, topology, availability)
+    check_cohort(composed, size)
+    seconds, deadline = parse_speed(spec.clients.speed)(population.clients, key), parse_deadline(spec.round.deadline)
+    experiment = Experiment(
+        settled, source, task, schedule, size, about, division.train.y, adversary, topology, availability, seconds, deadline
+    )
+    if experiment.has_stragglers and (composed.owner("peers") is not None or composed.owner("assign") is not None):
+        raise InputError(
+            "round.deadline and round.over_selection are for methods with one server model: leave them out, or use --availability"
+        )
+    return experiment
 
 
 @functools.lru_cache(maxsize=2)
@@ -172,6 +193,9 @@ def check_names(spec: Spec, method: Method | Part | None = None) -> None:
     expressions.construct(expressions.parse_call(spec.data.partition), data.PARTITIONS, "partition")
     expressions.construct(expressions.parse_call(spec.peers.topology), TOPOLOGIES, "topology")
     parse_availability(spec.clients.availability)
+    parse_attacks(spec.attack)
+    parse_speed(spec.clients.speed)
+    parse_deadline(spec.round.deadline)
     if spec.drift.schedule:
         expressions.construct(expressions.parse_call(spec.drift.schedule), SCHEDULES_OF_DRIFT, "drift")
 
@@ -204,6 +228,18 @@ def _load(name: str, directory: str) -> Source:
     else:
         call = expressions.parse_call(name)
     return data.load_source(call.name, call.arguments, root)
+
+
+def recruit(spec: Spec, method: Composed, source: Source, division: Division, key: Key) -> tuple[Adversary, Division]:
+    """Hostile clients, and the data as they have tampered with them; nobody and nothing where the spec names no attack."""
+    attacks = parse_attacks(spec.attack)
+    if attacks and any(p.pooled for p in method.parts):
+        raise InputError("centralised has no clients that could be hostile: leave out --attack")
+    known = know(source)
+    check_attacks(attacks, known, source.shape, method.owner("peers") is None)
+    adversary = Adversary.recruit(attacks, division.population.clients, key)
+    views, steps = adversary.poison(division.train, division.population.steps, known, key)
+    return adversary, replace(division, train=views, population=replace(division.population, steps=tuple(steps)))
 
 
 @dataclass(frozen=True)
@@ -397,7 +433,7 @@ def _settle(spec: Spec, model_name: str, clients: int, device: torch.device) -> 
     )
 
 
-def _describe(spec: Spec, source: Source, task: Task, division: Division) -> dict[str, Any]:
+def _describe(spec: Spec, source: Source, task: Task, division: Division, attackers: Sequence[int]) -> dict[str, Any]:
     some = np.arange(min(task.world.clients, SHOWN_CLIENTS))
     label_counts = task.population.at(0).label_counts(some, division.train.y, task.world.classes)
     shape = "x".join(str(side) for side in source.shape)
@@ -416,6 +452,7 @@ def _describe(spec: Spec, source: Source, task: Task, division: Division) -> dic
         "mean": [] if task.train.mean is None else task.train.mean.double().flatten().tolist(),
         "std": [] if task.train.std is None else task.train.std.double().flatten().tolist(),
         "label_counts": [" ".join(map(str, row)) for row in label_counts.tolist()],
+        **({"attackers": " ".join(map(str, attackers))} if len(attackers) else {}),
         "evaluated": "global" if task.method.owner("peers") is None and task.method.owner("assign") is None else "personal",
     } | _describe_drift(spec, task, division)
 

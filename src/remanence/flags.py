@@ -40,6 +40,7 @@ HELP: dict[str, tuple[Any, str]] = {
     "min_replies": (int, "with fewer good replies a round is abandoned"),
     "record_every": (int, "rounds between evaluations"),
     "record_local": (bool, "also evaluate every client's model"),
+    "attack": (str, 'hostile clients, such as "sign_flip(fraction=0.1)"'),
     "engine": (str, "auto, loop, stacked or processes"),
     "device": (str, "auto, cpu or cuda"),
     "precision": (str, "fp32, fp64, tf32 or bf16"),

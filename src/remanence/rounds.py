@@ -34,6 +34,7 @@ from remanence.results import ABOUT, CHECKPOINTS, COMPARISON, SPEC, Run
 from remanence.returns import count_bytes, describe_replies, expect
 from remanence.signals import Terminated, catch_termination
 from remanence.state import RunState, commit_own, gather_own
+from remanence.stragglers import wait_for
 from remanence.types import Engine, Job, Method, Part, Reply, Start
 
 
@@ -189,7 +190,7 @@ def first_state(experiment: Experiment) -> RunState:
 def make_job(experiment: Experiment, state: RunState, round: int) -> Job:
     """The work of a round where there is a server."""
     key, time_step = Key(experiment.spec.seed).fold("round", round), experiment.spec.time_step(round)
-    clients = experiment.cohort(round, key)
+    clients = experiment.cohort(round, key, [int(late.reply.client) for late in state.late])
     facts = experiment.facts(clients, time_step)
     each_its_own = len(state.servers) > 1
     return Job(
@@ -226,9 +227,11 @@ def play_round(
     if time_step != state.time_step and state.uses is not None:
         state = several.reassign(task, engine, state, time_step)
     job = make_job(experiment, state, round)
-    replies, refusals = gate.admit(engine.train(job) if len(job.clients) else [], expect(experiment, job))
+    replies, refusals = gate.admit(experiment.adversary.tamper(engine.train(job), job) if len(job.clients) else [], expect(experiment, job))
+    replies, late, told = wait_for(experiment, state, job, replies)
     line: dict[str, Any] = {
         **describe_replies(replies, refusals),
+        **told,
         "abandoned": replies is None or replies.k < spec.round.min_replies,
         **count_bytes(experiment, job, replies, len(refusals)),
         **({"global_models": len(state.servers)} if state.uses is not None else {}),
@@ -247,7 +250,7 @@ def play_round(
         recorder.local(engine, state, time_step, asked, models, weigh_locals(state, asked, updates))
         servers = [updates[number].server if number in updates else old for number, old in enumerate(state.servers)]
         state = replace(state, server=servers[0], others=tuple(servers[1:]), own=commit_own(state.own, replies))
-    state = replace(state, round=round, time_step=time_step)
+    state = replace(state, round=round, time_step=time_step, late=late)
     written = recorder.after(engine, updates, state, line | {"seconds": time.perf_counter() - begin}, asked)
     return replace(state, committed=recorder.commit()), written
 

@@ -14,7 +14,7 @@ from remanence.fit import lend_server
 from remanence.keys import Key
 from remanence.local import PERSONAL, Task
 from remanence.trees import Params, Tree
-from remanence.types import Combine, Reply, ServerContext, Start
+from remanence.types import Reply, ServerContext, Start
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,15 @@ def update(task: Task, server: Server, replies: Reply, round: int, key: Key, rul
 
     weights = _normalise((method.one("weigh") or weigh_by_size)(replies, srv("weigh")))
     owner = method.owner("combine")
-    combine = mean if owner is None or owner.combine is None else Combine(*(Scoped(owner, half) for half in owner.combine))
+    combine = mean
+    if owner is not None and owner.combine is not None:
+        combine = owner.combine._replace(partial=Scoped(owner, owner.combine.partial), finish=Scoped(owner, owner.combine.finish))
     delta = combine.finish(combine.partial(weights.to(task.world.device), replies, srv("combine")), srv("combine"))
     apply_ = method.one("apply")
     params, changed = (apply_ or move)(server.model.params, delta, srv("apply"))
     if apply_ is not None:
         state[apply_.name] = changed
-    merged = refined = Start(params, average_buffers(server.model.buffers, replies.buffers, weights))
+    merged = refined = Start(params, (combine.buffers or average_buffers)(server.model.buffers, replies.buffers, weights))
     refine = method.one("refine")
     if refine is not None:
         lent = lend_server(task, rule, key.fold("server", "fit"), lambda some: local_models(server.model, some, seen_by_server=True))

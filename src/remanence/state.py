@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -28,6 +29,14 @@ class Crowd:
     heard: Tensor  # [K, K] int64: how often k listened to j since it was last written down
 
 
+class Late(NamedTuple):
+    """An answer that is still under way."""
+
+    reply: Reply  # of one client
+    began: Start  # the global model it began from
+    due: int  # the round in which it comes
+
+
 @dataclass(frozen=True)
 class RunState:
     """Where a run stands after `round` rounds."""
@@ -41,6 +50,7 @@ class RunState:
     uses: Tensor | None = None  # [K] int64: which of them each client uses; None: there is one
     assign: Tree = field(default_factory=dict)  # by part: what is remembered of who uses which
     crowd: Crowd | None = None  # where there is no server
+    late: tuple[Late, ...] = ()  # answers that come in later rounds
 
     @property
     def servers(self) -> tuple[Server, ...]:

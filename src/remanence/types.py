@@ -217,6 +217,7 @@ class Combine(NamedTuple):
 
     partial: Callable[[Tensor, Reply, ServerContext], Tree]  # (weights [k], replies, srv) -> a tree that can be summed
     finish: Callable[[Tree, ServerContext], Params]  # (sum, srv) -> delta
+    buffers: Callable[[Params, Params, Tensor], Params] | None = None  # (current, sent [k, ...], weights [k]) -> buffers; None: averaged
 
 
 Weigh = Callable[[Reply, ServerContext], Tensor]  # -> [k]; the loop normalises it to sum 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from remanence.aggregators.robust import ROBUST
 from remanence.algorithms.centralised import centralised
 from remanence.algorithms.dac import dac
 from remanence.algorithms.fedavg import fedavg
@@ -82,4 +83,4 @@ METHODS: dict[str, Callable[..., Part]] = {
     "scaffold": scaffold,
 }
 
-PARTS: dict[str, Callable[..., Part]] = METHODS | OBJECTIVES  # whatever may stand between two `+`
+PARTS: dict[str, Callable[..., Part]] = METHODS | OBJECTIVES | ROBUST  # whatever may stand between two `+`

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from remanence.engines.processes import count_cores
 from remanence.errors import InputError, RemanenceError, RunFailed
 
 log = logging.getLogger("remanence")
+KNOCKING = 10.0  # seconds a cluster has to answer at all
 PATIENCE = 5.0  # seconds between two looks at the clock while nothing comes back
 
 
@@ -50,14 +52,22 @@ def connect(address: str, workers: int) -> bool:
             ray.init(address="local", num_cpus=max(workers, count_cores()), include_dashboard=False, **quietly)
             return True
         try:
+            _knock(address)
             ray.init(address=address, **quietly)
-        except (ConnectionError, TimeoutError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise InputError(
                 f"no Ray cluster can be used at {address} ({reason}): check the address, the token (RAY_AUTH_TOKEN) and that Ray and Python are the same"
                 " versions there, or leave the address out to start one here"
             ) from error
     return True
+
+
+def _knock(address: str) -> None:
+    """Is anybody there? Ray itself asks for half a minute before it says no."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():  # "auto" is for Ray to find
+        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCKING).close()
 
 
 def disconnect() -> None:

@@ -101,11 +101,11 @@ def send_task(task: Task) -> Parcel:
     examples = {f"{split}.{name}": array for split in ("train", "test") for name, array in _arrays_of(getattr(task, split)).items()}
     shell = replace(task, train=_without_arrays(task.train), test=_without_arrays(task.test))
     file = io.BytesIO()
-    pickler = cloudpickle.Pickler(file)
-    own = {Tensor: _reduce_on_host, type(torch.classes): _reduce_by_name, type(torch.ops): _reduce_by_name}
-    pickler.dispatch_table = ChainMap(own, pickler.dispatch_table)
+    ways = {Tensor: _reduce_on_host, type(torch.classes): _reduce_by_name, type(torch.ops): _reduce_by_name}
+    ways_of_ours_first = {"dispatch_table": ChainMap(ways, cloudpickle.Pickler.dispatch_table)}
+    pickler = type("TaskPickler", (cloudpickle.Pickler,), ways_of_ours_first)
     try:
-        pickler.dump(shell)
+        pickler(file).dump(shell)
     except Exception as error:  # whatever somebody's part or network holds: a lock, an open file, a generator
         raise InputError(
             f"engine ray cannot send this experiment to its workers, because something in the method or the model cannot be pickled ({error}):"

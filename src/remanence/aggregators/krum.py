@@ -1,0 +1,82 @@
+"""Krum and Multi-Krum: the replies that lie closest to their neighbours.
+
+Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine learning with adversaries: Byzantine tolerant gradient descent", NeurIPS 2017. Whole models are
+chosen or left out, so a client whose data differ from the others' is easily taken for a hostile one: look at the rare classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from remanence import trees
+from remanence.aggregators.coordinates import squared_distances
+from remanence.aggregators.guarded import Guarded, combine_guarded
+from remanence.compose import part
+from remanence.rules.sgd import require
+from remanence.trees import Params
+from remanence.types import Part, Reply, ServerContext
+
+
+@part
+def krum(*, byzantine: int = 1) -> Part:
+    """The one reply with the smallest sum of squared distances to its n - f - 2 closest others; of equal ones, the client with the lower number.
+
+    byzantine: f, how many hostile replies it shall withstand; n >= 2 f + 3 replies are needed.
+    """
+    require(byzantine >= 0, "krum", "byzantine", "of at least 0", byzantine)
+
+    def choose_one(weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
+        return average_closest(replies, srv, byzantine, keep=1)
+
+    guarded = Guarded("krum", 2 * byzantine + 3, "2 * byzantine + 3", "lower byzantine", False, choose_one)
+    return Part("krum", combine=combine_guarded(guarded))
+
+
+@part
+def multi_krum(*, byzantine: int = 1, keep: int = 0) -> Part:
+    """The plain mean of the `keep` replies with the best scores of Krum: between Krum (1) and a mean.
+
+    byzantine: f, how many hostile replies it shall withstand; n >= 2 f + 3 replies are needed.
+    keep: m, at most n - f - 2, beyond which a hostile reply may be among them; 0: exactly that many.
+    """
+    require(byzantine >= 0, "multi_krum", "byzantine", "of at least 0", byzantine)
+    require(keep >= 0, "multi_krum", "keep", "of at least 0", keep)
+
+    def choose_some(weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
+        return average_closest(replies, srv, byzantine, keep or replies.k - byzantine - 2)
+
+    least, why = max((2 * byzantine + 3, "2 * byzantine + 3"), (keep + byzantine + 2, "keep + byzantine + 2"))
+    guarded = Guarded("multi_krum", least, why, "lower byzantine or keep", False, choose_some)
+    return Part("multi_krum", combine=combine_guarded(guarded))
+
+
+def average_closest(replies: Reply, srv: ServerContext, byzantine: int, keep: int) -> Params:
+    delta = replies.delta(srv.start)
+    scores = sum_closest(squared_distances(delta), byzantine)
+    chosen = torch.tensor(choose_lowest(scores.tolist(), replies.client.tolist(), keep), device=replies.client.device)
+    return trees.map(lambda x: x[chosen].mean(dim=0), delta)
+
+
+def sum_closest(distances: Tensor, byzantine: int) -> Tensor:
+    """Each reply's score: the sum of squared distances to its n - f - 2 closest others.
+
+    >>> sum_closest(torch.tensor([[0.0, 1.0, 9.0], [1.0, 0.0, 4.0], [9.0, 4.0, 0.0]]), byzantine=0)
+    tensor([1., 1., 4.])
+
+    distances: [n, n] -> [n]
+    """
+    itself, others = 1, len(distances) - byzantine - 2
+    return distances.sort(dim=1).values[:, itself : itself + others].sum(dim=1)
+
+
+def choose_lowest(scores: Sequence[float], clients: Sequence[int], keep: int) -> list[int]:
+    """The places of the `keep` lowest scores, in the order of clients: two that are each other's closest tie exactly, so numbers decide.
+
+    >>> choose_lowest([1.0, 1.0, 4.0], [8, 3, 5], keep=1)
+    [1]
+    """
+    best = sorted(range(len(scores)), key=lambda place: (scores[place], clients[place]))[:keep]
+    return sorted(best, key=lambda place: clients[place])

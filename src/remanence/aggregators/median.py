@@ -1,0 +1,67 @@
+"""Median and trimmed mean: every coordinate for itself, without the values at the ends.
+
+Yin et al., "Byzantine-robust distributed learning: towards optimal statistical rates", ICML 2018. A coordinate of the new model lies within the range of
+the honest clients' ones. What a minority alone has learned, such as a class that few clients hold, is an end too, and goes with the rest.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from remanence.aggregators.coordinates import middle, reduce_columns
+from remanence.aggregators.guarded import Guarded, combine_guarded
+from remanence.compose import part
+from remanence.rules.sgd import require
+from remanence.trees import Params
+from remanence.types import Part, Reply, ServerContext
+
+
+@part
+def median() -> Part:
+    """x_j <- x_j + median_i (y_ij - x_j) for every coordinate j; of an even number of replies, the mean of the two in the middle.
+
+    Withstands any minority of hostile replies, and so needs three replies or more. All clients count alike, whatever number of examples they claim.
+    """
+    guarded = Guarded("median", 3, "a majority of one is none", "take the mean (fedavg)", False, take_median)
+    return Part("median", combine=combine_guarded(guarded))
+
+
+def take_median(weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
+    return reduce_columns(middle, replies.delta(srv.start))
+
+
+@part
+def trimmed_mean(*, fraction: float = 0.1) -> Part:
+    """For every coordinate, the mean without the floor(fraction * k) largest and as many smallest of k replies.
+
+    Withstands that number of hostile replies; where it would be 0, nothing would be cut and the promise would be empty, so fewer than 1 / fraction replies
+    are refused. All clients count alike, whatever number of examples they claim.
+
+    fraction: cut at each end, above 0 and below a half.
+    """
+    require(0 < fraction < 0.5, "trimmed_mean", "fraction", "above 0 and below 0.5", fraction)
+
+    def average_the_rest(weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
+        cut = count_cut(replies.k, fraction)
+        return reduce_columns(lambda values: trim(values, cut), replies.delta(srv.start))
+
+    least = math.ceil(1 / fraction - 1e-9)
+    guarded = Guarded("trimmed_mean", least, "with fewer nothing is cut", "cut a larger fraction", False, average_the_rest)
+    return Part("trimmed_mean", combine=combine_guarded(guarded))
+
+
+def count_cut(replies: int, fraction: float) -> int:
+    """How many are cut at each end.
+
+    >>> count_cut(100, 0.29)  # 0.29 * 100 is 28.999999999999996 in binary
+    29
+    """
+    return math.floor(fraction * replies + 1e-9)
+
+
+def trim(values: Tensor, cut: int) -> Tensor:
+    """The mean of every column without `cut` values at each end. values: [k, c] -> [c]"""
+    kept = values.sort(dim=0).values[cut : len(values) - cut]
+    return kept.mean(dim=0).clamp(kept[0], kept[-1])  # a rounded mean of equal numbers may lie beyond them

@@ -1,0 +1,38 @@
+"""The robust aggregators: what stands in a method's place for combining replies when some of them may be hostile.
+
+They guard the model: its parameters, and by a median its buffers. What a method sends besides (label counts, control variates, the teachers of a
+distillation) does not pass through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from remanence.aggregators.geometric_median import geometric_median
+from remanence.aggregators.guarded import check_cohort, guard_of, settle_buffers
+from remanence.aggregators.krum import krum, multi_krum
+from remanence.aggregators.median import median, trimmed_mean
+from remanence.aggregators.norm_clip import norm_clip
+from remanence.types import Part
+
+__all__ = [
+    "ROBUST",
+    "check_cohort",
+    "geometric_median",
+    "guard_of",
+    "krum",
+    "median",
+    "multi_krum",
+    "norm_clip",
+    "settle_buffers",
+    "trimmed_mean",
+]
+
+ROBUST: dict[str, Callable[..., Part]] = {
+    "geometric_median": geometric_median,
+    "krum": krum,
+    "median": median,
+    "multi_krum": multi_krum,
+    "norm_clip": norm_clip,
+    "trimmed_mean": trimmed_mean,
+}

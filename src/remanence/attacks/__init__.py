@@ -1,0 +1,56 @@
+"""Attacks for experiments: what a hostile client does, as `sign_flip(fraction=0.1)`, and several joined by `+`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from remanence import expressions
+from remanence.attacks.adversary import Adversary
+from remanence.attacks.attack import Attack, DataSet
+from remanence.attacks.data import backdoor, label_flip
+from remanence.attacks.facts import count_lies
+from remanence.attacks.models import a_little_is_enough, gaussian, nan, scaling, sign_flip
+from remanence.attacks.poison import know
+from remanence.attacks.probes import similarity_lies
+from remanence.attacks.rounds import replay, stale
+from remanence.errors import InputError
+
+__all__ = ["ATTACKS", "Adversary", "Attack", "DataSet", "check_attacks", "know", "parse_attacks"]
+
+ATTACKS: dict[str, Callable[..., Attack]] = {
+    "a_little_is_enough": a_little_is_enough,
+    "backdoor": backdoor,
+    "count_lies": count_lies,
+    "gaussian": gaussian,
+    "label_flip": label_flip,
+    "nan": nan,
+    "replay": replay,
+    "scaling": scaling,
+    "sign_flip": sign_flip,
+    "similarity_lies": similarity_lies,
+    "stale": stale,
+}
+
+
+def parse_attacks(text: str) -> tuple[Attack, ...]:
+    """`label_flip(fraction=0.2)+scaling(fraction=0.2)`; nothing at all is no attack. They act in the order in which they are written.
+
+    >>> [attack.name for attack in parse_attacks("label_flip+scaling(factor=5)")]
+    ['label_flip', 'scaling']
+    """
+    if not text.strip():
+        return ()
+    attacks = tuple(expressions.construct(call, ATTACKS, "attack") for call in expressions.parse_sum(text))
+    for place, attack in enumerate(attacks):
+        if attack.name in {other.name for other in attacks[:place]}:
+            raise InputError(f"attack {attack.name} stands twice in {text!r}: write it once")
+    return attacks
+
+
+def check_attacks(attacks: tuple[Attack, ...], known: DataSet, shape: tuple[int, ...], has_server: bool) -> None:
+    """Refuse attacks that these data do not allow, or that would touch nothing."""
+    for attack in attacks:
+        if attack.check is not None:
+            attack.check(known, shape)
+        if attack.mislead is not None and has_server:
+            raise InputError(f"attack {attack.name} deceives peers, and this method has a server: use it with dac or hast")

@@ -1,0 +1,74 @@
+"""Everything hostile in an experiment: its attacks and who carries them out, with one call for each place where they act."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remanence.attacks.attack import Attack, DataSet
+from remanence.attacks.poison import poison
+from remanence.data.drift import Holdings
+from remanence.data.views import Views
+from remanence.keys import Key
+from remanence.types import Job, Reply, Start
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """Attacks act in the order in which they were written."""
+
+    attacks: tuple[Attack, ...]
+    attackers: Mapping[str, np.ndarray]  # by attack: client numbers, ascending
+
+    @classmethod
+    def recruit(cls, attacks: Sequence[Attack], clients: int, key: Key) -> Adversary:
+        """Choose the attackers, once for a run; `key` is the experiment's."""
+        return cls(tuple(attacks), {attack.name: attack.who.attackers(clients, key) for attack in attacks})
+
+    @property
+    def clients(self) -> np.ndarray:
+        """Everybody who attacks in some way. -> ascending"""
+        return np.unique(np.concatenate([np.empty(0, np.int64), *self.attackers.values()]))
+
+    def poison(self, views: Views, steps: Sequence[Holdings], known: DataSet, key: Key) -> tuple[Views, tuple[Holdings, ...]]:
+        """Before a run: the training rows of attackers. `key` is the experiment's."""
+        return poison(views, steps, self.attacks, self.attackers, known, key)
+
+    def tamper(self, chunks: Iterable[Reply], job: Job) -> Iterable[Reply]:
+        """Between engine and gate: the answers of attackers, who see those of all others. Without such attacks the chunks stream through untouched."""
+        active = [attack for attack in self.attacks if attack.tamper is not None]
+        if not active:
+            return chunks
+        came = list(chunks)
+        if not came:
+            return came
+        replies = Reply.join(came)
+        replies = replies.pick(torch.argsort(replies.client))  # so that sums over honest replies have the same bits on every engine
+        for attack in active:
+            if attack.tamper is not None:
+                key = job.key.fold("attack", attack.name)
+                replies = attack.tamper(replies, self.attackers[attack.name], _starts(job, replies), key)
+        return [replies]
+
+    def mislead(self, probed: Tensor, losses: Tensor) -> Tensor:
+        """Between probing and deciding, where there is no server. probed, losses: [K, m]"""
+        for attack in self.attacks:
+            if attack.mislead is not None:
+                losses = attack.mislead(probed, losses, self.attackers[attack.name])
+        return losses
+
+    def show_success(self, x: np.ndarray, y: np.ndarray, known: DataSet) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """By attack, where one can tell: test rows on which accuracy is the attack's rate of success. x, y: the plain test rows"""
+        return {attack.name: attack.measure(x, y, known) for attack in self.attacks if attack.measure is not None}
+
+
+def _starts(job: Job, replies: Reply) -> Start:
+    """What the replies started from: one model for all, or a stack in their order."""
+    if not job.personal_start:
+        return job.start
+    place = np.searchsorted(job.clients, replies.client.cpu().numpy())
+    return job.start.take(torch.from_numpy(place).to(replies.client.device))

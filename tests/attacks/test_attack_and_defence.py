@@ -1,0 +1,66 @@
+"""Attack, gate and aggregator together, on real replies: what moves a mean does not move a robust aggregator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from remanence import gate, server, trees
+from remanence.aggregators.robust import geometric_median, krum, median, multi_krum, norm_clip, trimmed_mean
+from remanence.algorithms import fedavg
+from remanence.attacks import Adversary, parse_attacks
+from remanence.engines.loop import Loop
+from remanence.keys import Key
+from remanence.returns import expect
+from remanence.rounds import first_state, make_job
+from remanence.trial import EQUAL, small_experiment
+from remanence.types import Part
+
+
+def merge(made: Part, attack: str) -> tuple[dict[str, torch.Tensor], float]:
+    """The model after one round of six equal clients, and the longest way of an honest one."""
+    experiment = small_experiment(made, EQUAL | {"clients.sample": 6})
+    task, state = experiment.task, first_state(experiment)
+    job = make_job(experiment, state, 1)
+    adversary = Adversary.recruit(parse_attacks(attack), task.world.clients, Key(0))
+    chunks = list(Loop(task).train(job))
+    longest = max(float(trees.squared_norm(chunk.delta(job.start)).sqrt()) for chunk in chunks)
+    replies, _ = gate.admit(adversary.tamper(chunks, job), expect(experiment, job))
+    assert replies is not None
+    return server.update(task, state.server, replies, 1, job.key, job.rule).server.model.params, longest
+
+
+def way(made: Part, attack: str) -> tuple[float, float]:
+    """How far the model is from where it would be without the attack, and the longest way of an honest client."""
+    (attacked, longest), (clean, _) = merge(made, attack), merge(made, "")
+    return float(trees.squared_norm(trees.sub(attacked, clean)).sqrt()), longest
+
+
+ROBUST = [median(), trimmed_mean(fraction=0.2), krum(), multi_krum(), geometric_median(), norm_clip()]
+
+
+@pytest.mark.parametrize("made", ROBUST, ids=[made.name for made in ROBUST])
+@pytest.mark.parametrize("attack", ['scaling(clients="2", factor=1e6)', 'gaussian(clients="2", std=1000)'], ids=["scaling", "gaussian"])
+def test_one_of_six_moves_a_mean_and_no_robust_aggregator(made: Part, attack: str) -> None:
+    """The mean takes a sixth of a way of thousands; an aggregator stays within what honest clients do, two of their longest ways."""
+    moved, longest = way(made, attack)
+    assert moved <= 2 * longest
+    if made.name == "median":
+        assert way(fedavg(), attack)[0] > 1000 * longest
+
+
+def test_a_nan_client_is_as_if_it_had_not_been_asked() -> None:
+    """FedAvg with the NaN reply refused equals the mean of the five others, with their weights."""
+    experiment = small_experiment("fedavg", {"clients.sample": 6})
+    task, state = experiment.task, first_state(experiment)
+    job = make_job(experiment, state, 1)
+    chunks = list(Loop(task).train(job))
+    adversary = Adversary.recruit(parse_attacks('nan(clients="3")'), 6, Key(0))
+    replies, refused = gate.admit(adversary.tamper(chunks, job), expect(experiment, job))
+    others, _ = gate.admit([chunk for chunk in chunks if 3 not in chunk.client.tolist()], expect(experiment, job))
+    assert [(refusal.client, refusal.code) for refusal in refused] == [(3, "not-finite")]
+    assert replies is not None
+    assert others is not None
+    attacked, clean = (server.update(task, state.server, some, 1, job.key, job.rule).server.model.params for some in (replies, others))
+    for name, value in clean.items():
+        assert torch.equal(attacked[name], value)

@@ -1,0 +1,98 @@
+"""Whole runs with hostile clients: what an attack does, what the gate and a robust aggregator make of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from remanence.config import make_spec
+from remanence.engines.loop import Loop
+from remanence.engines.stacked import Stacked
+from remanence.errors import InputError
+from remanence.experiment import Experiment, build
+from remanence.trial import drifting_experiment, play, state_tree, worst_difference
+
+TEN: dict[str, Any] = {
+    "data.name": "synthetic(samples=400, classes=3, features=4, test=0.25, spread=0.3)",
+    "data.partition": "iid",
+    "clients.count": 10,
+    "model": "mlp(hidden=8)",
+    "local.optimizer": "sgd(lr=0.3)",
+    "local.batch": 8,
+    "rounds": 6,
+    "engine": "loop",
+    "precision": "fp64",
+    "device": "cpu",
+}
+
+
+def attacked(attack: str, method: str = "fedavg", **changes: Any) -> Experiment:
+    return build(make_spec({}, TEN | {"attack": attack, "method": method} | changes))
+
+
+def accuracy(experiment: Experiment) -> float:
+    return float(play(experiment, Stacked(experiment.task), 6)[1][-1]["accuracy"])
+
+
+def test_two_of_ten_break_the_mean_and_not_the_median() -> None:
+    clean, attack = accuracy(attacked("")), "sign_flip(fraction=0.2, scale=5)"
+    assert accuracy(attacked(attack)) < clean - 0.2
+    for method in ("fedavg+median", "fedavg+trimmed_mean(fraction=0.2)", "fedavg+multi_krum(byzantine=2)", "fedavg+geometric_median"):
+        assert accuracy(attacked(attack, method)) > clean - 0.1, method
+
+
+def test_a_nan_client_is_refused_by_name_and_changes_nothing() -> None:
+    experiment = attacked("nan(clients='3')")
+    state, lines = play(experiment, Loop(experiment.task), 3)
+    assert all([(r["client"], r["code"]) for r in line["refused"]] == [(3, "not-finite")] for line in lines)
+    without = build(make_spec({}, TEN | {"clients.availability": "never(clients='3')"}))
+    honest, _ = play(without, Loop(without.task), 3)
+    for name, value in honest.server.model.params.items():
+        assert torch.equal(state.server.model.params[name], value)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "label_flip(fraction=0.3)",
+        "a_little_is_enough(fraction=0.3)",
+        "gaussian(fraction=0.3, std=0.1)",
+        "count_lies(fraction=0.3)",
+        "scaling(fraction=0.3)",
+    ],
+)
+def test_attacks_are_the_same_on_every_engine(attack: str) -> None:
+    experiment = attacked(attack)
+    by_loop, _ = play(experiment, Loop(experiment.task), 2)
+    stacked, _ = play(experiment, Stacked(experiment.task, 4), 2)
+    place, distance = worst_difference(state_tree(stacked), state_tree(by_loop))
+    assert distance <= 1e-12, place
+    assert len(experiment.about["attackers"].split()) == 3
+
+
+def test_peers_are_deceived_too() -> None:
+    """Who seems to do well is listened to: attackers are heard more often than without the lie."""
+    lies = drifting_experiment("dac(peers=2)", 1, {"attack": "similarity_lies(clients='1', loss=1e-6)", "rounds": 6})
+    plain = drifting_experiment("dac(peers=2)", 1, {"rounds": 6})
+
+    def heard(experiment: Experiment) -> int:
+        state, _ = play(experiment, Loop(experiment.task), 6)
+        assert state.crowd is not None
+        return int((state.crowd.peers["dac"]["similarity"][:, 1] > 1000).sum())
+
+    assert heard(lies) >= 2
+    assert heard(plain) == 0
+
+
+def test_what_makes_no_sense_is_refused_before_anything_starts() -> None:
+    for attack, method, words in (
+        ("similarity_lies", "fedavg", "deceives peers, and this method has a server"),
+        ("sign_flip(fraction=0.2)", "centralised", "no clients that could be hostile"),
+        ("sign_flips", "fedavg", "unknown attack"),
+        ("sign_flip", "fedavg+krum(byzantine=5)", "krum needs 13 clients in a round"),
+        ("", "fedwavg+median", "median counts every client alike"),
+    ):
+        with pytest.raises(InputError, match=words):
+            attacked(attack, method)
