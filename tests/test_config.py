@@ -225,7 +225,9 @@ def test_reading_a_spec_does_not_load_torch() -> None:
 def test_a_file_that_names_code_is_refused_unless_that_is_allowed(tmp_path: Path) -> None:
     path = tmp_path / "exp.toml"
     path.write_text('model = "package.module:Net(width=3)"\n')
-    with pytest.raises(InputError, match=r"imports and runs Python code \(package.module:Net\(width=3\)\): look at that code, then add --allow-code"):
+    with pytest.raises(
+        InputError, match=r"imports and runs Python code \(package.module:Net\(width=3\)\): look at that code, then add --allow-code"
+    ):
         config.read_file(path, allow_code=False)
     assert config.read_file(path)["model"] == "package.module:Net(width=3)"
     path.write_text('model = "lenet"\n')

@@ -252,5 +252,24 @@ def test_a_mapped_file_is_copied_without_a_warning() -> None:
 def test_unknown_augmentations_and_data_that_are_no_images_are_refused() -> None:
     with pytest.raises(InputError, match="unknown augmentation 'rotate': known: crop, flip"):
         examples(augment=("crop", "rotate"))
-    with pytest.raises(InputError, match=r"crop and flip are for images: leave data\.augment empty"):
+    with pytest.raises(InputError, match=r"crop, flip and cutout are for images: leave data\.augment empty"):
         place_examples(np.zeros((2, 3)), np.zeros(2), None, device=CPU, dtype=torch.float32, augment=("flip",))
+
+
+def test_cutout_empties_a_square_and_nothing_else() -> None:
+    """Images of 8 x 8 have a square of 4, from centre - 2 to centre + 1, cut off at the border. Inside is the mean, 0 when normalised."""
+    images = np.full((50, 3, 8, 8), 9, dtype=np.uint8)
+    statistics = (np.full(3, 4.0), np.ones(3))
+    labels = np.zeros(50, dtype=np.int64)
+    examples = place_examples(images, labels, statistics, device=torch.device("cpu"), dtype=torch.float64, augment=("cutout",))
+    seen = examples.augmented(torch.arange(50), Key(3).tensor())
+    holes = seen[:, 0] == 0
+    assert torch.equal(seen, torch.where(holes.unsqueeze(1), 0.0, 5.0).expand_as(seen))
+    for hole in holes:
+        rows, columns = hole.any(dim=1).nonzero().flatten(), hole.any(dim=0).nonzero().flatten()
+        assert 2 <= len(rows) <= 4
+        assert 2 <= len(columns) <= 4
+        assert int(hole.sum()) == len(rows) * len(columns)
+        assert int(rows[-1] - rows[0]) == len(rows) - 1
+    assert len({tuple(hole.flatten().tolist()) for hole in holes}) > 20
+    assert torch.equal(examples.inputs(torch.arange(50)), torch.full((50, 3, 8, 8), 5.0, dtype=torch.float64))

@@ -151,6 +151,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], nn.Module] | None]] = {
     "max pooling": (IMAGES, lambda: net(nn.Conv2d(2, 3, 3, padding=1), nn.MaxPool2d(2), nn.Flatten(), features=27)),
     "dropout": (IMAGES, dropout_net),
     "crop and flip": (IMAGES | {"data.augment": ("crop", "flip")}, conv(nn.Identity)),
+    "cutout": (IMAGES | {"data.augment": ("cutout",)}, conv(nn.Identity)),
     "batch norm": (IMAGES | EQUAL, conv(lambda: nn.BatchNorm2d(4))),
     "batch norm, buffers local": (IMAGES | EQUAL | {"local.buffers": "local"}, conv(lambda: nn.BatchNorm2d(4))),
     "batch norm, buffers frozen": (IMAGES | EQUAL | {"local.buffers": "frozen"}, conv(lambda: nn.BatchNorm2d(4))),

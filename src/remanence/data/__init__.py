@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from remanence.data.cifar import cifar10, cifar100
+from remanence.data.cinic import cinic10
 from remanence.data.clusters import by_group, label_clusters
 from remanence.data.embedded import digits
 from remanence.data.folders import folder, pacs
 from remanence.data.idx import emnist, fashion_mnist, mnist
 from remanence.data.leaf import femnist, mnist_by_writer
+from remanence.data.mat import svhn
 from remanence.data.own import from_dataset, npz
 from remanence.data.partitions import Partition, dirichlet, dirichlet_by_class, hold_out, iid, quantity, shards, split_validation
 from remanence.data.source import Source, Split
@@ -38,6 +40,7 @@ __all__ = [
 SOURCES: dict[str, Callable[..., Source]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
+    "cinic10": cinic10,
     "digits": digits,
     "emnist": emnist,
     "fashion_mnist": fashion_mnist,
@@ -47,6 +50,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "mnist_by_writer": mnist_by_writer,
     "npz": npz,
     "pacs": pacs,
+    "svhn": svhn,
     "synthetic": synthetic,
     "tokens": tokens,
 }

@@ -18,8 +18,9 @@ from remanence import keys
 from remanence.errors import InputError
 from remanence.keys import Key
 
-AUGMENTATIONS = ("crop", "flip")
+AUGMENTATIONS = ("crop", "flip", "cutout")
 CROP_PADDING = 4
+CUTOUT = 16  # pixels of the square that cutout empties; on images smaller than 32, half of their shorter side
 
 
 class Plan(NamedTuple):
@@ -108,7 +109,10 @@ class Examples:
         if self.augment:
             flat = keys.fold_in(keys.fold_in(key, "augment").unsqueeze(-1), ids).reshape(-1)
             x = augment_images(x.reshape(-1, *x.shape[ids.dim() :]), flat, self.augment).reshape(x.shape)
-        return self._normalise(x)
+        x = self._normalise(x)
+        if "cutout" in self.augment:  # after normalising, so that the hole is the mean
+            x = x * keep_outside(flat, *x.shape[-2:]).reshape(*ids.shape, 1, *x.shape[-2:])
+        return x
 
     def labels(self, ids: Tensor) -> Tensor:
         return self.y[ids]
@@ -137,7 +141,7 @@ def place_examples(
     if unknown:
         raise InputError(f"unknown augmentation {unknown[0]!r}: known: {', '.join(AUGMENTATIONS)}")
     if augment and x.ndim != 4:
-        raise InputError("crop and flip are for images: leave data.augment empty for this data")
+        raise InputError("crop, flip and cutout are for images: leave data.augment empty for this data")
     if not x.flags.writeable:  # a mapped file: torch would warn, and a gather needs no second copy of it
         x = np.array(x)
     if x.dtype == np.float64 and dtype == torch.float32:
@@ -166,6 +170,17 @@ def augment_images(x: Tensor, key: Tensor, names: Sequence[str]) -> Tensor:
     image = torch.arange(len(x), device=x.device).reshape(-1, 1, 1)
     picked = x.permute(0, 2, 3, 1)[image, rows.clamp(0, height - 1).unsqueeze(2), columns.clamp(0, width - 1).unsqueeze(1)]  # [n, h, w, c]
     return torch.where(inside.unsqueeze(3), picked, torch.zeros_like(picked)).permute(0, 3, 1, 2)
+
+
+def keep_outside(key: Tensor, height: int, width: int) -> Tensor:
+    """Cutout (DeVries and Taylor 2017): False in a square around a random pixel, cut off at the border, one key an image. key: [n] -> [n, h, w]"""
+    side = min(CUTOUT, min(height, width) // 2)
+    edges = []
+    for word, length in (("hole rows", height), ("hole columns", width)):
+        first = _draw(key, word, length).unsqueeze(1) - side // 2  # [n, 1]
+        place = torch.arange(length, device=key.device)  # [length]
+        edges.append((place >= first) & (place < first + side))
+    return ~(edges[0].unsqueeze(2) & edges[1].unsqueeze(1))
 
 
 def _draw(key: Tensor, purpose: str, count: int) -> Tensor:

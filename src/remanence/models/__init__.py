@@ -14,16 +14,18 @@ from torch import nn
 
 from remanence.errors import unknown
 from remanence.models.cnn import cnn
+from remanence.models.densenet import densenet121
 from remanence.models.lenet import LARGE, lenet
 from remanence.models.mlp import mlp
 from remanence.models.resnet import resnet18
 from remanence.models.shallow_resnet import shallow_resnet
 from remanence.models.text import text
 
-__all__ = ["MODELS", "cnn", "default_model", "lenet", "mlp", "resnet18", "shallow_resnet", "text"]
+__all__ = ["MODELS", "cnn", "default_model", "densenet121", "lenet", "mlp", "resnet18", "shallow_resnet", "text"]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn": cnn,
+    "densenet121": densenet121,
     "lenet": lenet,
     "mlp": mlp,
     "resnet18": resnet18,

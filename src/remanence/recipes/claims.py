@@ -1,0 +1,172 @@
+"""Does the paper's claim hold in our numbers? Each claim becomes questions, and each answer holds, holds in part (the order, not the size), does not
+hold, or cannot be given.
+
+    { says, better = [...], worse = [...], at = [...], by = 0.0 }      the cells of one row (or column) beat those of another, by at least so much
+    { says, best = "ROW", among = [...], at = [...] }                  nobody beats it
+    { says, better, worse, wider = "COLUMN", narrower = "COLUMN" }     the gap between two rows is larger here than there
+    { says, cells = [["ROW", "COLUMN"], ...], above = x | below = x }  numbers stay on one side of a mark
+
+With `most = true` the claim is about most of them: more than half is enough. `better` follows the measure:
+fewer rounds and less forgetting are better. `at` names rows or columns of the other axis; all of them without it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from remanence.recipes.recipe import Line, Number, Recipe, RecipeError
+
+HOLDS, IN_PART, FAILS, UNTESTED = "holds", "holds in part", "does not hold", "not tested"
+_KEYS = {"says", "better", "worse", "best", "among", "at", "by", "wider", "narrower", "cells", "above", "below", "most"}
+
+Numbers = Mapping[tuple[str, str], Number]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question to the numbers: how far is ours on the claimed side? Positive is as claimed."""
+
+    what: str  # in words
+    ours: float | None  # None: not run
+    published: float | None
+    by: float = 0.0
+
+    @property
+    def outcome(self) -> str:
+        if self.ours is None or self.ours != self.ours:
+            return UNTESTED
+        if self.ours >= self.by and (self.ours > 0 or self.by > 0):
+            return HOLDS
+        return IN_PART if self.ours > 0 else FAILS
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim, and what became of it."""
+
+    says: str
+    questions: tuple[Question, ...]
+    most: bool = False  # does the paper itself allow exceptions?
+
+    @property
+    def word(self) -> str:
+        if self.most and 2 * self.held > self.tested:
+            return HOLDS
+        return judge([question.outcome for question in self.questions])
+
+    @property
+    def tested(self) -> int:
+        return sum(question.outcome != UNTESTED for question in self.questions)
+
+    @property
+    def held(self) -> int:
+        return sum(question.outcome == HOLDS for question in self.questions)
+
+
+def judge(outcomes: Sequence[str]) -> str:
+    """Many outcomes in one word; what was not tested does not count.
+
+    >>> judge(["holds", "not tested"]), judge(["holds", "does not hold"]), judge(["does not hold"]), judge([])
+    ('holds', 'holds in part', 'does not hold', 'not tested')
+    """
+    seen = {outcome for outcome in outcomes if outcome != UNTESTED}
+    if not seen:
+        return UNTESTED
+    return seen.pop() if len(seen) == 1 else IN_PART
+
+
+def judge_claims(recipe: Recipe, ours: Numbers) -> list[Verdict]:
+    """Every claim of a recipe against our numbers."""
+    return [Verdict(str(claim["says"]), tuple(_compare(recipe, claim, ours)), bool(claim.get("most"))) for claim in recipe.claims]
+
+
+def check_claims(recipe: Recipe) -> None:
+    """Refuse a claim that names what is not there, or asks nothing."""
+    for claim in recipe.claims:
+        if "says" not in claim or set(claim) - _KEYS:
+            raise RecipeError(f"recipe {recipe.name}: a claim says something and has no entry {sorted(set(claim) - _KEYS)}: {claim}")
+        if not list(_compare(recipe, claim, {})):
+            raise RecipeError(f"recipe {recipe.name}: the claim {claim['says']!r} compares nothing")
+
+
+def _compare(recipe: Recipe, claim: Mapping[str, Any], ours: Numbers) -> Iterator[Question]:
+    by = float(claim.get("by", 0.0))
+    if "cells" in claim:
+        yield from _marks(recipe, claim, ours)
+    elif "wider" in claim:
+        for better, worse in _pairs(recipe, claim):
+            places = [_cells(recipe, better, worse, _line(recipe, claim[which])) for which in ("wider", "narrower")]
+            wide, narrow = ([_gap(recipe, cells, numbers) for cells in places] for numbers in (ours, recipe.published))
+            what = f"{better.label} over {worse.label}, more at {claim['wider']} than at {claim['narrower']}"
+            yield Question(what, _minus(*wide), _minus(*narrow), by)
+    else:
+        for better, worse in _pairs(recipe, claim):
+            for other in _others(recipe, better, claim):
+                cells = _cells(recipe, better, worse, other)
+                what = f"{better.label} against {worse.label}, {other.label}"
+                yield Question(what, _gap(recipe, cells, ours), _gap(recipe, cells, recipe.published), by)
+
+
+def _pairs(recipe: Recipe, claim: Mapping[str, Any]) -> list[tuple[Line, Line]]:
+    if "best" in claim:
+        best = _line(recipe, claim["best"])
+        rivals = [_line(recipe, label) for label in claim.get("among", [])] or list(_axis(recipe, best))
+        return [(best, rival) for rival in rivals if rival is not best and not rival.sources]
+    better, worse = ([_line(recipe, label) for label in _list(claim[side])] for side in ("better", "worse"))
+    if len(better) == len(worse):
+        return list(zip(better, worse, strict=True))
+    if 1 not in (len(better), len(worse)):
+        raise RecipeError(f"recipe {recipe.name}: {claim['says']!r} compares {len(better)} with {len(worse)}")
+    return list(itertools.product(better, worse))
+
+
+def _others(recipe: Recipe, line: Line, claim: Mapping[str, Any]) -> Sequence[Line]:
+    """The lines of the other axis at which a pair is compared."""
+    return [_line(recipe, label) for label in _list(claim.get("at", []))] or (recipe.columns if line in recipe.rows else recipe.rows)
+
+
+def _cells(recipe: Recipe, better: Line, worse: Line, other: Line) -> list[tuple[Line, Line]]:
+    return [(line, other) if better in recipe.rows else (other, line) for line in (better, worse)]
+
+
+def _gap(recipe: Recipe, cells: Sequence[tuple[Line, Line]], numbers: Numbers) -> float | None:
+    """By how much the first cell is better; reaching a target beats never reaching it, and never against never is level."""
+    first, second = (numbers.get((row.label, column.label), Number()).value for row, column in cells)
+    if first is None or second is None:
+        return None
+    if first == second:
+        return 0.0
+    sign = -1.0 if recipe.better_of(*cells[0]) == "lower" else 1.0
+    return sign * (first - second)
+
+
+def _marks(recipe: Recipe, claim: Mapping[str, Any], ours: Numbers) -> Iterator[Question]:
+    side, sign = ("above", 1.0) if "above" in claim else ("below", -1.0)
+    mark = float(claim[side])
+    for row, column in claim["cells"]:
+        place = (_line(recipe, row).label, _line(recipe, column).label)
+        values = [numbers.get(place, Number()).value for numbers in (ours, recipe.published)]
+        mine, printed = (None if value is None else sign * (value - mark) for value in values)
+        yield Question(f"{row}, {column} {side} {mark:g}", mine, printed)
+
+
+def _minus(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one - other
+
+
+def _axis(recipe: Recipe, line: Line) -> tuple[Line, ...]:
+    return recipe.rows if line in recipe.rows else recipe.columns
+
+
+def _line(recipe: Recipe, label: str) -> Line:
+    line = recipe.line(label)
+    if line is None:
+        raise RecipeError(f"recipe {recipe.name}: a claim names {label!r}, which is neither a row nor a column")
+    return line
+
+
+def _list(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)

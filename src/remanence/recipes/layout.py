@@ -1,0 +1,201 @@
+"""The paper's table with three numbers where it has one: published, ours, difference. As Markdown, as CSV, and for the terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from remanence.recipes.claims import UNTESTED, Verdict, judge
+from remanence.recipes.plan import Plan
+from remanence.recipes.recipe import Line, Number
+from remanence.report.tables import escape_markdown as escape
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+DASH = "-"
+WIDE = 4  # columns of a paper up to which each becomes three of ours; beyond, the three numbers share a cell
+FIELDS = (
+    "result",
+    "scale",
+    "row",
+    "column",
+    "unit",
+    "published",
+    "published_deviation",
+    "ours",
+    "deviation",
+    "seeds",
+    "difference",
+    "note",
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a recipe gave: our numbers in the paper's units, and the notes on single cells."""
+
+    plan: Plan
+    ours: Mapping[tuple[str, str], Number]
+    notes: Mapping[tuple[str, str], str]  # why a cell is empty, or which data stand in
+    verdicts: tuple[Verdict, ...]
+
+    def word(self) -> str:
+        """All claims in one word; smoke tests the machinery, never a claim."""
+        return UNTESTED if self.plan.scale == "smoke" else judge([verdict.word for verdict in self.verdicts])
+
+
+def write_number(number: Number, unit: str) -> str:
+    """A number as the paper would print it.
+
+    >>> write_number(Number(0.8461, 0.0102), "share"), write_number(Number(112.0), "rounds"), write_number(Number(5.25), "percent")
+    ('0.846 ± 0.010', '112', '5.25')
+    """
+    if number.text:
+        return number.text
+    if number.value is None:
+        return DASH
+    digits = {"share": 3, "percent": 2}.get(unit, 0 if number.value == round(number.value) else 2)
+    deviation = "" if number.deviation is None else f" ± {number.deviation:.{max(digits, 2 if unit != 'share' else 3)}f}"
+    return f"{number.value:.{digits}f}{deviation}"
+
+
+def write_difference(published: Number, ours: Number, unit: str) -> str:
+    """Ours minus published, with its sign; a dash where one of them is missing or not a number."""
+    if published.value is None or ours.value is None or math.isinf(published.value) or math.isinf(ours.value):
+        return DASH
+    digits = {"share": 3, "percent": 2}.get(unit, 0 if (ours.value - published.value).is_integer() else 2)
+    return f"{ours.value - published.value:+.{digits}f}"
+
+
+def cell_texts(outcome: Outcome, row: Line, column: Line) -> tuple[str, str, str]:
+    """-> published, ours, difference"""
+    recipe, place = outcome.plan.recipe, (row.label, column.label)
+    unit = recipe.unit_of(row, column)
+    published, ours = recipe.published[place], outcome.ours.get(place, Number())
+    stand_in = " (stand-in)" if outcome.plan.places[place].stand_in and ours.known else ""
+    return write_number(published, unit), write_number(ours, unit) + stand_in, write_difference(published, ours, unit)
+
+
+def headings(outcome: Outcome) -> list[str]:
+    plan = outcome.plan
+    if len(plan.columns) > WIDE:
+        return [plan.recipe.heading, *(column.label for column in plan.columns)]
+    kinds = ("published", "ours", "difference")
+    return [plan.recipe.heading, *(f"{column.label}: {kind}" for column in plan.columns for kind in kinds)]
+
+
+def body(outcome: Outcome) -> list[list[str]]:
+    """A line a row, in the layout of `headings`."""
+    lines = []
+    for row in outcome.plan.rows:
+        cells = [cell_texts(outcome, row, column) for column in outcome.plan.columns]
+        wide = len(outcome.plan.columns) > WIDE
+        lines.append(
+            [row.label, *(" / ".join(texts) for texts in cells)] if wide else [row.label, *(text for texts in cells for text in texts)]
+        )
+    return lines
+
+
+def as_markdown(outcome: Outcome) -> str:
+    """The table, and below it what must be known to read it."""
+    heads = headings(outcome)
+    lines = [heads, ["---", *["--:"] * (len(heads) - 1)], *([escape(text) for text in line] for line in body(outcome))]
+    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    shared = "A cell is published / ours / difference.\n\n" if len(outcome.plan.columns) > WIDE else ""
+    return shared + table + "".join(f"\n{note}  " for note in tell_notes(outcome)) + ("\n" if tell_notes(outcome) else "")
+
+
+def tell_notes(outcome: Outcome) -> list[str]:
+    """Notes on cells, each once, with the cells it is about."""
+    by_note: dict[str, list[str]] = {}
+    for (_, column), note in outcome.notes.items():
+        columns = by_note.setdefault(note, [])
+        if column not in columns:
+            columns.append(column)
+    everywhere = len(outcome.plan.columns)
+    return [f"{'All columns' if len(columns) == everywhere else ', '.join(columns)}: {note}" for note, columns in by_note.items()]
+
+
+def as_csv(outcome: Outcome) -> str:
+    """One line a cell, with everything a spreadsheet needs."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(FIELDS)
+    plan = outcome.plan
+    for row in plan.rows:
+        for column in plan.columns:
+            place, unit = (row.label, column.label), plan.recipe.unit_of(row, column)
+            published, ours = plan.recipe.published[place], outcome.ours.get(place, Number())
+            numbers = [_plain(published), published.deviation, _plain(ours), ours.deviation]
+            gap = write_difference(published, ours, unit)
+            writer.writerow(
+                [
+                    plan.recipe.name,
+                    plan.scale,
+                    *place,
+                    unit,
+                    *("" if number is None else number for number in numbers),
+                    len(plan.seeds),
+                    "" if gap == DASH else gap,
+                    outcome.notes.get(place, ""),
+                ]
+            )
+    return text.getvalue()
+
+
+def _plain(number: Number) -> str | float | None:
+    return number.text or number.value
+
+
+def as_table(outcome: Outcome, width: int) -> Table:
+    """For a terminal: the paper's layout where it fits, else a line a cell."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    heads, lines = headings(outcome), body(outcome)
+    if sum(max(len(line[place]) for line in (heads, *lines)) + 2 for place in range(len(heads))) > width:
+        plan = outcome.plan
+        heads = [plan.recipe.heading, "", "published", "ours", "difference"]
+        lines = [[row.label, column.label, *cell_texts(outcome, row, column)] for row in plan.rows for column in plan.columns]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for place, head in enumerate(heads):
+        table.add_column(Text(head), justify="left" if place == 0 or not head else "right", overflow="fold")
+    for line in lines:
+        table.add_row(*(Text(text) for text in line))
+    return table
+
+
+def tell_claims(outcome: Outcome) -> list[str]:
+    """Each claim in one line: what it says, what became of it, and the evidence."""
+    return [f"{verdict.says} {_tell_verdict(outcome, verdict)}" for verdict in outcome.verdicts]
+
+
+def _tell_verdict(outcome: Outcome, verdict: Verdict) -> str:
+    if verdict.word == UNTESTED:
+        return "NOT TESTED: none of its numbers was run at this scale."
+    count = f"{verdict.held} of {verdict.tested} comparisons as claimed"
+    left = len(verdict.questions) - verdict.tested
+    rest = f", {left} not run" if left else ""
+    if outcome.plan.scale == "smoke":
+        return f"NOT TESTED: scale smoke only shows that the recipe runs ({count}{rest})."
+    replaced = sorted({place.stand_in for place in outcome.plan.places.values() if place.stand_in})
+    on = f", with stand-ins for {' and '.join(replaced)}" if replaced else ""
+    return f"{verdict.word.upper()} at scale {outcome.plan.scale}{on}: {count}{rest}."
+
+
+def tell_disagreements(outcome: Outcome) -> list[str]:
+    """Every comparison that did not come out as claimed, with both gaps."""
+    found = []
+    for verdict in outcome.verdicts:
+        for question in verdict.questions:
+            if question.outcome not in (UNTESTED, "holds"):
+                ours = "level" if question.ours == 0 else f"{question.ours:+.3g}"
+                printed = "not printed" if question.published is None else f"{question.published:+.3g}"
+                found.append(f"{question.what}: ours {ours}, published {printed}, claimed at least {question.by:g}")
+    return found

@@ -1,0 +1,262 @@
+"""What a cell of a paper's table shows, read from its runs: a mean over seeds with its deviation.
+
+Rounds are named as a share of the training (`at=0.7` is round 2800 of 4000), so that a smaller experiment shows the same moment; the nearest recorded round
+counts. Shares are between 0 and 1; layout.py makes percent of them where the paper does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from remanence.metrics.convergence import mean_of_last, rounds_to_fractions, time_averaged
+from remanence.metrics.convergence import top as best_value
+from remanence.metrics.drift import DriftSummary, summarise_drift
+from remanence.metrics.examples import centralised_events, forgettable_examples
+from remanence.metrics.forgetting import client_forgetting, client_forgetting_rounds, forgetting_curve
+from remanence.metrics.forgetting import local_forgetting as local_forgetting_of
+from remanence.recipes.recipe import NEVER, Number
+from remanence.report.groups import deviation_of, mean_of
+from remanence.results import Run
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The finished runs of a cell, and those it is compared with."""
+
+    runs: tuple[Run, ...]  # one a seed
+    rivals: Mapping[str, tuple[Run, ...]]  # of all rows in this column, by row; itself among them
+    tried: tuple[tuple[str, tuple[Run, ...]], ...]  # the same for every value that the cell tries
+
+
+Measure = Callable[[Evidence], Number]
+
+
+def by_seed(measure: Callable[[Run], float | None]) -> Measure:
+    """A number of one run -> its mean and deviation over seeds."""
+
+    def over_seeds(evidence: Evidence) -> Number:
+        return summarise(measure(run) for run in evidence.runs)
+
+    return over_seeds
+
+
+def summarise(values: Iterable[float | None]) -> Number:
+    """Mean and sample deviation of what is there.
+
+    >>> summarise([1.0, 3.0, None])
+    Number(value=2.0, deviation=1.4142135623730951, text='')
+    """
+    known = [value for value in values if value is not None and not math.isnan(value)]
+    return Number(mean_of(known), deviation_of(known))
+
+
+def accuracy_curve(run: Run, classes: int = 0) -> tuple[list[int], list[float]]:
+    """Test accuracy over recorded rounds; of the first so many classes alone where asked, as the mean over them (test sets are balanced)."""
+    if not classes:
+        return run.curve()
+    rounds, per_class = run.curve(value="per_class")
+    values = [mean_of(row[:classes]) for row in per_class]  # type: ignore[index]
+    return [r for r, v in zip(rounds, values, strict=True) if v is not None], [v for v in values if v is not None]
+
+
+def last(*, classes: int = 0) -> Measure:
+    """Test accuracy at the last recorded round."""
+    return by_seed(lambda run: next(iter(accuracy_curve(run, classes)[1][-1:]), None))
+
+
+def mean_last(*, rounds: int = 100, classes: int = 0) -> Measure:
+    """The mean of the test accuracies recorded in the last so many rounds."""
+
+    def measure(run: Run) -> float | None:
+        when, values = accuracy_curve(run, classes)
+        counted = sum(round > run.spec.total_rounds - rounds for round in when)
+        return mean_of_last(values, max(counted, 1)) if values else None
+
+    return by_seed(measure)
+
+
+def top(*, classes: int = 0) -> Measure:
+    """The best test accuracy of any recorded round."""
+    return by_seed(lambda run: best_value(accuracy_curve(run, classes)[1]))
+
+
+def average(*, classes: int = 0) -> Measure:
+    """The mean test accuracy over all rounds."""
+    return by_seed(lambda run: time_averaged(*accuracy_curve(run, classes)))
+
+
+def rounds_to(*, fraction: float = 1.0, of: float = 0.95) -> Measure:
+    """Rounds to a fraction of the target that all methods of a column share: `of` times the best accuracy that any of them reached."""
+
+    def measure(evidence: Evidence) -> Number:
+        curves = {label: mean_curve(runs) for label, runs in evidence.rivals.items() if runs}
+        curves["itself"] = mean_curve(evidence.runs)
+        if not curves["itself"][0]:
+            return Number()
+        reached = rounds_to_fractions(curves, (fraction,), of).rounds["itself"][0]
+        return Number(math.inf, None, NEVER) if reached is None else Number(float(reached))
+
+    return measure
+
+
+def mean_curve(runs: Sequence[Run]) -> tuple[list[int], list[float]]:
+    """The mean over seeds of the test accuracy, at the rounds that all of them recorded."""
+    curves = [dict(zip(*run.curve(), strict=True)) for run in runs]
+    rounds = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
+    return rounds, [sum(curve[round] for curve in curves) / len(curves) for round in rounds]
+
+
+def nearest_round(known: Sequence[int], at: float, total: int) -> int:
+    """The recorded round nearest to a share of the training; the later one of two.
+
+    >>> nearest_round([1, 5, 10], 0.7, 10), nearest_round([1, 5, 10], 0.0, 10)
+    (5, 1)
+    """
+    return min(known, key=lambda round: (abs(round - max(1.0, at * total)), -round))
+
+
+def forgettable(*, at: float = 1.0, client: int = 0) -> Measure:
+    """Examples that this client's own model had right and the new global model has wrong (FedWAvg)."""
+
+    def measure(run: Run) -> float | None:
+        if run.examples is None:
+            return None
+        found = forgettable_examples(run.examples)
+        known = np.unique(found.round).tolist()
+        if not known:
+            return None
+        here = (found.round == nearest_round(known, at, run.spec.total_rounds)) & (found.client == client)
+        return float(found.count[here][0]) if here.any() else None
+
+    return by_seed(measure)
+
+
+def forgetting_events() -> Measure:
+    """Forgetting events of the whole training: from batch to batch where it was centralised, by aggregation where it was federated."""
+
+    def measure(run: Run) -> float | None:
+        counted = centralised_events(run)
+        if counted is not None:
+            return float(counted.right_to_wrong.sum())
+        return None if run.examples is None else float(forgettable_examples(run.examples).count.sum())
+
+    return by_seed(measure)
+
+
+def client_forgetting_mean(*, at: float = 1.0) -> Measure:
+    """What a round's local training loses on the other clients' data: the mean of F_k over the round's models (WSM, eq. 12); positive = forgotten."""
+
+    def measure(run: Run) -> float | None:
+        known = client_forgetting_rounds(run.ledger)
+        if not known:
+            return None
+        found = client_forgetting(run.ledger, nearest_round(known, at, run.spec.total_rounds)).mean
+        return float(np.nanmean(found)) if not np.isnan(found).all() else None
+
+    return by_seed(measure)
+
+
+def global_forgetting() -> Measure:
+    """Round-wise forgetting of the global model, mean over rounds (Flashback)."""
+    return by_seed(lambda run: mean_of(forgetting_curve(run).values()))
+
+
+def local_forgetting() -> Measure:
+    """What local training forgets, mean over the recorded local models (Flashback)."""
+
+    def measure(run: Run) -> float | None:
+        values = local_forgetting_of(run.ledger).value
+        return float(np.nanmean(values)) if len(values) and not np.isnan(values).all() else None
+
+    return by_seed(measure)
+
+
+def performance() -> Measure:
+    """Accuracy at the end of each time step (HAST, section 3.5)."""
+    return by_seed(lambda run: drift_of(run).performance)
+
+
+def convergence() -> Measure:
+    """Rounds to 90 % of a time step's gain (HAST, section 3.5)."""
+    return by_seed(lambda run: drift_of(run).convergence.mean)
+
+
+def robustness() -> Measure:
+    """Accuracy lost right after a drift, at worst (HAST, section 3.5)."""
+    return by_seed(lambda run: drift_of(run).robustness)
+
+
+def drift_of(run: Run) -> DriftSummary:
+    return summarise_drift(run)
+
+
+def classes_held() -> Measure:
+    """How many classes a client has, mean over clients."""
+    return by_seed(lambda run: float((np.array(run.about["label_counts"]) > 0).sum(axis=1).mean()))
+
+
+def holders_of_all() -> Measure:
+    """The share of the clients that have every class."""
+    return by_seed(lambda run: float((np.array(run.about["label_counts"]) > 0).all(axis=1).mean()))
+
+
+def best_over(*, rounds: int = 0) -> Measure:
+    """The best accuracy among the values tried, means over seeds; the value it was reached with stands beside it. rounds: as in mean_last; 0: the last."""
+
+    def measure(evidence: Evidence) -> Number:
+        scores = _scores(evidence, rounds)
+        if not scores:
+            return Number()
+        best = max(scores, key=lambda setting: scores[setting])
+        return Number(scores[best], None, f"{scores[best]:.3f} ({_value(best)})")
+
+    return measure
+
+
+def within_best(*, points: float = 2.0, rounds: int = 0) -> Measure:
+    """Which of the values tried come within so many points of the best one; as a number, how many."""
+
+    def measure(evidence: Evidence) -> Number:
+        scores = _scores(evidence, rounds)
+        if not scores:
+            return Number()
+        best = max(scores.values())
+        close = [_value(setting) for setting, score in scores.items() if score >= best - points / 100 - 1e-12]
+        return Number(float(len(close)), None, ", ".join(close))
+
+    return measure
+
+
+def _scores(evidence: Evidence, rounds: int) -> dict[str, float]:
+    score = mean_last(rounds=rounds) if rounds else last()
+    found = {setting: score(Evidence(runs, {}, ())).value for setting, runs in evidence.tried if runs}
+    return {setting: value for setting, value in found.items() if value is not None}
+
+
+def _value(setting: str) -> str:
+    return setting.partition("=")[2]
+
+
+MEASURES: dict[str, Callable[..., Measure]] = {
+    "average": average,
+    "best_over": best_over,
+    "classes_held": classes_held,
+    "client_forgetting": client_forgetting_mean,
+    "convergence": convergence,
+    "forgettable": forgettable,
+    "forgetting_events": forgetting_events,
+    "global_forgetting": global_forgetting,
+    "holders_of_all": holders_of_all,
+    "last": last,
+    "local_forgetting": local_forgetting,
+    "mean_last": mean_last,
+    "performance": performance,
+    "robustness": robustness,
+    "rounds_to": rounds_to,
+    "top": top,
+    "within_best": within_best,
+}

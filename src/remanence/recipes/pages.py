@@ -1,0 +1,116 @@
+"""docs/results: a page a paper, made from the folders that `remanence reproduce` left. Nothing on it is written by hand, and nothing is invented."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from remanence.errors import InputError
+from remanence.files import write_atomically
+from remanence.recipes.claims import judge_claims
+from remanence.recipes.layout import Outcome, as_markdown, tell_claims, tell_disagreements
+from remanence.recipes.library import PAPERS, list_recipes, load_recipe
+from remanence.recipes.plan import make_plan
+from remanence.recipes.recipe import NEVER, Number
+from remanence.report.tables import escape_markdown as escape
+from remanence.report.tables import readable_seconds
+
+OUTCOME = "outcome.json"
+
+
+def write_results(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
+    """One page for every paper, with the results in these folders and a list of those that were not run. -> the pages"""
+    found = [read_outcome(Path(folder)) for folder in folders]
+    target = Path(out)
+    target.mkdir(parents=True, exist_ok=True)
+    pages = []
+    for paper in PAPERS:
+        path = target / f"{paper}.md"
+        mine = [(outcome, about) for outcome, about in found if outcome.plan.recipe.name.startswith(f"{paper}/")]
+        write_atomically(path, _page(paper, mine).encode())
+        pages.append(path)
+    return pages
+
+
+def read_outcome(folder: Path) -> tuple[Outcome, dict[str, Any]]:
+    """What a folder's numbers were, as they were written down: the runs themselves need not be there any more."""
+    try:
+        about: dict[str, Any] = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{folder} has no {OUTCOME}: give folders that remanence reproduce has finished") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{folder / OUTCOME} is damaged ({error}): run the same remanence reproduce again, which skips what is done"
+        ) from None
+    recipe = load_recipe(about["result"])
+    options = {"seeds": about["seeds"], "only": about["only"], "changes": about["changes"], "stand_in": about["stand_in"]}
+    plan = make_plan(recipe, about["scale"], absent=about["absent"], **options)
+    ours = {
+        (row, column): Number(math.inf if text == NEVER else value, deviation, text)
+        for row, column, value, deviation, text in about["numbers"]
+    }
+    notes = {(row, column): note for row, column, note in about["notes"]}
+    return Outcome(plan, ours, notes, tuple(judge_claims(recipe, ours))), about
+
+
+def describe_result(outcome: Outcome, about: Mapping[str, Any]) -> str:
+    """One result as Markdown: where it is from, how it was run, the table, the claims, the disagreements, the readings."""
+    plan, recipe = outcome.plan, outcome.plan.recipe
+    seeds = f"{len(plan.seeds)} seed{'s' if len(plan.seeds) > 1 else ''}"
+    rounds = sorted({run.spec.total_rounds for run in plan.runs})
+    told = f"{rounds[0]} rounds" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]} rounds"
+    shape = f": {plan.made.about}" if plan.made.about else ", as published"
+    changed = ", ".join(f"{key}={value}" for key, value in about["changes"].items())
+    shape += f" (changed: {changed})" if changed else ""
+    time = readable_seconds(about["seconds"])
+    lines = [
+        f"## {recipe.name}: {escape(recipe.title)}",
+        "",
+        f"{escape(recipe.paper)}, {escape(recipe.source)}.  ",
+        f"`{command_of(about)}`  ",
+        f"Scale {plan.scale}{escape(shape)}. {len(plan.runs)} runs of {told}, {seeds}; {escape(about['machine'])}, {time} of training.",
+        "",
+        as_markdown(outcome),
+        "### Do the claims hold?",
+        "",
+        *(f"- {escape(line)}" for line in tell_claims(outcome)),
+        "",
+    ]
+    wrong = tell_disagreements(outcome)
+    if wrong and plan.scale != "smoke":
+        lines += ["What came out otherwise:", "", *(f"- {escape(line)}" for line in wrong), ""]
+    lines += ["What we read into silences:", "", *(f"- {escape(line)}" for line in recipe.reading), ""]
+    return "\n".join(lines)
+
+
+def command_of(about: Mapping[str, Any]) -> str:
+    """The command that made a result."""
+    words = [f"remanence reproduce {about['result']} --scale {about['scale']}"]
+    words += [f'--only "{label}"' for label in about["only"]]
+    words += [f"--seeds {about['seeds']}"] if about["seeds"] is not None else []
+    words += [f"--set {key}={json.dumps(value)}" for key, value in about["changes"].items() if key != "data.dir"]
+    words += ["--stand-in"] if about["stand_in"] else []
+    return " ".join([*words, "--out DIR"])
+
+
+def _page(paper: str, results: Sequence[tuple[Outcome, Mapping[str, Any]]]) -> str:
+    names = [name for name in list_recipes() if name.startswith(f"{paper}/")]
+    done = sorted(results, key=lambda pair: names.index(pair[0].plan.recipe.name))
+    first = load_recipe(names[0])
+    lines = [f"# {escape(first.paper)}", "", "Made by `remanence results`; every number of ours comes from a run folder.", ""]
+    if done:
+        lines += ["| result | scale | claim | |", "|---|---|---|---|"]
+        for outcome, _ in done:
+            for verdict in outcome.verdicts:
+                word = "not tested" if outcome.plan.scale == "smoke" else verdict.word
+                lines.append(f"| {outcome.plan.recipe.name} | {outcome.plan.scale} | {escape(verdict.says)} | {word} |")
+        lines.append("")
+    for outcome, about in done:
+        lines += [describe_result(outcome, about), ""]
+    missing = [name for name in names if name not in {outcome.plan.recipe.name for outcome, _ in done}]
+    if missing:
+        lines += ["## Not run", "", *(f"- {name}: {escape(load_recipe(name).title)}" for name in missing), ""]
+    return "\n".join(lines)

@@ -1,0 +1,209 @@
+"""From a recipe at a scale to the runs it takes. Cells that need the same experiment share one run; nothing here touches data."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from remanence import expressions
+from remanence.config import Spec, all_keys, make_spec
+from remanence.errors import InputError, nearest
+from remanence.recipes.recipe import Line, Recipe, Scale
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One run."""
+
+    name: str  # of its folder
+    row: str  # the first cell that needs it
+    column: str
+    setting: str  # the value tried, where a cell tries several
+    seed: int
+    spec: Spec
+    stand_in: str = ""  # the source that it replaces
+
+
+@dataclass(frozen=True)
+class Place:
+    """What one cell of the table is read from."""
+
+    runs: tuple[tuple[str, tuple[str, ...]], ...] = ()  # for every value tried, the names of its runs, one a seed
+    stand_in: str = ""
+    absent: str = ""  # the source that is not there, so that nothing runs
+    other: str = ""  # the source the scale takes in place of the paper's
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe at a scale."""
+
+    recipe: Recipe
+    scale: str
+    seeds: tuple[int, ...]
+    rows: tuple[Line, ...]
+    columns: tuple[Line, ...]
+    runs: tuple[Wanted, ...]
+    places: Mapping[tuple[str, str], Place]
+
+    @property
+    def made(self) -> Scale:
+        return self.recipe.scales[self.scale]
+
+    def measure_of(self, row: Line, column: Line) -> expressions.Call:
+        """The measure of a cell. A row and a column that name the same one share its options: forgettable(at=0.1) and forgettable(client=2)."""
+        named = [expressions.parse_call(text) for text in (column.measure, row.measure) if text]
+        if self.made.measure:
+            smaller = expressions.parse_call(self.made.measure)
+            named = [smaller if not named else call if call.name != smaller.name else _join(call, smaller) for call in named or [smaller]]
+        chosen = named[0] if named else expressions.parse_call(self.recipe.measure)
+        for call in named[1:]:
+            chosen = _join(chosen, call) if call.name == chosen.name else call
+        return chosen
+
+
+def _join(one: expressions.Call, other: expressions.Call) -> expressions.Call:
+    return expressions.Call(one.name, {**one.arguments, **other.arguments})
+
+
+def make_plan(
+    recipe: Recipe,
+    scale: str,
+    *,
+    seeds: int | None = None,
+    only: Sequence[str] = (),
+    changes: Mapping[str, Any] | None = None,
+    absent: Collection[str] = (),
+    stand_in: bool = False,
+) -> Plan:
+    """Every run of a recipe, checked.
+
+    only: rows (or columns) by label. changes: keys of the experiment that the user wants otherwise. absent: sources that cannot be had;
+    what needs them is left out or, with `stand_in`, runs on the recipe's stand-in.
+    """
+    made = recipe.scales[scale]
+    rows, columns = _choose(recipe, made, only)
+    numbers = tuple(range(made.seeds if seeds is None else seeds))
+    if not numbers:
+        raise InputError("a result needs at least one seed: --seeds 3 uses 0, 1 and 2")
+    over = recipe.over if made.over is None else made.over
+    tried = [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
+    runs: dict[str, Wanted] = {}  # by experiment
+    places = {}
+    for row, column in itertools.product(rows, columns):
+        if row.sources:
+            places[row.label, column.label] = Place()
+            continue
+        found: list[tuple[str, tuple[str, ...]]] = []
+        place = Place()
+        for values in tried:
+            spec, place = _make_spec(recipe, made, row, column, values, changes or {}, absent, stand_in)
+            setting = ", ".join(f"{key.split('.')[-1]}={value}" for key, value in values.items())
+            names = []
+            for seed in numbers if not place.absent else ():
+                seeded = spec.model_copy(update={"seed": seed})
+                experiment = seeded.model_dump_json()
+                if experiment not in runs:
+                    name = _name(row, column, setting, seed, runs)
+                    runs[experiment] = Wanted(name, row.label, column.label, setting, seed, seeded, place.stand_in)
+                names.append(runs[experiment].name)
+            found.append((setting, tuple(names)))
+        places[row.label, column.label] = place if place.absent else replace(place, runs=tuple(found))
+    return Plan(recipe, scale, numbers, rows, columns, tuple(runs.values()), places)
+
+
+def _choose(recipe: Recipe, made: Scale, only: Sequence[str]) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
+    """The rows and columns of a scale, or those asked for; a row made of others is kept where these are."""
+    lines = {line.label.lower(): line for line in (*recipe.rows, *recipe.columns)}
+    for label in only:
+        if label.lower() not in lines:
+            raise InputError(f"{recipe.name} has no row {label!r}: {nearest(label.lower(), [line.label for line in lines.values()])}")
+    asked = [lines[label.lower()] for label in only]
+    chosen = []
+    for everything, of_scale in ((recipe.rows, made.rows), (recipe.columns, made.columns)):
+        named = [line for line in everything if line in asked]
+        chosen.append(tuple(named or [line for line in everything if not of_scale or line.label in of_scale]))
+    rows, columns = chosen
+    there = {row.label for row in rows}
+    return tuple(row for row in rows if set(row.sources) <= there), columns
+
+
+def _make_spec(
+    recipe: Recipe,
+    made: Scale,
+    row: Line,
+    column: Line,
+    values: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    absent: Collection[str],
+    stand_in: bool,
+) -> tuple[Spec, Place]:
+    """-> the experiment of a cell, and what is to be said of its data"""
+    published = {**row.set, **column.set, **recipe.cells.get((row.label, column.label), {}), **values}
+    smaller = {**made.set, **made.by_column.get(column.label, {}), **made.by_row.get(row.label, {})}
+    paper = _change(make_spec(recipe.experiment), published)
+    spec = change_options(_change(paper, smaller), made.options)
+    source = source_of(spec)
+    replaced = ""
+    if source in absent and stand_in and source in recipe.stand_ins:
+        # what makes the experiment smaller has the last word where both speak of the same thing, except on the data
+        spec = _change(spec, recipe.stand_ins[source].set)
+        replaced = source
+    spec = _change(spec, {**changes, "seed": 0})
+    used = source_of(spec)
+    other = used if used != source_of(paper) and not replaced else ""
+    return spec, Place((), replaced, used if used in absent else "", other)
+
+
+def _change(spec: Spec, keys: Mapping[str, Any]) -> Spec:
+    """The experiment with other values. Who asks for steps means them instead of epochs, and the other way round."""
+    instead = {"local.steps": "local.epochs", "local.epochs": "local.steps"}
+    freed = {instead[key]: 0 for key in instead if keys.get(key) and instead[key] not in keys}
+    return make_spec(spec.model_dump(exclude_none=True), {**keys, **freed})
+
+
+def source_of(spec: Spec) -> str:
+    """The name of the data without its options.
+
+    >>> source_of(make_spec(changes={"data.name": "synthetic(samples=300)"}))
+    'synthetic'
+    """
+    name = spec.data.name
+    return "npz" if name.endswith(".npz") and "(" not in name else name.partition("(")[0].strip()
+
+
+def change_options(spec: Spec, options: Mapping[str, Any]) -> Spec:
+    """Options inside expressions: "model:resnet18.width" = 16 makes resnet18(norm="group") to resnet18(norm="group", width=16) and leaves others alone."""
+    keys: dict[str, str] = {}
+    for target, value in options.items():
+        match = re.fullmatch(r"([\w.]+):(\w+)\.(\w+)", target)
+        if not match or match[1] not in all_keys():
+            raise InputError(f"option {target!r} is not written as key:name.option, such as model:resnet18.width")
+        key, name, option = match.groups()
+        text = keys.get(key) or _value_at(spec, key)
+        if text:
+            calls = [
+                _join(call, expressions.Call(name, {option: value})) if call.name == name else call for call in expressions.parse_sum(text)
+            ]
+            keys[key] = "+".join(str(call) for call in calls)
+    return _change(spec, keys)
+
+
+def _value_at(spec: Spec, key: str) -> str:
+    value: Any = spec
+    for part in key.split("."):
+        value = getattr(value, part)
+    return str(value)
+
+
+def _name(row: Line, column: Line, setting: str, seed: int, taken: Mapping[str, Wanted]) -> str:
+    """A folder name that tells the cell, can go nowhere else, and is not taken."""
+    name = re.sub(r"[^A-Za-z0-9.=]+", "-", f"{row.label} {column.label} {setting} seed{seed}").strip("-.").lower()[:100]
+    names = {wanted.name for wanted in taken.values()}
+    number = 1
+    while (f"{name}-{number}" if number > 1 else name) in names:
+        number += 1
+    return f"{name}-{number}" if number > 1 else name

@@ -1,0 +1,164 @@
+"""Does a claim hold? Each form of claim on numbers small enough to see it, and the words and tables made of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import pytest
+from recipes.small_recipe import TABLE
+
+from remanence.recipes.claims import FAILS, HOLDS, IN_PART, UNTESTED, Verdict, judge_claims
+from remanence.recipes.layout import Outcome, as_csv, as_markdown, as_table, tell_claims, tell_disagreements, write_difference, write_number
+from remanence.recipes.library import lay_over, read_recipe
+from remanence.recipes.plan import make_plan
+from remanence.recipes.recipe import Number, Recipe
+
+NEVER = float("inf")
+
+
+def recipe_with(*claims: dict[str, Any], **changes: Any) -> Recipe:
+    return read_recipe("wsm/table-9", lay_over(TABLE, {"claims": list(claims), **changes}))
+
+
+def verdict_of(recipe: Recipe, **rows: list[float | None]) -> Verdict:
+    """The first claim on rows a, b, c over columns x, y."""
+    numbers = {(row, column): Number(value) for row, values in rows.items() for column, value in zip("xy", values, strict=True)}
+    return judge_claims(recipe, numbers)[0]
+
+
+BETTER = {"says": "b beats a", "better": "b", "worse": "a"}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "word"),
+    [
+        ([1, 1], [2, 3], HOLDS),
+        ([1, 5], [2, 3], IN_PART),
+        ([3, 5], [2, 3], FAILS),
+        ([1, None], [2, 3], HOLDS),  # what was not run does not count
+        ([None, None], [2, 3], UNTESTED),
+        ([2, 3], [2, 3], FAILS),  # level is not better
+    ],
+)
+def test_one_row_beats_another(a: list[float | None], b: list[float | None], word: str) -> None:
+    assert verdict_of(recipe_with(BETTER), a=a, b=b).word == word
+
+
+def test_lower_can_be_better_and_never_is_worst() -> None:
+    recipe = recipe_with(BETTER, better="lower")
+    assert verdict_of(recipe, a=[10, NEVER], b=[5, 400]).word == HOLDS
+    assert verdict_of(recipe, a=[10, 20], b=[NEVER, 30]).word == FAILS
+    level = verdict_of(recipe, a=[10, NEVER], b=[5, NEVER])
+    assert [question.ours for question in level.questions] == [5, 0]  # never against never is level
+    assert level.word == IN_PART
+
+
+def test_the_size_of_the_gap() -> None:
+    recipe = recipe_with({**BETTER, "by": 0.5, "at": ["x"]})
+    words = [verdict_of(recipe, a=[1, 0], b=[b, 0]).word for b in (1.5, 1.25, 1.0, 0.5)]
+    assert words == [HOLDS, IN_PART, FAILS, FAILS]  # in part: the order is right, the gap is smaller
+
+
+def test_the_best_of_all_and_of_some() -> None:
+    everyone, some = recipe_with({"says": "s", "best": "b"}), recipe_with({"says": "s", "best": "b", "among": ["a"]})
+    numbers: dict[str, list[float | None]] = {"a": [1, 1], "b": [2, 2], "c": [3, 1]}
+    assert verdict_of(everyone, **numbers).word == IN_PART  # c is better in x
+    assert (verdict_of(some, **numbers).word, len(verdict_of(some, **numbers).questions)) == (HOLDS, 2)
+
+
+def test_columns_can_be_compared_too() -> None:
+    recipe = recipe_with({"says": "s", "better": "y", "worse": "x", "at": ["a", "c"]})
+    assert verdict_of(recipe, a=[1, 2], b=[9, 0], c=[1, 2]).word == HOLDS
+
+
+def test_a_gap_that_is_wider_here_than_there() -> None:
+    recipe = recipe_with({**BETTER, "wider": "x", "narrower": "y"})
+    assert verdict_of(recipe, a=[1, 5], b=[4, 6]).questions[0].ours == 2  # 3 at x, 1 at y
+    assert verdict_of(recipe, a=[1, 5], b=[4, 9]).word == FAILS
+
+
+def test_marks() -> None:
+    above = recipe_with({"says": "s", "cells": [["a", "x"], ["b", "y"]], "above": 10})
+    below = recipe_with({"says": "s", "cells": [["a", "x"], ["b", "y"]], "below": 10})
+    assert verdict_of(above, a=[11, 0], b=[0, 12]).word == HOLDS
+    assert verdict_of(below, a=[11, 0], b=[0, 9]).word == IN_PART
+
+
+def test_most_is_more_than_half() -> None:
+    recipe = recipe_with({"says": "s", "best": "b", "most": True})  # against a and c, in x and y: four comparisons
+    assert verdict_of(recipe, a=[1, 1], b=[2, 2], c=[1, 3]).word == HOLDS
+    assert verdict_of(recipe, a=[1, 1], b=[2, 2], c=[3, 3]).word == IN_PART
+
+
+def outcome_of(scale: str = "desk", **changes: Any) -> Outcome:
+    recipe = read_recipe("wsm/table-9", {**TABLE, "claims": [{**BETTER, "by": 0.1}], **changes})
+    ours = {("a", "x"): Number(0.5, 0.01), ("b", "x"): Number(0.55), ("a", "y"): Number(0.25), ("b", "y"): Number(0.2)}
+    plan = make_plan(recipe, scale)
+    return Outcome(plan, ours, {("a", "y"): "on digits", ("b", "y"): "on digits"}, tuple(judge_claims(recipe, ours)))
+
+
+def test_the_table_has_three_numbers_for_one() -> None:
+    lines = as_markdown(outcome_of()).splitlines()
+    assert lines[0] == "| method | x: published | x: ours | x: difference | y: published | y: ours | y: difference |"
+    assert lines[2] == "| a | 0.400 | 0.500 ± 0.010 | +0.100 | - | 0.250 | - |"
+    assert lines[3] == "| b | 0.600 ± 0.020 | 0.550 | -0.050 | NC | 0.200 | - |"
+    assert lines[4] == "| c | - | - | - | - | - | - |"
+    assert lines[-1].strip() == "y: on digits"
+
+
+def test_a_wide_table_keeps_the_layout_of_the_paper() -> None:
+    many = [{"label": name} for name in "xyzuvw"]
+    text = as_markdown(outcome_of(columns=many, published={}))
+    assert "| method | x | y | z | u | v | w |" in text
+    assert "| a | - / 0.500 ± 0.010 / - |" in text
+
+
+def test_every_cell_is_a_line_of_the_csv() -> None:
+    rows = list(csv.DictReader(io.StringIO(as_csv(outcome_of()))))
+    assert len(rows) == 6
+    assert (
+        rows[2] | {"row": "b", "column": "x", "published": "0.6", "published_deviation": "0.02", "ours": "0.55", "difference": "-0.050"}
+        == rows[2]
+    )
+    assert (rows[3]["published"], rows[3]["note"]) == ("NC", "on digits")
+
+
+def test_the_terminal_gets_what_fits() -> None:
+    assert len(as_table(outcome_of(), 200).columns) == 7
+    assert len(as_table(outcome_of(), 60).columns) == 5  # a line a cell
+
+
+def test_claims_in_words_state_the_scale() -> None:
+    (told,) = tell_claims(outcome_of())
+    assert told == "b beats a HOLDS IN PART at scale desk: 0 of 2 comparisons as claimed."
+    assert tell_disagreements(outcome_of()) == [
+        "b against a, x: ours +0.05, published +0.2, claimed at least 0.1",
+        "b against a, y: ours -0.05, published not printed, claimed at least 0.1",
+    ]
+    (smoke,) = tell_claims(outcome_of("smoke"))
+    assert "NOT TESTED: scale smoke only shows that the recipe runs" in smoke
+    assert (outcome_of("smoke").word(), outcome_of().word()) == (UNTESTED, IN_PART)
+
+
+@pytest.mark.parametrize(
+    ("number", "unit", "text"),
+    [
+        (Number(), "share", "-"),
+        (Number(None, 0.1), "percent", "-"),
+        (Number(float("inf"), None, "never"), "rounds", "never"),
+        (Number(33.0, 16.69), "rounds", "33 ± 16.69"),
+        (Number(24.66, 17.97), "rounds", "24.66 ± 17.97"),
+        (Number(1137.0), "count", "1137"),
+        (Number(2.0, None, "0.1, 0.03"), "count", "0.1, 0.03"),
+    ],
+)
+def test_numbers_as_the_papers_print_them(number: Number, unit: str, text: str) -> None:
+    assert write_number(number, unit) == text
+
+
+def test_differences() -> None:
+    assert write_difference(Number(112.0), Number(90.0), "rounds") == "-22"
+    assert write_difference(Number(5.0), Number(NEVER, None, "never"), "rounds") == "-"
+    assert write_difference(Number(50.0), Number(50.0), "percent") == "+0.00"

@@ -1,0 +1,141 @@
+"""`remanence reproduce`, for real at the smallest scale: runs, goes on, adds, refuses, and writes pages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from remanence.data import SOURCES, load_source, parcels
+from remanence.errors import OUT_OF_TIME, InputError, Stopped
+from remanence.recipes import list_recipes
+from remanence.recipes.library import PAPERS
+from remanence.recipes.pages import read_outcome, write_results
+from remanence.reproduce import FIGURE, OUTCOME, PAGE, TABLE, plan_result, reproduce
+from remanence.results import RUNS, Comparison
+from remanence.rounds import Deadline
+
+
+@pytest.fixture(autouse=True)
+def _no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REMANENCE_DATA", raising=False)
+
+
+def stamps(folder: Path) -> dict[str, int]:
+    return {path.parent.name: path.stat().st_mtime_ns for path in sorted((folder / RUNS).glob("*/metrics.jsonl"))}
+
+
+def test_a_table_goes_on_and_grows(tmp_path: Path) -> None:
+    out = tmp_path / "t"
+    first = reproduce("wsm/table-3.2", out, scale="smoke", only=["FedAvg"], report=False)
+    assert [row.label for row in first.plan.rows] == ["FedAvg"]
+    before = stamps(out)
+    again = reproduce("wsm/table-3.2", out, scale="smoke", only=["FedAvg", "FedAvg+WSM"], report=False)
+    after = stamps(out)
+    assert {name: after[name] for name in before} == before  # what was done is not done again
+    assert len(after) == 2
+    assert again.ours["FedAvg", "CIFAR-10"] == first.ours["FedAvg", "CIFAR-10"]
+    more = reproduce("wsm/table-3.2", out, scale="smoke", only=["FedAvg"], seeds=2, report=False)
+    assert more.ours["FedAvg", "CIFAR-10"].deviation is not None
+    assert len(Comparison(out).runs) == 3
+    assert json.loads((out / OUTCOME).read_text())["seeds"] == 2
+    assert "| FedAvg | 0.684 |" in (out / PAGE).read_text()
+    assert (out / TABLE).read_text().count("\n") == 3
+
+
+def test_a_stopped_result_goes_on_at_its_round(tmp_path: Path) -> None:
+    class Now(Deadline):
+        def passed(self) -> bool:
+            return self.rounds >= 2
+
+    whole = reproduce("wsm/table-3.3", tmp_path / "whole", scale="smoke", report=False)
+    with pytest.raises(Stopped, match="go on with the same command") as stop:
+        reproduce("wsm/table-3.3", tmp_path / "cut", scale="smoke", deadline=Now(1.0), report=False)
+    assert stop.value.exit_code == OUT_OF_TIME
+    assert reproduce("wsm/table-3.3", tmp_path / "cut", scale="smoke", report=False).ours == whole.ours
+
+
+def test_another_result_does_not_mix_in(tmp_path: Path) -> None:
+    reproduce("wsm/figure-a.1", tmp_path / "r", scale="smoke", report=False)
+    for changed in ({"scale": "smoke", "changes": {"local.batch": 8}}, {"scale": "smoke", "stand_in": True}):
+        with pytest.raises(InputError, match="another result, scale or setting"):
+            reproduce("wsm/figure-a.1", tmp_path / "r", report=False, **changed)  # type: ignore[arg-type]
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("x")
+    with pytest.raises(InputError, match="exists and is not empty"):
+        reproduce("wsm/figure-a.1", tmp_path / "full", scale="smoke", report=False)
+
+
+def test_a_figure_has_its_data_and_the_report(tmp_path: Path) -> None:
+    reproduce("wsm/figure-2.2", tmp_path / "f", scale="smoke")
+    lines = (tmp_path / "f" / FIGURE).read_text().splitlines()
+    assert lines[0] == "row,column,round,model,data,before,after,forgotten"
+    assert len(lines) == 1 + 2 * 3 * 3  # two methods, three clients' models on three clients' data
+    assert (tmp_path / "f" / "report.html").stat().st_size > 10_000
+
+
+def test_a_decentralised_row(tmp_path: Path) -> None:
+    done = reproduce(
+        "hast/table-a.8", tmp_path / "h", scale="smoke", only=["Label drift, 2 random", "accuracy, HAST", "drop, HAST"], report=False
+    )
+    assert len(done.plan.runs) == 1
+    accuracy = done.ours["Label drift, 2 random", "accuracy, HAST"].value
+    assert accuracy is not None
+    assert 0 <= accuracy <= 100  # in percent, as the thesis prints it
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_recipes())
+def test_every_recipe_runs_at_smoke(name: str, tmp_path: Path) -> None:
+    done = reproduce(name, tmp_path / "s", scale="smoke", report=False)
+    known = [number for number in done.ours.values() if number.known]
+    assert len(known) >= len(done.plan.rows) * len(done.plan.columns) / 2
+    assert done.word() == "not tested"
+    assert (tmp_path / "s" / FIGURE).exists() == (done.plan.recipe.kind == "figure")
+    if done.plan.recipe.kind == "figure":
+        assert (tmp_path / "s" / FIGURE).read_text().count("\n") > len(done.plan.rows)
+
+
+def test_missing_data_say_how_to_get_them(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"needs cifar10, which is not in the data folder .* remanence data fetch cifar10"):
+        plan_result("wsm/table-3.2", scale="gpu")
+    with pytest.raises(InputError, match=r"needs svhn.*--stand-in: MNIST"):
+        plan_result("fedwavg/table-4", scale="desk", data_dir=str(tmp_path))
+    (tmp_path / "mnist").mkdir()
+    plan = plan_result("fedwavg/table-4", scale="desk", data_dir=str(tmp_path), stand_in=True)
+    assert {(run.stand_in, run.spec.data.name) for run in plan.runs} == {("svhn", "mnist")}
+    with pytest.raises(InputError, match="unknown scale 'huge'"):
+        plan_result("wsm/table-3.2", scale="huge")
+
+
+def test_what_is_absent_is_what_readers_do_not_find(tmp_path: Path) -> None:
+    for name in parcels.FOLDERS:
+        assert parcels.is_absent(name, tmp_path)
+        assert parcels.is_absent(name, None)
+        if name in SOURCES:
+            with pytest.raises(InputError, match="was not found") as error:
+                load_source(name, {}, tmp_path)
+            assert all(f"{folder}/" in str(error.value) for folder in parcels.FOLDERS[name])
+    (tmp_path / "PACS").mkdir()
+    assert not parcels.is_absent("pacs", tmp_path)
+    assert not parcels.is_absent("digits", None)
+
+
+def test_pages_come_from_what_was_written_down(tmp_path: Path) -> None:
+    done = reproduce("tce/table-2", tmp_path / "t", scale="smoke", report=False)
+    read, about = read_outcome(tmp_path / "t")
+    assert (read.ours, read.notes) == (done.ours, done.notes)
+    assert read.verdicts == done.verdicts
+    pages = write_results([tmp_path / "t"], tmp_path / "docs")
+    assert [page.stem for page in pages] == list(PAPERS)
+    text = (tmp_path / "docs" / "tce.md").read_text()
+    assert "remanence reproduce tce/table-2 --scale smoke --out DIR" in text
+    assert about["machine"] in text.replace("\\", "")
+    assert "- tce/table-1: FedAvg with and without TCE" in text  # what was not run is named
+    assert (tmp_path / "docs" / "hast.md").read_text().count("\n- ") == 14
+    with pytest.raises(InputError, match=r"has no outcome\.json"):
+        write_results([tmp_path], tmp_path / "docs")
+    (tmp_path / "t" / OUTCOME).write_text("{")
+    with pytest.raises(InputError, match="damaged"):
+        write_results([tmp_path / "t"], tmp_path / "docs")
