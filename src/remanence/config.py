@@ -105,6 +105,7 @@ class Spec(Section):
     seed: Natural = 0
     engine: Literal["auto", "loop", "stacked", "processes"] = "auto"
     stack: Natural = 0  # most clients in one stack; 0: chosen
+    stepping: Literal["auto", "eager", "graph", "compiled"] = "auto"  # how a stack runs its steps: plainly, recorded, or fused too
     workers: Natural = 0  # processes; 0: one a core
     threads: Natural = 0  # 0: torch's own choice, written down
     device: StrictStr = "auto"

@@ -61,6 +61,7 @@ class Model:
     fixed: tuple[str, ...]  # parameters that came with requires_grad=False and stay as they are
     dropout_keys: tuple[str, ...]
     autocast: torch.dtype | None = None
+    tied: bool = True  # may one tensor stand at several places? looking for that at every call costs small networks a few percent
 
     def apply(self, params: Params, buffers: Params, x: Tensor, key: Tensor | None = None) -> tuple[Output, Params]:
         """One pass in training mode -> output, new buffers."""
@@ -77,10 +78,10 @@ class Model:
 
     def _call(self, module: nn.Module, tap: Tap, values: dict[str, Tensor], x: Tensor) -> Output:
         if self.autocast is None:
-            logits = functional_call(module, values, (x,))
+            logits = functional_call(module, values, (x,), tie_weights=self.tied)
         else:
             with torch.autocast(x.device.type, dtype=self.autocast):
-                logits = functional_call(module, values, (x,)).float()
+                logits = functional_call(module, values, (x,), tie_weights=self.tied).float()
         features = tap.release()
         return Output(logits, logits if features is None else features.to(logits.dtype))
 
@@ -174,6 +175,7 @@ def wrap(
         fixed=fixed,
         dropout_keys=dropout_keys,
         autocast=autocast,
+        tied=_has_ties(template),
     )
     _try_out(model, example.to(device), classes, type(module).__name__)
     _refuse_hidden_randomness(model, example.to(device), type(module).__name__)
@@ -256,6 +258,12 @@ def _mixes_rows(layer: nn.Module) -> bool:
     if isinstance(layer, BatchNorms):
         return layer.training or not layer.track_running_stats
     return isinstance(layer, InstanceNorms) and layer.training and layer.track_running_stats
+
+
+def _has_ties(module: nn.Module) -> bool:
+    """Does a parameter or buffer stand at two places, by itself or with a module that does?"""
+    places = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return len(places) > len({id(tensor) for _, tensor in places})
 
 
 def _find_head(module: nn.Module, classes: int) -> str | None:

@@ -116,14 +116,16 @@ def settle_engine(experiment: Experiment, progress: Progress, choice: Choice | N
     """Choose the engine where it was left open and no choice was made before, and write it down with the reason."""
     spec, task = experiment.spec, experiment.task
     if spec.engine != "auto":
-        make_engine(spec.engine, task, spec.stack, spec.workers).close()  # refuses what it cannot run, before any work
-        choice = Choice(spec.engine, spec.threads, f"{spec.engine}: as asked")
+        make_engine(spec.engine, task, spec.stack, spec.workers, spec.stepping).close()  # refuses what it cannot run, before any work
+        choice = Choice(spec.engine, spec.threads, f"{spec.engine}: as asked", spec.stepping)
     elif choice is None:
-        choice = choose_engine(task, make_job(experiment, first_state(experiment), 1), spec.stack, spec.workers)
+        job = make_job(experiment, first_state(experiment), 1)
+        choice = choose_engine(task, job, spec.stack, spec.workers, rounds=spec.total_rounds)
         progress.say(f"engine {choice.reason}")
     torch.set_num_threads(choice.threads)
     workers = spec.workers or count_cores()
-    settled = spec.model_copy(update={"engine": choice.name, "threads": choice.threads, "workers": workers})
+    steps = choice.steps if spec.stepping == "auto" else spec.stepping
+    settled = spec.model_copy(update={"engine": choice.name, "threads": choice.threads, "workers": workers, "stepping": steps})
     return replace(experiment, spec=settled, about=experiment.about | {"engine": choice.reason}), choice
 
 
@@ -133,7 +135,7 @@ def go_on(experiment: Experiment, folder: Path, progress: Progress, deadline: De
     vault = Vault(folder / CHECKPOINTS, fingerprint(spec))
     state = vault.load(experiment.task.world.device, progress.say) or first_state(experiment)
     recorder = open_recorder(folder, experiment, dict(state.committed))
-    engine = make_engine(spec.engine, experiment.task, spec.stack, spec.workers)
+    engine = make_engine(spec.engine, experiment.task, spec.stack, spec.workers, spec.stepping)
     progress.start(title or spec.method, state.round, spec.total_rounds)
     state = replace(state, committed=recorder.commit())
 

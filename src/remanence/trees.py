@@ -47,7 +47,8 @@ def axpy(factor: float | Tensor, x: Mapping[str, Any], y: Mapping[str, Any]) -> 
 
 def lerp(a: Mapping[str, Any], b: Mapping[str, Any], share: float | Tensor) -> Tree:
     """(1 - share) * a + share * b."""
-    return map(lambda u, v: (1 - share) * u + share * v, a, b)
+    rest = 1 - share
+    return map(lambda u, v: rest * u + share * v, a, b)
 
 
 def dot(a: Mapping[str, Any], b: Mapping[str, Any]) -> Tensor:

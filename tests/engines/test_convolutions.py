@@ -78,3 +78,14 @@ def test_networks_are_reached(case: str, monkeypatch: pytest.MonkeyPatch) -> Non
     module = make_module()
     assert_recorded_equals_loop(small_experiment(EVERYTHING, changes, module=module), stack=64)
     assert set(seen) == {tuple(layer.weight.shape) for layer in module.modules() if isinstance(layer, nn.Conv2d)}
+
+
+def test_products_can_be_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a compiled step on CUDA has them: written down once, then called with other numbers."""
+    trace = graphs.trace_step
+    monkeypatch.setattr(
+        graphs, "trace_step", lambda step_all, example, compile: trace(convolutions.with_products(step_all), example, compile)
+    )
+    changes, make_module = CASES["max pooling"]
+    assert make_module is not None
+    assert_recorded_equals_loop(small_experiment("fedavg", {**changes, "data.partition": "iid"}, module=make_module()), stack=64)

@@ -211,6 +211,17 @@ def test_how_steps_are_run_is_measured(monkeypatch: pytest.MonkeyPatch, seconds:
     assert engine.steps == steps
 
 
+def test_the_choice_says_why_steps_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise NotImplementedError("no such operation")
+
+    monkeypatch.setattr(graphs, "trace_step", refuse)
+    experiment = small_experiment("fedavg")
+    choice = choose_steps(experiment.task, make_job(experiment, first_state(experiment), 1), 64, 1, 1, iter(range(99)).__next__)
+    assert choice.steps == "eager"
+    assert choice.reason.endswith("eager 125.00; steps could not be recorded (no such operation)")  # a second for 8 steps
+
+
 def test_a_short_run_on_a_cpu_tries_nothing_of_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = small_experiment("fedavg", {"model": "mlp(hidden=6)"})
     monkeypatch.setattr(graphs, "trace_step", None)

@@ -171,3 +171,14 @@ def test_without_pandas_the_cure_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
     with pytest.raises(InputError, match=r"pip install 'remanence\[parquet\]'"):
         Ledger.read(write(tmp_path / "ledger.bin", record())).to_pandas()
+
+
+def test_parquet_holds_what_pandas_shows(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    ledger = Ledger(
+        make_record(2, np.array([[3, 1], [0, 2]]), round=4, moment="merged", split="test", model=-1, owner=-1, loss=1.5), ["cat", "dog"]
+    )
+    path = ledger.to_parquet(tmp_path / "ledger.parquet")
+    pandas.testing.assert_frame_equal(pandas.read_parquet(path), ledger.to_pandas())
+    assert [path.name for path in tmp_path.iterdir()] == ["ledger.parquet"]

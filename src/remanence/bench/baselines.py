@@ -188,7 +188,10 @@ def capture(step: Callable[[], None]) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         step()
     torch.backends.cudnn.benchmark = before
-    replay: Callable[[], None] = graph.replay
+
+    def replay(needed: Callable[[], None] = step) -> None:  # a graph reads memory that only the closure of its function keeps alive
+        graph.replay()
+
     return replay
 
 

@@ -27,7 +27,7 @@ from remanence.trial import play, worst_difference
 from remanence.types import Engine, Job, Reply, Start
 
 CLOSE = 1e-9  # how far a whole round in float64 may be from the plain loop's, relative to the larger of 1 and the value
-LONG_RUN = 1000  # rounds of the run for which the engine is chosen: long enough for compiling to pay
+LONG_RUN = 100_000  # rounds of the run for which the engine is chosen: long enough for compiling to pay
 
 
 def run_jobs(

@@ -28,7 +28,7 @@ CLIENTS = 16  # clients in a trial
 LONGER_STEPS = 8  # steps in a trial of ways to run them
 STEPS_OF_A_STACK = ("eager", "graph", "compiled")
 TRACING_PAYS = 60.0  # seconds a run must take before it is worth a few to write its steps down
-COMPILING_PAYS = 300.0  # the same for compiling them
+COMPILING_PAYS = 600.0  # the same for compiling them, which takes a minute or so
 
 
 class Choice(NamedTuple):
@@ -96,6 +96,7 @@ def choose_steps(task: Task, job: Job, stack: int, rounds: int, threads: int, cl
     trial = replace(task, phases=(Phase(steps=LONGER_STEPS),))
     some = _few(job, stack)
     times: dict[str, float] = {}
+    why = ""
     share = int(expected_steps(task, job).max()) / LONGER_STEPS  # of the trial's length: a round's
     for steps in STEPS_OF_A_STACK:
         if steps == "compiled" and rounds * share * min(times.values()) < COMPILING_PAYS:
@@ -103,12 +104,14 @@ def choose_steps(task: Task, job: Job, stack: int, rounds: int, threads: int, cl
         engine = Stacked(trial, stack, steps)
         seconds = _best_of(3, engine, some, clock)
         engine.close()
-        if engine.steps == steps:  # else it fell back on plain steps
+        if engine.fallback:
+            why = f"; {engine.fallback}"
+        else:
             times[steps] = seconds
     best = min(times, key=lambda steps: times[steps])
     measured = ", ".join(f"{steps} {1e3 * seconds / LONGER_STEPS:.2f}" for steps, seconds in times.items())
     where = f"{len(some.clients)} clients as one batched computation on {task.world.device}"
-    return Choice("stacked", threads, f"stacked: {where}, steps {best}: milliseconds a step of all of them: {measured}", best)
+    return Choice("stacked", threads, f"stacked: {where}, steps {best}: milliseconds a step of all of them: {measured}{why}", best)
 
 
 def _few(job: Job, count: int) -> Job:

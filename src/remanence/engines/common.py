@@ -48,11 +48,6 @@ def enter_phase(ctx: Context, number: int, steps: int | Tensor) -> Context:
     return ctx._replace(steps=torch.zeros_like(ctx.steps) + steps, key=keys.fold_in(keys.fold_in(ctx.key, "phase"), number))
 
 
-def enter_step(ctx: Context, step: int) -> Context:
-    """The context of one step of a phase."""
-    return ctx._replace(step=torch.tensor(step, device=ctx.step.device), key=keys.fold_in(ctx.key, step))
-
-
 def plan_phase(task: Task, job: Job, client: int, number: int, phase: Phase) -> Plan:
     """The batches of one client in one phase: a function of keys and of how many rows it has, nothing else."""
     count = len(task.population.at(job.time_step).train.of(client))

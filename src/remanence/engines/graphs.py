@@ -119,7 +119,11 @@ class Recording:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool), choosing_kernels():
             self._take(shape, step_all)
-        return graph.replay
+
+        def replay(needed: StepAll = step_all) -> None:  # a graph reads memory that only the traced step, with its constants, keeps alive
+            graph.replay()
+
+        return replay
 
     def _arguments(self, shape: Shape) -> tuple[Live, Context, Any]:
         live, at = self._front(shape.clients), self.step.reshape(1)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remanence import trees
+from remanence import keys, trees
 from remanence.data.batches import Plan
 from remanence.engines import common
 from remanence.local import SplitRows, Task, begin, differentiate_plain, finish, first_progress, keep_or_revert, take_step
@@ -57,11 +57,12 @@ class Loop:
         if self.channels_last:
             params, fixed = _channels_last(params), _channels_last(fixed)
         progress = first_progress(task, differentiate_plain, params, fixed, model.buffers, rows, ctx)
-        for step, width in enumerate(plan.widths):
-            now = common.enter_step(ctx, step)
-            chosen = rows.train[torch.from_numpy(plan.rows[step, :width]).to(rows.train.device)]
-            x = self._lay_out(task.train.augmented(chosen, now.key))
-            batch = Batch(x, task.train.labels(chosen), torch.ones(int(width), dtype=task.world.dtype, device=x.device), chosen)
+        ids = rows.train[torch.from_numpy(plan.rows).to(rows.train.device)]  # [steps, batch]
+        numbers = torch.arange(len(ids), device=ids.device)
+        step_keys, ones = keys.fold_in(ctx.key, numbers), torch.ones(ids.shape[1], dtype=task.world.dtype, device=ids.device)
+        for step, width in enumerate(plan.widths.tolist()):
+            now, chosen = ctx._replace(step=numbers[step], key=step_keys[step]), ids[step, :width]
+            batch = Batch(self._lay_out(task.train.augmented(chosen, now.key)), task.train.labels(chosen), ones[:width], chosen)
             progress, loss = take_step(task, differentiate_plain, progress, fixed, batch, rows, now)
             losses.append(loss)
         whole = {**fixed, **progress.params}

@@ -70,6 +70,14 @@ def _knock(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCKING).close()
 
 
+def count_resources(name: str) -> int:
+    """How many CPU or GPU the cluster has, busy or not."""
+    import ray
+
+    partly_typed: Any = ray
+    return int(partly_typed.cluster_resources().get(name, 0))
+
+
 def disconnect() -> None:
     """Leave the cluster; one that we started ends with this."""
     import ray

@@ -102,8 +102,8 @@ def send_task(task: Task) -> Parcel:
     shell = replace(task, train=_without_arrays(task.train), test=_without_arrays(task.test))
     file = io.BytesIO()
     ways = {Tensor: _reduce_on_host, type(torch.classes): _reduce_by_name, type(torch.ops): _reduce_by_name}
-    ways_of_ours_first = {"dispatch_table": ChainMap(ways, cloudpickle.Pickler.dispatch_table)}
-    pickler = type("TaskPickler", (cloudpickle.Pickler,), ways_of_ours_first)
+    usual: Any = cloudpickle.Pickler
+    pickler = type("TaskPickler", (usual,), {"dispatch_table": ChainMap(ways, usual.dispatch_table)})  # ours first
     try:
         pickler(file).dump(shell)
     except Exception as error:  # whatever somebody's part or network holds: a lock, an open file, a generator

@@ -6,6 +6,7 @@ recognised by the length of the file and ignored. Every forgetting measure is a 
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from remanence.errors import InputError
+from remanence.files import write_atomically
 
 MOMENTS = ("before_drift", "before", "local", "merged", "refined", "personal")
 SPLITS = ("test", "valid", "train", "public")
@@ -141,3 +143,14 @@ class Ledger:
         }
         counts = {name: self.records[name].reshape(-1) for name in ("correct", "total", "predicted")}
         return pandas.DataFrame(flat | words | counts)
+
+    def to_parquet(self, path: str | Path) -> Path:
+        """The same as a Parquet file, for other tools; whole or not at all. -> its path"""
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError:
+            raise InputError("to_parquet needs pandas and pyarrow: pip install 'remanence[parquet]'") from None
+        content = io.BytesIO()
+        self.to_pandas().to_parquet(content, index=False)
+        write_atomically(Path(path), content.getvalue())
+        return Path(path)

@@ -43,10 +43,11 @@ def _adam(name: str, lr: float, beta1: float, beta2: float, eps: float, weight_d
                 grads = trees.axpy(rule["weight_decay"], params, grads)
         count = slots["count"] + 1
         first = trees.lerp(slots["first"], grads, 1 - rule["beta1"])
-        second = trees.map(lambda v, g: rule["beta2"] * v + (1 - rule["beta2"]) * g * g, slots["second"], grads)
+        beta2, rest, eps = rule["beta2"], 1 - rule["beta2"], rule["eps"]
+        second = trees.map(lambda v, g: beta2 * v + rest * g * g, slots["second"], grads)
         size = rule["lr"] / (1 - rule["beta1"] ** count)
-        correction = torch.sqrt(1 - rule["beta2"] ** count)
-        params = trees.map(lambda w, m, v: w - size * m / (torch.sqrt(v) / correction + rule["eps"]), params, first, second)
+        correction = torch.sqrt(1 - beta2**count)
+        params = trees.map(lambda w, m, v: w - size * m / (torch.sqrt(v) / correction + eps), params, first, second)
         return params, {"first": first, "second": second, "count": count}
 
     numbers = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
