@@ -41,10 +41,10 @@ doctests: $(DEV)
 	$(BIN)/pytest --quiet --doctest-modules src
 
 test: lint types doctests
-	$(BIN)/pytest -n $(WORKERS) -m "not slow" tests
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not slow" tests
 
 test-all: lint types doctests
-	$(BIN)/pytest -n $(WORKERS) tests
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup tests
 
 # torch comes first and alone, at the version constraints.txt pins: left to choose among versions, pip may fetch gigabytes of CUDA packages.
 define install

@@ -12,6 +12,7 @@ from typing import Any
 from remanence import data, expressions
 from remanence.aggregators.robust import ROBUST
 from remanence.algorithms import METHODS
+from remanence.algorithms.dp import dp
 from remanence.attacks import ATTACKS
 from remanence.config import Spec
 from remanence.data.concepts import KINDS
@@ -31,12 +32,13 @@ ENGINES = {
     "loop": "one client after the other by plain autograd: the oracle",
     "stacked": "many clients as one batched computation, on the CPU or CUDA",
     "processes": "one process a core, for convolution nets on the CPU",
+    "ray": "many machines and GPUs: clients spread over the workers of a Ray cluster",
 }
 
 TABLES: dict[str, Mapping[str, Callable[..., Any]]] = {
     "methods": METHODS,
     "objectives": OBJECTIVES,
-    "aggregators": ROBUST,
+    "aggregators": ROBUST | {"dp": dp},
     "attacks": ATTACKS,
     "models": MODELS,
     "data": data.SOURCES,

@@ -103,7 +103,7 @@ class Spec(Section):
     model: StrictStr = ""  # empty: the default for the data; or a name, or package.module:Class(option=value)
     rounds: Count = 20  # with drift, of every time step
     seed: Natural = 0
-    engine: Literal["auto", "loop", "stacked", "processes"] = "auto"
+    engine: Literal["auto", "loop", "stacked", "processes", "ray"] = "auto"
     stack: Natural = 0  # most clients in one stack; 0: chosen
     stepping: Literal["auto", "eager", "graph", "compiled"] = "auto"  # how a stack runs its steps: plainly, recorded, or fused too
     workers: Natural = 0  # processes; 0: one a core

@@ -21,6 +21,7 @@ from remanence import data, expressions
 from remanence import model as models_
 from remanence.aggregators.guarded import check_cohort
 from remanence.algorithms import PARTS
+from remanence.algorithms.dp import check_private
 from remanence.attacks import Adversary, check_attacks, know, parse_attacks
 from remanence.compose import Composed, check, describe, parse_method
 from remanence.config import Spec, optimizer_call
@@ -159,6 +160,7 @@ def build(spec: Spec, *, method: Method | Part | None = None, module: nn.Module 
     for p in composed.parts:
         if p.check is not None:
             p.check(task.optimiser, task.world)
+    check_private(task)
     size = min(_cohort_size(spec, named_clients), population.clients)
     settled = _settle(spec, model_name, named_clients, device)
     about = _describe(settled, source, task, division, adversary.clients.tolist())

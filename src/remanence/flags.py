@@ -41,7 +41,7 @@ HELP: dict[str, tuple[Any, str]] = {
     "record_every": (int, "rounds between evaluations"),
     "record_local": (bool, "also evaluate every client's model"),
     "attack": (str, 'hostile clients, such as "sign_flip(fraction=0.1)"'),
-    "engine": (str, "auto, loop, stacked or processes"),
+    "engine": (str, "auto, loop, stacked, processes or ray"),
     "device": (str, "auto, cpu or cuda"),
     "precision": (str, "fp32, fp64, tf32 or bf16"),
     "deterministic": (bool, "the same bits on CUDA every time"),

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from remanence import exchange, gate, server, several, trees
+from remanence.algorithms.dp import guarantee_of as promised_by
 from remanence.checkpoint import Vault, fingerprint
 from remanence.config import Spec, write_toml
 from remanence.data.source import Source
@@ -27,6 +28,7 @@ from remanence.errors import INTERRUPTED, OUT_OF_TIME, TERMINATED, InputError, S
 from remanence.experiment import Experiment, build
 from remanence.files import claim_folder, explain_full_disk, lock, write_atomically
 from remanence.keys import Key
+from remanence.privacy import Guarantee
 from remanence.progress import Progress, Silent
 from remanence.record import Recorder
 from remanence.record_peers import PeerRecorder
@@ -123,7 +125,7 @@ def settle_engine(experiment: Experiment, progress: Progress, choice: Choice | N
         choice = choose_engine(task, job, spec.stack, spec.workers, rounds=spec.total_rounds)
         progress.say(f"engine {choice.reason}")
     torch.set_num_threads(choice.threads)
-    workers = spec.workers or count_cores()
+    workers = spec.workers or (0 if choice.name == "ray" else count_cores())  # a cluster has cores of its own
     steps = choice.steps if spec.stepping == "auto" else spec.stepping
     settled = spec.model_copy(update={"engine": choice.name, "threads": choice.threads, "workers": workers, "stepping": steps})
     return replace(experiment, spec=settled, about=experiment.about | {"engine": choice.reason}), choice
@@ -136,7 +138,9 @@ def go_on(experiment: Experiment, folder: Path, progress: Progress, deadline: De
     state = vault.load(experiment.task.world.device, progress.say) or first_state(experiment)
     recorder = open_recorder(folder, experiment, dict(state.committed))
     engine = make_engine(spec.engine, experiment.task, spec.stack, spec.workers, spec.stepping)
-    progress.start(title or spec.method, state.round, spec.total_rounds)
+    promise = guarantee_of(experiment)
+    last = spec.total_rounds if promise is None else promise.last_round(spec.total_rounds)
+    progress.start(title or spec.method, state.round, last)
     state = replace(state, committed=recorder.commit())
 
     def save() -> None:
@@ -147,7 +151,7 @@ def go_on(experiment: Experiment, folder: Path, progress: Progress, deadline: De
         save()  # the first state too: a model given as an object need not be the same when the run is resumed
         last_save = time.monotonic()
         with catch_termination():
-            while state.round < spec.total_rounds:
+            while state.round < last:
                 if deadline.passed():
                     save()
                     raise Stopped(
@@ -156,9 +160,11 @@ def go_on(experiment: Experiment, folder: Path, progress: Progress, deadline: De
                 state, line = play_round(experiment, engine, state, recorder)
                 deadline.rounds += 1
                 progress.round(line)
-                if time.monotonic() - last_save >= spec.checkpoint.seconds or state.round == spec.total_rounds:
+                if time.monotonic() - last_save >= spec.checkpoint.seconds or state.round == last:
                     save()
                     last_save = time.monotonic()
+            if promise is not None:
+                progress.say(tell_privacy(promise, state.round))
     except KeyboardInterrupt as stop:
         save()
         code = TERMINATED if isinstance(stop, Terminated) else INTERRUPTED
@@ -170,6 +176,21 @@ def go_on(experiment: Experiment, folder: Path, progress: Progress, deadline: De
         recorder.close()
         progress.finish()
     return Run(folder)
+
+
+def guarantee_of(experiment: Experiment) -> Guarantee | None:
+    """What the run promises of its clients' privacy; None where the method promises nothing."""
+    spec, task = experiment.spec, experiment.task
+    always = spec.clients.availability == "always" and not experiment.has_stragglers
+    return promised_by(task.method, experiment.cohort_size, task.world.clients, "always" if always else "any")
+
+
+def tell_privacy(promise: Guarantee, rounds: int) -> str:
+    """What the run amounts to; without the package that computes it, that it is not known."""
+    try:
+        return promise.describe(rounds)
+    except InputError as missing:
+        return f"epsilon is not known: {missing}"
 
 
 def open_recorder(folder: Path, experiment: Experiment, committed: dict[str, int]) -> Recorder | PeerRecorder:

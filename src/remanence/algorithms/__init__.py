@@ -7,6 +7,7 @@ from collections.abc import Callable
 from remanence.aggregators.robust import ROBUST
 from remanence.algorithms.centralised import centralised
 from remanence.algorithms.dac import dac
+from remanence.algorithms.dp import dp
 from remanence.algorithms.fedavg import fedavg
 from remanence.algorithms.fedbabu import fedbabu
 from remanence.algorithms.fedbn import fedbn
@@ -32,6 +33,7 @@ __all__ = [
     "PARTS",
     "centralised",
     "dac",
+    "dp",
     "fedadagrad",
     "fedadam",
     "fedavg",
@@ -83,4 +85,4 @@ METHODS: dict[str, Callable[..., Part]] = {
     "scaffold": scaffold,
 }
 
-PARTS: dict[str, Callable[..., Part]] = METHODS | OBJECTIVES | ROBUST  # whatever may stand between two `+`
+PARTS: dict[str, Callable[..., Part]] = METHODS | OBJECTIVES | ROBUST | {"dp": dp}  # whatever may stand between two `+`

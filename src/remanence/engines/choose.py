@@ -46,6 +46,10 @@ def make_engine(name: str, task: Task, stack: int = 0, workers: int = 0, steps: 
         return Stacked(task, stack or (STACK_CUDA if task.world.device.type == "cuda" else STACK), steps)
     if name == "processes":
         return Processes(task, workers)
+    if name == "ray":
+        from remanence.engines.ray import RayEngine
+
+        return RayEngine(task, workers, stack=stack, steps=steps)
     return Loop(task)
 
 

@@ -1,4 +1,4 @@
-"""The workers of the engine `ray`: how a cluster is found, and how work gets done although workers die, hang or never start.
+"""The workers of the engine `ray`, and how work gets done although some of them die, hang or never start.
 
 Work is handed to whoever is free. A worker that is lost is replaced, and what it was doing is done again by another: nothing it knew is missed, and a
 client's result does not depend on who trained it.
@@ -8,95 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import signal
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from remanence.engines.processes import count_cores
-from remanence.errors import InputError, RemanenceError, RunFailed
+from remanence.errors import RemanenceError, RunFailed
 
 log = logging.getLogger("remanence")
-KNOCKING = 10.0  # seconds a cluster has to answer at all
 PATIENCE = 5.0  # seconds between two looks at the clock while nothing comes back
-
-
-def require_ray() -> None:
-    """Refuse before any work where the package is missing."""
-    try:
-        import ray  # noqa: F401
-    except ImportError as error:
-        raise InputError(f'engine ray needs the package ray ({error}): pip install "remanence[ray]"') from error
-
-
-def connect(address: str, workers: int) -> bool:
-    """Find the cluster, or start one here. -> whether the connection is ours to close
-
-    address: of a running cluster; empty: the environment variable RAY_ADDRESS, and without it a cluster on this machine alone. Tokens and certificates are
-        Ray's own settings (RAY_AUTH_MODE, RAY_AUTH_TOKEN, RAY_USE_TLS) and read by it.
-    """
-    import ray
-
-    if ray.is_initialized():
-        return False
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry from us, unless somebody asked for it
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    quietly: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    address = address or os.environ.get("RAY_ADDRESS", "")
-    with _keep_termination():
-        if not address:
-            ray.init(address="local", num_cpus=max(workers, count_cores()), include_dashboard=False, **quietly)
-            return True
-        try:
-            _knock(address)
-            ray.init(address=address, **quietly)
-        except (OSError, ValueError, RuntimeError) as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise InputError(
-                f"no Ray cluster can be used at {address} ({reason}): check the address, the token (RAY_AUTH_TOKEN) and that Ray and Python are the same"
-                " versions there, or leave the address out to start one here"
-            ) from error
-    return True
-
-
-def _knock(address: str) -> None:
-    """Is anybody there? Ray itself asks for half a minute before it says no."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if colon and port.isdigit():  # "auto" is for Ray to find
-        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCKING).close()
-
-
-def count_resources(name: str) -> int:
-    """How many CPU or GPU the cluster has, busy or not."""
-    import ray
-
-    partly_typed: Any = ray
-    return int(partly_typed.cluster_resources().get(name, 0))
-
-
-def disconnect() -> None:
-    """Leave the cluster; one that we started ends with this."""
-    import ray
-
-    with _keep_termination():
-        ray.shutdown()
-
-
-@contextlib.contextmanager
-def _keep_termination() -> Iterator[None]:
-    """Ray puts a handler of its own for SIGTERM in place of ours, which saves the run."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class Call(NamedTuple):
@@ -172,7 +92,7 @@ class Crew:
         """End all workers."""
         import ray
 
-        for member in self.members:
+        for member in self.members if ray.is_initialized() else []:  # else it would start a cluster to find nobody
             with contextlib.suppress(Exception):  # the cluster itself may be gone
                 ray.kill(member.actor)
         self.members = []
@@ -198,8 +118,7 @@ class Crew:
             self.failed_starts += 1
             if self.failed_starts > self.retries:
                 raise RunFailed(
-                    f"Ray workers cannot be started ({_first_line(error)}): remanence, and the modules your model and parts come from, must be installed"
-                    " on every node, and a worker needs memory for the data"
+                    f"Ray workers cannot be started ({_first_line(error)}): remanence must be installed on every node, with the same Python and torch"
                 ) from error
             self._tell(f"Ray worker {member.number} did not start ({_first_line(error)}): trying another")
             self._replace(member)
@@ -229,10 +148,32 @@ class Crew:
         log.warning(sentence)
 
 
+_standing: dict[Any, tuple[Crew, int]] = {}  # by what they are like: the crew, and how many engines use it
+
+
+def join_crew(likeness: Any, make: Callable[[], Crew]) -> Crew:
+    """The crew that other engines of this process use already, if it is of the same kind, or a new one."""
+    crew, users = _standing[likeness] if likeness in _standing else (make(), 0)
+    _standing[likeness] = (crew, users + 1)
+    return crew
+
+
+def leave_crew(likeness: Any) -> None:
+    """The last one out ends the workers."""
+    crew, users = _standing.pop(likeness)
+    if users > 1:
+        _standing[likeness] = (crew, users - 1)
+    else:
+        crew.dismiss()
+
+
 def _explain(error: Any) -> RemanenceError:
     """A worker's own error: a sentence of ours as it is, anything else with where it came from."""
     cause = getattr(error, "cause", None)
-    return cause if isinstance(cause, RemanenceError) else RunFailed(f"a Ray worker failed: {error}")
+    if isinstance(cause, RemanenceError):
+        return cause
+    cure = ": install remanence, and the modules your model and parts come from, on every node" if isinstance(cause, ImportError) else ""
+    return RunFailed(f"a Ray worker failed{cure}: {error}")
 
 
 def _first_line(error: Exception) -> str:

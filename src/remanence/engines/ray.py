@@ -1,0 +1,194 @@
+"""Many machines and many GPUs: the clients of a round spread over the workers of a Ray cluster.
+
+The examples are put into the object store once and the global model once a round; every worker of a node reads them there. Clients are dealt out by the steps
+they have to make, so that all workers end together. Decentralised methods run the same way, many peers a worker.
+
+Ray runs whatever code a driver sends: use it among machines that trust each other, with token authentication (RAY_AUTH_MODE=token) where others share the
+network.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from remanence import trees
+from remanence.engines import common
+from remanence.engines.ray_cluster import connect, count_resources, disconnect, require_ray
+from remanence.engines.ray_crew import Call, Crew, join_crew, leave_crew
+from remanence.engines.ray_worker import INNER, Assignment, Inner, Worker, choose_inner
+from remanence.engines.shipping import TorchSettings, pack, send_task, unpack
+from remanence.engines.stacked import Stacked
+from remanence.errors import InputError, unknown
+from remanence.local import Task
+from remanence.types import Facts, Job, PairScores, Reply, Scores, Start, Verdicts
+
+SHARES = 4  # slices a worker gets in a round where clients run one by one: the last to end then keeps the others waiting for a quarter of its work
+STACK = {"cpu": 64, "cuda": 256}  # most clients in one stack
+
+
+class RayEngine:
+    """Workers as actors, each with an engine of its own inside. Nothing is started before there is something to do.
+
+    workers: 0 means one a GPU where the work is done on GPUs, else one a core of the cluster, and never more than there are clients.
+    inner: "loop" or "stacked"; empty: what is fastest there. stack, steps: as for `Stacked`.
+    address: of a running cluster; empty: see `ray_cluster.connect`.
+    device: "cpu" or "cuda", where the workers compute; empty: where the task is.
+    timeout: seconds after which a worker that has not answered counts as lost; 0: never. retries: how often lost work is done again before the run fails.
+    """
+
+    name = "ray"
+
+    def __init__(
+        self,
+        task: Task,
+        workers: int = 0,
+        *,
+        inner: str = "",
+        stack: int = 0,
+        steps: str = "auto",
+        address: str = "",
+        device: str = "",
+        timeout: float = 1800.0,
+        retries: int = 3,
+    ):
+        require_ray()
+        if inner and inner not in INNER:
+            raise unknown("inner engine of ray", inner, INNER)
+        if device not in ("", "cpu", "cuda"):
+            raise InputError(f"engine ray: device must be cpu or cuda, not {device!r}: a worker takes whichever GPU Ray gives it")
+        if timeout < 0 or retries < 0:
+            raise InputError(f"engine ray: timeout={timeout} and retries={retries} must be at least 0")
+        self.task, self.workers, self.address = task, workers, address
+        self.timeout, self.retries = timeout, retries
+        self.device = device or task.world.device.type
+        if inner == "stacked":
+            Stacked(task)  # refuses what cannot be stacked
+        self.inner = Inner(inner or choose_inner(task, self.device), stack or STACK[self.device], steps)
+        self.parcel = send_task(task)  # refuses what cannot travel
+        self.crew: Crew | None = None
+        self.likeness: Any = None  # of the crew: engines of one process that want the same kind share it
+        self.assignment: Assignment | None = None
+
+    def train(self, job: Job) -> Iterator[Reply]:
+        import ray
+
+        crew = self.assemble()
+        for_all = ray.put(pack((None if job.personal_start else job.start, job.shared)))
+        shares = len(crew.members) * (1 if self.inner.name == "stacked" else SHARES)  # a stack pays only if it is large
+        slices = deal(common.expected_steps(self.task, job), shares)
+        for _, answer in self._carry("train", [(for_all, pack(_cut(job, places))) for places in slices]):
+            yield self._unpack(answer)
+
+    def score(self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0) -> Scores:
+        import ray
+
+        crew, many = self.assemble(), len(next(iter(models.params.values())))
+        if many >= len(crew.members):  # a model or more for everybody
+            some = [models.take(slice(int(part[0]), int(part[-1]) + 1)) for part in _split(many, len(crew.members))]
+            parts: list[Scores] = self._ask("score", [(pack(part), split, owners, time_step) for part in some])
+            return Scores(torch.cat([part.confusion for part in parts]), torch.cat([part.loss for part in parts]))
+        ids, groups, count = common.rows_to_score(self.task, split, owners, time_step)
+        packed, rows, group = ray.put(pack(models)), ids.cpu().numpy(), groups.cpu().numpy()
+        shares = _split(len(rows), len(crew.members)) or [np.empty(0, dtype=np.int64)]  # somebody has to say that there is nothing to say
+        parts = self._ask("score_rows", [(packed, split, rows[share], group[share], count) for share in shares])
+        return Scores(torch.stack([part.confusion for part in parts]).sum(dim=0), torch.stack([part.loss for part in parts]).sum(dim=0))
+
+    def score_pairs(
+        self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int = 0, verdicts: bool = False
+    ) -> PairScores:
+        sizes = common.split_rows(self.task, split, time_step).sizes[owners]
+        shares = deal(sizes, len(self.assemble().members)) if len(which) else []
+        if not shares:
+            return common.PairTally(0, self.task.world.classes, torch.device("cpu"), verdicts).scores()
+        questions = []
+        for share in shares:
+            used, local = np.unique(which[share], return_inverse=True)  # nobody needs the models of the others
+            some = pack(models.take(torch.from_numpy(used).to(self.task.world.device)))
+            questions.append((some, local, owners[share], split, time_step, verdicts))
+        return join_pairs(self._ask("score_pairs", questions), shares)
+
+    def close(self) -> None:
+        if self.crew is not None:
+            self.crew = self.assignment = None
+            leave_crew(self.likeness)
+            disconnect()
+
+    def assemble(self) -> Crew:
+        """The workers; the first time they are started, or found where another engine of this process has the same."""
+        if self.crew is not None:
+            return self.crew
+        import ray
+
+        connect(self.address, self.workers)
+        gpu, settings = self.device == "cuda", TorchSettings.read()
+        resource = "GPU" if gpu else "CPU"
+        found = count_resources(resource)
+        if not found:
+            disconnect()
+            raise InputError(f"the Ray cluster has no {resource}: add a node that has one, or use another device")
+        count = min(self.workers or found, self.task.world.clients)
+        actor = ray.remote(Worker).options(num_cpus=1, num_gpus=int(gpu), max_restarts=0, scheduling_strategy="SPREAD")
+        self.likeness = (self.address, self.device, count, settings, self.retries, self.timeout)
+        self.crew = join_crew(self.likeness, lambda: Crew(lambda: actor.remote(self.device, settings), count, self.retries, self.timeout))
+        self.assignment = Assignment(uuid.uuid4().hex, ray.put(self.parcel.shell), ray.put(self.parcel.examples), self.inner)
+        return self.crew
+
+    def _carry(self, method: str, questions: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+        """The same method of many workers, about this engine's task. -> (number of the question, its answer), in any order"""
+        return self.assemble().carry([Call(method, (self.assignment, *question)) for question in questions])
+
+    def _ask(self, method: str, questions: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """All answers, in the order of the questions."""
+        answers = dict(self._carry(method, questions))
+        return [unpack(answers[number], torch.device("cpu")) for number in range(len(questions))]
+
+    def _unpack(self, answer: Any) -> Reply:
+        reply: Reply = unpack(answer, self.task.world.device)
+        return reply
+
+
+def deal(work: np.ndarray, hands: int) -> list[np.ndarray]:
+    """Places 0 .. n-1 in at most `hands` slices of about equal work, the largest first: whatever is largest goes to whoever has least.
+
+    >>> [places.tolist() for places in deal(np.array([1, 5, 2, 2, 1]), 2)]
+    [[1, 4], [0, 2, 3]]
+    """
+    slices: list[list[int]] = [[] for _ in range(max(1, min(hands, len(work))))]
+    loads = np.zeros(len(slices))
+    for place in np.argsort(-work, kind="stable").tolist():
+        least = int(np.argmin(loads))
+        slices[least].append(place)
+        loads[least] += max(int(work[place]), 1)  # no work at all still takes a moment
+    return [np.sort(np.array(slices[number], dtype=np.int64)) for number in np.argsort(-loads, kind="stable") if slices[number]]
+
+
+def join_pairs(parts: list[PairScores], shares: list[np.ndarray]) -> PairScores:
+    """Scores of slices of pairs as scores of all of them, in their order."""
+    back = torch.from_numpy(np.argsort(np.concatenate(shares), kind="stable"))
+    confusion, loss = torch.cat([part.confusion for part in parts])[back], torch.cat([part.loss for part in parts])[back]
+    told = [part.verdicts for part in parts]
+    if told[0] is None:
+        return PairScores(confusion, loss)
+    pair = np.concatenate([share[mine.pair] for share, mine in zip(shares, told, strict=True) if mine is not None])
+    ids, right, margin = (np.concatenate([mine[column] for mine in told if mine is not None]) for column in (1, 2, 3))
+    order = np.lexsort((ids, pair))
+    return PairScores(confusion, loss, Verdicts(pair[order], ids[order], right[order], margin[order]))
+
+
+def _split(count: int, shares: int) -> list[np.ndarray]:
+    """Neighbours stay together, nobody gets nothing."""
+    return [part for part in np.array_split(np.arange(count), shares) if len(part)]
+
+
+def _cut(job: Job, places: np.ndarray) -> Any:
+    """The part of a job that concerns some clients; the model and what is shared are in the store."""
+    index = torch.from_numpy(places)
+    start = job.start.take(index) if job.personal_start else None
+    facts = Facts(*(fact[index] for fact in job.facts))
+    whole: Any = job
+    return whole._replace(clients=job.clients[places], start=start, shared={}, own=trees.take(job.own, index), facts=facts)

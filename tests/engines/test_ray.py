@@ -1,0 +1,358 @@
+"""The engine `ray` equals `loop`, and workers and nodes that die, hang or fail cost a retry and nothing else.
+
+One cluster of two nodes with a core each serves all tests, so that two workers are always on two nodes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remanence import trees
+from remanence.engines.loop import Loop
+from remanence.engines.ray import RayEngine, deal
+from remanence.engines.ray_cluster import connect
+from remanence.engines.ray_worker import choose_inner
+from remanence.engines.shipping import pack, receive_task, send_task, unpack
+from remanence.errors import InputError, RunFailed
+from remanence.experiment import Experiment
+from remanence.rounds import first_state, make_job
+from remanence.testing import TOLERANCE, check_engine
+from remanence.trial import drifting_experiment, play, quickly, small_experiment, state_tree, worst_difference
+from remanence.types import Context, Facts, Lent, Part, Start
+
+ray = pytest.importorskip("ray", reason="the package ray is not installed (the extra remanence[ray])")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves its own log files and sockets to the garbage collector
+    pytest.mark.xdist_group("ray"),  # one cluster for all, where tests run in parallel (--dist loadgroup)
+]
+
+WHOLE = {"local.steps": 2, "clients.sample": 6}  # everybody in every round, little work
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    nodes.add_node(num_cpus=1)
+    before = signal.getsignal(signal.SIGTERM)
+    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
+    signal.signal(signal.SIGTERM, before)
+    yield nodes
+    ray.shutdown()
+    nodes.shutdown()
+
+
+def assert_equals_loop(experiment: Experiment, engine: RayEngine, rounds: int = 2) -> None:
+    oracle, lines = play(experiment, Loop(experiment.task), rounds)
+    state, others = play(experiment, engine, rounds)
+    assert not [line for line in lines if line.get("refused") or line.get("abandoned")]
+    place, distance = worst_difference(state_tree(state), state_tree(oracle))
+    assert distance <= TOLERANCE, f"ray differs from loop by {distance:.1e} at {place}"
+    for line, other in zip(lines, others, strict=True):
+        assert {name: other[name] for name in ("per_class", "bytes_up") if name in line} == {
+            name: line[name] for name in ("per_class", "bytes_up") if name in line
+        }
+
+
+def wait_for_workers(engine: RayEngine) -> list[int]:
+    """-> their processes, once all of them have the data"""
+    processes: list[int] = ray.get([member.actor.ready.remote() for member in engine.assemble().members])
+    return processes
+
+
+# ------------------------------------------------------------------------------------------------------------------------ equal to the oracle
+
+METHODS = {
+    "fedavg": "stacked",
+    "scaffold+wsm": "loop",
+    "flashback": "stacked",
+    "fedwavg": "loop",
+    "hast": "stacked",
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_as_loop_on_two_nodes(method: str, cluster: Any) -> None:
+    experiment = small_experiment("+".join(quickly(name) for name in method.split("+")), {"record.local": method == "fedavg"})
+    with closing(RayEngine(experiment.task, 2, inner=METHODS[method])) as engine:
+        assert_equals_loop(experiment, engine)
+        assert engine.crew is not None
+        assert engine.crew.losses == []
+
+
+def test_the_same_while_the_data_drift(cluster: Any) -> None:
+    experiment = drifting_experiment(quickly("hast"), 2)
+    with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
+        assert_equals_loop(experiment, engine)
+
+
+def test_the_contract_of_engines(cluster: Any) -> None:
+    check_engine(lambda task: RayEngine(task, 2, inner="loop"))
+
+
+def test_one_worker_for_each_core_of_the_cluster(cluster: Any) -> None:
+    experiment = small_experiment("fedavg", WHOLE)
+    with closing(RayEngine(experiment.task)) as engine:
+        assert len(set(wait_for_workers(engine))) == 2  # on two nodes, for each has a single core
+        job = make_job(experiment, first_state(experiment), 1)
+        replies = list(engine.train(job))
+        assert sorted(client for reply in replies for client in reply.client.tolist()) == list(range(6))
+
+
+def test_two_engines_of_a_run_share_their_workers(cluster: Any) -> None:
+    """Fine-tuning is a task of its own: with workers of its own it would wait for cores that training holds. Who is last ends them, in any order."""
+    training, tuning = small_experiment("scaffold", WHOLE), small_experiment("fedavg", WHOLE)
+    first, second = RayEngine(training.task, 2, inner="loop"), RayEngine(tuning.task, 2, inner="stacked")
+    with closing(second):
+        with closing(first):
+            assert_equals_loop(training, first, 1)
+            assert_equals_loop(tuning, second, 1)
+            assert first.crew is second.crew
+            assert len(set(wait_for_workers(second))) == 2
+        assert_equals_loop(tuning, second, 1)
+    assert second.crew is None
+
+
+# ------------------------------------------------------------------------------------------------------------------------------------- faults
+
+
+def mishap(armed: Path, client: int, *, kind: str) -> Part:
+    """A part that does nothing, but where the file is there: then, at one client, a mishap; "once" takes the file away first."""
+    once, path = kind.startswith("once"), str(armed)
+
+    def own(start: Start, facts: Facts, world: Any) -> dict[str, Any]:
+        return {"visits": torch.zeros((), dtype=torch.int64)}
+
+    def before(ctx: Context, lent: Lent) -> tuple[dict[str, Any], dict[str, Any]]:
+        if int(ctx.client) == client and os.path.exists(path):
+            if once:
+                os.unlink(path)
+            if kind.endswith("killed"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif kind.endswith("hung"):
+                time.sleep(600)
+            raise ValueError("the part's own mistake")
+        return {"visits": ctx.own["visits"] + 1}, {}
+
+    return Part("mishap", own=own, before=before)
+
+
+@pytest.mark.parametrize("kind", ["once killed", "once hung"])
+def test_a_worker_lost_in_a_round_costs_a_retry(kind: str, cluster: Any, tmp_path: Path) -> None:
+    """The model is the right one, and every client's own state has counted the round once."""
+    armed = tmp_path / "armed"
+    experiment = small_experiment(mishap(armed, 3, kind=kind), WHOLE)
+    oracle, _ = play(experiment, Loop(experiment.task), 2)
+    armed.touch()
+    with closing(RayEngine(experiment.task, 2, inner="loop", timeout=10 if kind == "once hung" else 600)) as engine:
+        state, _ = play(experiment, engine, 2)
+        assert engine.crew is not None
+        losses = engine.crew.losses
+    assert not armed.exists()
+    assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+    assert [int(state.own[client]["mishap"]["visits"]) for client in range(6)] == [2] * 6
+    assert len(losses) == 1
+    assert "another does its work" in losses[0]
+    assert ("did not answer in 10 s" in losses[0]) == (kind == "once hung")
+
+
+def test_work_that_kills_every_worker_ends_the_run(cluster: Any, tmp_path: Path) -> None:
+    armed = tmp_path / "armed"
+    armed.touch()
+    experiment = small_experiment(mishap(armed, 0, kind="always killed"), WHOLE)
+    job, words = make_job(experiment, first_state(experiment), 1), r"the same work was lost 2 times .* go on with remanence resume"
+    with closing(RayEngine(experiment.task, 2, inner="loop", retries=1)) as engine, pytest.raises(RunFailed, match=words):
+        list(engine.train(job))
+
+
+def test_a_mistake_in_a_part_is_told_and_not_tried_again(cluster: Any, tmp_path: Path) -> None:
+    armed = tmp_path / "armed"
+    armed.touch()
+    experiment = small_experiment(mishap(armed, 0, kind="raised"), WHOLE)
+    with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
+        with pytest.raises(RunFailed, match="the part's own mistake"):
+            list(engine.train(make_job(experiment, first_state(experiment), 1)))
+        assert engine.crew is not None
+        assert engine.crew.losses == []
+
+
+def test_a_node_that_dies_moves_its_work(cluster: Any) -> None:
+    """The second round runs on the node that is left; the lost worker's place waits for another node."""
+    experiment = small_experiment("scaffold", WHOLE)
+    node = next(node for node in cluster.list_all_nodes() if node is not cluster.head_node)
+    oracle, _ = play(experiment, Loop(experiment.task), 2)
+    with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
+        wait_for_workers(engine)
+        train, rounds = engine.train, []
+
+        def train_and_lose_a_node(job: Any) -> Iterator[Any]:
+            rounds.append(job.round)
+            for number, reply in enumerate(train(job)):
+                if len(rounds) == 2 and number == 0:
+                    cluster.remove_node(node, allow_graceful=False)
+                yield reply
+
+        engine.train = train_and_lose_a_node  # type: ignore[method-assign]
+        try:
+            state, _ = play(experiment, engine, 2)
+        finally:
+            cluster.add_node(num_cpus=1)
+        assert engine.crew is not None
+        assert len(engine.crew.losses) == 1
+        assert "Ray worker" in engine.crew.losses[0]
+    assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+
+
+# ------------------------------------------------------------------------------------------------------------------------ starting and ending
+
+ALONE = """
+import os, signal, sys
+import ray
+from remanence.engines.ray import RayEngine
+from remanence.rounds import first_state, make_job
+from remanence.trial import small_experiment
+experiment = small_experiment("fedavg", {"local.steps": 1})
+signal.signal(signal.SIGTERM, lambda *_: None)
+mine = signal.getsignal(signal.SIGTERM)
+engine, another = RayEngine(experiment.task, 1), RayEngine(experiment.task, 1)
+assert not ray.is_initialized(), "nothing is started before there is something to do"
+replies = list(engine.train(make_job(experiment, first_state(experiment), 1)))
+assert signal.getsignal(signal.SIGTERM) is mine, "Ray took the handler that saves a run"
+print(ray.get_runtime_context().gcs_address, os.environ["RAY_USAGE_STATS_ENABLED"], len(replies))
+list(another.train(make_job(experiment, first_state(experiment), 1)))
+engine.close()
+assert ray.is_initialized(), "another engine still needs it"
+another.close()
+assert not ray.is_initialized()
+another.close()
+assert not ray.is_initialized(), "closing twice starts nothing"
+"""
+
+
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_it_starts_a_cluster_or_finds_one(where: str, cluster: Any) -> None:
+    """Its own cluster ends with it; the one it found stays."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"RAY_ADDRESS": cluster.address} if where == "there" else {}
+    done = subprocess.run([sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    address, telemetry, replies = done.stdout.split()
+    assert (address == cluster.address) == (where == "there")
+    assert telemetry == "0"
+    assert int(replies) == 1
+    assert ray.cluster_resources()["CPU"] == 2
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "auto:x"])
+def test_an_address_without_a_cluster(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **settings: (_ for _ in ()).throw(ConnectionError("no such thing")))
+    with pytest.raises(InputError, match=rf"no Ray cluster can be used at {address} \(.+\): check the address, the token"):
+        connect(address, 1)
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"engine ray needs the package ray .*pip install \"remanence\[ray\]\""):
+        RayEngine(small_experiment("fedavg").task)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"inner": "lop"}, "unknown inner engine of ray 'lop': did you mean loop"),
+        ({"device": "cuda:1"}, "device must be cpu or cuda, not 'cuda:1'"),
+        ({"timeout": -1}, "timeout=-1 and retries=3 must be at least 0"),
+        ({"retries": -1}, "retries=-1"),
+    ],
+)
+def test_arguments_that_cannot_be(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        RayEngine(small_experiment("fedavg").task, **arguments)
+
+
+# ------------------------------------------------------------------------------------------------------------------------------- what travels
+
+
+def test_what_cannot_be_pickled_is_refused_at_once() -> None:
+    lock = threading.Lock()
+
+    def before(ctx: Context, lent: Lent) -> tuple[dict[str, Any], dict[str, Any]]:
+        with lock:
+            return {}, {}
+
+    with pytest.raises(InputError, match=r"cannot be pickled \(cannot pickle '_thread.lock' object\)"):
+        RayEngine(small_experiment(Part("locked", before=before)).task)
+
+
+def test_a_function_that_says_torch_and_classes_travels() -> None:
+    """A pickler takes `world.classes` beside `torch` for the module torch.classes, which cannot be pickled in the usual way."""
+
+    def before(ctx: Context, lent: Lent) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {}, {"ones": torch.ones(ctx.world.classes)}
+
+    task = receive_task(send_task(small_experiment(Part("counted", before=before)).task), torch.device("cpu"))
+    made = next(p for p in task.method.parts if p.name == "counted").before
+    assert made is not None
+    assert made is not before
+
+
+def test_a_task_travels_whole() -> None:
+    experiment = small_experiment("fedavg", {"record.local": True})
+    sent = experiment.task
+    parcel = send_task(sent)
+    for array in parcel.examples.values():
+        array.flags.writeable = False  # as an object store lends them
+    task = receive_task(parcel, torch.device("cpu"))
+    job = make_job(experiment, first_state(experiment), 1)
+    for mine, theirs in zip(Loop(task).train(job), Loop(sent).train(job), strict=True):
+        assert worst_difference(mine._asdict(), theirs._asdict()) == ("", 0.0)
+    assert task.train.x.data_ptr() == parcel.examples["train.x"].ctypes.data  # read where it lies, not copied
+
+
+def test_packed_and_unpacked() -> None:
+    job = make_job(experiment := small_experiment("scaffold"), first_state(experiment), 1)
+    there = pack(job)
+    assert not any(isinstance(leaf, torch.Tensor) for leaf in trees.leaves(there.own))
+    back = unpack(there, torch.device("cpu"))
+    assert type(back) is type(job)
+    assert type(back.facts) is Facts
+    assert (back.key, back.rule, back.clients.tolist()) == (job.key, job.rule, job.clients.tolist())
+    assert worst_difference(back.own, job.own) == ("", 0.0)
+    assert back.clients is not job.clients
+
+
+def test_the_inner_engine_is_what_is_fastest_there() -> None:
+    dense, images = small_experiment("fedavg"), "synthetic(samples=64, classes=4, shape='1x28x28', test=0.25)"
+    convolutions = small_experiment("fedavg", {"data.name": images, "model": "lenet"}).task
+    assert choose_inner(dense.task, "cpu") == "stacked"
+    assert choose_inner(convolutions, "cpu") == "loop"
+    assert choose_inner(convolutions, "cuda") == "stacked"
+
+
+@given(work=st.lists(st.integers(0, 50), min_size=1, max_size=30), hands=st.integers(1, 8))
+def test_work_is_dealt_evenly(work: list[int], hands: int) -> None:
+    """Everybody once; nobody has more than the mean and one client above it (Graham's bound), and the largest slice comes first."""
+    slices = deal(np.array(work), hands)
+    assert sorted(place for places in slices for place in places) == list(range(len(work)))
+    assert len(slices) <= hands
+    loads = [sum(max(work[place], 1) for place in places) for places in slices]
+    assert loads == sorted(loads, reverse=True)
+    assert max(loads) <= sum(loads) / min(hands, len(work)) + max(max(work), 1)
