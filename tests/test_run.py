@@ -117,6 +117,15 @@ def test_nobody_answers(tmp_path: Path) -> None:
     assert [(line["abandoned"], line["replies"], line["bytes_up"]) for line in lines] == [(True, 0, 0)] * 2
 
 
+def test_nobody_is_there(tmp_path: Path) -> None:
+    """Clients that keep something between rounds, and all of them offline: the round is abandoned, not the run."""
+    everybody = " ".join(map(str, range(10)))
+    experiment = build(spec_of(rounds=2, method="scaffold", **{"clients.availability": f"never(clients='{everybody}')"}))
+    state, lines = play(experiment, make_engine("loop", experiment.task), tmp_path / "run")
+    assert [(line["abandoned"], line["replies"]) for line in lines] == [(True, 0)] * 2
+    assert all(torch.equal(state.server.model.params[name], value) for name, value in experiment.task.model.initial.params.items())
+
+
 def test_what_is_written(tmp_path: Path) -> None:
     run = start_run(spec_of(**{"clients.sample": 0.5, "record.every": 2, "rounds": 5}), tmp_path / "run")
     lines = run.metrics

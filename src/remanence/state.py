@@ -63,7 +63,7 @@ class RunState:
 
 def gather_own(state: RunState, task: Task, clients: np.ndarray, facts: Facts) -> Tree:
     """What these clients keep, as a stack on the device; a newcomer's first value comes from its parts."""
-    if not task.keeps_own:
+    if not task.keeps_own or not len(clients):
         return {}
     rows = []
     for place, client in enumerate(clients):
