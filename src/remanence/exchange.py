@@ -72,7 +72,7 @@ def play_round(experiment: Experiment, engine: Engine, state: RunState, recorder
     line = {
         **describe_replies(replies, refusals),
         "abandoned": False,
-        **count_bytes(task, mixes, experiment),
+        **count_bytes(task, mixes),
         "stopped": int(improved.stopped.sum()),
         "offline": int((~online).sum()),
         "seconds": time.perf_counter() - begin,
@@ -228,12 +228,7 @@ def _train(
 def _put_back(models: Start, mixed: Start, replies: Reply) -> Start:
     """All models, with the trained ones in their places; who did not answer keeps what it had."""
     index = replies.client
-    trained = local_models(mixed.take(index), replies, stacked=True)
-
-    def place(old: dict[str, Tensor], new: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: value.index_copy(0, index, new[name]) for name, value in old.items()}
-
-    return Start(place(models.params, trained.params), place(models.buffers, trained.buffers))
+    return models.put(index, local_models(mixed.take(index), replies, stacked=True))
 
 
 def _validate(engine: Engine, crowd: Crowd, clients: np.ndarray, time_step: int, patience: int) -> Crowd:
@@ -246,21 +241,17 @@ def _validate(engine: Engine, crowd: Crowd, clients: np.ndarray, time_step: int,
     better = (loss < crowd.best_loss[index]) | without_rows
     chosen = index[better]
     on_device = chosen.to(next(iter(crowd.models.params.values())).device)
-
-    def update(best: dict[str, Tensor], new: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: value.index_copy(0, on_device, new[name][on_device]) for name, value in best.items()}
-
     waited = crowd.waited.index_copy(0, index, torch.where(better, 0, crowd.waited[index] + 1))
     return replace(
         crowd,
-        best=Start(update(crowd.best.params, crowd.models.params), update(crowd.best.buffers, crowd.models.buffers)),
+        best=crowd.best.put(on_device, crowd.models.take(on_device)),
         best_loss=crowd.best_loss.index_copy(0, chosen, loss[better].nan_to_num(nan=torch.inf)),
         waited=waited,
         stopped=crowd.stopped | (waited > patience) if patience else crowd.stopped,
     )
 
 
-def count_bytes(task: Task, mixes: tuple[Mix, ...], experiment: Experiment) -> dict[str, int]:
+def count_bytes(task: Task, mixes: tuple[Mix, ...]) -> dict[str, int]:
     """What would travel between real machines: every peer that is listened to sends what is mixed, and what it tells besides."""
     initial, sent = task.model.initial, task.sent_names()
     owner = task.method.owner("peers")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from remanence import personal, trees
+from remanence import personal
 from remanence.experiment import Experiment
 from remanence.files import flush
 from remanence.metrics.accuracy import summarise
@@ -133,7 +133,7 @@ class Recorder(Writer):
     def _cross(self, engine: Engine, state: RunState, models: Start, clients: np.ndarray, some: np.ndarray, place: dict[str, int]) -> None:
         """Some of a round's models on each other's validation rows, and what those rows' owners received."""
         used = state.used_by(some)
-        received = engine.score_pairs(_stack(state.servers), used, some, "valid", place["time_step"])
+        received = engine.score_pairs(state.models, used, some, "valid", place["time_step"])
         columns: dict[str, Any] = place | {"split": "valid"}
         for number, client in enumerate(some.tolist()):
             confusion, loss = received.confusion[number].numpy(), float(received.loss[number])
@@ -148,7 +148,7 @@ class Recorder(Writer):
     def _examine(self, engine: Engine, state: RunState, clients: np.ndarray, models: Start, place: dict[str, int]) -> None:
         """Every training row of the round's clients, before and after their training."""
         step = place["time_step"]
-        before = engine.score_pairs(_stack(state.servers), state.used_by(clients), clients, "train", step, verdicts=True)
+        before = engine.score_pairs(state.models, state.used_by(clients), clients, "train", step, verdicts=True)
         self.write_verdicts(before.verdicts, clients, **place, moment="before")
         after = engine.score_pairs(models, np.arange(len(clients)), clients, "train", step, verdicts=True)
         self.write_verdicts(after.verdicts, clients, **place, moment="local")
@@ -168,7 +168,14 @@ class Recorder(Writer):
         self._score(engine, state.servers, state, state.time_step)
         self._write_models("refined" if refined else "merged", **place)
         if self.spec.record.examples and len(asked):
-            scores = engine.score_pairs(_stack(state.servers), state.used_by(asked), asked, "train", state.time_step, verdicts=True)
+            scores = engine.score_pairs(
+                state.models,
+                state.used_by(asked),
+                asked,
+                "train",
+                state.time_step,
+                verdicts=True,
+            )
             self.write_verdicts(scores.verdicts, asked, **place, moment="merged")
         written = {}
         for split in self.splits:
@@ -186,17 +193,18 @@ class Recorder(Writer):
 
     def _score(self, engine: Engine, servers: tuple[Server, ...], state: RunState, time_step: int) -> None:
         """Count, once for each split: every global model on every concept's test rows, and on the validation rows of the clients that use it."""
+        models = Start.stack([server.model for server in servers])
         if "test" not in self.counts:
-            scores = engine.score(_stack(servers), "test")
+            scores = engine.score(models, "test")
             self.counts["test"] = scores.confusion.numpy(), scores.loss.numpy()
         if "valid" in self.splits and "valid" not in self.counts:
             if len(servers) == 1:
-                scores = engine.score(_stack(servers), "valid", None, time_step)
+                scores = engine.score(models, "valid", None, time_step)
                 self.counts["valid"] = scores.confusion.numpy(), scores.loss.numpy()
             else:
                 everybody = np.arange(self.population.clients)
                 used = state.used_by(everybody)
-                pairs = engine.score_pairs(_stack(servers), used, everybody, "valid", time_step)
+                pairs = engine.score_pairs(models, used, everybody, "valid", time_step)
                 confusion, loss = np.zeros((len(servers), self.classes, self.classes), dtype=np.int64), np.zeros(len(servers))
                 np.add.at(confusion, used, pairs.confusion.numpy())
                 np.add.at(loss, used, pairs.loss.numpy())
@@ -250,13 +258,6 @@ class Recorder(Writer):
                 total, loss = total + mine, loss + lost
         if len(holders):
             self.write_line({**place, "model": "personal", "split": "valid", **summarise(total, loss), **line})
-
-
-def _stack(servers: tuple[Server, ...]) -> Start:
-    """The global models as a stack."""
-    if len(servers) == 1:
-        return Start(*(trees.map(lambda x: x.unsqueeze(0), tree) for tree in servers[0].model))
-    return Start(*(trees.stack(list(parts)) for parts in zip(*(server.model for server in servers), strict=True)))
 
 
 def _open_at(path: Path, length: int) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from remanence import exchange, gate, server, several, trees
+from remanence import exchange, gate, server, several
 from remanence.algorithms.dp import guarantee_of as promised_by
 from remanence.checkpoint import Vault, fingerprint
 from remanence.config import Spec, write_toml
@@ -232,8 +232,7 @@ def make_job(experiment: Experiment, state: RunState, round: int) -> Job:
 
 def models_of(state: RunState, clients: np.ndarray) -> Start:
     """The global model that each of these clients uses, as a stack."""
-    used = [state.servers[number].model for number in state.used_by(clients)]
-    return Start(*(trees.stack(list(parts)) for parts in zip(*used, strict=True)))
+    return Start.stack([state.servers[number].model for number in state.used_by(clients)])
 
 
 def play_round(

@@ -9,7 +9,7 @@ import torch
 
 from remanence import trees
 from remanence.local import Task
-from remanence.server import Server
+from remanence.server import Server, average_buffers
 from remanence.state import RunState
 from remanence.types import Engine, Start
 
@@ -19,7 +19,7 @@ def reassign(task: Task, engine: Engine, state: RunState, time_step: int) -> Run
     owner = task.method.owner("assign")
     assert owner is not None
     assert owner.assign is not None
-    models = Start(*(trees.stack(list(parts)) for parts in zip(*(server.model for server in state.servers), strict=True)))
+    models = state.models
     clients, count = task.world.clients, len(state.servers)
     which, owners = np.tile(np.arange(count), clients), np.repeat(np.arange(clients), count)
     scores = engine.score_pairs(models, which, owners, "train", time_step)
@@ -47,10 +47,5 @@ def blend(servers: tuple[Server, ...], shares: np.ndarray) -> Server:
     if len(used) == 1:
         return servers[int(used[0])]
     weights = torch.from_numpy(shares[used])
-    models = [servers[int(number)].model for number in used]
-    params, buffers = (trees.stack(list(parts)) for parts in zip(*models, strict=True))
-    averaged = {
-        name: trees.weighted_sum(weights, {name: value})[name] if value.is_floating_point() else value.amax(dim=0)
-        for name, value in buffers.items()
-    }
-    return Server(Start(trees.weighted_sum(weights, params), averaged), {})
+    params, buffers = Start.stack([servers[int(number)].model for number in used])
+    return Server(Start(trees.weighted_sum(weights, params), average_buffers({}, buffers, weights)), {})

@@ -56,6 +56,11 @@ class RunState:
     def servers(self) -> tuple[Server, ...]:
         return self.server, *self.others
 
+    @property
+    def models(self) -> Start:
+        """The global models as a stack."""
+        return Start.stack([server.model for server in self.servers])
+
     def used_by(self, clients: np.ndarray) -> np.ndarray:
         """Which global model each of these clients uses. -> [k] int64"""
         return np.zeros(len(clients), dtype=np.int64) if self.uses is None else self.uses.numpy()[clients]

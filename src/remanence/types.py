@@ -48,6 +48,19 @@ class Start(NamedTuple):
         """Of a stack of models, one (an integer) or some."""
         return Start(trees.take(self.params, index), trees.take(self.buffers, index))
 
+    def put(self, index: Tensor, models: Start) -> Start:
+        """The stack with other models in these places, [k] int64 for a stack of k."""
+
+        def place(old: Params, new: Params) -> Params:
+            return {name: value.index_copy(0, index, new[name]) for name, value in old.items()}
+
+        return Start(place(self.params, models.params), place(self.buffers, models.buffers))
+
+    @staticmethod
+    def stack(models: Sequence[Start]) -> Start:
+        """Models one on top of the other."""
+        return Start(trees.stack([model.params for model in models]), trees.stack([model.buffers for model in models]))
+
 
 class Facts(NamedTuple):
     """What is known of a client's data in this round; recomputed each round, because data drift."""

@@ -7,39 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+from algorithms.three_of_six import make_experiment, make_net
 from reference import fednova as witness
 from reference.federated import Setting, normalise
-from torch import nn
 
 from remanence.algorithms import fedprox
 from remanence.algorithms.fednova import fednova, rescale, sum_normalised
 from remanence.engines.loop import Loop
 from remanence.engines.stacked import Stacked
 from remanence.errors import InputError
-from remanence.experiment import Experiment
 from remanence.objectives import tce
 from remanence.rounds import first_state, make_job
 from remanence.testing import check_method
-from remanence.trial import play, small_experiment
+from remanence.trial import play
 from remanence.types import Reply, Start
-
-
-def make_net() -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 5)).double()
-
-
-def make_experiment(method: Any, **more: Any) -> Experiment:
-    settings = {
-        "data.name": "synthetic(samples=100, classes=5, features=6)",
-        "data.partition": "dirichlet_by_class(alpha=0.3, minimum=2)",
-        "local.optimizer": "sgd(lr=0.1)",
-        "clients.sample": 3,
-        "rounds": 3,
-        "seed": 4,
-    }
-    return small_experiment(method, settings | more, module=make_net())
 
 
 def sent_steps(method: Any, optimizer: str, engine: type = Loop) -> tuple[list[float], list[int]]:

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from algorithms.three_of_six import make_experiment, make_net
 from reference import scaffold as witness
 from reference.federated import Setting, normalise
-from torch import Tensor, nn
+from torch import Tensor
 
 from remanence import trees
 from remanence.algorithms import fedprox
 from remanence.algorithms.scaffold import absorb, correct, renew_from_steps, scaffold, whole_gradient
 from remanence.engines.loop import Loop
 from remanence.errors import InputError
-from remanence.experiment import Experiment
 from remanence.objectives import wsm
 from remanence.rounds import first_state, make_job
 from remanence.testing import check_method
@@ -25,24 +25,6 @@ from remanence.trial import EQUAL, batch_norm_net, play, small_experiment
 from remanence.types import Batch, Part, Start
 
 EVERYONE = {"clients.sample": 6}
-
-
-def make_net() -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 5)).double()
-
-
-def make_experiment(method: Any, **more: Any) -> Experiment:
-    settings = {
-        "data.name": "synthetic(samples=100, classes=5, features=6)",
-        "data.partition": "dirichlet_by_class(alpha=0.3, minimum=2)",
-        "local.optimizer": "sgd(lr=0.1)",
-        "clients.sample": 3,
-        "rounds": 3,
-        "seed": 4,
-    }
-    return small_experiment(method, settings | more, module=make_net())
 
 
 def number(value: float) -> Tensor:
