@@ -1,16 +1,21 @@
-"""A whole HAST round (probe, mix, train, fine-tune, validate) of 50 LeNets: ours, stacked and by the engine of choice, beside plain loops over clients,
-peers and batches.
+"""A whole HAST round (probe, mix, train, fine-tune, validate) of 50 LeNets: ours, in several ways, beside plain loops over clients, peers and batches.
 
-    python benchmarks/hast_round.py [--clients 50] [--samples 250] [--epochs 3] [--repeat 3] [--threads 0]
+    python benchmarks/hast_round.py [--clients 50] [--samples 250] [--epochs 3] [--repeat 3] [--threads 0] [--only NAME ...] [--one-at-a-time]
 
 The thesis' setting: batch 8, 3 epochs of training and 3 of fine-tuning, 3 peers of each kind, 75 validation rows. Data are made on the spot. The contenders
-take turns; the median counts. The plain loops are the usual way: one nn.Module a client, torch.optim.Adam, one peer and one batch at a time.
+take turns; the median counts, after a first round of each that is shown apart, since steps are written down and compiled in it. Beside real seconds stand
+those of all cores together, workers included, which say more where the machine is busy with other things.
+The plain loops are the usual way: one nn.Module a client, torch.optim.Adam, one peer and one batch at a time. They probe and validate in batches of 128, which
+is kind to them; with --one-at-a-time in the batches of 8 in which they train.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
+import multiprocessing
+import os
 import statistics
 import tempfile
 import time
@@ -30,6 +35,14 @@ from remanence.rounds import first_state, open_recorder, play_round
 from remanence.state import RunState
 
 PEERS, DEPTH_TENSORS, BATCH, RATE = 3, 6, 8, 8e-5
+PLAIN = "plain loops"
+OURS = {  # name: engine, most clients in a stack, how steps are run
+    "stacked": ("stacked", 0, "auto"),
+    "processes": ("processes", 1, "eager"),
+    "processes in stacks": ("processes", 16, "eager"),
+    "processes in stacks, graph": ("processes", 16, "graph"),
+    "processes in stacks, compiled": ("processes", 16, "compiled"),
+}
 
 
 def prepare(clients: int, samples: int, epochs: int) -> Experiment:
@@ -58,7 +71,8 @@ def prepare(clients: int, samples: int, epochs: int) -> Experiment:
 class Plain:
     """The same work by loops over clients, peers and batches."""
 
-    def __init__(self, experiment: Experiment):
+    def __init__(self, experiment: Experiment, rows_at_once: int):
+        self.rows_at_once = rows_at_once
         task, holdings = experiment.task, experiment.task.population.at(0)
         self.clients = task.world.clients
         self.train, self.valid = (
@@ -100,13 +114,16 @@ class Plain:
 
     @torch.no_grad()
     def loss(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
-        parts = [cross_entropy(model(a), b, reduction="sum") for a, b in zip(x.split(128), y.split(128), strict=True)]
+        batches = zip(x.split(self.rows_at_once), y.split(self.rows_at_once), strict=True)
+        parts = [cross_entropy(model(a), b, reduction="sum") for a, b in batches]
         return float(torch.stack(parts).sum() / len(y))
 
 
 def ours(experiment: Experiment, name: str, folder: Path) -> Callable[[], None]:
     """A round after the other on one engine."""
-    engine, recorder = make_engine(name, experiment.task), open_recorder(folder, experiment, {})
+    engine_name, stack, steps = OURS[name]
+    folder.mkdir()
+    engine, recorder = make_engine(engine_name, experiment.task, stack, steps=steps), open_recorder(folder, experiment, {})
     state: list[RunState] = [first_state(experiment)]
 
     def play() -> None:
@@ -115,34 +132,49 @@ def ours(experiment: Experiment, name: str, folder: Path) -> Callable[[], None]:
     return play
 
 
+def seconds_of_cores() -> float:
+    """What this process and its workers have used so far."""
+    total = time.process_time()
+    for child in multiprocessing.active_children():
+        with contextlib.suppress(OSError):  # Linux alone tells of a child that lives
+            fields = Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1].split()
+            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # user and system time
+    return total
+
+
+def take_turn(name: str, play: Callable[[], None]) -> tuple[float, float]:
+    """-> real seconds, seconds of all cores"""
+    begin, used = time.perf_counter(), seconds_of_cores()
+    play()
+    took = time.perf_counter() - begin, seconds_of_cores() - used
+    print(f"{name:30s} {took[0]:7.2f} s {took[1]:7.2f} s of cores", flush=True)
+    return took
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for option, default in (("clients", 50), ("samples", 250), ("epochs", 3), ("repeat", 3), ("threads", 0)):
         parser.add_argument(f"--{option}", type=int, default=default)
+    parser.add_argument("--one-at-a-time", action="store_true", help="the plain loops probe and validate in batches of 8, too")
+    parser.add_argument("--only", nargs="+", choices=list(OURS), default=list(OURS), help="which of our ways to measure")
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
     experiment = prepare(args.clients, args.samples, args.epochs)
     with tempfile.TemporaryDirectory() as folder:
-        contenders = {"plain loops": Plain(experiment).play}
-        for name in ("stacked", "processes"):
-            (Path(folder) / name).mkdir()
-            contenders[name] = ours(experiment, name, Path(folder) / name)
-        times: dict[str, list[float]] = {name: [] for name in contenders}
-        for _ in range(args.repeat):
-            for name, play in contenders.items():
-                begin = time.perf_counter()
-                play()
-                times[name].append(time.perf_counter() - begin)
-                print(f"{name:12s} {times[name][-1]:7.2f} s", flush=True)
-    plain = statistics.median(times["plain loops"])
-    print(
-        f"{args.clients} clients, {args.samples} samples, {args.epochs} epochs, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    )
-    for name, seconds in times.items():
-        print(
-            f"{name:12s} median {statistics.median(seconds):7.2f} s   {plain / statistics.median(seconds):5.2f} times as fast as plain loops"
-        )
+        contenders = {PLAIN: Plain(experiment, BATCH if args.one_at_a_time else 128).play}
+        contenders |= {name: ours(experiment, name, Path(folder) / name) for name in args.only}
+        print("first rounds, which do not count")
+        for name, play in contenders.items():
+            take_turn(name, play)
+        print("then")
+        turns = [{name: take_turn(name, play) for name, play in contenders.items()} for _ in range(args.repeat)]
+    threads, version = torch.get_num_threads(), torch.__version__
+    print(f"{args.clients} clients, {args.samples} samples, {args.epochs} epochs, {threads} threads, torch {version}; medians:")
+    for name in contenders:
+        real, cores = (statistics.median(turn[name][column] for turn in turns) for column in (0, 1))
+        times, less = (statistics.median(turn[PLAIN][column] for turn in turns) / value for column, value in ((0, real), (1, cores)))
+        print(f"{name:30s} {real:7.2f} s, {times:5.2f} times as fast as plain loops; {cores:7.2f} s of cores, {less:5.2f} times less")
 
 
 if __name__ == "__main__":

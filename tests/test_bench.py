@@ -45,20 +45,20 @@ LOOP, STACKED = Choice("loop", 1, "loop: as asked"), Choice("stacked", 1, "stack
 def tiny(name: str, **changes: Any) -> BenchJob:
     job = JOBS[name]
     model = {"model": "lenet"} if name != "H" else {"data.name": "synthetic(samples=60, classes=4, features=5, test=0.2)"}
-    public = {"data.public": 8} if name == "E" else {}
+    public = {"data.public": 8} if name == "E" else {"drift.samples": 7, "drift.validation": 3} if name == "D" else {}
     return replace(job, settings={**job.settings, **TINY, **model, **public, **changes})
 
 
 @pytest.fixture
 def tiny_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("A", "B", "E", "F"):
+    for name in ("A", "B", "D", "E", "F", "G"):
         monkeypatch.setitem(JOBS, name, tiny(name))
     monkeypatch.setitem(JOBS, "H", replace(tiny("H"), rounds=2, smaller={"clients.count": 3}))
     monkeypatch.setattr(baselines, "compiler_works", lambda device: False)  # a compiler takes half a minute
     monkeypatch.setattr(measure, "choose_engine", lambda task, job, rounds: STACKED)
 
 
-@pytest.mark.parametrize("name", ["A", "B", "B2", "E"])
+@pytest.mark.parametrize("name", ["A", "B", "B2", "D", "E"])
 @pytest.mark.parametrize("choice", [LOOP, STACKED])
 def test_a_round_equals_the_plain_loop_in_float64(name: str, choice: Choice) -> None:
     partition = {"data.partition": "dirichlet_by_class(alpha=0.5, minimum=2)"} if name == "B2" else {}
@@ -107,13 +107,13 @@ def test_results() -> None:
 
 @pytest.mark.usefixtures("tiny_jobs")
 def test_the_command() -> None:
-    done = CliRunner().invoke(app, ["bench", "E", "H", "--json", "--device", "cpu", "--repeat", "1"])
+    done = CliRunner().invoke(app, ["bench", "E", "D", "G", "H", "--json", "--device", "cpu", "--repeat", "1"])
     assert done.exit_code == 0
     results = json.loads(done.stdout)
-    assert [result["job"] for result in results] == ["B", "E", "H"]
-    assert results[1]["relative_to"] == "B"
-    assert results[2]["relative_to"] == "H with 3 clients (memory)"
-    assert results[2]["peak_memory_bytes"] > 2**20
+    assert [result["job"] for result in results] == ["B", "E", "A", "D", "G", "H"]
+    assert [result["relative_to"] for result in results] == [None, "B", None, "A", "A", "H with 3 clients (memory)"]
+    assert results[3]["share_of_floor"] is None
+    assert results[5]["peak_memory_bytes"] > 2**20
     table = render(results)
     assert table.splitlines()[0].startswith("| job")
     assert f"torch {torch.__version__}" in table
@@ -156,3 +156,16 @@ def test_every_job_can_be_built_from_its_settings() -> None:
         spec = make_spec({}, dict(job.settings))
         assert spec.data.validation == 0
         assert job.relative_to in ("", *JOBS)
+
+
+@pytest.mark.usefixtures("tiny_jobs")
+def test_what_was_measured_before_control_c_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = measure.measure
+
+    def stopped(job: BenchJob, *rest: Any) -> dict[str, Any]:
+        if job.name == "F":
+            raise KeyboardInterrupt
+        return whole(job, *rest)
+
+    monkeypatch.setattr(measure, "measure", stopped)
+    assert [result["job"] for result in run_jobs(["F", "A"], device="cpu", repeat=1, say=lambda line: None)] == ["B"]

@@ -38,6 +38,7 @@ FILLINGS: dict[str, Any] = {
     "phases": lambda phase: (phase,),
     "peers": Peers(say("init"), say("probe"), say("decide")),
     "assign": Assign(say("init"), say("decide")),
+    "facts": say("facts"),
     "personalise": Phase(epochs=1),
 }
 

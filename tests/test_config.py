@@ -50,7 +50,7 @@ def test_a_spec_is_frozen() -> None:
         ({"seed": -1}, "seed must be at least 0, not -1"),
         ({"method": 3}, "method must be a text, not 3"),
         ({"deterministic": "yes"}, "deterministic must be true or false, not 'yes'"),
-        ({"engine": "lop"}, "engine must be one of auto, loop, stacked, processes or ray, not 'lop'"),
+        ({"engine": "lop"}, "engine must be one of auto, loop, stacked, processes, ray or flower, not 'lop'"),
         ({"local": {"buffers": "mine"}}, "local.buffers must be one of average, local or frozen, not 'mine'"),
         ({"data": {"validation": 1.0}}, "data.validation must be below 1, not 1.0"),
         ({"data": {"validation": -0.1}}, "data.validation must be at least 0, not -0.1"),
@@ -140,7 +140,7 @@ def test_all_keys_are_dotted_and_have_their_defaults() -> None:
     assert keys["local.batch"] == 32
     assert keys["rounds"] == 20
     assert "local" not in keys
-    assert ENGINES == ("auto", "loop", "stacked", "processes", "ray")
+    assert ENGINES == ("auto", "loop", "stacked", "processes", "ray", "flower")
 
 
 @pytest.mark.parametrize(

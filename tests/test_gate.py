@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from remanence import gate, trees
 from remanence.gate import Expected, admit
-from remanence.types import Reply
+from remanence.types import Reply, Start
 
 COHORT, ROUND, CAP = (2, 5, 7, 11), 4, 1000.0
 NAN, INF = float("nan"), float("inf")
@@ -53,6 +54,79 @@ def with_value(reply: Reply, field: str, path: str, place: int, value: float) ->
 def same(a: Reply, b: Reply) -> bool:
     flat_a, flat_b = trees.flatten({"reply": a._asdict()}), trees.flatten({"reply": b._asdict()})
     return flat_a.keys() == flat_b.keys() and all(torch.equal(flat_a[name], flat_b[name]) for name in flat_a)
+
+
+def test_a_norm_limit_by_hand() -> None:
+    """Client c began at w = (1, 1), b = 0 and sends (c, c) and c: it moved by sqrt(2 (c - 1)^2 + c^2), which is sqrt(6) for 2 and sqrt(57) for 5."""
+    start = Start({"w": torch.ones(2), "b": torch.zeros(())}, {})
+    limited = expected()._replace(max_norm=2.45, start=start)  # sqrt(6) = 2.449...
+    replies, refusals = admit([chunk(2, 5)], limited)
+    assert codes(refusals) == [(5, "norm")]
+    assert refusals[0].reason == "its model moved by 7.55, beyond the limit of 2.45 (round.max_norm)"
+    assert replies is not None
+    assert replies.client.tolist() == [2]
+    assert codes(admit([chunk(2)], limited._replace(max_norm=2.44))[1]) == [(2, "norm")]
+
+
+def test_a_norm_is_measured_from_where_each_began() -> None:
+    """Client c of the cohort (2, 5, 7, 11) began at its own values, so nobody moved; client 5 as it would be 7, who moved sqrt(3) * 2."""
+    c = torch.tensor(COHORT).float()
+    start = Start({"w": torch.stack([c, c], dim=1), "b": c}, {})
+    limited = expected()._replace(max_norm=1e-6, start=start, stacked=True)
+    assert admit([chunk(11), chunk(5, 7)], limited)[1] == []
+    moved = chunk(7)._replace(client=torch.tensor([5]))
+    assert codes(admit([moved], limited)[1]) == [(5, "norm")]
+    assert codes(admit([chunk(3)], limited)[1]) == [(3, "unknown-client")]  # a stranger has no place to begin
+
+
+def test_what_is_much_too_large_is_not_looked_into() -> None:
+    spy = {"spy": torch.zeros(2, 100_000)}
+    _, refusals = admit([chunk(2, 5)._replace(params=GOOD.params | spy), chunk(7)], expected())
+    assert codes(refusals) == [(2, "oversized"), (5, "oversized")]
+    assert refusals[0].reason == "it sent 400024 bytes where 24 are expected"  # w 8, b 4, n 8, e 4
+
+
+@pytest.mark.parametrize(
+    "client", [None, torch.tensor([[2]]), torch.tensor([math.nan]), torch.zeros(0, dtype=torch.int64), torch.zeros(1, device="meta")]
+)
+def test_a_reply_that_does_not_say_who_it_is_from(client: Any) -> None:
+    replies, refusals = admit([GOOD._replace(client=client), chunk(7)], expected())
+    assert len(refusals) == 1
+    assert refusals[0].client in (2, gate.NOBODY)
+    assert replies is not None
+    assert replies.client.tolist() == [7]
+
+
+def test_an_empty_chunk_is_nothing() -> None:
+    replies, refusals = admit([chunk(7), chunk(5).pick(slice(0, 0)), chunk(2)], expected())
+    assert refusals == []
+    assert replies is not None
+    assert replies.client.tolist() == [2, 7]
+
+
+def test_what_clients_keep_cannot_change_its_form() -> None:
+    known = expected()._replace(own={"part": {"kept": torch.zeros(2)}})
+    assert admit([chunk(2)], known)[1] == []
+    for own, code in (
+        ({}, "names"),
+        ({"part": {"kept": torch.zeros(1, 3)}}, "shape"),
+        ({"part": {"kept": torch.zeros(1, 2).double()}}, "dtype"),
+    ):
+        assert codes(admit([chunk(2)._replace(own=own)], known)[1]) == [(2, code)]
+
+
+def test_probes_by_hand() -> None:
+    """Client 0 tried 1 and 2, client 1 tried 0 and nobody, client 2 has no rows and so cannot judge: NaN from 1 for 0, less than 0 from 0 for 1."""
+    probed = torch.tensor([[1, 2], [0, -1], [0, 1]])
+    losses = torch.tensor([[NAN, 0.5], [-0.1, NAN], [NAN, NAN]])
+    heard, bad, refusals = gate.admit_probes(probed, losses, torch.tensor([5, 5, 0]))
+    assert bad.tolist() == [[True, False], [True, False], [False, False]]
+    assert [(refusal.client, refusal.code) for refusal in refusals] == [(0, "probe"), (1, "probe")]
+    assert heard[0].tolist() == [INF, 0.5]
+    assert heard[1, 0] == INF
+    assert bool(torch.isnan(heard[1, 1]))
+    plain = torch.tensor([[0.1, 0.2]] * 3)
+    assert gate.admit_probes(probed, plain, torch.tensor([5, 5, 5]))[0] is plain
 
 
 def test_good_replies_pass_unchanged_in_cohort_order() -> None:

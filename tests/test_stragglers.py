@@ -18,6 +18,7 @@ from remanence.engines.loop import Loop
 from remanence.errors import InputError
 from remanence.experiment import build
 from remanence.heterogeneity import answer_times
+from remanence.keys import Key
 from remanence.rounds import first_state, make_job, open_recorder, play_round, resume_run, start_run
 from remanence.state import Late
 from remanence.trial import play
@@ -105,9 +106,43 @@ def test_over_selection_makes_good_for_drop_out() -> None:
     assert all(line["replies"] == 10 and line["asked"] == 13 and not line["abandoned"] for line in lines)
 
 
+def test_without_a_server_who_is_late_keeps_what_it_heard_untrained() -> None:
+    """One round of gossip without a warm-up: whoever answers within the deadline ends with the trained model of a run without one, the others with the mix.
+
+    The first mix averages equal initial models, so a late client still has the initial model after round 1.
+    """
+    changes = SLOW | {"method": "random(peers=2)", "peers.warmup": False, "rounds": 2}
+    timely = build(make_spec({}, changes))
+    free, _ = play(timely, Loop(timely.task), 1)
+    experiment = build(make_spec({}, changes | {"round.deadline": "quantile(share=0.6)"}))
+    state, lines = play(experiment, Loop(experiment.task), 1)
+    key = Key(experiment.spec.seed).fold("round", 1)
+    clients = experiment.cohort(1, key)
+    sizes = experiment.task.population.at(0).train.sizes[clients]
+    times = answer_times(clients, np.ceil(sizes / 8), experiment.seconds, key)  # one epoch in batches of 8
+    assert (lines[0]["asked"], lines[0]["late"], lines[0]["replies"]) == (5, 2, 3)
+    assert lines[0]["simulated_seconds"] == pytest.approx(np.sort(times)[2])
+    in_time = set(clients[np.argsort(times)[:3]].tolist())
+    assert state.crowd is not None
+    assert free.crowd is not None
+    for client in range(10):
+        for name, value in experiment.task.model.initial.params.items():
+            wanted = free.crowd.models.params[name][client] if client in in_time else value
+            assert torch.allclose(state.crowd.models.params[name][client], wanted, rtol=0, atol=1e-14)
+
+
+def test_several_global_models_wait_too() -> None:
+    spec = make_spec({}, SLOW | {"method": "feddrift", "round.over_selection": 1.3, "round.deadline": "quantile(share=0.6)"})
+    experiment = build(spec)
+    _, lines = play(experiment, Loop(experiment.task), 2)
+    assert all((line["asked"], line["late"], line["replies"]) == (7, 2, 5) for line in lines)  # 0.6 of 7 is 4.2, so 5 are in time
+
+
 def test_what_cannot_wait_is_refused() -> None:
     for method in ("random(peers=2)", "feddrift"):
-        with pytest.raises(InputError, match="for methods with one server model: leave them out, or use --availability"):
-            build(make_spec({}, SLOW | {"method": method, "round.deadline": "30"}))
+        with pytest.raises(InputError, match=r"round\.late=use is for methods with one server model"):
+            build(make_spec({}, SLOW | {"method": method, "round.deadline": "30", "round.late": "use"}))
+    with pytest.raises(InputError, match="over_selection means nothing without a server"):
+        build(make_spec({}, SLOW | {"method": "random(peers=2)", "round.over_selection": 1.3}))
     with pytest.raises(InputError, match="over_selection must be at least 1"):
         make_spec({}, {"round.over_selection": 0.5})

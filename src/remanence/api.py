@@ -12,9 +12,10 @@ from torch.utils.data import Dataset
 
 from remanence.comparison import Cell, plan_cells, resume_comparison, start_comparison
 from remanence.compose import describe
-from remanence.config import FLAGS, changes_from_flags, make_spec, read_file
+from remanence.config import FLAGS, changes_from_flags, make_spec, read_file, refuse_code
 from remanence.data import from_dataset
 from remanence.data.source import Source
+from remanence.engines.choose import Choice
 from remanence.errors import InputError
 from remanence.progress import make_progress
 from remanence.results import Comparison, Run, load
@@ -59,19 +60,22 @@ def compare(
     overwrite: bool = False,
     quiet: bool = False,
     time_limit: float | None = None,
+    together: int = 0,
     set: Mapping[str, Any] | None = None,
     **flags: Any,
 ) -> Comparison:
-    """Compare methods on the same data and the same draws of clients; `grid={"lr": [0.1, 0.05]}` tries settings, chosen by `select`."""
+    """Compare methods on the same data and the same draws of clients; `grid={"lr": [0.1, 0.05]}` tries settings, chosen by `select`.
+
+    Where the engine is a stack, seeds and numeric settings of a method train in one: at most `together` runs, 1 for each alone, 0 for as many as fit.
+    """
     objects, names = _objects(None, model, data)
     if select not in ("last", "validation"):
         raise InputError(f"select must be last or validation, not {select!r}")
     cells = make_cells(_tree(experiment), {**changes_from_flags(names | flags), **(set or {})}, methods, seeds, grid or {})
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="remanence-"))
     objects.pop("method")
-    return start_comparison(
-        cells, folder, select=select, overwrite=overwrite, progress=make_progress(quiet), deadline=Deadline(time_limit), **objects
-    )
+    settings: dict[str, Any] = {"select": select, "overwrite": overwrite, "together": together}
+    return start_comparison(cells, folder, progress=make_progress(quiet), deadline=Deadline(time_limit), **settings, **objects)
 
 
 def resume(
@@ -83,12 +87,20 @@ def resume(
     data: Source | Dataset[Any] | None = None,
     quiet: bool = False,
     time_limit: float | None = None,
+    allow_code: bool = True,
 ) -> Run | Comparison:
-    """Go on with a run or a comparison that was interrupted."""
+    """Go on with a run or a comparison that was interrupted; without `allow_code`, not with one that names Python code to import."""
     found = load(folder)
+    if not allow_code:
+        for network in found.networks:
+            refuse_code(network, found.folder)
     objects, _ = _objects(method, model, data)
     progress, deadline = make_progress(quiet), Deadline(time_limit)
     if isinstance(found, Comparison):
+        if unknown := sorted(set(found.plan.get("engine", {})) - set(Choice._fields)):
+            raise InputError(
+                f"{found.folder} was written by another version of remanence, or is damaged: its engine has {unknown[0]!r:.40}"
+            )
         if rounds is not None:
             raise InputError(f"{folder} is a comparison: --rounds can extend single runs only, such as those in {found.folder / 'runs'}")
         objects.pop("method")

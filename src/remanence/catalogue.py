@@ -11,8 +11,7 @@ from typing import Any
 
 from remanence import data, expressions
 from remanence.aggregators.robust import ROBUST
-from remanence.algorithms import METHODS
-from remanence.algorithms.dp import dp
+from remanence.algorithms import METHODS, PRIVACY
 from remanence.attacks import ATTACKS
 from remanence.config import Spec
 from remanence.data.concepts import KINDS
@@ -31,14 +30,16 @@ ENGINES = {
     "auto": "measures briefly and takes the fastest that can run the task",
     "loop": "one client after the other by plain autograd: the oracle",
     "stacked": "many clients as one batched computation, on the CPU or CUDA",
-    "processes": "one process a core, for convolution nets on the CPU",
+    "processes": "one process a core, for the CPU; clients one after the other or in stacks",
     "ray": "many machines and GPUs: clients spread over the workers of a Ray cluster",
+    "flower": "real sites that keep their data: inside a Flower app, which remanence flower init writes",
 }
 
 TABLES: dict[str, Mapping[str, Callable[..., Any]]] = {
     "methods": METHODS,
     "objectives": OBJECTIVES,
-    "aggregators": ROBUST | {"dp": dp},
+    "aggregators": ROBUST,
+    "privacy": PRIVACY,
     "attacks": ATTACKS,
     "models": MODELS,
     "data": data.SOURCES,
@@ -70,7 +71,7 @@ def _entry(name: str, constructor: Callable[..., Any], what: str) -> dict[str, A
     options = {o.name: None if o.default is inspect.Parameter.empty else o.default for o in expressions.options_of(constructor).values()}
     paragraphs = (inspect.getdoc(constructor) or "").strip().split("\n\n")
     entry = {"name": name, "call": str(expressions.Call(name, options)), "options": options, "about": " ".join(paragraphs[0].split())}
-    if what in ("methods", "objectives", "aggregators"):
+    if what in ("methods", "objectives", "aggregators", "privacy"):
         part = constructor()
         entry |= {"sends": part.sends, "needs_public": part.needs_public}
     return entry

@@ -24,6 +24,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from remanence import trees
+from remanence.checkpoint_form import check_form
 from remanence.config import Spec
 from remanence.errors import CheckpointError
 from remanence.files import flush, flush_folder, sha256, write_atomically
@@ -39,8 +40,8 @@ MANIFEST, STATE, OWN = "manifest.json", "state.safetensors", "own"
 
 
 def fingerprint(spec: Spec) -> str:
-    """What makes two runs the same experiment; how long they go, how often they save and where the data lie does not."""
-    content = spec.model_dump(mode="json", exclude={"rounds": True, "checkpoint": True, "data": {"dir"}})
+    """What makes two runs the same experiment; how long they go or wait, how often they save, where the data lie and which cluster works does not."""
+    content = spec.model_dump(mode="json", exclude={"rounds": True, "timeout": True, "ray": True, "checkpoint": True, "data": {"dir"}})
     return sha256(json.dumps(content, sort_keys=True).encode())
 
 
@@ -80,13 +81,19 @@ class Vault:
         self.saved_own, self.own_files, self.last_round = state.own, own_files, state.round
         self._forget_old()
 
-    def load(self, device: torch.device, warn: Callable[[str], None]) -> RunState | None:
-        """The newest checkpoint that can be trusted; None where there is none at all."""
+    def load(self, device: torch.device, warn: Callable[[str], None], form: RunState | None = None) -> RunState | None:
+        """The newest checkpoint that can be trusted; None where there is none at all.
+
+        form: a state of the same experiment, which it must resemble if the run is to go on from it.
+        """
         folders = self._folders()
         complaints = []
         for folder in reversed(folders):
             try:
                 state = self._read(folder, device)
+                if form is not None:
+                    check_form(state, form)
+                    self._check_committed(state.committed)
             except (KeyError, TypeError, ValueError, AttributeError, OSError) as odd:
                 error = CheckpointError(f"its {MANIFEST} says what no manifest of ours would ({type(odd).__name__}: {odd})")
             except CheckpointError as refused:
@@ -125,6 +132,16 @@ class Vault:
         if not all(bool(torch.isfinite(value).all()) for model in models for value in model.params.values()):
             raise CheckpointError("its model holds NaN or infinity")
         return state
+
+    def _check_committed(self, committed: Mapping[str, int]) -> None:
+        """The append-only files must hold what the checkpoint vouches for; cut back to more than there is, they would be filled with zeros."""
+        for name, length in committed.items():
+            path = self.folder.parent / name
+            if Path(name).name != name or length < 0:
+                raise CheckpointError(f"its {MANIFEST} names a file {name!r:.40} of {length} bytes")
+            there = path.stat().st_size if path.is_file() else 0
+            if there < length:
+                raise CheckpointError(f"{name} has {there} bytes, and it vouches for {length}")
 
     def _write_folder(self, name: str, contents: dict[str, bytes]) -> None:
         temporary, final = self.folder / f".{name}.{os.getpid()}.tmp", self.folder / name

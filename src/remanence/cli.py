@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from remanence import config
+from remanence import config, expressions
+from remanence.cli_flower import app as flower_app
 from remanence.errors import INTERRUPTED, InputError, RemanenceError
 from remanence.flags import with_flags
 from remanence.version import __version__
@@ -24,14 +25,19 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sources and how they are divided.", no_args_is_help=True, rich_markup_mode="rich")
 app.add_typer(data_app, name="data")
+app.add_typer(flower_app, name="flower")
 
 Out = Annotated[Path, typer.Option("--out", help="the folder to write")]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="any key of the experiment, such as local.batch=16")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace an earlier run in that folder")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
 AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
-AllowCode = Annotated[bool, typer.Option("--allow-code", help="let the experiment file name Python code to import and run")]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="let the experiment's file or folder name Python code to import and run")]
 TimeLimit = Annotated[float | None, typer.Option("--time-limit", metavar="SECONDS", help="save and exit with 75 after so long; resumable")]
+Together = Annotated[
+    int,
+    typer.Option("--together", min=0, help="most runs of one method trained in one stack; 1: each alone, 0: as many as fit"),
+]
 Client = Annotated[int | None, typer.Option("--client", help="whose model, where clients have models of their own", show_default=False)]
 BenchJobs = Annotated[
     list[str] | None,
@@ -77,6 +83,7 @@ def compare(
     seeds: Annotated[str, typer.Option("--seeds", help="how many, or a list such as 0,7,42")] = "1",
     grid: Annotated[list[str] | None, typer.Option("--grid", metavar="KEY=A,B", help="values to try, such as lr=0.1,0.05")] = None,
     select: Annotated[str, typer.Option("--select", help="which setting of a grid counts: last (show all) or validation")] = "last",
+    together: Together = 0,
     set_: Sets = None,
     overwrite: Overwrite = False,
     allow_code: AllowCode = False,
@@ -96,8 +103,8 @@ def compare(
     from remanence.rounds import Deadline
 
     cells = make_cells(base, changes, methods, _read_seeds(seeds), values)
-    progress = make_progress(quiet or as_json)
-    done = start_comparison(cells, out, select=select, overwrite=overwrite, progress=progress, deadline=Deadline(time_limit))
+    settings: dict[str, Any] = {"select": select, "overwrite": overwrite, "together": together}
+    done = start_comparison(cells, out, progress=make_progress(quiet or as_json), deadline=Deadline(time_limit), **settings)
     conclude(done.folder, quiet, as_json)
 
 
@@ -106,13 +113,14 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="a run or a comparison")],
     rounds: Annotated[int | None, typer.Option("--rounds", help="go on to so many rounds in all")] = None,
     time_limit: TimeLimit = None,
+    allow_code: AllowCode = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run or a comparison that was interrupted; the result is the same as without the interruption."""
     from remanence import api
 
-    done = api.resume(folder, rounds=rounds, quiet=quiet or as_json, time_limit=time_limit)
+    done = api.resume(folder, rounds=rounds, quiet=quiet or as_json, time_limit=time_limit, allow_code=allow_code)
     conclude(done.folder, quiet, as_json)
 
 
@@ -172,6 +180,7 @@ def evaluate(
     ] = None,
     data_dir: Annotated[str | None, typer.Option("--data-dir", help="where data sets lie")] = None,
     client: Client = None,
+    allow_code: AllowCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a trained model on a test set."""
@@ -179,6 +188,8 @@ def evaluate(
     from remanence.export import evaluate as score
 
     done = _one_run(folder)
+    if not allow_code:
+        config.refuse_code(done.spec.model, folder)
     changes = {name: value for name, value in (("name", data), ("dir", data_dir)) if value is not None}
     source = load_data(done.spec.model_copy(update={"data": done.spec.data.model_copy(update=changes)}))
     result = score(done, source, client=client)
@@ -186,7 +197,7 @@ def evaluate(
         print(json.dumps(result))
         return
     print(
-        f"{result['evaluated']}: accuracy {_percent(result['accuracy'])}, loss {result['loss']:.4f}, macro F1 {_percent(result['macro_f1'])}"
+        f"{result['evaluated']}: accuracy {_percent(result['accuracy'])}, loss {_loss(result['loss'])}, macro F1 {_percent(result['macro_f1'])}"
     )
     for name, value in zip(source.classes, result["per_class"], strict=True):
         print(f"  {name:20s} {_percent(value)}")
@@ -200,6 +211,7 @@ def export(
     ] = "safetensors",
     out: Annotated[Path | None, typer.Option("--out", help="the folder to write; default: export in the run's folder")] = None,
     client: Client = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Write the trained model, or its numbers over rounds, for use elsewhere."""
     if kind in ("tensorboard", "mlflow"):
@@ -212,6 +224,8 @@ def export(
     from remanence.export import export as write
 
     done = _one_run(folder)
+    if not allow_code:
+        config.refuse_code(done.spec.model, folder)
     for path in write(done, out or done.folder / "export", kind, client=client):
         print(path)
 
@@ -325,6 +339,7 @@ def reproduce(
     stand_in: Annotated[bool, typer.Option("--stand-in", help="use the recipe's stand-in for data that are not there")] = False,
     data_dir: Annotated[str | None, typer.Option("--data-dir", help="where data sets lie; default: the variable REMANENCE_DATA")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="the folder to write; the same command goes on in it")] = None,
+    together: Together = 0,
     set_: Sets = None,
     time_limit: TimeLimit = None,
     quiet: Quiet = False,
@@ -358,7 +373,8 @@ def reproduce(
     from remanence.progress import make_progress
     from remanence.rounds import Deadline
 
-    done = run_result(name, out, **options, progress=make_progress(quiet or as_json), deadline=Deadline(time_limit))
+    shown = make_progress(quiet or as_json)
+    done = run_result(name, out, **options, together=together, progress=shown, deadline=Deadline(time_limit))
     if as_json:
         print((out / "outcome.json").read_text())
     elif not quiet:
@@ -435,7 +451,7 @@ def _split_grid(text: str) -> tuple[str, list[Any]]:
     name, equals, values = text.partition("=")
     if not equals:
         raise InputError(f"--grid {text!r} has no values: write --grid lr=0.1,0.05")
-    return name.strip(), [config.parse_value(value.strip()) for value in values.split(",") if value.strip()]
+    return name.strip(), [config.parse_value(value.strip()) for value in expressions.split_outside(values) if value.strip()]
 
 
 def _read_seeds(text: str) -> int | list[int]:
@@ -448,6 +464,10 @@ def _read_seeds(text: str) -> int | list[int]:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f}%"
+
+
+def _loss(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
 
 
 def _version(wanted: bool) -> None:

@@ -15,12 +15,13 @@ from torch import nn
 from remanence.config import Spec, make_spec
 from remanence.data.source import Source
 from remanence.engines.choose import Choice
-from remanence.errors import InputError, Stopped
+from remanence.errors import InputError
 from remanence.experiment import build, check_names
 from remanence.files import claim_folder, explain_full_disk, lock, write_atomically
 from remanence.progress import Progress
 from remanence.results import COMPARISON, RUNS, SPEC, Comparison, Run
-from remanence.rounds import Deadline, resume_run, settle_engine, start_run
+from remanence.rounds import Deadline, settle_engine
+from remanence.several_runs import Planned, run_all
 
 MOST_CELLS = 10_000
 
@@ -69,6 +70,7 @@ def start_comparison(
     overwrite: bool = False,
     progress: Progress,
     deadline: Deadline,
+    together: int = 0,
     module: nn.Module | None = None,
     source: Source | None = None,
 ) -> Comparison:
@@ -80,13 +82,14 @@ def start_comparison(
     plan = {
         "select": select,
         "engine": choice._asdict(),
+        "together": together,
         "cells": [{"name": c.name, "method": c.method, "setting": c.setting, "seed": c.seed} for c in cells],
         "specs": {c.name: c.spec.model_dump(mode="json", exclude_none=True) for c in cells},
     }
     claim_folder(out, overwrite, (SPEC, COMPARISON))
     with explain_full_disk(out), lock(out):
         write_atomically(out / COMPARISON, tomli_w.dumps(plan).encode())
-        _run_cells(cells, out, choice, progress, deadline, module, source)
+        _run_cells(cells, out, choice, progress, deadline, together, module, source)
     return Comparison(out)
 
 
@@ -97,7 +100,7 @@ def resume_comparison(
     plan = Comparison(folder).plan
     cells = [Cell(c["name"], c["method"], c["setting"], c["seed"], make_spec(plan["specs"][c["name"]])) for c in plan["cells"]]
     with explain_full_disk(folder), lock(folder):
-        _run_cells(cells, folder, Choice(**plan["engine"]), progress, deadline, module, source)
+        _run_cells(cells, folder, Choice(**plan["engine"]), progress, deadline, int(plan.get("together", 0)), module, source)
     return Comparison(folder)
 
 
@@ -107,21 +110,18 @@ def _run_cells(
     choice: Choice,
     progress: Progress,
     deadline: Deadline,
+    together: int,
     module: nn.Module | None,
     source: Source | None,
 ) -> None:
-    given: dict[str, Any] = {"progress": progress, "deadline": deadline, "module": module, "source": source}
+    runs = []
     for number, cell in enumerate(cells, 1):
         folder = out / RUNS / cell.name
-        title = f"[{number}/{len(cells)}] {cell.method}{' ' + cell.setting if cell.setting else ''}, seed {cell.seed}"
-        try:
-            if not (folder / SPEC).exists():
-                start_run(cell.spec, folder, overwrite=True, choice=choice, **given, title=title)
-            elif not Run(folder).finished:
-                resume_run(folder, **given, title=title)
-        except Stopped as stop:
-            where = f"stopped in {cell.method}, seed {cell.seed} (run {number} of {len(cells)}), all saved"
-            raise Stopped(f"{where}: go on with remanence resume {out}", stop.exit_code) from None
+        if not (folder / SPEC).exists() or not Run(folder).finished:
+            title = f"[{number}/{len(cells)}] {cell.method}{' ' + cell.setting if cell.setting else ''}, seed {cell.seed}"
+            runs.append(Planned(folder, cell.spec, title))
+    go_on_with = f"remanence resume {out}"
+    run_all(runs, {"": choice}, go_on_with, progress=progress, deadline=deadline, together=together, module=module, source=source)
 
 
 def _slug(text: str) -> str:

@@ -17,7 +17,7 @@ from remanence import expressions
 from remanence.errors import InputError
 from remanence.types import STAGES, Context, Method, Optimiser, Part, PeerContext, ServerContext, World
 
-ONE = ("base", "gradient", "optimiser", "weigh", "combine", "apply", "refine", "phases", "peers", "assign", "personalise")
+ONE = ("base", "gradient", "optimiser", "weigh", "combine", "apply", "refine", "phases", "peers", "assign", "facts", "personalise")
 
 P = ParamSpec("P")
 
@@ -80,6 +80,7 @@ SLOT_WORDS = {
     "phases": "phases of local training",
     "peers": "choice of peers",
     "assign": "assignment of clients to global models",
+    "facts": "way label counts are shown",
     "personalise": "fine-tuning of personal models",
 }
 

@@ -40,6 +40,7 @@ class Data(Section):
 class Clients(Section):
     count: Count | None = None  # None: as many as the partition makes, 10 where it does not say
     sample: Annotated[StrictInt | StrictFloat, Field(gt=0)] | None = None  # a number of clients, or a fraction below 1; None: all
+    sampling: Literal["fixed", "poisson"] = "fixed"  # so many of them, or each by a coin of its own with the same chance
     availability: StrictStr = "always"  # who answers in which rounds, such as random(offline=0.1)
     speed: StrictStr = "equal"  # simulated seconds a local step takes, such as lognormal(sigma=0.5)
 
@@ -76,8 +77,9 @@ class Local(Section):
 class Round(Section):
     min_replies: Count = 1  # with fewer good replies the round is abandoned
     weight_cap: Annotated[Number, Field(gt=0)] = 1e9  # a client that claims more examples is refused
+    max_norm: Annotated[Number, Field(ge=0)] = 0.0  # a client whose model moved further, in Euclidean length, is refused; 0: no limit
     over_selection: Annotated[Number, Field(ge=1)] = 1.0  # so many times more clients are asked than answers are used: the first to answer
-    deadline: StrictStr = "none"  # simulated seconds, such as 30, or quantile(share=0.8): who answers later is late
+    deadline: StrictStr = "none"  # simulated seconds (real ones with flower), such as 30, or quantile(share=0.8): who answers later is late
     late: Literal["discard", "use"] = "discard"  # late answers: thrown away, or used in the round in which they come
     staleness: Annotated[Number, Field(ge=0)] = 0.5  # a late answer weighs 1 / (1 + age) to this power
 
@@ -92,6 +94,16 @@ class Record(Section):
     personal: Natural = 100  # also evaluate personal models, where the method makes any, of at most so many clients, the first by number
 
 
+class Ray(Section):
+    address: StrictStr = (
+        ""  # of a running cluster; empty: the environment variable RAY_ADDRESS, and without it a cluster on this machine alone
+    )
+    inner: Literal["", "loop", "stacked"] = ""  # the engine inside a worker; empty: the fastest there
+    cpus: Annotated[Number, Field(gt=0)] = 1  # cores of a worker
+    gpus: Annotated[Number, Field(ge=0, le=1)] = 0  # a worker's share of a GPU; 0: a whole one where device is cuda, else none
+    retries: Natural = 3  # how often work that was lost with a worker is done again before the run fails
+
+
 class Checkpoint(Section):
     seconds: Annotated[Number, Field(ge=0)] = 5  # at most one checkpoint in so many seconds; 0: after every round
 
@@ -103,10 +115,11 @@ class Spec(Section):
     model: StrictStr = ""  # empty: the default for the data; or a name, or package.module:Class(option=value)
     rounds: Count = 20  # with drift, of every time step
     seed: Natural = 0
-    engine: Literal["auto", "loop", "stacked", "processes", "ray"] = "auto"
-    stack: Natural = 0  # most clients in one stack; 0: chosen
-    stepping: Literal["auto", "eager", "graph", "compiled"] = "auto"  # how a stack runs its steps: plainly, recorded, or fused too
+    engine: Literal["auto", "loop", "stacked", "processes", "ray", "flower"] = "auto"
+    stack: Natural = 0  # most clients in one stack, with processes of each worker; 0: chosen
+    stepping: Literal["auto", "eager", "graph", "compiled"] = "auto"  # how stacks and processes run steps: plainly, recorded, or fused too
     workers: Natural = 0  # processes; 0: one a core
+    timeout: Annotated[Number, Field(ge=0)] = 1800.0  # real seconds after which a worker that has not answered is given up on; 0: never
     threads: Natural = 0  # 0: torch's own choice, written down
     device: StrictStr = "auto"
     precision: Literal["fp32", "fp64", "tf32", "bf16"] = "fp32"
@@ -119,6 +132,7 @@ class Spec(Section):
     local: Local = Local()
     round: Round = Round()
     record: Record = Record()
+    ray: Ray = Ray()  # for engine = "ray"
     checkpoint: Checkpoint = Checkpoint()
 
     @property
@@ -176,10 +190,15 @@ def all_keys() -> dict[str, Any]:
 def read_file(path: Path, allow_code: bool = True) -> dict[str, Any]:
     """An experiment file as nested dictionaries, not yet checked; one that names Python code is refused where that is not allowed."""
     tree = _read_toml(path)
-    model = tree.get("model")
-    if not allow_code and isinstance(model, str) and ":" in model.partition("(")[0]:
-        raise InputError(f"{path} imports and runs Python code ({model}): look at that code, then add --allow-code")
+    if not allow_code:
+        refuse_code(tree.get("model"), path)
     return tree
+
+
+def refuse_code(model: object, path: Path) -> None:
+    """A file or folder from somebody else must not decide which Python code is run: a network by import path needs the user's word."""
+    if isinstance(model, str) and ":" in model.partition("(")[0]:
+        raise InputError(f"{path} imports and runs Python code ({model}): look at that code, then add --allow-code")
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -259,6 +278,10 @@ def _cross_check(spec: Spec) -> Spec:
         raise InputError(
             f"clients.sample={sample} is more than clients.count={spec.clients.count}: a round cannot ask more clients than there are"
         )
+    if spec.clients.sampling == "poisson" and spec.round.over_selection > 1:
+        raise InputError(
+            "clients.sampling=poisson and round.over_selection cannot be combined: with coins no number of answers is waited for; leave one out"
+        )
     if not spec.drift.schedule:
         given = next((name for name, value in spec.drift.model_dump().items() if value != Drift().model_dump()[name]), None)
         if given:
@@ -310,6 +333,7 @@ def _explain(error: ValidationError) -> str:
         "greater_than_equal": f"at least {about.get('ge')}",
         "greater_than": f"above {about.get('gt')}",
         "less_than": f"below {about.get('lt')}",
+        "less_than_equal": f"at most {about.get('le')}",
         "literal_error": f"one of {str(about.get('expected', '')).replace(chr(39), '')}",
         "int_type": "a whole number",
         "int_from_float": "a whole number",

@@ -1,8 +1,9 @@
 """A round without a server: every client has a model of its own, mixes it with those of some peers and trains the result.
 
-    probe -> engine.score_pairs -> decide -> mix -> engine.train -> gate -> validate -> record
+    probe -> engine.score_pairs -> gate -> decide -> mix -> engine.train -> gate -> validate -> record
 
-All K clients move at once, and read each other's models as they were at the end of the round before.
+All K clients move at once, and read each other's models as they were at the end of the round before. Nobody hears a model that is not finite, and nobody mixes
+with a peer whose model has no loss on its rows.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from remanence.experiment import Experiment
 from remanence.keys import Key
 from remanence.local import Task
 from remanence.record_peers import PeerRecorder
-from remanence.returns import describe_replies, expect
+from remanence.returns import describe_replies, expect, find_silent
 from remanence.server import local_models
 from remanence.state import Crowd, RunState, commit_own, gather_own
+from remanence.stragglers import find_late
 from remanence.types import Engine, Job, Mix, PeerContext, Peers, Reply, Start
 
 
@@ -49,19 +51,26 @@ def play_round(experiment: Experiment, engine: Engine, state: RunState, recorder
     """One round -> the next state, and the line that was written about it."""
     spec, task, round, begin = experiment.spec, experiment.task, state.round + 1, time.perf_counter()
     time_step, key = spec.time_step(round), Key(spec.seed).fold("round", round)
+    refusals: list[gate.Refusal] = []
     if state.round == 0 and spec.peers.warmup:
-        state = _warm_up(experiment, engine, state)
+        state, refusals = _warm_up(experiment, engine, state)
     if time_step != state.time_step:
         state = replace(state, time_step=time_step, crowd=_meet_new_data(task, engine, _crowd(state), time_step))
     crowd = _crowd(state)
     online = experiment.online(round, key)
     active = np.isin(np.arange(task.world.clients), experiment.cohort(round, key)) & ~crowd.stopped.numpy()
-    mixes, remembered = _choose(experiment, engine, crowd, time_step, round, online, active, key)
+    mixes, remembered, unheard = _choose(experiment, engine, crowd, time_step, round, online, active, key)
     sizes = torch.from_numpy(task.population.at(time_step).train.sizes)
     mixed = mix(task, crowd.models, mixes, sizes)
     clients = np.flatnonzero(active)
     moments = {"before": crowd.models, "merged": mixed}
-    replies, refusals, own = _train(experiment, engine, state, mixed, clients, round, key)
+    job = _make_job(experiment, state, mixed, clients, round, key)
+    late, told = find_late(experiment, job)
+    if late.any():  # they run out of time: what they heard stays with them, untrained
+        index = torch.from_numpy(clients[late]).to(task.world.device)
+        crowd = replace(crowd, models=crowd.models.put(index, mixed.take(index)))
+        job = _make_job(experiment, state, mixed, clients[~late], round, key)
+    replies, refused, own = _train(experiment, engine, state, job)
     if replies is not None:
         crowd = replace(crowd, models=_put_back(crowd.models, mixed, replies))
     now = count_heard(mixes, task.world.clients)
@@ -70,7 +79,8 @@ def play_round(experiment: Experiment, engine: Engine, state: RunState, recorder
     answered = np.empty(0, dtype=np.int64) if replies is None else replies.client.cpu().numpy()
     state = replace(state, round=round, time_step=time_step, crowd=improved, own=own)
     line = {
-        **describe_replies(replies, refusals),
+        **describe_replies(replies, sorted({*refusals, *unheard, *refused}), find_silent(job.clients, replies, refused)),
+        **told,
         "abandoned": False,
         **count_bytes(task, mixes),
         "stopped": int(improved.stopped.sum()),
@@ -97,14 +107,14 @@ def _crowd(state: RunState) -> Crowd:
     return state.crowd
 
 
-def _warm_up(experiment: Experiment, engine: Engine, state: RunState) -> RunState:
+def _warm_up(experiment: Experiment, engine: Engine, state: RunState) -> tuple[RunState, list[gate.Refusal]]:
     """Every client trains once before the first exchange; who answers badly keeps the initial model."""
     crowd, key = _crowd(state), Key(experiment.spec.seed).fold("round", 0)
     everybody = np.arange(experiment.task.world.clients)
-    replies, _, own = _train(experiment, engine, state, crowd.models, everybody, 0, key, phases=1)
+    replies, refused, own = _train(experiment, engine, state, _make_job(experiment, state, crowd.models, everybody, 0, key, phases=1))
     if replies is not None:
         crowd = replace(crowd, models=_put_back(crowd.models, crowd.models, replies))
-    return replace(state, crowd=_validate(engine, crowd, everybody, 0, 0), own=own)
+    return replace(state, crowd=_validate(engine, crowd, everybody, 0, 0), own=own), refused
 
 
 def _meet_new_data(task: Task, engine: Engine, crowd: Crowd, time_step: int) -> Crowd:
@@ -116,11 +126,12 @@ def _meet_new_data(task: Task, engine: Engine, crowd: Crowd, time_step: int) -> 
 
 def _choose(
     experiment: Experiment, engine: Engine, crowd: Crowd, time_step: int, round: int, online: np.ndarray, active: np.ndarray, key: Key
-) -> tuple[tuple[Mix, ...], dict[str, Any]]:
-    """Whom each client listens to -> mixes, what is remembered of peers by part"""
+) -> tuple[tuple[Mix, ...], dict[str, Any], list[gate.Refusal]]:
+    """Whom each client listens to -> mixes, what is remembered of peers by part, whose models nobody may hear"""
     task = experiment.task
     probe, decide = peer_functions(task)
-    reachable = experiment.topology & online[None, :] & active[:, None]
+    unsound, refusals = gate.find_unsound(crowd.models)
+    reachable = experiment.topology & online[None, :] & active[:, None] & ~unsound.numpy()[None, :]
     ctx = PeerContext(
         round=(round - 1) % experiment.spec.rounds + 1,
         state=crowd.peers,
@@ -132,10 +143,20 @@ def _choose(
     )
     probed = probe(ctx)
     losses = experiment.adversary.mislead(probed, _try_models(engine, crowd.models, probed, time_step))
+    rows = torch.from_numpy(task.population.at(time_step).train.sizes)
+    losses, bad, misfits = gate.admit_probes(probed, losses, rows)
     owner = task.method.owner("peers")
     assert owner is not None
     mixes, remembered = decide(probed, losses, ctx)
-    return mixes, {owner.name: remembered} if remembered else {}
+    return leave_out(mixes, probed, bad), {owner.name: remembered} if remembered else {}, refusals + misfits
+
+
+def leave_out(mixes: tuple[Mix, ...], probed: Tensor, bad: Tensor) -> tuple[Mix, ...]:
+    """The mixes without pairs that a probe has shown to be bad, whatever the method decided. probed: [K, m]; bad: [K, m] bool"""
+    if not bool(bad.any()):
+        return mixes
+    names = torch.where(bad, probed, -2)  # -2: no peer at all, so it equals none
+    return tuple(mix._replace(peers=torch.where((mix.peers.unsqueeze(2) == names.unsqueeze(1)).any(dim=2), -1, mix.peers)) for mix in mixes)
 
 
 def peer_functions(task: Task) -> tuple[Any, Any]:
@@ -168,7 +189,9 @@ def mix(task: Task, models: Start, mixes: tuple[Mix, ...], sizes: Tensor) -> Sta
         if peers.shape[1] == 0:
             continue
         there = (peers >= 0).cpu()
-        place = peers.clamp(min=0)
+        place = torch.where(
+            peers >= 0, peers, torch.arange(len(peers), device=peers.device).unsqueeze(1)
+        )  # nobody: itself, weighing nothing
         heard = sizes.double()[place.cpu()] * there  # [K, m]
         total = sizes.double() + heard.sum(dim=1)
         mine, theirs = (sizes.double() / total), heard / total.unsqueeze(1)
@@ -200,19 +223,16 @@ def _largest(own: Tensor, peers: Tensor, place: Tensor, mine: Tensor, theirs: Te
     return result
 
 
-def _train(
-    experiment: Experiment, engine: Engine, state: RunState, start: Start, clients: np.ndarray, round: int, key: Key, phases: int = 0
-) -> tuple[Reply | None, list[gate.Refusal], Any]:
-    """Local training of some clients from their own models -> good replies, refusals, what all clients keep"""
-    if not len(clients):
-        return None, [], state.own
+def _make_job(experiment: Experiment, state: RunState, start: Start, clients: np.ndarray, round: int, key: Key, phases: int = 0) -> Job:
+    """Local training of some clients from their own models. start: [K, ...]"""
     time_step = experiment.spec.time_step(max(round, 1))
     facts = experiment.facts(clients, time_step)
-    job = Job(
+    everybody = len(clients) == experiment.task.world.clients  # then the stack itself: an engine knows again what it has sent before
+    return Job(
         round=round,
         time_step=time_step,
         clients=clients,
-        start=start.take(torch.from_numpy(clients).to(experiment.task.world.device)),
+        start=start if everybody else start.take(torch.from_numpy(clients).to(experiment.task.world.device)),
         personal_start=True,
         shared={},
         own=gather_own(state, experiment.task, clients, facts),
@@ -221,7 +241,14 @@ def _train(
         key=key,
         phases=phases,
     )
+
+
+def _train(experiment: Experiment, engine: Engine, state: RunState, job: Job) -> tuple[Reply | None, list[gate.Refusal], Any]:
+    """-> good replies, refusals, what all clients keep"""
+    if not len(job.clients):
+        return None, [], state.own
     replies, refusals = gate.admit(experiment.adversary.tamper(engine.train(job), job), expect(experiment, job))
+    refusals = gate.add_excuses(refusals, engine)
     return replies, refusals, state.own if replies is None else commit_own(state.own, replies)
 
 

@@ -8,7 +8,8 @@ import inspect
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from remanence import model as models_
 from remanence.aggregators.guarded import check_cohort
 from remanence.algorithms import PARTS
 from remanence.algorithms.dp import check_private
+from remanence.algorithms.dp_counts import blur_all
+from remanence.algorithms.dp_sgd import check_examples
 from remanence.attacks import Adversary, check_attacks, know, parse_attacks
 from remanence.compose import Composed, check, describe, parse_method
 from remanence.config import Spec, optimizer_call
@@ -34,9 +37,11 @@ from remanence.data.schedules import SCHEDULES as SCHEDULES_OF_DRIFT
 from remanence.data.source import Source
 from remanence.data.views import Views, make_views
 from remanence.errors import InputError
+from remanence.files import sha256
 from remanence.heterogeneity import Deadline, ask_more, parse_deadline, parse_speed
 from remanence.keys import Key
 from remanence.local import Task
+from remanence.machine import describe_machine
 from remanence.models import MODELS, default_model
 from remanence.peers.availability import Availability, parse_availability
 from remanence.peers.topology import TOPOLOGIES
@@ -46,6 +51,9 @@ from remanence.version import __version__
 
 DEFAULT_CLIENTS = 10
 SHOWN_CLIENTS = 200  # clients whose label counts are written down for the report
+
+
+_BUILDING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -67,25 +75,31 @@ class Experiment:
 
     @property
     def has_stragglers(self) -> bool:
-        """Can anybody be late?"""
-        return self.spec.round.deadline != "none" or self.spec.round.over_selection > 1
+        """Can anybody be late, in simulated time? Where clients are real, so is their time, and the engine keeps it."""
+        return not self.task.at_sites and (self.spec.round.deadline != "none" or self.spec.round.over_selection > 1)
 
     def online(self, round: int, key: Key) -> np.ndarray:
         """Who answers in a round; `key` is the round's. -> [K] bool"""
         return self.availability(self.task.world.clients, round, key)
 
     def cohort(self, round: int, key: Key, busy: Sequence[int] = ()) -> np.ndarray:
-        """The clients that are asked in a round, without replacement, among those that are there and not busy. -> [k] ascending"""
+        """The clients that are asked in a round, among those that are there and not busy: so many without replacement, or by coins. -> [k] ascending"""
         there = np.setdiff1d(np.flatnonzero(self.online(round, key)), np.asarray(busy, dtype=np.int64))
+        if self.spec.clients.sampling == "poisson":
+            coins = key.fold("cohort").uniform(self.task.world.clients)  # one for each client, whoever else is there
+            return np.asarray(there[coins[there] < self.cohort_size / self.task.world.clients])
         count = ask_more(self.cohort_size, float(self.spec.round.over_selection), len(there))
         return np.asarray(there[key.fold("cohort").choice(len(there), count)])
 
     def facts(self, clients: np.ndarray, time_step: int) -> Facts:
         """Facts of these clients at a time step. -> [k, ...]"""
         world = self.task.world
+        if self.task.at_sites:  # nobody here knows them
+            return Facts(torch.zeros(len(clients)), torch.zeros(len(clients), world.classes))
         counts = self.task.population.at(time_step).label_counts(clients, self.labels, world.classes)
         label_counts = torch.from_numpy(counts).to(world.device, world.dtype)
-        return Facts(size=label_counts.sum(dim=1), label_counts=label_counts)
+        size, blur = label_counts.sum(dim=1), self.task.method.owner("facts")
+        return Facts(size=size, label_counts=blur_all(blur, label_counts, clients, time_step, Key(self.spec.seed)))
 
     def rule(self, round: int) -> dict[str, float]:
         """The optimiser's numbers in a round."""
@@ -94,7 +108,12 @@ class Experiment:
 
 
 def build(spec: Spec, *, method: Method | Part | None = None, module: nn.Module | None = None, source: Source | None = None) -> Experiment:
-    """Objects given here take the place of what the spec names."""
+    """Objects given here take the place of what the spec names. One at a time: networks draw their weights from torch's one global generator."""
+    with _BUILDING:
+        return _build(spec, method, module, source)
+
+
+def _build(spec: Spec, method: Method | Part | None, module: nn.Module | None, source: Source | None) -> Experiment:
     composed = _compose(spec, method)
     optimiser = expressions.construct(optimizer_call(spec), OPTIMISERS, "optimizer")
     schedule = expressions.construct(expressions.parse_call(spec.local.schedule), SCHEDULES, "schedule")
@@ -161,7 +180,10 @@ def build(spec: Spec, *, method: Method | Part | None = None, module: nn.Module 
         if p.check is not None:
             p.check(task.optimiser, task.world)
     check_private(task)
+    check_examples(task)
     size = min(_cohort_size(spec, named_clients), population.clients)
+    if spec.clients.sampling == "poisson":
+        task = replace(task, world=replace(task.world, expected=float(size)))
     settled = _settle(spec, model_name, named_clients, device)
     about = _describe(settled, source, task, division, adversary.clients.tolist())
     topology = expressions.construct(expressions.parse_call(spec.peers.topology), TOPOLOGIES, "topology")(
@@ -174,11 +196,17 @@ def build(spec: Spec, *, method: Method | Part | None = None, module: nn.Module 
     experiment = Experiment(
         settled, source, task, schedule, size, about, division.train.y, adversary, topology, availability, seconds, deadline
     )
-    if experiment.has_stragglers and (composed.owner("peers") is not None or composed.owner("assign") is not None):
-        raise InputError(
-            "round.deadline and round.over_selection are for methods with one server model: leave them out, or use --availability"
-        )
+    _check_stragglers(settled, composed)
     return experiment
+
+
+def _check_stragglers(spec: Spec, method: Composed) -> None:
+    """Refuse ways of waiting that mean nothing for a method."""
+    if method.owner("peers") is not None and spec.round.over_selection > 1:
+        raise InputError("round.over_selection means nothing without a server, where nobody waits for a number of answers: leave it out")
+    several = method.owner("peers") is not None or method.owner("assign") is not None
+    if several and spec.round.deadline != "none" and spec.round.late == "use":
+        raise InputError("round.late=use is for methods with one server model, to which a late answer can be added: use round.late=discard")
 
 
 @functools.lru_cache(maxsize=2)
@@ -445,6 +473,7 @@ def _describe(spec: Spec, source: Source, task: Task, division: Division, attack
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
+        "machine": describe_machine(str(task.world.device)),
         "data": f"{source.name}: {sizes}. {source.note}".strip(),
         "class_names": list(source.classes),
         "clients": task.world.clients,
@@ -459,12 +488,29 @@ def _describe(spec: Spec, source: Source, task: Task, division: Division, attack
     } | _describe_drift(spec, task, division)
 
 
+def _table_of(spec: Spec) -> Path | None:
+    """The file of a drift schedule that is read from one."""
+    call = expressions.parse_call(spec.drift.schedule)
+    return Path(str(call.arguments["path"])).expanduser() if call.name == "table" and "path" in call.arguments else None
+
+
+def check_unchanged(experiment: Experiment, about: Mapping[str, Any]) -> None:
+    """Refuse to go on where data or drift are no longer what they were when the run began: the rest would be of another experiment."""
+    now, table = experiment.about, _table_of(experiment.spec) if experiment.spec.drift.schedule else None
+    if table is not None and about.get("drift_table", now.get("drift_table")) != now.get("drift_table"):
+        raise InputError(f"the drift table {table} has changed since the run began: put the old file back, or start anew")
+    held = [[int(count) for count in row.split()] for row in now["label_counts"]]
+    if about.get("label_counts") != held or about.get("class_names", now["class_names"]) != now["class_names"]:
+        raise InputError(f"the data {experiment.spec.data.name} have changed since the run began: put the old ones back, or start anew")
+
+
 def _describe_drift(spec: Spec, task: Task, division: Division) -> dict[str, Any]:
     if not spec.drift.schedule:
         return {}
     return {
         "rounds_per_step": spec.rounds,
         "clusters": [" ".join(map(str, step.cluster.tolist())) for step in task.population.steps],
+        **({"drift_table": sha256(table.read_bytes())} if (table := _table_of(spec)) is not None else {}),
         "concepts": list(division.concepts),
         "drift_notes": list(division.notes),
     }

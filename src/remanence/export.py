@@ -17,7 +17,7 @@ from remanence.algorithms import PARTS
 from remanence.checkpoint import Vault, fingerprint
 from remanence.compose import parse_method
 from remanence.data.source import Source
-from remanence.errors import InputError
+from remanence.errors import CheckpointError, InputError
 from remanence.experiment import adapt_module, build_module, load_data
 from remanence.keys import Key
 from remanence.metrics.accuracy import summarise
@@ -44,8 +44,15 @@ def load_model(run: Run, module: nn.Module | None = None, client: int | None = N
     model = _pick_model(run, state, client)
     values = {**model.params, **model.buffers}
     module = module.to(next(iter(model.params.values())).dtype)
-    module.load_state_dict(values, strict=False)
+    try:
+        module.load_state_dict(values, strict=False)
+    except RuntimeError as error:
+        raise CheckpointError(f"the checkpoint of {run.folder} does not fit its network {run.spec.model}: {_last_line(error)}") from None
     return module.eval()
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1].strip()
 
 
 def _pick_model(run: Run, state: RunState, client: int | None) -> Start:

@@ -233,3 +233,21 @@ class _Reader:
     def finish(self) -> None:
         if self.peek()[0] != "end":
             raise InputError(f"cannot read {self.text!r}: {self.peek()[1]!r} is one too many")
+
+
+def split_outside(text: str) -> list[str]:
+    """What stands between commas that are in no bracket and no quotes.
+
+    >>> split_outside("none,backdoor(target=1, clients='3, 7'),0.5")
+    ['none', "backdoor(target=1, clients='3, 7')", '0.5']
+    """
+    parts, depth, quote = [""], 0, ""
+    for sign in text:
+        if quote or sign in "'\"":
+            quote = "" if sign == quote else quote or sign
+        depth += 0 if quote else (sign in "([") - (sign in ")]")
+        if sign == "," and depth == 0 and not quote:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return parts

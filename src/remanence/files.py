@@ -62,6 +62,9 @@ def explain_full_disk(folder: Path) -> Iterator[None]:
         raise
 
 
+_held: list[IO[str]] = []  # lock files of this process
+
+
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
     """One process at a time in a folder; the lock goes with the process, however that ends."""
@@ -72,7 +75,21 @@ def lock(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise InputError(f"{folder} is in use by another remanence process: wait for it, or choose another --out") from None
-        yield
+        _held.append(file)
+        try:
+            yield
+        finally:
+            _held.remove(file)
+
+
+def _let_go() -> None:
+    """In a child just forked: its copy of a lock would keep a folder locked after the parent is gone, until the child has ended too."""
+    while _held:
+        _held.pop().close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
 
 
 def _is_leftover(path: Path) -> bool:

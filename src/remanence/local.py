@@ -18,6 +18,7 @@ from remanence.compose import Composed
 from remanence.data.batches import Examples
 from remanence.data.drift import Population
 from remanence.model import Model
+from remanence.single_rows import lend_each, no_penalty
 from remanence.trees import Params, Tree
 from remanence.types import Accept, Batch, Context, Forward, Lent, Optimiser, Output, Phase, Predict, Start, World
 
@@ -44,6 +45,9 @@ class Task:
     public: Tensor  # ids of training rows kept by the server
     population: Population
     average_buffers: bool
+    at_sites: bool = (
+        False  # do clients keep their state and facts for themselves? What is known of a state here is then the round it is from
+    )
 
     def trained_names(self, phase: Phase) -> tuple[str, ...]:
         """The parameters this phase changes; what is frozen stays so, whatever a phase asks for."""
@@ -162,12 +166,12 @@ def take_step(
 
 
 def make_objective(
-    task: Task, fixed: Params, buffers: Params, lent: Lent, ctx: Context
+    task: Task, fixed: Params, buffers: Params, lent: Lent, ctx: Context, penalised: bool = True
 ) -> Callable[[Params, Batch], tuple[Tensor, dict[str, Any]]]:
     """The whole objective: base and terms averaged over the rows, plus penalties."""
     base = task.method.one("base")
     terms = task.method.many("terms")
-    penalties = task.method.many("penalties")
+    penalties = task.method.many("penalties") if penalised else []
 
     def objective(params: Params, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
         out, new_buffers = task.model.apply({**fixed, **params}, buffers, batch.x, ctx.key)
@@ -192,7 +196,18 @@ def lend(task: Task, differentiate: Differentiate, fixed: Params, buffers: Param
             return differentiate(lambda inputs: objective(params, batch._replace(x=inputs)), batch.x)[0]
         return differentiate(lambda p: objective(p, batch), params)[0]
 
-    return Lent(grad, _lend_forward(task, x), _lend_predict(task, rows), lend_walk(task, differentiate, ctx))
+    def objective_of_row(now: Context, x: Tensor) -> Callable[[Params, Batch], tuple[Tensor, dict[str, Any]]]:
+        mine = lend(task, differentiate_functional, fixed, buffers, x, rows, now)
+        return make_objective(task, fixed, buffers, mine, now, penalised=False)
+
+    def penalise(params: Params) -> Params:
+        penalties = task.method.many("penalties")
+        gradient: Params = differentiate(lambda p: (torch.stack([penalty(p, ctx) for penalty in penalties]).sum(), {}), params)[0]
+        return gradient
+
+    penalty = penalise if task.method.many("penalties") else no_penalty
+    each = lend_each(objective_of_row, penalty, ctx, shown=task.method.owner("facts") is not None)
+    return Lent(grad, _lend_forward(task, x), _lend_predict(task, rows), lend_walk(task, differentiate, ctx), each)
 
 
 def lend_walk(task: Task, differentiate: Differentiate, ctx: Context) -> Callable[[Tree | None], Tree]:

@@ -7,6 +7,7 @@ A personal model is the server's with the client's personal part in place (FedBN
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from remanence.experiment import Experiment
 from remanence.keys import Key
 from remanence.local import PERSONAL, Task
 from remanence.state import RunState, gather_own
-from remanence.types import Engine, Job, Method, Part, Reply, Start
+from remanence.types import Engine, Job, Method, PairScores, Part, Reply, Start
 
 
 def has_personal_models(task: Task) -> bool:
@@ -48,10 +49,21 @@ def tuning_task(task: Task) -> Task | None:
 def make_tuner(experiment: Experiment) -> Engine | None:
     """An engine for the fine-tuning, of the kind that trains; where its epochs cannot be stacked, a loop, which gives the same result."""
     spec, tuning = experiment.spec, tuning_task(experiment.task)
-    if tuning is None:
+    if tuning is None or experiment.task.at_sites:  # a site fine-tunes where its data are, when it is asked for counts
         return None
     unstackable = tuning.model.mixes_rows and needs_padding(tuning)
-    return make_engine("loop" if spec.engine == "stacked" and unstackable else spec.engine, tuning, spec.stack, spec.workers)
+    name = "loop" if spec.engine == "stacked" and unstackable else spec.engine
+    return make_engine(name, tuning, spec.stack, spec.workers, timeout=float(spec.timeout), ray=spec.ray)
+
+
+def score_models(experiment: Experiment, tuner: Engine | None, engine: Engine, state: RunState, clients: np.ndarray) -> PairScores:
+    """The personal models of some clients, each on its owner's validation rows. clients: [k] ascending"""
+    if experiment.task.at_sites:
+        remote: Any = engine  # the personal parts are at the sites, and never leave them
+        scores: PairScores = remote.score_personal(experiment, state, clients)
+        return scores
+    models = make_models(experiment, tuner, state, clients)
+    return engine.score_pairs(models, np.arange(len(clients)), clients, "valid", state.time_step)
 
 
 def make_models(experiment: Experiment, tuner: Engine | None, state: RunState, clients: np.ndarray) -> Start:

@@ -9,10 +9,11 @@ Sampling, and what is assumed of it:
   a round is at most q * delta_G(log(1 + (e^eps - 1) / q)), with delta_G that of the Gaussian mechanism with noise / 2. This is a proven bound.
   It is much larger than the number for coins, and not for want of care: see Lebeda, Regehr, Kamath, Steinke: Avoiding pitfalls for privacy accounting of
   subsampled mechanisms under composition, 2024.
-- "poisson": every client joins by a coin of its own. Papers often report this number for fixed cohorts too, for which it does not hold.
-- "any": nothing is assumed, as if everybody were in every round. It bounds the other two.
+- "poisson": every client joins by a coin of its own (clients.sampling = "poisson"), and the sum is divided by how many are expected, so that nobody learns
+  from it how many came. Papers often report this number for fixed cohorts too, for which it does not hold.
+- "any": nothing is assumed, as if everybody were in every round. It bounds the other two, and is one Gaussian mechanism, of noise / sqrt(rounds).
 
-The curves are composed over rounds by privacy loss distributions (dp-accounting, the extra `dp`); all rounding is upwards.
+The curves of the others are composed over rounds by privacy loss distributions (dp-accounting, the extra `dp`); all rounding is upwards.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def epsilon(rounds: int, *, fraction: float, noise: float, delta: float, samplin
         return 0.0
     if noise == 0:
         return math.inf
-    in_any_case = _composed(rounds, 1.0, noise, "any", delta)
+    in_any_case = gaussian_epsilon(math.sqrt(rounds) / noise, delta)
     return in_any_case if fraction == 1 or sampling == "any" else min(in_any_case, _composed(rounds, fraction, noise, sampling, delta))
 
 
@@ -93,9 +94,10 @@ class Guarantee:
     noise: float
     delta: float
     budget: float  # an epsilon that the run does not pass; 0: none
-    cohort: int  # clients asked in a round
+    cohort: int  # clients asked in a round; where they join by coins, as many as are expected
     clients: int
     sampling: str = "fixed"
+    whom: str = "client"
 
     @property
     def fraction(self) -> float:
@@ -113,16 +115,21 @@ class Guarantee:
         found = rounds_within(self.budget, fraction=self.fraction, noise=self.noise, delta=self.delta, sampling=self.sampling)
         return min(planned, found)
 
-    def describe(self, rounds: int) -> str:
-        """One sentence, with everything it rests on."""
+    @property
+    def basis(self) -> str:
+        """What it rests on."""
         sampling = {
             "fixed": f"{self.cohort} of {self.clients} clients drawn without replacement",
             "poisson": f"each of {self.clients} clients drawn by a coin of its own with chance {self.fraction:.3g}",
             "any": "nothing assumed about who is asked",
         }[self.sampling]
+        return f"{sampling}, noise {self.noise:g}"
+
+    def describe(self, rounds: int) -> str:
+        """One sentence, with everything it rests on."""
         limit = f" of a budget of {self.budget:g}" if self.budget else ""
         spent = f"epsilon {self.epsilon(rounds):.2f}{limit} at delta {self.delta:g} for any one client after {rounds} rounds"
-        return f"{spent} ({sampling}, noise {self.noise:g}); {NOT_PRIVATE}"
+        return f"{spent} ({self.basis}); {NOT_PRIVATE}"
 
 
 def require_accounting() -> None:
@@ -152,6 +159,23 @@ def gaussian_delta(epsilons: np.ndarray, distance: float) -> np.ndarray:
     first = log_ndtr(distance / 2 - epsilons / distance)
     second = epsilons + log_ndtr(-distance / 2 - epsilons / distance)
     return np.asarray(np.exp(first) * -np.expm1(np.minimum(second - first, 0.0)))
+
+
+def gaussian_epsilon(distance: float, delta: float) -> float:
+    """The least epsilon at `delta` of two unit Gaussians at a distance, to a billionth upwards: many Gaussian mechanisms together are one.
+
+    >>> round(gaussian_epsilon(2.0, 9.94e-6), 2)
+    10.0
+    """
+    if distance == 0:
+        return 0.0
+    low, high = 0.0, 1.0
+    while float(gaussian_delta(np.array([high]), distance)[0]) > delta:
+        low, high = high, 2 * high
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if float(gaussian_delta(np.array([middle]), distance)[0]) <= delta else (middle, high)
+    return high
 
 
 @functools.lru_cache(maxsize=256)

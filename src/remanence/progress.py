@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from typing import Any, Protocol
 
@@ -37,7 +38,7 @@ class Lines:
     def round(self, line: dict[str, Any]) -> None:
         number = line["round"]
         twentieth = number * 20 // self.total
-        if twentieth == self.shown and number != self.total and not line["refused"]:
+        if twentieth == self.shown and number != self.total and not line["refused"] and not line.get("silent"):
             return
         self.shown = twentieth
         left = (time.monotonic() - self.begin) / max(1, number - self.first) * (self.total - number)
@@ -79,6 +80,8 @@ class Bar:
         self.bar.update(self.task, completed=line["round"], **changes)
         for refusal in line["refused"]:
             self.say(f"round {line['round']}: client {refusal['client']} refused ({refusal['code']}): {refusal['reason']}")
+        for client in line.get("silent", []):
+            self.say(f"round {line['round']}: client {client} did not answer")
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False)
@@ -87,6 +90,43 @@ class Bar:
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
+
+
+class Chorus:
+    """Several runs at once as one bar: they keep step, so the first of them speaks for all; what befalls the others is said in words."""
+
+    def __init__(self, progress: Progress, title: str):
+        self.progress, self.title, self.lead = progress, title, threading.Lock()
+
+    def voice(self) -> Voice:
+        """For one of the runs."""
+        return Voice(self)
+
+
+class Voice:
+    """The progress of one run of several."""
+
+    def __init__(self, chorus: Chorus):
+        self.chorus, self.leads, self.title = chorus, False, ""
+
+    def start(self, title: str, done: int, total: int) -> None:
+        self.title, self.leads = title, self.chorus.lead.acquire(blocking=False)
+        if self.leads:
+            self.chorus.progress.start(self.chorus.title, done, total)
+
+    def round(self, line: dict[str, Any]) -> None:
+        if self.leads:
+            self.chorus.progress.round(line)
+        elif line["refused"] or line["abandoned"]:
+            self.say(f"{self.title}: round {line['round']}{describe(line)}")
+
+    def say(self, text: str) -> None:
+        self.chorus.progress.say(text)
+
+    def finish(self) -> None:
+        if self.leads:
+            self.leads = False
+            self.chorus.progress.finish()
 
 
 def make_progress(quiet: bool) -> Progress:
@@ -100,11 +140,17 @@ def describe(line: dict[str, Any]) -> str:
 
     >>> describe({"accuracy": 0.912, "refused": [], "abandoned": False})
     ', accuracy 91.2%'
+    >>> describe({"accuracy": None, "refused": [], "silent": [4, 7], "abandoned": False})
+    ', no answer: client 4, client 7'
     """
     text = "" if line["accuracy"] is None else f", accuracy {100 * line['accuracy']:.1f}%"
     if line["refused"]:
         who = ", ".join(f"client {refusal['client']} ({refusal['code']})" for refusal in line["refused"][:3])
         text += f", refused: {who}" + (f" and {len(line['refused']) - 3} more" if len(line["refused"]) > 3 else "")
+    if silent := line.get("silent", []):
+        text += f", no answer: {', '.join(f'client {client}' for client in silent[:3])}" + (
+            f" and {len(silent) - 3} more" if len(silent) > 3 else ""
+        )
     return text + (", round abandoned" if line["abandoned"] else "")
 
 

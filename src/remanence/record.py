@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from remanence import personal
+from remanence.attacks.success import watch_success
 from remanence.experiment import Experiment
 from remanence.files import flush
 from remanence.metrics.accuracy import summarise
 from remanence.metrics.ledger import ALL, EXAMPLE, GLOBAL, MOMENTS, SPLITS, confusion_type, header, make_record
+from remanence.promises import last_round, promises_of
 from remanence.results import CONFUSIONS, EXAMPLES, LEDGER, METRICS
 from remanence.server import Server, Update
 from remanence.state import RunState
@@ -28,15 +32,17 @@ class Writer:
     def __init__(self, folder: Path, experiment: Experiment, committed: dict[str, int], names: tuple[str, ...]):
         self.experiment, self.spec = experiment, experiment.spec
         self.population, self.classes = experiment.task.population, len(experiment.source.classes)
+        self.last = last_round(promises_of(experiment), self.spec.total_rounds)  # a privacy budget may end the run early
         wanted = [METRICS, LEDGER, *names]
         wanted += [CONFUSIONS] if self.spec.record.confusion else []
         self.files = {name: _open_at(folder / name, committed.get(name, 0)) for name in wanted}
         if self.files[LEDGER].tell() == 0:
             self.files[LEDGER].write(header(experiment.source.classes))
+        self.success = watch_success(experiment.task, experiment.source, experiment.adversary)
 
     def due(self, round: int) -> bool:
-        """Is this round evaluated? The last one of every time step is."""
-        return round % self.spec.record.every == 0 or round % self.spec.rounds == 0
+        """Is this round evaluated? The last one of every time step is, and the last of all."""
+        return round % self.spec.record.every == 0 or round % self.spec.rounds == 0 or round == self.last
 
     @property
     def splits(self) -> list[str]:
@@ -58,6 +64,10 @@ class Writer:
                 record[name] = columns[name]
             record["confusion"] = confusion
             self.files[CONFUSIONS].write(record.tobytes())
+
+    def tell_success(self, models: Start, shares: np.ndarray) -> dict[str, float]:
+        """How often an attack gets its way, where one has a goal. models: stacked; shares: of each in the mean, summing to 1"""
+        return {} if self.success is None else {"attack_success": float((self.success(models) * shares).sum())}
 
     def write_line(self, line: dict[str, Any]) -> dict[str, Any]:
         """One line of metrics.jsonl."""
@@ -87,8 +97,10 @@ class Writer:
             flush(file)
 
     def close(self) -> None:
-        for file in self.files.values():
-            file.close()
+        """All of them, also where the first cannot be written to the end because the disk is full."""
+        with contextlib.ExitStack() as stack:
+            for file in self.files.values():
+                stack.callback(file.close)
 
 
 class Recorder(Writer):
@@ -114,12 +126,20 @@ class Recorder(Writer):
         self._score(engine, state.servers, state, time_step)
         self._write_models("before", round, time_step)
 
-    def local(self, engine: Engine, state: RunState, time_step: int, clients: np.ndarray, models: Start, weights: np.ndarray) -> None:
-        """Every client's model after local training. clients, weights: [k]; models: a stack of k; `state` is the one the round began with"""
+    def local(
+        self, engine: Engine, state: RunState, time_step: int, clients: np.ndarray, gather: Callable[[], Start], weights: np.ndarray
+    ) -> None:
+        """Every client's model after local training; where nobody looks at them they are not even gathered, for they may lie far away.
+
+        clients, weights: [k]; gather() -> a stack of k; `state` is the one the round began with
+        """
         place, record = {"round": state.round + 1, "time_step": time_step}, self.spec.record
-        if record.examples and self.due(place["round"]):
+        if not ((record.local or record.examples) and self.due(place["round"])):
+            return
+        models = gather()
+        if record.examples:
             self._examine(engine, state, clients, models, place)
-        if not (record.local and self.due(place["round"])):
+        if not record.local:
             return
         scores = engine.score(models, "test")
         for number, client in enumerate(clients.tolist()):
@@ -178,8 +198,10 @@ class Recorder(Writer):
             )
             self.write_verdicts(scores.verdicts, asked, **place, moment="merged")
         written = {}
+        used = state.used_by(np.arange(self.population.clients))
+        success = self.tell_success(state.models, np.bincount(used, minlength=len(state.servers)) / len(used))
         for split in self.splits:
-            summary = summarise(*self._weigh(split, state))
+            summary = summarise(*self._weigh(split, state)) | (success if split == "test" else {})
             written[split] = self.write_line({**place, "model": self.model, "split": split, **summary, **line})
         if state.uses is not None:
             self._write_used(state, place)
@@ -250,8 +272,7 @@ class Recorder(Writer):
         total, loss = np.zeros((self.classes, self.classes), dtype=np.int64), 0.0
         for first in range(0, len(holders), PERSONAL_AT_ONCE):
             some = holders[first : first + PERSONAL_AT_ONCE]
-            models = personal.make_models(self.experiment, self.tuner, state, some)
-            scores = engine.score_pairs(models, np.arange(len(some)), some, "valid", state.time_step)
+            scores = personal.score_models(self.experiment, self.tuner, engine, state, some)
             for number, client in enumerate(some.tolist()):
                 mine, lost = scores.confusion[number].numpy(), float(scores.loss[number])
                 self.write_counts(mine, lost, **place, moment="personal", split="valid", model=client, owner=client)

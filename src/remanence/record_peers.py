@@ -10,13 +10,11 @@ from torch import Tensor
 
 from remanence.experiment import Experiment
 from remanence.metrics.accuracy import summarise
-from remanence.metrics.ledger import HEARD, SIMILARITY, peers_type
+from remanence.metrics.ledger import HEARD, PEERS_AT_MOST, SIMILARITY, peers_type
 from remanence.record import NOTHING, Writer
 from remanence.results import EXAMPLES, PEERS
 from remanence.state import Crowd, RunState
 from remanence.types import Engine, PairScores, Start
-
-MOST_CLIENTS = 200  # a table over pairs of clients is written for at most so many
 
 
 class PeerRecorder(Writer):
@@ -27,7 +25,7 @@ class PeerRecorder(Writer):
 
     def __init__(self, folder: Path, experiment: Experiment, committed: dict[str, int]):
         self.clients = experiment.task.world.clients
-        names = (*((PEERS,) if self.clients <= MOST_CLIENTS else ()), *((EXAMPLES,) if experiment.spec.record.examples else ()))
+        names = (*((PEERS,) if self.clients <= PEERS_AT_MOST else ()), *((EXAMPLES,) if experiment.spec.record.examples else ()))
         super().__init__(folder, experiment, committed, names)
 
     def after(
@@ -67,7 +65,10 @@ class PeerRecorder(Writer):
         summary = summarise((mine / rows[:, None, None]).mean(axis=0), float((lost / rows).mean()))
         worst = np.sort(accuracy)[: max(1, self.clients // 10)]
         spread = {"worst_client": float(accuracy.min()), "worst_tenth": float(worst.mean()), "spread": float(accuracy.std())}
-        return self.write_line({**place, "model": "personal", "split": "test", **summary, **spread, **line})
+        honest = np.ones(self.clients)
+        honest[self.experiment.adversary.clients] = 0.0  # what attackers do to themselves is no success
+        success = self.tell_success(crowd.best, honest / max(honest.sum(), 1.0))
+        return self.write_line({**place, "model": "personal", "split": "test", **summary, **spread, **success, **line})
 
     def _write_moments(
         self, engine: Engine, state: RunState, moments: dict[str, Start], answered: np.ndarray, place: dict[str, Any]

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-import torch
 
 from remanence.data.parcels import is_absent, tell_how_to_get
 from remanence.engines.choose import Choice
-from remanence.errors import InputError, Stopped
+from remanence.errors import InputError
 from remanence.experiment import check_names
 from remanence.files import claim_folder, explain_full_disk, lock, write_atomically
 from remanence.progress import Progress, Silent
@@ -33,7 +31,8 @@ from remanence.recipes.plan import Plan, Wanted, make_plan, source_of
 from remanence.recipes.recipe import SCALES, Recipe
 from remanence.report import write_report
 from remanence.results import COMPARISON, METRICS, RUNS, SPEC, Comparison, Run
-from remanence.rounds import Deadline, resume_run, start_run
+from remanence.rounds import Deadline
+from remanence.several_runs import Planned, run_all
 from remanence.version import __version__
 
 OUTCOME, PAGE, TABLE, FIGURE = "outcome.json", "result.md", "result.csv", "figure.csv"
@@ -85,12 +84,13 @@ def reproduce(
     data_dir: str = "",
     progress: Progress | None = None,
     deadline: Deadline | None = None,
+    together: int = 0,
     report: bool = True,
 ) -> Outcome:
     """Run what is not yet done of a result, and write it: our numbers beside the published ones, and whether the claims hold.
 
-    changes: keys of the experiment that are to be otherwise, such as {"rounds": 500}. report: also write report.html, which draws everything.
-    The same call goes on where it was stopped.
+    changes: keys of the experiment that are to be otherwise, such as {"rounds": 500}. together: the most runs in one stack, 0 for as many as fit.
+    report: also write report.html, which draws everything. The same call goes on where it was stopped.
     """
     plan = plan_result(name, scale=scale, only=only, seeds=seeds, stand_in=stand_in, changes=changes, data_dir=data_dir)
     absent = sorted({source for place in plan.places.values() for source in (place.absent, place.stand_in) if source})
@@ -105,9 +105,9 @@ def reproduce(
     }
     _open_folder(plan, out, asked)
     with explain_full_disk(out), lock(out):
-        choices: dict[str, Choice] = {}
-        for number, wanted in enumerate(plan.runs, 1):
-            _run_one(wanted, out, f"[{number}/{len(plan.runs)}]", choices, progress or Silent(), deadline or Deadline(None))
+        runs = [_plan_run(wanted, out, f"[{number}/{len(plan.runs)}]") for number, wanted in enumerate(plan.runs, 1)]
+        left = [run for run in runs if not run.begun or not is_done(Run(run.folder))]
+        run_all(left, {}, "the same command", progress=progress or Silent(), deadline=deadline or Deadline(None), together=together)
         outcome = write_result(plan, out, asked)
     if report:
         write_report(out)
@@ -121,7 +121,7 @@ def write_result(plan: Plan, out: Path, asked: Mapping[str, Any]) -> Outcome:
     about = {
         **asked,
         "remanence": __version__,
-        "machine": describe_machine(runs[0].spec.device if runs else "cpu"),
+        "machine": ", ".join(sorted({str(run.about.get("machine", "a machine not written down")) for run in runs})),
         "seconds": round(sum(_seconds(run) for run in runs), 1),
         "runs": len(runs),
         "numbers": [
@@ -175,20 +175,11 @@ def _setting(plan: Plan, run: Wanted) -> str:
     return ", ".join(words)
 
 
-def _run_one(wanted: Wanted, out: Path, count: str, choices: dict[str, Choice], progress: Progress, deadline: Deadline) -> None:
-    folder, spec = out / RUNS / wanted.name, wanted.spec
-    title = f"{count} {wanted.row}, {wanted.column}, seed {wanted.seed}"
+def _plan_run(wanted: Wanted, out: Path, count: str) -> Planned:
+    spec = wanted.spec
     # one engine for all methods on the same task: what differs between them is then the method alone
     task = f"{spec.model} {spec.data.model_dump_json()} {spec.clients.model_dump_json()} {'centralised' in spec.method}"
-    try:
-        if not (folder / SPEC).exists():
-            start_run(spec, folder, overwrite=True, choice=choices.get(task), progress=progress, deadline=deadline, title=title)
-        elif not is_done(Run(folder)):
-            resume_run(folder, progress=progress, deadline=deadline, title=title)
-    except Stopped as stop:
-        raise Stopped(f"stopped in {title}, all saved: go on with the same command", stop.exit_code) from None
-    run = Run(folder)
-    choices.setdefault(task, Choice(run.spec.engine, run.spec.threads, str(run.about.get("engine", ""))))
+    return Planned(out / RUNS / wanted.name, spec, f"{count} {wanted.row}, {wanted.column}, seed {wanted.seed}", task)
 
 
 def is_done(run: Run) -> bool:
@@ -203,10 +194,3 @@ def _reached_end(run: Run) -> bool:
 def _seconds(run: Run) -> float:
     """A round's lines, one a split, repeat its time: it counts once."""
     return sum({int(line["round"]): float(line.get("seconds") or 0.0) for line in run.metrics}.values())
-
-
-def describe_machine(device: str) -> str:
-    """What it ran on, in words."""
-    if device.startswith("cuda") and torch.cuda.is_available():
-        return f"one {torch.cuda.get_device_name(device)}"
-    return f"{os.cpu_count()} cores ({platform.machine()})"

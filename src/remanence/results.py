@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from remanence.config import Spec, make_spec
 from remanence.errors import InputError
+from remanence.reading import check_about, check_plan, damaged, read_lines, read_records, read_table, read_toml
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,6 +31,7 @@ SPEC, METRICS, LEDGER, CONFUSIONS, EXAMPLES, PEERS, REPORT, CHECKPOINTS, COMPARI
     "compare.toml",
     "runs",
 )
+LARGEST_SIMILARITY = 1e15  # an inverse loss, and no loss counts as less than 1e-10
 ABOUT = "about"  # the table of spec.toml that holds what was chosen and seen, not asked for
 
 
@@ -42,7 +43,7 @@ class Run:
 
     @cached_property
     def _file(self) -> dict[str, Any]:
-        return tomllib.loads((self.folder / SPEC).read_text(encoding="utf-8"))
+        return read_toml(self.folder / SPEC)
 
     @cached_property
     def spec(self) -> Spec:
@@ -52,23 +53,22 @@ class Run:
     @cached_property
     def about(self) -> dict[str, Any]:
         """Versions, choices and facts of the data: class names, label counts of the clients, number of parameters."""
-        about = dict(self._file.get(ABOUT, {}))
-        about["label_counts"] = [[int(count) for count in row.split()] for row in about.get("label_counts", [])]  # written a line a client
+        path, about = self.folder / SPEC, self._file.get(ABOUT, {})
+        if not isinstance(about, dict):
+            raise damaged(path, f"{ABOUT} is no table")
+        check_about(path, about)
+        about = dict(about)
+        about["label_counts"] = read_table(path, about.get("label_counts", []))  # written a line a client
         if "clusters" in about:
-            about["clusters"] = [[int(cluster) for cluster in row.split()] for row in about["clusters"]]  # written a line a time step
+            about["clusters"] = table = read_table(path, about["clusters"])  # written a line a time step
+            if max((max(row, default=0) for row in table), default=0) >= max([1, len(about.get("concepts", [])), *map(len, table)]):
+                raise damaged(path, "its clients are in clusters that nobody describes")
         return about
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; a line that a crash cut short is left out."""
-        lines = []
-        path = self.folder / METRICS
-        for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-            try:
-                lines.append(json.loads(text))
-            except json.JSONDecodeError:
-                break
-        return lines
+        return read_lines(self.folder / METRICS)
 
     def curve(self, split: str = "test", model: str = "", value: str = "accuracy") -> tuple[list[int], list[float]]:
         """A number over rounds -> rounds, values. Of the global model, or where clients have models of their own, of these; or of the one named."""
@@ -85,28 +85,39 @@ class Run:
         """Counts per class, model and moment."""
         from remanence.metrics.ledger import Ledger
 
-        return Ledger.read(self.folder / LEDGER)
+        ledger = Ledger.read(self.folder / LEDGER)
+        self._check_numbers(self.folder / LEDGER, ledger.records)
+        return ledger
 
     @cached_property
     def confusions(self) -> np.ndarray | None:
         """Whole confusion matrices, as `ledger.confusion_type` says; None where they were not recorded."""
-        from remanence.metrics.ledger import confusion_type
+        from remanence.metrics.ledger import MOMENTS, SPLITS, confusion_type
 
-        return _read_records(self.folder / CONFUSIONS, confusion_type(len(self.about["class_names"])))
+        kind = confusion_type(len(self._fact("class_names")))
+        return self._read(CONFUSIONS, kind, {"moment": len(MOMENTS), "split": len(SPLITS)})
 
     @cached_property
     def examples(self) -> np.ndarray | None:
         """Right or wrong, and by which margin, for every training row, as `ledger.EXAMPLE` says; None where it was not recorded."""
-        from remanence.metrics.ledger import EXAMPLE
+        from remanence.metrics.ledger import EXAMPLE, MOMENTS
 
-        return _read_records(self.folder / EXAMPLES, EXAMPLE)
+        return self._read(EXAMPLES, EXAMPLE, {"moment": len(MOMENTS), "right": 2})
 
     @cached_property
     def peers(self) -> np.ndarray | None:
         """Who listened to whom and who seemed how alike, as `ledger.peers_type` says; None with a server."""
-        from remanence.metrics.ledger import peers_type
+        from remanence.metrics.ledger import PEERS_AT_MOST, SIMILARITY, peers_type
 
-        return _read_records(self.folder / PEERS, peers_type(int(self.about["clients"])))
+        if not (self.folder / PEERS).exists():
+            return None
+        clients = self._fact("clients")
+        if clients > PEERS_AT_MOST:
+            raise damaged(self.folder / PEERS, f"a table over pairs of {clients} clients is never written")
+        records = self._read(PEERS, peers_type(clients), {"kind": SIMILARITY + 1})
+        if records is not None and not ((records["values"] >= 0) & (records["values"] < LARGEST_SIMILARITY)).all():
+            raise damaged(self.folder / PEERS, "it holds counts or similarities that cannot be")
+        return records
 
     def model(self, module: nn.Module | None = None, client: int | None = None) -> nn.Module:
         """The trained global model as an ordinary nn.Module, in evaluation mode; that of a client where clients have their own.
@@ -118,14 +129,52 @@ class Run:
         return load_model(self, module, client)
 
     @property
+    def networks(self) -> list[str]:
+        """The network, as the spec names it."""
+        return [self.spec.model]
+
+    def _read(self, name: str, kind: np.dtype, limits: dict[str, int]) -> np.ndarray | None:
+        records = read_records(self.folder / name, kind, limits)
+        if records is not None:
+            self._check_numbers(self.folder / name, records)
+        return records
+
+    def _check_numbers(self, path: Path, records: np.ndarray) -> None:
+        """Refuse records of clients, concepts and time steps that the run does not have: whoever makes tables for them would run out of memory."""
+        from remanence.metrics.ledger import ALL, GLOBAL, SPLITS
+
+        if not len(records):
+            return
+        columns: dict[str, np.ndarray] = {
+            name: records[name] for name in ("time_step", "model", "owner", "client") if name in (records.dtype.names or ())
+        }
+        clients = int(self.about.get("clients", 2**24))
+        clusters = self.about.get("clusters", [])
+        concepts = max([1, len(self.about.get("concepts", [])), *(1 + max(row, default=0) for row in clusters)])
+        limits = {"time_step": max(1, len(clusters)), "model": clients, "owner": max(clients, concepts), "client": clients}
+        lowest = {"model": GLOBAL - clients, "owner": ALL}
+        if "owner" in columns and "split" in (records.dtype.names or ()):
+            columns["rows"], limits["rows"], lowest["rows"] = columns["owner"][records["split"] == SPLITS.index("test")], concepts, ALL
+        for name, values in columns.items():
+            if len(values) and not lowest.get(name, 0) <= int(values.min()) <= int(values.max()) < limits[name]:
+                raise damaged(path, f"it speaks of {name} {int(values.max())}, which the run does not have")
+
+    def _fact(self, name: str) -> Any:
+        """A fact without which records cannot be read."""
+        if name not in self.about:
+            raise damaged(self.folder / SPEC, f"it does not say {ABOUT}.{name}")
+        return self.about[name]
+
+    @property
     def method(self) -> str:
         return self.spec.method
 
     @property
     def finished(self) -> bool:
         """Is the last round saved? Metrics may be ahead of what a killed run can go on from, a checkpoint never is."""
-        newest = max((int(path.name.removeprefix("round-")) for path in (self.folder / CHECKPOINTS).glob("round-*")), default=0)
-        return newest >= self.spec.total_rounds
+        names = [path.name.removeprefix("round-") for path in (self.folder / CHECKPOINTS).glob("round-*")]
+        newest = max((int(name) for name in names if re.fullmatch(r"\d{1,9}", name, re.ASCII)), default=0)
+        return newest >= int(self.about.get("last_round", self.spec.total_rounds))  # a privacy budget may end a run earlier than planned
 
 
 @dataclass(frozen=True)
@@ -136,7 +185,9 @@ class Comparison:
 
     @cached_property
     def plan(self) -> dict[str, Any]:
-        return tomllib.loads((self.folder / COMPARISON).read_text(encoding="utf-8"))
+        plan = read_toml(self.folder / COMPARISON)
+        check_plan(self.folder / COMPARISON, plan)
+        return plan
 
     @cached_property
     def runs(self) -> list[Run]:
@@ -145,18 +196,17 @@ class Comparison:
             Run(self.folder / RUNS / cell["name"]) for cell in self.plan["cells"] if (self.folder / RUNS / cell["name"] / SPEC).exists()
         ]
 
+    @property
+    def networks(self) -> list[str]:
+        """The networks that the runs' specs name."""
+        if "specs" not in self.plan:
+            raise damaged(self.folder / COMPARISON, "it does not say what its runs are")
+        return sorted({str(self.plan["specs"][cell["name"]].get("model", "")) for cell in self.plan["cells"]})
+
     @cached_property
     def cells(self) -> list[dict[str, Any]]:
         """The plan's cells: name, method (the label people read), seed and the settings tried."""
         return list(self.plan["cells"])
-
-
-def _read_records(path: Path, kind: np.dtype) -> np.ndarray | None:
-    """Fixed-width records; one that a crash cut short is left out."""
-    if not path.exists():
-        return None
-    raw = path.read_bytes()
-    return np.frombuffer(raw[: len(raw) // kind.itemsize * kind.itemsize], dtype=kind)
 
 
 def load(folder: str | Path) -> Run | Comparison:

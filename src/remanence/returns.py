@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,20 +12,27 @@ from remanence.experiment import Experiment
 from remanence.types import Job, Reply
 
 
-def describe_replies(replies: Reply | None, refusals: list[gate.Refusal]) -> dict[str, Any]:
+def find_silent(asked: np.ndarray, replies: Reply | None, refusals: list[gate.Refusal]) -> list[int]:
+    """Who was asked and neither answered nor was refused: an engine gave up waiting for it."""
+    heard = {refusal.client for refusal in refusals} | (set() if replies is None else set(replies.client.tolist()))
+    return [client for client in asked.tolist() if client not in heard]
+
+
+def describe_replies(replies: Reply | None, refusals: list[gate.Refusal], silent: list[int]) -> dict[str, Any]:
     """What a line says of what came back."""
     return {
         "train_loss": None if replies is None else finite_or_none(float(replies.loss.double().mean())),
         "replies": 0 if replies is None else replies.k,
         "refused": [{"client": r.client, "code": r.code, "reason": r.reason} for r in refusals],
         "extras": {} if replies is None else average_numbers(replies),
+        **({"silent": silent} if silent else {}),
     }
 
 
-def average_numbers(replies: Reply) -> dict[str, float]:
+def average_numbers(replies: Reply) -> dict[str, float | None]:
     """What the clients sent as single numbers, averaged: so a method's own measure can be followed over rounds."""
     single = {name: x.double().mean() for name, x in trees.flatten(replies.extras).items() if x.dim() == 1}
-    return {name.replace(trees.SEPARATOR, "."): float(x) for name, x in single.items()}
+    return {name.replace(trees.SEPARATOR, "."): finite_or_none(float(x)) for name, x in single.items()}
 
 
 def expect(experiment: Experiment, job: Job) -> gate.Expected:
@@ -37,6 +45,10 @@ def expect(experiment: Experiment, job: Job) -> gate.Expected:
         buffers=trees.restrict(task.model.initial.buffers, task.sent_buffers()),
         extras=task.extras_form(),
         weight_cap=float(experiment.spec.round.weight_cap),
+        max_norm=float(experiment.spec.round.max_norm) or math.inf,
+        start=job.start,
+        stacked=job.personal_start,
+        own=trees.take(job.own, 0) if len(job.clients) else None,
     )
 
 

@@ -8,7 +8,9 @@ last checkpoint is cut off and done again.
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,26 +20,27 @@ import torch
 from torch import nn
 
 from remanence import exchange, gate, server, several
-from remanence.algorithms.dp import guarantee_of as promised_by
 from remanence.checkpoint import Vault, fingerprint
 from remanence.config import Spec, write_toml
 from remanence.data.source import Source
 from remanence.engines.choose import Choice, choose_engine, make_engine
 from remanence.engines.processes import count_cores
 from remanence.errors import INTERRUPTED, OUT_OF_TIME, TERMINATED, InputError, Stopped
-from remanence.experiment import Experiment, build
+from remanence.experiment import Experiment, build, check_unchanged
 from remanence.files import claim_folder, explain_full_disk, lock, write_atomically
 from remanence.keys import Key
-from remanence.privacy import Guarantee
 from remanence.progress import Progress, Silent
+from remanence.promises import last_round, promises_of, spent, tell, write_down
 from remanence.record import Recorder
 from remanence.record_peers import PeerRecorder
 from remanence.results import ABOUT, CHECKPOINTS, COMPARISON, SPEC, Run
-from remanence.returns import count_bytes, describe_replies, expect
+from remanence.returns import count_bytes, describe_replies, expect, find_silent
 from remanence.signals import Terminated, catch_termination
 from remanence.state import RunState, commit_own, gather_own
 from remanence.stragglers import wait_for
 from remanence.types import Engine, Job, Method, Part, Reply, Start
+
+EngineFor = Callable[[Experiment], Engine]  # gives a run an engine; by default one of its own
 
 
 class Deadline:
@@ -53,6 +56,10 @@ class Deadline:
         elapsed = time.monotonic() - self.begin
         return elapsed + elapsed / self.rounds > self.seconds
 
+    def for_another(self) -> Deadline:
+        """The same end for a run beside this one, which counts rounds of its own."""
+        return Deadline(None if self.seconds is None else self.begin + self.seconds - time.monotonic())
+
 
 def start_run(
     spec: Spec,
@@ -63,6 +70,7 @@ def start_run(
     deadline: Deadline | None = None,
     title: str = "",
     choice: Choice | None = None,
+    engine_for: EngineFor | None = None,
     method: Method | Part | None = None,
     module: nn.Module | None = None,
     source: Source | None = None,
@@ -73,8 +81,8 @@ def start_run(
     experiment, _ = settle_engine(replace(experiment, about=experiment.about | {"objects": given}), progress or Silent(), choice)
     claim_folder(out, overwrite, (SPEC, COMPARISON))
     with explain_full_disk(out), lock(out):
-        write_atomically(out / SPEC, write_toml(experiment.spec, {ABOUT: experiment.about}).encode())
-        return go_on(experiment, out, progress or Silent(), deadline or Deadline(None), title)
+        write_atomically(out / SPEC, write_toml(experiment.spec, {ABOUT: experiment.about | promised(experiment)}).encode())
+        return go_on(experiment, out, progress or Silent(), deadline or Deadline(None), title, engine_for)
 
 
 def resume_run(
@@ -84,6 +92,7 @@ def resume_run(
     progress: Progress | None = None,
     deadline: Deadline | None = None,
     title: str = "",
+    engine_for: EngineFor | None = None,
     method: Method | Part | None = None,
     module: nn.Module | None = None,
     source: Source | None = None,
@@ -108,17 +117,18 @@ def resume_run(
         spec = spec.model_copy(update={"rounds": rounds})
     with explain_full_disk(folder), lock(folder):
         experiment = build(spec, method=method, module=module, source=source)
+        check_unchanged(experiment, run.about)
         if spec != run.spec:
-            kept = experiment.about | {name: run.about[name] for name in ("engine", "objects")}
+            kept = experiment.about | promised(experiment) | {name: run.about[name] for name in ("engine", "objects")}
             write_atomically(folder / SPEC, write_toml(experiment.spec, {ABOUT: kept}).encode())
-        return go_on(experiment, folder, progress or Silent(), deadline or Deadline(None), title)
+        return go_on(experiment, folder, progress or Silent(), deadline or Deadline(None), title, engine_for)
 
 
 def settle_engine(experiment: Experiment, progress: Progress, choice: Choice | None = None) -> tuple[Experiment, Choice]:
     """Choose the engine where it was left open and no choice was made before, and write it down with the reason."""
     spec, task = experiment.spec, experiment.task
     if spec.engine != "auto":
-        make_engine(spec.engine, task, spec.stack, spec.workers, spec.stepping).close()  # refuses what it cannot run, before any work
+        engine_of(experiment).close()  # refuses what it cannot run, before any work
         choice = Choice(spec.engine, spec.threads, f"{spec.engine}: as asked", spec.stepping)
     elif choice is None:
         job = make_job(experiment, first_state(experiment), 1)
@@ -127,20 +137,35 @@ def settle_engine(experiment: Experiment, progress: Progress, choice: Choice | N
     torch.set_num_threads(choice.threads)
     workers = spec.workers or (0 if choice.name == "ray" else count_cores())  # a cluster has cores of its own
     steps = choice.steps if spec.stepping == "auto" else spec.stepping
-    settled = spec.model_copy(update={"engine": choice.name, "threads": choice.threads, "workers": workers, "stepping": steps})
+    settled = spec.model_copy(
+        update={
+            "engine": choice.name,
+            "threads": choice.threads,
+            "workers": workers,
+            "stepping": steps,
+            "stack": choice.stack or spec.stack,
+        }
+    )
     return replace(experiment, spec=settled, about=experiment.about | {"engine": choice.reason}), choice
 
 
-def go_on(experiment: Experiment, folder: Path, progress: Progress, deadline: Deadline, title: str = "") -> Run:
+def go_on(
+    experiment: Experiment, folder: Path, progress: Progress, deadline: Deadline, title: str = "", engine_for: EngineFor | None = None
+) -> Run:
     """Run from the last checkpoint, or from the start, to the end."""
     spec = experiment.spec
     vault = Vault(folder / CHECKPOINTS, fingerprint(spec))
-    state = vault.load(experiment.task.world.device, progress.say) or first_state(experiment)
+    first = first_state(experiment)
+    state = vault.load(experiment.task.world.device, progress.say, first) or first
     recorder = open_recorder(folder, experiment, dict(state.committed))
-    engine = make_engine(spec.engine, experiment.task, spec.stack, spec.workers, spec.stepping)
-    promise = guarantee_of(experiment)
-    last = spec.total_rounds if promise is None else promise.last_round(spec.total_rounds)
+    engine = (engine_for or engine_of)(experiment)
+    promises = promises_of(experiment)
+    last = last_round(promises, spec.total_rounds)
     progress.start(title or spec.method, state.round, last)
+    if last < spec.total_rounds:
+        progress.say(f"the privacy budget ends the run after round {last} of {spec.total_rounds}")
+    for sentence in tell(promises, state.round) if state.round else []:
+        progress.say(f"so far {sentence}")
     state = replace(state, committed=recorder.commit())
 
     def save() -> None:
@@ -163,8 +188,8 @@ def go_on(experiment: Experiment, folder: Path, progress: Progress, deadline: De
                 if time.monotonic() - last_save >= spec.checkpoint.seconds or state.round == last:
                     save()
                     last_save = time.monotonic()
-            if promise is not None:
-                progress.say(tell_privacy(promise, state.round))
+            for sentence in tell(promises, state.round):
+                progress.say(sentence)
     except KeyboardInterrupt as stop:
         save()
         code = TERMINATED if isinstance(stop, Terminated) else INTERRUPTED
@@ -178,19 +203,15 @@ def go_on(experiment: Experiment, folder: Path, progress: Progress, deadline: De
     return Run(folder)
 
 
-def guarantee_of(experiment: Experiment) -> Guarantee | None:
-    """What the run promises of its clients' privacy; None where the method promises nothing."""
-    spec, task = experiment.spec, experiment.task
-    always = spec.clients.availability == "always" and not experiment.has_stragglers
-    return promised_by(task.method, experiment.cohort_size, task.world.clients, "always" if always else "any")
+def engine_of(experiment: Experiment) -> Engine:
+    """The engine that the spec names, for this run alone."""
+    spec = experiment.spec
+    return make_engine(spec.engine, experiment.task, spec.stack, spec.workers, spec.stepping, float(spec.timeout), spec.ray)
 
 
-def tell_privacy(promise: Guarantee, rounds: int) -> str:
-    """What the run amounts to; without the package that computes it, that it is not known."""
-    try:
-        return promise.describe(rounds)
-    except InputError as missing:
-        return f"epsilon is not known: {missing}"
+def promised(experiment: Experiment) -> dict[str, Any]:
+    """What a run's folder says of its clients' privacy."""
+    return write_down(promises_of(experiment), experiment.spec.total_rounds)
 
 
 def open_recorder(folder: Path, experiment: Experiment, committed: dict[str, int]) -> Recorder | PeerRecorder:
@@ -250,13 +271,16 @@ def play_round(
         state = several.reassign(task, engine, state, time_step)
     job = make_job(experiment, state, round)
     replies, refusals = gate.admit(experiment.adversary.tamper(engine.train(job), job) if len(job.clients) else [], expect(experiment, job))
+    refusals = gate.add_excuses(refusals, engine)
+    silent = find_silent(job.clients, replies, refusals)
     replies, late, told = wait_for(experiment, state, job, replies)
     line: dict[str, Any] = {
-        **describe_replies(replies, refusals),
+        **describe_replies(replies, refusals, silent),
         **told,
         "abandoned": replies is None or replies.k < spec.round.min_replies,
         **count_bytes(experiment, job, replies, len(refusals)),
         **({"global_models": len(state.servers)} if state.uses is not None else {}),
+        **(spent(promises_of(experiment), round) if recorder.due(round) else {}),
     }
     updates: dict[int, server.Update] = {}
     if replies is not None and not line["abandoned"]:
@@ -268,7 +292,7 @@ def play_round(
     if replies is not None and updates:
         asked = replies.client.cpu().numpy()
         start = models_of(state, asked) if job.personal_start else job.start
-        models = server.local_models(start, replies, stacked=job.personal_start)
+        models = functools.partial(server.local_models, start, replies, stacked=job.personal_start)
         recorder.local(engine, state, time_step, asked, models, weigh_locals(state, asked, updates))
         servers = [updates[number].server if number in updates else old for number, old in enumerate(state.servers)]
         state = replace(state, server=servers[0], others=tuple(servers[1:]), own=commit_own(state.own, replies))

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from remanence import trees
 from remanence.aggregators.mean import mean, move, weigh_by_size
-from remanence.compose import Scoped
+from remanence.compose import Composed, Scoped
+from remanence.far import FarParams
 from remanence.fit import lend_server
 from remanence.keys import Key
 from remanence.local import PERSONAL, Task
 from remanence.trees import Params, Tree
-from remanence.types import Reply, ServerContext, Start
+from remanence.types import Combine, Reply, ServerContext, Start
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,8 @@ def update(task: Task, server: Server, replies: Reply, round: int, key: Key, rul
         return _context(task, server.model, state, round, key.fold("server", slot))
 
     weights = _normalise((method.one("weigh") or weigh_by_size)(replies, srv("weigh")))
-    owner = method.owner("combine")
-    combine = mean
-    if owner is not None and owner.combine is not None:
-        combine = owner.combine._replace(partial=Scoped(owner, owner.combine.partial), finish=Scoped(owner, owner.combine.finish))
-    delta = combine.finish(combine.partial(weights.to(task.world.device), replies, srv("combine")), srv("combine"))
+    combine = combine_of(method)
+    delta = combine.finish(_add_up(combine, weights.to(task.world.device), replies, srv("combine")), srv("combine"))
     apply_ = method.one("apply")
     params, changed = (apply_ or move)(server.model.params, delta, srv("apply"))
     if apply_ is not None:
@@ -78,6 +76,22 @@ def update(task: Task, server: Server, replies: Reply, round: int, key: Key, rul
     if not all(bool(torch.isfinite(value).all()) for value in refined.params.values()):
         raise Unusable("the new model holds NaN or infinity")
     return Update(Server(refined, state), merged, weights)
+
+
+def combine_of(method: Composed) -> Combine:
+    """How a method's replies are combined, each half seeing its own part's state."""
+    owner = method.owner("combine")
+    if owner is None or owner.combine is None:
+        return mean
+    return owner.combine._replace(partial=Scoped(owner, owner.combine.partial), finish=Scoped(owner, owner.combine.finish))
+
+
+def _add_up(combine: Combine, weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
+    """The first half of combining: here, or where the models lie."""
+    far = replies.params
+    if combine.in_pieces and isinstance(far, FarParams):
+        return far.holder.add_up(far.piece, far.row, weights, srv)
+    return combine.partial(weights, replies, srv)
 
 
 def _normalise(raw: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from remanence import trees
@@ -14,6 +15,9 @@ from remanence.local import PERSONAL, Task
 from remanence.server import Server
 from remanence.trees import Tree
 from remanence.types import Facts, Reply, Start
+
+SITE = "site"  # in what is known of a client that keeps its state for itself
+NEVER = -1  # the round of a state that is not there yet
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,9 @@ def gather_own(state: RunState, task: Task, clients: np.ndarray, facts: Facts) -
     """What these clients keep, as a stack on the device; a newcomer's first value comes from its parts."""
     if not task.keeps_own or not len(clients):
         return {}
+    if task.at_sites:
+        rounds = [int(state.own[client][SITE]["round"]) if client in state.own else NEVER for client in clients.tolist()]
+        return {SITE: {"round": torch.tensor(rounds, device=task.world.device)}}
     rows = []
     for place, client in enumerate(clients):
         kept = state.own.get(int(client))

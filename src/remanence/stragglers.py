@@ -50,5 +50,15 @@ def wait_for(experiment: Experiment, state: RunState, job: Job, replies: Reply |
     return Wait(in_time, tuple(late for late in waiting if late.due > job.round), told | {"late_used": len(arrived)})
 
 
+def find_late(experiment: Experiment, job: Job) -> tuple[np.ndarray, dict[str, Any]]:
+    """Who misses the deadline of a round without a server, where every client waits for itself alone. -> [k] bool, what the line says of it"""
+    if not experiment.has_stragglers or not len(job.clients):
+        return np.zeros(len(job.clients), dtype=bool), {}
+    times = answer_times(job.clients, expected_steps(experiment.task, job), experiment.seconds, job.key)
+    limit = experiment.deadline(times)
+    late = times > limit
+    return late, {"asked": len(job.clients), "late": int(late.sum()), "simulated_seconds": float(min(limit, times.max()))}
+
+
 def _index(mask: np.ndarray, replies: Reply) -> torch.Tensor:
     return torch.from_numpy(np.flatnonzero(mask)).to(replies.client.device)

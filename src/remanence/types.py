@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from remanence import trees
+from remanence.far import FarParams
 from remanence.keys import Key
 from remanence.trees import Params, Tree
 
@@ -85,6 +86,7 @@ class World:
     buffers: tuple[str, ...]  # buffer names: their statistics
     public: int  # rows in the server's public set
     sent: tuple[str, ...] = ()  # parameter names that travel: trained and not personal
+    expected: float = 0.0  # clients expected in a round, where each joins by a coin of its own; 0: their number is fixed
 
 
 class Context(NamedTuple):
@@ -114,6 +116,15 @@ class Grad(Protocol):
     def __call__(self, params: Params, batch: Batch, wrt: str = "params") -> Any: ...
 
 
+class Each(Protocol):
+    """The gradient of every row of a batch by itself, each tensor [B, ...], and that of the penalties, which look at no row.
+
+    A row's gradient must not depend on the client's other rows: whoever reads the facts of the whole data is refused.
+    """
+
+    def __call__(self, params: Params, batch: Batch) -> tuple[Params, Params]: ...
+
+
 class Forward(Protocol):
     """Another model on the batch's rows, or on `x`: evaluation mode, no gradient, no buffer update; cached within a step."""
 
@@ -133,6 +144,7 @@ class Lent(NamedTuple):
     forward: Forward
     predict: Predict
     walk: Callable[[Tree | None], Tree]  # (None) -> first state, (state) -> next: see `local.lend_walk`
+    each: Each
 
 
 # ---------------------------------------------------------------------------------------------------------------- the slots of a part
@@ -197,7 +209,7 @@ class Reply(NamedTuple):
 
     client: Tensor  # [k] int64
     round: Tensor  # [k] int64
-    params: Params  # the trained parameters; frozen and personal ones are absent
+    params: Params | FarParams  # the trained parameters; frozen and personal ones are absent
     buffers: Params
     extras: Tree  # by part: what else travels up
     weight: Tensor  # [k] float64: number of training rows
@@ -215,14 +227,22 @@ class Reply(NamedTuple):
 
     def pick(self, index: Tensor | slice) -> Reply:
         """Some of the clients, in the order of the index."""
-        picked: Any = (trees.take(part, index) if isinstance(part, dict) else part[index] for part in self)
+        picked: Any = (
+            part.pick(index) if isinstance(part, FarParams) else trees.take(part, index) if isinstance(part, dict) else part[index]
+            for part in self
+        )
         return Reply(*picked)
 
     @staticmethod
     def join(chunks: Sequence[Reply]) -> Reply:
         """Stacks one behind the other."""
-        joined: Any = (trees.concatenate(parts) if isinstance(parts[0], dict) else torch.cat(parts) for parts in zip(*chunks, strict=True))
+        joined: Any = (torch.cat(parts) if isinstance(parts[0], Tensor) else _join_trees(parts) for parts in zip(*chunks, strict=True))
         return Reply(*joined)
+
+
+def _join_trees(parts: Sequence[Any]) -> Any:
+    together = FarParams.join(parts)
+    return trees.concatenate(parts) if together is None else together
 
 
 class Combine(NamedTuple):
@@ -231,6 +251,7 @@ class Combine(NamedTuple):
     partial: Callable[[Tensor, Reply, ServerContext], Tree]  # (weights [k], replies, srv) -> a tree that can be summed
     finish: Callable[[Tree, ServerContext], Params]  # (sum, srv) -> delta
     buffers: Callable[[Params, Params, Tensor], Params] | None = None  # (current, sent [k, ...], weights [k]) -> buffers; None: averaged
+    in_pieces: bool = False  # is `partial` over all replies the sum of `partial` over pieces of them? Then it may run where the replies lie
 
 
 Weigh = Callable[[Reply, ServerContext], Tensor]  # -> [k]; the loop normalises it to sum 1
@@ -344,6 +365,7 @@ class Part:
     phases: Callable[[Phase], tuple[Phase, ...]] | None = None  # the experiment's phase -> those of this method
     peers: Peers | None = None  # no server: every client has a model of its own
     assign: Assign | None = None  # several global models
+    facts: Callable[[Tensor, Key], Tensor] | None = None  # (a client's label counts [C], a key for it) -> what everybody sees of them
     personalise: Phase | None = None  # fine-tuning by which a client makes its personal model, for evaluation alone; see `personal.py`
     # any number
     terms: tuple[Term, ...] = ()

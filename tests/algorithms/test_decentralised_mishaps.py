@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,8 @@ from remanence import exchange
 from remanence.engines.loop import Loop
 from remanence.engines.stacked import Stacked
 from remanence.keys import Key
-from remanence.trial import state_tree, worst_difference
+from remanence.rounds import open_recorder, play_round
+from remanence.trial import worst_difference
 from remanence.types import PairScores, Start
 
 OFFLINE = "random(offline=0.4)"
@@ -105,12 +108,13 @@ class Unreadable(Loop):
 
 
 @pytest.mark.parametrize("case", ["dac", "hast"])
-def test_a_loss_that_is_no_number_makes_a_peer_unlike_and_changes_nothing_else(case: str) -> None:
+def test_a_loss_that_is_no_number_makes_a_peer_unlike_and_keeps_it_out_of_the_mix(case: str) -> None:
+    """Whoever tried the model of client 2 does not mix with it, and holds it as unlike as can be; everybody else ends as in a run without the fault."""
     experiment = make_experiment(CASES[case][0])
-    (_, tampered), (_, plain) = (play_states(experiment, engine(experiment.task), rounds=1)[0] for engine in (Unreadable, Loop))
-    a, b = state_tree(tampered), state_tree(plain)
-    mine, wanted = (tree["crowd"].pop("peers")[case] for tree in (a, b))
-    assert worst_difference(a, b)[1] == 0
+    tampered, plain = (play_states(experiment, engine(experiment.task), rounds=1) for engine in (Unreadable, Loop))
+    assert [(refusal["client"], refusal["code"]) for refusal in tampered[1][0]["refused"]] == [(2, "probe")]
+    assert plain[1][0]["refused"] == []
+    mine, wanted = (crowd(states[-1]).peers[case] for states, _ in (tampered, plain))
     assert torch.equal(mine["met"], wanted["met"])
     tried = mine["similarity"][:, 2] == 0
     tried[2] = False
@@ -119,6 +123,39 @@ def test_a_loss_that_is_no_number_makes_a_peer_unlike_and_changes_nothing_else(c
     assert bool(torch.isfinite(mine["similarity"]).all())
     others = torch.arange(CLIENTS) != 2
     assert torch.equal(mine["similarity"][:, others], wanted["similarity"][:, others])
+    for client in range(CLIENTS):
+        away = gap_of(*(model_of(crowd(states[-1]).models, client) for states, _ in (tampered, plain)))
+        assert (away > 0.001) if tried[client] else (away == 0)
+
+
+class Diverged(Loop):
+    """Looks at what the clients start from."""
+
+    started: list[Start]
+
+    def train(self, job: Any) -> Any:
+        self.started.append(job.start)
+        yield from super().train(job)
+
+
+@pytest.mark.parametrize("case", ["random", "dac", "hast"])
+def test_nobody_hears_a_model_that_is_not_finite(case: str) -> None:
+    """Client 0 somehow holds NaN, and a place in a mix that is nobody's must not bring it in by 0 * NaN either: all others stay finite, and it is named."""
+    experiment = make_experiment(CASES[case][0])
+    states, _ = play_states(experiment, Loop(experiment.task), rounds=1)
+    models = crowd(states[-1]).models
+    broken = {name: value.clone() for name, value in models.params.items()}
+    next(iter(broken.values()))[0] = math.nan
+    state = replace(states[-1], crowd=replace(crowd(states[-1]), models=models._replace(params=broken)))
+    engine = Diverged(experiment.task)
+    engine.started = []
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = open_recorder(Path(folder), experiment, {})
+        after, line = play_round(experiment, engine, state, recorder)
+        recorder.close()
+    assert {(refusal["client"], refusal["code"]) for refusal in line["refused"]} == {(0, "not-finite")}
+    for value in [*engine.started[0].params.values(), *crowd(after).models.params.values()]:
+        assert bool(torch.isfinite(value[1:]).all())
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -79,6 +79,20 @@ def test_nobody_moves_the_model_further_than_the_clip_over_k() -> None:
     assert float((far - nothing).norm()) == pytest.approx(0.5 / 3, rel=1e-6)
 
 
+def test_where_clients_join_by_coins_the_sum_is_divided_by_those_expected() -> None:
+    """Three of six are expected and two came, with moves (3, 0; 0, 0) and (0, 1; 0, 0), clip 2: (2, 1; 0, 0) / 3. So the number that came is not told."""
+    experiment = small_experiment(dp(clip=2, noise=0), {"clients.sample": 3, "clients.sampling": "poisson"})
+    start = Start({name: torch.ones(shape, dtype=torch.float64) for name, shape in SHAPES.items()}, {})
+    done = update(experiment.task, Server(start, {}), replies_of([[3, 0, 0, 0], [0, 1, 0, 0]]), 1, Key(0), {"lr": 0.1})
+    assert move_of(done) == pytest.approx([2 / 3, 1 / 3, 0, 0])
+    adaptive = small_experiment(dp(noise=0, adaptive=True), {"clients.sample": 3, "clients.sampling": "poisson"}).task
+    state = {"dp": {"clip": torch.tensor(2.0, dtype=torch.float64)}}
+    clip = update(adaptive, Server(start, state), replies_of([[3, 0, 0, 0], [0, 1, 0, 0]]), 1, Key(0), {"lr": 0.1}).server.state["dp"][
+        "clip"
+    ]
+    assert float(clip) == pytest.approx(2.0)  # one within and one beyond: 1/2 + (1/2 - 1/2) / 3 is the quantile already
+
+
 def test_a_client_that_did_not_move_is_no_division_by_zero() -> None:
     assert move_of(one_round(dp(clip=2, noise=0), replies_of([[0, 0, 0, 0]]))) == [0, 0, 0, 0]
 
@@ -255,9 +269,9 @@ def test_what_a_run_promises() -> None:
     assert found is not None
     assert (found.noise, found.delta, found.budget, found.sampling) == (2.0, 1e-6, 0.0, "fixed")
     assert found.fraction == pytest.approx(4 / 6)
-    sometimes = guarantee_of(method, 4, 6, "random(offline=0.1)")
+    sometimes = guarantee_of(method, 4, 6, "any")
     assert sometimes is not None
-    assert sometimes.sampling == "any"  # who is asked then depends on who answers
+    assert sometimes.sampling == "any"
     assert guarantee_of(Composed(fedavg() + wsm()), 4, 6) is None
     assert guarantee_of(Composed(fedavg() + dp(noise=0)), 4, 6) is None
 

@@ -1,6 +1,6 @@
 """The engine `ray` equals `loop`, and workers and nodes that die, hang or fail cost a retry and nothing else.
 
-One cluster of two nodes with a core each serves all tests, so that two workers are always on two nodes.
+One cluster of two nodes serves all tests, and so do its two workers, one on each node: an engine of the same kind stays open, and the others share its crew.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -23,14 +24,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remanence import trees
+from remanence.checkpoint import fingerprint
+from remanence.config import make_spec
+from remanence.engines.choose import make_engine
 from remanence.engines.loop import Loop
 from remanence.engines.ray import RayEngine, deal
 from remanence.engines.ray_cluster import connect
+from remanence.engines.ray_crew import Call
+from remanence.engines.ray_harvest import Harvest
+from remanence.engines.ray_shelf import Shelf
 from remanence.engines.ray_worker import choose_inner
 from remanence.engines.shipping import pack, receive_task, send_task, unpack
 from remanence.errors import InputError, RunFailed
 from remanence.experiment import Experiment
-from remanence.rounds import first_state, make_job
+from remanence.keys import Key
+from remanence.model import initialise
+from remanence.rounds import first_state, make_job, open_recorder, play_round
 from remanence.testing import TOLERANCE, check_engine
 from remanence.trial import drifting_experiment, play, quickly, small_experiment, state_tree, worst_difference
 from remanence.types import Context, Facts, Lent, Part, Start
@@ -41,6 +50,12 @@ pytestmark = [
     pytest.mark.xdist_group("ray"),  # one cluster for all, where tests run in parallel (--dist loadgroup)
 ]
 
+
+def wide_net() -> torch.nn.Module:
+    """For the built-in task, and large enough that nothing but models matters."""
+    return initialise(lambda: torch.nn.Sequential(torch.nn.Linear(5, 4000), torch.nn.ReLU(), torch.nn.Linear(4000, 4)), Key(0))
+
+
 WHOLE = {"local.steps": 2, "clients.sample": 6}  # everybody in every round, little work
 
 
@@ -49,12 +64,15 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    nodes.add_node(num_cpus=1)
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    nodes.add_node(num_cpus=2)
     before = signal.getsignal(signal.SIGTERM)
     ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
     signal.signal(signal.SIGTERM, before)
+    standing = RayEngine(small_experiment("fedavg").task, 2, inner="loop")
+    wait_for_workers(standing)
     yield nodes
+    standing.close()
     ray.shutdown()
     nodes.shutdown()
 
@@ -72,7 +90,11 @@ def assert_equals_loop(experiment: Experiment, engine: RayEngine, rounds: int = 
 
 
 def wait_for_workers(engine: RayEngine) -> list[int]:
-    """-> their processes, once all of them have the data"""
+    """-> their processes, once all of them are there; one that Ray sent to a node that is gone is replaced first"""
+    crew = engine.assemble()
+    while any(member.starting is not None for member in crew.members):
+        list(crew.carry([Call("ready", ())]))
+        time.sleep(0.1)
     processes: list[int] = ray.get([member.actor.ready.remote() for member in engine.assemble().members])
     return processes
 
@@ -92,9 +114,9 @@ METHODS = {
 def test_the_same_as_loop_on_two_nodes(method: str, cluster: Any) -> None:
     experiment = small_experiment("+".join(quickly(name) for name in method.split("+")), {"record.local": method == "fedavg"})
     with closing(RayEngine(experiment.task, 2, inner=METHODS[method])) as engine:
+        before = len(engine.assemble().losses)
         assert_equals_loop(experiment, engine)
-        assert engine.crew is not None
-        assert engine.crew.losses == []
+        assert len(engine.assemble().losses) == before
 
 
 def test_the_same_while_the_data_drift(cluster: Any) -> None:
@@ -108,9 +130,10 @@ def test_the_contract_of_engines(cluster: Any) -> None:
 
 
 def test_one_worker_for_each_core_of_the_cluster(cluster: Any) -> None:
+    """Four cores; where others hold some of them, who is there does all the work."""
     experiment = small_experiment("fedavg", WHOLE)
     with closing(RayEngine(experiment.task)) as engine:
-        assert len(set(wait_for_workers(engine))) == 2  # on two nodes, for each has a single core
+        assert len(engine.assemble().members) == 4
         job = make_job(experiment, first_state(experiment), 1)
         replies = list(engine.train(job))
         assert sorted(client for reply in replies for client in reply.client.tolist()) == list(range(6))
@@ -127,6 +150,8 @@ def test_two_engines_of_a_run_share_their_workers(cluster: Any) -> None:
             assert first.crew is second.crew
             assert len(set(wait_for_workers(second))) == 2
         assert_equals_loop(tuning, second, 1)
+        where = lambda worker: ray.get_runtime_context().get_node_id()  # noqa: E731 (a lambda travels as it is, a function of this file by its name)
+        assert len({ray.get(member.actor.__ray_call__.remote(where)) for member in second.assemble().members}) == 2
     assert second.crew is None
 
 
@@ -154,6 +179,34 @@ def mishap(armed: Path, client: int, *, kind: str) -> Part:
     return Part("mishap", own=own, before=before)
 
 
+def test_a_node_that_dies_moves_its_work(cluster: Any) -> None:
+    """Its worker is lost in the second round and moves to the node that is left. The first of these tests: the two workers are still on two nodes."""
+    experiment = small_experiment("scaffold", WHOLE)
+    node = next(node for node in cluster.list_all_nodes() if node is not cluster.head_node)
+    oracle, _ = play(experiment, Loop(experiment.task), 2)
+    with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
+        wait_for_workers(engine)
+        before = len(engine.assemble().losses)
+        train, rounds = engine.train, []
+
+        def train_and_lose_a_node(job: Any) -> Iterator[Any]:
+            rounds.append(job.round)
+            for number, reply in enumerate(train(job)):
+                if len(rounds) == 2 and number == 0:
+                    cluster.remove_node(node, allow_graceful=False)
+                yield reply
+
+        engine.train = train_and_lose_a_node  # type: ignore[method-assign]
+        try:
+            state, _ = play(experiment, engine, 2)
+        finally:
+            cluster.add_node(num_cpus=2)
+        losses = engine.assemble().losses[before:]
+        assert losses
+        assert all(sentence.startswith("Ray worker ") for sentence in losses)
+    assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+
+
 @pytest.mark.parametrize("kind", ["once killed", "once hung"])
 def test_a_worker_lost_in_a_round_costs_a_retry(kind: str, cluster: Any, tmp_path: Path) -> None:
     """The model is the right one, and every client's own state has counted the round once."""
@@ -161,14 +214,16 @@ def test_a_worker_lost_in_a_round_costs_a_retry(kind: str, cluster: Any, tmp_pat
     experiment = small_experiment(mishap(armed, 3, kind=kind), WHOLE)
     oracle, _ = play(experiment, Loop(experiment.task), 2)
     armed.touch()
-    with closing(RayEngine(experiment.task, 2, inner="loop", timeout=10 if kind == "once hung" else 600)) as engine:
+    patience = {"timeout": 10.0} if kind == "once hung" else {}
+    with closing(RayEngine(experiment.task, 2, inner="loop", **patience)) as engine:
+        wait_for_workers(engine)  # starting may take longer than that on a busy machine
+        before = len(engine.assemble().losses)
         state, _ = play(experiment, engine, 2)
-        assert engine.crew is not None
-        losses = engine.crew.losses
+        losses = engine.assemble().losses[before:]
     assert not armed.exists()
     assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
     assert [int(state.own[client]["mishap"]["visits"]) for client in range(6)] == [2] * 6
-    assert len(losses) == 1
+    assert losses
     assert "another does its work" in losses[0]
     assert ("did not answer in 10 s" in losses[0]) == (kind == "once hung")
 
@@ -187,36 +242,28 @@ def test_a_mistake_in_a_part_is_told_and_not_tried_again(cluster: Any, tmp_path:
     armed.touch()
     experiment = small_experiment(mishap(armed, 0, kind="raised"), WHOLE)
     with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
+        before = len(engine.assemble().losses)
         with pytest.raises(RunFailed, match="the part's own mistake"):
             list(engine.train(make_job(experiment, first_state(experiment), 1)))
-        assert engine.crew is not None
-        assert engine.crew.losses == []
+        assert len(engine.assemble().losses) == before
 
 
-def test_a_node_that_dies_moves_its_work(cluster: Any) -> None:
-    """The second round runs on the node that is left; the lost worker's place waits for another node."""
+def test_models_lost_before_they_are_summed_are_trained_again(cluster: Any) -> None:
+    """Both workers die between the last reply and the sum, with the models they keep."""
     experiment = small_experiment("scaffold", WHOLE)
-    node = next(node for node in cluster.list_all_nodes() if node is not cluster.head_node)
     oracle, _ = play(experiment, Loop(experiment.task), 2)
     with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
-        wait_for_workers(engine)
         train, rounds = engine.train, []
 
-        def train_and_lose_a_node(job: Any) -> Iterator[Any]:
+        def train_and_lose_the_workers(job: Any) -> Iterator[Any]:
             rounds.append(job.round)
-            for number, reply in enumerate(train(job)):
-                if len(rounds) == 2 and number == 0:
-                    cluster.remove_node(node, allow_graceful=False)
-                yield reply
+            yield from train(job)
+            if len(rounds) == 2:
+                for process in wait_for_workers(engine):
+                    os.kill(process, signal.SIGKILL)
 
-        engine.train = train_and_lose_a_node  # type: ignore[method-assign]
-        try:
-            state, _ = play(experiment, engine, 2)
-        finally:
-            cluster.add_node(num_cpus=1)
-        assert engine.crew is not None
-        assert len(engine.crew.losses) == 1
-        assert "Ray worker" in engine.crew.losses[0]
+        engine.train = train_and_lose_the_workers  # type: ignore[method-assign]
+        state, _ = play(experiment, engine, 2)
     assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
 
 
@@ -257,7 +304,7 @@ def test_it_starts_a_cluster_or_finds_one(where: str, cluster: Any) -> None:
     assert (address == cluster.address) == (where == "there")
     assert telemetry == "0"
     assert int(replies) == 1
-    assert ray.cluster_resources()["CPU"] == 2
+    assert ray.cluster_resources()["CPU"] == 4
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "auto:x"])
@@ -266,6 +313,29 @@ def test_an_address_without_a_cluster(address: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ray, "init", lambda **settings: (_ for _ in ()).throw(ConnectionError("no such thing")))
     with pytest.raises(InputError, match=rf"no Ray cluster can be used at {address} \(.+\): check the address, the token"):
         connect(address, 1)
+
+
+def test_tokens_are_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are Ray's own settings in the environment: there when it connects, as they were, and never among the arguments, which end up in logs."""
+    seen: dict[str, Any] = {}
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a-secret", "RAY_USE_TLS": "1"}
+    for name, value in token.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+
+    def refuse(**settings: Any) -> None:
+        seen.update(environment=dict(os.environ), settings=settings)
+        raise ray.exceptions.AuthenticationError("the token is not the cluster's")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(
+        InputError, match=r"no Ray cluster can be used at auto \(the token is not the cluster's.*the token \(RAY_AUTH_TOKEN\)"
+    ):
+        connect("auto", 1)
+    assert {name: seen["environment"][name] for name in token} == token
+    assert seen["environment"]["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert "a-secret" not in str(seen["settings"])
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,6 +351,10 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
         ({"device": "cuda:1"}, "device must be cpu or cuda, not 'cuda:1'"),
         ({"timeout": -1}, "timeout=-1 and retries=3 must be at least 0"),
         ({"retries": -1}, "retries=-1"),
+        ({"cpus": 0}, "a worker cannot have 0 cores"),
+        ({"cpus": 1.5}, "a worker cannot have 1.5 cores"),
+        ({"gpus": 2, "device": "cuda"}, "a worker cannot use 2 GPUs: ray.gpus is at most 1"),
+        ({"gpus": 0.5}, "ray.gpus=0.5 means nothing to workers that compute on the CPU"),
     ],
 )
 def test_arguments_that_cannot_be(arguments: dict[str, Any], words: str) -> None:
@@ -288,7 +362,86 @@ def test_arguments_that_cannot_be(arguments: dict[str, Any], words: str) -> None
         RayEngine(small_experiment("fedavg").task, **arguments)
 
 
+def test_a_cluster_without_a_gpu(cluster: Any) -> None:
+    engine = RayEngine(small_experiment("fedavg").task, device="cuda", gpus=0.5)
+    with pytest.raises(InputError, match=r"the Ray cluster has 0 GPU and a worker needs 0.5: .* \(ray.gpus\)"):
+        engine.assemble()
+    assert ray.is_initialized()  # what others use stays
+
+
+def test_settings_reach_the_engine() -> None:
+    spec = make_spec({}, {f"ray.{name}": value for name, value in {"address": "h:1", "inner": "loop", "cpus": 2, "retries": 1}.items()})
+    engine = make_engine("ray", small_experiment("fedavg").task, workers=3, timeout=7.0, ray=spec.ray)
+    assert isinstance(engine, RayEngine)
+    assert (engine.address, engine.inner.name, engine.cpus, engine.retries, engine.workers, engine.timeout) == (
+        "h:1",
+        "loop",
+        2.0,
+        1,
+        3,
+        7.0,
+    )
+    for key, value, words in (
+        ("inner", "lop", "ray.inner must be one of"),
+        ("gpus", 2, "ray.gpus must be at most 1"),
+        ("retries", -1, "at least 0"),
+    ):
+        with pytest.raises(InputError, match=words):
+            make_spec({}, {f"ray.{key}": value})
+
+
+def test_where_it_runs_is_not_what_it_is() -> None:
+    """A run may be resumed on another cluster."""
+    one, other = (fingerprint(make_spec({}, {"ray.address": address})) for address in ("here:1", "there:1"))
+    assert one == other
+
+
 # ------------------------------------------------------------------------------------------------------------------------------- what travels
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold+wsm", "fednova", "fedavg+dp(noise=0.5)"])
+def test_sums_travel_and_models_stay(method: str, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six clients on two workers: of six models two come back, as sums. Frames of other things are small beside a model of this width."""
+    monkeypatch.setattr(Harvest, "fetch", lambda self, pieces: pytest.fail("a model was fetched"))
+    experiment = small_experiment(method, WHOLE | {"record.every": 10, "rounds": 10}, module=wide_net())
+    model = trees.nbytes(experiment.task.model.initial.params)
+    with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
+        state, _ = play(experiment, engine, 1)
+        extras = 6 * 2 * model if method.startswith("scaffold") else 0  # control variates: those that are sent, and those that are kept
+        assert 2 * model <= engine.traffic.up - extras < 2.3 * model
+    oracle, _ = play(experiment, Loop(experiment.task), 1)
+    assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+
+
+def test_a_crowd_is_put_once(cluster: Any) -> None:
+    """HAST with everybody there: a round needs the models as mixed and as trained in the store, once each, however many calls read them. The models that
+    peers try are those that were trained in the round before."""
+    changes = {"clients.sample": 6, "local.steps": 1, "rounds": 10, "record.every": 10}
+    experiment = small_experiment(quickly("hast"), changes, module=wide_net())
+    crowd = 6 * trees.nbytes(experiment.task.model.initial.params)
+    with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
+        state, _ = play(experiment, engine, 1)
+        down, up = engine.traffic.down, engine.traffic.up
+        with tempfile.TemporaryDirectory() as folder, closing(open_recorder(Path(folder), experiment, {})) as recorder:
+            play_round(experiment, engine, state, recorder)
+        assert 2 * crowd <= engine.traffic.down - down < 2.2 * crowd
+        assert crowd <= engine.traffic.up - up < 1.1 * crowd
+
+
+def test_a_worker_takes_only_the_models_it_needs() -> None:
+    """Blocks of one model each, of which the second and the fourth are asked for, one of them twice."""
+    model = {"w": torch.arange(4 * (1 << 17), dtype=torch.float64).reshape(4, -1)}  # 1 MiB each
+    store: list[Any] = []
+    shelf = Shelf(lambda packed: store.append(packed) or len(store) - 1)
+    stack = Start(model, {})
+    picked = shelf.pick(stack, np.array([3, 1, 3]))
+    assert len(store) == 4
+    assert picked.blocks == [1, 3]
+    assert picked.place.tolist() == [1, 0, 1]
+    shelf.pick(stack, np.array([0]))
+    assert len(store) == 4  # known again
+    shelf.pick(Start(dict(model), {}), np.array([0]))
+    assert len(store) == 8
 
 
 def test_what_cannot_be_pickled_is_refused_at_once() -> None:

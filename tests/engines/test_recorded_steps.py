@@ -7,6 +7,7 @@ the same places; on CUDA the very same code records a CUDA graph.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from remanence.engines import graphs
 from remanence.engines.choose import choose_engine, choose_steps, make_engine
 from remanence.engines.graphs import choose_sizes, round_up
 from remanence.engines.loop import Loop
+from remanence.engines.portions import Portion
 from remanence.engines.stacked import Stacked
 from remanence.engines.steps import Course
 from remanence.errors import RunFailed
@@ -131,11 +133,11 @@ def scarce(monkeypatch: pytest.MonkeyPatch, room: int, error: Exception) -> list
     tried: list[int] = []
     whole = Stacked._train_stack
 
-    def train(self: Stacked, job: Any, places: Any) -> Reply:
-        tried.append(len(places))
-        if len(places) > room:
+    def train(self: Stacked, portions: Sequence[Portion]) -> list[Reply]:
+        tried.append(sum(len(portion.places) for portion in portions))
+        if tried[-1] > room:
             raise error
-        return whole(self, job, places)
+        return whole(self, portions)
 
     monkeypatch.setattr(Stacked, "_train_stack", train)
     return tried

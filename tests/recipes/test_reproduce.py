@@ -134,6 +134,12 @@ def test_pages_come_from_what_was_written_down(tmp_path: Path) -> None:
     assert about["machine"] in text.replace("\\", "")
     assert "- tce/table-1: FedAvg with and without TCE" in text  # what was not run is named
     assert (tmp_path / "docs" / "hast.md").read_text().count("\n- ") == 14
+    (tmp_path / "docs" / "remarks.toml").write_text('"tce/table-2" = "Too short to tell."')
+    again = write_results([tmp_path / "docs" / "outcomes" / "tce-table-2"], tmp_path / "docs")  # the numbers are kept beside the pages
+    assert again[1].read_text().replace("### Remarks\n\nToo short to tell.\n\n", "") == text
+    (tmp_path / "docs" / "remarks.toml").write_text('"tce/table-9" = "?"')
+    with pytest.raises(InputError, match="tce/table-9"):
+        write_results([tmp_path / "t"], tmp_path / "docs")
     with pytest.raises(InputError, match=r"has no outcome\.json"):
         write_results([tmp_path], tmp_path / "docs")
     (tmp_path / "t" / OUTCOME).write_text("{")

@@ -55,6 +55,7 @@ def write_server_run(
     refined: bool = False,
     details: bool = True,
     class_names: Sequence[str] | None = None,
+    attack: str = "",
 ) -> Run:
     """A run with a server: a client keeps the share `memory` of what it knows of classes that it does not hold."""
     folder.mkdir(parents=True)
@@ -89,13 +90,14 @@ def write_server_run(
             examples += [_judge(local[number], merged, held[client], int(client), round) for number, client in enumerate(some)]
         head = {**place, "model": "global", "per_class": [float(share) for share in model], "loss": 1.0, "macro_f1": float(model.mean())}
         lines += [
-            {**head, "split": split, "accuracy": float(model.mean()) - gap, **COSTS} for split, gap in (("test", 0.0), ("valid", 0.02))
+            {**head, "split": split, "accuracy": float(model.mean()) - gap, **COSTS, **({"attack_success": 1 / round} if attack else {})}
+            for split, gap in (("test", 0.0), ("valid", 0.02))
         ]
     (folder / LEDGER).write_bytes(header(names) + b"".join(part.tobytes() for part in ledger))
     if details:
         (folder / CONFUSIONS).write_bytes(np.concatenate(confusions).tobytes())
         (folder / EXAMPLES).write_bytes(np.concatenate(examples).tobytes())
-    asked = {"method": method, "seed": seed, "rounds": rounds, "model": "mlp"}
+    asked = {"method": method, "seed": seed, "rounds": rounds, "model": "mlp", "attack": attack}
     return _finish(folder, asked, lines, names, held * 20, {"evaluated": "global"}, rounds)
 
 

@@ -132,7 +132,11 @@ def test_many_maps_take_the_width_of_the_page(tmp_path: Path) -> None:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Everything that a report can show: a comparison, and a run with drift and without a server."""
     home = tmp_path_factory.mktemp("paper")
-    cells = [{"label": label, "seed": seed + shift} for shift, label in enumerate((HOSTILE, "fedavg+wsm")) for seed in (0, 2)]
+    cells = [
+        {"label": label, "seed": seed + shift, "attack": "backdoor"}
+        for shift, label in enumerate((HOSTILE, "fedavg+wsm"))
+        for seed in (0, 2)
+    ]
     return write_comparison(home / "comparison", cells).folder, write_peers_run(home / "peers").folder
 
 

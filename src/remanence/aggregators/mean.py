@@ -27,4 +27,4 @@ def move(params: Params, delta: Params, srv: ServerContext) -> tuple[Params, Tre
     return params | trees.axpy(1.0, delta, params), srv.state
 
 
-mean = Combine(partial_sum, finish_sum)
+mean = Combine(partial_sum, finish_sum, in_pieces=True)

@@ -8,6 +8,8 @@ from remanence.aggregators.robust import ROBUST
 from remanence.algorithms.centralised import centralised
 from remanence.algorithms.dac import dac
 from remanence.algorithms.dp import dp
+from remanence.algorithms.dp_counts import dp_counts
+from remanence.algorithms.dp_sgd import dp_sgd
 from remanence.algorithms.fedavg import fedavg
 from remanence.algorithms.fedbabu import fedbabu
 from remanence.algorithms.fedbn import fedbn
@@ -34,6 +36,8 @@ __all__ = [
     "centralised",
     "dac",
     "dp",
+    "dp_counts",
+    "dp_sgd",
     "fedadagrad",
     "fedadam",
     "fedavg",
@@ -85,4 +89,6 @@ METHODS: dict[str, Callable[..., Part]] = {
     "scaffold": scaffold,
 }
 
-PARTS: dict[str, Callable[..., Part]] = METHODS | OBJECTIVES | ROBUST | {"dp": dp}  # whatever may stand between two `+`
+PRIVACY: dict[str, Callable[..., Part]] = {"dp": dp, "dp_counts": dp_counts, "dp_sgd": dp_sgd}
+
+PARTS: dict[str, Callable[..., Part]] = METHODS | OBJECTIVES | ROBUST | PRIVACY  # whatever may stand between two `+`

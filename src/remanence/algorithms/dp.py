@@ -42,6 +42,7 @@ def dp(
 
     Adaptive: clip <- clip * exp(-0.2 (b - quantile)), where b is the share of the round's moves that were within the clip, with noise of its own of
     deviation max(1/20, noise/k); the move's noise grows to (noise^-2 - (2 sigma_b)^-2)^(-1/2), so that both together cost what `noise` alone would.
+    k are the clients that replied or, where each joins by a coin of its own (clients.sampling=poisson), those expected.
 
     clip: the longest way of a client over all parameters that travel; the first one, where it adapts. noise: the multiplier z; 0: clipping alone, no promise.
     delta: at which epsilon is told, well below 1 / clients. quantile: of the moves, to which the clip adapts. budget: an epsilon at which the run stops
@@ -69,13 +70,16 @@ def dp(
         return {"mean": trees.weighted_sum(weights * factors.to(weights), replies.delta(srv.start)), "count": count}
 
     def add_noise(total: Tree, srv: ServerContext) -> Params:
-        k = float(total["count"])
+        came = float(total["count"])
+        k = srv.world.expected or came
         deviation = (split_noise(noise, k)[0] if adaptive else noise) * limit(srv).double() / k
-        return {name: move + deviation.to(move) * draw(srv, name, move) for name, move in total["mean"].items()}
+        return {name: came / k * move + deviation.to(move) * draw(srv, name, move) for name, move in total["mean"].items()}
 
     def follow_quantile(replies: Reply, srv: ServerContext) -> Tree:
-        within = (norms_of(replies.delta(srv.start)) <= srv.state["clip"]).double().mean()
-        share = within + split_noise(noise, replies.k)[1] * draw(srv, "share", within)
+        inside = norms_of(replies.delta(srv.start)) <= srv.state["clip"]  # [k]
+        k = srv.world.expected or replies.k
+        within = 0.5 + (inside.double() - 0.5).sum() / k  # their share; where nobody may learn how many came, of those expected
+        share = within + split_noise(noise, k)[1] * draw(srv, "share", within)
         return {"clip": srv.state["clip"] * torch.exp(-RATE * (share - quantile)).to(srv.state["clip"])}
 
     def first_clip(start: Start, world: World) -> Tree:
@@ -85,7 +89,7 @@ def dp(
         NAME,
         hyper={"clip": clip},
         weigh=weigh_alike,
-        combine=Combine(clip_and_sum, add_noise),
+        combine=Combine(clip_and_sum, add_noise, in_pieces=True),
         server=first_clip if adaptive else None,
         absorb=follow_quantile if adaptive else None,
     )
@@ -153,13 +157,13 @@ def check_private(task: Task) -> None:
         )
 
 
-def guarantee_of(method: Composed, cohort: int, clients: int, availability: str = "always") -> Guarantee | None:
+def guarantee_of(method: Composed, cohort: int, clients: int, sampling: str = "fixed") -> Guarantee | None:
     """What a run with `dp` promises; None without it, or without noise.
 
-    Cohorts are drawn without replacement among those who answer: where not everybody always does, nothing is assumed about who is asked.
+    Cohorts are drawn among those who answer: where not everybody always does, nothing can be assumed about who is asked (sampling "any").
     """
     found = next((p for p in method.parts if p.name == NAME), None)
     if found is None or not found.arguments["noise"]:
         return None
-    numbers = {name: float(found.arguments[name]) for name in ("noise", "delta", "budget")}
-    return Guarantee(**numbers, cohort=cohort, clients=clients, sampling="fixed" if availability == "always" else "any")
+    noise, delta, budget = (float(found.arguments[name]) for name in ("noise", "delta", "budget"))
+    return Guarantee(noise, delta, budget, cohort, clients, sampling)

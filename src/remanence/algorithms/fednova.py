@@ -28,7 +28,7 @@ def fednova() -> Part:
         track=Track(first_step, next_step),
         after=send_steps,
         extras=lambda start, world: {"steps": torch.zeros((), dtype=world.dtype)},
-        combine=Combine(sum_normalised, rescale),
+        combine=Combine(sum_normalised, rescale, in_pieces=True),
         check=check_steps_add_up,
         sends="one number: its effective local steps",
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from remanence import keys
 from remanence.compose import part
 from remanence.rules.sgd import require
 from remanence.trees import Tree
@@ -15,7 +16,7 @@ from remanence.types import Context, Facts, Lent, Part, Reply, ServerContext, St
 
 
 @part
-def fedwavg(*, alpha: float = 0.3, every: int = 1) -> Part:
+def fedwavg(*, alpha: float = 0.3, every: int = 1, noise: float = 0.0) -> Part:
     """W_n = (1 - alpha) + alpha * N * F_n / sum F, and the new model is 1/N * sum_n W_n w_n; sizes n_k play no part.
 
     F_n counts the forgettable examples of client n: those of its training data that its last local model had right and the received global model has wrong.
@@ -24,14 +25,20 @@ def fedwavg(*, alpha: float = 0.3, every: int = 1) -> Part:
 
     alpha: the update ratio, from 0 (a plain mean) to below 1.
     every: t, the event period: F is counted in rounds t, 2t, 3t and so on.
+    noise: deviation of Gaussian noise on every F that is sent, never below 0, so that no single example can be told from it; 0: the true number.
     """
     require(0 <= alpha < 1, "fedwavg", "alpha", "from 0 to below 1", alpha)
     require(every >= 1, "fedwavg", "every", "of at least 1", every)
+    require(noise >= 0, "fedwavg", "noise", "of at least 0", noise)
 
     def count_forgettable(ctx: Context, lent: Lent) -> tuple[Tree, Tree]:
         """Lines 5 and 10 to 12, before the local model is overwritten by the global one."""
         due = ctx.own["trained"] & (ctx.round % every == 0)
-        forgettable = torch.where(due, count_lost(last_local(ctx), ctx.start, lent), ctx.own["forgettable"])
+        counted = count_lost(last_local(ctx), ctx.start, lent)
+        if noise:
+            drawn = keys.normal(keys.fold_in(ctx.key, "fedwavg"), (), torch.float64).to(counted)
+            counted = (counted + noise * drawn).clamp(min=0)
+        forgettable = torch.where(due, counted, ctx.own["forgettable"])
         return {"forgettable": forgettable}, {"forgettable": forgettable}
 
     return Part(

@@ -33,12 +33,12 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
 
 
 def parse_attacks(text: str) -> tuple[Attack, ...]:
-    """`label_flip(fraction=0.2)+scaling(fraction=0.2)`; nothing at all is no attack. They act in the order in which they are written.
+    """`label_flip(fraction=0.2)+scaling(fraction=0.2)`; nothing at all, or `none`, is no attack. They act in the order in which they are written.
 
     >>> [attack.name for attack in parse_attacks("label_flip+scaling(factor=5)")]
     ['label_flip', 'scaling']
     """
-    if not text.strip():
+    if text.strip() in ("", "none"):
         return ()
     attacks = tuple(expressions.construct(call, ATTACKS, "attack") for call in expressions.parse_sum(text))
     for place, attack in enumerate(attacks):

@@ -38,7 +38,14 @@ def label_flip(*, fraction: float = 0.1, clients: str = "", of: int = -1, to: st
     def alter(x: np.ndarray, y: np.ndarray, known: DataSet, key: Key) -> tuple[np.ndarray, np.ndarray]:
         return x, np.where((y == of) | (of < 0), _relabel(y, to, known.classes, key), y).astype(np.int64)
 
-    return Attack("label_flip", read_who("label_flip", fraction, clients), alter=alter, check=check)
+    def show_success(x: np.ndarray, y: np.ndarray, known: DataSet) -> tuple[np.ndarray, np.ndarray]:
+        """Test rows of the class whose labels are changed, with the label they shall get."""
+        chosen = np.flatnonzero(y == of)
+        return x[chosen], _relabel(y[chosen], to, known.classes, Key(0))
+
+    aimed = of >= 0 and to != "random"
+    who = read_who("label_flip", fraction, clients)
+    return Attack("label_flip", who, alter=alter, check=check, measure=show_success if aimed else None)
 
 
 def _relabel(y: np.ndarray, to: str, classes: int, key: Key) -> np.ndarray:

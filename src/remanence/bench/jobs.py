@@ -30,10 +30,13 @@ class BenchJob:
     about: str
     settings: Mapping[str, Any]
     measure: str = (
-        "train"  # train: a round up to the new model; score: the round's local models on the test set; memory: rounds of many clients
+        # train: a round up to the new model; round: a whole round without a server; score: the round's local models on the test set;
+        # together: the training of several seeds in one stack; memory: rounds of many clients
+        "train"
     )
     relative_to: str = ""  # the job whose time this one's is compared with
     cuda_only: bool = False  # left out on a CPU unless it is named: it takes minutes there
+    seeds: int = 1  # of runs that train together
     rounds: int = 0  # of a memory job: enough that two thirds of the clients or more have taken part where they keep something
     smaller: Mapping[str, Any] = field(default_factory=dict)  # what a memory job is compared with
 
@@ -57,21 +60,33 @@ TABLE = "synthetic(samples={samples}, classes=10, features=32, test=0.02)"
 MANY = PLAIN | {"clients.sample": 100, "model": "mlp(hidden=64)", "local.batch": 10, "method": "fedavg"}
 LENETS = PLAIN | {"model": "lenet", "clients.sample": 500, "local.batch": 10, "method": "scaffold", "local.optimizer": "sgd(lr=0.05)"}
 
+HAST = PLAIN | {
+    "data.name": IMAGES.format(samples=15_625, test=0.2),
+    "clients.count": 50,
+    "model": "lenet",
+    "local.batch": 8,
+    "local.epochs": 3,
+    "local.optimizer": "adam(lr=0.001)",
+}
+DRIFT = {
+    "method": "hast(peers=3, depth=3, finetune_epochs=3)",
+    "data.name": IMAGES.format(samples=25_000, test=0.2),
+    "drift.schedule": "none(clusters=2)",
+    "drift.concepts": "label",
+    "drift.samples": 250,
+    "drift.validation": 75,
+    "peers.warmup": False,
+    "rounds": 1_000_000,
+    "record.every": 1_000_000,
+}
+
 JOBS: dict[str, BenchJob] = {
     job.name: job
     for job in (
         BenchJob(
             "A",
             "HAST training: 50 LeNets, 250 samples each, batch 8, 3 epochs, Adam",
-            PLAIN
-            | {
-                "data.name": IMAGES.format(samples=15_625, test=0.2),
-                "clients.count": 50,
-                "model": "lenet",
-                "local.batch": 8,
-                "local.epochs": 3,
-                "local.optimizer": "adam(lr=0.001)",
-            },
+            HAST,
         ),
         BenchJob("B", "CNN: 10 of 100 clients, 500 samples each, batch 50, 1 epoch, SGD", CNN),
         BenchJob(
@@ -85,6 +100,13 @@ JOBS: dict[str, BenchJob] = {
             RESNET | {"model": "resnet18(norm='group')"},
             cuda_only=True,
         ),
+        BenchJob(
+            "D",
+            "whole HAST round of A's clients: probe 3 peers, mix, train, fine-tune 3 epochs, validate on 75 samples",
+            HAST | DRIFT,
+            measure="round",
+            relative_to="A",
+        ),
         BenchJob("C-mixed", "as C with batch and group norm mixed", RESNET | {"model": "resnet18(norm='mixed')"}, cuda_only=True),
         BenchJob(
             "E",
@@ -93,6 +115,7 @@ JOBS: dict[str, BenchJob] = {
             relative_to="B",
         ),
         BenchJob("F", "all local models of B on 10,000 test images", CNN, measure="score", relative_to="B"),
+        BenchJob("G", "three seeds of A in one stack", HAST, measure="together", relative_to="A", seeds=3),
         BenchJob(
             "H",
             "memory of FedAvg with 100,000 clients, 100 a round, against 1,000 clients",

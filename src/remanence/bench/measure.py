@@ -7,8 +7,10 @@ import gc
 import platform
 import resource
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,15 @@ from torch import nn
 from remanence import server
 from remanence.bench.baselines import make_floor, plain_model, score_models, train_clients
 from remanence.bench.jobs import JOBS, BenchJob, prepare
-from remanence.engines.choose import Choice, choose_engine, make_engine
+from remanence.bench.plain_engine import OneAtATime
+from remanence.engines.choose import STACK_CUDA, Choice, choose_engine, make_engine
+from remanence.engines.portions import Work
+from remanence.engines.stacked import Stacked
 from remanence.errors import InputError, RunFailed, unknown
 from remanence.experiment import Experiment
+from remanence.rounds import open_recorder, play_round
 from remanence.server import local_models
+from remanence.signals import catch_termination
 from remanence.state import RunState
 from remanence.trial import play, worst_difference
 from remanence.types import Engine, Job, Reply, Start
@@ -42,52 +49,63 @@ def run_jobs(
         if name not in JOBS:
             raise unknown("job", name, JOBS)
     results: dict[str, dict[str, Any]] = {}
-    for name in chosen:
-        other = JOBS[name].relative_to
-        for needed in (other, name):
-            if needed and needed not in results:
-                say(f"{needed}: {JOBS[needed].about}")
-                results[needed] = measure(JOBS[needed], device, precision, repeat)
-                torch._dynamo.reset()  # a job's compiled steps are of no use to the next
-        if other:
-            results[name] |= {"relative_to": other, "ratio_to_relative": results[name]["seconds"] / results[other]["seconds"]}
+    with contextlib.suppress(KeyboardInterrupt), catch_termination():  # stopped: what was measured until then is not lost
+        for name in chosen:
+            for needed in (JOBS[name].relative_to, name):
+                if needed and needed not in results:
+                    say(f"{needed}: {JOBS[needed].about}")
+                    measured = measure(JOBS[needed], device, precision, repeat)
+                    results[needed] = measured | _relate(measured, results.get(JOBS[needed].relative_to))
+                    torch._dynamo.reset()  # a job's compiled steps are of no use to the next
     return list(results.values())
+
+
+def _relate(measured: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]:
+    return {} if other is None else {"relative_to": other["job"], "ratio_to_relative": measured["seconds"] / other["seconds"]}
 
 
 def measure(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str, Any]:
     """All numbers of one job."""
     if job.measure == "memory":
         return measure_memory(job, device, precision)
+    if job.measure == "together":
+        return measure_together(job, device, precision, repeat)
     threads = torch.get_num_threads()
     experiment, state, work = prepare(job, device, precision)
     choice, engine = start_engine(experiment, work)
     ours_threads = choice.threads
     difference = compare_with_plain(job, device, choice)
     try:
+        rows, floor = (
+            count_rows(experiment, work),
+            None,
+        )  # where a floor has no meaning, as for a round in which models are probed and mixed
         if job.measure == "score":
             plain, ours, floor, rows = scoring(experiment, state, work, engine)
+        elif job.measure == "round":
+            plain, ours = (partial(play_once, experiment, state, each) for each in (OneAtATime(experiment), engine))
         else:
             plain, ours, floor = training(experiment, state, work, engine)
-            rows = count_rows(experiment, work)
-        contenders = {"plain": (plain, threads), "ours": (ours, ours_threads), "floor": (floor, threads)}
+        contenders = {"plain": (plain, threads), "ours": (ours, ours_threads)} | ({"floor": (floor, threads)} if floor else {})
         times = take_turns(contenders, repeat, experiment.task.world.device)
         with watching_memory(experiment.task.world.device) as peak:
             ours()
     finally:
         engine.close()
         torch.set_num_threads(threads)
+    floor_seconds = statistics.median(times["floor"]) if "floor" in times else None
     seconds, spread = statistics.median(times["ours"]), (min(times["ours"]), max(times["ours"]))
     return {
         "job": job.name,
         "about": job.about,
         "ratio_to_sequential": statistics.median(times["plain"]) / seconds,
-        "share_of_floor": statistics.median(times["floor"]) / seconds,
+        "share_of_floor": floor_seconds and floor_seconds / seconds,
         "samples_per_second": rows / seconds,
         "seconds": seconds,
         "fastest_seconds": spread[0],
         "slowest_seconds": spread[1],
         "sequential_seconds": statistics.median(times["plain"]),
-        "floor_seconds": statistics.median(times["floor"]),
+        "floor_seconds": floor_seconds,
         "peak_memory_bytes": peak(),
         "difference_in_float64": difference,
         "engine": choice.reason,
@@ -99,7 +117,7 @@ def measure(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str
 
 def start_engine(experiment: Experiment, work: Job) -> tuple[Choice, Engine]:
     choice = choose_engine(experiment.task, work, rounds=LONG_RUN)
-    return choice, make_engine(choice.name, experiment.task, steps=choice.steps)
+    return choice, make_engine(choice.name, experiment.task, choice.stack, steps=choice.steps)
 
 
 def training(
@@ -142,18 +160,65 @@ def load(module: nn.Module, model: Start) -> nn.Module:
     return module
 
 
+def play_once(experiment: Experiment, state: RunState, engine: Engine) -> Start:
+    """A whole round without a server, from the same state every time. -> all clients' models"""
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(open_recorder(Path(folder), experiment, {})) as recorder:
+        after, _ = play_round(experiment, engine, state, recorder)
+    assert after.crowd is not None
+    return after.crowd.models
+
+
 def compare_with_plain(job: BenchJob, device: str, choice: Choice) -> float | None:
     """One whole round in float64 on our engine and in the plain loop; raises where they differ. -> the largest difference"""
-    if job.measure != "train":
+    if job.measure not in ("train", "round"):
         return None
     experiment, state, work = prepare(job, device, "fp64")
-    plain = train_clients(experiment, state, work).state_dict()
-    with contextlib.closing(make_engine(choice.name, experiment.task, steps=choice.steps)) as engine:
-        ours = train_ours(experiment, state, work, engine)
-    place, difference = worst_difference(ours.params, {name: plain[name] for name in ours.params})
+    with contextlib.closing(make_engine(choice.name, experiment.task, choice.stack, steps=choice.steps)) as engine:
+        if job.measure == "round":
+            plain, ours = (play_once(experiment, state, each).params for each in (OneAtATime(experiment), engine))
+        else:
+            plain = train_clients(experiment, state, work).state_dict()
+            ours = train_ours(experiment, state, work, engine).params
+    place, difference = worst_difference(ours, {name: plain[name] for name in ours})
     if difference > CLOSE:
         raise RunFailed(f"job {job.name}: {place} differs from the plain loop by {difference:.1e} in float64: please report this")
     return difference
+
+
+def measure_together(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str, Any]:
+    """The training of several seeds as one stack; nothing to compare with but the same for one seed, which is another job."""
+    threads = torch.get_num_threads()
+    prepared = [prepare(job, device, precision, {"seed": seed}) for seed in range(job.seeds)]
+    experiment, _, work = prepared[0]
+    works = [Work(each.task, one) for each, _, one in prepared]
+    choice = choose_engine(experiment.task, work, rounds=LONG_RUN)
+    with contextlib.closing(Stacked(experiment.task, STACK_CUDA, choice.steps)) as engine:  # on a CPU too: that is what is measured
+        ours = partial(train_works, engine, works)
+        times = take_turns({"ours": (ours, choice.threads)}, repeat, experiment.task.world.device)["ours"]
+        with watching_memory(experiment.task.world.device) as peak:
+            ours()
+    torch.set_num_threads(threads)
+    seconds = statistics.median(times)
+    return {
+        "job": job.name,
+        "about": job.about,
+        "ratio_to_sequential": None,
+        "share_of_floor": None,
+        "samples_per_second": sum(count_rows(each, one) for each, _, one in prepared) / seconds,
+        "seconds": seconds,
+        "fastest_seconds": min(times),
+        "slowest_seconds": max(times),
+        "peak_memory_bytes": peak(),
+        "engine": f"stacked, steps {engine.steps}",
+        "relative_to": None,
+        "ratio_to_relative": None,
+        **about_machine(experiment, choice.threads),
+    }
+
+
+def train_works(engine: Stacked, works: Sequence[Work]) -> None:
+    for _ in engine.train_together(works):
+        pass
 
 
 def take_turns(contenders: dict[str, tuple[Callable[[], Any], int]], repeat: int, device: torch.device) -> dict[str, list[float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 import zipfile
 import zlib
 from pathlib import Path
@@ -25,7 +26,17 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
             members = archive.infolist()
             _check_members(path, members)
             return {member.filename.removesuffix(".npy"): _read_member(path, archive, member) for member in members}
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        struct.error,
+        UnicodeDecodeError,
+        EOFError,
+        OSError,
+        OverflowError,
+        NotImplementedError,
+        RuntimeError,
+    ) as error:
         raise damaged(path, "a complete .npz file", f"a broken one ({error})", "save it again with numpy.savez") from None
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from remanence.config import Ray
 from remanence.engines.common import expected_steps
 from remanence.engines.loop import Loop
 from remanence.engines.processes import Processes, count_cores
@@ -21,6 +22,7 @@ from remanence.types import Engine, Job, Phase
 
 STACK = 64  # most clients in one stack on a CPU
 STACK_CUDA = 256
+STACK_OF_WORKER = 16  # most clients that a worker process trains together: more fall out of its cache
 LIGHT = 0.005  # seconds of one step below which one thread is enough
 HEAVY = 0.25  # seconds of one step from which on a CPU computes for real: stacking cannot pay there
 STEPS = 3  # steps a client makes in a trial
@@ -29,27 +31,47 @@ LONGER_STEPS = 8  # steps in a trial of ways to run them
 STEPS_OF_A_STACK = ("eager", "graph", "compiled")
 TRACING_PAYS = 60.0  # seconds a run must take before it is worth a few to write its steps down
 COMPILING_PAYS = 600.0  # the same for compiling them, which takes a minute or so
+HOPELESS = 2.0  # times as slow as the best: writing steps down or compiling them does not make up for that
 
 
 class Choice(NamedTuple):
-    """Which engine, with how many threads, why in a sentence, and how a stack's steps are run."""
+    """Which engine, with how many threads, why in a sentence, how steps are run, and how many clients are trained together (0: left to the engine)."""
 
     name: str
     threads: int
     reason: str
     steps: str = "auto"
+    stack: int = 0
 
 
-def make_engine(name: str, task: Task, stack: int = 0, workers: int = 0, steps: str = "auto") -> Engine:
-    """The engine of that name; 0 leaves its size to us, and `steps` is for a stack alone."""
+class Way(NamedTuple):
+    """An engine for a CPU and how it runs; processes with a stack of 1 train one client after the other."""
+
+    name: str
+    stack: int = 0
+    steps: str = "eager"
+
+    def __str__(self) -> str:
+        words = (self.name, "in stacks" if self.name == "processes" and self.stack > 1 else "", self.steps if self.steps != "eager" else "")
+        return " ".join(word for word in words if word)
+
+
+def make_engine(
+    name: str, task: Task, stack: int = 0, workers: int = 0, steps: str = "auto", timeout: float = 1800.0, ray: Ray | None = None
+) -> Engine:
+    """The engine of that name; 0 leaves its size to us, `steps` is for stacks and processes, `timeout` for engines with workers and `ray` for that one."""
     if name == "stacked":
         return Stacked(task, stack or (STACK_CUDA if task.world.device.type == "cuda" else STACK), steps)
     if name == "processes":
-        return Processes(task, workers)
+        return Processes(task, workers, timeout, stack, steps)
     if name == "ray":
         from remanence.engines.ray import RayEngine
 
-        return RayEngine(task, workers, stack=stack, steps=steps)
+        return RayEngine(task, workers, stack=stack, steps=steps, timeout=timeout, **(ray or Ray()).model_dump())
+    if name == "flower":
+        from remanence.flower.engine import FlowerEngine
+
+        return FlowerEngine(task)
     return Loop(task)
 
 
@@ -74,25 +96,71 @@ def choose_engine(
     can_fork = cores > 1 and len(job.clients) > 1 and "fork" in multiprocessing.get_all_start_methods()
     if first > HEAVY:
         name = "processes" if can_fork else "loop"
-        return Choice(name, threads, f"{name}: one step takes {first:.2f} s, so the arithmetic decides and stacking cannot pay")
-    trial, some = replace(task, phases=(Phase(steps=STEPS),)), _few(job, CLIENTS)
-    engines: list[Engine] = [Loop(trial)]
-    if not padded and len(some.clients) > 1:
-        with contextlib.suppress(InputError):  # the trial's few steps may need padding where the run itself does not
-            engines.append(Stacked(trial, stack or STACK))
+        return Choice(
+            name, threads, f"{name}: one step takes {first:.2f} s, so the arithmetic decides and stacking cannot pay", stack=int(can_fork)
+        )
+    some = _few(job, CLIENTS)
+    stackable = not padded and len(some.clients) > 1
+    trials = Trials(task, some, workers, clock)
+    trials.run(Way("loop"), STEPS)
+    if stackable:
+        trials.run(Way("stacked", stack or STACK), STEPS)
     if can_fork and task.model.has_convolutions:
-        engines.append(Processes(trial, workers))
-    times = {}
-    for engine in engines:
-        times[engine.name] = _best_of(2, engine, some, clock)
-        engine.close()
-    best = min(times, key=lambda name: times[name])
-    steps = STEPS * len(some.clients)
-    if best == "stacked" and rounds * times[best] * int(expected_steps(task, job).sum()) / steps > TRACING_PAYS:
-        return choose_steps(task, job, stack or STACK, rounds, threads, clock)
-    measured = ", ".join(f"{name} {1e3 * seconds / steps:.2f}" for name, seconds in times.items())
+        trials.run(Way("processes", 1), STEPS)
+    length = rounds * int(expected_steps(task, job).sum())  # local steps of the whole run
+    if length * trials.fastest > TRACING_PAYS:
+        if can_fork and stackable and len(job.clients) >= 2 * cores:
+            trials.run(Way("processes", min(stack or STACK_OF_WORKER, STACK_OF_WORKER)), STEPS)
+        trials.refine(length)
     why = "; batch norm with clients of different sizes cannot be stacked" if padded else ""
-    return Choice(best, threads, f"{best}: milliseconds a local step of one client: {measured}{why}")
+    best = trials.best
+    reason = f"{best}: milliseconds a local step of one client: {trials}{why}{trials.failure}"
+    together = best.stack if best.name == "processes" else stack
+    return Choice(best.name, threads, reason, "auto" if best.steps == "eager" else best.steps, together)
+
+
+class Trials:
+    """What was measured of a task on a CPU."""
+
+    def __init__(self, task: Task, job: Job, workers: int, clock: Callable[[], float]):
+        self.task, self.job, self.workers, self.clock = task, job, workers, clock
+        self.times: dict[Way, float] = {}  # seconds a local step of one client
+        self.failure = ""  # why a way is not among them
+
+    def run(self, way: Way, steps: int) -> None:
+        """Measure; what cannot run is left out."""
+        try:
+            engine = make_engine(way.name, replace(self.task, phases=(Phase(steps=steps),)), way.stack, self.workers, way.steps)
+        except InputError:  # the trial's few steps may need padding where the run itself does not
+            return
+        with contextlib.closing(engine):
+            seconds = _best_of(2, engine, self.job, self.clock)
+        fallback = getattr(engine, "fallback", "")
+        if fallback:
+            self.failure = f"; {fallback}"
+        else:
+            self.times[way] = seconds / (steps * len(self.job.clients))
+
+    def refine(self, length: int) -> None:
+        """Steps written down and compiled, where the run of so many steps is long enough for it to pay, of all that are not hopeless."""
+        eager = {way: seconds for way, seconds in self.times.items() if way.name != "loop"}
+        hopeful = [way for way, seconds in eager.items() if seconds < HOPELESS * self.fastest]
+        for steps in STEPS_OF_A_STACK[1:]:
+            if steps == "compiled" and length * self.fastest < COMPILING_PAYS:
+                break
+            for way in hopeful:
+                self.run(way._replace(steps=steps), LONGER_STEPS)
+
+    @property
+    def best(self) -> Way:
+        return min(self.times, key=lambda way: self.times[way])
+
+    @property
+    def fastest(self) -> float:
+        return self.times[self.best]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{way} {1e3 * seconds:.2f}" for way, seconds in self.times.items())
 
 
 def choose_steps(task: Task, job: Job, stack: int, rounds: int, threads: int, clock: Callable[[], float]) -> Choice:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -99,18 +101,25 @@ def examples_of(task: Task, split: str) -> Examples:
     return task.test if split == "test" else task.train
 
 
+def groups_to_score(task: Task, split: str, owners: np.ndarray | None, time_step: int) -> list[np.ndarray]:
+    """The ids of every group of rows that a score counts apart."""
+    if split == "test":
+        return list(task.population.tests)
+    if split == "public":
+        return [task.public.numpy()]
+    rows = split_rows(task, split, time_step)
+    return [rows.ids] if owners is None else [rows.of(int(owner)) for owner in owners]
+
+
 def rows_to_score(task: Task, split: str, owners: np.ndarray | None, time_step: int) -> tuple[Tensor, Tensor, int]:
     """-> ids [n], group of each row [n], number of groups"""
-    device = task.world.device
-    if split == "test":
-        parts = list(task.population.tests)
-    elif split == "public":
-        parts = [task.public.numpy()]
-    else:
-        rows = split_rows(task, split, time_step)
-        parts = [rows.ids] if owners is None else [rows.of(int(owner)) for owner in owners]
-    groups = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    return torch.from_numpy(np.concatenate(parts)).to(device), torch.from_numpy(groups).to(device), len(parts)
+    return lay_out_groups(groups_to_score(task, split, owners, time_step), task.world.device)
+
+
+def lay_out_groups(groups: Sequence[np.ndarray], device: torch.device) -> tuple[Tensor, Tensor, int]:
+    """-> ids [n], group of each row [n], number of groups"""
+    numbers = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    return torch.from_numpy(np.concatenate(groups)).to(device), torch.from_numpy(numbers).to(device), len(groups)
 
 
 def split_rows(task: Task, split: str, time_step: int) -> Rows:
@@ -121,6 +130,9 @@ def split_rows(task: Task, split: str, time_step: int) -> Rows:
     return holdings.train if split == "train" else holdings.valid
 
 
+CELLS = 20_000_000  # most counters that are filled at once: with many groups and classes, models are counted in turn
+
+
 class Tally:
     """Counts what models predict, group by group."""
 
@@ -129,12 +141,23 @@ class Tally:
         self.confusion = torch.zeros(models, groups * classes * classes, dtype=torch.int64, device=device)
         self.loss = torch.zeros(models, groups, dtype=torch.float64, device=device)
 
-    def add(self, model: int, logits: Tensor, y: Tensor, group: Tensor) -> None:
-        """logits: [n, C]; y, group: [n]"""
-        cell = (group * self.classes + y) * self.classes + logits.argmax(dim=1)
-        self.confusion[model] += torch.bincount(cell, minlength=self.confusion.shape[1])
-        rows = cross_entropy(logits, y, reduction="none").double()
-        self.loss[model] += rows.sum() if self.groups == 1 else torch.zeros_like(self.loss[model]).index_add_(0, group, rows)
+    def add(self, first: int, logits: Tensor, y: Tensor, group: Tensor) -> None:
+        """Models from `first` on, all on the same rows. logits: [m, n, C]; y, group: [n]"""
+        many, cells = len(logits), self.confusion.shape[1]
+        if many > 1 and many * cells > CELLS:
+            half = many // 2
+            self.add(first, logits[:half], y, group)
+            return self.add(first + half, logits[half:], y, group)
+        here = slice(first, first + many)
+        cell = (group * self.classes + y) * self.classes + logits.argmax(dim=2)  # [m, n]
+        cell = cell + cells * torch.arange(many, device=cell.device).unsqueeze(1)
+        self.confusion[here] += torch.bincount(cell.flatten(), minlength=many * cells).reshape(many, cells)
+        rows = cross_entropy(logits.flatten(0, 1), y.repeat(many), reduction="none").double().reshape(many, -1)
+        self.loss[here] += rows.sum(dim=1, keepdim=True) if self.groups == 1 else self._by_group(rows, group)
+
+    def _by_group(self, rows: Tensor, group: Tensor) -> Tensor:
+        """rows: [m, n] -> [m, groups]"""
+        return torch.zeros(len(rows), self.groups, dtype=rows.dtype, device=rows.device).index_add_(1, group, rows)
 
     def scores(self) -> Scores:
         shape = (len(self.loss), self.groups, self.classes, self.classes)
@@ -142,12 +165,12 @@ class Tally:
 
 
 class PairTally:
-    """Counts what models predict, each on rows of its own."""
+    """Counts what models predict, each on rows of its own. A row that only pads counts for a pair behind the last, which nobody reads."""
 
     def __init__(self, pairs: int, classes: int, device: torch.device, verdicts: bool):
-        self.classes = classes
-        self.confusion = torch.zeros(pairs * classes * classes, dtype=torch.int64, device=device)
-        self.loss = torch.zeros(pairs, dtype=torch.float64, device=device)
+        self.pairs, self.classes = pairs, classes
+        self.confusion = torch.zeros((pairs + 1) * classes * classes, dtype=torch.int64, device=device)
+        self.loss = torch.zeros(pairs + 1, dtype=torch.float64, device=device)
         self.seen: list[tuple[Tensor, ...]] | None = [] if verdicts else None
 
     def add(self, pair: Tensor, logits: Tensor, y: Tensor, ids: Tensor) -> None:
@@ -162,14 +185,15 @@ class PairTally:
             self.seen.append((pair, ids, predicted == y, margin.float()))
 
     def scores(self) -> PairScores:
-        confusion = self.confusion.reshape(len(self.loss), self.classes, self.classes).cpu()
-        return PairScores(confusion, self.loss.cpu(), None if self.seen is None else self._verdicts())
+        confusion = self.confusion.reshape(-1, self.classes, self.classes)[: self.pairs].cpu()
+        return PairScores(confusion, self.loss[: self.pairs].cpu(), None if self.seen is None else self._verdicts())
 
     def _verdicts(self) -> Verdicts:
         assert self.seen is not None
         columns = [torch.cat(parts).cpu().numpy() for parts in zip(*self.seen, strict=True)] if self.seen else [np.empty(0)] * 4
         pair, ids, right, margin = columns
         order = np.lexsort((ids, pair))  # the same on every engine
+        order = order[pair[order] < self.pairs]
         return Verdicts(
             pair[order].astype(np.int64), ids[order].astype(np.int64), right[order].astype(bool), margin[order].astype(np.float32)
         )

@@ -1,15 +1,17 @@
-"""A stack's local step as a flat list of tensor operations, written down once: faster to call than the Python it came from, and open to the compiler.
+"""A local step as a flat list of tensor operations, written down once: faster to call than the Python it came from, and open to the compiler.
 
 Whatever changes from step to step or round to round must come in through the arguments; the step's Python runs only while it is written down. That holds
-for every method, because a part's functions are pure and see the run through their context alone.
+for every method, because a part's functions are pure and see the run through their context alone. The step may be that of a stack of clients or of one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -21,28 +23,79 @@ from remanence.types import Batch, Context
 Arguments = tuple[Progress, Params, Batch, SplitRows, Context]
 
 
-def trace_step(step_all: StepAll, example: Arguments, compile: bool = False) -> StepAll:
-    """The step for arguments of these shapes; `compile` fuses it, which takes tens of seconds the first time (torch keeps what it compiled)."""
-    leaves, form = pytree.tree_flatten(example)
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    answer_form: list[Any] = []
+class TracedStep:
+    """A step for arguments of the form of an example; `compile` fuses it, which takes tens of seconds the first time (torch keeps what it compiled)."""
 
-    def flat_step(*tensors: Tensor) -> list[Tensor]:
-        filled = list(leaves)
-        for place, tensor in zip(places, tensors, strict=True):
-            filled[place] = tensor
-        answer, found = pytree.tree_flatten(step_all(*pytree.tree_unflatten(filled, form)))
-        answer_form[:] = [found]
-        return answer
+    def __init__(self, step_all: StepAll, example: Arguments, compile: bool = False):
+        leaves, form = pytree.tree_flatten(example)
+        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        answer_form: list[Any] = []
 
-    graph = make_fx(flat_step)(*(leaves[place] for place in places))
-    leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]  # the example is not kept alive
-    run = torch.compile(graph, dynamic=False) if compile else graph
+        def flat_step(*tensors: Tensor) -> list[Tensor]:
+            filled = list(leaves)
+            for place, tensor in zip(places, tensors, strict=True):
+                filled[place] = tensor
+            answer, found = pytree.tree_flatten(step_all(*pytree.tree_unflatten(filled, form)))
+            answer_form[:] = [found]
+            return answer
 
-    def step(*arguments: Any) -> tuple[Progress, Tensor]:
-        tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Tensor)]
+        # one tensor may stand at two places, as parameters do before the first step: told apart, or the wrong one would be read later
+        graph = make_fx(flat_step)(*(leaves[place].detach() for place in places))
+        self.places = [place for place, used in zip(places, drop_unused(graph), strict=True) if used]
+        self.kinds = [_kind(leaves[place]) for place in self.places]
+        self.form, self.answer_form = form, answer_form[0]
+        self.run: Any = torch.compile(graph, dynamic=False) if compile else graph
+        leaves = []  # the example is not kept alive
+
+    def __call__(self, *arguments: Any) -> tuple[Progress, Tensor]:
+        leaves = pytree.tree_leaves(arguments)
         with torch.no_grad():
-            answer: tuple[Progress, Tensor] = pytree.tree_unflatten(run(*tensors), answer_form[0])
+            answer: tuple[Progress, Tensor] = pytree.tree_unflatten(self.run(*(leaves[place] for place in self.places)), self.answer_form)
         return answer
 
-    return step
+    def fits(self, arguments: Arguments) -> bool:
+        """Are these of the form of the example, as far as the step looks at them?"""
+        leaves, form = pytree.tree_flatten(arguments)
+        return form == self.form and [_kind(leaves[place]) for place in self.places] == self.kinds
+
+    def walk(self, arguments: Arguments, moments: Iterable[tuple[Batch, Tensor, Tensor]]) -> tuple[Progress, list[Tensor]]:
+        """Steps one after the other, each with its batch, number and key. -> progress, the loss of every step
+
+        What stays the same is taken apart once, and what a step hands to the next is not put together in between.
+        """
+        progress, fixed, batch, rows, ctx = arguments
+        leaves = pytree.tree_leaves(arguments)
+        first = len(pytree.tree_leaves(progress))
+        at_batch = first + len(pytree.tree_leaves(fixed))
+        at_ctx = at_batch + len(batch) + len(rows)
+        at_step, at_key = (at_ctx + len(pytree.tree_leaves(ctx[: Context._fields.index(name)])) for name in ("step", "key"))
+        if pytree.tree_structure((progress, None)) != self.answer_form:
+            raise TypeError("a local step changes the form of what it hands to the next")
+        losses: list[Tensor] = []
+        with torch.no_grad():
+            for now, number, key in moments:
+                leaves[at_batch : at_batch + len(now)], leaves[at_step], leaves[at_key] = now, number, key
+                answer = self.run(*[leaves[place] for place in self.places])
+                leaves[:first] = answer[:first]
+                losses.append(answer[first])
+        return pytree.tree_unflatten([*leaves[:first], losses[-1]], self.answer_form)[0], losses
+
+
+def trace_step(step_all: StepAll, example: Arguments, compile: bool = False) -> TracedStep:
+    """Write a step down."""
+    return TracedStep(step_all, example, compile)
+
+
+def drop_unused(graph: GraphModule) -> list[bool]:
+    """Take away the inputs that nothing reads: each costs something at every call, and most of a context is not read. -> which were kept"""
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    used = [bool(node.users) for node in inputs]
+    for node in inputs:
+        if not node.users:
+            graph.graph.erase_node(node)
+    graph.recompile()
+    return used
+
+
+def _kind(leaf: Any) -> Any:
+    return (tuple(leaf.shape), leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf

@@ -11,7 +11,7 @@ from torch import Tensor
 from remanence import keys, trees
 from remanence.data.batches import Plan
 from remanence.engines import common
-from remanence.local import SplitRows, Task, begin, differentiate_plain, finish, first_progress, keep_or_revert, take_step
+from remanence.local import Progress, SplitRows, Task, begin, differentiate_plain, finish, first_progress, keep_or_revert, take_step
 from remanence.trees import Params, Tree
 from remanence.types import Batch, Context, Job, PairScores, Phase, Reply, Scores, Start
 
@@ -51,25 +51,38 @@ class Loop:
 
     def _train_phase(self, model: Start, ctx: Context, phase: Phase, plan: Plan, rows: SplitRows) -> tuple[Start, Tree, Tensor]:
         """-> the trained model, what was tracked, the loss of every step"""
-        task, names, losses = self.task, self.task.trained_names(phase), []
+        task, names = self.task, self.task.trained_names(phase)
         params = trees.restrict(model.params, names)
         fixed = {name: value for name, value in model.params.items() if name not in params}
         if self.channels_last:
             params, fixed = _channels_last(params), _channels_last(fixed)
-        progress = first_progress(task, differentiate_plain, params, fixed, model.buffers, rows, ctx)
+        first = first_progress(task, differentiate_plain, params, fixed, model.buffers, rows, ctx)
         ids = rows.train[torch.from_numpy(plan.rows).to(rows.train.device)]  # [steps, batch]
-        numbers = torch.arange(len(ids), device=ids.device)
-        step_keys, ones = keys.fold_in(ctx.key, numbers), torch.ones(ids.shape[1], dtype=task.world.dtype, device=ids.device)
-        for step, width in enumerate(plan.widths.tolist()):
-            now, chosen = ctx._replace(step=numbers[step], key=step_keys[step]), ids[step, :width]
-            batch = Batch(self._lay_out(task.train.augmented(chosen, now.key)), task.train.labels(chosen), ones[:width], chosen)
-            progress, loss = take_step(task, differentiate_plain, progress, fixed, batch, rows, now)
-            losses.append(loss)
+        progress, losses = self.take_steps(task, first, fixed, ctx, rows, ids, plan.widths)
         whole = {**fixed, **progress.params}
         trained = Start({name: whole[name].contiguous() for name in model.params}, progress.buffers)
         return trained, progress.memory, torch.stack(losses)
 
-    def _lay_out(self, x: Tensor) -> Tensor:
+    def take_steps(
+        self, task: Task, progress: Progress, fixed: Params, ctx: Context, rows: SplitRows, ids: Tensor, widths: np.ndarray
+    ) -> tuple[Progress, list[Tensor]]:
+        """ids: [steps, batch]; widths: [steps], how many of them count -> progress, the loss of every step"""
+        losses = []
+        for batch, number, key in self.see_batches(task, ctx, ids, widths):
+            progress, loss = take_step(task, differentiate_plain, progress, fixed, batch, rows, ctx._replace(step=number, key=key))
+            losses.append(loss)
+        return progress, losses
+
+    def see_batches(self, task: Task, ctx: Context, ids: Tensor, widths: np.ndarray) -> Iterator[tuple[Batch, Tensor, Tensor]]:
+        """The batch, the number and the key of every step."""
+        numbers = torch.arange(len(ids), device=ids.device)
+        step_keys, ones = keys.fold_in(ctx.key, numbers), torch.ones(ids.shape[1], dtype=task.world.dtype, device=ids.device)
+        for step, width in enumerate(widths.tolist()):
+            key, chosen = step_keys[step], ids[step, :width]
+            batch = Batch(self.lay_out(task.train.augmented(chosen, key)), task.train.labels(chosen), ones[:width], chosen)
+            yield batch, numbers[step], key
+
+    def lay_out(self, x: Tensor) -> Tensor:
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
 
     def _rows(self, job: Job, client: int) -> SplitRows:
@@ -93,9 +106,9 @@ class Loop:
         if self.channels_last:
             singles = [Start(_channels_last(model.params), model.buffers) for model in singles]
         for part, group in zip(torch.split(ids, SCORE_ROWS), torch.split(groups, SCORE_ROWS), strict=True):
-            x, y = self._lay_out(examples.inputs(part)), examples.labels(part)
+            x, y = self.lay_out(examples.inputs(part)), examples.labels(part)
             for number, model in enumerate(singles):
-                tally.add(number, self.task.model.judge_rows(model, x).logits, y, group)
+                tally.add(number, self.task.model.judge_rows(model, x).logits.unsqueeze(0), y, group)
         return tally.scores()
 
     @torch.no_grad()
@@ -110,7 +123,7 @@ class Loop:
             if self.channels_last:
                 model = Start(_channels_last(model.params), model.buffers)
             for ids in torch.split(torch.from_numpy(rows.of(owner)).to(device), SCORE_ROWS):
-                logits = task.model.judge_rows(model, self._lay_out(examples.inputs(ids))).logits
+                logits = task.model.judge_rows(model, self.lay_out(examples.inputs(ids))).logits
                 tally.add(torch.full_like(ids, pair), logits, examples.labels(ids), ids)
         return tally.scores()
 

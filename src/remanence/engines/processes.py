@@ -1,20 +1,21 @@
-"""One process a core, each a `loop` with a single thread and images laid out channels-last: the fastest way to train convolution nets on a CPU.
+"""One process a core, each with a single thread: the fastest way to train on a CPU.
 
-The workers are forked, so the data are shared and nothing has to be shipped but models and states. Clients go to whoever is free, the largest first; the
-result of a client does not depend on who trained it.
+Within a process clients are trained one after the other by a loop made for speed (`tuned_loop.py`), which suits convolution nets, or as stacks, which suits
+small nets. The workers are forked (`forks.py`), so the data are shared and nothing has to be shipped but models and states. Work goes to whoever is free, the
+largest first; the result of a client does not depend on who trained it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
-import multiprocessing.connection
 import os
 import signal
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,63 +23,54 @@ from torch import Tensor
 
 from remanence import trees
 from remanence.engines import common
-from remanence.engines.loop import Loop
+from remanence.engines.forks import Forks
+from remanence.engines.mixed import Mixed
+from remanence.engines.stacked import refuse_padded_batch_norm, refuse_unstackable
+from remanence.engines.tuned_loop import TunedLoop
 from remanence.errors import InputError, RunFailed
 from remanence.local import Task
 from remanence.types import Facts, Job, PairScores, Reply, Scores, Start, Verdicts
 
 
 class Processes:
-    """`workers` processes; 0 means one a core."""
+    """`workers` processes; 0 means one a core. timeout: real seconds after which a worker that has not answered is given up on; 0: never.
+
+    stack: the most clients a worker trains together; 0 or 1: one after the other. steps: "eager", "graph" or "compiled", as for a stack; "auto" is eager.
+    """
 
     name = "processes"
 
-    def __init__(self, task: Task, workers: int = 0):
-        self.task = task
+    def __init__(self, task: Task, workers: int = 0, timeout: float = 1800.0, stack: int = 0, steps: str = "auto"):
+        self.task, self.stack, self.steps = task, stack, steps
         self.workers = workers or count_cores()
+        self.fallback = ""  # why a worker's steps are no longer written down
         if "fork" not in multiprocessing.get_all_start_methods():
             raise InputError("engine processes needs a system that can fork (Linux or macOS): use engine=loop here")
         if task.world.device.type != "cpu":
             raise InputError(f"engine processes is for the CPU, not {task.world.device}: use engine=stacked")
-        context = multiprocessing.get_context("fork")
-        self.pipes: list[Connection] = []
-        self.children = []
-        for _ in range(self.workers):
-            mine, theirs = context.Pipe()
-            child = context.Process(target=_serve, args=(task, theirs, [*self.pipes, mine]), daemon=True)
-            child.start()
-            theirs.close()
-            self.pipes.append(mine)
-            self.children.append(child)
+        if stack > 1:
+            refuse_padded_batch_norm(task)
+            refuse_unstackable(task)
+        self.forks = Forks(functools.partial(_serve, task, stack, steps), self.workers, timeout)
 
     def train(self, job: Job) -> Iterator[Reply]:
+        """A client whose training hangs twice is passed over, with those it is trained with: they did not answer in this round."""
         one_for_all = None if job.personal_start else _pack(tuple(job.start))
-        for pipe in self.pipes:
-            self._send(pipe, ("round", one_for_all, _pack(job.shared)))
-        waiting = list(np.argsort(-common.expected_steps(self.task, job), kind="stable"))
-        busy: set[Connection] = set()
-        for pipe in self.pipes:
-            if waiting:
-                self._send(pipe, ("train", _one_client(job, int(waiting.pop(0)))))
-                busy.add(pipe)
-        while busy:
-            for ready in multiprocessing.connection.wait(list(busy)):
-                pipe = cast(Connection, ready)
-                reply = Reply(*_unpack(self._receive(pipe)))
-                if waiting:
-                    self._send(pipe, ("train", _one_client(job, int(waiting.pop(0)))))
-                else:
-                    busy.remove(pipe)
-                yield reply
+        order = np.argsort(-common.expected_steps(self.task, job), kind="stable")
+        shares = deal(order, self.workers, self.stack)
+        preface = ("round", one_for_all, _pack(job.shared))
+        for _, answer in self.forks.carry(range(len(shares)), lambda number: ("train", _some_clients(job, shares[number])), preface):
+            if answer is not None:
+                reply, self.fallback = answer
+                yield Reply(*_unpack(reply))
 
     def score(self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0) -> Scores:
         ids, groups, count = common.rows_to_score(self.task, split, owners, time_step)
-        packed = _pack(tuple(models))
-        helpers = self.pipes[: max(1, min(self.workers, len(ids)))]  # nobody is asked about no rows at all
-        shares = zip(np.array_split(ids.numpy(), len(helpers)), np.array_split(groups.numpy(), len(helpers)), strict=True)
-        for pipe, (some, theirs) in zip(helpers, shares, strict=True):
-            self._send(pipe, ("score", packed, split, some, theirs, count))
-        parts = [Scores(*_unpack(self._receive(pipe))) for pipe in helpers]
+        packed, shares = _pack(tuple(models)), max(1, min(self.workers, len(ids)))  # nobody is asked about no rows at all
+        rows, group = np.array_split(ids.numpy(), shares), np.array_split(groups.numpy(), shares)
+        parts = [
+            Scores(*part) for part in self._ask_all([("score", packed, split, *some, count) for some in zip(rows, group, strict=True)])
+        ]
         return Scores(torch.stack([part.confusion for part in parts]).sum(dim=0), torch.stack([part.loss for part in parts]).sum(dim=0))
 
     def score_pairs(
@@ -87,11 +79,12 @@ class Processes:
         shares = [share for share in np.array_split(np.arange(len(which)), self.workers) if len(share)]
         if not shares:
             return common.PairTally(0, self.task.world.classes, self.task.world.device, verdicts).scores()
-        for pipe, share in zip(self.pipes, shares, strict=False):
+        questions = []
+        for share in shares:
             used, local = np.unique(which[share], return_inverse=True)  # nobody needs the models of the others
             some = _pack(tuple(models.take(torch.from_numpy(used))))
-            self._send(pipe, ("pairs", some, local, owners[share], split, time_step, verdicts))
-        parts = [_unpack(self._receive(pipe)) for pipe, _ in zip(self.pipes, shares, strict=False)]
+            questions.append(("pairs", some, local, owners[share], split, time_step, verdicts))
+        parts = self._ask_all(questions)
         confusion, loss = (torch.cat([part[column] for part in parts]) for column in (0, 1))
         if not verdicts:
             return PairScores(confusion, loss)
@@ -101,31 +94,17 @@ class Processes:
         return PairScores(confusion, loss, Verdicts(pair, *rest))
 
     def close(self) -> None:
-        for pipe in self.pipes:
-            pipe.close()
-        for child in self.children:
-            child.terminate()
-            child.join()
+        self.forks.close()
 
-    def _send(self, pipe: Connection, message: tuple[Any, ...]) -> None:
-        try:
-            pipe.send(message)
-        except (BrokenPipeError, ConnectionResetError):
-            raise self._death() from None
-
-    def _receive(self, pipe: Connection) -> Any:
-        try:
-            kind, answer = pipe.recv()
-        except (EOFError, ConnectionResetError):
-            raise self._death() from None
-        if kind == "failed":
-            raise RunFailed(f"a worker process failed: {answer}")
-        return answer
-
-    def _death(self) -> RunFailed:
-        return RunFailed(
-            "a worker process died (out of memory, or killed): nothing is lost, go on with remanence resume, with fewer workers if it happens again"
-        )
+    def _ask_all(self, questions: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """All answers, in the order of the questions."""
+        answers = dict(self.forks.carry(range(len(questions)), lambda number: questions[number]))
+        if None in answers.values():
+            raise RunFailed(
+                f"an evaluation did not end within {self.forks.timeout:g} s, and not when it was tried again: nothing is lost, go on with"
+                " remanence resume, with a larger timeout if the work is only slow"
+            )
+        return [_unpack(answers[number]) for number in range(len(questions))]
 
 
 def count_cores() -> int:
@@ -133,14 +112,27 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _serve(task: Task, pipe: Connection, inherited: list[Connection]) -> None:
+def deal(order: np.ndarray, workers: int, stack: int) -> list[np.ndarray]:
+    """Places of a cohort, the largest client first, as pieces of work: single ones, or stacks that are as large as they may and equally so for all workers.
+
+    >>> deal(np.array([4, 0, 3, 1, 2]), workers=2, stack=8)
+    [array([4, 3, 2]), array([0, 1])]
+    """
+    if stack <= 1:
+        return [order[place : place + 1] for place in range(len(order))]
+    count = workers * -(-len(order) // (workers * stack))
+    return [order[first::count] for first in range(min(count, len(order)))]
+
+
+def _serve(task: Task, stack: int, steps: str, pipe: Connection, inherited: list[Connection]) -> None:
     """A worker's life. It ends when its parent closes the pipe or dies."""
     for other in inherited:  # a copy of the parent's end in a sibling would keep a pipe open after the parent is gone
         other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
-    engine, start, shared = Loop(task, channels_last=True), None, {}
+    one_by_one, start, shared = TunedLoop(task, steps), None, {}
+    trainer = Mixed(task, stack, steps) if stack > 1 else one_by_one
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             kind, *rest = pipe.recv()
@@ -149,26 +141,27 @@ def _serve(task: Task, pipe: Connection, inherited: list[Connection]) -> None:
                     start, shared = (None if rest[0] is None else Start(*_unpack(rest[0]))), _unpack(rest[1])
                     continue
                 if kind == "train":
-                    answer = tuple(engine.train_client(_restore(rest[0], start, shared), 0))
+                    reply = Reply.join(list(trainer.train(_restore(rest[0], start, shared))))
+                    answer: tuple[Any, ...] = (tuple(reply), trainer.fallback)
                 elif kind == "pairs":
                     models, which, owners, split, time_step, verdicts = rest
-                    answer = tuple(engine.score_pairs(Start(*_unpack(models)), which, owners, split, time_step, verdicts))
+                    answer = tuple(one_by_one.score_pairs(Start(*_unpack(models)), which, owners, split, time_step, verdicts))
                 else:
                     models, split, ids, groups, count = rest
                     answer = tuple(
-                        engine.score_rows(Start(*_unpack(models)), split, torch.from_numpy(ids), torch.from_numpy(groups), count)
+                        one_by_one.score_rows(Start(*_unpack(models)), split, torch.from_numpy(ids), torch.from_numpy(groups), count)
                     )
                 pipe.send(("done", _pack(answer)))
             except Exception as error:
                 pipe.send(("failed", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
 
 
-def _one_client(job: Job, place: int) -> Any:
-    """The part of a job that concerns one client; the model and what is shared went to every worker before."""
-    here = slice(place, place + 1)
-    start = tuple(trees.take(tree, here) for tree in job.start) if job.personal_start else None
+def _some_clients(job: Job, places: np.ndarray) -> Any:
+    """The part of a job that concerns some clients; the model and what is shared went to every worker before."""
+    here = torch.from_numpy(places)
+    start = tuple(job.start.take(here)) if job.personal_start else None
     facts = tuple(fact[here] for fact in job.facts)
-    constants = (job.round, job.time_step, job.clients[here], job.personal_start, job.rule, job.key, job.phases)
+    constants = (job.round, job.time_step, job.clients[places], job.personal_start, job.rule, job.key, job.phases)
     return constants, _pack((start, trees.take(job.own, here), facts))
 
 

@@ -1,7 +1,8 @@
 """Many machines and many GPUs: the clients of a round spread over the workers of a Ray cluster.
 
 The examples are put into the object store once and the global model once a round; every worker of a node reads them there. Clients are dealt out by the steps
-they have to make, so that all workers end together. Decentralised methods run the same way, many peers a worker.
+they have to make, so that all workers end together. Models that are only averaged stay with the workers, and their sum alone travels (`ray_harvest.py`).
+Decentralised methods run the same way, many peers a worker, whose models lie in the store for all (`ray_shelf.py`).
 
 Ray runs whatever code a driver sends: use it among machines that trust each other, with token authentication (RAY_AUTH_MODE=token) where others share the
 network.
@@ -10,7 +11,7 @@ network.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,14 @@ from remanence import trees
 from remanence.engines import common
 from remanence.engines.ray_cluster import connect, count_resources, disconnect, require_ray
 from remanence.engines.ray_crew import Call, Crew, join_crew, leave_crew
+from remanence.engines.ray_harvest import Harvest
+from remanence.engines.ray_shelf import Shelf
 from remanence.engines.ray_worker import INNER, Assignment, Inner, Worker, choose_inner
-from remanence.engines.shipping import TorchSettings, pack, send_task, unpack
+from remanence.engines.shipping import TorchSettings, Traffic, pack, send_task, unpack
 from remanence.engines.stacked import Stacked
 from remanence.errors import InputError, unknown
 from remanence.local import Task
+from remanence.server import combine_of
 from remanence.types import Facts, Job, PairScores, Reply, Scores, Start, Verdicts
 
 SHARES = 4  # slices a worker gets in a round where clients run one by one: the last to end then keeps the others waiting for a quarter of its work
@@ -34,10 +38,12 @@ STACK = {"cpu": 64, "cuda": 256}  # most clients in one stack
 class RayEngine:
     """Workers as actors, each with an engine of its own inside. Nothing is started before there is something to do.
 
-    workers: 0 means one a GPU where the work is done on GPUs, else one a core of the cluster, and never more than there are clients.
+    workers: 0 means as many as the cluster's cores, or its GPUs where the work is done there, have room for; never more than there are clients.
     inner: "loop" or "stacked"; empty: what is fastest there. stack, steps: as for `Stacked`.
     address: of a running cluster; empty: see `ray_cluster.connect`.
     device: "cpu" or "cuda", where the workers compute; empty: where the task is.
+    cpus: cores of a worker, which on the CPU computes with as many threads. gpus: a worker's share of a GPU, at most 1; 0: a whole one where the device is
+        cuda, else none.
     timeout: seconds after which a worker that has not answered counts as lost; 0: never. retries: how often lost work is done again before the run fails.
     """
 
@@ -53,6 +59,8 @@ class RayEngine:
         steps: str = "auto",
         address: str = "",
         device: str = "",
+        cpus: float = 1,
+        gpus: float = 0,
         timeout: float = 1800.0,
         retries: int = 3,
     ):
@@ -61,11 +69,24 @@ class RayEngine:
             raise unknown("inner engine of ray", inner, INNER)
         if device not in ("", "cpu", "cuda"):
             raise InputError(f"engine ray: device must be cpu or cuda, not {device!r}: a worker takes whichever GPU Ray gives it")
+        if cpus <= 0 or (cpus > 1 and cpus != int(cpus)):
+            raise InputError(
+                f"engine ray: a worker cannot have {cpus:g} cores: ray.cpus is a whole number, or a fraction of 1 for workers that share a core"
+            )
+        if not 0 <= gpus <= 1:
+            raise InputError(
+                f"engine ray: a worker cannot use {gpus:g} GPUs: ray.gpus is at most 1, for a worker computes on one; start more workers"
+            )
         if timeout < 0 or retries < 0:
             raise InputError(f"engine ray: timeout={timeout} and retries={retries} must be at least 0")
         self.task, self.workers, self.address = task, workers, address
         self.timeout, self.retries = timeout, retries
         self.device = device or task.world.device.type
+        if gpus and self.device == "cpu":
+            raise InputError(
+                f"engine ray: ray.gpus={gpus:g} means nothing to workers that compute on the CPU: leave it out, or set device to cuda"
+            )
+        self.cpus, self.gpus = float(cpus), float(gpus) or float(self.device == "cuda")
         if inner == "stacked":
             Stacked(task)  # refuses what cannot be stacked
         self.inner = Inner(inner or choose_inner(task, self.device), stack or STACK[self.device], steps)
@@ -73,27 +94,33 @@ class RayEngine:
         self.crew: Crew | None = None
         self.likeness: Any = None  # of the crew: engines of one process that want the same kind share it
         self.assignment: Assignment | None = None
+        self.shelf, self.traffic = Shelf(self._put), Traffic()
+        method = task.method  # a refinement looks at every model, and without a server every client needs its own back
+        self.keeps_models = combine_of(method).in_pieces and method.owner("refine") is None and method.owner("peers") is None
 
     def train(self, job: Job) -> Iterator[Reply]:
-        import ray
-
         crew = self.assemble()
-        for_all = ray.put(pack((None if job.personal_start else job.start, job.shared)))
+        for_all = self._put(pack((None if job.personal_start else job.start, job.shared)))
         shares = len(crew.members) * (1 if self.inner.name == "stacked" else SHARES)  # a stack pays only if it is large
         slices = deal(common.expected_steps(self.task, job), shares)
-        for _, answer in self._carry("train", [(for_all, pack(_cut(job, places))) for places in slices]):
-            yield self._unpack(answer)
+        models = [self.shelf.pick(job.start, places) if job.personal_start else None for places in slices]
+        questions = [(for_all, pack(_cut(job, places)), some) for places, some in zip(slices, models, strict=True)]
+        if not self.keeps_models:
+            for _, answer in self.carry("train", questions):
+                yield unpack(answer, self.task.world.device)
+            return
+        harvest = Harvest(self, job, for_all, questions)
+        for number, kept in self.carry("train_and_keep", questions):
+            yield harvest.bring_in(number, kept)
 
     def score(self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0) -> Scores:
-        import ray
-
         crew, many = self.assemble(), len(next(iter(models.params.values())))
         if many >= len(crew.members):  # a model or more for everybody
-            some = [models.take(slice(int(part[0]), int(part[-1]) + 1)) for part in _split(many, len(crew.members))]
-            parts: list[Scores] = self._ask("score", [(pack(part), split, owners, time_step) for part in some])
+            some = [self.shelf.pick(models, part) for part in _split(many, len(crew.members))]
+            parts: list[Scores] = self._ask("score", [(part, split, owners, time_step) for part in some])
             return Scores(torch.cat([part.confusion for part in parts]), torch.cat([part.loss for part in parts]))
         ids, groups, count = common.rows_to_score(self.task, split, owners, time_step)
-        packed, rows, group = ray.put(pack(models)), ids.cpu().numpy(), groups.cpu().numpy()
+        packed, rows, group = self._put(pack(models)), ids.cpu().numpy(), groups.cpu().numpy()
         shares = _split(len(rows), len(crew.members)) or [np.empty(0, dtype=np.int64)]  # somebody has to say that there is nothing to say
         parts = self._ask("score_rows", [(packed, split, rows[share], group[share], count) for share in shares])
         return Scores(torch.stack([part.confusion for part in parts]).sum(dim=0), torch.stack([part.loss for part in parts]).sum(dim=0))
@@ -108,13 +135,13 @@ class RayEngine:
         questions = []
         for share in shares:
             used, local = np.unique(which[share], return_inverse=True)  # nobody needs the models of the others
-            some = pack(models.take(torch.from_numpy(used).to(self.task.world.device)))
-            questions.append((some, local, owners[share], split, time_step, verdicts))
+            questions.append((self.shelf.pick(models, used), local, owners[share], split, time_step, verdicts))
         return join_pairs(self._ask("score_pairs", questions), shares)
 
     def close(self) -> None:
         if self.crew is not None:
             self.crew = self.assignment = None
+            self.shelf = Shelf(self._put)
             leave_crew(self.likeness)
             disconnect()
 
@@ -125,31 +152,47 @@ class RayEngine:
         import ray
 
         connect(self.address, self.workers)
-        gpu, settings = self.device == "cuda", TorchSettings.read()
-        resource = "GPU" if gpu else "CPU"
+        settings, threads = TorchSettings.read(), max(1, int(self.cpus))
+        resource, share = ("GPU", self.gpus) if self.device == "cuda" else ("CPU", self.cpus)
         found = count_resources(resource)
-        if not found:
+        if found < share:
             disconnect()
-            raise InputError(f"the Ray cluster has no {resource}: add a node that has one, or use another device")
-        count = min(self.workers or found, self.task.world.clients)
-        actor = ray.remote(Worker).options(num_cpus=1, num_gpus=int(gpu), max_restarts=0, scheduling_strategy="SPREAD")
-        self.likeness = (self.address, self.device, count, settings, self.retries, self.timeout)
-        self.crew = join_crew(self.likeness, lambda: Crew(lambda: actor.remote(self.device, settings), count, self.retries, self.timeout))
+            raise InputError(
+                f"the Ray cluster has {found:g} {resource} and a worker needs {share:g}: add a node that has more, use another device,"
+                f" or give a worker less (ray.{resource.lower()}s)"
+            )
+        count = min(self.workers or int(found / share), self.task.world.clients)
+        actor = ray.remote(Worker).options(num_cpus=self.cpus, num_gpus=self.gpus, max_restarts=0, scheduling_strategy="SPREAD")
+        self.likeness = (self.address, self.device, count, self.cpus, self.gpus, settings, self.retries, self.timeout)
+        self.crew = join_crew(
+            self.likeness, lambda: Crew(lambda: actor.remote(self.device, threads, settings), count, self.retries, self.timeout)
+        )
         self.assignment = Assignment(uuid.uuid4().hex, ray.put(self.parcel.shell), ray.put(self.parcel.examples), self.inner)
         return self.crew
 
-    def _carry(self, method: str, questions: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
-        """The same method of many workers, about this engine's task. -> (number of the question, its answer), in any order"""
-        return self.assemble().carry([Call(method, (self.assignment, *question)) for question in questions])
+    def carry(self, method: str, questions: Sequence[tuple[Any, ...]], likes: Iterable[int] | None = None) -> Iterator[tuple[int, Any]]:
+        """The same method of many workers, about this engine's task. -> (number of the question, its answer), in any order
+
+        likes: for each question, whose it had better be; else they go round
+        """
+        crew, whose = self.assemble(), range(len(questions)) if likes is None else likes
+        calls = [Call(method, (self.assignment, *question), member) for question, member in zip(questions, whose, strict=True)]
+        self.traffic.count(down=tuple(questions))
+        for number, answer in crew.carry(calls):
+            self.traffic.count(up=answer)
+            yield number, answer
 
     def _ask(self, method: str, questions: Sequence[tuple[Any, ...]]) -> list[Any]:
         """All answers, in the order of the questions."""
-        answers = dict(self._carry(method, questions))
+        answers = dict(self.carry(method, questions))
         return [unpack(answers[number], torch.device("cpu")) for number in range(len(questions))]
 
-    def _unpack(self, answer: Any) -> Reply:
-        reply: Reply = unpack(answer, self.task.world.device)
-        return reply
+    def _put(self, packed: Any) -> Any:
+        """Into the store, for all workers."""
+        import ray
+
+        self.traffic.count(down=packed)
+        return ray.put(packed)
 
 
 def deal(work: np.ndarray, hands: int) -> list[np.ndarray]:
@@ -188,7 +231,6 @@ def _split(count: int, shares: int) -> list[np.ndarray]:
 def _cut(job: Job, places: np.ndarray) -> Any:
     """The part of a job that concerns some clients; the model and what is shared are in the store."""
     index = torch.from_numpy(places)
-    start = job.start.take(index) if job.personal_start else None
     facts = Facts(*(fact[index] for fact in job.facts))
     whole: Any = job
-    return whole._replace(clients=job.clients[places], start=start, shared={}, own=trees.take(job.own, index), facts=facts)
+    return whole._replace(clients=job.clients[places], start=None, shared={}, own=trees.take(job.own, index), facts=facts)

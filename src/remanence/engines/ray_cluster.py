@@ -75,7 +75,7 @@ def _open(address: str, workers: int) -> None:
     try:
         _knock(address)
         ray.init(address=address, **quietly)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:  # the last: a wrong token, or none
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
             f"no Ray cluster can be used at {address} ({reason}): check the address, the token (RAY_AUTH_TOKEN) and that Ray and Python are the same"
@@ -90,12 +90,12 @@ def _knock(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCKING).close()
 
 
-def count_resources(name: str) -> int:
+def count_resources(name: str) -> float:
     """How many CPU or GPU the cluster has, busy or not."""
     import ray
 
     partly_typed: Any = ray
-    return int(partly_typed.cluster_resources().get(name, 0))
+    return float(partly_typed.cluster_resources().get(name, 0))
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from remanence.errors import RemanenceError, RunFailed
 
 log = logging.getLogger("remanence")
 PATIENCE = 5.0  # seconds between two looks at the clock while nothing comes back
+STARTING = 300.0  # seconds that all workers together may take to start, however short an answer has to be: a busy node imports torch slowly
 
 
 class Call(NamedTuple):
@@ -24,6 +25,9 @@ class Call(NamedTuple):
 
     method: str
     arguments: tuple[Any, ...]
+    likes: int = (
+        0  # whose place it had better be, counted round the crew: what belongs together then lies together, if nobody has to wait for it
+    )
 
 
 @dataclass
@@ -58,13 +62,14 @@ class Crew:
         """Have all calls done, the first ones first. -> (number of the call, its answer), in any order"""
         import ray
 
-        waiting, tries = list(range(len(calls)))[::-1], [0] * len(calls)
+        waiting, tries = list(range(len(calls))), [0] * len(calls)
         errands: dict[Any, Errand] = {}
         while waiting or errands:
             busy = {errand.member.number for errand in errands.values()}
             for member in self.members:
                 if waiting and member.starting is None and member.number not in busy:
-                    number = waiting.pop()
+                    number = self._next(waiting, calls, member)
+                    waiting.remove(number)
                     errands[getattr(member.actor, calls[number].method).remote(*calls[number].arguments)] = Errand(member, number)
             starting = {member.starting: member for member in self.members if member.starting is not None}
             ready, _ = ray.wait([*errands, *starting], num_returns=1, timeout=PATIENCE)
@@ -78,13 +83,13 @@ class Crew:
                 except ray.exceptions.RayTaskError as error:
                     raise _explain(error) from error
                 except ray.exceptions.RayError as error:
-                    waiting.append(self._lose(errand, tries, _first_line(error)))
+                    waiting.insert(0, self._lose(errand, tries, _first_line(error)))
                     continue
                 yield errand.call, result
             for answer, errand in list(errands.items()):
                 if self.timeout and time.monotonic() - errand.since > self.timeout:
                     del errands[answer]
-                    waiting.append(self._lose(errand, tries, f"it did not answer in {self.timeout:g} s"))
+                    waiting.insert(0, self._lose(errand, tries, f"it did not answer in {self.timeout:g} s", hung=True))
             if not errands and waiting:
                 self._give_up_waiting()
 
@@ -96,6 +101,11 @@ class Crew:
             with contextlib.suppress(Exception):  # the cluster itself may be gone
                 ray.kill(member.actor)
         self.members = []
+
+    def _next(self, waiting: Sequence[int], calls: Sequence[Call], member: Member) -> int:
+        """The first call that likes this member; where there is none, the first of all: nobody stands idle."""
+        liked = (number for number in waiting if calls[number].likes % len(self.members) == member.number)
+        return next(liked, waiting[0])
 
     def _take_on(self, number: int) -> Member:
         actor = self.hire()
@@ -123,10 +133,10 @@ class Crew:
             self._tell(f"Ray worker {member.number} did not start ({_first_line(error)}): trying another")
             self._replace(member)
 
-    def _lose(self, errand: Errand, tries: list[int], reason: str) -> int:
-        """Replace a worker that died or hangs. -> the call to do again"""
+    def _lose(self, errand: Errand, tries: list[int], reason: str, hung: bool = False) -> int:
+        """Replace a worker that died or hangs. -> the call to do again; what hangs is tried twice at most, so nobody waits longer than two timeouts"""
         tries[errand.call] += 1
-        if tries[errand.call] > self.retries:
+        if tries[errand.call] > (min(self.retries, 1) if hung else self.retries):
             raise RunFailed(
                 f"the same work was lost {tries[errand.call]} times with the Ray workers that did it (the last: {reason}): nothing is lost,"
                 " go on with remanence resume, with fewer workers if memory is short"
@@ -138,7 +148,7 @@ class Crew:
     def _give_up_waiting(self) -> None:
         """Nobody works, and nobody has started for too long."""
         waited = time.monotonic() - max(member.since for member in self.members)
-        if self.timeout and waited > self.timeout and all(member.starting is not None for member in self.members):
+        if self.timeout and waited > max(self.timeout, STARTING) and all(member.starting is not None for member in self.members):
             raise RunFailed(
                 f"no Ray worker could start in {waited:.0f} s: the cluster has no free core or GPU for one; nothing is lost, go on with remanence resume"
             )

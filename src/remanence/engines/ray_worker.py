@@ -13,12 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from remanence import trees
 from remanence.engines.loop import Loop
+from remanence.engines.ray_harvest import FETCHING, Kept
+from remanence.engines.ray_shelf import Models
 from remanence.engines.shipping import Parcel, TorchSettings, pack, receive_task, unpack
 from remanence.engines.stacked import Stacked
 from remanence.errors import InputError
 from remanence.local import Task
-from remanence.types import Reply
+from remanence.server import combine_of
+from remanence.trees import Tree
+from remanence.types import Job, Reply, ServerContext, Start
 
 INNER = ("loop", "stacked")
 KEPT = 4  # tasks at hand: a run has one, and another where personal models are fine-tuned
@@ -69,10 +74,10 @@ class Post(NamedTuple):
 class Worker:
     """Does what it is asked. All it keeps is what it can fetch again."""
 
-    def __init__(self, device: str, settings: TorchSettings):
+    def __init__(self, device: str, threads: int, settings: TorchSettings):
         settings.apply()
         if device == "cpu":
-            torch.set_num_threads(1)  # one worker a core
+            torch.set_num_threads(threads)
         self.device = torch.device(device)
         self.posts: dict[str, Post] = {}
 
@@ -80,16 +85,48 @@ class Worker:
         """Answered once it is there. -> the process"""
         return os.getpid()
 
-    def train(self, assignment: Assignment, for_all: Any, job: Any) -> Any:
-        """for_all: the model, or None where each client has its own in the job, and what the server shares. -> a packed Reply"""
-        start, shared = unpack(for_all, self.device)
-        mine = unpack(job, self.device)._replace(shared=shared)
-        whole = mine if start is None else mine._replace(start=start)
-        return pack(Reply.join(list(self._post(assignment).engine.train(whole))))
+    def train(self, assignment: Assignment, for_all: Any, job: Any, models: Models | None) -> Any:
+        """for_all: the model, or None where each client has its own among `models`, and what the server shares. -> a packed Reply"""
+        return pack(self._train(assignment, self._whole(for_all, job, models)))
 
-    def score(self, assignment: Assignment, models: Any, split: str, owners: np.ndarray | None, time_step: int) -> Any:
+    def train_and_keep(self, assignment: Assignment, for_all: Any, job: Any, models: Models | None) -> Kept:
+        """The same, but the models stay here, in the store, with what else a sum over them may need."""
+        import ray
+
+        whole = self._whole(for_all, job, models)
+        reply = self._train(assignment, whole)
+        moved = trees.sub(reply.params, whole.start.params)
+        squares = [way.double().flatten(1).square().sum(dim=1) for way in moved.values()]
+        form = {name: (tuple(value.shape[1:]), value.dtype) for name, value in reply.params.items()}
+        params: Tree = dict(reply.params)
+        rest, finite = reply._replace(params={}), trees.finite({"params": params}, reply.k)
+        kept = ray.put(pack(reply._replace(own={})))
+        return Kept(pack(rest), form, pack(finite), pack(torch.stack(squares).sum(dim=0).sqrt()), kept)
+
+    def add_up(self, assignment: Assignment, for_all: Any, about: Any, kept: list[Any], rows: list[np.ndarray], weights: list[Any]) -> Any:
+        """The method's partial sum over models that lie in the store, one piece after the other. -> packed; None where some of them are gone
+
+        about: round, model (None: the one of the round), state and key of the server; rows, weights: of each piece
+        """
+        import ray
+
+        try:
+            pieces = ray.get(kept, timeout=FETCHING)
+        except (ray.exceptions.ObjectLostError, ray.exceptions.GetTimeoutError):
+            return None
+        task = self._post(assignment).engine.task
+        round, start, state, key = unpack(about, self.device)
+        srv = ServerContext(round, start or Start(*unpack(for_all, self.device)[0]), state, task.number_tensors(), key, task.world)
+        partial, total = combine_of(task.method).partial, None
+        for piece, row, share in zip(pieces, rows, weights, strict=True):
+            replies: Reply = unpack(piece, self.device).pick(torch.tensor(row, device=self.device))
+            part = partial(torch.tensor(share, device=self.device), replies, srv)
+            total = part if total is None else trees.add(total, part)
+        return pack(total)
+
+    def score(self, assignment: Assignment, models: Models, split: str, owners: np.ndarray | None, time_step: int) -> Any:
         """Some of the models on all rows."""
-        return pack(self._post(assignment).engine.score(unpack(models, self.device), split, owners, time_step))
+        return pack(self._post(assignment).engine.score(models.open(self.device), split, owners, time_step))
 
     def score_rows(self, assignment: Assignment, models: Any, split: str, ids: np.ndarray, groups: np.ndarray, count: int) -> Any:
         """All models on some of the rows."""
@@ -97,11 +134,19 @@ class Worker:
         return pack(self._post(assignment).by_rows.score_rows(unpack(models, self.device), split, rows, of_group, count))
 
     def score_pairs(
-        self, assignment: Assignment, models: Any, which: np.ndarray, owners: np.ndarray, split: str, time_step: int, verdicts: bool
+        self, assignment: Assignment, models: Models, which: np.ndarray, owners: np.ndarray, split: str, time_step: int, verdicts: bool
     ) -> Any:
         """Each model on rows of its own."""
         engine = self._post(assignment).engine
-        return pack(engine.score_pairs(unpack(models, self.device), which.copy(), owners.copy(), split, time_step, verdicts))
+        return pack(engine.score_pairs(models.open(self.device), which.copy(), owners.copy(), split, time_step, verdicts))
+
+    def _whole(self, for_all: Any, job: Any, models: Models | None) -> Job:
+        start, shared = unpack(for_all, self.device)
+        whole: Job = unpack(job, self.device)._replace(shared=shared, start=start if models is None else models.open(self.device))
+        return whole
+
+    def _train(self, assignment: Assignment, job: Job) -> Reply:
+        return Reply.join(list(self._post(assignment).engine.train(job)))
 
     def _post(self, assignment: Assignment) -> Post:
         if assignment.token not in self.posts:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import warnings
 from collections import ChainMap
 from dataclasses import dataclass, replace
@@ -53,6 +54,26 @@ def unpack(value: Any, device: torch.device) -> Any:
     return _rebuild(value, lambda item: unpack(item, device))
 
 
+def weigh(value: Any) -> int:
+    """Bytes of all arrays in something packed: what its journey costs."""
+    if isinstance(value, PackedTensor | np.ndarray):
+        return int((value.array if isinstance(value, PackedTensor) else value).nbytes)
+    items: Any = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return sum(weigh(item) for item in items)
+
+
+@dataclass
+class Traffic:
+    """What an engine sent to its workers and got from them, in bytes of arrays; what is put into a store for all counts once."""
+
+    down: int = 0
+    up: int = 0
+
+    def count(self, *, down: Any = (), up: Any = ()) -> None:
+        self.down += weigh(down)
+        self.up += weigh(up)
+
+
 def _rebuild(value: Any, change: Any) -> Any:
     if isinstance(value, dict):
         return {name: change(item) for name, item in value.items()}
@@ -87,7 +108,9 @@ class TorchSettings:
         return TorchSettings(torch.are_deterministic_algorithms_enabled(), matmul_tf32, cudnn.allow_tf32, cudnn.benchmark)
 
     def apply(self) -> None:
-        """To this process."""
+        """To this process, before it first computes on a GPU."""
+        if self.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be deterministic
         torch.use_deterministic_algorithms(self.deterministic)
         torch.backends.cuda.matmul.allow_tf32 = self.matmul_tf32
         torch.backends.cudnn.allow_tf32 = self.cudnn_tf32

@@ -6,8 +6,9 @@ is padded only where widths differ within a step; an equal short last batch runs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from remanence import trees
 from remanence.data.batches import plan_batches
 from remanence.engines import common
 from remanence.engines.graphs import Recording, fit_into_room
+from remanence.engines.portions import Portion, Work, divide, line_up, make_context, make_replies, pad_rows, plan, rows_of
 from remanence.engines.steps import Course, Live, context_dims, run_eagerly
 from remanence.errors import InputError, RunFailed
 from remanence.keys import Key
@@ -25,8 +27,9 @@ from remanence.local import Progress, SplitRows, Task, begin, differentiate_func
 from remanence.trees import Params, Tree
 from remanence.types import Context, Job, PairScores, Phase, Reply, Scores, Start
 
-SCORE_ROWS = 500
-PAIR_ROWS = 20_000  # rows of all pairs of a stack that are looked at at once
+SCORED_ROWS = 10_000  # rows of all models of a stack that are looked at at once; fewer where memory does not suffice
+CACHED_ROWS = 500  # rows a model sees at once on a CPU: larger chunks fall out of the cache
+Answer = TypeVar("Answer")
 RECORDINGS = 4  # stacks of different form, of which recorded steps are kept
 
 
@@ -39,7 +42,7 @@ class Stacked:
     name = "stacked"
 
     def __init__(self, task: Task, stack: int = 64, steps: str = "auto"):
-        self.task, self.stack = task, stack
+        self.task, self.stack, self.score_rows = task, stack, SCORED_ROWS
         self.steps = ("graph" if task.world.device.type == "cuda" else "eager") if steps == "auto" else steps
         self.fallback = ""  # why steps are no longer recorded
         self.recordings: list[Recording] = []  # the one used last stands last
@@ -47,46 +50,49 @@ class Stacked:
         refuse_unstackable(task)
 
     def train(self, job: Job) -> Iterator[Reply]:
-        sizes = self.task.population.at(job.time_step).train.sizes[job.clients]
-        order, first = np.argsort(-sizes, kind="stable"), 0
-        while first < len(order):
-            places = order[first : first + self.stack]
-            reply = self._try_stack(job, places)
-            if reply is not None:
-                first += len(places)
-                yield reply
+        return (reply for _, reply in self.train_together([Work(self.task, job)]))
 
-    def _try_stack(self, job: Job, places: np.ndarray) -> Reply | None:
+    def train_together(self, works: Sequence[Work]) -> Iterator[tuple[int, Reply]]:
+        """Jobs of several runs of one method, as if they were one; the runs' tasks may differ in data, seeds and numbers. -> which work, reply"""
+        members, first = line_up(works), 0
+        while first < len(members):
+            some = members[first : first + self.stack]
+            replies = self._try_stack(divide(works, some))
+            if replies is not None:
+                first += len(some)
+                yield from zip(np.unique(some[:, 0]).tolist(), replies, strict=True)
+
+    def _try_stack(self, portions: Sequence[Portion]) -> list[Reply] | None:
         """None where memory did not suffice: the stack is then smaller for good."""
+        count = sum(len(portion.places) for portion in portions)
         try:
-            return self._train_stack(job, places)
+            return self._train_stack(portions)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            if len(places) == 1:
+            if count == 1:
                 raise RunFailed(
                     f"one client alone does not fit into the memory of {self.task.world.device}: use a smaller local.batch or a smaller model"
                 ) from error
-        self.stack = len(places) // 2
+        self.stack = count // 2
         self.recordings.clear()
         if self.task.world.device.type == "cuda":
             torch.cuda.empty_cache()
         return None
 
-    def _train_stack(self, job: Job, places: np.ndarray) -> Reply:
-        """places: positions in the cohort, largest client first"""
-        task, clients, device = self.task, job.clients[places], self.task.world.device
-        ctx, rows = common.make_context(task, job, torch.from_numpy(places)), self._rows(job, clients)
-        if not job.personal_start:  # batch norm writes into buffers even before the first step: every client needs its own
-            ctx = ctx._replace(start=Start(ctx.start.params, trees.expand(ctx.start.buffers, len(clients))))
-        dims = context_dims(job.personal_start)
-        kept, total, losses = ctx.own, np.zeros(len(clients), dtype=np.int64), torch.zeros(())
+    def _train_stack(self, portions: Sequence[Portion]) -> list[Reply]:
+        task, job, device = self.task, portions[0].work.job, self.task.world.device
+        (ctx, dims), rows = make_context(portions), rows_of(portions)
+        count = len(ctx.client)
+        if dims.start.params is None:  # batch norm writes into buffers even before the first step: every client needs its own
+            ctx = ctx._replace(start=Start(ctx.start.params, trees.expand(ctx.start.buffers, count)))
+        kept, total, losses = ctx.own, np.zeros(count, dtype=np.int64), torch.zeros(())
         model, own, extras = self._begin(rows, common.at(ctx, "before"), dims)
-        if job.personal_start or task.method.personal(task.world):
-            ctx, dims = ctx._replace(start=model), context_dims(True)
+        if dims.start.params is not None or task.method.personal(task.world):
+            ctx, dims = ctx._replace(start=model), dims._replace(start=context_dims(True).start)
         ctx = ctx._replace(own=own)
         for number, phase in enumerate(common.phases_of(task, job)):
-            course = self._plan(job, clients, number, phase, rows)
+            course = self._plan(portions, number, phase, rows)
             steps = torch.from_numpy(course.steps).to(device)
             now, old = common.enter_phase(ctx, number, steps), model
             model, memory, summed = self._train_phase(model, now, dims, number, course, rows)
@@ -100,7 +106,7 @@ class Stacked:
         if task.method.many("after"):  # else there is nothing in it to map, and mapping is not free
             close = vmap(close, in_dims=(0, 0, 0, 0, dims))
         own, extras = close(rows, model, extras, kept, end)
-        return common.make_reply(task, job, clients, model, extras, own, losses)
+        return make_replies(portions, model, extras, own, losses)
 
     def _begin(self, rows: SplitRows, ctx: Context, dims: Context) -> tuple[Start, Tree, Tree]:
         """What the clients do before their first step. -> the models they start from, own, extras"""
@@ -111,10 +117,10 @@ class Stacked:
             ctx = ctx._replace(start=Start(trees.expand(ctx.start.params, len(ctx.client)), ctx.start.buffers))
         return start(rows, ctx)
 
-    def _plan(self, job: Job, clients: np.ndarray, number: int, phase: Phase, rows: SplitRows) -> Course:
+    def _plan(self, portions: Sequence[Portion], number: int, phase: Phase, rows: SplitRows) -> Course:
         """The batches of all clients in one phase, as numbers of examples on the device."""
-        places, widths = common.plan_phases(self.task, job, clients, number, phase)  # [k, steps, batch], [k, steps]
-        flat = torch.from_numpy(places).to(rows.train.device).reshape(len(clients), -1)
+        places, widths = plan(portions, number, phase)  # [k, steps, batch], [k, steps]
+        flat = torch.from_numpy(places).to(rows.train.device).reshape(len(places), -1)
         return Course(torch.gather(rows.train, 1, flat).reshape(places.shape), widths)
 
     def _train_phase(
@@ -137,7 +143,10 @@ class Stacked:
     def _take_steps(self, number: int, dims: Context, live: Live, course: Course) -> tuple[Progress, Tensor]:
         """Recorded where that is asked for and possible, else plainly; once it proved impossible, plainly for good."""
         if self.steps != "eager":
-            rows, wide = fit_into_room(live.rows, course, min(self.task.batch, self.task.population.capacity))
+            widest = max(
+                min(self.task.batch, self.task.population.capacity), course.ids.shape[2]
+            )  # another run's clients may have more rows
+            rows, wide = fit_into_room(live.rows, course, widest)
             roomy = live._replace(rows=rows)
             try:
                 return self._find_recording(number, dims, roomy, wide).run(roomy, wide)
@@ -158,57 +167,74 @@ class Stacked:
         self.recordings = [*(known for known in self.recordings if known is not found), found][-RECORDINGS:]
         return found
 
-    def _rows(self, job: Job, clients: np.ndarray) -> SplitRows:
-        holdings = self.task.population.at(job.time_step)
-        train, train_weight = self._pad_rows([holdings.train.of(int(client)) for client in clients], holdings.train.of(int(clients[0]))[0])
-        valid, valid_weight = self._pad_rows([holdings.valid.of(int(client)) for client in clients], holdings.train.of(int(clients[0]))[0])
-        return SplitRows(train, train_weight, valid, valid_weight)
+    def score(self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0) -> Scores:
+        return self.score_groups(models, split, common.groups_to_score(self.task, split, owners, time_step))
 
-    def _pad_rows(self, parts: list[np.ndarray], filler: int) -> tuple[Tensor, Tensor]:
-        """-> ids [k, longest], weight [k, longest]"""
-        sizes = np.array([len(part) for part in parts])
-        ids = np.full((len(parts), sizes.max()), filler, dtype=np.int64)
-        for row, part in zip(ids, parts, strict=True):
-            row[: len(part)] = part
-        weight = np.arange(ids.shape[1]) < sizes[:, None]
-        return torch.from_numpy(ids).to(self.task.world.device), torch.from_numpy(weight).to(self.task.world.device, self.task.world.dtype)
+    def score_groups(self, models: Start, split: str, rows: Sequence[np.ndarray]) -> Scores:
+        """Every model of a stack on every group of examples."""
+        return self._try_scoring(lambda: self._score_groups(models, split, rows))
 
     @torch.no_grad()
-    def score(self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0) -> Scores:
-        ids, groups, count = common.rows_to_score(self.task, split, owners, time_step)
+    def _score_groups(self, models: Start, split: str, rows: Sequence[np.ndarray]) -> Scores:
+        ids, groups, count = common.lay_out_groups(rows, self.task.world.device)
         examples = common.examples_of(self.task, split)
         many = len(next(iter(models.params.values())))
         tally = common.Tally(many, count, self.task.world.classes, ids.device)
-        for part, group in zip(torch.split(ids, SCORE_ROWS), torch.split(groups, SCORE_ROWS), strict=True):
+        at_once = self._rows_at_once(min(many, self.stack))
+        for part, group in zip(torch.split(ids, at_once), torch.split(groups, at_once), strict=True):
             x, y = examples.inputs(part), examples.labels(part)
             for first in range(0, many, self.stack):
                 some = models.take(slice(first, first + self.stack))
                 logits = vmap(lambda model, x=x: self.task.model.judge_rows(model, x).logits)(some)  # [m, n, C]
-                for number, of_model in enumerate(logits):
-                    tally.add(first + number, of_model, y, group)
+                tally.add(first, logits, y, group)
         return tally.scores()
 
-    @torch.no_grad()
+    def _rows_at_once(self, models: int) -> int:
+        most = self.score_rows if self.task.world.device.type == "cuda" else CACHED_ROWS
+        return min(most, max(1, self.score_rows // models))
+
+    def _try_scoring(self, score: Callable[[], Answer]) -> Answer:
+        """With fewer rows at once where memory does not suffice."""
+        while True:
+            try:
+                return score()
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error) or self.score_rows == 1:
+                    raise
+            self.score_rows //= 2
+            if self.task.world.device.type == "cuda":
+                torch.cuda.empty_cache()
+
     def score_pairs(
         self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int = 0, verdicts: bool = False
     ) -> PairScores:
-        task, examples, rows = self.task, common.examples_of(self.task, split), common.split_rows(self.task, split, time_step)
-        tally = common.PairTally(len(which), task.world.classes, task.world.device, verdicts)
-        order = np.argsort(-rows.sizes[owners], kind="stable")  # pairs of one stack have about as many rows
+        rows = common.split_rows(self.task, split, time_step)
+        return self.score_on_rows(models, which, [rows.of(int(owner)) for owner in owners], split, verdicts)
+
+    def score_on_rows(self, models: Start, which: np.ndarray, rows: Sequence[np.ndarray], split: str, verdicts: bool) -> PairScores:
+        """Model which[i] of a stack on the examples rows[i]."""
+        return self._try_scoring(lambda: self._score_on_rows(models, which, rows, split, verdicts))
+
+    @torch.no_grad()
+    def _score_on_rows(self, models: Start, which: np.ndarray, rows: Sequence[np.ndarray], split: str, verdicts: bool) -> PairScores:
+        task, examples, device = self.task, common.examples_of(self.task, split), self.task.world.device
+        tally = common.PairTally(len(which), task.world.classes, device, verdicts)
+        sizes = np.array([len(part) for part in rows])
+        order = np.argsort(-sizes, kind="stable")  # pairs of one stack have about as many rows
         for first in range(0, len(order), self.stack):
             pairs = order[first : first + self.stack]
-            if rows.sizes[owners[pairs[0]]] == 0:
+            if sizes[pairs[0]] == 0:
                 break
-            some = models.take(torch.from_numpy(which[pairs]).to(task.world.device))
-            parts = [rows.of(int(owner)) for owner in owners[pairs]]
-            ids, weight = self._pad_rows(parts, int(parts[0][0]))
-            at_once = max(1, PAIR_ROWS // len(pairs))
-            pair = torch.from_numpy(pairs).to(task.world.device).unsqueeze(1).expand_as(ids)
+            some = models.take(torch.from_numpy(which[pairs]).to(device))
+            parts = [rows[pair] for pair in pairs]
+            ids, weight = pad_rows(parts, int(parts[0][0]), device, task.world.dtype)
+            at_once = self._rows_at_once(len(pairs))
+            whose = torch.from_numpy(pairs).to(device).unsqueeze(1).expand_as(ids)
+            whose = torch.where(weight > 0, whose, len(which))
             for begin_row in range(0, ids.shape[1], at_once):
                 window = (slice(None), slice(begin_row, begin_row + at_once))
                 logits = vmap(lambda model, x: task.model.judge_rows(model, x).logits)(some, examples.inputs(ids[window]))
-                real = weight[window] > 0
-                tally.add(pair[window][real], logits[real], examples.labels(ids[window][real]), ids[window][real])
+                tally.add(whose[window].flatten(), logits.flatten(0, 1), examples.labels(ids[window].flatten()), ids[window].flatten())
         return tally.scores()
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from remanence.errors import InputError
 from remanence.files import write_atomically
+from remanence.reading import check_records, damaged
 
 MOMENTS = ("before_drift", "before", "local", "merged", "refined", "personal")
 SPLITS = ("test", "valid", "train", "public")
@@ -62,6 +63,7 @@ EXAMPLE = np.dtype(
 )
 
 HEARD, SIMILARITY = 0, 1  # kinds of a record about peers
+PEERS_AT_MOST = 200  # a table over pairs of clients is written for at most so many
 
 
 def peers_type(clients: int) -> np.dtype:
@@ -108,7 +110,16 @@ class Ledger:
                 raise
             raise InputError(f"{path} is not a ledger: its first line cannot be read") from None
         whole = len(raw) // kind.itemsize * kind.itemsize
-        return cls(np.frombuffer(raw[:whole], dtype=kind), names)
+        records = np.frombuffer(raw[:whole], dtype=kind)
+        check_records(path, records, {"moment": len(MOMENTS), "split": len(SPLITS)})
+        counts = records["correct"], records["total"], records["predicted"]
+        if (
+            any(bool((count < 0).any()) for count in counts)
+            or bool((counts[0] > counts[1]).any())
+            or not np.isfinite(records["weight"]).all()
+        ):
+            raise damaged(path, "it counts what cannot be counted, such as less than nothing")
+        return cls(records, names)
 
     def select(self, *, moment: str | None = None, split: str | None = None, model: int | None = None) -> np.ndarray:
         """The records at a moment, on a split, of a model."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,21 +19,44 @@ from remanence.recipes.recipe import NEVER, Number
 from remanence.report.tables import escape_markdown as escape
 from remanence.report.tables import readable_seconds
 
-OUTCOME = "outcome.json"
+OUTCOME, OUTCOMES, REMARKS = "outcome.json", "outcomes", "remarks.toml"
 
 
 def write_results(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
-    """One page for every paper, with the results in these folders and a list of those that were not run. -> the pages"""
-    found = [read_outcome(Path(folder)) for folder in folders]
+    """One page for every paper, with the results in these folders and a list of those that were not run. -> the pages
+
+    The numbers are kept beside the pages, in outcomes/, from which they can be made again: that folder's own may be given, too. What people have to say
+    about a result stands in remarks.toml there, by name of the result.
+    """
     target = Path(out)
+    found = [read_outcome(Path(folder)) for folder in folders]
+    remarks = read_remarks(target / REMARKS)
     target.mkdir(parents=True, exist_ok=True)
     pages = []
+    for _, about in found:
+        kept = target / OUTCOMES / about["result"].replace("/", "-")
+        kept.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept / OUTCOME, json.dumps(about, indent=1, allow_nan=False).encode())
     for paper in PAPERS:
         path = target / f"{paper}.md"
         mine = [(outcome, about) for outcome, about in found if outcome.plan.recipe.name.startswith(f"{paper}/")]
-        write_atomically(path, _page(paper, mine).encode())
+        write_atomically(path, _page(paper, mine, remarks).encode())
         pages.append(path)
     return pages
+
+
+def read_remarks(path: Path) -> dict[str, str]:
+    """What is said about results besides their numbers; nothing where there is no such file."""
+    try:
+        remarks = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from None
+    strange = [name for name, text in remarks.items() if name not in list_recipes() or not isinstance(text, str)]
+    if strange:
+        raise InputError(f"{path} speaks of {strange[0]!r}, which is no result: write a name such as wsm/table-3.2 and a text")
+    return remarks
 
 
 def read_outcome(folder: Path) -> tuple[Outcome, dict[str, Any]]:
@@ -96,20 +120,22 @@ def command_of(about: Mapping[str, Any]) -> str:
     return " ".join([*words, "--out DIR"])
 
 
-def _page(paper: str, results: Sequence[tuple[Outcome, Mapping[str, Any]]]) -> str:
+def _page(paper: str, results: Sequence[tuple[Outcome, Mapping[str, Any]]], remarks: Mapping[str, str]) -> str:
     names = [name for name in list_recipes() if name.startswith(f"{paper}/")]
     done = sorted(results, key=lambda pair: names.index(pair[0].plan.recipe.name))
     first = load_recipe(names[0])
     lines = [f"# {escape(first.paper)}", "", "Made by `remanence results`; every number of ours comes from a run folder.", ""]
     if done:
-        lines += ["| result | scale | claim | |", "|---|---|---|---|"]
+        lines += ["| result | scale | claim | | comparisons as claimed, run, in all |", "|---|---|---|---|---|"]
         for outcome, _ in done:
             for verdict in outcome.verdicts:
                 word = "not tested" if outcome.plan.scale == "smoke" else verdict.word
-                lines.append(f"| {outcome.plan.recipe.name} | {outcome.plan.scale} | {escape(verdict.says)} | {word} |")
+                count = f"{verdict.held}, {verdict.tested}, {len(verdict.questions)}"
+                lines.append(f"| {outcome.plan.recipe.name} | {outcome.plan.scale} | {escape(verdict.says)} | {word} | {count} |")
         lines.append("")
     for outcome, about in done:
-        lines += [describe_result(outcome, about), ""]
+        said = remarks.get(outcome.plan.recipe.name, "").strip()
+        lines += [describe_result(outcome, about), *(["### Remarks", "", said, ""] if said else [])]
     missing = [name for name in names if name not in {outcome.plan.recipe.name for outcome, _ in done}]
     if missing:
         lines += ["## Not run", "", *(f"- {name}: {escape(load_recipe(name).title)}" for name in missing), ""]

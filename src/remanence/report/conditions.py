@@ -16,7 +16,7 @@ EXPERIMENT = (
     "data.name", "data.partition", "clients.count", "clients.sample", "model", "rounds",
     "drift.schedule", "drift.steps", "drift.concepts", "peers.topology", "local.epochs", "local.steps", "local.batch", "local.optimizer", "local.lr",
 )  # fmt: skip
-PRIVATE = ("data.dir",)  # where things lie on somebody's disk is nobody's business in a page that gets passed on
+PRIVATE = ("data.dir", "ray.address")  # where somebody's disks and machines are is nobody's business in a page that gets passed on
 
 
 def describe(groups: Sequence[Group]) -> list[tuple[str, str]]:
@@ -28,6 +28,7 @@ def describe(groups: Sequence[Group]) -> list[tuple[str, str]]:
         ("Local training", _tell_training),
         ("Rounds", _tell_rounds),
         ("Drift", _tell_drift),
+        ("Attack", _tell_attack),
         ("Evaluated", partial(_tell_evaluation, {})),
         ("Computed", lambda run: f"{run.about.get('engine') or run.spec.engine}; device {run.spec.device}, precision {run.spec.precision}"),
         ("Versions", _tell_versions),
@@ -66,10 +67,18 @@ def _tell_clients(run: Run) -> str:
             if isinstance(spec.clients.sample, int)
             else f"{spec.clients.sample:.0%} of them every round"
         )
+    if spec.clients.sampling == "poisson":
+        sample += " on average, each by a coin of its own"
     kept = f"; {spec.data.validation:.0%} of each client's rows kept for validation" if spec.data.validation else ""
     if run.about.get("clusters") and spec.drift.rows == "pools":
         return f"{count}, {sample}; rows drawn from a pool for each cluster"
     return f"{count}, {sample}; partition {spec.data.partition}{kept}"
+
+
+def _tell_attack(run: Run) -> str:
+    if run.spec.attack.strip() in ("", "none"):
+        return ""
+    return f"{run.spec.attack}, by clients {run.about.get('attackers', 'unknown')}"
 
 
 def _tell_model(run: Run) -> str:

@@ -16,6 +16,7 @@ from remanence.report.cost import draw_bytes, draw_time
 from remanence.report.curves import draw_accuracy, draw_forgetting
 from remanence.report.distributions import draw_forgettable, draw_global_distribution, draw_local_distribution
 from remanence.report.groups import Group
+from remanence.report.hostile import draw_rare_classes, draw_success
 from remanence.report.lost import draw_lost_by_class, draw_lost_over_rounds, draw_where_lost
 from remanence.report.lost_by_client import draw_lost_by_client
 from remanence.report.network import draw_network
@@ -32,6 +33,7 @@ CHAPTERS: dict[str, tuple[Draw, ...]] = {
     "What was forgotten": (draw_forgetting, draw_global_distribution, draw_became),
     "Which phase forgets": (draw_where_lost, draw_lost_over_rounds, draw_lost_by_class),
     "Which clients forget": (draw_lost_by_client, draw_one_round, draw_client_forgetting, draw_local_distribution, draw_forgettable),
+    "Hostile clients": (draw_rare_classes, draw_success),
     "Drift": (draw_drift, draw_clusters, draw_left_concepts),
     "Peers": (draw_own_cluster, draw_listening, draw_network),
     "Cost and data": (draw_bytes, draw_time, draw_partition),

@@ -16,7 +16,7 @@ from typing import Any
 
 from remanence.errors import InputError
 from remanence.files import explain_full_disk, write_atomically
-from remanence.report import conditions, words
+from remanence.report import conditions, hostile, privacy, words
 from remanence.report.columns import Column, columns_for
 from remanence.report.evidence import damaged_ledgers
 from remanence.report.groups import Group, choose_settings, gather, tell_model
@@ -78,6 +78,8 @@ def render_report(results: Sequence[Run | Comparison]) -> str:
         else [],
         targets=rounds_to_target(groups),
         chapters={title: [picture for draw in drawings if (picture := draw(groups)) is not None] for title, drawings in CHAPTERS.items()},
+        refusals=hostile.tabulate(groups),
+        privacy=privacy.list_promises(groups),
         facts=conditions.describe(groups),
         settings=conditions.list_settings(groups),
     )
@@ -102,7 +104,9 @@ def _render(*, title: str, lede: str, chapters: Mapping[str, Sequence[Picture]],
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    nothing: dict[str, Any] = dict.fromkeys(("summary", "columns", "tables", "every_setting", "targets", "facts", "settings"), ())
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("summary", "columns", "tables", "every_setting", "targets", "refusals", "privacy", "facts", "settings"), ()
+    )
     return environment.get_template("page.html.j2").render(
         title=title,
         lede=lede,
@@ -114,6 +118,7 @@ def _render(*, title: str, lede: str, chapters: Mapping[str, Sequence[Picture]],
             for number, (name, pictures) in enumerate(chapters.items(), start=1)
             if pictures
         ],
+        privacy_said=privacy.SAID,
         version=__version__,
         **nothing | sections,
     )

@@ -40,11 +40,11 @@ def _adam(name: str, lr: float, beta1: float, beta2: float, eps: float, weight_d
             else:
                 g = rule["weight_decay"] * w + g
         count = slots["count"] + 1
-        first = rule["beta1"] * slots["first"] + (1 - rule["beta1"]) * g
-        second = rule["beta2"] * slots["second"] + (1 - rule["beta2"]) * g * g
-        size = rule["lr"] / (1 - rule["beta1"] ** count)
-        correction = torch.sqrt(1 - rule["beta2"] ** count)
-        w = w - size * first / (torch.sqrt(second) / correction + rule["eps"])
+        first = torch.lerp(slots["first"], g, 1 - rule["beta1"])
+        second = torch.lerp(slots["second"], g * g, 1 - rule["beta2"])
+        correction = torch.sqrt(1 - rule["beta2"] ** count)  # on the step and on eps: two numbers, instead of on all of `second`
+        size = rule["lr"] * correction / (1 - rule["beta1"] ** count)
+        w = torch.addcdiv(w, -size * first, torch.sqrt(second) + rule["eps"] * correction)
         return unflatten(w, params), {"first": first, "second": second, "count": count}
 
     numbers = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}

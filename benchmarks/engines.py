@@ -1,0 +1,171 @@
+"""The same job on every engine: seconds a round and where they go, and the bytes that an engine sends to its workers and gets from them.
+
+    python benchmarks/engines.py [--engines loop,stacked,processes,ray] [--clients 20] [--rounds 5] [--workers 2] [--model lenet]
+
+FedAvg and HAST with everybody in every round, one local epoch, the digits data scaled to what the model reads. The first round, which starts workers and sends
+them the data, is shown apart; of the others the median counts. Ray starts a cluster on this machine; `--address` uses a running one. An engine whose package
+is missing is left out and named. Flower is no contender here: its rounds are real sites' (`remanence flower quickstart` times its own).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing.connection
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from remanence import trees
+from remanence.config import Ray, make_spec
+from remanence.engines.choose import make_engine
+from remanence.errors import InputError
+from remanence.experiment import Experiment, build
+from remanence.rounds import first_state, open_recorder, play_round
+from remanence.types import Engine
+
+METHODS = ("fedavg", "hast(peers=3, finetune_epochs=1)")
+DATA = {"lenet": "synthetic(samples=2500, classes=10, shape='1x28x28', test=0.2)", "mlp": "digits"}
+
+
+class Spent(NamedTuple):
+    """One round, in seconds and bytes."""
+
+    whole: float
+    train: float
+    score: float
+    down: int
+    up: int
+
+
+class Stopwatch:
+    """An engine that says how long each of its calls took."""
+
+    def __init__(self, engine: Engine):
+        self.engine, self.name = engine, engine.name
+        self.seconds = {"train": 0.0, "score": 0.0}
+
+    def train(self, job: Any) -> Iterator[Any]:
+        replies = self.engine.train(job)
+        while True:  # only the engine's own time: between replies the round loop is at work
+            begin = time.perf_counter()
+            reply = next(replies, None)
+            self.seconds["train"] += time.perf_counter() - begin
+            if reply is None:
+                return
+            yield reply
+
+    def score(self, *args: Any, **settings: Any) -> Any:
+        return self._timed(self.engine.score, *args, **settings)
+
+    def score_pairs(self, *args: Any, **settings: Any) -> Any:
+        return self._timed(self.engine.score_pairs, *args, **settings)
+
+    def _timed(self, call: Callable[..., Any], *args: Any, **settings: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return call(*args, **settings)
+        finally:
+            self.seconds["score"] += time.perf_counter() - begin
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+class Pipes:
+    """Counts what this process writes to and reads from pipes, which is how `processes` talks to its workers."""
+
+    def __init__(self) -> None:
+        self.down = self.up = 0
+        kind: Any = multiprocessing.connection.Connection
+        send, receive = kind._send_bytes, kind._recv_bytes
+
+        def count_sent(connection: Any, content: Any) -> Any:
+            self.down += len(content)
+            return send(connection, content)
+
+        def count_received(connection: Any, largest: Any = None) -> Any:
+            content = receive(connection, largest)
+            self.up += content.getbuffer().nbytes
+            return content
+
+        kind._send_bytes, kind._recv_bytes = count_sent, count_received
+
+
+def prepare(method: str, model: str, clients: int) -> Experiment:
+    settings = {
+        "method": method,
+        "model": model,
+        "data.name": DATA[model],
+        "data.partition": "dirichlet(alpha=1.0)",
+        "clients.count": clients,
+        "local.optimizer": "sgd(lr=0.05)",
+        "rounds": 1000,
+        "record.every": 1000,
+        "device": "cpu",
+    }
+    return build(make_spec({}, settings))
+
+
+def measure(experiment: Experiment, engine: Engine, rounds: int, pipes: Pipes) -> list[Spent]:
+    """Rounds one after the other, as a run would play them."""
+    watch, state, spent = Stopwatch(engine), first_state(experiment), []
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(open_recorder(Path(folder), experiment, {})) as recorder:
+        for _ in range(rounds + 1):
+            watch.seconds = dict.fromkeys(watch.seconds, 0.0)
+            before = count_traffic(engine, pipes)
+            begin = time.perf_counter()
+            state, _ = play_round(experiment, watch, state, recorder)
+            whole = time.perf_counter() - begin
+            down, up = (after - earlier for after, earlier in zip(count_traffic(engine, pipes), before, strict=True))
+            spent.append(Spent(whole, watch.seconds["train"], watch.seconds["score"], down, up))
+    return spent
+
+
+def count_traffic(engine: Engine, pipes: Pipes) -> tuple[int, int]:
+    traffic = getattr(engine, "traffic", None)
+    return (pipes.down, pipes.up) if traffic is None else (traffic.down, traffic.up)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engines", default="loop,stacked,processes,ray")
+    parser.add_argument("--model", default="lenet", choices=sorted(DATA))
+    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--address", default="")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    pipes = Pipes()
+    for method in METHODS:
+        experiment = prepare(method, options.model, options.clients)
+        one = trees.nbytes(experiment.task.model.initial.params)
+        print(
+            f"\n{method}, {options.model} of {one / 1e6:.2f} MB, {options.clients} clients, {options.workers} workers, {platform.processor() or 'CPU'}\n"
+        )
+        print("| engine | first round, s | s a round | training | scoring | the rest | MB to workers | MB from workers |")
+        print("|---|---|---|---|---|---|---|---|")
+        for name in options.engines.split(","):
+            try:
+                engine = make_engine(name, experiment.task, workers=options.workers, ray=Ray(address=options.address))
+            except InputError as missing:
+                print(f"| {name} | left out: {missing} |")
+                continue
+            with contextlib.closing(engine):
+                first, *others = measure(experiment, engine, options.rounds, pipes)
+            middle = Spent(*(statistics.median(column) for column in zip(*others, strict=True)))
+            rest = middle.whole - middle.train - middle.score
+            bytes_ = f"{middle.down / 1e6:.2f} | {middle.up / 1e6:.2f}" if name in ("processes", "ray") else "– | –"
+            times = " | ".join(f"{seconds:.2f}" for seconds in (first.whole, middle.whole, middle.train, middle.score, rest))
+            print(f"| `{name}` | {times} | {bytes_} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""A whole round without a server the usual way: one client, one peer and one batch at a time, with nn.Module, autograd and torch.optim alone.
+
+As an engine it can stand in our own round, so that both play the same round and can be compared number by number; what it shares with our engines is the
+plan of batches. Choosing and mixing peers stay what they are in ours, which flatters it a little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from remanence import trees
+from remanence.bench.baselines import make_optimizer, plain_model
+from remanence.engines import common
+from remanence.experiment import Experiment
+from remanence.types import Job, PairScores, Phase, Reply, Scores, Start
+
+
+class OneAtATime:
+    """For methods whose phases end by whether the validation loss has fallen, as HAST's do."""
+
+    name = "plain"
+
+    def __init__(self, experiment: Experiment):
+        self.experiment, self.task = experiment, experiment.task
+        self.module = plain_model(experiment)
+
+    def train(self, job: Job) -> Iterator[Reply]:
+        for place, client in enumerate(job.clients.tolist()):
+            start, losses = job.start.take(place) if job.personal_start else job.start, torch.zeros(())
+            self._load(start)
+            for number, phase in enumerate(common.phases_of(self.task, job)):
+                before = self._state()
+                losses = self._fit(job, client, number, phase)
+                if phase.accept is not None and not self._improved(before, job, client):
+                    self._load(before)
+            one, same = torch.tensor([place]), np.array([client])
+            kept = trees.take(job.own, one)
+            yield common.make_reply(self.task, job, same, Start.stack([self._state()]), {}, kept, losses.reshape(1))
+
+    def _fit(self, job: Job, client: int, number: int, phase: Phase) -> Tensor:
+        """-> the mean loss over the steps"""
+        task, rows = self.task, torch.from_numpy(self.task.population.at(job.time_step).train.of(client)).to(self.task.world.device)
+        trained = set(task.trained_names(phase))
+        for name, param in self.module.named_parameters():
+            param.requires_grad_(name in trained)
+        optimiser = make_optimizer(self.module, self.experiment, job)
+        plan, total = common.plan_phase(task, job, client, number, phase), torch.zeros((), device=task.world.device)
+        for step, width in enumerate(plan.widths.tolist()):
+            batch = rows[torch.from_numpy(plan.rows[step, :width]).to(rows.device)]
+            loss = cross_entropy(self.module(task.train.inputs(batch)), task.train.y[batch])
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            total += loss.detach()
+        return total / len(plan.widths)
+
+    def _improved(self, before: Start, job: Job, client: int) -> bool:
+        now, ids = self._state(), self.task.population.at(job.time_step).valid.of(client)
+        new = self._mean_loss(ids)
+        self._load(before)
+        old = self._mean_loss(ids)
+        self._load(now)
+        return new < old
+
+    def score(self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0) -> Scores:
+        raise NotImplementedError("a timed round evaluates nothing")
+
+    def score_pairs(
+        self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int = 0, verdicts: bool = False
+    ) -> PairScores:
+        rows, classes = common.split_rows(self.task, split, time_step), self.task.world.classes
+        confusion, loss = torch.zeros(len(which), classes, classes, dtype=torch.int64), torch.zeros(len(which), dtype=torch.float64)
+        for pair, (model, owner) in enumerate(zip(which.tolist(), owners.tolist(), strict=True)):
+            ids = rows.of(owner)
+            self._load(models.take(model))
+            loss[pair] = self._mean_loss(ids) * len(ids)
+            confusion[pair, 0, 0] = len(ids)  # a round needs the mean loss alone
+        return PairScores(confusion, loss)
+
+    @torch.no_grad()
+    def _mean_loss(self, ids: np.ndarray) -> float:
+        examples, total = self.task.train, torch.zeros((), dtype=torch.float64, device=self.task.world.device)
+        for batch in torch.split(torch.from_numpy(ids).to(self.task.world.device), self.task.batch):
+            total += cross_entropy(self.module(examples.inputs(batch)), examples.y[batch], reduction="sum").double()
+        return float(total) / len(ids)
+
+    def _load(self, model: Start) -> None:
+        self.module.load_state_dict({**model.params, **model.buffers}, strict=False)
+
+    def _state(self) -> Start:
+        params = {name: value.detach().clone() for name, value in self.module.named_parameters()}
+        return Start(params, {name: value.detach().clone() for name, value in self.module.named_buffers()})
+
+    def close(self) -> None: ...

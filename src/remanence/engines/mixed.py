@@ -1,0 +1,78 @@
+"""A stack for the CPU, of which only that is stacked which gains by it.
+
+Stacked convolutions are grouped ones, which a CPU computes at little more than half the speed of plain ones; small dense layers spend their time around the
+arithmetic, which a stack shares. So steps that train convolutions are taken client by client, and those behind a fixed front, or of a network without
+convolutions, by all clients at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from remanence import trees
+from remanence.data.batches import Examples
+from remanence.engines.fronts import Split
+from remanence.engines.stacked import Stacked
+from remanence.engines.steps import Course, Live
+from remanence.engines.tuned_loop import ROOM, TunedLoop
+from remanence.local import Progress, Task
+from remanence.types import Context, Start
+
+
+class Mixed(Stacked):
+    """As `Stacked`, with the same options."""
+
+    def __init__(self, task: Task, stack: int = 64, steps: str = "auto"):
+        super().__init__(task, stack, steps)
+        self.one_by_one = TunedLoop(task, self.steps)
+
+    def _take_steps(self, number: int, dims: Context, live: Live, course: Course) -> tuple[Progress, Tensor]:
+        split = self.one_by_one.find_split(tuple(live.progress.params))
+        if split is not None and split.width * live.rows.train.numel() <= ROOM:
+            return self._take_behind(split, number, dims, live, course)
+        return self._take_here(self.task, number, dims, live, course)
+
+    def _take_behind(self, split: Split, number: int, dims: Context, live: Live, course: Course) -> tuple[Progress, Tensor]:
+        """The steps of the rear, on what every client's own front makes of its rows."""
+        task, buffers, clients = self.task, live.progress.buffers, len(live.loss)
+        models = Start({**live.fixed, **live.progress.params}, buffers)
+        seen = torch.cat(
+            [split.look_at(models.take(client), task.train, live.rows.train[client], self.one_by_one.lay_out) for client in range(clients)]
+        )
+        own = Examples(seen, task.train.labels(live.rows.train.reshape(-1)), None, None, task.train.dtype)  # [clients * rows, ...]
+        place = torch.empty(len(task.train.y), dtype=torch.int64)  # never read at other rows
+        places = torch.empty_like(course.ids)
+        for client, ids in enumerate(live.rows.train):
+            place[ids] = torch.arange(client * len(ids), (client + 1) * len(ids))
+            places[client] = place[course.ids[client]]
+        short = live._replace(progress=live.progress._replace(buffers=split.rear_of(buffers)), fixed=split.rear_of(live.fixed))
+        behind = replace(task, model=split.rear, train=own)
+        progress, loss = self._take_here(behind, number, dims, short, Course(places, course.widths))
+        return progress._replace(buffers=buffers | progress.buffers), loss
+
+    def _take_here(self, task: Task, number: int, dims: Context, live: Live, course: Course) -> tuple[Progress, Tensor]:
+        if any(isinstance(layer, nn.Conv2d) for layer in task.model.trainer.modules()):
+            return self._take_one_by_one(task, dims, live, course)
+        whole, self.task = self.task, task
+        try:
+            for known in self.recordings:
+                known.task = task if known.phase == number else known.task  # the same steps, on the rows of this stack
+            return super()._take_steps(number, dims, live, course)
+        finally:
+            self.task = whole
+
+    def _take_one_by_one(self, task: Task, dims: Context, live: Live, course: Course) -> tuple[Progress, Tensor]:
+        ends, losses = [], []
+        for client, steps in enumerate(course.steps.tolist()):
+            progress, fixed, _, rows, ctx = live.cut(client, dims)
+            ids, widths = course.ids[client, :steps], course.widths[client, :steps]
+            end, loss = self.one_by_one.step_through(task, progress, fixed, ctx, rows, ids, widths)
+            ends.append(end)
+            losses.append(torch.stack(loss).sum())
+        self.fallback = self.one_by_one.fallback
+        stacked: Any = (trees.stack(parts) for parts in zip(*ends, strict=True))
+        return Progress(*stacked), torch.stack(losses)

@@ -1,0 +1,103 @@
+"""The loop as fast as one core makes it: images channels-last, what a phase leaves alone looked at once, steps written down or compiled.
+
+It is what a worker process runs. `loop` itself stays plain, because it is the oracle; both give the same numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remanence.engines.compiled import Arguments, TracedStep
+from remanence.engines.fronts import Split, find_split
+from remanence.engines.loop import Loop
+from remanence.local import Progress, SplitRows, Task, differentiate_functional, take_step
+from remanence.trees import Params
+from remanence.types import Batch, Context, Start
+
+ROOM = 2**28  # bytes of activations that may be kept
+FORMS = 8  # forms of a phase's arguments for which steps are written down: beyond that it would never end
+
+Moment = tuple[Batch, Tensor, Tensor]
+
+
+class TunedLoop(Loop):
+    """`steps`: "eager", "graph" (written down once and then called without the Python they came from) or "compiled" (fused, too)."""
+
+    def __init__(self, task: Task, steps: str = "eager"):
+        super().__init__(task, channels_last=task.world.device.type == "cpu")
+        self.steps = "eager" if steps == "auto" else steps
+        self.fallback = ""  # why steps are no longer written down
+        self.splits: dict[tuple[str, ...], Split | None] = {}  # by what is trained
+        self.traced: dict[tuple[str, ...], list[TracedStep]] = {}
+
+    def find_split(self, trained: tuple[str, ...]) -> Split | None:
+        """Where the network can be cut in a phase that trains these parameters."""
+        if trained not in self.splits:
+            self.splits[trained] = find_split(self.task, trained)
+        return self.splits[trained]
+
+    def take_steps(
+        self, task: Task, progress: Progress, fixed: Params, ctx: Context, rows: SplitRows, ids: Tensor, widths: np.ndarray
+    ) -> tuple[Progress, list[Tensor]]:
+        split, seen = self.find_split(tuple(progress.params)), torch.unique(ids)
+        if split is None or split.width * len(seen) > ROOM:
+            return self.step_through(task, progress, fixed, ctx, rows, ids, widths)
+        buffers = progress.buffers
+        behind = split.start_behind(task, Start({**fixed, **progress.params}, buffers), seen, self.lay_out)
+        short = progress._replace(buffers=split.rear_of(buffers))
+        after, losses = self.step_through(behind, short, split.rear_of(fixed), ctx, rows, ids, widths)
+        return after._replace(buffers=buffers | after.buffers), losses
+
+    def step_through(
+        self, task: Task, progress: Progress, fixed: Params, ctx: Context, rows: SplitRows, ids: Tensor, widths: np.ndarray
+    ) -> tuple[Progress, list[Tensor]]:
+        """Written down where that is asked for and possible, else plainly; once it proved impossible, plainly for good."""
+        if self.steps != "eager":
+            try:
+                return self._replay(task, progress, fixed, ctx, rows, ids, widths)
+            except Exception as error:
+                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+                self.fallback, self.steps = f"steps could not be written down ({reason})", "eager"
+                self.traced.clear()
+        return super().take_steps(task, progress, fixed, ctx, rows, ids, widths)
+
+    def _replay(
+        self, task: Task, progress: Progress, fixed: Params, ctx: Context, rows: SplitRows, ids: Tensor, widths: np.ndarray
+    ) -> tuple[Progress, list[Tensor]]:
+        losses: list[Tensor] = []
+        alone = task.model.mixes_rows or any(p.pooled for p in task.method.parts)  # both rely on rows that are all real
+        moments = self.see_batches(task, ctx, ids, widths) if alone else self._see_padded(task, ctx, ids, widths)
+        for _, run in itertools.groupby(moments, key=lambda moment: len(moment[0].weight)):  # one run, unless batches must not be padded
+            batch, number, key = first = next(run)
+            arguments = (progress, fixed, batch, rows, ctx._replace(memory=progress.memory, step=number, key=key))
+            step, moments_left = self._find_step(task, arguments), itertools.chain([first], run)  # noqa: B031 (what is left of it)
+            progress, some = step.walk(arguments, moments_left)
+            losses += some
+        return progress, losses
+
+    def _see_padded(self, task: Task, ctx: Context, ids: Tensor, widths: np.ndarray) -> Iterator[Moment]:
+        """The same batches, all as wide as the widest of the experiment: what is too much repeats a row and weighs nothing."""
+        steps, narrow = ids.shape
+        wide = max(narrow, min(task.batch, task.population.capacity))
+        padded = torch.cat([ids, ids[:, :1].expand(steps, wide - narrow)], dim=1)
+        weights = torch.ones(wide + 1, wide, dtype=task.world.dtype, device=ids.device).tril(-1)  # in row w the first w are 1
+        moments = self.see_batches(task, ctx, padded, np.full(steps, wide))
+        for (batch, number, key), width in zip(moments, widths.tolist(), strict=True):
+            yield batch._replace(weight=weights[width]), number, key
+
+    def _find_step(self, task: Task, arguments: Arguments) -> TracedStep:
+        """One that was written down for arguments of this form."""
+        known = self.traced.setdefault(tuple(arguments[0].params), [])
+        found = next((step for step in known if step.fits(arguments)), None)
+        if found is None:
+            if len(known) == FORMS:
+                raise ValueError(f"more than {FORMS} different forms of arguments")
+            found = TracedStep(partial(take_step, task, differentiate_functional), arguments, self.steps == "compiled")
+            known.append(found)
+        return found

@@ -1,0 +1,105 @@
+"""`remanence flower init`: a ready Flower app around an experiment file."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import tomli_w
+
+from remanence.config import make_spec, read_file
+from remanence.errors import InputError
+from remanence.flower.server_app import DEFAULTS
+from remanence.version import __version__
+
+SERVER = '''"""The coordinator's end: runs the experiment files beside this one."""
+
+from pathlib import Path
+
+from remanence.flower.server_app import make_server_app
+
+app = make_server_app(Path(__file__).parent)
+'''
+CLIENT = '''"""A site's end: hands every message to the site's own process."""
+
+from remanence.flower.client_app import make_client_app
+
+app = make_client_app()
+'''
+SITE = """# What this site holds, allows and keeps. Copy it to the site, beside its data, and start the SuperNode with
+#   --node-config 'site="/path/to/site.toml"'
+# docs/flower.md of Remanence explains every line.
+name = "site-0"
+state = "state"                 # what its clients keep between rounds; never leaves
+
+[data]                          # the clients that live here, by number from 0, each with its data
+0 = "npz(path='data.npz')"      # or folder(path='images'), or package.module:function, or "share" for a trial
+
+[policy]
+label_counts = false            # may counts of labels go up, where a method asks for them?
+evaluate = true                 # may counts of right and wrong predictions go up?
+suppress = 0                    # counts below this go up as 0
+epsilon = 0.0                   # above 0: counts go up with two-sided geometric noise
+code = false                    # may an experiment name a model of its own to import here?
+
+[compute]
+device = "auto"
+"""
+
+
+def write_app(folder: Path, experiments: list[Path], name: str = "") -> list[Path]:
+    """-> the files that were written"""
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder} exists and is not empty: choose another folder for the app")
+    name = name or re.sub(r"[^a-z0-9-]+", "-", folder.resolve().name.lower()).strip("-")
+    if not name or not experiments:
+        raise InputError(f"{folder} does not name an app: use a folder with letters in its name, and give an experiment with --config")
+    for path in experiments:
+        make_spec(read_file(path))  # refuses a wrong file before anything is written
+    if len({path.name for path in experiments}) < len(experiments):
+        raise InputError("two of the experiment files have the same name: they lie side by side in the app, so rename one")
+    package = name.replace("-", "_") + "_app"
+    (folder / package).mkdir(parents=True)
+    files = {
+        "__init__.py": f'"""{name}: an experiment of Remanence as a Flower app."""\n',
+        "server_app.py": SERVER,
+        "client_app.py": CLIENT,
+    }
+    written = []
+    for file, content in files.items():
+        written.append(folder / package / file)
+        written[-1].write_text(content)
+    for path in experiments:
+        written.append(folder / package / path.name)
+        shutil.copyfile(path, written[-1])
+    written.append(folder / "pyproject.toml")
+    written[-1].write_text(tomli_w.dumps(describe_app(name, package, [path.name for path in experiments])))
+    written.append(folder / "site.toml.example")
+    written[-1].write_text(SITE)
+    return written
+
+
+def describe_app(name: str, package: str, experiments: list[str]) -> dict[str, object]:
+    """pyproject.toml, as Flower wants it."""
+    config = DEFAULTS | {"experiment": " ".join(experiments), "out": f"runs/{name}"}
+    return {
+        "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
+        "project": {
+            "name": name,
+            "version": "1.0.0",
+            "description": "An experiment of Remanence on real sites.",
+            "license": "Apache-2.0",
+            "dependencies": [f"remanence[flower]>={__version__}"],
+        },
+        "tool": {
+            "hatch": {"build": {"targets": {"wheel": {"packages": ["."]}}}},
+            "flwr": {
+                "app": {
+                    "publisher": "remanence",
+                    "components": {"serverapp": f"{package}.server_app:app", "clientapp": f"{package}.client_app:app"},
+                    "config": config,
+                }
+            },
+        },
+    }

@@ -1,0 +1,227 @@
+"""A site's answers: what it does with a message, and the only place where anything of its data turns into something that leaves.
+
+    hello     -> its name, its clients, how many rows each of them has
+    train     -> trained parameters and what the method declares, never more; what a client keeps stays on this disk
+    score     -> counts of right and wrong predictions, suppressed or noised as its policy says
+    personal  -> the same counts of its clients' personal models, which never leave
+
+A site that will not or cannot do what it is asked says so with a code and a sentence; a defect of ours is told by its type alone: its text may hold data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from remanence import personal, trees
+from remanence.config import Spec, make_spec
+from remanence.engines.choose import make_engine
+from remanence.errors import RemanenceError
+from remanence.flower.cargo import as_arrays, as_tree
+from remanence.flower.holdings import Bench, set_up
+from remanence.flower.memory import Memory
+from remanence.flower.policy import Declined, check_code, check_evaluation, check_method, disguise
+from remanence.flower.secrecy import draw_key, draws_noise, settle_facts
+from remanence.flower.settings import SiteFile
+from remanence.flower.wire import Arrays, Parcel
+from remanence.keys import Key
+from remanence.local import PERSONAL
+from remanence.server import Server, local_models
+from remanence.state import NEVER, RunState, gather_own
+from remanence.trees import Tree
+from remanence.types import Job, Reply, Start
+from remanence.version import __version__
+
+log = logging.getLogger("remanence")
+BENCHES = 2  # experiments whose data stay in memory
+
+
+class Site:
+    """Answers one message after the other."""
+
+    def __init__(self, file: SiteFile):
+        self.file, self.policy, self.folder = file, file.settings.policy, file.make_state()
+        self.benches: dict[str, Bench] = {}
+
+    def answer(self, request: Parcel) -> Parcel:
+        """Never raises: whatever goes wrong is an answer too."""
+        about, begin = request.about, time.perf_counter()
+        answers: dict[Any, Callable[[dict[str, Any], Arrays], Parcel]] = {
+            "hello": self._greet,
+            "train": self._train,
+            "score": self._score,
+            "personal": self._score_personal,
+        }
+        try:
+            if about.get("kind") not in answers:
+                raise Declined("malformed", f"this site does not know how to {about.get('kind')!r}")
+            reply = answers[about["kind"]](about, request.arrays)
+        except Declined as declined:
+            log.warning("declined %s: %s (%s)", about.get("kind"), declined.reason, declined.code)
+            reply = Parcel({"kind": "declined", "code": declined.code, "reason": declined.reason}, {})
+        except RemanenceError as error:
+            log.warning("cannot %s: %s", about.get("kind"), error)
+            reply = Parcel({"kind": "declined", "code": "setup", "reason": str(error)}, {})
+        except Exception as error:
+            log.exception("%s failed", about.get("kind"))
+            reply = Parcel({"kind": "declined", "code": "failed", "reason": f"{type(error).__name__}; the site's own log says more"}, {})
+        reply.about.update(site=self.file.settings.name, clients_here=list(self.file.clients), seconds=time.perf_counter() - begin)
+        return reply
+
+    # -------------------------------------------------------------------------------------------------------------------- the four answers
+
+    def _greet(self, about: dict[str, Any], arrays: Arrays) -> Parcel:
+        clients = list(self.file.clients)
+        told = {"kind": "hello", "version": __version__, "kept": self._kept(about)}
+        bench = self._bench(about)
+        check_method(self.policy, bench.task)
+        return Parcel({**told, "shared": bench.shared, "sizes": bench.sizes(clients), "evaluates": self.policy.evaluate}, {})
+
+    def _train(self, about: dict[str, Any], arrays: Arrays) -> Parcel:
+        bench, memory, round = self._bench(about), self._memory(about), int(about["round"])
+        check_method(self.policy, bench.task)
+        digest = digest_of(about, arrays)
+        told = memory.find_reply(round, digest)
+        if told is not None:
+            log.info("round %d: this request came before, and gets the answer it got", round)
+            return told
+        job = self._job(bench, memory, about, arrays)
+        chunks = Reply.join(list(bench.engine.train(job)))
+        replies = chunks.pick(torch.argsort(chunks.client))
+        for place, (client, named) in enumerate(zip(about["clients"], about["from"], strict=True)) if bench.task.keeps_own else ():
+            memory.keep(int(client), round, trees.take(replies.own, place), int(named))
+        up: Tree = {"params": replies.params, "buffers": replies.buffers, "extras": replies.extras}
+        numbers = {"weight": replies.weight, "loss": replies.loss}
+        counts = self._validate(bench, job, replies) if about["validate"] and self.policy.evaluate else {}
+        reply = Parcel({"kind": "trained", "round": round, "clients": replies.client.tolist()}, as_arrays(up | numbers) | counts)
+        memory.keep_reply(round, digest, reply)
+        log.info("round %d: trained clients %s", round, about["clients"])
+        return reply
+
+    def _score(self, about: dict[str, Any], arrays: Arrays) -> Parcel:
+        check_evaluation(self.policy)
+        bench, device = self._bench(about), self._bench(about).task.world.device
+        models = self._model(as_tree(arrays, "models", device))
+        which, owners = np.array(about["which"], dtype=np.int64), np.array(about["owners"], dtype=np.int64)
+        self._check_clients(owners.tolist())
+        split = str(about["split"])
+        if split not in ("train", "valid", "test") or (split == "test" and bench.shared):
+            raise Declined("malformed", f"this site has no rows of {split!r} of its own")
+        scores = bench.engine.score_pairs(models, which, owners, split, int(about["time_step"]))
+        return self._tell_counts(scores.confusion.numpy(), scores.loss.numpy())
+
+    def _score_personal(self, about: dict[str, Any], arrays: Arrays) -> Parcel:
+        """As `personal.make_models` makes them, with the state that the coordinator names."""
+        check_evaluation(self.policy)
+        bench = self._bench(about)
+        job = self._job(bench, self._memory(about), about, arrays)
+        mine = job.own.get(PERSONAL, {})
+        models = Start(*(trees.expand(tree, len(job.clients)) | mine.get(kind, {}) for kind, tree in job.start._asdict().items()))
+        tuning = personal.tuning_task(bench.task)
+        if tuning is not None:
+            own = {name: tree for name, tree in job.own.items() if name != PERSONAL}
+            tuned = Reply.join(list(make_engine("loop", tuning).train(job._replace(start=models, personal_start=True, own=own))))
+            models = Start(models.params | tuned.params, models.buffers | tuned.buffers)
+        scores = bench.engine.score_pairs(models, np.arange(len(job.clients)), job.clients, "valid", job.time_step)
+        return self._tell_counts(scores.confusion.numpy(), scores.loss.numpy())
+
+    # ------------------------------------------------------------------------------------------------------------------------ what they need
+
+    def _validate(self, bench: Bench, job: Job, replies: Reply) -> Arrays:
+        """Where a method goes by validation rows, the trained models' counts on them come with the reply: a message less."""
+        models = local_models(job.start, replies, stacked=job.personal_start)
+        scores = bench.engine.score_pairs(models, np.arange(len(job.clients)), job.clients, "valid", job.time_step)
+        told = self._tell_counts(scores.confusion.numpy(), scores.loss.numpy()).mine
+        return {f"valid/{name}": array for name, array in told.items()}
+
+    def _tell_counts(self, confusion: np.ndarray, loss: np.ndarray) -> Parcel:
+        shown, lost = disguise(self.policy, confusion, loss)
+        return Parcel({"kind": "counts"}, {"confusion": shown, "loss": lost})
+
+    def _bench(self, about: dict[str, Any]) -> Bench:
+        """Built once for an experiment, then kept; the experiment comes with every message, because any of them may be the first one here."""
+        key = hashlib.sha256(json.dumps([about.get("spec"), about.get("data")], sort_keys=True).encode()).hexdigest()
+        if key not in self.benches:
+            spec: Spec = make_spec(about["spec"])
+            check_code(self.policy, spec.model)
+            bench = set_up(self.file, spec, about["data"])
+            while len(self.benches) >= BENCHES:
+                self.benches.pop(next(iter(self.benches))).engine.close()
+            self.benches[key] = bench
+        return self.benches[key]
+
+    def _memory(self, about: dict[str, Any]) -> Memory:
+        return Memory(self.folder, str(about.get("run")))
+
+    def _kept(self, about: dict[str, Any]) -> dict[str, list[int]]:
+        memory = self._memory(about)
+        return {str(client): memory.rounds(client) for client in self.file.clients}
+
+    def _check_clients(self, clients: list[int]) -> None:
+        foreign = next((client for client in clients if client not in self.file.clients), None)
+        if foreign is not None:
+            raise Declined("unknown-client", f"client {foreign} does not live here")
+
+    def _model(self, tree: Tree) -> Start:
+        return Start(tree.get("params", {}), tree.get("buffers", {}))
+
+    def _job(self, bench: Bench, memory: Memory, about: dict[str, Any], arrays: Arrays) -> Job:
+        """The coordinator's job for the clients that live here, with what they keep and the facts of their data."""
+        self._check_clients(about["clients"])
+        task, clients, time_step = bench.task, np.array(about["clients"], dtype=np.int64), int(about["time_step"])
+        start = self._model(as_tree(arrays, "start", task.world.device))
+        facts = settle_facts(bench.experiment, memory, clients.tolist(), time_step)
+        state = RunState(
+            round=int(about["round"]),
+            time_step=time_step,
+            server=Server(task.model.initial if about["personal_start"] else start, {}),  # what a newcomer's first state is made from
+            own=self._recall(bench, memory, about),
+        )
+        return Job(
+            round=state.round,
+            time_step=time_step,
+            clients=clients,
+            start=start,
+            personal_start=bool(about["personal_start"]),
+            shared=as_tree(arrays, "shared", task.world.device),
+            own=gather_own(state, replace(task, at_sites=False), clients, facts),
+            facts=facts,
+            rule={str(name): float(value) for name, value in about["rule"].items()},
+            key=draw_key() if draws_noise(task.method.method) else Key(int(about["key"])),
+            phases=int(about["phases"]),
+        )
+
+    def _recall(self, bench: Bench, memory: Memory, about: dict[str, Any]) -> dict[int, Tree]:
+        """What the clients kept after the rounds that the coordinator names; who never trained in this run has nothing yet."""
+        kept: dict[int, Tree] = {}
+        for client, named in zip(about["clients"], about["from"], strict=True) if bench.task.keeps_own else ():
+            if named == NEVER:
+                continue
+            found = memory.recall(int(client), int(named))
+            if found is not None:
+                kept[int(client)] = found
+            elif not self.file.settings.restart:
+                here = ", ".join(map(str, memory.rounds(int(client)))) or "none"
+                raise Declined(
+                    "state-lost",
+                    f"what client {client} kept after round {named} is not here (rounds that are: {here}): bring the folder {self.folder.name} back,"
+                    " or set restart = true in site.toml to begin with a first state",
+                )
+        return kept
+
+
+def digest_of(about: dict[str, Any], arrays: Arrays) -> str:
+    """What makes two requests the same."""
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

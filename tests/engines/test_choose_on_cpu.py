@@ -1,0 +1,105 @@
+"""Which engine `auto` takes on a CPU, and how it runs: measured, and only as far as the run is long enough to gain by it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from remanence.engines import choose
+from remanence.engines.choose import Choice, choose_engine, make_engine
+from remanence.engines.processes import Processes
+from remanence.progress import Silent
+from remanence.rounds import first_state, make_job, settle_engine
+from remanence.trial import small_experiment
+from remanence.types import Engine
+
+IMAGES = {"data.name": "synthetic(samples=64, classes=4, shape='1x16x16', test=0.25)", "model": "lenet", "data.partition": "iid"}
+Times = dict[tuple[str, int, str], float]
+
+
+def kind(engine: Engine) -> tuple[str, int, str]:
+    """Name, stack and steps; a loop has neither, and a stack of its own is as large as it gets."""
+    return engine.name, getattr(engine, "stack", 0), getattr(engine, "steps", "eager")
+
+
+def choose_with(monkeypatch: pytest.MonkeyPatch, times: Times, rounds: int, **changes: Any) -> tuple[Choice, list[tuple[str, int, str]]]:
+    """times: seconds that a trial is said to take -> the choice, and what was tried for it"""
+    tried: list[tuple[str, int, str]] = []
+
+    def best_of(count: int, engine: Engine, job: Any, clock: Any) -> float:
+        tried.append(kind(engine))
+        return times[tried[-1]]
+
+    monkeypatch.setattr(choose, "_best_of", best_of)
+    monkeypatch.setattr(choose, "count_cores", lambda: 2)
+    experiment = small_experiment("fedavg", IMAGES | {"clients.sample": 4} | changes)
+    return choose_engine(experiment.task, make_job(experiment, first_state(experiment), 1), rounds=rounds), tried[
+        1:
+    ]  # the first is for the threads
+
+
+# four clients make 3 steps each in a trial, and 8 in one of steps written down or compiled: 12 and 32 local steps
+SLOW_LOOP: Times = {
+    ("loop", 0, "eager"): 0.12,  # 10 ms a step
+    ("stacked", 64, "eager"): 0.24,  # 20 ms: not hopeless if it were below twice the best
+    ("processes", 1, "eager"): 0.06,  # 5 ms
+    ("processes", 16, "eager"): 0.084,  # 7 ms
+    ("processes", 1, "graph"): 0.128,  # 4 ms
+    ("processes", 16, "graph"): 0.096,  # 3 ms
+    ("processes", 1, "compiled"): 0.032,  # 1 ms
+    ("processes", 16, "compiled"): 0.064,  # 2 ms
+}
+
+
+def test_a_short_run_takes_what_needs_no_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice, tried = choose_with(monkeypatch, SLOW_LOOP, rounds=1)
+    assert tried == [("loop", 0, "eager"), ("stacked", 64, "eager"), ("processes", 1, "eager")]
+    assert choice[:1] + choice[3:] == ("processes", "auto", 1)
+    assert choice.reason == "processes: milliseconds a local step of one client: loop 10.00, stacked 20.00, processes 5.00"
+
+
+def test_a_longer_run_writes_steps_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """12 rows a client in batches of 4 are 3 or 4 steps, 12 or more for all: 5,000 rounds at 5 ms are about 300 s, too few for compiling."""
+    choice, tried = choose_with(monkeypatch, SLOW_LOOP, rounds=5_000)
+    assert tried[3:] == [("processes", 16, "eager"), ("processes", 1, "graph"), ("processes", 16, "graph")]
+    assert choice[:1] + choice[3:] == ("processes", "graph", 16)
+    assert choice.reason.startswith(
+        "processes in stacks graph: milliseconds a local step of one client: loop 10.00, stacked 20.00, processes 5.00,"
+    )
+    assert choice.reason.endswith("processes in stacks 7.00, processes graph 4.00, processes in stacks graph 3.00")
+
+
+def test_a_long_run_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice, tried = choose_with(monkeypatch, SLOW_LOOP, rounds=100_000)
+    assert tried[-2:] == [("processes", 1, "compiled"), ("processes", 16, "compiled")]
+    assert choice[:1] + choice[3:] == ("processes", "compiled", 1)
+    experiment = small_experiment("fedavg", IMAGES | {"engine": "auto"})
+    settled, _ = settle_engine(experiment, Silent(), choice)
+    assert (settled.spec.engine, settled.spec.stepping, settled.spec.stack) == ("processes", "compiled", 1)
+    engine = make_engine(choice.name, experiment.task, choice.stack, 1, choice.steps)
+    assert isinstance(engine, Processes)
+    assert kind(engine) == ("processes", 1, "compiled")
+    engine.close()
+
+
+def test_what_falls_back_is_no_contender(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(engine: Processes, job: Any) -> Any:
+        engine.fallback = "steps could not be written down (no such operation)" if engine.steps == "graph" else ""
+        return iter(())
+
+    monkeypatch.setattr(Processes, "train", run)
+    times = dict(SLOW_LOOP)
+    choice, _ = choose_with(monkeypatch, times, rounds=1)
+    assert "could not" not in choice.reason
+    best_of = choose._best_of
+
+    def best_and_run(count: int, engine: Engine, job: Any, clock: Any) -> float:
+        list(engine.train(job))
+        return best_of(count, engine, job, clock)
+
+    monkeypatch.setattr(choose, "_best_of", best_and_run)
+    experiment = small_experiment("fedavg", IMAGES | {"clients.sample": 4})
+    choice = choose_engine(experiment.task, make_job(experiment, first_state(experiment), 1), rounds=5_000)
+    assert choice[:1] + choice[3:] == ("processes", "auto", 1)
+    assert choice.reason.endswith("processes in stacks 7.00; steps could not be written down (no such operation)")

@@ -1,0 +1,218 @@
+"""What a phase of training leaves alone is looked at once: where a network can be cut, where not, and that nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from remanence.algorithms import fedprox
+from remanence.engines.fronts import cut, find_split, only_the_loss_looks
+from remanence.engines.loop import Loop
+from remanence.engines.mixed import Mixed
+from remanence.engines.tuned_loop import TunedLoop
+from remanence.keys import Key
+from remanence.model import Model, initialise, wrap
+from remanence.objectives import tce
+from remanence.rounds import first_state, make_job
+from remanence.testing import TOLERANCE
+from remanence.trial import give_starts, play, small_experiment, state_tree, worst_difference
+from remanence.types import Method, Part, Phase, Reply, Start
+
+IMAGES = {"data.name": "synthetic(samples=64, classes=4, shape='2x6x6', test=0.25)", "clients.sample": 6}
+ROWS = torch.randn(3, 2, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+class Net(nn.Module):
+    """2x6x6 images -> conv -> something in the middle -> a dense layer -> the head"""
+
+    def __init__(self, middle: nn.Module | None = None):
+        super().__init__()
+        self.conv, self.middle = nn.Conv2d(2, 3, 3), nn.Identity() if middle is None else middle
+        self.dense, self.head = nn.Linear(48, 5), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.middle(self.conv(x)))
+        logits: Tensor = self.head(torch.relu(self.dense(x.flatten(1))))
+        return logits
+
+
+class Mixing(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        logits: Tensor = self.head(self.dense((x - x.mean(dim=0)).flatten(1)))
+        return logits
+
+
+class Shortcut(Net):
+    """The images themselves are needed behind the front, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.dense(self.conv(x).flatten(1))) + x.flatten(1)[:, :4]
+        return logits
+
+
+class Deciding(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+def pure(make: Callable[[], nn.Module]) -> Model:
+    return wrap(initialise(make, Key(0)), ROWS, 4, dtype=torch.float64)
+
+
+def names_in(module: nn.Module) -> set[str]:
+    return {name for name, _ in module.named_parameters()}
+
+
+HEAD, DENSE = {"head.weight", "head.bias"}, {"dense.weight", "dense.bias"}
+
+
+@pytest.mark.parametrize(
+    ("middle", "trained", "rear"),
+    [
+        (None, HEAD, HEAD),
+        (None, HEAD | DENSE, HEAD | DENSE),
+        (None, DENSE, HEAD | DENSE),  # the head is not trained, but stands behind what is
+        (lambda: nn.GroupNorm(3, 3), HEAD, HEAD),
+        (lambda: nn.Dropout(0.5), HEAD, HEAD | DENSE),  # another mask at every step: the cut is before it
+        (lambda: nn.Dropout(0.0), HEAD, HEAD),
+        (lambda: nn.BatchNorm2d(3), HEAD, HEAD | DENSE | {"middle.weight", "middle.bias"}),  # rows mix from there on
+    ],
+)
+def test_where_a_network_is_cut(middle: Callable[[], nn.Module] | None, trained: set[str], rear: set[str]) -> None:
+    model = pure(lambda: Net(middle() if middle else None))
+    split = cut(model, trained, ROWS)
+    assert split is not None
+    assert names_in(split.rear.trainer) == rear
+    assert not names_in(split.front.judge) & rear
+    key = torch.tensor(5)
+    whole, _ = model.apply(*model.initial, ROWS, key)
+    params, buffers = (split.rear_of(tree) for tree in model.initial)
+    pieces, _ = split.rear.apply(params, buffers, split.look(model.initial, ROWS), key)
+    assert torch.allclose(pieces.logits, whole.logits, atol=1e-14)
+    assert torch.allclose(pieces.features, whole.features, atol=1e-14)  # the tap at the head was carried over
+    assert split.width == 8 * split.look(model.initial, ROWS)[0].numel()
+
+
+@pytest.mark.parametrize(
+    ("make", "trained"),
+    [
+        (Net, {"conv.bias", *HEAD}),  # the first layer is trained
+        (Mixing, HEAD),  # a row's front would depend on the rows beside it
+        (Shortcut, HEAD),  # two things cross the cut
+    ],
+)
+def test_where_a_network_is_not_cut(make: Callable[[], nn.Module], trained: set[str]) -> None:
+    assert cut(pure(make), trained, ROWS) is None
+
+
+def test_a_network_that_cannot_be_traced_is_trained_whole() -> None:
+    experiment = small_experiment("fedavg", IMAGES, module=initialise(Deciding, Key(0)))
+    assert find_split(experiment.task, HEAD) is None
+
+
+def test_who_looks_at_the_inputs() -> None:
+    """Terms, gradients of their own, trackers and strangers' losses may; augmented inputs are others in every epoch."""
+
+    def looks(method: str | Method | Part, **changes: Any) -> bool:
+        return not only_the_loss_looks(small_experiment(method, {**IMAGES, **changes}, module=initialise(Net, Key(0))).task)
+
+    assert not looks("fedavg")
+    assert not looks("fedavg+wsm")
+    assert not looks(fedprox(mu=0.1) + tce())
+    assert looks("fedavg", **{"data.augment": ("flip",)})
+    assert looks("fedreg")
+    assert looks("centralised")
+    assert looks(Part("curious", terms=(lambda out, batch, lent, ctx: batch.x.flatten(1).sum(dim=1),)))
+    assert looks(Part("stranger", base=lambda out, batch, ctx: out.logits.sum(dim=1) * batch.x.flatten(1).sum(dim=1)))
+
+
+def tuning(phases: tuple[Phase, ...]) -> Part:
+    return Part("tuning", phases=lambda phase: phases)
+
+
+TWO_PHASES = (Phase(epochs=1), Phase(epochs=2, trainable=lambda world, names: tuple(sorted(HEAD))))
+
+
+@pytest.mark.parametrize("middle", [None, lambda: nn.Dropout(0.5), lambda: nn.GroupNorm(3, 3)])
+def test_the_numbers_are_the_same(middle: Callable[[], nn.Module] | None) -> None:
+    """Full training, then two epochs of the head alone, in a loop and in stacks, with clients of very different sizes."""
+    experiment = small_experiment(tuning(TWO_PHASES), IMAGES, module=initialise(lambda: Net(middle() if middle else None), Key(0)))
+    oracle, _ = play(experiment, Loop(experiment.task), 2)
+    for engine in (TunedLoop(experiment.task), Mixed(experiment.task, 4)):
+        state, _ = play(experiment, engine, 2)
+        assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+
+
+def test_the_numbers_are_the_same_where_steps_are_written_down() -> None:
+    """Equal clients, so that one size of a stack is written down; the second round has other rows behind the same recorded steps."""
+    changes = IMAGES | {"data.partition": "dirichlet(alpha=0.5, samples=8)", "clients.sample": 3}
+    experiment = small_experiment(tuning(TWO_PHASES), changes, module=initialise(Net, Key(0)))
+    oracle, _ = play(experiment, Loop(experiment.task), 2)
+    for engine in (TunedLoop(experiment.task, "graph"), Mixed(experiment.task, 4, "graph")):
+        state, _ = play(experiment, engine, 2)
+        assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+        assert engine.fallback == ""
+
+
+def test_batch_norm_behind_the_front_keeps_its_statistics() -> None:
+    """Equal clients, a fixed convolution before a batch norm whose buffers move."""
+    phases = (Phase(epochs=2, trainable=lambda world, names: tuple(name for name in names if "conv" not in name)),)
+    changes = IMAGES | {"data.partition": "dirichlet(alpha=0.5, samples=8)"}
+    experiment = small_experiment(tuning(phases), changes, module=initialise(lambda: Net(nn.BatchNorm2d(3)), Key(0)))
+    oracle, _ = play(experiment, Loop(experiment.task), 2)
+    assert float(oracle.server.model.buffers["middle.running_mean"].abs().max()) > 0
+    for engine in (TunedLoop(experiment.task), Mixed(experiment.task, 4)):
+        state, _ = play(experiment, engine, 2)
+        assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+
+
+def test_the_front_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client of 8 rows, batch 4, one epoch of everything and three of the head: the plain loop convolves in 2 + 6 steps, ours in 2 steps and once more."""
+    calls: list[int] = []
+    convolve = nn.Conv2d.forward
+
+    def counted(layer: nn.Conv2d, x: Tensor) -> Tensor:
+        if x.dim() == 4 and torch.is_tensor(x):
+            calls.append(len(x))
+        return convolve(layer, x)
+
+    phases = (Phase(epochs=1), Phase(epochs=3, trainable=lambda world, names: tuple(sorted(HEAD))))
+    changes = IMAGES | {"data.partition": "dirichlet(alpha=0.5, samples=8)", "data.validation": 0.0}
+    experiment = small_experiment(tuning(phases), changes, module=initialise(Net, Key(0)))
+    job = make_job(experiment, first_state(experiment), 1)
+    one = job._replace(clients=job.clients[:1], facts=experiment.facts(job.clients[:1], 0))
+    engine = TunedLoop(experiment.task)
+    assert engine.find_split(("head.weight", "head.bias")) is not None  # which looks at a few rows
+    seen = {}
+    monkeypatch.setattr(nn.Conv2d, "forward", counted)
+    for name, each in (("plain", Loop(experiment.task)), ("tuned", engine)):
+        each.train_client(one, 0)
+        seen[name] = list(calls)
+        calls.clear()
+    assert seen["plain"] == [4] * 8
+    assert seen["tuned"] == [4, 4, 8]
+
+
+def test_no_room_for_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the whole network is run in every step, with the same result; every client begins with a front of its own here."""
+    phases = (Phase(epochs=2, trainable=lambda world, names: tuple(sorted(HEAD))),)
+    experiment = small_experiment(tuning(phases), IMAGES, module=initialise(Net, Key(0)))
+    job = give_starts(make_job(experiment, first_state(experiment), 1))
+    params = {name: value * (1 + torch.arange(6).reshape(-1, *(1,) * (value.dim() - 1)) / 10) for name, value in job.start.params.items()}
+    job = job._replace(start=Start(params, {}))
+
+    def train() -> list[Reply]:
+        engines = (Loop(experiment.task), TunedLoop(experiment.task), Mixed(experiment.task, 4))
+        replies = (Reply.join(list(engine.train(job))) for engine in engines)
+        return [reply.pick(torch.argsort(reply.client)) for reply in replies]
+
+    with_room = train()
+    for place in ("tuned_loop", "mixed"):
+        monkeypatch.setattr(f"remanence.engines.{place}.ROOM", 0)
+    for reply in [*with_room, *train()]:
+        assert worst_difference(reply._asdict(), with_room[0]._asdict())[1] <= TOLERANCE

@@ -1,0 +1,145 @@
+"""The loop of a worker process: steps written down, client by client or in stacks, equal to `loop` at 1e-12 in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from remanence.data.batches import plan_batches
+from remanence.engines import common, tuned_loop
+from remanence.engines.compiled import TracedStep
+from remanence.engines.loop import Loop
+from remanence.engines.mixed import Mixed
+from remanence.engines.processes import Processes, deal
+from remanence.engines.tuned_loop import TunedLoop
+from remanence.keys import Key
+from remanence.local import Task, differentiate_functional, first_progress, take_step
+from remanence.rounds import first_state, make_job
+from remanence.testing import TOLERANCE, check_engine
+from remanence.trial import EQUAL, batch_norm_net, play, small_experiment, state_tree, worst_difference
+from remanence.types import Engine
+
+IMAGES = {"data.name": "synthetic(samples=64, classes=4, shape='1x16x16', test=0.25)", "model": "lenet"}
+
+
+def assert_equals_loop(method: Any, changes: dict[str, Any], make: Callable[[Task], Engine], rounds: int = 2, module: Any = None) -> Any:
+    experiment = small_experiment(method, changes, module=module)
+    oracle, _ = play(experiment, Loop(experiment.task), rounds)
+    with closing(make(experiment.task)) as engine:
+        state, _ = play(experiment, engine, rounds)
+    place, distance = worst_difference(state_tree(state), state_tree(oracle))
+    assert distance <= TOLERANCE, f"{place} differs by {distance:.1e}"
+    return engine
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold+wsm", "flashback", "hast(peers=2, depth=1, finetune_epochs=1)"])
+def test_steps_written_down(method: str) -> None:
+    """Clients of 30 to 1 rows with batches of 4: what is too narrow is padded, so that one form serves all; a schedule, so that no number is written down."""
+    engine = assert_equals_loop(method, {"local.schedule": "cosine", "rounds": 3}, partial(TunedLoop, steps="graph"))
+    assert engine.fallback == ""
+    assert engine.traced
+    assert all(len(known) == 1 for known in engine.traced.values())
+
+
+def test_rows_that_mix_are_not_padded() -> None:
+    """6 rows in batches of 4: with batch norm a batch of 4 and one of 2 are two forms."""
+    engine = assert_equals_loop("fedavg", EQUAL | {"local.epochs": 2}, partial(TunedLoop, steps="graph"), module=batch_norm_net())
+    (known,) = engine.traced.values()
+    assert len(known) == 2
+    assert engine.fallback == ""
+
+
+def test_too_many_forms_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuned_loop, "FORMS", 1)
+    engine = assert_equals_loop("fedavg", EQUAL, partial(TunedLoop, steps="graph"), module=batch_norm_net())
+    assert engine.fallback == "steps could not be written down (more than 1 different forms of arguments)"
+    assert engine.steps == "eager"
+    assert not engine.traced
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_compiled() -> None:
+    """In the workers themselves, each of which compiles."""
+    engine = assert_equals_loop("fedavg", {}, lambda task: Processes(task, 2, steps="compiled"))
+    assert engine.fallback == ""
+
+
+# ---------------------------------------------------------------------------------------------------------------------- a step written down
+
+
+def one_step(steps: int = 2) -> tuple[Task, Any, list[Any]]:
+    """The first client's task, the arguments of its first step, and its moments."""
+    experiment = small_experiment("fedavg", {"local.optimizer": "adam(lr=0.01, eps=1e-4)"})
+    task, job = experiment.task, make_job(experiment, first_state(experiment), 1)
+    loop, client = Loop(task), int(job.clients[0])
+    rows = loop._rows(job, client)
+    ctx = common.enter_phase(common.make_context(task, job, 0), 0, steps)
+    progress = first_progress(task, differentiate_functional, ctx.start.params, {}, {}, rows, ctx)
+    plan = plan_batches(Key(3), len(rows.train), batch=2, steps=steps)
+    moments = list(loop.see_batches(task, ctx, rows.train[torch.from_numpy(plan.rows)], np.full(steps, 2)))
+    return task, (progress, {}, moments[0][0], rows, ctx._replace(step=moments[0][1], key=moments[0][2])), moments
+
+
+def test_a_tensor_at_two_places_is_told_apart() -> None:
+    """Before the first step the parameters are those of the received model, the same tensors: a second step must read the changed ones."""
+    task, arguments, moments = one_step()
+    assert arguments[0].params["head.bias"] is arguments[4].start.params["head.bias"]
+    step = partial(take_step, task, differentiate_functional)
+    written, wanted, losses = TracedStep(step, arguments), arguments[0], []
+    for batch, number, key in moments:
+        wanted, loss = step(wanted, {}, batch, arguments[3], arguments[4]._replace(step=number, key=key))
+        losses.append(loss)
+    found, seen = written.walk(arguments, moments)
+    assert worst_difference(found._asdict(), wanted._asdict())[1] <= TOLERANCE
+    assert [float(loss) for loss in seen] == pytest.approx([float(loss) for loss in losses], abs=TOLERANCE)
+
+
+def test_only_what_is_read_is_asked_for() -> None:
+    """Of all arguments FedAvg with Adam reads 6 parameters, 3 slots, inputs, labels, weights, and lr, beta1, beta2, eps: rows of other clients fit, too."""
+    task, arguments, _ = one_step()
+    written = TracedStep(partial(take_step, task, differentiate_functional), arguments)
+    assert len(written.places) == 6 + 3 + 3 + 4
+    progress, fixed, batch, rows, ctx = arguments
+    assert written.fits((progress, fixed, batch, rows._replace(train=rows.train[:1]), ctx))
+    assert not written.fits((progress, fixed, batch._replace(x=batch.x[:1]), rows, ctx))
+    assert not written.fits((progress, fixed, batch._replace(x=batch.x.float()), rows, ctx))
+    assert not written.fits((progress, {"more": batch.x}, batch, rows, ctx))
+
+
+# ---------------------------------------------------------------------------------------------------------------------- stacks in workers
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_stacks_in_workers_keep_the_contract(workers: int) -> None:
+    check_engine(lambda task: Processes(task, workers, stack=2))
+
+
+def test_convolutions_in_stacks() -> None:
+    """They are taken client by client, with everything around them for all clients at once."""
+    assert_equals_loop("scaffold+wsm", IMAGES, lambda task: Mixed(task, 3))
+    assert_equals_loop("flashback", IMAGES, lambda task: Processes(task, 2, stack=3), rounds=1)
+
+
+def test_a_worker_says_why_it_steps_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise NotImplementedError("no such operation")
+
+    monkeypatch.setattr(tuned_loop, "TracedStep", refuse)  # before the fork
+    engine = assert_equals_loop("fedavg", {}, lambda task: Processes(task, 2, steps="graph"), rounds=1)
+    assert engine.fallback == "steps could not be written down (no such operation)"
+
+
+def test_work_is_dealt_out() -> None:
+    """Five clients, the largest first: singly, as two stacks for two workers, or, where a stack holds one or two, as four."""
+    order = np.array([4, 0, 3, 1, 2])
+    assert [share.tolist() for share in deal(order, 2, 0)] == [[4], [0], [3], [1], [2]]
+    assert [share.tolist() for share in deal(order, 2, 3)] == [[4, 3, 2], [0, 1]]
+    assert [share.tolist() for share in deal(order, 2, 2)] == [[4, 2], [0], [3], [1]]
+    assert [share.tolist() for share in deal(order[:1], 4, 8)] == [[4]]

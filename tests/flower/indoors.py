@@ -1,0 +1,87 @@
+"""A federation within one process: the coordinator's and the sites' own code, with the bytes of every message, and no Flower in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from remanence.config import Spec, make_spec
+from remanence.flower.carrier import Answer
+from remanence.flower.coordinator import run_experiment
+from remanence.flower.session import Patience
+from remanence.flower.settings import read_site
+from remanence.flower.site import Site
+from remanence.flower.wire import Parcel, from_bytes, to_bytes
+from remanence.progress import Silent
+from remanence.results import Run
+from remanence.trial import SMALL
+
+QUICK = Patience(arrival=1.0, answer=0.6, nudge=0.2, absence=0.3)
+EVERYTHING = {"code": True, "label_counts": True}
+
+
+class Indoors:
+    """Sites by node id, each answering at once; `fate(node, parcel)` may lose a message ("lost") or its answer ("silent")."""
+
+    def __init__(self, sites: dict[int, Site], fate: Callable[[int, Parcel], str] = lambda node, parcel: ""):
+        self.sites, self.fate = sites, fate
+        self.ready: dict[str, Answer] = {}
+        self.sent: list[tuple[int, Parcel]] = []
+        self.sent_bytes = self.received_bytes = 0
+
+    def nodes(self) -> set[int]:
+        return set(self.sites)
+
+    def send(self, node: int, parcel: Parcel, kind: str, group: str) -> str:
+        number = f"message {len(self.sent)}"
+        self.sent.append((node, parcel))
+        self.sent_bytes += parcel.nbytes
+        fate = self.fate(node, parcel)
+        if fate != "lost" and node in self.sites:
+            reply = from_bytes(to_bytes(self.sites[node].answer(from_bytes(to_bytes(parcel)))))
+            if fate != "silent":
+                self.ready[number] = Answer(number, reply)
+        return number
+
+    def collect(self) -> list[Answer]:
+        came, self.ready = list(self.ready.values()), {}
+        return came
+
+    def forget(self, numbers: Iterable[str]) -> None:
+        for number in numbers:
+            self.ready.pop(number, None)
+
+
+def make_site(
+    folder: Path, name: str, clients: Iterable[int], policy: dict[str, Any] | None = None, data: Any = "share", **more: Any
+) -> Site:
+    """A site with its own folder."""
+    return Site(read_site(write_site(folder, name, clients, policy, data, **more)))
+
+
+def write_site(
+    folder: Path, name: str, clients: Iterable[int], policy: dict[str, Any] | None = None, data: Any = "share", **more: Any
+) -> Path:
+    """-> its site.toml"""
+    import tomli_w
+
+    path = folder / name / "site.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tree = {
+        "name": name,
+        "data": data if isinstance(data, dict) else {str(client): data for client in clients},
+        "policy": EVERYTHING if policy is None else policy,
+        "compute": {"device": "cpu", "threads": 1},
+    }
+    path.write_text(tomli_w.dumps(tree | more))
+    return path
+
+
+def small_spec(method: str, **changes: Any) -> Spec:
+    """The small experiment of `trial.py` for two rounds; the public set is there where it is needed."""
+    return make_spec({}, SMALL | {"engine": "auto", "method": method, "rounds": 2} | changes)
+
+
+def play_indoors(spec: Spec, carrier: Indoors, out: Path, patience: Patience = QUICK) -> Run:
+    return run_experiment(spec, out, carrier, patience, Silent())

@@ -1,0 +1,37 @@
+"""Comparing a run of a federation with the same experiment on `loop`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from remanence.checkpoint import Vault, fingerprint
+from remanence.config import Spec
+from remanence.results import CHECKPOINTS, Run
+from remanence.rounds import start_run
+from remanence.state import RunState
+from remanence.trial import state_tree, worst_difference
+
+
+def last_state(run: Run) -> RunState:
+    state = Vault(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(torch.device("cpu"), print)
+    assert state is not None
+    return state
+
+
+def assert_equals_loop(run: Run, spec: Spec, folder: Path, tolerance: float) -> None:
+    """The same models, the same state at the server, the same counts; what clients keep is not at the coordinator to be compared."""
+    oracle = start_run(spec.model_copy(update={"engine": "loop"}), folder / "loop")
+    assert not [line for line in run.metrics if line["refused"] or line["abandoned"]]
+    ours, theirs = (state_tree(last_state(r)) for r in (run, oracle))
+    for tree in (ours, theirs):
+        del tree["own"]
+    place, distance = worst_difference(ours, theirs)
+    assert distance <= tolerance, f"flower differs from loop by {distance:.1e} at {place}"
+    for mine, other in zip(run.metrics, oracle.metrics, strict=True):
+        assert (mine["split"], mine["model"]) == (other["split"], other["model"])
+        if tolerance <= 1e-10:
+            assert mine["per_class"] == other["per_class"]
+        assert mine["loss"] == pytest.approx(other["loss"], abs=10 * tolerance)

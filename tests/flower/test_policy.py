@@ -1,0 +1,88 @@
+"""What a site refuses, and what it does to counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remanence.flower.policy import Declined, check_code, check_evaluation, check_method, disguise, draw_geometric
+from remanence.flower.settings import Policy
+from remanence.keys import Key
+from remanence.trial import small_experiment
+
+CONFUSION = np.array([[[7, 3], [0, 5]]], dtype=np.int64)
+LOSS = np.array([30.0])
+
+
+def test_counts_leave_as_they_are_where_nothing_is_asked_for() -> None:
+    shown, loss = disguise(Policy(), CONFUSION, LOSS)
+    assert shown.tolist() == CONFUSION.tolist()
+    assert loss.tolist() == [30.0]
+
+
+def test_small_counts_are_suppressed_and_the_mean_loss_stays() -> None:
+    """Below 5: the 3 becomes 0, 5 stays. 12 of 15 rows are left, so the summed loss is 30 * 12 / 15 = 24, and the mean 2 as before."""
+    shown, loss = disguise(Policy(suppress=5), CONFUSION, LOSS)
+    assert shown.tolist() == [[[7, 0], [0, 5]]]
+    assert loss.tolist() == [24.0]
+    assert loss[0] / shown.sum() == LOSS[0] / CONFUSION.sum()
+
+
+def test_nothing_left_is_nothing_told() -> None:
+    shown, loss = disguise(Policy(suppress=100), CONFUSION, LOSS)
+    assert not shown.any()
+    assert loss.tolist() == [0.0]
+
+
+@given(st.floats(0.05, 5.0), st.integers(0, 2**32))
+def test_noised_counts_are_counts(epsilon: float, seed: int) -> None:
+    shown, loss = disguise(Policy(epsilon=epsilon), CONFUSION, LOSS, Key(seed))
+    assert shown.dtype == np.int64
+    assert (shown >= 0).all()
+    assert np.isfinite(loss).all()
+
+
+def test_noise_has_the_promised_distribution() -> None:
+    """P(z) = (1 - a) / (1 + a) * a^|z| with a = exp(-epsilon): for epsilon = ln 2, a = 1/2, so P(0) = 1/3 and P(1) = P(-1) = 1/6."""
+    drawn = draw_geometric(Key(1), float(np.log(2)), (60_000,))
+    shares = [(drawn == z).mean() for z in (-1, 0, 1)]
+    assert shares == pytest.approx([1 / 6, 1 / 3, 1 / 6], abs=0.01)  # more than five standard deviations
+    assert abs(drawn.mean()) < 0.03
+
+
+def test_noise_comes_from_the_operating_system() -> None:
+    """Two answers about the same rows differ, although the experiment and its seed are the same."""
+    many = np.repeat(CONFUSION, 50, axis=0)
+    shown = [disguise(Policy(epsilon=0.1), many, np.repeat(LOSS, 50))[0] for _ in range(2)]
+    assert (shown[0] != shown[1]).any()
+
+
+def test_label_counts_need_leave() -> None:
+    task = small_experiment("flashback").task
+    check_method(Policy(label_counts=True), task)
+    with pytest.raises(Declined, match="flashback asks for label counts") as refused:
+        check_method(Policy(), task)
+    assert refused.value.code == "policy"
+
+
+def test_label_counts_that_stay_need_none() -> None:
+    """WSM uses them at the site, and sends nothing of them."""
+    check_method(Policy(), small_experiment("fedavg+wsm").task)
+
+
+def test_only_named_methods_are_taken_part_in() -> None:
+    task = small_experiment("scaffold+wsm").task
+    check_method(Policy(methods=("scaffold", "wsm")), task)
+    with pytest.raises(Declined, match="takes part in fedavg, wsm alone"):
+        check_method(Policy(methods=("fedavg", "wsm")), task)
+
+
+def test_code_and_counts_need_leave() -> None:
+    check_code(Policy(), "mlp(width=8)")
+    check_code(Policy(code=True), "mine.nets:Net(width=8)")
+    with pytest.raises(Declined, match="imports and runs Python code"):
+        check_code(Policy(), "mine.nets:Net(width=8)")
+    with pytest.raises(Declined, match="gives no counts"):
+        check_evaluation(Policy(evaluate=False))

@@ -1,0 +1,111 @@
+"""What travels comes out as it went in, and whatever no program of ours would send is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from remanence.flower.cargo import as_arrays, as_tree
+from remanence.flower.wire import DTYPES, Parcel, WireError, flatten_arrays, from_bytes, restore_arrays, to_bytes, unpack_text
+
+some_arrays = st.dictionaries(
+    st.text("abc/.", min_size=1, max_size=5),
+    st.sampled_from(DTYPES).flatmap(
+        lambda kind: arrays.arrays(np.dtype(kind), arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+    ),
+    max_size=6,
+)
+
+
+@given(some_arrays)
+def test_arrays_come_back_bit_by_bit_and_in_order(given_arrays: dict[str, np.ndarray]) -> None:
+    layout, flat = flatten_arrays(given_arrays)
+    assert len(flat) <= len(DTYPES)  # however many arrays there are, few pieces travel
+    back = restore_arrays(json.loads(json.dumps(layout)), flat)
+    assert list(back) == list(given_arrays)
+    for name, array in given_arrays.items():
+        assert back[name].dtype == array.dtype
+        assert back[name].shape == array.shape
+        assert back[name].tobytes() == np.ascontiguousarray(array).tobytes()  # NaN and -0.0 too
+
+
+@given(
+    some_arrays,
+    st.dictionaries(st.text(max_size=3), st.integers(-(2**64), 2**64) | st.floats(allow_nan=False, allow_infinity=False), max_size=3),
+)
+def test_a_parcel_comes_back_from_its_bytes(mine: dict[str, np.ndarray], about: dict[str, float]) -> None:
+    back = from_bytes(to_bytes(Parcel(dict(about), mine)))
+    assert back.about == about  # floats exactly: JSON writes the shortest text that reads back as the same number
+    assert {name: array.tobytes() for name, array in back.arrays.items()} == {n: np.ascontiguousarray(a).tobytes() for n, a in mine.items()}
+
+
+FLAT = {"float64": np.arange(6.0)}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        None,
+        [["a", "float64", [7]]],  # more than came
+        [["a", "float64", [5]]],  # less than came
+        [["a", "float64", [3]], ["a", "float64", [3]]],  # twice
+        [["a", "float32", [6]]],  # a type that did not come
+        [["a", "object", [6]]],
+        [["a", "float64", [-6]]],
+        [["a", "float64", [2, 3.0]]],
+        [["a", "float64", [True, 6]]],
+        [["a", "float64"]],
+        ["a"],
+    ],
+)
+def test_what_does_not_fit_together_is_refused(layout: object) -> None:
+    with pytest.raises(WireError):
+        restore_arrays(layout, FLAT)
+
+
+def test_an_array_that_is_not_of_its_announced_type_is_refused() -> None:
+    with pytest.raises(WireError, match="not what was announced"):
+        restore_arrays([["a", "float64", [6]]], {"float64": np.arange(6, dtype=np.float32)})
+
+
+def test_types_that_cannot_travel_are_named() -> None:
+    with pytest.raises(WireError, match="secret is of type object"):
+        flatten_arrays({"secret": np.array([print], dtype=object)})
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_no_parcel(content: bytes) -> None:
+    with pytest.raises(WireError):
+        from_bytes(content)
+
+
+def test_a_cut_parcel_is_no_parcel() -> None:
+    content = to_bytes(Parcel({"kind": "trained"}, {"w": np.ones(9)}))
+    for length in range(0, len(content), 7):
+        with pytest.raises(WireError):
+            from_bytes(content[:length])
+
+
+def test_another_version_is_told() -> None:
+    with pytest.raises(WireError, match="speaks version 99 of our protocol"):
+        unpack_text(json.dumps({"remanence": 99, "about": {}, "layouts": {}}))
+
+
+def test_trees_come_back_as_copies() -> None:
+    tree = {"start": {"params": {"body.weight": torch.ones(2, 2, dtype=torch.float64)}, "buffers": {}}, "n": torch.tensor(3)}
+    arrays_ = as_arrays(tree)
+    back = as_tree(arrays_, "start", torch.device("cpu"))
+    assert list(back) == ["params"]
+    back["params"]["body.weight"][0, 0] = 5.0
+    assert arrays_["start/params/body.weight"][0, 0] == 1.0
+
+
+def test_a_name_that_is_leaf_and_branch_is_refused() -> None:
+    with pytest.raises(ValueError, match="not those of a tree"):
+        as_tree({"x/a": np.ones(1), "x/a/b": np.ones(1)}, "x", torch.device("cpu"))

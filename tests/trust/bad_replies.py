@@ -1,0 +1,154 @@
+"""Ways to spoil a reply: each kind once by name, and any mixture of them by seed."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from remanence import trees
+from remanence.gate import Expected
+from remanence.types import Reply, Start
+
+HUGE = 1e12
+
+
+def _first(tree: dict[str, Any]) -> str:
+    return next(iter(tree))
+
+
+def _with_param(reply: Reply, change: Callable[[torch.Tensor], Any]) -> Reply:
+    name = _first(dict(reply.params))
+    return reply._replace(params={**reply.params, name: change(reply.params[name])})
+
+
+def _poke(reply: Reply, value: float) -> Reply:
+    def change(x: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        x.view(-1)[0] = value
+        return x
+
+    return _with_param(reply, change)
+
+
+def _poke_extras(reply: Reply) -> Reply:
+    extras = trees.clone(reply.extras)
+    floating = [x for x in trees.leaves(extras) if x.is_floating_point()]
+    floating[0].view(-1)[0] = math.nan
+    return reply._replace(extras=extras)
+
+
+def _drop_name(reply: Reply) -> Reply:
+    name = _first(dict(reply.params))
+    return reply._replace(params={key: value for key, value in reply.params.items() if key != name})
+
+
+def _weigh(value: float) -> Callable[[Reply], Reply]:
+    return lambda reply: reply._replace(weight=torch.full_like(reply.weight, value))
+
+
+# one reply -> what comes instead
+KINDS: dict[str, Callable[[Reply], Reply | list[Reply]]] = {
+    "one client sends NaN": lambda reply: _poke(reply, math.nan),
+    "one client sends infinity": lambda reply: _poke(reply, math.inf),
+    "NaN in what travels besides the model": _poke_extras,
+    "a wrong shape": lambda reply: _with_param(reply, lambda x: torch.cat([x, x], dim=-1)),
+    "a wrong shape that would broadcast": lambda reply: _with_param(reply, lambda x: x[..., :1]),
+    "a wrong dtype": lambda reply: _with_param(reply, lambda x: x.half()),
+    "something that is no tensor": lambda reply: _with_param(reply, lambda x: x.tolist()),
+    "a name is missing": _drop_name,
+    "a name too many": lambda reply: reply._replace(params={**reply.params, "spy": torch.zeros(reply.k, 1)}),
+    "extras that the method does not have": lambda reply: reply._replace(extras={**reply.extras, "spy": {"x": torch.zeros(reply.k)}}),
+    "a payload a hundred times too large": lambda reply: reply._replace(params={**reply.params, "spy": torch.zeros(reply.k, 1 << 18)}),
+    "a client that was not asked": lambda reply: reply._replace(client=reply.client + 1000),
+    "the same client twice": lambda reply: [reply, reply],
+    "a reply of an earlier round": lambda reply: reply._replace(round=reply.round - 1),
+    "a reply of a later round": lambda reply: reply._replace(round=reply.round + 1),
+    "a negative number of examples": _weigh(-5.0),
+    "a huge number of examples": _weigh(HUGE),
+    "NaN examples": _weigh(math.nan),
+    "no examples": _weigh(0.0),
+    "a model that moved beyond round.max_norm": lambda reply: _with_param(reply, lambda x: x + 1e6),
+}
+
+
+# ------------------------------------------------------------------------------------------------------------------------- for fuzzing
+
+COHORT = (2, 5, 7, 11)
+
+
+def expect_small() -> Expected:
+    params = {"w": torch.zeros(2, 3), "b": torch.zeros(())}
+    buffers, extras = {"n": torch.zeros((), dtype=torch.int64)}, {"part": {"e": torch.zeros(2)}}
+    return Expected(
+        4, COHORT, params, buffers, extras, 1000.0, max_norm=1e4, start=Start(params, buffers), own={"part": {"kept": torch.zeros(2)}}
+    )
+
+
+def _good(client: int) -> Reply:
+    value = torch.full((1,), float(client))
+    return Reply(
+        client=torch.tensor([client]),
+        round=torch.tensor([4]),
+        params={"w": torch.full((1, 2, 3), float(client)), "b": value.clone()},
+        buffers={"n": torch.tensor([client])},
+        extras={"part": {"e": torch.full((1, 2), float(client))}},
+        weight=value.double(),
+        own={"part": {"kept": torch.full((1, 2), float(client))}},
+        loss=value.clone(),
+    )
+
+
+def _odd_tensor(draw: random.Random) -> Any:
+    shape = tuple(draw.choice((0, 1, 1, 2, 3)) for _ in range(draw.randrange(4)))
+    value = draw.choice((0.0, 1.0, -1.0, math.nan, math.inf, 1e38, 3.0))
+    kind = draw.choice((torch.float32, torch.float64, torch.int64, torch.bool, torch.complex64, torch.float16, torch.uint8))
+    odd = (None, 3, "text", [1.0], {}, {"x": torch.zeros(1)}, {"a/b": torch.zeros(1)}, {3: torch.zeros(1)}, torch.zeros(1, device="meta"))
+    if draw.random() < 0.2:
+        return draw.choice(odd)
+    if not kind.is_floating_point and not kind.is_complex and not math.isfinite(value):
+        value = 1.0
+    made = torch.full(shape, value if kind.is_floating_point or kind.is_complex else abs(value) % 100, dtype=torch.float64).to(kind)
+    return made.to_sparse() if draw.random() < 0.05 and made.dim() and kind.is_floating_point else made
+
+
+def _change_anything(reply: Reply, draw: random.Random) -> Reply:
+    field = draw.choice(Reply._fields)
+    old = getattr(reply, field)
+    if not isinstance(old, dict) or draw.random() < 0.2:
+        return reply._replace(**{field: _odd_tensor(draw)})
+    tree = trees.clone(old) if draw.random() < 0.5 else dict(old)
+    name = draw.choice([*tree, "other", "part", "a/b", ""])
+    if draw.random() < 0.3:
+        tree.pop(name, None)
+    else:
+        tree[name] = _odd_tensor(draw)
+    return reply._replace(**{field: tree})
+
+
+def spoil_reply(seed: int) -> Iterator[Reply]:
+    """A round of chunks, some of them good, some spoiled in a named way, some in any way at all."""
+    draw = random.Random(seed)
+    for _ in range(draw.randint(1, 5)):
+        reply = _good(draw.choice(COHORT))
+        if draw.random() < 0.3:
+            try:
+                reply = Reply.join([reply, _good(draw.choice(COHORT))])
+            except (RuntimeError, TypeError):
+                continue
+        way = draw.random()
+        if way < 0.25:
+            yield reply
+        elif way < 0.5:
+            came = KINDS[draw.choice(list(KINDS))](reply)
+            yield from came if isinstance(came, list) else [came]
+        else:
+            for _ in range(draw.randint(1, 2)):
+                try:
+                    reply = _change_anything(reply, draw)
+                except (AttributeError, TypeError):  # what was spoiled before cannot be copied
+                    break
+            yield reply

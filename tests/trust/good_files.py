@@ -1,0 +1,318 @@
+"""A good input for every reader, as small as it can be, and how it is read: what fuzzing starts from."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from report.conftest import write_comparison
+from report.rich_runs import write_peers_run, write_server_run
+
+from remanence import expressions
+from remanence.algorithms import PARTS
+from remanence.attacks import parse_attacks
+from remanence.checkpoint import MANIFEST, OWN, STATE, Vault
+from remanence.compose import parse_method
+from remanence.config import make_spec, read_file
+from remanence.data import PARTITIONS
+from remanence.data.cifar import PIXELS, _read_binary, _read_python
+from remanence.data.concepts import make_concepts
+from remanence.data.folders import folder
+from remanence.data.idx import read_idx
+from remanence.data.leaf import _read_file
+from remanence.data.mat import read_mat
+from remanence.data.own import npz
+from remanence.data.schedules import SCHEDULES as DRIFTS
+from remanence.data.schedules import read_table
+from remanence.data.source import Source, Split
+from remanence.experiment import check_names
+from remanence.files import sha256
+from remanence.heterogeneity import parse_deadline, parse_speed
+from remanence.keys import Key
+from remanence.peers.availability import parse_availability
+from remanence.peers.topology import TOPOLOGIES
+from remanence.report.figures import FIGURES
+from remanence.report.groups import gather
+from remanence.report.rows import make_row
+from remanence.report.words import summarise
+from remanence.results import COMPARISON, CONFUSIONS, EXAMPLES, LEDGER, METRICS, PEERS, SPEC, Comparison, Run
+from remanence.rules import OPTIMISERS, SCHEDULES
+from remanence.server import Server
+from remanence.state import Crowd, RunState
+from remanence.types import Start
+
+IMAGES = (np.arange(3 * PIXELS) % 251).astype(np.uint8).reshape(3, PIXELS)
+
+
+class Case(NamedTuple):
+    """A good file below a folder, and what reads it. place(number of the input) tells which file is spoiled, where there are several."""
+
+    write: Callable[[Path], list[Path]]  # everything there must be -> the files that may be spoiled
+    read: Callable[[Path, int], object]  # (folder, number of the input)
+    mend: Callable[[Path], None] = lambda path: None  # after spoiling: what an attacker would do to pass a first check
+
+
+def write_bytes(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+# ------------------------------------------------------------------------------------------------------------------------------- data sets
+
+
+def write_idx(home: Path) -> list[Path]:
+    content = bytes((0, 0, 8, 3)) + struct.pack(">3I", 3, 4, 5) + bytes(range(60))
+    return [write_bytes(home / "plain", content), write_bytes(home / "packed.gz", gzip.compress(content, mtime=0))]
+
+
+def read_both_idx(home: Path, number: int) -> None:
+    for name in ("plain", "packed.gz"):
+        read_idx(home / name, 3)
+
+
+def write_cifar(home: Path) -> list[Path]:
+    return [write_bytes(home / "batch.bin", b"".join(bytes((label,)) + IMAGES[label].tobytes() for label in range(3)))]
+
+
+def write_pickle(home: Path) -> list[Path]:
+    content = {b"data": IMAGES, b"labels": [0, 1, 2], b"batch_label": b"one"}
+    return [write_bytes(home / f"batch-{protocol}", pickle.dumps(content, protocol=protocol)) for protocol in (4, 5)]
+
+
+def read_pickles(home: Path, number: int) -> None:
+    for path in home.iterdir():
+        _read_python([path], 3, "labels", classes=10)
+
+
+def write_mat(home: Path) -> list[Path]:
+    from scipy.io import savemat
+
+    home.mkdir(parents=True, exist_ok=True)
+    content = {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [10]], np.uint8)}
+    savemat(home / "plain.mat", content)
+    savemat(home / "packed.mat", content, do_compression=True)
+    return [home / "plain.mat", home / "packed.mat"]
+
+
+def write_leaf(home: Path) -> list[Path]:
+    image = [round(pixel / 784, 2) for pixel in range(784)]
+    users = {"ann": {"x": [image], "y": [3]}, "bob": {"x": [image, image], "y": [1, 2]}}
+    content = {"users": list(users), "num_samples": [1, 2], "user_data": users}
+    return [write_bytes(home / "all.json", json.dumps(content).encode())]
+
+
+def write_npz(home: Path) -> list[Path]:
+    home.mkdir(parents=True, exist_ok=True)
+    arrays = {"x": np.arange(48, dtype=np.uint8).reshape(12, 2, 2), "y": np.arange(12) % 3, "groups": np.array(list("abcabcabcabc"))}
+    np.savez(home / "plain.npz", **arrays)
+    np.savez_compressed(home / "packed.npz", **arrays)
+    return [home / "plain.npz", home / "packed.npz"]
+
+
+def read_npzs(home: Path, number: int) -> None:
+    for name in ("plain", "packed"):
+        npz(None, path=str(home / f"{name}.npz"))
+
+
+def write_images(home: Path) -> list[Path]:
+    from PIL import Image
+
+    written = []
+    for place, (kind, suffix) in enumerate((("PNG", "png"), ("JPEG", "jpg"), ("BMP", "bmp"), ("WEBP", "webp"), ("PPM", "ppm"))):
+        file = io.BytesIO()
+        pixels = (np.arange(6 * 5 * 3).reshape(6, 5, 3) * 3 % 256).astype(np.uint8)
+        Image.fromarray(pixels).save(file, kind)
+        written.append(write_bytes(home / ("cat" if place % 2 else "dog") / f"{place}.{suffix}", file.getvalue()))
+        write_bytes(home / ("cat" if place % 2 else "dog") / f"good-{place}.{suffix}", file.getvalue())
+    return written
+
+
+# ------------------------------------------------------------------------------------------------------------------ experiments and tables
+
+EXPERIMENT = """\
+method = "fedprox(mu=0.1)+wsm"
+rounds = 3
+seed = 4
+attack = "sign_flip(fraction=0.1)"
+[data]
+name = "digits"
+partition = "dirichlet(alpha=0.1)"
+validation = 0.2
+augment = ["crop", "flip"]
+[clients]
+count = 5
+sample = 0.5
+availability = "random(offline=0.1)"
+[local]
+epochs = 2
+optimizer = "sgd(lr=0.1, momentum=0.9)"
+[round]
+deadline = "quantile(share=0.8)"
+max_norm = 10.0
+"""
+
+
+def read_experiment(home: Path, number: int) -> None:
+    check_names(make_spec(read_file(home / "experiment.toml", allow_code=False)))
+
+
+METHODS = (
+    "fedprox(mu=0.1)+wsm", "scaffold+trimmed_mean(fraction=0.2)", "flashback+tce", "hast(peers=3, tau=30, depth=2)", "fedavg+krum(byzantine=1)",
+    "feddrift(delta=0.1)", "fedadam(lr=0.01)+fedlc", "moon(mu=1.0, temperature=0.5)",
+)  # fmt: skip
+SOURCE = Source(
+    "small", "image", ("cat", "dog", "ant", "bee"), *(Split(np.zeros((8, 1, 4, 4), np.uint8), np.arange(8) % 4) for _ in range(2))
+)
+EXPRESSIONS: tuple[tuple[str, Callable[[str], Any]], ...] = (
+    ("sign_flip(fraction=0.1)+backdoor(target=1, size=2, clients='3 7')", parse_attacks),
+    ("label_flip(fraction=0.2, of=1, to='next')", parse_attacks),
+    ("random(offline=0.2)", parse_availability),
+    ("lognormal(sigma=0.5)", parse_speed),
+    ("quantile(share=0.8)", parse_deadline),
+    ("dirichlet_by_class(alpha=0.1, minimum=2)", lambda text: expressions.construct(expressions.parse_call(text), PARTITIONS, "partition")),
+    ("shards(per_client=2)", lambda text: expressions.construct(expressions.parse_call(text), PARTITIONS, "partition")),
+    ("random(clusters=2, sizes='70:30')", lambda text: expressions.construct(expressions.parse_call(text), DRIFTS, "drift")(6, 3, Key(0))),
+    ("ring(neighbours=2)", lambda text: expressions.construct(expressions.parse_call(text), TOPOLOGIES, "topology")(6, Key(0))),
+    ("sgd(lr=0.1, momentum=0.9)", lambda text: expressions.construct(expressions.parse_call(text), OPTIMISERS, "optimizer")),
+    ("cosine(final=0.1)", lambda text: expressions.construct(expressions.parse_call(text), SCHEDULES, "schedule")),
+    ('label(groups="0 1|2 3")', lambda text: make_concepts(text, 2, SOURCE)),
+    ("swap(pairs='|0 1')+quantity(shares='1|0.5')", lambda text: make_concepts(text, 2, SOURCE)),
+    ("rotate", lambda text: make_concepts(text, 2, SOURCE)),
+)  # fmt: skip
+TABLES = ("time_step,client,cluster\n0,0,0\n0,1,1\n1,0,1\n1,1,0\n", "0;1;0\n1;1;0\n", "0\t1\n\n1\t0\n")
+
+
+# -------------------------------------------------------------------------------------------------------------------------- what runs leave
+
+
+def small_state(round: int) -> RunState:
+    """Everything a state can hold, with two clients."""
+    here, both = torch.full((2, 3), float(round)), torch.zeros(2, 2, 3)
+    crowd = Crowd(
+        models=Start({"w": both}, {"n": torch.zeros(2, dtype=torch.int64)}),
+        best=Start({"w": both}, {"n": torch.zeros(2, dtype=torch.int64)}),
+        best_loss=torch.zeros(2, dtype=torch.float64),
+        waited=torch.zeros(2, dtype=torch.int64),
+        stopped=torch.zeros(2, dtype=torch.bool),
+        peers={"part": {"similarity": torch.zeros(2, 2)}},
+        heard=torch.zeros(2, 2, dtype=torch.int64),
+    )
+    server = Server(Start({"w": here}, {"n": torch.tensor(round)}), {"part": {"m": here}})
+    return RunState(round, 0, server, {0: {"part": {"kept": here}}}, crowd=crowd)
+
+
+def write_checkpoints(home: Path) -> list[Path]:
+    Vault(home / "checkpoints", "run").save(small_state(2))
+    newest = home / "checkpoints" / "round-0000002"
+    return [newest / MANIFEST, newest / STATE, next((home / "checkpoints" / OWN).iterdir())]
+
+
+def mend_checkpoint(path: Path) -> None:
+    """Half of the spoiled tensors get an honest digest, so that reading does not end at the first check."""
+    content = path.read_bytes()
+    if path.name == MANIFEST or sum(content[:64]) % 2:
+        return
+    manifest = path.parents[1] / "round-0000002" / MANIFEST
+    told = json.loads(manifest.read_text())
+    if path.name == STATE:
+        told["files"][STATE] = sha256(content)
+    else:
+        told["own"]["0"]["sha256"] = sha256(content)
+    manifest.write_text(json.dumps(told))
+
+
+def read_checkpoint(home: Path, number: int) -> None:
+    Vault(home / "checkpoints", "run").load(torch.device("cpu"), lambda text: None, small_state(0))
+
+
+def write_runs(home: Path) -> None:
+    write_server_run(home / "server", rounds=3, clients=4, cohort=2)
+    write_peers_run(home / "peers", rounds=2, steps=2, clients=4)
+
+
+def write_ledgers(home: Path) -> list[Path]:
+    write_runs(home)
+    return [home / "server" / LEDGER, home / "peers" / LEDGER]
+
+
+def write_other_records(home: Path) -> list[Path]:
+    write_runs(home)
+    return [home / "server" / CONFUSIONS, home / "peers" / PEERS, home / "server" / EXAMPLES, home / "peers" / PEERS]
+
+
+def write_metrics(home: Path) -> list[Path]:
+    write_runs(home)
+    return [home / "server" / METRICS, home / "peers" / METRICS]
+
+
+def write_facts(home: Path) -> list[Path]:
+    write_runs(home)
+    write_comparison(home / "compare", [{"method": "fedavg", "shares": [[0.5, 0.5]]}])
+    return [home / "server" / SPEC, home / "compare" / COMPARISON, home / "peers" / SPEC]
+
+
+def spoiled_runs(home: Path, number: int) -> tuple[str, ...]:
+    """The run whose file the input spoiled: files are spoiled in turn, and the others are good. All of them where nothing is spoiled."""
+    runs = ("server", "compare", "peers") if (home / "compare").exists() else ("server", "peers")
+    return runs if number < 0 else (runs[number % len(runs)],)
+
+
+def read_runs(home: Path, number: int) -> None:
+    """What a report asks of runs: rows always, words and all pictures now and then, because they take longest."""
+    for name in spoiled_runs(home, number):
+        if name == "compare":
+            comparison = Comparison(home / "compare")
+            gather([comparison])
+            assert all(home / "compare" in run.folder.resolve().parents for run in comparison.runs)
+            continue
+        run = Run(home / name)
+        groups = gather([run])
+        rows = [make_row(group) for group in groups]
+        assert run.confusions is None or len(run.confusions) >= 0
+        assert run.examples is None or len(run.examples) >= 0
+        assert run.peers is None or len(run.peers) >= 0
+        if number % 100 < 4:
+            summarise(groups, rows)
+            for draw in FIGURES if number % 100 < 2 else ():
+                draw(groups)
+
+
+def read_ledgers(home: Path, number: int) -> None:
+    """A report says which ledger it cannot read and goes on without it; whoever asks for the ledger itself gets the sentence."""
+    read_runs(home, number)
+    for name in ("server", "peers"):
+        assert len(Run(home / name).ledger.records) >= 0
+
+
+FILES: dict[str, Case] = {
+    "IDX (MNIST, EMNIST)": Case(write_idx, read_both_idx),
+    "CIFAR, binary": Case(write_cifar, lambda home, number: _read_binary([home / "batch.bin"], 3, label_bytes=1, label_at=0, classes=10)),
+    "CIFAR, pickled": Case(write_pickle, read_pickles),
+    "MATLAB (SVHN)": Case(write_mat, lambda home, number: [read_mat(home / name) for name in ("plain.mat", "packed.mat")]),
+    "LEAF JSON": Case(write_leaf, lambda home, number: _read_file(home / "all.json", 10)),
+    "NPZ": Case(write_npz, read_npzs),
+    "folders of images": Case(write_images, lambda home, number: folder(None, path=str(home), size=8)),
+    "checkpoints": Case(write_checkpoints, read_checkpoint, mend_checkpoint),
+    "ledger.bin": Case(write_ledgers, read_ledgers),
+    "confusion.bin, examples.bin, peers.bin": Case(write_other_records, read_runs),
+    "metrics.jsonl": Case(write_metrics, read_runs),
+    "spec.toml and compare.toml of a folder": Case(write_facts, read_runs),
+    "experiment TOML": Case(lambda home: [write_bytes(home / "experiment.toml", EXPERIMENT.encode())], read_experiment),
+    "drift tables": Case(
+        lambda home: [write_bytes(home / f"{place}.csv", text.encode()) for place, text in enumerate(TABLES)],
+        lambda home, number: [read_table(home / f"{place}.csv") for place in range(len(TABLES))],
+    ),
+}
+TEXTS: dict[str, tuple[tuple[str, Callable[[str], Any]], ...]] = {
+    "method expressions": tuple((text, lambda spoiled: parse_method(spoiled, PARTS)) for text in METHODS),
+    "expressions of drift, attack, partition and the like": EXPRESSIONS,
+}

@@ -1,0 +1,114 @@
+"""Kill points: a line of our own code at which the process ends as by SIGKILL, drawn from all the lines that a run executes, phase by phase.
+
+A run is a function of its spec, so the n-th line of a phase is the same line every time: a kill that breaks something can be repeated by its number.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import remanence
+
+SOURCE = str(Path(remanence.__file__).parent) + os.sep
+# which phase a line belongs to, by the file it stands in; the first that fits, looked for from the innermost frame outwards
+PLACES = {
+    "checkpoint": ("checkpoint.py", "files.py"),
+    "record": ("record.py", "record_peers.py", "metrics/"),
+    "gate and server": ("gate.py", "server.py", "exchange.py", "aggregators/", "stragglers.py", "returns.py"),
+    "training": ("local.py", "engines/", "rules/", "objectives/", "algorithms/", "data/batches.py", "rounds.py"),
+    "report": ("report/",),
+}
+SCORING = {"score", "score_rows", "score_pairs", "tell_success"}
+
+Work = Callable[[], object]
+
+
+def phase_of(frame: FrameType) -> str:
+    """The phase of a line of ours; empty for lines that belong to none."""
+    name = frame.f_code.co_filename.removeprefix(SOURCE)
+    if frame.f_code.co_name in SCORING:
+        return "evaluation"
+    return next((phase for phase, places in PLACES.items() if name.startswith(places)), "")
+
+
+def count_lines(work: Work) -> Counter[str]:
+    """How many lines of each phase the work executes."""
+    counts: Counter[str] = Counter()
+    _trace(work, lambda phase: counts.update((phase,)))
+    return counts
+
+
+def kill_at(work: Work, phase: str, number: int) -> None:
+    """Do the work, and end this process for good at the so-manieth line of a phase."""
+    left = number
+
+    def count(here: str) -> None:
+        nonlocal left
+        if here == phase:
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    _trace(work, count)
+
+
+def _trace(work: Work, see: Callable[[str], None]) -> None:
+    known: dict[Any, str] = {}
+
+    def enter(frame: FrameType, event: str, argument: object) -> Any:
+        if not frame.f_code.co_filename.startswith(SOURCE):
+            return None
+        phase = known.setdefault(frame.f_code, phase_of(frame))
+        if not phase:
+            return None
+
+        def step(frame: FrameType, event: str, argument: object) -> Any:
+            if event == "line":
+                see(phase)
+            return step
+
+        return step
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+
+
+def in_child(work: Work) -> Any:
+    """Start work in a forked process, which ends without the test runner's own clean-up."""
+
+    def live() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        try:
+            work()
+        finally:
+            os._exit(0)
+
+    child = multiprocessing.get_context("fork").Process(target=live)
+    child.start()
+    return child
+
+
+def killed(work: Work, phase: str, number: int) -> bool:
+    """Was the work cut off? Done in a child, killed at the so-manieth line of a phase."""
+    child = in_child(lambda: kill_at(work, phase, number))
+    child.join()
+    return bool(child.exitcode == -signal.SIGKILL)
+
+
+def draw_points(counts: Counter[str], phases: tuple[str, ...], each: int, seed: int) -> list[tuple[str, int]]:
+    """As many points in every phase, evenly over its lines."""
+    draw = random.Random(seed)
+    return [(phase, draw.randrange(counts[phase])) for phase in phases for _ in range(each)]

@@ -1,0 +1,135 @@
+"""Each kind of bad reply on each engine: named with its code, and everything else as if that client had not been asked."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+from algorithms.crowd_task import CASES, crowd
+from algorithms.drifting_task import make_experiment, play_states
+from test_run import Tampered, poison, silence
+from trust.bad_replies import KINDS
+from trust.faults import BAD_REPLIES, tried
+
+from remanence.engines.choose import make_engine
+from remanence.engines.loop import Loop
+from remanence.experiment import Experiment
+from remanence.trial import play, small_experiment, state_tree, worst_difference
+from remanence.types import Engine, Reply
+
+BAD, ROUNDS = 3, 2
+ENGINES = ("loop", "stacked", "processes", pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.xdist_group("ray")]))
+
+
+def experiment_of(method: str = "scaffold") -> Experiment:
+    """All six clients in every round; scaffold has something in every place: extras, client states, a server state."""
+    return small_experiment(method, {"clients.sample": 6, "round.max_norm": 1e5})
+
+
+def spoil_one(kind: str) -> Any:
+    def tamper(reply: Reply) -> Iterator[Reply]:
+        if int(reply.client) != BAD:
+            yield reply
+            return
+        came = KINDS[kind](reply)
+        yield from came if isinstance(came, list) else [came]
+
+    return tamper
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_bad_reply_is_named_and_changes_nothing(name: str) -> None:
+    if name == "ray" and importlib.util.find_spec("ray") is None:
+        pytest.skip("ray is not installed")
+    assert set(KINDS) == set(BAD_REPLIES)
+    experiment = experiment_of()
+    with closing(make_engine(name, experiment.task, workers=2)) as engine:
+        good, _ = play(experiment, engine, ROUNDS)
+        without, quiet = play(experiment, Tampered(engine, silence), ROUNDS)
+        assert all(line["silent"] == [BAD] and line["refused"] == [] for line in quiet)
+        for kind, code in BAD_REPLIES.items():
+            state, lines = play(experiment, Tampered(engine, spoil_one(kind)), ROUNDS)
+            sender = BAD + 1000 if code == "unknown-client" else BAD
+            for line in lines:
+                assert [(refusal["client"], refusal["code"]) for refusal in line["refused"]] == [(sender, code)], kind
+                assert line["refused"][0]["reason"]
+                assert not line["abandoned"]
+            wanted = good if code == "duplicate" else without
+            assert worst_difference(state_tree(state), state_tree(wanted)) == ("", 0.0), kind
+            tried(kind, f"refused as {code}", ROUNDS, engine=name)
+
+
+@pytest.mark.parametrize("name", ["loop", "stacked"])
+def test_a_round_of_bad_replies_is_abandoned(name: str) -> None:
+    experiment = experiment_of()
+
+    def all_nan(reply: Reply) -> Iterator[Reply]:
+        for bad in poison(reply._replace(client=torch.full_like(reply.client, 3))):
+            yield bad._replace(client=reply.client)
+
+    def no_weight(reply: Reply) -> Iterator[Reply]:
+        yield reply._replace(weight=torch.zeros_like(reply.weight))
+
+    for tamper, code, fault in ((all_nan, "not-finite", "all replies of a round are bad"), (no_weight, "weight", "all weights are zero")):
+        state, lines = play(experiment, Tampered(make_engine(name, experiment.task), tamper), ROUNDS)
+        for line in lines:
+            assert line["abandoned"]
+            assert [(refusal["client"], refusal["code"]) for refusal in line["refused"]] == [(client, code) for client in range(6)]
+        for key, value in experiment.task.model.initial.params.items():
+            assert torch.equal(state.server.model.params[key], value)
+        tried(fault, "abandoned, the model stayed", ROUNDS, engine=name)
+
+
+@pytest.mark.parametrize("name", ["loop", "stacked", "processes"])
+def test_one_nan_client_of_ten_is_as_nine(name: str) -> None:
+    experiment = small_experiment(
+        "fedavg", {"data.name": "synthetic(samples=200, classes=4, features=5, test=0.25)", "clients.count": 10, "clients.sample": 10}
+    )
+    with closing(make_engine(name, experiment.task, workers=2)) as engine:
+        poisoned, lines = play(experiment, Tampered(engine, poison), 4)
+        without, _ = play(experiment, Tampered(engine, silence), 4)
+    assert worst_difference(state_tree(poisoned), state_tree(without)) == ("", 0.0)
+    assert all([refusal["code"] for refusal in line["refused"]] == ["not-finite"] and line["replies"] == 9 for line in lines)
+    tried("one NaN client of ten, every round", "the final model was that of the nine", 4, engine=name)
+
+
+@pytest.mark.parametrize("aggregator", ["median", "trimmed_mean(fraction=0.2)", "krum(byzantine=1)", "geometric_median", "norm_clip"])
+def test_a_nan_does_not_reach_a_robust_aggregator(aggregator: str) -> None:
+    experiment = experiment_of(f"fedavg+{aggregator}")
+    state, lines = play(experiment, Tampered(Loop(experiment.task), poison), ROUNDS)
+    assert all([(refusal["client"], refusal["code"]) for refusal in line["refused"]] == [(3, "not-finite")] for line in lines)
+    assert all(bool(torch.isfinite(value).all()) for value in state.server.model.params.values())
+    tried("a NaN under a robust aggregator", "refused as not-finite; the model finite", ROUNDS, engine="loop")
+
+
+def engines_of(experiment: Experiment) -> dict[str, Engine]:
+    return {name: make_engine(name, experiment.task, workers=2) for name in ("loop", "stacked", "processes")}
+
+
+@pytest.mark.parametrize("case", ["random", "dac", "hast"])
+def test_peers_do_not_mix_nan(case: str) -> None:
+    experiment = make_experiment(CASES[case][0])
+    for name, engine in engines_of(experiment).items():
+        with closing(engine):
+            states, lines = play_states(experiment, Tampered(engine, poison), rounds=2)
+        for state, line in zip(states[1:], lines, strict=True):
+            assert [(refusal["client"], refusal["code"]) for refusal in line["refused"]] == [(3, "not-finite")]
+            assert all(bool(torch.isfinite(value).all()) for value in crowd(state).models.params.values())
+        tried("a NaN client among peers", "refused as not-finite; all models finite", len(lines), engine=name)
+
+
+@pytest.mark.parametrize("case", ["dac", "hast"])
+def test_a_peer_without_a_loss_is_not_mixed_with(case: str) -> None:
+    from algorithms.test_decentralised_mishaps import Unreadable
+
+    experiment = make_experiment(CASES[case][0])
+    states, lines = play_states(experiment, Unreadable(experiment.task), rounds=2)
+    for line in lines:
+        assert {(refusal["client"], refusal["code"]) for refusal in line["refused"]} <= {(2, "probe")}
+    assert lines[0]["refused"]
+    assert all(bool(torch.isfinite(value).all()) for value in crowd(states[-1]).models.params.values())
+    tried("a peer whose model has no loss", "named as probe, not mixed with", len(lines), engine="loop")

@@ -1,0 +1,247 @@
+"""Disks that are full or closed, folders in use, clocks that jump, signals: one sentence, nothing lost, and the same bits in the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from drift_runs import spec_of
+from test_exchange import EVERYTHING, all_contents
+from test_resume import Listening, contents, seeded_net, small_spec
+from test_stragglers import SLOW
+from trust.faults import SCALE, not_tried, tried
+from trust.killing import in_child
+
+from remanence.config import make_spec
+from remanence.errors import INTERRUPTED, TERMINATED, InputError, RunFailed, Stopped
+from remanence.report import write_report
+from remanence.results import LEDGER, METRICS, SPEC
+from remanence.rounds import resume_run, start_run
+
+SMALL_DISK = 1 << 21
+
+
+def mount(place: Path, options: str) -> bool:
+    """Put a small file system there, where we may."""
+    place.mkdir()
+    if os.geteuid() != 0 or not shutil.which("mount"):
+        return False
+    return subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], capture_output=True).returncode == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of two megabytes."""
+    place = tmp_path / "disk"
+    if not mount(place, f"size={SMALL_DISK}"):
+        for fault in ("the disk is full", "the disk is full while a report is written"):
+            not_tried(fault, "mounting a small file system needs root")
+        pytest.skip("mounting a small file system needs root")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.fixture
+def closed_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder in which we may read and not write: for root, who may do anything, a file system mounted like that."""
+    place = tmp_path / "closed"
+    if os.geteuid() != 0:
+        place.mkdir(mode=0o555)
+        yield place
+    elif mount(place, "ro,size=4096"):
+        yield place
+        subprocess.run(["umount", str(place)], check=True)
+    else:
+        not_tried("a folder that may not be written", "root may write everywhere, and mounting is not allowed")
+        pytest.skip("root may write everywhere, and mounting is not allowed")
+
+
+def fill(disk: Path, leave: int) -> Path:
+    """Take the room but for so many bytes."""
+    ballast = disk / "ballast"
+    free = shutil.disk_usage(disk).free
+    with ballast.open("wb") as file:
+        file.write(b"\0" * max(0, free - leave))
+    return ballast
+
+
+@pytest.mark.parametrize("leave", [0, 20_000, 40_000, 60_000, 80_000] if SCALE.parts > 1 else [0, 60_000])
+@pytest.mark.parametrize("kind", ["server", "peers"])
+def test_a_full_disk_is_a_sentence_and_loses_nothing(tmp_path: Path, small_disk: Path, kind: str, leave: int) -> None:
+    module = {"module": seeded_net()} if kind == "server" else {}
+    spec = small_spec(rounds=6, **{"record.examples": True}) if kind == "server" else spec_of("hast(peers=2, depth=1)", **EVERYTHING)
+    start_run(spec, tmp_path / "straight", **module)
+    folder = small_disk / "run"
+    ballast = fill(small_disk, leave)
+    with pytest.raises(RunFailed, match="is full: nothing saved so far is lost; free some space"):
+        start_run(spec, folder, **module)
+    ballast.unlink()
+    if (folder / SPEC).exists():
+        resume_run(folder, **module)
+    else:
+        start_run(spec, folder, overwrite=True, **module)
+    assert all_contents(folder) == all_contents(tmp_path / "straight")
+    tried("the disk is full", "one sentence; the same bits once there was room", engine="loop")
+
+
+def test_a_full_disk_keeps_the_old_report(tmp_path: Path, small_disk: Path) -> None:
+    start_run(small_spec(rounds=2), tmp_path / "run", module=seeded_net())
+    page = small_disk / "report.html"
+    page.write_text("the old page")
+    with pytest.raises(RunFailed, match="is full"):  # the page has more than four megabytes
+        write_report(tmp_path / "run", out=page)
+    assert page.read_text() == "the old page"
+    assert [path.name for path in small_disk.iterdir()] == ["report.html"]
+    tried("the disk is full while a report is written", "one sentence; the old page stayed")
+
+
+def test_a_folder_that_may_not_be_written(tmp_path: Path, closed_folder: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot write to .*: choose another --out"):
+        start_run(small_spec(rounds=1), closed_folder / "run", module=seeded_net())
+    start_run(small_spec(rounds=1), tmp_path / "run", module=seeded_net())
+    with pytest.raises(InputError, match="cannot write to"):
+        write_report(tmp_path / "run", out=closed_folder / "report.html")
+    assert list(closed_folder.iterdir()) == []
+    tried("a folder that may not be written", "one sentence, nothing written", 2)
+
+
+def test_the_second_process_on_a_folder_is_refused(tmp_path: Path) -> None:
+    folder, spec = tmp_path / "run", small_spec()
+    start_run(spec, tmp_path / "straight", module=seeded_net())
+    child = in_child(lambda: start_run(spec, folder, module=seeded_net()))
+    while not (folder / METRICS).exists() and child.is_alive():
+        time.sleep(0.001)
+    os.kill(child.pid, signal.SIGSTOP)  # in the middle of its run
+    refused = 0
+    for attempt in (lambda: resume_run(folder, module=seeded_net()), lambda: start_run(spec, folder, overwrite=True, module=seeded_net())):
+        with pytest.raises(InputError, match="in use by another"):
+            attempt()
+        refused += 1
+    os.kill(child.pid, signal.SIGCONT)
+    child.join()
+    assert contents(folder) == contents(tmp_path / "straight")
+    tried("two processes on one folder", "the second was refused; the first ended as if alone", refused)
+
+
+@pytest.mark.parametrize("jump", [-1e9, -3600.0, 1e9])
+def test_clocks_may_jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
+    """The wall clock goes backwards or far ahead in the middle; the run is cut off and goes on."""
+    start_run(small_spec(rounds=6), tmp_path / "straight", module=seeded_net())
+    real, begin = time.time, time.time()
+    monkeypatch.setattr(time, "time", lambda: real() + (jump if real() - begin > 0.05 else 0.0))
+    start_run(small_spec(rounds=3), tmp_path / "run", module=seeded_net())
+    for path in (tmp_path / "run").rglob("*"):
+        os.utime(path, (begin + jump, begin + jump) if begin + jump > 0 else (1, 1))
+    resume_run(tmp_path / "run", rounds=6, module=seeded_net())
+    assert contents(tmp_path / "run") == contents(tmp_path / "straight")
+    tried("the clock goes backwards", "the same bits")
+
+
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """A shell starts its background jobs deaf to Ctrl-C; the tests are not about shells."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+SIGNALS = {
+    "Ctrl-C once": ((signal.SIGINT,), INTERRUPTED),
+    "SIGTERM": ((signal.SIGTERM,), TERMINATED),
+}
+
+
+class Interrupting:
+    """Signals from inside a run, after some round."""
+
+    def __init__(self, after: int, number: int):
+        self.after, self.number = after, number
+
+    def start(self, title: str, done: int, total: int) -> None: ...
+    def say(self, text: str) -> None: ...
+    def finish(self) -> None: ...
+
+    def round(self, line: dict[str, Any]) -> None:
+        if line["round"] == self.after:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("kind", ["server", "peers"])
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_signal_saves(tmp_path: Path, name: str, kind: str) -> None:
+    (number,), code = SIGNALS[name]
+    module = {"module": seeded_net()} if kind == "server" else {}
+    keys = {"checkpoint.seconds": 1000}
+    spec = small_spec(rounds=5, **keys) if kind == "server" else spec_of("hast(peers=2, depth=1)", **EVERYTHING | keys)
+    start_run(spec, tmp_path / "straight", **module)
+    with pytest.raises(Stopped, match="all saved") as stop:
+        start_run(spec, tmp_path / "run", progress=Interrupting(3, number), **module)
+    assert stop.value.exit_code == code
+    assert contents(tmp_path / "run")["round"] == 3
+    resume_run(tmp_path / "run", **module)
+    assert all_contents(tmp_path / "run") == all_contents(tmp_path / "straight")
+    tried(name, f"saved, exit code {code}, the same bits", engine="loop")
+
+
+def test_a_second_interrupt_ends_at_once_and_still_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second Ctrl-C comes while the first is saving: the checkpoint is whole or not there."""
+    from remanence.checkpoint import Vault
+
+    start_run(small_spec(rounds=5), tmp_path / "straight", module=seeded_net())
+    write, saves = Vault._write_folder, []
+
+    def interrupted(self: Vault, name: str, files: dict[str, bytes]) -> None:
+        saves.append(name)
+        if len(saves) == 2:  # the first is that of round 0
+            raise KeyboardInterrupt
+        write(self, name, files)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Vault, "_write_folder", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            start_run(
+                small_spec(rounds=5, **{"checkpoint.seconds": 1000}),
+                tmp_path / "run",
+                module=seeded_net(),
+                progress=Interrupting(3, signal.SIGINT),
+            )
+    assert contents(tmp_path / "run")["round"] == 0
+    resume_run(tmp_path / "run", module=seeded_net())
+    assert contents(tmp_path / "run") == contents(tmp_path / "straight")
+    tried("Ctrl-C twice", "ended at once; the same bits", engine="loop")
+
+
+@pytest.mark.parametrize("name", [METRICS, LEDGER])
+def test_files_shorter_than_a_checkpoint_says(tmp_path: Path, name: str) -> None:
+    """As after a disk that lied about flushing: the newest checkpoint is passed over, the one before is used."""
+    start_run(small_spec(rounds=6), tmp_path / "straight", module=seeded_net())
+    start_run(small_spec(rounds=4), tmp_path / "run", module=seeded_net())
+    path = tmp_path / "run" / name
+    os.truncate(path, path.stat().st_size - 1)
+    listening = Listening()
+    resume_run(tmp_path / "run", rounds=6, module=seeded_net(), progress=listening)
+    assert any("round-0000004 is not used" in text and f"{name} has" in text for text in listening.said)
+    assert contents(tmp_path / "run") == contents(tmp_path / "straight")
+    tried("files behind the checkpoint are cut short", "named; resumed from the one before, the same bits", engine="loop")
+
+
+@pytest.mark.parametrize("after", [2, 4])
+def test_late_answers_survive(tmp_path: Path, after: int) -> None:
+    from test_exchange import Dying
+
+    spec = make_spec({}, SLOW | {"method": "scaffold", "round.deadline": "quantile(share=0.6)", "round.late": "use"})
+    start_run(spec, tmp_path / "straight")
+    with pytest.raises(ConnectionAbortedError):
+        start_run(spec, tmp_path / "run", progress=Dying(after))
+    resume_run(tmp_path / "run")
+    assert contents(tmp_path / "run") == contents(tmp_path / "straight")
+    tried("late answers under way when the run is killed", "the same bits", engine="loop")

@@ -1,0 +1,143 @@
+"""Worker processes that die or hang: their work is done again, and nobody waits longer than twice the timeout."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from test_resume import contents, seeded_net, small_spec
+from trust.faults import tried
+from trust.killing import in_child
+
+from remanence.engines.loop import Loop
+from remanence.engines.processes import Processes
+from remanence.errors import RunFailed
+from remanence.results import SPEC
+from remanence.rounds import resume_run, start_run
+from remanence.trial import play, small_experiment, state_tree, worst_difference
+from remanence.types import Job, Reply
+
+TIMEOUT = 3.0
+
+
+def once(mark: Path) -> bool:
+    """True for the first who asks, in whatever process."""
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def trouble(monkeypatch: pytest.MonkeyPatch, happens: Callable[[Job], object]) -> None:
+    """Something happens in the worker that trains; set before the workers are forked."""
+    train = Loop.train_client
+
+    def troubled(self: Loop, job: Job, place: int) -> Reply:
+        if self.channels_last:  # only workers lay images out like this
+            happens(job)
+        return train(self, job, place)
+
+    monkeypatch.setattr(Loop, "train_client", troubled)
+
+
+def straight() -> Any:
+    experiment = small_experiment("scaffold", {"clients.sample": 6})
+    return state_tree(play(experiment, Loop(experiment.task), 2)[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_the_work_of_a_dead_worker_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    wanted = straight()
+    trouble(monkeypatch, lambda job: int(job.clients[0]) == 2 and once(tmp_path / "mark") and os.kill(os.getpid(), number))
+    experiment = small_experiment("scaffold", {"clients.sample": 6})
+    with closing(Processes(experiment.task, 2, timeout=60)) as engine:
+        state, lines = play(experiment, engine, 2)
+        assert len(engine.forks.losses) == 1
+    assert worst_difference(state_tree(state), wanted)[1] < 1e-12
+    assert all(line["replies"] == 6 and "silent" not in line for line in lines)
+    tried("a worker process is killed", "another did its work; the same model", engine="processes")
+
+
+def test_work_that_kills_every_worker_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that is short stays short: after three deaths at the same work, a sentence."""
+    trouble(monkeypatch, lambda job: int(job.clients[0]) == 2 and os.kill(os.getpid(), signal.SIGKILL))
+    experiment = small_experiment("fedavg", {"clients.sample": 6})
+    with closing(Processes(experiment.task, 2)) as engine, pytest.raises(RunFailed, match=r"lost 3 times .* go on with remanence resume"):
+        play(experiment, engine, 1)
+
+
+def test_the_work_of_a_worker_that_hangs_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped like by a debugger: it does not even hear SIGTERM."""
+    wanted = straight()
+    trouble(monkeypatch, lambda job: int(job.clients[0]) == 4 and once(tmp_path / "mark") and os.kill(os.getpid(), signal.SIGSTOP))
+    experiment = small_experiment("scaffold", {"clients.sample": 6})
+    begin = time.monotonic()
+    with closing(Processes(experiment.task, 2, timeout=TIMEOUT)) as engine:
+        state, lines = play(experiment, engine, 2)
+    assert TIMEOUT < time.monotonic() - begin < 2 * TIMEOUT + 5
+    assert worst_difference(state_tree(state), wanted)[1] < 1e-12
+    assert all(line["replies"] == 6 for line in lines)
+    tried("a worker process hangs", "ended after the timeout; the same model", engine="processes")
+
+
+def test_a_client_that_always_hangs_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    trouble(monkeypatch, lambda job: int(job.clients[0]) == 4 and time.sleep(1000))
+    experiment = small_experiment("fedavg", {"clients.sample": 6})
+    begin = time.monotonic()
+    with closing(Processes(experiment.task, 2, timeout=1.0)) as engine:
+        _, lines = play(experiment, engine, 2)
+    assert time.monotonic() - begin < 2 * (2 * 1.0) + 6  # two rounds, twice the timeout each
+    assert [(line["replies"], line["silent"], line["abandoned"]) for line in lines] == [(5, [4], False)] * 2
+    tried("a client that hangs every time", "passed over and named; the run went on", 2, engine="processes")
+
+
+def test_an_evaluation_that_always_hangs_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    score = Loop.score_rows
+
+    def hang(self: Loop, *arguments: Any) -> Any:
+        return time.sleep(1000) if self.channels_last else score(self, *arguments)
+
+    monkeypatch.setattr(Loop, "score_rows", hang)
+    experiment = small_experiment("fedavg", {"clients.sample": 6})
+    begin = time.monotonic()
+    with closing(Processes(experiment.task, 2, timeout=1.0)) as engine, pytest.raises(RunFailed, match="did not end within 1 s"):
+        play(experiment, engine, 1)
+    assert time.monotonic() - begin < 2 * 1.0 + 6
+    tried("an evaluation that hangs every time", "one sentence within twice the timeout", engine="processes")
+
+
+def children_of(process: int) -> Iterator[int]:
+    yield from (child.pid for child in psutil.Process(process).children(recursive=True))
+
+
+@pytest.mark.parametrize("wait", [0.1, 0.5])
+def test_workers_end_with_their_coordinator(tmp_path: Path, wait: float) -> None:
+    spec = small_spec(engine="processes", workers=2, rounds=4)
+    start_run(spec, tmp_path / "straight", module=seeded_net())
+    child = in_child(lambda: start_run(spec, tmp_path / "run", module=seeded_net()))
+    while child.is_alive() and not list(children_of(child.pid)):
+        time.sleep(0.01)
+    time.sleep(wait)
+    workers = list(children_of(child.pid))
+    child.kill()
+    child.join()
+    for _ in range(100):
+        if not any(psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE for worker in workers):
+            break
+        time.sleep(0.1)
+    else:
+        raise AssertionError("workers outlived their coordinator by 10 s")
+    if (tmp_path / "run" / SPEC).exists():
+        resume_run(tmp_path / "run", module=seeded_net())
+    else:
+        start_run(spec, tmp_path / "run", overwrite=True, module=seeded_net())
+    assert contents(tmp_path / "run") == contents(tmp_path / "straight")
+    tried("the coordinator is killed, workers running", "workers ended; the same bits", engine="processes")
