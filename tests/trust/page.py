@@ -15,9 +15,9 @@ from faults import FAULTS, Fault
 OPENING = """\
 # What we have tried to break
 
-Every fault we know of, what shall come of it, what did, and how often it was tried. This page is written by `make test-all` from the trials of a whole run of
-the suite, and only if all of them ended as expected: do not edit it. `make test` tries a sample of each. How hostile clients are simulated and held off is in
-[hostile.md](hostile.md), what is promised and what not in [SECURITY.md](../SECURITY.md).
+Every fault we know of, what shall come of it, what did, and how often it was tried. This page is written by `make test-all` from the trials of one whole run
+of `tests/trust`, and only if all of them ended as expected: do not edit it. `make test` tries a sample of each. How hostile clients are simulated and held
+off is in [hostile.md](hostile.md), what is promised and what not in [SECURITY.md](../SECURITY.md).
 
 Kill points are drawn over the lines of our own code that a run executes, the same number in every phase; fuzzed inputs are noise and valid files with flipped
 bits, cuts, splices and forged numbers. All draws are seeded, so that a failure can be repeated.
