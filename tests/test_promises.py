@@ -188,6 +188,7 @@ def test_what_is_not_known_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert spent(promises, 7) == {"epsilon": None}
 
 
+@needs_accounting
 def test_two_promises_and_the_shorter_counts() -> None:
     both = promises_of(
         small_experiment("fedavg+dp(noise=4, budget=50)+dp_sgd(noise=2, budget=4.5)", {"clients.sample": 6, "local.epochs": 1})
