@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from torch import nn
+from trust.killing import in_child
 
 from remanence.checkpoint import MANIFEST, STATE
 from remanence.config import Spec, make_spec
@@ -81,20 +81,6 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     assert found["round"] == ROUNDS
     assert len(found["own"]) == 6  # every client took part at some time and has a state
     return found
-
-
-def in_child(work: Callable[[], object]) -> multiprocessing.Process:
-    """Start work in a forked process, which ends without the test runner's own clean-up."""
-
-    def live() -> None:
-        try:
-            work()
-        finally:
-            os._exit(0)
-
-    child = multiprocessing.get_context("fork").Process(target=live)
-    child.start()
-    return child
 
 
 def test_twenty_kills_at_random_moments_and_twenty_exact_resumes(tmp_path: Path, straight: dict[str, Any]) -> None:

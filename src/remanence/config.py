@@ -189,7 +189,9 @@ def all_keys() -> dict[str, Any]:
 
 def read_file(path: Path, allow_code: bool = True) -> dict[str, Any]:
     """An experiment file as nested dictionaries, not yet checked; one that names Python code is refused where that is not allowed."""
-    tree = _read_toml(path)
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, not an experiment file: to go on with a run, use remanence resume {path}")
+    tree = read_toml(path, "an experiment file", "check the name, or give everything by flags (remanence run --help)")
     if not allow_code:
         refuse_code(tree.get("model"), path)
     return tree
@@ -197,19 +199,23 @@ def read_file(path: Path, allow_code: bool = True) -> dict[str, Any]:
 
 def refuse_code(model: object, path: Path) -> None:
     """A file or folder from somebody else must not decide which Python code is run: a network by import path needs the user's word."""
-    if isinstance(model, str) and ":" in model.partition("(")[0]:
+    if isinstance(model, str) and names_code(model):
         raise InputError(f"{path} imports and runs Python code ({model}): look at that code, then add --allow-code")
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def names_code(text: str) -> bool:
+    """Is it an import path, package.module:Class(option=value), and not one of our names?"""
+    return ":" in text.partition("(")[0]
+
+
+def read_toml(path: Path, what: str, cure: str) -> dict[str, Any]:
+    """A short text that a person wrote; `what` it is and what to do where there is none are told in words."""
     try:
         if path.stat().st_size > LARGEST_FILE:
-            raise InputError(f"{path} is larger than {LARGEST_FILE} bytes: an experiment file is a short text")
+            raise InputError(f"{path} is larger than {LARGEST_FILE} bytes: {what} is a short text")
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"no experiment file at {path}: check the name, or give everything by flags (remanence run --help)") from None
-    except IsADirectoryError:
-        raise InputError(f"{path} is a folder, not an experiment file: to go on with a run, use remanence resume {path}") from None
+        raise InputError(f"no {what.partition(' ')[2]} at {path}: {cure}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path} is not valid TOML: {error}") from None
     except OSError as error:

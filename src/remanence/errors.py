@@ -47,6 +47,15 @@ OUT_OF_TIME = 75  # --time-limit: "temporary failure, try again", from sysexits.
 TERMINATED = 143  # SIGTERM, as shells report it
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, as part of a sentence of ours.
+
+    >>> first_line(ValueError("no\\nand more")), first_line(ValueError())
+    ('no', 'ValueError')
+    """
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a sentence that helps after a wrong name.
 

@@ -437,11 +437,15 @@ def _has_batch_of_one(task: Task) -> bool:
     return False
 
 
+def sample_size(spec: Spec, clients: int) -> int:
+    """How many of so many clients a round asks."""
+    sample = clients if spec.clients.sample is None else spec.clients.sample
+    return max(1, round(sample * clients)) if isinstance(sample, float) else sample
+
+
 def _cohort_size(spec: Spec, clients: int) -> int:
-    sample = spec.clients.sample
-    if sample is None:
-        return clients
-    size = max(1, round(sample * clients)) if isinstance(sample, float) else sample
+    """The same, checked."""
+    size = sample_size(spec, clients)
     if size > clients:
         raise InputError(f"clients.sample={size} is more than the {clients} clients there are")
     if spec.round.min_replies > size:

@@ -9,13 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from remanence.config import Spec
 from remanence.engines.alike import rough_form
-from remanence.engines.choose import STACK, STACK_CUDA, Choice
-from remanence.engines.stacked import Stacked
+from remanence.engines.choose import Choice
+from remanence.engines.stacked import MOST_CLIENTS, Stacked
 from remanence.engines.together import Meeting
 from remanence.errors import Stopped
-from remanence.experiment import DEFAULT_CLIENTS, Experiment, build
+from remanence.experiment import DEFAULT_CLIENTS, Experiment, build, sample_size
 from remanence.progress import Chorus, Progress
 from remanence.results import SPEC, Run
 from remanence.rounds import Deadline, engine_of, resume_run, settle_engine, start_run
@@ -66,7 +68,7 @@ def run_all(
 def _choose(run: Planned, progress: Progress, objects: dict[str, Any]) -> Choice:
     if run.begun:
         spec, about = Run(run.folder).spec, Run(run.folder).about
-        return Choice(spec.engine, spec.threads, str(about.get("engine", "")), spec.stepping)
+        return Choice(spec.engine, spec.threads, str(about.get("engine", "")), spec.stepping, spec.stack)
     return settle_engine(build(run.spec, **objects), progress)[1]
 
 
@@ -82,17 +84,8 @@ def _gather(runs: Sequence[Planned], choice: Choice, together: int) -> list[Plan
 
 def fitting(spec: Spec) -> int:
     """How many runs fill a stack."""
-    clients = spec.clients.count or DEFAULT_CLIENTS
-    sample = clients if spec.clients.sample is None else spec.clients.sample
-    cohort = max(1, round(sample * clients)) if isinstance(sample, float) and sample < 1 else int(sample)
-    room = spec.stack or (STACK if spec.device == "cpu" or not _has_gpu() else STACK_CUDA)
-    return max(1, room // cohort)
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
+    kind = "cuda" if spec.device != "cpu" and torch.cuda.is_available() else "cpu"
+    return max(1, (spec.stack or MOST_CLIENTS[kind]) // sample_size(spec, spec.clients.count or DEFAULT_CLIENTS))
 
 
 def _run_one(run: Planned, choice: Choice, deadline: Deadline, **given: Any) -> Run:

@@ -21,9 +21,9 @@ from remanence import server
 from remanence.bench.baselines import make_floor, plain_model, score_models, train_clients
 from remanence.bench.jobs import JOBS, BenchJob, prepare
 from remanence.bench.plain_engine import OneAtATime
-from remanence.engines.choose import STACK_CUDA, Choice, choose_engine, make_engine
+from remanence.engines.choose import Choice, choose_engine, make_engine
 from remanence.engines.portions import Work
-from remanence.engines.stacked import Stacked
+from remanence.engines.stacked import MOST_CLIENTS, Stacked
 from remanence.errors import InputError, RunFailed, unknown
 from remanence.experiment import Experiment
 from remanence.rounds import open_recorder, play_round
@@ -76,10 +76,8 @@ def measure(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str
     ours_threads = choice.threads
     difference = compare_with_plain(job, device, choice)
     try:
-        rows, floor = (
-            count_rows(experiment, work),
-            None,
-        )  # where a floor has no meaning, as for a round in which models are probed and mixed
+        rows = count_rows(experiment, work)
+        floor = None  # it has no meaning for a round in which models are probed and mixed
         if job.measure == "score":
             plain, ours, floor, rows = scoring(experiment, state, work, engine)
         elif job.measure == "round":
@@ -93,25 +91,37 @@ def measure(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str
     finally:
         engine.close()
         torch.set_num_threads(threads)
+    seconds, sequential = statistics.median(times["ours"]), statistics.median(times["plain"])
     floor_seconds = statistics.median(times["floor"]) if "floor" in times else None
-    seconds, spread = statistics.median(times["ours"]), (min(times["ours"]), max(times["ours"]))
+    more = {
+        "ratio_to_sequential": sequential / seconds,
+        "share_of_floor": floor_seconds and floor_seconds / seconds,
+        "sequential_seconds": sequential,
+        "floor_seconds": floor_seconds,
+        "difference_in_float64": difference,
+    }
+    return describe(job, experiment, ours_threads, times["ours"], rows, peak(), choice.reason) | more
+
+
+def describe(
+    job: BenchJob, experiment: Experiment, threads: int, times: Sequence[float], rows: int, peak: int, engine: str
+) -> dict[str, Any]:
+    """What is told of every job; what a job has nothing to be compared with stays empty."""
+    seconds = statistics.median(times)
     return {
         "job": job.name,
         "about": job.about,
-        "ratio_to_sequential": statistics.median(times["plain"]) / seconds,
-        "share_of_floor": floor_seconds and floor_seconds / seconds,
+        "ratio_to_sequential": None,
+        "share_of_floor": None,
         "samples_per_second": rows / seconds,
         "seconds": seconds,
-        "fastest_seconds": spread[0],
-        "slowest_seconds": spread[1],
-        "sequential_seconds": statistics.median(times["plain"]),
-        "floor_seconds": floor_seconds,
-        "peak_memory_bytes": peak(),
-        "difference_in_float64": difference,
-        "engine": choice.reason,
+        "fastest_seconds": min(times),
+        "slowest_seconds": max(times),
+        "peak_memory_bytes": peak,
+        "engine": engine,
         "relative_to": None,
         "ratio_to_relative": None,
-        **about_machine(experiment, ours_threads),
+        **about_machine(experiment, threads),
     }
 
 
@@ -192,28 +202,16 @@ def measure_together(job: BenchJob, device: str, precision: str, repeat: int) ->
     experiment, _, work = prepared[0]
     works = [Work(each.task, one) for each, _, one in prepared]
     choice = choose_engine(experiment.task, work, rounds=LONG_RUN)
-    with contextlib.closing(Stacked(experiment.task, STACK_CUDA, choice.steps)) as engine:  # on a CPU too: that is what is measured
+    with contextlib.closing(
+        Stacked(experiment.task, MOST_CLIENTS["cuda"], choice.steps)
+    ) as engine:  # on a CPU too: that is what is measured
         ours = partial(train_works, engine, works)
         times = take_turns({"ours": (ours, choice.threads)}, repeat, experiment.task.world.device)["ours"]
         with watching_memory(experiment.task.world.device) as peak:
             ours()
     torch.set_num_threads(threads)
-    seconds = statistics.median(times)
-    return {
-        "job": job.name,
-        "about": job.about,
-        "ratio_to_sequential": None,
-        "share_of_floor": None,
-        "samples_per_second": sum(count_rows(each, one) for each, _, one in prepared) / seconds,
-        "seconds": seconds,
-        "fastest_seconds": min(times),
-        "slowest_seconds": max(times),
-        "peak_memory_bytes": peak(),
-        "engine": f"stacked, steps {engine.steps}",
-        "relative_to": None,
-        "ratio_to_relative": None,
-        **about_machine(experiment, choice.threads),
-    }
+    rows = sum(count_rows(each, one) for each, _, one in prepared)
+    return describe(job, experiment, choice.threads, times, rows, peak(), f"stacked, steps {engine.steps}")
 
 
 def train_works(engine: Stacked, works: Sequence[Work]) -> None:
@@ -261,18 +259,10 @@ def measure_memory(job: BenchJob, device: str, precision: str) -> dict[str, Any]
             seconds, rows = (time.perf_counter() - begin) / job.rounds, count_rows(experiment, work)
         peaks.append(peak())
         threads = torch.get_num_threads()
-    return {
-        "job": job.name,
-        "about": job.about,
-        "ratio_to_sequential": None,
-        "share_of_floor": None,
-        "samples_per_second": rows / seconds,
-        "seconds": seconds,
-        "peak_memory_bytes": peaks[1],
-        "engine": choice.reason,
-        "relative_to": f"{job.name} with {job.smaller['clients.count']:,} clients (memory)",
+    other = f"{job.name} with {job.smaller['clients.count']:,} clients (memory)"
+    return describe(job, experiment, threads, [seconds], rows, peaks[1], choice.reason) | {
+        "relative_to": other,
         "ratio_to_relative": peaks[1] / peaks[0],
-        **about_machine(experiment, threads),
     }
 
 

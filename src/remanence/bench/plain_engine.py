@@ -10,11 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from remanence import trees
-from remanence.bench.baselines import make_optimizer, plain_model
+from remanence.bench.baselines import fit, plain_model
 from remanence.engines import common
 from remanence.experiment import Experiment
 from remanence.types import Job, PairScores, Phase, Reply, Scores, Start
@@ -31,33 +30,22 @@ class OneAtATime:
 
     def train(self, job: Job) -> Iterator[Reply]:
         for place, client in enumerate(job.clients.tolist()):
-            start, losses = job.start.take(place) if job.personal_start else job.start, torch.zeros(())
-            self._load(start)
+            self._load(job.start.take(place) if job.personal_start else job.start)
             for number, phase in enumerate(common.phases_of(self.task, job)):
                 before = self._state()
-                losses = self._fit(job, client, number, phase)
+                self._fit(job, client, number, phase)
                 if phase.accept is not None and not self._improved(before, job, client):
                     self._load(before)
-            one, same = torch.tensor([place]), np.array([client])
-            kept = trees.take(job.own, one)
-            yield common.make_reply(self.task, job, same, Start.stack([self._state()]), {}, kept, losses.reshape(1))
+            kept, nothing_for_the_log = trees.take(job.own, slice(place, place + 1)), torch.zeros(1)
+            yield common.make_reply(self.task, job, np.array([client]), Start.stack([self._state()]), {}, kept, nothing_for_the_log)
 
-    def _fit(self, job: Job, client: int, number: int, phase: Phase) -> Tensor:
-        """-> the mean loss over the steps"""
-        task, rows = self.task, torch.from_numpy(self.task.population.at(job.time_step).train.of(client)).to(self.task.world.device)
-        trained = set(task.trained_names(phase))
+    def _fit(self, job: Job, client: int, number: int, phase: Phase) -> None:
+        rows = torch.from_numpy(self.task.population.at(job.time_step).train.of(client)).to(self.task.world.device)
+        trained = set(self.task.trained_names(phase))
         for name, param in self.module.named_parameters():
             param.requires_grad_(name in trained)
-        optimiser = make_optimizer(self.module, self.experiment, job)
-        plan, total = common.plan_phase(task, job, client, number, phase), torch.zeros((), device=task.world.device)
-        for step, width in enumerate(plan.widths.tolist()):
-            batch = rows[torch.from_numpy(plan.rows[step, :width]).to(rows.device)]
-            loss = cross_entropy(self.module(task.train.inputs(batch)), task.train.y[batch])
-            optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-            total += loss.detach()
-        return total / len(plan.widths)
+        plan = common.plan_phase(self.task, job, client, number, phase)
+        fit(self.module, self.experiment, job, rows, plan.rows, plan.widths, None)
 
     def _improved(self, before: Start, job: Job, client: int) -> bool:
         now, ids = self._state(), self.task.population.at(job.time_step).valid.of(client)

@@ -15,13 +15,11 @@ from remanence.config import Ray
 from remanence.engines.common import expected_steps
 from remanence.engines.loop import Loop
 from remanence.engines.processes import Processes, count_cores
-from remanence.engines.stacked import Stacked, needs_padding
+from remanence.engines.stacked import MOST_CLIENTS, Stacked, needs_padding
 from remanence.errors import InputError
 from remanence.local import Task
 from remanence.types import Engine, Job, Phase
 
-STACK = 64  # most clients in one stack on a CPU
-STACK_CUDA = 256
 STACK_OF_WORKER = 16  # most clients that a worker process trains together: more fall out of its cache
 LIGHT = 0.005  # seconds of one step below which one thread is enough
 HEAVY = 0.25  # seconds of one step from which on a CPU computes for real: stacking cannot pay there
@@ -61,7 +59,7 @@ def make_engine(
 ) -> Engine:
     """The engine of that name; 0 leaves its size to us, `steps` is for stacks and processes, `timeout` for engines with workers and `ray` for that one."""
     if name == "stacked":
-        return Stacked(task, stack or (STACK_CUDA if task.world.device.type == "cuda" else STACK), steps)
+        return Stacked(task, stack or MOST_CLIENTS[task.world.device.type], steps)
     if name == "processes":
         return Processes(task, workers, timeout, stack, steps)
     if name == "ray":
@@ -84,7 +82,7 @@ def choose_engine(
         if padded:
             return Choice("loop", threads, "loop: batch norm with clients of different sizes cannot be stacked")
         try:
-            return choose_steps(task, job, stack or STACK_CUDA, rounds, threads, clock)
+            return choose_steps(task, job, stack or MOST_CLIENTS["cuda"], rounds, threads, clock)
         except InputError as error:  # a model that torch cannot map over a stack
             return Choice("loop", threads, f"loop: {error}")
     trial = replace(task, phases=(Phase(steps=1),))
@@ -104,7 +102,7 @@ def choose_engine(
     trials = Trials(task, some, workers, clock)
     trials.run(Way("loop"), STEPS)
     if stackable:
-        trials.run(Way("stacked", stack or STACK), STEPS)
+        trials.run(Way("stacked", stack or MOST_CLIENTS["cpu"]), STEPS)
     if can_fork and task.model.has_convolutions:
         trials.run(Way("processes", 1), STEPS)
     length = rounds * int(expected_steps(task, job).sum())  # local steps of the whole run

@@ -130,6 +130,7 @@ def split_rows(task: Task, split: str, time_step: int) -> Rows:
     return holdings.train if split == "train" else holdings.valid
 
 
+CACHED_ROWS = 500  # rows a model sees at once on a CPU when it is scored: larger chunks fall out of the cache
 CELLS = 20_000_000  # most counters that are filled at once: with many groups and classes, models are counted in turn
 
 

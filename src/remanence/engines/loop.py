@@ -15,8 +15,6 @@ from remanence.local import Progress, SplitRows, Task, begin, differentiate_plai
 from remanence.trees import Params, Tree
 from remanence.types import Batch, Context, Job, PairScores, Phase, Reply, Scores, Start
 
-SCORE_ROWS = 500  # rows a model sees at once when it is scored: larger chunks fall out of the cache
-
 
 class Loop:
     """`channels_last` lays images out as convolutions on a CPU like them; it changes no result beyond rounding."""
@@ -105,7 +103,7 @@ class Loop:
         singles = [models.take(number) for number in range(many)]
         if self.channels_last:
             singles = [Start(_channels_last(model.params), model.buffers) for model in singles]
-        for part, group in zip(torch.split(ids, SCORE_ROWS), torch.split(groups, SCORE_ROWS), strict=True):
+        for part, group in zip(torch.split(ids, common.CACHED_ROWS), torch.split(groups, common.CACHED_ROWS), strict=True):
             x, y = self.lay_out(examples.inputs(part)), examples.labels(part)
             for number, model in enumerate(singles):
                 tally.add(number, self.task.model.judge_rows(model, x).logits.unsqueeze(0), y, group)
@@ -122,7 +120,7 @@ class Loop:
             model = models.take(number)
             if self.channels_last:
                 model = Start(_channels_last(model.params), model.buffers)
-            for ids in torch.split(torch.from_numpy(rows.of(owner)).to(device), SCORE_ROWS):
+            for ids in torch.split(torch.from_numpy(rows.of(owner)).to(device), common.CACHED_ROWS):
                 logits = task.model.judge_rows(model, self.lay_out(examples.inputs(ids))).logits
                 tally.add(torch.full_like(ids, pair), logits, examples.labels(ids), ids)
         return tally.scores()

@@ -30,15 +30,15 @@ class Mixed(Stacked):
         super().__init__(task, stack, steps)
         self.one_by_one = TunedLoop(task, self.steps)
 
-    def _take_steps(self, number: int, dims: Context, live: Live, course: Course) -> tuple[Progress, Tensor]:
+    def _take_steps(self, task: Task, number: int, dims: Context, live: Live, course: Course) -> tuple[Progress, Tensor]:
         split = self.one_by_one.find_split(tuple(live.progress.params))
         if split is not None and split.width * live.rows.train.numel() <= ROOM:
-            return self._take_behind(split, number, dims, live, course)
-        return self._take_here(self.task, number, dims, live, course)
+            return self._take_behind(split, task, number, dims, live, course)
+        return self._take_here(task, number, dims, live, course)
 
-    def _take_behind(self, split: Split, number: int, dims: Context, live: Live, course: Course) -> tuple[Progress, Tensor]:
+    def _take_behind(self, split: Split, task: Task, number: int, dims: Context, live: Live, course: Course) -> tuple[Progress, Tensor]:
         """The steps of the rear, on what every client's own front makes of its rows."""
-        task, buffers, clients = self.task, live.progress.buffers, len(live.loss)
+        buffers, clients = live.progress.buffers, len(live.loss)
         models = Start({**live.fixed, **live.progress.params}, buffers)
         seen = torch.cat(
             [split.look_at(models.take(client), task.train, live.rows.train[client], self.one_by_one.lay_out) for client in range(clients)]
@@ -57,13 +57,9 @@ class Mixed(Stacked):
     def _take_here(self, task: Task, number: int, dims: Context, live: Live, course: Course) -> tuple[Progress, Tensor]:
         if any(isinstance(layer, nn.Conv2d) for layer in task.model.trainer.modules()):
             return self._take_one_by_one(task, dims, live, course)
-        whole, self.task = self.task, task
-        try:
-            for known in self.recordings:
-                known.task = task if known.phase == number else known.task  # the same steps, on the rows of this stack
-            return super()._take_steps(number, dims, live, course)
-        finally:
-            self.task = whole
+        for known in self.recordings:
+            known.task = task if known.phase == number else known.task  # the same steps, on the rows of this stack
+        return super()._take_steps(task, number, dims, live, course)
 
     def _take_one_by_one(self, task: Task, dims: Context, live: Live, course: Course) -> tuple[Progress, Tensor]:
         ends, losses = [], []

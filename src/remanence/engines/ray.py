@@ -25,14 +25,13 @@ from remanence.engines.ray_harvest import Harvest
 from remanence.engines.ray_shelf import Shelf
 from remanence.engines.ray_worker import INNER, Assignment, Inner, Worker, choose_inner
 from remanence.engines.shipping import TorchSettings, Traffic, pack, send_task, unpack
-from remanence.engines.stacked import Stacked
+from remanence.engines.stacked import MOST_CLIENTS, Stacked
 from remanence.errors import InputError, unknown
 from remanence.local import Task
 from remanence.server import combine_of
 from remanence.types import Facts, Job, PairScores, Reply, Scores, Start, Verdicts
 
 SHARES = 4  # slices a worker gets in a round where clients run one by one: the last to end then keeps the others waiting for a quarter of its work
-STACK = {"cpu": 64, "cuda": 256}  # most clients in one stack
 
 
 class RayEngine:
@@ -89,7 +88,7 @@ class RayEngine:
         self.cpus, self.gpus = float(cpus), float(gpus) or float(self.device == "cuda")
         if inner == "stacked":
             Stacked(task)  # refuses what cannot be stacked
-        self.inner = Inner(inner or choose_inner(task, self.device), stack or STACK[self.device], steps)
+        self.inner = Inner(inner or choose_inner(task, self.device), stack or MOST_CLIENTS[self.device], steps)
         self.parcel = send_task(task)  # refuses what cannot travel
         self.crew: Crew | None = None
         self.likeness: Any = None  # of the crew: engines of one process that want the same kind share it

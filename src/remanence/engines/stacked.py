@@ -21,14 +21,14 @@ from remanence.engines import common
 from remanence.engines.graphs import Recording, fit_into_room
 from remanence.engines.portions import Portion, Work, divide, line_up, make_context, make_replies, pad_rows, plan, rows_of
 from remanence.engines.steps import Course, Live, context_dims, run_eagerly
-from remanence.errors import InputError, RunFailed
+from remanence.errors import InputError, RunFailed, first_line
 from remanence.keys import Key
 from remanence.local import Progress, SplitRows, Task, begin, differentiate_functional, finish, first_progress, keep_or_revert
 from remanence.trees import Params, Tree
 from remanence.types import Context, Job, PairScores, Phase, Reply, Scores, Start
 
+MOST_CLIENTS = {"cpu": 64, "cuda": 256}  # in one stack, where nobody asks for another size
 SCORED_ROWS = 10_000  # rows of all models of a stack that are looked at at once; fewer where memory does not suffice
-CACHED_ROWS = 500  # rows a model sees at once on a CPU: larger chunks fall out of the cache
 Answer = TypeVar("Answer")
 RECORDINGS = 4  # stacks of different form, of which recorded steps are kept
 
@@ -136,34 +136,31 @@ class Stacked:
         else:
             first = Progress(params, model.buffers, vmap(task.optimiser.init)(params), {})
         live = Live(first, fixed, torch.zeros(len(course.ids), dtype=task.world.dtype, device=task.world.device), rows, ctx)
-        progress, loss = self._take_steps(number, dims, live, course)
+        progress, loss = self._take_steps(task, number, dims, live, course)
         whole = {**fixed, **progress.params}
         return Start({name: whole[name] for name in model.params}, progress.buffers), progress.memory, loss
 
-    def _take_steps(self, number: int, dims: Context, live: Live, course: Course) -> tuple[Progress, Tensor]:
+    def _take_steps(self, task: Task, number: int, dims: Context, live: Live, course: Course) -> tuple[Progress, Tensor]:
         """Recorded where that is asked for and possible, else plainly; once it proved impossible, plainly for good."""
         if self.steps != "eager":
-            widest = max(
-                min(self.task.batch, self.task.population.capacity), course.ids.shape[2]
-            )  # another run's clients may have more rows
+            widest = max(min(task.batch, task.population.capacity), course.ids.shape[2])  # another run's clients may have more rows
             rows, wide = fit_into_room(live.rows, course, widest)
             roomy = live._replace(rows=rows)
             try:
-                return self._find_recording(number, dims, roomy, wide).run(roomy, wide)
+                return self._find_recording(task, number, dims, roomy, wide).run(roomy, wide)
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
                 self.recordings.clear()
-                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-                self.fallback, self.steps = f"steps could not be recorded ({reason})", "eager"
+                self.fallback, self.steps = f"steps could not be recorded ({first_line(error)})", "eager"
         clone = live.progress._replace(params=trees.clone(live.progress.params))  # a stack cut from one model shares its memory
-        return run_eagerly(self.task, dims, live._replace(progress=clone), course)
+        return run_eagerly(task, dims, live._replace(progress=clone), course)
 
-    def _find_recording(self, number: int, dims: Context, live: Live, course: Course) -> Recording:
+    def _find_recording(self, task: Task, number: int, dims: Context, live: Live, course: Course) -> Recording:
         """The one that fits, or a new one in place of that which was not used for longest."""
         found = next((known for known in self.recordings if known.fits(number, dims, live, course)), None)
         if found is None:
-            found = Recording(self.task, number, dims, live, course, compile=self.steps == "compiled")
+            found = Recording(task, number, dims, live, course, compile=self.steps == "compiled")
         self.recordings = [*(known for known in self.recordings if known is not found), found][-RECORDINGS:]
         return found
 
@@ -190,7 +187,7 @@ class Stacked:
         return tally.scores()
 
     def _rows_at_once(self, models: int) -> int:
-        most = self.score_rows if self.task.world.device.type == "cuda" else CACHED_ROWS
+        most = self.score_rows if self.task.world.device.type == "cuda" else common.CACHED_ROWS
         return min(most, max(1, self.score_rows // models))
 
     def _try_scoring(self, score: Callable[[], Answer]) -> Answer:
@@ -280,7 +277,6 @@ def refuse_unstackable(task: Task) -> None:
     try:
         vmap(torch.func.grad(loss, has_aux=True))(*two, x, key)
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
         raise InputError(
-            f"engine stacked cannot run this model, because torch cannot map it over a stack ({reason}): use engine=loop"
+            f"engine stacked cannot run this model, because torch cannot map it over a stack ({first_line(error)}): use engine=loop"
         ) from error

@@ -16,6 +16,7 @@ from torch import Tensor
 from remanence.engines.compiled import Arguments, TracedStep
 from remanence.engines.fronts import Split, find_split
 from remanence.engines.loop import Loop
+from remanence.errors import first_line
 from remanence.local import Progress, SplitRows, Task, differentiate_functional, take_step
 from remanence.trees import Params
 from remanence.types import Batch, Context, Start
@@ -62,8 +63,7 @@ class TunedLoop(Loop):
             try:
                 return self._replay(task, progress, fixed, ctx, rows, ids, widths)
             except Exception as error:
-                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-                self.fallback, self.steps = f"steps could not be written down ({reason})", "eager"
+                self.fallback, self.steps = f"steps could not be written down ({first_line(error)})", "eager"
                 self.traced.clear()
         return super().take_steps(task, progress, fixed, ctx, rows, ids, widths)
 

@@ -19,7 +19,7 @@ import torch
 
 from remanence.algorithms import PARTS
 from remanence.compose import parse_method
-from remanence.config import Spec
+from remanence.config import Spec, names_code
 from remanence.data import SOURCES, from_dataset
 from remanence.data.drift import Holdings, Population, Rows
 from remanence.data.source import Source, Split
@@ -152,7 +152,7 @@ def _at_a_client(p: Part) -> Part:
 
 def _read(site: SiteFile, spec: Spec, client: int, text: str, data: Mapping[str, Any]) -> Source:
     """A client's data, with the experiment's classes."""
-    if ":" in text.partition("(")[0]:
+    if names_code(text):
         source = _call(site, client, text)
     else:
         source = load_data(spec.model_copy(update={"data": spec.data.model_copy(update={"name": text, "dir": str(site.path.parent)})}))

@@ -7,6 +7,7 @@ import secrets
 import numpy as np
 
 from remanence import trees
+from remanence.config import names_code
 from remanence.errors import RemanenceError
 from remanence.flower.settings import Policy
 from remanence.keys import Key
@@ -37,7 +38,7 @@ def check_method(policy: Policy, task: Task) -> None:
 
 def check_code(policy: Policy, model: str) -> None:
     """Before anything is built: does the experiment name Python code of its own?"""
-    if ":" in model.partition("(")[0] and not policy.code:
+    if names_code(model) and not policy.code:
         raise Declined("policy", f"the experiment imports and runs Python code ({model}), and this site does not (policy.code)")
 
 

@@ -16,13 +16,12 @@ For trials, "share" in place of data: what the experiment's own partition of its
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictStr, ValidationError
 
-from remanence.config import LARGEST_FILE, Natural, Number, Section
+from remanence.config import Natural, Number, Section, read_toml
 from remanence.errors import InputError, nearest
 
 SHARE = "share"
@@ -78,16 +77,7 @@ class SiteFile:
 
 def read_site(path: Path) -> SiteFile:
     """Read and check a site's settings."""
-    try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise InputError(f"{path} is larger than {LARGEST_FILE} bytes: a site file is a short text")
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"no site file at {path}: start the SuperNode with --node-config 'site=\"/path/to/site.toml\"'") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{path} is not valid TOML: {error}") from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    tree = read_toml(path, "a site file", "start the SuperNode with --node-config 'site=\"/path/to/site.toml\"'")
     try:
         settings = SiteSettings.model_validate(tree)
     except ValidationError as error:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from remanence.config import read_toml
 from remanence.errors import InputError
 from remanence.files import write_atomically
 from remanence.recipes.claims import judge_claims
@@ -47,12 +47,7 @@ def write_results(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
 
 def read_remarks(path: Path) -> dict[str, str]:
     """What is said about results besides their numbers; nothing where there is no such file."""
-    try:
-        remarks = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid TOML: {error}") from None
+    remarks = read_toml(path, "a file of remarks", "") if path.exists() else {}
     strange = [name for name, text in remarks.items() if name not in list_recipes() or not isinstance(text, str)]
     if strange:
         raise InputError(f"{path} speaks of {strange[0]!r}, which is no result: write a name such as wsm/table-3.2 and a text")
