@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,12 +17,13 @@ from torch.func import vmap
 
 from remanence import trees
 from remanence.data.batches import plan_batches
-from remanence.keys import Key
+from remanence.engines.server_steps import Moving, Scene, find_steps
+from remanence.keys import Key, fold_each
 from remanence.local import Task, differentiate_plain, weighted_mean
 from remanence.trees import Params, Tree
-from remanence.types import Batch, Context, Facts, Fit, Optimiser, Output, Reply, ServerLent, Start
+from remanence.types import Batch, Context, Facts, Fit, Optimiser, PublicLoss, Reply, ServerLent, Start
 
-JUDGED_ROWS = 250  # rows that all teachers see at once
+JUDGED_ROWS = {"cpu": 250, "cuda": 1000}  # rows that all teachers see at once
 CHECKS = 20  # how often within the patience the validation rows are looked at
 
 
@@ -37,7 +39,7 @@ def judge_public(task: Task, models: Start) -> Tensor:
     ids = task.public.to(task.world.device)
     many = len(next(iter(models.params.values())))
     parts = []
-    for some in torch.split(ids, JUDGED_ROWS):
+    for some in torch.split(ids, JUDGED_ROWS.get(task.world.device.type, JUDGED_ROWS["cpu"])):
         x = task.train.inputs(some)
         if many == 1:
             one = models.take(0)
@@ -47,13 +49,14 @@ def judge_public(task: Task, models: Start) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def make_fit(task: Task, rule: dict[str, float], key: Key) -> Fit:
+def make_fit(task: Task, rule: Mapping[str, float], key: Key) -> Fit:
     """The lent function itself; every call draws its own batches."""
     calls = itertools.count()
 
     def fit(
         model: Start,
-        loss: Callable[[Output, Batch, Tensor], Tensor],
+        loss: PublicLoss,
+        given: Tree,
         *,
         epochs: int = 0,
         steps: int = 0,
@@ -64,63 +67,80 @@ def make_fit(task: Task, rule: dict[str, float], key: Key) -> Fit:
         patience: int = 0,
     ) -> Start:
         here, used = key.fold("call", next(calls)), optimiser or task.optimiser
-        rates = dict(rule) if optimiser is None else dict(optimiser.numbers)
         order = here.fold("validation").permutation(len(task.public))
         held = round(validation * len(order))
         watched, places = np.sort(order[:held]), np.sort(order[held:])
         size = min(batch or task.batch, len(places))
         lonely = task.model.mixes_rows and size > 1 and len(places) % size == 1  # batch norm cannot train on a last batch of one row
         plan = plan_batches(here.fold("plan"), len(places), size, epochs, steps, drop_last=lonely)
-        names = task.sent_names()
-        params, buffers = trees.restrict(model.params, names), model.buffers
-        fixed = {name: value for name, value in model.params.items() if name not in names}
-        slots, best, best_right, best_step = used.init(params), model, -1, 0
-        total = len(plan.widths)
-        for step, width in enumerate(plan.widths):
-            place = torch.from_numpy(places[plan.rows[step, :width]])
-            numbers = rates | ({"lr": rates["lr"] * (1 + math.cos(math.pi * step / total)) / 2} if cosine else {})
-            ctx = _context(task, model, task.tensors(numbers), step, here.fold("step", step))
-            objective = _objective(task, loss, fixed, buffers, _batch(task, place), place.to(task.world.device), ctx)
-            grads, buffers = differentiate_plain(objective, params)
-            params, slots = used.step(params, grads, slots, ctx)
+        total, device = len(plan.widths), task.world.device
+        rates = _rates(task, rule if optimiser is None else optimiser.numbers, total, cosine)
+        numbers = torch.from_numpy(fold_each(here, "step", np.arange(total)).astype(np.int64)).to(device)
+        public = task.public.to(device)
+        scene = Scene(model, given, public, torch.from_numpy(places[plan.rows]).to(device), numbers, rates)
+        params = trees.restrict(model.params, task.sent_names())
+        moving = Moving(params, model.buffers, used.init(params))
+        walk = find_steps(task, partial(take_step, task, loss, used), loss, used, moving, scene)
+        best, best_right, best_step = model, -1, 0
+        for step, width in enumerate(plan.widths.tolist()):
+            walk.take(step, width)
             if patience and held and ((step + 1) % max(1, patience // CHECKS) == 0 or step + 1 == total):
-                now = Start(model.params | params, buffers)
-                right = _count_right(task, now, torch.from_numpy(watched))
+                now = _whole(model, walk.read())
+                right = _count_right(task, now, public[torch.from_numpy(watched).to(device)])
                 if right > best_right:
                     best, best_right, best_step = now, right, step
                 elif step - best_step >= patience:
                     break
-        return best if patience and held else Start(model.params | params, buffers)
+        return best if patience and held else _whole(model, walk.read())
 
     return fit
 
 
-def _objective(
-    task: Task, loss: Callable[[Output, Batch, Tensor], Tensor], fixed: Params, buffers: Params, batch: Batch, place: Tensor, ctx: Context
-) -> Callable[[Params], tuple[Tensor, Tree]]:
+def take_step(task: Task, loss: PublicLoss, used: Optimiser, scene: Scene, moving: Moving, at: Tensor, width: int) -> Moving:
+    """Step number `at` [1], on the device like everything else, so that it can be recorded."""
+    place = scene.places.index_select(0, at)[0, :width]
+    ctx, batch = _context(task, scene, at), _batch(task, scene.public[place])
+    fixed = {name: value for name, value in scene.start.params.items() if name not in moving.params}
+
     def objective(params: Params) -> tuple[Tensor, Tree]:
-        out, new = task.model.apply({**fixed, **params}, buffers, batch.x, ctx.key)
-        return weighted_mean(loss(out, batch, place), batch.weight), new
+        out, new = task.model.apply({**fixed, **params}, moving.buffers, batch.x, ctx.key)
+        return weighted_mean(loss(out, batch, place, scene.given), batch.weight), new
 
-    return objective
+    grads, buffers = differentiate_plain(objective, moving.params)
+    params, slots = used.step(moving.params, grads, moving.slots, ctx)
+    return Moving(params, buffers, slots)
 
 
-def _batch(task: Task, place: Tensor) -> Batch:
-    ids = task.public[place].to(task.world.device)
+def _whole(model: Start, moving: Moving) -> Start:
+    return Start(model.params | moving.params, moving.buffers)
+
+
+def _rates(task: Task, numbers: Mapping[str, float], total: int, cosine: bool) -> dict[str, Tensor]:
+    """An optimiser's numbers in every step. -> [steps] each"""
+    falling = [(1 + math.cos(math.pi * step / total)) / 2 for step in range(total)]
+    tables = {name: [value * share if cosine and name == "lr" else value for share in falling] for name, value in numbers.items()}
+    return {name: torch.tensor(table, dtype=torch.float64).to(task.world.dtype).to(task.world.device) for name, table in tables.items()}
+
+
+def _batch(task: Task, ids: Tensor) -> Batch:
     weight = torch.ones(len(ids), dtype=task.world.dtype, device=ids.device)
     return Batch(task.train.inputs(ids), task.train.labels(ids), weight, ids)
 
 
 @torch.no_grad()
-def _count_right(task: Task, model: Start, place: Tensor) -> int:
+def _count_right(task: Task, model: Start, ids: Tensor) -> int:
     right = 0
-    for some in torch.split(place, 1000):
+    for some in torch.split(ids, 1000):
         batch = _batch(task, some)
         right += int((task.model.judge_rows(model, batch.x).logits.argmax(dim=1) == batch.y).sum())
     return right
 
 
-def _context(task: Task, start: Start, rule: dict[str, Tensor], step: int, key: Key) -> Context:
+def _context(task: Task, scene: Scene, at: Tensor) -> Context:
     """An optimiser asks only for its numbers; the server has no client and no facts."""
-    nobody, now = torch.tensor(-1), torch.tensor(step)
-    return Context(nobody, now, start, {}, {}, {}, Facts(now, now), now, now, {}, rule, key.tensor().to(task.world.device), task.world)
+    step, nobody = at.squeeze(0), torch.full_like(at.squeeze(0), -1)
+    rule, key = (
+        {name: table.index_select(0, at).squeeze(0) for name, table in scene.rates.items()},
+        scene.keys.index_select(0, at).squeeze(0),
+    )
+    return Context(nobody, step, scene.start, {}, {}, {}, Facts(step, step), step, step, {}, rule, key, task.world)

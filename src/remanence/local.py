@@ -7,7 +7,7 @@ client by client with plain autograd, `stacked` maps it over a stack with `torch
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +29,13 @@ PERSONAL = "personal"  # in what a client keeps: the parameters and buffers that
 PREDICTION_ROWS = 1000  # rows a model sees at once when it looks at a whole split
 
 
+class Memo(dict[str, Any]):
+    """What engines keep of a task from round to round; it does not travel with it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Memo, ()
+
+
 @dataclass(frozen=True)
 class Task:
     """What an engine needs once, at the start of a run."""
@@ -48,6 +55,7 @@ class Task:
     at_sites: bool = (
         False  # do clients keep their state and facts for themselves? What is known of a state here is then the round it is from
     )
+    memo: Memo = field(default_factory=Memo, compare=False, repr=False)
 
     def trained_names(self, phase: Phase) -> tuple[str, ...]:
         """The parameters this phase changes; what is frozen stays so, whatever a phase asks for."""

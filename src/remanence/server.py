@@ -73,7 +73,7 @@ def update(task: Task, server: Server, replies: Reply, round: int, key: Key, rul
         refined = refine(merged, server.model, replies, lent, srv("refine"))
     for absorb in method.many("absorb"):
         state[absorb.name] = absorb(replies, srv("absorb"))
-    if not all(bool(torch.isfinite(value).all()) for value in refined.params.values()):
+    if not bool(torch.stack([torch.isfinite(value).all() for value in refined.params.values()]).all()):  # one question to the device
         raise Unusable("the new model holds NaN or infinity")
     return Update(Server(refined, state), merged, weights)
 

@@ -259,9 +259,14 @@ Apply = Callable[[Params, Params, ServerContext], tuple[Params, Tree]]  # (param
 Absorb = Callable[[Reply, ServerContext], Tree]  # -> state, after the new model stands
 
 
-class Fit(Protocol):
-    """Server-side training on the public set: minimises the mean of `loss(out, batch, place)`, where `place` [B] are positions in that set.
+# (output, batch, place, given) -> loss [B]; `place` [B] are positions in the public set, `given` what fit was given
+PublicLoss = Callable[[Output, Batch, Tensor, Tree], Tensor]
 
+
+class Fit(Protocol):
+    """Server-side training on the public set: minimises the mean of `loss(out, batch, place, given)`.
+
+    Whatever the loss knows of the round comes in through `given`, since the steps of a pure function can be recorded once and replayed in every round.
     With the clients' optimiser, batch size and rates unless told otherwise; honours what is frozen. `patience` steps without a better accuracy on the
     `validation` share of the set end it, and the best model is kept.
     """
@@ -269,7 +274,8 @@ class Fit(Protocol):
     def __call__(
         self,
         model: Start,
-        loss: Callable[[Output, Batch, Tensor], Tensor],
+        loss: PublicLoss,
+        given: Tree,
         *,
         epochs: int = 0,
         steps: int = 0,

@@ -1,91 +1,151 @@
-"""Convolutions as products equal torch's own, with their gradients, alone and in a stack."""
+"""Narrow convolutions by our own kernels equal torch's, with their gradients, alone and in a stack; here the kernels run in Triton's interpreter."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
+pytest.importorskip("triton", reason="Triton is not installed")
+
 import torch
 from engines.test_equal_engines import CASES, EVERYTHING
 from engines.test_recorded_steps import assert_recorded_equals_loop
 from torch import Tensor, nn
 
-from remanence.engines import convolutions, graphs
-from remanence.engines.convolutions import NARROW, convolve
+from remanence.engines import convolutions, graphs, kernels
+from remanence.engines.convolutions import convolve, correlate, correlate_rows
 from remanence.keys import Key
 from remanence.trial import small_experiment
 
-
-def draw(name: str, *shape: int) -> Tensor:
-    return torch.from_numpy(Key(0).fold(name).generator().standard_normal(shape))
+EXACT = {torch.float64: 1e-10, torch.float32: 1e-4}
 
 
-@pytest.mark.parametrize("padding", [0, 2, (1, 2)])
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_stack_of_convolutions(padding: Any, bias: bool) -> None:
-    """3 models, 2 images of 2x7x6, kernels of 3x2, 5 outputs; the loss weighs outputs differently, so that no gradient cancels."""
-    x, w, b = draw("x", 3, 2, 2, 7, 6), draw("w", 3, 5, 2, 3, 2), draw("b", 3, 5)
+def draw(name: str, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.from_numpy(Key(0).fold(name).generator().standard_normal(shape)).to(dtype)
+
+
+@pytest.fixture
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float64 and wide layers go to our kernels, too."""
+    monkeypatch.setattr(convolutions, "suits", lambda x, weight, padding: True)
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "padding", "bias", "dtype"),
+    [
+        (2, 5, 0, False, torch.float64),
+        (2, 5, 2, True, torch.float64),
+        (2, 5, (1, 2), True, torch.float32),
+        (32, 20, 0, True, torch.float64),  # whole tiles of channels
+        (32, 20, (1, 2), False, torch.float64),
+        (32, 20, 1, False, torch.float32),
+        (3, 33, 1, False, torch.float64),  # two tiles of outputs
+    ],
+)
+def test_a_stack_of_convolutions(inputs: int, outputs: int, padding: Any, bias: bool, dtype: torch.dtype) -> None:
+    """3 models, 2 images of 7x6, kernels of 3x3; the loss weighs outputs differently, so that no gradient cancels."""
+    x, w, b = (draw(*argument, dtype=dtype) for argument in (("x", 3, 2, inputs, 7, 6), ("w", 3, outputs, inputs, 3, 3), ("b", 3, outputs)))
 
     def gradients(convolution: Any) -> Any:
         def loss(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
             y = convolution(x, w, b if bias else None, padding=padding)
-            return (y * torch.arange(y.numel()).reshape(y.shape).to(y)).square().sum()
+            return (y * torch.linspace(0.5, 1.5, y.numel(), dtype=dtype).reshape(y.shape)).square().sum()
 
         return torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2)))(x, w, b)
 
     for ours, theirs in zip(gradients(convolve), gradients(torch.conv2d), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(ours, theirs, rtol=EXACT[dtype], atol=EXACT[dtype] * float(theirs.abs().max().clamp(min=1)))
 
 
+@pytest.mark.usefixtures("everywhere")
+def test_sums_over_rows_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, dy = draw("x", 1, 4, 2, 14, 14), draw("dy", 1, 4, 5, 12, 12)
+    whole = torch.nn.grad.conv2d_weight(x[0], (5, 2, 3, 3), dy[0])
+    for programs in (1, 100):  # one part of 576 rows, and four
+        monkeypatch.setattr(kernels, "PROGRAMS", programs)
+        torch.testing.assert_close(correlate_rows(x, dy, 3, 3, 0, 0, False)[0].permute(3, 2, 0, 1), whole, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.usefixtures("everywhere")
 def test_a_convolution_by_hand() -> None:
     """1 2 3 under 10 1 is 12 and 23; with bias 0.5."""
     y = convolve(torch.tensor([[[[1.0, 2.0, 3.0]]]]), torch.tensor([[[[10.0, 1.0]]]]), torch.tensor([0.5]))
     assert y.tolist() == [[[[12.5, 23.5]]]]
 
 
+@pytest.mark.parametrize("channels", [4, 16])
+def test_operations_are_what_the_compiler_is_told(channels: int) -> None:
+    """Shapes and places in memory, with few channels and with the channels innermost."""
+    x, w = draw("x", 2, 2, 3, 6, 6, dtype=torch.float32), draw("w", 2, 3, 3, 3, channels, dtype=torch.float32)
+    torch.library.opcheck(correlate, (x, w, 1, 1, False), test_utils=("test_schema", "test_faketensor"))
+    dy = correlate(x, w, 1, 1, False)
+    torch.library.opcheck(correlate_rows, (x, dy, 3, 3, 1, 1, False), test_utils=("test_schema", "test_faketensor"))
+
+
 @pytest.mark.parametrize(
     "options",
-    [{"stride": 2}, {"dilation": 2}, {"groups": 2}, {"padding": "same"}, {"outputs": 2 * NARROW}],
-    ids=lambda options: next(iter(options)),
+    [
+        {"stride": 2},
+        {"dilation": 2},
+        {"groups": 2},
+        {"padding": "same"},
+        {"padding": 3},
+        {"outputs": 33},
+        {"inputs": 18},
+        {"dtype": torch.float64},
+    ],
+    ids=lambda options: "-".join(f"{name}={value}" for name, value in options.items()),
 )
 def test_what_is_left_to_torch(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolutions._Product, "apply", None)
-    outputs, groups = options.pop("outputs", 4), options.get("groups", 1)
-    x, w = draw("x", 2, 4, 8, 8), draw("w", outputs, 4 // groups, 3, 3)
+    monkeypatch.setattr(convolutions._Convolution, "apply", None)
+    sizes = {name: options.pop(name, usual) for name, usual in (("outputs", 4), ("inputs", 4), ("dtype", torch.float32))}
+    groups = options.get("groups", 1)
+    x = draw("x", 2, sizes["inputs"], 8, 8, dtype=sizes["dtype"])
+    w = draw("w", sizes["outputs"], sizes["inputs"] // groups, 3, 3, dtype=sizes["dtype"])
     assert torch.equal(convolve(x, w, **options), torch.conv2d(x, w, **options))
 
 
-def test_lower_precision_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolutions._Product, "apply", None)
+def test_autocast_lowers_the_precision_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter has no bfloat16, so torch convolves in our place."""
+    monkeypatch.setattr(convolutions._Convolution, "apply", lambda x, w, above, beside, tf32: torch.conv2d(x, w, padding=(above, beside)))
+    x, w = draw("x", 1, 1, 4, 4, dtype=torch.float32), draw("w", 2, 1, 3, 3, dtype=torch.float32)
+    lowered = torch.conv2d(x.bfloat16(), w.bfloat16(), padding=1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert convolve(draw("x", 1, 1, 4, 4).float(), draw("w", 2, 1, 3, 3).float(), torch.zeros(2)).dtype == torch.bfloat16
+        assert torch.equal(convolve(x, w, torch.zeros(2), padding=1), lowered)
 
 
+@pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("case", ["max pooling", "group norm", "batch norm", "dropout"])
 def test_networks_are_reached(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA, with the plain step in place of its graph."""
     seen: list[tuple[int, ...]] = []
-    apply = convolutions._Product.apply
+    apply = convolutions._Convolution.apply
 
-    def spy(x: Tensor, w: Tensor) -> Tensor:
+    def spy(x: Tensor, w: Tensor, *settings: Any) -> Tensor:
         seen.append(tuple(w.shape))
-        result: Tensor = apply(x, w)  # type: ignore[no-untyped-call]
+        result: Tensor = apply(x, w, *settings)  # type: ignore[no-untyped-call]
         return result
 
-    monkeypatch.setattr(convolutions._Product, "apply", spy)
-    monkeypatch.setattr(graphs, "trace_step", lambda step_all, example, compile: convolutions.with_products(step_all))
+    monkeypatch.setattr(graphs, "trace_step", lambda step_all, example, compile: convolutions.with_kernels(step_all))
     changes, make_module = CASES[case]
     assert make_module is not None
     module = make_module()
-    assert_recorded_equals_loop(small_experiment(EVERYTHING, changes, module=module), stack=64)
-    assert set(seen) == {tuple(layer.weight.shape) for layer in module.modules() if isinstance(layer, nn.Conv2d)}
+    with monkeypatch.context() as patch:
+        patch.setattr(convolutions._Convolution, "apply", spy)
+        assert_recorded_equals_loop(small_experiment(EVERYTHING, changes, module=module), stack=64)
+    assert {tuple(layer.weight.shape) for layer in module.modules() if isinstance(layer, nn.Conv2d)} <= set(seen)
 
 
-def test_products_can_be_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("everywhere")
+def test_kernels_can_be_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a compiled step on CUDA has them: written down once, then called with other numbers."""
     trace = graphs.trace_step
     monkeypatch.setattr(
-        graphs, "trace_step", lambda step_all, example, compile: trace(convolutions.with_products(step_all), example, compile)
+        graphs, "trace_step", lambda step_all, example, compile: trace(convolutions.with_kernels(step_all), example, compile)
     )
     changes, make_module = CASES["max pooling"]
     assert make_module is not None

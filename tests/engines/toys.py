@@ -86,11 +86,10 @@ def refined() -> Part:
 
     def refine(merged: Start, previous: Start, replies: Reply, lent: ServerLent, srv: ServerContext) -> Start:
         said = lent.judge(Start(*(trees.map(lambda x: x.unsqueeze(0), tree) for tree in previous)))[0]
+        return lent.fit(merged, hold_near, {"said": said, "hold": srv.hyper["hold"]}, epochs=2)
 
-        def loss(out: Output, batch: Batch, place: Tensor) -> Tensor:
-            return rows_loss(out, batch) + srv.hyper["hold"] * ((out.logits - said[place]) ** 2).sum(dim=1)
-
-        return lent.fit(merged, loss, epochs=2)
+    def hold_near(out: Output, batch: Batch, place: Tensor, given: Tree) -> Tensor:
+        return rows_loss(out, batch) + given["hold"] * ((out.logits - given["said"][place]) ** 2).sum(dim=1)
 
     return Part("refined", hyper={"hold": 0.1}, refine=refine, needs_public=True)
 

@@ -13,6 +13,7 @@ from remanence.errors import InputError
 from remanence.objectives.dynamic_distillation import distil
 from remanence.rules.adam import adam
 from remanence.rules.sgd import require
+from remanence.trees import Tree
 from remanence.types import Batch, Optimiser, Output, Part, Reply, ServerContext, ServerLent, Start, World
 
 
@@ -35,15 +36,14 @@ def feddf(*, steps: int = 10_000, patience: int = 1_000, lr: float = 0.001, batc
     require(lr > 0, "feddf", "lr", "above 0", lr)
     require(0 <= validation < 1, "feddf", "validation", "from 0 to below 1", validation)
 
+    tools = adam(lr=lr)
+
     def learn_from_ensemble(merged: Start, previous: Start, replies: Reply, lent: ServerLent, srv: ServerContext) -> Start:
         ensemble = lent.judge(lent.local_models(replies)).mean(dim=0, keepdim=True)  # [1, n, C]: one teacher, believed in every class
-        alpha = torch.ones_like(ensemble[:, 0])
-
-        def loss(out: Output, rows: Batch, place: Tensor) -> Tensor:
-            return distil(out.logits, ensemble[:, place], alpha)
-
-        tools = adam(lr=lr)
-        return lent.fit(merged, loss, steps=steps, batch=batch, optimiser=tools, cosine=True, validation=validation, patience=patience)
+        given = {"ensemble": ensemble, "alpha": torch.ones_like(ensemble[:, 0])}
+        return lent.fit(
+            merged, agree, given, steps=steps, batch=batch, optimiser=tools, cosine=True, validation=validation, patience=patience
+        )
 
     def check(optimiser: Optimiser, world: World) -> None:
         held = round(validation * world.public)
@@ -54,3 +54,7 @@ def feddf(*, steps: int = 10_000, patience: int = 1_000, lr: float = 0.001, batc
             )
 
     return Part("feddf", refine=learn_from_ensemble, check=check, needs_public=True)
+
+
+def agree(out: Output, rows: Batch, place: Tensor, given: Tree) -> Tensor:
+    return distil(out.logits, given["ensemble"][:, place], given["alpha"])

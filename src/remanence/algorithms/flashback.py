@@ -70,11 +70,12 @@ def keep_all(server_epochs: int, merged: Start, previous: Start, replies: Reply,
     alpha = label_shares(nu=pi[0], mu=torch.cat([counts, pi]))
     before = Start(*(trees.expand(tree, 1) for tree in previous))
     said = torch.cat([lent.judge(lent.local_models(replies)), lent.judge(before)])  # [k + 1, n, C]
+    return lent.fit(merged, learn_from_all, {"said": said, "alpha": alpha}, epochs=server_epochs)
 
-    def loss(out: Output, batch: Batch, place: Tensor) -> Tensor:
-        return cross_entropy(out.logits, batch.y, reduction="none") + distil(out.logits, said[:, place], alpha)
 
-    return lent.fit(merged, loss, epochs=server_epochs)
+def learn_from_all(out: Output, batch: Batch, place: Tensor, given: Tree) -> Tensor:
+    """Line 21."""
+    return cross_entropy(out.logits, batch.y, reduction="none") + distil(out.logits, given["said"][:, place], given["alpha"])
 
 
 def count_labels(replies: Reply, srv: ServerContext) -> Tree:

@@ -6,6 +6,7 @@ for every method, because a part's functions are pure and see the run through th
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterable
 from typing import Any
 
@@ -44,7 +45,7 @@ class TracedStep:
         self.places = [place for place, used in zip(places, drop_unused(graph), strict=True) if used]
         self.kinds = [_kind(leaves[place]) for place in self.places]
         self.form, self.answer_form = form, answer_form[0]
-        self.run: Any = torch.compile(graph, dynamic=False) if compile else graph
+        self.run: Any = torch.compile(graph, dynamic=False, options=compiler_options()) if compile else graph
         leaves = []  # the example is not kept alive
 
     def __call__(self, *arguments: Any) -> tuple[Progress, Tensor]:
@@ -84,6 +85,11 @@ class TracedStep:
 def trace_step(step_all: StepAll, example: Arguments, compile: bool = False) -> TracedStep:
     """Write a step down."""
     return TracedStep(step_all, example, compile)
+
+
+def compiler_options() -> dict[str, Any] | None:
+    """A worker process compiles in its own thread: the compiler's threads stayed in the process it was forked from, and would be waited for without end."""
+    return {"compile_threads": 1} if multiprocessing.parent_process() is not None else None
 
 
 def drop_unused(graph: GraphModule) -> list[bool]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from remanence import keys
 from remanence.engines.compiled import trace_step
-from remanence.engines.convolutions import with_products
+from remanence.engines.convolutions import with_kernels
 from remanence.engines.steps import Course, Live, StepAll, make_batch, map_step
 from remanence.local import Progress, SplitRows, Task
 from remanence.types import Context
@@ -51,8 +52,9 @@ class Recording:
         self.ids = torch.zeros_like(course.ids)
         self.widths = torch.zeros(course.widths.shape, dtype=torch.int64, device=course.ids.device)
         self.steps = torch.zeros(self.clients, dtype=torch.int64, device=course.ids.device)
+        self.keys = torch.zeros(course.widths.shape, dtype=torch.int64, device=course.ids.device)
         self.step = torch.zeros((), dtype=torch.int64, device=course.ids.device)
-        self.mapped = with_products(map_step(task, dims)) if self.cuda else map_step(task, dims)
+        self.mapped = with_kernels(map_step(task, dims)) if self.cuda else map_step(task, dims)
         self.replays: dict[Shape, Callable[[], None]] = {}
         self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
 
@@ -77,13 +79,12 @@ class Recording:
 
     def _load(self, live: Live, course: Course) -> None:
         clients = len(live.loss)
-        pairs = zip(pytree.tree_leaves(self._front(clients)), pytree.tree_leaves(live), strict=True)
-        for here, value in pairs:
-            if isinstance(here, Tensor):
-                here.copy_(value)
+        copy_into(self._front(clients), live)
         self.ids[:clients] = course.ids
         widths = np.where(course.widths > 0, course.widths, self.batch)  # who is done still computes something finite
         self.widths[:clients] = torch.from_numpy(widths).to(self.widths.device)
+        numbers = torch.arange(self.keys.shape[1], device=self.keys.device)
+        self.keys[:clients] = keys.fold_in(live.ctx.key[:, None], numbers)
         self.steps.zero_()
         self.steps[:clients] = torch.from_numpy(course.steps).to(self.steps.device)
 
@@ -106,35 +107,19 @@ class Recording:
         if self.compile or not self.cuda:
             live, now, batch = self._arguments(shape)
             step_all = trace_step(self.mapped, (live.progress, live.fixed, batch, live.rows, now), self.compile)
-        return self._capture(shape, step_all) if self.cuda else lambda: self._take(shape, step_all)
-
-    def _capture(self, shape: Shape, step_all: StepAll) -> Callable[[], None]:
-        """A CUDA graph of one step; the first call in a stream of its own lets libraries choose their kernels and the compiler finish."""
-        here, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(here)
-        with torch.cuda.stream(aside), choosing_kernels():
-            for _ in range(2):
-                self._compute(shape, step_all)
-        here.wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool), choosing_kernels():
-            self._take(shape, step_all)
-
-        def replay(needed: StepAll = step_all) -> None:  # a graph reads memory that only the traced step, with its constants, keeps alive
-            graph.replay()
-
-        return replay
+        take = partial(self._take, shape, step_all)
+        return capture(partial(self._compute, shape, step_all), take, self.pool) if self.cuda else take
 
     def _arguments(self, shape: Shape) -> tuple[Live, Context, Any]:
         live, at = self._front(shape.clients), self.step.reshape(1)
-        now = live.ctx._replace(step=self.step, key=keys.fold_in(live.ctx.key, self.step))
+        now = live.ctx._replace(step=self.step, key=self.keys[: shape.clients].index_select(1, at).squeeze(1))
         ids = self.ids[: shape.clients, :, : shape.width].index_select(1, at).squeeze(1)
         return live, now, make_batch(self.task, ids, self.widths[: shape.clients].index_select(1, at), now.key)
 
     def _compute(self, shape: Shape, step_all: StepAll) -> tuple[Live, Progress, Tensor]:
         live, now, batch = self._arguments(shape)
         progress, loss = step_all(live.progress, live.fixed, batch, live.rows, now)
-        if _kinds(progress) != _kinds(live.progress):
+        if kinds_of(progress) != kinds_of(live.progress):
             raise TypeError("a local step changes the form of what it hands to the next")
         return live, progress, loss
 
@@ -191,12 +176,38 @@ def _lengthen(ids: Tensor, weight: Tensor, real: Tensor) -> tuple[Tensor, Tensor
 
 def _form(live: Live, dims: Context) -> Any:
     """Names, shapes without the clients' axis, and types."""
-    return _kinds(live.cut(slice(0, 1), dims))
+    return kinds_of(live.cut(slice(0, 1), dims))
 
 
-def _kinds(tree: Any) -> Any:
+def kinds_of(tree: Any) -> Any:
+    """Names, shapes and types of all tensors of a tree; whatever else is in it as it is."""
     leaves, names = pytree.tree_flatten(tree)
     return names, [(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else x for x in leaves]
+
+
+def copy_into(memory: Any, values: Any) -> None:
+    """The tensors of one tree into those of another of the same form."""
+    pairs = zip(pytree.tree_leaves(memory), pytree.tree_leaves(values), strict=True)
+    here, there = zip(*((a, b) for a, b in pairs if isinstance(a, Tensor)), strict=True)
+    torch._foreach_copy_(list(here), list(there))
+
+
+def capture(compute: Callable[[], Any], take: Callable[[], Any], pool: Any = None) -> Callable[[], None]:
+    """A CUDA graph of `take`. `compute`, the same without writing, comes first, in a stream of its own: libraries choose kernels, the compiler finishes."""
+    here, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside.wait_stream(here)
+    with torch.cuda.stream(aside), choosing_kernels():
+        for _ in range(2):
+            compute()
+    here.wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool), choosing_kernels():
+        take()
+
+    def replay(needed: Any = take) -> None:  # a graph reads memory that only what it was made from keeps alive
+        graph.replay()
+
+    return replay
 
 
 @contextlib.contextmanager

@@ -87,7 +87,7 @@ class Stacked:
         if dims.start.params is None:  # batch norm writes into buffers even before the first step: every client needs its own
             ctx = ctx._replace(start=Start(ctx.start.params, trees.expand(ctx.start.buffers, count)))
         kept, total, losses = ctx.own, np.zeros(count, dtype=np.int64), torch.zeros(())
-        model, own, extras = self._begin(rows, common.at(ctx, "before"), dims)
+        model, own, extras = self._begin(rows, ctx, dims)
         if dims.start.params is not None or task.method.personal(task.world):
             ctx, dims = ctx._replace(start=model), dims._replace(start=context_dims(True).start)
         ctx = ctx._replace(own=own)
@@ -101,18 +101,17 @@ class Stacked:
             if phase.accept is not None:
                 accept = partial(keep_or_revert, task, differentiate_functional, common.scoped_accept(task, phase))
                 model = vmap(accept, in_dims=(0, 0, 0, dims))(rows, old, model, common.at(now, "accept"))
-        end = common.at(ctx, "after", torch.from_numpy(total).to(device))
         close: Callable[..., tuple[Tree, Tree]] = partial(finish, task, differentiate_functional)
         if task.method.many("after"):  # else there is nothing in it to map, and mapping is not free
-            close = vmap(close, in_dims=(0, 0, 0, 0, dims))
-        own, extras = close(rows, model, extras, kept, end)
+            close, ctx = vmap(close, in_dims=(0, 0, 0, 0, dims)), common.at(ctx, "after", torch.from_numpy(total).to(device))
+        own, extras = close(rows, model, extras, kept, ctx)
         return make_replies(portions, model, extras, own, losses)
 
     def _begin(self, rows: SplitRows, ctx: Context, dims: Context) -> tuple[Start, Tree, Tree]:
         """What the clients do before their first step. -> the models they start from, own, extras"""
         start = partial(begin, self.task, differentiate_functional)
         if self.task.method.many("before"):
-            return vmap(start, in_dims=(0, dims))(rows, ctx)
+            return vmap(start, in_dims=(0, dims))(rows, common.at(ctx, "before"))
         if dims.start.params is None:
             ctx = ctx._replace(start=Start(trees.expand(ctx.start.params, len(ctx.client)), ctx.start.buffers))
         return start(rows, ctx)

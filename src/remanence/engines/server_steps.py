@@ -1,0 +1,127 @@
+"""The steps of training at the server, plainly or, on a GPU, recorded once and replayed in every round.
+
+A recording reads fixed places in memory, so whatever changes from round to round has to come in through them: a loss that remembers something of its own
+(a closure) is run plainly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from remanence.engines.graphs import capture, copy_into, kinds_of
+from remanence.local import Task
+from remanence.trees import Params, Tree
+from remanence.types import Optimiser, PublicLoss, Start
+
+FEWEST = 10  # steps for which recording pays
+KEPT = 2  # recordings of a run
+
+
+class Moving(NamedTuple):
+    """What one step hands to the next."""
+
+    params: Params
+    buffers: Params
+    slots: Tree
+
+
+class Scene(NamedTuple):
+    """What stays the same from the first to the last step, with what each of them looks up."""
+
+    start: Start
+    given: Tree  # what the loss knows of this round
+    public: Tensor  # [n] ids of the public set
+    places: Tensor  # [steps, batch] positions in it
+    keys: Tensor  # [steps]
+    rates: dict[str, Tensor]  # [steps] each
+
+
+Step = Callable[[Scene, Moving, Tensor, int], Moving]  # (scene, moving, number of the step [1], width) -> moving
+
+
+class PlainSteps:
+    """One after the other."""
+
+    def __init__(self, step: Step, moving: Moving, scene: Scene):
+        self.step, self.moving, self.scene = step, moving, scene
+        self.numbers = torch.arange(len(scene.places), device=scene.places.device)
+
+    def take(self, step: int, width: int) -> None:
+        self.moving = self.step(self.scene, self.moving, self.numbers[step : step + 1], width)
+
+    def read(self) -> Moving:
+        return self.moving
+
+
+class RecordedSteps:
+    """The same from memory of its own, as one CUDA graph for each width; without a GPU the step is called plainly on that memory."""
+
+    def __init__(self, step: Step, moving: Moving, scene: Scene):
+        self.step = step
+        self.moving, self.scene = pytree.tree_map_only(Tensor, torch.clone, (moving, scene))
+        self.number = torch.zeros(1, dtype=torch.int64, device=scene.places.device)
+        self.replays: dict[int, Callable[[], None]] = {}
+
+    def fits(self, moving: Moving, scene: Scene) -> bool:
+        return bool(kinds_of((self.moving, self.scene)) == kinds_of((moving, scene)))
+
+    def begin(self, moving: Moving, scene: Scene) -> RecordedSteps:
+        copy_into((self.moving, self.scene), (moving, scene))
+        self.number.zero_()
+        for width in {scene.places.shape[1]} - set(self.replays):  # before the first step: should it fail, nothing has changed
+            self.replays[width] = self._record(width)
+        return self
+
+    def take(self, step: int, width: int) -> None:
+        if width not in self.replays:
+            self.replays[width] = self._record(width)
+        self.replays[width]()
+
+    def read(self) -> Moving:
+        moving: Moving = pytree.tree_map_only(Tensor, torch.clone, self.moving)
+        return moving
+
+    def _record(self, width: int) -> Callable[[], None]:
+        def compute() -> Moving:
+            return self.step(self.scene, self.moving, self.number, width)
+
+        def take() -> None:
+            copy_into(self.moving, compute())
+            self.number.add_(1)
+
+        return capture(compute, take) if self.number.is_cuda else take
+
+
+class _Known(NamedTuple):
+    task: Task
+    loss: PublicLoss
+    optimiser: Optimiser
+    steps: RecordedSteps
+
+
+def find_steps(task: Task, step: Step, loss: PublicLoss, optimiser: Optimiser, moving: Moving, scene: Scene) -> PlainSteps | RecordedSteps:
+    """`step` is one step with this loss and optimiser. Recorded where that is possible and pays."""
+    if task.world.device.type == "cuda" and len(scene.places) >= FEWEST and is_pure(loss):
+        return find_recorded(task, step, loss, optimiser, moving, scene)
+    return PlainSteps(step, moving, scene)
+
+
+def find_recorded(task: Task, step: Step, loss: PublicLoss, optimiser: Optimiser, moving: Moving, scene: Scene) -> RecordedSteps:
+    """Those of an earlier round where they fit, else new ones."""
+    kept: list[_Known] = task.memo.setdefault("server steps", [])
+    for known in kept:
+        if known.task is task and known.loss is loss and known.optimiser is optimiser and known.steps.fits(moving, scene):
+            return known.steps.begin(moving, scene)
+    steps = RecordedSteps(step, moving, scene)
+    kept[:] = [*kept, _Known(task, loss, optimiser, steps)][-KEPT:]
+    return steps.begin(moving, scene)
+
+
+def is_pure(loss: Any) -> bool:
+    """Is it a function that remembers nothing?"""
+    return getattr(loss, "__closure__", loss) is None
