@@ -89,6 +89,21 @@ def test_flashback_is_switched_on() -> None:
 
 
 @pytest.mark.usefixtures("tiny_jobs")
+def test_the_check_in_float64_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's permission to round is the whole process', and the experiment of the check takes it away."""
+    seen: list[bool] = []
+
+    def check(job: BenchJob, device: str, choice: Choice) -> float:
+        torch.backends.cudnn.allow_tf32 = True
+        return 0.0
+
+    monkeypatch.setattr(measure, "compare_with_plain", check)
+    monkeypatch.setattr(measure, "take_turns", lambda *arguments: seen.append(torch.backends.cudnn.allow_tf32) or take_turns(*arguments))
+    run_jobs(["B"], device="cpu", repeat=1, say=lambda line: None)
+    assert seen == [False]
+
+
+@pytest.mark.usefixtures("tiny_jobs")
 def test_results() -> None:
     said: list[str] = []
     results = run_jobs(["F", "A"], device="cpu", repeat=1, say=said.append)

@@ -396,14 +396,19 @@ def _set_up_torch(spec: Spec) -> tuple[torch.device, torch.dtype]:
         raise InputError("precision bf16 is for CUDA devices: use fp32 on the CPU")
     if spec.threads:
         torch.set_num_threads(spec.threads)
+    set_precision(spec)
+    return device, torch.float64 if spec.precision == "fp64" else torch.float32
+
+
+def set_precision(spec: Spec) -> None:
+    """torch keeps these settings for the whole process: whoever plays an experiment after building another has to say them again."""
     tf32 = spec.precision in ("tf32", "bf16")
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
-    if device.type == "cuda" and spec.deterministic:
+    if spec.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(spec.deterministic)
-    return device, torch.float64 if spec.precision == "fp64" else torch.float32
 
 
 def _check_vocabulary(module: nn.Module, source: Source) -> None:

@@ -26,7 +26,7 @@ from remanence.data.source import Source
 from remanence.engines.choose import Choice, choose_engine, make_engine
 from remanence.engines.processes import count_cores
 from remanence.errors import INTERRUPTED, OUT_OF_TIME, TERMINATED, InputError, Stopped
-from remanence.experiment import Experiment, build, check_unchanged
+from remanence.experiment import Experiment, build, check_unchanged, set_precision
 from remanence.files import claim_folder, explain_full_disk, lock, write_atomically
 from remanence.keys import Key
 from remanence.progress import Progress, Silent
@@ -154,6 +154,7 @@ def go_on(
 ) -> Run:
     """Run from the last checkpoint, or from the start, to the end."""
     spec = experiment.spec
+    set_precision(spec)
     vault = Vault(folder / CHECKPOINTS, fingerprint(spec))
     first = first_state(experiment)
     state = vault.load(experiment.task.world.device, progress.say, first) or first

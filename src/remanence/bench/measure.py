@@ -25,7 +25,7 @@ from remanence.engines.choose import Choice, choose_engine, make_engine
 from remanence.engines.portions import Work
 from remanence.engines.stacked import MOST_CLIENTS, Stacked
 from remanence.errors import InputError, RunFailed, unknown
-from remanence.experiment import Experiment
+from remanence.experiment import Experiment, set_precision
 from remanence.rounds import open_recorder, play_round
 from remanence.server import local_models
 from remanence.signals import catch_termination
@@ -75,6 +75,7 @@ def measure(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str
     choice, engine = start_engine(experiment, work)
     ours_threads = choice.threads
     difference = compare_with_plain(job, device, choice)
+    set_precision(experiment.spec)  # it was float64's
     try:
         rows = count_rows(experiment, work)
         floor = None  # it has no meaning for a round in which models are probed and mixed
