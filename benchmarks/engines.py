@@ -1,16 +1,18 @@
 """The same job on every engine: seconds a round and where they go, and the bytes that an engine sends to its workers and gets from them.
 
-    python benchmarks/engines.py [--engines loop,stacked,processes,ray] [--clients 20] [--rounds 5] [--workers 2] [--model lenet]
+    python benchmarks/engines.py [--engines loop,stacked,processes,ray,flower] [--clients 20] [--rounds 5] [--workers 2] [--model lenet]
 
 FedAvg and HAST with everybody in every round, one local epoch, the digits data scaled to what the model reads. The first round, which starts workers and sends
-them the data, is shown apart; of the others the median counts. Ray starts a cluster on this machine; `--address` uses a running one. An engine whose package
-is missing is left out and named. Flower is no contender here: its rounds are real sites' (`remanence flower quickstart` times its own).
+them the data, is shown apart; of the others the median counts. Ray starts a cluster on this machine; `--address` uses a running one. Flower starts a SuperLink
+with TLS and authentication and as many sites as there are workers, each with its share of the clients; its times and bytes are what the run wrote down. An
+engine whose package is missing is left out and named.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import multiprocessing.connection
 import platform
 import statistics
@@ -20,10 +22,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from remanence import trees
-from remanence.config import Ray, make_spec
+from remanence.config import Ray, make_spec, write_toml
 from remanence.engines.choose import make_engine
 from remanence.errors import InputError
 from remanence.experiment import Experiment, build
@@ -98,8 +101,8 @@ class Pipes:
         kind._send_bytes, kind._recv_bytes = count_sent, count_received
 
 
-def prepare(method: str, model: str, clients: int) -> Experiment:
-    settings = {
+def settings_of(method: str, model: str, clients: int) -> dict[str, Any]:
+    return {
         "method": method,
         "model": model,
         "data.name": DATA[model],
@@ -110,7 +113,33 @@ def prepare(method: str, model: str, clients: int) -> Experiment:
         "record.every": 1000,
         "device": "cpu",
     }
-    return build(make_spec({}, settings))
+
+
+def play_with_sites(settings: dict[str, Any], rounds: int, sites: int) -> list[Spent]:
+    """The same by real processes: a SuperLink, a coordinator and sites. -> what the run wrote down; sites train and count behind one clock"""
+    from remanence.flower.app_files import write_app
+    from remanence.flower.processes import Federation
+    from remanence.flower.quickstart import watch, write_site
+
+    spec = make_spec({}, settings | {"engine": "flower", "rounds": rounds + 1})
+    clients = np.array_split(np.arange(spec.clients.count), sites)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "experiment.toml").write_text(write_toml(spec, {}))
+        write_app(folder / "app", [folder / "experiment.toml"], name="bench")
+        federation = Federation(folder, secure=True, environment={"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"})
+        try:
+            federation.start()
+            for number, mine in enumerate(clients):
+                label = f"site-{number}"
+                federation.add_site(label, write_site(folder / label, label, range(int(mine[0]), int(mine[-1]) + 1)))
+            watch(federation, federation.run(folder / "app", name="run"), lambda line: None)
+        finally:
+            federation.stop()
+        (written,) = (folder / "runs").glob("*/metrics.jsonl")
+        lines = [json.loads(line) for line in written.read_text().splitlines()]
+    by_round = {line["round"]: line for line in lines}
+    return [Spent(line["seconds"], 0.0, 0.0, line["bytes_down"], line["bytes_up"]) for line in by_round.values()]
 
 
 def measure(experiment: Experiment, engine: Engine, rounds: int, pipes: Pipes) -> list[Spent]:
@@ -135,7 +164,7 @@ def count_traffic(engine: Engine, pipes: Pipes) -> tuple[int, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", default="loop,stacked,processes,ray")
+    parser.add_argument("--engines", default="loop,stacked,processes,ray,flower")
     parser.add_argument("--model", default="lenet", choices=sorted(DATA))
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5)
@@ -145,7 +174,8 @@ def main() -> None:
     torch.set_num_threads(1)
     pipes = Pipes()
     for method in METHODS:
-        experiment = prepare(method, options.model, options.clients)
+        settings = settings_of(method, options.model, options.clients)
+        experiment = build(make_spec({}, settings))
         one = trees.nbytes(experiment.task.model.initial.params)
         print(
             f"\n{method}, {options.model} of {one / 1e6:.2f} MB, {options.clients} clients, {options.workers} workers, {platform.processor() or 'CPU'}\n"
@@ -154,17 +184,20 @@ def main() -> None:
         print("|---|---|---|---|---|---|---|---|")
         for name in options.engines.split(","):
             try:
-                engine = make_engine(name, experiment.task, workers=options.workers, ray=Ray(address=options.address))
-            except InputError as missing:
+                if name == "flower":
+                    first, *others = play_with_sites(settings, options.rounds, options.workers)
+                else:
+                    engine = make_engine(name, experiment.task, workers=options.workers, ray=Ray(address=options.address))
+                    with contextlib.closing(engine):
+                        first, *others = measure(experiment, engine, options.rounds, pipes)
+            except (InputError, ImportError) as missing:
                 print(f"| {name} | left out: {missing} |")
                 continue
-            with contextlib.closing(engine):
-                first, *others = measure(experiment, engine, options.rounds, pipes)
             middle = Spent(*(statistics.median(column) for column in zip(*others, strict=True)))
             rest = middle.whole - middle.train - middle.score
-            bytes_ = f"{middle.down / 1e6:.2f} | {middle.up / 1e6:.2f}" if name in ("processes", "ray") else "– | –"
-            times = " | ".join(f"{seconds:.2f}" for seconds in (first.whole, middle.whole, middle.train, middle.score, rest))
-            print(f"| `{name}` | {times} | {bytes_} |", flush=True)
+            bytes_ = "– | –" if name in ("loop", "stacked") else f"{middle.down / 1e6:.2f} | {middle.up / 1e6:.2f}"
+            parts = "– | – | –" if name == "flower" else " | ".join(f"{seconds:.2f}" for seconds in (middle.train, middle.score, rest))
+            print(f"| `{name}` | {first.whole:.2f} | {middle.whole:.2f} | {parts} | {bytes_} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from remanence.attacks import ATTACKS
 from remanence.config import Spec
 from remanence.data.concepts import KINDS
 from remanence.data.schedules import SCHEDULES as DRIFTS
+from remanence.division import divide, load_data
 from remanence.errors import unknown
-from remanence.experiment import divide, load_data
 from remanence.heterogeneity import SPEEDS
 from remanence.keys import Key
 from remanence.models import MODELS

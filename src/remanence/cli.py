@@ -11,7 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from remanence import config, expressions
+from remanence.cli_data import app as data_app
 from remanence.cli_flower import app as flower_app
+from remanence.cli_options import AllowCode, AsJson, ExperimentFile, Out, Overwrite, Quiet, Sets, TimeLimit, Together
+from remanence.cli_recipes import reproduce, results
 from remanence.errors import INTERRUPTED, InputError, RemanenceError
 from remanence.flags import with_flags
 from remanence.version import __version__
@@ -23,28 +26,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-data_app = typer.Typer(help="Data sources and how they are divided.", no_args_is_help=True, rich_markup_mode="rich")
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")
 
-Out = Annotated[Path, typer.Option("--out", help="the folder to write")]
-Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="any key of the experiment, such as local.batch=16")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace an earlier run in that folder")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
-AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
-AllowCode = Annotated[bool, typer.Option("--allow-code", help="let the experiment's file or folder name Python code to import and run")]
-TimeLimit = Annotated[float | None, typer.Option("--time-limit", metavar="SECONDS", help="save and exit with 75 after so long; resumable")]
-Together = Annotated[
-    int,
-    typer.Option("--together", min=0, help="most runs of one method trained in one stack; 1: each alone, 0: as many as fit"),
-]
 Client = Annotated[int | None, typer.Option("--client", help="whose model, where clients have models of their own", show_default=False)]
 BenchJobs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[JOB]...", help="A, B, B2, C, C-mixed, E, F, H, H-scaffold; default: all that fit", show_default=False),
-]
-ExperimentFile = Annotated[
-    Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="an experiment file; flags and --set change it", show_default=False)
+    typer.Argument(metavar="[JOB]...", help="A, B, B2, C, C-mixed, D, E, F, G, H, H-scaffold; default: all that fit", show_default=False),
 ]
 
 
@@ -184,7 +172,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a trained model on a test set."""
-    from remanence.experiment import load_data
+    from remanence.division import load_data
     from remanence.export import evaluate as score
 
     done = _one_run(folder)
@@ -268,152 +256,8 @@ def list_(
         print(f"{entry['call']:{width}s}  {entry['about']}{sends}" if width < 60 else f"{entry['call']}\n    {entry['about']}{sends}")
 
 
-@data_app.command("list")
-def data_list(
-    data_dir: Annotated[str | None, typer.Option("--data-dir", help="where data sets lie")] = None, as_json: AsJson = False
-) -> None:
-    """The data sources."""
-    list_("data", as_json)
-
-
-@data_app.command("check")
-def data_check(
-    name: Annotated[str, typer.Argument(help='a source, such as cifar10 or "npz(path=my.npz)"')],
-    data_dir: Annotated[str | None, typer.Option("--data-dir", help="where data sets lie; default: the variable REMANENCE_DATA")] = None,
-) -> None:
-    """Read a source from end to end and say what is in it."""
-    from remanence.catalogue import check_data
-
-    print(check_data(name, data_dir or os.environ.get("REMANENCE_DATA", "")))
-
-
-@data_app.command("show")
-@with_flags(
-    without=(
-        "method",
-        "model",
-        "epochs",
-        "steps",
-        "batch",
-        "lr",
-        "optimizer",
-        "schedule",
-        "buffers",
-        "rounds",
-        "min_replies",
-        "record_every",
-        "record_local",
-        "engine",
-        "device",
-        "precision",
-        "deterministic",
-        "sample",
-    )
-)
-def data_show(
-    experiment: ExperimentFile = None,
-    *,
-    flags: dict[str, Any],
-    set_: Sets = None,
-    out: Annotated[Path | None, typer.Option("--out", help="write the picture as an HTML page")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Draw who gets what: the share of each class in each client's data."""
-    spec = config.make_spec(config.read_file(experiment) if experiment else {}, {**flags, **config.parse_assignments(set_ or [])})
-    from remanence.catalogue import show_partition
-
-    show_partition(spec, out, as_json)
-
-
-@app.command()
-def reproduce(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[RESULT]", help="such as wsm/table-3.2; without it, all are listed", show_default=False)
-    ] = None,
-    scale: Annotated[
-        str, typer.Option("--scale", help="smoke (seconds), desk (minutes on two cores), gpu (ten minutes on one H200) or paper")
-    ] = "desk",
-    only: Annotated[list[str] | None, typer.Option("--only", metavar="ROW", help="only this row or column; may be repeated")] = None,
-    seeds: Annotated[int | None, typer.Option("--seeds", help="how many; default: as the scale has it", show_default=False)] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="print runs, rounds, time and memory without running")] = False,
-    stand_in: Annotated[bool, typer.Option("--stand-in", help="use the recipe's stand-in for data that are not there")] = False,
-    data_dir: Annotated[str | None, typer.Option("--data-dir", help="where data sets lie; default: the variable REMANENCE_DATA")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="the folder to write; the same command goes on in it")] = None,
-    together: Together = 0,
-    set_: Sets = None,
-    time_limit: TimeLimit = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Reproduce a table or figure of one of the papers, with the published numbers beside ours."""
-    from remanence.recipes import list_recipes, load_recipe
-
-    if name is None:
-        found = [{"name": each, "title": load_recipe(each).title, "source": load_recipe(each).source} for each in list_recipes()]
-        print(json.dumps(found, indent=2) if as_json else "\n".join(f"{entry['name']:20s}  {entry['title']}" for entry in found))
-        return
-    from remanence.reproduce import plan_result
-    from remanence.reproduce import reproduce as run_result
-
-    options: dict[str, Any] = {
-        "scale": scale,
-        "only": only or [],
-        "seeds": seeds,
-        "stand_in": stand_in,
-        "changes": config.parse_assignments(set_ or []),
-        "data_dir": data_dir or "",
-    }
-    if plan:
-        from remanence.recipes.estimate import tell_plan
-
-        print(tell_plan(plan_result(name, **options)))
-        return
-    if out is None:
-        raise InputError(f"--out is missing: name a folder for the runs of {name}, or look at --plan first")
-    from remanence.progress import make_progress
-    from remanence.rounds import Deadline
-
-    shown = make_progress(quiet or as_json)
-    done = run_result(name, out, **options, together=together, progress=shown, deadline=Deadline(time_limit))
-    if as_json:
-        print((out / "outcome.json").read_text())
-    elif not quiet:
-        from rich.console import Console
-
-        from remanence.recipes.layout import as_table, tell_claims, tell_notes
-
-        console = Console()
-        print(f"{name}: {done.plan.recipe.title}; scale {scale}: {done.plan.made.about or 'as published'}")
-        console.print(as_table(done, console.width))
-        print("\n".join([*tell_notes(done), *tell_claims(done), f"page: {out / 'result.md'}", f"report: {out / 'report.html'}"]))
-
-
-@app.command()
-def results(
-    folders: Annotated[list[Path], typer.Argument(help="folders of remanence reproduce")],
-    out: Annotated[Path, typer.Option("--out", help="the folder for the pages")] = Path("docs/results"),
-) -> None:
-    """Write a page for every paper from the folders of reproduced results."""
-    from remanence.recipes.pages import write_results
-
-    for page in write_results(folders, out):
-        print(page)
-
-
-@data_app.command("fetch")
-def data_fetch(
-    name: Annotated[str, typer.Argument(help="a published data set, such as cifar100 or svhn")],
-    data_dir: Annotated[str | None, typer.Option("--data-dir", help="where data sets lie; default: the variable REMANENCE_DATA")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="also the files that are seldom used, such as SVHN's third")] = False,
-    quiet: Quiet = False,
-) -> None:
-    """Fetch a data set from its publisher; a broken line is taken up again where it broke."""
-    from remanence.data.fetch import fetch, show_progress
-
-    root = data_dir or os.environ.get("REMANENCE_DATA", "")
-    with show_progress(quiet) as tell:
-        folder = fetch(name, Path(root) if root else None, everything=everything, tell=tell)
-    print(f"{name}: {folder}")
+for _command in (reproduce, results):  # after the commands of every day, which is where --help shows them
+    app.command()(_command)
 
 
 def conclude(folder: Path, quiet: bool, as_json: bool) -> None:

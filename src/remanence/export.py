@@ -17,8 +17,9 @@ from remanence.algorithms import PARTS
 from remanence.checkpoint import Vault, fingerprint
 from remanence.compose import parse_method
 from remanence.data.source import Source
+from remanence.division import load_data
 from remanence.errors import CheckpointError, InputError
-from remanence.experiment import adapt_module, build_module, load_data
+from remanence.experiment import adapt_module, build_module
 from remanence.keys import Key
 from remanence.metrics.accuracy import summarise
 from remanence.results import CHECKPOINTS, Run

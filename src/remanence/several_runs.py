@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from remanence.config import Spec
+from remanence.division import DEFAULT_CLIENTS
 from remanence.engines.alike import rough_form
 from remanence.engines.choose import Choice
 from remanence.engines.stacked import MOST_CLIENTS, Stacked
 from remanence.engines.together import Meeting
 from remanence.errors import Stopped
-from remanence.experiment import DEFAULT_CLIENTS, Experiment, build, sample_size
+from remanence.experiment import Experiment, build, sample_size
 from remanence.progress import Chorus, Progress
 from remanence.results import SPEC, Run
 from remanence.rounds import Deadline, engine_of, resume_run, settle_engine, start_run

@@ -17,7 +17,8 @@ from remanence.algorithms import PARTS
 from remanence.compose import parse_method
 from remanence.config import make_spec
 from remanence.data.source import Source, Split
-from remanence.experiment import Experiment, build, load_data
+from remanence.division import load_data
+from remanence.experiment import Experiment, build
 from remanence.keys import Key
 from remanence.local import weighted_mean
 from remanence.model import initialise

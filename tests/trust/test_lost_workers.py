@@ -16,6 +16,7 @@ from test_resume import contents, seeded_net, small_spec
 from trust.faults import tried
 from trust.killing import in_child
 
+from remanence.engines.forks import Forks
 from remanence.engines.loop import Loop
 from remanence.engines.processes import Processes
 from remanence.errors import RunFailed
@@ -141,3 +142,19 @@ def test_workers_end_with_their_coordinator(tmp_path: Path, wait: float) -> None
         start_run(spec, tmp_path / "run", overwrite=True, module=seeded_net())
     assert contents(tmp_path / "run") == contents(tmp_path / "straight")
     tried("the coordinator is killed, workers running", "workers ended; the same bits", engine="processes")
+
+
+def test_a_worker_does_not_do_what_its_parent_would_at_the_end(tmp_path: Path) -> None:
+    """Whoever started a cluster ends it on SIGTERM; workers forked from it get that signal all the time, some before they live at all."""
+    before = signal.signal(signal.SIGTERM, lambda *_: (tmp_path / str(os.getpid())).touch())
+    try:
+        for _ in range(20):
+            forks = Forks(lambda pipe, inherited: time.sleep(60), 2, timeout=0)
+            children = [fork.child for fork in forks.members]
+            forks.close()
+            assert [child.exitcode for child in children] == [-signal.SIGTERM, -signal.SIGTERM]
+        assert not list(tmp_path.iterdir())
+        os.kill(os.getpid(), signal.SIGTERM)  # the parent's own is as it was
+        assert [path.name for path in tmp_path.iterdir()] == [str(os.getpid())]
+    finally:
+        signal.signal(signal.SIGTERM, before)

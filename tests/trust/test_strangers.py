@@ -166,7 +166,7 @@ def test_data_that_changed_are_named(tmp_path: Path) -> None:
     spec = make_spec({}, {"data.name": str(file), "data.partition": "iid", "clients.count": 4, "rounds": 2, "engine": "loop", "threads": 1})
     start_run(spec, tmp_path / "run")
     np.savez(file, x=x, y=np.arange(100) // 34)
-    from remanence.experiment import _load
+    from remanence.division import _load
 
     _load.cache_clear()
     with pytest.raises(InputError, match="have changed since the run began"):

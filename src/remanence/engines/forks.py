@@ -6,9 +6,11 @@ that does not answer within `timeout` real seconds is ended and replaced; work t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import multiprocessing.connection
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -102,8 +104,9 @@ class Forks:
     def _start(self) -> Fork:
         mine, theirs = self.context.Pipe()
         inherited = [*(fork.pipe for fork in self.members), mine]
-        child = self.context.Process(target=self.serve, args=(theirs, inherited), daemon=True)
-        child.start()
+        child = self.context.Process(target=_live, args=(self.serve, theirs, inherited), daemon=True)
+        with _termination_held():
+            child.start()
         theirs.close()
         return Fork(mine, child)
 
@@ -149,3 +152,20 @@ def _end(fork: Fork) -> None:
     if fork.child.is_alive():  # stopped, or deaf to SIGTERM
         fork.child.kill()
         fork.child.join()
+
+
+def _live(serve: Serve, pipe: Connection, inherited: list[Connection]) -> None:
+    """A worker's life, which SIGTERM simply ends: what its parent wanted to do then (Ray, say, would end its cluster) is not for a worker to do."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    serve(pipe, inherited)
+
+
+@contextlib.contextmanager
+def _termination_held() -> Iterator[None]:
+    """SIGTERM waits, in this thread and in what is forked meanwhile, which has the parent's handlers until it puts its own in their place."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

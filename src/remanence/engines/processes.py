@@ -129,7 +129,6 @@ def _serve(task: Task, stack: int, steps: str, pipe: Connection, inherited: list
     for other in inherited:  # a copy of the parent's end in a sibling would keep a pipe open after the parent is gone
         other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     one_by_one, start, shared = TunedLoop(task, steps), None, {}
     trainer = Mixed(task, stack, steps) if stack > 1 else one_by_one

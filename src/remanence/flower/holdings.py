@@ -23,9 +23,10 @@ from remanence.config import Spec, names_code
 from remanence.data import SOURCES, from_dataset
 from remanence.data.drift import Holdings, Population, Rows
 from remanence.data.source import Source, Split
+from remanence.division import load_data
 from remanence.engines.choose import make_engine
 from remanence.errors import InputError
-from remanence.experiment import Experiment, build, load_data
+from remanence.experiment import Experiment, build
 from remanence.flower.policy import Declined
 from remanence.flower.settings import SHARE, SiteFile
 from remanence.local import Task
