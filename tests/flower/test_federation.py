@@ -11,6 +11,7 @@ import pytest
 from ground import PATIENCE, Ground, count_lines, lean, wait_until
 from states import assert_equals_loop, last_state
 
+from remanence.config import Spec
 from remanence.engines.loop import Loop
 from remanence.experiment import build
 from remanence.results import Run
@@ -26,12 +27,22 @@ def test_methods_equal_loop(ground: Ground, tmp_path: Path) -> None:
         "flashback": lean("flashback", 2, **{"data.public": 8}),
         "hast": lean("hast(peers=2, depth=2, finetune_epochs=1)", 1),
     }
+    assert_all_equal_loop(ground, specs, tmp_path)
+
+
+@pytest.mark.slow
+def test_more_methods_equal_loop(ground: Ground, tmp_path: Path) -> None:
+    """Counts kept at the sites, and single precision."""
+    assert_all_equal_loop(ground, {"fedwavg": lean("fedwavg", 2), "single": lean("scaffold+wsm", 1, precision="fp32")}, tmp_path)
+
+
+def assert_all_equal_loop(ground: Ground, specs: dict[str, Spec], folder: Path) -> None:
     app = ground.prepare(specs)
     said = ground.play(app)
     for name, spec in specs.items():
         run = Run(ground.out(app) / name)
         assert len(run.metrics) == spec.rounds, said[-3000:]
-        assert_equals_loop(run, spec, tmp_path / name, 1e-10)
+        assert_equals_loop(run, spec, folder / name, 1e-10 if spec.precision == "fp64" else 1e-5)
 
 
 def test_a_killed_coordinator_goes_on(ground: Ground, tmp_path: Path) -> None:
