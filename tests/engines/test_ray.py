@@ -59,7 +59,7 @@ def wide_net() -> torch.nn.Module:
 WHOLE = {"local.steps": 2, "clients.sample": 6}  # everybody in every round, little work
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 

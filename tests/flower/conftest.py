@@ -1,4 +1,4 @@
-"""One federation for all tests of this folder that need processes: a SuperLink and three SuperNodes on loopback, with TLS and authentication of nodes."""
+"""One federation for all tests of a file that need processes: a SuperLink and three SuperNodes on loopback, with TLS and authentication of nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from indoors import write_site
 from remanence.flower.processes import Federation
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # its processes look for work several times a second: not beside the rest of the tests
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     pytest.importorskip("flwr", reason="the package flwr is not installed (the extra remanence[flower])")
     folder = tmp_path_factory.mktemp("federation")
