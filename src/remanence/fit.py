@@ -13,13 +13,12 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from remanence import trees
 from remanence.data.batches import plan_batches
 from remanence.engines.server_steps import Moving, Scene, find_steps
 from remanence.keys import Key, fold_each
-from remanence.local import Task, differentiate_plain, weighted_mean
+from remanence.local import Task, differentiate_plain, judge_models, weighted_mean
 from remanence.trees import Params, Tree
 from remanence.types import Batch, Context, Facts, Fit, Optimiser, PublicLoss, Reply, ServerLent, Start
 
@@ -37,15 +36,10 @@ def lend_server(task: Task, rule: dict[str, float], key: Key, local_models: Call
 def judge_public(task: Task, models: Start) -> Tensor:
     """Stacked models on the whole public set. -> logits [m, n, C]"""
     ids = task.public.to(task.world.device)
-    many = len(next(iter(models.params.values())))
     parts = []
-    for some in torch.split(ids, JUDGED_ROWS.get(task.world.device.type, JUDGED_ROWS["cpu"])):
+    for some in torch.split(ids, JUDGED_ROWS[task.world.device.type]):
         x = task.train.inputs(some)
-        if many == 1:
-            one = models.take(0)
-            parts.append(task.model.judge_rows(one, x).logits.unsqueeze(0))
-        else:
-            parts.append(vmap(lambda model, x=x: task.model.judge_rows(model, x).logits)(models))
+        parts.append(judge_models(task, models, x, None))
     return torch.cat(parts, dim=1)
 
 
@@ -69,7 +63,7 @@ def make_fit(task: Task, rule: Mapping[str, float], key: Key) -> Fit:
         here, used = key.fold("call", next(calls)), optimiser or task.optimiser
         order = here.fold("validation").permutation(len(task.public))
         held = round(validation * len(order))
-        watched, places = np.sort(order[:held]), np.sort(order[held:])
+        places = np.sort(order[held:])
         size = min(batch or task.batch, len(places))
         lonely = task.model.mixes_rows and size > 1 and len(places) % size == 1  # batch norm cannot train on a last batch of one row
         plan = plan_batches(here.fold("plan"), len(places), size, epochs, steps, drop_last=lonely)
@@ -77,6 +71,7 @@ def make_fit(task: Task, rule: Mapping[str, float], key: Key) -> Fit:
         rates = _rates(task, rule if optimiser is None else optimiser.numbers, total, cosine)
         numbers = torch.from_numpy(fold_each(here, "step", np.arange(total)).astype(np.int64)).to(device)
         public = task.public.to(device)
+        watched = public[torch.from_numpy(np.sort(order[:held])).to(device)]
         scene = Scene(model, given, public, torch.from_numpy(places[plan.rows]).to(device), numbers, rates)
         params = trees.restrict(model.params, task.sent_names())
         moving = Moving(params, model.buffers, used.init(params))
@@ -86,7 +81,7 @@ def make_fit(task: Task, rule: Mapping[str, float], key: Key) -> Fit:
             walk.take(step, width)
             if patience and held and ((step + 1) % max(1, patience // CHECKS) == 0 or step + 1 == total):
                 now = _whole(model, walk.read())
-                right = _count_right(task, now, public[torch.from_numpy(watched).to(device)])
+                right = _count_right(task, now, watched)
                 if right > best_right:
                     best, best_right, best_step = now, right, step
                 elif step - best_step >= patience:
@@ -139,8 +134,6 @@ def _count_right(task: Task, model: Start, ids: Tensor) -> int:
 def _context(task: Task, scene: Scene, at: Tensor) -> Context:
     """An optimiser asks only for its numbers; the server has no client and no facts."""
     step, nobody = at.squeeze(0), torch.full_like(at.squeeze(0), -1)
-    rule, key = (
-        {name: table.index_select(0, at).squeeze(0) for name, table in scene.rates.items()},
-        scene.keys.index_select(0, at).squeeze(0),
-    )
+    rule = {name: table.index_select(0, at).squeeze(0) for name, table in scene.rates.items()}
+    key = scene.keys.index_select(0, at).squeeze(0)
     return Context(nobody, step, scene.start, {}, {}, {}, Facts(step, step), step, step, {}, rule, key, task.world)

@@ -73,8 +73,6 @@ class RecordedSteps:
     def begin(self, moving: Moving, scene: Scene) -> RecordedSteps:
         copy_into((self.moving, self.scene), (moving, scene))
         self.number.zero_()
-        for width in {scene.places.shape[1]} - set(self.replays):  # before the first step: should it fail, nothing has changed
-            self.replays[width] = self._record(width)
         return self
 
     def take(self, step: int, width: int) -> None:

@@ -23,7 +23,7 @@ from remanence.engines.portions import Portion, Work, divide, line_up, make_cont
 from remanence.engines.steps import Course, Live, context_dims, run_eagerly
 from remanence.errors import InputError, RunFailed, first_line
 from remanence.keys import Key
-from remanence.local import Progress, SplitRows, Task, begin, differentiate_functional, finish, first_progress, keep_or_revert
+from remanence.local import Progress, SplitRows, Task, begin, differentiate_functional, finish, first_progress, judge_models, keep_or_revert
 from remanence.trees import Params, Tree
 from remanence.types import Context, Job, PairScores, Phase, Reply, Scores, Start
 
@@ -44,7 +44,6 @@ class Stacked:
     def __init__(self, task: Task, stack: int = 64, steps: str = "auto"):
         self.task, self.stack, self.score_rows = task, stack, SCORED_ROWS
         self.steps = ("graph" if task.world.device.type == "cuda" else "eager") if steps == "auto" else steps
-        self.judges_singly = task.world.device.type == "cpu" and task.model.has_convolutions  # grouped they are three times as slow there
         self.fallback = ""  # why steps are no longer recorded
         self.recordings: list[Recording] = []  # the one used last stands last
         refuse_padded_batch_norm(task)
@@ -182,7 +181,7 @@ class Stacked:
             x, y = examples.inputs(part), examples.labels(part)
             for first in range(0, many, self.stack):
                 some = models.take(slice(first, first + self.stack))
-                tally.add(first, self._judge(some, x, None), y, group)
+                tally.add(first, judge_models(self.task, some, x, None), y, group)
         return tally.scores()
 
     def _rows_at_once(self, models: int) -> int:
@@ -229,18 +228,9 @@ class Stacked:
             whose = torch.where(weight > 0, whose, len(which))
             for begin_row in range(0, ids.shape[1], at_once):
                 window = (slice(None), slice(begin_row, begin_row + at_once))
-                logits = self._judge(some, examples.inputs(ids[window]), 0)
+                logits = judge_models(task, some, examples.inputs(ids[window]), 0)
                 tally.add(whose[window].flatten(), logits.flatten(0, 1), examples.labels(ids[window].flatten()), ids[window].flatten())
         return tally.scores()
-
-    def _judge(self, models: Start, x: Tensor, dim: int | None) -> Tensor:
-        """Models on the same rows (dim None) or each on its own (dim 0). -> logits [m, n, C]"""
-        judge = self.task.model.judge_rows
-        if self.judges_singly:
-            many = len(next(iter(models.params.values())))
-            return torch.stack([judge(models.take(number), x if dim is None else x[number]).logits for number in range(many)])
-        logits: Tensor = vmap(lambda model, rows: judge(model, rows).logits, in_dims=(0, dim))(models, x)
-        return logits
 
     def close(self) -> None:
         self.recordings.clear()
