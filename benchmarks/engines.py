@@ -4,8 +4,9 @@
 
 FedAvg and HAST with everybody in every round, one local epoch, the digits data scaled to what the model reads. The first round, which starts workers and sends
 them the data, is shown apart; of the others the median counts. Ray starts a cluster on this machine; `--address` uses a running one. Flower starts a SuperLink
-with TLS and authentication and as many sites as there are workers, each with its share of the clients; its times and bytes are what the run wrote down. An
-engine whose package is missing is left out and named.
+with TLS and authentication and as many sites as there are workers, each with its share of the clients. Its seconds a round are what the run wrote down;
+training is what a site says it worked for an answer, of the bytes the last line of the log knows the sum over all rounds. An engine whose package is missing
+is left out and named.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import json
 import multiprocessing.connection
 import platform
+import re
 import statistics
 import tempfile
 import time
@@ -35,6 +37,8 @@ from remanence.types import Engine
 
 METHODS = ("fedavg", "hast(peers=3, finetune_epochs=1)")
 DATA = {"lenet": "synthetic(samples=2500, classes=10, shape='1x28x28', test=0.2)", "mlp": "digits"}
+
+END = re.compile(r"(\d+) bytes of arrays went to sites and (\d+) came back.* worked ([\d.]+) s")  # of a federation's run, in its last line
 
 
 class Spent(NamedTuple):
@@ -111,12 +115,13 @@ def settings_of(method: str, model: str, clients: int) -> dict[str, Any]:
         "local.optimizer": "sgd(lr=0.05)",
         "rounds": 1000,
         "record.every": 1000,
+        "record.validation": False,
         "device": "cpu",
     }
 
 
 def play_with_sites(settings: dict[str, Any], rounds: int, sites: int) -> list[Spent]:
-    """The same by real processes: a SuperLink, a coordinator and sites. -> what the run wrote down; sites train and count behind one clock"""
+    """The same by real processes: a SuperLink, a coordinator and sites."""
     from remanence.flower.app_files import write_app
     from remanence.flower.processes import Federation
     from remanence.flower.quickstart import watch, write_site
@@ -133,13 +138,18 @@ def play_with_sites(settings: dict[str, Any], rounds: int, sites: int) -> list[S
             for number, mine in enumerate(clients):
                 label = f"site-{number}"
                 federation.add_site(label, write_site(folder / label, label, range(int(mine[0]), int(mine[-1]) + 1)))
-            watch(federation, federation.run(folder / "app", name="run"), lambda line: None)
+            said: list[str] = []
+            watch(federation, federation.run(folder / "app", name="run"), said.append)
         finally:
             federation.stop()
         (written,) = (folder / "runs").glob("*/metrics.jsonl")
         lines = [json.loads(line) for line in written.read_text().splitlines()]
-    by_round = {line["round"]: line for line in lines}
-    return [Spent(line["seconds"], 0.0, 0.0, line["bytes_down"], line["bytes_up"]) for line in by_round.values()]
+    found = END.search(said[-1])
+    if found is None:
+        raise RuntimeError(f"the run did not end well: {said[-1]}")
+    down, up, worked = (float(number) for number in found.groups())
+    by_round = {line["round"]: line["seconds"] for line in lines}
+    return [Spent(seconds, worked, 0.0, int(down / len(by_round)), int(up / len(by_round))) for seconds in by_round.values()]
 
 
 def measure(experiment: Experiment, engine: Engine, rounds: int, pipes: Pipes) -> list[Spent]:
@@ -196,7 +206,7 @@ def main() -> None:
             middle = Spent(*(statistics.median(column) for column in zip(*others, strict=True)))
             rest = middle.whole - middle.train - middle.score
             bytes_ = "– | –" if name in ("loop", "stacked") else f"{middle.down / 1e6:.2f} | {middle.up / 1e6:.2f}"
-            parts = "– | – | –" if name == "flower" else " | ".join(f"{seconds:.2f}" for seconds in (middle.train, middle.score, rest))
+            parts = " | ".join(f"{seconds:.2f}" for seconds in (middle.train, middle.score, rest))
             print(f"| `{name}` | {first.whole:.2f} | {middle.whole:.2f} | {parts} | {bytes_} |", flush=True)
 
 

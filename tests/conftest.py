@@ -17,6 +17,12 @@ settings.register_profile("stable", derandomize=True, deadline=None, suppress_he
 settings.load_profile("stable")
 
 
+@pytest.fixture(autouse=True)
+def same_luck() -> None:
+    """What a test draws from torch's own generator, such as a network's first weights, does not depend on the tests before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Callable[[str], Path]:
     """`real_data("mnist")` is the folder of real data, which then holds a sub-folder `mnist`; without that the test is skipped."""

@@ -24,7 +24,7 @@ CASES: dict[str, tuple[str, tuple[int, ...], dict[str, object]]] = {
     "resnet18 mixed": ("resnet18", (2, 17, 18), {"norm": "mixed", "width": 4}),
     "resnet18 batch": ("resnet18", (2, 17, 18), {"norm": "batch", "width": 3}),
     "resnet18 group": ("resnet18", (2, 17, 18), {"norm": "group", "width": 4}),
-    "densenet121": ("densenet121", (2, 9, 10), {"growth": 2, "blocks": "1,1,1,1"}),
+    "densenet121": ("densenet121", (2, 9, 10), {"growth": 4, "blocks": "1,1,1,1"}),
     "shallow_resnet": ("shallow_resnet", (2, 9, 10), {"widths": "3,4,5,6"}),
     "text": ("text", (6,), {"width": 5, "vocabulary": 11}),
 }
