@@ -17,18 +17,18 @@ def _side_left(side: int, stride: int) -> int:
 
 
 class LeNet(nn.Module):
-    """Two unpadded 5x5 convolutions with max pooling and two dense layers."""
+    """Two unpadded 5x5 convolutions with max pooling and two dense layers; pooled before ReLU, as in `cnn.py`."""
 
     def __init__(self, channels: int, height: int, width: int, classes: int):
         super().__init__()
         stride = 3 if min(height, width) >= LARGE else 1
         self.body = nn.Sequential(
             nn.Conv2d(channels, 6, 5, stride=stride),
-            nn.ReLU(),
             nn.MaxPool2d(2),
+            nn.ReLU(),
             nn.Conv2d(6, 16, 5, stride=stride),
-            nn.ReLU(),
             nn.MaxPool2d(2),
+            nn.ReLU(),
             nn.Flatten(),
             nn.Linear(16 * _side_left(height, stride) * _side_left(width, stride), 120),
             nn.ReLU(),
