@@ -115,13 +115,17 @@ def count_cores() -> int:
 def deal(order: np.ndarray, workers: int, stack: int) -> list[np.ndarray]:
     """Places of a cohort, the largest client first, as pieces of work: single ones, or stacks that are as large as they may and equally so for all workers.
 
+    Stacks are dealt there and back again, so that none gets the larger one every time.
+
     >>> deal(np.array([4, 0, 3, 1, 2]), workers=2, stack=8)
-    [array([4, 3, 2]), array([0, 1])]
+    [array([4, 1, 2]), array([0, 3])]
     """
     if stack <= 1:
         return [order[place : place + 1] for place in range(len(order))]
-    count = workers * -(-len(order) // (workers * stack))
-    return [order[first::count] for first in range(min(count, len(order)))]
+    count = min(len(order), workers * -(-len(order) // (workers * stack)))
+    turn, seat = np.divmod(np.arange(len(order)), count)
+    taker = np.where(turn % 2, count - 1 - seat, seat)
+    return [order[taker == number] for number in range(count)]
 
 
 def _serve(task: Task, stack: int, steps: str, pipe: Connection, inherited: list[Connection]) -> None:

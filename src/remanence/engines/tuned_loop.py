@@ -22,7 +22,8 @@ from remanence.trees import Params
 from remanence.types import Batch, Context, Start
 
 ROOM = 2**28  # bytes of activations that may be kept
-FORMS = 8  # forms of a phase's arguments for which steps are written down: beyond that it would never end
+FORMS = 16  # forms of a phase's arguments for which steps are written down: beyond that it would never end
+WIDTHS = 4  # of batches, for which steps are written down; where they are compiled, which takes longer, one
 
 Moment = tuple[Batch, Tensor, Tensor]
 
@@ -82,14 +83,15 @@ class TunedLoop(Loop):
         return progress, losses
 
     def _see_padded(self, task: Task, ctx: Context, ids: Tensor, widths: np.ndarray) -> Iterator[Moment]:
-        """The same batches, all as wide as the widest of the experiment: what is too much repeats a row and weighs nothing."""
+        """The same batches in few widths, up to the widest of the experiment: what is too much repeats a row and weighs nothing."""
         steps, narrow = ids.shape
         wide = max(narrow, min(task.batch, task.population.capacity))
         padded = torch.cat([ids, ids[:, :1].expand(steps, wide - narrow)], dim=1)
         weights = torch.ones(wide + 1, wide, dtype=task.world.dtype, device=ids.device).tril(-1)  # in row w the first w are 1
-        moments = self.see_batches(task, ctx, padded, np.full(steps, wide))
-        for (batch, number, key), width in zip(moments, widths.tolist(), strict=True):
-            yield batch._replace(weight=weights[width]), number, key
+        rounded = round_widths(widths, wide, 1 if self.steps == "compiled" else WIDTHS)
+        moments = self.see_batches(task, ctx, padded, rounded)
+        for (batch, number, key), width, room in zip(moments, widths.tolist(), rounded.tolist(), strict=True):
+            yield batch._replace(weight=weights[width, :room]), number, key
 
     def _find_step(self, task: Task, arguments: Arguments) -> TracedStep:
         """One that was written down for arguments of this form."""
@@ -101,3 +103,13 @@ class TunedLoop(Loop):
             found = TracedStep(partial(take_step, task, differentiate_functional), arguments, self.steps == "compiled")
             known.append(found)
         return found
+
+
+def round_widths(widths: np.ndarray, widest: int, kinds: int) -> np.ndarray:
+    """Each width rounded up to one of so many, the widest among them.
+
+    >>> round_widths(np.array([50, 3, 13, 26]), widest=50, kinds=4)
+    array([50, 13, 13, 38])
+    """
+    allowed = -(-widest * np.arange(1, kinds + 1) // kinds)
+    return np.asarray(allowed[np.searchsorted(allowed, widths)])
