@@ -2,11 +2,11 @@
 
     python benchmarks/engines.py [--engines loop,stacked,processes,ray,flower] [--clients 20] [--rounds 5] [--workers 2] [--model lenet]
 
-FedAvg and HAST with everybody in every round, one local epoch, the digits data scaled to what the model reads. The first round, which starts workers and sends
-them the data, is shown apart; of the others the median counts. Ray starts a cluster on this machine; `--address` uses a running one. Flower starts a SuperLink
-with TLS and authentication and as many sites as there are workers, each with its share of the clients. Its seconds a round are what the run wrote down;
-training is what a site says it worked for an answer, of the bytes the last line of the log knows the sum over all rounds. An engine whose package is missing
-is left out and named.
+FedAvg and HAST with everybody in every round, one local epoch, on images made up for lenet and on the digits for mlp. The first round, which starts workers
+and sends them the data, is shown apart; of the others the median counts. Ray starts a cluster on this machine; `--address` uses a running one. Flower starts
+a SuperLink with TLS and authentication and as many sites as there are workers, each with its share of the clients. Its seconds a round are what the run
+wrote down; the last line of its log tells the rest: how long a site worked for an answer, shown as training, and the bytes of all rounds, shown as their
+mean. An engine whose package is missing is left out and named.
 """
 
 from __future__ import annotations

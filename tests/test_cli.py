@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-import sklearn.datasets  # noqa: F401  (what the commands import late is here before the forks)
+import sklearn.datasets  # noqa: F401  (what the commands import late is here before the forks, and so below)
 
-import remanence.experiment
+from remanence import experiment  # noqa: F401
 from remanence.cli import main
 
 QUICK = ["--data", "digits", "--clients", "5", "--rounds", "2", "--engine", "loop"]
@@ -48,7 +48,8 @@ def _become_command(arguments: list[str], cwd: Path | None, out: int, errors: in
     try:
         sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (out, errors))
         os.environ["COLUMNS"] = "100"
-        os.chdir(cwd or os.getcwd())
+        if cwd is not None:
+            os.chdir(cwd)
         sys.argv = ["remanence", *arguments]
         main()
     except SystemExit as end:

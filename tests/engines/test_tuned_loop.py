@@ -46,8 +46,9 @@ def test_steps_written_down(method: str) -> None:
     assert engine.traced
     for known in engine.traced.values():
         widths = {kind[0][0] for step in known for kind in step.kinds if kind[0] and kind[1] == torch.int64 and len(kind[0]) == 1}
+        assert 8 in widths
         assert widths <= {2, 4, 6, 8}
-        assert 1 < len(known) <= 4
+        assert 1 < len(known) == len(widths)
 
 
 def test_rows_that_mix_are_not_padded() -> None:
