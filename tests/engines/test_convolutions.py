@@ -130,7 +130,7 @@ def test_networks_are_reached(case: str, monkeypatch: pytest.MonkeyPatch) -> Non
         result: Tensor = apply(x, w, *settings)  # type: ignore[no-untyped-call]
         return result
 
-    monkeypatch.setattr(graphs, "trace_step", lambda step_all, example, compile: convolutions.with_kernels(step_all))
+    monkeypatch.setattr(graphs, "trace_step", lambda step_all, example, compile: convolutions.with_convolutions(step_all, fused=False))
     changes, make_module = CASES[case]
     assert make_module is not None
     module = make_module()
@@ -145,7 +145,9 @@ def test_kernels_can_be_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a compiled step on CUDA has them: written down once, then called with other numbers."""
     trace = graphs.trace_step
     monkeypatch.setattr(
-        graphs, "trace_step", lambda step_all, example, compile: trace(convolutions.with_kernels(step_all), example, compile)
+        graphs,
+        "trace_step",
+        lambda step_all, example, compile: trace(convolutions.with_convolutions(step_all, fused=False), example, compile),
     )
     changes, make_module = CASES["max pooling"]
     assert make_module is not None

@@ -1,14 +1,15 @@
-"""Narrow convolutions of a stack by kernels of our own.
+"""Convolutions of a stack, by the fastest way there is for their widths.
 
 A stack of convolutions is one grouped convolution, for which cuDNN has no good kernels where groups have few channels: on an H200 the two layers of 50
-LeNets take 427 microseconds forward and backward in tf32, and 160 by the kernels of `kernels.py`. Wider layers are left to cuDNN, and so are float64, strides,
-dilation, groups, and machines without Triton. Clients convolved one after the other lost everywhere, by 7% for ResNet-18.
+LeNets take 427 microseconds forward and backward in tf32, and 160 by the kernels of `kernels.py`. Wide layers of compiled steps go to cuDNN with the channels
+innermost (`wide.py`). All else is left to torch: layers between the two, float64, dilation, groups, and machines without Triton.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +18,12 @@ from torch.library import custom_op
 from torch.nn.functional import conv2d
 from torch.overrides import TorchFunctionMode
 
+from remanence.engines import wide
 from remanence.engines.steps import StepAll
 from remanence.local import Progress
 
 NARROW = {torch.float32: (16, 32), torch.bfloat16: (32, 64)}  # input and output channels up to which our kernels are faster
+WIDE = 64  # channels from which on cuDNN is faster with the channels innermost
 CHANNELS_INNERMOST = 8  # of images with at least so many
 OFFSETS = 2**31  # the kernels count within a client's images in 32 bits
 
@@ -120,15 +123,19 @@ def convolve(
     padding: int | str | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
+    fused: bool = False,
 ) -> Tensor:
-    """`torch.conv2d`, by our kernels where they are faster."""
+    """`torch.conv2d`, by our kernels or in our layout where they are faster; `fused` if the compiler can make the layout part of what comes before."""
     if torch.is_autocast_enabled(x.device.type):
         lower = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(lower), weight.to(lower), None if bias is None else bias.to(lower)
-    plain = x.dim() == 4 and groups == 1 and _pair(stride) == (1, 1) and _pair(dilation) == (1, 1) and not isinstance(padding, str)
-    if not plain or not suits(x, weight, padding):
+    plain = x.dim() == 4 and groups == 1 and _pair(dilation) == (1, 1) and not isinstance(padding, str)
+    if plain and _pair(stride) == (1, 1) and suits(x, weight, padding):
+        y: Tensor = _Convolution.apply(x, weight, *_pair(padding), torch.backends.cudnn.allow_tf32)  # type: ignore[no-untyped-call, arg-type]
+    elif plain and fused and is_wide(x, weight):
+        y = wide.convolve(x, weight, _pair(stride), _pair(padding))  # type: ignore[arg-type]
+    else:
         return _conv2d(x, weight, bias, stride, padding, dilation, groups)
-    y: Tensor = _Convolution.apply(x, weight, *_pair(padding), torch.backends.cudnn.allow_tf32)  # type: ignore[no-untyped-call, arg-type]
     return y if bias is None else y + bias.reshape(-1, 1, 1)
 
 
@@ -137,6 +144,14 @@ def suits(x: Tensor, weight: Tensor, padding: Any) -> bool:
     (outputs, inputs, *kernel), (most_inputs, most_outputs) = weight.shape, NARROW.get(weight.dtype, (0, 0))
     within = all(zeros < size for zeros, size in zip(_pair(padding), kernel, strict=True))
     return inputs <= most_inputs and outputs <= most_outputs and within and outputs * x.numel() < OFFSETS
+
+
+def is_wide(x: Tensor, weight: Tensor) -> bool:
+    """Is a stack of these faster with the channels innermost? cuDNN's kernels for this layout are those of the tensor cores; float64, in which engines are
+    compared, goes the same way."""
+    outputs, inputs = weight.shape[:2]
+    tensor_cores = weight.dtype != torch.float32 or torch.backends.cudnn.allow_tf32
+    return x.is_cuda and tensor_cores and min(inputs, outputs) >= WIDE
 
 
 def empty_images(like: Tensor, shape: Sequence[int]) -> Tensor:
@@ -150,20 +165,24 @@ def empty_images(like: Tensor, shape: Sequence[int]) -> Tensor:
 _conv2d: Callable[..., Tensor] = torch.conv2d
 
 
-class _Kernels(TorchFunctionMode):
+class _Convolutions(TorchFunctionMode):
     """While it is on, a network's own convolutions are ours."""
 
+    def __init__(self, fused: bool):
+        super().__init__()
+        self.convolve = partial(convolve, fused=fused)
+
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return (convolve if function in (torch.conv2d, conv2d) else function)(*args, **(kwargs or {}))
+        return (self.convolve if function in (torch.conv2d, conv2d) else function)(*args, **(kwargs or {}))
 
 
-def with_kernels(step_all: StepAll) -> StepAll:
-    """The same step, with narrow convolutions by our kernels."""
+def with_convolutions(step_all: StepAll, fused: bool) -> StepAll:
+    """The same step, with convolutions by our kernels and in our layout; `fused` if the step will be compiled."""
     if importlib.util.find_spec("triton") is None:
         return step_all
 
     def step(*arguments: Any) -> tuple[Progress, Tensor]:
-        with _Kernels():
+        with _Convolutions(fused):
             return step_all(*arguments)
 
     return step

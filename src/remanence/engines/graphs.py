@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from remanence import keys
 from remanence.engines.compiled import trace_step
-from remanence.engines.convolutions import with_kernels
+from remanence.engines.convolutions import with_convolutions
 from remanence.engines.steps import Course, Live, StepAll, make_batch, map_step
 from remanence.local import Progress, SplitRows, Task
 from remanence.types import Context
@@ -54,7 +54,7 @@ class Recording:
         self.steps = torch.zeros(self.clients, dtype=torch.int64, device=course.ids.device)
         self.keys = torch.zeros(course.widths.shape, dtype=torch.int64, device=course.ids.device)
         self.step = torch.zeros((), dtype=torch.int64, device=course.ids.device)
-        self.mapped = with_kernels(map_step(task, dims)) if self.cuda else map_step(task, dims)
+        self.mapped = with_convolutions(map_step(task, dims), fused=compile) if self.cuda else map_step(task, dims)
         self.replays: dict[Shape, Callable[[], None]] = {}
         self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
 
