@@ -98,19 +98,37 @@ def test_few_sizes_are_recorded_and_the_rest_is_masked(monkeypatch: pytest.Monke
     """
     asked: list[graphs.Shape] = []
     record = graphs.Recording._record
-    monkeypatch.setattr(graphs.Recording, "_record", lambda self, shape: asked.append(shape) or record(self, shape))
+    monkeypatch.setattr(graphs.Recording, "_record", lambda self, shape, fuse: asked.append(shape) or record(self, shape, fuse))
     experiment = with_clients(small_experiment(EVERYTHING, {"local.batch": 1, "data.partition": "iid"}), [3, 1, 8, 1, 4])
     assert_recorded_equals_loop(experiment, stack=64)
     assert [tuple(shape) for shape in asked] == [(5, 1, False), (5, 1, True), (2, 1, False), (1, 1, False)]
 
 
-@pytest.mark.usefixtures("untraced")
-def test_a_smaller_stack_uses_the_recording_of_a_larger_one() -> None:
+def test_a_smaller_stack_uses_the_recording_of_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five clients in stacks of 4 and of 1, then of 3 and of 2. Sizes are halved, so 4, 2 and 1 are written down; with 3 the fourth is masked."""
+    written: list[bool] = []
+    monkeypatch.setattr(graphs, "trace_step", lambda step_all, example, compile: written.append(compile) or step_all)
     experiment = with_clients(small_experiment("fedavg", {"data.partition": "iid"}), [4, 4, 4, 4, 4])
-    engine = Stacked(experiment.task, 3, "graph")
+    engine = Stacked(experiment.task, 4, "graph")
     assert_equals_loop(experiment, engine)
     assert len(engine.recordings) == 1
-    assert set(engine.recordings[0].replays) == {(3, 4, False), (2, 4, False)}
+    assert set(engine.recordings[0].replays) == {(4, 4, False), (1, 4, False)}
+    assert len(written) == 2
+    engine.stack = 3
+    assert_equals_loop(experiment, engine)
+    assert set(engine.recordings[0].replays) == {(4, 4, False), (1, 4, False), (4, 4, True), (2, 4, False)}
+    assert len(written) == 3
+
+
+@pytest.mark.parametrize(("often", "compiled"), [(0.1, [True, True, True]), (0.2, [False, True, False])])
+def test_what_is_rare_is_not_compiled(often: float, compiled: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of 7, 6, 1 and 1 rows in batches of 1: of 7 steps the first is of four clients, five are of two, and the last is of one."""
+    seen: list[bool] = []
+    monkeypatch.setattr(graphs, "trace_step", lambda step_all, example, compile: seen.append(compile) or step_all)
+    monkeypatch.setattr(graphs, "OFTEN", often)
+    experiment = with_clients(small_experiment("fedavg", {"local.batch": 1, "data.partition": "iid"}), [7, 6, 1, 1])
+    assert_recorded_equals_loop(experiment, stack=64, steps="compiled")
+    assert seen == compiled
 
 
 def test_what_cannot_be_recorded_is_run_plainly(monkeypatch: pytest.MonkeyPatch) -> None:

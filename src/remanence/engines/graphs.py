@@ -11,6 +11,7 @@ the clients between one size and the next are computed and thrown away.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from remanence.types import Context
 SIZES = 16  # stacks up to this size are recorded at every size they shrink to
 RATIO = 0.8  # larger ones at sizes that differ by this factor
 RATIO_TRACED = 0.5  # fewer sizes where each one is written down, and perhaps compiled, which takes seconds
+OFTEN = 0.2  # of a phase's steps: those of a form that is rarer, such as a short last batch, are not worth compiling
 
 
 class Shape(NamedTuple):
@@ -54,8 +56,10 @@ class Recording:
         self.steps = torch.zeros(self.clients, dtype=torch.int64, device=course.ids.device)
         self.keys = torch.zeros(course.widths.shape, dtype=torch.int64, device=course.ids.device)
         self.step = torch.zeros((), dtype=torch.int64, device=course.ids.device)
-        self.mapped = with_convolutions(map_step(task, dims), fused=compile) if self.cuda else map_step(task, dims)
+        self.mapped = map_step(task, dims)
         self.replays: dict[Shape, Callable[[], None]] = {}
+        self.fused: set[Shape] = set()  # those of them that are compiled
+        self.written: dict[tuple[int, int, bool], StepAll] = {}  # by clients, width, and whether it is compiled
         self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
 
     def fits(self, phase: int, dims: Context, live: Live, course: Course) -> bool:
@@ -69,9 +73,11 @@ class Recording:
         self._load(live, course)
         self.step.zero_()
         shapes = list(self._shapes(course))
-        for shape in dict.fromkeys(shapes):  # before the first replay: should one fail, nothing has changed
-            if shape not in self.replays:
-                self.replays[shape] = self._record(shape)
+        for shape, times in Counter(shapes).items():  # before the first replay: should one fail, nothing has changed
+            fuse = self.compile and times >= OFTEN * len(shapes)
+            if shape not in self.replays or (fuse and shape not in self.fused):
+                self.replays[shape] = self._record(shape, fuse)
+                self.fused |= {shape} if fuse else set()
         for shape in shapes:
             self.replays[shape]()
         progress, loss = self._front(len(live.loss)).progress, self.live.loss[: len(live.loss)].clone()
@@ -93,8 +99,8 @@ class Recording:
         return self.live.cut(slice(0, count), self.dims)
 
     def _shapes(self, course: Course) -> Iterator[Shape]:
-        """One for each step of the phase."""
-        sizes = choose_sizes(len(course.widths), RATIO if self.cuda and not self.compile else RATIO_TRACED)
+        """One for each step of the phase; of few sizes, also where the number of clients changes from round to round."""
+        sizes = choose_sizes(self.clients, RATIO if self.cuda and not self.compile else RATIO_TRACED)
         for step, count in enumerate(course.live.tolist()):
             if count == 0:
                 return
@@ -102,13 +108,21 @@ class Recording:
             width = int(course.widths[:count, step].max()) if self.mixes_rows else self.batch
             yield Shape(size, width, masked=size > count)
 
-    def _record(self, shape: Shape) -> Callable[[], None]:
-        step_all = self.mapped
-        if self.compile or not self.cuda:
-            live, now, batch = self._arguments(shape)
-            step_all = trace_step(self.mapped, (live.progress, live.fixed, batch, live.rows, now), self.compile)
+    def _record(self, shape: Shape, fuse: bool) -> Callable[[], None]:
+        step_all = self._written_step(shape, fuse)
         take = partial(self._take, shape, step_all)
         return capture(partial(self._compute, shape, step_all), take, self.pool) if self.cuda else take
+
+    def _written_step(self, shape: Shape, fuse: bool) -> StepAll:
+        """The step as it will be recorded: for CUDA only what is compiled is written down before. Masking comes after it, so both kinds share one."""
+        step_all = with_convolutions(self.mapped, fuse) if self.cuda else self.mapped
+        if self.cuda and not fuse:
+            return step_all
+        form = (shape.clients, shape.width, fuse)
+        if form not in self.written:
+            live, now, batch = self._arguments(shape)
+            self.written[form] = trace_step(step_all, (live.progress, live.fixed, batch, live.rows, now), fuse)
+        return self.written[form]
 
     def _arguments(self, shape: Shape) -> tuple[Live, Context, Any]:
         live, at = self._front(shape.clients), self.step.reshape(1)
