@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import grad, vmap
 
 from remanence import trees
 from remanence.keys import Key
@@ -138,3 +138,24 @@ def test_less_common_norms_that_look_across_rows_are_known_too(layer: nn.Module)
     spoiled = not torch.allclose(out.logits, out_padded.logits[:3]) or not all(torch.allclose(new[name], new_padded[name]) for name in new)
     assert spoiled  # else the name would not matter
     assert model.mixes_rows
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm2d(4), nn.InstanceNorm2d(4, affine=True), nn.GroupNorm(2, 4)], ids=lambda norm: type(norm).__name__
+)
+def test_lower_precision_in_a_stack(norm: nn.Module) -> None:
+    """As torch's own autocast has it, to the last bit; the gradients of a stack are those of every model alone, as far as bfloat16 goes."""
+    module = fresh(lambda: nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), norm, nn.ReLU(), nn.Flatten(), nn.Linear(64, CLASSES)))
+    model, x = wrap(module, rows(2, 1, 6, 6).float(), CLASSES, autocast=torch.bfloat16), rows(3, 5, 1, 6, 6).float()
+    assert model.initial.params["4.weight"].dtype == torch.float32
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        plain = module.train()(x[0]).float()
+    assert torch.equal(model.apply(*model.initial, x[0])[0].logits, plain)
+
+    def gradient(params: Params, buffers: Params, x: Tensor) -> Params:
+        return grad(lambda params: model.apply(params, buffers, x)[0].logits.square().mean())(params)
+
+    stacked = vmap(gradient, in_dims=(None, 0, 0))(model.initial.params, trees.clone(trees.expand(model.initial.buffers, 3)), x)
+    for number in range(3):
+        for name, alone in gradient(*model.initial, x[number]).items():
+            torch.testing.assert_close(stacked[name][number], alone, rtol=0, atol=0.02 * float(alone.abs().max()))

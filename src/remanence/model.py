@@ -143,6 +143,8 @@ def wrap(
     fixed = tuple(name for name, p in origin.named_parameters() if not p.requires_grad)
     template = copy.deepcopy(origin).train()
     key_dropout(template)
+    if autocast is not None:
+        keep_precision(template, autocast)
     if freeze_buffers:
         for layer in template.modules():
             if isinstance(layer, (*BatchNorms, *InstanceNorms)) and layer.track_running_stats:
@@ -252,6 +254,14 @@ def key_dropout(module: nn.Module) -> None:
             if isinstance(child, Dropouts):
                 setattr(parent, name, KeyedDropout(child.p, not isinstance(child, nn.Dropout), index))
                 index += 1
+
+
+def keep_precision(module: nn.Module, lower: torch.dtype) -> None:
+    """Let batch and instance norms below compute in float32 and answer in the lower precision: so they do of themselves, but not mapped over a stack."""
+    for layer in module.modules():
+        if isinstance(layer, (*BatchNorms, *InstanceNorms)):
+            layer.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
+            layer.register_forward_hook(lambda _, inputs, answer: answer.to(lower))
 
 
 def _mixes_rows(layer: nn.Module) -> bool:
