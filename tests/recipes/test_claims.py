@@ -61,6 +61,12 @@ def test_the_size_of_the_gap() -> None:
     assert words == [HOLDS, IN_PART, FAILS, FAILS]  # in part: the order is right, the gap is smaller
 
 
+def test_not_far_behind() -> None:
+    recipe = recipe_with({**BETTER, "by": -0.5, "at": ["x"]})
+    words = [verdict_of(recipe, a=[1, 0], b=[b, 0]).word for b in (1.5, 1.0, 0.5, 0.25)]
+    assert words == [HOLDS, HOLDS, HOLDS, FAILS]
+
+
 def test_the_best_of_all_and_of_some() -> None:
     everyone, some = recipe_with({"says": "s", "best": "b"}), recipe_with({"says": "s", "best": "b", "among": ["a"]})
     numbers: dict[str, list[float | None]] = {"a": [1, 1], "b": [2, 2], "c": [3, 1]}

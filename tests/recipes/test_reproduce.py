@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,25 @@ def test_missing_data_say_how_to_get_them(tmp_path: Path) -> None:
         plan_result("wsm/table-3.2", scale="huge")
 
 
+def test_a_result_at_two_lengths_stands_twice_on_its_page(tmp_path: Path) -> None:
+    """The longer one first, the remark once; two folders that say the same are refused before anything is written."""
+    for rounds in (1, 2):
+        only = ["FedAvg, batch norm, lr 0.05"]
+        reproduce("wsm/table-3.3", tmp_path / str(rounds), scale="smoke", only=only, changes={"rounds": rounds}, report=False)
+    shutil.copytree(tmp_path / "1", tmp_path / "copy")
+    with pytest.raises(InputError, match=r"1 and .*copy hold the same result with the same settings"):
+        write_results([tmp_path / "1", tmp_path / "copy"], tmp_path / "docs")
+    assert not (tmp_path / "docs").exists()
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "remarks.toml").write_text('"wsm/table-3.3" = "Both are short."')
+    write_results([tmp_path / "1", tmp_path / "2"], tmp_path / "docs")
+    text = (tmp_path / "docs" / "wsm.md").read_text()
+    assert 0 < text.index("--set rounds=2") < text.index("--set rounds=1") < text.index("Both are short.")
+    assert text.count("Both are short.") == 1
+    assert "| wsm/table-3.3 | smoke, 2 rounds |" in text
+    assert len(list((tmp_path / "docs" / "outcomes").iterdir())) == 2
+
+
 def test_what_is_absent_is_what_readers_do_not_find(tmp_path: Path) -> None:
     for name in parcels.FOLDERS:
         assert parcels.is_absent(name, tmp_path)
@@ -135,7 +155,8 @@ def test_pages_come_from_what_was_written_down(tmp_path: Path) -> None:
     assert "- tce/table-1: FedAvg with and without TCE" in text  # what was not run is named
     assert (tmp_path / "docs" / "hast.md").read_text().count("\n- ") == 14
     (tmp_path / "docs" / "remarks.toml").write_text('"tce/table-2" = "Too short to tell."')
-    again = write_results([tmp_path / "docs" / "outcomes" / "tce-table-2"], tmp_path / "docs")  # the numbers are kept beside the pages
+    (kept,) = (tmp_path / "docs" / "outcomes").iterdir()  # the numbers are kept beside the pages
+    again = write_results([kept], tmp_path / "docs")
     assert again[1].read_text().replace("### Remarks\n\nToo short to tell.\n\n", "") == text
     (tmp_path / "docs" / "remarks.toml").write_text('"tce/table-9" = "?"')
     with pytest.raises(InputError, match="tce/table-9"):

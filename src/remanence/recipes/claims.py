@@ -1,7 +1,8 @@
 """Does the paper's claim hold in our numbers? Each claim becomes questions, and each answer holds, holds in part (the order, not the size), does not
 hold, or cannot be given.
 
-    { says, better = [...], worse = [...], at = [...], by = 0.0 }      the cells of one row (or column) beat those of another, by at least so much
+    { says, better = [...], worse = [...], at = [...], by = 0.0 }      the cells of one row (or column) beat those of another, by at least so much;
+                                                                       below zero: are not behind by more
     { says, best = "ROW", among = [...], at = [...] }                  nobody beats it
     { says, better, worse, wider = "COLUMN", narrower = "COLUMN" }     the gap between two rows is larger here than there
     { says, cells = [["ROW", "COLUMN"], ...], above = x | below = x }  numbers stay on one side of a mark
@@ -38,7 +39,7 @@ class Question:
     def outcome(self) -> str:
         if self.ours is None or self.ours != self.ours:
             return UNTESTED
-        if self.ours >= self.by and (self.ours > 0 or self.by > 0):
+        if self.ours > 0 if self.by == 0 else self.ours >= self.by:  # a tie is no lead
             return HOLDS
         return IN_PART if self.ours > 0 else FAILS
 

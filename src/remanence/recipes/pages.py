@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -30,11 +32,18 @@ def write_results(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
     """
     target = Path(out)
     found = [read_outcome(Path(folder)) for folder in folders]
+    names = [name_outcome(about) for _, about in found]
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise InputError(
+                f"{folders[names.index(name)]} and {folders[place]} hold the same result with the same settings: give one of them;"
+                " for more rows in one table call remanence reproduce with all of them and the same --out"
+            )
     remarks = read_remarks(target / REMARKS)
     target.mkdir(parents=True, exist_ok=True)
     pages = []
-    for _, about in found:
-        kept = target / OUTCOMES / about["result"].replace("/", "-")
+    for name, (_, about) in zip(names, found, strict=True):
+        kept = target / OUTCOMES / name
         kept.mkdir(parents=True, exist_ok=True)
         write_atomically(kept / OUTCOME, json.dumps(about, indent=1, allow_nan=False).encode())
     for paper in PAPERS:
@@ -43,6 +52,13 @@ def write_results(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
         write_atomically(path, _page(paper, mine, remarks).encode())
         pages.append(path)
     return pages
+
+
+def name_outcome(about: Mapping[str, Any]) -> str:
+    """Result, scale, and a few letters for the settings: the same result may be there at several lengths, and more rows of one take the place of fewer."""
+    changes = sorted((key, value) for key, value in about["changes"].items() if key != "data.dir")
+    settings = json.dumps([about["seeds"], about["stand_in"], changes])
+    return f"{about['result'].replace('/', '-')}-{about['scale']}-{hashlib.sha256(settings.encode()).hexdigest()[:6]}"
 
 
 def read_remarks(path: Path) -> dict[str, str]:
@@ -78,9 +94,9 @@ def read_outcome(folder: Path) -> tuple[Outcome, dict[str, Any]]:
 def describe_result(outcome: Outcome, about: Mapping[str, Any]) -> str:
     """One result as Markdown: where it is from, how it was run, the table, the claims, the disagreements, the readings."""
     plan, recipe = outcome.plan, outcome.plan.recipe
-    seeds = f"{len(plan.seeds)} seed{'s' if len(plan.seeds) > 1 else ''}"
     rounds = sorted({run.spec.total_rounds for run in plan.runs})
-    told = f"{rounds[0]} rounds" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]} rounds"
+    told = _count(rounds[0], "round") if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]} rounds"
+    amount = f"{_count(len(plan.runs), 'run')} of {told}, {_count(len(plan.seeds), 'seed')}"
     shape = f": {plan.made.about}" if plan.made.about else ", as published"
     changed = ", ".join(f"{key}={value}" for key, value in about["changes"].items())
     shape += f" (changed: {changed})" if changed else ""
@@ -90,7 +106,7 @@ def describe_result(outcome: Outcome, about: Mapping[str, Any]) -> str:
         "",
         f"{escape(recipe.paper)}, {escape(recipe.source)}.  ",
         f"`{command_of(about)}`  ",
-        f"Scale {plan.scale}{escape(shape)}. {len(plan.runs)} runs of {told}, {seeds}; {escape(about['machine'])}, {time} of training.",
+        f"Scale {plan.scale}{escape(shape)}. {amount}; {escape(about['machine'])}, {time} of training.",
         "",
         as_markdown(outcome),
         "### Do the claims hold?",
@@ -117,7 +133,7 @@ def command_of(about: Mapping[str, Any]) -> str:
 
 def _page(paper: str, results: Sequence[tuple[Outcome, Mapping[str, Any]]], remarks: Mapping[str, str]) -> str:
     names = [name for name in list_recipes() if name.startswith(f"{paper}/")]
-    done = sorted(results, key=lambda pair: names.index(pair[0].plan.recipe.name))
+    done = sorted(results, key=lambda pair: (names.index(pair[0].plan.recipe.name), -_longest(pair[0])))
     first = load_recipe(names[0])
     lines = [f"# {escape(first.paper)}", "", "Made by `remanence results`; every number of ours comes from a run folder.", ""]
     if done:
@@ -126,12 +142,23 @@ def _page(paper: str, results: Sequence[tuple[Outcome, Mapping[str, Any]]], rema
             for verdict in outcome.verdicts:
                 word = "not tested" if outcome.plan.scale == "smoke" else verdict.word
                 count = f"{verdict.held}, {verdict.tested}, {len(verdict.questions)}"
-                lines.append(f"| {outcome.plan.recipe.name} | {outcome.plan.scale} | {escape(verdict.says)} | {word} | {count} |")
+                lines.append(
+                    f"| {outcome.plan.recipe.name} | {outcome.plan.scale}, {_count(_longest(outcome), 'round')} | {escape(verdict.says)} | {word} | {count} |"
+                )
         lines.append("")
-    for outcome, about in done:
-        said = remarks.get(outcome.plan.recipe.name, "").strip()
-        lines += [describe_result(outcome, about), *(["### Remarks", "", said, ""] if said else [])]
+    for name, group in itertools.groupby(done, key=lambda pair: pair[0].plan.recipe.name):
+        said = remarks.get(name, "").strip()
+        lines += [*(describe_result(*pair) for pair in group), *(["### Remarks", "", said, ""] if said else [])]
     missing = [name for name in names if name not in {outcome.plan.recipe.name for outcome, _ in done}]
     if missing:
         lines += ["## Not run", "", *(f"- {name}: {escape(load_recipe(name).title)}" for name in missing), ""]
     return "\n".join(lines)
+
+
+def _longest(outcome: Outcome) -> int:
+    """Rounds of the longest run."""
+    return max(run.spec.total_rounds for run in outcome.plan.runs)
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
