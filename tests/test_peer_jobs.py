@@ -113,8 +113,8 @@ def test_turns_are_taken_and_who_fails_is_out(tmp_path: Path) -> None:
         pretend(tmp_path, "other", 1.5),
         pretend(tmp_path, "broken", 1.0, action="raise ValueError('no such thing')"),
     ]
-    scores = turns.play_job(players, folder, repeat=2, say=lambda line: None, patience=60)
-    plain, same, other, broken = scores
+    (plain, same, other, broken), complete = turns.play_job(players, folder, repeat=2, say=lambda line: None, patience=60)
+    assert complete
     # Three turns; each begins one place further on, and the broken one is not asked again.
     assert (folder / "calls.txt").read_text().split("\n")[:-1] == [
         *(PLAIN.name, "same", "other", "broken"),
@@ -127,6 +127,27 @@ def test_turns_are_taken_and_who_fails_is_out(tmp_path: Path) -> None:
     assert not same.problem
     assert other.problem == "does other work: its first round ends 50.0% away from the plain loop's"
     assert (broken.problem, broken.seconds) == ("ValueError: no such thing", [])
+
+
+@pytest.mark.parametrize(("at", "times"), [(2, (0, 0)), (3, (0, 1)), (5, (2, 1))])
+def test_what_was_measured_is_kept_when_it_is_stopped(at: int, times: tuple[int, int], tmp_path: Path) -> None:
+    """Lines of a turn come in the order plain, other; other, plain; plain, other. What is said when it is stopped does not count."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    np.savez(folder / "start.npz", w=np.zeros(1))
+    lines: list[str] = []
+
+    def stop_soon(line: str) -> None:
+        lines.extend([line] if " s" in line and "starting" not in line else [])
+        if len(lines) > at:
+            raise KeyboardInterrupt
+
+    players = [pretend(tmp_path, PLAIN.name, 1.0), pretend(tmp_path, "other", 1.0)]
+    (plain, other), complete = turns.play_job(players, folder, repeat=3, say=stop_soon, patience=60)
+    assert not complete
+    assert (len(plain.seconds), len(other.seconds)) == times
+    assert plain.problem == ("" if plain.seconds else "stopped before a turn that counts")
+    assert other.problem == ("" if other.seconds else "stopped before a turn that counts")
 
 
 def test_a_silent_contender_is_given_up(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
     python benchmarks/peers/run.py [--jobs B B2 A] [--peers pfl pfl-processes flwr fedlab fedjax fluke] [--repeat 5] [--quick] [--json]
 
 Each simulator runs in a virtual environment of its own, which the first call makes (some minutes and 6 GB; `--envs` says where). Run it with the project's
-own Python, on an idle machine.
+own Python, on an idle machine. Ctrl-C ends it with a table of what was measured until then.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -24,7 +23,8 @@ from job_folder import GENTLY, QUICK, write_job
 from peer_table import describe_machine, render, summarise
 from turns import Score, play_job
 
-from remanence.errors import TERMINATED, InputError, RemanenceError, unknown
+from remanence.errors import InputError, RemanenceError, unknown
+from remanence.signals import catch_termination
 
 TREE = Path(__file__).resolve().parents[2]
 
@@ -76,7 +76,11 @@ def run(
             say(
                 f"{job}: {len(sizes)} of {settings['clients']} clients of {min(sizes)} to {max(sizes)} samples, local epochs: {settings['epochs']}"
             )
-            results += summarise(job, [*play_job(contenders, Path(folder) / job, repeat, say), *missing])
+            scores, complete = play_job(contenders, Path(folder) / job, repeat, say)
+            results += summarise(job, [*scores, *missing])
+            if not complete:
+                say(f"stopped in {job}: what was measured until then follows")
+                break
     return results, machine
 
 
@@ -111,5 +115,5 @@ def make_environments(
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that the contenders are stopped and their files removed
-    sys.exit(main())
+    with catch_termination():  # so that the contenders are stopped and their files removed
+        sys.exit(main())

@@ -106,10 +106,14 @@ class Player:
 
 def play_job(
     contenders: Sequence[tuple[Contender, str]], folder: Path, repeat: int, say: Callable[[str], None], patience: float = PATIENCE
-) -> list[Score]:
-    """All of them, each with its interpreter, on the job in that folder; the first turn warms up and is compared with the plain loop, which is among them."""
+) -> tuple[list[Score], bool]:
+    """All of them, each with its interpreter, on the job in that folder; the first turn warms up and is compared with the plain loop, which is among them.
+
+    -> what was measured, and whether it is all: where the user stops it, what there is until then is not lost
+    """
     players: list[Player] = []
-    with ExitStack() as stack:
+    complete = False
+    with suppress(KeyboardInterrupt), ExitStack() as stack:
         for contender, python in contenders:
             player = Player(contender, python, folder, patience)
             stack.callback(player.stop)
@@ -125,9 +129,12 @@ def play_job(
                 if seconds is not None:
                     say(f"  {player.score.contender.name}: {seconds:.2f} s{'' if turn else ' (warming up)'}")
                     player.score.seconds += [seconds] if turn else []
+        complete = True
     for player in players:
+        if not player.score.seconds and not player.score.problem:
+            player.score.problem = "stopped before a turn that counts"
         attempt(player, lambda player=player: compare(player.score, folder))
-    return [player.score for player in players]
+    return [player.score for player in players], complete
 
 
 def attempt(player: Player, action: Callable[[], Any]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -260,8 +261,16 @@ def keep_precision(module: nn.Module, lower: torch.dtype) -> None:
     """Let batch and instance norms below compute in float32 and answer in the lower precision: so they do of themselves, but not mapped over a stack."""
     for layer in module.modules():
         if isinstance(layer, (*BatchNorms, *InstanceNorms)):
-            layer.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
-            layer.register_forward_hook(lambda _, inputs, answer: answer.to(lower))
+            layer.register_forward_pre_hook(_raise_precision)
+            layer.register_forward_hook(partial(_lower_precision, lower))
+
+
+def _raise_precision(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(x.float() for x in inputs)
+
+
+def _lower_precision(lower: torch.dtype, _: nn.Module, inputs: tuple[Tensor, ...], answer: Tensor) -> Tensor:
+    return answer.to(lower)
 
 
 def _mixes_rows(layer: nn.Module) -> bool:
