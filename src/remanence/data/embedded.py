@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +11,26 @@ import numpy as np
 from remanence.data.source import Source, Split, check_fraction, checked, hold_out_test
 
 
+def read_digits() -> tuple[np.ndarray, np.ndarray]:
+    """scikit-learn's own file, where it lies as usual: importing scikit-learn for it takes seconds, which every command would wait for."""
+    package = importlib.util.find_spec("sklearn")
+    folders = (package and package.submodule_search_locations) or []
+    for folder in folders:
+        path = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        if path.is_file():
+            with gzip.open(path, "rt", encoding="ascii") as file:
+                table = np.loadtxt(file, delimiter=",")
+            return table[:, :-1], table[:, -1]
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    return x, y
+
+
 def digits(root: Path | None, *, test: float = 0.2) -> Source:
     """1,797 handwritten digits of 8x8 with 17 shades (Alpaydin and Kaynak 1998), as scikit-learn carries them."""
     check_fraction(test)
-    from sklearn.datasets import load_digits  # slow to import, so only where it is used
-
-    x, y = load_digits(return_X_y=True)
+    x, y = read_digits()
     split = Split(np.rint(x).astype(np.uint8).reshape(-1, 1, 8, 8), np.asarray(y, dtype=np.int64))
     note = "1,797 handwritten digits of 8x8 pixels with values 0 to 16 (Alpaydin and Kaynak 1998), from scikit-learn."
     return checked(Source("digits", "image", tuple("0123456789"), *hold_out_test(split, test), note=note))
