@@ -21,7 +21,7 @@ def draw(name: str, *shape: int) -> Tensor:
     return torch.from_numpy(Key(0).fold(name).generator().standard_normal(shape))
 
 
-@pytest.mark.parametrize(("stride", "padding", "kernel"), [(1, 1, 3), (2, 1, 3), (2, 0, 1), (1, 2, 5)])
+@pytest.mark.parametrize(("stride", "padding", "kernel"), [(1, 1, 3), (2, 1, 3), (2, 0, 1), (1, 0, 1), (1, 1, 1), (1, 2, 5)])
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_stack(stride: int, padding: int, kernel: int, shared: bool) -> None:
     """4 models, each with 5 images of its own or all with the same; the loss weighs outputs differently, so that no gradient cancels."""

@@ -1,4 +1,4 @@
-"""Wide convolutions of a stack as one grouped convolution with the channels innermost.
+"""Wide convolutions of a stack as one grouped convolution with the channels innermost; those of 1x1 as products of matrices.
 
 Mapped over a stack, torch's own convolution puts the images [k, B, C, H, W] together as [B, k C, H, W], one whole channel after the other, and cuDNN turns
 them around and back in every call. Here they are laid out as [B, H, W, k, C] before it and stay so behind it; the compiler makes that layout part of the
@@ -18,6 +18,9 @@ Sizes = Sequence[int]
 
 def convolve(x: Tensor, w: Tensor, stride: Sizes, padding: Sizes) -> Tensor:
     """One model's images x [B, C, H, W] under its weights w [O, C, kh, kw]."""
+    if tuple(w.shape[2:]) == (1, 1) and tuple(padding) == (0, 0):  # a product of matrices, to which a grouped convolution is a detour
+        rows = x[:, :, :: stride[0], :: stride[1]].permute(0, 2, 3, 1)
+        return (rows @ w.flatten(1).t()).permute(0, 3, 1, 2)
     y: Tensor = _Forward.apply(x, w, stride, padding)  # type: ignore[no-untyped-call]
     return y
 
