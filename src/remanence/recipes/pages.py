@@ -13,7 +13,7 @@ from typing import Any
 from remanence.config import read_toml
 from remanence.errors import InputError
 from remanence.files import write_atomically
-from remanence.recipes.claims import judge_claims
+from remanence.recipes.claims import Verdict, judge_claims
 from remanence.recipes.layout import Outcome, as_markdown, tell_claims, tell_disagreements
 from remanence.recipes.library import PAPERS, list_recipes, load_recipe
 from remanence.recipes.plan import make_plan
@@ -136,16 +136,15 @@ def _page(paper: str, results: Sequence[tuple[Outcome, Mapping[str, Any]]], rema
     done = sorted(results, key=lambda pair: (names.index(pair[0].plan.recipe.name), -_longest(pair[0])))
     first = load_recipe(names[0])
     lines = [f"# {escape(first.paper)}", "", "Made by `remanence results`; every number of ours comes from a run folder.", ""]
-    if done:
-        lines += ["| result | scale | claim | | comparisons as claimed, run, in all |", "|---|---|---|---|---|"]
-        for outcome, _ in done:
-            for verdict in outcome.verdicts:
-                word = "not tested" if outcome.plan.scale == "smoke" else verdict.word
-                count = f"{verdict.held}, {verdict.tested}, {len(verdict.questions)}"
-                lines.append(
-                    f"| {outcome.plan.recipe.name} | {outcome.plan.scale}, {_count(_longest(outcome), 'round')} | {escape(verdict.says)} | {word} | {count} |"
-                )
-        lines.append("")
+    lines += ["| result | scale | claim | | comparisons as claimed, run, in all |", "|---|---|---|---|---|"]
+    for name in names:
+        mine = [outcome for outcome, _ in done if outcome.plan.recipe.name == name]
+        for outcome in mine:
+            told = f"{outcome.plan.scale}, {_count(_longest(outcome), 'round')}"
+            lines += _list_claims(name, told, outcome.verdicts, "not tested" if outcome.plan.scale == "smoke" else "")
+        if not mine:
+            lines += _list_claims(name, "not run", judge_claims(load_recipe(name), {}))
+    lines.append("")
     for name, group in itertools.groupby(done, key=lambda pair: pair[0].plan.recipe.name):
         said = remarks.get(name, "").strip()
         lines += [*(describe_result(*pair) for pair in group), *(["### Remarks", "", said, ""] if said else [])]
@@ -153,6 +152,14 @@ def _page(paper: str, results: Sequence[tuple[Outcome, Mapping[str, Any]]], rema
     if missing:
         lines += ["## Not run", "", *(f"- {name}: {escape(load_recipe(name).title)}" for name in missing), ""]
     return "\n".join(lines)
+
+
+def _list_claims(name: str, scale: str, verdicts: Sequence[Verdict], word: str = "") -> list[str]:
+    """A line of the table for every claim."""
+    return [
+        f"| {name} | {scale} | {escape(verdict.says)} | {word or verdict.word} | {verdict.held}, {verdict.tested}, {len(verdict.questions)} |"
+        for verdict in verdicts
+    ]
 
 
 def _longest(outcome: Outcome) -> int:
