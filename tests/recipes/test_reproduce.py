@@ -154,7 +154,9 @@ def test_pages_come_from_what_was_written_down(tmp_path: Path) -> None:
     assert about["machine"] in text.replace("\\", "")
     assert "- tce/table-1: FedAvg with and without TCE" in text  # what was not run is named
     assert (tmp_path / "docs" / "hast.md").read_text().count("\n- ") == 14
-    assert "| tce/figure-1 | not run | With TCE the clients' models forget less of the other clients' data. | not tested | 0, 0, 1 |" in text
+    assert (
+        "| tce/figure-1 | not run | With TCE the clients' models forget less of the other clients' data. | not tested | 0, 0, 1 |" in text
+    )
     recipes = [load_recipe(name) for name in list_recipes() if name.startswith("tce/")]
     assert text.count("\n| tce/") == sum(len(recipe.claims) for recipe in recipes)  # every claim has its line, tested or not
     (tmp_path / "docs" / "remarks.toml").write_text('"tce/table-2" = "Too short to tell."')
