@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-import sklearn.datasets  # noqa: F401  (what the commands import late is here before the forks, and so below)
 
-from remanence import experiment  # noqa: F401
+from remanence import experiment  # noqa: F401  (what the commands import late is here before the forks)
 from remanence.cli import main
 
 QUICK = ["--data", "digits", "--clients", "5", "--rounds", "2", "--engine", "loop"]

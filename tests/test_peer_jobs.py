@@ -7,6 +7,7 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from remanence.bench.jobs import JOBS, prepare  # noqa: E402
 from remanence.bench.measure import train_ours  # noqa: E402
 from remanence.engines.loop import Loop  # noqa: E402
 from remanence.errors import InputError  # noqa: E402
+from remanence.signals import Terminated  # noqa: E402
 
 PEERS_FOLDER = Path(contenders.__file__).parent
 # Four of six clients on 60 training rows: batches of 8 leave a short last one.
@@ -85,6 +87,7 @@ def test_epochs_follow_the_plan_and_begin_again(tmp_path: Path) -> None:
 DRIVER = """
 import json, sys
 from pathlib import Path
+from typing import Any
 import numpy as np
 folder, name = Path(sys.argv[1]), sys.argv[2]
 def say(message): print(json.dumps(message), flush=True)
@@ -113,8 +116,8 @@ def test_turns_are_taken_and_who_fails_is_out(tmp_path: Path) -> None:
         pretend(tmp_path, "other", 1.5),
         pretend(tmp_path, "broken", 1.0, action="raise ValueError('no such thing')"),
     ]
-    (plain, same, other, broken), complete = turns.play_job(players, folder, repeat=2, say=lambda line: None, patience=60)
-    assert complete
+    (plain, same, other, broken), stop = turns.play_job(players, folder, repeat=2, say=lambda line: None, patience=60)
+    assert stop is None
     # Three turns; each begins one place further on, and the broken one is not asked again.
     assert (folder / "calls.txt").read_text().split("\n")[:-1] == [
         *(PLAIN.name, "same", "other", "broken"),
@@ -143,8 +146,8 @@ def test_what_was_measured_is_kept_when_it_is_stopped(at: int, times: tuple[int,
             raise KeyboardInterrupt
 
     players = [pretend(tmp_path, PLAIN.name, 1.0), pretend(tmp_path, "other", 1.0)]
-    (plain, other), complete = turns.play_job(players, folder, repeat=3, say=stop_soon, patience=60)
-    assert not complete
+    (plain, other), stop = turns.play_job(players, folder, repeat=3, say=stop_soon, patience=60)
+    assert isinstance(stop, KeyboardInterrupt)
     assert (len(plain.seconds), len(other.seconds)) == times
     assert plain.problem == ("" if plain.seconds else "stopped before a turn that counts")
     assert other.problem == ("" if other.seconds else "stopped before a turn that counts")
@@ -263,3 +266,15 @@ def test_doctests() -> None:
         done = doctest.testmod(module)
         assert done.attempted > 0
         assert done.failed == 0
+
+
+@pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
+def test_stopped_before_the_first_turn(
+    stop: type[KeyboardInterrupt], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise stop
+
+    monkeypatch.setattr(peers_run, "make_environments", interrupt)
+    assert peers_run.main(["--jobs", "A", "--peers", "pfl"]) == code
+    assert capsys.readouterr().err == "stopped before anything was measured\n"

@@ -24,7 +24,7 @@ from peer_table import describe_machine, render, summarise
 from turns import Score, play_job
 
 from remanence.errors import InputError, RemanenceError, unknown
-from remanence.signals import catch_termination
+from remanence.signals import catch_termination, exit_code_of
 
 TREE = Path(__file__).resolve().parents[2]
 
@@ -32,14 +32,17 @@ TREE = Path(__file__).resolve().parents[2]
 def main(arguments: Sequence[str] | None = None) -> int:
     options = read_options(arguments)
     try:
-        results, machine = run(
+        results, machine, stop = run(
             options.jobs, options.peers, options.repeat, options.envs, quick=options.quick, python=options.python, say=say_aside
         )
     except RemanenceError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt as asked:
+        say_aside("stopped before anything was measured")
+        return exit_code_of(asked)
     print(json.dumps([result | {"machine": machine} for result in results], indent=1) if options.json else render(results, machine))
-    return 0
+    return 0 if stop is None else exit_code_of(stop)
 
 
 def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -61,14 +64,14 @@ def say_aside(line: str) -> None:
 
 def run(
     jobs: Sequence[str], peers: Sequence[str], repeat: int, envs: Path, *, quick: bool, python: str, say: Callable[[str], None]
-) -> tuple[list[dict[str, Any]], str]:
-    """-> one object a job and contender, and the machine in words"""
+) -> tuple[list[dict[str, Any]], str, KeyboardInterrupt | None]:
+    """-> one object a job and contender, the machine in words, and what stopped it before its end, if anything did"""
     chosen = choose_peers(peers)
     check(jobs, repeat, envs)
     machine = describe_machine(repeat)
     ready, missing = make_environments(chosen, envs.resolve(), python, say)
     contenders = [(OURS, sys.executable), (PLAIN, sys.executable), *ready]
-    results = []
+    results, stop = [], None
     with tempfile.TemporaryDirectory(prefix="remanence-peers-") as folder:
         for job in dict.fromkeys(jobs):
             settings = write_job(job, Path(folder) / job, GENTLY[job] | (QUICK if quick else {}))
@@ -76,12 +79,12 @@ def run(
             say(
                 f"{job}: {len(sizes)} of {settings['clients']} clients of {min(sizes)} to {max(sizes)} samples, local epochs: {settings['epochs']}"
             )
-            scores, complete = play_job(contenders, Path(folder) / job, repeat, say)
+            scores, stop = play_job(contenders, Path(folder) / job, repeat, say)
             results += summarise(job, [*scores, *missing])
-            if not complete:
+            if stop is not None:
                 say(f"stopped in {job}: what was measured until then follows")
                 break
-    return results, machine
+    return results, machine, stop
 
 
 def check(jobs: Sequence[str], repeat: int, envs: Path) -> None:

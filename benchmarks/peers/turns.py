@@ -106,35 +106,37 @@ class Player:
 
 def play_job(
     contenders: Sequence[tuple[Contender, str]], folder: Path, repeat: int, say: Callable[[str], None], patience: float = PATIENCE
-) -> tuple[list[Score], bool]:
+) -> tuple[list[Score], KeyboardInterrupt | None]:
     """All of them, each with its interpreter, on the job in that folder; the first turn warms up and is compared with the plain loop, which is among them.
 
-    -> what was measured, and whether it is all: where the user stops it, what there is until then is not lost
+    -> what was measured, and what stopped it before its end, if anything did: what there is until then is not lost
     """
     players: list[Player] = []
-    complete = False
-    with suppress(KeyboardInterrupt), ExitStack() as stack:
-        for contender, python in contenders:
-            player = Player(contender, python, folder, patience)
-            stack.callback(player.stop)
-            players.append(player)
-            say(f"  {contender.name}: starting")
-            attempt(player, player.prepare)
-        for turn in range(repeat + 1):
-            first = turn % len(players)  # so that nobody always follows the same one
-            for player in players[first:] + players[:first]:
-                if player.score.problem:
-                    continue
-                seconds = attempt(player, player.play)
-                if seconds is not None:
-                    say(f"  {player.score.contender.name}: {seconds:.2f} s{'' if turn else ' (warming up)'}")
-                    player.score.seconds += [seconds] if turn else []
-        complete = True
+    stop: KeyboardInterrupt | None = None
+    try:
+        with ExitStack() as stack:
+            for contender, python in contenders:
+                player = Player(contender, python, folder, patience)
+                stack.callback(player.stop)
+                players.append(player)
+                say(f"  {contender.name}: starting")
+                attempt(player, player.prepare)
+            for turn in range(repeat + 1):
+                first = turn % len(players)  # so that nobody always follows the same one
+                for player in players[first:] + players[:first]:
+                    if player.score.problem:
+                        continue
+                    seconds = attempt(player, player.play)
+                    if seconds is not None:
+                        say(f"  {player.score.contender.name}: {seconds:.2f} s{'' if turn else ' (warming up)'}")
+                        player.score.seconds += [seconds] if turn else []
+    except KeyboardInterrupt as asked:
+        stop = asked
     for player in players:
         if not player.score.seconds and not player.score.problem:
             player.score.problem = "stopped before a turn that counts"
         attempt(player, lambda player=player: compare(player.score, folder))
-    return [player.score for player in players], complete
+    return [player.score for player in players], stop
 
 
 def attempt(player: Player, action: Callable[[], Any]) -> Any:

@@ -25,7 +25,7 @@ from remanence.config import Spec, write_toml
 from remanence.data.source import Source
 from remanence.engines.choose import Choice, choose_engine, make_engine
 from remanence.engines.processes import count_cores
-from remanence.errors import INTERRUPTED, OUT_OF_TIME, TERMINATED, InputError, Stopped
+from remanence.errors import OUT_OF_TIME, InputError, Stopped
 from remanence.experiment import Experiment, build, check_unchanged, set_precision
 from remanence.files import claim_folder, explain_full_disk, lock, write_atomically
 from remanence.keys import Key
@@ -35,7 +35,7 @@ from remanence.record import Recorder
 from remanence.record_peers import PeerRecorder
 from remanence.results import ABOUT, CHECKPOINTS, COMPARISON, SPEC, Run
 from remanence.returns import count_bytes, describe_replies, expect, find_silent
-from remanence.signals import Terminated, catch_termination
+from remanence.signals import catch_termination, exit_code_of
 from remanence.state import RunState, commit_own, gather_own
 from remanence.stragglers import wait_for
 from remanence.types import Engine, Job, Method, Part, Reply, Start
@@ -193,9 +193,8 @@ def go_on(
                 progress.say(sentence)
     except KeyboardInterrupt as stop:
         save()
-        code = TERMINATED if isinstance(stop, Terminated) else INTERRUPTED
         raise Stopped(
-            f"stopped after round {state.round} of {spec.total_rounds}, all saved: go on with remanence resume {folder}", code
+            f"stopped after round {state.round} of {spec.total_rounds}, all saved: go on with remanence resume {folder}", exit_code_of(stop)
         ) from None
     finally:
         engine.close()

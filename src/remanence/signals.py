@@ -8,9 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from remanence.errors import INTERRUPTED, TERMINATED
+
 
 class Terminated(KeyboardInterrupt):
     """The process was asked to end (SIGTERM)."""
+
+
+def exit_code_of(stop: KeyboardInterrupt) -> int:
+    """As shells report it."""
+    return TERMINATED if isinstance(stop, Terminated) else INTERRUPTED
 
 
 @contextmanager

@@ -77,7 +77,8 @@ class Recording:
             fuse = self.compile and times >= OFTEN * len(shapes)
             if shape not in self.replays or (fuse and shape not in self.fused):
                 self.replays[shape] = self._record(shape, fuse)
-                self.fused |= {shape} if fuse else set()
+                if fuse:
+                    self.fused.add(shape)
         for shape in shapes:
             self.replays[shape]()
         progress, loss = self._front(len(live.loss)).progress, self.live.loss[: len(live.loss)].clone()

@@ -45,7 +45,7 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, stride: Sizes, padding: Sizes) -> tuple[Tensor, int]:
         many = info.batch_size
-        images, weights = _side_by_side(_lead(x, in_dims[0], many)), _below_each_other(_lead(w, in_dims[1], many))
+        images, weights = _side_by_side(lead(x, in_dims[0], many)), _below_each_other(lead(w, in_dims[1], many))
         return _apart(_convolve(images, weights, stride, padding, many), many), 0
 
 
@@ -65,7 +65,7 @@ class _Backward(torch.autograd.Function):
         info: Any, in_dims: Any, dy: Tensor, x: Tensor, w: Tensor, stride: Sizes, padding: Sizes, of_images: bool
     ) -> tuple[Tensor, int]:
         many = info.batch_size
-        dy, x, w = (_lead(value, dim, many) for value, dim in zip((dy, x, w), in_dims[:3], strict=True))
+        dy, x, w = (lead(value, dim, many) for value, dim in zip((dy, x, w), in_dims[:3], strict=True))
         gradient = _gradient(_side_by_side(dy), _side_by_side(x), _below_each_other(w), stride, padding, many, of_images)
         return (_apart(gradient, many) if of_images else gradient.reshape(many, -1, *gradient.shape[1:])), 0
 
@@ -82,7 +82,7 @@ def _gradient(dy: Tensor, x: Tensor, w: Tensor, stride: Sizes, padding: Sizes, g
     return gradient
 
 
-def _lead(value: Tensor, dim: int | None, many: int) -> Tensor:
+def lead(value: Tensor, dim: int | None, many: int) -> Tensor:
     """The stack's axis in front, also where all of it share one."""
     return value.unsqueeze(0).expand(many, *value.shape) if dim is None else value.movedim(dim, 0)
 

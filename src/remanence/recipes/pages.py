@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -133,22 +132,22 @@ def command_of(about: Mapping[str, Any]) -> str:
 
 def _page(paper: str, results: Sequence[tuple[Outcome, Mapping[str, Any]]], remarks: Mapping[str, str]) -> str:
     names = [name for name in list_recipes() if name.startswith(f"{paper}/")]
-    done = sorted(results, key=lambda pair: (names.index(pair[0].plan.recipe.name), -_longest(pair[0])))
+    longest_first = sorted(results, key=lambda pair: -_longest(pair[0]))
+    done = {name: [pair for pair in longest_first if pair[0].plan.recipe.name == name] for name in names}
     first = load_recipe(names[0])
     lines = [f"# {escape(first.paper)}", "", "Made by `remanence results`; every number of ours comes from a run folder.", ""]
     lines += ["| result | scale | claim | | comparisons as claimed, run, in all |", "|---|---|---|---|---|"]
-    for name in names:
-        mine = [outcome for outcome, _ in done if outcome.plan.recipe.name == name]
-        for outcome in mine:
+    for name, mine in done.items():
+        for outcome, _ in mine:
             told = f"{outcome.plan.scale}, {_count(_longest(outcome), 'round')}"
             lines += _list_claims(name, told, outcome.verdicts, "not tested" if outcome.plan.scale == "smoke" else "")
         if not mine:
             lines += _list_claims(name, "not run", judge_claims(load_recipe(name), {}))
     lines.append("")
-    for name, group in itertools.groupby(done, key=lambda pair: pair[0].plan.recipe.name):
-        said = remarks.get(name, "").strip()
-        lines += [*(describe_result(*pair) for pair in group), *(["### Remarks", "", said, ""] if said else [])]
-    missing = [name for name in names if name not in {outcome.plan.recipe.name for outcome, _ in done}]
+    for name, mine in done.items():
+        said = remarks.get(name, "").strip() if mine else ""
+        lines += [*(describe_result(*pair) for pair in mine), *(["### Remarks", "", said, ""] if said else [])]
+    missing = [name for name, mine in done.items() if not mine]
     if missing:
         lines += ["## Not run", "", *(f"- {name}: {escape(load_recipe(name).title)}" for name in missing), ""]
     return "\n".join(lines)
