@@ -23,8 +23,10 @@ def draw(name: str, *shape: int) -> Tensor:
 
 @pytest.mark.parametrize(("stride", "padding", "kernel"), [(1, 1, 3), (2, 1, 3), (2, 0, 1), (1, 0, 1), (1, 1, 1), (1, 2, 5)])
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_stack(stride: int, padding: int, kernel: int, shared: bool) -> None:
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_stack(stride: int, padding: int, kernel: int, shared: bool, deep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """4 models, each with 5 images of its own or all with the same; the loss weighs outputs differently, so that no gradient cancels."""
+    monkeypatch.setattr(wide, "DEEP", 6 if deep else 512)
     x, w = draw("x", 5, 6, 8, 7) if shared else draw("x", 4, 5, 6, 8, 7), draw("w", 4, 9, 6, kernel, kernel)
 
     def answers(convolve: Any) -> list[Tensor]:
@@ -61,6 +63,17 @@ def test_images_are_turned_around_once() -> None:
     assert y.stride(2) == 1  # channels innermost
     assert wide._side_by_side(y).data_ptr() == y.data_ptr()
     assert wide._side_by_side(y.relu()).shape == (2, 18, 8, 8)
+    strided = vmap(wide.convolve, in_dims=(0, 0, None, None))(y, draw("v", 3, 5, 6, 3, 3), (2, 2), (1, 1))
+    assert strided.shape == (3, 2, 5, 4, 4)
+    assert wide._in_rows(strided).data_ptr() == strided.data_ptr()
+
+
+def test_one_convolution_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where cuDNN would cut a grouped one into pieces: strides, and layers with many channels on both sides."""
+    monkeypatch.setattr(wide, "DEEP", 8)
+    assert not wide._is_separate(torch.empty(3, 8, 7, 3, 3), (1, 1))
+    assert wide._is_separate(torch.empty(3, 8, 8, 3, 3), (1, 1))
+    assert wide._is_separate(torch.empty(3, 4, 4, 3, 3), (1, 2))
 
 
 @pytest.mark.parametrize(
