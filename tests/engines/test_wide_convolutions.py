@@ -12,7 +12,7 @@ from engines.test_recorded_steps import assert_recorded_equals_loop
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from remanence.engines import convolutions, graphs, wide
+from remanence.engines import convolutions, graphs, separate, wide
 from remanence.keys import Key
 from remanence.trial import small_experiment
 
@@ -66,6 +66,24 @@ def test_images_are_turned_around_once() -> None:
     strided = vmap(wide.convolve, in_dims=(0, 0, None, None))(y, draw("v", 3, 5, 6, 3, 3), (2, 2), (1, 1))
     assert strided.shape == (3, 2, 5, 4, 4)
     assert wide._in_rows(strided).data_ptr() == strided.data_ptr()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_streams_on_cuda(dtype: torch.dtype, close: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What streams write side by side is what one convolution after the other gives, in every precision: cuDNN is told where to write in some of them only."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    x, w = (wide._in_rows(draw(name, *shape).to("cuda", dtype)) for name, shape in (("x", (6, 8, 64, 16, 16)), ("w", (6, 64, 64, 3, 3))))
+    y = separate.convolve(x, w, (2, 2), (1, 1))
+    dy = wide._in_rows(torch.ones_like(y))
+    dx, dw = (separate.differentiate(dy, x, w, (2, 2), (1, 1), of_images) for of_images in (True, False))
+    for client in range(6):
+        images, weights = x[client].double().requires_grad_(), w[client].double().requires_grad_()
+        expected = torch.conv2d(images, weights, None, 2, 1)
+        expected.sum().backward()
+        for ours, theirs in ((y, expected.detach()), (dx, images.grad), (dw, weights.grad)):
+            assert theirs is not None
+            torch.testing.assert_close(ours[client].double(), theirs, rtol=close, atol=close * float(theirs.abs().max()))
 
 
 def test_one_convolution_a_client(monkeypatch: pytest.MonkeyPatch) -> None:

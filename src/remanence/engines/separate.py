@@ -50,12 +50,17 @@ def _(dy: Tensor, x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence
 
 
 def _convolve_into(y: Tensor, x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int]) -> None:
-    if x.is_cuda and torch.version.hip is None and torch.backends.cudnn.enabled:  # without a copy
+    if _takes_memory(x):
         cudnn = torch.backends.cudnn
         repeats = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
         torch.ops.aten.cudnn_convolution.out(x, w, padding, stride, (1, 1), 1, cudnn.benchmark, repeats, cudnn.allow_tf32, out=y)
     else:
         y.copy_(torch.ops.aten.convolution(x, w, None, stride, padding, (1, 1), False, (0, 0), 1))
+
+
+def _takes_memory(x: Tensor) -> bool:
+    """Can cuDNN write where we say, in our layout, without a copy? Not in float64, for which torch itself turns images around."""
+    return x.is_cuda and x.dtype != torch.float64 and torch.version.hip is None and torch.backends.cudnn.enabled
 
 
 def _for_each_client(count: int, device: torch.device, compute: Callable[[int], None]) -> None:
