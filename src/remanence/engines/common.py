@@ -21,23 +21,30 @@ from remanence.types import Accept, Context, Facts, Job, PairScores, Phase, Repl
 def make_context(task: Task, job: Job, place: int | Tensor) -> Context:
     """The context of one client of the cohort (an integer) or of a stack of them (a tensor of places)."""
     device = task.world.device
-    clients = torch.from_numpy(job.clients)[place]
-    client_keys = keys.fold_each(job.key.fold("client"), np.atleast_1d(clients.numpy()))
+    clients = job.clients[place if isinstance(place, int) else place.numpy()]
+    client_keys = keys.fold_each(job.key.fold("client"), np.atleast_1d(clients)).reshape(clients.shape)
+    client, key = to_device(np.stack([clients, client_keys.view(np.int64)]), device).unbind()
+    there = place if isinstance(place, int) else to_device(place.numpy(), device)
     return Context(
-        client=clients.to(device),
-        round=torch.tensor(job.round, device=device),
+        client=client,
+        round=torch.full((), job.round, dtype=torch.int64, device=device),
         start=job.start.take(place) if job.personal_start else job.start,
         shared=job.shared,
-        own=trees.take(job.own, place),
+        own=trees.take(job.own, there),
         memory={},
-        facts=Facts(*(fact[place] for fact in job.facts)),
-        step=torch.tensor(0, device=device),
-        steps=torch.zeros_like(clients).to(device),
+        facts=Facts(*(fact[there] for fact in job.facts)),
+        step=torch.zeros((), dtype=torch.int64, device=device),
+        steps=torch.zeros_like(client),
         hyper=task.number_tensors(),
         rule=task.tensors(job.rule),
-        key=torch.from_numpy(client_keys.view(np.int64)).reshape(clients.shape).to(device),
+        key=key,
         world=task.world,
     )
+
+
+def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
+    """Without waiting: the copy takes its turn behind what the device has still to do, and the host goes on."""
+    return torch.from_numpy(numbers).to(device, non_blocking=True)
 
 
 def at(ctx: Context, moment: str, steps: int | Tensor | None = None) -> Context:
@@ -48,6 +55,11 @@ def at(ctx: Context, moment: str, steps: int | Tensor | None = None) -> Context:
 def enter_phase(ctx: Context, number: int, steps: int | Tensor) -> Context:
     """The context of a phase: its number of steps, and randomness of its own."""
     return ctx._replace(steps=torch.zeros_like(ctx.steps) + steps, key=keys.fold_in(keys.fold_in(ctx.key, "phase"), number))
+
+
+def phase_keys(job: Job, clients: np.ndarray, number: int) -> np.ndarray:
+    """The randomness that `enter_phase` gives each of these clients. -> uint64 [k]"""
+    return keys.fold_each(keys.fold_each(job.key.fold("client"), clients), "phase", number)
 
 
 def plan_phase(task: Task, job: Job, client: int, number: int, phase: Phase) -> Plan:
@@ -86,12 +98,12 @@ def make_reply(task: Task, job: Job, clients: np.ndarray, model: Start, extras: 
     """What k clients send back; all trees stacked."""
     sizes, device = task.population.at(job.time_step).train.sizes[clients], task.world.device
     return Reply(
-        client=torch.from_numpy(clients.astype(np.int64)).to(device),
+        client=to_device(clients.astype(np.int64), device),
         round=torch.full((len(clients),), job.round, dtype=torch.int64, device=device),
         params=trees.restrict(model.params, task.sent_names()),
         buffers=trees.restrict(model.buffers, task.sent_buffers()),
         extras=extras,
-        weight=torch.from_numpy(sizes.astype(np.float64)).to(device),
+        weight=to_device(sizes.astype(np.float64), device),
         own=own,
         loss=loss,
     )

@@ -101,7 +101,7 @@ def pad_rows(parts: Sequence[np.ndarray], filler: int, device: torch.device, dty
     for row, part in zip(ids, parts, strict=True):
         row[: len(part)] = part
     weight = np.arange(ids.shape[1]) < sizes[:, None]
-    return torch.from_numpy(ids).to(device), torch.from_numpy(weight).to(device, dtype)
+    return common.to_device(ids, device), common.to_device(weight, device).to(dtype)
 
 
 def plan(portions: Sequence[Portion], number: int, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
@@ -119,6 +119,14 @@ def plan(portions: Sequence[Portion], number: int, phase: Phase) -> tuple[np.nda
         places[p.seats] = mine
         widths[p.seats, : wide.shape[1]] = wide
     return places, widths
+
+
+def phase_keys(portions: Sequence[Portion], number: int) -> np.ndarray:
+    """Every client's randomness in one phase. -> uint64 [k]"""
+    values = np.empty(sum(len(p.places) for p in portions), dtype=np.uint64)
+    for p in portions:
+        values[p.seats] = common.phase_keys(p.work.job, p.clients, number)
+    return values
 
 
 def make_replies(portions: Sequence[Portion], model: Start, extras: Tree, own: Tree, loss: Tensor) -> list[Reply]:
