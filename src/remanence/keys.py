@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -37,9 +38,12 @@ def _hash(value: int) -> int:
 
 
 def _number(part: int | str) -> int:
-    if isinstance(part, str):
-        return int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "little")
-    return int(part) & _MASK
+    return _number_of_word(part) if isinstance(part, str) else int(part) & _MASK
+
+
+@lru_cache(maxsize=1024)  # the same few words, in every round
+def _number_of_word(word: str) -> int:
+    return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,7 @@ class Key:
 
     def bits(self, count: int) -> np.ndarray:
         """`count` independent 64-bit words, the same as the tensor function `bits` gives."""
-        with np.errstate(over="ignore"):
-            words = np.uint64(self.value & _MASK) ^ _hash_array(np.arange(count, dtype=np.uint64))
-            return _hash_array(words)
+        return _hash_array(np.uint64(self.value & _MASK) ^ _hash_array(np.arange(count, dtype=np.uint64)))
 
     def permutation(self, count: int) -> np.ndarray:
         """A random order of 0 .. count-1."""
@@ -110,14 +112,14 @@ def permutations(key_values: np.ndarray, count: int) -> np.ndarray:
 
 
 def _hash_array(values: np.ndarray) -> np.ndarray:
+    """`_hash` for arrays of at least one axis, which overflow without a word."""
     first, second, third = _SHIFTS
-    with np.errstate(over="ignore"):
-        mixed: np.ndarray = values + _GOLDEN_WORD
-        mixed ^= mixed >> first
-        mixed *= _MIX1_WORD
-        mixed ^= mixed >> second
-        mixed *= _MIX2_WORD
-        mixed ^= mixed >> third
+    mixed: np.ndarray = values + _GOLDEN_WORD
+    mixed ^= mixed >> first
+    mixed *= _MIX1_WORD
+    mixed ^= mixed >> second
+    mixed *= _MIX2_WORD
+    mixed ^= mixed >> third
     return mixed
 
 

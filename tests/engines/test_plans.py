@@ -53,7 +53,7 @@ def test_keys_of_a_phase_and_its_steps() -> None:
     """What a stack folds on the host is what `loop` folds client by client."""
     experiment = small_experiment("fedavg")
     task, job = experiment.task, make_job(experiment, first_state(experiment), 1)
-    values = common.phase_keys(job, job.clients, 1)
+    values = common.phase_keys(common.client_keys(job, job.clients), 1)
     of_steps = fold_each(values[:, None], np.arange(4)).view(np.int64)
     for place in range(len(job.clients)):
         ctx = common.enter_phase(common.make_context(task, job, place), 1, 4)

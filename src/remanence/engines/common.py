@@ -22,8 +22,8 @@ def make_context(task: Task, job: Job, place: int | Tensor) -> Context:
     """The context of one client of the cohort (an integer) or of a stack of them (a tensor of places)."""
     device = task.world.device
     clients = job.clients[place if isinstance(place, int) else place.numpy()]
-    client_keys = keys.fold_each(job.key.fold("client"), np.atleast_1d(clients)).reshape(clients.shape)
-    client, key = to_device(np.stack([clients, client_keys.view(np.int64)]), device).unbind()
+    values = client_keys(job, np.atleast_1d(clients)).view(np.int64).reshape(clients.shape)
+    client, key = to_device(np.stack([clients, values]), device).unbind()
     there = place if isinstance(place, int) else to_device(place.numpy(), device)
     return Context(
         client=client,
@@ -57,9 +57,14 @@ def enter_phase(ctx: Context, number: int, steps: int | Tensor) -> Context:
     return ctx._replace(steps=torch.zeros_like(ctx.steps) + steps, key=keys.fold_in(keys.fold_in(ctx.key, "phase"), number))
 
 
-def phase_keys(job: Job, clients: np.ndarray, number: int) -> np.ndarray:
-    """The randomness that `enter_phase` gives each of these clients. -> uint64 [k]"""
-    return keys.fold_each(keys.fold_each(job.key.fold("client"), clients), "phase", number)
+def client_keys(job: Job, clients: np.ndarray) -> np.ndarray:
+    """Each client's randomness in a round. -> uint64 [k]"""
+    return keys.fold_each(job.key.fold("client"), clients)
+
+
+def phase_keys(values: np.ndarray, number: int) -> np.ndarray:
+    """What `enter_phase` makes of the clients' keys. uint64 [k] -> uint64 [k]"""
+    return keys.fold_each(values, "phase", number)
 
 
 def plan_phase(task: Task, job: Job, client: int, number: int, phase: Phase) -> Plan:
@@ -69,11 +74,10 @@ def plan_phase(task: Task, job: Job, client: int, number: int, phase: Phase) -> 
     return plan_batches(key, count, task.batch, phase.epochs, phase.steps, task.drop_last)
 
 
-def plan_phases(task: Task, job: Job, clients: np.ndarray, number: int, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
-    """The plans of many clients as one: rows [k, steps, batch] and widths [k, steps], which are 0 where a client is done."""
+def plan_phases(task: Task, job: Job, clients: np.ndarray, values: np.ndarray, number: int, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
+    """The plans of many clients, by their keys, as one: rows [k, steps, batch] and widths [k, steps], which are 0 where a client is done."""
     counts = task.population.at(job.time_step).train.sizes[clients]
-    client_keys = keys.fold_each(keys.fold_each(job.key.fold("client"), clients), "plan", number)
-    return plan_many(client_keys, counts, task.batch, phase.epochs, phase.steps, task.drop_last)
+    return plan_many(keys.fold_each(values, "plan", number), counts, task.batch, phase.epochs, phase.steps, task.drop_last)
 
 
 def expected_steps(task: Task, job: Job) -> np.ndarray:

@@ -11,6 +11,7 @@ the clients between one size and the next are computed and thrown away.
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -54,7 +55,8 @@ class Recording:
         self.live: Live = pytree.tree_map_only(
             Tensor, lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device), live._replace(rows=roomy)
         )
-        self.fronts: dict[int, Live] = {}  # the memory of the first so many clients
+        self.fronts: dict[int, tuple[Live, list[Tensor]]] = {}  # by number of clients; see _front
+        self.sizes = sorted(choose_sizes(self.clients, RATIO if self.cuda and not compile else RATIO_TRACED))
         self.ids = course.ids.new_zeros(self.clients, round_up(course.ids.shape[1]), width)
         self.told = course.ids.new_zeros(self.clients, 2, self.ids.shape[1])  # what comes from the host in one copy
         self.widths, self.keys = self.told.unbind(dim=1)
@@ -84,13 +86,13 @@ class Recording:
                     self.fused.add(shape)
         for shape in shapes:
             self.replays[shape]()
-        after = self._front(len(live.loss))
+        after, _ = self._front(len(live.loss))
         return Progress(*(trees.clone(part) for part in after.progress)), after.loss.clone()
 
     def _load(self, live: Live, course: Course) -> None:
         clients, steps, batch = course.ids.shape
-        memory = self._front(clients)
-        torch._foreach_copy_(take_apart(memory, self.dims)[0], take_apart(live, self.dims)[0])
+        memory, tensors = self._front(clients)
+        torch._foreach_copy_(tensors, take_apart(live, self.dims)[0])
         load_rows(memory.rows, live.rows)
         self.ids[:clients, :steps, :batch] = course.ids
         if batch < self.batch:
@@ -100,19 +102,19 @@ class Recording:
         told[:, 1, :steps] = course.keys
         self.told[:clients].copy_(torch.from_numpy(told), non_blocking=True)
 
-    def _front(self, count: int) -> Live:
-        """The memory of the first clients."""
+    def _front(self, count: int) -> tuple[Live, list[Tensor]]:
+        """The memory of the first clients, and its tensors in the order in which they are loaded."""
         if count not in self.fronts:
-            self.fronts[count] = self.live.cut(slice(0, count), self.dims)
+            front = self.live.cut(slice(0, count), self.dims)
+            self.fronts[count] = front, take_apart(front, self.dims)[0]
         return self.fronts[count]
 
     def _shapes(self, course: Course) -> Iterator[Shape]:
         """One for each step of the phase; of few sizes, also where the number of clients changes from round to round."""
-        sizes = choose_sizes(self.clients, RATIO if self.cuda and not self.compile else RATIO_TRACED)
         for step, count in enumerate(course.live.tolist()):
             if count == 0:
                 return
-            size = min(size for size in sizes if size >= count)
+            size = self.sizes[bisect_left(self.sizes, count)]
             width = int(course.widths[:count, step].max()) if self.mixes_rows else self.batch
             yield Shape(size, width, masked=size > count)
 
@@ -133,7 +135,7 @@ class Recording:
         return self.written[form]
 
     def _arguments(self, shape: Shape) -> tuple[Live, Context, Any]:
-        live, at = self._front(shape.clients), self.step.reshape(1)
+        (live, _), at = self._front(shape.clients), self.step.reshape(1)
         now = live.ctx._replace(step=self.step, key=self.keys[: shape.clients].index_select(1, at).squeeze(1))
         ids = self.ids[: shape.clients, :, : shape.width].index_select(1, at).squeeze(1)
         return live, now, make_batch(self.task, ids, self.widths[: shape.clients].index_select(1, at), now.key)
