@@ -152,9 +152,7 @@ class Recording:
         live, progress, loss = self._compute(shape, step_all)
         old, new = pytree.tree_leaves((live.progress, live.loss)), pytree.tree_leaves((progress, live.loss + loss))
         if shape.masked:
-            here = (
-                live.ctx.steps > self.step
-            )  # clients of an earlier round may stand behind the last of this one: nobody reads what becomes of them
+            here = live.ctx.steps > self.step  # behind the clients of this round may stand those of an earlier one, which nobody reads
             new = [torch.where(here.reshape(-1, *(1,) * (x.dim() - 1)), x, y) for x, y in zip(new, old, strict=True)]
         torch._foreach_copy_(old, new)
         self.step.add_(1)
