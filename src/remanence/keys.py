@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
+_GOLDEN_WORD, _MIX1_WORD, _MIX2_WORD = np.uint64(_GOLDEN), np.uint64(_MIX1), np.uint64(_MIX2)
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 def _signed(value: int) -> int:
@@ -35,9 +38,12 @@ def _hash(value: int) -> int:
 
 
 def _number(part: int | str) -> int:
-    if isinstance(part, str):
-        return int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "little")
-    return int(part) & _MASK
+    return _number_of_word(part) if isinstance(part, str) else int(part) & _MASK
+
+
+@lru_cache(maxsize=1024)  # the same few words, in every round
+def _number_of_word(word: str) -> int:
+    return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True)
@@ -61,13 +67,11 @@ class Key:
 
     def bits(self, count: int) -> np.ndarray:
         """`count` independent 64-bit words, the same as the tensor function `bits` gives."""
-        with np.errstate(over="ignore"):
-            words = np.uint64(self.value & _MASK) ^ _hash_array(np.arange(count, dtype=np.uint64))
-            return _hash_array(words)
+        return _hash_array(np.uint64(self.value & _MASK) ^ _hash_array(np.arange(count, dtype=np.uint64)))
 
     def permutation(self, count: int) -> np.ndarray:
         """A random order of 0 .. count-1."""
-        return np.argsort(self.bits(count), kind="stable")
+        return np.argsort(self.bits(count))  # the hash is one to one, so no two words are equal: every way of sorting gives this order
 
     def choice(self, count: int, size: int) -> np.ndarray:
         """`size` different numbers below `count`, in ascending order."""
@@ -104,16 +108,18 @@ def fold_each(key: Key | np.ndarray, *parts: int | str | np.ndarray) -> np.ndarr
 def permutations(key_values: np.ndarray, count: int) -> np.ndarray:
     """`Key.permutation` for many keys at once. uint64 [n] -> [n, count]"""
     words = _hash_array(key_values[:, None] ^ _hash_array(np.arange(count, dtype=np.uint64)))
-    return np.argsort(words, axis=1, kind="stable")
+    return np.argsort(words, axis=1)
 
 
 def _hash_array(values: np.ndarray) -> np.ndarray:
-    mixed: np.ndarray
-    with np.errstate(over="ignore"):
-        values = values + np.uint64(_GOLDEN)
-        values = (values ^ (values >> np.uint64(30))) * np.uint64(_MIX1)
-        values = (values ^ (values >> np.uint64(27))) * np.uint64(_MIX2)
-        mixed = values ^ (values >> np.uint64(31))
+    """`_hash` for arrays of at least one axis, which overflow without a word."""
+    first, second, third = _SHIFTS
+    mixed: np.ndarray = values + _GOLDEN_WORD
+    mixed ^= mixed >> first
+    mixed *= _MIX1_WORD
+    mixed ^= mixed >> second
+    mixed *= _MIX2_WORD
+    mixed ^= mixed >> third
     return mixed
 
 

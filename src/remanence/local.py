@@ -97,10 +97,8 @@ class Task:
         return {part: self.tensors(numbers) for part, numbers in self.method.hyper.items()}
 
     def tensors(self, numbers: dict[str, float]) -> dict[str, Tensor]:
-        """Numbers in the parameters' precision: float64 first, because torch.tensor(.1) alone is float32's .1 for ever."""
-        return {
-            name: torch.tensor(value, dtype=torch.float64).to(self.world.dtype).to(self.world.device) for name, value in numbers.items()
-        }
+        """Numbers in the parameters' precision; filled in on the device, because a copy to it would be waited for."""
+        return {name: torch.full((), value, dtype=self.world.dtype, device=self.world.device) for name, value in numbers.items()}
 
 
 class SplitRows(NamedTuple):

@@ -319,5 +319,5 @@ def weigh_locals(state: RunState, clients: np.ndarray, updates: dict[int, server
     used, shares = state.used_by(clients), np.zeros(len(clients))
     for number, update in updates.items():
         members = used == number
-        shares[members] = update.weights.numpy() * members.mean()
+        shares[members] = update.weights.cpu().numpy() * members.mean()
     return shares

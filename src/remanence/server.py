@@ -32,7 +32,7 @@ class Update:
 
     server: Server
     merged: Start  # after aggregation, before refinement; the server's model itself where nothing refines
-    weights: Tensor  # [k] float64, summing to 1
+    weights: Tensor  # [k] float64 on the device, summing to 1
 
 
 def found(task: Task) -> Server:
@@ -59,9 +59,10 @@ def update(task: Task, server: Server, replies: Reply, round: int, key: Key, rul
     def srv(slot: str) -> ServerContext:
         return _context(task, server.model, state, round, key.fold("server", slot))
 
-    weights = _normalise((method.one("weigh") or weigh_by_size)(replies, srv("weigh")))
-    combine = combine_of(method)
-    delta = combine.finish(_add_up(combine, weights.to(task.world.device), replies, srv("combine")), srv("combine"))
+    weigh, combine = method.one("weigh"), combine_of(method)
+    weights = _normalise(weigh_by_size(replies, srv("weigh")) if weigh is None else _check_weights(weigh(replies, srv("weigh"))))
+    weights = weights.to(task.world.device)
+    delta = combine.finish(_add_up(combine, weights, replies, srv("combine")), srv("combine"))
     apply_ = method.one("apply")
     params, changed = (apply_ or move)(server.model.params, delta, srv("apply"))
     if apply_ is not None:
@@ -73,7 +74,8 @@ def update(task: Task, server: Server, replies: Reply, round: int, key: Key, rul
         refined = refine(merged, server.model, replies, lent, srv("refine"))
     for absorb in method.many("absorb"):
         state[absorb.name] = absorb(replies, srv("absorb"))
-    if not bool(torch.stack([torch.isfinite(value).all() for value in refined.params.values()]).all()):  # one question to the device
+    numbers = torch.cat([value.reshape(-1) for value in refined.params.values()])
+    if not bool(torch.isfinite(numbers).all()):  # the first question to the device: up to here nobody waited for it
         raise Unusable("the new model holds NaN or infinity")
     return Update(Server(refined, state), merged, weights)
 
@@ -94,11 +96,17 @@ def _add_up(combine: Combine, weights: Tensor, replies: Reply, srv: ServerContex
     return combine.partial(weights, replies, srv)
 
 
-def _normalise(raw: Tensor) -> Tensor:
-    """Weights that sum to one. raw: [k] -> [k] float64 on the host"""
-    raw = raw.double().cpu()
-    if not bool(torch.isfinite(raw).all()) or bool((raw < 0).any()) or float(raw.sum()) <= 0:
+def _check_weights(raw: Tensor) -> Tensor:
+    """What a part made of the replies; at their own weights the gate has looked. raw: [k]"""
+    here = raw.double().cpu()
+    if not bool(torch.isfinite(here).all()) or bool((here < 0).any()) or float(here.sum()) <= 0:
         raise Unusable("the clients' weights are not numbers of at least 0 with a positive sum")
+    return raw
+
+
+def _normalise(raw: Tensor) -> Tensor:
+    """Weights that sum to one. raw: [k] -> [k] float64"""
+    raw = raw.double()
     return raw / raw.sum()
 
 

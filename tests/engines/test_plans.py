@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from remanence.data.batches import plan_batches, plan_many
-from remanence.keys import Key, fold_each, permutations
+from remanence.engines import common
+from remanence.keys import Key, fold_each, fold_in, permutations
+from remanence.rounds import first_state, make_job
+from remanence.trial import small_experiment
 
 
 @given(
@@ -43,3 +47,15 @@ def test_orders(count: int) -> None:
     each = [Key(1).fold(number) for number in range(3)]
     orders = permutations(np.array([key.value for key in each], dtype=np.uint64), count)
     assert orders.tolist() == [key.permutation(count).tolist() for key in each]
+
+
+def test_keys_of_a_phase_and_its_steps() -> None:
+    """What a stack folds on the host is what `loop` folds client by client."""
+    experiment = small_experiment("fedavg")
+    task, job = experiment.task, make_job(experiment, first_state(experiment), 1)
+    values = common.phase_keys(common.client_keys(job, job.clients), 1)
+    of_steps = fold_each(values[:, None], np.arange(4)).view(np.int64)
+    for place in range(len(job.clients)):
+        ctx = common.enter_phase(common.make_context(task, job, place), 1, 4)
+        assert int(ctx.key) == int(values.view(np.int64)[place])
+        assert fold_in(ctx.key, torch.arange(4)).tolist() == of_steps[place].tolist()

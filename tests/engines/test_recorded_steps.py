@@ -21,7 +21,6 @@ from remanence.engines.graphs import choose_sizes, round_up
 from remanence.engines.loop import Loop
 from remanence.engines.portions import Portion
 from remanence.engines.stacked import Stacked
-from remanence.engines.steps import Course
 from remanence.errors import RunFailed
 from remanence.experiment import Experiment
 from remanence.local import SplitRows
@@ -260,12 +259,21 @@ def test_sizes() -> None:
 
 
 def test_rooms_hold_real_rows_only() -> None:
-    """Three rows become four by repeating the client's first with weight 0; two steps of two become two of three."""
+    """Three rows become four by repeating the client's first with weight 0, whatever stood there before; no rows stay none."""
     rows = SplitRows(torch.tensor([[5, 6, 7]]), torch.ones(1, 3), torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0))
-    course = Course(torch.tensor([[[7, 5], [6, 6]]]), torch.tensor([[2, 1]]).numpy())
-    roomy, wide = graphs.fit_into_room(rows, course, width=3)
-    assert roomy.train.tolist() == [[5, 6, 7, 5]]
-    assert roomy.train_weight.tolist() == [[1, 1, 1, 0]]
-    assert roomy.valid.shape == (1, 0)
-    assert wide.ids.tolist() == [[[7, 5, 7], [6, 6, 6]]]
-    assert wide.widths.tolist() == [[2, 1]]
+    memory = SplitRows(torch.full((1, 4), 9), torch.full((1, 4), 9.0), torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0))
+    graphs.load_rows(memory, rows)
+    assert memory.train.tolist() == [[5, 6, 7, 5]]
+    assert memory.train_weight.tolist() == [[1, 1, 1, 0]]
+    assert memory.valid.shape == (1, 0)
+
+
+@pytest.mark.usefixtures("untraced")
+def test_a_narrower_batch_is_filled_up_with_a_row_of_its_client() -> None:
+    """Clients of 8 and of 7 rows, one after the other in the same memory, in one batch each."""
+    experiment = with_clients(small_experiment("fedavg", {"local.batch": 8, "local.epochs": 1, "data.partition": "iid"}), [8, 7])
+    engine = assert_recorded_equals_loop(experiment, stack=1)
+    assert len(engine.recordings) == 1
+    seen = engine.recordings[0].ids[0, 0].tolist()
+    assert sorted(seen[:7]) == sorted(experiment.task.population.at(0).train.of(1))
+    assert seen[7] == seen[0]

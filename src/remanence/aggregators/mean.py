@@ -24,7 +24,7 @@ def finish_sum(total: Tree, srv: ServerContext) -> Params:
 
 def move(params: Params, delta: Params, srv: ServerContext) -> tuple[Params, Tree]:
     """The step as it is: names that nobody sent stay where they are."""
-    return params | trees.axpy(1.0, delta, params), srv.state
+    return params | trees.add(delta, params), srv.state
 
 
 mean = Combine(partial_sum, finish_sum, in_pieces=True)

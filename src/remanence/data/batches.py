@@ -60,15 +60,14 @@ def plan_many(
     key_values: uint64 [k]; counts: [k] -> rows [k, most steps, widest batch], widths [k, most steps]. Beyond a width the step's first row stands again;
     beyond a client's last step rows are 0 and so is the width.
     """
-    totals = np.array([count_steps(int(count), batch, epochs, steps, drop_last) for count in counts])
-    widest = min(batch, int(counts.max()))
-    rows, widths = np.zeros((len(counts), totals.max(), widest), dtype=np.int64), np.zeros((len(counts), totals.max()), dtype=np.int64)
-    for count in np.unique(counts).tolist():
-        some = np.flatnonzero(counts == count)
-        total, wide = int(totals[some[0]]), min(batch, count)
+    totals = {count: count_steps(count, batch, epochs, steps, drop_last) for count in set(counts.tolist())}
+    most, widest = max(totals.values()), min(batch, max(totals))
+    rows, widths = np.zeros((len(counts), most, widest), dtype=np.int64), np.zeros((len(counts), most), dtype=np.int64)
+    for count, total in totals.items():
+        some, wide = np.flatnonzero(counts == count), min(batch, count)
         per_epoch = count // wide if drop_last else -(-count // wide)
         rounds = -(-total // per_epoch)
-        values = keys.fold_each(np.repeat(key_values[some], rounds), np.tile(np.arange(rounds), len(some)))
+        values = keys.fold_each(key_values[some, None], np.arange(rounds)).reshape(-1)
         orders = keys.permutations(values, count)[:, : per_epoch * wide]  # [clients * epochs, rows used]
         short = per_epoch * wide - orders.shape[1]
         if short:

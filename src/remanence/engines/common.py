@@ -21,23 +21,30 @@ from remanence.types import Accept, Context, Facts, Job, PairScores, Phase, Repl
 def make_context(task: Task, job: Job, place: int | Tensor) -> Context:
     """The context of one client of the cohort (an integer) or of a stack of them (a tensor of places)."""
     device = task.world.device
-    clients = torch.from_numpy(job.clients)[place]
-    client_keys = keys.fold_each(job.key.fold("client"), np.atleast_1d(clients.numpy()))
+    clients = job.clients[place if isinstance(place, int) else place.numpy()]
+    values = client_keys(job, np.atleast_1d(clients)).view(np.int64).reshape(clients.shape)
+    client, key = to_device(np.stack([clients, values]), device).unbind()
+    there = place if isinstance(place, int) else to_device(place.numpy(), device)
     return Context(
-        client=clients.to(device),
-        round=torch.tensor(job.round, device=device),
+        client=client,
+        round=torch.full((), job.round, dtype=torch.int64, device=device),
         start=job.start.take(place) if job.personal_start else job.start,
         shared=job.shared,
-        own=trees.take(job.own, place),
+        own=trees.take(job.own, there),
         memory={},
-        facts=Facts(*(fact[place] for fact in job.facts)),
-        step=torch.tensor(0, device=device),
-        steps=torch.zeros_like(clients).to(device),
+        facts=Facts(*(fact[there] for fact in job.facts)),
+        step=torch.zeros((), dtype=torch.int64, device=device),
+        steps=torch.zeros_like(client),
         hyper=task.number_tensors(),
         rule=task.tensors(job.rule),
-        key=torch.from_numpy(client_keys.view(np.int64)).reshape(clients.shape).to(device),
+        key=key,
         world=task.world,
     )
+
+
+def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
+    """Without waiting: the copy takes its turn behind what the device has still to do, and the host goes on."""
+    return torch.from_numpy(numbers).to(device, non_blocking=True)
 
 
 def at(ctx: Context, moment: str, steps: int | Tensor | None = None) -> Context:
@@ -50,6 +57,16 @@ def enter_phase(ctx: Context, number: int, steps: int | Tensor) -> Context:
     return ctx._replace(steps=torch.zeros_like(ctx.steps) + steps, key=keys.fold_in(keys.fold_in(ctx.key, "phase"), number))
 
 
+def client_keys(job: Job, clients: np.ndarray) -> np.ndarray:
+    """Each client's randomness in a round. -> uint64 [k]"""
+    return keys.fold_each(job.key.fold("client"), clients)
+
+
+def phase_keys(values: np.ndarray, number: int) -> np.ndarray:
+    """What `enter_phase` makes of the clients' keys. uint64 [k] -> uint64 [k]"""
+    return keys.fold_each(values, "phase", number)
+
+
 def plan_phase(task: Task, job: Job, client: int, number: int, phase: Phase) -> Plan:
     """The batches of one client in one phase: a function of keys and of how many rows it has, nothing else."""
     count = len(task.population.at(job.time_step).train.of(client))
@@ -57,11 +74,10 @@ def plan_phase(task: Task, job: Job, client: int, number: int, phase: Phase) -> 
     return plan_batches(key, count, task.batch, phase.epochs, phase.steps, task.drop_last)
 
 
-def plan_phases(task: Task, job: Job, clients: np.ndarray, number: int, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
-    """The plans of many clients as one: rows [k, steps, batch] and widths [k, steps], which are 0 where a client is done."""
+def plan_phases(task: Task, job: Job, clients: np.ndarray, values: np.ndarray, number: int, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
+    """The plans of many clients, by their keys, as one: rows [k, steps, batch] and widths [k, steps], which are 0 where a client is done."""
     counts = task.population.at(job.time_step).train.sizes[clients]
-    client_keys = keys.fold_each(keys.fold_each(job.key.fold("client"), clients), "plan", number)
-    return plan_many(client_keys, counts, task.batch, phase.epochs, phase.steps, task.drop_last)
+    return plan_many(keys.fold_each(values, "plan", number), counts, task.batch, phase.epochs, phase.steps, task.drop_last)
 
 
 def expected_steps(task: Task, job: Job) -> np.ndarray:
@@ -86,12 +102,12 @@ def make_reply(task: Task, job: Job, clients: np.ndarray, model: Start, extras: 
     """What k clients send back; all trees stacked."""
     sizes, device = task.population.at(job.time_step).train.sizes[clients], task.world.device
     return Reply(
-        client=torch.from_numpy(clients.astype(np.int64)).to(device),
+        client=to_device(clients.astype(np.int64), device),
         round=torch.full((len(clients),), job.round, dtype=torch.int64, device=device),
         params=trees.restrict(model.params, task.sent_names()),
         buffers=trees.restrict(model.buffers, task.sent_buffers()),
         extras=extras,
-        weight=torch.from_numpy(sizes.astype(np.float64)).to(device),
+        weight=to_device(sizes.astype(np.float64), device),
         own=own,
         loss=loss,
     )

@@ -11,6 +11,7 @@ the clients between one size and the next are computed and thrown away.
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from remanence import keys
+from remanence import trees
 from remanence.engines.compiled import trace_step
 from remanence.engines.convolutions import with_convolutions
 from remanence.engines.steps import Course, Live, StepAll, make_batch, map_step
@@ -45,16 +46,20 @@ class Shape(NamedTuple):
 class Recording:
     """The steps of one phase, with memory for so many clients; used round after round."""
 
-    def __init__(self, task: Task, phase: int, dims: Context, live: Live, course: Course, compile: bool):
+    def __init__(self, task: Task, phase: int, dims: Context, live: Live, course: Course, width: int, compile: bool):
         self.task, self.phase, self.dims, self.compile = task, phase, dims, compile
         self.cuda, self.mixes_rows = task.world.device.type == "cuda", task.model.mixes_rows
-        self.clients, self.batch = course.ids.shape[0], course.ids.shape[2]
-        self.form = _form(live, dims)
-        self.live: Live = pytree.tree_map_only(Tensor, lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device), live)
-        self.ids = torch.zeros_like(course.ids)
-        self.widths = torch.zeros(course.widths.shape, dtype=torch.int64, device=course.ids.device)
-        self.steps = torch.zeros(self.clients, dtype=torch.int64, device=course.ids.device)
-        self.keys = torch.zeros(course.widths.shape, dtype=torch.int64, device=course.ids.device)
+        self.clients, self.batch = len(course.ids), width
+        _, self.form = take_apart(live, dims)
+        roomy = SplitRows(*(x.new_empty(len(x), round_up(x.shape[1])) for x in live.rows))
+        self.live: Live = pytree.tree_map_only(
+            Tensor, lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device), live._replace(rows=roomy)
+        )
+        self.fronts: dict[int, tuple[Live, list[Tensor]]] = {}  # by number of clients; see _front
+        self.sizes = sorted(choose_sizes(self.clients, RATIO if self.cuda and not compile else RATIO_TRACED))
+        self.ids = course.ids.new_zeros(self.clients, round_up(course.ids.shape[1]), width)
+        self.told = course.ids.new_zeros(self.clients, 2, self.ids.shape[1])  # what comes from the host in one copy
+        self.widths, self.keys = self.told.unbind(dim=1)
         self.step = torch.zeros((), dtype=torch.int64, device=course.ids.device)
         self.mapped = map_step(task, dims)
         self.replays: dict[Shape, Callable[[], None]] = {}
@@ -62,11 +67,11 @@ class Recording:
         self.written: dict[tuple[int, int, bool], StepAll] = {}  # by clients, width, and whether it is compiled
         self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
 
-    def fits(self, phase: int, dims: Context, live: Live, course: Course) -> bool:
-        """Is there room for this stack, with everything else of the same form?"""
-        clients, steps, batch = course.ids.shape
-        room = clients <= self.clients and steps == self.ids.shape[1] and batch == self.batch
-        return room and (phase, dims) == (self.phase, self.dims) and _form(live, dims) == self.form
+    def fits(self, phase: int, dims: Context, live: Live, course: Course, width: int) -> bool:
+        """Is there room for this stack, with everything else of the same form? `width` is the batch of the whole experiment."""
+        clients, steps = course.widths.shape
+        room = clients <= self.clients and round_up(steps) == self.ids.shape[1] and width == self.batch
+        return room and (phase, dims) == (self.phase, self.dims) and take_apart(live, dims)[1] == self.form
 
     def run(self, live: Live, course: Course) -> tuple[Progress, Tensor]:
         """-> progress and summed loss of all clients"""
@@ -81,31 +86,35 @@ class Recording:
                     self.fused.add(shape)
         for shape in shapes:
             self.replays[shape]()
-        progress, loss = self._front(len(live.loss)).progress, self.live.loss[: len(live.loss)].clone()
-        return pytree.tree_map_only(Tensor, torch.clone, progress), loss
+        after, _ = self._front(len(live.loss))
+        return Progress(*(trees.clone(part) for part in after.progress)), after.loss.clone()
 
     def _load(self, live: Live, course: Course) -> None:
-        clients = len(live.loss)
-        copy_into(self._front(clients), live)
-        self.ids[:clients] = course.ids
-        widths = np.where(course.widths > 0, course.widths, self.batch)  # who is done still computes something finite
-        self.widths[:clients] = torch.from_numpy(widths).to(self.widths.device)
-        numbers = torch.arange(self.keys.shape[1], device=self.keys.device)
-        self.keys[:clients] = keys.fold_in(live.ctx.key[:, None], numbers)
-        self.steps.zero_()
-        self.steps[:clients] = torch.from_numpy(course.steps).to(self.steps.device)
+        clients, steps, batch = course.ids.shape
+        memory, tensors = self._front(clients)
+        torch._foreach_copy_(tensors, take_apart(live, self.dims)[0])
+        load_rows(memory.rows, live.rows)
+        self.ids[:clients, :steps, :batch] = course.ids
+        if batch < self.batch:
+            self.ids[:clients, :steps, batch:] = course.ids[:, :, :1]  # a row of the client itself
+        told = np.zeros((clients, *self.told.shape[1:]), dtype=np.int64)
+        told[:, 0, :steps] = np.where(course.widths > 0, course.widths, self.batch)  # who is done still computes something finite
+        told[:, 1, :steps] = course.keys
+        self.told[:clients].copy_(torch.from_numpy(told), non_blocking=True)
 
-    def _front(self, count: int) -> Live:
-        """The memory of the first clients."""
-        return self.live.cut(slice(0, count), self.dims)
+    def _front(self, count: int) -> tuple[Live, list[Tensor]]:
+        """The memory of the first clients, and its tensors in the order in which they are loaded."""
+        if count not in self.fronts:
+            front = self.live.cut(slice(0, count), self.dims)
+            self.fronts[count] = front, take_apart(front, self.dims)[0]
+        return self.fronts[count]
 
     def _shapes(self, course: Course) -> Iterator[Shape]:
         """One for each step of the phase; of few sizes, also where the number of clients changes from round to round."""
-        sizes = choose_sizes(self.clients, RATIO if self.cuda and not self.compile else RATIO_TRACED)
         for step, count in enumerate(course.live.tolist()):
             if count == 0:
                 return
-            size = min(size for size in sizes if size >= count)
+            size = self.sizes[bisect_left(self.sizes, count)]
             width = int(course.widths[:count, step].max()) if self.mixes_rows else self.batch
             yield Shape(size, width, masked=size > count)
 
@@ -126,7 +135,7 @@ class Recording:
         return self.written[form]
 
     def _arguments(self, shape: Shape) -> tuple[Live, Context, Any]:
-        live, at = self._front(shape.clients), self.step.reshape(1)
+        (live, _), at = self._front(shape.clients), self.step.reshape(1)
         now = live.ctx._replace(step=self.step, key=self.keys[: shape.clients].index_select(1, at).squeeze(1))
         ids = self.ids[: shape.clients, :, : shape.width].index_select(1, at).squeeze(1)
         return live, now, make_batch(self.task, ids, self.widths[: shape.clients].index_select(1, at), now.key)
@@ -143,7 +152,7 @@ class Recording:
         live, progress, loss = self._compute(shape, step_all)
         old, new = pytree.tree_leaves((live.progress, live.loss)), pytree.tree_leaves((progress, live.loss + loss))
         if shape.masked:
-            here = self.steps[: shape.clients] > self.step
+            here = live.ctx.steps > self.step  # behind the clients of this round may stand those of an earlier one, which nobody reads
             new = [torch.where(here.reshape(-1, *(1,) * (x.dim() - 1)), x, y) for x, y in zip(new, old, strict=True)]
         torch._foreach_copy_(old, new)
         self.step.add_(1)
@@ -165,33 +174,45 @@ def choose_sizes(clients: int, ratio: float = RATIO) -> list[int]:
     return sizes
 
 
-def fit_into_room(rows: SplitRows, course: Course, width: int) -> tuple[SplitRows, Course]:
-    """Lengths rounded up, so that cohorts of somewhat different sizes share a recording; `width` is the batch of the whole experiment."""
-    train, train_weight = _lengthen(rows.train, rows.train_weight, rows.train)
-    valid, valid_weight = _lengthen(rows.valid, rows.valid_weight, rows.train)
-    clients, steps, batch = course.ids.shape
-    ids = course.ids[:, :1, :1].expand(clients, round_up(steps), width).clone()  # padded with a row of the client itself
-    ids[:, :steps, :batch] = course.ids
-    ids[:, :steps, batch:] = course.ids[:, :, :1]
-    widths = np.zeros((clients, round_up(steps)), dtype=np.int64)
-    widths[:, :steps] = course.widths
-    return SplitRows(train, train_weight, valid, valid_weight), Course(ids, widths)
-
-
 def round_up(count: int) -> int:
     """The next power of two, so that few lengths occur; 0 stays."""
     return 1 << (count - 1).bit_length() if count else 0
 
 
-def _lengthen(ids: Tensor, weight: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    clients, count = ids.shape
-    more = round_up(count) - count
-    return torch.cat([ids, real[:, :1].expand(clients, more)], dim=1), torch.cat([weight, weight.new_zeros(clients, more)], dim=1)
+def take_apart(live: Live, dims: Context) -> tuple[list[Tensor], list[Any]]:
+    """-> the tensors of a stack but for its rows, and their form: names, shapes without the clients' axis, types
+
+    Lengths of rows are rounded up, so that cohorts of somewhat different sizes share a recording.
+    """
+    tensors: list[Tensor] = []
+    form: list[Any] = [round_up(ids.shape[1]) for ids in (live.rows.train, live.rows.valid)]
+
+    def walk(value: Any, dim: Any) -> None:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            form.append((value.shape if dim is None else value.shape[1:], value.dtype))
+        elif isinstance(value, dict):
+            form.append(tuple(value))
+            for item in value.values():
+                walk(item, dim)
+        elif isinstance(value, tuple):
+            for item, each in zip(value, dim if isinstance(dim, tuple) else (dim,) * len(value), strict=True):
+                walk(item, each)
+        else:
+            form.append(value)
+
+    walk(live.ctx, dims)
+    walk((live.progress, live.fixed, live.loss), 0)
+    return tensors, form
 
 
-def _form(live: Live, dims: Context) -> Any:
-    """Names, shapes without the clients' axis, and types."""
-    return kinds_of(live.cut(slice(0, 1), dims))
+def load_rows(memory: SplitRows, rows: SplitRows) -> None:
+    """Into memory that may be longer: it is filled up with a row of the client itself, which weighs nothing."""
+    for ids, weight, some, their_weight in ((*memory[:2], *rows[:2]), (*memory[2:], *rows[2:])):
+        count = some.shape[1]
+        ids[:, :count], weight[:, :count] = some, their_weight
+        if count < ids.shape[1]:
+            ids[:, count:], weight[:, count:] = rows.train[:, :1], 0
 
 
 def kinds_of(tree: Any) -> Any:

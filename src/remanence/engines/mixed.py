@@ -51,7 +51,7 @@ class Mixed(Stacked):
             places[client] = place[course.ids[client]]
         short = live._replace(progress=live.progress._replace(buffers=split.rear_of(buffers)), fixed=split.rear_of(live.fixed))
         behind = replace(task, model=split.rear, train=own)
-        progress, loss = self._take_here(behind, number, dims, short, Course(places, course.widths))
+        progress, loss = self._take_here(behind, number, dims, short, course._replace(ids=places))
         return progress._replace(buffers=buffers | progress.buffers), loss
 
     def _take_here(self, task: Task, number: int, dims: Context, live: Live, course: Course) -> tuple[Progress, Tensor]:

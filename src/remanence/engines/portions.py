@@ -39,10 +39,8 @@ class Portion(NamedTuple):
     work: Work
     places: np.ndarray  # in the cohort
     seats: np.ndarray  # where in the stack each of them stands
-
-    @property
-    def clients(self) -> np.ndarray:
-        return np.asarray(self.work.job.clients[self.places])
+    clients: np.ndarray
+    keys: np.ndarray  # uint64: their randomness in this round
 
 
 def line_up(works: Sequence[Work]) -> np.ndarray:
@@ -59,7 +57,8 @@ def divide(works: Sequence[Work], members: np.ndarray) -> list[Portion]:
     for number, work in enumerate(works):
         seats = np.flatnonzero(members[:, 0] == number)
         if len(seats):
-            portions.append(Portion(work, members[seats, 1], seats))
+            clients = work.job.clients[members[seats, 1]]
+            portions.append(Portion(work, members[seats, 1], seats, clients, common.client_keys(work.job, clients)))
     return portions
 
 
@@ -101,12 +100,12 @@ def pad_rows(parts: Sequence[np.ndarray], filler: int, device: torch.device, dty
     for row, part in zip(ids, parts, strict=True):
         row[: len(part)] = part
     weight = np.arange(ids.shape[1]) < sizes[:, None]
-    return torch.from_numpy(ids).to(device), torch.from_numpy(weight).to(device, dtype)
+    return common.to_device(ids, device), common.to_device(weight, device).to(dtype)
 
 
 def plan(portions: Sequence[Portion], number: int, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
     """The batches of all clients in one phase: rows [k, steps, batch] and widths [k, steps], which are 0 where a client is done."""
-    plans = [common.plan_phases(p.work.task, p.work.job, p.clients, number, phase) for p in portions]
+    plans = [common.plan_phases(p.work.task, p.work.job, p.clients, p.keys, number, phase) for p in portions]
     if len(plans) == 1:
         return plans[0]
     count = sum(len(p.places) for p in portions)
@@ -119,6 +118,14 @@ def plan(portions: Sequence[Portion], number: int, phase: Phase) -> tuple[np.nda
         places[p.seats] = mine
         widths[p.seats, : wide.shape[1]] = wide
     return places, widths
+
+
+def phase_keys(portions: Sequence[Portion], number: int) -> np.ndarray:
+    """Every client's randomness in one phase. -> uint64 [k]"""
+    values = np.empty(sum(len(p.places) for p in portions), dtype=np.uint64)
+    for p in portions:
+        values[p.seats] = common.phase_keys(p.keys, number)
+    return values
 
 
 def make_replies(portions: Sequence[Portion], model: Start, extras: Tree, own: Tree, loss: Tensor) -> list[Reply]:

@@ -18,11 +18,11 @@ from torch.func import vmap
 from remanence import trees
 from remanence.data.batches import plan_batches
 from remanence.engines import common
-from remanence.engines.graphs import Recording, fit_into_room
-from remanence.engines.portions import Portion, Work, divide, line_up, make_context, make_replies, pad_rows, plan, rows_of
+from remanence.engines.graphs import Recording
+from remanence.engines.portions import Portion, Work, divide, line_up, make_context, make_replies, pad_rows, phase_keys, plan, rows_of
 from remanence.engines.steps import Course, Live, context_dims, run_eagerly
 from remanence.errors import InputError, RunFailed, first_line
-from remanence.keys import Key
+from remanence.keys import Key, fold_each
 from remanence.local import Progress, SplitRows, Task, begin, differentiate_functional, finish, first_progress, judge_models, keep_or_revert
 from remanence.trees import Params, Tree
 from remanence.types import Context, Job, PairScores, Phase, Reply, Scores, Start
@@ -46,6 +46,7 @@ class Stacked:
         self.steps = ("graph" if task.world.device.type == "cuda" else "eager") if steps == "auto" else steps
         self.fallback = ""  # why steps are no longer recorded
         self.recordings: list[Recording] = []  # the one used last stands last
+        self.keeps_slots = bool(task.optimiser.init(task.model.initial.params))  # else there is nothing to map, and mapping is not free
         refuse_padded_batch_norm(task)
         refuse_unstackable(task)
 
@@ -92,9 +93,10 @@ class Stacked:
             ctx, dims = ctx._replace(start=model), dims._replace(start=context_dims(True).start)
         ctx = ctx._replace(own=own)
         for number, phase in enumerate(common.phases_of(task, job)):
-            course = self._plan(portions, number, phase, rows)
-            steps = torch.from_numpy(course.steps).to(device)
-            now, old = common.enter_phase(ctx, number, steps), model
+            drawn_from = phase_keys(portions, number)
+            course = self._plan(portions, number, phase, rows, drawn_from)
+            steps, key = common.to_device(np.stack([course.steps, drawn_from.view(np.int64)]), device).unbind()
+            now, old = ctx._replace(steps=steps, key=key), model
             model, memory, summed = self._train_phase(model, now, dims, number, course, rows)
             ctx, losses = ctx._replace(memory=memory), summed / steps
             total += course.steps
@@ -116,11 +118,12 @@ class Stacked:
             ctx = ctx._replace(start=Start(trees.expand(ctx.start.params, len(ctx.client)), ctx.start.buffers))
         return start(rows, ctx)
 
-    def _plan(self, portions: Sequence[Portion], number: int, phase: Phase, rows: SplitRows) -> Course:
-        """The batches of all clients in one phase, as numbers of examples on the device."""
+    def _plan(self, portions: Sequence[Portion], number: int, phase: Phase, rows: SplitRows, drawn_from: np.ndarray) -> Course:
+        """The batches of all clients in one phase, as numbers of examples on the device. drawn_from: the clients' keys in this phase"""
         places, widths = plan(portions, number, phase)  # [k, steps, batch], [k, steps]
-        flat = torch.from_numpy(places).to(rows.train.device).reshape(len(places), -1)
-        return Course(torch.gather(rows.train, 1, flat).reshape(places.shape), widths)
+        ids = torch.gather(rows.train, 1, common.to_device(places.reshape(len(places), -1), rows.train.device))
+        step_keys = fold_each(drawn_from[:, None], np.arange(widths.shape[1]))
+        return Course(ids.reshape(places.shape), widths, step_keys.view(np.int64))
 
     def _train_phase(
         self, model: Start, ctx: Context, dims: Context, number: int, course: Course, rows: SplitRows
@@ -133,7 +136,7 @@ class Stacked:
             start_all = vmap(partial(first_progress, task, differentiate_functional), in_dims=(0, 0, 0, 0, dims))
             first = start_all(params, fixed, model.buffers, rows, ctx)
         else:
-            first = Progress(params, model.buffers, vmap(task.optimiser.init)(params), {})
+            first = Progress(params, model.buffers, vmap(task.optimiser.init)(params) if self.keeps_slots else {}, {})
         live = Live(first, fixed, torch.zeros(len(course.ids), dtype=task.world.dtype, device=task.world.device), rows, ctx)
         progress, loss = self._take_steps(task, number, dims, live, course)
         whole = {**fixed, **progress.params}
@@ -143,10 +146,8 @@ class Stacked:
         """Recorded where that is asked for and possible, else plainly; once it proved impossible, plainly for good."""
         if self.steps != "eager":
             widest = max(min(task.batch, task.population.capacity), course.ids.shape[2])  # another run's clients may have more rows
-            rows, wide = fit_into_room(live.rows, course, widest)
-            roomy = live._replace(rows=rows)
             try:
-                return self._find_recording(task, number, dims, roomy, wide).run(roomy, wide)
+                return self._find_recording(task, number, dims, live, course, widest).run(live, course)
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
@@ -155,11 +156,11 @@ class Stacked:
         clone = live.progress._replace(params=trees.clone(live.progress.params))  # a stack cut from one model shares its memory
         return run_eagerly(task, dims, live._replace(progress=clone), course)
 
-    def _find_recording(self, task: Task, number: int, dims: Context, live: Live, course: Course) -> Recording:
+    def _find_recording(self, task: Task, number: int, dims: Context, live: Live, course: Course, widest: int) -> Recording:
         """The one that fits, or a new one in place of that which was not used for longest."""
-        found = next((known for known in self.recordings if known.fits(number, dims, live, course)), None)
+        found = next((known for known in self.recordings if known.fits(number, dims, live, course, widest)), None)
         if found is None:
-            found = Recording(task, number, dims, live, course, compile=self.steps == "compiled")
+            found = Recording(task, number, dims, live, course, widest, compile=self.steps == "compiled")
         self.recordings = [*(known for known in self.recordings if known is not found), found][-RECORDINGS:]
         return found
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from remanence import keys, trees
+from remanence import trees
 from remanence.local import Progress, SplitRows, Task, differentiate_functional, take_step
 from remanence.trees import Params
 from remanence.types import Batch, Context, Start
@@ -40,10 +40,11 @@ class Live(NamedTuple):
 
 
 class Course(NamedTuple):
-    """Which rows the clients of a stack see in each step of a phase; the client with most steps stands first."""
+    """Which rows the clients of a stack see in each step of a phase, and what they draw from; the client with most steps stands first."""
 
     ids: Tensor  # [k, steps, batch]; beyond a width, a real row again
     widths: np.ndarray  # [k, steps] how many of them count; 0 where a client is done
+    keys: np.ndarray  # [k, steps] int64
 
     @property
     def steps(self) -> np.ndarray:
@@ -72,14 +73,15 @@ def make_batch(task: Task, ids: Tensor, widths: Tensor, key: Tensor) -> Batch:
 def run_eagerly(task: Task, dims: Context, live: Live, course: Course) -> tuple[Progress, Tensor]:
     """Step by step, the stack shrinking as clients end. -> progress and summed loss of all of them, in their order"""
     step_all, device = map_step(task, dims), course.ids.device
-    widths, numbers = torch.from_numpy(course.widths).to(device), torch.arange(course.widths.shape[1], device=device)
+    widths, step_keys = (torch.from_numpy(each).to(device) for each in (course.widths, course.keys))
+    numbers = torch.arange(course.widths.shape[1], device=device)
     done: list[Live] = []
     for step, count in enumerate(course.live.tolist()):
         if count < len(live.loss):
             done.append(live.cut(slice(count, None), dims))
             live = live.cut(slice(0, count), dims)
         width = int(course.widths[:count, step].max())
-        now = live.ctx._replace(step=numbers[step], key=keys.fold_in(live.ctx.key, step))
+        now = live.ctx._replace(step=numbers[step], key=step_keys[:count, step])
         batch = make_batch(task, course.ids[:count, step, :width], widths[:count, step, None], now.key)
         progress, loss = step_all(live.progress, live.fixed, batch, live.rows, now)
         live = live._replace(progress=progress, loss=live.loss + loss)
