@@ -40,9 +40,7 @@ class Mixed(Stacked):
         """The steps of the rear, on what every client's own front makes of its rows."""
         buffers, clients = live.progress.buffers, len(live.loss)
         models = Start({**live.fixed, **live.progress.params}, buffers)
-        seen = torch.cat(
-            [split.look_at(models.take(client), task.train, live.rows.train[client], self.one_by_one.lay_out) for client in range(clients)]
-        )
+        seen = torch.cat([split.look_at(models.take(client), task.train, live.rows.train[client]) for client in range(clients)])
         own = Examples(seen, task.train.labels(live.rows.train.reshape(-1)), None, None, task.train.dtype)  # [clients * rows, ...]
         place = torch.empty(len(task.train.y), dtype=torch.int64)  # never read at other rows
         places = torch.empty_like(course.ids)
