@@ -89,7 +89,7 @@ class Model:
     @property
     def mixes_rows(self) -> bool:
         """Does a row's output in training depend on the other rows of its batch? With batch norm it does, unless it is frozen."""
-        return any(_mixes_rows(module) for module in self.trainer.modules())
+        return any(mixes_rows(module) for module in self.trainer.modules())
 
     @property
     def has_convolutions(self) -> bool:
@@ -273,7 +273,8 @@ def _lower_precision(lower: torch.dtype, _: nn.Module, inputs: tuple[Tensor, ...
     return answer.to(lower)
 
 
-def _mixes_rows(layer: nn.Module) -> bool:
+def mixes_rows(layer: nn.Module) -> bool:
+    """Does what this layer makes of a row depend on the other rows, or on how many batches it has seen?"""
     if isinstance(layer, BatchNorms):
         return layer.training or not layer.track_running_stats
     return isinstance(layer, InstanceNorms) and layer.training and layer.track_running_stats

@@ -106,10 +106,10 @@ def test_a_tensor_at_two_places_is_told_apart() -> None:
 
 
 def test_only_what_is_read_is_asked_for() -> None:
-    """Of all arguments FedAvg with Adam reads 6 parameters, 3 slots, inputs, labels, weights, and lr, beta1, beta2, eps: rows of other clients fit, too."""
+    """Of all arguments FedAvg with Adam reads 6 parameters, 4 slots, inputs, labels, weights, and lr, beta1, beta2, eps: rows of other clients fit, too."""
     task, arguments, _ = one_step()
     written = TracedStep(partial(take_step, task, differentiate_functional), arguments)
-    assert len(written.places) == 6 + 3 + 3 + 4
+    assert len(written.places) == 6 + 4 + 3 + 4
     progress, fixed, batch, rows, ctx = arguments
     assert written.fits((progress, fixed, batch, rows._replace(train=rows.train[:1]), ctx))
     assert not written.fits((progress, fixed, batch._replace(x=batch.x[:1]), rows, ctx))

@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from remanence.engines import pooling
 from remanence.engines.steps import StepAll
 from remanence.local import Progress, SplitRows
 from remanence.trees import Params
@@ -41,7 +42,7 @@ class TracedStep:
             return answer
 
         # one tensor may stand at two places, as parameters do before the first step: told apart, or the wrong one would be read later
-        graph = make_fx(flat_step)(*(leaves[place].detach() for place in places))
+        graph = make_fx(flat_step, pooling.gradients() if compile else None)(*(leaves[place].detach() for place in places))
         self.places = [place for place, used in zip(places, drop_unused(graph), strict=True) if used]
         self.kinds = [_kind(leaves[place]) for place in self.places]
         self.form, self.answer_form = form, answer_form[0]

@@ -6,7 +6,7 @@ first layer that is trained (or that draws or mixes rows), and the phase trains 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -40,15 +40,15 @@ class Split(NamedTuple):
         """What the front makes of some rows."""
         return self.front.judge_rows(Start(*(restrict_to(self.front.judge, tree) for tree in model)), x).logits
 
-    def look_at(self, model: Start, examples: Examples, ids: Tensor, lay_out: Callable[[Tensor], Tensor]) -> Tensor:
+    def look_at(self, model: Start, examples: Examples, ids: Tensor) -> Tensor:
         """What the front makes of many rows, a part at a time. ids: [n] -> [n, ...]"""
-        return torch.cat([self.look(model, lay_out(examples.inputs(part))) for part in torch.split(ids, ROWS)])
+        return torch.cat([self.look(model, examples.inputs(part)) for part in torch.split(ids, ROWS)])
 
-    def start_behind(self, task: Task, model: Start, ids: Tensor, lay_out: Callable[[Tensor], Tensor]) -> Task:
+    def start_behind(self, task: Task, model: Start, ids: Tensor) -> Task:
         """The task of training the rear alone on these rows, which the front of `model` has seen. ids: [n], each row once"""
         place = torch.empty(len(task.train.y), dtype=torch.int64, device=ids.device)  # never read at other rows
         place[ids] = torch.arange(len(ids), device=ids.device)
-        seen = Examples(self.look_at(model, task.train, ids, lay_out), task.train.y, None, None, task.train.dtype, (), place)
+        seen = Examples(self.look_at(model, task.train, ids), task.train.y, None, None, task.train.dtype, (), place)
         return replace(task, model=self.rear, train=seen)
 
 

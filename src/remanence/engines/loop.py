@@ -15,6 +15,8 @@ from remanence.local import Progress, SplitRows, Task, begin, differentiate_plai
 from remanence.trees import Params, Tree
 from remanence.types import Batch, Context, Job, PairScores, Phase, Reply, Scores, Start
 
+FETCHED = 2**22  # bytes of the batches that are fetched together
+
 
 class Loop:
     """`channels_last` lays images out as convolutions on a CPU like them; it changes no result beyond rounding."""
@@ -23,6 +25,7 @@ class Loop:
 
     def __init__(self, task: Task, channels_last: bool = False):
         self.task, self.channels_last = task, channels_last
+        self.judging = task  # the same, for looking at rows without training
 
     def train(self, job: Job) -> Iterator[Reply]:
         for place in range(len(job.clients)):
@@ -43,7 +46,7 @@ class Loop:
             total += len(plan.widths)
             if phase.accept is not None:
                 accept = common.scoped_accept(task, phase)
-                model = keep_or_revert(task, differentiate_plain, accept, rows, old, model, common.at(now, "accept"))
+                model = keep_or_revert(self.judging, differentiate_plain, accept, rows, old, model, common.at(now, "accept"))
         own, extras = finish(task, differentiate_plain, rows, model, extras, kept, common.at(ctx, "after", total))
         return common.make_reply(task, job, np.array([client]), *_stack_of_one(model, extras, own, losses.mean()))
 
@@ -72,13 +75,17 @@ class Loop:
         return progress, losses
 
     def see_batches(self, task: Task, ctx: Context, ids: Tensor, widths: np.ndarray) -> Iterator[tuple[Batch, Tensor, Tensor]]:
-        """The batch, the number and the key of every step."""
+        """The batch, the number and the key of every step; the rows of some steps are fetched together, which is faster."""
         numbers = torch.arange(len(ids), device=ids.device)
         step_keys, ones = keys.fold_in(ctx.key, numbers), torch.ones(ids.shape[1], dtype=task.world.dtype, device=ids.device)
-        for step, width in enumerate(widths.tolist()):
-            key, chosen = step_keys[step], ids[step, :width]
-            batch = Batch(self.lay_out(task.train.augmented(chosen, key)), task.train.labels(chosen), ones[:width], chosen)
-            yield batch, numbers[step], key
+        together = max(1, FETCHED // (ids.shape[1] * task.train.x[0].numel() * ones.element_size()))
+        for first in range(0, len(ids), together):
+            some = slice(first, first + together)
+            rows = self.lay_out(task.train.augmented(ids[some], step_keys[some]).flatten(0, 1))  # [steps * batch, ...]
+            x, y = rows.reshape(*ids[some].shape, *rows.shape[1:]), task.train.labels(ids[some])
+            for place, width in enumerate(widths[some].tolist()):
+                batch = Batch(x[place, :width], y[place, :width], ones[:width], ids[first + place, :width])
+                yield batch, numbers[first + place], step_keys[first + place]
 
     def lay_out(self, x: Tensor) -> Tensor:
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
@@ -101,27 +108,23 @@ class Loop:
         many = len(next(iter(models.params.values())))
         tally = common.Tally(many, count, self.task.world.classes, ids.device)
         singles = [models.take(number) for number in range(many)]
-        if self.channels_last:
-            singles = [Start(_channels_last(model.params), model.buffers) for model in singles]
         for part, group in zip(torch.split(ids, common.CACHED_ROWS), torch.split(groups, common.CACHED_ROWS), strict=True):
-            x, y = self.lay_out(examples.inputs(part)), examples.labels(part)
+            x, y = examples.inputs(part), examples.labels(part)
             for number, model in enumerate(singles):
-                tally.add(number, self.task.model.judge_rows(model, x).logits.unsqueeze(0), y, group)
+                tally.add(number, self.judging.model.judge_rows(model, x).logits.unsqueeze(0), y, group)
         return tally.scores()
 
     @torch.no_grad()
     def score_pairs(
         self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int = 0, verdicts: bool = False
     ) -> PairScores:
-        task, examples = self.task, common.examples_of(self.task, split)
+        task, examples = self.judging, common.examples_of(self.task, split)
         rows, device = common.split_rows(task, split, time_step), task.world.device
         tally = common.PairTally(len(which), task.world.classes, device, verdicts)
         for pair, (number, owner) in enumerate(zip(which.tolist(), owners.tolist(), strict=True)):
             model = models.take(number)
-            if self.channels_last:
-                model = Start(_channels_last(model.params), model.buffers)
             for ids in torch.split(torch.from_numpy(rows.of(owner)).to(device), common.CACHED_ROWS):
-                logits = task.model.judge_rows(model, self.lay_out(examples.inputs(ids))).logits
+                logits = task.model.judge_rows(model, examples.inputs(ids)).logits
                 tally.add(torch.full_like(ids, pair), logits, examples.labels(ids), ids)
         return tally.scores()
 

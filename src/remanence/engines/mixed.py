@@ -8,6 +8,7 @@ convolutions, by all clients at once.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +18,10 @@ from remanence import trees
 from remanence.data.batches import Examples
 from remanence.engines.fronts import Split
 from remanence.engines.stacked import Stacked
-from remanence.engines.steps import Course, Live
+from remanence.engines.steps import Course, Live, cut, cut_where
 from remanence.engines.tuned_loop import ROOM, TunedLoop
-from remanence.local import Progress, Task
-from remanence.types import Context, Start
+from remanence.local import Progress, SplitRows, Task, differentiate_plain, keep_or_revert
+from remanence.types import Accept, Context, Start
 
 
 class Mixed(Stacked):
@@ -40,9 +41,7 @@ class Mixed(Stacked):
         """The steps of the rear, on what every client's own front makes of its rows."""
         buffers, clients = live.progress.buffers, len(live.loss)
         models = Start({**live.fixed, **live.progress.params}, buffers)
-        seen = torch.cat(
-            [split.look_at(models.take(client), task.train, live.rows.train[client], self.one_by_one.lay_out) for client in range(clients)]
-        )
+        seen = torch.cat([split.look_at(models.take(client), task.train, live.rows.train[client]) for client in range(clients)])
         own = Examples(seen, task.train.labels(live.rows.train.reshape(-1)), None, None, task.train.dtype)  # [clients * rows, ...]
         place = torch.empty(len(task.train.y), dtype=torch.int64)  # never read at other rows
         places = torch.empty_like(course.ids)
@@ -60,6 +59,13 @@ class Mixed(Stacked):
         for known in self.recordings:
             known.task = task if known.phase == number else known.task  # the same steps, on the rows of this stack
         return super()._take_steps(task, number, dims, live, course)
+
+    def _keep_or_revert(self, accept: Accept, rows: SplitRows, old: Start, new: Start, ctx: Context, dims: Context) -> Start:
+        if not self.task.model.has_convolutions:
+            return super()._keep_or_revert(accept, rows, old, new, ctx, dims)
+        decide = partial(keep_or_revert, self.one_by_one.judging, differentiate_plain, accept)
+        clients = range(len(ctx.client))
+        return Start.stack([decide(cut(rows, one), old.take(one), new.take(one), cut_where(ctx, dims, one)) for one in clients])
 
     def _take_one_by_one(self, task: Task, dims: Context, live: Live, course: Course) -> tuple[Progress, Tensor]:
         ends, losses = [], []

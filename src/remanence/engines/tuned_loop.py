@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from remanence.engines.compiled import Arguments, TracedStep
 from remanence.engines.fronts import Split, find_split
+from remanence.engines.judges import quicken
 from remanence.engines.loop import Loop
 from remanence.errors import first_line
 from remanence.local import Progress, SplitRows, Task, differentiate_functional, take_step
@@ -34,6 +36,7 @@ class TunedLoop(Loop):
     def __init__(self, task: Task, steps: str = "eager"):
         super().__init__(task, channels_last=task.world.device.type == "cpu")
         self.steps = "eager" if steps == "auto" else steps
+        self.judging = replace(task, model=quicken(task.model, self.steps == "compiled"))
         self.fallback = ""  # why steps are no longer written down
         self.splits: dict[tuple[str, ...], Split | None] = {}  # by what is trained
         self.traced: dict[tuple[str, ...], list[TracedStep]] = {}
@@ -41,7 +44,8 @@ class TunedLoop(Loop):
     def find_split(self, trained: tuple[str, ...]) -> Split | None:
         """Where the network can be cut in a phase that trains these parameters."""
         if trained not in self.splits:
-            self.splits[trained] = find_split(self.task, trained)
+            split = find_split(self.task, trained)
+            self.splits[trained] = split and split._replace(front=quicken(split.front, self.steps == "compiled"))
         return self.splits[trained]
 
     def take_steps(
@@ -51,7 +55,7 @@ class TunedLoop(Loop):
         if split is None or split.width * len(seen) > ROOM:
             return self.step_through(task, progress, fixed, ctx, rows, ids, widths)
         buffers = progress.buffers
-        behind = split.start_behind(task, Start({**fixed, **progress.params}, buffers), seen, self.lay_out)
+        behind = split.start_behind(task, Start({**fixed, **progress.params}, buffers), seen)
         short = progress._replace(buffers=split.rear_of(buffers))
         after, losses = self.step_through(behind, short, split.rear_of(fixed), ctx, rows, ids, widths)
         return after._replace(buffers=buffers | after.buffers), losses

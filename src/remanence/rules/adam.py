@@ -29,7 +29,8 @@ def _adam(name: str, lr: float, beta1: float, beta2: float, eps: float, weight_d
 
     def init(params: Params) -> Tree:
         zeros = torch.zeros_like(flatten(params))
-        return {"first": zeros, "second": zeros.clone(), "count": zeros[0].clone()}
+        one = torch.ones_like(zeros[0])
+        return {"first": zeros, "second": zeros.clone(), "beta1_power": one, "beta2_power": one.clone()}
 
     def step(params: Params, grads: Params, slots: Tree, ctx: Context) -> tuple[Params, Tree]:
         rule = ctx.rule
@@ -39,13 +40,14 @@ def _adam(name: str, lr: float, beta1: float, beta2: float, eps: float, weight_d
                 w = w * (1 - rule["lr"] * rule["weight_decay"])
             else:
                 g = rule["weight_decay"] * w + g
-        count = slots["count"] + 1
+        # multiplied from step to step: of a power of the number of steps, the compiler makes one for every few parameters
+        beta1_power, beta2_power = slots["beta1_power"] * rule["beta1"], slots["beta2_power"] * rule["beta2"]
         first = torch.lerp(slots["first"], g, 1 - rule["beta1"])
         second = torch.lerp(slots["second"], g * g, 1 - rule["beta2"])
-        correction = torch.sqrt(1 - rule["beta2"] ** count)  # on the step and on eps: two numbers, instead of on all of `second`
-        size = rule["lr"] * correction / (1 - rule["beta1"] ** count)
+        correction = torch.sqrt(1 - beta2_power)  # on the step and on eps: two numbers, instead of on all of `second`
+        size = rule["lr"] * correction / (1 - beta1_power)
         w = torch.addcdiv(w, -size * first, torch.sqrt(second) + rule["eps"] * correction)
-        return unflatten(w, params), {"first": first, "second": second, "count": count}
+        return unflatten(w, params), {"first": first, "second": second, "beta1_power": beta1_power, "beta2_power": beta2_power}
 
     numbers = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
     return Optimiser(name, numbers, init, step)

@@ -1,0 +1,66 @@
+"""A network in evaluation mode as fast as one core makes it: images channels-last; where steps are compiled, it is, too, for pieces that fit the cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from remanence.engines.compiled import compiler_options
+from remanence.model import Model, mixes_rows
+from remanence.types import Output, Start
+
+ROWS = 50  # rows of a compiled piece; what is missing from the last one repeats a row
+
+
+@dataclass(frozen=True)
+class QuickModel(Model):
+    """The same network. Where it cannot be compiled, it is called as it is."""
+
+    compiled: bool = False
+    written: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)  # by the form of a row; None: cannot be
+
+    def judge_rows(self, model: Start, x: Tensor) -> Output:
+        form = (x.shape[1:], x.dtype)
+        if self.compiled and len(x) and self.written.get(form, self) is not None:
+            try:
+                return self._judge_in_pieces(form, model, x)
+            except Exception:  # the compiler may fail in any way, and the network is a user's
+                self.written[form] = None
+        return super().judge_rows(Start({name: lay_out(value) for name, value in model.params.items()}, model.buffers), lay_out(x))
+
+    def _judge_in_pieces(self, form: Any, model: Start, x: Tensor) -> Output:
+        values = [*model.params.values(), *model.buffers.values()]
+        short = -len(x) % ROWS
+        whole = torch.cat([x, x[:1].expand(short, *x.shape[1:])]) if short else x
+        if form not in self.written:
+            self.written[form] = self._write_down(model, values, whole[:ROWS])
+        pieces = [self.written[form](*values, piece) for piece in torch.split(whole, ROWS)]
+        logits, features = (torch.cat(parts)[: len(x)] for parts in zip(*pieces, strict=True))
+        return Output(logits, features)
+
+    def _write_down(self, model: Start, values: list[Tensor], piece: Tensor) -> Any:
+        judge = super().judge_rows
+
+        def flat(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+            params = dict(zip(model.params, tensors, strict=False))
+            buffers = dict(zip(model.buffers, tensors[len(params) :], strict=False))
+            return tuple(judge(Start(params, buffers), lay_out(tensors[-1])))  # type: ignore[return-value]
+
+        graph = make_fx(flat)(*(value.detach() for value in values), piece)
+        return torch.compile(graph, dynamic=False, options=compiler_options())
+
+
+def quicken(model: Model, compiled: bool) -> Model:
+    """`compiled` is not for networks whose rows influence each other: they must not be cut into pieces."""
+    if any(mixes_rows(layer) for layer in model.judge.modules()):
+        compiled = False
+    return QuickModel(**{each.name: getattr(model, each.name) for each in fields(Model)}, compiled=compiled)
+
+
+def lay_out(x: Tensor) -> Tensor:
+    """Images, and the weights they are convolved with, as convolutions on a CPU like them."""
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
