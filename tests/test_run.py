@@ -14,8 +14,10 @@ import torch
 from remanence import trees
 from remanence.config import Spec, make_spec
 from remanence.engines.choose import make_engine
+from remanence.engines.graphs import Recording
 from remanence.errors import InputError
 from remanence.experiment import Experiment, build
+from remanence.progress import Lines
 from remanence.record import Recorder
 from remanence.results import METRICS, SPEC, load
 from remanence.rounds import first_state, play_round, start_run
@@ -177,6 +179,23 @@ def test_the_same_seed_gives_the_same_run_and_methods_share_their_draws(tmp_path
         key = Key(0).fold("round", round)
         np.testing.assert_array_equal(a.cohort(round, key), b.cohort(round, key))
     np.testing.assert_array_equal(a.task.population.at(0).train.ids, b.task.population.at(0).train.ids)
+
+
+def test_an_engine_that_cannot_do_what_was_asked_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Once, and the run keeps it; nothing else of what is written about the run changes."""
+
+    def fail(*_: Any) -> None:
+        raise ValueError("no such kernel\nand more")
+
+    monkeypatch.setattr(Recording, "run", fail)
+    spec = spec_of(engine="stacked", stepping="graph", rounds=3)
+    start_run(spec, tmp_path / "run", progress=Lines())
+    reason = "steps could not be recorded (no such kernel)"
+    assert capsys.readouterr().err.count(f"slower than asked for: {reason}") == 1
+    slow, plain = load(tmp_path / "run"), start_run(spec_of(engine="stacked", stepping="eager", rounds=3), tmp_path / "plain")
+    assert slow.about["engine"] == f"stacked: as asked; {reason}"
+    assert slow.about | {"engine": ""} == plain.about | {"engine": ""}
+    assert [line["loss"] for line in slow.metrics] == [line["loss"] for line in plain.metrics]
 
 
 def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:

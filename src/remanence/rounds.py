@@ -31,6 +31,7 @@ from remanence.files import claim_folder, explain_full_disk, lock, write_atomica
 from remanence.keys import Key
 from remanence.progress import Progress, Silent
 from remanence.promises import last_round, promises_of, spent, tell, write_down
+from remanence.reading import read_toml
 from remanence.record import Recorder
 from remanence.record_peers import PeerRecorder
 from remanence.results import ABOUT, CHECKPOINTS, COMPARISON, SPEC, Run
@@ -184,6 +185,7 @@ def go_on(
                         f"time is up after round {state.round} of {spec.total_rounds}: go on with remanence resume {folder}", OUT_OF_TIME
                     )
                 state, line = play_round(experiment, engine, state, recorder)
+                tell_fallback(engine, folder, progress)
                 deadline.rounds += 1
                 progress.round(line)
                 if time.monotonic() - last_save >= spec.checkpoint.seconds or state.round == last:
@@ -201,6 +203,18 @@ def go_on(
         recorder.close()
         progress.finish()
     return Run(folder)
+
+
+def tell_fallback(engine: Engine, folder: Path, progress: Progress) -> None:
+    """An engine that cannot do what it was asked for goes on more slowly: this is said once, and kept with the run."""
+    reason = getattr(engine, "fallback", "")
+    if not reason:
+        return
+    about = read_toml(folder / SPEC)[ABOUT]
+    if reason not in about["engine"]:
+        progress.say(f"slower than asked for: {reason}")
+        told = about | {"engine": f"{about['engine']}; {reason}"}
+        write_atomically(folder / SPEC, write_toml(Run(folder).spec, {ABOUT: told}).encode())
 
 
 def engine_of(experiment: Experiment) -> Engine:

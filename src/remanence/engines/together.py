@@ -78,6 +78,10 @@ class Seat:
         scores: PairScores = self.meeting.ask(self, ScorePairs(models, which, owners, split, time_step, verdicts))
         return scores
 
+    @property
+    def fallback(self) -> str:
+        return self.table.engine.fallback
+
     def close(self) -> None:
         self.meeting.leave(self)
 
