@@ -3,11 +3,13 @@
 DIR/runs/...          a run folder for every run; DIR as a whole is a comparison, so `remanence report DIR` works
 DIR/outcome.json      what was asked for, the numbers, machine and time: what docs/results is made from
 DIR/result.md .csv    the table in the paper's layout, and whether the claims hold
-DIR/figure.csv        for a figure, the data in it; DIR/report.html draws them
+DIR/figure.csv        for a figure, the data in it
+DIR/figure.png        and the figure, in the paper's layout, where matplotlib is installed; DIR/report.html draws everything there is
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -18,15 +20,15 @@ import tomli_w
 
 from remanence.data.parcels import is_absent, tell_how_to_get
 from remanence.engines.choose import Choice
-from remanence.errors import InputError
+from remanence.errors import InputError, Stopped
 from remanence.experiment import check_names
 from remanence.files import claim_folder, explain_full_disk, lock, write_atomically
 from remanence.progress import Progress, Silent
-from remanence.recipes.collect import collect
+from remanence.recipes.collect import collect, finished_run
 from remanence.recipes.layout import Outcome, as_csv
 from remanence.recipes.library import load_recipe
-from remanence.recipes.pages import describe_result
-from remanence.recipes.pictures import figure_csv
+from remanence.recipes.pages import OUTCOME, describe_result
+from remanence.recipes.pictures import FIGURE, PICTURE, figure_csv
 from remanence.recipes.plan import Plan, Wanted, make_plan, source_of
 from remanence.recipes.recipe import SCALES, Recipe
 from remanence.report import write_report
@@ -35,7 +37,7 @@ from remanence.rounds import Deadline
 from remanence.several_runs import Planned, run_all
 from remanence.version import __version__
 
-OUTCOME, PAGE, TABLE, FIGURE = "outcome.json", "result.md", "result.csv", "figure.csv"
+PAGE, TABLE = "result.md", "result.csv"
 
 
 def plan_result(
@@ -107,17 +109,22 @@ def reproduce(
     with explain_full_disk(out), lock(out):
         runs = [_plan_run(wanted, out, f"[{number}/{len(plan.runs)}]") for number, wanted in enumerate(plan.runs, 1)]
         left = [run for run in runs if not run.begun or not is_done(Run(run.folder))]
-        run_all(left, {}, "the same command", progress=progress or Silent(), deadline=deadline or Deadline(None), together=together)
+        try:
+            run_all(left, {}, "the same command", progress=progress or Silent(), deadline=deadline or Deadline(None), together=together)
+        except Stopped:
+            write_result(plan, out, asked)  # what is done so far can be read
+            raise
         outcome = write_result(plan, out, asked)
     if report:
         write_report(out)
+        write_picture(outcome, out)
     return outcome
 
 
 def write_result(plan: Plan, out: Path, asked: Mapping[str, Any]) -> Outcome:
-    """Table, claims, figure and report from the run folders."""
+    """Table, claims and figure from the run folders; what is not finished is left out and said so."""
     outcome, cells = collect(plan, out)
-    runs = [Run(out / RUNS / run.name) for run in plan.runs]
+    runs = [run for wanted in plan.runs if (run := finished_run(out / RUNS / wanted.name)) is not None]
     about = {
         **asked,
         "remanence": __version__,
@@ -136,6 +143,18 @@ def write_result(plan: Plan, out: Path, asked: Mapping[str, Any]) -> Outcome:
     if plan.recipe.draws:
         write_atomically(out / FIGURE, figure_csv(plan.recipe.draws, cells).encode())
     return outcome
+
+
+def write_picture(outcome: Outcome, out: Path) -> None:
+    """The figure that the result is, from its data."""
+    recipe = outcome.plan.recipe
+    if not recipe.draws or importlib.util.find_spec("matplotlib") is None:
+        return
+    from remanence.recipes.drawings import draw_figure
+
+    picture = draw_figure(recipe.draws, (out / FIGURE).read_text(encoding="utf-8"), recipe.title)
+    if picture is not None:
+        write_atomically(out / PICTURE, picture)
 
 
 def _open_folder(plan: Plan, out: Path, asked: Mapping[str, Any]) -> None:

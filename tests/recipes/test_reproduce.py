@@ -12,8 +12,9 @@ from remanence.data import SOURCES, load_source, parcels
 from remanence.errors import OUT_OF_TIME, InputError, Stopped
 from remanence.recipes import list_recipes
 from remanence.recipes.library import PAPERS, load_recipe
-from remanence.recipes.pages import read_outcome, write_results
-from remanence.reproduce import FIGURE, OUTCOME, PAGE, TABLE, plan_result, reproduce
+from remanence.recipes.pages import OUTCOME, read_outcome, write_results
+from remanence.recipes.pictures import FIGURE
+from remanence.reproduce import PAGE, TABLE, plan_result, reproduce
 from remanence.results import RUNS, Comparison
 from remanence.rounds import Deadline
 
@@ -54,6 +55,8 @@ def test_a_stopped_result_goes_on_at_its_round(tmp_path: Path) -> None:
     with pytest.raises(Stopped, match="go on with the same command") as stop:
         reproduce("wsm/table-3.3", tmp_path / "cut", scale="smoke", deadline=Now(1.0), report=False)
     assert stop.value.exit_code == OUT_OF_TIME
+    assert "1 of 1 runs not finished" in (tmp_path / "cut" / PAGE).read_text()
+    assert json.loads((tmp_path / "cut" / OUTCOME).read_text())["runs"] == 0
     assert reproduce("wsm/table-3.3", tmp_path / "cut", scale="smoke", report=False).ours == whole.ours
 
 
@@ -125,7 +128,29 @@ def test_a_result_at_two_lengths_stands_twice_on_its_page(tmp_path: Path) -> Non
     text = (tmp_path / "docs" / "wsm.md").read_text()
     assert 0 < text.index("--set rounds=2") < text.index("--set rounds=1") < text.index("Both are short.")
     assert text.count("Both are short.") == 1
-    assert "| wsm/table-3.3 | smoke, 2 rounds |" in text
+    assert text.count("| wsm/table-3.3 | not run |") == 3  # smoke tests no claim
+
+
+def test_a_claim_has_a_line_for_every_length_at_which_it_was_tested(tmp_path: Path) -> None:
+    rows = ["FedAvg, batch norm, lr 0.05", "FedAvg+WSM, batch norm, lr 0.05"]
+    for rounds in (1, 2):
+        out = tmp_path / str(rounds)
+        reproduce("wsm/table-3.3", out, scale="smoke", only=rows, changes={"rounds": rounds}, report=False)
+        about = json.loads((out / OUTCOME).read_text())
+        (out / OUTCOME).write_text(json.dumps(about | {"scale": "desk"}))
+    write_results([tmp_path / "1", tmp_path / "2"], tmp_path / "docs")
+    lines = [
+        line.split(" | ")[1:3] for line in (tmp_path / "docs" / "wsm.md").read_text().splitlines() if line.startswith("| wsm/table-3.3")
+    ]
+    tested, best = "With batch norm WSM improves FedAvg at all learning rates but 0.3.", "WSM with batch norm has the best accuracy of all."
+    untested = "With group norm WSM is worse than FedAvg at all learning rates but 0.007."
+    assert lines == [
+        ["desk, 2 rounds", tested],
+        ["desk, 1 round", tested],
+        ["not run", untested],
+        ["desk, 2 rounds", best],
+        ["desk, 1 round", best],
+    ]
     assert len(list((tmp_path / "docs" / "outcomes").iterdir())) == 2
 
 

@@ -20,7 +20,7 @@ IN_PERCENT = ("percent",)
 
 def collect(plan: Plan, folder: Path) -> tuple[Outcome, Cells]:
     """Our numbers and the runs they come from; what is not finished is left out and said so."""
-    there = {run.name: found for run in plan.runs if (found := _finished(folder / RUNS / run.name)) is not None}
+    there = {run.name: found for run in plan.runs if (found := finished_run(folder / RUNS / run.name)) is not None}
     tried = {label: _runs_of(place, there) for label, place in plan.places.items()}
     cells = {label: found[0][1] if found else () for label, found in tried.items()}
     ours: dict[tuple[str, str], Number] = {}
@@ -70,7 +70,8 @@ def combine(row: Line, numbers: Sequence[Number]) -> Number:
     return Number(sum(values) / len(values))
 
 
-def _finished(folder: Path) -> Run | None:
+def finished_run(folder: Path) -> Run | None:
+    """The run of a folder, where it came to its end."""
     if not (folder / SPEC).exists():
         return None
     run = Run(folder)

@@ -12,11 +12,13 @@ from typing import Any
 from remanence.config import read_toml
 from remanence.errors import InputError
 from remanence.files import write_atomically
-from remanence.recipes.claims import Verdict, judge_claims
+from remanence.recipes.claims import judge_claims
 from remanence.recipes.layout import Outcome, as_markdown, tell_claims, tell_disagreements
 from remanence.recipes.library import PAPERS, list_recipes, load_recipe
+from remanence.recipes.pictures import FIGURE, PICTURE
 from remanence.recipes.plan import make_plan
-from remanence.recipes.recipe import NEVER, Number
+from remanence.recipes.recipe import NEVER, Number, Recipe
+from remanence.report.paper import require_matplotlib
 from remanence.report.tables import escape_markdown as escape
 from remanence.report.tables import readable_seconds
 
@@ -32,6 +34,9 @@ def write_results(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
     target = Path(out)
     found = [read_outcome(Path(folder)) for folder in folders]
     names = [name_outcome(about) for _, about in found]
+    data = {
+        name: (Path(folder) / FIGURE).read_text() for name, folder in zip(names, folders, strict=True) if (Path(folder) / FIGURE).exists()
+    }
     for place, name in enumerate(names):
         if name in names[:place]:
             raise InputError(
@@ -39,18 +44,37 @@ def write_results(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
                 " for more rows in one table call remanence reproduce with all of them and the same --out"
             )
     remarks = read_remarks(target / REMARKS)
+    drawn = _draw_figures({name: outcome.plan.recipe for name, (outcome, _) in zip(names, found, strict=True)}, data)
     target.mkdir(parents=True, exist_ok=True)
     pages = []
     for name, (_, about) in zip(names, found, strict=True):
         kept = target / OUTCOMES / name
         kept.mkdir(parents=True, exist_ok=True)
         write_atomically(kept / OUTCOME, json.dumps(about, indent=1, allow_nan=False).encode())
+        if name in drawn:
+            write_atomically(kept / FIGURE, data[name].encode())
+            write_atomically(kept / PICTURE, drawn[name])
     for paper in PAPERS:
         path = target / f"{paper}.md"
-        mine = [(outcome, about) for outcome, about in found if outcome.plan.recipe.name.startswith(f"{paper}/")]
+        mine = [
+            (outcome, about, f"{OUTCOMES}/{name}/{PICTURE}" if name in drawn else "")
+            for name, (outcome, about) in zip(names, found, strict=True)
+            if outcome.plan.recipe.name.startswith(f"{paper}/")
+        ]
         write_atomically(path, _page(paper, mine, remarks).encode())
         pages.append(path)
     return pages
+
+
+def _draw_figures(recipes: Mapping[str, Recipe], data: Mapping[str, str]) -> dict[str, bytes]:
+    """The pictures of those results that are figures, by name of the outcome."""
+    if not data:
+        return {}
+    from remanence.recipes.drawings import draw_figure
+
+    require_matplotlib()
+    pictures = {name: draw_figure(recipes[name].draws, text, recipes[name].title) for name, text in data.items()}
+    return {name: picture for name, picture in pictures.items() if picture is not None}
 
 
 def name_outcome(about: Mapping[str, Any]) -> str:
@@ -90,12 +114,13 @@ def read_outcome(folder: Path) -> tuple[Outcome, dict[str, Any]]:
     return Outcome(plan, ours, notes, tuple(judge_claims(recipe, ours))), about
 
 
-def describe_result(outcome: Outcome, about: Mapping[str, Any]) -> str:
-    """One result as Markdown: where it is from, how it was run, the table, the claims, the disagreements, the readings."""
+def describe_result(outcome: Outcome, about: Mapping[str, Any], picture: str = "") -> str:
+    """One result as Markdown: where it is from, how it was run, the picture, the table, the claims, the disagreements, the readings."""
     plan, recipe = outcome.plan, outcome.plan.recipe
     rounds = sorted({run.spec.total_rounds for run in plan.runs})
     told = _count(rounds[0], "round") if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]} rounds"
-    amount = f"{_count(len(plan.runs), 'run')} of {told}, {_count(len(plan.seeds), 'seed')}"
+    done = about.get("runs", len(plan.runs))
+    amount = f"{_count(len(plan.runs), 'run')} of {told}{f', {done} of them done' if done < len(plan.runs) else ''}, {_count(len(plan.seeds), 'seed')}"
     shape = f": {plan.made.about}" if plan.made.about else ", as published"
     changed = ", ".join(f"{key}={value}" for key, value in about["changes"].items())
     shape += f" (changed: {changed})" if changed else ""
@@ -105,8 +130,9 @@ def describe_result(outcome: Outcome, about: Mapping[str, Any]) -> str:
         "",
         f"{escape(recipe.paper)}, {escape(recipe.source)}.  ",
         f"`{command_of(about)}`  ",
-        f"Scale {plan.scale}{escape(shape)}. {amount}; {escape(about['machine'])}, {time} of training.",
+        f"Scale {plan.scale}{escape(shape)}. {amount}; {escape(about['machine']) or 'no machine yet'}, {time} of training.",
         "",
+        *([f"![{escape(recipe.title)}]({picture})", ""] if picture else []),
         as_markdown(outcome),
         "### Do the claims hold?",
         "",
@@ -130,35 +156,38 @@ def command_of(about: Mapping[str, Any]) -> str:
     return " ".join([*words, "--out DIR"])
 
 
-def _page(paper: str, results: Sequence[tuple[Outcome, Mapping[str, Any]]], remarks: Mapping[str, str]) -> str:
+def _page(paper: str, results: Sequence[tuple[Outcome, Mapping[str, Any], str]], remarks: Mapping[str, str]) -> str:
     names = [name for name in list_recipes() if name.startswith(f"{paper}/")]
-    longest_first = sorted(results, key=lambda pair: -_longest(pair[0]))
-    done = {name: [pair for pair in longest_first if pair[0].plan.recipe.name == name] for name in names}
+    longest_first = sorted(results, key=lambda result: -_longest(result[0]))
+    done = {name: [result for result in longest_first if result[0].plan.recipe.name == name] for name in names}
     first = load_recipe(names[0])
     lines = [f"# {escape(first.paper)}", "", "Made by `remanence results`; every number of ours comes from a run folder.", ""]
     lines += ["| result | scale | claim | | comparisons as claimed, run, in all |", "|---|---|---|---|---|"]
     for name, mine in done.items():
-        for outcome, _ in mine:
-            told = f"{outcome.plan.scale}, {_count(_longest(outcome), 'round')}"
-            lines += _list_claims(name, told, outcome.verdicts, "not tested" if outcome.plan.scale == "smoke" else "")
-        if not mine:
-            lines += _list_claims(name, "not run", judge_claims(load_recipe(name), {}))
+        lines += _list_claims(name, [outcome for outcome, _, _ in mine])
     lines.append("")
     for name, mine in done.items():
         said = remarks.get(name, "").strip() if mine else ""
-        lines += [*(describe_result(*pair) for pair in mine), *(["### Remarks", "", said, ""] if said else [])]
+        lines += [*(describe_result(*result) for result in mine), *(["### Remarks", "", said, ""] if said else [])]
     missing = [name for name, mine in done.items() if not mine]
     if missing:
         lines += ["## Not run", "", *(f"- {name}: {escape(load_recipe(name).title)}" for name in missing), ""]
     return "\n".join(lines)
 
 
-def _list_claims(name: str, scale: str, verdicts: Sequence[Verdict], word: str = "") -> list[str]:
-    """A line of the table for every claim."""
-    return [
-        f"| {name} | {scale} | {escape(verdict.says)} | {word or verdict.word} | {verdict.held}, {verdict.tested}, {len(verdict.questions)} |"
-        for verdict in verdicts
-    ]
+def _list_claims(name: str, outcomes: Sequence[Outcome]) -> list[str]:
+    """A line of the table for every claim and every length at which it was tested; one for those that were not tested at all."""
+    lines = []
+    for place, untested in enumerate(judge_claims(load_recipe(name), {})):
+        tested = [
+            (f"{outcome.plan.scale}, {_count(_longest(outcome), 'round')}", outcome.verdicts[place])
+            for outcome in outcomes
+            if outcome.plan.scale != "smoke" and outcome.verdicts[place].tested  # smoke tests the machinery, never a claim
+        ]
+        for scale, verdict in tested or [("not run", untested)]:
+            count = f"{verdict.held}, {verdict.tested}, {len(verdict.questions)}"
+            lines.append(f"| {name} | {scale} | {escape(verdict.says)} | {verdict.word} | {count} |")
+    return lines
 
 
 def _longest(outcome: Outcome) -> int:

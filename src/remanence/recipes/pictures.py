@@ -14,6 +14,8 @@ from remanence.metrics.ledger import GLOBAL
 from remanence.report.groups import class_curve, deviation_of
 from remanence.results import Run
 
+FIGURE, PICTURE = "figure.csv", "figure.png"
+
 Cells = Mapping[tuple[str, str], Sequence[Run]]  # (row, column) -> its runs, one a seed
 Rows = Iterator[Sequence[Any]]
 
@@ -101,5 +103,11 @@ def figure_csv(draws: str, cells: Cells) -> str:
             continue
         seen.add(folders)
         for line in tell(row, column, runs):
-            writer.writerow(["" if value is None or value != value else value for value in line])
+            writer.writerow([_write(value) for value in line])
     return text.getvalue()
+
+
+def _write(value: Any) -> Any:
+    if value is None or value != value:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else value

@@ -43,7 +43,7 @@ def lay_out(panels: Sequence[Panel], height: int, gap: int, colours: Sequence[di
             bar = colours[place]["colorbar"] | {"yref": "paper", "y": top + 0.08 / len(panels), "yanchor": "bottom"}
             axes[f"coloraxis{number}"] = colours[place] | {"colorbar": bar}
         if panel.title:
-            titles.append(_write_title(panel.title, number))
+            titles.append(write_title(panel.title, number))
     if not own_bars:
         axes["coloraxis"] = colours[0]
     return go.Figure(
@@ -57,7 +57,8 @@ def lay_out(panels: Sequence[Panel], height: int, gap: int, colours: Sequence[di
     )
 
 
-def _write_title(title: str, number: str) -> dict[str, Any]:
+def write_title(title: str, number: str) -> dict[str, Any]:
+    """The title of the panel whose axes have this number; the first one's have none."""
     place = {"xref": f"x{number} domain", "yref": f"y{number} domain", "x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom"}
     return {"text": f"<b>{as_text(title)}</b>", "showarrow": False, **place}
 

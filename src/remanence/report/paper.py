@@ -51,10 +51,7 @@ class Table:
 
 def write_figures(results: Sequence[Run | Comparison], folder: Path) -> list[Path]:
     """Write every picture and table about runs and comparisons into a folder. -> the files, in the order of the report"""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise InputError("figures for a paper need matplotlib: pip install 'remanence[figures]'") from None
+    require_matplotlib()
     if not results:
         raise InputError("figures need at least one run or comparison folder: remanence report DIR --figures FOLDER")
     if folder.exists() and not folder.is_dir():
@@ -75,7 +72,12 @@ def write_figures(results: Sequence[Run | Comparison], folder: Path) -> list[Pat
 
 
 def render_picture(picture: Picture) -> dict[str, bytes]:
-    """A picture as PDF, SVG and PNG; the same bytes every time, for no date is written into them."""
+    """A picture as PDF, SVG and PNG."""
+    return render_figure(picture.figure, picture.title, KINDS)
+
+
+def render_figure(figure: Any, title: str, kinds: Sequence[str], dots: int = DOTS) -> dict[str, bytes]:
+    """A figure of plotly's as files for paper; the same bytes every time, for no date is written into them."""
     from matplotlib import rc_context
 
     from remanence.report.redraw import STYLE, choose_fonts, redraw
@@ -86,15 +88,22 @@ def render_picture(picture: Picture) -> dict[str, bytes]:
         warnings.filterwarnings(
             "ignore", message="Glyph .* missing from font", category=UserWarning
         )  # a script without a font shows as boxes
-        paper = redraw(picture.figure)
+        paper = redraw(figure)
         paper.draw_without_rendering()
         paper.set_layout_engine("none")  # things have found their places; three files need not look for them again
-        for kind in KINDS:
+        for kind in kinds:
             dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
             stream = io.BytesIO()
-            paper.savefig(stream, format=kind, dpi=DOTS, metadata=dated | {"Title": picture.title})
+            paper.savefig(stream, format=kind, dpi=dots, metadata=dated | {"Title": title})
             made[kind] = stream.getvalue()
     return made
+
+
+def require_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise InputError("figures for a paper need matplotlib: pip install 'remanence[figures]'") from None
 
 
 def write_tables(groups: Sequence[Group]) -> dict[str, bytes]:
