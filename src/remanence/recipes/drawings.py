@@ -78,8 +78,8 @@ def draw_heatmap(records: Sequence[Record]) -> Any:
             others = [float(each["forgotten"]) for each in some if each["data"] != model and each["forgotten"]]
             forgotten.append({"model": model, "data": MEAN, "value": str(np.mean(others)) if others else ""})
         words = axis("client's data", type="category", showgrid=False)
-        lost = _map(f"{row}, round {mine[0]['round']}: forgotten", forgotten, "data", "model", "value", words)
-        after = _map(f"{row}: accuracy after", mine, "data", "model", "after", words)
+        lost = _map(f"{row}, round {mine[0]['round']}: forgotten", forgotten, "data", "model", "value", words, "client's model")
+        after = _map(f"{row}: accuracy after", mine, "data", "model", "after", words, "client's model")
         panels += [lost, after]
         colours += [change_colours([float(each["value"]) for each in forgotten if each["value"]]), share_colours()]
     return lay_out(panels, 220, 90, colours)
@@ -124,7 +124,7 @@ def _deviations(records: Sequence[Record]) -> list[float | None]:
     return [float(record["deviation"]) if record.get("deviation") else None for record in records]
 
 
-def _map(title: str, records: Sequence[Record], across: str, down: str, value: str, words: dict[str, Any]) -> Panel:
+def _map(title: str, records: Sequence[Record], across: str, down: str, value: str, words: dict[str, Any], beside: str = "") -> Panel:
     columns, rows = (list(dict.fromkeys(record[name] for record in records)) for name in (across, down))
     cells = np.full((len(rows), len(columns)), np.nan)
     for record in records:
@@ -132,7 +132,7 @@ def _map(title: str, records: Sequence[Record], across: str, down: str, value: s
             cells[rows.index(record[down]), columns.index(record[across])] = float(record[value])
     places: list[Any] = columns if words.get("type") == "category" else [float(each) for each in columns]
     heat = go.Heatmap(x=places, y=[as_text(each) for each in rows], z=rounded(cells), meta={"columns": [down, across, value]})
-    return Panel(title, heat, words, class_axis(len(rows)))
+    return Panel(title, heat, words, class_axis(len(rows), title=beside))
 
 
 def _name_model(record: Record) -> str:
