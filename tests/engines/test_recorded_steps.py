@@ -20,7 +20,7 @@ from remanence.engines.choose import choose_engine, choose_steps, make_engine
 from remanence.engines.graphs import choose_sizes, round_up
 from remanence.engines.loop import Loop
 from remanence.engines.portions import Portion
-from remanence.engines.stacked import Stacked
+from remanence.engines.stacked import Stacked, tell_memory
 from remanence.errors import RunFailed
 from remanence.experiment import Experiment
 from remanence.local import SplitRows
@@ -179,6 +179,14 @@ def test_one_client_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = small_experiment("fedavg")
     with pytest.raises(RunFailed, match=r"smaller local\.batch"):
         list(Stacked(experiment.task).train(make_job(experiment, first_state(experiment), 1)))
+
+
+def test_whose_the_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 80 GB 2 are free and 5 ours: somebody else has 73."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * 10**9, 80 * 10**9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 5 * 10**9)
+    assert tell_memory(torch.device("cuda")) == " (2.0 of 80.0 GB are free, 5.0 are this run's)"
+    assert tell_memory(torch.device("cpu")) == ""
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,8 @@ class Stacked:
                 raise
             if count == 1:
                 raise RunFailed(
-                    f"one client alone does not fit into the memory of {self.task.world.device}: use a smaller local.batch or a smaller model"
+                    f"one client alone does not fit into the memory of {self.task.world.device}{tell_memory(self.task.world.device)}:"
+                    " use a smaller local.batch or a smaller model, or wait until other processes leave more of it free"
                 ) from error
         self.stack = count // 2
         self.recordings.clear()
@@ -257,6 +258,15 @@ def needs_padding(task: Task) -> bool:
 def is_out_of_memory(error: Exception) -> bool:
     """Of the device or, in the words of torch's allocator, of the host."""
     return isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def tell_memory(device: torch.device) -> str:
+    """How much of a GPU's memory is free, and how much of the rest is ours: the others' may be why it does not suffice."""
+    if device.type != "cuda":
+        return ""
+    free, total = torch.cuda.mem_get_info(device)
+    ours = torch.cuda.memory_reserved(device)
+    return f" ({free / 1e9:.1f} of {total / 1e9:.1f} GB are free, {ours / 1e9:.1f} are this run's)"
 
 
 def refuse_padded_batch_norm(task: Task) -> None:
