@@ -39,6 +39,7 @@ def reproduce(
         found = [{"name": each, "title": load_recipe(each).title, "source": load_recipe(each).source} for each in list_recipes()]
         print(json.dumps(found, indent=2) if as_json else "\n".join(f"{entry['name']:20s}  {entry['title']}" for entry in found))
         return
+    load_recipe(name)  # a name that is none is said first
     from remanence.reproduce import plan_result
     from remanence.reproduce import reproduce as run_result
 
@@ -68,11 +69,17 @@ def reproduce(
         from rich.console import Console
 
         from remanence.recipes.layout import as_table, tell_claims, tell_notes
+        from remanence.recipes.pictures import PICTURE
+        from remanence.reproduce import PAGE
+        from remanence.results import REPORT
 
         console = Console()
         print(f"{name}: {done.plan.recipe.title}; scale {scale}: {done.plan.made.about or 'as published'}")
         console.print(as_table(done, console.width))
-        print("\n".join([*tell_notes(done), *tell_claims(done), f"page: {out / 'result.md'}", f"report: {out / 'report.html'}"]))
+        made = [
+            f"{kind}: {out / file}" for kind, file in (("page", PAGE), ("figure", PICTURE), ("report", REPORT)) if (out / file).exists()
+        ]
+        print("\n".join([*tell_notes(done), *tell_claims(done), *made]))
 
 
 def results(

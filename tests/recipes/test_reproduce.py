@@ -75,6 +75,7 @@ def test_a_figure_has_its_data_and_the_report(tmp_path: Path) -> None:
     reproduce("wsm/figure-2.2", tmp_path / "f", scale="smoke")
     lines = (tmp_path / "f" / FIGURE).read_text().splitlines()
     assert lines[0] == "row,column,round,model,data,before,after,forgotten"
+    assert "<title>wsm/figure-2.2, scale smoke" in (tmp_path / "f" / "report.html").read_text()
     assert len(lines) == 1 + 2 * 3 * 3  # two methods, three clients' models on three clients' data
     assert (tmp_path / "f" / "report.html").stat().st_size > 10_000
 

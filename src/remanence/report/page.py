@@ -68,7 +68,7 @@ def render_report(results: Sequence[Run | Comparison]) -> str:
     groups = choose_settings(everything)
     rows = [make_row(group) for group in groups]
     return _render(
-        title=_title(groups),
+        title=_name_result(results) or _title(groups),
         lede=_lede(groups),
         summary=[*words.summarise(groups, rows), *_warn(groups)],
         columns=columns_for(rows),
@@ -167,6 +167,14 @@ def _cells(rows: Sequence[MethodRow], columns: Sequence[Column]) -> list[dict[st
         {"label": row.label, "best": row is best, "unfinished": row.unfinished > 0, "cells": [column.cell(row) for column in columns]}
         for row in rows
     ]
+
+
+def _name_result(results: Sequence[Run | Comparison]) -> str:
+    """What was reproduced, where the page is about one table or figure of a paper."""
+    if len(results) != 1 or not isinstance(results[0], Comparison):
+        return ""
+    asked = results[0].plan.get("reproduce", {})
+    return f"{asked['result']}, scale {asked['scale']}" if "result" in asked and "scale" in asked else ""
 
 
 def _title(groups: Sequence[Group]) -> str:
