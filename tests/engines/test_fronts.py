@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from remanence.algorithms import fedprox
 from remanence.engines.fronts import cut, find_split, only_the_loss_looks
 from remanence.engines.loop import Loop
-from remanence.engines.mixed import Mixed
+from remanence.engines.stacked import Stacked
 from remanence.engines.tuned_loop import TunedLoop
 from remanence.keys import Key
 from remanence.model import Model, initialise, wrap
@@ -143,20 +143,20 @@ def test_the_numbers_are_the_same(middle: Callable[[], nn.Module] | None) -> Non
     """Full training, then two epochs of the head alone, in a loop and in stacks, with clients of very different sizes."""
     experiment = small_experiment(tuning(TWO_PHASES), IMAGES, module=initialise(lambda: Net(middle() if middle else None), Key(0)))
     oracle, _ = play(experiment, Loop(experiment.task), 2)
-    for engine in (TunedLoop(experiment.task), Mixed(experiment.task, 4)):
+    for engine in (TunedLoop(experiment.task), Stacked(experiment.task, 4)):
         state, _ = play(experiment, engine, 2)
         assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
 
 
 def test_the_numbers_are_the_same_where_steps_are_written_down() -> None:
-    """Equal clients, so that one size of a stack is written down; the second round has other rows behind the same recorded steps."""
+    """The second round has other rows behind the same recorded steps."""
     changes = IMAGES | {"data.partition": "dirichlet(alpha=0.5, samples=8)", "clients.sample": 3}
     experiment = small_experiment(tuning(TWO_PHASES), changes, module=initialise(Net, Key(0)))
     oracle, _ = play(experiment, Loop(experiment.task), 2)
-    for engine in (TunedLoop(experiment.task, "graph"), Mixed(experiment.task, 4, "graph")):
-        state, _ = play(experiment, engine, 2)
-        assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
-        assert engine.fallback == ""
+    engine = TunedLoop(experiment.task, "graph")
+    state, _ = play(experiment, engine, 2)
+    assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+    assert engine.fallback == ""
 
 
 def test_batch_norm_behind_the_front_keeps_its_statistics() -> None:
@@ -166,7 +166,7 @@ def test_batch_norm_behind_the_front_keeps_its_statistics() -> None:
     experiment = small_experiment(tuning(phases), changes, module=initialise(lambda: Net(nn.BatchNorm2d(3)), Key(0)))
     oracle, _ = play(experiment, Loop(experiment.task), 2)
     assert float(oracle.server.model.buffers["middle.running_mean"].abs().max()) > 0
-    for engine in (TunedLoop(experiment.task), Mixed(experiment.task, 4)):
+    for engine in (TunedLoop(experiment.task), Stacked(experiment.task, 4)):
         state, _ = play(experiment, engine, 2)
         assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
 
@@ -207,12 +207,11 @@ def test_no_room_for_activations(monkeypatch: pytest.MonkeyPatch) -> None:
     job = job._replace(start=Start(params, {}))
 
     def train() -> list[Reply]:
-        engines = (Loop(experiment.task), TunedLoop(experiment.task), Mixed(experiment.task, 4))
+        engines = (Loop(experiment.task), TunedLoop(experiment.task), Stacked(experiment.task, 4))
         replies = (Reply.join(list(engine.train(job))) for engine in engines)
         return [reply.pick(torch.argsort(reply.client)) for reply in replies]
 
     with_room = train()
-    for place in ("tuned_loop", "mixed"):
-        monkeypatch.setattr(f"remanence.engines.{place}.ROOM", 0)
+    monkeypatch.setattr("remanence.engines.tuned_loop.ROOM", 0)
     for reply in [*with_room, *train()]:
         assert worst_difference(reply._asdict(), with_room[0]._asdict())[1] <= TOLERANCE

@@ -15,7 +15,6 @@ from remanence.data.batches import plan_batches
 from remanence.engines import common, tuned_loop
 from remanence.engines.compiled import TracedStep
 from remanence.engines.loop import Loop
-from remanence.engines.mixed import Mixed
 from remanence.engines.processes import Processes, deal
 from remanence.engines.tuned_loop import TunedLoop
 from remanence.keys import Key
@@ -125,9 +124,9 @@ def test_stacks_in_workers_keep_the_contract(workers: int) -> None:
     check_engine(lambda task: Processes(task, workers, stack=2))
 
 
-def test_convolutions_in_stacks() -> None:
-    """They are taken client by client, with everything around them for all clients at once."""
-    assert_equals_loop("scaffold+wsm", IMAGES, lambda task: Mixed(task, 3))
+def test_convolutions_are_never_stacked_in_workers() -> None:
+    with closing(Processes(small_experiment("fedavg", IMAGES).task, 2, stack=3)) as engine:
+        assert engine.stack == 1
     assert_equals_loop("flashback", IMAGES, lambda task: Processes(task, 2, stack=3), rounds=1)
 
 

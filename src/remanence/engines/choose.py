@@ -110,7 +110,7 @@ def choose_engine(
         trials.run(Way("processes", 1), STEPS)
     length = rounds * int(expected_steps(task, job).sum())  # local steps of the whole run
     if length * trials.fastest > TRACING_PAYS:
-        if can_fork and stackable and len(job.clients) >= 2 * cores:
+        if can_fork and stackable and len(job.clients) >= 2 * cores and not task.model.has_convolutions:
             trials.run(Way("processes", min(stack or STACK_OF_WORKER, STACK_OF_WORKER)), STEPS)
         trials.refine(length)
     why = "; batch norm with clients of different sizes cannot be stacked" if padded else ""

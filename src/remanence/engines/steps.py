@@ -34,8 +34,8 @@ class Live(NamedTuple):
 
     def cut(self, part: slice | int, dims: Context) -> Live:
         """Some of the clients, or one, without the clients' axis; what `dims` says all of them share stays whole."""
-        rest: Any = (cut(value, part) for value in self[:-1])
-        return Live._make((*rest, cut_where(self.ctx, dims, part)))
+        rest: Any = (_cut(value, part) for value in self[:-1])
+        return Live._make((*rest, _cut_where(self.ctx, dims, part)))
 
 
 class Course(NamedTuple):
@@ -99,15 +99,15 @@ def context_dims(personal_start: bool) -> Context:
     return Context(**dims | {"start": Start(*start)})
 
 
-def cut(value: Any, part: slice | int) -> Any:
+def _cut(value: Any, part: slice | int) -> Any:
     """Some of the clients of whatever is stacked."""
     if isinstance(value, dict):
         return trees.take(value, part)
-    return type(value)(*(cut(item, part) for item in value)) if isinstance(value, tuple) else value[part]
+    return type(value)(*(_cut(item, part) for item in value)) if isinstance(value, tuple) else value[part]
 
 
-def cut_where(value: Any, dims: Any, part: slice | int) -> Any:
+def _cut_where(value: Any, dims: Any, part: slice | int) -> Any:
     """The same, where `dims` says that there is a clients' axis."""
     if isinstance(dims, tuple):
-        return type(value)(*(cut_where(item, dim, part) for item, dim in zip(value, dims, strict=True)))
-    return value if dims is None else cut(value, part)
+        return type(value)(*(_cut_where(item, dim, part) for item, dim in zip(value, dims, strict=True)))
+    return value if dims is None else _cut(value, part)
