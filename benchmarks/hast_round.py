@@ -39,9 +39,8 @@ PLAIN = "plain loops"
 OURS = {  # name: engine, most clients in a stack, how steps are run
     "stacked": ("stacked", 0, "auto"),
     "processes": ("processes", 1, "eager"),
-    "processes in stacks": ("processes", 16, "eager"),
-    "processes in stacks, graph": ("processes", 16, "graph"),
-    "processes in stacks, compiled": ("processes", 16, "compiled"),
+    "processes, graph": ("processes", 1, "graph"),
+    "processes, compiled": ("processes", 1, "compiled"),
 }
 
 

@@ -24,7 +24,7 @@ from remanence.errors import InputError, Stopped
 from remanence.experiment import check_names
 from remanence.files import claim_folder, explain_full_disk, lock, write_atomically
 from remanence.progress import Progress, Silent
-from remanence.recipes.collect import collect, finished_run
+from remanence.recipes.collect import collect, find_finished
 from remanence.recipes.layout import Outcome, as_csv
 from remanence.recipes.library import load_recipe
 from remanence.recipes.pages import OUTCOME, describe_result
@@ -32,7 +32,7 @@ from remanence.recipes.pictures import FIGURE, PICTURE, figure_csv
 from remanence.recipes.plan import Plan, Wanted, make_plan, source_of
 from remanence.recipes.recipe import SCALES, Recipe
 from remanence.report import write_report
-from remanence.results import COMPARISON, METRICS, RUNS, SPEC, Comparison, Run
+from remanence.results import CHECKPOINTS, COMPARISON, RUNS, SPEC, Comparison, Run
 from remanence.rounds import Deadline
 from remanence.several_runs import Planned, run_all
 from remanence.version import __version__
@@ -123,8 +123,9 @@ def reproduce(
 
 def write_result(plan: Plan, out: Path, asked: Mapping[str, Any]) -> Outcome:
     """Table, claims and figure from the run folders; what is not finished is left out and said so."""
-    outcome, cells = collect(plan, out)
-    runs = [run for wanted in plan.runs if (run := finished_run(out / RUNS / wanted.name)) is not None]
+    finished = find_finished(plan, out)
+    outcome, cells = collect(plan, finished)
+    runs = list(finished.values())
     about = {
         **asked,
         "remanence": __version__,
@@ -203,11 +204,7 @@ def _plan_run(wanted: Wanted, out: Path, count: str) -> Planned:
 
 def is_done(run: Run) -> bool:
     """Is the last round saved? Where the weights were thrown away to save space, the metrics tell."""
-    return run.finished or (not (run.folder / "checkpoints").exists() and (run.folder / METRICS).exists() and _reached_end(run))
-
-
-def _reached_end(run: Run) -> bool:
-    return bool(run.metrics) and int(run.metrics[-1]["round"]) >= run.spec.total_rounds
+    return run.finished or (not (run.folder / CHECKPOINTS).exists() and run.reached_end)
 
 
 def _seconds(run: Run) -> float:

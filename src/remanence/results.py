@@ -176,6 +176,11 @@ class Run:
         newest = max((int(name) for name in names if re.fullmatch(r"\d{1,9}", name, re.ASCII)), default=0)
         return newest >= int(self.about.get("last_round", self.spec.total_rounds))  # a privacy budget may end a run earlier than planned
 
+    @property
+    def reached_end(self) -> bool:
+        """Do the metrics go to the last round? They tell where the weights were thrown away to save space."""
+        return (self.folder / METRICS).exists() and bool(self.metrics) and int(self.metrics[-1]["round"]) >= self.spec.total_rounds
+
 
 @dataclass(frozen=True)
 class Comparison:

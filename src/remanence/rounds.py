@@ -174,6 +174,7 @@ def go_on(
         recorder.sync()
         vault.save(state)
 
+    told = ""  # of what the engine could not do
     try:
         save()  # the first state too: a model given as an object need not be the same when the run is resumed
         last_save = time.monotonic()
@@ -185,7 +186,10 @@ def go_on(
                         f"time is up after round {state.round} of {spec.total_rounds}: go on with remanence resume {folder}", OUT_OF_TIME
                     )
                 state, line = play_round(experiment, engine, state, recorder)
-                tell_fallback(engine, folder, progress)
+                fallback = getattr(engine, "fallback", "")
+                if fallback != told:
+                    tell_fallback(fallback, folder, progress)
+                    told = fallback
                 deadline.rounds += 1
                 progress.round(line)
                 if time.monotonic() - last_save >= spec.checkpoint.seconds or state.round == last:
@@ -205,11 +209,8 @@ def go_on(
     return Run(folder)
 
 
-def tell_fallback(engine: Engine, folder: Path, progress: Progress) -> None:
+def tell_fallback(reason: str, folder: Path, progress: Progress) -> None:
     """An engine that cannot do what it was asked for goes on more slowly: this is said once, and kept with the run."""
-    reason = getattr(engine, "fallback", "")
-    if not reason:
-        return
     about = read_toml(folder / SPEC)[ABOUT]
     if reason not in about["engine"]:
         progress.say(f"slower than asked for: {reason}")

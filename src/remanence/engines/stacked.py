@@ -25,7 +25,7 @@ from remanence.errors import InputError, RunFailed, first_line
 from remanence.keys import Key, fold_each
 from remanence.local import Progress, SplitRows, Task, begin, differentiate_functional, finish, first_progress, judge_models, keep_or_revert
 from remanence.trees import Params, Tree
-from remanence.types import Accept, Context, Job, PairScores, Phase, Reply, Scores, Start
+from remanence.types import Context, Job, PairScores, Phase, Reply, Scores, Start
 
 MOST_CLIENTS = {"cpu": 64, "cuda": 256}  # in one stack, where nobody asks for another size
 SCORED_ROWS = 10_000  # rows of all models of a stack that are looked at at once; fewer where memory does not suffice
@@ -102,7 +102,8 @@ class Stacked:
             ctx, losses = ctx._replace(memory=memory), summed / steps
             total += course.steps
             if phase.accept is not None:
-                model = self._keep_or_revert(common.scoped_accept(task, phase), rows, old, model, common.at(now, "accept"), dims)
+                accept = partial(keep_or_revert, task, differentiate_functional, common.scoped_accept(task, phase))
+                model = vmap(accept, in_dims=(0, 0, 0, dims))(rows, old, model, common.at(now, "accept"))
         close: Callable[..., tuple[Tree, Tree]] = partial(finish, task, differentiate_functional)
         if task.method.many("after"):  # else there is nothing in it to map, and mapping is not free
             close, ctx = vmap(close, in_dims=(0, 0, 0, 0, dims)), common.at(ctx, "after", torch.from_numpy(total).to(device))
@@ -117,12 +118,6 @@ class Stacked:
         if dims.start.params is None:
             ctx = ctx._replace(start=Start(trees.expand(ctx.start.params, len(ctx.client)), ctx.start.buffers))
         return start(rows, ctx)
-
-    def _keep_or_revert(self, accept: Accept, rows: SplitRows, old: Start, new: Start, ctx: Context, dims: Context) -> Start:
-        """Every client's result of a phase, or what it had before."""
-        decide = vmap(partial(keep_or_revert, self.task, differentiate_functional, accept), in_dims=(0, 0, 0, dims))
-        kept: Start = decide(rows, old, new, ctx)
-        return kept
 
     def _plan(self, portions: Sequence[Portion], number: int, phase: Phase, rows: SplitRows, drawn_from: np.ndarray) -> Course:
         """The batches of all clients in one phase, as numbers of examples on the device. drawn_from: the clients' keys in this phase"""

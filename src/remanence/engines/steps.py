@@ -32,8 +32,8 @@ class Live(NamedTuple):
     rows: SplitRows
     ctx: Context
 
-    def cut(self, part: slice | int, dims: Context) -> Live:
-        """Some of the clients, or one, without the clients' axis; what `dims` says all of them share stays whole."""
+    def cut(self, part: slice, dims: Context) -> Live:
+        """Some of the clients; what `dims` says all of them share stays whole."""
         rest: Any = (_cut(value, part) for value in self[:-1])
         return Live._make((*rest, _cut_where(self.ctx, dims, part)))
 
@@ -99,14 +99,14 @@ def context_dims(personal_start: bool) -> Context:
     return Context(**dims | {"start": Start(*start)})
 
 
-def _cut(value: Any, part: slice | int) -> Any:
+def _cut(value: Any, part: slice) -> Any:
     """Some of the clients of whatever is stacked."""
     if isinstance(value, dict):
         return trees.take(value, part)
     return type(value)(*(_cut(item, part) for item in value)) if isinstance(value, tuple) else value[part]
 
 
-def _cut_where(value: Any, dims: Any, part: slice | int) -> Any:
+def _cut_where(value: Any, dims: Any, part: slice) -> Any:
     """The same, where `dims` says that there is a clients' axis."""
     if isinstance(dims, tuple):
         return type(value)(*(_cut_where(item, dim, part) for item, dim in zip(value, dims, strict=True)))

@@ -18,7 +18,7 @@ Sizes = Sequence[int]
 
 def convolve(x: Tensor, w: Tensor, stride: Sizes, padding: Sizes) -> Tensor:
     """One model's images x [B, C, H, W] under its weights w [O, C, kh, kw]."""
-    if tuple(w.shape[2:]) == (1, 1) and tuple(padding) == (0, 0):  # to which a grouped convolution is a detour
+    if tuple(w.shape[2:]) == (1, 1) and tuple(padding) == (0, 0):  # a product of matrices: a grouped convolution is a detour
         rows = x[:, :, :: stride[0], :: stride[1]].permute(0, 2, 3, 1)
         return (rows @ w.flatten(1).t()).permute(0, 3, 1, 2)
     y: Tensor = _Convolution.apply(x, w, stride, padding)  # type: ignore[no-untyped-call]
@@ -41,9 +41,8 @@ class _Convolution(torch.autograd.Function):
         dx = dw = None
         if ctx.needs_input_grad[0]:
             around = [size - 1 - zeros for size, zeros in zip(w.shape[2:], padding, strict=True)]
-            if (
-                tuple(stride) == (1, 1) and min(around) >= 0
-            ):  # a convolution, for which cuDNN has better kernels than for the gradient of one
+            if tuple(stride) == (1, 1) and min(around) >= 0:
+                # a convolution itself, for which cuDNN has better kernels than for the gradient of one
                 dx = _Convolution.apply(dy, w.flip(2, 3).transpose(0, 1), stride, around)  # type: ignore[no-untyped-call]
             else:
                 dx = _Gradient.apply(dy, x, w, stride, padding, True)  # type: ignore[no-untyped-call]

@@ -18,9 +18,14 @@ Cells = dict[tuple[str, str], tuple[Run, ...]]
 IN_PERCENT = ("percent",)
 
 
-def collect(plan: Plan, folder: Path) -> tuple[Outcome, Cells]:
+def find_finished(plan: Plan, folder: Path) -> dict[str, Run]:
+    """Those of the plan's runs that came to their end, by name."""
+    runs = {wanted.name: Run(folder / RUNS / wanted.name) for wanted in plan.runs}
+    return {name: run for name, run in runs.items() if (run.folder / SPEC).exists() and run.reached_end}
+
+
+def collect(plan: Plan, there: Mapping[str, Run]) -> tuple[Outcome, Cells]:
     """Our numbers and the runs they come from; what is not finished is left out and said so."""
-    there = {run.name: found for run in plan.runs if (found := finished_run(folder / RUNS / run.name)) is not None}
     tried = {label: _runs_of(place, there) for label, place in plan.places.items()}
     cells = {label: found[0][1] if found else () for label, found in tried.items()}
     ours: dict[tuple[str, str], Number] = {}
@@ -68,14 +73,6 @@ def combine(row: Line, numbers: Sequence[Number]) -> Number:
     if row.ratio:
         return Number(100 * values[0] / values[1]) if values[1] else Number()
     return Number(sum(values) / len(values))
-
-
-def finished_run(folder: Path) -> Run | None:
-    """The run of a folder, where it came to its end."""
-    if not (folder / SPEC).exists():
-        return None
-    run = Run(folder)
-    return run if run.metrics and int(run.metrics[-1]["round"]) >= run.spec.total_rounds else None
 
 
 def _runs_of(place: Place, there: Mapping[str, Run]) -> tuple[tuple[str, tuple[Run, ...]], ...]:

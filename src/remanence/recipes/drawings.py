@@ -21,7 +21,6 @@ Record = dict[str, str]
 DOTS = 150  # per inch: maps of many cells would be megabytes as vectors
 MEAN = "mean"  # the last column of a map of forgetting: what a model forgot of all others' data
 
-
 Curve = tuple[list[float], list[float], list[float | None]]  # x, y, and how far y varies over seeds
 
 
