@@ -12,7 +12,7 @@ from engines.test_recorded_steps import assert_recorded_equals_loop
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from remanence.engines import convolutions, graphs, wide
+from remanence.engines import convolutions, graphs, separate, wide
 from remanence.keys import Key
 from remanence.trial import small_experiment
 
@@ -23,8 +23,10 @@ def draw(name: str, *shape: int) -> Tensor:
 
 @pytest.mark.parametrize(("stride", "padding", "kernel"), [(1, 1, 3), (2, 1, 3), (2, 0, 1), (1, 0, 1), (1, 1, 1), (1, 2, 5)])
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_stack(stride: int, padding: int, kernel: int, shared: bool) -> None:
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_stack(stride: int, padding: int, kernel: int, shared: bool, deep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """4 models, each with 5 images of its own or all with the same; the loss weighs outputs differently, so that no gradient cancels."""
+    monkeypatch.setattr(wide, "DEEP", 6 if deep else 512)
     x, w = draw("x", 5, 6, 8, 7) if shared else draw("x", 4, 5, 6, 8, 7), draw("w", 4, 9, 6, kernel, kernel)
 
     def answers(convolve: Any) -> list[Tensor]:
@@ -61,6 +63,35 @@ def test_images_are_turned_around_once() -> None:
     assert y.stride(2) == 1  # channels innermost
     assert wide._side_by_side(y).data_ptr() == y.data_ptr()
     assert wide._side_by_side(y.relu()).shape == (2, 18, 8, 8)
+    strided = vmap(wide.convolve, in_dims=(0, 0, None, None))(y, draw("v", 3, 5, 6, 3, 3), (2, 2), (1, 1))
+    assert strided.shape == (3, 2, 5, 4, 4)
+    assert wide._in_rows(strided).data_ptr() == strided.data_ptr()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_streams_on_cuda(dtype: torch.dtype, close: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What streams write side by side is what one convolution after the other gives, in every precision: cuDNN is told where to write in some of them only."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    x, w = (wide._in_rows(draw(name, *shape).to("cuda", dtype)) for name, shape in (("x", (6, 8, 64, 16, 16)), ("w", (6, 64, 64, 3, 3))))
+    y = separate.convolve(x, w, (2, 2), (1, 1))
+    dy = wide._in_rows(torch.ones_like(y))
+    dx, dw = (separate.differentiate(dy, x, w, (2, 2), (1, 1), of_images) for of_images in (True, False))
+    for client in range(6):
+        images, weights = x[client].double().requires_grad_(), w[client].double().requires_grad_()
+        expected = torch.conv2d(images, weights, None, 2, 1)
+        expected.sum().backward()
+        for ours, theirs in ((y, expected.detach()), (dx, images.grad), (dw, weights.grad)):
+            assert theirs is not None
+            torch.testing.assert_close(ours[client].double(), theirs, rtol=close, atol=close * float(theirs.abs().max()))
+
+
+def test_one_convolution_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where cuDNN would cut a grouped one into pieces: strides, and layers with many channels on both sides."""
+    monkeypatch.setattr(wide, "DEEP", 8)
+    assert not wide._is_separate(torch.empty(3, 8, 7, 3, 3), (1, 1))
+    assert wide._is_separate(torch.empty(3, 8, 8, 3, 3), (1, 1))
+    assert wide._is_separate(torch.empty(3, 4, 4, 3, 3), (1, 2))
 
 
 @pytest.mark.parametrize(
