@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -14,6 +16,9 @@ import torch
 from engines.test_equal_engines import CASES, EVERYTHING
 from engines.test_recorded_steps import assert_recorded_equals_loop
 from torch import Tensor, nn
+from torch.func import grad, vmap
+from torch.nn.functional import batch_norm
+from torch.utils import _pytree as pytree
 
 from remanence.engines import convolutions, graphs, kernels
 from remanence.engines.convolutions import convolve, correlate, correlate_rows
@@ -138,6 +143,46 @@ def test_networks_are_reached(case: str, monkeypatch: pytest.MonkeyPatch) -> Non
         patch.setattr(convolutions._Convolution, "apply", spy)
         assert_recorded_equals_loop(small_experiment(EVERYTHING, changes, module=module), stack=64)
     assert {tuple(layer.weight.shape) for layer in module.modules() if isinstance(layer, nn.Conv2d)} <= set(seen)
+
+
+def test_batch_norms_of_networks_are_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+
+    def spy(*values: Any, training: bool, **more: Any) -> Tensor:
+        seen.append(training)
+        return batch_norm(*values, training=training, **more)
+
+    monkeypatch.setattr(convolutions, "normalise", spy)
+    normalise: Any = nn.BatchNorm2d(3)
+    convolutions.with_convolutions(normalise, fused=True)(draw("x", 2, 3, 4, 4, dtype=torch.float32))  # type: ignore[call-arg, arg-type]
+    assert seen == [True]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_of_images_as_they_lie(training: bool) -> None:
+    """Mapped over a stack whose images have the channels innermost: torch's answer, its gradients, and what it remembers."""
+    values = (
+        draw("x", 3, 5, 4, 4, 6).permute(0, 1, 4, 2, 3),
+        draw("mean", 3, 6),
+        draw("var", 3, 6).exp(),
+        draw("weight", 3, 6),
+        draw("bias", 3, 6),
+    )
+
+    def loss(normalise: Any, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor) -> Any:
+        mean, var = mean.clone(), var.clone()  # what is remembered is written in place
+        y = normalise(x, mean, var, weight, bias, training, 0.3, 1e-3)
+        return (y * torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).reshape(y.shape)).square().sum(), (y, mean, var)
+
+    ours = vmap(grad(partial(loss, convolutions.normalise), (0, 3, 4), has_aux=True))(*values)
+    for client in range(3):
+        theirs = grad(partial(loss, batch_norm), (0, 3, 4), has_aux=True)(*(value[client].contiguous() for value in values))
+        torch.testing.assert_close(pytree.tree_map(itemgetter(client), ours), theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_batch_norm_of_a_single_value() -> None:
+    with pytest.raises(ValueError, match="more than one value a channel"):
+        convolutions.normalise(torch.ones(1, 3, 1, 1), None, None, training=True)
 
 
 @pytest.mark.usefixtures("everywhere")

@@ -1,8 +1,11 @@
-"""Convolutions of a stack, by the fastest way there is for their widths.
+"""Convolutions of a stack, by the fastest way there is for their widths, and the batch norms behind them.
 
 A stack of convolutions is one grouped convolution, for which cuDNN has no good kernels where groups have few channels: on an H200 the two layers of 50
 LeNets take 427 microseconds forward and backward in tf32, and 160 by the kernels of `kernels.py`. Wide layers of compiled steps go to cuDNN with the channels
 innermost (`wide.py`). All else is left to torch: layers between the two, narrow ones in float64, dilation, groups, and machines without Triton.
+
+Images come out of both with the channels innermost. Before a batch norm torch asks for just that layout, for cuDNN, in a call that cannot be mapped over a
+stack; its own kernels take images as they lie, and the compiler knows what they compute and fuses it with what is around.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.library import custom_op
-from torch.nn.functional import conv2d
+from torch.nn.functional import batch_norm
 from torch.overrides import TorchFunctionMode
 
 from remanence.engines import wide
@@ -162,24 +165,41 @@ def empty_images(like: Tensor, shape: Sequence[int]) -> Tensor:
 _conv2d: Callable[..., Tensor] = torch.conv2d
 
 
-class _Convolutions(TorchFunctionMode):
-    """While it is on, a network's own convolutions are ours."""
+def normalise(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """`torch.nn.functional.batch_norm`, never by cuDNN."""
+    if training and x.numel() == x.shape[1]:
+        raise ValueError(f"batch norm in training needs more than one value a channel, and the batch has the shape {list(x.shape)}")
+    y: Tensor = torch.native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)[0]
+    return y
+
+
+class _Layers(TorchFunctionMode):
+    """While it is on, a network's own convolutions and batch norms are ours."""
 
     def __init__(self, fused: bool):
         super().__init__()
-        self.convolve = partial(convolve, fused=fused)
+        self.ours: dict[Any, Callable[..., Tensor]] = {torch.conv2d: partial(convolve, fused=fused), batch_norm: normalise}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return (self.convolve if function in (torch.conv2d, conv2d) else function)(*args, **(kwargs or {}))
+        return self.ours.get(function, function)(*args, **(kwargs or {}))
 
 
 def with_convolutions(step_all: StepAll, fused: bool) -> StepAll:
-    """The same step, with convolutions by our kernels and in our layout; `fused` if the step will be compiled."""
+    """The same step, with convolutions by our kernels and in our layout and batch norms that take it; `fused` if the step will be compiled."""
     if importlib.util.find_spec("triton") is None:
         return step_all
 
     def step(*arguments: Any) -> tuple[Progress, Tensor]:
-        with _Convolutions(fused):
+        with _Layers(fused):
             return step_all(*arguments)
 
     return step
