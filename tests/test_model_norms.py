@@ -159,3 +159,24 @@ def test_lower_precision_in_a_stack(norm: nn.Module) -> None:
     for number in range(3):
         for name, alone in gradient(*model.initial, x[number]).items():
             torch.testing.assert_close(stacked[name][number], alone, rtol=0, atol=0.02 * float(alone.abs().max()))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_lower_precision_in_a_stack_that_is_judged(shared: bool) -> None:
+    """Every layer answers in the precision in which it does for one model alone, also where nothing is differentiated."""
+    module = fresh(lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, CLASSES)))
+    model, x = wrap(module, rows(2, 1, 6, 6).float(), CLASSES, autocast=torch.bfloat16), rows(3, 5, 1, 6, 6).float()
+    seen: list[torch.dtype] = []
+    for layer in model.judge:  # type: ignore[union-attr]
+        layer.register_forward_hook(lambda layer, inputs, answer: seen.append(answer.dtype))
+    stack = Start(*(trees.clone(trees.expand(tree, 3)) for tree in model.initial))
+    with torch.no_grad():
+        stacked = vmap(model.judge_rows, in_dims=(0, None if shared else 0))(stack, x[0] if shared else x)
+        in_stack = seen.copy()
+        for number in range(3):
+            seen.clear()
+            alone = model.judge_rows(model.initial, x[0 if shared else number])
+            assert seen == in_stack
+            torch.testing.assert_close(stacked.logits[number], alone.logits, rtol=0, atol=0.02 * float(alone.logits.abs().max()))
+    assert set(seen) == {torch.bfloat16}
+    assert not stacked.logits.requires_grad

@@ -7,14 +7,14 @@ template. Dropout is rewritten to draw from keys; what cannot be made pure is re
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vjp
 
 from remanence import keys
 from remanence.errors import InputError
@@ -75,7 +75,8 @@ class Model:
 
     def judge_rows(self, model: Start, x: Tensor) -> Output:
         """One pass in evaluation mode."""
-        return self._call(self.judge, self.judge_tap, {**model.params, **model.buffers}, x)
+        judge = partial(self._call, self.judge, self.judge_tap, {**model.params, **model.buffers}, x)
+        return judge() if self.autocast is None else _beside_a_gradient(judge)
 
     def _call(self, module: nn.Module, tap: Tap, values: dict[str, Tensor], x: Tensor) -> Output:
         if self.autocast is None:
@@ -263,6 +264,13 @@ def keep_precision(module: nn.Module, lower: torch.dtype) -> None:
         if isinstance(layer, (*BatchNorms, *InstanceNorms)):
             layer.register_forward_pre_hook(_raise_precision)
             layer.register_forward_hook(partial(_lower_precision, lower))
+
+
+def _beside_a_gradient(compute: Callable[[], Output]) -> Output:
+    """Mapped over a stack, autocast leaves convolutions and linear layers as they are, unless something is differentiated: so something is, on which nothing
+    depends."""
+    answer: Output = vjp(lambda _: compute(), torch.zeros(()))[0]
+    return answer
 
 
 def _raise_precision(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
