@@ -85,6 +85,13 @@ def test_a_gap_that_is_wider_here_than_there() -> None:
     assert verdict_of(recipe, a=[1, 5], b=[4, 9]).word == FAILS
 
 
+def test_a_gap_that_is_widest() -> None:
+    """Against every other place: 4 at a, 1 at b, 5 at c."""
+    recipe = recipe_with({"says": "s", "better": "y", "worse": "x", "wider": "a", "narrower": ["b", "c"]})
+    verdict = verdict_of(recipe, a=[0, 4], b=[1, 2], c=[1, 6])
+    assert ([question.ours for question in verdict.questions], verdict.word) == ([3, -1], IN_PART)
+
+
 def test_marks() -> None:
     above = recipe_with({"says": "s", "cells": [["a", "x"], ["b", "y"]], "above": 10})
     below = recipe_with({"says": "s", "cells": [["a", "x"], ["b", "y"]], "below": 10})

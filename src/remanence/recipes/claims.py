@@ -4,7 +4,7 @@ hold, or cannot be given.
     { says, better = [...], worse = [...], at = [...], by = 0.0 }      the cells of one row (or column) beat those of another, by at least so much;
                                                                        below zero: are not behind by more
     { says, best = "ROW", among = [...], at = [...] }                  nobody beats it
-    { says, better, worse, wider = "COLUMN", narrower = "COLUMN" }     the gap between two rows is larger here than there
+    { says, better, worse, wider = "COLUMN", narrower = "COLUMN" }     the gap between two rows is larger here than there, or than at each of several
     { says, cells = [["ROW", "COLUMN"], ...], above = x | below = x }  numbers stay on one side of a mark
 
 With `most = true` the claim is about most of them: more than half is enough. `better` follows the measure:
@@ -98,11 +98,11 @@ def _compare(recipe: Recipe, claim: Mapping[str, Any], ours: Numbers) -> Iterato
     if "cells" in claim:
         yield from _marks(recipe, claim, ours)
     elif "wider" in claim:
-        for better, worse in _pairs(recipe, claim):
-            places = [_cells(recipe, better, worse, _line(recipe, claim[which])) for which in ("wider", "narrower")]
-            wide, narrow = ([_gap(recipe, cells, numbers) for cells in places] for numbers in (ours, recipe.published))
-            what = f"{better.label} over {worse.label}, more at {claim['wider']} than at {claim['narrower']}"
-            yield Question(what, _minus(*wide), _minus(*narrow), by)
+        for (better, worse), narrower in itertools.product(_pairs(recipe, claim), _list(claim["narrower"])):
+            places = [_cells(recipe, better, worse, _line(recipe, label)) for label in (claim["wider"], narrower)]
+            mine, printed = ([_gap(recipe, cells, numbers) for cells in places] for numbers in (ours, recipe.published))
+            what = f"{better.label} over {worse.label}, more at {claim['wider']} than at {narrower}"
+            yield Question(what, _minus(*mine), _minus(*printed), by)
     else:
         for better, worse in _pairs(recipe, claim):
             for other in _others(recipe, better, claim):

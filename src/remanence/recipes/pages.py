@@ -23,6 +23,17 @@ from remanence.report.tables import escape_markdown as escape
 from remanence.report.tables import readable_seconds
 
 OUTCOME, OUTCOMES, REMARKS = "outcome.json", "outcomes", "remarks.toml"
+HOW = {
+    "rounds",
+    "engine",
+    "stack",
+    "stepping",
+    "workers",
+    "threads",
+    "device",
+    "precision",
+    "data.dir",
+}  # changes that leave the experiment what it is
 
 
 def write_results(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
@@ -164,7 +175,7 @@ def _page(paper: str, results: Sequence[tuple[Outcome, Mapping[str, Any], str]],
     lines = [f"# {escape(first.paper)}", "", "Made by `remanence results`; every number of ours comes from a run folder.", ""]
     lines += ["| result | scale | claim | | comparisons as claimed, run, in all |", "|---|---|---|---|---|"]
     for name, mine in done.items():
-        lines += _list_claims(name, [outcome for outcome, _, _ in mine])
+        lines += _list_claims(name, [(outcome, about["changes"]) for outcome, about, _ in mine])
     lines.append("")
     for name, mine in done.items():
         said = remarks.get(name, "").strip() if mine else ""
@@ -175,19 +186,24 @@ def _page(paper: str, results: Sequence[tuple[Outcome, Mapping[str, Any], str]],
     return "\n".join(lines)
 
 
-def _list_claims(name: str, outcomes: Sequence[Outcome]) -> list[str]:
-    """A line of the table for every claim and every length at which it was tested; one for those that were not tested at all."""
+def _list_claims(name: str, results: Sequence[tuple[Outcome, Mapping[str, Any]]]) -> list[str]:
+    """A line of the table for every claim and every setting in which it was tested; one for those that were not tested at all."""
     lines = []
     for place, untested in enumerate(judge_claims(load_recipe(name), {})):
         tested = [
-            (f"{outcome.plan.scale}, {_count(_longest(outcome), 'round')}", outcome.verdicts[place])
-            for outcome in outcomes
+            (", ".join([outcome.plan.scale, _count(_longest(outcome), "round"), *_told(changes)]), outcome.verdicts[place])
+            for outcome, changes in results
             if outcome.plan.scale != "smoke" and outcome.verdicts[place].tested  # smoke tests the machinery, never a claim
         ]
         for scale, verdict in tested or [("not run", untested)]:
             count = f"{verdict.held}, {verdict.tested}, {len(verdict.questions)}"
-            lines.append(f"| {name} | {scale} | {escape(verdict.says)} | {verdict.word} | {count} |")
+            lines.append(f"| {name} | {escape(scale)} | {escape(verdict.says)} | {verdict.word} | {count} |")
     return lines
+
+
+def _told(changes: Mapping[str, Any]) -> list[str]:
+    """Changes to the experiment itself, not to its length or to how it is computed and recorded."""
+    return [f"{key}={json.dumps(value)}" for key, value in changes.items() if key not in HOW and not key.startswith("record.")]
 
 
 def _longest(outcome: Outcome) -> int:
