@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from remanence import expressions
@@ -50,13 +50,17 @@ class Machine:
     """What a computer makes of it."""
 
     name: str
-    speed: float  # operations a second in training
+    speed: Mapping[str, float]  # operations a second in training, by precision
     layer: float  # seconds that one layer takes in one step at least, forward and backward
     stacked: bool  # are a round's clients one computation?
 
 
-TWO_CORES = Machine("two cores", 4e10, 6e-5, False)
-H200 = Machine("one H200", 2e13, 2.5e-4, True)
+# a round of ten ResNet-18 took .56 s in tf32 and .31 to .37 in bf16, one of ten CNNs 18 ms in tf32: benchmarks/README.md
+H200 = Machine("one H200", {"fp64": 5e12, "fp32": 3e13, "tf32": 1e14, "bf16": 1.6e14}, 6e-5, True)
+TWO_CORES = Machine("two cores", dict.fromkeys(H200.speed, 4e10), 6e-5, False)
+
+
+COMPILING = 30.0  # seconds on a GPU, at the start of a run for which it pays
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,8 @@ def estimate_run(spec: Spec) -> Cost:
     seconds = []
     for machine in (TWO_CORES, H200):
         calls = steps * (1 if machine.stacked else cohort) * factor + server_steps
-        seconds.append(max(work / machine.speed, 0.0) + rounds * calls * network.layers * machine.layer + rounds * 0.005)
+        training = work / machine.speed[spec.precision] + rounds * calls * network.layers * machine.layer + rounds * 0.005
+        seconds.append(training + (min(training, COMPILING) if machine.stacked else 0))
     kept = clients if names & set(KEEPS_MODEL) else 0
     memory = 4 * network.parameters * (4 * cohort + 2 * kept + 8) + 4 * 3 * network.activations * min(spec.local.batch, rows) * min(
         cohort, 64
