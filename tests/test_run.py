@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -248,3 +249,17 @@ def test_a_users_network_by_import_path(tmp_path: Path) -> None:
     assert loaded == run
     assert isinstance(run.model(), BatchNormNet)
     assert (tmp_path / "run" / SPEC).read_text().count("test_run:BatchNormNet") == 1
+
+
+def test_the_memory_of_a_federation_does_not_grow_with_its_clients() -> None:
+    """Everybody beside everybody else would be 400 MB; the rows themselves are 6."""
+    spec = make_spec({}, {"data.name": "synthetic(samples=45000, features=32)", "clients.count": 20_000, "clients.sample": 10, "rounds": 1})
+    tracemalloc.start()
+    try:
+        experiment = build(spec)
+        first_state(experiment)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100e6
+    assert experiment.topology is None

@@ -131,6 +131,7 @@ def _choose(
     task = experiment.task
     probe, decide = peer_functions(task)
     unsound, refusals = gate.find_unsound(crowd.models)
+    assert experiment.topology is not None  # there is no server
     reachable = experiment.topology & online[None, :] & active[:, None] & ~unsound.numpy()[None, :]
     ctx = PeerContext(
         round=(round - 1) % experiment.spec.rounds + 1,

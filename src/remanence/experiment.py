@@ -63,7 +63,7 @@ class Experiment:
     about: dict[str, Any]
     labels: np.ndarray  # of every training example, by id
     adversary: Adversary  # hostile clients, where the experiment has any
-    topology: np.ndarray  # [K, K] bool: who can reach whom where there is no server
+    topology: np.ndarray | None  # [K, K] bool: who can reach whom; None where there is a server, which may have far too many clients for it
     availability: Availability
     seconds: np.ndarray  # [K]: simulated seconds a local step takes
     deadline: Deadline
@@ -181,9 +181,8 @@ def _build(spec: Spec, method: Method | Part | None, module: nn.Module | None, s
         task = replace(task, world=replace(task.world, expected=float(size)))
     settled = _settle(spec, model_name, named_clients, device)
     about = _describe(settled, source, task, division, adversary.clients.tolist())
-    topology = expressions.construct(expressions.parse_call(spec.peers.topology), TOPOLOGIES, "topology")(
-        population.clients, key.fold("topology")
-    )
+    lay = expressions.construct(expressions.parse_call(spec.peers.topology), TOPOLOGIES, "topology")
+    topology = lay(population.clients, key.fold("topology")) if composed.owner("peers") is not None else None
     availability = parse_availability(spec.clients.availability)
     availability(population.clients, 1, key)  # refuses clients that do not exist
     check_cohort(composed, size)
