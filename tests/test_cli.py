@@ -151,6 +151,22 @@ def test_a_mistake_gets_one_sentence_and_leaves_nothing(tmp_path: Path, kind: st
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["wsm/table-3.9"], "did you mean wsm/table-3.3"),
+        (["wsm/table-3.3", "--scale", "moon"], "unknown scale 'moon'"),
+        (["wsm/table-3.3", "--scale", "smoke", "--only", "FedProx"], "has no row 'FedProx'"),
+        (["wsm/table-3.3", "--scale", "smoke"], "--out is missing"),
+    ],
+)
+def test_what_is_wrong_with_a_result_is_said_before_what_is_missing(tmp_path: Path, arguments: list[str], words: str) -> None:
+    result = forked("reproduce", *arguments, cwd=tmp_path)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert words in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_help_is_fast_and_lists_are_machine_readable() -> None:
     assert "compare" in remanence("--help").stdout
     for what in ("methods", "objectives", "models", "data", "partitions", "engines", "optimizers", "schedules"):

@@ -39,7 +39,6 @@ def reproduce(
         found = [{"name": each, "title": load_recipe(each).title, "source": load_recipe(each).source} for each in list_recipes()]
         print(json.dumps(found, indent=2) if as_json else "\n".join(f"{entry['name']:20s}  {entry['title']}" for entry in found))
         return
-    load_recipe(name)  # a name that is none is said first
     from remanence.reproduce import plan_result
     from remanence.reproduce import reproduce as run_result
 
@@ -51,10 +50,11 @@ def reproduce(
         "changes": config.parse_assignments(set_ or []),
         "data_dir": data_dir or "",
     }
+    planned = plan_result(name, **options)  # what is wrong with what was asked for is said before what is missing
     if plan:
         from remanence.recipes.estimate import tell_plan
 
-        print(tell_plan(plan_result(name, **options)))
+        print(tell_plan(planned))
         return
     if out is None:
         raise InputError(f"--out is missing: name a folder for the runs of {name}, or look at --plan first")
