@@ -1,0 +1,61 @@
+"""What our code costs beside the bare PyTorch steps: the engine `loop` and a plain loop take turns on one thread; CPU seconds, which other work disturbs least.
+
+    python benchmarks/overhead.py [--jobs A,B] [--clients 8,3] [--turns 11]
+
+`loop` is the slowest engine, and the only one that takes the very steps of the plain loop: the others take fewer or faster ones. `--clients` is how many of a
+job's clients train, since a whole round is long on one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from remanence.bench.baselines import train_clients
+from remanence.bench.jobs import JOBS, prepare
+from remanence.bench.measure import train_ours
+from remanence.engines.loop import Loop
+
+
+def measure(job: str, clients: int, turns: int) -> dict[str, list[float]]:
+    """CPU seconds of every turn but the first, which warms up; who comes first changes from turn to turn."""
+    experiment, state, work = prepare(JOBS[job], "cpu", "fp32", {"clients.sample": clients})
+    torch.set_num_threads(1)
+    engine = Loop(experiment.task)
+    contenders: dict[str, Callable[[], Any]] = {
+        "loop": lambda: train_ours(experiment, state, work, engine),
+        "plain": lambda: train_clients(experiment, state, work),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(turns + 1):
+        for name in sorted(contenders, reverse=bool(turn % 2)):
+            begin = time.process_time()
+            contenders[name]()
+            if turn:
+                seconds[name].append(time.process_time() - begin)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", default="A,B")
+    parser.add_argument("--clients", default="8,3")
+    parser.add_argument("--turns", type=int, default=11)
+    options = parser.parse_args()
+    for job, clients in zip(options.jobs.split(","), options.clients.split(","), strict=True):
+        seconds = measure(job, int(clients), options.turns)
+        for word, statistic in (("fastest", min), ("median", statistics.median)):
+            ours, plain = (statistic(seconds[name]) for name in ("loop", "plain"))
+            print(
+                f"{job}, {clients} clients, {word} of {options.turns}: loop {ours:.2f} s, plain {plain:.2f} s: {100 * (ours / plain - 1):+.1f}%",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
