@@ -14,31 +14,21 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from remanence.bench.baselines import train_clients
 from remanence.bench.jobs import JOBS, prepare
-from remanence.bench.measure import train_ours
+from remanence.bench.measure import take_turns, train_ours
 from remanence.engines.loop import Loop
 
 
 def measure(job: str, clients: int, turns: int) -> dict[str, list[float]]:
-    """CPU seconds of every turn but the first, which warms up; who comes first changes from turn to turn."""
+    """CPU seconds of every turn."""
     experiment, state, work = prepare(JOBS[job], "cpu", "fp32", {"clients.sample": clients})
-    torch.set_num_threads(1)
     engine = Loop(experiment.task)
-    contenders: dict[str, Callable[[], Any]] = {
-        "loop": lambda: train_ours(experiment, state, work, engine),
-        "plain": lambda: train_clients(experiment, state, work),
+    contenders: dict[str, tuple[Callable[[], Any], int]] = {
+        "loop": (lambda: train_ours(experiment, state, work, engine), 1),
+        "plain": (lambda: train_clients(experiment, state, work), 1),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(turns + 1):
-        for name in sorted(contenders, reverse=bool(turn % 2)):
-            begin = time.process_time()
-            contenders[name]()
-            if turn:
-                seconds[name].append(time.process_time() - begin)
-    return seconds
+    return take_turns(contenders, turns, experiment.task.world.device, time.process_time)
 
 
 def main() -> None:

@@ -50,13 +50,13 @@ def reproduce(
         "changes": config.parse_assignments(set_ or []),
         "data_dir": data_dir or "",
     }
-    planned = plan_result(name, **options)  # what is wrong with what was asked for is said before what is missing
     if plan:
         from remanence.recipes.estimate import tell_plan
 
-        print(tell_plan(planned))
+        print(tell_plan(plan_result(name, **options)))
         return
     if out is None:
+        plan_result(name, **options)  # what is wrong with what was asked for is said before what is missing
         raise InputError(f"--out is missing: name a folder for the runs of {name}, or look at --plan first")
     from remanence.progress import make_progress
     from remanence.rounds import Deadline

@@ -220,18 +220,20 @@ def train_works(engine: Stacked, works: Sequence[Work]) -> None:
         pass
 
 
-def take_turns(contenders: dict[str, tuple[Callable[[], Any], int]], repeat: int, device: torch.device) -> dict[str, list[float]]:
+def take_turns(
+    contenders: dict[str, tuple[Callable[[], Any], int]], repeat: int, device: torch.device, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
     """Seconds of each, one after the other and again, so that a busy machine is unfair to all alike; the first turn warms up and does not count."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(repeat + 1):
         for name, (function, threads) in contenders.items():
             torch.set_num_threads(threads)
             wait_for(device)
-            begin = time.perf_counter()
+            begin = clock()
             function()
             wait_for(device)
             if turn:
-                times[name].append(time.perf_counter() - begin)
+                times[name].append(clock() - begin)
     return times
 
 

@@ -21,7 +21,7 @@ from torch.library import custom_op
 from torch.nn.functional import batch_norm
 from torch.overrides import TorchFunctionMode
 
-from remanence.engines import wide
+from remanence.engines import separate, wide
 from remanence.engines.steps import StepAll
 from remanence.local import Progress
 
@@ -156,10 +156,7 @@ def is_wide(x: Tensor, weight: Tensor) -> bool:
 
 def empty_images(like: Tensor, shape: Sequence[int]) -> Tensor:
     """Memory for images [k, B, C, H, W]: the channels innermost where there are enough of them for whole lines of memory."""
-    clients, images, channels, height, width = shape
-    if channels < CHANNELS_INNERMOST:
-        return like.new_empty(shape)
-    return like.new_empty((clients, images, height, width, channels)).permute(0, 1, 4, 2, 3)
+    return like.new_empty(shape) if shape[2] < CHANNELS_INNERMOST else separate.channels_innermost(like, shape)
 
 
 _conv2d: Callable[..., Tensor] = torch.conv2d

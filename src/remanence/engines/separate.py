@@ -27,7 +27,7 @@ def convolve(x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int]
 @custom_op("remanence::differentiate_separately", mutates_args=())
 def differentiate(dy: Tensor, x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], of_images: bool) -> Tensor:
     """The gradient dy [k, B, O, h, w] of what came out -> that of the images, or else of the weights"""
-    gradient = _channels_innermost(x, x.shape if of_images else w.shape)
+    gradient = channels_innermost(x, x.shape if of_images else w.shape)
     wanted = [of_images, not of_images, False]
 
     def compute(client: int) -> None:
@@ -46,7 +46,7 @@ def _(x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int]) -> Te
 
 @differentiate.register_fake
 def _(dy: Tensor, x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], of_images: bool) -> Tensor:
-    return _channels_innermost(x, x.shape if of_images else w.shape)
+    return channels_innermost(x, x.shape if of_images else w.shape)
 
 
 def _convolve_into(y: Tensor, x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int]) -> None:
@@ -87,10 +87,10 @@ def _room_for_answers(x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequ
     sides = [
         (length + 2 * zeros - size) // step + 1 for length, zeros, size, step in zip(x.shape[3:], padding, w.shape[3:], stride, strict=True)
     ]
-    return _channels_innermost(x, (*x.shape[:2], w.shape[1], *sides))
+    return channels_innermost(x, (*x.shape[:2], w.shape[1], *sides))
 
 
-def _channels_innermost(like: Tensor, shape: Sequence[int]) -> Tensor:
+def channels_innermost(like: Tensor, shape: Sequence[int]) -> Tensor:
     """Memory for [k, B, C, H, W], laid out as [k, B, H, W, C]"""
     clients, images, channels, height, width = shape
     return like.new_empty((clients, images, height, width, channels)).permute(0, 1, 4, 2, 3)
