@@ -131,9 +131,10 @@ def _build(spec: Spec, method: Method | Part | None, module: nn.Module | None, s
         module = models_.initialise(lambda: build_module(model_name, shape, classes), key.fold("model"))
     module = adapt_module(composed.method, module, classes, key)
     _check_vocabulary(module, source)
+    two_rows = train.inputs(torch.arange(2, device=device))
     model = models_.wrap(
         module,
-        train.inputs(torch.arange(2, device=device)),
+        two_rows,
         classes,
         dtype=dtype,
         device=device,
@@ -152,6 +153,9 @@ def _build(spec: Spec, method: Method | Part | None, module: nn.Module | None, s
         norms=model.norms,
         buffers=tuple(model.initial.buffers),
         public=len(public),
+        batch=min(spec.local.batch, population.capacity),
+        row=tuple(two_rows.shape[1:]),
+        row_dtype=two_rows.dtype,
     )
     phase = Phase(epochs=spec.local.epochs, steps=spec.local.steps)
     phases = composed.one("phases")

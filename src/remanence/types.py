@@ -87,6 +87,9 @@ class World:
     public: int  # rows in the server's public set
     sent: tuple[str, ...] = ()  # parameter names that travel: trained and not personal
     expected: float = 0.0  # clients expected in a round, where each joins by a coin of its own; 0: their number is fixed
+    batch: int = 0  # the most rows of a batch
+    row: tuple[int, ...] = ()  # the shape of one row as a network gets it,
+    row_dtype: torch.dtype = torch.float32  # and of which numbers
 
 
 class Context(NamedTuple):

@@ -27,7 +27,7 @@ from remanence.local import SplitRows
 from remanence.rounds import first_state, make_job
 from remanence.testing import TOLERANCE, check_engine
 from remanence.trial import play, quickly, small_experiment, state_tree, worst_difference
-from remanence.types import Reply
+from remanence.types import Part, Reply, Track
 
 
 @pytest.fixture
@@ -51,15 +51,16 @@ def assert_recorded_equals_loop(experiment: Experiment, stack: int, steps: str =
 
 
 @pytest.mark.usefixtures("untraced")
-@pytest.mark.parametrize("method", [quickly(name) for name in METHODS if name != "centralised"])
+@pytest.mark.parametrize("method", [quickly(name) for name in METHODS])
 def test_every_method(method: str) -> None:
     assert_recorded_equals_loop(small_experiment(method), stack=3)
 
 
 @pytest.mark.usefixtures("untraced")
 def test_memory_that_changes_its_form_is_not_recorded() -> None:
-    """The centralised baseline remembers the batch before, of which there is none in its first step."""
-    experiment = small_experiment("centralised")
+    """A part may remember the batch before, of which there is none in its first step."""
+    remembers = Part("remembers", track=Track(lambda ctx, lent: {}, lambda memory, before, after, batch, lent, ctx: {"last": batch.y}))
+    experiment = small_experiment(remembers)
     engine = Stacked(experiment.task, 3, "graph")
     assert_equals_loop(experiment, engine)
     assert "changes the form" in engine.fallback

@@ -44,19 +44,28 @@ def no_events(world: World) -> Tree:
 
 
 def begin_counting(ctx: Context, lent: Lent) -> Tree:
-    """Events of each example in this round; the batch to be judged again stands beside them from the first step on."""
-    return {"counts": no_events(ctx.world)}
+    """Events of each example in this round, and the batch to be judged again: before the first step one of rows that nothing can happen to."""
+    world, rows = ctx.world, ctx.world.batch
+    nobody = {
+        "x": torch.zeros(rows, *world.row, dtype=world.row_dtype, device=world.device),
+        "y": torch.zeros(rows, dtype=torch.int64, device=world.device),
+        "ids": torch.zeros(rows, dtype=torch.int64, device=world.device),
+        "right": torch.zeros(rows, dtype=torch.bool, device=world.device),  # what was wrong cannot become wrong,
+        "error": torch.full((rows,), torch.inf, dtype=world.dtype, device=world.device),  # and no error is larger than that
+    }
+    return {"counts": no_events(world), "last": nobody}
 
 
 def judge_again(memory: Tree, before: Start, after: Start, batch: Batch, lent: Lent, ctx: Context) -> Tree:
-    counts = memory["counts"]
-    if "last" in memory:  # batch A, with B just learned; a pool is one client and never padded, so every row counts
-        last = memory["last"]
-        right, error = judge(lent.forward(after, last["x"]), last["y"])
-        happened = {"right_to_wrong": last["right"] & ~right, "margin_rise": error > last["error"]}
-        counts = {name: counts[name].index_add(0, last["ids"], happened[name].long()) for name in EVENTS}
+    """Batch A, with B just learned; then B itself, in the first rows of what is kept, so that a step hands on the same form whatever the batch's width."""
+    last = memory["last"]
+    right, error = judge(lent.forward(after, last["x"]), last["y"])
+    happened = {"right_to_wrong": last["right"] & ~right, "margin_rise": error > last["error"]}
+    counts = {name: memory["counts"][name].index_add(0, last["ids"], happened[name].long()) for name in EVENTS}
     right, error = judge(lent.forward(after, batch.x), batch.y)
-    return {"counts": counts, "last": {"x": batch.x, "y": batch.y, "ids": batch.ids, "right": right, "error": error}}
+    now = {"x": batch.x, "y": batch.y, "ids": batch.ids, "right": right, "error": error}
+    nobody = begin_counting(ctx, lent)["last"]
+    return {"counts": counts, "last": {name: torch.cat([now[name].to(rest), rest[len(batch.y) :]]) for name, rest in nobody.items()}}
 
 
 def judge(out: Output, y: Tensor) -> tuple[Tensor, Tensor]:
