@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 from trust.killing import in_child
 
+from remanence import server
 from remanence.checkpoint import MANIFEST, STATE
 from remanence.config import Spec, make_spec
-from remanence.errors import INTERRUPTED, OUT_OF_TIME, TERMINATED, CheckpointError, InputError, Stopped
+from remanence.errors import INTERRUPTED, OUT_OF_TIME, TERMINATED, CheckpointError, InputError, RunFailed, Stopped
 from remanence.results import CHECKPOINTS, LEDGER, METRICS, SPEC
 from remanence.rounds import Deadline, resume_run, start_run
 
@@ -139,6 +141,26 @@ def test_a_signal_saves_and_names_the_way_on(tmp_path: Path, straight: dict[str,
     with pytest.raises(Stopped, match=r"remanence resume") as stop:
         start_run(small_spec(**{"checkpoint.seconds": 1000}), folder, module=seeded_net(), progress=Interrupting())
     assert stop.value.exit_code == code
+    assert contents(folder)["round"] == 5
+    resume_run(folder, module=seeded_net())
+    assert contents(folder) == straight
+
+
+def test_memory_that_does_not_suffice_at_the_server_is_said_and_the_rounds_before_are_saved(
+    tmp_path: Path, straight: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update = server.update
+
+    def scarce(task: Any, old: Any, replies: Any, round: int, *rest: Any) -> Any:
+        if round == 6:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 90.00 MiB")
+        return update(task, old, replies, round, *rest)
+
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "update", scarce)
+        with pytest.raises(RunFailed, match=r"out of memory in round 6, all before it is saved: go on with remanence resume"):
+            start_run(small_spec(**{"checkpoint.seconds": 1000}), folder, module=seeded_net())
     assert contents(folder)["round"] == 5
     resume_run(folder, module=seeded_net())
     assert contents(folder) == straight

@@ -25,7 +25,8 @@ from remanence.config import Spec, write_toml
 from remanence.data.source import Source
 from remanence.engines.choose import Choice, choose_engine, make_engine
 from remanence.engines.processes import count_cores
-from remanence.errors import OUT_OF_TIME, InputError, Stopped
+from remanence.engines.stacked import is_out_of_memory, tell_memory
+from remanence.errors import OUT_OF_TIME, InputError, RunFailed, Stopped
 from remanence.experiment import Experiment, build, check_unchanged, set_precision
 from remanence.files import claim_folder, explain_full_disk, lock, write_atomically
 from remanence.keys import Key
@@ -202,6 +203,14 @@ def go_on(
         raise Stopped(
             f"stopped after round {state.round} of {spec.total_rounds}, all saved: go on with remanence resume {folder}", exit_code_of(stop)
         ) from None
+    except Exception as error:  # an engine tries again in smaller pieces; what is around it has none
+        if not is_out_of_memory(error):
+            raise
+        save()
+        raise RunFailed(
+            f"out of memory in round {state.round + 1}{tell_memory(experiment.task.world.device)}, all before it is saved: go on with"
+            f" remanence resume {folder} when there is more, or run it with fewer clients a round"
+        ) from error
     finally:
         engine.close()
         recorder.close()
