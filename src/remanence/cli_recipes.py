@@ -53,7 +53,7 @@ def reproduce(
     if plan:
         from remanence.recipes.estimate import tell_plan
 
-        print(tell_plan(plan_result(name, **options)))
+        print(tell_plan(plan_result(name, **options, only_to_look=True)))
         return
     if out is None:
         plan_result(name, **options)  # what is wrong with what was asked for is said before what is missing

@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,9 @@ def plan_result(
     stand_in: bool = False,
     changes: Mapping[str, Any] | None = None,
     data_dir: str = "",
+    only_to_look: bool = False,
 ) -> Plan:
-    """The runs of a result, with what is not there left out or replaced."""
+    """The runs of a result, with what is not there left out or replaced. only_to_look: where none of the data are there, all runs, as if they were."""
     if scale not in SCALES:
         raise InputError(f"unknown scale {scale!r}: {', '.join(SCALES)}")
     recipe = load_recipe(name)
@@ -62,7 +64,9 @@ def plan_result(
     absent = sorted(source for source in needed if is_absent(source, Path(root).expanduser() if root else None))
     plan = make_plan(recipe, scale, seeds=seeds, only=only, changes=wanted, absent=absent, stand_in=stand_in)
     if not plan.runs:
-        raise InputError(tell_absent(recipe, next(place.absent for place in plan.places.values() if place.absent)))
+        if not only_to_look:
+            raise InputError(tell_absent(recipe, next(place.absent for place in plan.places.values() if place.absent)))
+        plan = replace(make_plan(recipe, scale, seeds=seeds, only=only, changes=wanted), places=plan.places)
     for run in plan.runs:
         check_names(run.spec)
     return plan

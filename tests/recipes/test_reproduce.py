@@ -11,6 +11,7 @@ import pytest
 from remanence.data import SOURCES, load_source, parcels
 from remanence.errors import OUT_OF_TIME, InputError, Stopped
 from remanence.recipes import list_recipes
+from remanence.recipes.estimate import tell_plan
 from remanence.recipes.library import PAPERS, load_recipe
 from remanence.recipes.pages import OUTCOME, read_outcome, write_results
 from remanence.recipes.pictures import FIGURE
@@ -112,6 +113,17 @@ def test_missing_data_say_how_to_get_them(tmp_path: Path) -> None:
     assert {(run.stand_in, run.spec.data.name) for run in plan.runs} == {("svhn", "mnist")}
     with pytest.raises(InputError, match="unknown scale 'huge'"):
         plan_result("wsm/table-3.2", scale="huge")
+
+
+def test_a_plan_can_be_looked_at_without_the_data(tmp_path: Path) -> None:
+    told = tell_plan(plan_result("wsm/table-3.2", scale="gpu", data_dir=str(tmp_path), only_to_look=True))
+    assert "FedAvg+WSM, CIFAR-10: 80 rounds, about" in told
+    assert "first of all, cifar10 is not in the data folder: get it with remanence data fetch cifar10" in told
+    (tmp_path / "mnist").mkdir()
+    told = tell_plan(plan_result("fedwavg/table-1", scale="desk", data_dir=str(tmp_path), only_to_look=True))
+    assert "Federated, MNIST: 3 rounds" in told
+    assert "Federated, CIFAR-10" not in told
+    assert "left out, cifar10 is not in the data folder" in told
 
 
 def test_a_result_at_two_lengths_stands_twice_on_its_page(tmp_path: Path) -> None:

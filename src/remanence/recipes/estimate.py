@@ -90,8 +90,9 @@ def tell_plan(plan: Plan) -> str:
         setting = f", {run.setting}" if run.setting else ""
         stand_in = f" [{source_of(run.spec)} as stand-in for {run.stand_in}]" if run.stand_in else ""
         lines.append(f"  {run.row}, {run.column}{setting}{seed}{stand_in}: {run.spec.total_rounds} rounds, {_tell_time(cost)}")
+    used = {source_of(run.spec) for run in plan.runs}
     for source in sorted({place.absent for place in plan.places.values() if place.absent}):
-        lines.append(f"  left out, {source} is not in the data folder: {tell_how_to_get(source)}")
+        lines.append(f"  {'first of all' if source in used else 'left out'}, {source} is not in the data folder: {tell_how_to_get(source)}")
     total = estimate(run.spec for run in plan.runs)
     rounds = sum(run.spec.total_rounds for run in plan.runs)
     lines.append(f"{len(plan.runs)} runs, {rounds} rounds in all: {_tell_time(total)}; about {total.memory / 1e9:.1f} GB of memory")
