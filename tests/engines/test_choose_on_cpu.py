@@ -23,7 +23,9 @@ def kind(engine: Engine) -> tuple[str, int, str]:
     return engine.name, getattr(engine, "stack", 0), getattr(engine, "steps", "eager")
 
 
-def choose_with(monkeypatch: pytest.MonkeyPatch, times: Times, rounds: int, **changes: Any) -> tuple[Choice, list[tuple[str, int, str]]]:
+def choose_with(
+    monkeypatch: pytest.MonkeyPatch, times: Times, rounds: int, cores: int = 2, **changes: Any
+) -> tuple[Choice, list[tuple[str, int, str]]]:
     """times: seconds that a trial is said to take -> the choice, and what was tried for it"""
     tried: list[tuple[str, int, str]] = []
 
@@ -32,7 +34,7 @@ def choose_with(monkeypatch: pytest.MonkeyPatch, times: Times, rounds: int, **ch
         return times[tried[-1]]
 
     monkeypatch.setattr(choose, "_best_of", best_of)
-    monkeypatch.setattr(choose, "count_cores", lambda: 2)
+    monkeypatch.setattr(choose, "count_cores", lambda: cores)
     experiment = small_experiment("fedavg", IMAGES | {"clients.sample": 4} | changes)
     return choose_engine(experiment.task, make_job(experiment, first_state(experiment), 1), rounds=rounds), tried[
         1:
@@ -93,6 +95,45 @@ def test_a_long_run_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(engine, Processes)
     assert kind(engine) == ("processes", 1, "compiled")
     engine.close()
+
+
+# --------------------------------------------------------------------------------------------- where one step takes longer than a trial should
+
+HEAVY: Times = {
+    ("loop", 0, "eager"): 2.0,
+    ("processes", 1, "eager"): 2.4,  # of two clients, one for each worker: 1.2 s a step
+    ("processes", 1, "compiled"): 1.2,
+}
+
+
+def test_a_short_run_of_a_heavy_network_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice, tried = choose_with(monkeypatch, HEAVY, rounds=1)
+    assert tried == []
+    assert choice[:1] + choice[3:] == ("processes", "auto", 1)
+    assert choice.reason == "processes: one step takes 2.00 s, so the arithmetic decides and stacking cannot pay"
+
+
+def test_a_long_run_of_a_heavy_network_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step a trial, and nothing of stacks or of steps that are only written down."""
+    choice, tried = choose_with(monkeypatch, HEAVY, rounds=1_000)
+    assert tried == [("processes", 1, "eager"), ("processes", 1, "compiled")]
+    assert choice[:1] + choice[3:] == ("processes", "compiled", 1)
+    assert choice.reason == (
+        "processes compiled: one step takes 2.00 s, so the arithmetic decides and stacking cannot pay;"
+        " milliseconds a local step of one client: processes 1200.00, processes compiled 600.00"
+    )
+
+
+def test_compiling_that_gains_nothing_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice, _ = choose_with(monkeypatch, HEAVY | {("processes", 1, "compiled"): 2.35}, rounds=1_000)
+    assert choice[:1] + choice[3:] == ("processes", "auto", 1)
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(1.2, ("processes", "compiled", 1)), (2.1, ("loop", "auto", 0))])
+def test_on_one_core_a_worker_may_compile(monkeypatch: pytest.MonkeyPatch, seconds: float, expected: tuple[str, str, int]) -> None:
+    choice, tried = choose_with(monkeypatch, HEAVY | {("processes", 1, "compiled"): seconds}, cores=1, rounds=1_000)
+    assert tried == [("loop", 0, "eager"), ("processes", 1, "compiled")]
+    assert choice[:1] + choice[3:] == expected
 
 
 def test_what_falls_back_is_no_contender(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ LONGER_STEPS = 8  # steps in a trial of ways to run them
 STEPS_OF_A_STACK = ("eager", "graph", "compiled")
 TRACING_PAYS = 60.0  # seconds a run must take before it is worth a few to write its steps down
 COMPILING_PAYS = 600.0  # the same for compiling them, which takes a minute or so
+COMPILING_HEAVY_PAYS = 3600.0  # and where one step is heavy: such networks are deep, and a ResNet-18 compiles for four minutes
 NOISE = 1.05  # times as slow as the fastest, and still as good: then the way that was tried first is taken, which is the simplest
 HOPELESS = 2.0  # times as slow as the best: writing steps down or compiling them does not make up for that
 
@@ -93,13 +94,12 @@ def choose_engine(
     if threads > 1 and first < LIGHT:  # threads that wait for each other cost small nets more than they gain
         torch.set_num_threads(1)
         threads = 1
-    cores = workers or count_cores()
-    can_fork = cores > 1 and len(job.clients) > 1 and "fork" in multiprocessing.get_all_start_methods()
+    cores, forks = workers or count_cores(), "fork" in multiprocessing.get_all_start_methods()
+    can_fork = cores > 1 and len(job.clients) > 1 and forks
+    length = rounds * int(expected_steps(task, job).sum())  # local steps of the whole run
     if first > HEAVY:
-        name = "processes" if can_fork else "loop"
-        return Choice(
-            name, threads, f"{name}: one step takes {first:.2f} s, so the arithmetic decides and stacking cannot pay", stack=int(can_fork)
-        )
+        trials = Trials(task, _few(job, cores), workers, clock)  # one client a worker
+        return choose_for_heavy(trials, Way("processes", 1) if can_fork else Way("loop"), first, length if forks else 0, threads)
     some = _few(job, CLIENTS)
     stackable = not padded and len(some.clients) > 1
     trials = Trials(task, some, workers, clock)
@@ -108,7 +108,6 @@ def choose_engine(
         trials.run(Way("stacked", stack or MOST_CLIENTS["cpu"]), STEPS)
     if can_fork and task.model.has_convolutions:
         trials.run(Way("processes", 1), STEPS)
-    length = rounds * int(expected_steps(task, job).sum())  # local steps of the whole run
     if length * trials.fastest > TRACING_PAYS:
         if can_fork and stackable and len(job.clients) >= 2 * cores and not task.model.has_convolutions:
             trials.run(Way("processes", min(stack or STACK_OF_WORKER, STACK_OF_WORKER)), STEPS)
@@ -118,6 +117,18 @@ def choose_engine(
     reason = f"{best}: milliseconds a local step of one client: {trials}{why}{trials.failure}"
     together = best.stack if best.name == "processes" else stack
     return Choice(best.name, threads, reason, "auto" if best.steps == "eager" else best.steps, together)
+
+
+def choose_for_heavy(trials: Trials, plain: Way, first: float, length: int, threads: int) -> Choice:
+    """Where one step takes seconds: plainly, or compiled, which saves products, if the run is long enough; tried for one step, since more take minutes."""
+    best, measured = plain, ""
+    if length * first > COMPILING_HEAVY_PAYS:
+        trials.run(plain, 1)
+        if length * trials.fastest > COMPILING_HEAVY_PAYS:
+            trials.run(Way("processes", 1, "compiled"), 1)
+        best, measured = trials.best, f"; milliseconds a local step of one client: {trials}{trials.failure}"
+    reason = f"{best}: one step takes {first:.2f} s, so the arithmetic decides and stacking cannot pay{measured}"
+    return Choice(best.name, threads, reason, "auto" if best.steps == "eager" else best.steps, best.stack)
 
 
 class Trials:

@@ -6,7 +6,6 @@ for every method, because a part's functions are pure and see the run through th
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +15,8 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from remanence.engines import pooling
+from remanence.engines import pooling, winograd
+from remanence.engines.compiler import compiler_options
 from remanence.engines.steps import StepAll
 from remanence.local import Progress, SplitRows
 from remanence.trees import Params
@@ -42,7 +42,7 @@ class TracedStep:
             return answer
 
         # one tensor may stand at two places, as parameters do before the first step: told apart, or the wrong one would be read later
-        graph = make_fx(flat_step, pooling.gradients() if compile else None)(*(leaves[place].detach() for place in places))
+        graph = make_fx(flat_step, substitutes() if compile else None)(*(leaves[place].detach() for place in places))
         self.places = [place for place, used in zip(places, drop_unused(graph), strict=True) if used]
         self.kinds = [_kind(leaves[place]) for place in self.places]
         self.form, self.answer_form = form, answer_form[0]
@@ -88,9 +88,9 @@ def trace_step(step_all: StepAll, example: Arguments, compile: bool = False) -> 
     return TracedStep(step_all, example, compile)
 
 
-def compiler_options() -> dict[str, Any] | None:
-    """A worker process compiles in its own thread: the compiler's threads stayed in the process it was forked from, and would be waited for without end."""
-    return {"compile_threads": 1} if multiprocessing.parent_process() is not None else None
+def substitutes() -> dict[Any, Any]:
+    """What is written down for the compiler in place of operations that are faster in other ways."""
+    return {**pooling.gradients(), **winograd.convolutions()}
 
 
 def drop_unused(graph: GraphModule) -> list[bool]:

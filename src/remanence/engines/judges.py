@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from remanence.engines.compiled import compiler_options
+from remanence.engines.compiled import substitutes
+from remanence.engines.compiler import compiler_options
 from remanence.model import Model, mixes_rows
 from remanence.types import Output, Start
 
@@ -50,7 +51,7 @@ class QuickModel(Model):
             buffers = dict(zip(model.buffers, tensors[len(params) :], strict=False))
             return tuple(judge(Start(params, buffers), lay_out(tensors[-1])))  # type: ignore[return-value]
 
-        graph = make_fx(flat)(*(value.detach() for value in values), piece)
+        graph = make_fx(flat, substitutes())(*(value.detach() for value in values), piece)
         return torch.compile(graph, dynamic=False, options=compiler_options())
 
 

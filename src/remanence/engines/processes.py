@@ -25,6 +25,7 @@ from torch import Tensor
 from remanence import trees
 from remanence.engines import common
 from remanence.engines.forks import Forks
+from remanence.engines.memory import keep_memory
 from remanence.engines.stacked import Stacked
 from remanence.engines.tuned_loop import TunedLoop
 from remanence.errors import InputError, RunFailed
@@ -134,6 +135,7 @@ def _serve(task: Task, stack: int, steps: str, pipe: Connection, inherited: list
         other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
+    keep_memory()
     one_by_one, start, shared = TunedLoop(task, steps), None, {}
     trainer = Stacked(task, stack, steps) if stack > 1 else one_by_one
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
