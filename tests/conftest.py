@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a shell starts what it runs in the background deaf to Ctrl-C, and children inherit it
 torch.set_num_threads(1)  # the number of threads changes the last bits of a sum
 
 # The same examples every time, and no limit on the time of one: a red test then means a defect, not a busy machine.

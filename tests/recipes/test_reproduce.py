@@ -91,7 +91,6 @@ def test_a_decentralised_row(tmp_path: Path) -> None:
     assert 0 <= accuracy <= 100  # in percent, as the thesis prints it
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", list_recipes())
 def test_every_recipe_runs_at_smoke(name: str, tmp_path: Path) -> None:
     done = reproduce(name, tmp_path / "s", scale="smoke", report=False)
