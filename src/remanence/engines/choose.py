@@ -101,15 +101,18 @@ def choose_engine(
         trials = Trials(task, _few(job, cores), workers, clock)  # one client a worker
         return choose_for_heavy(trials, Way("processes", 1) if can_fork else Way("loop"), first, length if forks else 0, threads)
     some = _few(job, CLIENTS)
-    stackable = not padded and len(some.clients) > 1
+    by_workers = (
+        can_fork and task.model.has_convolutions
+    )  # then nothing is stacked: even where its steps are as fast, looking at rows is not
+    stackable = not padded and len(some.clients) > 1 and not by_workers
     trials = Trials(task, some, workers, clock)
     trials.run(Way("loop"), STEPS)
     if stackable:
         trials.run(Way("stacked", stack or MOST_CLIENTS["cpu"]), STEPS)
-    if can_fork and task.model.has_convolutions:
+    if by_workers:
         trials.run(Way("processes", 1), STEPS)
     if length * trials.fastest > TRACING_PAYS:
-        if can_fork and stackable and len(job.clients) >= 2 * cores and not task.model.has_convolutions:
+        if can_fork and stackable and len(job.clients) >= 2 * cores:
             trials.run(Way("processes", min(stack or STACK_OF_WORKER, STACK_OF_WORKER)), STEPS)
         trials.refine(length)
     why = "; batch norm with clients of different sizes cannot be stacked" if padded else ""
