@@ -55,7 +55,7 @@ class Stopwatch:
     """An engine that says how long each of its calls took."""
 
     def __init__(self, engine: Engine):
-        self.engine, self.name = engine, engine.name
+        self.engine, self.name, self.steps = engine, engine.name, engine.steps
         self.seconds = {"train": 0.0, "score": 0.0}
 
     def train(self, job: Any) -> Iterator[Any]:
@@ -73,6 +73,9 @@ class Stopwatch:
 
     def score_pairs(self, *args: Any, **settings: Any) -> Any:
         return self._timed(self.engine.score_pairs, *args, **settings)
+
+    def judge(self, *args: Any, **settings: Any) -> Any:
+        return self._timed(self.engine.judge, *args, **settings)
 
     def _timed(self, call: Callable[..., Any], *args: Any, **settings: Any) -> Any:
         begin = time.perf_counter()

@@ -164,6 +164,6 @@ def test_an_update_of_far_models_alone() -> None:
     holder = Holder(task, [reply, other])
     form, sound = {"w": torch.zeros(1, dtype=torch.float64)}, torch.ones(2, dtype=torch.bool)
     far = FarParams(holder, form, torch.tensor([0, 1]), torch.tensor([0, 0]), sound, torch.tensor([4.0, 8.0]))
-    done = update(task, Server(start, {}), Reply.join([reply, other])._replace(params=far), 1, Key(0), {"lr": 0.1})
+    done = update(task, Server(start, {}), Reply.join([reply, other])._replace(params=far), 1, Key(0), {"lr": 0.1}, Loop(task))
     assert done.server.model.params["w"].tolist() == [7.0]
     assert holder.fetched == 0

@@ -43,6 +43,7 @@ class Tampered:
     """An engine whose replies pass through somebody's hands before the gate."""
 
     name = "tampered"
+    steps = "eager"
 
     def __init__(self, inner: Engine, tamper: Any):
         self.inner, self.tamper = inner, tamper
@@ -59,6 +60,9 @@ class Tampered:
         self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int = 0, verdicts: bool = False
     ) -> PairScores:
         return self.inner.score_pairs(models, which, owners, split, time_step, verdicts)
+
+    def judge(self, models: Start, ids: torch.Tensor) -> torch.Tensor:
+        return self.inner.judge(models, ids)
 
     def close(self) -> None:
         self.inner.close()

@@ -138,6 +138,10 @@ class Broken(Loop):
             return scores._replace(verdicts=None)
         return scores._replace(loss=scores.loss.roll(1)) if self.fault == "mixes pairs up" else scores
 
+    def judge(self, models: Start, ids: Tensor) -> Tensor:
+        said = super().judge(models, ids)
+        return said.roll(1, dims=1) if self.fault == "mixes rows up" else said
+
 
 @pytest.mark.parametrize(
     ("fault", "sentence"),
@@ -151,6 +155,7 @@ class Broken(Loop):
         ("miscounts", "score the split test differently.*loss"),
         ("mixes pairs up", "score pairs on the split train differently.*loss"),
         ("forgets verdicts", "gives verdicts exactly where they are asked for"),
+        ("mixes rows up", "judge the public set differently"),
         ("stays at the first time step", "score pairs on the split train differently"),
     ],
 )

@@ -18,32 +18,20 @@ from remanence import trees
 from remanence.data.batches import plan_batches
 from remanence.engines.server_steps import Moving, Scene, find_steps
 from remanence.keys import Key, fold_each
-from remanence.local import Task, differentiate_plain, judge_models, weighted_mean
+from remanence.local import Differentiate, Task, differentiate_functional, differentiate_plain, weighted_mean
 from remanence.trees import Params, Tree
-from remanence.types import Batch, Context, Facts, Fit, Optimiser, PublicLoss, Reply, ServerLent, Start
+from remanence.types import Batch, Context, Engine, Facts, Fit, Optimiser, PublicLoss, Reply, ServerLent, Start
 
-JUDGED_ROWS = {"cpu": 250, "cuda": 1000}  # rows that all teachers see at once
 CHECKS = 20  # how often within the patience the validation rows are looked at
 
 
-def lend_server(task: Task, rule: dict[str, float], key: Key, local_models: Callable[[Reply], Start]) -> ServerLent:
+def lend_server(task: Task, rule: dict[str, float], key: Key, engine: Engine, local_models: Callable[[Reply], Start]) -> ServerLent:
     """What a server-side part may call; `rule` are the clients' numbers in this round."""
     ids = task.public.to(task.world.device)
-    return ServerLent(make_fit(task, rule, key), lambda models: judge_public(task, models), task.train.labels(ids), local_models)
+    return ServerLent(make_fit(task, rule, key, engine), lambda models: engine.judge(models, ids), task.train.labels(ids), local_models)
 
 
-@torch.no_grad()
-def judge_public(task: Task, models: Start) -> Tensor:
-    """Stacked models on the whole public set. -> logits [m, n, C]"""
-    ids = task.public.to(task.world.device)
-    parts = []
-    for some in torch.split(ids, JUDGED_ROWS[task.world.device.type]):
-        x = task.train.inputs(some)
-        parts.append(judge_models(task, models, x, None))
-    return torch.cat(parts, dim=1)
-
-
-def make_fit(task: Task, rule: Mapping[str, float], key: Key) -> Fit:
+def make_fit(task: Task, rule: Mapping[str, float], key: Key, engine: Engine) -> Fit:
     """The lent function itself; every call draws its own batches."""
     calls = itertools.count()
 
@@ -75,13 +63,15 @@ def make_fit(task: Task, rule: Mapping[str, float], key: Key) -> Fit:
         scene = Scene(model, given, public, torch.from_numpy(places[plan.rows]).to(device), numbers, rates)
         params = trees.restrict(model.params, task.sent_names())
         moving = Moving(params, model.buffers, used.init(params))
-        walk = find_steps(task, partial(take_step, task, loss, used), loss, used, moving, scene)
+        compiled = engine.steps == "compiled" and device.type == "cpu"
+        differentiate = differentiate_functional if compiled else differentiate_plain  # the tape of autograd cannot be written down
+        walk = find_steps(task, partial(take_step, task, loss, used, differentiate), loss, used, moving, scene, compiled)
         best, best_right, best_step = model, -1, 0
         for step, width in enumerate(plan.widths.tolist()):
             walk.take(step, width)
             if patience and held and ((step + 1) % max(1, patience // CHECKS) == 0 or step + 1 == total):
                 now = _whole(model, walk.read())
-                right = _count_right(task, now, watched)
+                right = _count_right(task, engine, now, watched)
                 if right > best_right:
                     best, best_right, best_step = now, right, step
                 elif step - best_step >= patience:
@@ -91,7 +81,9 @@ def make_fit(task: Task, rule: Mapping[str, float], key: Key) -> Fit:
     return fit
 
 
-def take_step(task: Task, loss: PublicLoss, used: Optimiser, scene: Scene, moving: Moving, at: Tensor, width: int) -> Moving:
+def take_step(
+    task: Task, loss: PublicLoss, used: Optimiser, differentiate: Differentiate, scene: Scene, moving: Moving, at: Tensor, width: int
+) -> Moving:
     """Step number `at` [1], on the device like everything else, so that it can be recorded."""
     place = scene.places.index_select(0, at)[0, :width]
     ctx, batch = _context(task, scene, at), _batch(task, scene.public[place])
@@ -101,7 +93,7 @@ def take_step(task: Task, loss: PublicLoss, used: Optimiser, scene: Scene, movin
         out, new = task.model.apply({**fixed, **params}, moving.buffers, batch.x, ctx.key)
         return weighted_mean(loss(out, batch, place, scene.given), batch.weight), new
 
-    grads, buffers = differentiate_plain(objective, moving.params)
+    grads, buffers = differentiate(objective, moving.params)
     params, slots = used.step(moving.params, grads, moving.slots, ctx)
     return Moving(params, buffers, slots)
 
@@ -122,13 +114,9 @@ def _batch(task: Task, ids: Tensor) -> Batch:
     return Batch(task.train.inputs(ids), task.train.labels(ids), weight, ids)
 
 
-@torch.no_grad()
-def _count_right(task: Task, model: Start, ids: Tensor) -> int:
-    right = 0
-    for some in torch.split(ids, 1000):
-        batch = _batch(task, some)
-        right += int((task.model.judge_rows(model, batch.x).logits.argmax(dim=1) == batch.y).sum())
-    return right
+def _count_right(task: Task, engine: Engine, model: Start, ids: Tensor) -> int:
+    said = engine.judge(Start(*(trees.expand(tree, 1) for tree in model)), ids)[0]
+    return int((said.argmax(dim=1) == task.train.labels(ids)).sum())
 
 
 def _context(task: Task, scene: Scene, at: Tensor) -> Context:

@@ -309,7 +309,7 @@ def play_round(
     updates: dict[int, server.Update] = {}
     if replies is not None and not line["abandoned"]:
         try:
-            updates = update_servers(experiment, state, job, replies)
+            updates = update_servers(experiment, engine, state, job, replies)
         except server.Unusable as problem:
             line |= {"abandoned": True, "problem": str(problem)}
     asked = np.empty(0, dtype=np.int64)
@@ -325,7 +325,7 @@ def play_round(
     return replace(state, committed=recorder.commit()), written
 
 
-def update_servers(experiment: Experiment, state: RunState, job: Job, replies: Reply) -> dict[int, server.Update]:
+def update_servers(experiment: Experiment, engine: Engine, state: RunState, job: Job, replies: Reply) -> dict[int, server.Update]:
     """The server's half of a round, for every global model that somebody trained. -> by the number of the model"""
     used = state.used_by(replies.client.cpu().numpy())
     updates = {}
@@ -334,7 +334,7 @@ def update_servers(experiment: Experiment, state: RunState, job: Job, replies: R
             replies if len(state.servers) == 1 else replies.pick(torch.from_numpy(np.flatnonzero(used == number)).to(replies.client.device))
         )
         key = job.key if number == 0 else job.key.fold("model", number)
-        updates[number] = server.update(experiment.task, state.servers[number], some, job.round, key, job.rule)
+        updates[number] = server.update(experiment.task, state.servers[number], some, job.round, key, job.rule, engine)
     return updates
 
 

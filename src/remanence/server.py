@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from remanence.fit import lend_server
 from remanence.keys import Key
 from remanence.local import PERSONAL, Task
 from remanence.trees import Params, Tree
-from remanence.types import Combine, Reply, ServerContext, Start
+from remanence.types import Combine, Engine, Reply, ServerContext, Start
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Unusable(Exception):
     """Replies that passed the gate one by one do not make a model together; the round is abandoned."""
 
 
-def update(task: Task, server: Server, replies: Reply, round: int, key: Key, rule: dict[str, float]) -> Update:
-    """From replies to the next global model."""
+def update(task: Task, server: Server, replies: Reply, round: int, key: Key, rule: dict[str, float], engine: Engine) -> Update:
+    """From replies to the next global model; `engine` does what a server-side part has judged or trained on the public set."""
     method, state = task.method, dict(server.state)
 
     def srv(slot: str) -> ServerContext:
@@ -70,7 +71,8 @@ def update(task: Task, server: Server, replies: Reply, round: int, key: Key, rul
     merged = refined = Start(params, (combine.buffers or average_buffers)(server.model.buffers, replies.buffers, weights))
     refine = method.one("refine")
     if refine is not None:
-        lent = lend_server(task, rule, key.fold("server", "fit"), lambda some: local_models(server.model, some, seen_by_server=True))
+        complete = partial(local_models, server.model, seen_by_server=True)
+        lent = lend_server(task, rule, key.fold("server", "fit"), engine, complete)
         refined = refine(merged, server.model, replies, lent, srv("refine"))
     for absorb in method.many("absorb"):
         state[absorb.name] = absorb(replies, srv("absorb"))

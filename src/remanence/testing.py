@@ -260,6 +260,11 @@ def _check_scores(engine: Engine, experiment: Experiment, models: Start, step: i
             assert distance <= TOLERANCE, f"engine {engine.name} and loop score the split {split} differently: by {distance:.1e} at {place}"
     for split in ("train", "valid", "test"):
         _check_pairs(engine, loop, models, split, step)
+    if experiment.task.world.public:
+        for some in (one, models):
+            said, wanted_said = (e.judge(some, experiment.task.public) for e in (engine, loop))
+            distance = worst_difference({"": said}, {"": wanted_said})[1]
+            assert distance <= TOLERANCE, f"engine {engine.name} and loop judge the public set differently: by {distance:.1e}"
     changed = worst_difference(before, {"params": models.params, "buffers": models.buffers})[1] > 0
     assert not changed, f"engine {engine.name} changes the models it scores: score must leave them alone"
 

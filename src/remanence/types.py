@@ -464,6 +464,7 @@ class Engine(Protocol):
     """A transport: carries work to where the data are. Never knows which method it runs."""
 
     name: str
+    steps: str  # how it takes local steps: plainly ("eager", "auto"), written down ("graph") or "compiled"; the server's are taken alike
 
     def train(self, job: Job) -> Iterator[Reply]:
         """Local training; replies come in chunks, each of one client or more."""
@@ -480,6 +481,10 @@ class Engine(Protocol):
         self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int = 0, verdicts: bool = False
     ) -> PairScores:
         """Model which[i] of a stack on the rows of owners[i]: a client, or on the test split a concept."""
+        ...
+
+    def judge(self, models: Start, ids: Tensor) -> Tensor:
+        """What models (stacked [m, ...]) say of these training rows, which are the server's to see: of its public set. ids: [n] -> logits [m, n, C]"""
         ...
 
     def close(self) -> None: ...

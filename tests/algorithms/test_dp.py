@@ -50,7 +50,7 @@ def one_round(method: Part | Method, replies: Reply, key: Key | None = None, sta
     """The server's half of a round, on a model of ones."""
     task = small_experiment(method).task
     start = Start({name: torch.ones(shape, dtype=torch.float64) for name, shape in SHAPES.items()}, {})
-    return update(task, Server(start, state or {}), replies, 1, key or Key(0), {"lr": 0.1})
+    return update(task, Server(start, state or {}), replies, 1, key or Key(0), {"lr": 0.1}, Loop(task))
 
 
 def move_of(done: Update) -> list[float]:
@@ -83,13 +83,13 @@ def test_where_clients_join_by_coins_the_sum_is_divided_by_those_expected() -> N
     """Three of six are expected and two came, with moves (3, 0; 0, 0) and (0, 1; 0, 0), clip 2: (2, 1; 0, 0) / 3. So the number that came is not told."""
     experiment = small_experiment(dp(clip=2, noise=0), {"clients.sample": 3, "clients.sampling": "poisson"})
     start = Start({name: torch.ones(shape, dtype=torch.float64) for name, shape in SHAPES.items()}, {})
-    done = update(experiment.task, Server(start, {}), replies_of([[3, 0, 0, 0], [0, 1, 0, 0]]), 1, Key(0), {"lr": 0.1})
+    task, replies = experiment.task, replies_of([[3, 0, 0, 0], [0, 1, 0, 0]])
+    done = update(task, Server(start, {}), replies, 1, Key(0), {"lr": 0.1}, Loop(task))
     assert move_of(done) == pytest.approx([2 / 3, 1 / 3, 0, 0])
     adaptive = small_experiment(dp(noise=0, adaptive=True), {"clients.sample": 3, "clients.sampling": "poisson"}).task
     state = {"dp": {"clip": torch.tensor(2.0, dtype=torch.float64)}}
-    clip = update(adaptive, Server(start, state), replies_of([[3, 0, 0, 0], [0, 1, 0, 0]]), 1, Key(0), {"lr": 0.1}).server.state["dp"][
-        "clip"
-    ]
+    again = update(adaptive, Server(start, state), replies, 1, Key(0), {"lr": 0.1}, Loop(adaptive))
+    clip = again.server.state["dp"]["clip"]
     assert float(clip) == pytest.approx(2.0)  # one within and one beyond: 1/2 + (1/2 - 1/2) / 3 is the quantile already
 
 
@@ -117,7 +117,8 @@ def noises(made: Part, k: int, keys: int) -> Tensor:
     state = {"dp": {"clip": torch.tensor(2.0, dtype=torch.float64)}}
     task = small_experiment(made).task
     start = Start({name: torch.ones(shape, dtype=torch.float64) for name, shape in SHAPES.items()}, {})
-    return torch.tensor([move_of(update(task, Server(start, state), still, 1, Key(number), {"lr": 0.1})) for number in range(keys)])
+    server, engine = Server(start, state), Loop(task)
+    return torch.tensor([move_of(update(task, server, still, 1, Key(number), {"lr": 0.1}, engine)) for number in range(keys)])
 
 
 @pytest.mark.parametrize(("k", "adaptive"), [(1, False), (4, False), (4, True)])

@@ -68,7 +68,7 @@ def distance_from_ensemble(experiment: Experiment, replies: Reply, logits: torch
 def play_first_round(experiment: Experiment) -> tuple[Reply, Any]:
     job = make_job(experiment, first_state(experiment), 1)
     replies = Reply.join(list(Loop(experiment.task).train(job)))
-    return replies, update(experiment.task, first_state(experiment).server, replies, 1, job.key, job.rule)
+    return replies, update(experiment.task, first_state(experiment).server, replies, 1, job.key, job.rule, Loop(experiment.task))
 
 
 def test_the_student_comes_to_agree_with_the_ensemble() -> None:

@@ -27,7 +27,7 @@ def merge(made: Part, attack: str) -> tuple[dict[str, torch.Tensor], float]:
     longest = max(float(trees.squared_norm(chunk.delta(job.start)).sqrt()) for chunk in chunks)
     replies, _ = gate.admit(adversary.tamper(chunks, job), expect(experiment, job))
     assert replies is not None
-    return server.update(task, state.server, replies, 1, job.key, job.rule).server.model.params, longest
+    return server.update(task, state.server, replies, 1, job.key, job.rule, Loop(task)).server.model.params, longest
 
 
 def way(made: Part, attack: str) -> tuple[float, float]:
@@ -61,6 +61,8 @@ def test_a_nan_client_is_as_if_it_had_not_been_asked() -> None:
     assert [(refusal.client, refusal.code) for refusal in refused] == [(3, "not-finite")]
     assert replies is not None
     assert others is not None
-    attacked, clean = (server.update(task, state.server, some, 1, job.key, job.rule).server.model.params for some in (replies, others))
+    attacked, clean = (
+        server.update(task, state.server, some, 1, job.key, job.rule, Loop(task)).server.model.params for some in (replies, others)
+    )
     for name, value in clean.items():
         assert torch.equal(attacked[name], value)

@@ -15,11 +15,12 @@ from remanence.engines.loop import Loop
 from remanence.engines.stacked import Stacked
 from remanence.engines.tuned_loop import TunedLoop
 from remanence.keys import Key
+from remanence.local import Task
 from remanence.model import Model, initialise, wrap
 from remanence.objectives import tce
 from remanence.rounds import first_state, make_job
 from remanence.testing import TOLERANCE
-from remanence.trial import give_starts, play, small_experiment, state_tree, worst_difference
+from remanence.trial import give_starts, pick_clients, play, small_experiment, state_tree, worst_difference
 from remanence.types import Method, Part, Phase, Reply, Start
 
 IMAGES = {"data.name": "synthetic(samples=64, classes=4, shape='2x6x6', test=0.25)", "clients.sample": 6}
@@ -148,15 +149,30 @@ def test_the_numbers_are_the_same(middle: Callable[[], nn.Module] | None) -> Non
         assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
 
 
-def test_the_numbers_are_the_same_where_steps_are_written_down() -> None:
+@pytest.mark.parametrize("make", [lambda task: TunedLoop(task, "graph"), lambda task: Stacked(task, 4, "graph")], ids=["loop", "stack"])
+def test_the_numbers_are_the_same_where_steps_are_written_down(make: Callable[[Task], TunedLoop | Stacked]) -> None:
     """The second round has other rows behind the same recorded steps."""
     changes = IMAGES | {"data.partition": "dirichlet(alpha=0.5, samples=8)", "clients.sample": 3}
     experiment = small_experiment(tuning(TWO_PHASES), changes, module=initialise(Net, Key(0)))
     oracle, _ = play(experiment, Loop(experiment.task), 2)
-    engine = TunedLoop(experiment.task, "graph")
+    engine = make(experiment.task)
     state, _ = play(experiment, engine, 2)
     assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
     assert engine.fallback == ""
+
+
+def test_a_stack_s_recording_serves_rounds_of_fewer_and_smaller_clients() -> None:
+    """Activations are laid into the memory of the first round's; where a later round needs more of it, there is a recording more."""
+    experiment = small_experiment(tuning(TWO_PHASES), IMAGES, module=initialise(Net, Key(0)))
+    job = make_job(experiment, first_state(experiment), 1)
+    engine, task = Stacked(experiment.task, 6, "graph"), experiment.task
+    for places in ([0, 1, 2, 3, 4, 5], [1, 2, 4], [3, 5], [0, 5]):
+        some = pick_clients(job, places)
+        mine, wanted = (Reply.join(list(each.train(some))) for each in (engine, Loop(task)))
+        mine = mine.pick(torch.argsort(mine.client))
+        assert worst_difference(mine._asdict(), wanted.pick(torch.argsort(wanted.client))._asdict())[1] <= TOLERANCE
+    assert engine.fallback == ""
+    assert len(engine.recordings) < 2 * 4
 
 
 def test_batch_norm_behind_the_front_keeps_its_statistics() -> None:
@@ -186,16 +202,18 @@ def test_the_front_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = small_experiment(tuning(phases), changes, module=initialise(Net, Key(0)))
     job = make_job(experiment, first_state(experiment), 1)
     one = job._replace(clients=job.clients[:1], facts=experiment.facts(job.clients[:1], 0))
-    engine = TunedLoop(experiment.task)
-    assert engine.find_split(("head.weight", "head.bias")) is not None  # which looks at a few rows
+    tuned, stack = TunedLoop(experiment.task), Stacked(experiment.task, 1)
+    for engine in (tuned, stack):
+        list(engine.train(one))  # where the network can be cut is found once, by looking at a few rows
     seen = {}
     monkeypatch.setattr(nn.Conv2d, "forward", counted)
-    for name, each in (("plain", Loop(experiment.task)), ("tuned", engine)):
-        each.train_client(one, 0)
+    for name, each in (("plain", Loop(experiment.task)), ("tuned", tuned), ("stack", stack)):
+        list(each.train(one))
         seen[name] = list(calls)
         calls.clear()
     assert seen["plain"] == [4] * 8
     assert seen["tuned"] == [4, 4, 8]
+    assert seen["stack"] == [4, 4, 8]
 
 
 def test_no_room_for_activations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,5 +231,6 @@ def test_no_room_for_activations(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with_room = train()
     monkeypatch.setattr("remanence.engines.tuned_loop.ROOM", 0)
+    monkeypatch.setattr("remanence.engines.stacked.ROOM", 0)
     for reply in [*with_room, *train()]:
         assert worst_difference(reply._asdict(), with_room[0]._asdict())[1] <= TOLERANCE

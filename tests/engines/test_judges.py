@@ -17,13 +17,15 @@ from remanence.models.lenet import lenet
 def test_it_says_the_same(compiled: bool, rows: int) -> None:
     x = torch.randn(rows + 1, 3, 16, 16, dtype=torch.float64)
     model = wrap(lenet((3, 16, 16), 4), x, 4, dtype=torch.float64)
-    quick = quicken(model, compiled)
+    problems: list[str] = []
+    quick = quicken(model, compiled, problems)
     assert isinstance(quick, QuickModel)
     for some in (x, x[:0]):
         for mine, plain in zip(quick.judge_rows(model.initial, some), model.judge_rows(model.initial, some), strict=True):
             torch.testing.assert_close(mine, plain)
     assert None not in quick.written.values()
     assert bool(quick.written) == compiled
+    assert problems == []
 
 
 class Moody(nn.Module):
@@ -40,16 +42,19 @@ class Moody(nn.Module):
 
 def test_what_cannot_be_compiled_is_called_as_it_is() -> None:
     x = torch.randn(5, 3)
-    model = wrap(Moody(), x, 2)
-    quick = quicken(model, compiled=True)
+    model, problems = wrap(Moody(), x, 2), list[str]()
+    quick = quicken(model, True, problems)
     assert isinstance(quick, QuickModel)
     assert torch.equal(quick.judge_rows(model.initial, x).logits, model.judge_rows(model.initial, x).logits)
     assert list(quick.written.values()) == [None]
+    quick.judge_rows(model.initial, x)
+    (problem,) = problems  # said once
+    assert problem.startswith("what looks at rows could not be compiled (")
 
 
 def test_rows_that_influence_each_other_are_not_cut_into_pieces() -> None:
     network = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2, track_running_stats=False), nn.Flatten(), nn.Linear(8, 2))
     x = torch.randn(2 * judges.ROWS, 1, 2, 2)
     model = wrap(network, x, 2)
-    quick = quicken(model, compiled=True)
+    quick = quicken(model, True, [])
     torch.testing.assert_close(quick.judge_rows(model.initial, x).logits, model.judge_rows(model.initial, x).logits)

@@ -51,6 +51,34 @@ def test_recorded_steps_equal_plain_ones(method: str, optimizer: str, made: list
     assert worst_difference(state_tree(recorded), state_tree(plain))[1] == 0
 
 
+class Compiling(Loop):
+    """Trains its clients plainly, but says that steps are compiled: so the server's are."""
+
+    steps = "compiled"
+
+
+def test_compiled_steps_equal_plain_ones() -> None:
+    """Flashback's server, two rounds with batches of two widths. Rounding alone may differ: sums are grouped otherwise."""
+    changes = {"data.public": 18, "local.optimizer": "sgd(lr=0.1, momentum=0.9)"}
+    compiled, plain = (small_experiment("flashback(server_epochs=2)", changes) for _ in range(2))
+    after, _ = play(compiled, Compiling(compiled.task), 2)
+    (known,) = compiled.task.memo["server steps"]
+    assert known.steps.compile  # it did not fall back
+    assert sorted(known.steps.replays) == [2, 4]
+    assert worst_difference(state_tree(after), state_tree(play(plain, Loop(plain.task), 2)[0]))[1] <= 1e-12
+
+
+def test_what_cannot_be_compiled_is_done_plainly_and_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(server_steps, "Written", fail)
+    tried, plain = (small_experiment("flashback(server_epochs=2)", {"data.public": 18}) for _ in range(2))
+    after, _ = play(tried, Compiling(tried.task), 2)
+    assert caplog.messages == ["training at the server could not be compiled (no compiler here): its steps are plain ones"]
+    assert worst_difference(state_tree(after), state_tree(play(plain, Loop(plain.task), 2)[0]))[1] <= 1e-12
+
+
 def test_two_tasks_share_nothing(made: list[RecordedSteps]) -> None:
     for seed in (0, 1):
         experiment = small_experiment(METHODS[0], {"data.public": 18, "seed": seed})

@@ -34,7 +34,7 @@ def play_by_hand(experiment: Experiment) -> tuple[Job, Reply, Update]:
     state = first_state(experiment)
     job = make_job(experiment, state, 1)
     replies = Reply.join(list(Loop(experiment.task).train(job)))
-    return job, replies, server.update(experiment.task, state.server, replies, 1, job.key, job.rule)
+    return job, replies, server.update(experiment.task, state.server, replies, 1, job.key, job.rule, Loop(experiment.task))
 
 
 def test_control_variates_are_remembered() -> None:

@@ -203,7 +203,7 @@ def test_a_step_is_written_down_with_them(uncompiled: None) -> None:
 def test_judging_is_written_down_with_them(uncompiled: None) -> None:
     x = draw(3, 2, 10, 9)
     model = wrap(two_layers(), x, 4, dtype=torch.float64)
-    quick = quicken(model, compiled=True)
+    quick = quicken(model, True, [])
     assert isinstance(quick, QuickModel)
     assert_close(quick.judge_rows(model.initial, x).logits, model.judge_rows(model.initial, x).logits)
     (written,) = quick.written.values()

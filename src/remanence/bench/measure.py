@@ -144,7 +144,7 @@ def training(
 
 def train_ours(experiment: Experiment, state: RunState, work: Job, engine: Engine) -> Start:
     replies = Reply.join(list(engine.train(work)))
-    return server.update(experiment.task, state.server, replies, work.round, work.key, work.rule).server.model
+    return server.update(experiment.task, state.server, replies, work.round, work.key, work.rule, engine).server.model
 
 
 def scoring(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from remanence import trees
@@ -23,6 +24,7 @@ class OneAtATime:
     """For methods whose phases end by whether the validation loss has fallen, as HAST's do."""
 
     name = "plain"
+    steps = "eager"
 
     def __init__(self, experiment: Experiment):
         self.experiment, self.task = experiment, experiment.task
@@ -57,6 +59,9 @@ class OneAtATime:
 
     def score(self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0) -> Scores:
         raise NotImplementedError("a timed round evaluates nothing")
+
+    def judge(self, models: Start, ids: Tensor) -> Tensor:
+        raise NotImplementedError("a round without a server has no public set")
 
     def score_pairs(
         self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int = 0, verdicts: bool = False

@@ -13,7 +13,7 @@ from remanence import keys, trees
 from remanence.compose import Scoped
 from remanence.data.batches import Examples, Plan, count_steps, plan_batches, plan_many
 from remanence.data.drift import Rows
-from remanence.local import Task
+from remanence.local import Task, judge_models
 from remanence.trees import Tree
 from remanence.types import Accept, Context, Facts, Job, PairScores, Phase, Reply, Scores, Start, Verdicts
 
@@ -45,6 +45,11 @@ def make_context(task: Task, job: Job, place: int | Tensor) -> Context:
 def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
     """Without waiting: the copy takes its turn behind what the device has still to do, and the host goes on."""
     return torch.from_numpy(numbers).to(device, non_blocking=True)
+
+
+def lay_out(x: Tensor) -> Tensor:
+    """Images, and the filters they are convolved with, as convolutions on a CPU like them: with the channels innermost."""
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
 def at(ctx: Context, moment: str, steps: int | Tensor | None = None) -> Context:
@@ -146,8 +151,16 @@ def split_rows(task: Task, split: str, time_step: int) -> Rows:
     return holdings.train if split == "train" else holdings.valid
 
 
+JUDGED_ROWS = {"cpu": 250, "cuda": 1000}  # rows of the public set that all models of a stack see at once
 CACHED_ROWS = 500  # rows a model sees at once on a CPU when it is scored: larger chunks fall out of the cache
 CELLS = 20_000_000  # most counters that are filled at once: with many groups and classes, models are counted in turn
+
+
+@torch.no_grad()
+def judge(task: Task, models: Start, ids: Tensor) -> Tensor:
+    """Stacked models on these training rows. ids: [n] -> logits [m, n, C]"""
+    parts = torch.split(ids, JUDGED_ROWS[task.world.device.type])
+    return torch.cat([judge_models(task, models, task.train.inputs(part), None) for part in parts], dim=1)
 
 
 class Tally:

@@ -1,4 +1,4 @@
-"""A local step as a flat list of tensor operations, written down once: faster to call than the Python it came from, and open to the compiler.
+"""A step as a flat list of tensor operations, written down once: faster to call than the Python it came from, and open to the compiler.
 
 Whatever changes from step to step or round to round must come in through the arguments; the step's Python runs only while it is written down. That holds
 for every method, because a part's functions are pure and see the run through their context alone. The step may be that of a stack of clients or of one.
@@ -6,7 +6,7 @@ for every method, because a part's functions are pure and see the run through th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -25,40 +25,46 @@ from remanence.types import Batch, Context
 Arguments = tuple[Progress, Params, Batch, SplitRows, Context]
 
 
-class TracedStep:
-    """A step for arguments of the form of an example; `compile` fuses it, which takes tens of seconds the first time (torch keeps what it compiled)."""
+class Written:
+    """A function for arguments of the form of an example; `compile` fuses it, which takes tens of seconds the first time (torch keeps what it compiled)."""
 
-    def __init__(self, step_all: StepAll, example: Arguments, compile: bool = False):
+    def __init__(self, function: Callable[..., Any], example: tuple[Any, ...], compile: bool = False):
         leaves, form = pytree.tree_flatten(example)
         places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         answer_form: list[Any] = []
 
-        def flat_step(*tensors: Tensor) -> list[Tensor]:
+        def flat(*tensors: Tensor) -> list[Tensor]:
             filled = list(leaves)
             for place, tensor in zip(places, tensors, strict=True):
                 filled[place] = tensor
-            answer, found = pytree.tree_flatten(step_all(*pytree.tree_unflatten(filled, form)))
+            answer, found = pytree.tree_flatten(function(*pytree.tree_unflatten(filled, form)))
             answer_form[:] = [found]
             return answer
 
         # one tensor may stand at two places, as parameters do before the first step: told apart, or the wrong one would be read later
-        graph = make_fx(flat_step, substitutes() if compile else None)(*(leaves[place].detach() for place in places))
+        graph = make_fx(flat, substitutes() if compile else None)(*(leaves[place].detach() for place in places))
         self.places = [place for place, used in zip(places, drop_unused(graph), strict=True) if used]
         self.kinds = [_kind(leaves[place]) for place in self.places]
         self.form, self.answer_form = form, answer_form[0]
         self.run: Any = torch.compile(graph, dynamic=False, options=compiler_options()) if compile else graph
         leaves = []  # the example is not kept alive
 
-    def __call__(self, *arguments: Any) -> tuple[Progress, Tensor]:
+    def __call__(self, *arguments: Any) -> Any:
         leaves = pytree.tree_leaves(arguments)
         with torch.no_grad():
-            answer: tuple[Progress, Tensor] = pytree.tree_unflatten(self.run(*(leaves[place] for place in self.places)), self.answer_form)
-        return answer
+            return pytree.tree_unflatten(self.run(*(leaves[place] for place in self.places)), self.answer_form)
 
-    def fits(self, arguments: Arguments) -> bool:
-        """Are these of the form of the example, as far as the step looks at them?"""
+    def fits(self, arguments: tuple[Any, ...]) -> bool:
+        """Are these of the form of the example, as far as the function looks at them?"""
         leaves, form = pytree.tree_flatten(arguments)
         return form == self.form and [_kind(leaves[place]) for place in self.places] == self.kinds
+
+
+class TracedStep(Written):
+    """A local step, of one client or of a stack."""
+
+    def __init__(self, step_all: StepAll, example: Arguments, compile: bool = False):
+        super().__init__(step_all, example, compile)
 
     def walk(self, arguments: Arguments, moments: Iterable[tuple[Batch, Tensor, Tensor]]) -> tuple[Progress, list[Tensor]]:
         """Steps one after the other, each with its batch, number and key. -> progress, the loss of every step

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor, fx, nn
 
 from remanence.data.batches import Examples
-from remanence.local import Task
+from remanence.engines.steps import round_up
+from remanence.local import Task, judge_models
 from remanence.model import BatchNorms, InstanceNorms, KeyedDropout, Model, Tap
 from remanence.objectives import OBJECTIVES
 from remanence.trees import Params
 from remanence.types import Start
 
 ROWS = 250  # rows the front sees at once
+ROWS_OF_STACK = 10_000  # rows that all fronts of a stack see at once
 CLOSE = 1e-3  # of the largest activation: a front that mixed rows would be off by far more
 
 
@@ -51,6 +53,33 @@ class Split(NamedTuple):
         seen = Examples(self.look_at(model, task.train, ids), task.train.y, None, None, task.train.dtype, (), place)
         return replace(task, model=self.rear, train=seen)
 
+    @torch.no_grad()
+    def stack_behind(self, task: Task, models: Start, rows: Tensor) -> Task:
+        """The same for a stack of clients, each of whose fronts sees the client's own rows; they are called by other numbers then, those of `number_rows`.
+
+        models: [k, ...]; rows: [k, n] ids
+        """
+        front, (clients, many) = replace(task, model=self.front), rows.shape
+        fronts = Start(*(restrict_to(self.front.judge, tree) for tree in models))
+        parts = torch.split(rows, max(1, ROWS_OF_STACK // clients), dim=1)
+        seen = torch.cat([judge_models(front, fronts, task.train.inputs(part), 0) for part in parts], dim=1)
+        x = seen.new_zeros(clients, round_up(many), *seen.shape[2:])
+        y = rows.new_zeros(clients, round_up(many))
+        x[:, :many], y[:, :many] = seen, task.train.labels(rows)
+        return replace(task, model=self.rear, train=Examples(x.flatten(0, 1), y.flatten(), None, None, task.train.dtype))
+
+
+def number_rows(rows: Tensor) -> Tensor:
+    """What the rows of a stack's clients are called where each has activations of its own: [k, n] -> [k, n]
+
+    >>> number_rows(torch.tensor([[7, 9, 7], [9, 5, 8]]))
+    tensor([[0, 1, 2],
+            [4, 5, 6]])
+    """
+    clients, many = rows.shape
+    first = round_up(many) * torch.arange(clients, device=rows.device)
+    return first.unsqueeze(1) + torch.arange(many, device=rows.device)
+
 
 def restrict_to(module: nn.Module, tree: Params) -> Params:
     """Those parameters or buffers that a module has."""
@@ -60,7 +89,8 @@ def restrict_to(module: nn.Module, tree: Params) -> Params:
 
 def find_split(task: Task, trained: Collection[str]) -> Split | None:
     """Where the network can be cut if only these parameters are trained; None where it cannot, or nothing would be gained."""
-    if task.model.tied or not only_the_loss_looks(task):  # a tied weight could stand on both sides
+    everything = set(task.model.initial.params) <= set(trained)
+    if everything or task.model.tied or not only_the_loss_looks(task):  # a tied weight could stand on both sides
         return None
     try:
         split = cut(task.model, trained, task.train.inputs(torch.arange(min(3, len(task.train.y)), device=task.world.device)))

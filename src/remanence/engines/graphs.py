@@ -23,9 +23,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from remanence import trees
+from remanence.data.batches import Examples
 from remanence.engines.compiled import trace_step
 from remanence.engines.convolutions import with_convolutions
-from remanence.engines.steps import Course, Live, StepAll, make_batch, map_step
+from remanence.engines.steps import Course, Live, StepAll, make_batch, map_step, round_up
 from remanence.local import Progress, SplitRows, Task
 from remanence.types import Context
 
@@ -73,9 +74,11 @@ class Recording:
         room = clients <= self.clients and round_up(steps) == self.ids.shape[1] and width == self.batch
         return room and (phase, dims) == (self.phase, self.dims) and take_apart(live, dims)[1] == self.form
 
-    def run(self, live: Live, course: Course) -> tuple[Progress, Tensor]:
+    def run(self, live: Live, course: Course, examples: Examples) -> tuple[Progress, Tensor]:
         """-> progress and summed loss of all clients"""
         self._load(live, course)
+        if examples is not self.task.train:  # what fronts made of this round's rows: into the memory of the first round's
+            self.task.train.x[: len(examples.x)], self.task.train.y[: len(examples.y)] = examples.x, examples.y
         self.step.zero_()
         shapes = list(self._shapes(course))
         for shape, times in Counter(shapes).items():  # before the first replay: should one fail, nothing has changed
@@ -172,11 +175,6 @@ def choose_sizes(clients: int, ratio: float = RATIO) -> list[int]:
     while sizes[-1] > 1:
         sizes.append(max(1, min(sizes[-1] - 1, int(sizes[-1] * ratio))))
     return sizes
-
-
-def round_up(count: int) -> int:
-    """The next power of two, so that few lengths occur; 0 stays."""
-    return 1 << (count - 1).bit_length() if count else 0
 
 
 def take_apart(live: Live, dims: Context) -> tuple[list[Tensor], list[Any]]:

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from remanence.engines.common import lay_out
 from remanence.engines.compiled import substitutes
 from remanence.engines.compiler import compiler_options
+from remanence.errors import first_line
 from remanence.model import Model, mixes_rows
 from remanence.types import Output, Start
 
@@ -19,9 +21,10 @@ ROWS = 50  # rows of a compiled piece; what is missing from the last one repeats
 
 @dataclass(frozen=True)
 class QuickModel(Model):
-    """The same network. Where it cannot be compiled, it is called as it is."""
+    """The same network. Where it cannot be compiled, it is called as it is, and the reason is added to `problems`."""
 
     compiled: bool = False
+    problems: list[str] = field(default_factory=list, compare=False, repr=False)
     written: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)  # by the form of a row; None: cannot be
 
     def judge_rows(self, model: Start, x: Tensor) -> Output:
@@ -29,8 +32,9 @@ class QuickModel(Model):
         if self.compiled and len(x) and self.written.get(form, self) is not None:
             try:
                 return self._judge_in_pieces(form, model, x)
-            except Exception:  # the compiler may fail in any way, and the network is a user's
+            except Exception as error:  # the compiler may fail in any way, and the network is a user's
                 self.written[form] = None
+                self.problems.append(f"what looks at rows could not be compiled ({first_line(error)})")
         return super().judge_rows(Start({name: lay_out(value) for name, value in model.params.items()}, model.buffers), lay_out(x))
 
     def _judge_in_pieces(self, form: Any, model: Start, x: Tensor) -> Output:
@@ -55,13 +59,8 @@ class QuickModel(Model):
         return torch.compile(graph, dynamic=False, options=compiler_options())
 
 
-def quicken(model: Model, compiled: bool) -> Model:
+def quicken(model: Model, compiled: bool, problems: list[str]) -> Model:
     """`compiled` is not for networks whose rows influence each other: they must not be cut into pieces."""
     if any(mixes_rows(layer) for layer in model.judge.modules()):
         compiled = False
-    return QuickModel(**{each.name: getattr(model, each.name) for each in fields(Model)}, compiled=compiled)
-
-
-def lay_out(x: Tensor) -> Tensor:
-    """Images, and the weights they are convolved with, as convolutions on a CPU like them."""
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+    return QuickModel(**{each.name: getattr(model, each.name) for each in fields(Model)}, compiled=compiled, problems=problems)

@@ -22,6 +22,7 @@ class Loop:
     """`channels_last` lays images out as convolutions on a CPU like them; it changes no result beyond rounding."""
 
     name = "loop"
+    steps = "eager"
 
     def __init__(self, task: Task, channels_last: bool = False):
         self.task, self.channels_last = task, channels_last
@@ -56,7 +57,7 @@ class Loop:
         params = trees.restrict(model.params, names)
         fixed = {name: value for name, value in model.params.items() if name not in params}
         if self.channels_last:
-            params, fixed = _channels_last(params), _channels_last(fixed)
+            params, fixed = ({name: common.lay_out(value) for name, value in tree.items()} for tree in (params, fixed))
         first = first_progress(task, differentiate_plain, params, fixed, model.buffers, rows, ctx)
         ids = rows.train[torch.from_numpy(plan.rows).to(rows.train.device)]  # [steps, batch]
         progress, losses = self.take_steps(task, first, fixed, ctx, rows, ids, plan.widths)
@@ -88,7 +89,7 @@ class Loop:
                 yield batch, numbers[first + place], step_keys[first + place]
 
     def lay_out(self, x: Tensor) -> Tensor:
-        return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
+        return common.lay_out(x) if self.channels_last else x
 
     def _rows(self, job: Job, client: int) -> SplitRows:
         holdings, device, dtype = self.task.population.at(job.time_step), self.task.world.device, self.task.world.dtype
@@ -128,6 +129,9 @@ class Loop:
                 tally.add(torch.full_like(ids, pair), logits, examples.labels(ids), ids)
         return tally.scores()
 
+    def judge(self, models: Start, ids: Tensor) -> Tensor:
+        return common.judge(self.judging, models, ids)
+
     def close(self) -> None:
         pass
 
@@ -137,7 +141,3 @@ def _stack_of_one(model: Start, extras: Tree, own: Tree, loss: Tensor) -> tuple[
         return trees.map(lambda x: x.unsqueeze(0), tree)
 
     return Start(lift(model.params), lift(model.buffers)), lift(extras), lift(own), loss.unsqueeze(0)
-
-
-def _channels_last(params: Params) -> Params:
-    return {name: value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value for name, value in params.items()}

@@ -62,7 +62,8 @@ class Processes:
         preface = ("round", one_for_all, _pack(job.shared))
         for _, answer in self.forks.carry(range(len(shares)), lambda number: ("train", _some_clients(job, shares[number])), preface):
             if answer is not None:
-                reply, self.fallback = answer
+                reply, problem = answer
+                self.fallback = problem or self.fallback
                 yield Reply(*_unpack(reply))
 
     def score(self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0) -> Scores:
@@ -93,6 +94,10 @@ class Processes:
         pair = np.concatenate([share[mine[0]] for share, mine in zip(shares, columns, strict=True)])
         rest = (np.concatenate([mine[place] for mine in columns]) for place in (1, 2, 3))
         return PairScores(confusion, loss, Verdicts(pair, *rest))
+
+    def judge(self, models: Start, ids: Tensor) -> Tensor:
+        packed, parts = _pack(tuple(models)), [part for part in np.array_split(ids.numpy(), self.workers) if len(part)]
+        return torch.cat([answer for (answer,) in self._ask_all([("judge", packed, part) for part in parts])], dim=1)
 
     def close(self) -> None:
         self.forks.close()
@@ -151,6 +156,9 @@ def _serve(task: Task, stack: int, steps: str, pipe: Connection, inherited: list
                 elif kind == "pairs":
                     models, which, owners, split, time_step, verdicts = rest
                     answer = tuple(one_by_one.score_pairs(Start(*_unpack(models)), which, owners, split, time_step, verdicts))
+                elif kind == "judge":
+                    models, ids = rest
+                    answer = (one_by_one.judge(Start(*_unpack(models)), torch.from_numpy(ids)),)
                 else:
                     models, split, ids, groups, count = rest
                     answer = tuple(

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from remanence import trees
 from remanence.engines import common
@@ -47,6 +48,7 @@ class RayEngine:
     """
 
     name = "ray"
+    steps = "eager"
 
     def __init__(
         self,
@@ -136,6 +138,11 @@ class RayEngine:
             used, local = np.unique(which[share], return_inverse=True)  # nobody needs the models of the others
             questions.append((self.shelf.pick(models, used), local, owners[share], split, time_step, verdicts))
         return join_pairs(self._ask("score_pairs", questions), shares)
+
+    def judge(self, models: Start, ids: Tensor) -> Tensor:
+        packed, rows = self._put(pack(models)), ids.cpu().numpy()
+        parts = self._ask("judge", [(packed, rows[share]) for share in _split(len(rows), len(self.assemble().members))])
+        return torch.cat(parts, dim=1).to(self.task.world.device)
 
     def close(self) -> None:
         if self.crew is not None:

@@ -1,4 +1,4 @@
-"""The steps of training at the server, plainly or, on a GPU, recorded once and replayed in every round.
+"""The steps of training at the server: plainly, or written down once and repeated in every round, on a GPU as a recording, on a CPU compiled.
 
 A recording reads fixed places in memory, so whatever changes from round to round has to come in through them: a loss that remembers something of its own
 (a closure) is run plainly.
@@ -6,18 +6,23 @@ A recording reads fixed places in memory, so whatever changes from round to roun
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from remanence.engines.compiled import Written
 from remanence.engines.graphs import capture, copy_into, kinds_of
+from remanence.errors import first_line
 from remanence.local import Task
 from remanence.trees import Params, Tree
 from remanence.types import Optimiser, PublicLoss, Start
 
+log = logging.getLogger("remanence")
 FEWEST = 10  # steps for which recording pays
 KEPT = 2  # recordings of a run
 
@@ -41,7 +46,7 @@ class Scene(NamedTuple):
     rates: dict[str, Tensor]  # [steps] each
 
 
-Step = Callable[[Scene, Moving, Tensor, int], Moving]  # (scene, moving, number of the step [1], width) -> moving
+Step = Callable[..., Moving]  # (scene, moving, number of the step [1], width) -> moving
 
 
 class PlainSteps:
@@ -59,10 +64,10 @@ class PlainSteps:
 
 
 class RecordedSteps:
-    """The same from memory of its own, as one CUDA graph for each width; without a GPU the step is called plainly on that memory."""
+    """The same from memory of its own, for each width one CUDA graph or, without a GPU, one compiled step if `compile` and plain ones on that memory if not."""
 
-    def __init__(self, step: Step, moving: Moving, scene: Scene):
-        self.step = step
+    def __init__(self, step: Step, moving: Moving, scene: Scene, compile: bool = False):
+        self.step, self.compile = step, compile
         self.moving, self.scene = pytree.tree_map_only(Tensor, torch.clone, (moving, scene))
         self.number = torch.zeros(1, dtype=torch.int64, device=scene.places.device)
         self.replays: dict[int, Callable[[], None]] = {}
@@ -85,8 +90,17 @@ class RecordedSteps:
         return moving
 
     def _record(self, width: int) -> Callable[[], None]:
+        step: Callable[..., Moving] = partial(self.step, width=width)
+        if self.compile:
+            try:
+                step = Written(step, (self.scene, self.moving, self.number), compile=True)
+                step(self.scene, self.moving, self.number)  # the compiler is called by the first step
+            except Exception as error:  # it may fail in any way, and the loss may be a user's
+                self.compile, step = False, partial(self.step, width=width)
+                log.warning(f"training at the server could not be compiled ({first_line(error)}): its steps are plain ones")
+
         def compute() -> Moving:
-            return self.step(self.scene, self.moving, self.number, width)
+            return step(self.scene, self.moving, self.number)
 
         def take() -> None:
             copy_into(self.moving, compute())
@@ -102,20 +116,24 @@ class _Known(NamedTuple):
     steps: RecordedSteps
 
 
-def find_steps(task: Task, step: Step, loss: PublicLoss, optimiser: Optimiser, moving: Moving, scene: Scene) -> PlainSteps | RecordedSteps:
-    """`step` is one step with this loss and optimiser. Recorded where that is possible and pays."""
-    if task.world.device.type == "cuda" and len(scene.places) >= FEWEST and is_pure(loss):
-        return find_recorded(task, step, loss, optimiser, moving, scene)
+def find_steps(
+    task: Task, step: Step, loss: PublicLoss, optimiser: Optimiser, moving: Moving, scene: Scene, compile: bool
+) -> PlainSteps | RecordedSteps:
+    """`step` is one step with this loss and optimiser. Written down where that is possible and pays: on a CPU, if the clients' steps are compiled, too."""
+    if (compile or task.world.device.type == "cuda") and len(scene.places) >= FEWEST and is_pure(loss):
+        return find_recorded(task, step, loss, optimiser, moving, scene, compile)
     return PlainSteps(step, moving, scene)
 
 
-def find_recorded(task: Task, step: Step, loss: PublicLoss, optimiser: Optimiser, moving: Moving, scene: Scene) -> RecordedSteps:
+def find_recorded(
+    task: Task, step: Step, loss: PublicLoss, optimiser: Optimiser, moving: Moving, scene: Scene, compile: bool = False
+) -> RecordedSteps:
     """Those of an earlier round where they fit, else new ones."""
     kept: list[_Known] = task.memo.setdefault("server steps", [])
     for known in kept:
         if known.task is task and known.loss is loss and known.optimiser is optimiser and known.steps.fits(moving, scene):
             return known.steps.begin(moving, scene)
-    steps = RecordedSteps(step, moving, scene)
+    steps = RecordedSteps(step, moving, scene, compile)
     kept[:] = [*kept, _Known(task, loss, optimiser, steps)][-KEPT:]
     return steps.begin(moving, scene)
 

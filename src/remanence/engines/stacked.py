@@ -18,6 +18,7 @@ from torch.func import vmap
 from remanence import trees
 from remanence.data.batches import plan_batches
 from remanence.engines import common
+from remanence.engines.fronts import Split, find_split, number_rows
 from remanence.engines.graphs import Recording
 from remanence.engines.portions import Portion, Work, divide, line_up, make_context, make_replies, pad_rows, phase_keys, plan, rows_of
 from remanence.engines.steps import Course, Live, context_dims, run_eagerly
@@ -29,6 +30,7 @@ from remanence.types import Context, Job, PairScores, Phase, Reply, Scores, Star
 
 MOST_CLIENTS = {"cpu": 64, "cuda": 256}  # in one stack, where nobody asks for another size
 SCORED_ROWS = 10_000  # rows of all models of a stack that are looked at at once; fewer where memory does not suffice
+ROOM = 2**31  # bytes of activations of a stack that may be kept
 Answer = TypeVar("Answer")
 RECORDINGS = 4  # stacks of different form, of which recorded steps are kept
 
@@ -46,6 +48,7 @@ class Stacked:
         self.steps = ("graph" if task.world.device.type == "cuda" else "eager") if steps == "auto" else steps
         self.fallback = ""  # why steps are no longer recorded
         self.recordings: list[Recording] = []  # the one used last stands last
+        self.splits: dict[tuple[str, ...], Split | None] = {}  # by what is trained
         self.keeps_slots = bool(task.optimiser.init(task.model.initial.params))  # else there is nothing to map, and mapping is not free
         refuse_padded_batch_norm(task)
         refuse_unstackable(task)
@@ -94,11 +97,11 @@ class Stacked:
             ctx, dims = ctx._replace(start=model), dims._replace(start=context_dims(True).start)
         ctx = ctx._replace(own=own)
         for number, phase in enumerate(common.phases_of(task, job)):
-            drawn_from = phase_keys(portions, number)
-            course = self._plan(portions, number, phase, rows, drawn_from)
+            drawn_from, split = phase_keys(portions, number), self._find_split(phase, rows.train)
+            course = self._plan(portions, number, phase, rows.train if split is None else number_rows(rows.train), drawn_from)
             steps, key = common.to_device(np.stack([course.steps, drawn_from.view(np.int64)]), device).unbind()
             now, old = ctx._replace(steps=steps, key=key), model
-            model, memory, summed = self._train_phase(model, now, dims, number, course, rows)
+            model, memory, summed = self._train_phase(model, now, dims, number, course, rows, split)
             ctx, losses = ctx._replace(memory=memory), summed / steps
             total += course.steps
             if phase.accept is not None:
@@ -119,36 +122,45 @@ class Stacked:
             ctx = ctx._replace(start=Start(trees.expand(ctx.start.params, len(ctx.client)), ctx.start.buffers))
         return start(rows, ctx)
 
-    def _plan(self, portions: Sequence[Portion], number: int, phase: Phase, rows: SplitRows, drawn_from: np.ndarray) -> Course:
-        """The batches of all clients in one phase, as numbers of examples on the device. drawn_from: the clients' keys in this phase"""
+    def _plan(self, portions: Sequence[Portion], number: int, phase: Phase, rows: Tensor, drawn_from: np.ndarray) -> Course:
+        """The batches of all clients in one phase, as numbers of examples on the device. rows: [k, n]; drawn_from: the clients' keys in this phase"""
         places, widths = plan(portions, number, phase)  # [k, steps, batch], [k, steps]
-        ids = torch.gather(rows.train, 1, common.to_device(places.reshape(len(places), -1), rows.train.device))
+        ids = torch.gather(rows, 1, common.to_device(places.reshape(len(places), -1), rows.device))
         step_keys = fold_each(drawn_from[:, None], np.arange(widths.shape[1]))
         return Course(ids.reshape(places.shape), widths, step_keys.view(np.int64))
 
+    def _find_split(self, phase: Phase, rows: Tensor) -> Split | None:
+        """Where the network can be cut in a phase that leaves its front alone, if there is room for what the fronts make of the rows. rows: [k, n]"""
+        trained = tuple(self.task.trained_names(phase))
+        if trained not in self.splits:
+            self.splits[trained] = find_split(self.task, trained)
+        split = self.splits[trained]
+        return split if split is not None and split.width * rows.numel() <= ROOM else None
+
     def _train_phase(
-        self, model: Start, ctx: Context, dims: Context, number: int, course: Course, rows: SplitRows
+        self, model: Start, ctx: Context, dims: Context, number: int, course: Course, rows: SplitRows, split: Split | None
     ) -> tuple[Start, Tree, Tensor]:
         """-> the trained models, what was tracked, the summed loss of each client"""
-        task = self.task
+        task, buffers = self.task, model.buffers
         params = trees.restrict(model.params, task.trained_names(task.phases[number]))
         fixed = {name: value for name, value in model.params.items() if name not in params}
+        if split is not None:
+            task, fixed, buffers = split.stack_behind(task, model, rows.train), split.rear_of(fixed), split.rear_of(buffers)
         if task.method.trackers("init"):
             start_all = vmap(partial(first_progress, task, differentiate_functional), in_dims=(0, 0, 0, 0, dims))
-            first = start_all(params, fixed, model.buffers, rows, ctx)
+            first = start_all(params, fixed, buffers, rows, ctx)
         else:
-            first = Progress(params, model.buffers, vmap(task.optimiser.init)(params) if self.keeps_slots else {}, {})
+            first = Progress(params, buffers, vmap(task.optimiser.init)(params) if self.keeps_slots else {}, {})
         live = Live(first, fixed, torch.zeros(len(course.ids), dtype=task.world.dtype, device=task.world.device), rows, ctx)
         progress, loss = self._take_steps(task, number, dims, live, course)
-        whole = {**fixed, **progress.params}
-        return Start({name: whole[name] for name in model.params}, progress.buffers), progress.memory, loss
+        return Start(model.params | progress.params, model.buffers | progress.buffers), progress.memory, loss
 
     def _take_steps(self, task: Task, number: int, dims: Context, live: Live, course: Course) -> tuple[Progress, Tensor]:
         """Recorded where that is asked for and possible, else plainly; once it proved impossible, plainly for good."""
         if self.steps != "eager":
             widest = max(min(task.batch, task.population.capacity), course.ids.shape[2])  # another run's clients may have more rows
             try:
-                return self._find_recording(task, number, dims, live, course, widest).run(live, course)
+                return self._find_recording(task, number, dims, live, course, widest).run(live, course, task.train)
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
@@ -233,6 +245,9 @@ class Stacked:
                 logits = judge_models(task, some, examples.inputs(ids[window]), 0)
                 tally.add(whose[window].flatten(), logits.flatten(0, 1), examples.labels(ids[window].flatten()), ids[window].flatten())
         return tally.scores()
+
+    def judge(self, models: Start, ids: Tensor) -> Tensor:
+        return common.judge(self.task, models, ids)
 
     def close(self) -> None:
         self.recordings.clear()

@@ -90,6 +90,11 @@ def run_eagerly(task: Task, dims: Context, live: Live, course: Course) -> tuple[
     return Progress(*whole), torch.cat([part.loss for part in last_first])
 
 
+def round_up(count: int) -> int:
+    """The next power of two, so that few lengths occur; 0 stays."""
+    return 1 << (count - 1).bit_length() if count else 0
+
+
 def context_dims(personal_start: bool) -> Context:
     """Which parts of a stacked context have the clients as leading axis, as vmap wants to be told."""
     each, same = 0, None

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from remanence import trees
 from remanence.engines import common
@@ -77,6 +78,13 @@ class Seat:
     ) -> PairScores:
         scores: PairScores = self.meeting.ask(self, ScorePairs(models, which, owners, split, time_step, verdicts))
         return scores
+
+    def judge(self, models: Start, ids: Tensor) -> Tensor:
+        return common.judge(self.task, models, ids)
+
+    @property
+    def steps(self) -> str:
+        return self.table.engine.steps
 
     @property
     def fallback(self) -> str:

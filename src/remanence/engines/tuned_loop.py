@@ -36,16 +36,20 @@ class TunedLoop(Loop):
     def __init__(self, task: Task, steps: str = "eager"):
         super().__init__(task, channels_last=task.world.device.type == "cpu")
         self.steps = "eager" if steps == "auto" else steps
-        self.judging = replace(task, model=quicken(task.model, self.steps == "compiled"))
-        self.fallback = ""  # why steps are no longer written down
+        self.problems: list[str] = []  # why steps are no longer written down, or something else is not compiled
+        self.judging = replace(task, model=quicken(task.model, self.steps == "compiled", self.problems))
         self.splits: dict[tuple[str, ...], Split | None] = {}  # by what is trained
         self.traced: dict[tuple[str, ...], list[TracedStep]] = {}
+
+    @property
+    def fallback(self) -> str:
+        return "; ".join(self.problems)
 
     def find_split(self, trained: tuple[str, ...]) -> Split | None:
         """Where the network can be cut in a phase that trains these parameters."""
         if trained not in self.splits:
             split = find_split(self.task, trained)
-            self.splits[trained] = split and split._replace(front=quicken(split.front, self.steps == "compiled"))
+            self.splits[trained] = split and split._replace(front=quicken(split.front, self.steps == "compiled", self.problems))
         return self.splits[trained]
 
     def take_steps(
@@ -68,7 +72,8 @@ class TunedLoop(Loop):
             try:
                 return self._replay(task, progress, fixed, ctx, rows, ids, widths)
             except Exception as error:
-                self.fallback, self.steps = f"steps could not be written down ({first_line(error)})", "eager"
+                self.problems.append(f"steps could not be written down ({first_line(error)})")
+                self.steps = "eager"
                 self.traced.clear()
         return super().take_steps(task, progress, fixed, ctx, rows, ids, widths)
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from remanence.engines.common import lay_out
 from remanence.engines.compiler import call_compiled
 
 aten = torch.ops.aten
@@ -195,10 +196,6 @@ def _weigh(weights: list[float], parts: Sequence[Tensor]) -> Tensor:
     for term in terms[1:]:
         total = total + term
     return total
-
-
-def lay_out(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last)
 
 
 def _tiles(size: int) -> int:

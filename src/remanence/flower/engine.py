@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from remanence import server, trees
 from remanence.engines.loop import Loop
@@ -46,11 +47,12 @@ class FlowerEngine:
     """Needs a session: see `session.hold`. Nothing is sent before there is something to do."""
 
     name = "flower"
+    steps = "eager"
 
     def __init__(self, task: Task):
         self.task, self.session = task, current_session()
         self.excuses: list[Refusal] = []
-        self.desk = Loop(task)  # for the coordinator's own test set
+        self.desk = Loop(task)  # for the coordinator's own test set and public set
         self.validates = task.method.owner("peers") is not None  # such methods go by validation rows in every round
         self.told: dict[int, list[Judged]] = defaultdict(list)  # by client: counts that came with its last models
 
@@ -223,6 +225,9 @@ class FlowerEngine:
                 continue
             confusion[torch.from_numpy(places)], loss[torch.from_numpy(places)] = counts
         return PairScores(confusion, loss)
+
+    def judge(self, models: Start, ids: Tensor) -> Tensor:
+        return self.desk.judge(models, ids)
 
     def close(self) -> None:
         self.desk.close()
