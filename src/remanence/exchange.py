@@ -189,13 +189,12 @@ def mix(task: Task, models: Start, mixes: tuple[Mix, ...], sizes: Tensor) -> Sta
     for peers, names in mixes:
         if peers.shape[1] == 0:
             continue
-        there = (peers >= 0).cpu()
-        place = torch.where(
-            peers >= 0, peers, torch.arange(len(peers), device=peers.device).unsqueeze(1)
-        )  # nobody: itself, weighing nothing
-        heard = sizes.double()[place.cpu()] * there  # [K, m]
-        total = sizes.double() + heard.sum(dim=1)
-        mine, theirs = (sizes.double() / total), heard / total.unsqueeze(1)
+        there = peers >= 0
+        place = torch.where(there, peers, torch.arange(len(peers), device=peers.device).unsqueeze(1))  # nobody: itself, weighing nothing
+        rows = sizes.double().to(peers.device)
+        heard = rows[place] * there  # [K, m]
+        total = rows + heard.sum(dim=1)
+        mine, theirs = rows / total, heard / total.unsqueeze(1)
         for name in params:
             if name in sent and (names is None or name in names):
                 params[name] = _average(params[name], models.params[name], place, mine, theirs)
@@ -219,7 +218,7 @@ def _largest(own: Tensor, peers: Tensor, place: Tensor, mine: Tensor, theirs: Te
     """As `_average`; whoever is nobody weighs nothing and is passed over."""
     result = own
     for column in range(place.shape[1]):
-        there = (theirs[:, column] > 0).to(own.device).reshape(-1, *(1,) * (own.dim() - 1))
+        there = (theirs[:, column] > 0).reshape(-1, *(1,) * (own.dim() - 1))
         result = torch.where(there, torch.maximum(result, peers[place[:, column]]), result)
     return result
 

@@ -24,8 +24,8 @@ from remanence.checkpoint import Vault, fingerprint
 from remanence.config import Spec, write_toml
 from remanence.data.source import Source
 from remanence.engines.choose import Choice, choose_engine, make_engine
+from remanence.engines.memory import is_out_of_memory, tell_memory
 from remanence.engines.processes import count_cores
-from remanence.engines.stacked import is_out_of_memory, tell_memory
 from remanence.errors import OUT_OF_TIME, InputError, RunFailed, Stopped
 from remanence.experiment import Experiment, build, check_unchanged, set_precision
 from remanence.files import claim_folder, explain_full_disk, lock, write_atomically

@@ -19,8 +19,9 @@ from remanence.engines import graphs
 from remanence.engines.choose import choose_engine, choose_steps, make_engine
 from remanence.engines.graphs import choose_sizes, round_up
 from remanence.engines.loop import Loop
+from remanence.engines.memory import tell_memory
 from remanence.engines.portions import Portion
-from remanence.engines.stacked import Stacked, tell_memory
+from remanence.engines.stacked import Stacked
 from remanence.errors import RunFailed
 from remanence.experiment import Experiment
 from remanence.local import SplitRows

@@ -1,14 +1,75 @@
-"""Memory that a worker process holds on to: given back to the system after every step, it would have to be asked for, and filled with zeros, in the next."""
+"""Memory: whether it sufficed, how many rows of activations fit into it, and what a worker process holds on to."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from remanence.local import Task
+from remanence.model import Model
+
+SHARE = 16  # looking at rows takes at most one part of so many of a GPU's free memory,
+ALIVE = 4  # in which so many activations as large as the largest have to fit at once;
+MOST_ROWS = 100_000  # but it does not gain by more rows than these,
+ROWS = 10_000  # and on a CPU models take turns and the cache decides: see common.CACHED_ROWS
 
 # The parameters of mallopt in glibc's <malloc.h>, and how much free memory at the heap's end is too much: never, up to the largest int
 TRIM_THRESHOLD = -1
 MMAP_MAX = -4
 NEVER = 2**31 - 1
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Of the device or, in the words of torch's allocator, of the host."""
+    return isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def tell_memory(device: torch.device) -> str:
+    """How much of a GPU's memory is free, and how much of the rest is ours: the others' may be why it does not suffice."""
+    if device.type != "cuda":
+        return ""
+    free, total = torch.cuda.mem_get_info(device)
+    ours = torch.cuda.memory_reserved(device)
+    return f" ({free / 1e9:.1f} of {total / 1e9:.1f} GB are free, {ours / 1e9:.1f} are this run's)"
+
+
+def count_rows(task: Task) -> int:
+    """How many rows the models of a stack look at together."""
+    if task.world.device.type != "cuda":
+        return ROWS
+    row = torch.zeros(1, dtype=torch.int64, device=task.world.device)
+    return rows_that_fit(torch.cuda.mem_get_info(task.world.device)[0], find_widest(task.model, task.train.inputs(row)))
+
+
+def rows_that_fit(free: int, widest: int) -> int:
+    """Rows of whose activations the widest takes so many bytes. 96 GB free, LeNet and ResNet-18 on 32x32 pixels, then 16 GB:
+
+    >>> rows_that_fit(96 * 2**30, 4 * 6 * 28 * 28), rows_that_fit(96 * 2**30, 4 * 64 * 32 * 32), rows_that_fit(16 * 2**30, 4 * 64 * 32 * 32)
+    (85598, 6144, 1024)
+    """
+    return max(1, min(MOST_ROWS, free // SHARE // (ALIVE * widest)))
+
+
+@torch.no_grad()
+def find_widest(model: Model, x: Tensor) -> int:
+    """Bytes of the largest of what a network's layers make of one row, the row itself included. x: one row or more"""
+    sizes = [x.nbytes]
+
+    def note(layer: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            sizes.append(output.nbytes)
+
+    hooks = [layer.register_forward_hook(note) for layer in model.judge.modules()]
+    try:
+        model.judge_rows(model.initial, x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(sizes) // len(x)
 
 
 def keep_memory() -> None:

@@ -20,6 +20,7 @@ from remanence.data.batches import plan_batches
 from remanence.engines import common
 from remanence.engines.fronts import Split, find_split, number_rows
 from remanence.engines.graphs import Recording
+from remanence.engines.memory import count_rows, is_out_of_memory, tell_memory
 from remanence.engines.portions import Portion, Work, divide, line_up, make_context, make_replies, pad_rows, phase_keys, plan, rows_of
 from remanence.engines.steps import Course, Live, context_dims, run_eagerly
 from remanence.errors import InputError, RunFailed, first_line
@@ -29,7 +30,6 @@ from remanence.trees import Params, Tree
 from remanence.types import Context, Job, PairScores, Phase, Reply, Scores, Start
 
 MOST_CLIENTS = {"cpu": 64, "cuda": 256}  # in one stack, where nobody asks for another size
-SCORED_ROWS = 10_000  # rows of all models of a stack that are looked at at once; fewer where memory does not suffice
 ROOM = 2**31  # bytes of activations of a stack that may be kept
 Answer = TypeVar("Answer")
 RECORDINGS = 4  # stacks of different form, of which recorded steps are kept
@@ -44,7 +44,11 @@ class Stacked:
     name = "stacked"
 
     def __init__(self, task: Task, stack: int = 64, steps: str = "auto"):
-        self.task, self.stack, self.score_rows = task, stack, SCORED_ROWS
+        self.task, self.stack, self.score_rows = (
+            task,
+            stack,
+            count_rows(task),
+        )  # of all models together; fewer where memory does not suffice
         self.steps = ("graph" if task.world.device.type == "cuda" else "eager") if steps == "auto" else steps
         self.fallback = ""  # why steps are no longer recorded
         self.recordings: list[Recording] = []  # the one used last stands last
@@ -263,20 +267,6 @@ def needs_padding(task: Task) -> bool:
                 if any(seen.setdefault(step, int(width)) != width for step, width in enumerate(widths)):
                     return True
     return False
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Of the device or, in the words of torch's allocator, of the host."""
-    return isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def tell_memory(device: torch.device) -> str:
-    """How much of a GPU's memory is free, and how much of the rest is ours: the others' may be why it does not suffice."""
-    if device.type != "cuda":
-        return ""
-    free, total = torch.cuda.mem_get_info(device)
-    ours = torch.cuda.memory_reserved(device)
-    return f" ({free / 1e9:.1f} of {total / 1e9:.1f} GB are free, {ours / 1e9:.1f} are this run's)"
 
 
 def refuse_padded_batch_norm(task: Task) -> None:

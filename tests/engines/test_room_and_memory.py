@@ -1,4 +1,4 @@
-"""Memory that workers hold on to."""
+"""How much of a network's activations fits into memory, and what workers hold on to."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from torch import nn
 
-from remanence.engines.memory import keep_memory
+from remanence.engines.memory import MOST_ROWS, find_widest, keep_memory, rows_that_fit
+from remanence.model import wrap
 
 FAULTS = """
 import resource
@@ -39,3 +42,18 @@ def test_freed_memory_is_used_again() -> None:
 def test_other_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     keep_memory()
+
+
+def test_the_widest_activation_of_a_row() -> None:
+    """A row of 1x4x4 doubles has 128 bytes, five channels of it 640; two rows at once change nothing."""
+    x = torch.randn(2, 1, 4, 4, dtype=torch.float64)
+    model = wrap(nn.Sequential(nn.Conv2d(1, 5, 1), nn.ReLU(), nn.Flatten(), nn.Linear(80, 2)), x, 2, dtype=torch.float64)
+    assert find_widest(model, x) == find_widest(model, x[:1]) == 640
+    assert not any(layer._forward_hooks for layer in model.judge.modules())
+    narrow = wrap(nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), x, 2, dtype=torch.float64)
+    assert find_widest(narrow, x) == 128  # the row itself
+
+
+def test_rows_have_a_lowest_and_a_highest_number() -> None:
+    assert rows_that_fit(10**6, 10**9) == 1
+    assert rows_that_fit(10**12, 100) == MOST_ROWS
