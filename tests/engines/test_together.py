@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import remanence as rem
 from remanence.algorithms import METHODS
 from remanence.engines.alike import are_alike
+from remanence.engines.loop import Loop
 from remanence.engines.stacked import Stacked
-from remanence.engines.together import Meeting
+from remanence.engines.together import Judge, Meeting, Seat, Table, compute, group_requests
 from remanence.errors import INTERRUPTED, OUT_OF_TIME, RunFailed, Stopped
 from remanence.experiment import Experiment
 from remanence.expressions import Call
@@ -203,9 +205,9 @@ def test_control_c_saves_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_scoring_with_too_little_memory_looks_at_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for 7 rows of all models together: 10,000 are halved until they fit, and the counts are the same."""
-    experiment = small_experiment("fedavg")
+    experiment = small_experiment("fedavg", {"data.public": 9})
     engine, models = Stacked(experiment.task), Start.stack([experiment.task.model.initial] * 2)
-    whole = engine.score(models, "test")
+    whole, said = engine.score(models, "test"), engine.judge(models, experiment.task.public)
     judge = Model.judge_rows
 
     def scarce(self: Model, model: Start, x: Any) -> Any:
@@ -218,3 +220,23 @@ def test_scoring_with_too_little_memory_looks_at_fewer_rows(monkeypatch: pytest.
     assert again.confusion.tolist() == whole.confusion.tolist()
     assert again.loss.flatten().tolist() == pytest.approx(whole.loss.flatten().tolist(), abs=1e-12)
     assert engine.score_rows == 4
+    engine.score_rows = 16
+    assert torch.allclose(engine.judge(models, experiment.task.public), said, rtol=0, atol=1e-12)
+    assert engine.score_rows == 4
+
+
+def test_teachers_of_two_runs_are_judged_together() -> None:
+    """Where their public sets are the same; another one takes its turn."""
+    experiment = small_experiment("fedavg", {"data.public": 9})
+    stacks = [Start.stack([experiment.task.model.initial] * many) for many in (2, 3, 1)]
+    public, engine = experiment.task.public, Stacked(experiment.task)
+    meeting, table = Meeting(lambda _: engine), Table(experiment, engine)
+    seats = [Seat(meeting, table, experiment.task) for _ in stacks]
+    for seat, models, ids in zip(seats, stacks, (public, public.clone(), public[1:]), strict=True):
+        seat.request = Judge(models, ids)
+    groups = group_requests(seats)
+    assert [len(group) for group in groups] == [2, 1]
+    for group in groups:
+        for seat, answer in zip(group, compute(group), strict=True):
+            assert isinstance(seat.request, Judge)
+            assert torch.allclose(answer, Loop(experiment.task).judge(seat.request.models, seat.request.ids), rtol=0, atol=1e-12)

@@ -151,16 +151,14 @@ def split_rows(task: Task, split: str, time_step: int) -> Rows:
     return holdings.train if split == "train" else holdings.valid
 
 
-JUDGED_ROWS = {"cpu": 250, "cuda": 1000}  # rows of the public set that all models of a stack see at once
 CACHED_ROWS = 500  # rows a model sees at once on a CPU when it is scored: larger chunks fall out of the cache
 CELLS = 20_000_000  # most counters that are filled at once: with many groups and classes, models are counted in turn
 
 
 @torch.no_grad()
-def judge(task: Task, models: Start, ids: Tensor) -> Tensor:
-    """Stacked models on these training rows. ids: [n] -> logits [m, n, C]"""
-    parts = torch.split(ids, JUDGED_ROWS[task.world.device.type])
-    return torch.cat([judge_models(task, models, task.train.inputs(part), None) for part in parts], dim=1)
+def judge(task: Task, models: Start, ids: Tensor, rows: int = CACHED_ROWS) -> Tensor:
+    """Stacked models on these training rows, so many at once. ids: [n] -> logits [m, n, C]"""
+    return torch.cat([judge_models(task, models, task.train.inputs(part), None) for part in torch.split(ids, rows)], dim=1)
 
 
 class Tally:

@@ -194,7 +194,7 @@ class Stacked:
         examples = common.examples_of(self.task, split)
         many = len(next(iter(models.params.values())))
         tally = common.Tally(many, count, self.task.world.classes, ids.device)
-        at_once = self._rows_at_once(min(many, self.stack))
+        at_once = self._rows_at_once(models)
         for part, group in zip(torch.split(ids, at_once), torch.split(groups, at_once), strict=True):
             x, y = examples.inputs(part), examples.labels(part)
             for first in range(0, many, self.stack):
@@ -202,9 +202,11 @@ class Stacked:
                 tally.add(first, judge_models(self.task, some, x, None), y, group)
         return tally.scores()
 
-    def _rows_at_once(self, models: int) -> int:
+    def _rows_at_once(self, models: Start) -> int:
+        """Rows that these models, or as many of them as a stack holds, look at together."""
+        many = min(len(next(iter(models.params.values()))), self.stack)
         most = self.score_rows if self.task.world.device.type == "cuda" else common.CACHED_ROWS
-        return min(most, max(1, self.score_rows // models))
+        return min(most, max(1, self.score_rows // many))
 
     def _try_scoring(self, score: Callable[[], Answer]) -> Answer:
         """With fewer rows at once where memory does not suffice."""
@@ -241,7 +243,7 @@ class Stacked:
             some = models.take(torch.from_numpy(which[pairs]).to(device))
             parts = [rows[pair] for pair in pairs]
             ids, weight = pad_rows(parts, int(parts[0][0]), device, task.world.dtype)
-            at_once = self._rows_at_once(len(pairs))
+            at_once = self._rows_at_once(some)
             whose = torch.from_numpy(pairs).to(device).unsqueeze(1).expand_as(ids)
             whose = torch.where(weight > 0, whose, len(which))
             for begin_row in range(0, ids.shape[1], at_once):
@@ -251,7 +253,7 @@ class Stacked:
         return tally.scores()
 
     def judge(self, models: Start, ids: Tensor) -> Tensor:
-        return common.judge(self.task, models, ids)
+        return self._try_scoring(lambda: common.judge(self.task, models, ids, self._rows_at_once(models)))
 
     def close(self) -> None:
         self.recordings.clear()

@@ -46,7 +46,14 @@ class ScorePairs(NamedTuple):
     verdicts: bool
 
 
-Request = Job | Score | ScorePairs
+class Judge(NamedTuple):
+    """Models on rows of a public set."""
+
+    models: Start
+    ids: Tensor
+
+
+Request = Job | Score | ScorePairs | Judge
 
 
 class Table(NamedTuple):
@@ -80,7 +87,8 @@ class Seat:
         return scores
 
     def judge(self, models: Start, ids: Tensor) -> Tensor:
-        return common.judge(self.task, models, ids)
+        said: Tensor = self.meeting.ask(self, Judge(models, ids))
+        return said
 
     @property
     def steps(self) -> str:
@@ -206,6 +214,8 @@ def _can_join(one: Seat, other: Seat) -> bool:
         return a.split == b.split and _same_rows(_rows(one.task, a), _rows(other.task, b))
     if isinstance(a, ScorePairs) and isinstance(b, ScorePairs):
         return (a.split, a.verdicts) == (b.split, b.verdicts)
+    if isinstance(a, Judge) and isinstance(b, Judge):
+        return torch.equal(a.ids, b.ids)
     return False
 
 
@@ -223,8 +233,11 @@ def compute(seats: Sequence[Seat]) -> list[Any]:
     jobs = [request for request in requests if isinstance(request, Job)]
     scores = [request for request in requests if isinstance(request, Score)]
     pairs = [request for request in requests if isinstance(request, ScorePairs)]
+    judged = [request for request in requests if isinstance(request, Judge)]
     if jobs:
         return _train(engine, [Work(seat.task, job) for seat, job in zip(seats, jobs, strict=True)])
+    if judged:
+        return _judge(engine, judged)
     return _score(engine, seats[0].task, scores) if scores else _score_pairs(engine, seats, pairs)
 
 
@@ -239,6 +252,11 @@ def _score(engine: Stacked, task: Task, requests: Sequence[Score]) -> list[Score
     models, counts = _join_models([request.models for request in requests])
     whole = engine.score_groups(models, requests[0].split, _rows(task, requests[0]))
     return [Scores(*parts) for parts in zip(torch.split(whole.confusion, counts), torch.split(whole.loss, counts), strict=True)]
+
+
+def _judge(engine: Stacked, requests: Sequence[Judge]) -> list[Tensor]:
+    models, counts = _join_models([request.models for request in requests])
+    return list(torch.split(engine.judge(models, requests[0].ids), counts))
 
 
 def _score_pairs(engine: Stacked, seats: Sequence[Seat], requests: Sequence[ScorePairs]) -> list[PairScores]:
