@@ -101,9 +101,7 @@ def choose_engine(
         trials = Trials(task, _few(job, cores), workers, clock)  # one client a worker
         return choose_for_heavy(trials, Way("processes", 1) if can_fork else Way("loop"), first, length if forks else 0, threads)
     some = _few(job, CLIENTS)
-    by_workers = (
-        can_fork and task.model.has_convolutions
-    )  # then nothing is stacked: even where its steps are as fast, looking at rows is not
+    by_workers = can_fork and task.model.has_convolutions  # never as a stack then: its steps may be as fast, but looking at rows is not
     stackable = not padded and len(some.clients) > 1 and not by_workers
     trials = Trials(task, some, workers, clock)
     trials.run(Way("loop"), STEPS)
