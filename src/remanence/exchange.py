@@ -189,6 +189,7 @@ def mix(task: Task, models: Start, mixes: tuple[Mix, ...], sizes: Tensor) -> Sta
     for peers, names in mixes:
         if peers.shape[1] == 0:
             continue
+        peers = peers.to(task.world.device)
         there = peers >= 0
         place = torch.where(there, peers, torch.arange(len(peers), device=peers.device).unsqueeze(1))  # nobody: itself, weighing nothing
         rows = sizes.double().to(peers.device)

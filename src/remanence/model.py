@@ -41,7 +41,8 @@ class KeyedDropout(nn.Module):
         if not self.training or self.p == 0:
             return x
         shape = (*x.shape[:2], *(1,) * (x.dim() - 2)) if self.whole_channels else x.shape
-        draw = keys.uniform(keys.fold_in(keys.fold_in(self.get_buffer(KEY), "dropout"), self.index), shape, x.dtype)
+        key = keys.fold_in(keys.fold_in(self.get_buffer(KEY), "dropout"), self.index)
+        draw = keys.uniform(key, shape, torch.promote_types(x.dtype, torch.float32))  # in bf16 other numbers would come
         kept = 1 / (1 - self.p) if self.p < 1 else 0.0  # at p = 1 nothing is kept, and an infinite factor would leave NaN in the gradient
         return torch.where(draw < self.p, torch.zeros_like(x), x * kept)
 

@@ -72,8 +72,14 @@ def update(task: Task, server: Server, replies: Reply, round: int, key: Key, rul
     refine = method.one("refine")
     if refine is not None:
         complete = partial(local_models, server.model, seen_by_server=True)
-        lent = lend_server(task, rule, key.fold("server", "fit"), engine, complete)
-        refined = refine(merged, server.model, replies, lent, srv("refine"))
+
+        def work(engine: Engine) -> Start:
+            lent = lend_server(task, rule, key.fold("server", "fit"), engine, complete)
+            model: Start = refine(merged, server.model, replies, lent, srv("refine"))
+            return model
+
+        in_turn = getattr(engine, "in_turn", None)  # runs that share an engine come to it one at a time
+        refined = work(engine) if in_turn is None else in_turn(work)
     for absorb in method.many("absorb"):
         state[absorb.name] = absorb(replies, srv("absorb"))
     numbers = torch.cat([value.reshape(-1) for value in refined.params.values()])

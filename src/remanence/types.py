@@ -464,7 +464,7 @@ class Engine(Protocol):
     """A transport: carries work to where the data are. Never knows which method it runs."""
 
     name: str
-    steps: str  # how it takes local steps: plainly ("eager", "auto"), written down ("graph") or "compiled"; the server's are taken alike
+    steps: str  # how it takes local steps: plainly ("eager", "auto"), written down ("graph") or "compiled"; the server's are compiled where these are
 
     def train(self, job: Job) -> Iterator[Reply]:
         """Local training; replies come in chunks, each of one client or more."""

@@ -162,8 +162,9 @@ def test_the_numbers_are_the_same_where_steps_are_written_down(make: Callable[[T
 
 
 def test_a_stack_s_recording_serves_rounds_of_fewer_and_smaller_clients() -> None:
-    """Activations are laid into the memory of the first round's; where a later round needs more of it, there is a recording more."""
-    experiment = small_experiment(tuning(TWO_PHASES), IMAGES, module=initialise(Net, Key(0)))
+    """Activations are laid into the memory of the first round's; clients of another length, rounded up, have recordings of their own."""
+    changes = IMAGES | {"data.partition": "quantity(power=0.3, minimum=1)"}
+    experiment = small_experiment(tuning(TWO_PHASES), changes, module=initialise(Net, Key(0)))
     job = make_job(experiment, first_state(experiment), 1)
     engine, task = Stacked(experiment.task, 6, "graph"), experiment.task
     for places in ([0, 1, 2, 3, 4, 5], [1, 2, 4], [3, 5], [0, 5]):
@@ -172,7 +173,23 @@ def test_a_stack_s_recording_serves_rounds_of_fewer_and_smaller_clients() -> Non
         mine = mine.pick(torch.argsort(mine.client))
         assert worst_difference(mine._asdict(), wanted.pick(torch.argsort(wanted.client))._asdict())[1] <= TOLERANCE
     assert engine.fallback == ""
-    assert len(engine.recordings) < 2 * 4
+    assert [recording.behind for recording in engine.recordings] == [False, True] * 2
+
+
+def test_a_stack_is_not_cut_where_its_steps_see_fewer_rows_than_its_fronts_would() -> None:
+    """Rows that pad count: clients of 30 to 1 rows are padded to 30 each. One epoch of equal clients sees each row once, and so would the fronts."""
+
+    def is_cut(partition: str, epochs: int) -> bool:
+        phase = Phase(epochs=epochs, trainable=lambda world, names: tuple(sorted(HEAD)))
+        experiment = small_experiment(tuning((phase,)), IMAGES | {"data.partition": partition}, module=initialise(Net, Key(0)))
+        engine = Stacked(experiment.task, 6, "graph")
+        list(engine.train(make_job(experiment, first_state(experiment), 1)))
+        return engine.recordings[0].behind
+
+    equal = "dirichlet(alpha=0.5, samples=8)"
+    assert [is_cut(equal, 1), is_cut(equal, 2)] == [False, True]
+    skewed = "quantity(power=2.5, minimum=1)"
+    assert [is_cut(skewed, 2), is_cut(skewed, 6)] == [False, True]
 
 
 def test_batch_norm_behind_the_front_keeps_its_statistics() -> None:
@@ -231,6 +248,6 @@ def test_no_room_for_activations(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with_room = train()
     monkeypatch.setattr("remanence.engines.tuned_loop.ROOM", 0)
-    monkeypatch.setattr("remanence.engines.stacked.ROOM", 0)
+    monkeypatch.setattr("remanence.engines.stacked.ROOM", {"cpu": 0})
     for reply in [*with_room, *train()]:
         assert worst_difference(reply._asdict(), with_room[0]._asdict())[1] <= TOLERANCE

@@ -12,10 +12,12 @@ import torch
 
 import remanence as rem
 from remanence.algorithms import METHODS
+from remanence.engines import common, together
 from remanence.engines.alike import are_alike
 from remanence.engines.loop import Loop
 from remanence.engines.stacked import Stacked
-from remanence.engines.together import Judge, Meeting, Seat, Table, compute, group_requests
+from remanence.engines.steps import run_eagerly
+from remanence.engines.together import Meeting, Seat, compute
 from remanence.errors import INTERRUPTED, OUT_OF_TIME, RunFailed, Stopped
 from remanence.experiment import Experiment
 from remanence.expressions import Call
@@ -225,18 +227,57 @@ def test_scoring_with_too_little_memory_looks_at_fewer_rows(monkeypatch: pytest.
     assert engine.score_rows == 4
 
 
-def test_teachers_of_two_runs_are_judged_together() -> None:
-    """Where their public sets are the same; another one takes its turn."""
+def test_servers_that_stop_early_do_not_part_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedDF looks at its validation rows as often as it takes, which differs from run to run: the next round is one stack all the same."""
+    method, computed = "feddf(steps=40, patience=5, lr=0.05, validation=0.4, batch=4)", list[tuple[str, int]]()
+
+    def watched(seats: Sequence[Seat]) -> list[Any]:
+        computed.append((type(seats[0].request).__name__, len(seats)))
+        return compute(seats)
+
+    monkeypatch.setattr(together, "compute", watched)
+    ends, _ = play_together([small_experiment(method, {"seed": seed, "data.public": 20}) for seed in (1, 2, 3)], rounds=4)
+    assert [many for kind, many in computed if kind == "Job"] == [3, 3, 3, 3]
+    assert [many for kind, many in computed if kind == "ServerWork"] == [1] * 12
+    for seed, end in zip((1, 2, 3), ends, strict=True):
+        alone = small_experiment(method, {"seed": seed, "data.public": 20})
+        assert worst_difference(state_tree(end), state_tree(play(alone, Stacked(alone.task), 4)[0]))[1] <= TOLERANCE
+
+
+def test_servers_compile_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler is not made for two threads at once, of which one failed and took the compiler with it."""
+    changes = {"data.public": 18, "local.optimizer": "sgd(lr=0.1)"}
+    experiments = [small_experiment("flashback(server_epochs=2)", changes | {"seed": seed}) for seed in (1, 2)]
+
+    class Compiling(Stacked):
+        """Takes the clients' steps plainly, which is quicker to try."""
+
+        def __init__(self, task: Any, *_: Any):
+            super().__init__(task, 64, "eager")
+            self.steps = "compiled"
+
+        def _take_steps(self, task: Any, number: int, dims: Any, live: Any, course: Any) -> Any:
+            return run_eagerly(task, dims, live, course)
+
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "Stacked", Compiling)  # which is what runs that play together are given
+        ends, _ = play_together(experiments, rounds=2)
+    for experiment, end in zip(experiments, ends, strict=True):
+        (known,) = experiment.task.memo["server steps"]
+        assert known.steps.compile
+        alone = small_experiment("flashback(server_epochs=2)", changes | {"seed": experiment.spec.seed})
+        assert worst_difference(state_tree(end), state_tree(play(alone, Stacked(alone.task), 2)[0]))[1] <= TOLERANCE
+
+
+def test_more_teachers_than_a_stack_holds_are_judged_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = small_experiment("fedavg", {"data.public": 9})
-    stacks = [Start.stack([experiment.task.model.initial] * many) for many in (2, 3, 1)]
-    public, engine = experiment.task.public, Stacked(experiment.task)
-    meeting, table = Meeting(lambda _: engine), Table(experiment, engine)
-    seats = [Seat(meeting, table, experiment.task) for _ in stacks]
-    for seat, models, ids in zip(seats, stacks, (public, public.clone(), public[1:]), strict=True):
-        seat.request = Judge(models, ids)
-    groups = group_requests(seats)
-    assert [len(group) for group in groups] == [2, 1]
-    for group in groups:
-        for seat, answer in zip(group, compute(group), strict=True):
-            assert isinstance(seat.request, Judge)
-            assert torch.allclose(answer, Loop(experiment.task).judge(seat.request.models, seat.request.ids), rtol=0, atol=1e-12)
+    models, seen, judge = Start.stack([experiment.task.model.initial] * 5), [], common.judge_models
+
+    def watched(task: Any, some: Start, *rest: Any) -> Any:
+        seen.append(len(next(iter(some.params.values()))))
+        return judge(task, some, *rest)
+
+    wanted = Loop(experiment.task).judge(models, experiment.task.public)
+    monkeypatch.setattr(common, "judge_models", watched)
+    assert torch.allclose(Stacked(experiment.task, 2).judge(models, experiment.task.public), wanted, rtol=0, atol=1e-12)
+    assert seen == [2, 2, 1]

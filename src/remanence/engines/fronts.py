@@ -22,7 +22,6 @@ from remanence.trees import Params
 from remanence.types import Start
 
 ROWS = 250  # rows the front sees at once
-ROWS_OF_STACK = 10_000  # rows that all fronts of a stack see at once
 CLOSE = 1e-3  # of the largest activation: a front that mixed rows would be off by far more
 
 
@@ -54,18 +53,21 @@ class Split(NamedTuple):
         return replace(task, model=self.rear, train=seen)
 
     @torch.no_grad()
-    def stack_behind(self, task: Task, models: Start, rows: Tensor) -> Task:
+    def stack_behind(self, task: Task, models: Start, rows: Tensor, at_once: int) -> Task:
         """The same for a stack of clients, each of whose fronts sees the client's own rows; they are called by other numbers then, those of `number_rows`.
 
-        models: [k, ...]; rows: [k, n] ids
+        models: [k, ...]; rows: [k, n] ids; at_once: of n, how many are looked at together
         """
         front, (clients, many) = replace(task, model=self.front), rows.shape
         fronts = Start(*(restrict_to(self.front.judge, tree) for tree in models))
-        parts = torch.split(rows, max(1, ROWS_OF_STACK // clients), dim=1)
-        seen = torch.cat([judge_models(front, fronts, task.train.inputs(part), 0) for part in parts], dim=1)
-        x = seen.new_zeros(clients, round_up(many), *seen.shape[2:])
-        y = rows.new_zeros(clients, round_up(many))
-        x[:, :many], y[:, :many] = seen, task.train.labels(rows)
+        x, y = torch.empty(0, device=rows.device), rows.new_zeros(clients, round_up(many))
+        y[:, :many] = task.train.labels(rows)
+        for first in range(0, many, at_once):
+            part = slice(first, first + at_once)
+            seen = judge_models(front, fronts, task.train.inputs(rows[:, part]), 0)
+            if first == 0:
+                x = seen.new_zeros(clients, round_up(many), *seen.shape[2:])
+            x[:, part][:, : seen.shape[1]] = seen
         return replace(task, model=self.rear, train=Examples(x.flatten(0, 1), y.flatten(), None, None, task.train.dtype))
 
 

@@ -47,8 +47,9 @@ class Shape(NamedTuple):
 class Recording:
     """The steps of one phase, with memory for so many clients; used round after round."""
 
-    def __init__(self, task: Task, phase: int, dims: Context, live: Live, course: Course, width: int, compile: bool):
+    def __init__(self, task: Task, phase: int, dims: Context, live: Live, course: Course, width: int, compile: bool, behind: bool):
         self.task, self.phase, self.dims, self.compile = task, phase, dims, compile
+        self.behind = behind  # are its examples what fronts made of a round's rows? They are then its own, and others in every round
         self.cuda, self.mixes_rows = task.world.device.type == "cuda", task.model.mixes_rows
         self.clients, self.batch = len(course.ids), width
         _, self.form = take_apart(live, dims)
@@ -68,16 +69,16 @@ class Recording:
         self.written: dict[tuple[int, int, bool], StepAll] = {}  # by clients, width, and whether it is compiled
         self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
 
-    def fits(self, phase: int, dims: Context, live: Live, course: Course, width: int) -> bool:
+    def fits(self, phase: int, dims: Context, live: Live, course: Course, width: int, behind: bool) -> bool:
         """Is there room for this stack, with everything else of the same form? `width` is the batch of the whole experiment."""
         clients, steps = course.widths.shape
         room = clients <= self.clients and round_up(steps) == self.ids.shape[1] and width == self.batch
-        return room and (phase, dims) == (self.phase, self.dims) and take_apart(live, dims)[1] == self.form
+        return room and (phase, dims, behind) == (self.phase, self.dims, self.behind) and take_apart(live, dims)[1] == self.form
 
     def run(self, live: Live, course: Course, examples: Examples) -> tuple[Progress, Tensor]:
         """-> progress and summed loss of all clients"""
         self._load(live, course)
-        if examples is not self.task.train:  # what fronts made of this round's rows: into the memory of the first round's
+        if self.behind and examples is not self.task.train:  # what fronts made of this round's rows: into the memory of the first round's
             self.task.train.x[: len(examples.x)], self.task.train.y[: len(examples.y)] = examples.x, examples.y
         self.step.zero_()
         shapes = list(self._shapes(course))

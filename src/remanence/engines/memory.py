@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from remanence.local import Task
 from remanence.model import Model
 
-SHARE = 16  # looking at rows takes at most one part of so many of a GPU's free memory,
+SHARE = 16  # looking at rows takes at most one part of so many of a GPU's memory (of all of it: what is free differs from start to resume, and bits with it),
 ALIVE = 4  # in which so many activations as large as the largest have to fit at once;
 MOST_ROWS = 100_000  # but it does not gain by more rows than these,
 ROWS = 10_000  # and on a CPU models take turns and the cache decides: see common.CACHED_ROWS
@@ -41,17 +41,18 @@ def count_rows(task: Task) -> int:
     """How many rows the models of a stack look at together."""
     if task.world.device.type != "cuda":
         return ROWS
-    row = torch.zeros(1, dtype=torch.int64, device=task.world.device)
-    return rows_that_fit(torch.cuda.mem_get_info(task.world.device)[0], find_widest(task.model, task.train.inputs(row)))
+    rows = torch.zeros(2, dtype=torch.int64, device=task.world.device)
+    total = torch.cuda.get_device_properties(task.world.device).total_memory
+    return rows_that_fit(total, find_widest(task.model, task.train.inputs(rows)))
 
 
-def rows_that_fit(free: int, widest: int) -> int:
-    """Rows of whose activations the widest takes so many bytes. 96 GB free, LeNet and ResNet-18 on 32x32 pixels, then 16 GB:
+def rows_that_fit(total: int, widest: int) -> int:
+    """Rows of whose activations the widest takes so many bytes. 96 GB, LeNet and ResNet-18 on 32x32 pixels, then 16 GB:
 
     >>> rows_that_fit(96 * 2**30, 4 * 6 * 28 * 28), rows_that_fit(96 * 2**30, 4 * 64 * 32 * 32), rows_that_fit(16 * 2**30, 4 * 64 * 32 * 32)
     (85598, 6144, 1024)
     """
-    return max(1, min(MOST_ROWS, free // SHARE // (ALIVE * widest)))
+    return max(1, min(MOST_ROWS, total // SHARE // (ALIVE * widest)))
 
 
 @torch.no_grad()

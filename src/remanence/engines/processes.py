@@ -96,8 +96,14 @@ class Processes:
         return PairScores(confusion, loss, Verdicts(pair, *rest))
 
     def judge(self, models: Start, ids: Tensor) -> Tensor:
-        packed, parts = _pack(tuple(models)), [part for part in np.array_split(ids.numpy(), self.workers) if len(part)]
-        return torch.cat([answer for (answer,) in self._ask_all([("judge", packed, part) for part in parts])], dim=1)
+        many, rows = len(next(iter(models.params.values()))), ids.numpy()
+        by_models = many >= self.workers  # a model or more for everybody; else all of them, and some of the rows
+        shares = [share for share in np.array_split(np.arange(many) if by_models else rows, self.workers) if len(share)]
+        if by_models:
+            questions = [("judge", _pack(tuple(models.take(torch.from_numpy(share)))), rows) for share in shares]
+        else:
+            questions = [("judge", _pack(tuple(models)), share) for share in shares]
+        return torch.cat([said for (said,) in self._ask_all(questions)], dim=0 if by_models else 1)
 
     def close(self) -> None:
         self.forks.close()
@@ -152,7 +158,7 @@ def _serve(task: Task, stack: int, steps: str, pipe: Connection, inherited: list
                     continue
                 if kind == "train":
                     reply = Reply.join(list(trainer.train(_restore(rest[0], start, shared))))
-                    answer: tuple[Any, ...] = (tuple(reply), trainer.fallback)
+                    answer: tuple[Any, ...] = (tuple(reply), trainer.fallback or one_by_one.fallback)
                 elif kind == "pairs":
                     models, which, owners, split, time_step, verdicts = rest
                     answer = tuple(one_by_one.score_pairs(Start(*_unpack(models)), which, owners, split, time_step, verdicts))

@@ -140,9 +140,14 @@ class RayEngine:
         return join_pairs(self._ask("score_pairs", questions), shares)
 
     def judge(self, models: Start, ids: Tensor) -> Tensor:
-        packed, rows = self._put(pack(models)), ids.cpu().numpy()
-        parts = self._ask("judge", [(packed, rows[share]) for share in _split(len(rows), len(self.assemble().members))])
-        return torch.cat(parts, dim=1).to(self.task.world.device)
+        crew, many, rows = self.assemble(), len(next(iter(models.params.values()))), ids.cpu().numpy()
+        by_models = many >= len(crew.members)  # a model or more for everybody; else all of them, and some of the rows
+        shares = _split(many if by_models else len(rows), len(crew.members))
+        everybody = np.arange(many)
+        questions = [
+            (self.shelf.pick(models, share), rows) if by_models else (self.shelf.pick(models, everybody), rows[share]) for share in shares
+        ]
+        return torch.cat(self._ask("judge", questions), dim=0 if by_models else 1).to(self.task.world.device)
 
     def close(self) -> None:
         if self.crew is not None:

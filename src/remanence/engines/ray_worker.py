@@ -140,9 +140,9 @@ class Worker:
         engine = self._post(assignment).engine
         return pack(engine.score_pairs(models.open(self.device), which.copy(), owners.copy(), split, time_step, verdicts))
 
-    def judge(self, assignment: Assignment, models: Any, ids: np.ndarray) -> Any:
-        """All models on some of the rows, and what they say of them."""
-        return pack(self._post(assignment).engine.judge(unpack(models, self.device), torch.tensor(ids, device=self.device)))
+    def judge(self, assignment: Assignment, models: Models, ids: np.ndarray) -> Any:
+        """What models say of some rows."""
+        return pack(self._post(assignment).engine.judge(models.open(self.device), torch.tensor(ids, device=self.device)))
 
     def _whole(self, for_all: Any, job: Any, models: Models | None) -> Job:
         start, shared = unpack(for_all, self.device)

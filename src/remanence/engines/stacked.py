@@ -22,7 +22,7 @@ from remanence.engines.fronts import Split, find_split, number_rows
 from remanence.engines.graphs import Recording
 from remanence.engines.memory import count_rows, is_out_of_memory, tell_memory
 from remanence.engines.portions import Portion, Work, divide, line_up, make_context, make_replies, pad_rows, phase_keys, plan, rows_of
-from remanence.engines.steps import Course, Live, context_dims, run_eagerly
+from remanence.engines.steps import Course, Live, context_dims, round_up, run_eagerly
 from remanence.errors import InputError, RunFailed, first_line
 from remanence.keys import Key, fold_each
 from remanence.local import Progress, SplitRows, Task, begin, differentiate_functional, finish, first_progress, judge_models, keep_or_revert
@@ -30,7 +30,7 @@ from remanence.trees import Params, Tree
 from remanence.types import Context, Job, PairScores, Phase, Reply, Scores, Start
 
 MOST_CLIENTS = {"cpu": 64, "cuda": 256}  # in one stack, where nobody asks for another size
-ROOM = 2**31  # bytes of activations of a stack that may be kept
+ROOM = {"cpu": 2**28, "cuda": 2**31}  # bytes of activations of a stack that may be kept
 Answer = TypeVar("Answer")
 RECORDINGS = 4  # stacks of different form, of which recorded steps are kept
 
@@ -101,8 +101,10 @@ class Stacked:
             ctx, dims = ctx._replace(start=model), dims._replace(start=context_dims(True).start)
         ctx = ctx._replace(own=own)
         for number, phase in enumerate(common.phases_of(task, job)):
-            drawn_from, split = phase_keys(portions, number), self._find_split(phase, rows.train)
-            course = self._plan(portions, number, phase, rows.train if split is None else number_rows(rows.train), drawn_from)
+            drawn_from, (places, widths) = phase_keys(portions, number), plan(portions, number, phase)
+            split = self._find_split(phase, rows.train, int(widths.sum()))
+            called = rows.train if split is None else number_rows(rows.train)
+            course = _lay_course(called, places, widths, drawn_from)
             steps, key = common.to_device(np.stack([course.steps, drawn_from.view(np.int64)]), device).unbind()
             now, old = ctx._replace(steps=steps, key=key), model
             model, memory, summed = self._train_phase(model, now, dims, number, course, rows, split)
@@ -126,20 +128,17 @@ class Stacked:
             ctx = ctx._replace(start=Start(trees.expand(ctx.start.params, len(ctx.client)), ctx.start.buffers))
         return start(rows, ctx)
 
-    def _plan(self, portions: Sequence[Portion], number: int, phase: Phase, rows: Tensor, drawn_from: np.ndarray) -> Course:
-        """The batches of all clients in one phase, as numbers of examples on the device. rows: [k, n]; drawn_from: the clients' keys in this phase"""
-        places, widths = plan(portions, number, phase)  # [k, steps, batch], [k, steps]
-        ids = torch.gather(rows, 1, common.to_device(places.reshape(len(places), -1), rows.device))
-        step_keys = fold_each(drawn_from[:, None], np.arange(widths.shape[1]))
-        return Course(ids.reshape(places.shape), widths, step_keys.view(np.int64))
-
-    def _find_split(self, phase: Phase, rows: Tensor) -> Split | None:
-        """Where the network can be cut in a phase that leaves its front alone, if there is room for what the fronts make of the rows. rows: [k, n]"""
+    def _find_split(self, phase: Phase, rows: Tensor, looks: int) -> Split | None:
+        """Where the network can be cut in a phase that leaves its front alone; None where nothing is gained, or there is no room for what the fronts make of
+        the rows. rows: [k, n], those that pad included; looks: rows that all steps see"""
         trained = tuple(self.task.trained_names(phase))
+        if rows.numel() >= looks:
+            return None
         if trained not in self.splits:
             self.splits[trained] = find_split(self.task, trained)
         split = self.splits[trained]
-        return split if split is not None and split.width * rows.numel() <= ROOM else None
+        room = len(rows) * round_up(rows.shape[1])
+        return split if split is not None and split.width * room <= ROOM[rows.device.type] else None
 
     def _train_phase(
         self, model: Start, ctx: Context, dims: Context, number: int, course: Course, rows: SplitRows, split: Split | None
@@ -149,7 +148,8 @@ class Stacked:
         params = trees.restrict(model.params, task.trained_names(task.phases[number]))
         fixed = {name: value for name, value in model.params.items() if name not in params}
         if split is not None:
-            task, fixed, buffers = split.stack_behind(task, model, rows.train), split.rear_of(fixed), split.rear_of(buffers)
+            task = split.stack_behind(task, model, rows.train, self._rows_at_once(model))
+            fixed, buffers = split.rear_of(fixed), split.rear_of(buffers)
         if task.method.trackers("init"):
             start_all = vmap(partial(first_progress, task, differentiate_functional), in_dims=(0, 0, 0, 0, dims))
             first = start_all(params, fixed, buffers, rows, ctx)
@@ -175,9 +175,10 @@ class Stacked:
 
     def _find_recording(self, task: Task, number: int, dims: Context, live: Live, course: Course, widest: int) -> Recording:
         """The one that fits, or a new one in place of that which was not used for longest."""
-        found = next((known for known in self.recordings if known.fits(number, dims, live, course, widest)), None)
+        behind = task is not self.task
+        found = next((known for known in self.recordings if known.fits(number, dims, live, course, widest, behind)), None)
         if found is None:
-            found = Recording(task, number, dims, live, course, widest, compile=self.steps == "compiled")
+            found = Recording(task, number, dims, live, course, widest, self.steps == "compiled", behind)
         self.recordings = [*(known for known in self.recordings if known is not found), found][-RECORDINGS:]
         return found
 
@@ -253,10 +254,22 @@ class Stacked:
         return tally.scores()
 
     def judge(self, models: Start, ids: Tensor) -> Tensor:
-        return self._try_scoring(lambda: common.judge(self.task, models, ids, self._rows_at_once(models)))
+        firsts = range(0, len(next(iter(models.params.values()))), self.stack)
+        stacks = [models.take(slice(first, first + self.stack)) for first in firsts]
+        return self._try_scoring(lambda: torch.cat([common.judge(self.task, some, ids, self._rows_at_once(some)) for some in stacks]))
 
     def close(self) -> None:
         self.recordings.clear()
+
+
+def _lay_course(rows: Tensor, places: np.ndarray, widths: np.ndarray, drawn_from: np.ndarray) -> Course:
+    """The planned batches of a phase as numbers of examples on the device.
+
+    rows: [k, n]; places: [k, steps, batch] among them; widths: [k, steps]; drawn_from: the clients' keys in this phase
+    """
+    ids = torch.gather(rows, 1, common.to_device(places.reshape(len(places), -1), rows.device))
+    step_keys = fold_each(drawn_from[:, None], np.arange(widths.shape[1]))
+    return Course(ids.reshape(places.shape), widths, step_keys.view(np.int64))
 
 
 def needs_padding(task: Task) -> bool:

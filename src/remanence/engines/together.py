@@ -46,14 +46,14 @@ class ScorePairs(NamedTuple):
     verdicts: bool
 
 
-class Judge(NamedTuple):
-    """Models on rows of a public set."""
+class ServerWork(NamedTuple):
+    """What a run's server does with the engine. It may compile or record steps, which no two threads can do at once, and takes as long as it takes: so that
+    the runs stay in step, it is one request, whatever the server asks the engine meanwhile."""
 
-    models: Start
-    ids: Tensor
+    do: Callable[[Stacked], Any]
 
 
-Request = Job | Score | ScorePairs | Judge
+Request = Job | Score | ScorePairs | ServerWork
 
 
 class Table(NamedTuple):
@@ -67,6 +67,7 @@ class Seat:
     """The engine of one run: asks the meeting, and waits."""
 
     name = "stacked"
+    steps = "eager"  # in a run's own thread; those of the shared engine, and of servers, are taken in turn
 
     def __init__(self, meeting: Meeting, table: Table, task: Task):
         self.meeting, self.table, self.task = meeting, table, task
@@ -87,12 +88,11 @@ class Seat:
         return scores
 
     def judge(self, models: Start, ids: Tensor) -> Tensor:
-        said: Tensor = self.meeting.ask(self, Judge(models, ids))
+        said: Tensor = self.in_turn(lambda engine: engine.judge(models, ids))
         return said
 
-    @property
-    def steps(self) -> str:
-        return self.table.engine.steps
+    def in_turn(self, work: Callable[[Stacked], Any]) -> Any:
+        return self.meeting.ask(self, ServerWork(work))
 
     @property
     def fallback(self) -> str:
@@ -214,8 +214,6 @@ def _can_join(one: Seat, other: Seat) -> bool:
         return a.split == b.split and _same_rows(_rows(one.task, a), _rows(other.task, b))
     if isinstance(a, ScorePairs) and isinstance(b, ScorePairs):
         return (a.split, a.verdicts) == (b.split, b.verdicts)
-    if isinstance(a, Judge) and isinstance(b, Judge):
-        return torch.equal(a.ids, b.ids)
     return False
 
 
@@ -233,11 +231,11 @@ def compute(seats: Sequence[Seat]) -> list[Any]:
     jobs = [request for request in requests if isinstance(request, Job)]
     scores = [request for request in requests if isinstance(request, Score)]
     pairs = [request for request in requests if isinstance(request, ScorePairs)]
-    judged = [request for request in requests if isinstance(request, Judge)]
+    errands = [request for request in requests if isinstance(request, ServerWork)]
     if jobs:
         return _train(engine, [Work(seat.task, job) for seat, job in zip(seats, jobs, strict=True)])
-    if judged:
-        return _judge(engine, judged)
+    if errands:
+        return [errand.do(engine) for errand in errands]
     return _score(engine, seats[0].task, scores) if scores else _score_pairs(engine, seats, pairs)
 
 
@@ -252,11 +250,6 @@ def _score(engine: Stacked, task: Task, requests: Sequence[Score]) -> list[Score
     models, counts = _join_models([request.models for request in requests])
     whole = engine.score_groups(models, requests[0].split, _rows(task, requests[0]))
     return [Scores(*parts) for parts in zip(torch.split(whole.confusion, counts), torch.split(whole.loss, counts), strict=True)]
-
-
-def _judge(engine: Stacked, requests: Sequence[Judge]) -> list[Tensor]:
-    models, counts = _join_models([request.models for request in requests])
-    return list(torch.split(engine.judge(models, requests[0].ids), counts))
 
 
 def _score_pairs(engine: Stacked, seats: Sequence[Seat], requests: Sequence[ScorePairs]) -> list[PairScores]:
