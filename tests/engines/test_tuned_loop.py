@@ -66,6 +66,34 @@ def test_too_many_forms_are_not_written_down(monkeypatch: pytest.MonkeyPatch) ->
     assert not engine.traced
 
 
+@pytest.mark.parametrize("optimizer", ["sgd(lr=0.1, momentum=0.9)", "adam(lr=0.01)"])
+def test_all_steps_see_parameters_in_one_layout(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client's first weights have their channels innermost, and Adam, which flattens them, answers in another layout: compiled for each, steps would take
+    twice the time to compile."""
+    seen: set[Any] = set()
+
+    class Watched(TracedStep):
+        def __init__(self, *arguments: Any):
+            super().__init__(*arguments)
+            run = self.run
+
+            def look(*tensors: Any) -> Any:
+                seen.add(
+                    tuple(
+                        tensor.stride() for tensor in tensors if tensor.is_floating_point() and tensor.dim() == 4 and tensor.shape[-1] == 5
+                    )
+                )
+                return run(*tensors)
+
+            self.run = look
+
+    monkeypatch.setattr(tuned_loop, "TracedStep", Watched)
+    engine = assert_equals_loop("fedavg", IMAGES | {"local.optimizer": optimizer}, partial(TunedLoop, steps="graph"))
+    assert engine.fallback == ""
+    (strides,) = seen
+    assert len(strides) >= 2  # the filters of both layers, and with momentum theirs
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_compiled() -> None:

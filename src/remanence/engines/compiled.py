@@ -46,6 +46,8 @@ class Written:
         self.places = [place for place, used in zip(places, drop_unused(graph), strict=True) if used]
         self.kinds = [_kind(leaves[place]) for place in self.places]
         self.form, self.answer_form = form, answer_form[0]
+        (answers,) = (node.args[0] for node in graph.graph.nodes if node.op == "output")
+        self.strides = [_stride_of(answer) for answer in answers]
         self.run: Any = torch.compile(graph, dynamic=False, options=compiler_options()) if compile else graph
         leaves = []  # the example is not kept alive
 
@@ -81,6 +83,8 @@ class TracedStep(Written):
             raise TypeError("a local step changes the form of what it hands to the next")
         losses: list[Tensor] = []
         with torch.no_grad():
+            # the first step's input is laid out as its answer, which is the second's: else the compiler would be called once for each
+            leaves[:first] = [_lay_like(leaf, stride) for leaf, stride in zip(leaves[:first], self.strides, strict=False)]
             for now, number, key in moments:
                 leaves[at_batch : at_batch + len(now)], leaves[at_step], leaves[at_key] = now, number, key
                 answer = self.run(*[leaves[place] for place in self.places])
@@ -108,6 +112,18 @@ def drop_unused(graph: GraphModule) -> list[bool]:
             graph.graph.erase_node(node)
     graph.recompile()
     return used
+
+
+def _stride_of(answer: Any) -> tuple[int, ...]:
+    """How what a graph answers will lie in memory; () where that is not known."""
+    value = getattr(answer, "meta", {}).get("val")
+    return tuple(value.stride()) if isinstance(value, Tensor) else ()
+
+
+def _lay_like(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
+    if not stride or 0 in stride or tensor.stride() == stride:  # what is spread out has no memory of its own to be laid into
+        return tensor
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _kind(leaf: Any) -> Any:
