@@ -22,7 +22,8 @@ from remanence.trees import Params
 from remanence.types import Start
 
 ROWS = 250  # rows the front sees at once
-CLOSE = 1e-3  # of the largest activation: a front that mixed rows would be off by far more
+CLOSE = 1e-3  # of the largest activation: a front that mixed rows would be off by far more,
+ROUGHLY = 3e-2  # also where bf16 or tf32 rounds, and other kernels see one row than three
 
 
 class Split(NamedTuple):
@@ -178,10 +179,11 @@ def _check(model: Model, front: Model, rear: Model, example: Tensor) -> Split | 
         seen, alone = split.look(model.initial, example), split.look(model.initial, example[:1])
         whole, _ = model.apply(params, buffers, example, key)
         pieces, _ = rear.apply(split.rear_of(params), split.rear_of(buffers), seen, key)
-    if len(seen) != len(example) or not all(_close(*pair) for pair in ((seen[:1], alone), (whole.logits, pieces.logits))):
+    allowed = CLOSE if example.device.type == "cpu" and model.autocast is None else ROUGHLY
+    if len(seen) != len(example) or not all(_close(*pair, allowed) for pair in ((seen[:1], alone), (whole.logits, pieces.logits))):
         return None
     return split._replace(width=seen[0].numel() * seen.element_size())
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool((a - b).abs().max() <= CLOSE * max(1.0, float(a.abs().max())))
+def _close(a: Tensor, b: Tensor, allowed: float) -> bool:
+    return a.shape == b.shape and bool((a - b).abs().max() <= allowed * max(1.0, float(a.abs().max())))
