@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from remanence.engines import winograd
+from remanence.engines.common import lay_out
 from remanence.engines.memory import keep_memory
-from remanence.engines.winograd import lay_out
 
 aten = torch.ops.aten
 

@@ -18,7 +18,7 @@ from remanence import trees
 from remanence.data.batches import plan_batches
 from remanence.engines.server_steps import Moving, Scene, find_steps
 from remanence.keys import Key, fold_each
-from remanence.local import Differentiate, Task, differentiate_functional, differentiate_plain, weighted_mean
+from remanence.local import Task, differentiate_plain, weighted_mean
 from remanence.trees import Params, Tree
 from remanence.types import Batch, Context, Engine, Facts, Fit, Optimiser, PublicLoss, Reply, ServerLent, Start
 
@@ -64,8 +64,7 @@ def make_fit(task: Task, rule: Mapping[str, float], key: Key, engine: Engine) ->
         params = trees.restrict(model.params, task.sent_names())
         moving = Moving(params, model.buffers, used.init(params))
         compiled = engine.steps == "compiled" and device.type == "cpu"
-        differentiate = differentiate_functional if compiled else differentiate_plain  # the tape of autograd cannot be written down
-        walk = find_steps(task, partial(take_step, task, loss, used, differentiate), loss, used, moving, scene, compiled)
+        walk = find_steps(task, partial(take_step, task, loss, used), loss, used, moving, scene, compiled)
         best, best_right, best_step = model, -1, 0
         for step, width in enumerate(plan.widths.tolist()):
             walk.take(step, width)
@@ -81,9 +80,7 @@ def make_fit(task: Task, rule: Mapping[str, float], key: Key, engine: Engine) ->
     return fit
 
 
-def take_step(
-    task: Task, loss: PublicLoss, used: Optimiser, differentiate: Differentiate, scene: Scene, moving: Moving, at: Tensor, width: int
-) -> Moving:
+def take_step(task: Task, loss: PublicLoss, used: Optimiser, scene: Scene, moving: Moving, at: Tensor, width: int) -> Moving:
     """Step number `at` [1], on the device like everything else, so that it can be recorded."""
     place = scene.places.index_select(0, at)[0, :width]
     ctx, batch = _context(task, scene, at), _batch(task, scene.public[place])
@@ -93,7 +90,7 @@ def take_step(
         out, new = task.model.apply({**fixed, **params}, moving.buffers, batch.x, ctx.key)
         return weighted_mean(loss(out, batch, place, scene.given), batch.weight), new
 
-    grads, buffers = differentiate(objective, moving.params)
+    grads, buffers = differentiate_plain(objective, moving.params)
     params, slots = used.step(moving.params, grads, moving.slots, ctx)
     return Moving(params, buffers, slots)
 

@@ -64,11 +64,10 @@ class Split(NamedTuple):
         x, y = torch.empty(0, device=rows.device), rows.new_zeros(clients, round_up(many))
         y[:, :many] = task.train.labels(rows)
         for first in range(0, many, at_once):
-            part = slice(first, first + at_once)
-            seen = judge_models(front, fronts, task.train.inputs(rows[:, part]), 0)
+            seen = judge_models(front, fronts, task.train.inputs(rows[:, first : first + at_once]), 0)
             if first == 0:
                 x = seen.new_zeros(clients, round_up(many), *seen.shape[2:])
-            x[:, part][:, : seen.shape[1]] = seen
+            x[:, first : first + seen.shape[1]] = seen
         return replace(task, model=self.rear, train=Examples(x.flatten(0, 1), y.flatten(), None, None, task.train.dtype))
 
 
