@@ -20,10 +20,13 @@ from torch.func import grad, vmap
 from torch.nn.functional import batch_norm
 from torch.utils import _pytree as pytree
 
+from remanence import trees
 from remanence.engines import convolutions, graphs, kernels
 from remanence.engines.convolutions import convolve, correlate, correlate_rows
 from remanence.keys import Key
+from remanence.local import judge_models
 from remanence.trial import small_experiment
+from remanence.types import Start
 
 EXACT = {torch.float64: 1e-10, torch.float32: 1e-4}
 
@@ -143,6 +146,20 @@ def test_networks_are_reached(case: str, monkeypatch: pytest.MonkeyPatch) -> Non
         patch.setattr(convolutions._Convolution, "apply", spy)
         assert_recorded_equals_loop(small_experiment(EVERYTHING, changes, module=module), stack=64)
     assert {tuple(layer.weight.shape) for layer in module.modules() if isinstance(layer, nn.Conv2d)} <= set(seen)
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize("each", [None, 0])
+def test_models_look_at_rows(each: int | None) -> None:
+    """All at the same ones, or each at its own."""
+    changes, make_module = CASES["max pooling"]
+    assert make_module is not None
+    task = small_experiment("fedavg", changes, module=make_module()).task
+    models = Start(*(trees.map(lambda x: torch.stack([x, 0.5 * x, 2 * x]), tree) for tree in task.model.initial))
+    x = task.train.inputs(torch.arange(4) if each is None else torch.arange(12).reshape(3, 4))
+    with torch.no_grad():
+        ours, plain = (judge(task, models, x, each) for judge in (convolutions.with_convolutions(judge_models), judge_models))
+    torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
 
 
 def test_batch_norms_of_networks_are_reached(monkeypatch: pytest.MonkeyPatch) -> None:

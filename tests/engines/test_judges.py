@@ -13,7 +13,7 @@ from remanence.models.lenet import lenet
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("rows", [1, judges.ROWS, judges.ROWS + 3])
+@pytest.mark.parametrize("rows", [1, judges.ROWS["cpu"], judges.ROWS["cpu"] + 3])
 def test_it_says_the_same(compiled: bool, rows: int) -> None:
     x = torch.randn(rows + 1, 3, 16, 16, dtype=torch.float64)
     model = wrap(lenet((3, 16, 16), 4), x, 4, dtype=torch.float64)
@@ -54,7 +54,7 @@ def test_what_cannot_be_compiled_is_called_as_it_is() -> None:
 
 def test_rows_that_influence_each_other_are_not_cut_into_pieces() -> None:
     network = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2, track_running_stats=False), nn.Flatten(), nn.Linear(8, 2))
-    x = torch.randn(2 * judges.ROWS, 1, 2, 2)
+    x = torch.randn(2 * judges.ROWS["cpu"], 1, 2, 2)
     model = wrap(network, x, 2)
     quick = quicken(model, True, [])
     torch.testing.assert_close(quick.judge_rows(model.initial, x).logits, model.judge_rows(model.initial, x).logits)

@@ -12,7 +12,7 @@ import torch
 
 import remanence as rem
 from remanence.algorithms import METHODS
-from remanence.engines import common, together
+from remanence.engines import stacked, together
 from remanence.engines.alike import are_alike
 from remanence.engines.loop import Loop
 from remanence.engines.stacked import Stacked
@@ -271,13 +271,13 @@ def test_servers_compile_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_more_teachers_than_a_stack_holds_are_judged_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = small_experiment("fedavg", {"data.public": 9})
-    models, seen, judge = Start.stack([experiment.task.model.initial] * 5), [], common.judge_models
+    models, seen, judge = Start.stack([experiment.task.model.initial] * 5), [], stacked.judge_models
 
     def watched(task: Any, some: Start, *rest: Any) -> Any:
         seen.append(len(next(iter(some.params.values()))))
         return judge(task, some, *rest)
 
     wanted = Loop(experiment.task).judge(models, experiment.task.public)
-    monkeypatch.setattr(common, "judge_models", watched)
+    monkeypatch.setattr(stacked, "judge_models", watched)
     assert torch.allclose(Stacked(experiment.task, 2).judge(models, experiment.task.public), wanted, rtol=0, atol=1e-12)
     assert seen == [2, 2, 1]

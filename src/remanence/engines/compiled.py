@@ -63,7 +63,7 @@ class Written:
 
 
 class TracedStep(Written):
-    """A local step, of one client or of a stack."""
+    """A local step of one client."""
 
     def __init__(self, step_all: StepAll, example: Arguments, compile: bool = False):
         super().__init__(step_all, example, compile)
@@ -93,9 +93,9 @@ class TracedStep(Written):
         return pytree.tree_unflatten([*leaves[:first], losses[-1]], self.answer_form)[0], losses
 
 
-def trace_step(step_all: StepAll, example: Arguments, compile: bool = False) -> TracedStep:
-    """Write a step down."""
-    return TracedStep(step_all, example, compile)
+def trace_step(step: Callable[..., Any], example: tuple[Any, ...], compile: bool = False) -> Written:
+    """Write the step of a stack down."""
+    return Written(step, example, compile)
 
 
 def substitutes() -> dict[Any, Any]:

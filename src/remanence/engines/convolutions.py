@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,8 +22,9 @@ from torch.nn.functional import batch_norm
 from torch.overrides import TorchFunctionMode
 
 from remanence.engines import separate, wide
-from remanence.engines.steps import StepAll
-from remanence.local import Progress
+
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
 
 NARROW = {torch.float32: (16, 32), torch.bfloat16: (32, 64)}  # input and output channels up to which our kernels are faster
 WIDE = 64  # channels from which on cuDNN is faster with the channels innermost
@@ -190,16 +191,16 @@ class _Layers(TorchFunctionMode):
         return self.ours.get(function, function)(*args, **(kwargs or {}))
 
 
-def with_convolutions(step_all: StepAll, fused: bool) -> StepAll:
-    """The same step, with convolutions by our kernels and in our layout and batch norms that take it; `fused` if the step will be compiled."""
+def with_convolutions(compute: Callable[Arguments, Answer], fused: bool = False) -> Callable[Arguments, Answer]:
+    """The same for a stack on a GPU, with convolutions by our kernels and in our layout and batch norms that take it; `fused` if it will be compiled."""
     if importlib.util.find_spec("triton") is None:
-        return step_all
+        return compute
 
-    def step(*arguments: Any) -> tuple[Progress, Tensor]:
+    def ours(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
         with _Layers(fused):
-            return step_all(*arguments)
+            return compute(*args, **kwargs)
 
-    return step
+    return ours
 
 
 def _pair(value: int | Sequence[int]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ first layer that is trained (or that draws or mixes rows), and the phase trains 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -24,6 +24,9 @@ from remanence.types import Start
 ROWS = 250  # rows the front sees at once
 CLOSE = 1e-3  # of the largest activation: a front that mixed rows would be off by far more,
 ROUGHLY = 3e-2  # also where bf16 or tf32 rounds, and other kernels see one row than three
+
+
+JudgeStack = Callable[[Task, Start, Tensor, int | None], Tensor]  # as `judge_models` does
 
 
 class Split(NamedTuple):
@@ -54,7 +57,7 @@ class Split(NamedTuple):
         return replace(task, model=self.rear, train=seen)
 
     @torch.no_grad()
-    def stack_behind(self, task: Task, models: Start, rows: Tensor, at_once: int) -> Task:
+    def stack_behind(self, task: Task, models: Start, rows: Tensor, at_once: int, judge: JudgeStack = judge_models) -> Task:
         """The same for a stack of clients, each of whose fronts sees the client's own rows; they are called by other numbers then, those of `number_rows`.
 
         models: [k, ...]; rows: [k, n] ids; at_once: of n, how many are looked at together
@@ -64,7 +67,7 @@ class Split(NamedTuple):
         x, y = torch.empty(0, device=rows.device), rows.new_zeros(clients, round_up(many))
         y[:, :many] = task.train.labels(rows)
         for first in range(0, many, at_once):
-            seen = judge_models(front, fronts, task.train.inputs(rows[:, first : first + at_once]), 0)
+            seen = judge(front, fronts, task.train.inputs(rows[:, first : first + at_once]), 0)
             if first == 0:
                 x = seen.new_zeros(clients, round_up(many), *seen.shape[2:])
             x[:, first : first + seen.shape[1]] = seen

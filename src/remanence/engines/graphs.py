@@ -28,7 +28,11 @@ from remanence.engines.compiled import trace_step
 from remanence.engines.convolutions import with_convolutions
 from remanence.engines.steps import Course, Live, StepAll, make_batch, map_step, round_up
 from remanence.local import Progress, SplitRows, Task
-from remanence.types import Context
+from remanence.trees import Params
+from remanence.types import Batch, Context
+
+# (progress, summed loss, fixed, batch, rows, context): a step that is written to where the first two lie
+Advance = Callable[..., None]
 
 SIZES = 16  # stacks up to this size are recorded at every size they shrink to
 RATIO = 0.8  # larger ones at sizes that differ by this factor
@@ -66,7 +70,7 @@ class Recording:
         self.mapped = map_step(task, dims)
         self.replays: dict[Shape, Callable[[], None]] = {}
         self.fused: set[Shape] = set()  # those of them that are compiled
-        self.written: dict[tuple[int, int, bool], StepAll] = {}  # by clients, width, and whether it is compiled
+        self.written: dict[tuple[int, int, bool], Any] = {}  # by clients, width, and whether it is compiled
         self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
 
     def fits(self, phase: int, dims: Context, live: Live, course: Course, width: int, behind: bool) -> bool:
@@ -123,20 +127,24 @@ class Recording:
             yield Shape(size, width, masked=size > count)
 
     def _record(self, shape: Shape, fuse: bool) -> Callable[[], None]:
-        step_all = self._written_step(shape, fuse)
-        take = partial(self._take, shape, step_all)
-        return capture(partial(self._compute, shape, step_all), take, self.pool) if self.cuda else take
+        advance = self._written_step(shape, fuse)
+        take = partial(self._take, shape, advance)
+        return capture(partial(self._rehearse, shape, advance), take, self.pool) if self.cuda else take
 
-    def _written_step(self, shape: Shape, fuse: bool) -> StepAll:
-        """The step as it will be recorded: for CUDA only what is compiled is written down before. Masking comes after it, so both kinds share one."""
+    def _written_step(self, shape: Shape, fuse: bool) -> Advance:
+        """The step as it will be recorded: for CUDA only what is compiled is written down before."""
         step_all = with_convolutions(self.mapped, fuse) if self.cuda else self.mapped
         if self.cuda and not fuse:
-            return step_all
+            return partial(write_step, step_all, shape.masked)
         form = (shape.clients, shape.width, fuse)
         if form not in self.written:
             live, now, batch = self._arguments(shape)
-            self.written[form] = trace_step(step_all, (live.progress, live.fixed, batch, live.rows, now), fuse)
-        return self.written[form]
+            if fuse:  # writing back is part of it, and so is masking, which then costs nothing: both kinds share one
+                example = (*copies(live.progress, live.loss), live.fixed, batch, live.rows, now)
+                self.written[form] = trace_step(partial(write_step, step_all, True), example, True)
+            else:
+                self.written[form] = trace_step(step_all, (live.progress, live.fixed, batch, live.rows, now), False)
+        return self.written[form] if fuse else partial(write_step, self.written[form], shape.masked)
 
     def _arguments(self, shape: Shape) -> tuple[Live, Context, Any]:
         (live, _), at = self._front(shape.clients), self.step.reshape(1)
@@ -144,22 +152,36 @@ class Recording:
         ids = self.ids[: shape.clients, :, : shape.width].index_select(1, at).squeeze(1)
         return live, now, make_batch(self.task, ids, self.widths[: shape.clients].index_select(1, at), now.key)
 
-    def _compute(self, shape: Shape, step_all: StepAll) -> tuple[Live, Progress, Tensor]:
-        live, now, batch = self._arguments(shape)
-        progress, loss = step_all(live.progress, live.fixed, batch, live.rows, now)
-        if kinds_of(progress) != kinds_of(live.progress):
-            raise TypeError("a local step changes the form of what it hands to the next")
-        return live, progress, loss
-
-    def _take(self, shape: Shape, step_all: StepAll) -> None:
+    def _take(self, shape: Shape, advance: Advance) -> None:
         """One step, written back in place."""
-        live, progress, loss = self._compute(shape, step_all)
-        old, new = pytree.tree_leaves((live.progress, live.loss)), pytree.tree_leaves((progress, live.loss + loss))
-        if shape.masked:
-            here = live.ctx.steps > self.step  # behind the clients of this round may stand those of an earlier one, which nobody reads
-            new = [torch.where(here.reshape(-1, *(1,) * (x.dim() - 1)), x, y) for x, y in zip(new, old, strict=True)]
-        torch._foreach_copy_(old, new)
+        live, now, batch = self._arguments(shape)
+        advance(live.progress, live.loss, live.fixed, batch, live.rows, now)
         self.step.add_(1)
+
+    def _rehearse(self, shape: Shape, advance: Advance) -> None:
+        """The same, and nothing is changed by it."""
+        live, now, batch = self._arguments(shape)
+        advance(*copies(live.progress, live.loss), live.fixed, batch, live.rows, now)
+
+
+def write_step(
+    step_all: StepAll, masked: bool, progress: Progress, loss: Tensor, fixed: Params, batch: Batch, rows: SplitRows, now: Context
+) -> None:
+    """One step of a stack, written to where its progress and its summed loss lie; where `masked`, not for clients that are done."""
+    after, more = step_all(progress, fixed, batch, rows, now)
+    if kinds_of(after) != kinds_of(progress):
+        raise TypeError("a local step changes the form of what it hands to the next")
+    old, new = pytree.tree_leaves((progress, loss)), pytree.tree_leaves((after, loss + more))
+    if masked:
+        here = now.steps > now.step  # behind the clients of this round may stand those of an earlier one, which nobody reads
+        new = [torch.where(here.reshape(-1, *(1,) * (x.dim() - 1)), x, y) for x, y in zip(new, old, strict=True)]
+    for memory, value in zip(old, new, strict=True):
+        memory.copy_(value)
+
+
+def copies(*values: Any) -> Any:
+    """The same trees in memory of their own."""
+    return pytree.tree_map_only(Tensor, torch.clone, values)
 
 
 def choose_sizes(clients: int, ratio: float = RATIO) -> list[int]:
@@ -228,7 +250,7 @@ def copy_into(memory: Any, values: Any) -> None:
 
 
 def capture(compute: Callable[[], Any], take: Callable[[], Any], pool: Any = None) -> Callable[[], None]:
-    """A CUDA graph of `take`. `compute`, the same without writing, comes first, in a stream of its own: libraries choose kernels, the compiler finishes."""
+    """A CUDA graph of `take`. `compute`, the same without a trace, comes first, in a stream of its own: libraries choose kernels, the compiler finishes."""
     here, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(here)
     with torch.cuda.stream(aside), choosing_kernels():

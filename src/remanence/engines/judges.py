@@ -1,4 +1,4 @@
-"""A network in evaluation mode as fast as one core makes it: images channels-last; where steps are compiled, it is, too, for pieces that fit the cache."""
+"""A network in evaluation mode as fast as one core, or one GPU, makes it: images channels-last; where steps are compiled, it is, too, piece by piece."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from remanence.engines.common import lay_out
 from remanence.engines.compiled import substitutes
 from remanence.engines.compiler import compiler_options
+from remanence.engines.memory import is_out_of_memory
 from remanence.errors import first_line
 from remanence.model import Model, mixes_rows
 from remanence.types import Output, Start
 
-ROWS = 50  # rows of a compiled piece; what is missing from the last one repeats a row
+ROWS = {
+    "cpu": 50,
+    "cuda": 2_500,
+}  # of a compiled piece: they fit the cache, or fill the GPU; what is missing from the last one repeats a row
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class QuickModel(Model):
     """The same network. Where it cannot be compiled, it is called as it is, and the reason is added to `problems`."""
 
     compiled: bool = False
+    rows: int = ROWS["cpu"]  # of a compiled piece
     problems: list[str] = field(default_factory=list, compare=False, repr=False)
     written: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)  # by the form of a row; None: cannot be
 
@@ -33,17 +38,19 @@ class QuickModel(Model):
             try:
                 return self._judge_in_pieces(form, model, x)
             except Exception as error:  # the compiler may fail in any way, and the network is a user's
+                if is_out_of_memory(error):
+                    raise
                 self.written[form] = None
                 self.problems.append(f"what looks at rows could not be compiled ({first_line(error)})")
         return super().judge_rows(Start({name: lay_out(value) for name, value in model.params.items()}, model.buffers), lay_out(x))
 
     def _judge_in_pieces(self, form: Any, model: Start, x: Tensor) -> Output:
         values = [*model.params.values(), *model.buffers.values()]
-        short = -len(x) % ROWS
+        short = -len(x) % self.rows
         whole = torch.cat([x, x[:1].expand(short, *x.shape[1:])]) if short else x
         if form not in self.written:
-            self.written[form] = self._write_down(model, values, whole[:ROWS])
-        pieces = [self.written[form](*values, piece) for piece in torch.split(whole, ROWS)]
+            self.written[form] = self._write_down(model, values, whole[: self.rows])
+        pieces = [self.written[form](*values, piece) for piece in torch.split(whole, self.rows)]
         logits, features = (torch.cat(parts)[: len(x)] for parts in zip(*pieces, strict=True))
         return Output(logits, features)
 
@@ -59,8 +66,8 @@ class QuickModel(Model):
         return torch.compile(graph, dynamic=False, options=compiler_options())
 
 
-def quicken(model: Model, compiled: bool, problems: list[str]) -> Model:
-    """`compiled` is not for networks whose rows influence each other: they must not be cut into pieces."""
+def quicken(model: Model, compiled: bool, problems: list[str], rows: int = ROWS["cpu"]) -> Model:
+    """`compiled` is not for networks whose rows influence each other: they must not be cut into pieces. rows: of a piece"""
     if any(mixes_rows(layer) for layer in model.judge.modules()):
         compiled = False
-    return QuickModel(**{each.name: getattr(model, each.name) for each in fields(Model)}, compiled=compiled, problems=problems)
+    return QuickModel(**{each.name: getattr(model, each.name) for each in fields(Model)}, compiled=compiled, rows=rows, problems=problems)

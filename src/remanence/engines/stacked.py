@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,20 +16,24 @@ from torch import Tensor
 from torch.func import vmap
 
 from remanence import trees
-from remanence.data.batches import plan_batches
+from remanence.data.batches import Examples, plan_batches
 from remanence.engines import common
+from remanence.engines.convolutions import with_convolutions
 from remanence.engines.fronts import Split, find_split, number_rows
 from remanence.engines.graphs import Recording
+from remanence.engines.judges import ROWS, quicken
 from remanence.engines.memory import count_rows, is_out_of_memory, tell_memory
 from remanence.engines.portions import Portion, Work, divide, line_up, make_context, make_replies, pad_rows, phase_keys, plan, rows_of
 from remanence.engines.steps import Course, Live, context_dims, round_up, run_eagerly
 from remanence.errors import InputError, RunFailed, first_line
 from remanence.keys import Key, fold_each
 from remanence.local import Progress, SplitRows, Task, begin, differentiate_functional, finish, first_progress, judge_models, keep_or_revert
+from remanence.model import Model
 from remanence.trees import Params, Tree
 from remanence.types import Context, Job, PairScores, Phase, Reply, Scores, Start
 
 MOST_CLIENTS = {"cpu": 64, "cuda": 256}  # in one stack, where nobody asks for another size
+FILLING = 1_000  # rows from which on one network with convolutions fills a GPU: beyond it a stack, convolved in groups, is slower
 ROOM = {"cpu": 2**28, "cuda": 2**31}  # bytes of activations of a stack that may be kept
 Answer = TypeVar("Answer")
 RECORDINGS = 4  # stacks of different form, of which recorded steps are kept
@@ -44,18 +48,21 @@ class Stacked:
     name = "stacked"
 
     def __init__(self, task: Task, stack: int = 64, steps: str = "auto"):
-        self.task, self.stack, self.score_rows = (
-            task,
-            stack,
-            count_rows(task),
-        )  # of all models together; fewer where memory does not suffice
-        self.steps = ("graph" if task.world.device.type == "cuda" else "eager") if steps == "auto" else steps
-        self.fallback = ""  # why steps are no longer recorded
+        self.task, self.stack = task, stack
+        self.score_rows = count_rows(task)  # of all models that look together; fewer where memory does not suffice
+        self.cuda = task.world.device.type == "cuda"
+        self.steps = ("graph" if self.cuda else "eager") if steps == "auto" else steps
+        self.problems: list[str] = []  # why steps are no longer recorded, or something else is not compiled
+        self.quick = self._make_quick()
         self.recordings: list[Recording] = []  # the one used last stands last
         self.splits: dict[tuple[str, ...], Split | None] = {}  # by what is trained
         self.keeps_slots = bool(task.optimiser.init(task.model.initial.params))  # else there is nothing to map, and mapping is not free
         refuse_padded_batch_norm(task)
         refuse_unstackable(task)
+
+    @property
+    def fallback(self) -> str:
+        return "; ".join(self.problems)
 
     def train(self, job: Job) -> Iterator[Reply]:
         return (reply for _, reply in self.train_together([Work(self.task, job)]))
@@ -85,7 +92,7 @@ class Stacked:
                 ) from error
         self.stack = count // 2
         self.recordings.clear()
-        if self.task.world.device.type == "cuda":
+        if self.cuda:
             torch.cuda.empty_cache()
         return None
 
@@ -112,10 +119,10 @@ class Stacked:
             total += course.steps
             if phase.accept is not None:
                 accept = partial(keep_or_revert, task, differentiate_functional, common.scoped_accept(task, phase))
-                model = vmap(accept, in_dims=(0, 0, 0, dims))(rows, old, model, common.at(now, "accept"))
+                model = self._map(accept, (0, 0, 0, dims))(rows, old, model, common.at(now, "accept"))
         close: Callable[..., tuple[Tree, Tree]] = partial(finish, task, differentiate_functional)
         if task.method.many("after"):  # else there is nothing in it to map, and mapping is not free
-            close, ctx = vmap(close, in_dims=(0, 0, 0, 0, dims)), common.at(ctx, "after", torch.from_numpy(total).to(device))
+            close, ctx = self._map(close, (0, 0, 0, 0, dims)), common.at(ctx, "after", torch.from_numpy(total).to(device))
         own, extras = close(rows, model, extras, kept, ctx)
         return make_replies(portions, model, extras, own, losses)
 
@@ -123,10 +130,15 @@ class Stacked:
         """What the clients do before their first step. -> the models they start from, own, extras"""
         start = partial(begin, self.task, differentiate_functional)
         if self.task.method.many("before"):
-            return vmap(start, in_dims=(0, dims))(rows, common.at(ctx, "before"))
+            return self._map(start, (0, dims))(rows, common.at(ctx, "before"))
         if dims.start.params is None:
             ctx = ctx._replace(start=Start(trees.expand(ctx.start.params, len(ctx.client)), ctx.start.buffers))
         return start(rows, ctx)
+
+    def _map(self, function: Callable[..., Answer], in_dims: tuple[Any, ...]) -> Callable[..., Answer]:
+        """What one client does outside its steps, for a stack of them."""
+        mapped: Callable[..., Answer] = vmap(function, in_dims=in_dims)
+        return with_convolutions(mapped) if self.cuda else mapped
 
     def _find_split(self, phase: Phase, rows: Tensor, looks: int) -> Split | None:
         """Where the network can be cut in a phase that leaves its front alone; None where nothing is gained, or there is no room for what the fronts make of
@@ -148,7 +160,7 @@ class Stacked:
         params = trees.restrict(model.params, task.trained_names(task.phases[number]))
         fixed = {name: value for name, value in model.params.items() if name not in params}
         if split is not None:
-            task = split.stack_behind(task, model, rows.train, self._rows_at_once(model))
+            task = split.stack_behind(task, model, rows.train, self._rows_at_once(model), self._judge_together)
             fixed, buffers = split.rear_of(fixed), split.rear_of(buffers)
         if task.method.trackers("init"):
             start_all = vmap(partial(first_progress, task, differentiate_functional), in_dims=(0, 0, 0, 0, dims))
@@ -169,7 +181,8 @@ class Stacked:
                 if is_out_of_memory(error):
                     raise
                 self.recordings.clear()
-                self.fallback, self.steps = f"steps could not be recorded ({first_line(error)})", "eager"
+                self.problems.append(f"steps could not be recorded ({first_line(error)})")
+                self.steps = "eager"
         clone = live.progress._replace(params=trees.clone(live.progress.params))  # a stack cut from one model shares its memory
         return run_eagerly(task, dims, live._replace(progress=clone), course)
 
@@ -193,21 +206,39 @@ class Stacked:
     def _score_groups(self, models: Start, split: str, rows: Sequence[np.ndarray]) -> Scores:
         ids, groups, count = common.lay_out_groups(rows, self.task.world.device)
         examples = common.examples_of(self.task, split)
-        many = len(next(iter(models.params.values())))
-        tally = common.Tally(many, count, self.task.world.classes, ids.device)
-        at_once = self._rows_at_once(models)
-        for part, group in zip(torch.split(ids, at_once), torch.split(groups, at_once), strict=True):
-            x, y = examples.inputs(part), examples.labels(part)
-            for first in range(0, many, self.stack):
-                some = models.take(slice(first, first + self.stack))
-                tally.add(first, judge_models(self.task, some, x, None), y, group)
+        tally = common.Tally(count_models(models), count, self.task.world.classes, ids.device)
+        for part, some, logits in self._look_at(models, examples, ids):
+            tally.add(some.start, logits, examples.labels(ids[part]), groups[part])
         return tally.scores()
+
+    @torch.no_grad()
+    def _look_at(self, models: Start, examples: Examples, ids: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+        """All models on the same rows, some at a time. ids: [n] -> which rows, which models, their logits [m, n, C]"""
+        alone = self.cuda and self.task.model.has_convolutions and min(len(ids), self.score_rows) >= FILLING
+        at_once, together = (self.score_rows, 1) if alone else (self._rows_at_once(models), self.stack)
+        for first_row in range(0, len(ids) or 1, at_once):
+            part = slice(first_row, first_row + at_once)
+            x = examples.inputs(ids[part])
+            for first in range(0, count_models(models), together):
+                some = slice(first, first + together)
+                if alone:
+                    yield part, some, self.quick.judge_rows(models.take(first), x).logits.unsqueeze(0)
+                else:
+                    yield part, some, self._judge_together(self.task, models.take(some), x, None)
+
+    def _judge_together(self, task: Task, models: Start, x: Tensor, dim: int | None) -> Tensor:
+        judge = with_convolutions(judge_models) if self.cuda else judge_models
+        return judge(task, models, x, dim)
+
+    def _make_quick(self) -> Model:
+        """The network for many rows of one model; it is compiled where steps are."""
+        pieces = min(ROWS[self.task.world.device.type], self.score_rows)
+        return quicken(self.task.model, self.steps == "compiled", self.problems, pieces)
 
     def _rows_at_once(self, models: Start) -> int:
         """Rows that these models, or as many of them as a stack holds, look at together."""
-        many = min(len(next(iter(models.params.values()))), self.stack)
-        most = self.score_rows if self.task.world.device.type == "cuda" else common.CACHED_ROWS
-        return min(most, max(1, self.score_rows // many))
+        most = self.score_rows if self.cuda else common.CACHED_ROWS
+        return min(most, max(1, self.score_rows // min(count_models(models), self.stack)))
 
     def _try_scoring(self, score: Callable[[], Answer]) -> Answer:
         """With fewer rows at once where memory does not suffice."""
@@ -218,7 +249,8 @@ class Stacked:
                 if not is_out_of_memory(error) or self.score_rows == 1:
                     raise
             self.score_rows //= 2
-            if self.task.world.device.type == "cuda":
+            self.quick = self._make_quick()
+            if self.cuda:
                 torch.cuda.empty_cache()
 
     def score_pairs(
@@ -249,17 +281,27 @@ class Stacked:
             whose = torch.where(weight > 0, whose, len(which))
             for begin_row in range(0, ids.shape[1], at_once):
                 window = (slice(None), slice(begin_row, begin_row + at_once))
-                logits = judge_models(task, some, examples.inputs(ids[window]), 0)
+                logits = self._judge_together(task, some, examples.inputs(ids[window]), 0)
                 tally.add(whose[window].flatten(), logits.flatten(0, 1), examples.labels(ids[window].flatten()), ids[window].flatten())
         return tally.scores()
 
     def judge(self, models: Start, ids: Tensor) -> Tensor:
-        firsts = range(0, len(next(iter(models.params.values()))), self.stack)
-        stacks = [models.take(slice(first, first + self.stack)) for first in firsts]
-        return self._try_scoring(lambda: torch.cat([common.judge(self.task, some, ids, self._rows_at_once(some)) for some in stacks]))
+        return self._try_scoring(lambda: self._judge(models, ids))
+
+    def _judge(self, models: Start, ids: Tensor) -> Tensor:
+        logits = torch.empty(0, device=ids.device)
+        for part, some, seen in self._look_at(models, self.task.train, ids):
+            if not len(logits):
+                logits = seen.new_empty(count_models(models), len(ids), *seen.shape[2:])
+            logits[some, part] = seen
+        return logits
 
     def close(self) -> None:
         self.recordings.clear()
+
+
+def count_models(models: Start) -> int:
+    return len(next(iter(models.params.values())))
 
 
 def _lay_course(rows: Tensor, places: np.ndarray, widths: np.ndarray, drawn_from: np.ndarray) -> Course:

@@ -1,0 +1,94 @@
+"""A stack's models on a GPU, where many rows are looked at by one model after the other; here on a CPU that is taken for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from remanence import trees
+from remanence.engines import stacked
+from remanence.engines.loop import Loop
+from remanence.engines.stacked import Stacked
+from remanence.experiment import Experiment
+from remanence.trial import small_experiment
+from remanence.types import Output, Start
+
+MODELS = 3
+
+
+def make_network() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 4 * 4, 3))
+
+
+@pytest.fixture
+def experiment(monkeypatch: pytest.MonkeyPatch) -> Experiment:
+    monkeypatch.setattr(stacked, "FILLING", 5)
+    return small_experiment(
+        "fedavg", {"data.name": "synthetic(samples=60, classes=3, shape='1x6x6', test=0.5)", "data.public": 9}, module=make_network()
+    )
+
+
+def models_of(experiment: Experiment) -> Start:
+    """Three that differ."""
+    return Start(*(trees.map(lambda x: torch.stack([x, 2 * x, 3 * x]), tree) for tree in experiment.task.model.initial))
+
+
+def on_a_gpu(experiment: Experiment, steps: str = "eager") -> Stacked:
+    engine = Stacked(experiment.task, 64, steps)
+    engine.cuda = True
+    return engine
+
+
+def watch(engine: Stacked, monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None] = lambda rows: None) -> list[int]:
+    """-> how many rows each look of a single model is at"""
+    seen: list[int] = []
+    judge = type(engine.quick).judge_rows
+
+    def spy(model: object, values: Start, x: Tensor) -> Output:
+        before(len(x))
+        seen.append(len(x))
+        return judge(model, values, x)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(engine.quick), "judge_rows", spy)
+    return seen
+
+
+@pytest.mark.parametrize("steps", ["eager", "compiled"])
+def test_scores_and_answers_are_the_loops(experiment: Experiment, steps: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, loop, models = on_a_gpu(experiment, steps), Loop(experiment.task), models_of(experiment)
+    seen = watch(engine, monkeypatch)
+    ours, plain = (each.score(models, "test") for each in (engine, loop))
+    assert torch.equal(ours.confusion, plain.confusion)
+    torch.testing.assert_close(ours.loss, plain.loss, rtol=1e-12, atol=1e-12)
+    public = experiment.task.public
+    torch.testing.assert_close(engine.judge(models, public), loop.judge(models, public), rtol=1e-12, atol=1e-12)
+    assert seen == [len(experiment.task.test.y)] * MODELS + [len(public)] * MODELS
+    assert engine.fallback == ""
+
+
+def test_few_rows_are_looked_at_together(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, models = on_a_gpu(experiment), models_of(experiment)
+    seen = watch(engine, monkeypatch)
+    few = experiment.task.public[:4]
+    monkeypatch.setattr(stacked, "with_convolutions", lambda judge: judge)  # its kernels have tests of their own
+    torch.testing.assert_close(engine.judge(models, few), Loop(experiment.task).judge(models, few), rtol=1e-12, atol=1e-12)
+    assert seen == []
+
+
+def test_memory_that_does_not_suffice(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of the compiled network become smaller, too."""
+    engine, models = on_a_gpu(experiment, "compiled"), models_of(experiment)
+
+    def refuse(rows: int) -> None:
+        if rows > 12:
+            raise MemoryError
+
+    engine.score_rows = 40
+    seen = watch(engine, monkeypatch, refuse)
+    assert torch.equal(engine.score(models, "test").confusion, Loop(experiment.task).score(models, "test").confusion)
+    assert set(seen) == {10}
+    assert engine.quick.rows == engine.score_rows == 10  # type: ignore[attr-defined]
+    assert engine.fallback == ""
