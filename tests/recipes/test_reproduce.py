@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -141,6 +142,10 @@ def test_a_result_at_two_lengths_stands_twice_on_its_page(tmp_path: Path) -> Non
     assert 0 < text.index("--set rounds=2") < text.index("--set rounds=1") < text.index("Both are short.")
     assert text.count("Both are short.") == 1
     assert text.count("| wsm/table-3.3 | not run |") == 3  # smoke tests no claim
+    costs = text.partition("## What was run, and what the rest would take")[2]
+    assert "| wsm/table-3.3: Batch norm against group norm, with and without WSM | smoke, 2 rounds; smoke, 1 round | 4 runs, " in costs
+    assert "| wsm/table-3.2: FedAvg, SCAFFOLD and FedProx with and without WSM | not run | 6 runs, " in costs
+    assert costs.count("\n| wsm/") == sum(name.startswith("wsm/") for name in list_recipes())
 
 
 def test_a_claim_has_a_line_for_every_setting_in_which_it_was_tested(tmp_path: Path) -> None:
@@ -153,7 +158,7 @@ def test_a_claim_has_a_line_for_every_setting_in_which_it_was_tested(tmp_path: P
         (out / OUTCOME).write_text(json.dumps(about | {"scale": "desk"}))
     write_results([tmp_path / "1", tmp_path / "2"], tmp_path / "docs")
     lines = [
-        line.split(" | ")[1:3] for line in (tmp_path / "docs" / "wsm.md").read_text().splitlines() if line.startswith("| wsm/table-3.3")
+        line.split(" | ")[1:3] for line in (tmp_path / "docs" / "wsm.md").read_text().splitlines() if line.startswith("| wsm/table-3.3 |")
     ]
     tested, best = "With batch norm WSM improves FedAvg at all learning rates but 0.3.", "WSM with batch norm has the best accuracy of all."
     untested = "With group norm WSM is worse than FedAvg at all learning rates but 0.007."
@@ -190,13 +195,14 @@ def test_pages_come_from_what_was_written_down(tmp_path: Path) -> None:
     text = (tmp_path / "docs" / "tce.md").read_text()
     assert "remanence reproduce tce/table-2 --scale smoke --out DIR" in text
     assert about["machine"] in text.replace("\\", "")
-    assert "- tce/table-1: FedAvg with and without TCE" in text  # what was not run is named
-    assert (tmp_path / "docs" / "hast.md").read_text().count("\n- ") == 14
+    assert re.search(r"\| tce/table-1: FedAvg with and without TCE .* \| not run \| 3 runs, ", text)  # what was not run is named
+    assert len(re.findall(r"\n\| hast/\S+: .* \| not run \| ", (tmp_path / "docs" / "hast.md").read_text())) == 14
     assert (
         "| tce/figure-1 | not run | With TCE the clients' models forget less of the other clients' data. | not tested | 0, 0, 1 |" in text
     )
     recipes = [load_recipe(name) for name in list_recipes() if name.startswith("tce/")]
-    assert text.count("\n| tce/") == sum(len(recipe.claims) for recipe in recipes)  # every claim has its line, tested or not
+    lines = re.findall(r"\n\| tce/\S+ \| ", text)
+    assert len(lines) == sum(len(recipe.claims) for recipe in recipes)  # every claim has its line, tested or not
     (tmp_path / "docs" / "remarks.toml").write_text('"tce/table-2" = "Too short to tell."')
     (kept,) = (tmp_path / "docs" / "outcomes").iterdir()  # the numbers are kept beside the pages
     again = write_results([kept], tmp_path / "docs")

@@ -13,10 +13,11 @@ from remanence.config import read_toml
 from remanence.errors import InputError
 from remanence.files import write_atomically
 from remanence.recipes.claims import judge_claims
+from remanence.recipes.estimate import H200, estimate, readable
 from remanence.recipes.layout import Outcome, as_markdown, tell_claims, tell_disagreements
 from remanence.recipes.library import PAPERS, list_recipes, load_recipe
 from remanence.recipes.pictures import FIGURE, PICTURE
-from remanence.recipes.plan import make_plan
+from remanence.recipes.plan import make_plan, source_of
 from remanence.recipes.recipe import NEVER, Number, Recipe
 from remanence.report.paper import require_matplotlib
 from remanence.report.tables import escape_markdown as escape
@@ -37,7 +38,7 @@ HOW = {
 
 
 def write_results(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
-    """One page for every paper, with the results in these folders and a list of those that were not run. -> the pages
+    """One page for every paper, with the results in these folders, and what those that were not run would take. -> the pages
 
     The numbers are kept beside the pages, in outcomes/, from which they can be made again: that folder's own may be given, too. What people have to say
     about a result stands in remarks.toml there, by name of the result.
@@ -180,10 +181,28 @@ def _page(paper: str, results: Sequence[tuple[Outcome, Mapping[str, Any], str]],
     for name, mine in done.items():
         said = remarks.get(name, "").strip() if mine else ""
         lines += [*(describe_result(*result) for result in mine), *(["### Remarks", "", said, ""] if said else [])]
-    missing = [name for name, mine in done.items() if not mine]
-    if missing:
-        lines += ["## Not run", "", *(f"- {name}: {escape(load_recipe(name).title)}" for name in missing), ""]
+    lines += _list_costs({name: [outcome for outcome, _, _ in mine] for name, mine in done.items()})
     return "\n".join(lines)
+
+
+def _list_costs(done: Mapping[str, Sequence[Outcome]]) -> list[str]:
+    """A line for every result: what was run of it, and what the rest would take."""
+    lines = [
+        "## What was run, and what the rest would take",
+        "",
+        f"Times are those of `--plan`, on {H200.name}: estimates from the arithmetic of the networks, good to a factor of three.",
+        "",
+        "| result | run | `--scale gpu` | `--scale paper`, as published | data |",
+        "|---|---|---|---|---|",
+    ]
+    for name, outcomes in done.items():
+        recipe = load_recipe(name)
+        run = "; ".join(dict.fromkeys(f"{outcome.plan.scale}, {_count(_longest(outcome), 'round')}" for outcome in outcomes))
+        plans = [make_plan(recipe, scale) for scale in ("gpu", "paper")]
+        costs = (f"{_count(len(plan.runs), 'run')}, {readable(estimate(run.spec for run in plan.runs).gpu)}" for plan in plans)
+        sources = dict.fromkeys(source_of(run.spec) for run in plans[1].runs)
+        lines.append(f"| {name}: {escape(recipe.title)} | {run or 'not run'} | {' | '.join(costs)} | {escape(', '.join(sources))} |")
+    return [*lines, ""]
 
 
 def _list_claims(name: str, results: Sequence[tuple[Outcome, Mapping[str, Any]]]) -> list[str]:
