@@ -143,8 +143,11 @@ def test_a_result_at_two_lengths_stands_twice_on_its_page(tmp_path: Path) -> Non
     assert text.count("Both are short.") == 1
     assert text.count("| wsm/table-3.3 | not run |") == 3  # smoke tests no claim
     costs = text.partition("## What was run, and what the rest would take")[2]
-    assert "| wsm/table-3.3: Batch norm against group norm, with and without WSM | smoke, 2 rounds; smoke, 1 round | 4 runs, " in costs
-    assert "| wsm/table-3.2: FedAvg, SCAFFOLD and FedProx with and without WSM | not run | 6 runs, " in costs
+    assert (
+        "| wsm/table-3.3: Batch norm against group norm, with and without WSM | smoke, 2 rounds; smoke, 1 round | 4 runs of 300 rounds, "
+        in costs
+    )
+    assert "| wsm/table-3.2: FedAvg, SCAFFOLD and FedProx with and without WSM | not run | 6 runs of 80 rounds, " in costs
     assert costs.count("\n| wsm/") == sum(name.startswith("wsm/") for name in list_recipes())
 
 
@@ -195,7 +198,9 @@ def test_pages_come_from_what_was_written_down(tmp_path: Path) -> None:
     text = (tmp_path / "docs" / "tce.md").read_text()
     assert "remanence reproduce tce/table-2 --scale smoke --out DIR" in text
     assert about["machine"] in text.replace("\\", "")
-    assert re.search(r"\| tce/table-1: FedAvg with and without TCE .* \| not run \| 3 runs, ", text)  # what was not run is named
+    assert re.search(
+        r"\| tce/table-1: FedAvg with and without TCE .* \| not run \| 3 runs of 400 rounds, ", text
+    )  # what was not run is named
     assert len(re.findall(r"\n\| hast/\S+: .* \| not run \| ", (tmp_path / "docs" / "hast.md").read_text())) == 14
     assert (
         "| tce/figure-1 | not run | With TCE the clients' models forget less of the other clients' data. | not tested | 0, 0, 1 |" in text

@@ -17,7 +17,7 @@ from remanence.recipes.estimate import H200, estimate, readable
 from remanence.recipes.layout import Outcome, as_markdown, tell_claims, tell_disagreements
 from remanence.recipes.library import PAPERS, list_recipes, load_recipe
 from remanence.recipes.pictures import FIGURE, PICTURE
-from remanence.recipes.plan import make_plan, source_of
+from remanence.recipes.plan import Plan, make_plan, source_of
 from remanence.recipes.recipe import NEVER, Number, Recipe
 from remanence.report.paper import require_matplotlib
 from remanence.report.tables import escape_markdown as escape
@@ -199,10 +199,16 @@ def _list_costs(done: Mapping[str, Sequence[Outcome]]) -> list[str]:
         recipe = load_recipe(name)
         run = "; ".join(dict.fromkeys(f"{outcome.plan.scale}, {_count(_longest(outcome), 'round')}" for outcome in outcomes))
         plans = [make_plan(recipe, scale) for scale in ("gpu", "paper")]
-        costs = (f"{_count(len(plan.runs), 'run')}, {readable(estimate(run.spec for run in plan.runs).gpu)}" for plan in plans)
+        costs = (_tell_cost(plan) for plan in plans)
         sources = dict.fromkeys(source_of(run.spec) for run in plans[1].runs)
         lines.append(f"| {name}: {escape(recipe.title)} | {run or 'not run'} | {' | '.join(costs)} | {escape(', '.join(sources))} |")
     return [*lines, ""]
+
+
+def _tell_cost(plan: Plan) -> str:
+    rounds = {run.spec.total_rounds for run in plan.runs}
+    length = f"{'' if len(rounds) == 1 else 'up to '}{_count(max(rounds), 'round')}"
+    return f"{_count(len(plan.runs), 'run')} of {length}, {readable(estimate(run.spec for run in plan.runs).gpu)}"
 
 
 def _list_claims(name: str, results: Sequence[tuple[Outcome, Mapping[str, Any]]]) -> list[str]:
