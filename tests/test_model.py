@@ -247,3 +247,36 @@ def test_half_precision_inside_still_gives_single_precision_outside() -> None:
     assert out.logits.dtype == out.features.dtype == torch.float32
     assert not torch.equal(out.logits, exact.logits)
     torch.testing.assert_close(out.logits, exact.logits, rtol=0.05, atol=0.05)
+
+
+class Views(nn.Module):
+    """Images as rows, after a convolution or as they are; the bits of a number are left alone."""
+
+    def __init__(self, convolves: bool) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 2, 1) if convolves else nn.Identity()
+        self.head = nn.Linear((2 if convolves else 3) * 4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x).view(torch.int64 if x.dtype == torch.float64 else torch.int32).view(x.dtype)
+        answer: Tensor = self.head(y.view(len(x), -1).view_as(torch.empty(len(x), self.head.in_features)))
+        return answer
+
+
+@pytest.mark.parametrize("convolves", [True, False])
+def test_images_viewed_as_rows_may_lie_with_the_channels_innermost(convolves: bool) -> None:
+    x = torch.randn(3, 3, 2, 2)
+    model = wrap(Views(convolves), x, 2)
+    assert model.views
+    turned = x.contiguous(memory_format=torch.channels_last)
+    plain = model.judge(x)
+    for judge in (lambda x: model.judge_rows(model.initial, x).logits, lambda x: model.apply(*model.initial, x)[0].logits):
+        for images in (x, turned):
+            torch.testing.assert_close(judge(images), plain)
+    with pytest.raises(RuntimeError, match="view"):
+        model.judge(turned)  # as it was given, it cannot
+
+
+def test_other_networks_are_called_as_they_are() -> None:
+    assert not wrap(nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten(), nn.Linear(8, 2)), torch.randn(3, 3, 2, 2), 2).views
+    assert not wrap(nn.Linear(3, 2), torch.randn(3, 3), 2).views

@@ -16,6 +16,7 @@ from remanence import trees
 from remanence.config import Spec, make_spec
 from remanence.engines.choose import make_engine
 from remanence.engines.graphs import Recording
+from remanence.engines.stacked import Stacked
 from remanence.errors import InputError
 from remanence.experiment import Experiment, build
 from remanence.progress import Lines
@@ -201,6 +202,20 @@ def test_an_engine_that_cannot_do_what_was_asked_says_so(tmp_path: Path, monkeyp
     assert slow.about["engine"] == f"stacked: as asked; {reason}"
     assert slow.about | {"engine": ""} == plain.about | {"engine": ""}
     assert [line["loss"] for line in slow.metrics] == [line["loss"] for line in plain.metrics]
+
+
+def test_a_second_reason_is_said_without_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    train = Stacked.train
+
+    def complain(engine: Stacked, *rest: Any) -> Any:
+        engine.problems += ["one thing", "another"][len(engine.problems) : len(engine.problems) + 1]
+        return train(engine, *rest)
+
+    monkeypatch.setattr(Stacked, "train", complain)
+    start_run(spec_of(engine="stacked", stepping="eager", rounds=3), tmp_path / "run", progress=Lines())
+    told = [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines() if line.startswith("slower than asked for")]
+    assert told == ["one thing", "another"]
+    assert load(tmp_path / "run").about["engine"] == "stacked: as asked; one thing; another"
 
 
 def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ template. Dropout is rewritten to draw from keys; what cannot be made pure is re
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.func import functional_call, vjp
 from remanence import keys
 from remanence.errors import InputError
 from remanence.keys import Key
+from remanence.layouts import Reshaping, needs_its_layout
 from remanence.trees import SEPARATOR, Params
 from remanence.types import Output, Start
 
@@ -64,6 +66,9 @@ class Model:
     dropout_keys: tuple[str, ...]
     autocast: torch.dtype | None = None
     tied: bool = True  # may one tensor stand at several places? looking for that at every call costs small networks a few percent
+    views: bool = (
+        False  # does it view images as rows, which it cannot where their channels are innermost? It is then called with `reshape` instead
+    )
 
     def apply(self, params: Params, buffers: Params, x: Tensor, key: Tensor | None = None) -> tuple[Output, Params]:
         """One pass in training mode -> output, new buffers."""
@@ -80,11 +85,12 @@ class Model:
         return judge() if self.autocast is None else _beside_a_gradient(judge)
 
     def _call(self, module: nn.Module, tap: Tap, values: dict[str, Tensor], x: Tensor) -> Output:
-        if self.autocast is None:
-            logits = functional_call(module, values, (x,), tie_weights=self.tied)
-        else:
-            with torch.autocast(x.device.type, dtype=self.autocast):
-                logits = functional_call(module, values, (x,), tie_weights=self.tied).float()
+        with Reshaping() if self.views else contextlib.nullcontext():
+            if self.autocast is None:
+                logits = functional_call(module, values, (x,), tie_weights=self.tied)
+            else:
+                with torch.autocast(x.device.type, dtype=self.autocast):
+                    logits = functional_call(module, values, (x,), tie_weights=self.tied).float()
         features = tap.release()
         return Output(logits, logits if features is None else features.to(logits.dtype))
 
@@ -184,7 +190,7 @@ def wrap(
     )
     _try_out(model, example.to(device), classes, type(module).__name__)
     _refuse_hidden_randomness(model, example.to(device), type(module).__name__)
-    return model
+    return replace(model, views=needs_its_layout(partial(model.judge_rows, model.initial), example.to(device)))
 
 
 def _try_out(model: Model, example: Tensor, classes: int, name: str) -> None:

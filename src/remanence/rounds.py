@@ -189,7 +189,7 @@ def go_on(
                 state, line = play_round(experiment, engine, state, recorder)
                 fallback = getattr(engine, "fallback", "")
                 if fallback != told:
-                    tell_fallback(fallback, folder, progress)
+                    tell_fallback(fallback.removeprefix(f"{told}; "), folder, progress)
                     told = fallback
                 deadline.rounds += 1
                 progress.round(line)

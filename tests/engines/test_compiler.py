@@ -1,4 +1,4 @@
-"""Parts of a step that are compiled once for all the places where they stand."""
+"""Graphs, compiled once for every layout, and parts of a step that are compiled once for all the places where they stand."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from remanence.engines.compiler import call_compiled
+from remanence.engines.compiler import call_compiled, compile_graph
 
 
 def scale(x: Tensor, y: Tensor, times: int) -> Tensor:
@@ -35,3 +36,28 @@ def test_once_a_form() -> None:
         turned = x.reshape(3, 2).t()
         assert torch.equal(call_compiled(scale, turned, y, times=3), 6 * turned)
         assert len(calls) == 4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_once_a_layout() -> None:
+    """Rows and columns of a square have one shape: read by the strides of the other they would be mixed up. One of them is written to."""
+    calls: list[Any] = []
+    compile = torch._inductor.compile
+
+    def count(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return compile(*arguments)
+
+    def add(total: Tensor, x: Tensor) -> list[Tensor]:
+        total.add_(2 * x)
+        return [x + 1]
+
+    x = torch.arange(9.0).reshape(3, 3)
+    run = compile_graph(make_fx(add)(torch.zeros(3, 3), x))
+    total = torch.zeros(3, 3)
+    with mock.patch.object(torch._inductor, "compile", count):
+        for times, now in enumerate((x, x.clone(), x.t(), x.t().clone(memory_format=torch.preserve_format), x), start=1):
+            (more,) = run(total, now)
+            assert torch.equal(more, now + 1)
+            assert len(calls) == (1 if times < 3 else 2)
+    assert torch.equal(total, 6 * x + 4 * x.t())

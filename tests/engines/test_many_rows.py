@@ -12,6 +12,7 @@ from remanence import trees
 from remanence.engines import stacked
 from remanence.engines.loop import Loop
 from remanence.engines.stacked import Stacked
+from remanence.engines.tuned_loop import TunedLoop
 from remanence.experiment import Experiment
 from remanence.trial import small_experiment
 from remanence.types import Output, Start
@@ -21,6 +22,18 @@ MODELS = 3
 
 def make_network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 4 * 4, 3))
+
+
+class Viewing(nn.Module):
+    """As in many a tutorial."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolve, self.head = nn.Conv2d(3, 4, 3), nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.head(self.convolve(x).relu().view(len(x), -1))
+        return answer
 
 
 @pytest.fixture
@@ -38,7 +51,7 @@ def models_of(experiment: Experiment) -> Start:
 
 def on_a_gpu(experiment: Experiment, steps: str = "eager") -> Stacked:
     engine = Stacked(experiment.task, 64, steps)
-    engine.cuda = True
+    engine.cuda = engine.ours = True
     return engine
 
 
@@ -76,6 +89,44 @@ def test_few_rows_are_looked_at_together(experiment: Experiment, monkeypatch: py
     monkeypatch.setattr(stacked, "with_convolutions", lambda judge: judge)  # its kernels have tests of their own
     torch.testing.assert_close(engine.judge(models, few), Loop(experiment.task).judge(models, few), rtol=1e-12, atol=1e-12)
     assert seen == []
+
+
+def test_kernels_that_fail(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking at few rows, and what clients do outside their steps: torch does it then, and the reason is said once. A fault of the network's is its own."""
+    engine, models, few = on_a_gpu(experiment), models_of(experiment), experiment.task.public[:4]
+
+    def broken(compute: Callable[..., object]) -> Callable[..., object]:
+        def fail(*_: object) -> None:
+            raise RuntimeError("no C compiler\nand more")
+
+        return fail
+
+    monkeypatch.setattr(stacked, "with_convolutions", broken)
+    for _ in range(2):
+        torch.testing.assert_close(engine.judge(models, few), Loop(experiment.task).judge(models, few), rtol=1e-12, atol=1e-12)
+    assert torch.equal(engine._map(torch.square, (0,))(torch.arange(3)), torch.tensor([0, 1, 4]))
+    assert engine.fallback == "convolutions are left to torch (no C compiler)"
+    other = on_a_gpu(experiment)
+    with pytest.raises(ZeroDivisionError):
+        other._by_our_kernels(lambda: 1 // 0)()
+    assert other.ours
+    assert other.fallback == ""
+
+
+def test_a_network_that_views_images_as_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "FILLING", 5)
+    changes = {"data.name": "synthetic(samples=60, classes=3, shape='3x6x6', test=0.5)", "data.public": 9}
+    experiment = small_experiment("fedavg", changes, module=Viewing())
+    models = models_of(experiment)
+    for engine in (
+        on_a_gpu(experiment),
+        on_a_gpu(experiment, "compiled"),
+        TunedLoop(experiment.task),
+        TunedLoop(experiment.task, "compiled"),
+    ):
+        ours, plain = (each.score(models, "test") for each in (engine, Loop(experiment.task)))
+        assert torch.equal(ours.confusion, plain.confusion)
+        assert engine.fallback == ""
 
 
 def test_memory_that_does_not_suffice(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from engines.test_equal_engines import CASES, EVERYTHING, with_clients
 from remanence.algorithms import METHODS
 from remanence.engines import graphs
 from remanence.engines.choose import choose_engine, choose_steps, make_engine
-from remanence.engines.graphs import choose_sizes, round_up
+from remanence.engines.graphs import choose_sizes, round_up, write_over
 from remanence.engines.loop import Loop
 from remanence.engines.memory import tell_memory
 from remanence.engines.portions import Portion
@@ -27,8 +27,9 @@ from remanence.experiment import Experiment
 from remanence.local import SplitRows
 from remanence.rounds import first_state, make_job
 from remanence.testing import TOLERANCE, check_engine
+from remanence.trees import Tree
 from remanence.trial import play, quickly, small_experiment, state_tree, worst_difference
-from remanence.types import Part, Reply, Track
+from remanence.types import Context, Lent, Part, Reply, Start, Track
 
 
 @pytest.fixture
@@ -55,6 +56,38 @@ def assert_recorded_equals_loop(experiment: Experiment, stack: int, steps: str =
 @pytest.mark.parametrize("method", [quickly(name) for name in METHODS])
 def test_every_method(method: str) -> None:
     assert_recorded_equals_loop(small_experiment(method), stack=3)
+
+
+@pytest.mark.parametrize("steps", ["graph", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_what_a_step_hands_on_under_another_name(steps: str) -> None:
+    """A part may remember the parameters before the step: they lie where the new ones are about to be written."""
+    last = Track(
+        lambda ctx, lent: {"last": dict(ctx.start.params)}, lambda memory, before, after, batch, lent, ctx: {"last": dict(before.params)}
+    )
+
+    def tell(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+        moved = sum((trained.params[name] - ctx.memory["last"][name]).square().sum() for name in trained.params)
+        return {}, {"moved": moved}
+
+    part = Part(
+        "last step", track=last, after=tell, extras=lambda start, world: {"moved": torch.zeros((), dtype=world.dtype)}, sends="moved"
+    )
+    experiment = small_experiment(part)
+    job = make_job(experiment, first_state(experiment), 1)
+    plain, ours = (
+        torch.cat([reply.extras["last step"]["moved"] for reply in engine.train(job)])
+        for engine in (Loop(experiment.task), Stacked(experiment.task, 64, steps))
+    )
+    assert float(plain.min()) > 0
+    torch.testing.assert_close(ours.sort().values, plain.sort().values, rtol=1e-10, atol=0)
+
+
+def test_memory_is_read_before_it_is_written() -> None:
+    """Two that change places, one that stays, one turned around, one that is new."""
+    a, b, c, d, e = (torch.arange(4.0).reshape(2, 2) + 10 * number for number in range(5))
+    wanted = [b.clone(), a.clone(), c.clone(), d.t().clone(), e + 1]
+    write_over([a, b, c, d, e], [b, a, c, d.t(), e + 1])
+    assert all(torch.equal(*pair) for pair in zip([a, b, c, d, e], wanted, strict=True))
 
 
 @pytest.mark.usefixtures("untraced")

@@ -124,15 +124,32 @@ def autocast(experiment: Experiment) -> torch.autocast:
 @torch.no_grad()
 def score_models(experiment: Experiment, models: list[nn.Module]) -> Tensor:
     """Each model on the whole test set. -> correct answers [m]"""
+    return torch.stack([_count_right(experiment, model.eval(), BATCH_OF_SCORES, torch.contiguous_format) for model in models])
+
+
+def _count_right(experiment: Experiment, judge: Callable[[Tensor], Tensor], batch: int, layout: torch.memory_format) -> Tensor:
     test, device = experiment.task.test, experiment.task.world.device
-    right = torch.zeros(len(models), dtype=torch.int64, device=device)
-    for number, model in enumerate(models):
-        model.eval()
-        for ids in torch.split(torch.arange(len(test.y), device=device), BATCH_OF_SCORES):
-            with autocast(experiment):
-                logits = model(test.inputs(ids))
-            right[number] += (logits.argmax(dim=1) == test.y[ids]).sum()
+    right = torch.zeros((), dtype=torch.int64, device=device)
+    for ids in torch.split(torch.arange(len(test.y), device=device), batch):
+        with autocast(experiment):
+            logits = judge(test.inputs(ids).contiguous(memory_format=layout))
+        right += (logits.argmax(dim=1) == test.y[ids]).sum()
     return right
+
+
+def make_scoring_floor(experiment: Experiment, model: nn.Module, times: int) -> Callable[[], None]:
+    """One model on the whole test set, so many times: compiled where torch can, channels innermost, on a GPU all rows at once."""
+    device = experiment.task.world.device
+    quick = copy.deepcopy(model).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    judge = torch.compile(quick, dynamic=False) if compiler_works(device) else quick
+    batch = len(experiment.task.test.y) if device.type == "cuda" else BATCH_OF_SCORES
+
+    @torch.no_grad()
+    def run() -> None:
+        for _ in range(times):
+            _count_right(experiment, judge, batch, torch.channels_last)
+
+    return run
 
 
 def make_floor(experiment: Experiment, job: Job) -> Callable[[], None]:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from remanence import server
-from remanence.bench.baselines import make_floor, plain_model, score_models, train_clients
+from remanence.bench.baselines import make_floor, make_scoring_floor, plain_model, score_models, train_clients
 from remanence.bench.jobs import JOBS, BenchJob, prepare
 from remanence.bench.plain_engine import OneAtATime
 from remanence.engines.choose import Choice, choose_engine, make_engine
@@ -161,7 +161,7 @@ def scoring(
     return (
         lambda: score_models(experiment, modules),
         lambda: engine.score(models, "test"),
-        lambda: score_models(experiment, modules[:1] * many),
+        make_scoring_floor(experiment, modules[0], many),
         many * len(experiment.task.test.y),
     )
 

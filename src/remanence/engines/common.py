@@ -156,9 +156,9 @@ CELLS = 20_000_000  # most counters that are filled at once: with many groups an
 
 
 @torch.no_grad()
-def judge(task: Task, models: Start, ids: Tensor, rows: int = CACHED_ROWS) -> Tensor:
-    """Stacked models on these training rows, so many at once. ids: [n] -> logits [m, n, C]"""
-    return torch.cat([judge_models(task, models, task.train.inputs(part), None) for part in torch.split(ids, rows)], dim=1)
+def judge(task: Task, models: Start, ids: Tensor) -> Tensor:
+    """Stacked models on these training rows. ids: [n] -> logits [m, n, C]"""
+    return torch.cat([judge_models(task, models, task.train.inputs(part), None) for part in torch.split(ids, CACHED_ROWS)], dim=1)
 
 
 class Tally:

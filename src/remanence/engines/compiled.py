@@ -16,8 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from remanence.engines import pooling, winograd
-from remanence.engines.compiler import compiler_options
-from remanence.engines.steps import StepAll
+from remanence.engines.compiler import compile_graph
 from remanence.local import Progress, SplitRows
 from remanence.trees import Params
 from remanence.types import Batch, Context
@@ -48,7 +47,7 @@ class Written:
         self.form, self.answer_form = form, answer_form[0]
         (answers,) = (node.args[0] for node in graph.graph.nodes if node.op == "output")
         self.strides = [_stride_of(answer) for answer in answers]
-        self.run: Any = torch.compile(graph, dynamic=False, options=compiler_options()) if compile else graph
+        self.run: Any = compile_graph(graph) if compile else graph
         leaves = []  # the example is not kept alive
 
     def __call__(self, *arguments: Any) -> Any:
@@ -64,9 +63,6 @@ class Written:
 
 class TracedStep(Written):
     """A local step of one client."""
-
-    def __init__(self, step_all: StepAll, example: Arguments, compile: bool = False):
-        super().__init__(step_all, example, compile)
 
     def walk(self, arguments: Arguments, moments: Iterable[tuple[Batch, Tensor, Tensor]]) -> tuple[Progress, list[Tensor]]:
         """Steps one after the other, each with its batch, number and key. -> progress, the loss of every step

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -175,8 +175,7 @@ def write_step(
     if masked:
         here = now.steps > now.step  # behind the clients of this round may stand those of an earlier one, which nobody reads
         new = [torch.where(here.reshape(-1, *(1,) * (x.dim() - 1)), x, y) for x, y in zip(new, old, strict=True)]
-    for memory, value in zip(old, new, strict=True):
-        memory.copy_(value)
+    write_over(old, new)
 
 
 def copies(*values: Any) -> Any:
@@ -246,11 +245,24 @@ def copy_into(memory: Any, values: Any) -> None:
     """The tensors of one tree into those of another of the same form."""
     pairs = zip(pytree.tree_leaves(memory), pytree.tree_leaves(values), strict=True)
     here, there = zip(*((a, b) for a, b in pairs if isinstance(a, Tensor)), strict=True)
-    torch._foreach_copy_(list(here), list(there))
+    write_over(here, there)
+
+
+def write_over(memory: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Values into memory, each into its own. Some may lie in it themselves, as when a step hands on what it was given under another name: they are read
+    before anything is written."""
+    owners = {tensor.untyped_storage().data_ptr(): tensor for tensor in memory}
+    fresh = []
+    for place, value in zip(memory, values, strict=True):
+        owner = owners.get(value.untyped_storage().data_ptr())
+        unmoved = owner is place and (value.data_ptr(), value.stride()) == (place.data_ptr(), place.stride())
+        fresh.append(value if owner is None or unmoved else value.clone())
+    for place, value in zip(memory, fresh, strict=True):
+        place.copy_(value)
 
 
 def capture(compute: Callable[[], Any], take: Callable[[], Any], pool: Any = None) -> Callable[[], None]:
-    """A CUDA graph of `take`. `compute`, the same without a trace, comes first, in a stream of its own: libraries choose kernels, the compiler finishes."""
+    """A CUDA graph of `take`. `compute`, the same to no effect, comes first, in a stream of its own: libraries choose kernels, the compiler finishes."""
     here, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(here)
     with torch.cuda.stream(aside), choosing_kernels():

@@ -11,16 +11,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from remanence.engines.common import lay_out
 from remanence.engines.compiled import substitutes
-from remanence.engines.compiler import compiler_options
+from remanence.engines.compiler import compile_graph
 from remanence.engines.memory import is_out_of_memory
 from remanence.errors import first_line
 from remanence.model import Model, mixes_rows
 from remanence.types import Output, Start
 
-ROWS = {
-    "cpu": 50,
-    "cuda": 2_500,
-}  # of a compiled piece: they fit the cache, or fill the GPU; what is missing from the last one repeats a row
+ROWS = {"cpu": 50, "cuda": 2_500}  # of a compiled piece: they fit the cache, or fill the GPU
 
 
 @dataclass(frozen=True)
@@ -41,18 +38,29 @@ class QuickModel(Model):
                 if is_out_of_memory(error):
                     raise
                 self.written[form] = None
-                self.problems.append(f"what looks at rows could not be compiled ({first_line(error)})")
+                problem = f"what looks at rows could not be compiled ({first_line(error)})"
+                if problem not in self.problems:
+                    self.problems.append(problem)
+        return self._judge_plainly(model, x)
+
+    def _judge_plainly(self, model: Start, x: Tensor) -> Output:
         return super().judge_rows(Start({name: lay_out(value) for name, value in model.params.items()}, model.buffers), lay_out(x))
 
     def _judge_in_pieces(self, form: Any, model: Start, x: Tensor) -> Output:
-        values = [*model.params.values(), *model.buffers.values()]
-        short = -len(x) % self.rows
-        whole = torch.cat([x, x[:1].expand(short, *x.shape[1:])]) if short else x
-        if form not in self.written:
-            self.written[form] = self._write_down(model, values, whole[: self.rows])
-        pieces = [self.written[form](*values, piece) for piece in torch.split(whole, self.rows)]
-        logits, features = (torch.cat(parts)[: len(x)] for parts in zip(*pieces, strict=True))
+        answers: list[Any] = []
+        for piece in torch.split(x, self.rows):
+            short = 2 * len(piece) < self.rows  # more of it would have to be filled up than there is
+            answers.append(self._judge_plainly(model, piece) if short else self._judge_piece(form, model, piece))
+        logits, features = (torch.cat(parts) for parts in zip(*answers, strict=True))
         return Output(logits, features)
+
+    def _judge_piece(self, form: Any, model: Start, piece: Tensor) -> list[Tensor]:
+        values = [*model.params.values(), *model.buffers.values()]
+        missing = self.rows - len(piece)
+        whole = torch.cat([piece, piece[:1].expand(missing, *piece.shape[1:])]) if missing else piece
+        if form not in self.written:
+            self.written[form] = self._write_down(model, values, whole)
+        return [part[: len(piece)] for part in self.written[form](*values, whole)]
 
     def _write_down(self, model: Start, values: list[Tensor], piece: Tensor) -> Any:
         judge = super().judge_rows
@@ -63,7 +71,7 @@ class QuickModel(Model):
             return tuple(judge(Start(params, buffers), lay_out(tensors[-1])))  # type: ignore[return-value]
 
         graph = make_fx(flat, substitutes())(*(value.detach() for value in values), piece)
-        return torch.compile(graph, dynamic=False, options=compiler_options())
+        return compile_graph(graph)
 
 
 def quicken(model: Model, compiled: bool, problems: list[str], rows: int = ROWS["cpu"]) -> Model:

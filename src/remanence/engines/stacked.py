@@ -33,7 +33,7 @@ from remanence.trees import Params, Tree
 from remanence.types import Context, Job, PairScores, Phase, Reply, Scores, Start
 
 MOST_CLIENTS = {"cpu": 64, "cuda": 256}  # in one stack, where nobody asks for another size
-FILLING = 1_000  # rows from which on one network with convolutions fills a GPU: beyond it a stack, convolved in groups, is slower
+FILLING = 1_000  # rows from which on one network with convolutions fills a GPU by itself (measured with ten CNNs)
 ROOM = {"cpu": 2**28, "cuda": 2**31}  # bytes of activations of a stack that may be kept
 Answer = TypeVar("Answer")
 RECORDINGS = 4  # stacks of different form, of which recorded steps are kept
@@ -52,7 +52,9 @@ class Stacked:
         self.score_rows = count_rows(task)  # of all models that look together; fewer where memory does not suffice
         self.cuda = task.world.device.type == "cuda"
         self.steps = ("graph" if self.cuda else "eager") if steps == "auto" else steps
-        self.problems: list[str] = []  # why steps are no longer recorded, or something else is not compiled
+        self.problems: list[str] = []  # why steps are no longer recorded, or something else is not as fast as it could be
+        self.ours = self.cuda  # are convolutions outside the steps done by our kernels?
+        self.compiles = self.steps == "compiled"  # for good, also where steps turn out not to be: bits depend on it
         self.quick = self._make_quick()
         self.recordings: list[Recording] = []  # the one used last stands last
         self.splits: dict[tuple[str, ...], Split | None] = {}  # by what is trained
@@ -137,8 +139,26 @@ class Stacked:
 
     def _map(self, function: Callable[..., Answer], in_dims: tuple[Any, ...]) -> Callable[..., Answer]:
         """What one client does outside its steps, for a stack of them."""
-        mapped: Callable[..., Answer] = vmap(function, in_dims=in_dims)
-        return with_convolutions(mapped) if self.cuda else mapped
+        return self._by_our_kernels(vmap(function, in_dims=in_dims))
+
+    def _by_our_kernels(self, compute: Callable[..., Answer]) -> Callable[..., Answer]:
+        """The same where they can do it. They may fail in ways of their own (no compiler, a second derivative), and nothing is lost by another try: all that
+        comes here is a function of its arguments."""
+
+        def tried(*arguments: Any) -> Answer:
+            if not self.ours:
+                return compute(*arguments)
+            try:
+                return with_convolutions(compute)(*arguments)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                answer = compute(*arguments)  # fails again where the fault is not ours
+                self.ours = False
+                self.problems.append(f"convolutions are left to torch ({first_line(error)})")
+                return answer
+
+        return tried
 
     def _find_split(self, phase: Phase, rows: Tensor, looks: int) -> Split | None:
         """Where the network can be cut in a phase that leaves its front alone; None where nothing is gained, or there is no room for what the fronts make of
@@ -214,11 +234,11 @@ class Stacked:
     @torch.no_grad()
     def _look_at(self, models: Start, examples: Examples, ids: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
         """All models on the same rows, some at a time. ids: [n] -> which rows, which models, their logits [m, n, C]"""
-        alone = self.cuda and self.task.model.has_convolutions and min(len(ids), self.score_rows) >= FILLING
+        alone = self.cuda and self.task.model.has_convolutions and len(ids) >= FILLING
         at_once, together = (self.score_rows, 1) if alone else (self._rows_at_once(models), self.stack)
         for first_row in range(0, len(ids) or 1, at_once):
             part = slice(first_row, first_row + at_once)
-            x = examples.inputs(ids[part])
+            x = common.lay_out(examples.inputs(ids[part])) if alone else examples.inputs(ids[part])
             for first in range(0, count_models(models), together):
                 some = slice(first, first + together)
                 if alone:
@@ -227,13 +247,12 @@ class Stacked:
                     yield part, some, self._judge_together(self.task, models.take(some), x, None)
 
     def _judge_together(self, task: Task, models: Start, x: Tensor, dim: int | None) -> Tensor:
-        judge = with_convolutions(judge_models) if self.cuda else judge_models
-        return judge(task, models, x, dim)
+        return self._by_our_kernels(judge_models)(task, models, x, dim)
 
     def _make_quick(self) -> Model:
         """The network for many rows of one model; it is compiled where steps are."""
         pieces = min(ROWS[self.task.world.device.type], self.score_rows)
-        return quicken(self.task.model, self.steps == "compiled", self.problems, pieces)
+        return quicken(self.task.model, self.compiles, self.problems, pieces)
 
     def _rows_at_once(self, models: Start) -> int:
         """Rows that these models, or as many of them as a stack holds, look at together."""
