@@ -104,7 +104,7 @@ def admit_probes(probed: Tensor, losses: Tensor, rows: Tensor) -> tuple[Tensor, 
 
 def find_unsound(models: Start) -> tuple[Tensor, list[Refusal]]:
     """Whose models in a stack hold NaN or infinity: nobody may hear them. -> [K] bool, a refusal for each"""
-    count = len(next(iter(models.params.values())))
+    count = models.many
     sound = trees.finite({"params": models.params, "buffers": models.buffers}, count)
     bad = (~sound).nonzero().flatten().tolist()
     return ~sound, [Refusal(client, "not-finite", "its model holds NaN or infinity, and no peer listens to it") for client in bad]

@@ -131,7 +131,7 @@ def judge_models(task: Task, models: Start, x: Tensor, dim: int | None) -> Tenso
 
     One by one where a stack gains nothing: a single model, and convolutions on a CPU, which are three times as slow grouped.
     """
-    judge, many = task.model.judge_rows, len(next(iter(models.params.values())))
+    judge, many = task.model.judge_rows, models.many
     if many == 1 or (task.world.device.type == "cpu" and task.model.has_convolutions):
         return torch.stack([judge(models.take(number), x if dim is None else x[number]).logits for number in range(many)])
     logits: Tensor = torch.func.vmap(lambda model, rows: judge(model, rows).logits, in_dims=(0, dim))(models, x)

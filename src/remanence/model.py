@@ -67,7 +67,7 @@ class Model:
     autocast: torch.dtype | None = None
     tied: bool = True  # may one tensor stand at several places? looking for that at every call costs small networks a few percent
     views: bool = (
-        False  # does it view images as rows, which it cannot where their channels are innermost? It is then called with `reshape` instead
+        False  # does it view images as rows? With the channels innermost it cannot, and is called with `reshape` instead: see layouts.py
     )
 
     def apply(self, params: Params, buffers: Params, x: Tensor, key: Tensor | None = None) -> tuple[Output, Params]:

@@ -45,6 +45,11 @@ class Start(NamedTuple):
     params: Params
     buffers: Params
 
+    @property
+    def many(self) -> int:
+        """How many models there are in a stack of them."""
+        return len(next(iter(self.params.values())))
+
     def take(self, index: int | slice | Tensor) -> Start:
         """Of a stack of models, one (an integer) or some."""
         return Start(trees.take(self.params, index), trees.take(self.buffers, index))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -17,17 +19,17 @@ def scale(x: Tensor, y: Tensor, times: int) -> Tensor:
     return x * y * times
 
 
+@contextmanager
+def counting_compilations() -> Iterator[list[Any]]:
+    """-> what the compiler is called with, call by call"""
+    with mock.patch.object(torch._inductor, "compile", wraps=torch._inductor.compile) as compile:
+        yield compile.call_args_list
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_once_a_form() -> None:
-    calls: list[Any] = []
-    compile = torch._inductor.compile
-
-    def count(*arguments: Any) -> Any:
-        calls.append(arguments)
-        return compile(*arguments)
-
     x, y = torch.arange(6.0).reshape(2, 3), torch.full((2, 3), 2.0)
-    with mock.patch.object(torch._inductor, "compile", count):
+    with counting_compilations() as calls:
         assert torch.equal(call_compiled(scale, x, y, times=3), 6 * x)
         assert torch.equal(call_compiled(scale, x + 1, y, times=3), 6 * (x + 1))
         assert len(calls) == 1
@@ -41,12 +43,6 @@ def test_once_a_form() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_once_a_layout() -> None:
     """Rows and columns of a square have one shape: read by the strides of the other they would be mixed up. One of them is written to."""
-    calls: list[Any] = []
-    compile = torch._inductor.compile
-
-    def count(*arguments: Any) -> Any:
-        calls.append(arguments)
-        return compile(*arguments)
 
     def add(total: Tensor, x: Tensor) -> list[Tensor]:
         total.add_(2 * x)
@@ -55,7 +51,7 @@ def test_once_a_layout() -> None:
     x = torch.arange(9.0).reshape(3, 3)
     run = compile_graph(make_fx(add)(torch.zeros(3, 3), x))
     total = torch.zeros(3, 3)
-    with mock.patch.object(torch._inductor, "compile", count):
+    with counting_compilations() as calls:
         for times, now in enumerate((x, x.clone(), x.t(), x.t().clone(memory_format=torch.preserve_format), x), start=1):
             (more,) = run(total, now)
             assert torch.equal(more, now + 1)

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from remanence.data.batches import Examples
 from remanence.engines.steps import round_up
-from remanence.local import Task, judge_models
+from remanence.local import Task
 from remanence.model import BatchNorms, InstanceNorms, KeyedDropout, Model, Tap
 from remanence.objectives import OBJECTIVES
 from remanence.trees import Params
@@ -24,7 +24,6 @@ from remanence.types import Start
 ROWS = 250  # rows the front sees at once
 CLOSE = 1e-3  # of the largest activation: a front that mixed rows would be off by far more,
 ROUGHLY = 3e-2  # also where bf16 or tf32 rounds, and other kernels see one row than three
-
 
 JudgeStack = Callable[[Task, Start, Tensor, int | None], Tensor]  # as `judge_models` does
 
@@ -57,10 +56,10 @@ class Split(NamedTuple):
         return replace(task, model=self.rear, train=seen)
 
     @torch.no_grad()
-    def stack_behind(self, task: Task, models: Start, rows: Tensor, at_once: int, judge: JudgeStack = judge_models) -> Task:
+    def stack_behind(self, task: Task, models: Start, rows: Tensor, at_once: int, judge: JudgeStack) -> Task:
         """The same for a stack of clients, each of whose fronts sees the client's own rows; they are called by other numbers then, those of `number_rows`.
 
-        models: [k, ...]; rows: [k, n] ids; at_once: of n, how many are looked at together
+        models: [k, ...]; rows: [k, n] ids; at_once: of n, how many are looked at together; judge: by what
         """
         front, (clients, many) = replace(task, model=self.front), rows.shape
         fronts = Start(*(restrict_to(self.front.judge, tree) for tree in models))

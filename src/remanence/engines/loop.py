@@ -106,7 +106,7 @@ class Loop:
     def score_rows(self, models: Start, split: str, ids: Tensor, groups: Tensor, count: int) -> Scores:
         """Score on given rows of a split; groups: [n] below count."""
         examples = common.examples_of(self.task, split)
-        many = len(next(iter(models.params.values())))
+        many = models.many
         tally = common.Tally(many, count, self.task.world.classes, ids.device)
         singles = [models.take(number) for number in range(many)]
         for part, group in zip(torch.split(ids, common.CACHED_ROWS), torch.split(groups, common.CACHED_ROWS), strict=True):

@@ -96,7 +96,7 @@ class Processes:
         return PairScores(confusion, loss, Verdicts(pair, *rest))
 
     def judge(self, models: Start, ids: Tensor) -> Tensor:
-        many, rows = len(next(iter(models.params.values()))), ids.numpy()
+        many, rows = models.many, ids.numpy()
         by_models = many >= self.workers  # a model or more for everybody; else all of them, and some of the rows
         shares = [share for share in np.array_split(np.arange(many) if by_models else rows, self.workers) if len(share)]
         if by_models:

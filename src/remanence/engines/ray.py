@@ -115,7 +115,7 @@ class RayEngine:
             yield harvest.bring_in(number, kept)
 
     def score(self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0) -> Scores:
-        crew, many = self.assemble(), len(next(iter(models.params.values())))
+        crew, many = self.assemble(), models.many
         if many >= len(crew.members):  # a model or more for everybody
             some = [self.shelf.pick(models, part) for part in _split(many, len(crew.members))]
             parts: list[Scores] = self._ask("score", [(part, split, owners, time_step) for part in some])
@@ -140,7 +140,7 @@ class RayEngine:
         return join_pairs(self._ask("score_pairs", questions), shares)
 
     def judge(self, models: Start, ids: Tensor) -> Tensor:
-        crew, many, rows = self.assemble(), len(next(iter(models.params.values()))), ids.cpu().numpy()
+        crew, many, rows = self.assemble(), models.many, ids.cpu().numpy()
         by_models = many >= len(crew.members)  # a model or more for everybody; else all of them, and some of the rows
         shares = _split(many if by_models else len(rows), len(crew.members))
         everybody = np.arange(many)

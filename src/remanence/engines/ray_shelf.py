@@ -61,7 +61,7 @@ class Shelf:
         for stack, blocks, size in self.stacks:
             if stack.params is models.params and stack.buffers is models.buffers:
                 return blocks, size
-        count = len(next(iter(models.params.values())))
+        count = models.many
         one = (trees.nbytes(models.params) + trees.nbytes(models.buffers)) // max(count, 1)
         size = max(1, BLOCK // max(one, 1))
         blocks = [self.put(pack(tuple(models.take(slice(first, first + size))))) for first in range(0, count, size)]

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from remanence.engines.compiled import Written
-from remanence.engines.graphs import capture, copy_into, kinds_of
+from remanence.engines.graphs import capture, copies, copy_into, kinds_of
 from remanence.errors import first_line
 from remanence.local import Task
 from remanence.trees import Params, Tree
@@ -68,7 +67,7 @@ class RecordedSteps:
 
     def __init__(self, step: Step, moving: Moving, scene: Scene, compile: bool = False):
         self.step, self.compile = step, compile
-        self.moving, self.scene = pytree.tree_map_only(Tensor, torch.clone, (moving, scene))
+        self.moving, self.scene = copies(moving, scene)
         self.number = torch.zeros(1, dtype=torch.int64, device=scene.places.device)
         self.replays: dict[int, Callable[[], None]] = {}
 
@@ -86,7 +85,8 @@ class RecordedSteps:
         self.replays[width]()
 
     def read(self) -> Moving:
-        moving: Moving = pytree.tree_map_only(Tensor, torch.clone, self.moving)
+        moving: Moving
+        (moving,) = copies(self.moving)
         return moving
 
     def _record(self, width: int) -> Callable[[], None]:

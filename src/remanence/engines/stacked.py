@@ -226,7 +226,7 @@ class Stacked:
     def _score_groups(self, models: Start, split: str, rows: Sequence[np.ndarray]) -> Scores:
         ids, groups, count = common.lay_out_groups(rows, self.task.world.device)
         examples = common.examples_of(self.task, split)
-        tally = common.Tally(count_models(models), count, self.task.world.classes, ids.device)
+        tally = common.Tally(models.many, count, self.task.world.classes, ids.device)
         for part, some, logits in self._look_at(models, examples, ids):
             tally.add(some.start, logits, examples.labels(ids[part]), groups[part])
         return tally.scores()
@@ -239,7 +239,7 @@ class Stacked:
         for first_row in range(0, len(ids) or 1, at_once):
             part = slice(first_row, first_row + at_once)
             x = common.lay_out(examples.inputs(ids[part])) if alone else examples.inputs(ids[part])
-            for first in range(0, count_models(models), together):
+            for first in range(0, models.many, together):
                 some = slice(first, first + together)
                 if alone:
                     yield part, some, self.quick.judge_rows(models.take(first), x).logits.unsqueeze(0)
@@ -257,7 +257,7 @@ class Stacked:
     def _rows_at_once(self, models: Start) -> int:
         """Rows that these models, or as many of them as a stack holds, look at together."""
         most = self.score_rows if self.cuda else common.CACHED_ROWS
-        return min(most, max(1, self.score_rows // min(count_models(models), self.stack)))
+        return min(most, max(1, self.score_rows // min(models.many, self.stack)))
 
     def _try_scoring(self, score: Callable[[], Answer]) -> Answer:
         """With fewer rows at once where memory does not suffice."""
@@ -311,16 +311,12 @@ class Stacked:
         logits = torch.empty(0, device=ids.device)
         for part, some, seen in self._look_at(models, self.task.train, ids):
             if not len(logits):
-                logits = seen.new_empty(count_models(models), len(ids), *seen.shape[2:])
+                logits = seen.new_empty(models.many, len(ids), *seen.shape[2:])
             logits[some, part] = seen
         return logits
 
     def close(self) -> None:
         self.recordings.clear()
-
-
-def count_models(models: Start) -> int:
-    return len(next(iter(models.params.values())))
 
 
 def _lay_course(rows: Tensor, places: np.ndarray, widths: np.ndarray, drawn_from: np.ndarray) -> Course:

@@ -276,5 +276,5 @@ def _cut(whole: PairScores, first: int, end: int) -> PairScores:
 
 def _join_models(models: Sequence[Start]) -> tuple[Start, list[int]]:
     """Stacks of models as one, and how many each of them had."""
-    counts = [len(next(iter(stack.params.values()))) for stack in models]
+    counts = [stack.many for stack in models]
     return Start(trees.concatenate([stack.params for stack in models]), trees.concatenate([stack.buffers for stack in models])), counts

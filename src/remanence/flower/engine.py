@@ -141,7 +141,7 @@ class FlowerEngine:
     def score(self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0) -> Scores:
         if split == "public" or (split == "test" and self.session.has_test):
             return self.desk.score(models, split, owners, time_step)
-        many = len(next(iter(models.params.values())))
+        many = models.many
         clients = np.flatnonzero(self.session.roster.present()) if owners is None else owners
         which, asked = np.repeat(np.arange(many), len(clients)), np.tile(clients, many)
         scores = self._score_at_sites(models, which, asked, split, time_step)
