@@ -1,4 +1,6 @@
-"""The one module of the package that cannot be imported without its extra has no doctests to offer where that extra is not installed."""
+"""The one module of the package that cannot be imported without its extra has no doctests to
+offer where that extra is not installed.
+"""
 
 from importlib.util import find_spec
 

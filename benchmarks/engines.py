@@ -1,12 +1,16 @@
-"""The same job on every engine: seconds a round and where they go, and the bytes that an engine sends to its workers and gets from them.
+"""The same job on every engine: seconds a round and where they go, and the bytes that an engine
+sends to its workers and gets from them.
 
-    python benchmarks/engines.py [--engines loop,stacked,processes,ray,flower] [--clients 20] [--rounds 5] [--workers 2] [--model lenet]
+    python benchmarks/engines.py [--engines loop,stacked,processes,ray,flower] [--clients 20]
+    [--rounds 5] [--workers 2] [--model lenet]
 
-FedAvg and HAST with everybody in every round, one local epoch, on images made up for lenet and on the digits for mlp. The first round, which starts workers
-and sends them the data, is shown apart; of the others the median counts. Ray starts a cluster on this machine; `--address` uses a running one. Flower starts
-a SuperLink with TLS and authentication and as many sites as there are workers, each with its share of the clients. Its seconds a round are what the run
-wrote down; the last line of its log tells the rest: how long a site worked for an answer, shown as training, and the bytes of all rounds, shown as their
-mean. An engine whose package is missing is left out and named.
+FedAvg and HAST with everybody in every round, one local epoch, on images made up for lenet and on
+the digits for mlp. The first round, which starts workers and sends them the data, is shown apart;
+of the others the median counts. Ray starts a cluster on this machine; `--address` uses a running
+one. Flower starts a SuperLink with TLS and authentication and as many sites as there are workers,
+each with its share of the clients. Its seconds a round are what the run wrote down; the last line
+of its log tells the rest: how long a site worked for an answer, shown as training, and the bytes of
+all rounds, shown as their mean. An engine whose package is missing is left out and named.
 """
 
 from __future__ import annotations
@@ -38,7 +42,8 @@ from remanence.types import Engine
 METHODS = ("fedavg", "hast(peers=3, finetune_epochs=1)")
 DATA = {"lenet": "synthetic(samples=2500, classes=10, shape='1x28x28', test=0.2)", "mlp": "digits"}
 
-END = re.compile(r"(\d+) bytes of arrays went to sites and (\d+) came back.* worked ([\d.]+) s")  # of a federation's run, in its last line
+# of a federation's run, in its last line
+END = re.compile(r"(\d+) bytes of arrays went to sites and (\d+) came back.* worked ([\d.]+) s")
 
 
 class Spent(NamedTuple):
@@ -89,7 +94,9 @@ class Stopwatch:
 
 
 class Pipes:
-    """Counts what this process writes to and reads from pipes, which is how `processes` talks to its workers."""
+    """Counts what this process writes to and reads from pipes, which is how `processes` talks
+    to its workers.
+    """
 
     def __init__(self) -> None:
         self.down = self.up = 0
@@ -135,12 +142,16 @@ def play_with_sites(settings: dict[str, Any], rounds: int, sites: int) -> list[S
         folder = Path(name)
         (folder / "experiment.toml").write_text(write_toml(spec, {}))
         write_app(folder / "app", [folder / "experiment.toml"], name="bench")
-        federation = Federation(folder, secure=True, environment={"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"})
+        federation = Federation(
+            folder, secure=True, environment={"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+        )
         try:
             federation.start()
             for number, mine in enumerate(clients):
                 label = f"site-{number}"
-                federation.add_site(label, write_site(folder / label, label, range(int(mine[0]), int(mine[-1]) + 1)))
+                federation.add_site(
+                    label, write_site(folder / label, label, range(int(mine[0]), int(mine[-1]) + 1))
+                )
             said: list[str] = []
             watch(federation, federation.run(folder / "app", name="run"), said.append)
         finally:
@@ -152,20 +163,29 @@ def play_with_sites(settings: dict[str, Any], rounds: int, sites: int) -> list[S
         raise RuntimeError(f"the run did not end well: {said[-1]}")
     down, up, worked = (float(number) for number in found.groups())
     by_round = {line["round"]: line["seconds"] for line in lines}
-    return [Spent(seconds, worked, 0.0, int(down / len(by_round)), int(up / len(by_round))) for seconds in by_round.values()]
+    return [
+        Spent(seconds, worked, 0.0, int(down / len(by_round)), int(up / len(by_round)))
+        for seconds in by_round.values()
+    ]
 
 
 def measure(experiment: Experiment, engine: Engine, rounds: int, pipes: Pipes) -> list[Spent]:
     """Rounds one after the other, as a run would play them."""
     watch, state, spent = Stopwatch(engine), first_state(experiment), []
-    with tempfile.TemporaryDirectory() as folder, contextlib.closing(open_recorder(Path(folder), experiment, {})) as recorder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.closing(open_recorder(Path(folder), experiment, {})) as recorder,
+    ):
         for _ in range(rounds + 1):
             watch.seconds = dict.fromkeys(watch.seconds, 0.0)
             before = count_traffic(engine, pipes)
             begin = time.perf_counter()
             state, _ = play_round(experiment, watch, state, recorder)
             whole = time.perf_counter() - begin
-            down, up = (after - earlier for after, earlier in zip(count_traffic(engine, pipes), before, strict=True))
+            down, up = (
+                after - earlier
+                for after, earlier in zip(count_traffic(engine, pipes), before, strict=True)
+            )
             spent.append(Spent(whole, watch.seconds["train"], watch.seconds["score"], down, up))
     return spent
 
@@ -176,7 +196,9 @@ def count_traffic(engine: Engine, pipes: Pipes) -> tuple[int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--engines", default="loop,stacked,processes,ray,flower")
     parser.add_argument("--model", default="lenet", choices=sorted(DATA))
     parser.add_argument("--clients", type=int, default=20)
@@ -191,16 +213,25 @@ def main() -> None:
         experiment = build(make_spec({}, settings))
         one = trees.nbytes(experiment.task.model.initial.params)
         print(
-            f"\n{method}, {options.model} of {one / 1e6:.2f} MB, {options.clients} clients, {options.workers} workers, {platform.processor() or 'CPU'}\n"
+            f"\n{method}, {options.model} of {one / 1e6:.2f} MB, {options.clients}"
+            f" clients, {options.workers} workers, {platform.processor() or 'CPU'}\n"
         )
-        print("| engine | first round, s | s a round | training | scoring | the rest | MB to workers | MB from workers |")
+        print(
+            "| engine | first round, s | s a round | training | scoring | the rest | MB to"
+            " workers | MB from workers |"
+        )
         print("|---|---|---|---|---|---|---|---|")
         for name in options.engines.split(","):
             try:
                 if name == "flower":
                     first, *others = play_with_sites(settings, options.rounds, options.workers)
                 else:
-                    engine = make_engine(name, experiment.task, workers=options.workers, ray=Ray(address=options.address))
+                    engine = make_engine(
+                        name,
+                        experiment.task,
+                        workers=options.workers,
+                        ray=Ray(address=options.address),
+                    )
                     with contextlib.closing(engine):
                         first, *others = measure(experiment, engine, options.rounds, pipes)
             except (InputError, ImportError) as missing:
@@ -208,9 +239,16 @@ def main() -> None:
                 continue
             middle = Spent(*(statistics.median(column) for column in zip(*others, strict=True)))
             rest = middle.whole - middle.train - middle.score
-            bytes_ = "– | –" if name in ("loop", "stacked") else f"{middle.down / 1e6:.2f} | {middle.up / 1e6:.2f}"
+            bytes_ = (
+                "– | –"
+                if name in ("loop", "stacked")
+                else f"{middle.down / 1e6:.2f} | {middle.up / 1e6:.2f}"
+            )
             parts = " | ".join(f"{seconds:.2f}" for seconds in (middle.train, middle.score, rest))
-            print(f"| `{name}` | {first.whole:.2f} | {middle.whole:.2f} | {parts} | {bytes_} |", flush=True)
+            print(
+                f"| `{name}` | {first.whole:.2f} | {middle.whole:.2f} | {parts} | {bytes_} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

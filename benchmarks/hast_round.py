@@ -1,11 +1,15 @@
-"""A whole HAST round (probe, mix, train, fine-tune, validate) of 50 LeNets: ours, in several ways, beside plain loops over clients, peers and batches.
+"""A whole HAST round (probe, mix, train, fine-tune, validate) of 50 LeNets: ours, in several ways,
+beside plain loops over clients, peers and batches.
 
-    python benchmarks/hast_round.py [--clients 50] [--samples 250] [--epochs 3] [--repeat 3] [--threads 0] [--only NAME ...] [--one-at-a-time]
+    python benchmarks/hast_round.py [--clients 50] [--samples 250] [--epochs 3] [--repeat 3]
+    [--threads 0] [--only NAME ...] [--one-at-a-time]
 
-The thesis' setting: batch 8, 3 epochs of training and 3 of fine-tuning, 3 peers of each kind, 75 validation rows. Data are made on the spot. The contenders
-take turns; the median counts, after a first round of each that is shown apart, since steps are written down and compiled in it. Beside real seconds stand
-those of all cores together, workers included, which say more where the machine is busy with other things.
-The plain loops are the usual way: one nn.Module a client, torch.optim.Adam, one peer and one batch at a time. They probe and validate in batches of 128, which
+The thesis' setting: batch 8, 3 epochs of training and 3 of fine-tuning, 3 peers of each kind, 75
+validation rows. Data are made on the spot. The contenders take turns; the median counts, after a
+first round of each that is shown apart, since steps are written down and compiled in it. Beside
+real seconds stand those of all cores together, workers included, which say more where the machine
+is busy with other things. The plain loops are the usual way: one nn.Module a client,
+torch.optim.Adam, one peer and one batch at a time. They probe and validate in batches of 128, which
 is kind to them; with --one-at-a-time in the batches of 8 in which they train.
 """
 
@@ -75,7 +79,10 @@ class Plain:
         task, holdings = experiment.task, experiment.task.population.at(0)
         self.clients = task.world.clients
         self.train, self.valid = (
-            [(task.train.inputs(ids), task.train.labels(ids)) for ids in map(torch.from_numpy, map(rows.of, range(self.clients)))]
+            [
+                (task.train.inputs(ids), task.train.labels(ids))
+                for ids in map(torch.from_numpy, map(rows.of, range(self.clients)))
+            ]
             for rows in (holdings.train, holdings.valid)
         )
         self.models = [MODELS["lenet"]((3, 32, 32), 10) for _ in range(self.clients)]
@@ -90,9 +97,16 @@ class Plain:
             for peer in chosen:
                 probe.load_state_dict(old[peer])
                 self.loss(probe, *self.train[me])
-            state = {name: torch.stack([old[me][name], *(old[peer][name] for peer in chosen)]).mean(dim=0) for name in old[me]}
+            state = {
+                name: torch.stack([old[me][name], *(old[peer][name] for peer in chosen)]).mean(
+                    dim=0
+                )
+                for name in old[me]
+            }
             for name in list(state)[-DEPTH_TENSORS:]:
-                state[name] = torch.stack([state[name], *(old[peer][name] for peer in alike)]).mean(dim=0)
+                state[name] = torch.stack([state[name], *(old[peer][name] for peer in alike)]).mean(
+                    dim=0
+                )
             model.load_state_dict(state)
         for me, model in enumerate(self.models):
             self.fit(model, list(model.parameters()), *self.train[me])
@@ -101,7 +115,9 @@ class Plain:
             if self.loss(tuned, *self.valid[me]) < self.loss(model, *self.valid[me]):
                 self.models[me] = tuned
 
-    def fit(self, model: nn.Module, params: list[nn.Parameter], x: torch.Tensor, y: torch.Tensor) -> None:
+    def fit(
+        self, model: nn.Module, params: list[nn.Parameter], x: torch.Tensor, y: torch.Tensor
+    ) -> None:
         for param in model.parameters():
             param.requires_grad_(any(param is mine for mine in params))
         optimiser = torch.optim.Adam(params, lr=RATE)
@@ -122,7 +138,10 @@ def ours(experiment: Experiment, name: str, folder: Path) -> Callable[[], None]:
     """A round after the other on one engine."""
     engine_name, stack, steps = OURS[name]
     folder.mkdir()
-    engine, recorder = make_engine(engine_name, experiment.task, stack, steps=steps), open_recorder(folder, experiment, {})
+    engine, recorder = (
+        make_engine(engine_name, experiment.task, stack, steps=steps),
+        open_recorder(folder, experiment, {}),
+    )
     state: list[RunState] = [first_state(experiment)]
 
     def play() -> None:
@@ -137,7 +156,8 @@ def seconds_of_cores() -> float:
     for child in multiprocessing.active_children():
         with contextlib.suppress(OSError):  # Linux alone tells of a child that lives
             fields = Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1].split()
-            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # user and system time
+            # user and system time
+            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return total
 
 
@@ -152,10 +172,26 @@ def take_turn(name: str, play: Callable[[], None]) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for option, default in (("clients", 50), ("samples", 250), ("epochs", 3), ("repeat", 3), ("threads", 0)):
+    for option, default in (
+        ("clients", 50),
+        ("samples", 250),
+        ("epochs", 3),
+        ("repeat", 3),
+        ("threads", 0),
+    ):
         parser.add_argument(f"--{option}", type=int, default=default)
-    parser.add_argument("--one-at-a-time", action="store_true", help="the plain loops probe and validate in batches of 8, too")
-    parser.add_argument("--only", nargs="+", choices=list(OURS), default=list(OURS), help="which of our ways to measure")
+    parser.add_argument(
+        "--one-at-a-time",
+        action="store_true",
+        help="the plain loops probe and validate in batches of 8, too",
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=list(OURS),
+        default=list(OURS),
+        help="which of our ways to measure",
+    )
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -167,13 +203,25 @@ def main() -> None:
         for name, play in contenders.items():
             take_turn(name, play)
         print("then")
-        turns = [{name: take_turn(name, play) for name, play in contenders.items()} for _ in range(args.repeat)]
+        turns = [
+            {name: take_turn(name, play) for name, play in contenders.items()}
+            for _ in range(args.repeat)
+        ]
     threads, version = torch.get_num_threads(), torch.__version__
-    print(f"{args.clients} clients, {args.samples} samples, {args.epochs} epochs, {threads} threads, torch {version}; medians:")
+    print(
+        f"{args.clients} clients, {args.samples} samples, {args.epochs} epochs, {threads}"
+        f" threads, torch {version}; medians:"
+    )
     for name in contenders:
         real, cores = (statistics.median(turn[name][column] for turn in turns) for column in (0, 1))
-        times, less = (statistics.median(turn[PLAIN][column] for turn in turns) / value for column, value in ((0, real), (1, cores)))
-        print(f"{name:30s} {real:7.2f} s, {times:5.2f} times as fast as plain loops; {cores:7.2f} s of cores, {less:5.2f} times less")
+        times, less = (
+            statistics.median(turn[PLAIN][column] for turn in turns) / value
+            for column, value in ((0, real), (1, cores))
+        )
+        print(
+            f"{name:30s} {real:7.2f} s, {times:5.2f} times as fast as plain loops;"
+            f" {cores:7.2f} s of cores, {less:5.2f} times less"
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""What our code costs beside the bare PyTorch steps: the engine `loop` and a plain loop take turns on one thread; CPU seconds, which other work disturbs least.
+"""What our code costs beside the bare PyTorch steps: the engine `loop` and a plain loop take turns
+on one thread; CPU seconds, which other work disturbs least.
 
     python benchmarks/overhead.py [--jobs A,B] [--clients 8,3] [--turns 11]
 
-`loop` is the slowest engine, and the only one that takes the very steps of the plain loop: the others take fewer or faster ones. `--clients` is how many of a
-job's clients train, since a whole round is long on one thread.
+`loop` is the slowest engine, and the only one that takes the very steps of the plain loop: the
+others take fewer or faster ones. `--clients` is how many of a job's clients train, since a whole
+round is long on one thread.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ def measure(job: str, clients: int, turns: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--jobs", default="A,B")
     parser.add_argument("--clients", default="8,3")
     parser.add_argument("--turns", type=int, default=11)
@@ -42,7 +46,8 @@ def main() -> None:
         for word, statistic in (("fastest", min), ("median", statistics.median)):
             ours, plain = (statistic(seconds[name]) for name in ("loop", "plain"))
             print(
-                f"{job}, {clients} clients, {word} of {options.turns}: loop {ours:.2f} s, plain {plain:.2f} s: {100 * (ours / plain - 1):+.1f}%",
+                f"{job}, {clients} clients, {word} of {options.turns}: loop {ours:.2f} s,"
+                f" plain {plain:.2f} s: {100 * (ours / plain - 1):+.1f}%",
                 flush=True,
             )
 

@@ -1,9 +1,11 @@
-"""How soon a large report opens: a comparison of 6 methods x 3 seeds x 200 rounds x 100 classes, in Chromium.
+"""How soon a large report opens: a comparison of 6 methods x 3 seeds x 200 rounds x 100 classes, in
+Chromium.
 
     python benchmarks/report_opening.py
 
-Prints the size of the page, the seconds it took to write, and, over several openings, the seconds until the text stands, until all figures on the screen are
-drawn, and until every figure of the page is. The folders are made by arithmetic; nothing is trained.
+Prints the size of the page, the seconds it took to write, and, over several openings, the seconds
+until the text stands, until all figures on the screen are drawn, and until every figure of the page
+is. The folders are made by arithmetic; nothing is trained.
 """
 
 from __future__ import annotations
@@ -33,8 +35,15 @@ def open_page(browser: Any, address: str) -> dict[str, float]:
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(address, wait_until="commit")
     page.wait_for_selector("html[data-drawn=all]", timeout=120_000)
-    marks = {"text": "first-contentful-paint", "on screen": "figures-seen", "all figures": "figures-all"}
-    found = {name: page.evaluate(f"performance.getEntriesByName('{mark}')[0].startTime") / 1000 for name, mark in marks.items()}
+    marks = {
+        "text": "first-contentful-paint",
+        "on screen": "figures-seen",
+        "all figures": "figures-all",
+    }
+    found = {
+        name: page.evaluate(f"performance.getEntriesByName('{mark}')[0].startTime") / 1000
+        for name, mark in marks.items()
+    }
     page.close()
     return found
 
@@ -43,7 +52,13 @@ def main() -> None:
     from playwright.sync_api import sync_playwright
 
     cells = [
-        {"label": f"method {method}", "seed": seed, "memory": 0.3 + method / 10, "rounds": ROUNDS, "classes": CLASSES}
+        {
+            "label": f"method {method}",
+            "seed": seed,
+            "memory": 0.3 + method / 10,
+            "rounds": ROUNDS,
+            "classes": CLASSES,
+        }
         | {"clients": 100, "cohort": 10, "cross_every": 10}
         for method in range(METHODS)
         for seed in range(SEEDS)
@@ -59,7 +74,10 @@ def main() -> None:
         browser.close()
     for name in found[0]:
         values = [opening[name] for opening in found]
-        print(f"{name:12} median {statistics.median(values):.2f} s, from {min(values):.2f} to {max(values):.2f} over {OPENINGS} openings")
+        print(
+            f"{name:12} median {statistics.median(values):.2f} s, from {min(values):.2f} to"
+            f" {max(values):.2f} over {OPENINGS} openings"
+        )
 
 
 if __name__ == "__main__":

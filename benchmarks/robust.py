@@ -1,8 +1,11 @@
-"""What each robust aggregator does to rare classes, with and without attacks: the table of docs/hostile.md.
+"""What each robust aggregator does to rare classes, with and without attacks: the table of
+docs/hostile.md.
 
-    python benchmarks/robust.py OUT        # a few minutes on one core; OUT/report.html shows the rest
+    python benchmarks/robust.py OUT        # a few minutes on one core; OUT/report.html shows the
+    rest
 
-Digits in the hands of 20 clients, dirichlet(alpha=0.1), all of them in every round; a fifth of the clients is hostile.
+Digits in the hands of 20 clients, dirichlet(alpha=0.1), all of them in every round; a fifth of the
+clients is hostile.
 """
 
 from __future__ import annotations
@@ -33,10 +36,21 @@ SETTING = {
 
 def main(out: Path) -> None:
     methods = [f"fedavg{aggregator}" for aggregator in AGGREGATORS]
-    done = rem.compare(methods, seeds=3, grid={"attack": list(ATTACKS)}, set=SETTING, out=out, overwrite=True, quiet=True)
+    done = rem.compare(
+        methods,
+        seeds=3,
+        grid={"attack": list(ATTACKS)},
+        set=SETTING,
+        out=out,
+        overwrite=True,
+        quiet=True,
+    )
     rem.write_report(out)
     stands = [judge_group(group) for group in gather([done])]
-    print("| aggregator | attack | accuracy, % | rare classes, % | forgotten a round, points | of rare classes | attack succeeds, % |")
+    print(
+        "| aggregator | attack | accuracy, % | rare classes, % | forgotten a round, points |"
+        " of rare classes | attack succeeds, % |"
+    )
     print("|---|---|--:|--:|--:|--:|--:|")
     for stand in stands:
         name = stand.label.partition(",")[0].removeprefix("fedavg+").replace("fedavg", "mean")

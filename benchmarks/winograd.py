@@ -1,9 +1,12 @@
-"""Convolutions of a CPU by fewer products (`engines/winograd.py`) beside the library's: milliseconds a layer and rounding errors, on one thread.
+"""Convolutions of a CPU by fewer products (`engines/winograd.py`) beside the library's:
+milliseconds a layer and rounding errors, on one thread.
 
-    python benchmarks/winograd.py [--filters 3 5] [--channels 16-16 32-64 ...] [--sizes 8 16 ...] [--batch 50] [--at-once 1] [--turns 9]
+    python benchmarks/winograd.py [--filters 3 5] [--channels 16-16 32-64 ...] [--sizes 8 16 ...]
+    [--batch 50] [--at-once 1] [--turns 9]
 
-The two take turns, and the median counts. `--at-once` lets so many processes do the same side by side, as workers do. The last column says whether compiled
-steps have it in this layer: none that is slower may.
+The two take turns, and the median counts. `--at-once` lets so many processes do the same side by
+side, as workers do. The last column says whether compiled steps have it in this layer: none that is
+slower may.
 """
 
 from __future__ import annotations
@@ -49,8 +52,14 @@ class Layer(NamedTuple):
 
     def draw(self) -> tuple[Tensor, Tensor, Tensor]:
         """Images, filters, and a gradient of what comes out, as they lie in compiled steps."""
-        x, dy = (torch.randn(self.batch, channels, self.size, self.size) for channels in (self.inputs, self.outputs))
-        w = torch.randn(self.outputs, self.inputs, self.side, self.side) / (self.inputs * self.side**2) ** 0.5
+        x, dy = (
+            torch.randn(self.batch, channels, self.size, self.size)
+            for channels in (self.inputs, self.outputs)
+        )
+        w = (
+            torch.randn(self.outputs, self.inputs, self.side, self.side)
+            / (self.inputs * self.side**2) ** 0.5
+        )
         return lay_out(x), lay_out(w), lay_out(dy)
 
     @property
@@ -63,7 +72,8 @@ class Layer(NamedTuple):
 def compile_with_tiles(function: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
     """As in a compiled step, whether the layer suits or not."""
     with mock.patch.object(winograd, "suits", return_value=True):
-        graph = make_fx(lambda x, w, dy: function(x, w, dy), winograd.convolutions())(*tensors)  # it does not take methods
+        # it does not take methods
+        graph = make_fx(lambda x, w, dy: function(x, w, dy), winograd.convolutions())(*tensors)
     return torch.compile(graph, dynamic=False)
 
 
@@ -72,25 +82,46 @@ def compare(layer: Layer, turns: int, at_once: int) -> str:
     contenders: dict[str, Callable[..., Any]] = {}
     begin = time.perf_counter()
     for name, function in (("train", layer.train), ("see", layer.see)):
-        contenders |= {f"{name} directly": function, f"{name} by tiles": compile_with_tiles(function, tensors)}
+        contenders |= {
+            f"{name} directly": function,
+            f"{name} by tiles": compile_with_tiles(function, tensors),
+        }
         contenders[f"{name} by tiles"](*tensors)
     compiling = time.perf_counter() - begin
     exact = layer.train(*(tensor.double() for tensor in tensors))
-    errors = [_error(found, right) for found, right in zip(contenders["train by tiles"](*tensors), exact, strict=True)]
-    usual = [_error(found, right) for found, right in zip(layer.train(*tensors), exact, strict=True)]
+    errors = [
+        _error(found, right)
+        for found, right in zip(contenders["train by tiles"](*tensors), exact, strict=True)
+    ]
+    usual = [
+        _error(found, right) for found, right in zip(layer.train(*tensors), exact, strict=True)
+    ]
     times = measure(contenders, tensors, turns, at_once)
-    parts = [f"{layer.side}x{layer.side} {layer.inputs:3d} to {layer.outputs:3d} {layer.size}x{layer.size}".ljust(24)]
+    parts = [
+        (
+            f"{layer.side}x{layer.side} {layer.inputs:3d} to {layer.outputs:3d}"
+            f" {layer.size}x{layer.size}"
+        ).ljust(24)
+    ]
     for name in ("train", "see"):
         direct, tiles = times[f"{name} directly"], times[f"{name} by tiles"]
         parts.append(f"{direct:7.2f} {tiles:7.2f} {direct / tiles:5.2f}x")
-    parts.append(f"{max(errors):.0e} {max(usual):.0e}  {compiling:3.0f} s  {'taken' if layer.is_taken else '-'}")
+    parts.append(
+        f"{max(errors):.0e} {max(usual):.0e}  {compiling:3.0f} s "
+        f" {'taken' if layer.is_taken else '-'}"
+    )
     return "  ".join(parts)
 
 
-def measure(contenders: dict[str, Callable[..., Any]], tensors: Sequence[Tensor], turns: int, at_once: int) -> dict[str, float]:
+def measure(
+    contenders: dict[str, Callable[..., Any]], tensors: Sequence[Tensor], turns: int, at_once: int
+) -> dict[str, float]:
     """Milliseconds, the median of all turns of all processes."""
     if at_once == 1:
-        return {name: statistics.median(times) for name, times in take_turns(contenders, tensors, turns).items()}
+        return {
+            name: statistics.median(times)
+            for name, times in take_turns(contenders, tensors, turns).items()
+        }
     context = multiprocessing.get_context("fork")
     answers, together = context.SimpleQueue(), context.Barrier(at_once)
 
@@ -104,11 +135,17 @@ def measure(contenders: dict[str, Callable[..., Any]], tensors: Sequence[Tensor]
     told = [answers.get() for _ in workers]
     for worker in workers:
         worker.join()
-    return {name: statistics.median(itertools.chain.from_iterable(each[name] for each in told)) for name in contenders}
+    return {
+        name: statistics.median(itertools.chain.from_iterable(each[name] for each in told))
+        for name in contenders
+    }
 
 
 def take_turns(
-    contenders: dict[str, Callable[..., Any]], tensors: Sequence[Tensor], turns: int, wait: Callable[[], Any] = lambda: None
+    contenders: dict[str, Callable[..., Any]],
+    tensors: Sequence[Tensor],
+    turns: int,
+    wait: Callable[[], Any] = lambda: None,
 ) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in contenders}
     with torch.no_grad():
@@ -125,9 +162,13 @@ def _error(found: Tensor, right: Tensor) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--filters", nargs="+", type=int, default=[3, 5])
-    parser.add_argument("--channels", nargs="+", default=["16-16", "16-32", "32-32", "32-64", "64-64", "128-128"])
+    parser.add_argument(
+        "--channels", nargs="+", default=["16-16", "16-32", "32-32", "32-64", "64-64", "128-128"]
+    )
     parser.add_argument("--sizes", nargs="+", type=int, default=[4, 8, 16, 32])
     parser.add_argument("--batch", type=int, default=50)
     parser.add_argument("--at-once", type=int, default=1)
@@ -135,11 +176,19 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_memory()
-    print("layer                     forward and backward   forward alone          error  usual  compiling")
+    print(
+        "layer                     forward and backward   forward alone          error  usual "
+        " compiling"
+    )
     for side, channels, size in itertools.product(options.filters, options.channels, options.sizes):
         inputs, outputs = map(int, channels.split("-"))
         torch._dynamo.reset()
-        print(compare(Layer(side, inputs, outputs, size, options.batch), options.turns, options.at_once), flush=True)
+        print(
+            compare(
+                Layer(side, inputs, outputs, size, options.batch), options.turns, options.at_once
+            ),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

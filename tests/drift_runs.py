@@ -1,4 +1,6 @@
-"""Small runs while the data drift, and what their models say row by row: for tests that look into a run's folder."""
+"""Small runs while the data drift, and what their models say row by row: for tests that look
+into a run's folder.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def spec_of(method: str, **changes: Any) -> Spec:
 
 
 def last_state(run: Run) -> RunState:
-    state = Vault(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(torch.device("cpu"), lambda _: None)
+    state = Vault(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(
+        torch.device("cpu"), lambda _: None
+    )
     assert state is not None
     return state
 
@@ -52,13 +56,17 @@ def last_crowd(run: Run) -> Crowd:
     return crowd
 
 
-def judge(experiment: Experiment, model: Start, examples: Any, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def judge(
+    experiment: Experiment, model: Start, examples: Any, ids: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """By the module itself, row by row. -> labels, predictions, margins"""
     module, rows = experiment.task.model.to_module(model), torch.from_numpy(ids)
     with torch.no_grad():
         logits = module(examples.inputs(rows)).numpy()
     labels = examples.labels(rows).numpy()
-    margins = [row[label] - max(np.delete(row, label)) for row, label in zip(logits, labels, strict=True)]
+    margins = [
+        row[label] - max(np.delete(row, label)) for row, label in zip(logits, labels, strict=True)
+    ]
     return labels, logits.argmax(axis=1), np.array(margins)
 
 

@@ -31,7 +31,9 @@ def test_five_lines() -> None:
 
 def test_an_experiment_file_changed_by_flags_and_keys(tmp_path: Path) -> None:
     file = tmp_path / "exp.toml"
-    file.write_text('method = "fedprox(mu=0.5)"\nrounds = 7\n[local]\nbatch = 8\n[clients]\ncount = 4\n')
+    file.write_text(
+        'method = "fedprox(mu=0.5)"\nrounds = 7\n[local]\nbatch = 8\n[clients]\ncount = 4\n'
+    )
     run = rem.run(file, rounds=1, set={"local.batch": 16}, engine="loop", quiet=True)
     assert (run.spec.method, run.spec.rounds, run.spec.local.batch) == ("fedprox(mu=0.5)", 1, 16)
 
@@ -49,9 +51,12 @@ def test_a_module_and_a_dataset_of_ones_own(tmp_path: Path) -> None:
     data = TensorDataset(x, (x[:, 0] > 0).long())
     net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
     before = [p.clone() for p in net.parameters()]
-    run = rem.run(model=net, data=data, out=tmp_path / "r", partition="iid", lr=0.5, **{**QUICK, "rounds": 15})
+    run = rem.run(
+        model=net, data=data, out=tmp_path / "r", partition="iid", lr=0.5, **{**QUICK, "rounds": 15}
+    )
     assert run.curve()[1][-1] > 0.9
-    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))  # the user's module is left as it was
+    # the user's module is left as it was
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
     with pytest.raises(rem.InputError, match="model object"):
         run.model()
     trained = run.model(net)
@@ -63,7 +68,11 @@ def test_a_module_and_a_dataset_of_ones_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", ["tokens(samples=300, classes=3, length=12, vocabulary=50)", "synthetic(samples=300, classes=3, features=4)"]
+    "data",
+    [
+        "tokens(samples=300, classes=3, length=12, vocabulary=50)",
+        "synthetic(samples=300, classes=3, features=4)",
+    ],
 )
 def test_tokens_and_tables(data: str) -> None:
     run = rem.run(data=data, **QUICK)
@@ -73,7 +82,11 @@ def test_tokens_and_tables(data: str) -> None:
 
 def test_a_vocabulary_that_is_too_small_is_found_at_once() -> None:
     with pytest.raises(rem.InputError, match=r"text\(vocabulary="):
-        rem.run(data="tokens(samples=300, classes=3, length=12, vocabulary=50)", model="text(vocabulary=10)", **QUICK)
+        rem.run(
+            data="tokens(samples=300, classes=3, length=12, vocabulary=50)",
+            model="text(vocabulary=10)",
+            **QUICK,
+        )
 
 
 def test_load_says_what_is_wrong(tmp_path: Path) -> None:
@@ -91,8 +104,13 @@ def test_unknown_options_are_named() -> None:
 
 
 def test_importing_the_package_does_not_import_torch() -> None:
-    code = "import sys, remanence, remanence.cli; print('torch' in sys.modules, 'sklearn' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == ["False", "False"]
+    code = (
+        "import sys, remanence, remanence.cli; print('torch' in sys.modules, 'sklearn' in"
+        " sys.modules)"
+    )
+    assert subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split() == ["False", "False"]
 
 
 def test_the_tables_and_the_names_agree() -> None:

@@ -1,4 +1,6 @@
-"""`remanence bench` on jobs small enough for a test: what it checks, what it prints, and that its baselines are what they say."""
+"""`remanence bench` on jobs small enough for a test: what it checks, what it prints, and that
+its baselines are what they say.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,26 @@ TINY: dict[str, Any] = {
     "local.batch": 5,
     "local.epochs": 1,
 }
-LOOP, STACKED = Choice("loop", 1, "loop: as asked"), Choice("stacked", 1, "stacked: as asked", "eager")
+LOOP, STACKED = (
+    Choice("loop", 1, "loop: as asked"),
+    Choice("stacked", 1, "stacked: as asked", "eager"),
+)
 
 
 def tiny(name: str, **changes: Any) -> BenchJob:
     job = JOBS[name]
-    model = {"model": "lenet"} if name != "H" else {"data.name": "synthetic(samples=60, classes=4, features=5, test=0.2)"}
-    public = {"data.public": 8} if name == "E" else {"drift.samples": 7, "drift.validation": 3} if name == "D" else {}
+    model = (
+        {"model": "lenet"}
+        if name != "H"
+        else {"data.name": "synthetic(samples=60, classes=4, features=5, test=0.2)"}
+    )
+    public = (
+        {"data.public": 8}
+        if name == "E"
+        else {"drift.samples": 7, "drift.validation": 3}
+        if name == "D"
+        else {}
+    )
     return replace(job, settings={**job.settings, **TINY, **model, **public, **changes})
 
 
@@ -55,14 +70,17 @@ def tiny_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("A", "B", "D", "E", "F", "G"):
         monkeypatch.setitem(JOBS, name, tiny(name))
     monkeypatch.setitem(JOBS, "H", replace(tiny("H"), rounds=2, smaller={"clients.count": 3}))
-    monkeypatch.setattr(baselines, "compiler_works", lambda device: False)  # a compiler takes half a minute
+    # a compiler takes half a minute
+    monkeypatch.setattr(baselines, "compiler_works", lambda device: False)
     monkeypatch.setattr(measure, "choose_engine", lambda task, job, rounds: STACKED)
 
 
 @pytest.mark.parametrize("name", ["A", "B", "B2", "D", "E"])
 @pytest.mark.parametrize("choice", [LOOP, STACKED])
 def test_a_round_equals_the_plain_loop_in_float64(name: str, choice: Choice) -> None:
-    partition = {"data.partition": "dirichlet_by_class(alpha=0.5, minimum=2)"} if name == "B2" else {}
+    partition = (
+        {"data.partition": "dirichlet_by_class(alpha=0.5, minimum=2)"} if name == "B2" else {}
+    )
     difference = compare_with_plain(tiny(name, **partition), "cpu", choice)
     assert difference is not None
     assert difference < 1e-12
@@ -72,26 +90,40 @@ def test_a_wrong_round_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plain loop whose learning rate is a little different."""
     make = baselines.make_optimizer
     monkeypatch.setattr(
-        baselines, "make_optimizer", lambda model, e, job: make(model, e, job._replace(rule=job.rule | {"lr": 1.001 * job.rule["lr"]}))
+        baselines,
+        "make_optimizer",
+        lambda model, e, job: make(
+            model, e, job._replace(rule=job.rule | {"lr": 1.001 * job.rule["lr"]})
+        ),
     )
     with pytest.raises(RunFailed, match=r"job B: .* differs from the plain loop by"):
         compare_with_plain(tiny("B"), "cpu", LOOP)
 
 
 def test_flashback_is_switched_on() -> None:
-    """Or its baseline would equal federated averaging, and prove nothing: teachers have seen labels, so the models differ."""
+    """Or its baseline would equal federated averaging, and prove nothing: teachers have seen
+    labels, so the models differ.
+    """
     with_teachers = prepare(tiny("E"), "cpu", "fp64")
     model = train_clients(*with_teachers).state_dict()
     experiment, state, job = with_teachers
     silent = replace(
-        state, server=replace(state.server, state={"flashback": state.server.state["flashback"] | {"pi": torch.zeros(4).double()}})
+        state,
+        server=replace(
+            state.server,
+            state={"flashback": state.server.state["flashback"] | {"pi": torch.zeros(4).double()}},
+        ),
     )
-    assert not torch.allclose(train_clients(experiment, silent, job).state_dict()["head.weight"], model["head.weight"])
+    assert not torch.allclose(
+        train_clients(experiment, silent, job).state_dict()["head.weight"], model["head.weight"]
+    )
 
 
 @pytest.mark.usefixtures("tiny_jobs")
 def test_the_check_in_float64_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's permission to round is the whole process', and the experiment of the check takes it away."""
+    """torch's permission to round is the whole process', and the experiment of the check takes
+    it away.
+    """
     seen: list[bool] = []
 
     def check(job: BenchJob, device: str, choice: Choice) -> float:
@@ -99,7 +131,11 @@ def test_the_check_in_float64_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -
         return 0.0
 
     monkeypatch.setattr(measure, "compare_with_plain", check)
-    monkeypatch.setattr(measure, "take_turns", lambda *arguments: seen.append(torch.backends.cudnn.allow_tf32) or take_turns(*arguments))
+    monkeypatch.setattr(
+        measure,
+        "take_turns",
+        lambda *arguments: seen.append(torch.backends.cudnn.allow_tf32) or take_turns(*arguments),
+    )
     run_jobs(["B"], device="cpu", repeat=1, say=lambda line: None)
     assert seen == [False]
 
@@ -108,26 +144,50 @@ def test_the_check_in_float64_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -
 def test_results() -> None:
     said: list[str] = []
     results = run_jobs(["F", "A"], device="cpu", repeat=1, say=said.append)
-    assert [result["job"] for result in results] == ["B", "F", "A"]  # F is compared with B, which nobody asked for
+    # F is compared with B, which nobody asked for
+    assert [result["job"] for result in results] == ["B", "F", "A"]
     assert [line[:2] for line in said] == ["B:", "F:", "A:"]
     for result in results:
         assert set(result) >= FIELDS
-        for name in ("ratio_to_sequential", "share_of_floor", "samples_per_second", "seconds", "peak_memory_bytes"):
+        for name in (
+            "ratio_to_sequential",
+            "share_of_floor",
+            "samples_per_second",
+            "seconds",
+            "peak_memory_bytes",
+        ):
             assert result[name] > 0
-        assert result["ratio_to_sequential"] == pytest.approx(result["sequential_seconds"] / result["seconds"])
-        assert (result["device"], result["precision"], result["engine"]) == ("cpu", "fp32", "stacked: as asked")
+        assert result["ratio_to_sequential"] == pytest.approx(
+            result["sequential_seconds"] / result["seconds"]
+        )
+        assert (result["device"], result["precision"], result["engine"]) == (
+            "cpu",
+            "fp32",
+            "stacked: as asked",
+        )
     assert results[1]["relative_to"] == "B"
-    assert results[1]["ratio_to_relative"] == pytest.approx(results[1]["seconds"] / results[0]["seconds"])
+    assert results[1]["ratio_to_relative"] == pytest.approx(
+        results[1]["seconds"] / results[0]["seconds"]
+    )
     assert results[0]["relative_to"] is None
 
 
 @pytest.mark.usefixtures("tiny_jobs")
 def test_the_command() -> None:
-    done = CliRunner().invoke(app, ["bench", "E", "D", "G", "H", "--json", "--device", "cpu", "--repeat", "1"])
+    done = CliRunner().invoke(
+        app, ["bench", "E", "D", "G", "H", "--json", "--device", "cpu", "--repeat", "1"]
+    )
     assert done.exit_code == 0
     results = json.loads(done.stdout)
     assert [result["job"] for result in results] == ["B", "E", "A", "D", "G", "H"]
-    assert [result["relative_to"] for result in results] == [None, "B", None, "A", "A", "H with 3 clients (memory)"]
+    assert [result["relative_to"] for result in results] == [
+        None,
+        "B",
+        None,
+        "A",
+        "A",
+        "H with 3 clients (memory)",
+    ]
     assert results[3]["share_of_floor"] is None
     assert results[5]["peak_memory_bytes"] > 2**20
     table = render(results)
@@ -184,4 +244,7 @@ def test_what_was_measured_before_control_c_is_kept(monkeypatch: pytest.MonkeyPa
         return whole(job, *rest)
 
     monkeypatch.setattr(measure, "measure", stopped)
-    assert [result["job"] for result in run_jobs(["F", "A"], device="cpu", repeat=1, say=lambda line: None)] == ["B"]
+    assert [
+        result["job"]
+        for result in run_jobs(["F", "A"], device="cpu", repeat=1, say=lambda line: None)
+    ] == ["B"]

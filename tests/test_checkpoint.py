@@ -22,10 +22,27 @@ RUN = "an experiment"
 
 def state_at(round: int, own: dict[int, Tree] | None = None) -> RunState:
     """The state after a round: every number in it tells which."""
-    params = {"body.weight": torch.full((2, 3), round, dtype=torch.float64), "head.bias": torch.tensor([0.1, round])}
-    buffers = {"norm.num_batches_tracked": torch.tensor(round), "norm.running_mean": torch.full((3,), 0.5 * round)}
-    memory = {"part": {"momentum": {"body.weight": torch.ones(2, 3) * round}, "seen": torch.tensor([True, False])}}
-    return RunState(round, round // 2, Server(Start(params, buffers), memory), own or {}, {"metrics.jsonl": 10 * round, "ledger.bin": 3})
+    params = {
+        "body.weight": torch.full((2, 3), round, dtype=torch.float64),
+        "head.bias": torch.tensor([0.1, round]),
+    }
+    buffers = {
+        "norm.num_batches_tracked": torch.tensor(round),
+        "norm.running_mean": torch.full((3,), 0.5 * round),
+    }
+    memory = {
+        "part": {
+            "momentum": {"body.weight": torch.ones(2, 3) * round},
+            "seen": torch.tensor([True, False]),
+        }
+    }
+    return RunState(
+        round,
+        round // 2,
+        Server(Start(params, buffers), memory),
+        own or {},
+        {"metrics.jsonl": 10 * round, "ledger.bin": 3},
+    )
 
 
 def kept(value: float) -> Tree:
@@ -83,10 +100,14 @@ def test_infinity_is_a_fine_thing_to_remember(tmp_path: Path) -> None:
 
 
 def test_names_come_back_in_their_order(tmp_path: Path) -> None:
-    """Sums over a tree run in the order of its names: another order after loading would change the last bits of what follows."""
+    """Sums over a tree run in the order of its names: another order after loading would change
+    the last bits of what follows.
+    """
     names = [f"layer{(7 * place) % 12}.weight" for place in range(12)]
     tree = {name: torch.zeros(1) for name in names}
-    Vault(tmp_path, RUN).save(RunState(1, 0, Server(Start(tree, {}), {"part": tree}), {0: {"part": tree}}))
+    Vault(tmp_path, RUN).save(
+        RunState(1, 0, Server(Start(tree, {}), {"part": tree}), {0: {"part": tree}})
+    )
     loaded = load(tmp_path)
     assert loaded is not None
     assert list(loaded.server.model.params) == names
@@ -96,7 +117,13 @@ def test_names_come_back_in_their_order(tmp_path: Path) -> None:
 
 def test_views_and_shared_memory_are_saved_as_what_they_show(tmp_path: Path) -> None:
     table = torch.arange(6.0).reshape(2, 3)
-    params = {"a": table[:, 1], "b": table.T, "c": table, "d": torch.ones(2, requires_grad=True), "e": torch.ones(1).expand(3)}
+    params = {
+        "a": table[:, 1],
+        "b": table.T,
+        "c": table,
+        "d": torch.ones(2, requires_grad=True),
+        "e": torch.ones(1).expand(3),
+    }
     Vault(tmp_path, RUN).save(RunState(1, 0, Server(Start(params, {}), {}), {}))
     loaded = load(tmp_path)
     assert loaded is not None
@@ -168,7 +195,9 @@ def test_leftovers_of_a_killed_process_are_no_checkpoint_and_go(tmp_path: Path) 
     assert list((tmp_path / OWN).iterdir()) == []
 
 
-def test_a_write_that_fails_leaves_the_checkpoints_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_the_checkpoints_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     vault = Vault(tmp_path, RUN)
     vault.save(state_at(1, {0: kept(1.0)}))
 
@@ -184,7 +213,8 @@ def test_a_write_that_fails_leaves_the_checkpoints_before_it(tmp_path: Path, mon
     loaded = load(tmp_path)
     assert loaded is not None
     assert_same(loaded, state_at(1, {0: kept(1.0)}))
-    vault.save(state_at(2, {0: kept(2.0)}))  # the same vault tries again later, and writes the client too
+    # the same vault tries again later, and writes the client too
+    vault.save(state_at(2, {0: kept(2.0)}))
     loaded = load(tmp_path)
     assert loaded is not None
     assert_same(loaded, state_at(2, {0: kept(2.0)}))
@@ -193,7 +223,12 @@ def test_a_write_that_fails_leaves_the_checkpoints_before_it(tmp_path: Path, mon
 def test_the_manifest_says_what_belongs_together(tmp_path: Path) -> None:
     Vault(tmp_path, RUN).save(state_at(2, {0: kept(2.0)}))
     manifest = read_manifest(tmp_path / "round-0000002")
-    assert (manifest["program"], manifest["format"], manifest["round"], manifest["time_step"]) == ("remanence", 1, 2, 1)
+    assert (manifest["program"], manifest["format"], manifest["round"], manifest["time_step"]) == (
+        "remanence",
+        1,
+        2,
+        1,
+    )
     assert manifest["committed"] == {"metrics.jsonl": 20, "ledger.bin": 3}
     assert manifest["files"][STATE] == sha256((tmp_path / "round-0000002" / STATE).read_bytes())
     own = manifest["own"]["0"]

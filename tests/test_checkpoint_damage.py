@@ -27,14 +27,22 @@ def state_at(round: int) -> RunState:
     """Everything in it tells the round."""
     here = torch.tensor([float(round)])
     return RunState(
-        round, 0, Server(Start({"w": here}, {}), {"part": {"m": here}}), {0: {"part": {"kept": here}}}, {"metrics.jsonl": round}
+        round,
+        0,
+        Server(Start({"w": here}, {}), {"part": {"m": here}}),
+        {0: {"part": {"kept": here}}},
+        {"metrics.jsonl": round},
     )
 
 
 def assert_whole(state: RunState | None, round: int) -> None:
     assert state is not None
     assert (state.round, state.committed) == (round, {"metrics.jsonl": round})
-    tensors = [state.server.model.params["w"], state.server.state["part"]["m"], state.own[0]["part"]["kept"]]
+    tensors = [
+        state.server.model.params["w"],
+        state.server.state["part"]["m"],
+        state.own[0]["part"]["kept"],
+    ]
     assert [tensor.tolist() for tensor in tensors] == [[float(round)]] * 3
 
 
@@ -56,44 +64,107 @@ def change_manifest(folder: Path, change: Callable[[dict[str, Any]], Any]) -> No
 
 def replace_state(folder: Path, tensors: dict[str, torch.Tensor] | None) -> None:
     """A state file with an honest digest."""
-    content = save(tensors, metadata={"order": json.dumps(list(tensors))}) if tensors is not None else b"\xff" * 100
+    content = (
+        save(tensors, metadata={"order": json.dumps(list(tensors))})
+        if tensors is not None
+        else b"\xff" * 100
+    )
     (folder / STATE).write_bytes(content)
     change_manifest(folder, lambda manifest: manifest["files"].update({STATE: sha256(content)}))
 
 
 NEW_OWN = "client-0000000.round-0000002.safetensors"
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "a flipped bit": (lambda f: flip_a_byte(f / STATE), "state.safetensors is damaged: its SHA-256 is not the manifest's"),
-    "cut short": (lambda f: (f / STATE).write_bytes((f / STATE).read_bytes()[:20]), "state.safetensors is damaged"),
+    "a flipped bit": (
+        lambda f: flip_a_byte(f / STATE),
+        "state.safetensors is damaged: its SHA-256 is not the manifest's",
+    ),
+    "cut short": (
+        lambda f: (f / STATE).write_bytes((f / STATE).read_bytes()[:20]),
+        "state.safetensors is damaged",
+    ),
     "no state": (lambda f: (f / STATE).unlink(), "state.safetensors cannot be read"),
     "no manifest": (lambda f: (f / MANIFEST).unlink(), "its manifest.json cannot be read"),
-    "an empty manifest": (lambda f: (f / MANIFEST).write_bytes(b""), "its manifest.json cannot be read"),
-    "binary manifest": (lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe\x00"), "its manifest.json cannot be read"),
+    "an empty manifest": (
+        lambda f: (f / MANIFEST).write_bytes(b""),
+        "its manifest.json cannot be read",
+    ),
+    "binary manifest": (
+        lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe\x00"),
+        "its manifest.json cannot be read",
+    ),
     "a list": (lambda f: (f / MANIFEST).write_text("[]"), "it was not written by remanence"),
-    "another program": (lambda f: change_manifest(f, lambda m: m.update(program="other")), "it was not written by remanence"),
-    "from the future": (lambda f: change_manifest(f, lambda m: m.update(format=99)), "it has format 99 .*: update remanence"),
+    "another program": (
+        lambda f: change_manifest(f, lambda m: m.update(program="other")),
+        "it was not written by remanence",
+    ),
+    "from the future": (
+        lambda f: change_manifest(f, lambda m: m.update(format=99)),
+        "it has format 99 .*: update remanence",
+    ),
     "no format": (lambda f: change_manifest(f, lambda m: m.pop("format")), "it has format None"),
-    "another experiment": (lambda f: change_manifest(f, lambda m: m.update(run="other")), "it belongs to another experiment"),
-    "incomplete": (lambda f: change_manifest(f, lambda m: m.pop("own")), "its manifest.json is incomplete"),
-    "a round in words": (lambda f: change_manifest(f, lambda m: m.update(round="two")), "its manifest.json is incomplete"),
-    "files in a list": (lambda f: change_manifest(f, lambda m: m.update(files=[])), "its manifest.json is incomplete"),
-    "no digest": (lambda f: change_manifest(f, lambda m: m.update(files={})), "state.safetensors is damaged"),
-    "not safetensors": (lambda f: replace_state(f, None), "state.safetensors is not a safetensors file"),
-    "not a number": (lambda f: replace_state(f, {"params/w": torch.tensor([1.0, float("nan")])}), "holds NaN or infinity"),
-    "infinite": (lambda f: replace_state(f, {"params/w": torch.tensor([float("-inf")])}), "its model holds NaN or infinity"),
+    "another experiment": (
+        lambda f: change_manifest(f, lambda m: m.update(run="other")),
+        "it belongs to another experiment",
+    ),
+    "incomplete": (
+        lambda f: change_manifest(f, lambda m: m.pop("own")),
+        "its manifest.json is incomplete",
+    ),
+    "a round in words": (
+        lambda f: change_manifest(f, lambda m: m.update(round="two")),
+        "its manifest.json is incomplete",
+    ),
+    "files in a list": (
+        lambda f: change_manifest(f, lambda m: m.update(files=[])),
+        "its manifest.json is incomplete",
+    ),
+    "no digest": (
+        lambda f: change_manifest(f, lambda m: m.update(files={})),
+        "state.safetensors is damaged",
+    ),
+    "not safetensors": (
+        lambda f: replace_state(f, None),
+        "state.safetensors is not a safetensors file",
+    ),
+    "not a number": (
+        lambda f: replace_state(f, {"params/w": torch.tensor([1.0, float("nan")])}),
+        "holds NaN or infinity",
+    ),
+    "infinite": (
+        lambda f: replace_state(f, {"params/w": torch.tensor([float("-inf")])}),
+        "its model holds NaN or infinity",
+    ),
     "a damaged client": (lambda f: flip_a_byte(f.parent / OWN / NEW_OWN), f"{NEW_OWN} is damaged"),
-    "a missing client": (lambda f: (f.parent / OWN / NEW_OWN).unlink(), f"{NEW_OWN} cannot be read"),
+    "a missing client": (
+        lambda f: (f.parent / OWN / NEW_OWN).unlink(),
+        f"{NEW_OWN} cannot be read",
+    ),
 }
 
 # As above, but nothing is merely lost: the manifest says things that no manifest of ours says.
 STRANGE: dict[str, Callable[[Path], Any]] = {
-    "a client without a file": lambda f: change_manifest(f, lambda m: m.update(own={"0": "client"})),
-    "a client with half an entry": lambda f: change_manifest(f, lambda m: m["own"]["0"].pop("sha256")),
-    "a client in words": lambda f: change_manifest(f, lambda m: m.update(own={"zero": m["own"]["0"]})),
-    "a name with a zero byte": lambda f: change_manifest(f, lambda m: m["own"]["0"].update(file="client\x00")),
-    "a length in words": lambda f: change_manifest(f, lambda m: m.update(committed={"metrics.jsonl": "long"})),
-    "a length of nothing": lambda f: change_manifest(f, lambda m: m.update(committed={"metrics.jsonl": None})),
-    "a tensor that is also a folder": lambda f: replace_state(f, {"params": torch.zeros(1), "params/w": torch.zeros(1)}),
+    "a client without a file": lambda f: change_manifest(
+        f, lambda m: m.update(own={"0": "client"})
+    ),
+    "a client with half an entry": lambda f: change_manifest(
+        f, lambda m: m["own"]["0"].pop("sha256")
+    ),
+    "a client in words": lambda f: change_manifest(
+        f, lambda m: m.update(own={"zero": m["own"]["0"]})
+    ),
+    "a name with a zero byte": lambda f: change_manifest(
+        f, lambda m: m["own"]["0"].update(file="client\x00")
+    ),
+    "a length in words": lambda f: change_manifest(
+        f, lambda m: m.update(committed={"metrics.jsonl": "long"})
+    ),
+    "a length of nothing": lambda f: change_manifest(
+        f, lambda m: m.update(committed={"metrics.jsonl": None})
+    ),
+    "a tensor that is also a folder": lambda f: replace_state(
+        f, {"params": torch.zeros(1), "params/w": torch.zeros(1)}
+    ),
     "a model that is one tensor": lambda f: replace_state(f, {"params": torch.zeros(1)}),
     "a manifest too deep to read": lambda f: (f / MANIFEST).write_text("[" * 100_000),
 }
@@ -122,13 +193,18 @@ def test_a_strange_checkpoint_is_passed_over_too(two_checkpoints: Path, damage: 
     STRANGE[damage](two_checkpoints / "round-0000002")
     warnings: list[str] = []
     assert_whole(load(two_checkpoints, warnings), 1)
-    assert [warning.split(":")[0] for warning in warnings] == ["checkpoint round-0000002 is not used"]
+    assert [warning.split(":")[0] for warning in warnings] == [
+        "checkpoint round-0000002 is not used"
+    ]
 
 
 def test_when_none_can_be_trusted_the_run_stops_and_says_why(two_checkpoints: Path) -> None:
     for folder in two_checkpoints.glob("round-*"):
         flip_a_byte(folder / STATE)
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be used \(round-0000002: .*; round-0000001: .*--overwrite"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"no checkpoint in .* can be used \(round-0000002: .*; round-0000001: .*--overwrite",
+    ):
         load(two_checkpoints)
 
 
@@ -142,7 +218,9 @@ def test_a_manifest_cannot_reach_outside_its_folder(two_checkpoints: Path) -> No
     content = save({"part/kept": torch.tensor([6.0])})
     secret.write_bytes(content)
     entry = {"file": f"../../{secret.name}", "sha256": sha256(content)}
-    change_manifest(two_checkpoints / "round-0000002", lambda manifest: manifest.update(own={"0": entry}))
+    change_manifest(
+        two_checkpoints / "round-0000002", lambda manifest: manifest.update(own={"0": entry})
+    )
     warnings: list[str] = []
     state = load(two_checkpoints, warnings)
     secret.unlink()
@@ -150,7 +228,9 @@ def test_a_manifest_cannot_reach_outside_its_folder(two_checkpoints: Path) -> No
     assert "cannot be read" in warnings[0]
 
 
-def test_a_run_that_goes_on_from_the_older_one_replaces_the_damaged_one(two_checkpoints: Path) -> None:
+def test_a_run_that_goes_on_from_the_older_one_replaces_the_damaged_one(
+    two_checkpoints: Path,
+) -> None:
     flip_a_byte(two_checkpoints / "round-0000002" / STATE)
     vault = Vault(two_checkpoints, RUN)
     assert_whole(vault.load(CPU, lambda _: None), 1)

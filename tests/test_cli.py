@@ -1,4 +1,6 @@
-"""The command line as a person meets it: real processes, exit codes, one sentence for a mistake and nothing left behind."""
+"""The command line as a person meets it: real processes, exit codes, one sentence for a mistake
+and nothing left behind.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,25 @@ from remanence.cli import main
 QUICK = ["--data", "digits", "--clients", "5", "--rounds", "2", "--engine", "loop"]
 
 
-def remanence(*arguments: str, cwd: Path | None = None, **more: Any) -> subprocess.CompletedProcess[str]:
+def remanence(
+    *arguments: str, cwd: Path | None = None, **more: Any
+) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"} | more.pop("env", {})
     return subprocess.run(
-        [sys.executable, "-m", "remanence", *arguments], capture_output=True, text=True, cwd=cwd, env=environment, timeout=120, **more
+        [sys.executable, "-m", "remanence", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment,
+        timeout=120,
+        **more,
     )
 
 
 def forked(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """The same in a fork of this process, which has torch already: a process of its own in a tenth of the time."""
+    """The same in a fork of this process, which has torch already: a process of its own in a
+    tenth of the time.
+    """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         child = os.fork()
         if child == 0:
@@ -90,7 +102,18 @@ def test_run_report_evaluate_export_resume(tmp_path: Path) -> None:
 
 def test_compare_prints_a_table_and_stops_in_time(tmp_path: Path) -> None:
     out = str(tmp_path / "c")
-    stopped = remanence("compare", "--methods", "fedavg; fedavg+tce", *QUICK, "--seeds", "2", "--out", out, "--time-limit", "0.001")
+    stopped = remanence(
+        "compare",
+        "--methods",
+        "fedavg; fedavg+tce",
+        *QUICK,
+        "--seeds",
+        "2",
+        "--out",
+        out,
+        "--time-limit",
+        "0.001",
+    )
     assert stopped.returncode == 75
     assert f"remanence resume {out}" in stopped.stderr
     assert "Traceback" not in stopped.stderr
@@ -102,10 +125,31 @@ def test_compare_prints_a_table_and_stops_in_time(tmp_path: Path) -> None:
 
 def test_ctrl_c_saves_and_exits_with_130(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "remanence", "run", "--data", "digits", "--clients", "5", "--rounds", "100000", "--engine", "loop"]
-    child = subprocess.Popen([*command, "--out", str(out)], stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    command = [
+        sys.executable,
+        "-m",
+        "remanence",
+        "run",
+        "--data",
+        "digits",
+        "--clients",
+        "5",
+        "--rounds",
+        "100000",
+        "--engine",
+        "loop",
+    ]
+    child = subprocess.Popen(
+        [*command, "--out", str(out)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     deadline = time.monotonic() + 60
-    while not ((out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size > 2000) and time.monotonic() < deadline:
+    while (
+        not ((out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size > 2000)
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.05)
     child.send_signal(signal.SIGINT)
     _, errors = child.communicate(timeout=60)
@@ -160,7 +204,9 @@ def test_a_mistake_gets_one_sentence_and_leaves_nothing(tmp_path: Path, kind: st
         (["wsm/table-3.3", "--scale", "smoke"], "--out is missing"),
     ],
 )
-def test_what_is_wrong_with_a_result_is_said_before_what_is_missing(tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_what_is_wrong_with_a_result_is_said_before_what_is_missing(
+    tmp_path: Path, arguments: list[str], words: str
+) -> None:
     result = forked("reproduce", *arguments, cwd=tmp_path)
     assert result.returncode == 2, result.stdout + result.stderr
     assert words in result.stderr
@@ -169,14 +215,33 @@ def test_what_is_wrong_with_a_result_is_said_before_what_is_missing(tmp_path: Pa
 
 def test_help_is_fast_and_lists_are_machine_readable() -> None:
     assert "compare" in remanence("--help").stdout
-    for what in ("methods", "objectives", "models", "data", "partitions", "engines", "optimizers", "schedules"):
+    for what in (
+        "methods",
+        "objectives",
+        "models",
+        "data",
+        "partitions",
+        "engines",
+        "optimizers",
+        "schedules",
+    ):
         entries = json.loads(forked("list", what, "--json").stdout)
         assert len(entries) >= 2
         assert all(entry["about"] and entry["name"] for entry in entries), what
 
 
 def test_data_show_and_check() -> None:
-    shown = forked("data", "show", "--data", "digits", "--clients", "3", "--partition", "shards(per_client=2)", "--json")
+    shown = forked(
+        "data",
+        "show",
+        "--data",
+        "digits",
+        "--clients",
+        "3",
+        "--partition",
+        "shards(per_client=2)",
+        "--json",
+    )
     counts = json.loads(shown.stdout)["label_counts"]
     assert len(counts) == 3
     drawn = forked("data", "show", "--data", "digits", "--clients", "3")

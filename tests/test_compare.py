@@ -1,4 +1,6 @@
-"""Comparisons: the same draws for every method, a grid chosen by validation, and cells that can be interrupted anywhere."""
+"""Comparisons: the same draws for every method, a grid chosen by validation, and cells that can
+be interrupted anywhere.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ SMALL: dict[str, Any] = {
 
 def test_methods_by_seeds_one_folder_each(tmp_path: Path) -> None:
     done = rem.compare("fedavg; fedavg+wsm", seeds=2, out=tmp_path / "c", **SMALL)
-    assert [(cell["method"], cell["seed"]) for cell in done.cells] == [("fedavg", 0), ("fedavg", 1), ("fedavg+wsm", 0), ("fedavg+wsm", 1)]
+    assert [(cell["method"], cell["seed"]) for cell in done.cells] == [
+        ("fedavg", 0),
+        ("fedavg", 1),
+        ("fedavg+wsm", 0),
+        ("fedavg+wsm", 1),
+    ]
     assert all(run.finished for run in done.runs)
     assert [run.spec.seed for run in done.runs] == [0, 1, 0, 1]
     # the same clients hold the same rows whatever the method
@@ -43,7 +50,14 @@ def test_a_run_inside_a_comparison_equals_the_run_alone(tmp_path: Path) -> None:
 
 
 def test_a_grid_is_chosen_by_validation_never_by_test(tmp_path: Path) -> None:
-    done = rem.compare("fedavg", seeds=2, grid={"lr": [0.0001, 0.2]}, select="validation", out=tmp_path / "c", **SMALL)
+    done = rem.compare(
+        "fedavg",
+        seeds=2,
+        grid={"lr": [0.0001, 0.2]},
+        select="validation",
+        out=tmp_path / "c",
+        **SMALL,
+    )
     assert len(done.runs) == 4
     assert {run.spec.local.lr for run in done.runs} == {0.0001, 0.2}
     (row,) = chosen_rows(done)
@@ -53,7 +67,14 @@ def test_a_grid_is_chosen_by_validation_never_by_test(tmp_path: Path) -> None:
     best = max(by_setting, key=lambda setting: sum(by_setting[setting]))
     assert row.setting == best
     with pytest.raises(InputError, match="validation"):
-        rem.compare("fedavg", grid={"lr": [0.1]}, select="validation", validation=0.0, out=tmp_path / "d", **SMALL)
+        rem.compare(
+            "fedavg",
+            grid={"lr": [0.1]},
+            select="validation",
+            validation=0.0,
+            out=tmp_path / "d",
+            **SMALL,
+        )
 
 
 def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:

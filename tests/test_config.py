@@ -27,7 +27,12 @@ def test_nothing_given_is_the_default_experiment() -> None:
 def test_sections_and_dotted_changes_meet() -> None:
     base = {"method": "wsm", "local": {"batch": 8, "epochs": 3}}
     spec = make_spec(base, {"local.batch": 16, "data.partition": "iid"})
-    assert (spec.method, spec.local.batch, spec.local.epochs, spec.data.partition) == ("wsm", 16, 3, "iid")
+    assert (spec.method, spec.local.batch, spec.local.epochs, spec.data.partition) == (
+        "wsm",
+        16,
+        3,
+        "iid",
+    )
     assert base == {"method": "wsm", "local": {"batch": 8, "epochs": 3}}
 
 
@@ -50,23 +55,44 @@ def test_a_spec_is_frozen() -> None:
         ({"seed": -1}, "seed must be at least 0, not -1"),
         ({"method": 3}, "method must be a text, not 3"),
         ({"deterministic": "yes"}, "deterministic must be true or false, not 'yes'"),
-        ({"engine": "lop"}, "engine must be one of auto, loop, stacked, processes, ray or flower, not 'lop'"),
-        ({"local": {"buffers": "mine"}}, "local.buffers must be one of average, local or frozen, not 'mine'"),
+        (
+            {"engine": "lop"},
+            "engine must be one of auto, loop, stacked, processes, ray or flower, not 'lop'",
+        ),
+        (
+            {"local": {"buffers": "mine"}},
+            "local.buffers must be one of average, local or frozen, not 'mine'",
+        ),
         ({"data": {"validation": 1.0}}, "data.validation must be below 1, not 1.0"),
         ({"data": {"validation": -0.1}}, "data.validation must be at least 0, not -0.1"),
         ({"data": {"validation": NAN}}, "data.validation must be at least 0, not nan"),
         ({"data": {"validation": "some"}}, "data.validation must be a number, not 'some'"),
-        ({"data": {"augment": "crop"}}, 'data.augment must be a list such as ["crop", "flip"], not \'crop\''),
+        (
+            {"data": {"augment": "crop"}},
+            'data.augment must be a list such as ["crop", "flip"], not \'crop\'',
+        ),
         ({"data": {"augment": ["crop", 3]}}, "data.augment.1 must be a text, not 3"),
         ({"local": {"lr": 0}}, "local.lr must be above 0, not 0"),
         ({"local": {"lr": NAN}}, "local.lr must be above 0, not nan"),
         ({"clients": {"count": 2.5}}, "clients.count must be a whole number, not 2.5"),
         ({"clients": {"sample": 0}}, "clients.sample must be above 0, not 0"),
         ({"clients": {"sample": NAN}}, "clients.sample must be above 0, not nan"),
-        ({"clients": {"sample": 1.5}}, "clients.sample=1.5 is neither a whole number of clients nor a fraction of at most 1"),
-        ({"clients": {"sample": 11, "count": 10}}, "clients.sample=11 is more than clients.count=10"),
-        ({"local": {"epochs": 2, "steps": 3}}, "local.epochs=2 and local.steps=3: exactly one of them must be above 0"),
-        ({"local": {"epochs": 0}}, "local.epochs=0 and local.steps=0: exactly one of them must be above 0"),
+        (
+            {"clients": {"sample": 1.5}},
+            "clients.sample=1.5 is neither a whole number of clients nor a fraction of at most 1",
+        ),
+        (
+            {"clients": {"sample": 11, "count": 10}},
+            "clients.sample=11 is more than clients.count=10",
+        ),
+        (
+            {"local": {"epochs": 2, "steps": 3}},
+            "local.epochs=2 and local.steps=3: exactly one of them must be above 0",
+        ),
+        (
+            {"local": {"epochs": 0}},
+            "local.epochs=0 and local.steps=0: exactly one of them must be above 0",
+        ),
         ({"round": {"weight_cap": NAN}}, "round.weight_cap must be above 0, not nan"),
         ({"data": 3}, "data must be a section such as [data], not 3"),
     ],
@@ -80,7 +106,9 @@ def test_what_is_wrong_is_said_in_a_sentence(base: dict[str, Any], complaint: st
 
 @pytest.mark.parametrize("section", ["data", "clients", "local", "round", "record", "checkpoint"])
 def test_a_value_where_a_section_belongs_is_refused(section: str) -> None:
-    with pytest.raises(InputError, match=rf"{section} must be a section such as \[{section}\], not 3"):
+    with pytest.raises(
+        InputError, match=rf"{section} must be a section such as \[{section}\], not 3"
+    ):
         make_spec({section: 3})
     key = next(key for key in all_keys() if key.startswith(f"{section}."))
     with pytest.raises(InputError, match=rf"{section} must be a section such as \[{section}\]"):
@@ -89,7 +117,9 @@ def test_a_value_where_a_section_belongs_is_refused(section: str) -> None:
 
 json_like = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(-5, 5), st.floats(), st.text(max_size=3)),
-    lambda below: st.one_of(st.lists(below, max_size=2), st.dictionaries(st.text(max_size=3), below, max_size=2)),
+    lambda below: st.one_of(
+        st.lists(below, max_size=2), st.dictionaries(st.text(max_size=3), below, max_size=2)
+    ),
     max_leaves=4,
 )
 
@@ -130,7 +160,10 @@ def test_samples_of_clients_that_make_sense(sample: float | None) -> None:
 def test_every_flag_reaches_a_key() -> None:
     assert set(FLAGS.values()) <= set(all_keys())
     assert len(set(FLAGS.values())) == len(FLAGS)
-    assert config.changes_from_flags({"lr": 0.5, "clients": None, "epochs": 0}) == {"local.lr": 0.5, "local.epochs": 0}
+    assert config.changes_from_flags({"lr": 0.5, "clients": None, "epochs": 0}) == {
+        "local.lr": 0.5,
+        "local.epochs": 0,
+    }
     with pytest.raises(InputError, match="unknown option 'bacth': did you mean batch"):
         config.changes_from_flags({"bacth": 3})
 
@@ -189,9 +222,15 @@ def test_a_written_spec_reads_back_the_same(base: dict[str, Any]) -> None:
 
 def test_the_optimiser_takes_the_rate_given_beside_it() -> None:
     local = {"optimizer": "sgd(lr=0.1, momentum=0.9)"}
-    assert config.optimizer_call(make_spec({"local": local})) == Call("sgd", {"lr": 0.1, "momentum": 0.9})
-    assert config.optimizer_call(make_spec({"local": local | {"lr": 0.5}})) == Call("sgd", {"lr": 0.5, "momentum": 0.9})
-    assert config.optimizer_call(make_spec({"local": {"optimizer": "adam", "lr": 0.5}})) == Call("adam", {"lr": 0.5})
+    assert config.optimizer_call(make_spec({"local": local})) == Call(
+        "sgd", {"lr": 0.1, "momentum": 0.9}
+    )
+    assert config.optimizer_call(make_spec({"local": local | {"lr": 0.5}})) == Call(
+        "sgd", {"lr": 0.5, "momentum": 0.9}
+    )
+    assert config.optimizer_call(make_spec({"local": {"optimizer": "adam", "lr": 0.5}})) == Call(
+        "adam", {"lr": 0.5}
+    )
 
 
 def test_files_are_read_as_toml(tmp_path: Path) -> None:
@@ -217,16 +256,26 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 def test_reading_a_spec_does_not_load_torch() -> None:
     """`remanence --help` and mistakes in a spec answer before torch is there."""
-    code = "import sys, remanence.config; remanence.config.make_spec(); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, remanence.config; remanence.config.make_spec(); sys.exit('torch' in"
+        " sys.modules)"
+    )
     source = Path(config.__file__).parents[1]
-    assert subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(source)}, check=False).returncode == 0
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(source)}, check=False
+        ).returncode
+        == 0
+    )
 
 
 def test_a_file_that_names_code_is_refused_unless_that_is_allowed(tmp_path: Path) -> None:
     path = tmp_path / "exp.toml"
     path.write_text('model = "package.module:Net(width=3)"\n')
     with pytest.raises(
-        InputError, match=r"imports and runs Python code \(package.module:Net\(width=3\)\): look at that code, then add --allow-code"
+        InputError,
+        match=r"imports and runs Python code \(package.module:Net\(width=3\)\): look at that"
+        r" code, then add --allow-code",
     ):
         config.read_file(path, allow_code=False)
     assert config.read_file(path)["model"] == "package.module:Net(width=3)"

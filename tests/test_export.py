@@ -19,12 +19,15 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("export") / "run"
-    return rem.run(data="digits", model="cnn", rounds=2, clients=4, engine="loop", quiet=True, out=folder)
+    return rem.run(
+        data="digits", model="cnn", rounds=2, clients=4, engine="loop", quiet=True, out=folder
+    )
 
 
 def test_evaluate_gives_the_number_of_the_run(run: rem.Run) -> None:
     result = evaluate(run)
-    assert result["accuracy"] == pytest.approx(run.metrics[-2]["accuracy"], abs=1e-9)  # the line before the last is the test split
+    # the line before the last is the test split
+    assert result["accuracy"] == pytest.approx(run.metrics[-2]["accuracy"], abs=1e-9)
     assert run.metrics[-2]["split"] == "test"
     assert result["loss"] == pytest.approx(run.metrics[-2]["loss"], rel=1e-5)
     assert "round 2" in result["evaluated"]
@@ -61,7 +64,9 @@ def test_onnx_gives_the_same_logits(run: rem.Run, tmp_path: Path) -> None:
     path, _ = export(run, tmp_path, "onnx")
     x = torch.linspace(-1, 1, 5 * 64).reshape(5, 1, 8, 8)
     (logits,) = reference.ReferenceEvaluator(str(path)).run(None, {"x": x.numpy()})
-    torch.testing.assert_close(torch.from_numpy(logits), run.model()(x).detach(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        torch.from_numpy(logits), run.model()(x).detach(), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_an_unknown_format_is_refused(run: rem.Run, tmp_path: Path) -> None:

@@ -7,11 +7,22 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from remanence.errors import InputError
-from remanence.expressions import LONGEST, Call, Option, construct, options_of, parse_call, parse_sum
+from remanence.expressions import (
+    LONGEST,
+    Call,
+    Option,
+    construct,
+    options_of,
+    parse_call,
+    parse_sum,
+)
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.:/\-]{0,8}", fullmatch=True)
 # What can stand between quotes: anything without the quote itself, so never both kinds at once.
-texts = st.one_of(st.text(st.characters(blacklist_characters=mark, blacklist_categories=("Cs",)), max_size=8) for mark in "\"'")
+texts = st.one_of(
+    st.text(st.characters(blacklist_characters=mark, blacklist_categories=("Cs",)), max_size=8)
+    for mark in "\"'"
+)
 scalars = st.one_of(
     st.booleans(),
     st.none(),
@@ -31,7 +42,11 @@ def levels(value: Any) -> int:
 def same(a: Any, b: Any) -> bool:
     """Equal in value and in type: 1, 1.0 and true are three things."""
     if isinstance(a, list):
-        return isinstance(b, list) and len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+        return (
+            isinstance(b, list)
+            and len(a) == len(b)
+            and all(same(x, y) for x, y in zip(a, b, strict=True))
+        )
     return type(a) is type(b) and a == b
 
 
@@ -51,7 +66,11 @@ def test_what_is_written_can_be_read_again(call: Call) -> None:
         ("fedavg", "fedavg", {}),
         ("fedavg()", "fedavg", {}),
         ("  sgd ( lr = 0.01 , momentum=9e-1 ) ", "sgd", {"lr": 0.01, "momentum": 0.9}),
-        ("f(a=1, b=-2, c=+3, d=.5, e=5., g=1e3, h=-2.5E-1)", "f", {"a": 1, "b": -2, "c": 3, "d": 0.5, "e": 5.0, "g": 1000.0, "h": -0.25}),
+        (
+            "f(a=1, b=-2, c=+3, d=.5, e=5., g=1e3, h=-2.5E-1)",
+            "f",
+            {"a": 1, "b": -2, "c": 3, "d": 0.5, "e": 5.0, "g": 1000.0, "h": -0.25},
+        ),
         ("f(a=True, b=FALSE, c=none)", "f", {"a": True, "b": False, "c": None}),
         ('f(a="true", b="1", c="")', "f", {"a": "true", "b": "1", "c": ""}),
         ("f(a='two words', b=one-word)", "f", {"a": "two words", "b": "one-word"}),
@@ -63,11 +82,17 @@ def test_what_is_written_can_be_read_again(call: Call) -> None:
 def test_reading_by_hand(text: str, name: str, arguments: dict[str, Any]) -> None:
     call = parse_call(text)
     assert call == Call(name, arguments)
-    assert [type(value) for value in call.arguments.values()] == [type(value) for value in arguments.values()]
+    assert [type(value) for value in call.arguments.values()] == [
+        type(value) for value in arguments.values()
+    ]
 
 
 def test_a_sum_keeps_its_order() -> None:
-    assert [str(call) for call in parse_sum("wsm+fedprox(mu=0.1) + fedavg")] == ["wsm", "fedprox(mu=0.1)", "fedavg"]
+    assert [str(call) for call in parse_sum("wsm+fedprox(mu=0.1) + fedavg")] == [
+        "wsm",
+        "fedprox(mu=0.1)",
+        "fedavg",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -215,7 +240,9 @@ def test_wrong_names_and_values_have_a_sentence(text: str, complaint: str) -> No
 
 @pytest.mark.parametrize("option", ["rate", "count"])
 def test_a_whole_number_beyond_float_is_refused_or_kept(option: str) -> None:
-    """400 digits fit a Python int but no float: the answer is a sentence, or the number itself where a whole one was asked for."""
+    """400 digits fit a Python int but no float: the answer is a sentence, or the number itself
+    where a whole one was asked for.
+    """
     digits = "1" + "0" * 400
     try:
         made = make(f"build({option}={digits})")[option]

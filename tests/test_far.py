@@ -1,4 +1,6 @@
-"""Models that stay where they were trained: what the gate and the server do without fetching them, and that whoever reads one has them."""
+"""Models that stay where they were trained: what the gate and the server do without fetching
+them, and that whoever reads one has them.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Holder:
 
     def add_up(self, piece: Tensor, row: Tensor, weights: Tensor, srv: ServerContext) -> Any:
         sums = [
-            combine_of(self.task.method).partial(weights[piece == number], self.pieces[number].pick(row[piece == number]), srv)
+            combine_of(self.task.method).partial(
+                weights[piece == number], self.pieces[number].pick(row[piece == number]), srv
+            )
             for number in torch.unique(piece).tolist()
         ]
         total = sums[0]
@@ -54,9 +58,22 @@ class FarEngine(Loop):
         for number in reversed(range(len(pieces))):
             piece = pieces[number]
             form = trees.take(piece.params, 0)
-            moved = torch.stack([x.flatten(1).square().sum(dim=1) for x in piece.delta(job.start).values()]).sum(dim=0).sqrt()
+            moved = (
+                torch.stack(
+                    [x.flatten(1).square().sum(dim=1) for x in piece.delta(job.start).values()]
+                )
+                .sum(dim=0)
+                .sqrt()
+            )
             finite = trees.finite({"params": dict(piece.params)}, piece.k)
-            far = FarParams(self.holder, form, torch.full((piece.k,), number), torch.arange(piece.k), finite, moved.double())
+            far = FarParams(
+                self.holder,
+                form,
+                torch.full((piece.k,), number),
+                torch.arange(piece.k),
+                finite,
+                moved.double(),
+            )
             yield piece._replace(params=far)
 
 
@@ -68,7 +85,9 @@ def far_and_near(method: str, **changes: Any) -> tuple[FarEngine, Any, Any]:
     return engine, state, oracle
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold+wsm", "fednova", "fedadam", "fedavg+dp(noise=0.5)", "fedwavg"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "scaffold+wsm", "fednova", "fedadam", "fedavg+dp(noise=0.5)", "fedwavg"]
+)
 def test_a_sum_fetches_nothing(method: str) -> None:
     engine, state, oracle = far_and_near(method)
     assert worst_difference(state.server.model.params, oracle.server.model.params)[1] <= TOLERANCE
@@ -119,8 +138,17 @@ def test_the_gate_refuses_what_is_told_to_be_bad() -> None:
     chunk = chunk_of(job, FarEngine(experiment.task))
     assert isinstance(chunk.params, FarParams)
     far = chunk.params
-    unsound = FarParams(far.holder, far.form, far.piece, far.row, torch.zeros_like(far.finite), far.moved)
-    odd = FarParams(far.holder, {**far.form, "head.bias": torch.zeros(9)}, far.piece, far.row, far.finite, far.moved)
+    unsound = FarParams(
+        far.holder, far.form, far.piece, far.row, torch.zeros_like(far.finite), far.moved
+    )
+    odd = FarParams(
+        far.holder,
+        {**far.form, "head.bias": torch.zeros(9)},
+        far.piece,
+        far.row,
+        far.finite,
+        far.moved,
+    )
     for bad, code in ((unsound, "not-finite"), (odd, "shape")):
         _, refusals = gate.admit([chunk._replace(params=bad)], expect(experiment, job))
         assert {refusal.code for refusal in refusals} == {code}
@@ -136,11 +164,18 @@ def test_picked_and_joined_they_are_the_same_models() -> None:
     order = torch.argsort(joined.client)
     some = joined.pick(order).pick(torch.tensor([4, 0, 2]))
     assert isinstance(some.params, FarParams)
-    assert {name: value.shape for name, value in outline(some.params).items()} == {n: (3, *v.shape[1:]) for n, v in near.params.items()}
+    assert {name: value.shape for name, value in outline(some.params).items()} == {
+        n: (3, *v.shape[1:]) for n, v in near.params.items()
+    }
     assert engine.holder.fetched == 0
-    assert worst_difference(dict(some.params), trees.take(dict(near.params), torch.tensor([4, 0, 2]))) == ("", 0.0)
+    assert worst_difference(
+        dict(some.params), trees.take(dict(near.params), torch.tensor([4, 0, 2]))
+    ) == ("", 0.0)
     assert engine.holder.fetched > 0
-    assert worst_difference(local_models(job.start, some).params, local_models(job.start, near.pick(torch.tensor([4, 0, 2]))).params) == (
+    assert worst_difference(
+        local_models(job.start, some).params,
+        local_models(job.start, near.pick(torch.tensor([4, 0, 2]))).params,
+    ) == (
         "",
         0.0,
     )
@@ -150,8 +185,16 @@ def test_picked_and_joined_they_are_the_same_models() -> None:
 
 def test_a_method_that_looks_at_all_models_at_once_says_so() -> None:
     assert combine_of(small_experiment("fedavg").task.method).in_pieces
-    for name in ("median", "trimmed_mean(fraction=0.2)", "krum(byzantine=1)", "geometric_median", "norm_clip"):
-        assert not combine_of(small_experiment(f"fedavg+{name}", {"clients.sample": 6}).task.method).in_pieces
+    for name in (
+        "median",
+        "trimmed_mean(fraction=0.2)",
+        "krum(byzantine=1)",
+        "geometric_median",
+        "norm_clip",
+    ):
+        assert not combine_of(
+            small_experiment(f"fedavg+{name}", {"clients.sample": 6}).task.method
+        ).in_pieces
 
 
 def test_an_update_of_far_models_alone() -> None:
@@ -159,11 +202,34 @@ def test_an_update_of_far_models_alone() -> None:
     task = small_experiment("fedavg").task
     start = Start({"w": torch.zeros(1, dtype=torch.float64)}, {})
     one = torch.tensor([1])
-    reply = Reply(one, one, {"w": torch.tensor([[4.0]]).double()}, {}, {}, torch.tensor([1.0]).double(), {}, torch.zeros(1))
-    other = reply._replace(client=one + 1, params={"w": torch.tensor([[8.0]]).double()}, weight=torch.tensor([3.0]).double())
+    reply = Reply(
+        one,
+        one,
+        {"w": torch.tensor([[4.0]]).double()},
+        {},
+        {},
+        torch.tensor([1.0]).double(),
+        {},
+        torch.zeros(1),
+    )
+    other = reply._replace(
+        client=one + 1,
+        params={"w": torch.tensor([[8.0]]).double()},
+        weight=torch.tensor([3.0]).double(),
+    )
     holder = Holder(task, [reply, other])
     form, sound = {"w": torch.zeros(1, dtype=torch.float64)}, torch.ones(2, dtype=torch.bool)
-    far = FarParams(holder, form, torch.tensor([0, 1]), torch.tensor([0, 0]), sound, torch.tensor([4.0, 8.0]))
-    done = update(task, Server(start, {}), Reply.join([reply, other])._replace(params=far), 1, Key(0), {"lr": 0.1}, Loop(task))
+    far = FarParams(
+        holder, form, torch.tensor([0, 1]), torch.tensor([0, 0]), sound, torch.tensor([4.0, 8.0])
+    )
+    done = update(
+        task,
+        Server(start, {}),
+        Reply.join([reply, other])._replace(params=far),
+        1,
+        Key(0),
+        {"lr": 0.1},
+        Loop(task),
+    )
     assert done.server.model.params["w"].tolist() == [7.0]
     assert holder.fetched == 0

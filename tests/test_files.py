@@ -21,7 +21,9 @@ def test_an_atomic_write_replaces_the_whole_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", ["flush", "replace"])
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
     path = tmp_path / "spec.toml"
     files.write_atomically(path, b"old")
 
@@ -35,11 +37,17 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path,
     assert [p.name for p in tmp_path.iterdir()] == ["spec.toml"]
 
 
-def test_content_is_on_the_disk_before_the_name_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_is_on_the_disk_before_the_name_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     events: list[str] = []
     fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(files.os, "fsync", lambda descriptor: (events.append("fsync"), fsync(descriptor))[1])
-    monkeypatch.setattr(files.os, "replace", lambda a, b: (events.append("replace"), replace(a, b))[1])
+    monkeypatch.setattr(
+        files.os, "fsync", lambda descriptor: (events.append("fsync"), fsync(descriptor))[1]
+    )
+    monkeypatch.setattr(
+        files.os, "replace", lambda a, b: (events.append("replace"), replace(a, b))[1]
+    )
     files.write_atomically(tmp_path / "a", b"x")
     assert events == ["fsync", "replace", "fsync"]  # the file, its name, the folder
 
@@ -51,14 +59,20 @@ def test_sha256_of_nothing_is_the_known_one() -> None:
 @pytest.mark.parametrize(
     ("number", "kind", "sentence"),
     [
-        (errno.ENOSPC, RunFailed, "the disk that holds .* is full: nothing saved so far is lost; .* remanence resume"),
+        (
+            errno.ENOSPC,
+            RunFailed,
+            "the disk that holds .* is full: nothing saved so far is lost; .* remanence resume",
+        ),
         (errno.EDQUOT, RunFailed, "is full"),
         (errno.EROFS, InputError, "cannot write to .*: choose another --out"),
         (errno.EACCES, InputError, "cannot write to"),
         (errno.EPERM, InputError, "cannot write to"),
     ],
 )
-def test_a_full_or_closed_disk_is_explained(tmp_path: Path, number: int, kind: type[Exception], sentence: str) -> None:
+def test_a_full_or_closed_disk_is_explained(
+    tmp_path: Path, number: int, kind: type[Exception], sentence: str
+) -> None:
     with pytest.raises(kind, match=sentence), files.explain_full_disk(tmp_path):
         raise OSError(number, os.strerror(number))
 
@@ -69,7 +83,11 @@ def test_other_errors_keep_their_own_name(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_locked_for_others_until_it_is_left(tmp_path: Path) -> None:
-    with files.lock(tmp_path), pytest.raises(InputError, match="is in use by another remanence process"), files.lock(tmp_path):
+    with (
+        files.lock(tmp_path),
+        pytest.raises(InputError, match="is in use by another remanence process"),
+        files.lock(tmp_path),
+    ):
         pass
     with files.lock(tmp_path):
         pass
@@ -83,7 +101,9 @@ with files.lock(pathlib.Path({str(tmp_path)!r})):
     os._exit(0)  # nothing is cleaned up
 """
     source = Path(files.__file__).parents[1]
-    subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(source)}, check=True)
+    subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(source)}, check=True
+    )
     assert (tmp_path / ".lock").exists()
     with files.lock(tmp_path):
         pass
@@ -105,7 +125,9 @@ def test_a_run_of_ours_is_kept_unless_overwriting_was_asked_for(tmp_path: Path) 
     folder.mkdir()
     (folder / "comparison.toml").write_text("")
     with pytest.raises(
-        InputError, match=r"exists and is not empty: go on with remanence resume .*, start anew with --overwrite, or choose"
+        InputError,
+        match=r"exists and is not empty: go on with remanence resume .*, start anew with"
+        r" --overwrite, or choose",
     ):
         files.claim_folder(folder, False, MARKS)
     files.claim_folder(folder, True, MARKS)

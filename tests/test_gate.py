@@ -21,11 +21,15 @@ NAN, INF = float("nan"), float("inf")
 def expected() -> Expected:
     params = {"w": torch.zeros(2), "b": torch.zeros(())}
     buffers, extras = {"n": torch.zeros((), dtype=torch.int64)}, {"part": {"e": torch.zeros(())}}
-    return Expected(round=ROUND, clients=COHORT, params=params, buffers=buffers, extras=extras, weight_cap=CAP)
+    return Expected(
+        round=ROUND, clients=COHORT, params=params, buffers=buffers, extras=extras, weight_cap=CAP
+    )
 
 
 def chunk(*clients: int, **changes: Any) -> Reply:
-    """Good replies: client c sends w = (c, c), b = c, n = c, extra = c, weight c and keeps (c, c)."""
+    """Good replies: client c sends w = (c, c), b = c, n = c, extra = c, weight c and keeps (c,
+    c).
+    """
     c = torch.tensor(clients)
     value = c.float()
     good = Reply(
@@ -53,30 +57,39 @@ def with_value(reply: Reply, field: str, path: str, place: int, value: float) ->
 
 def same(a: Reply, b: Reply) -> bool:
     flat_a, flat_b = trees.flatten({"reply": a._asdict()}), trees.flatten({"reply": b._asdict()})
-    return flat_a.keys() == flat_b.keys() and all(torch.equal(flat_a[name], flat_b[name]) for name in flat_a)
+    return flat_a.keys() == flat_b.keys() and all(
+        torch.equal(flat_a[name], flat_b[name]) for name in flat_a
+    )
 
 
 def test_a_norm_limit_by_hand() -> None:
-    """Client c began at w = (1, 1), b = 0 and sends (c, c) and c: it moved by sqrt(2 (c - 1)^2 + c^2), which is sqrt(6) for 2 and sqrt(57) for 5."""
+    """Client c began at w = (1, 1), b = 0 and sends (c, c) and c: it moved by sqrt(2 (c - 1)^2
+    + c^2), which is sqrt(6) for 2 and sqrt(57) for 5.
+    """
     start = Start({"w": torch.ones(2), "b": torch.zeros(())}, {})
     limited = expected()._replace(max_norm=2.45, start=start)  # sqrt(6) = 2.449...
     replies, refusals = admit([chunk(2, 5)], limited)
     assert codes(refusals) == [(5, "norm")]
-    assert refusals[0].reason == "its model moved by 7.55, beyond the limit of 2.45 (round.max_norm)"
+    assert (
+        refusals[0].reason == "its model moved by 7.55, beyond the limit of 2.45 (round.max_norm)"
+    )
     assert replies is not None
     assert replies.client.tolist() == [2]
     assert codes(admit([chunk(2)], limited._replace(max_norm=2.44))[1]) == [(2, "norm")]
 
 
 def test_a_norm_is_measured_from_where_each_began() -> None:
-    """Client c of the cohort (2, 5, 7, 11) began at its own values, so nobody moved; client 5 as it would be 7, who moved sqrt(3) * 2."""
+    """Client c of the cohort (2, 5, 7, 11) began at its own values, so nobody moved; client 5
+    as it would be 7, who moved sqrt(3) * 2.
+    """
     c = torch.tensor(COHORT).float()
     start = Start({"w": torch.stack([c, c], dim=1), "b": c}, {})
     limited = expected()._replace(max_norm=1e-6, start=start, stacked=True)
     assert admit([chunk(11), chunk(5, 7)], limited)[1] == []
     moved = chunk(7)._replace(client=torch.tensor([5]))
     assert codes(admit([moved], limited)[1]) == [(5, "norm")]
-    assert codes(admit([chunk(3)], limited)[1]) == [(3, "unknown-client")]  # a stranger has no place to begin
+    # a stranger has no place to begin
+    assert codes(admit([chunk(3)], limited)[1]) == [(3, "unknown-client")]
 
 
 def test_what_is_much_too_large_is_not_looked_into() -> None:
@@ -87,7 +100,14 @@ def test_what_is_much_too_large_is_not_looked_into() -> None:
 
 
 @pytest.mark.parametrize(
-    "client", [None, torch.tensor([[2]]), torch.tensor([math.nan]), torch.zeros(0, dtype=torch.int64), torch.zeros(1, device="meta")]
+    "client",
+    [
+        None,
+        torch.tensor([[2]]),
+        torch.tensor([math.nan]),
+        torch.zeros(0, dtype=torch.int64),
+        torch.zeros(1, device="meta"),
+    ],
 )
 def test_a_reply_that_does_not_say_who_it_is_from(client: Any) -> None:
     replies, refusals = admit([GOOD._replace(client=client), chunk(7)], expected())
@@ -116,7 +136,9 @@ def test_what_clients_keep_cannot_change_its_form() -> None:
 
 
 def test_probes_by_hand() -> None:
-    """Client 0 tried 1 and 2, client 1 tried 0 and nobody, client 2 has no rows and so cannot judge: NaN from 1 for 0, less than 0 from 0 for 1."""
+    """Client 0 tried 1 and 2, client 1 tried 0 and nobody, client 2 has no rows and so cannot
+    judge: NaN from 1 for 0, less than 0 from 0 for 1.
+    """
     probed = torch.tensor([[1, 2], [0, -1], [0, 1]])
     losses = torch.tensor([[NAN, 0.5], [-0.1, NAN], [NAN, NAN]])
     heard, bad, refusals = gate.admit_probes(probed, losses, torch.tensor([5, 5, 0]))
@@ -146,29 +168,63 @@ GOOD = chunk(2, 5)
 @pytest.mark.parametrize(
     ("changes", "code", "reason"),
     [
-        ({"params": {"w": torch.zeros(2, 2)}}, "names", "its parameters are not the expected ones: b is missing"),
-        ({"params": GOOD.params | {"z": torch.zeros(2)}}, "names", "its parameters are not the expected ones: z is unknown"),
+        (
+            {"params": {"w": torch.zeros(2, 2)}},
+            "names",
+            "its parameters are not the expected ones: b is missing",
+        ),
+        (
+            {"params": GOOD.params | {"z": torch.zeros(2)}},
+            "names",
+            "its parameters are not the expected ones: z is unknown",
+        ),
         ({"buffers": {}}, "names", "its buffers are not the expected ones: n is missing"),
         ({"extras": {}}, "names", "its extras are not the expected ones: part/e is missing"),
-        ({"extras": GOOD.extras | {"spy": {"x": torch.zeros(2)}}}, "names", "its extras are not the expected ones: spy/x is unknown"),
-        ({"params": GOOD.params | {"w": torch.zeros(2, 1)}}, "shape", r"parameter w has shape \(1,\), not \(2,\)"),
-        ({"params": GOOD.params | {"w": torch.zeros(2)}}, "shape", r"parameter w has shape \(\), not \(2,\)"),
+        (
+            {"extras": GOOD.extras | {"spy": {"x": torch.zeros(2)}}},
+            "names",
+            "its extras are not the expected ones: spy/x is unknown",
+        ),
+        (
+            {"params": GOOD.params | {"w": torch.zeros(2, 1)}},
+            "shape",
+            r"parameter w has shape \(1,\), not \(2,\)",
+        ),
+        (
+            {"params": GOOD.params | {"w": torch.zeros(2)}},
+            "shape",
+            r"parameter w has shape \(\), not \(2,\)",
+        ),
         ({"params": GOOD.params | {"b": torch.zeros(())}}, "shape", "parameter b"),
         ({"params": GOOD.params | {"w": torch.zeros(1, 2)}}, "shape", "parameter w"),
-        ({"params": GOOD.params | {"w": torch.zeros(2, 2).double()}}, "dtype", "parameter w is torch.float64, not torch.float32"),
+        (
+            {"params": GOOD.params | {"w": torch.zeros(2, 2).double()}},
+            "dtype",
+            "parameter w is torch.float64, not torch.float32",
+        ),
         ({"buffers": {"n": torch.zeros(2)}}, "dtype", "buffer n is torch.float32, not torch.int64"),
         ({"extras": {"part": {"e": torch.zeros(3)}}}, "shape", "extra part/e"),
         ({"extras": {"part": {"e": torch.zeros(())}}}, "shape", "extra part/e"),
         ({"extras": {"part": {"e": torch.zeros(2, 0)}}}, "shape", "extra part/e"),
-        ({"extras": {"part": {"e": torch.zeros(2).half()}}}, "dtype", "extra part/e is torch.float16, not torch.float32"),
+        (
+            {"extras": {"part": {"e": torch.zeros(2).half()}}},
+            "dtype",
+            "extra part/e is torch.float16, not torch.float32",
+        ),
         ({"round": torch.full((1,), ROUND)}, "shape", "client, round, weight and loss"),
         ({"weight": torch.ones(3, dtype=torch.float64)}, "shape", "client, round, weight and loss"),
-        ({"weight": torch.ones(2, 1, dtype=torch.float64)}, "shape", "client, round, weight and loss"),
+        (
+            {"weight": torch.ones(2, 1, dtype=torch.float64)},
+            "shape",
+            "client, round, weight and loss",
+        ),
         ({"loss": torch.zeros(())}, "shape", "client, round, weight and loss"),
         ({"client": torch.tensor([[2], [5]])}, "shape", "client, round, weight and loss"),
     ],
 )
-def test_a_wrong_form_refuses_the_whole_chunk(changes: dict[str, Any], code: str, reason: str) -> None:
+def test_a_wrong_form_refuses_the_whole_chunk(
+    changes: dict[str, Any], code: str, reason: str
+) -> None:
     replies, refusals = admit([chunk(7), GOOD._replace(**changes), chunk(11)], expected())
     assert replies is not None
     assert same(replies, chunk(7, 11))
@@ -191,9 +247,13 @@ def test_a_client_number_that_is_none_is_refused_not_a_crash() -> None:
     assert len(refusals) == 1
 
 
-@pytest.mark.parametrize(("field", "path"), [("params", "w"), ("params", "b"), ("extras", "part/e")])
+@pytest.mark.parametrize(
+    ("field", "path"), [("params", "w"), ("params", "b"), ("extras", "part/e")]
+)
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
-def test_a_value_that_is_not_finite_refuses_its_client_alone(field: str, path: str, value: float) -> None:
+def test_a_value_that_is_not_finite_refuses_its_client_alone(
+    field: str, path: str, value: float
+) -> None:
     replies, refusals = admit([with_value(chunk(2, 5, 7), field, path, 1, value)], expected())
     assert replies is not None
     assert same(replies, chunk(2, 7))
@@ -220,7 +280,9 @@ def test_what_stays_with_the_client_is_its_own_affair() -> None:
     ],
 )
 def test_impossible_weights_are_refused(weight: float, reason: str) -> None:
-    replies, refusals = admit([chunk(2, 5, weight=torch.tensor([weight, 5.0], dtype=torch.float64))], expected())
+    replies, refusals = admit(
+        [chunk(2, 5, weight=torch.tensor([weight, 5.0], dtype=torch.float64))], expected()
+    )
     assert replies is not None
     assert replies.client.tolist() == [5]
     assert codes(refusals) == [(2, "weight")]
@@ -228,13 +290,17 @@ def test_impossible_weights_are_refused(weight: float, reason: str) -> None:
 
 
 def test_a_weight_at_the_cap_passes() -> None:
-    replies, refusals = admit([chunk(2, weight=torch.tensor([CAP], dtype=torch.float64))], expected())
+    replies, refusals = admit(
+        [chunk(2, weight=torch.tensor([CAP], dtype=torch.float64))], expected()
+    )
     assert replies is not None
     assert refusals == []
 
 
 def test_strangers_and_stale_replies_are_refused() -> None:
-    replies, refusals = admit([chunk(2, 3), chunk(5, round=torch.tensor([ROUND - 1])), chunk(-1)], expected())
+    replies, refusals = admit(
+        [chunk(2, 3), chunk(5, round=torch.tensor([ROUND - 1])), chunk(-1)], expected()
+    )
     assert replies is not None
     assert replies.client.tolist() == [2]
     assert refusals == [
@@ -255,7 +321,9 @@ def test_the_first_good_reply_of_a_client_counts() -> None:
 
 
 def test_the_first_chunk_does_not_decide_what_extras_look_like() -> None:
-    replies, refusals = admit([chunk(5, extras={"other": {"e": torch.zeros(1)}}), chunk(2), chunk(7)], expected())
+    replies, refusals = admit(
+        [chunk(5, extras={"other": {"e": torch.zeros(1)}}), chunk(2), chunk(7)], expected()
+    )
     assert replies is not None
     assert same(replies, chunk(2, 7))
     assert codes(refusals) == [(5, "names")]
@@ -280,7 +348,11 @@ FAULTS = [
 FORMS = ["names", "shape", "dtype"]
 some_chunks = st.lists(
     st.tuples(
-        st.lists(st.tuples(st.sampled_from(COHORT), st.sampled_from(FAULTS), st.floats(0, 9, width=32)), min_size=1, max_size=3),
+        st.lists(
+            st.tuples(st.sampled_from(COHORT), st.sampled_from(FAULTS), st.floats(0, 9, width=32)),
+            min_size=1,
+            max_size=3,
+        ),
         st.sampled_from([None, None, None, *FORMS]),
     ),
     max_size=6,
@@ -288,7 +360,9 @@ some_chunks = st.lists(
 
 
 def spoil(members: list[tuple[int, Fault, float]], form: str | None) -> Reply:
-    reply = chunk(*(client if fault.name != "stranger" else client + 100 for client, fault, _ in members))
+    reply = chunk(
+        *(client if fault.name != "stranger" else client + 100 for client, fault, _ in members)
+    )
     reply = reply._replace(loss=torch.tensor([mark for _, _, mark in members]))
     for place, (_, fault, _) in enumerate(members):
         if fault.name == "late":
@@ -312,8 +386,12 @@ def spoil(members: list[tuple[int, Fault, float]], form: str | None) -> Reply:
 
 
 @given(some_chunks)
-def test_any_mix_of_good_and_bad_replies(mix: list[tuple[list[tuple[int, Fault, float]], str | None]]) -> None:
-    """A plain account beside it: the first faultless reply of a client in a well-formed chunk passes, everything else is named once."""
+def test_any_mix_of_good_and_bad_replies(
+    mix: list[tuple[list[tuple[int, Fault, float]], str | None]],
+) -> None:
+    """A plain account beside it: the first faultless reply of a client in a well-formed chunk
+    passes, everything else is named once.
+    """
     good: dict[int, float] = {}
     bad: list[tuple[int, str]] = []
     for members, form in mix:

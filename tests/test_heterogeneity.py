@@ -28,7 +28,9 @@ from remanence.types import Reply, Start
 
 
 def test_speeds_are_as_asked() -> None:
-    """Of 4000 logarithms with deviation .5: mean within 5 * .5 / sqrt(4000) = .04, deviation within 5 * .5 / sqrt(8000) = .028."""
+    """Of 4000 logarithms with deviation .5: mean within 5 * .5 / sqrt(4000) = .04, deviation
+    within 5 * .5 / sqrt(8000) = .028.
+    """
     seconds = parse_speed("lognormal(sigma=0.5)")(4000, Key(1))
     assert abs(np.log(seconds).mean()) < 0.04
     assert abs(np.log(seconds).std() - 0.5) < 0.028
@@ -40,7 +42,9 @@ def test_speeds_are_as_asked() -> None:
 
 
 def test_an_answer_takes_its_steps_and_belongs_to_its_client() -> None:
-    """Without jitter: 3 steps of 2 seconds, 5 of 1. With it, a client's time does not depend on who else is asked."""
+    """Without jitter: 3 steps of 2 seconds, 5 of 1. With it, a client's time does not depend on
+    who else is asked.
+    """
     seconds = np.array([9.0, 2.0, 9.0, 1.0])
     plain = answer_times(np.array([1, 3]), np.array([3, 5]), seconds, Key(0), jitter=0)
     assert plain.tolist() == [6, 5]
@@ -55,7 +59,11 @@ def test_an_answer_takes_its_steps_and_belongs_to_its_client() -> None:
 times_lists = st.lists(st.floats(0.01, 1000), min_size=0, max_size=30).map(np.array)
 
 
-@given(times=times_lists, wanted=st.integers(1, 40), deadline=st.one_of(st.floats(0.01, 1000), st.just(math.inf)))
+@given(
+    times=times_lists,
+    wanted=st.integers(1, 40),
+    deadline=st.one_of(st.floats(0.01, 1000), st.just(math.inf)),
+)
 def test_the_first_in_time_and_nobody_else(times: np.ndarray, wanted: int, deadline: float) -> None:
     used = pick_in_time(times, wanted, deadline)
     assert used.sum() == min(wanted, int((times <= deadline).sum()))
@@ -69,11 +77,18 @@ def test_the_first_in_time_and_nobody_else(times: np.ndarray, wanted: int, deadl
 
 
 def test_of_equal_times_the_first_in_order() -> None:
-    assert pick_in_time(np.array([2.0, 1.0, 1.0, 1.0]), 2, math.inf).tolist() == [False, True, True, False]
+    assert pick_in_time(np.array([2.0, 1.0, 1.0, 1.0]), 2, math.inf).tolist() == [
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_how_long_a_round_takes() -> None:
-    """Times 3, 1, 9. The second of two wanted comes at 3. Three wanted by 5: the round waits until 5. Three without a deadline: until 9."""
+    """Times 3, 1, 9. The second of two wanted comes at 3. Three wanted by 5: the round waits
+    until 5. Three without a deadline: until 9.
+    """
     times = np.array([3.0, 1.0, 9.0])
     for wanted, deadline, length in (
         (2, math.inf, 3),
@@ -84,12 +99,16 @@ def test_how_long_a_round_takes() -> None:
         (2, 0.5, 0.5),
         (9, 20.0, 9),
     ):
-        assert round_length(times, pick_in_time(times, wanted, deadline), wanted, deadline) == length, (wanted, deadline)
+        assert (
+            round_length(times, pick_in_time(times, wanted, deadline), wanted, deadline) == length
+        ), (wanted, deadline)
     assert round_length(np.empty(0), np.empty(0, dtype=bool), 3, 5.0) == 0
 
 
 def test_deadlines() -> None:
-    """Of ten, the share .8 is the 8th; of three, ceil(2.4) = the 3rd; 0.7 * 10 must not become the 8th by rounding."""
+    """Of ten, the share .8 is the 8th; of three, ceil(2.4) = the 3rd; 0.7 * 10 must not become
+    the 8th by rounding.
+    """
     times = np.arange(10.0, 0.0, -1.0)
     assert parse_deadline("quantile")(times) == 8
     assert parse_deadline("quantile(share=0.7)")(times) == 7
@@ -109,17 +128,35 @@ def test_more_are_asked_than_wanted() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: parse_speed("lognormal(sigma=-1)"), "speed lognormal: sigma must be a number of at least 0"),
-        (lambda: parse_speed("classes(slow=2)"), "speed classes: slow must be a number from 0 to 1"),
-        (lambda: parse_speed("classes(factor=0.5)"), "speed classes: factor must be a number of at least 1"),
+        (
+            lambda: parse_speed("lognormal(sigma=-1)"),
+            "speed lognormal: sigma must be a number of at least 0",
+        ),
+        (
+            lambda: parse_speed("classes(slow=2)"),
+            "speed classes: slow must be a number from 0 to 1",
+        ),
+        (
+            lambda: parse_speed("classes(factor=0.5)"),
+            "speed classes: factor must be a number of at least 1",
+        ),
         (lambda: parse_speed("equal(seconds=0)"), "speed equal: seconds"),
         (lambda: parse_speed("logormal"), "unknown speed 'logormal': did you mean lognormal"),
         (lambda: parse_deadline("0"), "deadline after: seconds must be a number above 0, not 0"),
         (lambda: parse_deadline("nan"), "deadline after: seconds"),
         (lambda: parse_deadline("inf"), "deadline after: seconds"),
-        (lambda: parse_deadline("quantile(share=0)"), "deadline quantile: share must be a number above 0 and at most 1"),
-        (lambda: parse_deadline("after"), r"deadline 'after' needs seconds: write after\(seconds=...\)"),
-        (lambda: ask_more(10, 0.9, 100), "round.over_selection=0.9 would ask fewer clients than are wanted: give 1 or more"),
+        (
+            lambda: parse_deadline("quantile(share=0)"),
+            "deadline quantile: share must be a number above 0 and at most 1",
+        ),
+        (
+            lambda: parse_deadline("after"),
+            r"deadline 'after' needs seconds: write after\(seconds=...\)",
+        ),
+        (
+            lambda: ask_more(10, 0.9, 100),
+            "round.over_selection=0.9 would ask fewer clients than are wanted: give 1 or more",
+        ),
         (lambda: ask_more(10, math.inf, 100), "round.over_selection=inf"),
     ],
 )
@@ -136,7 +173,9 @@ def test_how_many_rounds_late() -> None:
 
 def test_staleness() -> None:
     """1 / (1 + s)^a: a = 1 gives 1, 1/2, 1/3."""
-    assert [staleness_weight(age, 1.0) for age in (0, 1, 2)] == pytest.approx([1, 1 / 2, 1 / 3], abs=1e-15)
+    assert [staleness_weight(age, 1.0) for age in (0, 1, 2)] == pytest.approx(
+        [1, 1 / 2, 1 / 3], abs=1e-15
+    )
     assert staleness_weight(5, 0.0) == 1
     with pytest.raises(ValueError, match="cannot be -1 rounds old"):
         staleness_weight(-1, 1.0)
@@ -145,11 +184,22 @@ def test_staleness() -> None:
 def make(clients: list[int], values: list[float], rounds: list[int]) -> Reply:
     k = len(clients)
     weight = torch.full((k,), 6.0, dtype=torch.float64)
-    return Reply(torch.tensor(clients), torch.tensor(rounds), {"w": torch.tensor(values)}, {}, {}, weight, {}, torch.zeros(k))
+    return Reply(
+        torch.tensor(clients),
+        torch.tensor(rounds),
+        {"w": torch.tensor(values)},
+        {},
+        {},
+        weight,
+        {},
+        torch.zeros(k),
+    )
 
 
 def test_a_late_answer_by_hand() -> None:
-    """It began at 10 in round 3 and came to 12; today, in round 5, the model is 7: it says 9, with a third of its weight for a = 1. Frozen names stay away."""
+    """It began at 10 in round 3 and came to 12; today, in round 5, the model is 7: it says 9,
+    with a third of its weight for a = 1. Frozen names stay away.
+    """
     began = Start({"w": torch.tensor(10.0), "frozen": torch.tensor(0.0)}, {})
     now = Start({"w": torch.tensor(7.0), "frozen": torch.tensor(0.0)}, {})
     found = bring_up_to_date(make([4], [12.0], [3]), began, now, round=5, a=1.0)

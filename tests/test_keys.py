@@ -20,7 +20,9 @@ def unsigned(words: torch.Tensor) -> list[int]:
 
 
 def test_the_hash_is_splitmix64() -> None:
-    """The first two outputs of SplitMix64 seeded with 1234567 are published with its reference code; the second starts one golden step on."""
+    """The first two outputs of SplitMix64 seeded with 1234567 are published with its reference
+    code; the second starts one golden step on.
+    """
     golden = 0x9E3779B97F4A7C15
     assert keys._hash(1234567) == 6457827717110365317
     assert keys._hash(1234567 + golden) == 3203168211198807973
@@ -28,14 +30,18 @@ def test_the_hash_is_splitmix64() -> None:
 
 
 def test_bits_follow_the_definition() -> None:
-    """Word i below key k is hash(k xor hash(i)), so for k = hash(0) word 0 is hash(0), and for k = 0 word 0 is hash(hash(0))."""
+    """Word i below key k is hash(k xor hash(i)), so for k = hash(0) word 0 is hash(0), and for
+    k = 0 word 0 is hash(hash(0)).
+    """
     zero = keys._hash(0)
     assert Key(zero).bits(1).tolist() == [zero]
     assert Key(0).bits(1).tolist() == [keys._hash(zero)]
 
 
 @given(any_value, st.lists(any_part, max_size=5), st.data())
-def test_folding_along_a_path_is_folding_step_by_step(value: int, path: list[int | str], data: st.DataObject) -> None:
+def test_folding_along_a_path_is_folding_step_by_step(
+    value: int, path: list[int | str], data: st.DataObject
+) -> None:
     cut = data.draw(st.integers(0, len(path)))
     assert Key(value).fold(*path).fold() == Key(value).fold(*path[:cut]).fold(*path[cut:])
 
@@ -66,7 +72,9 @@ def test_names_numbers_and_order_matter() -> None:
 def test_host_and_device_give_the_same_bits_and_numbers(value: int, count: int) -> None:
     key = Key(value)
     assert key.bits(count).tolist() == unsigned(keys.bits(key.tensor(), (count,)))
-    assert key.uniform(count).tolist() == keys.uniform(key.tensor(), (count,), torch.float64).tolist()
+    assert (
+        key.uniform(count).tolist() == keys.uniform(key.tensor(), (count,), torch.float64).tolist()
+    )
 
 
 def test_bits_of_a_shape_are_those_of_its_length() -> None:
@@ -84,19 +92,26 @@ def test_uniform_is_the_same_in_every_precision_and_never_one() -> None:
     assert double.min() >= 0
     assert double.max() < 1
     assert torch.equal(double * 2**24, (double * 2**24).round())
-    assert keys._shift(torch.tensor(-1), 40) == 2**24 - 1  # all bits set is the largest draw, 1 - 2**-24
+    # all bits set is the largest draw, 1 - 2**-24
+    assert keys._shift(torch.tensor(-1), 40) == 2**24 - 1
 
 
 def test_uniform_numbers_look_uniform() -> None:
-    """Of 100 000 draws a tenth falls into each tenth: binomial, deviation sqrt(100000 * .1 * .9) = 95; five of them are 475."""
+    """Of 100 000 draws a tenth falls into each tenth: binomial, deviation sqrt(100000 * .1 *
+    .9) = 95; five of them are 475.
+    """
     counts, _ = np.histogram(Key(2).uniform(100_000), bins=10, range=(0, 1))
     assert np.abs(counts - 10_000).max() < 475
-    neighbours = np.corrcoef([Key(i).uniform(1)[0] for i in range(2000)], [Key(i + 1).uniform(1)[0] for i in range(2000)])
+    neighbours = np.corrcoef(
+        [Key(i).uniform(1)[0] for i in range(2000)], [Key(i + 1).uniform(1)[0] for i in range(2000)]
+    )
     assert abs(neighbours[0, 1]) < 5 / np.sqrt(2000)
 
 
 def test_normal_numbers_look_normal() -> None:
-    """The mean of n draws deviates by 1/sqrt(n), their variance by sqrt(2/n), their fourth moment (3) by sqrt(96/n)."""
+    """The mean of n draws deviates by 1/sqrt(n), their variance by sqrt(2/n), their fourth
+    moment (3) by sqrt(96/n).
+    """
     n = 100_000
     draws = keys.normal(Key(3).tensor(), (n,), torch.float64)
     assert abs(float(draws.mean())) < 5 / n**0.5
@@ -107,7 +122,11 @@ def test_normal_numbers_look_normal() -> None:
 
 def test_normal_is_finite_at_the_ends_of_the_uniform_range(monkeypatch: pytest.MonkeyPatch) -> None:
     for edge in (0.0, 1 - 2.0**-24):
-        monkeypatch.setattr(keys, "uniform", lambda key, shape, dtype, edge=edge: torch.full(tuple(shape), edge, dtype=dtype))
+        monkeypatch.setattr(
+            keys,
+            "uniform",
+            lambda key, shape, dtype, edge=edge: torch.full(tuple(shape), edge, dtype=dtype),
+        )
         assert bool(torch.isfinite(keys.normal(Key(0).tensor(), (3,))).all())
 
 
@@ -125,7 +144,9 @@ def test_every_order_is_equally_likely() -> None:
 
 
 @given(any_value, st.integers(0, 40), st.data())
-def test_a_choice_is_ascending_and_without_repetition(value: int, count: int, data: st.DataObject) -> None:
+def test_a_choice_is_ascending_and_without_repetition(
+    value: int, count: int, data: st.DataObject
+) -> None:
     size = data.draw(st.integers(0, count))
     chosen = Key(value).choice(count, size)
     assert len(chosen) == size
@@ -140,9 +161,14 @@ def test_the_generator_is_a_function_of_the_key() -> None:
 
 
 def test_the_generator_uses_every_bit_of_the_key() -> None:
-    """A key from 2**63 on must not pass through float64, which has 53 bits: 2**63 and 2**63 + 1 would then draw the same."""
-    assert not np.array_equal(Key(2**63).generator().random(3), Key(2**63 + 1).generator().random(3))
-    assert np.array_equal(Key(-1).generator().random(3), Key(2**64 - 1).generator().random(3))  # the same 64 bits
+    """A key from 2**63 on must not pass through float64, which has 53 bits: 2**63 and 2**63 + 1
+    would then draw the same.
+    """
+    assert not np.array_equal(
+        Key(2**63).generator().random(3), Key(2**63 + 1).generator().random(3)
+    )
+    # the same 64 bits
+    assert np.array_equal(Key(-1).generator().random(3), Key(2**64 - 1).generator().random(3))
 
 
 def test_drawing_leaves_the_global_generators_alone() -> None:

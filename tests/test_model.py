@@ -72,11 +72,18 @@ def test_an_attribute_named_head_is_the_head() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(x) + 0 * self.late(x)
 
-    assert wrap_double(Deep(), 5).head == ("head.0.weight", "head.0.bias", "head.2.weight", "head.2.bias")
+    assert wrap_double(Deep(), 5).head == (
+        "head.0.weight",
+        "head.0.bias",
+        "head.2.weight",
+        "head.2.bias",
+    )
 
 
 def test_else_the_last_linear_layer_with_one_output_a_class_is() -> None:
-    module = nn.Sequential(nn.Linear(5, CLASSES), nn.ReLU(), nn.Linear(CLASSES, CLASSES), nn.Sequential(nn.Identity()))
+    module = nn.Sequential(
+        nn.Linear(5, CLASSES), nn.ReLU(), nn.Linear(CLASSES, CLASSES), nn.Sequential(nn.Identity())
+    )
     assert wrap_double(module, 5).head == ("2.weight", "2.bias")
 
 
@@ -131,7 +138,12 @@ def test_layers_are_counted_from_the_output_and_own_the_norms_after_them() -> No
 @pytest.mark.parametrize("depth", [-1, 5])
 def test_a_depth_the_model_does_not_have_is_refused(depth: int) -> None:
     model = wrap_double(nn.Sequential(*(nn.Linear(3, 3) for _ in range(4))), 3)
-    with pytest.raises(InputError, match=f"a[n]* aggregation depth of {depth} does not fit this model: it has 4 layers .* use 0 to 4"):
+    with pytest.raises(
+        InputError,
+        match=f"a[n]* aggregation depth of {depth} does not fit this model: it has 4 layers .*"
+        " use 0"
+        " to 4",
+    ):
         model.group(depth)
 
 
@@ -176,8 +188,12 @@ def test_a_pass_changes_nothing_and_can_be_repeated() -> None:
 def test_outputs_follow_the_parameters_given() -> None:
     model, x = wrap_double(nn.Sequential(nn.Linear(5, CLASSES)), 5), rows(2, 5)
     zeros = trees.zeros_like(model.initial.params)
-    assert torch.equal(model.apply(zeros, {}, x)[0].logits, torch.zeros(2, CLASSES, dtype=torch.float64))
-    assert torch.equal(model.judge_rows(Start(zeros, {}), x).logits, torch.zeros(2, CLASSES, dtype=torch.float64))
+    assert torch.equal(
+        model.apply(zeros, {}, x)[0].logits, torch.zeros(2, CLASSES, dtype=torch.float64)
+    )
+    assert torch.equal(
+        model.judge_rows(Start(zeros, {}), x).logits, torch.zeros(2, CLASSES, dtype=torch.float64)
+    )
 
 
 def test_an_ordinary_module_says_what_the_judge_says() -> None:
@@ -186,7 +202,9 @@ def test_an_ordinary_module_says_what_the_judge_says() -> None:
     trained = Start(trees.scale(model.initial.params, 1.5), buffers)
     module = model.to_module(trained)
     with torch.no_grad():
-        torch.testing.assert_close(module(x), model.judge_rows(trained, x).logits, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            module(x), model.judge_rows(trained, x).logits, rtol=1e-12, atol=1e-12
+        )
         assert not torch.allclose(module(x), model.judge_rows(model.initial, x).logits)
     assert not module.training
     assert type(module) is Net
@@ -210,18 +228,29 @@ def test_tied_weights_stay_tied() -> None:
     changed = Start(trees.scale(model.initial.params, 2.0), {})
     out = model.judge_rows(changed, tokens)
     table = changed.params["table.weight"]
-    torch.testing.assert_close(out.logits, table[tokens].mean(dim=1) @ table.T + changed.params["head.bias"], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        out.logits,
+        table[tokens].mean(dim=1) @ table.T + changed.params["head.bias"],
+        rtol=1e-12,
+        atol=1e-12,
+    )
     restored = model.to_module(changed)
     assert restored.head.weight is restored.table.weight
     torch.testing.assert_close(restored(tokens).detach(), out.logits, rtol=1e-12, atol=1e-12)
-    gradients = torch.func.grad(lambda p: model.apply(p, {}, tokens)[0].logits.square().sum())(model.initial.params)
+    gradients = torch.func.grad(lambda p: model.apply(p, {}, tokens)[0].logits.square().sum())(
+        model.initial.params
+    )
     module(tokens).square().sum().backward()
-    torch.testing.assert_close(gradients["table.weight"], module.table.weight.grad, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        gradients["table.weight"], module.table.weight.grad, rtol=1e-12, atol=1e-12
+    )
 
 
 def test_weights_are_drawn_from_the_key() -> None:
     random = torch.get_rng_state()
-    first, again, other = (initialise(lambda: nn.Linear(5, 4), Key(number)) for number in (1, 1, 2**64 - 1))
+    first, again, other = (
+        initialise(lambda: nn.Linear(5, 4), Key(number)) for number in (1, 1, 2**64 - 1)
+    )
     assert torch.equal(first.weight, again.weight)
     assert not torch.equal(first.weight, other.weight)
     assert torch.equal(torch.get_rng_state(), random)
@@ -241,7 +270,10 @@ def test_the_precision_asked_for_is_that_of_everything() -> None:
 
 
 def test_half_precision_inside_still_gives_single_precision_outside() -> None:
-    module, x = fresh(lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, CLASSES))), rows(3, 5, dtype=torch.float32)
+    module, x = (
+        fresh(lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, CLASSES))),
+        rows(3, 5, dtype=torch.float32),
+    )
     half, whole = (wrap(module, x, CLASSES, autocast=dtype) for dtype in (torch.bfloat16, None))
     out, exact = half.judge_rows(half.initial, x), whole.judge_rows(whole.initial, x)
     assert out.logits.dtype == out.features.dtype == torch.float32
@@ -258,8 +290,14 @@ class Views(nn.Module):
         self.head = nn.Linear((2 if convolves else 3) * 4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.first(x).view(torch.int64 if x.dtype == torch.float64 else torch.int32).view(x.dtype)
-        answer: Tensor = self.head(y.view(len(x), -1).view_as(torch.empty(len(x), self.head.in_features)))
+        y = (
+            self.first(x)
+            .view(torch.int64 if x.dtype == torch.float64 else torch.int32)
+            .view(x.dtype)
+        )
+        answer: Tensor = self.head(
+            y.view(len(x), -1).view_as(torch.empty(len(x), self.head.in_features))
+        )
         return answer
 
 
@@ -270,7 +308,10 @@ def test_images_viewed_as_rows_may_lie_with_the_channels_innermost(convolves: bo
     assert model.views
     turned = x.contiguous(memory_format=torch.channels_last)
     plain = model.judge(x)
-    for judge in (lambda x: model.judge_rows(model.initial, x).logits, lambda x: model.apply(*model.initial, x)[0].logits):
+    for judge in (
+        lambda x: model.judge_rows(model.initial, x).logits,
+        lambda x: model.apply(*model.initial, x)[0].logits,
+    ):
         for images in (x, turned):
             torch.testing.assert_close(judge(images), plain)
     with pytest.raises(RuntimeError, match="view"):
@@ -278,5 +319,7 @@ def test_images_viewed_as_rows_may_lie_with_the_channels_innermost(convolves: bo
 
 
 def test_other_networks_are_called_as_they_are() -> None:
-    assert not wrap(nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten(), nn.Linear(8, 2)), torch.randn(3, 3, 2, 2), 2).views
+    assert not wrap(
+        nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten(), nn.Linear(8, 2)), torch.randn(3, 3, 2, 2), 2
+    ).views
     assert not wrap(nn.Linear(3, 2), torch.randn(3, 3), 2).views

@@ -28,12 +28,19 @@ def key_of(number: int) -> Tensor:
 
 def dropped(module: nn.Module, x: Tensor, key: Tensor) -> Tensor:
     """What a head that copies its input would see: the features."""
-    model = wrap(nn.Sequential(module, nn.Flatten(), nn.Linear(x[0].numel(), CLASSES)), x[:2], CLASSES, dtype=x.dtype)
+    model = wrap(
+        nn.Sequential(module, nn.Flatten(), nn.Linear(x[0].numel(), CLASSES)),
+        x[:2],
+        CLASSES,
+        dtype=x.dtype,
+    )
     return model.apply(*model.initial, x, key)[0].features.reshape(x.shape)
 
 
 def test_dropout_zeroes_a_share_and_scales_the_rest() -> None:
-    """p = 1/4 of 40 000: 10 000 zeros, deviation sqrt(40000 * 1/4 * 3/4) = 87; what stays is divided by 3/4."""
+    """p = 1/4 of 40 000: 10 000 zeros, deviation sqrt(40000 * 1/4 * 3/4) = 87; what stays is
+    divided by 3/4.
+    """
     x = torch.full((200, 200), 3.0, dtype=torch.float64)
     seen = dropped(nn.Dropout(0.25), x, key_of(0))
     assert set(seen.unique().tolist()) == {0.0, 4.0}
@@ -41,7 +48,12 @@ def test_dropout_zeroes_a_share_and_scales_the_rest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layer", "shape"), [(nn.Dropout1d(), (50, 40, 3)), (nn.Dropout2d(), (50, 40, 2, 2)), (nn.Dropout3d(), (50, 40, 1, 2, 2))]
+    ("layer", "shape"),
+    [
+        (nn.Dropout1d(), (50, 40, 3)),
+        (nn.Dropout2d(), (50, 40, 2, 2)),
+        (nn.Dropout3d(), (50, 40, 1, 2, 2)),
+    ],
 )
 def test_channel_dropout_takes_whole_channels(layer: nn.Module, shape: tuple[int, ...]) -> None:
     seen = dropped(layer, torch.ones(shape), key_of(0)).reshape(*shape[:2], -1)
@@ -59,9 +71,13 @@ def test_masks_are_a_function_of_the_key() -> None:
 
 
 def test_the_same_mask_in_every_precision() -> None:
-    masks = [dropped(nn.Dropout(), torch.ones(20, 20, dtype=dtype), key_of(3)) == 0 for dtype in (torch.float32, torch.float64)]
+    masks = [
+        dropped(nn.Dropout(), torch.ones(20, 20, dtype=dtype), key_of(3)) == 0
+        for dtype in (torch.float32, torch.float64)
+    ]
     assert torch.equal(*masks)
-    layer = KeyedDropout(0.3, False, 0).train()  # under autocast a layer is handed bf16, in which draws near 0.3 would be rounded across it
+    # under autocast a layer is handed bf16, in which draws near 0.3 would be rounded across it
+    layer = KeyedDropout(0.3, False, 0).train()
     wide = torch.ones(300, 300)
     assert torch.equal(layer(wide) == 0, layer(wide.bfloat16()) == 0)
 
@@ -71,14 +87,22 @@ def test_a_stack_draws_what_each_client_would() -> None:
     x, client_keys = rows(3, 5, 6), torch.stack([key_of(client) for client in range(3)])
     together = vmap(lambda x, key: model.apply(*model.initial, x, key)[0].features)(x, client_keys)
     for client in range(3):
-        assert torch.equal(together[client], model.apply(*model.initial, x[client], client_keys[client])[0].features)
+        assert torch.equal(
+            together[client],
+            model.apply(*model.initial, x[client], client_keys[client])[0].features,
+        )
 
 
 def test_layers_draw_independently() -> None:
-    model = wrap_double(nn.Sequential(nn.Dropout(), nn.Identity(), nn.Dropout(), nn.Linear(400, CLASSES)), 400)
-    seen = model.apply(*model.initial, torch.ones(100, 400, dtype=torch.float64), key_of(0))[0].features
+    model = wrap_double(
+        nn.Sequential(nn.Dropout(), nn.Identity(), nn.Dropout(), nn.Linear(400, CLASSES)), 400
+    )
+    seen = model.apply(*model.initial, torch.ones(100, 400, dtype=torch.float64), key_of(0))[
+        0
+    ].features
     survivors = int((seen > 0).sum())
-    assert abs(survivors - 10_000) < 5 * 87  # of 40 000 a quarter survives both; with one mask for two a half would
+    # of 40 000 a quarter survives both; with one mask for two a half would
+    assert abs(survivors - 10_000) < 5 * 87
 
 
 def test_one_dropout_at_two_places_of_a_network_draws_from_keys_at_both() -> None:
@@ -105,7 +129,14 @@ def test_dropping_everything_gives_zeros_and_no_nan() -> None:
 
 
 def test_dropout_comes_back_in_an_ordinary_module() -> None:
-    model = wrap_double(nn.Sequential(nn.Dropout(0.3), nn.Sequential(nn.Dropout2d(0.2)), nn.Flatten(), nn.Linear(8, CLASSES)), 2, 2, 2)
+    model = wrap_double(
+        nn.Sequential(
+            nn.Dropout(0.3), nn.Sequential(nn.Dropout2d(0.2)), nn.Flatten(), nn.Linear(8, CLASSES)
+        ),
+        2,
+        2,
+        2,
+    )
     module = model.to_module(model.initial)
     assert (type(module[0]), module[0].p) == (nn.Dropout, 0.3)
     assert (type(module[1][0]), module[1][0].p) == (nn.Dropout2d, 0.2)

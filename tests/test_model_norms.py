@@ -1,4 +1,6 @@
-"""Layers with statistics: what they return, what freezing does, and which of them look across the rows of a batch."""
+"""Layers with statistics: what they return, what freezing does, and which of them look across
+the rows of a batch.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def key_of(number: int) -> Tensor:
 
 def test_batch_norm_returns_what_torch_would_have_written() -> None:
     def build() -> nn.Module:
-        return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, momentum=0.3), nn.Linear(4, CLASSES)).double()
+        return nn.Sequential(
+            nn.Linear(5, 4), nn.BatchNorm1d(4, momentum=0.3), nn.Linear(4, CLASSES)
+        ).double()
 
     plain, x = fresh(build), rows(7, 5)
     model = wrap_double(plain, 5)
@@ -70,16 +74,31 @@ def test_batch_norm_returns_what_torch_would_have_written() -> None:
 def test_frozen_buffers_are_used_and_stay() -> None:
     model, x = wrap_double(fresh(Net), 1, 4, 4, freeze_buffers=True), rows(8, 1, 4, 4)
     model.initial.buffers["norm.running_mean"] += 3
-    params = model.initial.params | {"head.weight": torch.zeros(CLASSES, CLASSES, dtype=torch.float64)}
+    params = model.initial.params | {
+        "head.weight": torch.zeros(CLASSES, CLASSES, dtype=torch.float64)
+    }
     _, new = model.apply(params, model.initial.buffers, x, key_of(0))
     assert all(torch.equal(new[name], value) for name, value in model.initial.buffers.items())
-    no_dropout = wrap_double(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES)), 5, freeze_buffers=True)
-    trained, judged = no_dropout.apply(*no_dropout.initial, rows(6, 5))[0], no_dropout.judge_rows(no_dropout.initial, rows(6, 5))
-    torch.testing.assert_close(trained.logits, judged.logits, rtol=1e-12, atol=1e-12)  # the same statistics in both modes
+    no_dropout = wrap_double(
+        nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES)),
+        5,
+        freeze_buffers=True,
+    )
+    trained, judged = (
+        no_dropout.apply(*no_dropout.initial, rows(6, 5))[0],
+        no_dropout.judge_rows(no_dropout.initial, rows(6, 5)),
+    )
+    # the same statistics in both modes
+    torch.testing.assert_close(trained.logits, judged.logits, rtol=1e-12, atol=1e-12)
 
 
 def test_frozen_buffers_stay_in_every_norm_that_has_them() -> None:
-    module = nn.Sequential(nn.Unflatten(1, (4, 2)), nn.InstanceNorm1d(4, track_running_stats=True), nn.Flatten(), nn.Linear(8, CLASSES))
+    module = nn.Sequential(
+        nn.Unflatten(1, (4, 2)),
+        nn.InstanceNorm1d(4, track_running_stats=True),
+        nn.Flatten(),
+        nn.Linear(8, CLASSES),
+    )
     model = wrap_double(module, 8, freeze_buffers=True)
     _, new = model.apply(*model.initial, rows(5, 8))
     assert all(torch.equal(new[name], value) for name, value in model.initial.buffers.items())
@@ -97,14 +116,21 @@ def test_a_stack_of_clients_equals_a_loop_with_dropout_and_batch_norm() -> None:
     """Gradients by torch.func over the stack, by plain autograd in the loop."""
     model = wrap_double(fresh(Net), 1, 4, 4)
     starts = [trees.scale(model.initial.params, 1 + 0.1 * client) for client in range(3)]
-    buffers = [model.initial.buffers | {"norm.running_mean": torch.full((4,), float(client)).double()} for client in range(3)]
+    buffers = [
+        model.initial.buffers | {"norm.running_mean": torch.full((4,), float(client)).double()}
+        for client in range(3)
+    ]
     x, client_keys = rows(3, 6, 1, 4, 4), torch.stack([key_of(client) for client in range(3)])
     step = torch.func.grad(loss_and_buffers(model), has_aux=True)
     grads, new = vmap(step)(trees.stack(starts), trees.stack(buffers), x, client_keys)
     for client in range(3):
         leaves = {name: value.clone().requires_grad_() for name, value in starts[client].items()}
-        loss, expected = loss_and_buffers(model)(leaves, buffers[client], x[client], client_keys[client])
-        for name, gradient in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
+        loss, expected = loss_and_buffers(model)(
+            leaves, buffers[client], x[client], client_keys[client]
+        )
+        for name, gradient in zip(
+            leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True
+        ):
             torch.testing.assert_close(grads[name][client], gradient, rtol=1e-12, atol=1e-12)
         for name, value in expected.items():
             torch.testing.assert_close(new[name][client], value, rtol=1e-12, atol=1e-12)
@@ -130,53 +156,94 @@ def test_layers_whose_batch_statistics_padding_would_spoil_are_known() -> None:
 )
 def test_less_common_norms_that_look_across_rows_are_known_too(layer: nn.Module) -> None:
     """The first normalises by the batch; the second averages its statistics over it."""
-    model = wrap_double(nn.Sequential(nn.Unflatten(1, (4, 2)), layer, nn.Flatten(), nn.Linear(8, CLASSES)), 8)
+    model = wrap_double(
+        nn.Sequential(nn.Unflatten(1, (4, 2)), layer, nn.Flatten(), nn.Linear(8, CLASSES)), 8
+    )
     x = rows(3, 8)
     padded = torch.cat([x, x[:1]])
     out, new = model.apply(*model.initial, x)
     out_padded, new_padded = model.apply(*model.initial, padded)
-    spoiled = not torch.allclose(out.logits, out_padded.logits[:3]) or not all(torch.allclose(new[name], new_padded[name]) for name in new)
+    spoiled = not torch.allclose(out.logits, out_padded.logits[:3]) or not all(
+        torch.allclose(new[name], new_padded[name]) for name in new
+    )
     assert spoiled  # else the name would not matter
     assert model.mixes_rows
 
 
 @pytest.mark.parametrize(
-    "norm", [nn.BatchNorm2d(4), nn.InstanceNorm2d(4, affine=True), nn.GroupNorm(2, 4)], ids=lambda norm: type(norm).__name__
+    "norm",
+    [nn.BatchNorm2d(4), nn.InstanceNorm2d(4, affine=True), nn.GroupNorm(2, 4)],
+    ids=lambda norm: type(norm).__name__,
 )
 def test_lower_precision_in_a_stack(norm: nn.Module) -> None:
-    """As torch's own autocast has it, to the last bit; the gradients of a stack are those of every model alone, as far as bfloat16 goes."""
-    module = fresh(lambda: nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), norm, nn.ReLU(), nn.Flatten(), nn.Linear(64, CLASSES)))
-    model, x = wrap(module, rows(2, 1, 6, 6).float(), CLASSES, autocast=torch.bfloat16), rows(3, 5, 1, 6, 6).float()
+    """As torch's own autocast has it, to the last bit; the gradients of a stack are those of
+    every model alone, as far as bfloat16 goes.
+    """
+    module = fresh(
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 3, bias=False), norm, nn.ReLU(), nn.Flatten(), nn.Linear(64, CLASSES)
+        )
+    )
+    model, x = (
+        wrap(module, rows(2, 1, 6, 6).float(), CLASSES, autocast=torch.bfloat16),
+        rows(3, 5, 1, 6, 6).float(),
+    )
     assert model.initial.params["4.weight"].dtype == torch.float32
     with torch.autocast("cpu", dtype=torch.bfloat16):
         plain = module.train()(x[0]).float()
     assert torch.equal(model.apply(*model.initial, x[0])[0].logits, plain)
 
     def gradient(params: Params, buffers: Params, x: Tensor) -> Params:
-        return grad(lambda params: model.apply(params, buffers, x)[0].logits.square().mean())(params)
+        return grad(lambda params: model.apply(params, buffers, x)[0].logits.square().mean())(
+            params
+        )
 
-    stacked = vmap(gradient, in_dims=(None, 0, 0))(model.initial.params, trees.clone(trees.expand(model.initial.buffers, 3)), x)
+    stacked = vmap(gradient, in_dims=(None, 0, 0))(
+        model.initial.params, trees.clone(trees.expand(model.initial.buffers, 3)), x
+    )
     for number in range(3):
         for name, alone in gradient(*model.initial, x[number]).items():
-            torch.testing.assert_close(stacked[name][number], alone, rtol=0, atol=0.02 * float(alone.abs().max()))
+            torch.testing.assert_close(
+                stacked[name][number], alone, rtol=0, atol=0.02 * float(alone.abs().max())
+            )
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_lower_precision_in_a_stack_that_is_judged(shared: bool) -> None:
-    """Every layer answers in the precision in which it does for one model alone, also where nothing is differentiated."""
-    module = fresh(lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, CLASSES)))
-    model, x = wrap(module, rows(2, 1, 6, 6).float(), CLASSES, autocast=torch.bfloat16), rows(3, 5, 1, 6, 6).float()
+    """Every layer answers in the precision in which it does for one model alone, also where
+    nothing is differentiated.
+    """
+    module = fresh(
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.Conv2d(4, 4, 3),
+            nn.Flatten(),
+            nn.Linear(16, CLASSES),
+        )
+    )
+    model, x = (
+        wrap(module, rows(2, 1, 6, 6).float(), CLASSES, autocast=torch.bfloat16),
+        rows(3, 5, 1, 6, 6).float(),
+    )
     seen: list[torch.dtype] = []
     for layer in model.judge:  # type: ignore[union-attr]
         layer.register_forward_hook(lambda layer, inputs, answer: seen.append(answer.dtype))
     stack = Start(*(trees.clone(trees.expand(tree, 3)) for tree in model.initial))
     with torch.no_grad():
-        stacked = vmap(model.judge_rows, in_dims=(0, None if shared else 0))(stack, x[0] if shared else x)
+        stacked = vmap(model.judge_rows, in_dims=(0, None if shared else 0))(
+            stack, x[0] if shared else x
+        )
         in_stack = seen.copy()
         for number in range(3):
             seen.clear()
             alone = model.judge_rows(model.initial, x[0 if shared else number])
             assert seen == in_stack
-            torch.testing.assert_close(stacked.logits[number], alone.logits, rtol=0, atol=0.02 * float(alone.logits.abs().max()))
+            torch.testing.assert_close(
+                stacked.logits[number],
+                alone.logits,
+                rtol=0,
+                atol=0.02 * float(alone.logits.abs().max()),
+            )
     assert set(seen) == {torch.bfloat16}
     assert not stacked.logits.requires_grad

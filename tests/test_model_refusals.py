@@ -70,11 +70,17 @@ class Slashed(nn.Module):
 
 REFUSALS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "batch norm without momentum": (
-        lambda: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, momentum=None), nn.Linear(4, CLASSES)),
+        lambda: nn.Sequential(
+            nn.Linear(5, 4), nn.BatchNorm1d(4, momentum=None), nn.Linear(4, CLASSES)
+        ),
         (5,),
         r"layer 1 \(BatchNorm1d\) has momentum=None.*give it a number such as 0.1",
     ),
-    "a lazy layer": (lambda: nn.Sequential(nn.LazyLinear(CLASSES)), (5,), r"layer 0 \(LazyLinear\) has no shape yet: run the model once"),
+    "a lazy layer": (
+        lambda: nn.Sequential(nn.LazyLinear(CLASSES)),
+        (5,),
+        r"layer 0 \(LazyLinear\) has no shape yet: run the model once",
+    ),
     "a lazy norm": (
         lambda: nn.Sequential(nn.LazyBatchNorm1d(), nn.Linear(5, CLASSES)),
         (5,),
@@ -83,7 +89,8 @@ REFUSALS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "an LSTM with dropout": (
         lambda: Sequence(nn.LSTM(5, 4, 2, batch_first=True, dropout=0.1)),
         (6, 5),
-        r"layer layer \(LSTM\) drops out inside.*set its dropout to 0 and put an nn.Dropout after it",
+        r"layer layer \(LSTM\) drops out inside.*set its dropout to 0 and put an"
+        r" nn.Dropout after it",
     ),
     "attention with dropout": (
         lambda: nn.Sequential(nn.MultiheadAttention(4, 2, dropout=0.1), nn.Linear(4, CLASSES)),
@@ -95,23 +102,49 @@ REFUSALS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
         (5,),
         r"layer 0 \(AlphaDropout\) draws random numbers.*use nn.Dropout",
     ),
-    "a random activation": (lambda: nn.Sequential(nn.Linear(5, CLASSES), nn.RReLU()), (5,), r"layer 1 \(RReLU\) draws random numbers"),
-    "functional dropout": (Noisy, (5,), "model Noisy draws random numbers of its own in training.*use nn.Dropout"),
+    "a random activation": (
+        lambda: nn.Sequential(nn.Linear(5, CLASSES), nn.RReLU()),
+        (5,),
+        r"layer 1 \(RReLU\) draws random numbers",
+    ),
+    "functional dropout": (
+        Noisy,
+        (5,),
+        "model Noisy draws random numbers of its own in training.*use nn.Dropout",
+    ),
     "another output in training": (TwoFaced, (5,), "model TwoFaced fails in training mode"),
-    "a separator in a name": (Slashed, (5,), "parameter out.a/b.weight has a / in its name.*rename that module"),
-    "no parameters": (lambda: nn.Sequential(nn.ReLU()), (CLASSES,), "the model has no parameters: there is nothing to train"),
+    "a separator in a name": (
+        Slashed,
+        (5,),
+        "parameter out.a/b.weight has a / in its name.*rename that module",
+    ),
+    "no parameters": (
+        lambda: nn.Sequential(nn.ReLU()),
+        (CLASSES,),
+        "the model has no parameters: there is nothing to train",
+    ),
     "too many outputs": (
         lambda: nn.Sequential(nn.Linear(5, 4)),
         (5,),
-        r"model Sequential gives outputs of shape \(2, 4\) for 2 examples, but the data have 3 classes: its last layer must have 3 outputs",
+        r"model Sequential gives outputs of shape \(2, 4\) for 2 examples, but the data"
+        r" have 3 classes: its last layer must have 3 outputs",
     ),
-    "outputs for every position": (lambda: nn.Linear(5, CLASSES), (6, 5), r"gives outputs of shape \(2, 6, 3\)"),
+    "outputs for every position": (
+        lambda: nn.Linear(5, CLASSES),
+        (6, 5),
+        r"gives outputs of shape \(2, 6, 3\)",
+    ),
     "the wrong input": (
         lambda: nn.Sequential(nn.Linear(4, CLASSES)),
         (5,),
-        r"model Sequential does not accept this data's examples of shape 5 \(torch.float64\): .*; choose a model that fits, or resize the data",
+        r"model Sequential does not accept this data's examples of shape 5"
+        r" \(torch.float64\): .*; choose a model that fits, or resize the data",
     ),
-    "an image where a table is wanted": (lambda: nn.Sequential(nn.Linear(64, CLASSES)), (1, 8, 8), "examples of shape 1x8x8"),
+    "an image where a table is wanted": (
+        lambda: nn.Sequential(nn.Linear(64, CLASSES)),
+        (1, 8, 8),
+        "examples of shape 1x8x8",
+    ),
 }
 
 
@@ -127,7 +160,12 @@ def test_what_cannot_be_made_pure_is_refused_with_the_cure(case: str) -> None:
 
 
 def test_a_recurrent_network_without_dropout_is_fine() -> None:
-    model = wrap(fresh(lambda: Sequence(nn.GRU(5, 4, 2, batch_first=True))), rows(2, 6, 5), CLASSES, dtype=torch.float64)
+    model = wrap(
+        fresh(lambda: Sequence(nn.GRU(5, 4, 2, batch_first=True))),
+        rows(2, 6, 5),
+        CLASSES,
+        dtype=torch.float64,
+    )
     assert model.judge_rows(model.initial, rows(3, 6, 5)).logits.shape == (3, CLASSES)
 
 

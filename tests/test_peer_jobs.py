@@ -1,4 +1,6 @@
-"""benchmarks/peers: the files of a job, the turns, the table, the refusals. The simulators themselves are not installed here."""
+"""benchmarks/peers: the files of a job, the turns, the table, the refusals. The simulators
+themselves are not installed here.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,25 @@ from remanence.signals import Terminated  # noqa: E402
 
 PEERS_FOLDER = Path(contenders.__file__).parent
 # Four of six clients on 60 training rows: batches of 8 leave a short last one.
-TINY = {"data.name": "synthetic(samples=72, classes=10, shape='3x32x32', test=0.1666)", "clients.count": 6, "clients.sample": 4}
+TINY = {
+    "data.name": "synthetic(samples=72, classes=10, shape='3x32x32', test=0.1666)",
+    "clients.count": 6,
+    "clients.sample": 4,
+}
 RAGGED = {**TINY, "data.partition": "quantity(power=1.5, minimum=3)", "local.epochs": 2}
 
 
 def test_a_job_is_written_with_every_row_once_an_epoch(tmp_path: Path) -> None:
     settings = job_folder.write_job("A", tmp_path / "A", RAGGED)
     job = PeerJob(tmp_path / "A")
-    assert (job.name, job.model, job.batch, job.epochs, job.clients, len(job.cohort)) == ("A", "lenet", 8, 2, 6, 4)
+    assert (job.name, job.model, job.batch, job.epochs, job.clients, len(job.cohort)) == (
+        "A",
+        "lenet",
+        8,
+        2,
+        6,
+        4,
+    )
     assert (job.optimizer, job.rule["betas"], job.rule["lr"]) == ("Adam", [0.9, 0.999], 0.001)
     assert settings["sizes"] == job.sizes
     assert len(set(job.sizes)) > 1
@@ -54,7 +67,9 @@ def test_a_job_is_written_with_every_row_once_an_epoch(tmp_path: Path) -> None:
 
 
 def test_a_plain_loop_over_the_files_ends_where_our_engine_does(tmp_path: Path) -> None:
-    """The witness that data, order, weights and optimiser in the files are those of the experiment: ours never reads them."""
+    """The witness that data, order, weights and optimiser in the files are those of the
+    experiment: ours never reads them.
+    """
     job_folder.write_job("A", tmp_path / "A", RAGGED)
     job = PeerJob(tmp_path / "A")
     local = []
@@ -63,13 +78,20 @@ def test_a_plain_loop_over_the_files_ends_where_our_engine_does(tmp_path: Path) 
         torch_job.fit(model, job, torch_job.Epochs(job, client))
         local.append(torch_job.weights_of(model))
     merged, evenly = (
-        {name: np.average([weights[name] for weights in local], axis=0, weights=shares) for name in local[0]}
+        {
+            name: np.average([weights[name] for weights in local], axis=0, weights=shares)
+            for name in local[0]
+        }
         for shares in (job.sizes, None)
     )
     experiment, state, work = prepare(JOBS["A"], "cpu", "fp32", RAGGED)
-    ours = {name: value.numpy() for name, value in train_ours(experiment, state, work, Loop(experiment.task)).params.items()}
+    ours = {
+        name: value.numpy()
+        for name, value in train_ours(experiment, state, work, Loop(experiment.task)).params.items()
+    }
     assert turns.distance(job.start(), ours, merged) < 1e-3
-    assert turns.distance(job.start(), ours, evenly) > turns.SAME  # an average without weights, the easiest thing to get wrong, is noticed
+    # an average without weights, the easiest thing to get wrong, is noticed
+    assert turns.distance(job.start(), ours, evenly) > turns.SAME
 
 
 def test_epochs_follow_the_plan_and_begin_again(tmp_path: Path) -> None:
@@ -83,7 +105,8 @@ def test_epochs_follow_the_plan_and_begin_again(tmp_path: Path) -> None:
     assert len(data) == -(-len(data.y) // 8)
 
 
-# What a driver says and hears, without a simulator behind it. {end} is where its one weight ends after a first round that starts at 0.
+# What a driver says and hears, without a simulator behind it. {end} is where its one weight ends
+# after a first round that starts at 0.
 DRIVER = """
 import json, sys
 from pathlib import Path
@@ -116,7 +139,9 @@ def test_turns_are_taken_and_who_fails_is_out(tmp_path: Path) -> None:
         pretend(tmp_path, "other", 1.5),
         pretend(tmp_path, "broken", 1.0, action="raise ValueError('no such thing')"),
     ]
-    (plain, same, other, broken), stop = turns.play_job(players, folder, repeat=2, say=lambda line: None, patience=60)
+    (plain, same, other, broken), stop = turns.play_job(
+        players, folder, repeat=2, say=lambda line: None, patience=60
+    )
     assert stop is None
     # Three turns; each begins one place further on, and the broken one is not asked again.
     assert (folder / "calls.txt").read_text().split("\n")[:-1] == [
@@ -125,7 +150,12 @@ def test_turns_are_taken_and_who_fails_is_out(tmp_path: Path) -> None:
         *("other", PLAIN.name, "same"),
     ]
     assert plain.seconds == same.seconds == [2.0, 2.0]
-    assert (plain.difference, plain.problem, plain.versions, plain.note) == (0.0, "", "nothing 1", "one process")
+    assert (plain.difference, plain.problem, plain.versions, plain.note) == (
+        0.0,
+        "",
+        "nothing 1",
+        "one process",
+    )
     assert same.difference == pytest.approx(0.004)
     assert not same.problem
     assert other.problem == "does other work: its first round ends 50.0% away from the plain loop's"
@@ -133,8 +163,12 @@ def test_turns_are_taken_and_who_fails_is_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("at", "times"), [(2, (0, 0)), (3, (0, 1)), (5, (2, 1))])
-def test_what_was_measured_is_kept_when_it_is_stopped(at: int, times: tuple[int, int], tmp_path: Path) -> None:
-    """Lines of a turn come in the order plain, other; other, plain; plain, other. What is said when it is stopped does not count."""
+def test_what_was_measured_is_kept_when_it_is_stopped(
+    at: int, times: tuple[int, int], tmp_path: Path
+) -> None:
+    """Lines of a turn come in the order plain, other; other, plain; plain, other. What is said
+    when it is stopped does not count.
+    """
     folder = tmp_path / "job"
     folder.mkdir()
     np.savez(folder / "start.npz", w=np.zeros(1))
@@ -180,7 +214,15 @@ def test_the_table() -> None:
     json.dumps(results)
     table = peer_table.render(results, "a machine")
     lines = table.splitlines()
-    assert [cell.strip() for cell in lines[4].split("|")[1:-1]] == ["B", "pfl", "pfl 0.6", "5.00", "4.00", "2.50", "2e-05"]
+    assert [cell.strip() for cell in lines[4].split("|")[1:-1]] == [
+        "B",
+        "pfl",
+        "pfl 0.6",
+        "5.00",
+        "4.00",
+        "2.50",
+        "2e-05",
+    ]
     assert "B: the fastest peer is pfl, which takes 2.50 times as long as Remanence." in lines
     assert "- B, flwr: not installed: no such version" in lines
     assert "- B, fluke: does other work" in lines
@@ -202,7 +244,12 @@ def test_a_table_without_peers_says_so() -> None:
         (["--envs", str(PEERS_FOLDER / "envs")], "lies in the source tree"),
     ],
 )
-def test_refusals(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals(
+    arguments: list[str],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(peers_run, "make_environments", lambda *_: pytest.fail("work began"))
     assert peers_run.main(arguments) == InputError.exit_code
     assert sentence in capsys.readouterr().err
@@ -219,7 +266,13 @@ def test_every_contender_has_a_driver_and_pinned_versions() -> None:
     for contender in (OURS, PLAIN, *PEERS.values()):
         assert (PEERS_FOLDER / contender.driver).is_file()
         if contender.environment:
-            pins = [line for line in (environments.PINS / f"{contender.environment}.txt").read_text().splitlines() if line[0] != "#"]
+            pins = [
+                line
+                for line in (environments.PINS / f"{contender.environment}.txt")
+                .read_text()
+                .splitlines()
+                if line[0] != "#"
+            ]
             assert all(line.count("==") == 1 for line in pins)
             assert [line for line in pins if line.startswith("torch==")] in ([torch_pin], [])
 
@@ -234,8 +287,15 @@ def test_an_environment_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(environments, "call", call)
     for _ in range(2):
-        assert environments.make_environment("pfl", tmp_path, "python3") == tmp_path / "pfl" / "bin" / "python"
-    assert [command[-1] for command in calls] == [str(tmp_path / "pfl"), "torch==2.13.0", str(environments.PINS / "pfl.txt")]
+        assert (
+            environments.make_environment("pfl", tmp_path, "python3")
+            == tmp_path / "pfl" / "bin" / "python"
+        )
+    assert [command[-1] for command in calls] == [
+        str(tmp_path / "pfl"),
+        "torch==2.13.0",
+        str(environments.PINS / "pfl.txt"),
+    ]
     (tmp_path / "pfl" / environments.STAMP).write_text("older pins")
     environments.make_environment("pfl", tmp_path, "python3")
     assert len(calls) == 6
@@ -243,18 +303,23 @@ def test_an_environment_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_what_cannot_be_installed_is_reported_once_and_the_rest_goes_on(tmp_path: Path) -> None:
     said: list[str] = []
-    ready, missing = peers_run.make_environments(choose_peers(["pfl", "pfl-processes"]), tmp_path, str(tmp_path / "no-python"), said.append)
+    ready, missing = peers_run.make_environments(
+        choose_peers(["pfl", "pfl-processes"]), tmp_path, str(tmp_path / "no-python"), said.append
+    )
     assert not ready
     assert [score.contender.name for score in missing] == ["pfl", "pfl-processes"]
     assert all("no-python" in score.problem for score in missing)
     assert len(said) == 1
 
 
-def test_a_stand_in_takes_the_place_of_a_torchvision_that_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stand_in_takes_the_place_of_a_torchvision_that_does_not_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from torchvision_stand_in import MODULES, replace_torchvision
 
     for name in ("torchvision", *(f"torchvision.{part}" for part in MODULES)):
-        monkeypatch.setitem(sys.modules, name, None)  # what Python does with it: the import fails; and pytest puts things back
+        # what Python does with it: the import fails; and pytest puts things back
+        monkeypatch.setitem(sys.modules, name, None)
     replace_torchvision()
     datasets = importlib.import_module("torchvision.datasets")
     assert isinstance(datasets.MNIST, type)
@@ -270,7 +335,10 @@ def test_doctests() -> None:
 
 @pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
 def test_stopped_before_the_first_turn(
-    stop: type[KeyboardInterrupt], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stop: type[KeyboardInterrupt],
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def interrupt(*_: Any) -> None:
         raise stop

@@ -1,4 +1,6 @@
-"""Personal models: who has them, what they are made of, that they are scored on their owners' rows, and that they change nothing."""
+"""Personal models: who has them, what they are made of, that they are scored on their owners'
+rows, and that they change nothing.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,27 @@ from remanence.experiment import Experiment
 from remanence.objectives import wsm
 from remanence.results import Run
 from remanence.rounds import first_state, resume_run, start_run
-from remanence.trial import EQUAL, as_method, batch_norm_net, play, small_experiment, state_tree, worst_difference
+from remanence.trial import (
+    EQUAL,
+    as_method,
+    batch_norm_net,
+    play,
+    small_experiment,
+    state_tree,
+    worst_difference,
+)
 from remanence.types import Context, Lent, Method, Part, Phase, Start
 
 TUNED = fedbabu(finetune_epochs=1)
 EVERYONE = np.arange(6)
 
 
-def run(folder: Path, method: Part | Method, changes: dict[str, Any] | None = None, module: nn.Module | None = None) -> Run:
+def run(
+    folder: Path,
+    method: Part | Method,
+    changes: dict[str, Any] | None = None,
+    module: nn.Module | None = None,
+) -> Run:
     spec = small_experiment(method, {"rounds": 2} | (changes or {}), module=module).spec
     return start_run(spec, folder, method=as_method(method), module=module)
 
@@ -45,7 +60,9 @@ def without_time(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def tune(experiment: Experiment) -> Start:
     """The personal models of all clients before the first round."""
-    return personal.make_models(experiment, personal.make_tuner(experiment), first_state(experiment), EVERYONE)
+    return personal.make_models(
+        experiment, personal.make_tuner(experiment), first_state(experiment), EVERYONE
+    )
 
 
 def test_only_methods_that_make_personal_models_have_them(tmp_path: Path) -> None:
@@ -56,13 +73,17 @@ def test_only_methods_that_make_personal_models_have_them(tmp_path: Path) -> Non
 
 
 def test_local_buffers_make_personal_models(tmp_path: Path) -> None:
-    """`local.buffers = "local"` leaves the global model with its initial statistics: the clients' own models are those to look at."""
+    """`local.buffers = "local"` leaves the global model with its initial statistics: the
+    clients' own models are those to look at.
+    """
     done = run(tmp_path / "run", fedavg(), EQUAL | {"local.buffers": "local"}, batch_norm_net())
     assert [line["round"] for line in personal_lines(done)] == [1, 2]
 
 
 def test_the_line_is_the_sum_of_the_ledger(tmp_path: Path) -> None:
-    """Each model on its owner's validation rows alone; the global model's validation line has the same rows all together."""
+    """Each model on its owner's validation rows alone; the global model's validation line has
+    the same rows all together.
+    """
     done = run(tmp_path / "run", TUNED)
     valid = small_experiment(TUNED).task.population.at(0).valid
     holders = np.flatnonzero(valid.sizes)
@@ -87,7 +108,10 @@ def test_at_most_so_many_clients(tmp_path: Path, limit: int, wanted: int) -> Non
 
 
 def test_only_at_recorded_rounds_and_only_with_validation_rows(tmp_path: Path) -> None:
-    assert [line["round"] for line in personal_lines(run(tmp_path / "few", TUNED, {"record.every": 2, "rounds": 5}))] == [2, 4, 5]
+    assert [
+        line["round"]
+        for line in personal_lines(run(tmp_path / "few", TUNED, {"record.every": 2, "rounds": 5}))
+    ] == [2, 4, 5]
     assert personal_lines(run(tmp_path / "none", TUNED, {"data.validation": 0.0})) == []
 
 
@@ -96,7 +120,9 @@ def test_the_training_does_not_notice(method: Part | Method) -> None:
     """All tensors of the run have the same bits with and without personal models."""
     trees = []
     for limit in (0, 100):
-        experiment = small_experiment(method, EQUAL | {"record.personal": limit}, module=batch_norm_net())
+        experiment = small_experiment(
+            method, EQUAL | {"record.personal": limit}, module=batch_norm_net()
+        )
         trees.append(state_tree(play(experiment, Loop(experiment.task), 2)[0]))
     assert worst_difference(*trees)[1] == 0
 
@@ -104,7 +130,9 @@ def test_the_training_does_not_notice(method: Part | Method) -> None:
 def test_engines_agree_and_a_resumed_run_repeats_the_lines(tmp_path: Path) -> None:
     method = fedbn() + TUNED
     runs = {
-        engine: run(tmp_path / engine, method, EQUAL | {"engine": engine, "workers": 2}, batch_norm_net())
+        engine: run(
+            tmp_path / engine, method, EQUAL | {"engine": engine, "workers": 2}, batch_norm_net()
+        )
         for engine in ("loop", "stacked", "processes")
     }
     oracle = runs["loop"].ledger.select(moment="personal")
@@ -119,36 +147,63 @@ def test_engines_agree_and_a_resumed_run_repeats_the_lines(tmp_path: Path) -> No
 
 
 def test_a_personal_model_has_the_client_s_own_part() -> None:
-    """FedBN alone: the server's model, the normalisation of those who took part, the initial one of those who did not."""
+    """FedBN alone: the server's model, the normalisation of those who took part, the initial
+    one of those who did not.
+    """
     experiment = small_experiment(fedbn(), EQUAL, module=batch_norm_net())
     state, _ = play(experiment, Loop(experiment.task), 1)
     models = personal.make_models(experiment, personal.make_tuner(experiment), state, EVERYONE)
     assert len(state.own) == 4
     for client in range(6):
-        mine = state.own[client]["personal"] if client in state.own else {"params": {}, "buffers": {}}
-        for found, server, own in zip(models, state.server.model, (mine["params"], mine["buffers"]), strict=True):
+        mine = (
+            state.own[client]["personal"] if client in state.own else {"params": {}, "buffers": {}}
+        )
+        for found, server, own in zip(
+            models, state.server.model, (mine["params"], mine["buffers"]), strict=True
+        ):
             for name, value in {**server, **own}.items():
                 assert torch.equal(found[name][client], value)
 
 
 def test_fine_tuning_starts_from_the_client_s_own_part() -> None:
-    """With a rate of almost nothing the fine-tuned weights are those it began with; the statistics of batch norm move on all the same."""
-    experiment = small_experiment(fedbn() + TUNED, EQUAL | {"local.optimizer": "sgd(lr=0.5)"}, module=batch_norm_net())
+    """With a rate of almost nothing the fine-tuned weights are those it began with; the
+    statistics of batch norm move on all the same.
+    """
+    experiment = small_experiment(
+        fedbn() + TUNED, EQUAL | {"local.optimizer": "sgd(lr=0.5)"}, module=batch_norm_net()
+    )
     state, _ = play(experiment, Loop(experiment.task), 1)
-    still = small_experiment(fedbn() + TUNED, EQUAL | {"local.optimizer": "sgd(lr=1e-13)"}, module=batch_norm_net())
+    still = small_experiment(
+        fedbn() + TUNED, EQUAL | {"local.optimizer": "sgd(lr=1e-13)"}, module=batch_norm_net()
+    )
     clients = np.array(sorted(state.own))
     models = personal.make_models(still, personal.make_tuner(still), state, clients)
     for place, client in enumerate(clients.tolist()):
         mine = state.own[client]["personal"]
-        assert torch.allclose(models.params["norm.weight"][place], mine["params"]["norm.weight"], rtol=0, atol=1e-11)
-        assert not torch.allclose(mine["params"]["norm.weight"], state.server.model.params["norm.weight"], rtol=0, atol=1e-4)
-        steps = models.buffers["norm.num_batches_tracked"][place] - mine["buffers"]["norm.num_batches_tracked"]
+        assert torch.allclose(
+            models.params["norm.weight"][place], mine["params"]["norm.weight"], rtol=0, atol=1e-11
+        )
+        assert not torch.allclose(
+            mine["params"]["norm.weight"],
+            state.server.model.params["norm.weight"],
+            rtol=0,
+            atol=1e-4,
+        )
+        steps = (
+            models.buffers["norm.num_batches_tracked"][place]
+            - mine["buffers"]["norm.num_batches_tracked"]
+        )
         assert int(steps) == 2  # 6 rows at batch 4
 
 
 def test_fine_tuning_keeps_the_loss_and_drops_what_serves_the_aggregation() -> None:
     plain = tune(small_experiment(TUNED))
-    assert worst_difference(tune(small_experiment(TUNED + fedprox(mu=5.0) + frozen_head())).params, plain.params)[1] == 0
+    assert (
+        worst_difference(
+            tune(small_experiment(TUNED + fedprox(mu=5.0) + frozen_head())).params, plain.params
+        )[1]
+        == 0
+    )
     assert worst_difference(tune(small_experiment(TUNED + wsm())).params, plain.params)[1] > 1e-3
 
 
@@ -163,22 +218,42 @@ def test_a_phase_may_accept_and_sees_its_own_part() -> None:
         for engine in ("loop", "stacked"):
             experiment = small_experiment(picky, {"engine": engine})
             start, models = experiment.task.model.initial.params, tune(experiment).params
-            assert all(torch.equal(models[name][0], value) == (number == 0) for name, value in start.items())
+            assert all(
+                torch.equal(models[name][0], value) == (number == 0)
+                for name, value in start.items()
+            )
 
 
 def test_where_only_the_fine_tuning_cannot_be_stacked_it_is_looped(tmp_path: Path) -> None:
-    """The first step of a round takes 4 rows of everybody; the last of an epoch does not, and padding would enter batch norm's statistics."""
-    changes = {"engine": "stacked", "local.steps": 1, "local.epochs": 0, "data.partition": "quantity(power=1.2, minimum=8)", "rounds": 1}
+    """The first step of a round takes 4 rows of everybody; the last of an epoch does not, and
+    padding would enter batch norm's statistics.
+    """
+    changes = {
+        "engine": "stacked",
+        "local.steps": 1,
+        "local.epochs": 0,
+        "data.partition": "quantity(power=1.2, minimum=8)",
+        "rounds": 1,
+    }
     experiment = make_experiment(TUNED, "conv", **changes)
     tuner = personal.make_tuner(experiment)
     assert tuner is not None
     assert tuner.name == "loop"
-    assert len(personal_lines(start_run(experiment.spec, tmp_path / "run", method=TUNED, module=make_net("conv")))) == 1
+    assert (
+        len(
+            personal_lines(
+                start_run(experiment.spec, tmp_path / "run", method=TUNED, module=make_net("conv"))
+            )
+        )
+        == 1
+    )
 
 
 def test_two_ways_to_personalise_are_refused() -> None:
     other = Part("other", personalise=Phase(epochs=1))
     with pytest.raises(
-        InputError, match="fedbabu and other cannot be combined: both replace the fine-tuning of personal models; keep one of them"
+        InputError,
+        match="fedbabu and other cannot be combined: both replace the fine-tuning of personal"
+        " models; keep one of them",
     ):
         check(fedbabu() + other)

@@ -10,8 +10,16 @@ from remanence import progress
 from remanence.progress import Bar, Lines, Silent, describe, duration, make_progress
 
 
-def line(number: int, accuracy: float | None = None, refused: tuple[int, ...] = (), abandoned: bool = False) -> dict[str, Any]:
-    refusals = [{"client": client, "code": "weight", "reason": "its weight is [red]0[/]"} for client in refused]
+def line(
+    number: int,
+    accuracy: float | None = None,
+    refused: tuple[int, ...] = (),
+    abandoned: bool = False,
+) -> dict[str, Any]:
+    refusals = [
+        {"client": client, "code": "weight", "reason": "its weight is [red]0[/]"}
+        for client in refused
+    ]
     return {"round": number, "accuracy": accuracy, "refused": refusals, "abandoned": abandoned}
 
 
@@ -37,11 +45,18 @@ def test_the_end_of_a_line() -> None:
     assert describe(line(1)) == ""
     assert describe(line(1, 0.5)) == ", accuracy 50.0%"
     assert describe(line(1, 0.5, (3,))) == ", accuracy 50.0%, refused: client 3 (weight)"
-    assert describe(line(1, None, (1, 2, 3))) == ", refused: client 1 (weight), client 2 (weight), client 3 (weight)"
-    assert describe(line(1, None, (1, 2, 3, 4, 5), True)).endswith("client 3 (weight) and 2 more, round abandoned")
+    assert (
+        describe(line(1, None, (1, 2, 3)))
+        == ", refused: client 1 (weight), client 2 (weight), client 3 (weight)"
+    )
+    assert describe(line(1, None, (1, 2, 3, 4, 5), True)).endswith(
+        "client 3 (weight) and 2 more, round abandoned"
+    )
 
 
-def run_lines(capsys: pytest.CaptureFixture[str], total: int, done: int = 0, **special: dict[str, Any]) -> list[str]:
+def run_lines(
+    capsys: pytest.CaptureFixture[str], total: int, done: int = 0, **special: dict[str, Any]
+) -> list[str]:
     shown = Lines()
     shown.start("fedavg", done, total)
     for number in range(done + 1, total + 1):
@@ -53,7 +68,9 @@ def run_lines(capsys: pytest.CaptureFixture[str], total: int, done: int = 0, **s
 
 
 @pytest.mark.parametrize("total", [1, 2, 19, 20, 21, 100, 1000, 12345])
-def test_about_twenty_lines_whatever_the_length(capsys: pytest.CaptureFixture[str], total: int) -> None:
+def test_about_twenty_lines_whatever_the_length(
+    capsys: pytest.CaptureFixture[str], total: int
+) -> None:
     lines = run_lines(capsys, total)
     assert min(total, 19) <= len(lines) <= 22
     assert lines[0].startswith(f"fedavg: round 1/{total}, accuracy 25.0%, ")
@@ -62,10 +79,15 @@ def test_about_twenty_lines_whatever_the_length(capsys: pytest.CaptureFixture[st
 
 
 def test_a_refusal_is_always_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert any("round 503/1000, refused: client 9 (weight)" in text for text in run_lines(capsys, 1000, round503=line(503, None, (9,))))
+    assert any(
+        "round 503/1000, refused: client 9 (weight)" in text
+        for text in run_lines(capsys, 1000, round503=line(503, None, (9,)))
+    )
 
 
-def test_the_time_left_counts_rounds_since_the_start_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_left_counts_rounds_since_the_start_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Resumed after 80 of 100: one round took 3 s, so the 19 left take 57 s."""
     clock = iter([1000.0, 1003.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
@@ -118,5 +140,7 @@ def test_a_bar_that_never_started_can_be_finished() -> None:
 def test_terminals_get_a_bar_and_files_get_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(make_progress(quiet=True), Silent)
     for terminal, kind in ((True, Bar), (False, Lines)):
-        monkeypatch.setattr(progress.sys.stderr, "isatty", lambda terminal=terminal: terminal, raising=False)
+        monkeypatch.setattr(
+            progress.sys.stderr, "isatty", lambda terminal=terminal: terminal, raising=False
+        )
         assert isinstance(make_progress(quiet=False), kind)

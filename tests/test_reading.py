@@ -1,4 +1,6 @@
-"""What a run left behind, read with distrust: a cut last line is no damage, everything else that we do not write is."""
+"""What a run left behind, read with distrust: a cut last line is no damage, everything else
+that we do not write is.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ import pytest
 import tomli_w
 
 from remanence.errors import InputError
-from remanence.reading import check_about, check_plan, find_fault, read_lines, read_records, read_table, read_toml
+from remanence.reading import (
+    check_about,
+    check_plan,
+    find_fault,
+    read_lines,
+    read_records,
+    read_table,
+    read_toml,
+)
 
 LINE: dict[str, Any] = {
     "round": 1,
@@ -34,7 +44,8 @@ def test_lines_are_read_and_a_cut_last_one_is_left_out(tmp_path: Path) -> None:
     assert read_lines(path) == []
     assert read_lines(write_lines(path, text, text)) == [LINE, LINE]
     assert read_lines(write_lines(path, text, text[:20], end="")) == [LINE]
-    with pytest.raises(InputError, match="line 2 is not JSON"):  # a whole line, with its end, that is none
+    # a whole line, with its end, that is none
+    with pytest.raises(InputError, match="line 2 is not JSON"):
         read_lines(write_lines(path, text, text[:20]))
     with pytest.raises(InputError, match="line 1 is not JSON"):
         read_lines(write_lines(path, text[:20], text))
@@ -65,7 +76,9 @@ def test_lines_that_we_do_not_write(tmp_path: Path, changes: dict[str, Any], fau
         read_lines(write_lines(tmp_path / "m", json.dumps(LINE), json.dumps(LINE | changes)))
 
 
-@pytest.mark.parametrize("text", ["NaN", "Infinity", "[" * 100_000, "9" * 10_000, '"\\ud800"', "[]", "3"])
+@pytest.mark.parametrize(
+    "text", ["NaN", "Infinity", "[" * 100_000, "9" * 10_000, '"\\ud800"', "[]", "3"]
+)
 def test_odd_json(tmp_path: Path, text: str) -> None:
     with pytest.raises(InputError, match="line 1 "):
         read_lines(write_lines(tmp_path / "m", text, json.dumps(LINE)))

@@ -1,4 +1,6 @@
-"""Whatever ends a run, going on gives the result of an unbroken one: the same bits in the model, the client states, the metrics and the ledger."""
+"""Whatever ends a run, going on gives the result of an unbroken one: the same bits in the
+model, the client states, the metrics and the ledger.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ from trust.killing import in_child
 from remanence import server
 from remanence.checkpoint import MANIFEST, STATE
 from remanence.config import Spec, make_spec
-from remanence.errors import INTERRUPTED, OUT_OF_TIME, TERMINATED, CheckpointError, InputError, RunFailed, Stopped
+from remanence.errors import (
+    INTERRUPTED,
+    OUT_OF_TIME,
+    TERMINATED,
+    CheckpointError,
+    InputError,
+    RunFailed,
+    Stopped,
+)
 from remanence.results import CHECKPOINTS, LEDGER, METRICS, SPEC
 from remanence.rounds import Deadline, resume_run, start_run
 
@@ -28,7 +38,9 @@ ROUNDS = 12
 
 def small_net() -> nn.Module:
     """Batch norm, so that with buffers = local every client has a state of its own."""
-    return nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 4))
+    return nn.Sequential(
+        nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 4)
+    )
 
 
 def small_spec(**changes: Any) -> Spec:
@@ -58,7 +70,9 @@ def seeded_net() -> nn.Module:
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """All that a run leaves behind, but for times: the newest checkpoint, the client files it names, metrics and ledger."""
+    """All that a run leaves behind, but for times: the newest checkpoint, the client files it
+    names, metrics and ledger.
+    """
     newest = sorted((folder / CHECKPOINTS).glob("round-*"))[-1]
     manifest = json.loads((newest / MANIFEST).read_text())
     lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
@@ -85,7 +99,9 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-def test_twenty_kills_at_random_moments_and_twenty_exact_resumes(tmp_path: Path, straight: dict[str, Any]) -> None:
+def test_twenty_kills_at_random_moments_and_twenty_exact_resumes(
+    tmp_path: Path, straight: dict[str, Any]
+) -> None:
     begin = time.monotonic()
     start_run(small_spec(), tmp_path / "timed", module=seeded_net())
     usual = time.monotonic() - begin
@@ -116,7 +132,9 @@ def test_repeated_kills_of_one_run(tmp_path: Path, straight: dict[str, Any]) -> 
         child.kill()
         child.join()
         if not (folder / SPEC).exists():
-            child = in_child(lambda: start_run(small_spec(), folder, overwrite=True, module=seeded_net()))
+            child = in_child(
+                lambda: start_run(small_spec(), folder, overwrite=True, module=seeded_net())
+            )
         else:
             child = in_child(lambda: resume_run(folder, module=seeded_net()))
     child.join()
@@ -124,8 +142,12 @@ def test_repeated_kills_of_one_run(tmp_path: Path, straight: dict[str, Any]) -> 
     assert contents(folder) == straight
 
 
-@pytest.mark.parametrize(("signal_number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED)])
-def test_a_signal_saves_and_names_the_way_on(tmp_path: Path, straight: dict[str, Any], signal_number: int, code: int) -> None:
+@pytest.mark.parametrize(
+    ("signal_number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED)]
+)
+def test_a_signal_saves_and_names_the_way_on(
+    tmp_path: Path, straight: dict[str, Any], signal_number: int, code: int
+) -> None:
     class Interrupting:
         """Sends the signal from inside the run, after round 5."""
 
@@ -139,7 +161,12 @@ def test_a_signal_saves_and_names_the_way_on(tmp_path: Path, straight: dict[str,
 
     folder = tmp_path / "run"
     with pytest.raises(Stopped, match=r"remanence resume") as stop:
-        start_run(small_spec(**{"checkpoint.seconds": 1000}), folder, module=seeded_net(), progress=Interrupting())
+        start_run(
+            small_spec(**{"checkpoint.seconds": 1000}),
+            folder,
+            module=seeded_net(),
+            progress=Interrupting(),
+        )
     assert stop.value.exit_code == code
     assert contents(folder)["round"] == 5
     resume_run(folder, module=seeded_net())
@@ -159,14 +186,19 @@ def test_memory_that_does_not_suffice_at_the_server_is_said_and_the_rounds_befor
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(server, "update", scarce)
-        with pytest.raises(RunFailed, match=r"out of memory in round 6, all before it is saved: go on with remanence resume"):
+        with pytest.raises(
+            RunFailed,
+            match=r"out of memory in round 6, all before it is saved: go on with remanence resume",
+        ):
             start_run(small_spec(**{"checkpoint.seconds": 1000}), folder, module=seeded_net())
     assert contents(folder)["round"] == 5
     resume_run(folder, module=seeded_net())
     assert contents(folder) == straight
 
 
-def test_a_time_limit_saves_and_every_session_gets_somewhere(tmp_path: Path, straight: dict[str, Any]) -> None:
+def test_a_time_limit_saves_and_every_session_gets_somewhere(
+    tmp_path: Path, straight: dict[str, Any]
+) -> None:
     folder = tmp_path / "run"
     with pytest.raises(Stopped, match="time is up after round 1 of 12") as stop:
         start_run(small_spec(), folder, module=seeded_net(), deadline=Deadline(0.0))
@@ -240,7 +272,9 @@ class Listening:
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_a_bad_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path, straight: dict[str, Any], kind: str) -> None:
+def test_a_bad_checkpoint_is_named_and_the_one_before_is_used(
+    tmp_path: Path, straight: dict[str, Any], kind: str
+) -> None:
     damage, reason = DAMAGES[kind]
     folder = tmp_path / "run"
     start_run(small_spec(rounds=7), folder, module=seeded_net())

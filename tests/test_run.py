@@ -1,4 +1,6 @@
-"""The round loop as a user sees it: refusals change nothing, abandoned rounds change nothing, what is written is what happened."""
+"""The round loop as a user sees it: refusals change nothing, abandoned rounds change nothing,
+what is written is what happened.
+"""
 
 from __future__ import annotations
 
@@ -54,11 +56,19 @@ class Tampered:
             for place in range(chunk.k):
                 yield from self.tamper(chunk.pick(slice(place, place + 1)))
 
-    def score(self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0) -> Scores:
+    def score(
+        self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0
+    ) -> Scores:
         return self.inner.score(models, split, owners, time_step)
 
     def score_pairs(
-        self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int = 0, verdicts: bool = False
+        self,
+        models: Start,
+        which: np.ndarray,
+        owners: np.ndarray,
+        split: str,
+        time_step: int = 0,
+        verdicts: bool = False,
     ) -> PairScores:
         return self.inner.score_pairs(models, which, owners, split, time_step, verdicts)
 
@@ -69,7 +79,9 @@ class Tampered:
         self.inner.close()
 
 
-def play(experiment: Experiment, engine: Engine, folder: Path) -> tuple[RunState, list[dict[str, Any]]]:
+def play(
+    experiment: Experiment, engine: Engine, folder: Path
+) -> tuple[RunState, list[dict[str, Any]]]:
     """All rounds -> the last state and the lines on the test set."""
     folder.mkdir()
     recorder, state, lines = Recorder(folder, experiment, {}), first_state(experiment), []
@@ -99,45 +111,76 @@ def silence(reply: Reply) -> Iterator[Reply]:
 @pytest.mark.parametrize("engine", ["loop", "stacked", "processes"])
 def test_one_nan_client_of_ten_leaves_the_model_of_the_nine(tmp_path: Path, engine: str) -> None:
     experiment = build(spec_of())
-    poisoned, lines = play(experiment, Tampered(make_engine(engine, experiment.task), poison), tmp_path / "poisoned")
-    without, _ = play(experiment, Tampered(make_engine(engine, experiment.task), silence), tmp_path / "without")
+    poisoned, lines = play(
+        experiment, Tampered(make_engine(engine, experiment.task), poison), tmp_path / "poisoned"
+    )
+    without, _ = play(
+        experiment, Tampered(make_engine(engine, experiment.task), silence), tmp_path / "without"
+    )
     for name, value in without.server.model.params.items():
         assert torch.equal(poisoned.server.model.params[name], value)
         assert torch.isfinite(value).all()
     for line in lines:
-        assert [(refusal["client"], refusal["code"]) for refusal in line["refused"]] == [(3, "not-finite")]
+        assert [(refusal["client"], refusal["code"]) for refusal in line["refused"]] == [
+            (3, "not-finite")
+        ]
         assert line["replies"] == 9
         assert not line["abandoned"]
 
 
 def test_too_few_replies_abandon_the_round(tmp_path: Path) -> None:
     experiment = build(spec_of(**{"round.min_replies": 10}))
-    state, lines = play(experiment, Tampered(make_engine("loop", experiment.task), poison), tmp_path / "run")
+    state, lines = play(
+        experiment, Tampered(make_engine("loop", experiment.task), poison), tmp_path / "run"
+    )
     assert all(line["abandoned"] and line["replies"] == 9 for line in lines)
     initial = experiment.task.model.initial
-    assert all(torch.equal(state.server.model.params[name], value) for name, value in initial.params.items())
+    assert all(
+        torch.equal(state.server.model.params[name], value)
+        for name, value in initial.params.items()
+    )
     assert state.round == 4
 
 
 def test_nobody_answers(tmp_path: Path) -> None:
     experiment = build(spec_of(rounds=2))
-    _, lines = play(experiment, Tampered(make_engine("loop", experiment.task), lambda reply: iter(())), tmp_path / "run")
-    assert [(line["abandoned"], line["replies"], line["bytes_up"]) for line in lines] == [(True, 0, 0)] * 2
+    _, lines = play(
+        experiment,
+        Tampered(make_engine("loop", experiment.task), lambda reply: iter(())),
+        tmp_path / "run",
+    )
+    assert [(line["abandoned"], line["replies"], line["bytes_up"]) for line in lines] == [
+        (True, 0, 0)
+    ] * 2
 
 
 def test_nobody_is_there(tmp_path: Path) -> None:
-    """Clients that keep something between rounds, and all of them offline: the round is abandoned, not the run."""
+    """Clients that keep something between rounds, and all of them offline: the round is
+    abandoned, not the run.
+    """
     everybody = " ".join(map(str, range(10)))
-    experiment = build(spec_of(rounds=2, method="scaffold", **{"clients.availability": f"never(clients='{everybody}')"}))
+    experiment = build(
+        spec_of(
+            rounds=2, method="scaffold", **{"clients.availability": f"never(clients='{everybody}')"}
+        )
+    )
     state, lines = play(experiment, make_engine("loop", experiment.task), tmp_path / "run")
     assert [(line["abandoned"], line["replies"]) for line in lines] == [(True, 0)] * 2
-    assert all(torch.equal(state.server.model.params[name], value) for name, value in experiment.task.model.initial.params.items())
+    assert all(
+        torch.equal(state.server.model.params[name], value)
+        for name, value in experiment.task.model.initial.params.items()
+    )
 
 
 def test_what_is_written(tmp_path: Path) -> None:
-    run = start_run(spec_of(**{"clients.sample": 0.5, "record.every": 2, "rounds": 5}), tmp_path / "run")
+    run = start_run(
+        spec_of(**{"clients.sample": 0.5, "record.every": 2, "rounds": 5}), tmp_path / "run"
+    )
     lines = run.metrics
-    keys = "round time_step model split accuracy per_class loss macro_f1 refused bytes_up bytes_down seconds"
+    keys = (
+        "round time_step model split accuracy per_class loss macro_f1 refused bytes_up"
+        " bytes_down seconds"
+    )
     assert all(set(keys.split()) <= set(line) for line in lines)
     # rounds 1 and 3 are not evaluated; 2 and 4 are due, 5 is the last
     assert [(line["round"], line["split"], line["accuracy"] is None) for line in lines] == [
@@ -150,8 +193,11 @@ def test_what_is_written(tmp_path: Path) -> None:
         (5, "test", False),
         (5, "valid", False),
     ]
-    # mlp 6-8-4 has 6*8+8 + 8*4+4 = 92 numbers of 8 bytes; five clients; up also 8 bytes for the number of examples
-    assert {(line["bytes_down"], line["bytes_up"]) for line in lines} == {(5 * 92 * 8, 5 * (92 * 8 + 8))}
+    # mlp 6-8-4 has 6*8+8 + 8*4+4 = 92 numbers of 8 bytes; five clients; up also 8 bytes for the
+    # number of examples
+    assert {(line["bytes_down"], line["bytes_up"]) for line in lines} == {
+        (5 * 92 * 8, 5 * (92 * 8 + 8))
+    }
     assert run.about["parameters"] == 92
     assert run.finished
     assert run.spec.clients.count == 10
@@ -168,7 +214,10 @@ def test_the_ledger_and_the_metrics_tell_the_same(tmp_path: Path) -> None:
     for round in range(1, 5):
         assert local[local["round"] == round]["weight"].sum() == pytest.approx(1.0)
     # what a round starts from is what the round before ended with
-    before, merged = run.ledger.select(moment="before", split="test"), run.ledger.select(moment="merged", split="test")
+    before, merged = (
+        run.ledger.select(moment="before", split="test"),
+        run.ledger.select(moment="merged", split="test"),
+    )
     np.testing.assert_array_equal(before["correct"][1:], merged["correct"][:-1])
 
 
@@ -184,10 +233,14 @@ def test_the_same_seed_gives_the_same_run_and_methods_share_their_draws(tmp_path
     for round in range(1, 20):
         key = Key(0).fold("round", round)
         np.testing.assert_array_equal(a.cohort(round, key), b.cohort(round, key))
-    np.testing.assert_array_equal(a.task.population.at(0).train.ids, b.task.population.at(0).train.ids)
+    np.testing.assert_array_equal(
+        a.task.population.at(0).train.ids, b.task.population.at(0).train.ids
+    )
 
 
-def test_an_engine_that_cannot_do_what_was_asked_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_an_engine_that_cannot_do_what_was_asked_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     """Once, and the run keeps it; nothing else of what is written about the run changes."""
 
     def fail(*_: Any) -> None:
@@ -198,13 +251,18 @@ def test_an_engine_that_cannot_do_what_was_asked_says_so(tmp_path: Path, monkeyp
     start_run(spec, tmp_path / "run", progress=Lines())
     reason = "steps could not be recorded (no such kernel)"
     assert capsys.readouterr().err.count(f"slower than asked for: {reason}") == 1
-    slow, plain = load(tmp_path / "run"), start_run(spec_of(engine="stacked", stepping="eager", rounds=3), tmp_path / "plain")
+    slow, plain = (
+        load(tmp_path / "run"),
+        start_run(spec_of(engine="stacked", stepping="eager", rounds=3), tmp_path / "plain"),
+    )
     assert slow.about["engine"] == f"stacked: as asked; {reason}"
     assert slow.about | {"engine": ""} == plain.about | {"engine": ""}
     assert [line["loss"] for line in slow.metrics] == [line["loss"] for line in plain.metrics]
 
 
-def test_a_second_reason_is_said_without_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_second_reason_is_said_without_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     train = Stacked.train
 
     def complain(engine: Stacked, *rest: Any) -> Any:
@@ -212,8 +270,14 @@ def test_a_second_reason_is_said_without_the_first(tmp_path: Path, monkeypatch: 
         return train(engine, *rest)
 
     monkeypatch.setattr(Stacked, "train", complain)
-    start_run(spec_of(engine="stacked", stepping="eager", rounds=3), tmp_path / "run", progress=Lines())
-    told = [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines() if line.startswith("slower than asked for")]
+    start_run(
+        spec_of(engine="stacked", stepping="eager", rounds=3), tmp_path / "run", progress=Lines()
+    )
+    told = [
+        line.partition(": ")[2]
+        for line in capsys.readouterr().err.splitlines()
+        if line.startswith("slower than asked for")
+    ]
     assert told == ["one thing", "another"]
     assert load(tmp_path / "run").about["engine"] == "stacked: as asked; one thing; another"
 
@@ -229,7 +293,9 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="remanence resume"):
         start_run(spec_of(rounds=1), tmp_path / "run")
     start_run(spec_of(rounds=2), tmp_path / "run", overwrite=True)
-    assert len(json.loads((tmp_path / "run" / METRICS).read_text().splitlines()[0])["per_class"]) == 4
+    assert (
+        len(json.loads((tmp_path / "run" / METRICS).read_text().splitlines()[0])["per_class"]) == 4
+    )
 
 
 def test_bad_experiments_leave_no_folder(tmp_path: Path) -> None:
@@ -253,7 +319,9 @@ class BatchNormNet(torch.nn.Module):
 
     def __init__(self, classes: int, shape: tuple[int, ...]):
         super().__init__()
-        self.body = torch.nn.Sequential(torch.nn.Linear(shape[0], 5), torch.nn.BatchNorm1d(5), torch.nn.ReLU())
+        self.body = torch.nn.Sequential(
+            torch.nn.Linear(shape[0], 5), torch.nn.BatchNorm1d(5), torch.nn.ReLU()
+        )
         self.out = torch.nn.Linear(5, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -272,7 +340,15 @@ def test_a_users_network_by_import_path(tmp_path: Path) -> None:
 
 def test_the_memory_of_a_federation_does_not_grow_with_its_clients() -> None:
     """Everybody beside everybody else would be 64 MB; the rows themselves are half a megabyte."""
-    spec = make_spec({}, {"data.name": "synthetic(samples=18000, features=8)", "clients.count": 8_000, "clients.sample": 10, "rounds": 1})
+    spec = make_spec(
+        {},
+        {
+            "data.name": "synthetic(samples=18000, features=8)",
+            "clients.count": 8_000,
+            "clients.sample": 10,
+            "rounds": 1,
+        },
+    )
     tracemalloc.start()
     try:
         experiment = build(spec)

@@ -73,7 +73,9 @@ def test_the_first_run_speaks_for_all_and_the_others_only_of_trouble() -> None:
     second.start("seed 1", 0, 10)
     first.round(LINE)
     second.round(LINE)
-    second.round(LINE | {"round": 2, "refused": [{"client": 4, "code": "not_finite", "reason": "NaN"}]})
+    second.round(
+        LINE | {"round": 2, "refused": [{"client": 4, "code": "not_finite", "reason": "NaN"}]}
+    )
     second.finish()
     first.finish()
     assert heard.told == [

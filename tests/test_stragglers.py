@@ -1,4 +1,6 @@
-"""Slow clients: who is used, who is thrown away, who comes later; and the whole of it resumed exactly."""
+"""Slow clients: who is used, who is thrown away, who comes later; and the whole of it resumed
+exactly.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,14 @@ SLOW: dict[str, Any] = {
 
 
 def test_the_first_to_answer_are_used() -> None:
-    """Five answers are wanted and seven clients asked: the two slowest, by the times drawn for them, are left out."""
+    """Five answers are wanted and seven clients asked: the two slowest, by the times drawn for
+    them, are left out.
+    """
     experiment = build(make_spec({}, SLOW | {"round.over_selection": 1.3, "rounds": 1}))
     job = make_job(experiment, first_state(experiment), 1)
-    times = answer_times(job.clients, expected_steps(experiment.task, job), experiment.seconds, job.key)
+    times = answer_times(
+        job.clients, expected_steps(experiment.task, job), experiment.seconds, job.key
+    )
     state, lines = play(experiment, Loop(experiment.task), 1)
     assert (lines[0]["asked"], lines[0]["replies"], lines[0]["late"]) == (7, 5, 2)
     first = np.sort(job.clients[np.argsort(times)[:5]])
@@ -51,12 +57,17 @@ def test_the_first_to_answer_are_used() -> None:
     sizes = experiment.task.population.at(0).train.sizes[first]
     replies = [reply for reply in Loop(experiment.task).train(job) if int(reply.client) in first]
     for name, value in state.server.model.params.items():
-        mean = sum(size / sizes.sum() * reply.params[name][0] for size, reply in zip(sizes, replies, strict=True))
+        mean = sum(
+            size / sizes.sum() * reply.params[name][0]
+            for size, reply in zip(sizes, replies, strict=True)
+        )
         assert torch.allclose(value, torch.as_tensor(mean), rtol=0, atol=1e-12)
 
 
 def test_late_answers_come_with_less_weight_and_nobody_is_asked_while_under_way() -> None:
-    experiment = build(make_spec({}, SLOW | {"round.deadline": "quantile(share=0.6)", "round.late": "use"}))
+    experiment = build(
+        make_spec({}, SLOW | {"round.deadline": "quantile(share=0.6)", "round.late": "use"})
+    )
     asked: list[set[int]] = []
     inner = Loop(experiment.task)
 
@@ -80,7 +91,8 @@ def test_late_answers_come_with_less_weight_and_nobody_is_asked_while_under_way(
     for line in lines:
         assert line["replies"] == line["asked"] - line["late"] + line["late_used"]
     assert all(late.due > 6 for late in state.late)
-    for number, late in seen:  # nobody is asked in the rounds between the one it began in and the one its answer comes in
+    # nobody is asked in the rounds between the one it began in and the one its answer comes in
+    for number, late in seen:
         client = int(late.reply.client)
         assert client not in set().union(*asked[number : late.due - 1])
 
@@ -88,7 +100,9 @@ def test_late_answers_come_with_less_weight_and_nobody_is_asked_while_under_way(
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
 @pytest.mark.parametrize("after", [2, 4])
 def test_answers_under_way_survive_a_kill(tmp_path: Path, method: str, after: int) -> None:
-    spec = make_spec({}, SLOW | {"method": method, "round.deadline": "quantile(share=0.6)", "round.late": "use"})
+    spec = make_spec(
+        {}, SLOW | {"method": method, "round.deadline": "quantile(share=0.6)", "round.late": "use"}
+    )
     start_run(spec, tmp_path / "straight")
     with pytest.raises(ConnectionAbortedError):
         start_run(spec, tmp_path / "killed", progress=Dying(after))
@@ -97,19 +111,38 @@ def test_answers_under_way_survive_a_kill(tmp_path: Path, method: str, after: in
 
 
 def test_over_selection_makes_good_for_drop_out() -> None:
-    """A tenth of the clients is gone in every round: asking 30% more, no round has fewer answers than wanted."""
-    changes = {"clients.count": 40, "clients.sample": 10, "clients.availability": "random(offline=0.1)", "round.over_selection": 1.3}
+    """A tenth of the clients is gone in every round: asking 30% more, no round has fewer
+    answers than wanted.
+    """
+    changes = {
+        "clients.count": 40,
+        "clients.sample": 10,
+        "clients.availability": "random(offline=0.1)",
+        "round.over_selection": 1.3,
+    }
     experiment = build(
-        make_spec({}, SLOW | changes | {"data.name": "synthetic(samples=800, classes=4, features=5, test=0.25)", "rounds": 10})
+        make_spec(
+            {},
+            SLOW
+            | changes
+            | {
+                "data.name": "synthetic(samples=800, classes=4, features=5, test=0.25)",
+                "rounds": 10,
+            },
+        )
     )
     _, lines = play(experiment, Loop(experiment.task), 10)
-    assert all(line["replies"] == 10 and line["asked"] == 13 and not line["abandoned"] for line in lines)
+    assert all(
+        line["replies"] == 10 and line["asked"] == 13 and not line["abandoned"] for line in lines
+    )
 
 
 def test_without_a_server_who_is_late_keeps_what_it_heard_untrained() -> None:
-    """One round of gossip without a warm-up: whoever answers within the deadline ends with the trained model of a run without one, the others with the mix.
+    """One round of gossip without a warm-up: whoever answers within the deadline ends with the
+    trained model of a run without one, the others with the mix.
 
-    The first mix averages equal initial models, so a late client still has the initial model after round 1.
+    The first mix averages equal initial models, so a late client still has the initial model after
+    round 1.
     """
     changes = SLOW | {"method": "random(peers=2)", "peers.warmup": False, "rounds": 2}
     timely = build(make_spec({}, changes))
@@ -119,7 +152,8 @@ def test_without_a_server_who_is_late_keeps_what_it_heard_untrained() -> None:
     key = Key(experiment.spec.seed).fold("round", 1)
     clients = experiment.cohort(1, key)
     sizes = experiment.task.population.at(0).train.sizes[clients]
-    times = answer_times(clients, np.ceil(sizes / 8), experiment.seconds, key)  # one epoch in batches of 8
+    # one epoch in batches of 8
+    times = answer_times(clients, np.ceil(sizes / 8), experiment.seconds, key)
     assert (lines[0]["asked"], lines[0]["late"], lines[0]["replies"]) == (5, 2, 3)
     assert lines[0]["simulated_seconds"] == pytest.approx(np.sort(times)[2])
     in_time = set(clients[np.argsort(times)[:3]].tolist())
@@ -128,20 +162,37 @@ def test_without_a_server_who_is_late_keeps_what_it_heard_untrained() -> None:
     for client in range(10):
         for name, value in experiment.task.model.initial.params.items():
             wanted = free.crowd.models.params[name][client] if client in in_time else value
-            assert torch.allclose(state.crowd.models.params[name][client], wanted, rtol=0, atol=1e-14)
+            assert torch.allclose(
+                state.crowd.models.params[name][client], wanted, rtol=0, atol=1e-14
+            )
 
 
 def test_several_global_models_wait_too() -> None:
-    spec = make_spec({}, SLOW | {"method": "feddrift", "round.over_selection": 1.3, "round.deadline": "quantile(share=0.6)"})
+    spec = make_spec(
+        {},
+        SLOW
+        | {
+            "method": "feddrift",
+            "round.over_selection": 1.3,
+            "round.deadline": "quantile(share=0.6)",
+        },
+    )
     experiment = build(spec)
     _, lines = play(experiment, Loop(experiment.task), 2)
-    assert all((line["asked"], line["late"], line["replies"]) == (7, 2, 5) for line in lines)  # 0.6 of 7 is 4.2, so 5 are in time
+    # 0.6 of 7 is 4.2, so 5 are in time
+    assert all((line["asked"], line["late"], line["replies"]) == (7, 2, 5) for line in lines)
 
 
 def test_what_cannot_wait_is_refused() -> None:
     for method in ("random(peers=2)", "feddrift"):
-        with pytest.raises(InputError, match=r"round\.late=use is for methods with one server model"):
-            build(make_spec({}, SLOW | {"method": method, "round.deadline": "30", "round.late": "use"}))
+        with pytest.raises(
+            InputError, match=r"round\.late=use is for methods with one server model"
+        ):
+            build(
+                make_spec(
+                    {}, SLOW | {"method": method, "round.deadline": "30", "round.late": "use"}
+                )
+            )
     with pytest.raises(InputError, match="over_selection means nothing without a server"):
         build(make_spec({}, SLOW | {"method": "random(peers=2)", "round.over_selection": 1.3}))
     with pytest.raises(InputError, match="over_selection must be at least 1"):

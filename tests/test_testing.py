@@ -18,9 +18,21 @@ from remanence.models import MODELS
 from remanence.testing import check_engine, check_method, check_model
 from remanence.trees import Params, Tree
 from remanence.trial import quickly, worst_difference
-from remanence.types import Batch, Context, Job, Lent, Output, PairScores, Part, Reply, Scores, Start, Transform
+from remanence.types import (
+    Batch,
+    Context,
+    Job,
+    Lent,
+    Output,
+    PairScores,
+    Part,
+    Reply,
+    Scores,
+    Start,
+    Transform,
+)
 
-# ------------------------------------------------------------------------------------------------------------------------------- check_method
+# ------------------------------------------------------------------------------------- check_method
 
 
 @pytest.mark.parametrize("method", [quickly(name) for name in METHODS])
@@ -34,7 +46,11 @@ def forgets_weights() -> Part:
     def after(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
         return {"mean": lent.predict(trained)[0].logits.mean()}, {}
 
-    return Part("forgets_weights", own=lambda start, facts, world: {"mean": torch.zeros((), dtype=world.dtype)}, after=after)
+    return Part(
+        "forgets_weights",
+        own=lambda start, facts, world: {"mean": torch.zeros((), dtype=world.dtype)},
+        after=after,
+    )
 
 
 def branches() -> Part:
@@ -55,7 +71,10 @@ def divides_by_zero() -> Part:
     """By the number of examples of a class."""
 
     def base(out: Output, batch: Batch, ctx: Context) -> Tensor:
-        return nn.functional.cross_entropy(out.logits, batch.y, reduction="none") * (1 / ctx.facts.label_counts).sum()
+        return (
+            nn.functional.cross_entropy(out.logits, batch.y, reduction="none")
+            * (1 / ctx.facts.label_counts).sum()
+        )
 
     return Part("divides", base=base)
 
@@ -74,10 +93,20 @@ def hides_state() -> Part:
 @pytest.mark.parametrize(
     ("part", "sentence"),
     [
-        (forgets_weights(), r"forgets_weights with unequal clients.*stacked \(stack=3\) differs from loop by .* at own/.*weight"),
+        (
+            forgets_weights(),
+            r"forgets_weights with unequal clients.*stacked \(stack=3\) differs from loop by"
+            r" .* at own/.*weight",
+        ),
         (branches(), r"branches with unequal clients.*cannot run on the engine stacked.*no `if`"),
-        (writes_into_its_input(), r"writes with unequal clients.*changes its input own/writes/n.*add_"),
-        (divides_by_zero(), r"divides with unequal clients.*client \d is refused, because .*NaN or infinity"),
+        (
+            writes_into_its_input(),
+            r"writes with unequal clients.*changes its input own/writes/n.*add_",
+        ),
+        (
+            divides_by_zero(),
+            r"divides with unequal clients.*client \d is refused, because .*NaN or infinity",
+        ),
         (hides_state(), r"hides with unequal clients.*keep no state but in own and server"),
     ],
     ids=lambda value: value.name if isinstance(value, Part) else "",
@@ -97,7 +126,7 @@ def test_an_expression_is_checked_like_any() -> None:
         check_method("fedporx")
 
 
-# ------------------------------------------------------------------------------------------------------------------------------- check_engine
+# ------------------------------------------------------------------------------------- check_engine
 
 
 class Broken(Loop):
@@ -112,7 +141,10 @@ class Broken(Loop):
     def train(self, job: Job) -> Iterator[Reply]:
         if self.fault == "shares nothing":
             job = job._replace(
-                shared={part: {"gradient": {n: 0 * v for n, v in tree["gradient"].items()}} for part, tree in job.shared.items()}
+                shared={
+                    part: {"gradient": {n: 0 * v for n, v in tree["gradient"].items()}}
+                    for part, tree in job.shared.items()
+                }
             )
         for number, reply in enumerate(super().train(job)):
             if self.fault == "loses a client" and number == 1:
@@ -120,23 +152,37 @@ class Broken(Loop):
             if self.fault == "counts the cohort":
                 reply = reply._replace(loss=reply.loss + (len(job.clients) < 4))
             if self.fault == "rounds":
-                reply = reply._replace(params={name: value.float().double() for name, value in reply.params.items()})
+                reply = reply._replace(
+                    params={name: value.float().double() for name, value in reply.params.items()}
+                )
             if self.fault == "touches its input":
                 job.facts.size.add_(1)
             yield reply
 
-    def score(self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0) -> Scores:
-        scores = super().score(models, split, None if self.fault == "ignores owners" else owners, time_step)
+    def score(
+        self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0
+    ) -> Scores:
+        scores = super().score(
+            models, split, None if self.fault == "ignores owners" else owners, time_step
+        )
         return scores._replace(loss=scores.loss + 1e-9) if self.fault == "miscounts" else scores
 
     def score_pairs(
-        self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int = 0, verdicts: bool = False
+        self,
+        models: Start,
+        which: np.ndarray,
+        owners: np.ndarray,
+        split: str,
+        time_step: int = 0,
+        verdicts: bool = False,
     ) -> PairScores:
         step = 0 if self.fault == "stays at the first time step" else time_step
         scores = super().score_pairs(models, which, owners, split, step, verdicts)
         if self.fault == "forgets verdicts":
             return scores._replace(verdicts=None)
-        return scores._replace(loss=scores.loss.roll(1)) if self.fault == "mixes pairs up" else scores
+        return (
+            scores._replace(loss=scores.loss.roll(1)) if self.fault == "mixes pairs up" else scores
+        )
 
     def judge(self, models: Start, ids: Tensor) -> Tensor:
         said = super().judge(models, ids)
@@ -148,7 +194,10 @@ class Broken(Loop):
     [
         ("shares nothing", "engine broken and loop train differently"),
         ("loses a client", "every client answers once"),
-        ("counts the cohort", "a client's reply depends on who else is in the round: by .* at loss"),
+        (
+            "counts the cohort",
+            "a client's reply depends on who else is in the round: by .* at loss",
+        ),
         ("rounds", "loop train differently.*params"),
         ("touches its input", "changes its input facts/size"),
         ("ignores owners", "score the split valid differently"),
@@ -164,7 +213,7 @@ def test_broken_engines_are_named(fault: str, sentence: str) -> None:
         check_engine(lambda task: Broken(task, fault))
 
 
-# -------------------------------------------------------------------------------------------------------------------------------- check_model
+# -------------------------------------------------------------------------------------- check_model
 
 
 @pytest.mark.parametrize(("name", "shape"), [("mlp", (5,)), ("mlp", (1, 4, 4)), ("text", (6,))])
@@ -186,7 +235,8 @@ class Net(nn.Module):
         features = torch.tanh(self.body(x))
         if self.fault == "logarithm":
             features = torch.log(features)
-        if self.fault == "root":  # finite forward, but the slope of a root at 0 times a mask is infinity times 0
+        # finite forward, but the slope of a root at 0 times a mask is infinity times 0
+        if self.fault == "root":
             features = torch.sqrt(features * (features > 0))
         if self.fault == "counter":
             self.calls += 1
@@ -229,7 +279,7 @@ def test_a_shape_that_no_data_have_is_refused() -> None:
         check_model(Net(""), (2, 5), 3)
 
 
-# --------------------------------------------------------------------------------------------------------------------------- worst_difference
+# --------------------------------------------------------------------------------- worst_difference
 
 
 def test_trees_that_cannot_be_compared_are_infinitely_far_apart() -> None:
@@ -237,5 +287,11 @@ def test_trees_that_cannot_be_compared_are_infinitely_far_apart() -> None:
     assert worst_difference(one, one) == ("", 0.0)
     assert worst_difference(one, {"a": torch.zeros(2)}) == ("b/c", float("inf"))
     assert worst_difference({"a": torch.zeros(2)}, {"a": torch.zeros(3)}) == ("a", float("inf"))
-    assert worst_difference({"a": torch.zeros(2)}, {"a": torch.zeros(2).double()}) == ("a", float("inf"))
-    assert worst_difference({"a": torch.tensor([float("nan")])}, {"a": torch.zeros(1)}) == ("a", float("inf"))
+    assert worst_difference({"a": torch.zeros(2)}, {"a": torch.zeros(2).double()}) == (
+        "a",
+        float("inf"),
+    )
+    assert worst_difference({"a": torch.tensor([float("nan")])}, {"a": torch.zeros(1)}) == (
+        "a",
+        float("inf"),
+    )

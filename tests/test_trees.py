@@ -12,8 +12,12 @@ from remanence import trees
 
 Tree = dict[str, Any]
 
-names = st.text(st.characters(blacklist_characters="/", blacklist_categories=("Cs",)), min_size=1, max_size=4)
-some_leaf = st.lists(st.integers(-9, 9), max_size=3).map(lambda values: torch.tensor(values, dtype=torch.float64))
+names = st.text(
+    st.characters(blacklist_characters="/", blacklist_categories=("Cs",)), min_size=1, max_size=4
+)
+some_leaf = st.lists(st.integers(-9, 9), max_size=3).map(
+    lambda values: torch.tensor(values, dtype=torch.float64)
+)
 some_tree = st.recursive(
     st.dictionaries(names, some_leaf, min_size=1, max_size=3),
     lambda below: st.dictionaries(names, st.one_of(some_leaf, below), min_size=1, max_size=3),
@@ -28,7 +32,9 @@ def equal(a: Tree, b: Tree) -> bool:
     return all(
         equal(a[name], b[name])
         if isinstance(a[name], dict)
-        else isinstance(b[name], Tensor) and a[name].dtype == b[name].dtype and torch.equal(a[name], b[name])
+        else isinstance(b[name], Tensor)
+        and a[name].dtype == b[name].dtype
+        and torch.equal(a[name], b[name])
         for name in a
     )
 
@@ -58,7 +64,13 @@ def test_arithmetic_by_hand() -> None:
 
 def test_arguments_are_left_alone() -> None:
     a, b = small(), other()
-    for result in (trees.add(a, b), trees.axpy(3, a, b), trees.lerp(a, b, 0.3), trees.select(tensor(True), a, b), trees.clone(a)):
+    for result in (
+        trees.add(a, b),
+        trees.axpy(3, a, b),
+        trees.lerp(a, b, 0.3),
+        trees.select(tensor(True), a, b),
+        trees.clone(a),
+    ):
         result["w"] += 100
         result["deep"]["b"] = tensor(0.0)
     assert equal(a, small())
@@ -87,17 +99,26 @@ def test_select_hides_nan_in_the_tree_not_taken() -> None:
 
 def test_stacks_by_hand() -> None:
     stacked = trees.stack([small(), other()])
-    assert equal(stacked, {"w": tensor([[1.0, 2.0], [10.0, 20.0]]), "deep": {"b": tensor([3.0, 30.0])}})
+    assert equal(
+        stacked, {"w": tensor([[1.0, 2.0], [10.0, 20.0]]), "deep": {"b": tensor([3.0, 30.0])}}
+    )
     assert equal(trees.take(stacked, 1), other())
     assert equal(trees.take(stacked, slice(0, 1)), trees.stack([small()]))
     assert equal(trees.take(stacked, tensor([1, 0, 1])), trees.stack([other(), small(), other()]))
-    assert equal(trees.concatenate([stacked, trees.stack([small()])]), trees.stack([small(), other(), small()]))
+    assert equal(
+        trees.concatenate([stacked, trees.stack([small()])]),
+        trees.stack([small(), other(), small()]),
+    )
     assert equal(trees.concatenate([stacked]), stacked)
 
 
 def test_a_weighted_sum_by_hand() -> None:
-    """1/4 of (1, 2 | 3) and 3/4 of (10, 20 | 30) is 7.75, 15.5 | 23.25; float64 weights do not change the parameters' precision."""
-    summed = trees.weighted_sum(torch.tensor([0.25, 0.75], dtype=torch.float64), trees.stack([small(), other()]))
+    """1/4 of (1, 2 | 3) and 3/4 of (10, 20 | 30) is 7.75, 15.5 | 23.25; float64 weights do not
+    change the parameters' precision.
+    """
+    summed = trees.weighted_sum(
+        torch.tensor([0.25, 0.75], dtype=torch.float64), trees.stack([small(), other()])
+    )
     assert equal(summed, {"w": tensor([7.75, 15.5]), "deep": {"b": tensor(23.25)}})
 
 
@@ -124,7 +145,11 @@ def test_restrict_keeps_the_order_asked_for() -> None:
 
 
 def test_flat_names_by_hand() -> None:
-    assert list(trees.flatten({"a": {"b": tensor(1), "c": {"d": tensor(2)}}, "e": tensor(3)})) == ["a/b", "a/c/d", "e"]
+    assert list(trees.flatten({"a": {"b": tensor(1), "c": {"d": tensor(2)}}, "e": tensor(3)})) == [
+        "a/b",
+        "a/c/d",
+        "e",
+    ]
 
 
 @given(some_tree)
@@ -143,14 +168,20 @@ def test_a_name_with_the_separator_is_refused() -> None:
 
 def test_bytes_by_hand() -> None:
     """2 float32 (8) + 1 float64 (8) + 3 int64 (24) + 5 bool (5) = 45."""
-    tree = {"a": torch.zeros(2), "b": {"c": torch.zeros((), dtype=torch.float64), "d": torch.zeros(3, dtype=torch.int64)}}
+    tree = {
+        "a": torch.zeros(2),
+        "b": {"c": torch.zeros((), dtype=torch.float64), "d": torch.zeros(3, dtype=torch.int64)},
+    }
     assert trees.nbytes(tree | {"e": torch.zeros(5, dtype=torch.bool)}) == 45
     assert trees.nbytes({}) == 0
 
 
 def test_finite_judges_each_member_of_a_stack() -> None:
     nan, inf = float("nan"), float("inf")
-    stack = {"w": tensor([[1.0, 2.0], [nan, 1.0], [1.0, 1.0], [0.0, 0.0]]), "deep": {"b": tensor([1.0, 1.0, -inf, 1.0])}}
+    stack = {
+        "w": tensor([[1.0, 2.0], [nan, 1.0], [1.0, 1.0], [0.0, 0.0]]),
+        "deep": {"b": tensor([1.0, 1.0, -inf, 1.0])},
+    }
     assert trees.finite(stack, 4).tolist() == [True, False, False, True]
     assert trees.finite({"count": torch.tensor([1, 2, 3])}, 3).tolist() == [True, True, True]
     assert trees.finite({}, 2).tolist() == [True, True]
@@ -160,7 +191,9 @@ def test_finite_judges_each_member_of_a_stack() -> None:
 def test_arithmetic_works_inside_vmap() -> None:
     stacked = trees.stack([small(), other()])
     conditions = tensor([True, False])
-    picked = torch.func.vmap(lambda c, t: trees.select(c, t, trees.scale(t, 2)))(conditions, stacked)
+    picked = torch.func.vmap(lambda c, t: trees.select(c, t, trees.scale(t, 2)))(
+        conditions, stacked
+    )
     assert equal(picked, trees.stack([small(), trees.scale(other(), 2)]))
     norms = torch.func.vmap(trees.squared_norm)(stacked)
     assert norms.tolist() == [14.0, 1400.0]

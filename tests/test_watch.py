@@ -1,4 +1,6 @@
-"""The live report: real processes on the loopback interface, files that grow, shrink, break and go away, and a reader who must not lose the place."""
+"""The live report: real processes on the loopback interface, files that grow, shrink, break and
+go away, and a reader who must not lose the place.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Growing:
         if not (self.folder / SPEC).exists():
             shutil.copy(self.whole.folder / SPEC, self.folder / SPEC)
         ledger = self.whole.ledger
-        (self.folder / LEDGER).write_bytes(header(ledger.class_names) + ledger.records[ledger.records["round"] <= round].tobytes())
+        (self.folder / LEDGER).write_bytes(
+            header(ledger.class_names) + ledger.records[ledger.records["round"] <= round].tobytes()
+        )
         lines = [json.dumps(line) + "\n" for line in self.whole.metrics if line["round"] <= round]
         (self.folder / METRICS).write_text("".join(lines), encoding="utf-8")
 
@@ -60,7 +64,11 @@ def start() -> Iterator[Callable[..., tuple[subprocess.Popen[str], int]]]:
     def begin(*arguments: str) -> tuple[subprocess.Popen[str], int]:
         command = [sys.executable, "-m", "remanence", "watch", *arguments]
         child = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         children.append(child)
         assert child.stdout is not None
@@ -76,12 +84,20 @@ def start() -> Iterator[Callable[..., tuple[subprocess.Popen[str], int]]]:
         child.communicate()
 
 
-def ask(port: int, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+def ask(
+    port: int, path: str = "/", method: str = "GET", **headers: str
+) -> tuple[int, dict[str, str], bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        connection.request(
+            method, path, headers={name.replace("_", "-"): value for name, value in headers.items()}
+        )
         answer = connection.getresponse()
-        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+        return (
+            answer.status,
+            {name.lower(): value for name, value in answer.getheaders()},
+            answer.read(),
+        )
     finally:
         connection.close()
 
@@ -96,7 +112,11 @@ def test_a_process_serves_and_ends_by_ctrl_c(growing: Growing, start: Callable[.
     assert b"<iframe" not in frame.split(b"<script>")[0]
     status, headers, state = ask(port, "/state")
     told = json.loads(state)
-    assert (told["runs"][0]["round"], told["runs"][0]["rounds"], told["runs"][0]["finished"]) == (3, 8, False)
+    assert (told["runs"][0]["round"], told["runs"][0]["rounds"], told["runs"][0]["finished"]) == (
+        3,
+        8,
+        False,
+    )
     assert told["waiting"] == ["later"]
     assert ask(port, "/state", If_None_Match=headers["etag"])[0] == 304
     status, headers, page = ask(port, "/page")
@@ -123,12 +143,22 @@ def test_strangers_are_refused(tmp_path: Path, start: Callable[..., Any]) -> Non
     _, port = start(str(tmp_path))
     assert ask(port, Host="evil.example")[0] == 421  # a name of a stranger that points at 127.0.0.1
     assert ask(port, Host=f"evil.example:{port}")[0] == 421
-    assert ask(port, "/state", Host="127.0.0.1")[0] == 421  # no port, or another one: not this server
+    # no port, or another one: not this server
+    assert ask(port, "/state", Host="127.0.0.1")[0] == 421
     assert ask(port, Host=f"localhost:{port}")[0] == 200
     for method in ("POST", "PUT", "DELETE", "OPTIONS", "HEAD", "TRACE"):
         status, headers, _ = ask(port, method=method)
         assert (status, headers["allow"]) == (405, "GET"), method
-    for path in ("/secret", "/../secret", "//secret", "/page/", "/page?x=1", "/%2e%2e/secret", f"/{tmp_path}/secret", "/" + "a" * 70_000):
+    for path in (
+        "/secret",
+        "/../secret",
+        "//secret",
+        "/page/",
+        "/page?x=1",
+        "/%2e%2e/secret",
+        f"/{tmp_path}/secret",
+        "/" + "a" * 70_000,
+    ):
         status, _, content = ask(port, path)
         assert status in (404, 414), path
         assert b"secret" not in content
@@ -204,7 +234,13 @@ def test_names_of_folders_stay_text(tmp_path: Path) -> None:
 def test_progress_of_a_finished_run(whole: Run) -> None:
     told = read_progress(whole.folder)
     assert told is not None
-    assert (told["method"], told["seed"], told["round"], told["rounds"], told["finished"]) == ("fedavg", 0, 8, 8, True)
+    assert (told["method"], told["seed"], told["round"], told["rounds"], told["finished"]) == (
+        "fedavg",
+        0,
+        8,
+        8,
+        True,
+    )
 
 
 def test_mistakes_get_a_sentence(tmp_path: Path) -> None:
@@ -215,7 +251,10 @@ def test_mistakes_get_a_sentence(tmp_path: Path) -> None:
         make_server([])
     with pytest.raises(InputError, match="is not a port"):
         make_server([tmp_path], 70_000)
-    with make_server([tmp_path]) as first, pytest.raises(InputError, match=f"port {first.server_port} cannot be used"):
+    with (
+        make_server([tmp_path]) as first,
+        pytest.raises(InputError, match=f"port {first.server_port} cannot be used"),
+    ):
         make_server([tmp_path], first.server_port)
 
 
@@ -223,7 +262,9 @@ def test_mistakes_get_a_sentence(tmp_path: Path) -> None:
 def browser() -> Iterator[Any]:
     if not CHROMIUM.exists():
         pytest.skip(f"no Chromium at {CHROMIUM}: on Debian, apt-get install chromium")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install 'remanence[dev]'")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: pip install 'remanence[dev]'"
+    )
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
         yield browser
@@ -240,7 +281,9 @@ def wait_until(page: Any, condition: str) -> Any:
 
 
 @pytest.mark.slow
-def test_a_reader_keeps_the_place(browser: Any, growing: Growing, start: Callable[..., Any]) -> None:
+def test_a_reader_keeps_the_place(
+    browser: Any, growing: Growing, start: Callable[..., Any]
+) -> None:
     child, port = start(str(growing.folder))
     page = browser.new_page(viewport={"width": 1000, "height": 700})
     complaints: list[str] = []
@@ -261,7 +304,10 @@ def test_a_reader_keeps_the_place(browser: Any, growing: Growing, start: Callabl
     report.locator("#one-round input[type=range]").focus()
     page.keyboard.press("Home")
     page.keyboard.press("ArrowRight")
-    page.evaluate(f"{front}.scrollingElement.style.scrollBehavior = 'auto'; {front}.querySelector('#one-round').scrollIntoView()")
+    page.evaluate(
+        f"{front}.scrollingElement.style.scrollBehavior = 'auto';"
+        f" {front}.querySelector('#one-round').scrollIntoView()"
+    )
     top = f"{front}.querySelector('#one-round').getBoundingClientRect().top"
     page.wait_for_timeout(300)
     before = page.evaluate(top)
@@ -285,7 +331,9 @@ def test_a_reader_keeps_the_place(browser: Any, growing: Growing, start: Callabl
     assert page.evaluate("document.querySelectorAll('iframe').length") == 1
 
     assert complaints == []
-    assert {url.split(str(port))[1] for url in requests if not url.startswith(("data:", "blob:"))} == {"/", "/state", "/page"}
+    assert {
+        url.split(str(port))[1] for url in requests if not url.startswith(("data:", "blob:"))
+    } == {"/", "/state", "/page"}
     child.kill()
     child.wait()
     wait_until(page, "document.querySelector('#status').textContent.includes('does not answer')")

@@ -1,4 +1,6 @@
-"""Who takes part: ourselves, the plain loop, and the simulators that PyPI offers, each with the environment it runs in."""
+"""Who takes part: ourselves, the plain loop, and the simulators that PyPI offers, each with the
+environment it runs in.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,14 @@ class Contender:
 
 
 OURS = Contender("remanence", "ours_job.py", "this package, engine `auto`")
-PLAIN = Contender("plain loop", "plain_job.py", "PyTorch and nothing else, client after client, data in memory")
-QUIET_FLOWER = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+PLAIN = Contender(
+    "plain loop", "plain_job.py", "PyTorch and nothing else, client after client, data in memory"
+)
+QUIET_FLOWER = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 
 PEERS: dict[str, Contender] = {
     peer.name: peer
@@ -35,9 +43,19 @@ PEERS: dict[str, Contender] = {
             "pfl",
             {"PEER_WORKERS": str(os.cpu_count() or 1), "OMP_NUM_THREADS": "1"},
         ),
-        Contender("flwr", "flwr_job.py", "Flower: simulation by Ray, one client a core", "flwr", QUIET_FLOWER),
-        Contender("fedlab", "fedlab_job.py", "FedLab: standalone simulation, serial trainer", "fedlab"),
-        Contender("fedjax", "fedjax_job.py", "FedJAX: its federated averaging, compiled by XLA", "fedjax"),
+        Contender(
+            "flwr",
+            "flwr_job.py",
+            "Flower: simulation by Ray, one client a core",
+            "flwr",
+            QUIET_FLOWER,
+        ),
+        Contender(
+            "fedlab", "fedlab_job.py", "FedLab: standalone simulation, serial trainer", "fedlab"
+        ),
+        Contender(
+            "fedjax", "fedjax_job.py", "FedJAX: its federated averaging, compiled by XLA", "fedjax"
+        ),
         Contender("fluke", "fluke_job.py", "fluke: CentralizedFL, evaluation turned off", "fluke"),
     )
 }

@@ -1,8 +1,9 @@
 """What all drivers share: a job's files, and the turns they take.
 
-A driver runs in its peer's environment and is called `python X_job.py FOLDER NAME`. It prepares everything, says that it is ready, and then plays one round
-for each line `go` that it reads; every answer is one line of JSON. So one process of each contender can wait while another one works. This file needs numpy
-and nothing else.
+A driver runs in its peer's environment and is called `python X_job.py FOLDER NAME`. It prepares
+everything, says that it is ready, and then plays one round for each line `go` that it reads; every
+answer is one line of JSON. So one process of each contender can wait while another one works. This
+file needs numpy and nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ import numpy as np
 
 
 class PeerJob:
-    """One job as `job_folder.py` wrote it: who trains on what, in which order, from which weights."""
+    """One job as `job_folder.py` wrote it: who trains on what, in which order, from which
+    weights.
+    """
 
     def __init__(self, folder: Path):
         settings = json.loads((folder / "job.json").read_text())
@@ -38,7 +41,8 @@ class PeerJob:
         self.batch: int = settings["batch"]
         self.epochs: int = settings["epochs"]
         self.optimizer: str = settings["optimizer"]  # SGD or Adam, as torch.optim calls them
-        self.rule: dict[str, Any] = settings["rule"]  # what torch.optim wants besides the parameters
+        # what torch.optim wants besides the parameters
+        self.rule: dict[str, Any] = settings["rule"]
         self._plan = np.load(folder / "plan.npz")
         self._x, self._y = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in "xy")
 
@@ -48,9 +52,13 @@ class PeerJob:
             return dict(file)
 
     def examples(self, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """All rows of a client, already normalised: a gift to the peers, since our own engine does this for every batch. -> [n, c, h, w], [n]"""
+        """All rows of a client, already normalised: a gift to the peers, since our own engine
+        does this for every batch. -> [n, c, h, w], [n]
+        """
         rows = self._plan[f"rows_{client}"]
-        return (self._x[rows].astype(np.float32) - self._plan["mean"]) / self._plan["std"], np.array(self._y[rows])
+        return (self._x[rows].astype(np.float32) - self._plan["mean"]) / self._plan[
+            "std"
+        ], np.array(self._y[rows])
 
     def orders(self, client: int) -> np.ndarray:
         """In which order a client of the cohort visits its rows. -> [epochs, n]"""
@@ -64,7 +72,9 @@ def open_job(folder: str) -> PeerJob:
 
 
 class Turns:
-    """The conversation with `turns.py`, over what was standard input and output: the peers may print what they like, it goes to the log."""
+    """The conversation with `turns.py`, over what was standard input and output: the peers may
+    print what they like, it goes to the log.
+    """
 
     def __init__(self, result: Path, followers: Sequence[subprocess.Popen[str]] = ()):
         self._answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
@@ -78,14 +88,17 @@ class Turns:
     def wait(self) -> None:
         """Until it is our turn; starts the clock."""
         word = sys.stdin.readline().strip() or "stop"
-        for follower in self._followers:  # they are told: a pipe that other children hold open too has no end
+        # they are told: a pipe that other children hold open too has no end
+        for follower in self._followers:
             print(word, file=follower.stdin, flush=True)
         if word != "go":
             raise SystemExit(0)
         self._begin = time.perf_counter()
 
     def done(self, weights: Callable[[], Mapping[str, np.ndarray]]) -> None:
-        """The round is over and its model stands; the weights of the first round are left for comparison."""
+        """The round is over and its model stands; the weights of the first round are left for
+        comparison.
+        """
         seconds = time.perf_counter() - self._begin
         if not self._result.exists():
             np.savez(self._result, **weights())

@@ -1,4 +1,6 @@
-"""One virtual environment a simulator, outside the tree, with every version pinned; made once and kept."""
+"""One virtual environment a simulator, outside the tree, with every version pinned; made once
+and kept.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ import subprocess
 from pathlib import Path
 
 PINS = Path(__file__).parent / "pins"
-STAMP = "installed-pins.txt"  # in the environment: what it was made from, so that a change of pins makes it anew
+# in the environment: what it was made from, so that a change of pins makes it anew
+STAMP = "installed-pins.txt"
 PATIENCE = 1800.0  # seconds for one call of pip
 QUIETLY = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 
@@ -22,7 +25,8 @@ def make_environment(name: str, folder: Path, python: str) -> Path:
     if stamp.is_file() and stamp.read_text() == pins and interpreter.exists():
         return interpreter
     call(python, "-m", "venv", "--clear", str(home))
-    # torch comes first and alone: left to choose among versions, pip may fetch gigabytes of CUDA packages.
+    # torch comes first and alone: left to choose among versions, pip may fetch gigabytes of CUDA
+    # packages.
     if torch := [line for line in pins.splitlines() if line.startswith("torch==")]:
         call(str(interpreter), *QUIETLY, *torch)
     call(str(interpreter), *QUIETLY, "--requirement", str(PINS / f"{name}.txt"))
@@ -32,7 +36,9 @@ def make_environment(name: str, folder: Path, python: str) -> Path:
 
 def call(*command: str) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotInstall(f"not installed: {error}") from None
     if done.returncode:

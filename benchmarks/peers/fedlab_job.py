@@ -1,4 +1,6 @@
-"""FedLab: its standalone simulation, a serial trainer and a synchronous server; the average is weighted, as FedLab leaves to its users."""
+"""FedLab: its standalone simulation, a serial trainer and a synchronous server; the average is
+weighted, as FedLab leaves to its users.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class Server(SyncServerHandler):
 
     def global_update(self, buffer: list[list[Tensor]]) -> None:
         parameters, sizes = zip(*buffer, strict=True)
-        SerializationTool.deserialize_model(self._model, Aggregators.fedavg_aggregate(list(parameters), torch.stack(sizes)))
+        SerializationTool.deserialize_model(
+            self._model, Aggregators.fedavg_aggregate(list(parameters), torch.stack(sizes))
+        )
 
 
 def main() -> None:

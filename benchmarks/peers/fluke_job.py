@@ -1,4 +1,6 @@
-"""fluke: CentralizedFL with its own client and a server that weights by examples; evaluation is turned off."""
+"""fluke: CentralizedFL with its own client and a server that weights by examples; evaluation is
+turned off.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class PlannedLoader(FastDataLoader):
 
     def __init__(self, job: PeerJob, client: int):
         self._epochs = Epochs(job, client)
-        super().__init__(self._epochs.x, self._epochs.y, num_labels=job.classes, batch_size=job.batch)
+        super().__init__(
+            self._epochs.x, self._epochs.y, num_labels=job.classes, batch_size=job.batch
+        )
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return iter(self._epochs)
@@ -62,8 +66,17 @@ def main() -> None:
     optimizer = OptimizerConfigurator({"name": job.optimizer, **job.rule})
     loaders = {client: PlannedLoader(job, client) for client in job.cohort}
     clients = [
-        # Who is not in the cohort never trains, and so needs no data. Without persistency an optimiser lives for one round, as the job wants it.
-        Client(number, loaders.get(number), None, optimizer, nn.CrossEntropyLoss(), local_epochs=job.epochs, persistency=False)
+        # Who is not in the cohort never trains, and so needs no data. Without persistency an
+        # optimiser lives for one round, as the job wants it.
+        Client(
+            number,
+            loaders.get(number),
+            None,
+            optimizer,
+            nn.CrossEntropyLoss(),
+            local_epochs=job.epochs,
+            persistency=False,
+        )
         for number in range(job.clients)
     ]
     server = FixedCohort(job, clients)

@@ -1,4 +1,6 @@
-"""Flower: a ServerApp with the strategy FedAvg and a ClientApp, simulated by Ray, one client a core; local training is the plain loop."""
+"""Flower: a ServerApp with the strategy FedAvg and a ClientApp, simulated by Ray, one client a
+core; local training is the plain loop.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def hold_model(folder: str) -> nn.Module:
 
 def train(message: Message, context: Context) -> Message:
     """What a client does with the model it is sent; runs in a worker of Ray."""
-    from flwr_job import hold_data, hold_model  # a worker gets this function without its module, where the caches have to live
+    # a worker gets this function without its module, where the caches have to live
+    from flwr_job import hold_data, hold_model
 
     config = message.content["config"]
     folder, client = str(config["folder"]), int(config["client"])
@@ -42,28 +45,50 @@ def train(message: Message, context: Context) -> Message:
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     fit(model, open_job(folder), data)
     metrics = MetricRecord({"num-examples": len(data.y)})
-    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
+        reply_to=message,
+    )
 
 
 class TakeTurns(FedAvg):
-    """FedAvg whose messages say which client of the job a node plays, so that every round trains the same cohort."""
+    """FedAvg whose messages say which client of the job a node plays, so that every round
+    trains the same cohort.
+    """
 
     def __init__(self, job: PeerJob, turns: Turns):
-        super().__init__(fraction_train=len(job.cohort) / job.clients, fraction_evaluate=0.0, min_available_nodes=job.clients)
+        super().__init__(
+            fraction_train=len(job.cohort) / job.clients,
+            fraction_evaluate=0.0,
+            min_available_nodes=job.clients,
+        )
         self._job, self._turns = job, turns
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         self._turns.wait()
-        nodes = [message.metadata.dst_node_id for message in super().configure_train(server_round, arrays, config, grid)]
+        nodes = [
+            message.metadata.dst_node_id
+            for message in super().configure_train(server_round, arrays, config, grid)
+        ]
         for node, client in zip(nodes, self._job.cohort, strict=True):
             order = ConfigRecord({"folder": str(self._job.folder), "client": client})
-            yield Message(RecordDict({"arrays": arrays, "config": order}), dst_node_id=node, message_type="train")
+            yield Message(
+                RecordDict({"arrays": arrays, "config": order}),
+                dst_node_id=node,
+                message_type="train",
+            )
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         arrays, metrics = super().aggregate_train(server_round, replies)
         if arrays is None:
             raise RuntimeError("no client answered")
-        self._turns.done(lambda: {name: value.numpy() for name, value in arrays.to_torch_state_dict().items()})
+        self._turns.done(
+            lambda: {name: value.numpy() for name, value in arrays.to_torch_state_dict().items()}
+        )
         return arrays, metrics
 
 
@@ -74,12 +99,23 @@ def main() -> None:
 
     @server.main()
     def serve(grid: Grid, context: Context) -> None:
-        turns.ready("flwr", "ray", "torch", note=f"{os.cpu_count()} workers of Ray, one client each at a time")
-        with contextlib.suppress(SystemExit):  # no more turns: this thread is not the main one, and ends by returning
-            TakeTurns(job, turns).start(grid, ArrayRecord(make_model(job).state_dict()), num_rounds=ENDLESS)
+        turns.ready(
+            "flwr",
+            "ray",
+            "torch",
+            note=f"{os.cpu_count()} workers of Ray, one client each at a time",
+        )
+        # no more turns: this thread is not the main one, and ends by returning
+        with contextlib.suppress(SystemExit):
+            TakeTurns(job, turns).start(
+                grid, ArrayRecord(make_model(job).state_dict()), num_rounds=ENDLESS
+            )
 
     # Without an address Ray would join whatever cluster it finds on this machine.
-    backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"address": "local"}}
+    backend = {
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        "init_args": {"address": "local"},
+    }
     try:
         run_simulation(server, client, num_supernodes=job.clients, backend_config=backend)
     except Exception:

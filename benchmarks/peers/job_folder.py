@@ -1,4 +1,6 @@
-"""A job of `remanence bench` as files that any simulator can read: data, split, order of the batches, and the weights to start from."""
+"""A job of `remanence bench` as files that any simulator can read: data, split, order of the
+batches, and the weights to start from.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,10 @@ from remanence.data.batches import plan_batches
 from remanence.experiment import Experiment
 from remanence.types import Job
 
-# The jobs of `remanence bench` with a tenth of their rates, which costs as much time: at the full rate, rounding alone moves the end of B2's round by 20% of
-# its way, which would hide whether two simulators do the same; at a tenth it is 0.03%, while another order of batches still moves it by 6% or more.
+# The jobs of `remanence bench` with a tenth of their rates, which costs as much time: at the full
+# rate, rounding alone moves the end of B2's round by 20% of
+# its way, which would hide whether two simulators do the same; at a tenth it is 0.03%, while
+# another order of batches still moves it by 6% or more.
 GENTLY: dict[str, dict[str, Any]] = {
     "B": {"local.optimizer": "sgd(lr=0.005)"},
     "B2": {"local.optimizer": "sgd(lr=0.005)"},
@@ -45,7 +49,14 @@ def write_job(name: str, folder: Path, changes: Mapping[str, Any]) -> dict[str, 
     }
     plan: dict[str, np.ndarray] = {f"rows_{client}": rows.of(client) for client in cohort}
     for client, size in zip(cohort, settings["sizes"], strict=True):
-        batches = plan_batches(work.key.fold("client", client, "plan", 0), size, task.batch, local.epochs, local.steps, local.drop_last)
+        batches = plan_batches(
+            work.key.fold("client", client, "plan", 0),
+            size,
+            task.batch,
+            local.epochs,
+            local.steps,
+            local.drop_last,
+        )
         plan[f"order_{client}"] = in_epochs(batches.rows, batches.widths, size)
     if task.train.mean is None or task.train.std is None:
         raise ValueError("the jobs for other simulators are made of images, which are normalised")
@@ -53,24 +64,33 @@ def write_job(name: str, folder: Path, changes: Mapping[str, Any]) -> dict[str, 
     folder.mkdir(parents=True)
     (folder / "job.json").write_text(json.dumps(settings))
     np.savez(folder / "plan.npz", **plan)
-    np.savez(folder / "start.npz", **{key: value.numpy() for key, value in state.server.model.params.items()})
+    np.savez(
+        folder / "start.npz",
+        **{key: value.numpy() for key, value in state.server.model.params.items()},
+    )
     np.save(folder / "x.npy", task.train.x.numpy())
     np.save(folder / "y.npy", task.train.y.numpy())
     return settings
 
 
 def in_epochs(rows: np.ndarray, widths: np.ndarray, size: int) -> np.ndarray:
-    """Batches one after the other, as the epochs that they are made of. rows: [steps, batch]; widths: [steps] -> [epochs, size]
+    """Batches one after the other, as the epochs that they are made of. rows: [steps, batch];
+    widths: [steps] -> [epochs, size]
 
     >>> in_epochs(np.array([[2, 0], [1, 1]]), np.array([2, 1]), 3)
     array([[2, 0, 1]])
     """
-    return np.concatenate([row[:width] for row, width in zip(rows, widths, strict=True)]).reshape(-1, size)
+    return np.concatenate([row[:width] for row, width in zip(rows, widths, strict=True)]).reshape(
+        -1, size
+    )
 
 
 def optimizer_of(experiment: Experiment, work: Job) -> dict[str, Any]:
     """The client's optimiser as torch.optim calls it."""
     rule = dict(work.rule)
     if experiment.task.optimiser.name == "adam":
-        return {"optimizer": "Adam", "rule": {"betas": [rule.pop("beta1"), rule.pop("beta2")], **rule}}
+        return {
+            "optimizer": "Adam",
+            "rule": {"betas": [rule.pop("beta1"), rule.pop("beta2")], **rule},
+        }
     return {"optimizer": "SGD", "rule": rule}

@@ -1,4 +1,6 @@
-"""Remanence itself, with the engine that `auto` takes for a long run; it makes data, split and order of batches for itself, from the same settings."""
+"""Remanence itself, with the engine that `auto` takes for a long run; it makes data, split and
+order of batches for itself, from the same settings.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ def main() -> None:
     job, turns = begin()
     experiment, state, work = prepare(JOBS[job.name], "cpu", "fp32", job.changes)
     choice, engine = start_engine(experiment, work)
-    turns.ready("remanence", "torch", note=f"engine {choice.reason}; {torch.get_num_threads()} threads")
+    turns.ready(
+        "remanence", "torch", note=f"engine {choice.reason}; {torch.get_num_threads()} threads"
+    )
     try:
         while True:
             turns.wait()

@@ -1,4 +1,6 @@
-"""The other processes of pfl's distributed simulation. They have to be started before pfl is imported, which looks for them at once."""
+"""The other processes of pfl's distributed simulation. They have to be started before pfl is
+imported, which looks for them at once.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ import sys
 
 
 def start_followers() -> list[subprocess.Popen[str]]:
-    """The other processes of pfl's own distributed simulation, which find each other by two variables of the environment."""
+    """The other processes of pfl's own distributed simulation, which find each other by two
+    variables of the environment.
+    """
     workers = int(os.environ.get("PEER_WORKERS", "1"))
     if workers == 1 or "PFL_WORKER_RANK" in os.environ:
         return []

@@ -1,4 +1,6 @@
-"""pfl (pfl-research): FederatedAveraging on a SimulatedBackend; with PEER_WORKERS, in several processes that share the cohort."""
+"""pfl (pfl-research): FederatedAveraging on a SimulatedBackend; with PEER_WORKERS, in several
+processes that share the cohort.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ class TakeTurns(TrainingProcessCallback):
         self._turns.wait()
         return Metrics()
 
-    def after_central_iteration(self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int) -> tuple[bool, Metrics]:
+    def after_central_iteration(
+        self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
+    ) -> tuple[bool, Metrics]:
         self._turns.done(lambda: weights_of(model.pytorch_model, "net."))
         self._turns.wait()
         return False, Metrics()
@@ -72,7 +76,9 @@ def count_processes() -> int:
     """As pfl sees it: with followers that it did not find, it would do all the work alone."""
     found = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     if FOLLOWERS and found == 1:
-        raise RuntimeError(f"pfl has not found the {len(FOLLOWERS)} processes it was to share the work with")
+        raise RuntimeError(
+            f"pfl has not found the {len(FOLLOWERS)} processes it was to share the work with"
+        )
     return found
 
 
@@ -86,18 +92,32 @@ def main() -> None:
     )
     users = {client: PlannedDataset(job, client) for client in job.cohort}
     data = FederatedDataset(
-        users.__getitem__, get_user_sampler("minimize_reuse", job.cohort), dict(zip(job.cohort, job.sizes, strict=True))
+        users.__getitem__,
+        get_user_sampler("minimize_reuse", job.cohort),
+        dict(zip(job.cohort, job.sizes, strict=True)),
     )
     backend = SimulatedBackend(data, data, postprocessors=[WeightByDatapoints()])
-    turns.ready("pfl", "torch", note=f"processes: {count_processes()}, threads of each: {torch.get_num_threads()}")
+    turns.ready(
+        "pfl",
+        "torch",
+        note=f"processes: {count_processes()}, threads of each: {torch.get_num_threads()}",
+    )
     FederatedAveraging().run(
         NNAlgorithmParams(
-            central_num_iterations=ENDLESS, evaluation_frequency=ENDLESS, train_cohort_size=len(job.cohort), val_cohort_size=None
+            central_num_iterations=ENDLESS,
+            evaluation_frequency=ENDLESS,
+            train_cohort_size=len(job.cohort),
+            val_cohort_size=None,
         ),
         backend,
         model,
-        NNTrainHyperParams(local_num_epochs=job.epochs, local_learning_rate=job.rule["lr"], local_batch_size=job.batch),
-        # pfl evaluates in its first round, which does not count; a batch size of its own tells that apart from training.
+        NNTrainHyperParams(
+            local_num_epochs=job.epochs,
+            local_learning_rate=job.rule["lr"],
+            local_batch_size=job.batch,
+        ),
+        # pfl evaluates in its first round, which does not count; a batch size of its own tells that
+        # apart from training.
         NNEvalHyperParams(local_batch_size=ENDLESS),
         callbacks=[TakeTurns(turns)],
         send_metrics_to_platform=False,

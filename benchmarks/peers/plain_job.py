@@ -1,4 +1,6 @@
-"""The plain loop: one nn.Module, client after client, then the average. What every other contender's first round is compared with."""
+"""The plain loop: one nn.Module, client after client, then the average. What every other
+contender's first round is compared with.
+"""
 
 from __future__ import annotations
 

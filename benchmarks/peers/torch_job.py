@@ -1,4 +1,6 @@
-"""What the drivers of PyTorch peers share: the network, the optimiser, a client's batches, and the plainest local training there is."""
+"""What the drivers of PyTorch peers share: the network, the optimiser, a client's batches, and
+the plainest local training there is.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,17 @@ def make_model(job: PeerJob) -> nn.Module:
     return model.train()
 
 
-def make_optimizer(job: PeerJob, parameters: Iterable[nn.Parameter], **changes: float) -> torch.optim.Optimizer:
+def make_optimizer(
+    job: PeerJob, parameters: Iterable[nn.Parameter], **changes: float
+) -> torch.optim.Optimizer:
     kind: type[torch.optim.Optimizer] = getattr(torch.optim, job.optimizer)
     return kind(parameters, **{**job.rule, **changes})
 
 
 class Epochs:
-    """A client's data, held in memory; each pass over it is the next epoch of the plan, and after the last one comes the first."""
+    """A client's data, held in memory; each pass over it is the next epoch of the plan, and
+    after the last one comes the first.
+    """
 
     def __init__(self, job: PeerJob, client: int):
         x, y = job.examples(client)
@@ -56,4 +62,7 @@ def fit(model: nn.Module, job: PeerJob, data: Epochs) -> None:
 
 def weights_of(model: nn.Module, prefix: str = "") -> dict[str, np.ndarray]:
     """Under the names of our own network, which a wrapper may have put a prefix before."""
-    return {name.removeprefix(prefix): value.detach().numpy().copy() for name, value in model.named_parameters()}
+    return {
+        name.removeprefix(prefix): value.detach().numpy().copy()
+        for name, value in model.named_parameters()
+    }

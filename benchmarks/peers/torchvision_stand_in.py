@@ -1,7 +1,7 @@
 """An empty torchvision, for peers that import it whether they need it or not.
 
-Its builds are tied to one build of torch each, and there is none for every CPU build: where it cannot be imported, names that no job of ours uses take its
-place.
+Its builds are tied to one build of torch each, and there is none for every CPU build: where it
+cannot be imported, names that no job of ours uses take its place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""One process a contender, and one of them at work at a time: they take turns, so that a busy machine is unfair to all alike."""
+"""One process a contender, and one of them at work at a time: they take turns, so that a busy
+machine is unfair to all alike.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"  # peers use our networks, which need torch alone
 PATIENCE = 1800.0  # seconds until a silent contender is given up
 GRACE = 20.0  # seconds that it may take to end
-SAME = 0.01  # how far a first round may end from the plain loop's, relative to how far that one went; see GENTLY in job_folder.py
+# how far a first round may end from the plain loop's, relative to how far that one went; see GENTLY
+# in job_folder.py
+SAME = 0.01
 
 
 class Failed(Exception):
@@ -49,9 +53,15 @@ class Player:
         self._patience = patience
         self._log = folder / f"log-{contender.name}.txt"
         self._heard: queue.Queue[str] = queue.Queue()
-        hidden = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}  # everyone chooses threads by default, whatever the caller's shell says
+        # everyone chooses threads by default, whatever the caller's shell says
+        hidden = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
         environment = {name: value for name, value in os.environ.items() if name not in hidden}
-        environment |= {"PYTHONPATH": str(SOURCE), "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "FLWR_HOME": str(folder / "flower")}
+        environment |= {
+            "PYTHONPATH": str(SOURCE),
+            "CUDA_VISIBLE_DEVICES": "",
+            "JAX_PLATFORMS": "cpu",
+            "FLWR_HOME": str(folder / "flower"),
+        }
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [python, str(HERE / contender.driver), str(folder), contender.name],
@@ -105,11 +115,17 @@ class Player:
 
 
 def play_job(
-    contenders: Sequence[tuple[Contender, str]], folder: Path, repeat: int, say: Callable[[str], None], patience: float = PATIENCE
+    contenders: Sequence[tuple[Contender, str]],
+    folder: Path,
+    repeat: int,
+    say: Callable[[str], None],
+    patience: float = PATIENCE,
 ) -> tuple[list[Score], KeyboardInterrupt | None]:
-    """All of them, each with its interpreter, on the job in that folder; the first turn warms up and is compared with the plain loop, which is among them.
+    """All of them, each with its interpreter, on the job in that folder; the first turn warms up
+    and is compared with the plain loop, which is among them.
 
-    -> what was measured, and what stopped it before its end, if anything did: what there is until then is not lost
+    -> what was measured, and what stopped it before its end, if anything did: what there is until
+    then is not lost
     """
     players: list[Player] = []
     stop: KeyboardInterrupt | None = None
@@ -128,7 +144,10 @@ def play_job(
                         continue
                     seconds = attempt(player, player.play)
                     if seconds is not None:
-                        say(f"  {player.score.contender.name}: {seconds:.2f} s{'' if turn else ' (warming up)'}")
+                        say(
+                            f"  {player.score.contender.name}: {seconds:.2f}"
+                            f" s{'' if turn else ' (warming up)'}"
+                        )
                         player.score.seconds += [seconds] if turn else []
     except KeyboardInterrupt as asked:
         stop = asked
@@ -152,12 +171,18 @@ def attempt(player: Player, action: Callable[[], Any]) -> Any:
 
 def compare(score: Score, folder: Path) -> None:
     """Did its first round end where the plain loop's did?"""
-    start, plain, mine = (read(folder / name) for name in ("start.npz", f"result-{PLAIN.name}.npz", f"result-{score.contender.name}.npz"))
+    start, plain, mine = (
+        read(folder / name)
+        for name in ("start.npz", f"result-{PLAIN.name}.npz", f"result-{score.contender.name}.npz")
+    )
     if plain is None or start is None or mine is None:
         raise Failed("there is no first round of the plain loop to compare with")
     score.difference = distance(start, plain, mine)
     if not score.difference <= SAME:
-        raise Failed(f"does other work: its first round ends {score.difference:.1%} away from the plain loop's")
+        raise Failed(
+            f"does other work: its first round ends {score.difference:.1%} away from the plain"
+            " loop's"
+        )
 
 
 def read(path: Path) -> dict[str, np.ndarray] | None:
@@ -167,17 +192,24 @@ def read(path: Path) -> dict[str, np.ndarray] | None:
         return dict(file)
 
 
-def distance(start: dict[str, np.ndarray], plain: dict[str, np.ndarray], mine: dict[str, np.ndarray]) -> float:
-    """How far two models are from each other, relative to how far the first one came from the start; infinity where names or shapes differ.
+def distance(
+    start: dict[str, np.ndarray], plain: dict[str, np.ndarray], mine: dict[str, np.ndarray]
+) -> float:
+    """How far two models are from each other, relative to how far the first one came from the
+    start; infinity where names or shapes differ.
 
     >>> zero, one = np.zeros(1), np.ones(1)
     >>> distance({"w": zero}, {"w": 4 * one}, {"w": 5 * one})
     0.25
     """
-    if {name: value.shape for name, value in plain.items()} != {name: value.shape for name, value in mine.items()}:
+    if {name: value.shape for name, value in plain.items()} != {
+        name: value.shape for name, value in mine.items()
+    }:
         return float("inf")
     apart = sum(float(((mine[name] - plain[name]).astype(np.float64) ** 2).sum()) for name in plain)
-    moved = sum(float(((plain[name] - start[name]).astype(np.float64) ** 2).sum()) for name in plain)
+    moved = sum(
+        float(((plain[name] - start[name]).astype(np.float64) ** 2).sum()) for name in plain
+    )
     return float(np.sqrt(apart / moved))
 
 

@@ -1,10 +1,12 @@
-"""Remanence: learning over many clients whose data differ and drift, what the models forget, and how to keep it.
+"""Remanence: learning over many clients whose data differ and drift, what the models forget, and
+how to keep it.
 
     import remanence as rem
     run = rem.run(method="fedavg+wsm", data="digits", rounds=20, out="my-run")
     run.metrics[-1]["accuracy"], run.model()
 
-Names are imported when they are first used, so that `remanence --help` answers before torch is loaded.
+Names are imported when they are first used, so that `remanence --help` answers before torch is
+loaded.
 """
 
 from __future__ import annotations

@@ -36,15 +36,23 @@ def run(
     set: Mapping[str, Any] | None = None,
     **flags: Any,
 ) -> Run:
-    """Run an experiment: a file or nested dictionaries, changed by flags (`rounds=20`, `lr=0.1`) and by keys (`set={"local.batch": 16}`).
+    """Run an experiment: a file or nested dictionaries, changed by flags (`rounds=20`, `lr=0.1`)
+    and by keys (`set={"local.batch": 16}`).
 
-    Methods, models and data may be objects: `wsm() + fedprox(mu=0.1)`, any nn.Module, any Dataset with labels. Without `out` the run folder is a temporary
-    one; `run.folder` tells where.
+    Methods, models and data may be objects: `wsm() + fedprox(mu=0.1)`, any nn.Module, any Dataset
+    with labels. Without `out` the run folder is a temporary one; `run.folder` tells where.
     """
     objects, names = _objects(method, model, data)
     spec = make_spec(_tree(experiment), {**changes_from_flags(names | flags), **(set or {})})
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="remanence-"))
-    return start_run(spec, folder, overwrite=overwrite, progress=make_progress(quiet), deadline=Deadline(time_limit), **objects)
+    return start_run(
+        spec,
+        folder,
+        overwrite=overwrite,
+        progress=make_progress(quiet),
+        deadline=Deadline(time_limit),
+        **objects,
+    )
 
 
 def compare(
@@ -64,18 +72,33 @@ def compare(
     set: Mapping[str, Any] | None = None,
     **flags: Any,
 ) -> Comparison:
-    """Compare methods on the same data and the same draws of clients; `grid={"lr": [0.1, 0.05]}` tries settings, chosen by `select`.
+    """Compare methods on the same data and the same draws of clients; `grid={"lr": [0.1, 0.05]}`
+    tries settings, chosen by `select`.
 
-    Where the engine is a stack, seeds and numeric settings of a method train in one: at most `together` runs, 1 for each alone, 0 for as many as fit.
+    Where the engine is a stack, seeds and numeric settings of a method train in one: at most
+    `together` runs, 1 for each alone, 0 for as many as fit.
     """
     objects, names = _objects(None, model, data)
     if select not in ("last", "validation"):
         raise InputError(f"select must be last or validation, not {select!r}")
-    cells = make_cells(_tree(experiment), {**changes_from_flags(names | flags), **(set or {})}, methods, seeds, grid or {})
+    cells = make_cells(
+        _tree(experiment),
+        {**changes_from_flags(names | flags), **(set or {})},
+        methods,
+        seeds,
+        grid or {},
+    )
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="remanence-"))
     objects.pop("method")
     settings: dict[str, Any] = {"select": select, "overwrite": overwrite, "together": together}
-    return start_comparison(cells, folder, progress=make_progress(quiet), deadline=Deadline(time_limit), **settings, **objects)
+    return start_comparison(
+        cells,
+        folder,
+        progress=make_progress(quiet),
+        deadline=Deadline(time_limit),
+        **settings,
+        **objects,
+    )
 
 
 def resume(
@@ -89,7 +112,9 @@ def resume(
     time_limit: float | None = None,
     allow_code: bool = True,
 ) -> Run | Comparison:
-    """Go on with a run or a comparison that was interrupted; without `allow_code`, not with one that names Python code to import."""
+    """Go on with a run or a comparison that was interrupted; without `allow_code`, not with one
+    that names Python code to import.
+    """
     found = load(folder)
     if not allow_code:
         for network in found.networks:
@@ -99,10 +124,14 @@ def resume(
     if isinstance(found, Comparison):
         if unknown := sorted(set(found.plan.get("engine", {})) - set(Choice._fields)):
             raise InputError(
-                f"{found.folder} was written by another version of remanence, or is damaged: its engine has {unknown[0]!r:.40}"
+                f"{found.folder} was written by another version of remanence, or is"
+                f" damaged: its engine has {unknown[0]!r:.40}"
             )
         if rounds is not None:
-            raise InputError(f"{folder} is a comparison: --rounds can extend single runs only, such as those in {found.folder / 'runs'}")
+            raise InputError(
+                f"{folder} is a comparison: --rounds can extend single runs only, such as"
+                f" those in {found.folder / 'runs'}"
+            )
         objects.pop("method")
         return resume_comparison(found.folder, progress=progress, deadline=deadline, **objects)
     return resume_run(found.folder, rounds=rounds, progress=progress, deadline=deadline, **objects)
@@ -116,7 +145,11 @@ def make_cells(
     grid: Mapping[str, Sequence[Any]],
 ) -> list[Cell]:
     """The cells of a comparison, from what people write."""
-    names = [name.strip() for name in methods.split(";") if name.strip()] if isinstance(methods, str) else list(methods)
+    names = (
+        [name.strip() for name in methods.split(";") if name.strip()]
+        if isinstance(methods, str)
+        else list(methods)
+    )
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not numbers:
         raise InputError("a comparison needs at least one seed: --seeds 3 uses 0, 1 and 2")

@@ -1,11 +1,13 @@
 """One RunState <-> safetensors and JSON.
 
     checkpoints/round-0000012/state.safetensors     the server: model and state
-    checkpoints/round-0000012/manifest.json         written last: round, lengths of the append-only files, SHA-256 of everything
-    checkpoints/own/client-0000003.round-0000012.safetensors     what a client keeps, written only when it changed
+    checkpoints/round-0000012/manifest.json         written last: round, lengths of the append-only
+    files, SHA-256 of everything checkpoints/own/client-0000003.round-0000012.safetensors     what a
+    client keeps, written only when it changed
 
-A checkpoint appears by the rename of its folder, so it is there whole or not at all; the last two are kept. On loading, everything is checked, and one that
-cannot be trusted is named and passed over for the one before.
+A checkpoint appears by the rename of its folder, so it is there whole or not at all; the last two
+are kept. On loading, everything is checked, and one that cannot be trusted is named and passed over
+for the one before.
 """
 
 from __future__ import annotations
@@ -40,13 +42,20 @@ MANIFEST, STATE, OWN = "manifest.json", "state.safetensors", "own"
 
 
 def fingerprint(spec: Spec) -> str:
-    """What makes two runs the same experiment; how long they go or wait, how often they save, where the data lie and which cluster works does not."""
-    content = spec.model_dump(mode="json", exclude={"rounds": True, "timeout": True, "ray": True, "checkpoint": True, "data": {"dir"}})
+    """What makes two runs the same experiment; how long they go or wait, how often they save,
+    where the data lie and which cluster works does not.
+    """
+    content = spec.model_dump(
+        mode="json",
+        exclude={"rounds": True, "timeout": True, "ray": True, "checkpoint": True, "data": {"dir"}},
+    )
     return sha256(json.dumps(content, sort_keys=True).encode())
 
 
 class Vault:
-    """The checkpoints of one run. `run` identifies the experiment, so that a foreign checkpoint is recognised."""
+    """The checkpoints of one run. `run` identifies the experiment, so that a foreign checkpoint
+    is recognised.
+    """
 
     def __init__(self, folder: Path, run: str):
         self.folder, self.run = folder, run
@@ -61,7 +70,8 @@ class Vault:
         (self.folder / OWN).mkdir(parents=True, exist_ok=True)
         own_files = dict(self.own_files)
         for client, kept in state.own.items():
-            if self.saved_own.get(client) is not kept:  # states are immutable: the same object is the same content
+            # states are immutable: the same object is the same content
+            if self.saved_own.get(client) is not kept:
                 content = _to_bytes(kept)
                 name = f"client-{client:07d}.round-{state.round:07d}.safetensors"
                 write_atomically(self.folder / OWN / name, content)
@@ -77,11 +87,15 @@ class Vault:
             "files": {STATE: sha256(content)},
             "own": {str(client): entry for client, entry in own_files.items()},
         }
-        self._write_folder(f"round-{state.round:07d}", {STATE: content, MANIFEST: json.dumps(manifest).encode()})
+        self._write_folder(
+            f"round-{state.round:07d}", {STATE: content, MANIFEST: json.dumps(manifest).encode()}
+        )
         self.saved_own, self.own_files, self.last_round = state.own, own_files, state.round
         self._forget_old()
 
-    def load(self, device: torch.device, warn: Callable[[str], None], form: RunState | None = None) -> RunState | None:
+    def load(
+        self, device: torch.device, warn: Callable[[str], None], form: RunState | None = None
+    ) -> RunState | None:
         """The newest checkpoint that can be trusted; None where there is none at all.
 
         form: a state of the same experiment, which it must resemble if the run is to go on from it.
@@ -95,7 +109,10 @@ class Vault:
                     check_form(state, form)
                     self._check_committed(state.committed)
             except (KeyError, TypeError, ValueError, AttributeError, OSError) as odd:
-                error = CheckpointError(f"its {MANIFEST} says what no manifest of ours would ({type(odd).__name__}: {odd})")
+                error = CheckpointError(
+                    f"its {MANIFEST} says what no manifest of ours would"
+                    f" ({type(odd).__name__}: {odd})"
+                )
             except CheckpointError as refused:
                 error = refused
             else:
@@ -104,7 +121,10 @@ class Vault:
             complaints.append(f"{folder.name}: {error}")
             warn(f"checkpoint {folder.name} is not used: {error}")
         if folders:
-            raise CheckpointError(f"no checkpoint in {self.folder} can be used ({'; '.join(complaints)}): start anew with --overwrite")
+            raise CheckpointError(
+                f"no checkpoint in {self.folder} can be used ({'; '.join(complaints)}): start"
+                " anew with --overwrite"
+            )
         return None
 
     def _read(self, folder: Path, device: torch.device) -> RunState:
@@ -115,26 +135,41 @@ class Vault:
         own, own_files = {}, {}
         for client, entry in manifest["own"].items():
             name = Path(str(entry["file"])).name  # never outside the folder
-            own[int(client)] = _from_bytes(_checked(self.folder / OWN / name, entry["sha256"]), torch.device("cpu"), name)
+            own[int(client)] = _from_bytes(
+                _checked(self.folder / OWN / name, entry["sha256"]), torch.device("cpu"), name
+            )
             own_files[int(client)] = {"file": name, "sha256": str(entry["sha256"])}
         self.saved_own, self.own_files = own, own_files
         committed = {str(name): int(length) for name, length in manifest["committed"].items()}
-        state = RunState(int(manifest["round"]), int(manifest["time_step"]), _as_server(tree), own, committed)
+        state = RunState(
+            int(manifest["round"]), int(manifest["time_step"]), _as_server(tree), own, committed
+        )
         state = replace(
             state,
-            others=tuple(_as_server(tree["others"][str(number)]) for number in range(len(tree.get("others", {})))),
+            others=tuple(
+                _as_server(tree["others"][str(number)])
+                for number in range(len(tree.get("others", {})))
+            ),
             uses=tree["uses"].cpu() if "uses" in tree else None,
             assign=tree.get("assign", {}),
             crowd=_as_crowd(tree["crowd"]) if "crowd" in tree else None,
-            late=tuple(_as_late(tree["late"][str(number)]) for number in range(len(tree.get("late", {})))),
+            late=tuple(
+                _as_late(tree["late"][str(number)]) for number in range(len(tree.get("late", {})))
+            ),
         )
-        models = [server.model for server in state.servers] + ([state.crowd.models] if state.crowd is not None else [])
-        if not all(bool(torch.isfinite(value).all()) for model in models for value in model.params.values()):
+        models = [server.model for server in state.servers] + (
+            [state.crowd.models] if state.crowd is not None else []
+        )
+        if not all(
+            bool(torch.isfinite(value).all()) for model in models for value in model.params.values()
+        ):
             raise CheckpointError("its model holds NaN or infinity")
         return state
 
     def _check_committed(self, committed: Mapping[str, int]) -> None:
-        """The append-only files must hold what the checkpoint vouches for; cut back to more than there is, they would be filled with zeros."""
+        """The append-only files must hold what the checkpoint vouches for; cut back to more
+        than there is, they would be filled with zeros.
+        """
         for name, length in committed.items():
             path = self.folder.parent / name
             if Path(name).name != name or length < 0:
@@ -161,10 +196,16 @@ class Vault:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def _folders(self) -> list[Path]:
-        return sorted(path for path in self.folder.glob("round-*") if path.is_dir()) if self.folder.is_dir() else []
+        return (
+            sorted(path for path in self.folder.glob("round-*") if path.is_dir())
+            if self.folder.is_dir()
+            else []
+        )
 
     def _forget_old(self) -> None:
-        """Keep the last two checkpoints and the client files they name; leftovers of killed processes go too."""
+        """Keep the last two checkpoints and the client files they name; leftovers of killed
+        processes go too.
+        """
         folders = self._folders()
         for folder in folders[:-KEPT]:
             shutil.rmtree(folder, ignore_errors=True)
@@ -185,11 +226,17 @@ def as_tree(state: RunState) -> Tree:
     """All of a state that is one tree of tensors; what clients keep has files of its own."""
 
     def server_tree(server: Server) -> Tree:
-        return {"params": server.model.params, "buffers": server.model.buffers, "state": server.state}
+        return {
+            "params": server.model.params,
+            "buffers": server.model.buffers,
+            "state": server.state,
+        }
 
     tree = server_tree(state.server)
     if state.others:
-        tree["others"] = {str(number): server_tree(other) for number, other in enumerate(state.others)}
+        tree["others"] = {
+            str(number): server_tree(other) for number, other in enumerate(state.others)
+        }
     if state.uses is not None:
         tree |= {"uses": state.uses, "assign": state.assign}
     if state.late:
@@ -197,15 +244,26 @@ def as_tree(state: RunState) -> Tree:
     if state.crowd is not None:
         crowd = state.crowd
         models = {
-            name: {"params": model.params, "buffers": model.buffers} for name, model in (("models", crowd.models), ("best", crowd.best))
+            name: {"params": model.params, "buffers": model.buffers}
+            for name, model in (("models", crowd.models), ("best", crowd.best))
         }
-        rest = {"best_loss": crowd.best_loss, "waited": crowd.waited, "stopped": crowd.stopped, "peers": crowd.peers, "heard": crowd.heard}
+        rest = {
+            "best_loss": crowd.best_loss,
+            "waited": crowd.waited,
+            "stopped": crowd.stopped,
+            "peers": crowd.peers,
+            "heard": crowd.heard,
+        }
         tree["crowd"] = models | rest
     return tree
 
 
 def _late_tree(late: Late) -> Tree:
-    reply = {name: value for name, value in late.reply._asdict().items() if not isinstance(value, dict) or value}
+    reply = {
+        name: value
+        for name, value in late.reply._asdict().items()
+        if not isinstance(value, dict) or value
+    }
     return {"reply": reply, "began": late.began._asdict(), "due": torch.tensor(late.due)}
 
 
@@ -242,8 +300,18 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("program") != "remanence":
         raise CheckpointError("it was not written by remanence")
     if not isinstance(manifest.get("format"), int) or manifest["format"] > FORMAT:
-        raise CheckpointError(f"it has format {manifest.get('format')} and this version reads up to {FORMAT}: update remanence")
-    kinds = {"files": dict, "own": dict, "committed": dict, "round": int, "time_step": int, "run": str}
+        raise CheckpointError(
+            f"it has format {manifest.get('format')} and this version reads up to {FORMAT}:"
+            " update remanence"
+        )
+    kinds = {
+        "files": dict,
+        "own": dict,
+        "committed": dict,
+        "round": int,
+        "time_step": int,
+        "run": str,
+    }
     if not all(isinstance(manifest.get(name), kind) for name, kind in kinds.items()):
         raise CheckpointError(f"its {MANIFEST} is incomplete")
     return manifest
@@ -260,8 +328,13 @@ def _checked(path: Path, digest: str | None) -> bytes:
 
 
 def _to_bytes(tree: Tree) -> bytes:
-    """Empty branches vanish in flattening. The order of names is kept beside the tensors: sums over a tree depend on it in their last bits."""
-    flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in trees.flatten(tree).items()}
+    """Empty branches vanish in flattening. The order of names is kept beside the tensors: sums
+    over a tree depend on it in their last bits.
+    """
+    flat = {
+        name: tensor.detach().cpu().contiguous().clone()
+        for name, tensor in trees.flatten(tree).items()
+    }
     return save_tensors(flat, metadata={ORDER: json.dumps(list(flat))})
 
 
@@ -275,4 +348,6 @@ def _from_bytes(content: bytes, device: torch.device, name: str) -> Tree:
         order = json.loads(header["__metadata__"][ORDER])
         return trees.unflatten({key: flat[key].to(device) for key in order})
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{name} is not a file of ours ({type(error).__name__}: {error})") from None
+        raise CheckpointError(
+            f"{name} is not a file of ours ({type(error).__name__}: {error})"
+        ) from None

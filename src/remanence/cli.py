@@ -1,4 +1,6 @@
-"""The command line: thin. It reads arguments, calls the house, prints; torch is imported only by commands that need it."""
+"""The command line: thin. It reads arguments, calls the house, prints; torch is imported only
+by commands that need it.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,25 @@ import typer
 from remanence import config, expressions
 from remanence.cli_data import app as data_app
 from remanence.cli_flower import app as flower_app
-from remanence.cli_options import AllowCode, AsJson, ExperimentFile, Out, Overwrite, Quiet, Sets, TimeLimit, Together
+from remanence.cli_options import (
+    AllowCode,
+    AsJson,
+    ExperimentFile,
+    Out,
+    Overwrite,
+    Quiet,
+    Sets,
+    TimeLimit,
+    Together,
+)
 from remanence.cli_recipes import reproduce, results
 from remanence.errors import INTERRUPTED, InputError, RemanenceError
 from remanence.flags import with_flags
 from remanence.version import __version__
 
 app = typer.Typer(
-    help="Learning over many clients whose data differ and drift: what the models forget, and how to keep it.",
+    help="Learning over many clients whose data differ and drift: what the models forget, and"
+    " how to keep it.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -29,10 +42,19 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")
 
-Client = Annotated[int | None, typer.Option("--client", help="whose model, where clients have models of their own", show_default=False)]
+Client = Annotated[
+    int | None,
+    typer.Option(
+        "--client", help="whose model, where clients have models of their own", show_default=False
+    ),
+]
 BenchJobs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[JOB]...", help="A, B, B2, C, C-mixed, D, E, F, G, H, H-scaffold; default: all that fit", show_default=False),
+    typer.Argument(
+        metavar="[JOB]...",
+        help="A, B, B2, C, C-mixed, D, E, F, G, H, H-scaffold; default: all that fit",
+        show_default=False,
+    ),
 ]
 
 
@@ -56,7 +78,13 @@ def run(
     from remanence.progress import make_progress
     from remanence.rounds import Deadline, start_run
 
-    done = start_run(spec, out, overwrite=overwrite, progress=make_progress(quiet or as_json), deadline=Deadline(time_limit))
+    done = start_run(
+        spec,
+        out,
+        overwrite=overwrite,
+        progress=make_progress(quiet or as_json),
+        deadline=Deadline(time_limit),
+    )
     conclude(done.folder, quiet, as_json)
 
 
@@ -65,12 +93,22 @@ def run(
 def compare(
     experiment: ExperimentFile = None,
     *,
-    methods: Annotated[str, typer.Option("--methods", help='separated by semicolons: "fedavg; fedavg+wsm"')],
+    methods: Annotated[
+        str, typer.Option("--methods", help='separated by semicolons: "fedavg; fedavg+wsm"')
+    ],
     out: Out,
     flags: dict[str, Any],
     seeds: Annotated[str, typer.Option("--seeds", help="how many, or a list such as 0,7,42")] = "1",
-    grid: Annotated[list[str] | None, typer.Option("--grid", metavar="KEY=A,B", help="values to try, such as lr=0.1,0.05")] = None,
-    select: Annotated[str, typer.Option("--select", help="which setting of a grid counts: last (show all) or validation")] = "last",
+    grid: Annotated[
+        list[str] | None,
+        typer.Option("--grid", metavar="KEY=A,B", help="values to try, such as lr=0.1,0.05"),
+    ] = None,
+    select: Annotated[
+        str,
+        typer.Option(
+            "--select", help="which setting of a grid counts: last (show all) or validation"
+        ),
+    ] = "last",
     together: Together = 0,
     set_: Sets = None,
     overwrite: Overwrite = False,
@@ -92,32 +130,51 @@ def compare(
 
     cells = make_cells(base, changes, methods, _read_seeds(seeds), values)
     settings: dict[str, Any] = {"select": select, "overwrite": overwrite, "together": together}
-    done = start_comparison(cells, out, progress=make_progress(quiet or as_json), deadline=Deadline(time_limit), **settings)
+    done = start_comparison(
+        cells,
+        out,
+        progress=make_progress(quiet or as_json),
+        deadline=Deadline(time_limit),
+        **settings,
+    )
     conclude(done.folder, quiet, as_json)
 
 
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="a run or a comparison")],
-    rounds: Annotated[int | None, typer.Option("--rounds", help="go on to so many rounds in all")] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="go on to so many rounds in all")
+    ] = None,
     time_limit: TimeLimit = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a run or a comparison that was interrupted; the result is the same as without the interruption."""
+    """Go on with a run or a comparison that was interrupted; the result is the same as without
+    the interruption.
+    """
     from remanence import api
 
-    done = api.resume(folder, rounds=rounds, quiet=quiet or as_json, time_limit=time_limit, allow_code=allow_code)
+    done = api.resume(
+        folder, rounds=rounds, quiet=quiet or as_json, time_limit=time_limit, allow_code=allow_code
+    )
     conclude(done.folder, quiet, as_json)
 
 
 @app.command()
 def report(
     folders: Annotated[list[Path], typer.Argument(help="runs and comparisons")],
-    out: Annotated[Path | None, typer.Option("--out", help="the page to write; default: report.html in the first folder")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="the page to write; default: report.html in the first folder"),
+    ] = None,
     figures: Annotated[
-        Path | None, typer.Option("--figures", help="also write every picture as PDF, SVG and PNG, and the tables, into this folder")
+        Path | None,
+        typer.Option(
+            "--figures",
+            help="also write every picture as PDF, SVG and PNG, and the tables, into this folder",
+        ),
     ] = None,
 ) -> None:
     """Write a self-contained page about one run or a comparison of many."""
@@ -135,18 +192,30 @@ def report(
 
 @app.command()
 def watch(
-    folders: Annotated[list[Path], typer.Argument(help="runs, comparisons, or folders of them; they may appear later")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(help="runs, comparisons, or folders of them; they may appear later"),
+    ],
     port: Annotated[int, typer.Option("--port", help="0 takes any that is free")] = 0,
 ) -> None:
     """Show the report in a browser while runs go on; only this machine can see it."""
     from remanence.watch import watch as serve
 
-    serve(folders, port, announce=lambda address: print(f"watching at {address} (Ctrl-C ends it)", flush=True))
+    serve(
+        folders,
+        port,
+        announce=lambda address: print(f"watching at {address} (Ctrl-C ends it)", flush=True),
+    )
 
 
 @app.command()
-def diagnose(folders: Annotated[list[Path], typer.Argument(help="runs and comparisons")], as_json: AsJson = False) -> None:
-    """Say in plain words what was forgotten, where, whether it is more than noise, and which cures fit."""
+def diagnose(
+    folders: Annotated[list[Path], typer.Argument(help="runs and comparisons")],
+    as_json: AsJson = False,
+) -> None:
+    """Say in plain words what was forgotten, where, whether it is more than noise, and which
+    cures fit.
+    """
     from remanence.diagnosis import diagnose as examine
     from remanence.diagnosis import render_text
     from remanence.results import load
@@ -164,7 +233,10 @@ def diagnose(folders: Annotated[list[Path], typer.Argument(help="runs and compar
 def evaluate(
     folder: Annotated[Path, typer.Argument(help="a run")],
     data: Annotated[
-        str | None, typer.Option("--data", help="another source with the same classes; default: the run's own test set")
+        str | None,
+        typer.Option(
+            "--data", help="another source with the same classes; default: the run's own test set"
+        ),
     ] = None,
     data_dir: Annotated[str | None, typer.Option("--data-dir", help="where data sets lie")] = None,
     client: Client = None,
@@ -178,14 +250,19 @@ def evaluate(
     done = _one_run(folder)
     if not allow_code:
         config.refuse_code(done.spec.model, folder)
-    changes = {name: value for name, value in (("name", data), ("dir", data_dir)) if value is not None}
-    source = load_data(done.spec.model_copy(update={"data": done.spec.data.model_copy(update=changes)}))
+    changes = {
+        name: value for name, value in (("name", data), ("dir", data_dir)) if value is not None
+    }
+    source = load_data(
+        done.spec.model_copy(update={"data": done.spec.data.model_copy(update=changes)})
+    )
     result = score(done, source, client=client)
     if as_json:
         print(json.dumps(result))
         return
     print(
-        f"{result['evaluated']}: accuracy {_percent(result['accuracy'])}, loss {_loss(result['loss'])}, macro F1 {_percent(result['macro_f1'])}"
+        f"{result['evaluated']}: accuracy {_percent(result['accuracy'])}, loss"
+        f" {_loss(result['loss'])}, macro F1 {_percent(result['macro_f1'])}"
     )
     for name, value in zip(source.classes, result["per_class"], strict=True):
         print(f"  {name:20s} {_percent(value)}")
@@ -193,11 +270,21 @@ def evaluate(
 
 @app.command()
 def export(
-    folder: Annotated[Path, typer.Argument(help="a run; for tensorboard and mlflow also a comparison")],
+    folder: Annotated[
+        Path, typer.Argument(help="a run; for tensorboard and mlflow also a comparison")
+    ],
     kind: Annotated[
-        str, typer.Option("--format", help="the model as safetensors, torchscript or onnx; its numbers for tensorboard or mlflow")
+        str,
+        typer.Option(
+            "--format",
+            help="the model as safetensors, torchscript or onnx; its numbers for tensorboard or"
+            " mlflow",
+        ),
     ] = "safetensors",
-    out: Annotated[Path | None, typer.Option("--out", help="the folder to write; default: export in the run's folder")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="the folder to write; default: export in the run's folder"),
+    ] = None,
     client: Client = None,
     allow_code: AllowCode = False,
 ) -> None:
@@ -223,13 +310,23 @@ def bench(
     jobs: BenchJobs = None,
     device: Annotated[str, typer.Option("--device", help="cpu, cuda or auto")] = "auto",
     precision: Annotated[str, typer.Option("--precision", help="fp32, tf32 or bf16")] = "fp32",
-    repeat: Annotated[int, typer.Option("--repeat", help="how often each is measured; the median counts")] = 5,
+    repeat: Annotated[
+        int, typer.Option("--repeat", help="how often each is measured; the median counts")
+    ] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Measure our speed beside a plain PyTorch loop and the floor of the hardware, on data made on the spot."""
+    """Measure our speed beside a plain PyTorch loop and the floor of the hardware, on data made
+    on the spot.
+    """
     from remanence.bench import render, run_jobs
 
-    results = run_jobs(jobs or [], device=device, precision=precision, repeat=repeat, say=lambda line: print(line, file=sys.stderr))
+    results = run_jobs(
+        jobs or [],
+        device=device,
+        precision=precision,
+        repeat=repeat,
+        say=lambda line: print(line, file=sys.stderr),
+    )
     print(json.dumps(results, indent=2) if as_json else render(results))
 
 
@@ -238,7 +335,8 @@ def list_(
     what: Annotated[
         str,
         typer.Argument(
-            help="methods, objectives, models, data, partitions, drifts, concepts, topologies, availabilities, optimizers, schedules or engines"
+            help="methods, objectives, models, data, partitions, drifts, concepts, topologies,"
+            " availabilities, optimizers, schedules or engines"
         ),
     ],
     as_json: AsJson = False,
@@ -253,10 +351,15 @@ def list_(
     width = max(len(entry["call"]) for entry in found)
     for entry in found:
         sends = f" [sends {entry['sends']}]" if entry.get("sends") else ""
-        print(f"{entry['call']:{width}s}  {entry['about']}{sends}" if width < 60 else f"{entry['call']}\n    {entry['about']}{sends}")
+        print(
+            f"{entry['call']:{width}s}  {entry['about']}{sends}"
+            if width < 60
+            else f"{entry['call']}\n    {entry['about']}{sends}"
+        )
 
 
-for _command in (reproduce, results):  # after the commands of every day, which is where --help shows them
+# after the commands of every day, which is where --help shows them
+for _command in (reproduce, results):
     app.command()(_command)
 
 
@@ -272,7 +375,15 @@ def conclude(folder: Path, quiet: bool, as_json: bool) -> None:
     if as_json:
         from dataclasses import asdict
 
-        print(json.dumps({"folder": str(folder), "report": str(page), "results": [asdict(row) for row in rows]}))
+        print(
+            json.dumps(
+                {
+                    "folder": str(folder),
+                    "report": str(page),
+                    "results": [asdict(row) for row in rows],
+                }
+            )
+        )
     elif not quiet:
         from rich.console import Console
 
@@ -286,7 +397,8 @@ def _one_run(folder: Path) -> Any:
     found = load(folder)
     if isinstance(found, Comparison):
         raise InputError(
-            f"{folder} is a comparison: give one of its runs, such as {found.runs[0].folder if found.runs else folder / 'runs'}"
+            f"{folder} is a comparison: give one of its runs, such as"
+            f" {found.runs[0].folder if found.runs else folder / 'runs'}"
         )
     return found
 
@@ -295,14 +407,20 @@ def _split_grid(text: str) -> tuple[str, list[Any]]:
     name, equals, values = text.partition("=")
     if not equals:
         raise InputError(f"--grid {text!r} has no values: write --grid lr=0.1,0.05")
-    return name.strip(), [config.parse_value(value.strip()) for value in expressions.split_outside(values) if value.strip()]
+    return name.strip(), [
+        config.parse_value(value.strip())
+        for value in expressions.split_outside(values)
+        if value.strip()
+    ]
 
 
 def _read_seeds(text: str) -> int | list[int]:
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(f"--seeds {text!r} is neither a number of seeds nor a list such as 0,7,42") from None
+        raise InputError(
+            f"--seeds {text!r} is neither a number of seeds nor a list such as 0,7,42"
+        ) from None
     return numbers if "," in text else numbers[0]
 
 
@@ -321,7 +439,11 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def _root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")] = False) -> None:
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
     pass
 
 
@@ -330,7 +452,8 @@ def main() -> None:
     import click
 
     try:
-        code = app(standalone_mode=False) or 0  # typer answers Ctrl-C and typer.Exit with a code instead of raising
+        # typer answers Ctrl-C and typer.Exit with a code instead of raising
+        code = app(standalone_mode=False) or 0
         if code == INTERRUPTED:
             print("remanence: stopped", file=sys.stderr)
     except RemanenceError as error:

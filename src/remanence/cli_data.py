@@ -12,7 +12,9 @@ from remanence import config
 from remanence.cli_options import AsJson, DataDir, ExperimentFile, Quiet, Sets
 from remanence.flags import with_flags
 
-app = typer.Typer(help="Data sources and how they are divided.", no_args_is_help=True, rich_markup_mode="rich")
+app = typer.Typer(
+    help="Data sources and how they are divided.", no_args_is_help=True, rich_markup_mode="rich"
+)
 
 
 @app.command("list")
@@ -62,11 +64,16 @@ def data_show(
     *,
     flags: dict[str, Any],
     set_: Sets = None,
-    out: Annotated[Path | None, typer.Option("--out", help="write the picture as an HTML page")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="write the picture as an HTML page")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw who gets what: the share of each class in each client's data."""
-    spec = config.make_spec(config.read_file(experiment) if experiment else {}, {**flags, **config.parse_assignments(set_ or [])})
+    spec = config.make_spec(
+        config.read_file(experiment) if experiment else {},
+        {**flags, **config.parse_assignments(set_ or [])},
+    )
     from remanence.catalogue import show_partition
 
     show_partition(spec, out, as_json)
@@ -76,7 +83,10 @@ def data_show(
 def data_fetch(
     name: Annotated[str, typer.Argument(help="a published data set, such as cifar100 or svhn")],
     data_dir: DataDir = None,
-    everything: Annotated[bool, typer.Option("--all", help="also the files that are seldom used, such as SVHN's third")] = False,
+    everything: Annotated[
+        bool,
+        typer.Option("--all", help="also the files that are seldom used, such as SVHN's third"),
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Fetch a data set from its publisher; a broken line is taken up again where it broke."""

@@ -1,4 +1,6 @@
-"""Several methods on the same data and the same draws of clients: methods x grid x seeds, one run folder a cell."""
+"""Several methods on the same data and the same draws of clients: methods x grid x seeds, one
+run folder a cell.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,11 @@ class Cell:
 
 
 def plan_cells(
-    base: Mapping[str, Any], changes: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int], grid: Mapping[str, Sequence[Any]]
+    base: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    grid: Mapping[str, Sequence[Any]],
 ) -> list[Cell]:
     """Every combination, checked, seeds innermost so that a method's first results come early."""
     if not methods:
@@ -46,10 +52,13 @@ def plan_cells(
     doubled = [method for method in methods if methods.count(method) > 1]
     if doubled:
         raise InputError(f"method {doubled[0]!r} stands twice in the comparison: write it once")
-    settings = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    settings = [
+        dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
+    ]
     if len(methods) * len(settings) * len(seeds) > MOST_CELLS:
         raise InputError(
-            f"{len(methods) * len(settings) * len(seeds)} runs are too many for one comparison ({MOST_CELLS} at most): make the grid smaller"
+            f"{len(methods) * len(settings) * len(seeds)} runs are too many for one"
+            f" comparison ({MOST_CELLS} at most): make the grid smaller"
         )
     cells = []
     for method, setting in itertools.product(methods, settings):
@@ -59,7 +68,12 @@ def plan_cells(
             cells.append(Cell(_slug(f"{method} {words} seed{seed}"), method, words, seed, spec))
         check_names(cells[-1].spec)
     names = [cell.name for cell in cells]
-    return [c if names.count(c.name) == 1 else Cell(f"{c.name}-{i}", c.method, c.setting, c.seed, c.spec) for i, c in enumerate(cells)]
+    return [
+        c
+        if names.count(c.name) == 1
+        else Cell(f"{c.name}-{i}", c.method, c.setting, c.seed, c.spec)
+        for i, c in enumerate(cells)
+    ]
 
 
 def start_comparison(
@@ -83,7 +97,10 @@ def start_comparison(
         "select": select,
         "engine": choice._asdict(),
         "together": together,
-        "cells": [{"name": c.name, "method": c.method, "setting": c.setting, "seed": c.seed} for c in cells],
+        "cells": [
+            {"name": c.name, "method": c.method, "setting": c.setting, "seed": c.seed}
+            for c in cells
+        ],
         "specs": {c.name: c.spec.model_dump(mode="json", exclude_none=True) for c in cells},
     }
     claim_folder(out, overwrite, (SPEC, COMPARISON))
@@ -94,13 +111,30 @@ def start_comparison(
 
 
 def resume_comparison(
-    folder: Path, *, progress: Progress, deadline: Deadline, module: nn.Module | None = None, source: Source | None = None
+    folder: Path,
+    *,
+    progress: Progress,
+    deadline: Deadline,
+    module: nn.Module | None = None,
+    source: Source | None = None,
 ) -> Comparison:
     """Finish what is unfinished and start what was not started."""
     plan = Comparison(folder).plan
-    cells = [Cell(c["name"], c["method"], c["setting"], c["seed"], make_spec(plan["specs"][c["name"]])) for c in plan["cells"]]
+    cells = [
+        Cell(c["name"], c["method"], c["setting"], c["seed"], make_spec(plan["specs"][c["name"]]))
+        for c in plan["cells"]
+    ]
     with explain_full_disk(folder), lock(folder):
-        _run_cells(cells, folder, Choice(**plan["engine"]), progress, deadline, int(plan.get("together", 0)), module, source)
+        _run_cells(
+            cells,
+            folder,
+            Choice(**plan["engine"]),
+            progress,
+            deadline,
+            int(plan.get("together", 0)),
+            module,
+            source,
+        )
     return Comparison(folder)
 
 
@@ -118,10 +152,22 @@ def _run_cells(
     for number, cell in enumerate(cells, 1):
         folder = out / RUNS / cell.name
         if not (folder / SPEC).exists() or not Run(folder).finished:
-            title = f"[{number}/{len(cells)}] {cell.method}{' ' + cell.setting if cell.setting else ''}, seed {cell.seed}"
+            title = (
+                f"[{number}/{len(cells)}]"
+                f" {cell.method}{' ' + cell.setting if cell.setting else ''}, seed {cell.seed}"
+            )
             runs.append(Planned(folder, cell.spec, title))
     go_on_with = f"remanence resume {out}"
-    run_all(runs, {"": choice}, go_on_with, progress=progress, deadline=deadline, together=together, module=module, source=source)
+    run_all(
+        runs,
+        {"": choice},
+        go_on_with,
+        progress=progress,
+        deadline=deadline,
+        together=together,
+        module=module,
+        source=source,
+    )
 
 
 def _slug(text: str) -> str:

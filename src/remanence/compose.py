@@ -1,7 +1,8 @@
 """Parts become a method: merged slot by slot, refused where two fill the same one.
 
-`Composed` is what the rest of the program reads: every slot with its default filled in, and every function bound to the subtree of its own part, so that
-names cannot clash and no function sees another part's state.
+`Composed` is what the rest of the program reads: every slot with its default filled in, and every
+function bound to the subtree of its own part, so that names cannot clash and no function sees
+another part's state.
 """
 
 from __future__ import annotations
@@ -15,15 +16,39 @@ from typing import Any, ParamSpec
 
 from remanence import expressions
 from remanence.errors import InputError
-from remanence.types import STAGES, Context, Method, Optimiser, Part, PeerContext, ServerContext, World
+from remanence.types import (
+    STAGES,
+    Context,
+    Method,
+    Optimiser,
+    Part,
+    PeerContext,
+    ServerContext,
+    World,
+)
 
-ONE = ("base", "gradient", "optimiser", "weigh", "combine", "apply", "refine", "phases", "peers", "assign", "facts", "personalise")
+ONE = (
+    "base",
+    "gradient",
+    "optimiser",
+    "weigh",
+    "combine",
+    "apply",
+    "refine",
+    "phases",
+    "peers",
+    "assign",
+    "facts",
+    "personalise",
+)
 
 P = ParamSpec("P")
 
 
 def part(constructor: Callable[P, Part]) -> Callable[P, Part]:
-    """Mark a constructor: the part it returns remembers the arguments it was made with, defaults included."""
+    """Mark a constructor: the part it returns remembers the arguments it was made with,
+    defaults included.
+    """
     signature = inspect.signature(constructor)
 
     @functools.wraps(constructor)
@@ -36,8 +61,16 @@ def part(constructor: Callable[P, Part]) -> Callable[P, Part]:
 
 
 def parse_method(text: str, table: Mapping[str, Callable[..., Part]]) -> Method:
-    """`fedprox(mu=0.1)+wsm` -> a method, with a sentence for everything that can be wrong about it."""
-    return check(Method(tuple(expressions.construct(call, table, "method") for call in expressions.parse_sum(text))))
+    """`fedprox(mu=0.1)+wsm` -> a method, with a sentence for everything that can be wrong about
+    it.
+    """
+    return check(
+        Method(
+            tuple(
+                expressions.construct(call, table, "method") for call in expressions.parse_sum(text)
+            )
+        )
+    )
 
 
 def check(method: Method) -> Method:
@@ -48,24 +81,34 @@ def check(method: Method) -> Method:
     for slot in ONE:
         filled = [p.name for p in method.parts if getattr(p, slot) is not None]
         if len(filled) > 1:
-            raise InputError(f"{filled[0]} and {filled[1]} cannot be combined: both replace the {SLOT_WORDS[slot]}; keep one of them")
+            raise InputError(
+                f"{filled[0]} and {filled[1]} cannot be combined: both replace the"
+                f" {SLOT_WORDS[slot]}; keep one of them"
+            )
     without_server = next((p.name for p in method.parts if p.peers is not None), None)
     for p in method.parts if without_server else ():
         wanted = next((slot for slot in SERVER_SLOTS if getattr(p, slot) is not None), None)
         if wanted or p.pooled:
             raise InputError(
-                f"{without_server} and {p.name} cannot be combined: {p.name} works at a server, and {without_server} has none; keep one of them"
+                f"{without_server} and {p.name} cannot be combined: {p.name} works at a"
+                f" server, and {without_server} has none; keep one of them"
             )
     with_several = next((p.name for p in method.parts if p.assign is not None), None)
     for p in method.parts if with_several else ():
-        if p.name != with_several and (p.pooled or any(getattr(p, slot) is not None for slot in STATEFUL_SERVER_SLOTS)):
+        if p.name != with_several and (
+            p.pooled or any(getattr(p, slot) is not None for slot in STATEFUL_SERVER_SLOTS)
+        ):
             raise InputError(
-                f"{with_several} and {p.name} cannot be combined: {with_several} has several global models, and {p.name} is made for one; keep one of them"
+                f"{with_several} and {p.name} cannot be combined: {with_several} has"
+                f" several global models, and {p.name} is made for one; keep one of them"
             )
     for p in method.parts:
         for transform in p.transforms:
             if transform.stage not in STAGES:
-                raise InputError(f"{p.name}: a transform's stage is one of {', '.join(STAGES)}, not {transform.stage!r}")
+                raise InputError(
+                    f"{p.name}: a transform's stage is one of {', '.join(STAGES)}, not"
+                    f" {transform.stage!r}"
+                )
     return method
 
 
@@ -95,7 +138,8 @@ SERVER_SLOTS = (
     "assign",
     "personalise",
 )  # nothing for them without a server
-STATEFUL_SERVER_SLOTS = ("server", "share", "refine", "absorb", "personal", "personalise")  # what belongs to one global model alone
+# what belongs to one global model alone
+STATEFUL_SERVER_SLOTS = ("server", "share", "refine", "absorb", "personal", "personalise")
 
 
 def describe(method: Method) -> str:
@@ -111,17 +155,30 @@ class Scoped:
 
     def __call__(self, *args: Any) -> Any:
         # where the context stands differs from slot to slot: it is recognised by its type
-        return self.function(*(narrow(arg, self.name) if isinstance(arg, Context | ServerContext | PeerContext) else arg for arg in args))
+        return self.function(
+            *(
+                narrow(arg, self.name)
+                if isinstance(arg, Context | ServerContext | PeerContext)
+                else arg
+                for arg in args
+            )
+        )
 
 
 def narrow(ctx: Any, name: str) -> Any:
-    """The context, of a client, of the server or of all peers, as the part of that name may see it."""
-    subtrees = [field for field in ("shared", "own", "memory", "state", "hyper") if field in ctx._fields]
+    """The context, of a client, of the server or of all peers, as the part of that name may see
+    it.
+    """
+    subtrees = [
+        field for field in ("shared", "own", "memory", "state", "hyper") if field in ctx._fields
+    ]
     return ctx._replace(**{field: getattr(ctx, field).get(name, {}) for field in subtrees})
 
 
 class Composed:
-    """A method ready to run: iterate over a slot's functions, in name order so that sums have stable bits."""
+    """A method ready to run: iterate over a slot's functions, in name order so that sums have
+    stable bits.
+    """
 
     def __init__(self, method: Method):
         self.method = check(method)
@@ -129,7 +186,9 @@ class Composed:
 
     def one(self, slot: str) -> Scoped | None:
         """The function of a slot that at most one part fills."""
-        return next((Scoped(p, getattr(p, slot)) for p in self.parts if getattr(p, slot) is not None), None)
+        return next(
+            (Scoped(p, getattr(p, slot)) for p in self.parts if getattr(p, slot) is not None), None
+        )
 
     def many(self, slot: str) -> list[Scoped]:
         """All functions of a slot that any number of parts fill."""
@@ -168,7 +227,9 @@ class Composed:
 
     def personal(self, world: World) -> frozenset[str]:
         """Parameters that are trained but never leave the client."""
-        return frozenset(name for p, function in self._filled("personal") for name in function(world))
+        return frozenset(
+            name for p, function in self._filled("personal") for name in function(world)
+        )
 
     @property
     def hyper(self) -> dict[str, dict[str, float]]:

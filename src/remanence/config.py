@@ -1,6 +1,8 @@
-"""An experiment as data: TOML and flags in, one frozen and checked `Spec` out. Nothing here imports torch.
+"""An experiment as data: TOML and flags in, one frozen and checked `Spec` out. Nothing here imports
+torch.
 
-Every key has one name (`local.batch`); the flags of the command line are short names for these keys, and `--set key=value` reaches all of them.
+Every key has one name (`local.batch`); the flags of the command line are short names for these
+keys, and `--set key=value` reaches all of them.
 """
 
 from __future__ import annotations
@@ -11,7 +13,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
 
 from remanence import expressions
 from remanence.errors import InputError, nearest
@@ -28,10 +39,12 @@ class Section(BaseModel):
 
 
 class Data(Section):
-    name: StrictStr = "digits"  # a source, with options: synthetic(samples=5000), npz(path="my.npz"); or a path
+    # a source, with options: synthetic(samples=5000), npz(path="my.npz"); or a path
+    name: StrictStr = "digits"
     dir: StrictStr = ""  # where data sets lie; empty: the environment variable REMANENCE_DATA
     partition: StrictStr = "dirichlet(alpha=0.1)"
-    validation: Annotated[Number, Field(ge=0, lt=1)] = 0.1  # share of each client's rows kept for validation
+    # share of each client's rows kept for validation
+    validation: Annotated[Number, Field(ge=0, lt=1)] = 0.1
     public: Natural = 0  # training rows held out for the server
     augment: tuple[StrictStr, ...] = ()  # crop, flip
     normalise: StrictBool = True  # to mean 0 and deviation 1, by channel or column
@@ -39,28 +52,37 @@ class Data(Section):
 
 class Clients(Section):
     count: Count | None = None  # None: as many as the partition makes, 10 where it does not say
-    sample: Annotated[StrictInt | StrictFloat, Field(gt=0)] | None = None  # a number of clients, or a fraction below 1; None: all
-    sampling: Literal["fixed", "poisson"] = "fixed"  # so many of them, or each by a coin of its own with the same chance
+    # a number of clients, or a fraction below 1; None: all
+    sample: Annotated[StrictInt | StrictFloat, Field(gt=0)] | None = None
+    # so many of them, or each by a coin of its own with the same chance
+    sampling: Literal["fixed", "poisson"] = "fixed"
     availability: StrictStr = "always"  # who answers in which rounds, such as random(offline=0.1)
     speed: StrictStr = "equal"  # simulated seconds a local step takes, such as lognormal(sigma=0.5)
 
 
 class Drift(Section):
-    schedule: StrictStr = ""  # who is in which cluster, when, such as random(clusters=2); empty: nothing drifts
+    # who is in which cluster, when, such as random(clusters=2); empty: nothing drifts
+    schedule: StrictStr = ""
     steps: Count = 1  # time steps; with drift, `rounds` are those of one time step
-    concepts: StrictStr = ""  # what the data of each cluster are, such as label(groups="0 1 8 9|3 4 5 7"); empty: classes divided evenly
+    # what the data of each cluster are, such as label(groups="0 1 8 9|3 4 5 7"); empty: classes
+    # divided evenly
+    concepts: StrictStr = ""
     rows: Literal["pools", "partition"] = (
-        "pools"  # drawn from a pool for each cluster; or kept as data.partition gave them, seen differently
+        # drawn from a pool for each cluster; or kept as data.partition gave them, seen differently
+        "pools"
     )
     samples: Natural = 0  # training rows a client draws at a time step; 0: as many as need no reuse
     validation: Natural = 0  # validation rows it draws; 0: by data.validation
-    renew: Literal["", "movers", "everyone"] = ""  # who draws new rows at a time step; empty: as the schedule's paper has it
+    # who draws new rows at a time step; empty: as the schedule's paper has it
+    renew: Literal["", "movers", "everyone"] = ""
 
 
 class Peers(Section):
     topology: StrictStr = "full"  # who can reach whom, such as ring(neighbours=2)
     warmup: StrictBool = True  # every client trains once before the first exchange
-    patience: Natural = 0  # a client stops after so many rounds without a lower validation loss, until its data change; 0: never
+    # a client stops after so many rounds without a lower validation loss, until its data change; 0:
+    # never
+    patience: Natural = 0
 
 
 class Local(Section):
@@ -76,55 +98,80 @@ class Local(Section):
 
 class Round(Section):
     min_replies: Count = 1  # with fewer good replies the round is abandoned
-    weight_cap: Annotated[Number, Field(gt=0)] = 1e9  # a client that claims more examples is refused
-    max_norm: Annotated[Number, Field(ge=0)] = 0.0  # a client whose model moved further, in Euclidean length, is refused; 0: no limit
-    over_selection: Annotated[Number, Field(ge=1)] = 1.0  # so many times more clients are asked than answers are used: the first to answer
-    deadline: StrictStr = "none"  # simulated seconds (real ones with flower), such as 30, or quantile(share=0.8): who answers later is late
-    late: Literal["discard", "use"] = "discard"  # late answers: thrown away, or used in the round in which they come
-    staleness: Annotated[Number, Field(ge=0)] = 0.5  # a late answer weighs 1 / (1 + age) to this power
+    # a client that claims more examples is refused
+    weight_cap: Annotated[Number, Field(gt=0)] = 1e9
+    # a client whose model moved further, in Euclidean length, is refused; 0: no limit
+    max_norm: Annotated[Number, Field(ge=0)] = 0.0
+    # so many times more clients are asked than answers are used: the first to answer
+    over_selection: Annotated[Number, Field(ge=1)] = 1.0
+    # simulated seconds (real ones with flower), such as 30, or quantile(share=0.8): who answers
+    # later is late
+    deadline: StrictStr = "none"
+    # late answers: thrown away, or used in the round in which they come
+    late: Literal["discard", "use"] = "discard"
+    # a late answer weighs 1 / (1 + age) to this power
+    staleness: Annotated[Number, Field(ge=0)] = 0.5
 
 
 class Record(Section):
     every: Count = 1  # rounds between evaluations; the last round is always evaluated
-    local: StrictBool = False  # also evaluate every client's model after local training (cost: one evaluation a client)
-    cross: Natural = 20  # with `local`: evaluate at most so many of a round's models on each other's validation rows; 0: none
-    examples: StrictBool = False  # also keep, for every training row of a round's clients, whether it was right before, after and merged
+    # also evaluate every client's model after local training (cost: one evaluation a client)
+    local: StrictBool = False
+    # with `local`: evaluate at most so many of a round's models on each other's validation rows; 0:
+    # none
+    cross: Natural = 20
+    # also keep, for every training row of a round's clients, whether it was right before, after and
+    # merged
+    examples: StrictBool = False
     confusion: StrictBool = False  # also keep whole confusion matrices
     validation: StrictBool = True  # also evaluate the global model on all clients' validation rows
-    personal: Natural = 100  # also evaluate personal models, where the method makes any, of at most so many clients, the first by number
+    # also evaluate personal models, where the method makes any, of at most so many clients, the
+    # first by number
+    personal: Natural = 100
 
 
 class Ray(Section):
     address: StrictStr = (
-        ""  # of a running cluster; empty: the environment variable RAY_ADDRESS, and without it a cluster on this machine alone
+        # of a running cluster; empty: the environment variable RAY_ADDRESS, and without it a
+        # cluster on this machine alone
+        ""
     )
-    inner: Literal["", "loop", "stacked"] = ""  # the engine inside a worker; empty: the fastest there
+    # the engine inside a worker; empty: the fastest there
+    inner: Literal["", "loop", "stacked"] = ""
     cpus: Annotated[Number, Field(gt=0)] = 1  # cores of a worker
-    gpus: Annotated[Number, Field(ge=0, le=1)] = 0  # a worker's share of a GPU; 0: a whole one where device is cuda, else none
-    retries: Natural = 3  # how often work that was lost with a worker is done again before the run fails
+    # a worker's share of a GPU; 0: a whole one where device is cuda, else none
+    gpus: Annotated[Number, Field(ge=0, le=1)] = 0
+    # how often work that was lost with a worker is done again before the run fails
+    retries: Natural = 3
 
 
 class Checkpoint(Section):
-    seconds: Annotated[Number, Field(ge=0)] = 5  # at most one checkpoint in so many seconds; 0: after every round
+    # at most one checkpoint in so many seconds; 0: after every round
+    seconds: Annotated[Number, Field(ge=0)] = 5
 
 
 class Spec(Section):
     """All that an experiment is."""
 
     method: StrictStr = "fedavg"
-    model: StrictStr = ""  # empty: the default for the data; or a name, or package.module:Class(option=value)
+    # empty: the default for the data; or a name, or package.module:Class(option=value)
+    model: StrictStr = ""
     rounds: Count = 20  # with drift, of every time step
     seed: Natural = 0
     engine: Literal["auto", "loop", "stacked", "processes", "ray", "flower"] = "auto"
     stack: Natural = 0  # most clients in one stack, with processes of each worker; 0: chosen
-    stepping: Literal["auto", "eager", "graph", "compiled"] = "auto"  # how stacks and processes run steps: plainly, recorded, or fused too
+    # how stacks and processes run steps: plainly, recorded, or fused too
+    stepping: Literal["auto", "eager", "graph", "compiled"] = "auto"
     workers: Natural = 0  # processes; 0: one a core
-    timeout: Annotated[Number, Field(ge=0)] = 1800.0  # real seconds after which a worker that has not answered is given up on; 0: never
+    # real seconds after which a worker that has not answered is given up on; 0: never
+    timeout: Annotated[Number, Field(ge=0)] = 1800.0
     threads: Natural = 0  # 0: torch's own choice, written down
     device: StrictStr = "auto"
     precision: Literal["fp32", "fp64", "tf32", "bf16"] = "fp32"
     deterministic: StrictBool = False
-    attack: StrictStr = ""  # what hostile clients do in this experiment, such as sign_flip(fraction=0.1); empty: nobody is hostile
+    # what hostile clients do in this experiment, such as sign_flip(fraction=0.1); empty: nobody is
+    # hostile
+    attack: StrictStr = ""
     data: Data = Data()
     clients: Clients = Clients()
     drift: Drift = Drift()
@@ -188,19 +235,33 @@ def all_keys() -> dict[str, Any]:
 
 
 def read_file(path: Path, allow_code: bool = True) -> dict[str, Any]:
-    """An experiment file as nested dictionaries, not yet checked; one that names Python code is refused where that is not allowed."""
+    """An experiment file as nested dictionaries, not yet checked; one that names Python code is
+    refused where that is not allowed.
+    """
     if path.is_dir():
-        raise InputError(f"{path} is a folder, not an experiment file: to go on with a run, use remanence resume {path}")
-    tree = read_toml(path, "an experiment file", "check the name, or give everything by flags (remanence run --help)")
+        raise InputError(
+            f"{path} is a folder, not an experiment file: to go on with a run, use remanence"
+            f" resume {path}"
+        )
+    tree = read_toml(
+        path,
+        "an experiment file",
+        "check the name, or give everything by flags (remanence run --help)",
+    )
     if not allow_code:
         refuse_code(tree.get("model"), path)
     return tree
 
 
 def refuse_code(model: object, path: Path) -> None:
-    """A file or folder from somebody else must not decide which Python code is run: a network by import path needs the user's word."""
+    """A file or folder from somebody else must not decide which Python code is run: a network
+    by import path needs the user's word.
+    """
     if isinstance(model, str) and names_code(model):
-        raise InputError(f"{path} imports and runs Python code ({model}): look at that code, then add --allow-code")
+        raise InputError(
+            f"{path} imports and runs Python code ({model}): look at that code, then add"
+            " --allow-code"
+        )
 
 
 def names_code(text: str) -> bool:
@@ -209,7 +270,9 @@ def names_code(text: str) -> bool:
 
 
 def read_toml(path: Path, what: str, cure: str) -> dict[str, Any]:
-    """A short text that a person wrote; `what` it is and what to do where there is none are told in words."""
+    """A short text that a person wrote; `what` it is and what to do where there is none are
+    told in words.
+    """
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise InputError(f"{path} is larger than {LARGEST_FILE} bytes: {what} is a short text")
@@ -222,7 +285,9 @@ def read_toml(path: Path, what: str, cure: str) -> dict[str, Any]:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
 
 
-def make_spec(base: Mapping[str, Any] | None = None, changes: Mapping[str, Any] | None = None) -> Spec:
+def make_spec(
+    base: Mapping[str, Any] | None = None, changes: Mapping[str, Any] | None = None
+) -> Spec:
     """A checked spec from nested dictionaries and changes by dotted key."""
     tree = _copy(base or {})
     for key, value in (changes or {}).items():
@@ -243,7 +308,9 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise InputError(f"--set {text!r} has no value: write --set key=value, such as --set local.batch=16")
+            raise InputError(
+                f"--set {text!r} has no value: write --set key=value, such as --set local.batch=16"
+            )
         changes[key.strip()] = parse_value(value.strip())
     return changes
 
@@ -271,28 +338,48 @@ def write_toml(spec: Spec, extra: Mapping[str, Any]) -> str:
 def optimizer_call(spec: Spec) -> expressions.Call:
     """The optimiser with its learning rate settled."""
     call = expressions.parse_call(spec.local.optimizer)
-    return call if spec.local.lr is None else expressions.Call(call.name, {**call.arguments, "lr": spec.local.lr})
+    return (
+        call
+        if spec.local.lr is None
+        else expressions.Call(call.name, {**call.arguments, "lr": spec.local.lr})
+    )
 
 
 def _cross_check(spec: Spec) -> Spec:
     if (spec.local.epochs > 0) == (spec.local.steps > 0):
-        raise InputError(f"local.epochs={spec.local.epochs} and local.steps={spec.local.steps}: exactly one of them must be above 0")
+        raise InputError(
+            f"local.epochs={spec.local.epochs} and local.steps={spec.local.steps}: exactly one"
+            " of them must be above 0"
+        )
     sample = spec.clients.sample
     if isinstance(sample, float) and sample > 1:
-        raise InputError(f"clients.sample={sample} is neither a whole number of clients nor a fraction of at most 1")
+        raise InputError(
+            f"clients.sample={sample} is neither a whole number of clients nor a fraction of"
+            " at most 1"
+        )
     if isinstance(sample, int) and spec.clients.count is not None and sample > spec.clients.count:
         raise InputError(
-            f"clients.sample={sample} is more than clients.count={spec.clients.count}: a round cannot ask more clients than there are"
+            f"clients.sample={sample} is more than clients.count={spec.clients.count}: a"
+            " round cannot ask more clients than there are"
         )
     if spec.clients.sampling == "poisson" and spec.round.over_selection > 1:
         raise InputError(
-            "clients.sampling=poisson and round.over_selection cannot be combined: with coins no number of answers is waited for; leave one out"
+            "clients.sampling=poisson and round.over_selection cannot be combined: with"
+            " coins no number of answers is waited for; leave one out"
         )
     if not spec.drift.schedule:
-        given = next((name for name, value in spec.drift.model_dump().items() if value != Drift().model_dump()[name]), None)
+        given = next(
+            (
+                name
+                for name, value in spec.drift.model_dump().items()
+                if value != Drift().model_dump()[name]
+            ),
+            None,
+        )
         if given:
             raise InputError(
-                f'drift.{given} means nothing where nothing drifts: add --drift "random(clusters=2)" (drift.schedule), or leave it out'
+                f"drift.{given} means nothing where nothing drifts: add --drift"
+                ' "random(clusters=2)" (drift.schedule), or leave it out'
             )
     return spec
 
@@ -317,11 +404,17 @@ def _walk(tree: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
 
 
 def _copy(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _copy(value) if isinstance(value, Mapping) else value for name, value in tree.items()}
+    return {
+        name: _copy(value) if isinstance(value, Mapping) else value for name, value in tree.items()
+    }
 
 
 def _without_none(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _without_none(value) if isinstance(value, Mapping) else value for name, value in tree.items() if value is not None}
+    return {
+        name: _without_none(value) if isinstance(value, Mapping) else value
+        for name, value in tree.items()
+        if value is not None
+    }
 
 
 def _explain(error: ValidationError) -> str:
@@ -330,9 +423,17 @@ def _explain(error: ValidationError) -> str:
     place = [
         str(part)
         for part in first["loc"]
-        if not (isinstance(part, str) and ("strict" in part or "[" in part or part in ("int", "float", "str")))
+        if not (
+            isinstance(part, str)
+            and ("strict" in part or "[" in part or part in ("int", "float", "str"))
+        )
     ]
-    key, kind, value, about = ".".join(place), first["type"], first.get("input"), first.get("ctx", {})
+    key, kind, value, about = (
+        ".".join(place),
+        first["type"],
+        first.get("input"),
+        first.get("ctx", {}),
+    )
     if kind == "extra_forbidden":
         return f"unknown key {key!r}: {nearest(key, all_keys())}"
     wanted = {

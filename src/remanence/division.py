@@ -1,4 +1,6 @@
-"""Who holds what: the data a spec names, divided among the server, the clients and the time steps, and what hostile clients make of their share."""
+"""Who holds what: the data a spec names, divided among the server, the clients and the time
+steps, and what hostile clients make of their share.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,12 @@ def _load(name: str, directory: str) -> Source:
     return data.load_source(call.name, call.arguments, root)
 
 
-def recruit(spec: Spec, method: Composed, source: Source, division: Division, key: Key) -> tuple[Adversary, Division]:
-    """Hostile clients, and the data as they have tampered with them; nobody and nothing where the spec names no attack."""
+def recruit(
+    spec: Spec, method: Composed, source: Source, division: Division, key: Key
+) -> tuple[Adversary, Division]:
+    """Hostile clients, and the data as they have tampered with them; nobody and nothing where
+    the spec names no attack.
+    """
     attacks = parse_attacks(spec.attack)
     if attacks and any(p.pooled for p in method.parts):
         raise InputError("centralised has no clients that could be hostile: leave out --attack")
@@ -53,7 +59,9 @@ def recruit(spec: Spec, method: Composed, source: Source, division: Division, ke
     check_attacks(attacks, known, source.shape, method.owner("peers") is None)
     adversary = Adversary.recruit(attacks, division.population.clients, key)
     views, steps = adversary.poison(division.train, division.population.steps, known, key)
-    return adversary, replace(division, train=views, population=replace(division.population, steps=tuple(steps)))
+    return adversary, replace(
+        division, train=views, population=replace(division.population, steps=tuple(steps))
+    )
 
 
 @dataclass(frozen=True)
@@ -88,33 +96,64 @@ def _partition(spec: Spec, source: Source, rows: np.ndarray, key: Key) -> list[n
     labels, groups = source.train.y, source.train.groups
     call = expressions.parse_call(spec.data.partition)
     partition = expressions.construct(call, data.PARTITIONS, "partition")
-    count = spec.clients.count if spec.clients.count is not None or call.name in ("by_group", "label_clusters") else DEFAULT_CLIENTS
-    parts = partition(labels[rows], None if groups is None else groups[rows], count, len(source.classes), key.fold("partition"))
+    count = (
+        spec.clients.count
+        if spec.clients.count is not None or call.name in ("by_group", "label_clusters")
+        else DEFAULT_CLIENTS
+    )
+    parts = partition(
+        labels[rows],
+        None if groups is None else groups[rows],
+        count,
+        len(source.classes),
+        key.fold("partition"),
+    )
     return [rows[part] for part in parts]
 
 
-def _divide_over_time(spec: Spec, source: Source, public: np.ndarray, rows: np.ndarray, key: Key) -> Division:
-    """Drift: the schedule says who is in which cluster when, the concepts what a cluster's data are."""
+def _divide_over_time(
+    spec: Spec, source: Source, public: np.ndarray, rows: np.ndarray, key: Key
+) -> Division:
+    """Drift: the schedule says who is in which cluster when, the concepts what a cluster's data
+    are.
+    """
     drift, call = spec.drift, expressions.parse_call(spec.drift.schedule)
     schedule = expressions.construct(call, SCHEDULES, "drift")
     concepts = make_concepts(drift.concepts, schedule.clusters, source)
     if drift.rows == "partition":
-        kept = settle(_partition(spec, source, rows, key), source.train.y, float(spec.data.validation), key)
+        kept = settle(
+            _partition(spec, source, rows, key), source.train.y, float(spec.data.validation), key
+        )
         clients = len(kept.train.sizes)
         assignment = schedule(clients, drift.steps, key.fold("drift"))
-        trained, validated = ([part.of(client) for client in range(clients)] for part in (kept.train, kept.valid))
+        trained, validated = (
+            [part.of(client) for client in range(clients)] for part in (kept.train, kept.valid)
+        )
         dealt = pools.keep(assignment, concepts, trained, validated, len(source.train))
     else:
-        assignment = schedule(spec.clients.count or schedule.clients or DEFAULT_CLIENTS, drift.steps, key.fold("drift"))
+        assignment = schedule(
+            spec.clients.count or schedule.clients or DEFAULT_CLIENTS,
+            drift.steps,
+            key.fold("drift"),
+        )
         renew = drift.renew or ("movers" if call.name in ("staggered", "table") else "everyone")
         valid = drift.validation or float(spec.data.validation)
-        dealt = pools.draw(assignment, concepts, source.train, rows, drift.samples, valid, renew, key.fold("drift"))
+        dealt = pools.draw(
+            assignment, concepts, source.train, rows, drift.samples, valid, renew, key.fold("drift")
+        )
     steps = tuple(
         Holdings(Rows.join(train), Rows.join(valid), clusters.astype(np.int64))
         for train, valid, clusters in zip(dealt.train, dealt.valid, assignment, strict=True)
     )
     tests = pools.test_rows(concepts, source.test)
-    train = make_views(source.train, concepts, [ids for step in steps for ids in (step.train.ids, step.valid.ids)], "train")
+    train = make_views(
+        source.train,
+        concepts,
+        [ids for step in steps for ids in (step.train.ids, step.valid.ids)],
+        "train",
+    )
     test = make_views(source.test, concepts, tests, "test")
     words = tuple(describe_concept(concept, source) for concept in concepts)
-    return Division(public, Population(steps, tuple(tests)), train, test, words, tuple(dealt.reused))
+    return Division(
+        public, Population(steps, tuple(tests)), train, test, words, tuple(dealt.reused)
+    )

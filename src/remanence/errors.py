@@ -1,7 +1,8 @@
 """What we raise: the thing, the cause, the cure.
 
-Everything a user can get wrong raises `InputError` with one sentence, before any work starts. The command line prints that sentence and exits with
-`exit_code`; no traceback is shown. Anything else that escapes is a defect of ours and keeps its traceback.
+Everything a user can get wrong raises `InputError` with one sentence, before any work starts. The
+command line prints that sentence and exits with `exit_code`; no traceback is shown. Anything else
+that escapes is a defect of ours and keeps its traceback.
 """
 
 from __future__ import annotations

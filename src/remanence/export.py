@@ -30,16 +30,29 @@ FORMATS = ("safetensors", "torchscript", "onnx")
 
 
 def load_model(run: Run, module: nn.Module | None = None, client: int | None = None) -> nn.Module:
-    """The global model of the newest checkpoint, or that of a client where clients have their own, in evaluation mode on the CPU.
+    """The global model of the newest checkpoint, or that of a client where clients have their own,
+    in evaluation mode on the CPU.
 
     It expects normalised inputs.
     """
     if module is None and "model" in run.about.get("objects", []):
-        raise InputError(f"{run.folder} was trained with a model object: load it with rem.load(DIR).model(module=...)")
+        raise InputError(
+            f"{run.folder} was trained with a model object: load it with"
+            " rem.load(DIR).model(module=...)"
+        )
     if module is None:
-        module = build_module(run.spec.model, tuple(run.about["shape"]), len(run.about["class_names"]))
-        module = adapt_module(parse_method(run.spec.method, PARTS), module, len(run.about["class_names"]), Key(run.spec.seed))
-    state = Vault(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(torch.device("cpu"), lambda text: warnings.warn(text, stacklevel=4))
+        module = build_module(
+            run.spec.model, tuple(run.about["shape"]), len(run.about["class_names"])
+        )
+        module = adapt_module(
+            parse_method(run.spec.method, PARTS),
+            module,
+            len(run.about["class_names"]),
+            Key(run.spec.seed),
+        )
+    state = Vault(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(
+        torch.device("cpu"), lambda text: warnings.warn(text, stacklevel=4)
+    )
     if state is None:
         raise InputError(f"{run.folder} has no checkpoint yet: let it run for some rounds first")
     model = _pick_model(run, state, client)
@@ -48,7 +61,10 @@ def load_model(run: Run, module: nn.Module | None = None, client: int | None = N
     try:
         module.load_state_dict(values, strict=False)
     except RuntimeError as error:
-        raise CheckpointError(f"the checkpoint of {run.folder} does not fit its network {run.spec.model}: {_last_line(error)}") from None
+        raise CheckpointError(
+            f"the checkpoint of {run.folder} does not fit its network {run.spec.model}:"
+            f" {_last_line(error)}"
+        ) from None
     return module.eval()
 
 
@@ -57,37 +73,61 @@ def _last_line(error: Exception) -> str:
 
 
 def _pick_model(run: Run, state: RunState, client: int | None) -> Start:
-    """The server's model; a client's best one where there is no server; or the one a client uses where there are several."""
+    """The server's model; a client's best one where there is no server; or the one a client
+    uses where there are several.
+    """
     if state.crowd is None and state.uses is None:
         if client is not None:
-            raise InputError(f"{run.folder} has one model for all clients: leave out client={client}")
+            raise InputError(
+                f"{run.folder} has one model for all clients: leave out client={client}"
+            )
         return state.server.model
     count = int(run.about["clients"])
     if client is None or not 0 <= client < count:
         problem = "no client was named" if client is None else f"there is no client {client}"
         raise InputError(
-            f"{run.folder} has models of the clients' own, and {problem}: name one from 0 to {count - 1} (--client 0, or client=0)"
+            f"{run.folder} has models of the clients' own, and {problem}: name one from 0"
+            f" to {count - 1} (--client 0, or client=0)"
         )
-    return state.crowd.best.take(client) if state.crowd is not None else state.servers[int(state.used_by(np.array([client]))[0])].model
+    return (
+        state.crowd.best.take(client)
+        if state.crowd is not None
+        else state.servers[int(state.used_by(np.array([client]))[0])].model
+    )
 
 
 def normaliser(run: Run, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Mean and deviation of the training data, in raw units, shaped for one example; None where inputs are used as they are."""
+    """Mean and deviation of the training data, in raw units, shaped for one example; None where
+    inputs are used as they are.
+    """
     if not run.about["mean"]:
         return None
     shape = (-1, *(1,) * (len(run.about["shape"]) - 1))
-    return torch.tensor(run.about["mean"], dtype=dtype).reshape(shape), torch.tensor(run.about["std"], dtype=dtype).reshape(shape)
+    return torch.tensor(run.about["mean"], dtype=dtype).reshape(shape), torch.tensor(
+        run.about["std"], dtype=dtype
+    ).reshape(shape)
 
 
 @torch.no_grad()
-def evaluate(run: Run, source: Source | None = None, module: nn.Module | None = None, client: int | None = None) -> dict[str, Any]:
-    """The run's model on a test set: its own, or another with the same classes; inputs are normalised as in training."""
+def evaluate(
+    run: Run,
+    source: Source | None = None,
+    module: nn.Module | None = None,
+    client: int | None = None,
+) -> dict[str, Any]:
+    """The run's model on a test set: its own, or another with the same classes; inputs are
+    normalised as in training.
+    """
     if source is None:
         source = load_data(run.spec)
-    if list(source.shape) != run.about["shape"] or len(source.classes) != len(run.about["class_names"]):
+    if list(source.shape) != run.about["shape"] or len(source.classes) != len(
+        run.about["class_names"]
+    ):
         raise InputError(
-            f"the model of {run.folder} was trained on examples of shape {run.about['shape']} with {len(run.about['class_names'])} classes,"
-            f" but {source.name} has shape {list(source.shape)} and {len(source.classes)} classes: evaluate on data of the same kind"
+            f"the model of {run.folder} was trained on examples of shape"
+            f" {run.about['shape']} with {len(run.about['class_names'])} classes,"
+            f" but {source.name} has shape {list(source.shape)} and {len(source.classes)}"
+            " classes: evaluate on data of the same kind"
         )
     model = load_model(run, module, client)
     dtype = next(model.parameters()).dtype
@@ -97,16 +137,29 @@ def evaluate(run: Run, source: Source | None = None, module: nn.Module | None = 
     for first in range(0, len(source.test), 500):
         x = torch.from_numpy(np.array(source.test.x[first : first + 500]))
         y = torch.from_numpy(np.array(source.test.y[first : first + 500]))
-        x = (x.to(dtype) - scaling[0]) / scaling[1] if scaling else (x if x.dtype == torch.int64 else x.to(dtype))
+        x = (
+            (x.to(dtype) - scaling[0]) / scaling[1]
+            if scaling
+            else (x if x.dtype == torch.int64 else x.to(dtype))
+        )
         logits = model(x)
         loss += float(cross_entropy(logits, y, reduction="sum"))
         np.add.at(confusion, (y.numpy(), logits.argmax(dim=1).numpy()), 1)
     whose = "global model" if client is None else f"model of client {client}"
-    evaluated = f"{whose} after round {run.metrics[-1]['round']} on the {len(source.test)} test examples of {source.name}"
+    evaluated = (
+        f"{whose} after round {run.metrics[-1]['round']} on the {len(source.test)} test"
+        f" examples of {source.name}"
+    )
     return {"evaluated": evaluated, **summarise(confusion, loss)}
 
 
-def export(run: Run, out: Path, kind: str = "safetensors", module: nn.Module | None = None, client: int | None = None) -> list[Path]:
+def export(
+    run: Run,
+    out: Path,
+    kind: str = "safetensors",
+    module: nn.Module | None = None,
+    client: int | None = None,
+) -> list[Path]:
     """Write the model, and beside it a JSON file with what a user of it must know."""
     if kind not in FORMATS:
         raise InputError(f"unknown format {kind!r}: known: {', '.join(FORMATS)}")
@@ -114,17 +167,25 @@ def export(run: Run, out: Path, kind: str = "safetensors", module: nn.Module | N
     out.mkdir(parents=True, exist_ok=True)
     suffix = {"safetensors": "safetensors", "torchscript": "pt", "onnx": "onnx"}[kind]
     path = out / f"model.{suffix}"
-    about = {name: run.about[name] for name in ("class_names", "shape", "mean", "std", "remanence", "parameters")}
+    about = {
+        name: run.about[name]
+        for name in ("class_names", "shape", "mean", "std", "remanence", "parameters")
+    }
     about |= {
         "model": run.spec.model,
         "method": run.spec.method,
         "inputs": "(raw - mean) / std, a channel or column at a time; raw pixels are 0 to 255",
     }
     dtype = next(model.parameters()).dtype
-    example = torch.zeros(2, *run.about["shape"], dtype=torch.int64 if run.about["kind"] == "tokens" else dtype)
+    example = torch.zeros(
+        2, *run.about["shape"], dtype=torch.int64 if run.about["kind"] == "tokens" else dtype
+    )
     try:
         if kind == "safetensors":
-            save_file({name: value.contiguous().clone() for name, value in model.state_dict().items()}, path)
+            save_file(
+                {name: value.contiguous().clone() for name, value in model.state_dict().items()},
+                path,
+            )
         elif kind == "torchscript":
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)
@@ -137,7 +198,8 @@ def export(run: Run, out: Path, kind: str = "safetensors", module: nn.Module | N
     except Exception as error:
         path.unlink(missing_ok=True)
         raise InputError(
-            f"this model cannot be written as {kind} ({type(error).__name__}: {str(error).splitlines()[0]}): use safetensors"
+            f"this model cannot be written as {kind} ({type(error).__name__}:"
+            f" {str(error).splitlines()[0]}): use safetensors"
         ) from error
     described = out / "model.json"
     described.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
@@ -149,8 +211,17 @@ def _export_onnx(model: nn.Module, example: torch.Tensor, path: Path) -> None:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError:
-        raise InputError("writing ONNX needs two more packages: pip install 'remanence[onnx]'") from None
+        raise InputError(
+            "writing ONNX needs two more packages: pip install 'remanence[onnx]'"
+        ) from None
     batch = torch.export.Dim("batch")
     torch.onnx.export(
-        model, (example,), str(path), dynamo=True, dynamic_shapes=({0: batch},), input_names=["x"], output_names=["logits"], verbose=False
+        model,
+        (example,),
+        str(path),
+        dynamo=True,
+        dynamic_shapes=({0: batch},),
+        input_names=["x"],
+        output_names=["logits"],
+        verbose=False,
     )

@@ -1,7 +1,8 @@
 """Names with arguments, as people write them: `dirichlet(alpha=0.1)`, `fedprox(mu=0.1)+wsm`.
 
-One small grammar serves methods, partitions, optimisers, schedules, models and data sources. Nothing is ever evaluated: values are numbers, words,
-quoted strings, true, false, none and lists of these.
+One small grammar serves methods, partitions, optimisers, schedules, models and data sources.
+Nothing is ever evaluated: values are numbers, words, quoted strings, true, false, none and lists of
+these.
 
     sum   = call ("+" call)*
     call  = name [ "(" [ name "=" value ("," name "=" value)* ] ")" ]
@@ -71,7 +72,9 @@ def parse_call(text: str) -> Call:
 
 
 def construct(call: Call, table: Mapping[str, Callable[..., Any]], kind: str, *given: Any) -> Any:
-    """Call the constructor of that name with checked arguments; `given` are passed first, by position."""
+    """Call the constructor of that name with checked arguments; `given` are passed first, by
+    position.
+    """
     if call.name not in table:
         raise unknown(kind, call.name, table)
     constructor = table[call.name]
@@ -80,11 +83,19 @@ def construct(call: Call, table: Mapping[str, Callable[..., Any]], kind: str, *g
         if name not in options:
             help_ = nearest(name, options) if options else "it takes none"
             raise InputError(f"{kind} {call.name!r} has no option {name!r}: {help_}")
-    arguments = {name: _fit(value, options[name], f"{kind} {call.name!r}: {name}") for name, value in call.arguments.items()}
-    missing = [name for name, option in options.items() if option.default is inspect.Parameter.empty and name not in arguments]
+    arguments = {
+        name: _fit(value, options[name], f"{kind} {call.name!r}: {name}")
+        for name, value in call.arguments.items()
+    }
+    missing = [
+        name
+        for name, option in options.items()
+        if option.default is inspect.Parameter.empty and name not in arguments
+    ]
     if missing:
         raise InputError(
-            f"{kind} {call.name!r} needs {' and '.join(missing)}: write {call.name}({', '.join(f'{name}=...' for name in missing)})"
+            f"{kind} {call.name!r} needs {' and '.join(missing)}: write"
+            f" {call.name}({', '.join(f'{name}=...' for name in missing)})"
         )
     return constructor(*given, **arguments)
 
@@ -106,7 +117,11 @@ def options_of(constructor: Callable[..., Any]) -> dict[str, Option]:
     except NameError:
         hints = {}
     parameters = inspect.signature(constructor).parameters.values()
-    return {p.name: Option(p.name, hints.get(p.name, Any), p.default) for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return {
+        p.name: Option(p.name, hints.get(p.name, Any), p.default)
+        for p in parameters
+        if p.kind is p.KEYWORD_ONLY
+    }
 
 
 def _fit(value: Any, option: Option, thing: str) -> Any:
@@ -130,18 +145,27 @@ def _fit(value: Any, option: Option, thing: str) -> Any:
         lists = [kind for kind in kinds if typing.get_origin(kind) in (tuple, list)]
         if lists:
             item = (typing.get_args(lists[0]) or (Any,))[0]
-            return tuple(_fit(entry, Option(option.name, item, None), f"{thing}: each entry") for entry in value)
+            return tuple(
+                _fit(entry, Option(option.name, item, None), f"{thing}: each entry")
+                for entry in value
+            )
     wanted = " or ".join(_plain(kind) for kind in kinds if kind is not type(None))
     raise InputError(f"{thing} must be {wanted}, not {_write(value)}")
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:
     """int | None -> int, None; tuple[int, ...] stays one alternative."""
-    return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
+    return (
+        typing.get_args(kind)
+        if typing.get_origin(kind) in (typing.Union, types.UnionType)
+        else (kind,)
+    )
 
 
 def _plain(kind: Any) -> str:
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}.get(kind, "a list")
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}.get(
+        kind, "a list"
+    )
 
 
 def _write(value: Any) -> str:
@@ -161,18 +185,25 @@ class _Reader:
 
     def __init__(self, text: str):
         if len(text) > LONGEST:
-            raise InputError(f"an expression of {len(text)} characters is too long: {LONGEST} at most")
+            raise InputError(
+                f"an expression of {len(text)} characters is too long: {LONGEST} at most"
+            )
         self.text, self.tokens, place = text, [], 0
         while text[place:].strip():
             match = _TOKEN.match(text, place)
             if not match:
-                raise InputError(f"cannot read {text!r} at {text[place:].strip()[:12]!r}: expected a form like fedprox(mu=0.1)+wsm")
+                raise InputError(
+                    f"cannot read {text!r} at {text[place:].strip()[:12]!r}: expected a form"
+                    " like fedprox(mu=0.1)+wsm"
+                )
             self.tokens.append((match.lastgroup or "", match.group(match.lastgroup or 0)))
             place = match.end()
         self.position = 0
 
     def peek(self) -> tuple[str, str]:
-        return self.tokens[self.position] if self.position < len(self.tokens) else ("end", "its end")
+        return (
+            self.tokens[self.position] if self.position < len(self.tokens) else ("end", "its end")
+        )
 
     def accept(self, sign: str) -> bool:
         if self.peek() == ("sign", sign):
@@ -196,7 +227,10 @@ class _Reader:
                     self.comma()
                 option = self.expect("name", "an option such as mu=0.1")
                 if not self.accept("="):
-                    raise InputError(f"cannot read {self.text!r}: options are written name=value; {option} has no value")
+                    raise InputError(
+                        f"cannot read {self.text!r}: options are written name=value; {option}"
+                        " has no value"
+                    )
                 if option in arguments:
                     raise InputError(f"cannot read {self.text!r}: {option} is given twice")
                 arguments[option] = self.value(0)
@@ -204,7 +238,10 @@ class _Reader:
 
     def comma(self) -> None:
         if not self.accept(","):
-            raise InputError(f"cannot read {self.text!r}: expected a comma or a closing bracket, found {self.peek()[1]}")
+            raise InputError(
+                f"cannot read {self.text!r}: expected a comma or a closing bracket, found"
+                f" {self.peek()[1]}"
+            )
 
     def value(self, depth: int) -> Any:
         kind, text = self.peek()
@@ -227,7 +264,9 @@ class _Reader:
             return _WORDS.get(text.lower(), text)
         number = int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
         if abs(number) > LARGEST or math.isinf(number):
-            raise InputError(f"cannot read {self.text!r}: {text[:20]} is larger than any number we can use")
+            raise InputError(
+                f"cannot read {self.text!r}: {text[:20]} is larger than any number we can use"
+            )
         return number
 
     def finish(self) -> None:

@@ -1,8 +1,9 @@
 """Models that stay where they were trained until somebody reads them.
 
-An engine over many machines need not bring every client's model home only to have it averaged: names, shapes and whether all numbers are finite are told by
-the worker, which is what the gate asks for, and a sum is made where the models lie. Whoever reads a value has all of them fetched, so that no method, attack
-or record has to know: what is not read does not travel.
+An engine over many machines need not bring every client's model home only to have it averaged:
+names, shapes and whether all numbers are finite are told by the worker, which is what the gate asks
+for, and a sum is made where the models lie. Whoever reads a value has all of them fetched, so that
+no method, attack or record has to know: what is not read does not travel.
 """
 
 from __future__ import annotations
@@ -71,20 +72,35 @@ class FarParams(Mapping[str, Tensor]):
     def outline(self) -> Params:
         """The stack without values: what can be said of it from here."""
         k = len(self.piece)
-        return {name: torch.zeros((), dtype=one.dtype).expand(k, *one.shape) for name, one in self.form.items()}  # one number in memory
+        # one number in memory
+        return {
+            name: torch.zeros((), dtype=one.dtype).expand(k, *one.shape)
+            for name, one in self.form.items()
+        }
 
     def pick(self, index: Tensor | slice) -> FarParams:
         """Some of the clients, in the order of the index; nothing travels."""
         here = index.cpu() if isinstance(index, Tensor) else index
-        return replace(self, piece=self.piece[here], row=self.row[here], finite=self.finite[here], moved=self.moved[here])
+        return replace(
+            self,
+            piece=self.piece[here],
+            row=self.row[here],
+            finite=self.finite[here],
+            moved=self.moved[here],
+        )
 
     @staticmethod
     def join(parts: Sequence[Mapping[str, Tensor]]) -> FarParams | None:
         """Stacks one behind the other; None where they are not all of one holder and one form."""
         far = [part for part in parts if isinstance(part, FarParams)]
-        if len(far) < len(parts) or any(part.holder is not far[0].holder or not _alike(part.form, far[0].form) for part in far):
+        if len(far) < len(parts) or any(
+            part.holder is not far[0].holder or not _alike(part.form, far[0].form) for part in far
+        ):
             return None
-        columns = (torch.cat([getattr(part, name) for part in far]) for name in ("piece", "row", "finite", "moved"))
+        columns = (
+            torch.cat([getattr(part, name) for part in far])
+            for name in ("piece", "row", "finite", "moved")
+        )
         return FarParams(far[0].holder, far[0].form, *columns)
 
 
@@ -94,4 +110,6 @@ def outline(params: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 def _alike(form: Params, other: Params) -> bool:
-    return list(form) == list(other) and all(a.shape == other[name].shape and a.dtype == other[name].dtype for name, a in form.items())
+    return list(form) == list(other) and all(
+        a.shape == other[name].shape and a.dtype == other[name].dtype for name, a in form.items()
+    )

@@ -1,4 +1,6 @@
-"""Writing files so that a crash at any moment leaves either the old or the new one, never a half."""
+"""Writing files so that a crash at any moment leaves either the old or the new one, never a
+half.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +57,13 @@ def explain_full_disk(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise RunFailed(
-                f"the disk that holds {folder} is full: nothing saved so far is lost; free some space, then remanence resume {folder}"
+                f"the disk that holds {folder} is full: nothing saved so far is lost; free"
+                f" some space, then remanence resume {folder}"
             ) from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise InputError(f"cannot write to {folder} ({error.strerror}): choose another --out") from error
+            raise InputError(
+                f"cannot write to {folder} ({error.strerror}): choose another --out"
+            ) from error
         raise
 
 
@@ -74,7 +79,10 @@ def lock(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise InputError(f"{folder} is in use by another remanence process: wait for it, or choose another --out") from None
+            raise InputError(
+                f"{folder} is in use by another remanence process: wait for it, or choose"
+                " another --out"
+            ) from None
         _held.append(file)
         try:
             yield
@@ -83,7 +91,9 @@ def lock(folder: Path) -> Iterator[None]:
 
 
 def _let_go() -> None:
-    """In a child just forked: its copy of a lock would keep a folder locked after the parent is gone, until the child has ended too."""
+    """In a child just forked: its copy of a lock would keep a folder locked after the parent is
+    gone, until the child has ended too.
+    """
     while _held:
         _held.pop().close()
 
@@ -98,8 +108,12 @@ def _is_leftover(path: Path) -> bool:
 
 
 def claim_folder(folder: Path, overwrite: bool, marks: tuple[str, ...]) -> None:
-    """Make an output folder, or say why not. Only a folder that carries one of our marks is ever overwritten."""
-    blocking = next((parent for parent in folder.parents if parent.exists() and not parent.is_dir()), None)
+    """Make an output folder, or say why not. Only a folder that carries one of our marks is
+    ever overwritten.
+    """
+    blocking = next(
+        (parent for parent in folder.parents if parent.exists() and not parent.is_dir()), None
+    )
     if blocking is not None:
         raise InputError(f"{folder} cannot be made: {blocking} is a file; choose another --out")
     folder = folder.resolve()  # a link to a run stays a link to the new one
@@ -110,13 +124,17 @@ def claim_folder(folder: Path, overwrite: bool, marks: tuple[str, ...]) -> None:
         if not all(_is_leftover(path) for path in folder.iterdir()):
             if not overwrite:
                 cure = (
-                    f"go on with remanence resume {folder}, start anew with --overwrite, or choose another --out"
+                    f"go on with remanence resume {folder}, start anew with --overwrite,"
+                    " or choose another --out"
                     if ours
                     else "choose another --out"
                 )
                 raise InputError(f"{folder} exists and is not empty: {cure}")
             if not ours:
-                raise InputError(f"{folder} is not a run of ours, so --overwrite will not delete it: choose another --out")
+                raise InputError(
+                    f"{folder} is not a run of ours, so --overwrite will not delete it: choose"
+                    " another --out"
+                )
             with lock(folder):
                 shutil.rmtree(folder)
     with explain_full_disk(folder):

@@ -1,6 +1,7 @@
 """Training at the server, on its public set: what FedDF and Flashback borrow.
 
-Inputs are used as they are, without augmentation, so that what teachers say about a row can be computed once and looked up by its place.
+Inputs are used as they are, without augmentation, so that what teachers say about a row can be
+computed once and looked up by its place.
 """
 
 from __future__ import annotations
@@ -20,15 +21,37 @@ from remanence.engines.server_steps import Moving, Scene, find_steps
 from remanence.keys import Key, fold_each
 from remanence.local import Task, differentiate_plain, weighted_mean
 from remanence.trees import Params, Tree
-from remanence.types import Batch, Context, Engine, Facts, Fit, Optimiser, PublicLoss, Reply, ServerLent, Start
+from remanence.types import (
+    Batch,
+    Context,
+    Engine,
+    Facts,
+    Fit,
+    Optimiser,
+    PublicLoss,
+    Reply,
+    ServerLent,
+    Start,
+)
 
 CHECKS = 20  # how often within the patience the validation rows are looked at
 
 
-def lend_server(task: Task, rule: dict[str, float], key: Key, engine: Engine, local_models: Callable[[Reply], Start]) -> ServerLent:
+def lend_server(
+    task: Task,
+    rule: dict[str, float],
+    key: Key,
+    engine: Engine,
+    local_models: Callable[[Reply], Start],
+) -> ServerLent:
     """What a server-side part may call; `rule` are the clients' numbers in this round."""
     ids = task.public.to(task.world.device)
-    return ServerLent(make_fit(task, rule, key, engine), lambda models: engine.judge(models, ids), task.train.labels(ids), local_models)
+    return ServerLent(
+        make_fit(task, rule, key, engine),
+        lambda models: engine.judge(models, ids),
+        task.train.labels(ids),
+        local_models,
+    )
 
 
 def make_fit(task: Task, rule: Mapping[str, float], key: Key, engine: Engine) -> Fit:
@@ -53,22 +76,33 @@ def make_fit(task: Task, rule: Mapping[str, float], key: Key, engine: Engine) ->
         held = round(validation * len(order))
         places = np.sort(order[held:])
         size = min(batch or task.batch, len(places))
-        lonely = task.model.mixes_rows and size > 1 and len(places) % size == 1  # batch norm cannot train on a last batch of one row
+        # batch norm cannot train on a last batch of one row
+        lonely = task.model.mixes_rows and size > 1 and len(places) % size == 1
         plan = plan_batches(here.fold("plan"), len(places), size, epochs, steps, drop_last=lonely)
         total, device = len(plan.widths), task.world.device
         rates = _rates(task, rule if optimiser is None else optimiser.numbers, total, cosine)
-        numbers = torch.from_numpy(fold_each(here, "step", np.arange(total)).astype(np.int64)).to(device)
+        numbers = torch.from_numpy(fold_each(here, "step", np.arange(total)).astype(np.int64)).to(
+            device
+        )
         public = task.public.to(device)
         watched = public[torch.from_numpy(np.sort(order[:held])).to(device)]
-        scene = Scene(model, given, public, torch.from_numpy(places[plan.rows]).to(device), numbers, rates)
+        scene = Scene(
+            model, given, public, torch.from_numpy(places[plan.rows]).to(device), numbers, rates
+        )
         params = trees.restrict(model.params, task.sent_names())
         moving = Moving(params, model.buffers, used.init(params))
         compiled = engine.steps == "compiled" and device.type == "cpu"
-        walk = find_steps(task, partial(take_step, task, loss, used), loss, used, moving, scene, compiled)
+        walk = find_steps(
+            task, partial(take_step, task, loss, used), loss, used, moving, scene, compiled
+        )
         best, best_right, best_step = model, -1, 0
         for step, width in enumerate(plan.widths.tolist()):
             walk.take(step, width)
-            if patience and held and ((step + 1) % max(1, patience // CHECKS) == 0 or step + 1 == total):
+            if (
+                patience
+                and held
+                and ((step + 1) % max(1, patience // CHECKS) == 0 or step + 1 == total)
+            ):
                 now = _whole(model, walk.read())
                 right = _count_right(task, engine, now, watched)
                 if right > best_right:
@@ -80,7 +114,15 @@ def make_fit(task: Task, rule: Mapping[str, float], key: Key, engine: Engine) ->
     return fit
 
 
-def take_step(task: Task, loss: PublicLoss, used: Optimiser, scene: Scene, moving: Moving, at: Tensor, width: int) -> Moving:
+def take_step(
+    task: Task,
+    loss: PublicLoss,
+    used: Optimiser,
+    scene: Scene,
+    moving: Moving,
+    at: Tensor,
+    width: int,
+) -> Moving:
     """Step number `at` [1], on the device like everything else, so that it can be recorded."""
     place = scene.places.index_select(0, at)[0, :width]
     ctx, batch = _context(task, scene, at), _batch(task, scene.public[place])
@@ -102,8 +144,14 @@ def _whole(model: Start, moving: Moving) -> Start:
 def _rates(task: Task, numbers: Mapping[str, float], total: int, cosine: bool) -> dict[str, Tensor]:
     """An optimiser's numbers in every step. -> [steps] each"""
     falling = [(1 + math.cos(math.pi * step / total)) / 2 for step in range(total)]
-    tables = {name: [value * share if cosine and name == "lr" else value for share in falling] for name, value in numbers.items()}
-    return {name: torch.tensor(table, dtype=torch.float64).to(task.world.dtype).to(task.world.device) for name, table in tables.items()}
+    tables = {
+        name: [value * share if cosine and name == "lr" else value for share in falling]
+        for name, value in numbers.items()
+    }
+    return {
+        name: torch.tensor(table, dtype=torch.float64).to(task.world.dtype).to(task.world.device)
+        for name, table in tables.items()
+    }
 
 
 def _batch(task: Task, ids: Tensor) -> Batch:
@@ -121,4 +169,18 @@ def _context(task: Task, scene: Scene, at: Tensor) -> Context:
     step, nobody = at.squeeze(0), torch.full_like(at.squeeze(0), -1)
     rule = {name: table.index_select(0, at).squeeze(0) for name, table in scene.rates.items()}
     key = scene.keys.index_select(0, at).squeeze(0)
-    return Context(nobody, step, scene.start, {}, {}, {}, Facts(step, step), step, step, {}, rule, key, task.world)
+    return Context(
+        nobody,
+        step,
+        scene.start,
+        {},
+        {},
+        {},
+        Facts(step, step),
+        step,
+        step,
+        {},
+        rule,
+        key,
+        task.world,
+    )

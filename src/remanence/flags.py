@@ -48,18 +48,30 @@ HELP: dict[str, tuple[Any, str]] = {
 }
 
 
-def with_flags(without: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_flags(
+    without: tuple[str, ...] = (),
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add the flags of an experiment to a command that takes them as `**flags`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        own = [
+            p
+            for p in inspect.signature(command, eval_str=True).parameters.values()
+            if p.kind is not p.VAR_KEYWORD
+        ]
         added = [
             inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=None,
                 annotation=Annotated[
-                    kind | None, typer.Option("--" + name.replace("_", "-"), help=text, show_default=False, rich_help_panel="Experiment")
+                    kind | None,
+                    typer.Option(
+                        "--" + name.replace("_", "-"),
+                        help=text,
+                        show_default=False,
+                        rich_help_panel="Experiment",
+                    ),
                 ],
             )
             for name, (kind, text) in HELP.items()
@@ -70,7 +82,9 @@ def with_flags(without: tuple[str, ...] = ()) -> Callable[[Callable[..., None]],
             mine = {p.name: arguments.pop(p.name) for p in own}
             command(**mine, flags=read_flags(arguments))
 
-        call.__signature__ = inspect.Signature([*(p.replace(kind=p.KEYWORD_ONLY) for p in own if p.name != "flags"), *added])  # type: ignore[attr-defined]
+        call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [*(p.replace(kind=p.KEYWORD_ONLY) for p in own if p.name != "flags"), *added]
+        )
         call.__annotations__ = {p.name: p.annotation for p in [*own, *added]}
         call.__name__, call.__doc__ = command.__name__, command.__doc__
         own[:] = [p for p in own if p.name != "flags"]

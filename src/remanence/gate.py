@@ -1,8 +1,9 @@
 """Refuses what is bad before it touches a model.
 
-Every reply passes here on its way from an engine to an aggregator, whatever the engine, and so does what a client hears of its peers' models. A refused reply
-changes nothing: neither the global model nor the client's own state. Chunks whose names, shapes or dtypes are wrong are refused whole; values, weights, rounds
-and norms are judged client by client.
+Every reply passes here on its way from an engine to an aggregator, whatever the engine, and so does
+what a client hears of its peers' models. A refused reply changes nothing: neither the global model
+nor the client's own state. Chunks whose names, shapes or dtypes are wrong are refused whole;
+values, weights, rounds and norms are judged client by client.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from remanence.trees import Params, Tree
 from remanence.types import Reply, Start
 
 NOBODY = -1  # who sent a reply that does not say so
-ROOM = 1 << 16  # bytes beyond twice the expected ones that still count as a wrong name or dtype, not as oversized
+# bytes beyond twice the expected ones that still count as a wrong name or dtype, not as oversized
+ROOM = 1 << 16
 
 
 class Refusal(NamedTuple):
@@ -41,9 +43,12 @@ class Expected(NamedTuple):
     extras: Tree  # by part: the form of what else travels up
     weight_cap: float
     max_norm: float = math.inf  # how far a model may have moved from where it began
-    start: Start | None = None  # where it began: one model for all, or a stack in the order of the cohort; needed for a norm
+    # where it began: one model for all, or a stack in the order of the cohort; needed for a norm
+    start: Start | None = None
     stacked: bool = False  # is `start` a stack?
-    own: Tree | None = None  # what a client keeps; None: not checked. It never travels, but an engine could lose or mix it up
+    # what a client keeps; None: not checked. It never travels, but an engine could lose or mix it
+    # up
+    own: Tree | None = None
 
 
 Fault = tuple[str, str]  # code, reason
@@ -63,16 +68,25 @@ def admit(chunks: Iterable[Reply], expected: Expected) -> tuple[Reply | None, li
         if not clients:
             continue
         chunk, keep = _lay_out(chunk, expected), []
-        for place, (client, judged) in enumerate(zip(clients, _judge_values(chunk, expected), strict=True)):
+        for place, (client, judged) in enumerate(
+            zip(clients, _judge_values(chunk, expected), strict=True)
+        ):
             if judged is None and client in seen:
-                judged = ("duplicate", "it replied more than once in this round; the first reply counts")
+                judged = (
+                    "duplicate",
+                    "it replied more than once in this round; the first reply counts",
+                )
             if judged is None:
                 seen.add(client)
                 keep.append(place)
             else:
                 refusals.append(Refusal(client, *judged))
         if keep:
-            good.append(chunk if len(keep) == len(clients) else chunk.pick(torch.tensor(keep, device=chunk.client.device)))
+            good.append(
+                chunk
+                if len(keep) == len(clients)
+                else chunk.pick(torch.tensor(keep, device=chunk.client.device))
+            )
     if not good:
         return None, sorted(refusals)
     joined = Reply.join(good)
@@ -82,32 +96,50 @@ def admit(chunks: Iterable[Reply], expected: Expected) -> tuple[Reply | None, li
 
 
 def add_excuses(refusals: list[Refusal], engine: object) -> list[Refusal]:
-    """With those of clients that said themselves, through the engine, why they do not reply; most engines have no such clients."""
+    """With those of clients that said themselves, through the engine, why they do not reply;
+    most engines have no such clients.
+    """
     excuses: list[Refusal] = engine.take_excuses() if hasattr(engine, "take_excuses") else []
     return sorted([*refusals, *excuses])
 
 
-def admit_probes(probed: Tensor, losses: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, list[Refusal]]:
-    """What clients heard of the models they tried, without what is no loss at all: it counts as infinite, and that peer is not mixed with.
+def admit_probes(
+    probed: Tensor, losses: Tensor, rows: Tensor
+) -> tuple[Tensor, Tensor, list[Refusal]]:
+    """What clients heard of the models they tried, without what is no loss at all: it counts as
+    infinite, and that peer is not mixed with.
 
-    probed: [K, m] int64, -1: nobody; losses: [K, m], NaN for nobody; rows: [K], a client without any cannot judge -> losses, refused pairs [K, m] bool,
-    one refusal for each peer, whoever tried it.
+    probed: [K, m] int64, -1: nobody; losses: [K, m], NaN for nobody; rows: [K], a client without
+    any cannot judge -> losses, refused pairs [K, m] bool, one refusal for each peer, whoever tried
+    it.
     """
     asked = (probed >= 0) & (rows > 0).to(probed.device).unsqueeze(1)
     refused = asked & ~(torch.isfinite(losses) & (losses >= 0))
     if not bool(refused.any()):
         return losses, refused, []
     peers = torch.unique(probed[refused]).tolist()
-    reason = "its model has no loss on the rows of a client that tried it, only NaN, infinity or less than 0"
-    return losses.masked_fill(refused, math.inf), refused, [Refusal(int(peer), "probe", reason) for peer in peers]
+    reason = (
+        "its model has no loss on the rows of a client that tried it, only NaN, infinity or"
+        " less than 0"
+    )
+    return (
+        losses.masked_fill(refused, math.inf),
+        refused,
+        [Refusal(int(peer), "probe", reason) for peer in peers],
+    )
 
 
 def find_unsound(models: Start) -> tuple[Tensor, list[Refusal]]:
-    """Whose models in a stack hold NaN or infinity: nobody may hear them. -> [K] bool, a refusal for each"""
+    """Whose models in a stack hold NaN or infinity: nobody may hear them. -> [K] bool, a
+    refusal for each
+    """
     count = models.many
     sound = trees.finite({"params": models.params, "buffers": models.buffers}, count)
     bad = (~sound).nonzero().flatten().tolist()
-    return ~sound, [Refusal(client, "not-finite", "its model holds NaN or infinity, and no peer listens to it") for client in bad]
+    return ~sound, [
+        Refusal(client, "not-finite", "its model holds NaN or infinity, and no peer listens to it")
+        for client in bad
+    ]
 
 
 def name_clients(chunk: Reply) -> list[int]:
@@ -116,7 +148,10 @@ def name_clients(chunk: Reply) -> list[int]:
         numbers = chunk.client.reshape(-1).tolist()
     except (AttributeError, RuntimeError, NotImplementedError):  # no tensor, or one without content
         return [NOBODY]
-    return [int(number) if isinstance(number, int | float) and math.isfinite(number) else NOBODY for number in numbers]
+    return [
+        int(number) if isinstance(number, int | float) and math.isfinite(number) else NOBODY
+        for number in numbers
+    ]
 
 
 def _judge_form(chunk: Reply, expected: Expected) -> Fault | None:
@@ -126,7 +161,11 @@ def _judge_form(chunk: Reply, expected: Expected) -> Fault | None:
         return "dtype", "client, round, weight and loss must be plain tensors"
     if chunk.client.dim() != 1 or any(x.shape != chunk.client.shape for x in numbers):
         return "shape", "client, round, weight and loss must be one number each for every client"
-    if chunk.client.dtype != torch.int64 or chunk.round.dtype != torch.int64 or not chunk.weight.is_floating_point():
+    if (
+        chunk.client.dtype != torch.int64
+        or chunk.round.dtype != torch.int64
+        or not chunk.weight.is_floating_point()
+    ):
         return "dtype", "client and round must be whole numbers, and the weight a number"
     forms: tuple[tuple[str, Any, Tree], ...] = (
         ("parameter", outline(chunk.params), expected.params),
@@ -139,11 +178,15 @@ def _judge_form(chunk: Reply, expected: Expected) -> Fault | None:
             sent[kind], wanted[kind] = trees.flatten(tree), trees.flatten(form)
         except (ValueError, AttributeError, TypeError, RecursionError) as problem:
             return "names", f"its {kind}s are not the expected ones: {problem}"
-        far = tree is not chunk.params and kind == "parameter"  # an outline of ours: values are elsewhere, and need not be here
+        # an outline of ours: values are elsewhere, and need not be here
+        far = tree is not chunk.params and kind == "parameter"
         odd = next((name for name, x in sent[kind].items() if not (far or _is_plain(x))), None)
         if odd is not None:
             return "dtype", f"{kind} {odd} is not a plain tensor"
-    size, usual = (sum(x.numel() * x.element_size() for flat in side.values() for x in flat.values()) for side in (sent, wanted))
+    size, usual = (
+        sum(x.numel() * x.element_size() for flat in side.values() for x in flat.values())
+        for side in (sent, wanted)
+    )
     if size > chunk.k * (2 * usual + ROOM):
         return "oversized", f"it sent {size / max(chunk.k, 1):.0f} bytes where {usual} are expected"
     for kind in sent:
@@ -163,44 +206,71 @@ def _judge_own(chunk: Reply, expected: Expected) -> Fault | None:
 
 
 def _lay_out(chunk: Reply, expected: Expected) -> Reply:
-    """The chunk with its trees laid out as expected: empty branches, which hold nothing that could be wrong, come and go, and would not fit together."""
+    """The chunk with its trees laid out as expected: empty branches, which hold nothing that
+    could be wrong, come and go, and would not fit together.
+    """
     own = chunk.own if expected.own is None else _follow(expected.own, chunk.own)
-    params = chunk.params if isinstance(chunk.params, FarParams) else _follow(expected.params, chunk.params)
-    buffers, extras = _follow(expected.buffers, chunk.buffers), _follow(expected.extras, chunk.extras)
+    params = (
+        chunk.params
+        if isinstance(chunk.params, FarParams)
+        else _follow(expected.params, chunk.params)
+    )
+    buffers, extras = (
+        _follow(expected.buffers, chunk.buffers),
+        _follow(expected.extras, chunk.extras),
+    )
     return chunk._replace(params=params, buffers=buffers, extras=extras, own=own)
 
 
 def _follow(form: Tree, tree: Tree) -> Tree:
-    return {name: _follow(value, tree.get(name, {})) if isinstance(value, dict) else tree[name] for name, value in form.items()}
+    return {
+        name: _follow(value, tree.get(name, {})) if isinstance(value, dict) else tree[name]
+        for name, value in form.items()
+    }
 
 
 def _compare(kind: str, sent: Params, wanted: Params, k: int) -> Fault | None:
     if set(sent) != set(wanted):
         odd = sorted(set(sent) ^ set(wanted))[0]
-        return "names", f"its {kind}s are not the expected ones: {odd} is {'missing' if odd in wanted else 'unknown'}"
+        return "names", (
+            f"its {kind}s are not the expected ones: {odd} is"
+            f" {'missing' if odd in wanted else 'unknown'}"
+        )
     for name, tensor in sent.items():
         if tensor.shape != (k, *wanted[name].shape):
-            return "shape", f"{kind} {name} has shape {tuple(tensor.shape[1:])}, not {tuple(wanted[name].shape)}"
+            return "shape", (
+                f"{kind} {name} has shape {tuple(tensor.shape[1:])}, not"
+                f" {tuple(wanted[name].shape)}"
+            )
         if tensor.dtype != wanted[name].dtype:
             return "dtype", f"{kind} {name} is {tensor.dtype}, not {wanted[name].dtype}"
     return None
 
 
 def _is_plain(x: object) -> bool:
-    """A dense tensor with content: arithmetic on anything else fails only later, in an aggregator."""
-    return isinstance(x, Tensor) and x.layout == torch.strided and not x.is_meta and not x.is_quantized
+    """A dense tensor with content: arithmetic on anything else fails only later, in an
+    aggregator.
+    """
+    return (
+        isinstance(x, Tensor) and x.layout == torch.strided and not x.is_meta and not x.is_quantized
+    )
 
 
 def _judge_values(chunk: Reply, expected: Expected) -> list[Fault | None]:
-    """Client, round, weight, finiteness and norm of what travels, for each client of a chunk; one transfer from the device."""
+    """Client, round, weight, finiteness and norm of what travels, for each client of a chunk;
+    one transfer from the device.
+    """
     far, came = (chunk.params, {}) if isinstance(chunk.params, FarParams) else (None, chunk.params)
     travels: Tree = {"params": came, "buffers": chunk.buffers, "extras": chunk.extras}
     sound = trees.finite(travels, chunk.k)
-    finite = (sound if far is None else sound & far.finite).tolist()  # of models that stayed with a worker, the worker has looked
+    # of models that stayed with a worker, the worker has looked
+    finite = (sound if far is None else sound & far.finite).tolist()
     clients, rounds, weights = chunk.client.tolist(), chunk.round.tolist(), chunk.weight.tolist()
     norms = _measure_norms(chunk, expected, clients)
     judged: list[Fault | None] = []
-    for client, round, weight, good, norm in zip(clients, rounds, weights, finite, norms, strict=True):
+    for client, round, weight, good, norm in zip(
+        clients, rounds, weights, finite, norms, strict=True
+    ):
         if client not in expected.clients:
             judged.append(("unknown-client", "it was not asked in this round"))
         elif round != expected.round:
@@ -210,9 +280,21 @@ def _judge_values(chunk: Reply, expected: Expected) -> list[Fault | None]:
         elif not 0 < weight < math.inf:
             judged.append(("weight", f"its weight is {weight}, not a positive number"))
         elif weight > expected.weight_cap:
-            judged.append(("weight", f"its weight of {weight:g} is above the cap of {expected.weight_cap:g} (round.weight_cap)"))
+            judged.append(
+                (
+                    "weight",
+                    f"its weight of {weight:g} is above the cap of {expected.weight_cap:g}"
+                    " (round.weight_cap)",
+                )
+            )
         elif not norm <= expected.max_norm:
-            judged.append(("norm", f"its model moved by {norm:.4g}, beyond the limit of {expected.max_norm:g} (round.max_norm)"))
+            judged.append(
+                (
+                    "norm",
+                    f"its model moved by {norm:.4g}, beyond the limit of {expected.max_norm:g}"
+                    " (round.max_norm)",
+                )
+            )
         else:
             judged.append(None)
     return judged
@@ -227,9 +309,15 @@ def _measure_norms(chunk: Reply, expected: Expected, clients: list[int]) -> list
     start = expected.start.params
     if expected.stacked:  # strangers are refused anyway, so any model does for them
         places = {client: place for place, client in enumerate(expected.clients)}
-        index = torch.tensor([places.get(client, 0) for client in clients], dtype=torch.int64, device=chunk.client.device)
+        index = torch.tensor(
+            [places.get(client, 0) for client in clients],
+            dtype=torch.int64,
+            device=chunk.client.device,
+        )
         start = trees.take(trees.restrict(start, chunk.params), index)
     squares = torch.zeros(chunk.k, dtype=torch.float64, device=chunk.client.device)
     for name, x in chunk.params.items():
-        squares = squares + (x.double() - start[name].double()).square().reshape(chunk.k, -1).sum(dim=1)
+        squares = squares + (x.double() - start[name].double()).square().reshape(chunk.k, -1).sum(
+            dim=1
+        )
     return [float(norm) for norm in squares.sqrt().tolist()]

@@ -1,7 +1,9 @@
-"""Slow and fast clients, for experiments: when an answer comes, who is waited for, and what becomes of those who are late.
+"""Slow and fast clients, for experiments: when an answer comes, who is waited for, and what becomes
+of those who are late.
 
-Time is simulated. A client has a speed for the whole run, an answer takes as long as its local steps, and all of it is drawn from keys: the same clients are
-late on every machine. Drop-out is a matter of `peers/availability.py`.
+Time is simulated. A client has a speed for the whole run, an answer takes as long as its local
+steps, and all of it is drawn from keys: the same clients are late on every machine. Drop-out is a
+matter of `peers/availability.py`.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ from remanence.keys import Key
 from remanence.rules.sgd import require
 from remanence.types import Reply, Start
 
-Speed = Callable[[int, Key], np.ndarray]  # (clients, key of the experiment) -> [K] float64: simulated seconds a local step takes
-Deadline = Callable[[np.ndarray], float]  # (simulated seconds until each answer [k]) -> simulated seconds after which nobody is waited for
+# (clients, key of the experiment) -> [K] float64: simulated seconds a local step takes
+Speed = Callable[[int, Key], np.ndarray]
+# (simulated seconds until each answer [k]) -> simulated seconds after which nobody is waited for
+Deadline = Callable[[np.ndarray], float]
 
 
-# ---------------------------------------------------------------------------------------------------------------- how fast clients are
+# ----------------------------------------------------------------------------- how fast clients are
 
 
 def equal(*, seconds: float = 1.0) -> Speed:
@@ -35,9 +39,11 @@ def equal(*, seconds: float = 1.0) -> Speed:
 
 
 def lognormal(*, sigma: float = 0.5) -> Speed:
-    """exp(sigma * N(0, 1)) seconds a step: half of the clients take less than one second, and a few take very long.
+    """exp(sigma * N(0, 1)) seconds a step: half of the clients take less than one second, and a few
+    take very long.
 
-    sigma: standard deviation of the logarithm; with 0.5 the slowest of 100 clients takes about three times as long as the median one.
+    sigma: standard deviation of the logarithm; with 0.5 the slowest of 100 clients takes about
+        three times as long as the median one.
     """
     require(sigma >= 0, "speed lognormal", "sigma", "of at least 0", sigma)
     return lambda clients, key: np.exp(sigma * _normal(key.fold("speed"), clients))
@@ -60,7 +66,11 @@ def classes(*, slow: float = 0.3, factor: float = 5.0) -> Speed:
     return draw
 
 
-SPEEDS: dict[str, Callable[..., Speed]] = {"classes": classes, "equal": equal, "lognormal": lognormal}
+SPEEDS: dict[str, Callable[..., Speed]] = {
+    "classes": classes,
+    "equal": equal,
+    "lognormal": lognormal,
+}
 
 
 def parse_speed(text: str) -> Speed:
@@ -73,7 +83,9 @@ def parse_speed(text: str) -> Speed:
     return speed
 
 
-def answer_times(clients: np.ndarray, steps: np.ndarray, seconds: np.ndarray, key: Key, jitter: float = 0.1) -> np.ndarray:
+def answer_times(
+    clients: np.ndarray, steps: np.ndarray, seconds: np.ndarray, key: Key, jitter: float = 0.1
+) -> np.ndarray:
     """When the answers of a round come: steps * seconds a step, times exp(jitter * N(0, 1)).
 
     clients, steps: [k]; seconds: [K], of all clients; key: the round's -> [k] simulated seconds
@@ -90,7 +102,7 @@ def _normal(key: Key, count: int) -> np.ndarray:
     return np.asarray(np.sqrt(-2.0 * np.log1p(-radius)) * np.cos(2.0 * math.pi * angle))
 
 
-# ---------------------------------------------------------------------------------------------------------------- who is waited for
+# -------------------------------------------------------------------------------- who is waited for
 
 
 def none() -> Deadline:
@@ -107,7 +119,9 @@ def after(*, seconds: float) -> Deadline:
 def quantile(*, share: float = 0.8) -> Deadline:
     """A round ends when this share of those asked, rounded up, has answered."""
     require(0 < share <= 1, "deadline quantile", "share", "above 0 and at most 1", share)
-    return lambda times: float(np.sort(times)[math.ceil(share * len(times) - 1e-9) - 1]) if len(times) else 0.0
+    return lambda times: (
+        float(np.sort(times)[math.ceil(share * len(times) - 1e-9) - 1]) if len(times) else 0.0
+    )
 
 
 DEADLINES: dict[str, Callable[..., Deadline]] = {"after": after, "none": none, "quantile": quantile}
@@ -130,18 +144,23 @@ def parse_deadline(text: str) -> Deadline:
 
 
 def ask_more(wanted: int, over_selection: float, available: int) -> int:
-    """How many clients are asked where `wanted` answers shall be used: a share more, rounded up, as far as there are any.
+    """How many clients are asked where `wanted` answers shall be used: a share more, rounded up, as
+    far as there are any.
 
     >>> ask_more(10, 1.3, available=100), ask_more(10, 1.1, available=100), ask_more(10, 1.3, available=12)
     (13, 11, 12)
     """
     if over_selection < 1 or not math.isfinite(over_selection):
-        raise InputError(f"round.over_selection={over_selection} would ask fewer clients than are wanted: give 1 or more, such as 1.3")
+        raise InputError(
+            f"round.over_selection={over_selection} would ask fewer clients than are wanted:"
+            " give 1 or more, such as 1.3"
+        )
     return min(available, math.ceil(wanted * over_selection - 1e-9))
 
 
 def pick_in_time(times: np.ndarray, wanted: int, deadline: float) -> np.ndarray:
-    """The first `wanted` to answer, as far as they answer in time; of equal times, the first in order.
+    """The first `wanted` to answer, as far as they answer in time; of equal times, the first in
+    order.
 
     >>> pick_in_time(np.array([3.0, 1.0, 9.0, 2.0]), wanted=3, deadline=2.5).tolist()
     [False, True, False, True]
@@ -154,7 +173,8 @@ def pick_in_time(times: np.ndarray, wanted: int, deadline: float) -> np.ndarray:
 
 
 def round_length(times: np.ndarray, used: np.ndarray, wanted: int, deadline: float) -> float:
-    """How long a round takes: until the last answer that is used or, with fewer than wanted, until the deadline; until everybody answered without one.
+    """How long a round takes: until the last answer that is used or, with fewer than wanted, until
+    the deadline; until everybody answered without one.
 
     >>> round_length(np.array([3.0, 1.0, 9.0]), np.array([False, True, False]), wanted=2, deadline=2.5)
     2.5
@@ -167,11 +187,12 @@ def round_length(times: np.ndarray, used: np.ndarray, wanted: int, deadline: flo
     return last if used.sum() >= wanted or used.all() else min(deadline, float(times.max()))
 
 
-# ---------------------------------------------------------------------------------------------------------------- what becomes of the late
+# ------------------------------------------------------------------------- what becomes of the late
 
 
 def count_rounds_late(times: np.ndarray, length: float) -> np.ndarray:
-    """In how many rounds from its own an answer comes, where rounds take that long: 0 within it, 1 in the next.
+    """In how many rounds from its own an answer comes, where rounds take that long: 0 within it, 1
+    in the next.
 
     >>> count_rounds_late(np.array([2.0, 10.0, 10.5, 31.0]), length=10.0).tolist()
     [0, 0, 1, 3]
@@ -184,7 +205,8 @@ def count_rounds_late(times: np.ndarray, length: float) -> np.ndarray:
 
 
 def staleness_weight(age: int, a: float) -> float:
-    """1 / (1 + age)^a: what an answer still weighs that is so many rounds old (Xie et al., "Asynchronous federated optimization", 2019).
+    """1 / (1 + age)^a: what an answer still weighs that is so many rounds old (Xie et al.,
+    "Asynchronous federated optimization", 2019).
 
     >>> staleness_weight(0, a=0.5), staleness_weight(3, a=0.5), staleness_weight(3, a=0)
     (1.0, 0.5, 1.0)
@@ -197,18 +219,27 @@ def staleness_weight(age: int, a: float) -> float:
 def bring_up_to_date(late: Reply, began: Start, now: Start, round: int, a: float) -> Reply:
     """Late answers as answers of this round: the same way from today's model, weighing less.
 
-    What they learned counts from where they began; taken as models, they would pull everything back to the past. A model of a single age: call it for each.
+    What they learned counts from where they began; taken as models, they would pull everything back
+    to the past. A model of a single age: call it for each.
 
     late: replies that all began from `began`; round: this one, from 1
     """
     ages = round - late.round
-    shares = torch.tensor([staleness_weight(int(age), a) for age in ages.tolist()], dtype=late.weight.dtype, device=late.weight.device)
+    shares = torch.tensor(
+        [staleness_weight(int(age), a) for age in ages.tolist()],
+        dtype=late.weight.dtype,
+        device=late.weight.device,
+    )
     moved = trees.add(late.delta(began), trees.restrict(now.params, late.params))
-    return late._replace(params=moved, round=torch.full_like(late.round, round), weight=late.weight * shares)
+    return late._replace(
+        params=moved, round=torch.full_like(late.round, round), weight=late.weight * shares
+    )
 
 
 def add_late(replies: Reply | None, late: Reply | None) -> Reply | None:
-    """Answers in time and late ones together, in the order of clients; of a client that gives both, the one in time counts."""
+    """Answers in time and late ones together, in the order of clients; of a client that gives
+    both, the one in time counts.
+    """
     if replies is None or late is None:
         return late if replies is None else replies
     news = (~torch.isin(late.client, replies.client)).nonzero().flatten()

@@ -1,8 +1,10 @@
 """Randomness as a function: a key is a number, and the same key always gives the same draw.
 
-Nothing here has state, so there is nothing to save: a run resumes exactly, and a client draws the same numbers on every engine, in any order of clients
-and in any stack. `Key` works on the host with Python integers; the functions below it work on int64 tensors, also inside `torch.vmap`, and give the very
-same bits. The hash is the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+Nothing here has state, so there is nothing to save: a run resumes exactly, and a client draws the
+same numbers on every engine, in any order of clients and in any stack. `Key` works on the host with
+Python integers; the functions below it work on int64 tensors, also inside `torch.vmap`, and give
+the very same bits. The hash is the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable
+pseudorandom number generators, 2014).
 """
 
 from __future__ import annotations
@@ -67,11 +69,14 @@ class Key:
 
     def bits(self, count: int) -> np.ndarray:
         """`count` independent 64-bit words, the same as the tensor function `bits` gives."""
-        return _hash_array(np.uint64(self.value & _MASK) ^ _hash_array(np.arange(count, dtype=np.uint64)))
+        return _hash_array(
+            np.uint64(self.value & _MASK) ^ _hash_array(np.arange(count, dtype=np.uint64))
+        )
 
     def permutation(self, count: int) -> np.ndarray:
         """A random order of 0 .. count-1."""
-        return np.argsort(self.bits(count))  # the hash is one to one, so no two words are equal: every way of sorting gives this order
+        # the hash is one to one, so no two words are equal: every way of sorting gives this order
+        return np.argsort(self.bits(count))
 
     def choice(self, count: int, size: int) -> np.ndarray:
         """`size` different numbers below `count`, in ascending order."""
@@ -83,7 +88,9 @@ class Key:
 
     def generator(self) -> np.random.Generator:
         """A numpy generator for distributions that only numpy has (gamma, multinomial)."""
-        return np.random.Generator(np.random.Philox(key=np.array([self.value & _MASK, 0], dtype=np.uint64)))
+        return np.random.Generator(
+            np.random.Philox(key=np.array([self.value & _MASK, 0], dtype=np.uint64))
+        )
 
     def tensor(self) -> Tensor:
         """This key for use on a device: an int64 scalar."""
@@ -91,7 +98,8 @@ class Key:
 
 
 def fold_each(key: Key | np.ndarray, *parts: int | str | np.ndarray) -> np.ndarray:
-    """`Key.fold` for many keys at once: below one key or an array of their values, along a path in which each step may be an array. -> uint64 [n]
+    """`Key.fold` for many keys at once: below one key or an array of their values, along a path in
+    which each step may be an array. -> uint64 [n]
 
     >>> fold_each(Key(7), np.arange(3), "plan").tolist() == [Key(7).fold(number, "plan").value for number in range(3)]
     True

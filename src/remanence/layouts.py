@@ -1,7 +1,8 @@
 """Networks that depend on how images lie in memory.
 
-Engines lay images out with the channels innermost, which convolutions like. A network that views them as rows (`x.view(len(x), -1)`, as in many a tutorial)
-fails on them then, and is called with `reshape` in place of `view`: the same numbers, copied where they must be.
+Engines lay images out with the channels innermost, which convolutions like. A network that views
+them as rows (`x.view(len(x), -1)`, as in many a tutorial) fails on them then, and is called with
+`reshape` in place of `view`: the same numbers, copied where they must be.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from torch.overrides import TorchFunctionMode
 class Reshaping(TorchFunctionMode):
     """While it is on, `view` copies where it must."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function is Tensor.view_as:
             function = Tensor.reshape_as
-        elif function is Tensor.view and not any(isinstance(value, torch.dtype) for value in (*args[1:], *(kwargs or {}).values())):
+        elif function is Tensor.view and not any(
+            isinstance(value, torch.dtype) for value in (*args[1:], *(kwargs or {}).values())
+        ):
             function = Tensor.reshape
         return function(*args, **(kwargs or {}))
 
@@ -28,13 +33,21 @@ class Reshaping(TorchFunctionMode):
 class ChannelsInnermost(TorchFunctionMode):
     """While it is on, convolutions answer in the layout in which engines may compute them."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         answer = function(*args, **(kwargs or {}))
-        return answer.contiguous(memory_format=torch.channels_last) if function is torch.conv2d and answer.dim() == 4 else answer
+        return (
+            answer.contiguous(memory_format=torch.channels_last)
+            if function is torch.conv2d and answer.dim() == 4
+            else answer
+        )
 
 
 def needs_its_layout(judge: Callable[[Tensor], Any], example: Tensor) -> bool:
-    """Does a network fail where the channels are innermost? example: rows that it takes as they lie"""
+    """Does a network fail where the channels are innermost? example: rows that it takes as they
+    lie
+    """
     if example.dim() != 4:
         return False
     try:

@@ -1,7 +1,8 @@
 """Local training of one client: the step, and what comes before and after it.
 
-The only place a gradient is taken, and the only one where losses are averaged. Everything here is a pure function of one client's tensors; `loop` calls it
-client by client with plain autograd, `stacked` maps it over a stack with `torch.func`.
+The only place a gradient is taken, and the only one where losses are averaged. Everything here is a
+pure function of one client's tensors; `loop` calls it client by client with plain autograd,
+`stacked` maps it over a stack with `torch.func`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,19 @@ from remanence.data.drift import Population
 from remanence.model import Model
 from remanence.single_rows import lend_each, no_penalty
 from remanence.trees import Params, Tree
-from remanence.types import Accept, Batch, Context, Forward, Lent, Optimiser, Output, Phase, Predict, Start, World
+from remanence.types import (
+    Accept,
+    Batch,
+    Context,
+    Forward,
+    Lent,
+    Optimiser,
+    Output,
+    Phase,
+    Predict,
+    Start,
+    World,
+)
 
 # (function, argument) -> gradient, aux; where function(argument) -> scalar, aux
 Differentiate = Callable[[Callable[[Any], tuple[Tensor, Any]], Any], tuple[Any, Any]]
@@ -53,7 +66,9 @@ class Task:
     population: Population
     average_buffers: bool
     at_sites: bool = (
-        False  # do clients keep their state and facts for themselves? What is known of a state here is then the round it is from
+        # do clients keep their state and facts for themselves? What is known of a state here is
+        # then the round it is from
+        False
     )
     memo: Memo = field(default_factory=Memo, compare=False, repr=False)
 
@@ -68,12 +83,18 @@ class Task:
         """The parameters that travel: all that are trained and not personal."""
         personal = self.method.personal(self.world)
         trained = {name for phase in self.phases for name in self.trained_names(phase)}
-        return tuple(name for name in self.model.initial.params if name in trained and name not in personal)
+        return tuple(
+            name for name in self.model.initial.params if name in trained and name not in personal
+        )
 
     def sent_buffers(self) -> tuple[str, ...]:
         """The buffers that travel."""
         personal = self.method.personal(self.world)
-        return tuple(name for name in self.model.initial.buffers if self.average_buffers and name not in personal)
+        return tuple(
+            name
+            for name in self.model.initial.buffers
+            if self.average_buffers and name not in personal
+        )
 
     def personal_part(self, model: Start) -> Tree:
         """What of a model stays with its client; empty where nothing does."""
@@ -90,15 +111,24 @@ class Task:
     def extras_form(self) -> Tree:
         """The form of what one client sends up besides the model, by part."""
         start = self.model.initial
-        return {p.name: p.extras(start, self.world) for p in self.method.parts if p.extras is not None}
+        return {
+            p.name: p.extras(start, self.world) for p in self.method.parts if p.extras is not None
+        }
 
     def number_tensors(self) -> Any:
-        """The parts' numbers, by part; a context is narrowed to one part's before anyone reads them."""
+        """The parts' numbers, by part; a context is narrowed to one part's before anyone reads
+        them.
+        """
         return {part: self.tensors(numbers) for part, numbers in self.method.hyper.items()}
 
     def tensors(self, numbers: dict[str, float]) -> dict[str, Tensor]:
-        """Numbers in the parameters' precision; filled in on the device, because a copy to it would be waited for."""
-        return {name: torch.full((), value, dtype=self.world.dtype, device=self.world.device) for name, value in numbers.items()}
+        """Numbers in the parameters' precision; filled in on the device, because a copy to it
+        would be waited for.
+        """
+        return {
+            name: torch.full((), value, dtype=self.world.dtype, device=self.world.device)
+            for name, value in numbers.items()
+        }
 
 
 class SplitRows(NamedTuple):
@@ -110,18 +140,24 @@ class SplitRows(NamedTuple):
     valid_weight: Tensor  # [v]
 
 
-def differentiate_plain(function: Callable[[Any], tuple[Tensor, Any]], argument: Any) -> tuple[Any, Any]:
+def differentiate_plain(
+    function: Callable[[Any], tuple[Tensor, Any]], argument: Any
+) -> tuple[Any, Any]:
     """By autograd's tape: the oracle."""
     single = isinstance(argument, Tensor)
     tree = {"": argument} if single else argument
     leaves = {name: value.detach().requires_grad_() for name, value in tree.items()}
     value, aux = function(leaves[""] if single else leaves)
-    gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    gradients = torch.autograd.grad(
+        value, list(leaves.values()), allow_unused=True, materialize_grads=True
+    )
     aux = trees.detach(aux)
     return (gradients[0] if single else dict(zip(leaves, gradients, strict=True))), aux
 
 
-def differentiate_functional(function: Callable[[Any], tuple[Tensor, Any]], argument: Any) -> tuple[Any, Any]:
+def differentiate_functional(
+    function: Callable[[Any], tuple[Tensor, Any]], argument: Any
+) -> tuple[Any, Any]:
     """By torch.func: works inside vmap."""
     return torch.func.grad(function, has_aux=True)(argument)  # type: ignore[no-any-return]
 
@@ -129,12 +165,20 @@ def differentiate_functional(function: Callable[[Any], tuple[Tensor, Any]], argu
 def judge_models(task: Task, models: Start, x: Tensor, dim: int | None) -> Tensor:
     """Stacked models on the same rows (dim None) or each on its own (dim 0). -> logits [m, n, C]
 
-    One by one where a stack gains nothing: a single model, and convolutions on a CPU, which are three times as slow grouped.
+    One by one where a stack gains nothing: a single model, and convolutions on a CPU, which are
+    three times as slow grouped.
     """
     judge, many = task.model.judge_rows, models.many
     if many == 1 or (task.world.device.type == "cpu" and task.model.has_convolutions):
-        return torch.stack([judge(models.take(number), x if dim is None else x[number]).logits for number in range(many)])
-    logits: Tensor = torch.func.vmap(lambda model, rows: judge(model, rows).logits, in_dims=(0, dim))(models, x)
+        return torch.stack(
+            [
+                judge(models.take(number), x if dim is None else x[number]).logits
+                for number in range(many)
+            ]
+        )
+    logits: Tensor = torch.func.vmap(
+        lambda model, rows: judge(model, rows).logits, in_dims=(0, dim)
+    )(models, x)
     return logits
 
 
@@ -153,16 +197,31 @@ class Progress(NamedTuple):
 
 
 def first_progress(
-    task: Task, differentiate: Differentiate, params: Params, fixed: Params, buffers: Params, rows: SplitRows, ctx: Context
+    task: Task,
+    differentiate: Differentiate,
+    params: Params,
+    fixed: Params,
+    buffers: Params,
+    rows: SplitRows,
+    ctx: Context,
 ) -> Progress:
     """Before the first step of a phase; memory goes on from the phase before."""
     lent = lend(task, differentiate, fixed, buffers, None, rows, ctx)
-    memory = {hook.name: ctx.memory[hook.name] if hook.name in ctx.memory else hook(ctx, lent) for hook in task.method.trackers("init")}
+    memory = {
+        hook.name: ctx.memory[hook.name] if hook.name in ctx.memory else hook(ctx, lent)
+        for hook in task.method.trackers("init")
+    }
     return Progress(params, buffers, task.optimiser.init(params), memory)
 
 
 def take_step(
-    task: Task, differentiate: Differentiate, now: Progress, fixed: Params, batch: Batch, rows: SplitRows, ctx: Context
+    task: Task,
+    differentiate: Differentiate,
+    now: Progress,
+    fixed: Params,
+    batch: Batch,
+    rows: SplitRows,
+    ctx: Context,
 ) -> tuple[Progress, Tensor]:
     """One local step: forward, objective, gradient, rule. -> progress, loss"""
     ctx = ctx._replace(memory=now.memory)
@@ -173,13 +232,21 @@ def take_step(
         grads, aux = differentiate(lambda p: objective(p, batch), now.params)
     else:
         grads = gradient(now.params, batch, lent, ctx)
-        with torch.no_grad():  # such a rule may look at other points and rows: buffers and loss are those of the batch itself
+        # such a rule may look at other points and rows: buffers and loss are those of the batch
+        # itself
+        with torch.no_grad():
             _, aux = objective(now.params, batch)
     for transform in task.method.transforms():
         grads = transform(grads, now.params, ctx)
     params, slots = task.optimiser.step(now.params, grads, now.slots, ctx)
-    before, after = Start({**fixed, **now.params}, now.buffers), Start({**fixed, **params}, aux["buffers"])
-    memory = {hook.name: hook(now.memory[hook.name], before, after, batch, lent, ctx) for hook in task.method.trackers("step")}
+    before, after = (
+        Start({**fixed, **now.params}, now.buffers),
+        Start({**fixed, **params}, aux["buffers"]),
+    )
+    memory = {
+        hook.name: hook(now.memory[hook.name], before, after, batch, lent, ctx)
+        for hook in task.method.trackers("step")
+    }
     return Progress(params, aux["buffers"], slots, memory), aux["loss"]
 
 
@@ -204,34 +271,61 @@ def make_objective(
     return objective
 
 
-def lend(task: Task, differentiate: Differentiate, fixed: Params, buffers: Params, x: Tensor | None, rows: SplitRows, ctx: Context) -> Lent:
-    """The functions a part may call at this point; `x` are the rows of the step, where there is one."""
+def lend(
+    task: Task,
+    differentiate: Differentiate,
+    fixed: Params,
+    buffers: Params,
+    x: Tensor | None,
+    rows: SplitRows,
+    ctx: Context,
+) -> Lent:
+    """The functions a part may call at this point; `x` are the rows of the step, where there is
+    one.
+    """
 
     def grad(params: Params, batch: Batch, wrt: str = "params") -> Any:
-        mine = lend(task, differentiate, fixed, buffers, batch.x, rows, ctx)  # terms look at the rows the gradient is asked for
+        # terms look at the rows the gradient is asked for
+        mine = lend(task, differentiate, fixed, buffers, batch.x, rows, ctx)
         objective = make_objective(task, fixed, buffers, mine, ctx)
         if wrt == "inputs":
-            return differentiate(lambda inputs: objective(params, batch._replace(x=inputs)), batch.x)[0]
+            return differentiate(
+                lambda inputs: objective(params, batch._replace(x=inputs)), batch.x
+            )[0]
         return differentiate(lambda p: objective(p, batch), params)[0]
 
-    def objective_of_row(now: Context, x: Tensor) -> Callable[[Params, Batch], tuple[Tensor, dict[str, Any]]]:
+    def objective_of_row(
+        now: Context, x: Tensor
+    ) -> Callable[[Params, Batch], tuple[Tensor, dict[str, Any]]]:
         mine = lend(task, differentiate_functional, fixed, buffers, x, rows, now)
         return make_objective(task, fixed, buffers, mine, now, penalised=False)
 
     def penalise(params: Params) -> Params:
         penalties = task.method.many("penalties")
-        gradient: Params = differentiate(lambda p: (torch.stack([penalty(p, ctx) for penalty in penalties]).sum(), {}), params)[0]
+        gradient: Params = differentiate(
+            lambda p: (torch.stack([penalty(p, ctx) for penalty in penalties]).sum(), {}), params
+        )[0]
         return gradient
 
     penalty = penalise if task.method.many("penalties") else no_penalty
     each = lend_each(objective_of_row, penalty, ctx, shown=task.method.owner("facts") is not None)
-    return Lent(grad, _lend_forward(task, x), _lend_predict(task, rows), lend_walk(task, differentiate, ctx), each)
+    return Lent(
+        grad,
+        _lend_forward(task, x),
+        _lend_predict(task, rows),
+        lend_walk(task, differentiate, ctx),
+        each,
+    )
 
 
-def lend_walk(task: Task, differentiate: Differentiate, ctx: Context) -> Callable[[Tree | None], Tree]:
-    """The same optimiser and the same penalties on a single number that starts at 0 and always feels a gradient of 1.
+def lend_walk(
+    task: Task, differentiate: Differentiate, ctx: Context
+) -> Callable[[Tree | None], Tree]:
+    """The same optimiser and the same penalties on a single number that starts at 0 and always
+    feels a gradient of 1.
 
-    After the local steps its distance from 0, divided by the learning rate, is how many plain steps they amounted to: what FedNova divides by.
+    After the local steps its distance from 0, divided by the learning rate, is how many plain steps
+    they amounted to: what FedNova divides by.
     """
     penalties = task.method.many("penalties")
 
@@ -259,7 +353,8 @@ def _lend_forward(task: Task, rows: Tensor | None) -> Forward:
             assert x is not None, "outside a step there is no batch: pass x"
             with torch.no_grad():
                 return task.model.judge_rows(model, x)
-        if id(model.params) not in cache:  # the model is kept beside its output, so that its id stays its own
+        # the model is kept beside its output, so that its id stays its own
+        if id(model.params) not in cache:
             with torch.no_grad():
                 cache[id(model.params)] = (model, task.model.judge_rows(model, rows))
         return cache[id(model.params)][1]
@@ -274,17 +369,25 @@ def cross_entropy(out: Output, batch: Batch, ctx: Context) -> Tensor:
 
 def _lend_predict(task: Task, rows: SplitRows) -> Predict:
     def predict(model: Start, split: str = "train") -> tuple[Output, Batch]:
-        ids, weight = (rows.train, rows.train_weight) if split == "train" else (rows.valid, rows.valid_weight)
+        ids, weight = (
+            (rows.train, rows.train_weight) if split == "train" else (rows.valid, rows.valid_weight)
+        )
         x, y = task.train.inputs(ids), task.train.labels(ids)
         with torch.no_grad():
-            outputs = [task.model.judge_rows(model, part) for part in torch.split(x, PREDICTION_ROWS)]
-        out = Output(torch.cat([o.logits for o in outputs]), torch.cat([o.features for o in outputs]))
+            outputs = [
+                task.model.judge_rows(model, part) for part in torch.split(x, PREDICTION_ROWS)
+            ]
+        out = Output(
+            torch.cat([o.logits for o in outputs]), torch.cat([o.features for o in outputs])
+        )
         return out, Batch(x, y, weight, ids)
 
     return predict
 
 
-def begin(task: Task, differentiate: Differentiate, rows: SplitRows, ctx: Context) -> tuple[Start, Tree, Tree]:
+def begin(
+    task: Task, differentiate: Differentiate, rows: SplitRows, ctx: Context
+) -> tuple[Start, Tree, Tree]:
     """What a client does before its first step. -> the model it starts from, own, extras"""
     own, extras = dict(ctx.own), {}
     lent = lend(task, differentiate, {}, ctx.start.buffers, None, rows, ctx)
@@ -292,14 +395,25 @@ def begin(task: Task, differentiate: Differentiate, rows: SplitRows, ctx: Contex
         changed, extras[hook.name] = hook(ctx._replace(own=own), lent)
         own[hook.name] = {**own.get(hook.name, {}), **changed}
     mine = own.get(PERSONAL, {})
-    start = Start({**ctx.start.params, **mine.get("params", {})}, {**ctx.start.buffers, **mine.get("buffers", {})})
+    start = Start(
+        {**ctx.start.params, **mine.get("params", {})},
+        {**ctx.start.buffers, **mine.get("buffers", {})},
+    )
     return start, own, extras
 
 
 def finish(
-    task: Task, differentiate: Differentiate, rows: SplitRows, trained: Start, extras: Tree, kept: Tree, ctx: Context
+    task: Task,
+    differentiate: Differentiate,
+    rows: SplitRows,
+    trained: Start,
+    extras: Tree,
+    kept: Tree,
+    ctx: Context,
 ) -> tuple[Tree, Tree]:
-    """What a client does after its last step; `kept` has the form of what it keeps. -> own, extras"""
+    """What a client does after its last step; `kept` has the form of what it keeps. -> own,
+    extras
+    """
     own, extras = dict(ctx.own), dict(extras)
     lent = lend(task, differentiate, {}, trained.buffers, None, rows, ctx)
     for hook in task.method.many("after"):
@@ -307,24 +421,34 @@ def finish(
         own[hook.name] = {**own.get(hook.name, {}), **changed}
         extras[hook.name] = {**extras.get(hook.name, {}), **more}
     own[PERSONAL] = task.personal_part(trained)
-    return _in_form(own, kept), _declared({name: tree for name, tree in extras.items() if tree}, task)
+    return _in_form(own, kept), _declared(
+        {name: tree for name, tree in extras.items() if tree}, task
+    )
 
 
 def _in_form(own: Tree, kept: Tree) -> Tree:
-    """What lasts: the names of the first value, in its shapes and types; anything else was for this round."""
+    """What lasts: the names of the first value, in its shapes and types; anything else was for
+    this round.
+    """
 
     def check(place: str, new: Tensor, old: Tensor) -> Tensor:
         if new.shape != old.shape or new.dtype != old.dtype:
             was, now = f"{tuple(old.shape)} {old.dtype}", f"{tuple(new.shape)} {new.dtype}"
-            raise TypeError(f"what a client keeps must not change its form: {place} was {was} and became {now}")
+            raise TypeError(
+                f"what a client keeps must not change its form: {place} was {was} and became {now}"
+            )
         return new
 
     flat = trees.flatten(own)
-    return trees.unflatten({place: check(place, flat[place], old) for place, old in trees.flatten(kept).items()})
+    return trees.unflatten(
+        {place: check(place, flat[place], old) for place, old in trees.flatten(kept).items()}
+    )
 
 
 def _declared(extras: Tree, task: Task) -> Tree:
-    """What goes up must have been announced: the gate, the byte count and the reader of `remanence list methods` rely on it."""
+    """What goes up must have been announced: the gate, the byte count and the reader of
+    `remanence list methods` rely on it.
+    """
     announced, sent = set(trees.flatten(task.extras_form())), set(trees.flatten(extras))
     if announced != sent:
         odd = sorted(announced ^ sent)[0]
@@ -338,8 +462,16 @@ def _declared(extras: Tree, task: Task) -> Tree:
 
 
 def keep_or_revert(
-    task: Task, differentiate: Differentiate, accept: Accept, rows: SplitRows, old: Start, new: Start, ctx: Context
+    task: Task,
+    differentiate: Differentiate,
+    accept: Accept,
+    rows: SplitRows,
+    old: Start,
+    new: Start,
+    ctx: Context,
 ) -> Start:
     """The result of a phase, if its `accept` says so, else what was there before."""
     kept = accept(ctx, old, new, lend(task, differentiate, {}, new.buffers, None, rows, ctx))
-    return Start(trees.select(kept, new.params, old.params), trees.select(kept, new.buffers, old.buffers))
+    return Start(
+        trees.select(kept, new.params, old.params), trees.select(kept, new.buffers, old.buffers)
+    )

@@ -1,4 +1,6 @@
-"""What a person sees while a run goes on: a bar in a terminal, plain lines elsewhere, nothing where quiet was asked for."""
+"""What a person sees while a run goes on: a bar in a terminal, plain lines elsewhere, nothing
+where quiet was asked for.
+"""
 
 from __future__ import annotations
 
@@ -27,22 +29,37 @@ class Silent:
 
 
 class Lines:
-    """Where there is no terminal: about twenty lines a run, whatever its length, each complete in itself."""
+    """Where there is no terminal: about twenty lines a run, whatever its length, each complete
+    in itself.
+    """
 
     def __init__(self) -> None:
         self.title, self.total, self.begin, self.first, self.shown = "", 0, 0.0, 0, -1
 
     def start(self, title: str, done: int, total: int) -> None:
-        self.title, self.total, self.begin, self.first, self.shown = title, total, time.monotonic(), done, -1
+        self.title, self.total, self.begin, self.first, self.shown = (
+            title,
+            total,
+            time.monotonic(),
+            done,
+            -1,
+        )
 
     def round(self, line: dict[str, Any]) -> None:
         number = line["round"]
         twentieth = number * 20 // self.total
-        if twentieth == self.shown and number != self.total and not line["refused"] and not line.get("silent"):
+        if (
+            twentieth == self.shown
+            and number != self.total
+            and not line["refused"]
+            and not line.get("silent")
+        ):
             return
         self.shown = twentieth
         left = (time.monotonic() - self.begin) / max(1, number - self.first) * (self.total - number)
-        self.say(f"{self.title}: round {number}/{self.total}{describe(line)}, {duration(left)} left")
+        self.say(
+            f"{self.title}: round {number}/{self.total}{describe(line)}, {duration(left)} left"
+        )
 
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -76,10 +93,15 @@ class Bar:
         self.bar.start()
 
     def round(self, line: dict[str, Any]) -> None:
-        changes = {"state": describe(line).removeprefix(", ")} if line["accuracy"] is not None else {}
+        changes = (
+            {"state": describe(line).removeprefix(", ")} if line["accuracy"] is not None else {}
+        )
         self.bar.update(self.task, completed=line["round"], **changes)
         for refusal in line["refused"]:
-            self.say(f"round {line['round']}: client {refusal['client']} refused ({refusal['code']}): {refusal['reason']}")
+            self.say(
+                f"round {line['round']}: client {refusal['client']} refused"
+                f" ({refusal['code']}): {refusal['reason']}"
+            )
         for client in line.get("silent", []):
             self.say(f"round {line['round']}: client {client} did not answer")
 
@@ -93,7 +115,9 @@ class Bar:
 
 
 class Chorus:
-    """Several runs at once as one bar: they keep step, so the first of them speaks for all; what befalls the others is said in words."""
+    """Several runs at once as one bar: they keep step, so the first of them speaks for all;
+    what befalls the others is said in words.
+    """
 
     def __init__(self, progress: Progress, title: str):
         self.progress, self.title, self.lead = progress, title, threading.Lock()
@@ -145,8 +169,12 @@ def describe(line: dict[str, Any]) -> str:
     """
     text = "" if line["accuracy"] is None else f", accuracy {100 * line['accuracy']:.1f}%"
     if line["refused"]:
-        who = ", ".join(f"client {refusal['client']} ({refusal['code']})" for refusal in line["refused"][:3])
-        text += f", refused: {who}" + (f" and {len(line['refused']) - 3} more" if len(line["refused"]) > 3 else "")
+        who = ", ".join(
+            f"client {refusal['client']} ({refusal['code']})" for refusal in line["refused"][:3]
+        )
+        text += f", refused: {who}" + (
+            f" and {len(line['refused']) - 3} more" if len(line["refused"]) > 3 else ""
+        )
     if silent := line.get("silent", []):
         text += f", no answer: {', '.join(f'client {client}' for client in silent[:3])}" + (
             f" and {len(silent) - 3} more" if len(silent) > 3 else ""
@@ -163,4 +191,8 @@ def duration(seconds: float) -> str:
     whole = max(1, round(seconds))
     if whole < 60:
         return f"{whole} s"
-    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+    return (
+        f"{whole // 60} min {whole % 60} s"
+        if whole < 3600
+        else f"{whole // 3600} h {whole % 3600 // 60} min"
+    )

@@ -1,10 +1,14 @@
-"""What a run promises of privacy: of whole clients (`dp`), of single examples (`dp_sgd`, `dp_counts`), of both or of nothing.
+"""What a run promises of privacy: of whole clients (`dp`), of single examples (`dp_sgd`,
+`dp_counts`), of both or of nothing.
 
-A promise about examples rests on the Gaussian mechanism alone. Neighbours are two data sets of which one has an example that contributes nothing, everything
-else being equal; how many rows a client has is taken to be known. In one pass over a client's rows an example is in exactly one batch, and the order of the
-rows does not depend on them: however many steps a pass has, it is one Gaussian mechanism for that example, with multiplier `noise`. Passes, label counts and
-other counts add up: the distance mu of two unit Gaussians grows as mu^2 = sum of 1 / noise^2 over all looks at the example. No credit is taken for the
-batches being random, nor for a client being in some rounds only: papers that assume examples drawn by coins of their own report less.
+A promise about examples rests on the Gaussian mechanism alone. Neighbours are two data sets of
+which one has an example that contributes nothing, everything else being equal; how many rows a
+client has is taken to be known. In one pass over a client's rows an example is in exactly one
+batch, and the order of the rows does not depend on them: however many steps a pass has, it is one
+Gaussian mechanism for that example, with multiplier `noise`. Passes, label counts and other counts
+add up: the distance mu of two unit Gaussians grows as mu^2 = sum of 1 / noise^2 over all looks at
+the example. No credit is taken for the batches being random, nor for a client being in some rounds
+only: papers that assume examples drawn by coins of their own report less.
 """
 
 from __future__ import annotations
@@ -84,15 +88,26 @@ class ExamplePromise:
     def describe(self, rounds: int) -> str:
         """One sentence, with everything it rests on."""
         limit = f" of a budget of {self.budget:g}" if self.budget else ""
-        subject = "" if self.covers_models else "in the label counts alone, the models being open to all: "
-        spent = f"epsilon {self.epsilon(rounds):.2f}{limit} at delta {self.delta:g} for any one example after {rounds} rounds"
+        subject = (
+            ""
+            if self.covers_models
+            else "in the label counts alone, the models being open to all: "
+        )
+        spent = (
+            f"epsilon {self.epsilon(rounds):.2f}{limit} at delta {self.delta:g} for any one"
+            f" example after {rounds} rounds"
+        )
         return f"{subject}{spent} ({self.basis}); {NOT_PRIVATE}"
 
 
 def promises_of(experiment: Experiment) -> tuple[Promise, ...]:
     """What the run promises: nothing, mostly."""
     spec, task = experiment.spec, experiment.task
-    always = spec.clients.availability == "always" and not experiment.has_stragglers and not task.at_sites
+    always = (
+        spec.clients.availability == "always"
+        and not experiment.has_stragglers
+        and not task.at_sites
+    )
     sampling = spec.clients.sampling if always else "any"
     about_clients = guarantee_of(task.method, experiment.cohort_size, task.world.clients, sampling)
     about_examples = promise_examples(task, spec.rounds)
@@ -101,7 +116,9 @@ def promises_of(experiment: Experiment) -> tuple[Promise, ...]:
 
 def promise_examples(task: Task, rounds_a_step: int) -> ExamplePromise | None:
     """What a method promises any one example; None where it promises nothing."""
-    gradients, counts, forgotten = (_find(task.method, name) for name in ("dp_sgd", "dp_counts", "fedwavg"))
+    gradients, counts, forgotten = (
+        _find(task.method, name) for name in ("dp_sgd", "dp_counts", "fedwavg")
+    )
     if gradients is not None and not gradients.arguments["noise"]:
         gradients = None
     if gradients is None and counts is None:
@@ -110,10 +127,16 @@ def promise_examples(task: Task, rounds_a_step: int) -> ExamplePromise | None:
     if gradients is not None:
         passes, noise = count_passes(task), float(gradients.arguments["noise"])
         looks += passes / noise**2
-        words.append(f"{passes} pass{'es' if passes > 1 else ''} over its client's rows in every round, noise {noise:g}")
+        words.append(
+            f"{passes} pass{'es' if passes > 1 else ''} over its client's rows in every round,"
+            f" noise {noise:g}"
+        )
     if gradients is not None and forgotten is not None:
         looks += 1 / (int(forgotten.arguments["every"]) * float(forgotten.arguments["noise"]) ** 2)
-        words.append(f"in a count of forgotten rows every {forgotten.arguments['every']} rounds, noise {forgotten.arguments['noise']:g}")
+        words.append(
+            f"in a count of forgotten rows every {forgotten.arguments['every']} rounds, noise"
+            f" {forgotten.arguments['noise']:g}"
+        )
     once = 0.0
     if counts is not None:
         once = 1 / float(counts.arguments["noise"]) ** 2
@@ -121,18 +144,33 @@ def promise_examples(task: Task, rounds_a_step: int) -> ExamplePromise | None:
     source = gradients or counts
     assert source is not None
     budget = float(source.arguments.get("budget", 0.0))
-    return ExamplePromise(float(source.arguments["delta"]), budget, looks, once, rounds_a_step, gradients is not None, "; ".join(words))
+    return ExamplePromise(
+        float(source.arguments["delta"]),
+        budget,
+        looks,
+        once,
+        rounds_a_step,
+        gradients is not None,
+        "; ".join(words),
+    )
 
 
 def count_passes(task: Task) -> int:
-    """How often a round looks at an example at most: epochs, or with a number of steps as often as the client with fewest rows has to begin again."""
+    """How often a round looks at an example at most: epochs, or with a number of steps as often
+    as the client with fewest rows has to begin again.
+    """
     sizes = np.unique(np.concatenate([holdings.train.sizes for holdings in task.population.steps]))
     passes = 0
     for phase in task.phases:
         most = 0
         for size in sizes[sizes > 0].tolist():
             one = count_steps(size, task.batch, 1, 0, task.drop_last)
-            most = max(most, math.ceil(count_steps(size, task.batch, phase.epochs, phase.steps, task.drop_last) / one))
+            most = max(
+                most,
+                math.ceil(
+                    count_steps(size, task.batch, phase.epochs, phase.steps, task.drop_last) / one
+                ),
+            )
         passes += most
     return passes
 
@@ -143,7 +181,9 @@ def last_round(promises: Sequence[Promise], planned: int) -> int:
 
 
 def tell(promises: Sequence[Promise], rounds: int) -> list[str]:
-    """What the run amounts to, a sentence each; without the package that computes it, that it is not known."""
+    """What the run amounts to, a sentence each; without the package that computes it, that it
+    is not known.
+    """
     said = []
     for promise in promises:
         try:
@@ -154,23 +194,37 @@ def tell(promises: Sequence[Promise], rounds: int) -> list[str]:
 
 
 def write_down(promises: Sequence[Promise], planned: int) -> dict[str, Any]:
-    """For the run's folder: what is promised, what it rests on, and the last round where a budget ends the run before the planned one."""
+    """For the run's folder: what is promised, what it rests on, and the last round where a
+    budget ends the run before the planned one.
+    """
     if not promises:
         return {}
     last = last_round(promises, planned)
-    told = [{"whom": promise.whom, "delta": promise.delta, "budget": promise.budget, "basis": promise.basis} for promise in promises]
+    told = [
+        {
+            "whom": promise.whom,
+            "delta": promise.delta,
+            "budget": promise.budget,
+            "basis": promise.basis,
+        }
+        for promise in promises
+    ]
     return {"promises": told} | ({"last_round": last} if last < planned else {})
 
 
 def spent(promises: Sequence[Promise], rounds: int) -> dict[str, float | None]:
-    """For the line about a round: epsilon of clients and of examples, each where it is promised; None where it is not known."""
+    """For the line about a round: epsilon of clients and of examples, each where it is
+    promised; None where it is not known.
+    """
     found: dict[str, float | None] = {}
     for promise in promises:
         try:
             value = promise.epsilon(rounds)
         except InputError:
             value = math.inf
-        found["epsilon" if promise.whom == "client" else f"epsilon_{promise.whom}"] = value if math.isfinite(value) else None
+        found["epsilon" if promise.whom == "client" else f"epsilon_{promise.whom}"] = (
+            value if math.isfinite(value) else None
+        )
     return found
 
 

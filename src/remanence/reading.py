@@ -1,6 +1,8 @@
-"""Reading what a run left behind, which may come from a stranger: checked before anybody computes with it, refused in one sentence.
+"""Reading what a run left behind, which may come from a stranger: checked before anybody computes
+with it, refused in one sentence.
 
-A last line or record that a crash cut short is no damage and is left out; everything else that is not as we write it is.
+A last line or record that a crash cut short is no damage and is left out; everything else that is
+not as we write it is.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ NUMBERS = (
     "accuracy", "loss", "macro_f1", "train_loss", "worst_client", "worst_tenth", "spread", "own_cluster", "seconds", "bytes_up", "bytes_down",
     "replies", "asked", "late", "late_used", "offline", "stopped", "simulated_seconds", "global_models", "time_step", "attack_success",
 )  # fmt: skip
-FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.=_-]{0,199}")  # of a run in a comparison: it can lead nowhere else
+# of a run in a comparison: it can lead nowhere else
+FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.=_-]{0,199}")
 
 
 def damaged(path: Path, found: str) -> InputError:
@@ -41,8 +44,11 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # tomllib's own errors and wrong UTF-8 are ValueErrors
-        raise damaged(path, f"it is not valid TOML ({str(error) or type(error).__name__})") from None
+    # tomllib's own errors and wrong UTF-8 are ValueErrors
+    except (ValueError, RecursionError) as error:
+        raise damaged(
+            path, f"it is not valid TOML ({str(error) or type(error).__name__})"
+        ) from None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -56,7 +62,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         try:
             line = json.loads(text, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
-            if place == len(texts) - 1 and number == len(raw):  # no line end behind it: nobody had finished writing
+            # no line end behind it: nobody had finished writing
+            if place == len(texts) - 1 and number == len(raw):
                 break
             raise damaged(path, f"line {number} is not JSON ({str(error)[:80]})") from None
         problem = find_fault(line, len(lines[0].get("per_class") or []) if lines else 0)
@@ -71,7 +78,8 @@ def _refuse_constant(name: str) -> float:
 
 
 def find_fault(line: Any, classes: int = 0) -> str:
-    """What is wrong with a line of metrics.jsonl; nothing where it is one of ours. classes: as many as other lines have, where that is known
+    """What is wrong with a line of metrics.jsonl; nothing where it is one of ours. classes: as many
+    as other lines have, where that is known
 
     >>> find_fault({"round": 1, "model": "global", "split": "test", "accuracy": "high"})
     'has an accuracy that is no number'
@@ -87,7 +95,9 @@ def find_fault(line: Any, classes: int = 0) -> str:
         if line.get(name) is not None and not _is_number(line[name]):
             return f"has {'an' if name[0] in 'ao' else 'a'} {name} that is no number"
     shares = line.get("per_class")
-    if shares is not None and not (isinstance(shares, list) and all(share is None or _is_number(share) for share in shares)):
+    if shares is not None and not (
+        isinstance(shares, list) and all(share is None or _is_number(share) for share in shares)
+    ):
         return "has a per_class that is no list of numbers"
     if classes and shares and len(shares) != classes:
         return f"has {len(shares)} classes where others have {classes}"
@@ -100,7 +110,11 @@ def find_fault(line: Any, classes: int = 0) -> str:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST_NUMBER < value < LARGEST_NUMBER
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and -LARGEST_NUMBER < value < LARGEST_NUMBER
+    )
 
 
 def _is_whole(value: object) -> bool:
@@ -108,11 +122,15 @@ def _is_whole(value: object) -> bool:
 
 
 def _is_refusal(one: object) -> bool:
-    return isinstance(one, dict) and _is_whole(one.get("client")) and isinstance(one.get("code"), str)
+    return (
+        isinstance(one, dict) and _is_whole(one.get("client")) and isinstance(one.get("code"), str)
+    )
 
 
 def read_records(path: Path, kind: np.dtype, limits: Mapping[str, int]) -> np.ndarray | None:
-    """Fixed-width records, None where there is no file; one that a crash cut short is left out. limits: columns that are below a number"""
+    """Fixed-width records, None where there is no file; one that a crash cut short is left out.
+    limits: columns that are below a number
+    """
     if not path.exists():
         return None
     raw = path.read_bytes()
@@ -122,10 +140,14 @@ def read_records(path: Path, kind: np.dtype, limits: Mapping[str, int]) -> np.nd
 
 
 def check_records(path: Path, records: np.ndarray, limits: Mapping[str, int]) -> None:
-    """Refuse records that no run writes: rounds and time steps below 0 or too many to be counted, words that do not exist."""
+    """Refuse records that no run writes: rounds and time steps below 0 or too many to be
+    counted, words that do not exist.
+    """
     for name, limit in limits.items():
         if len(records) and int(records[name].max()) >= limit:
-            raise damaged(path, f"it has a {name} of {int(records[name].max())}, and there are {limit}")
+            raise damaged(
+                path, f"it has a {name} of {int(records[name].max())}, and there are {limit}"
+            )
     if not len(records):
         return
     for name, most in (("round", MOST_ROUNDS), ("time_step", MOST_STEPS)):
@@ -135,7 +157,9 @@ def check_records(path: Path, records: np.ndarray, limits: Mapping[str, int]) ->
 
 def read_table(path: Path, rows: Any) -> list[list[int]]:
     """Whole numbers written a line for each client or time step: `["3 0 1", "0 2 2"]`."""
-    if not isinstance(rows, list) or not all(isinstance(row, str) and re.fullmatch(r"(\d{1,9}( |$))*", row, re.ASCII) for row in rows):
+    if not isinstance(rows, list) or not all(
+        isinstance(row, str) and re.fullmatch(r"(\d{1,9}( |$))*", row, re.ASCII) for row in rows
+    ):
         raise damaged(path, "a table of whole numbers in it is none")
     table = [[int(number) for number in row.split()] for row in rows]
     if any(len(row) != len(table[0]) for row in table):
@@ -159,19 +183,28 @@ def check_about(path: Path, about: Mapping[str, Any]) -> None:
     for name in ("shape", "mean", "std"):
         if not all(_is_number(item) for item in about.get(name, [])):
             raise damaged(path, f"about.{name} holds something else than numbers")
-    if not 1 <= about.get("clients", 1) < 2**24 or not all(1 <= side < 2**31 for side in about.get("shape", [])):
+    if not 1 <= about.get("clients", 1) < 2**24 or not all(
+        1 <= side < 2**31 for side in about.get("shape", [])
+    ):
         raise damaged(path, "about.clients or about.shape is out of all reason")
-    if not 0 <= about.get("rounds_per_step", 0) < 2**31 or not 0 <= about.get("parameters", 0) < 2**62:
+    if (
+        not 0 <= about.get("rounds_per_step", 0) < 2**31
+        or not 0 <= about.get("parameters", 0) < 2**62
+    ):
         raise damaged(path, "about.rounds_per_step or about.parameters is out of all reason")
 
 
 def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
-    """Refuse the plan of a comparison whose cells are no runs of ours: above all, one that names a folder elsewhere."""
+    """Refuse the plan of a comparison whose cells are no runs of ours: above all, one that
+    names a folder elsewhere.
+    """
     cells, specs = plan.get("cells"), plan.get("specs")
     if not isinstance(cells, list) or not (specs is None or isinstance(specs, dict)):
         raise damaged(path, "it does not list cells and specs")
     for cell in cells:
-        words = [cell.get(name) for name in ("name", "method")] if isinstance(cell, dict) else [None]
+        words = (
+            [cell.get(name) for name in ("name", "method")] if isinstance(cell, dict) else [None]
+        )
         if (
             not all(isinstance(word, str) for word in words)
             or not isinstance(cell.get("setting", ""), str)
@@ -184,7 +217,8 @@ def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
             raise damaged(path, f"the cell {words[0]!r:.60} has no spec")
     engine, texts = plan.get("engine", {}), ("name", "reason", "steps")
     if not isinstance(engine, dict) or not all(
-        isinstance(value, str) if name in texts else _is_whole(value) for name, value in engine.items()
+        isinstance(value, str) if name in texts else _is_whole(value)
+        for name, value in engine.items()
     ):
         raise damaged(path, "its engine is none of ours")
     if not isinstance(plan.get("select", "last"), str) or not _is_whole(plan.get("together", 0)):

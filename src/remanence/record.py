@@ -1,4 +1,6 @@
-"""What a run writes down: metrics.jsonl and the ledger, all append-only, all cut back to what a checkpoint vouches for."""
+"""What a run writes down: metrics.jsonl and the ledger, all append-only, all cut back to what a
+checkpoint vouches for.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,16 @@ from remanence.attacks.success import watch_success
 from remanence.experiment import Experiment
 from remanence.files import flush
 from remanence.metrics.accuracy import summarise
-from remanence.metrics.ledger import ALL, EXAMPLE, GLOBAL, MOMENTS, SPLITS, confusion_type, header, make_record
+from remanence.metrics.ledger import (
+    ALL,
+    EXAMPLE,
+    GLOBAL,
+    MOMENTS,
+    SPLITS,
+    confusion_type,
+    header,
+    make_record,
+)
 from remanence.promises import last_round, promises_of
 from remanence.results import CONFUSIONS, EXAMPLES, LEDGER, METRICS
 from remanence.server import Server, Update
@@ -23,16 +34,24 @@ from remanence.state import RunState
 from remanence.types import Engine, Start, Verdicts
 
 PERSONAL_AT_ONCE = 32  # personal models in memory at a time
-NOTHING = dict.fromkeys(("accuracy", "per_class", "loss", "macro_f1"))  # of a round that is not evaluated
+# of a round that is not evaluated
+NOTHING = dict.fromkeys(("accuracy", "per_class", "loss", "macro_f1"))
 
 
 class Writer:
     """The append-only files of a run."""
 
-    def __init__(self, folder: Path, experiment: Experiment, committed: dict[str, int], names: tuple[str, ...]):
+    def __init__(
+        self,
+        folder: Path,
+        experiment: Experiment,
+        committed: dict[str, int],
+        names: tuple[str, ...],
+    ):
         self.experiment, self.spec = experiment, experiment.spec
         self.population, self.classes = experiment.task.population, len(experiment.source.classes)
-        self.last = last_round(promises_of(experiment), self.spec.total_rounds)  # a privacy budget may end the run early
+        # a privacy budget may end the run early
+        self.last = last_round(promises_of(experiment), self.spec.total_rounds)
         wanted = [METRICS, LEDGER, *names]
         wanted += [CONFUSIONS] if self.spec.record.confusion else []
         self.files = {name: _open_at(folder / name, committed.get(name, 0)) for name in wanted}
@@ -42,7 +61,11 @@ class Writer:
 
     def due(self, round: int) -> bool:
         """Is this round evaluated? The last one of every time step is, and the last of all."""
-        return round % self.spec.record.every == 0 or round % self.spec.rounds == 0 or round == self.last
+        return (
+            round % self.spec.record.every == 0
+            or round % self.spec.rounds == 0
+            or round == self.last
+        )
 
     @property
     def splits(self) -> list[str]:
@@ -56,25 +79,38 @@ class Writer:
     def write_counts(self, confusion: np.ndarray, loss: float, **columns: Any) -> None:
         """One record of the ledger."""
         columns = {"owner": ALL} | columns
-        self.files[LEDGER].write(make_record(self.classes, confusion, loss=loss, **columns).tobytes())
+        self.files[LEDGER].write(
+            make_record(self.classes, confusion, loss=loss, **columns).tobytes()
+        )
         if self.spec.record.confusion and columns["split"] == "test":
             record = np.zeros(1, dtype=confusion_type(self.classes))
-            record["moment"], record["split"] = MOMENTS.index(columns["moment"]), SPLITS.index("test")
+            record["moment"], record["split"] = (
+                MOMENTS.index(columns["moment"]),
+                SPLITS.index("test"),
+            )
             for name in ("round", "time_step", "model", "owner"):
                 record[name] = columns[name]
             record["confusion"] = confusion
             self.files[CONFUSIONS].write(record.tobytes())
 
     def tell_success(self, models: Start, shares: np.ndarray) -> dict[str, float]:
-        """How often an attack gets its way, where one has a goal. models: stacked; shares: of each in the mean, summing to 1"""
-        return {} if self.success is None else {"attack_success": float((self.success(models) * shares).sum())}
+        """How often an attack gets its way, where one has a goal. models: stacked; shares: of
+        each in the mean, summing to 1
+        """
+        return (
+            {}
+            if self.success is None
+            else {"attack_success": float((self.success(models) * shares).sum())}
+        )
 
     def write_line(self, line: dict[str, Any]) -> dict[str, Any]:
         """One line of metrics.jsonl."""
         self.files[METRICS].write(json.dumps(line, allow_nan=False).encode() + b"\n")
         return line
 
-    def write_verdicts(self, verdicts: Verdicts | None, clients: np.ndarray, **columns: Any) -> None:
+    def write_verdicts(
+        self, verdicts: Verdicts | None, clients: np.ndarray, **columns: Any
+    ) -> None:
         """One record for every example; clients: of each pair."""
         assert verdicts is not None
         records = np.zeros(len(verdicts.ids), dtype=EXAMPLE)
@@ -97,7 +133,9 @@ class Writer:
             flush(file)
 
     def close(self) -> None:
-        """All of them, also where the first cannot be written to the end because the disk is full."""
+        """All of them, also where the first cannot be written to the end because the disk is
+        full.
+        """
         with contextlib.ExitStack() as stack:
             for file in self.files.values():
                 stack.callback(file.close)
@@ -107,19 +145,25 @@ class Recorder(Writer):
     """Evaluates what the spec asks for where there is a server, and appends it."""
 
     def __init__(self, folder: Path, experiment: Experiment, committed: dict[str, int]):
-        super().__init__(folder, experiment, committed, (EXAMPLES,) if experiment.spec.record.examples else ())
+        super().__init__(
+            folder, experiment, committed, (EXAMPLES,) if experiment.spec.record.examples else ()
+        )
         self.model = experiment.about["evaluated"]
-        self.counts: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # by split, of the current global models: the next round's "before"
+        # by split, of the current global models: the next round's "before"
+        self.counts: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         wanted = self.spec.record.personal > 0 and personal.has_personal_models(experiment.task)
         self.personal_clients = self.spec.record.personal if wanted else 0
         self.tuner = personal.make_tuner(experiment) if wanted else None
 
     def before(self, engine: Engine, state: RunState, time_step: int) -> None:
-        """The global models before local training, where the local models will be compared with them."""
+        """The global models before local training, where the local models will be compared with
+        them.
+        """
         round = state.round + 1
         if not (self.spec.record.local and self.due(round)):
             return
-        if time_step != state.time_step:  # the same models; what differs is how many clients are in which concept
+        # the same models; what differs is how many clients are in which concept
+        if time_step != state.time_step:
             self._score(engine, state.servers, state, state.time_step)
             self._write_models("before_drift", round, state.time_step)
             self.counts.pop("valid", None)
@@ -127,9 +171,16 @@ class Recorder(Writer):
         self._write_models("before", round, time_step)
 
     def local(
-        self, engine: Engine, state: RunState, time_step: int, clients: np.ndarray, gather: Callable[[], Start], weights: np.ndarray
+        self,
+        engine: Engine,
+        state: RunState,
+        time_step: int,
+        clients: np.ndarray,
+        gather: Callable[[], Start],
+        weights: np.ndarray,
     ) -> None:
-        """Every client's model after local training; where nobody looks at them they are not even gathered, for they may lie far away.
+        """Every client's model after local training; where nobody looks at them they are not even
+        gathered, for they may lie far away.
 
         clients, weights: [k]; gather() -> a stack of k; `state` is the one the round began with
         """
@@ -143,45 +194,100 @@ class Recorder(Writer):
             return
         scores = engine.score(models, "test")
         for number, client in enumerate(clients.tolist()):
-            for concept, (confusion, loss) in enumerate(zip(scores.confusion[number].numpy(), scores.loss[number].tolist(), strict=True)):
+            for concept, (confusion, loss) in enumerate(
+                zip(scores.confusion[number].numpy(), scores.loss[number].tolist(), strict=True)
+            ):
                 owner, weight = self.concept(concept), float(weights[number])
-                self.write_counts(confusion, loss, **place, moment="local", split="test", model=client, owner=owner, weight=weight)
+                self.write_counts(
+                    confusion,
+                    loss,
+                    **place,
+                    moment="local",
+                    split="test",
+                    model=client,
+                    owner=owner,
+                    weight=weight,
+                )
         some = clients[self.population.at(time_step).valid.sizes[clients] > 0][: record.cross]
         if "valid" in self.splits and len(some):
             self._cross(engine, state, models, clients, some, place)
 
-    def _cross(self, engine: Engine, state: RunState, models: Start, clients: np.ndarray, some: np.ndarray, place: dict[str, int]) -> None:
-        """Some of a round's models on each other's validation rows, and what those rows' owners received."""
+    def _cross(
+        self,
+        engine: Engine,
+        state: RunState,
+        models: Start,
+        clients: np.ndarray,
+        some: np.ndarray,
+        place: dict[str, int],
+    ) -> None:
+        """Some of a round's models on each other's validation rows, and what those rows' owners
+        received.
+        """
         used = state.used_by(some)
         received = engine.score_pairs(state.models, used, some, "valid", place["time_step"])
         columns: dict[str, Any] = place | {"split": "valid"}
         for number, client in enumerate(some.tolist()):
             confusion, loss = received.confusion[number].numpy(), float(received.loss[number])
-            self.write_counts(confusion, loss, **columns, moment="before", model=GLOBAL - int(used[number]), owner=client)
+            self.write_counts(
+                confusion,
+                loss,
+                **columns,
+                moment="before",
+                model=GLOBAL - int(used[number]),
+                owner=client,
+            )
         index = np.flatnonzero(np.isin(clients, some))
         which, owners = np.repeat(index, len(some)), np.tile(some, len(some))
         after = engine.score_pairs(models, which, owners, "valid", place["time_step"])
         for pair, (number, owner) in enumerate(zip(which.tolist(), owners.tolist(), strict=True)):
             confusion, loss = after.confusion[pair].numpy(), float(after.loss[pair])
-            self.write_counts(confusion, loss, **columns, moment="local", model=int(clients[number]), owner=owner)
+            self.write_counts(
+                confusion, loss, **columns, moment="local", model=int(clients[number]), owner=owner
+            )
 
-    def _examine(self, engine: Engine, state: RunState, clients: np.ndarray, models: Start, place: dict[str, int]) -> None:
+    def _examine(
+        self,
+        engine: Engine,
+        state: RunState,
+        clients: np.ndarray,
+        models: Start,
+        place: dict[str, int],
+    ) -> None:
         """Every training row of the round's clients, before and after their training."""
         step = place["time_step"]
-        before = engine.score_pairs(state.models, state.used_by(clients), clients, "train", step, verdicts=True)
+        before = engine.score_pairs(
+            state.models, state.used_by(clients), clients, "train", step, verdicts=True
+        )
         self.write_verdicts(before.verdicts, clients, **place, moment="before")
-        after = engine.score_pairs(models, np.arange(len(clients)), clients, "train", step, verdicts=True)
+        after = engine.score_pairs(
+            models, np.arange(len(clients)), clients, "train", step, verdicts=True
+        )
         self.write_verdicts(after.verdicts, clients, **place, moment="local")
 
-    def after(self, engine: Engine, updates: dict[int, Update], state: RunState, line: dict[str, Any], asked: np.ndarray) -> dict[str, Any]:
-        """The global models after the round -> the line for the test split, as it was written. updates: by model; asked: the round's clients"""
+    def after(
+        self,
+        engine: Engine,
+        updates: dict[int, Update],
+        state: RunState,
+        line: dict[str, Any],
+        asked: np.ndarray,
+    ) -> dict[str, Any]:
+        """The global models after the round -> the line for the test split, as it was written.
+        updates: by model; asked: the round's clients
+        """
         self.counts = {}
         place = {"round": state.round, "time_step": state.time_step}
         if not self.due(state.round):
-            return self.write_line({**place, "model": self.model, "split": "test", **NOTHING, **line})
+            return self.write_line(
+                {**place, "model": self.model, "split": "test", **NOTHING, **line}
+            )
         refined = any(update.merged is not update.server.model for update in updates.values())
         if refined:
-            merged = [Server(updates[number].merged, {}) if number in updates else server for number, server in enumerate(state.servers)]
+            merged = [
+                Server(updates[number].merged, {}) if number in updates else server
+                for number, server in enumerate(state.servers)
+            ]
             self._score(engine, tuple(merged), state, state.time_step)
             self._write_models("merged", **place)
             self.counts = {}
@@ -199,10 +305,14 @@ class Recorder(Writer):
             self.write_verdicts(scores.verdicts, asked, **place, moment="merged")
         written = {}
         used = state.used_by(np.arange(self.population.clients))
-        success = self.tell_success(state.models, np.bincount(used, minlength=len(state.servers)) / len(used))
+        success = self.tell_success(
+            state.models, np.bincount(used, minlength=len(state.servers)) / len(used)
+        )
         for split in self.splits:
             summary = summarise(*self._weigh(split, state)) | (success if split == "test" else {})
-            written[split] = self.write_line({**place, "model": self.model, "split": split, **summary, **line})
+            written[split] = self.write_line(
+                {**place, "model": self.model, "split": split, **summary, **line}
+            )
         if state.uses is not None:
             self._write_used(state, place)
         self._personal(engine, state, line)
@@ -213,8 +323,12 @@ class Recorder(Writer):
             self.tuner.close()
         super().close()
 
-    def _score(self, engine: Engine, servers: tuple[Server, ...], state: RunState, time_step: int) -> None:
-        """Count, once for each split: every global model on every concept's test rows, and on the validation rows of the clients that use it."""
+    def _score(
+        self, engine: Engine, servers: tuple[Server, ...], state: RunState, time_step: int
+    ) -> None:
+        """Count, once for each split: every global model on every concept's test rows, and on
+        the validation rows of the clients that use it.
+        """
         models = Start.stack([server.model for server in servers])
         if "test" not in self.counts:
             scores = engine.score(models, "test")
@@ -227,7 +341,10 @@ class Recorder(Writer):
                 everybody = np.arange(self.population.clients)
                 used = state.used_by(everybody)
                 pairs = engine.score_pairs(models, used, everybody, "valid", time_step)
-                confusion, loss = np.zeros((len(servers), self.classes, self.classes), dtype=np.int64), np.zeros(len(servers))
+                confusion, loss = (
+                    np.zeros((len(servers), self.classes, self.classes), dtype=np.int64),
+                    np.zeros(len(servers)),
+                )
                 np.add.at(confusion, used, pairs.confusion.numpy())
                 np.add.at(loss, used, pairs.loss.numpy())
                 self.counts["valid"] = confusion[:, None], loss[:, None]
@@ -247,38 +364,69 @@ class Recorder(Writer):
                 self.write_counts(confusion[number, group], float(loss[number, group]), **columns)
 
     def _write_used(self, state: RunState, place: dict[str, int]) -> None:
-        """Where there are several global models: the one that each client uses, on every concept, as if it were the client's own."""
+        """Where there are several global models: the one that each client uses, on every
+        concept, as if it were the client's own.
+        """
         confusion, loss = self.counts["test"]
         for client, used in enumerate(state.used_by(np.arange(self.population.clients)).tolist()):
             for concept in range(self.population.concepts):
-                columns = place | {"moment": "personal", "split": "test", "model": client, "owner": self.concept(concept)}
-                self.write_counts(confusion[used, concept], float(loss[used, concept]), **columns, weight=1 / self.population.clients)
+                columns = place | {
+                    "moment": "personal",
+                    "split": "test",
+                    "model": client,
+                    "owner": self.concept(concept),
+                }
+                self.write_counts(
+                    confusion[used, concept],
+                    float(loss[used, concept]),
+                    **columns,
+                    weight=1 / self.population.clients,
+                )
 
     def _weigh(self, split: str, state: RunState) -> tuple[np.ndarray, float]:
-        """One table of all models and concepts: validation rows are simply pooled; on the test rows every client counts the same."""
+        """One table of all models and concepts: validation rows are simply pooled; on the test
+        rows every client counts the same.
+        """
         confusion, loss = self.counts[split]
         if split == "valid" or loss.size == 1:
             return confusion.sum(axis=(0, 1)), float(loss.sum())
-        used, cluster = state.used_by(np.arange(self.population.clients)), self.population.at(state.time_step).cluster
+        used, cluster = (
+            state.used_by(np.arange(self.population.clients)),
+            self.population.at(state.time_step).cluster,
+        )
         shares = np.zeros(loss.shape)
         np.add.at(shares, (used, cluster), 1 / self.population.clients)
         shares = shares / np.array([len(test) for test in self.population.tests])
         return np.einsum("sg,sgij->ij", shares, confusion), float((shares * loss).sum())
 
     def _personal(self, engine: Engine, state: RunState, line: dict[str, Any]) -> None:
-        """Every client's personal model on the client's own validation rows; the line has the counts of all these clients together."""
+        """Every client's personal model on the client's own validation rows; the line has the
+        counts of all these clients together.
+        """
         place = {"round": state.round, "time_step": state.time_step}
-        holders = np.flatnonzero(self.population.at(state.time_step).valid.sizes)[: self.personal_clients]
+        holders = np.flatnonzero(self.population.at(state.time_step).valid.sizes)[
+            : self.personal_clients
+        ]
         total, loss = np.zeros((self.classes, self.classes), dtype=np.int64), 0.0
         for first in range(0, len(holders), PERSONAL_AT_ONCE):
             some = holders[first : first + PERSONAL_AT_ONCE]
             scores = personal.score_models(self.experiment, self.tuner, engine, state, some)
             for number, client in enumerate(some.tolist()):
                 mine, lost = scores.confusion[number].numpy(), float(scores.loss[number])
-                self.write_counts(mine, lost, **place, moment="personal", split="valid", model=client, owner=client)
+                self.write_counts(
+                    mine,
+                    lost,
+                    **place,
+                    moment="personal",
+                    split="valid",
+                    model=client,
+                    owner=client,
+                )
                 total, loss = total + mine, loss + lost
         if len(holders):
-            self.write_line({**place, "model": "personal", "split": "valid", **summarise(total, loss), **line})
+            self.write_line(
+                {**place, "model": "personal", "split": "valid", **summarise(total, loss), **line}
+            )
 
 
 def _open_at(path: Path, length: int) -> Any:

@@ -1,4 +1,6 @@
-"""What comes back in a round: what a good reply looks like, what is said of it in the log, how many bytes travelled."""
+"""What comes back in a round: what a good reply looks like, what is said of it in the log, how
+many bytes travelled.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,24 @@ from remanence.experiment import Experiment
 from remanence.types import Job, Reply
 
 
-def find_silent(asked: np.ndarray, replies: Reply | None, refusals: list[gate.Refusal]) -> list[int]:
+def find_silent(
+    asked: np.ndarray, replies: Reply | None, refusals: list[gate.Refusal]
+) -> list[int]:
     """Who was asked and neither answered nor was refused: an engine gave up waiting for it."""
-    heard = {refusal.client for refusal in refusals} | (set() if replies is None else set(replies.client.tolist()))
+    heard = {refusal.client for refusal in refusals} | (
+        set() if replies is None else set(replies.client.tolist())
+    )
     return [client for client in asked.tolist() if client not in heard]
 
 
-def describe_replies(replies: Reply | None, refusals: list[gate.Refusal], silent: list[int]) -> dict[str, Any]:
+def describe_replies(
+    replies: Reply | None, refusals: list[gate.Refusal], silent: list[int]
+) -> dict[str, Any]:
     """What a line says of what came back."""
     return {
-        "train_loss": None if replies is None else finite_or_none(float(replies.loss.double().mean())),
+        "train_loss": None
+        if replies is None
+        else finite_or_none(float(replies.loss.double().mean())),
         "replies": 0 if replies is None else replies.k,
         "refused": [{"client": r.client, "code": r.code, "reason": r.reason} for r in refusals],
         "extras": {} if replies is None else average_numbers(replies),
@@ -30,9 +40,15 @@ def describe_replies(replies: Reply | None, refusals: list[gate.Refusal], silent
 
 
 def average_numbers(replies: Reply) -> dict[str, float | None]:
-    """What the clients sent as single numbers, averaged: so a method's own measure can be followed over rounds."""
-    single = {name: x.double().mean() for name, x in trees.flatten(replies.extras).items() if x.dim() == 1}
-    return {name.replace(trees.SEPARATOR, "."): finite_or_none(float(x)) for name, x in single.items()}
+    """What the clients sent as single numbers, averaged: so a method's own measure can be
+    followed over rounds.
+    """
+    single = {
+        name: x.double().mean() for name, x in trees.flatten(replies.extras).items() if x.dim() == 1
+    }
+    return {
+        name.replace(trees.SEPARATOR, "."): finite_or_none(float(x)) for name, x in single.items()
+    }
 
 
 def expect(experiment: Experiment, job: Job) -> gate.Expected:
@@ -52,8 +68,12 @@ def expect(experiment: Experiment, job: Job) -> gate.Expected:
     )
 
 
-def count_bytes(experiment: Experiment, job: Job, replies: Reply | None, refused: int) -> dict[str, int]:
-    """What would travel between real machines: down the model and what is shared, up what was trained and the extras."""
+def count_bytes(
+    experiment: Experiment, job: Job, replies: Reply | None, refused: int
+) -> dict[str, int]:
+    """What would travel between real machines: down the model and what is shared, up what was
+    trained and the extras.
+    """
     task = experiment.task
     initial = task.model.initial
     model = trees.nbytes(trees.restrict(initial.params, task.sent_names())) + trees.nbytes(
@@ -61,7 +81,9 @@ def count_bytes(experiment: Experiment, job: Job, replies: Reply | None, refused
     )
     down = len(job.clients) * (model + trees.nbytes(job.shared))
     number_of_examples = 8
-    up = ((0 if replies is None else replies.k) + refused) * (model + trees.nbytes(task.extras_form()) + number_of_examples)
+    up = ((0 if replies is None else replies.k) + refused) * (
+        model + trees.nbytes(task.extras_form()) + number_of_examples
+    )
     return {"bytes_up": up, "bytes_down": down}
 
 

@@ -2,8 +2,8 @@
 
     share -> engine.train -> gate -> server.update -> record -> checkpoint
 
-A run can be stopped at any moment and goes on exactly where it was: a state is replaced only when its round is complete, and whatever was written after the
-last checkpoint is cut off and done again.
+A run can be stopped at any moment and goes on exactly where it was: a state is replaced only when
+its round is complete, and whatever was written after the last checkpoint is cut off and done again.
 """
 
 from __future__ import annotations
@@ -46,13 +46,17 @@ EngineFor = Callable[[Experiment], Engine]  # gives a run an engine; by default 
 
 
 class Deadline:
-    """A time limit that is kept between rounds: the next round starts only if it can be expected to end in time."""
+    """A time limit that is kept between rounds: the next round starts only if it can be
+    expected to end in time.
+    """
 
     def __init__(self, seconds: float | None):
         self.begin, self.seconds, self.rounds = time.monotonic(), seconds, 0
 
     def passed(self) -> bool:
-        """Would another round end too late? The first round of a session always runs, so that every session gets somewhere."""
+        """Would another round end too late? The first round of a session always runs, so that
+        every session gets somewhere.
+        """
         if self.seconds is None or self.rounds == 0:
             return False
         elapsed = time.monotonic() - self.begin
@@ -60,7 +64,9 @@ class Deadline:
 
     def for_another(self) -> Deadline:
         """The same end for a run beside this one, which counts rounds of its own."""
-        return Deadline(None if self.seconds is None else self.begin + self.seconds - time.monotonic())
+        return Deadline(
+            None if self.seconds is None else self.begin + self.seconds - time.monotonic()
+        )
 
 
 def start_run(
@@ -79,12 +85,25 @@ def start_run(
 ) -> Run:
     """Check everything, then make the folder, then run."""
     experiment = build(spec, method=method, module=module, source=source)
-    given = [name for name, thing in (("method", method), ("model", module), ("data", source)) if thing is not None]
-    experiment, _ = settle_engine(replace(experiment, about=experiment.about | {"objects": given}), progress or Silent(), choice)
+    given = [
+        name
+        for name, thing in (("method", method), ("model", module), ("data", source))
+        if thing is not None
+    ]
+    experiment, _ = settle_engine(
+        replace(experiment, about=experiment.about | {"objects": given}),
+        progress or Silent(),
+        choice,
+    )
     claim_folder(out, overwrite, (SPEC, COMPARISON))
     with explain_full_disk(out), lock(out):
-        write_atomically(out / SPEC, write_toml(experiment.spec, {ABOUT: experiment.about | promised(experiment)}).encode())
-        return go_on(experiment, out, progress or Silent(), deadline or Deadline(None), title, engine_for)
+        write_atomically(
+            out / SPEC,
+            write_toml(experiment.spec, {ABOUT: experiment.about | promised(experiment)}).encode(),
+        )
+        return go_on(
+            experiment, out, progress or Silent(), deadline or Deadline(None), title, engine_for
+        )
 
 
 def resume_run(
@@ -106,7 +125,8 @@ def resume_run(
     missing = [name for name in run.about.get("objects", []) if given[name] is None]
     if missing:
         raise InputError(
-            f"{folder} was started from Python with its own {missing[0]}: resume it there, with rem.resume({str(folder)!r}, {missing[0]}=...)"
+            f"{folder} was started from Python with its own {missing[0]}: resume it there,"
+            f" with rem.resume({str(folder)!r}, {missing[0]}=...)"
         )
     if rounds is not None:
         if spec.drift.steps > 1 and rounds != spec.rounds:
@@ -115,19 +135,32 @@ def resume_run(
                 " other rounds a time step would be another experiment, so start it anew"
             )
         if rounds < spec.rounds:
-            raise InputError(f"{folder} was meant to have {spec.rounds} rounds: --rounds {rounds} cannot take any back")
+            raise InputError(
+                f"{folder} was meant to have {spec.rounds} rounds: --rounds {rounds} cannot"
+                " take any back"
+            )
         spec = spec.model_copy(update={"rounds": rounds})
     with explain_full_disk(folder), lock(folder):
         experiment = build(spec, method=method, module=module, source=source)
         check_unchanged(experiment, run.about)
         if spec != run.spec:
-            kept = experiment.about | promised(experiment) | {name: run.about[name] for name in ("engine", "objects")}
+            kept = (
+                experiment.about
+                | promised(experiment)
+                | {name: run.about[name] for name in ("engine", "objects")}
+            )
             write_atomically(folder / SPEC, write_toml(experiment.spec, {ABOUT: kept}).encode())
-        return go_on(experiment, folder, progress or Silent(), deadline or Deadline(None), title, engine_for)
+        return go_on(
+            experiment, folder, progress or Silent(), deadline or Deadline(None), title, engine_for
+        )
 
 
-def settle_engine(experiment: Experiment, progress: Progress, choice: Choice | None = None) -> tuple[Experiment, Choice]:
-    """Choose the engine where it was left open and no choice was made before, and write it down with the reason."""
+def settle_engine(
+    experiment: Experiment, progress: Progress, choice: Choice | None = None
+) -> tuple[Experiment, Choice]:
+    """Choose the engine where it was left open and no choice was made before, and write it down
+    with the reason.
+    """
     spec, task = experiment.spec, experiment.task
     if spec.engine != "auto":
         engine_of(experiment).close()  # refuses what it cannot run, before any work
@@ -137,7 +170,8 @@ def settle_engine(experiment: Experiment, progress: Progress, choice: Choice | N
         choice = choose_engine(task, job, spec.stack, spec.workers, rounds=spec.total_rounds)
         progress.say(f"engine {choice.reason}")
     torch.set_num_threads(choice.threads)
-    workers = spec.workers or (0 if choice.name == "ray" else count_cores())  # a cluster has cores of its own
+    # a cluster has cores of its own
+    workers = spec.workers or (0 if choice.name == "ray" else count_cores())
     steps = choice.steps if spec.stepping == "auto" else spec.stepping
     settled = spec.model_copy(
         update={
@@ -148,11 +182,18 @@ def settle_engine(experiment: Experiment, progress: Progress, choice: Choice | N
             "stack": choice.stack or spec.stack,
         }
     )
-    return replace(experiment, spec=settled, about=experiment.about | {"engine": choice.reason}), choice
+    return replace(
+        experiment, spec=settled, about=experiment.about | {"engine": choice.reason}
+    ), choice
 
 
 def go_on(
-    experiment: Experiment, folder: Path, progress: Progress, deadline: Deadline, title: str = "", engine_for: EngineFor | None = None
+    experiment: Experiment,
+    folder: Path,
+    progress: Progress,
+    deadline: Deadline,
+    title: str = "",
+    engine_for: EngineFor | None = None,
 ) -> Run:
     """Run from the last checkpoint, or from the start, to the end."""
     spec = experiment.spec
@@ -177,14 +218,18 @@ def go_on(
 
     told = ""  # of what the engine could not do
     try:
-        save()  # the first state too: a model given as an object need not be the same when the run is resumed
+        # the first state too: a model given as an object need not be the same when the run is
+        # resumed
+        save()
         last_save = time.monotonic()
         with catch_termination():
             while state.round < last:
                 if deadline.passed():
                     save()
                     raise Stopped(
-                        f"time is up after round {state.round} of {spec.total_rounds}: go on with remanence resume {folder}", OUT_OF_TIME
+                        f"time is up after round {state.round} of {spec.total_rounds}: go"
+                        f" on with remanence resume {folder}",
+                        OUT_OF_TIME,
                     )
                 state, line = play_round(experiment, engine, state, recorder)
                 fallback = getattr(engine, "fallback", "")
@@ -201,14 +246,19 @@ def go_on(
     except KeyboardInterrupt as stop:
         save()
         raise Stopped(
-            f"stopped after round {state.round} of {spec.total_rounds}, all saved: go on with remanence resume {folder}", exit_code_of(stop)
+            f"stopped after round {state.round} of {spec.total_rounds}, all saved: go on"
+            f" with remanence resume {folder}",
+            exit_code_of(stop),
         ) from None
-    except Exception as error:  # an engine tries again in smaller pieces; what is around it has none
+    # an engine tries again in smaller pieces; what is around it has none
+    except Exception as error:
         if not is_out_of_memory(error):
             raise
         save()
         raise RunFailed(
-            f"out of memory in round {state.round + 1}{tell_memory(experiment.task.world.device)}, all before it is saved: go on with"
+            "out of memory in round"
+            f" {state.round + 1}{tell_memory(experiment.task.world.device)}, all before it"
+            " is saved: go on with"
             f" remanence resume {folder} when there is more, or run it with fewer clients a round"
         ) from error
     finally:
@@ -219,7 +269,9 @@ def go_on(
 
 
 def tell_fallback(reason: str, folder: Path, progress: Progress) -> None:
-    """An engine that cannot do what it was asked for goes on more slowly: this is said once, and kept with the run."""
+    """An engine that cannot do what it was asked for goes on more slowly: this is said once,
+    and kept with the run.
+    """
     about = read_toml(folder / SPEC)[ABOUT]
     if reason not in about["engine"]:
         progress.say(f"slower than asked for: {reason}")
@@ -230,7 +282,15 @@ def tell_fallback(reason: str, folder: Path, progress: Progress) -> None:
 def engine_of(experiment: Experiment) -> Engine:
     """The engine that the spec names, for this run alone."""
     spec = experiment.spec
-    return make_engine(spec.engine, experiment.task, spec.stack, spec.workers, spec.stepping, float(spec.timeout), spec.ray)
+    return make_engine(
+        spec.engine,
+        experiment.task,
+        spec.stack,
+        spec.workers,
+        spec.stepping,
+        float(spec.timeout),
+        spec.ray,
+    )
 
 
 def promised(experiment: Experiment) -> dict[str, Any]:
@@ -238,8 +298,12 @@ def promised(experiment: Experiment) -> dict[str, Any]:
     return write_down(promises_of(experiment), experiment.spec.total_rounds)
 
 
-def open_recorder(folder: Path, experiment: Experiment, committed: dict[str, int]) -> Recorder | PeerRecorder:
-    """What writes a run down; with a server there is one model to look at, without there are as many as clients."""
+def open_recorder(
+    folder: Path, experiment: Experiment, committed: dict[str, int]
+) -> Recorder | PeerRecorder:
+    """What writes a run down; with a server there is one model to look at, without there are as
+    many as clients.
+    """
     kind = Recorder if experiment.task.method.owner("peers") is None else PeerRecorder
     return kind(folder, experiment, committed)
 
@@ -251,13 +315,20 @@ def first_state(experiment: Experiment) -> RunState:
     assigns = task.method.owner("assign")
     if assigns is not None and assigns.assign is not None:
         everybody_uses_the_first = torch.zeros(task.world.clients, dtype=torch.int64)
-        state = replace(state, uses=everybody_uses_the_first, assign={assigns.name: assigns.assign.init(task.world)})
+        state = replace(
+            state,
+            uses=everybody_uses_the_first,
+            assign={assigns.name: assigns.assign.init(task.world)},
+        )
     return replace(state, crowd=exchange.gather_crowd(task))
 
 
 def make_job(experiment: Experiment, state: RunState, round: int) -> Job:
     """The work of a round where there is a server."""
-    key, time_step = Key(experiment.spec.seed).fold("round", round), experiment.spec.time_step(round)
+    key, time_step = (
+        Key(experiment.spec.seed).fold("round", round),
+        experiment.spec.time_step(round),
+    )
     clients = experiment.cohort(round, key, [int(late.reply.client) for late in state.late])
     facts = experiment.facts(clients, time_step)
     each_its_own = len(state.servers) > 1
@@ -288,13 +359,21 @@ def play_round(
         assert isinstance(recorder, PeerRecorder)
         return exchange.play_round(experiment, engine, state, recorder)
     assert isinstance(recorder, Recorder)
-    task, spec, round, begin = experiment.task, experiment.spec, state.round + 1, time.perf_counter()
+    task, spec, round, begin = (
+        experiment.task,
+        experiment.spec,
+        state.round + 1,
+        time.perf_counter(),
+    )
     time_step = spec.time_step(round)
     recorder.before(engine, state, time_step)
     if time_step != state.time_step and state.uses is not None:
         state = several.reassign(task, engine, state, time_step)
     job = make_job(experiment, state, round)
-    replies, refusals = gate.admit(experiment.adversary.tamper(engine.train(job), job) if len(job.clients) else [], expect(experiment, job))
+    replies, refusals = gate.admit(
+        experiment.adversary.tamper(engine.train(job), job) if len(job.clients) else [],
+        expect(experiment, job),
+    )
     refusals = gate.add_excuses(refusals, engine)
     silent = find_silent(job.clients, replies, refusals)
     replies, late, told = wait_for(experiment, state, job, replies)
@@ -318,28 +397,49 @@ def play_round(
         start = models_of(state, asked) if job.personal_start else job.start
         models = functools.partial(server.local_models, start, replies, stacked=job.personal_start)
         recorder.local(engine, state, time_step, asked, models, weigh_locals(state, asked, updates))
-        servers = [updates[number].server if number in updates else old for number, old in enumerate(state.servers)]
-        state = replace(state, server=servers[0], others=tuple(servers[1:]), own=commit_own(state.own, replies))
+        servers = [
+            updates[number].server if number in updates else old
+            for number, old in enumerate(state.servers)
+        ]
+        state = replace(
+            state, server=servers[0], others=tuple(servers[1:]), own=commit_own(state.own, replies)
+        )
     state = replace(state, round=round, time_step=time_step, late=late)
-    written = recorder.after(engine, updates, state, line | {"seconds": time.perf_counter() - begin}, asked)
+    written = recorder.after(
+        engine, updates, state, line | {"seconds": time.perf_counter() - begin}, asked
+    )
     return replace(state, committed=recorder.commit()), written
 
 
-def update_servers(experiment: Experiment, engine: Engine, state: RunState, job: Job, replies: Reply) -> dict[int, server.Update]:
-    """The server's half of a round, for every global model that somebody trained. -> by the number of the model"""
+def update_servers(
+    experiment: Experiment, engine: Engine, state: RunState, job: Job, replies: Reply
+) -> dict[int, server.Update]:
+    """The server's half of a round, for every global model that somebody trained. -> by the
+    number of the model
+    """
     used = state.used_by(replies.client.cpu().numpy())
     updates = {}
     for number in np.unique(used).tolist():
         some = (
-            replies if len(state.servers) == 1 else replies.pick(torch.from_numpy(np.flatnonzero(used == number)).to(replies.client.device))
+            replies
+            if len(state.servers) == 1
+            else replies.pick(
+                torch.from_numpy(np.flatnonzero(used == number)).to(replies.client.device)
+            )
         )
         key = job.key if number == 0 else job.key.fold("model", number)
-        updates[number] = server.update(experiment.task, state.servers[number], some, job.round, key, job.rule, engine)
+        updates[number] = server.update(
+            experiment.task, state.servers[number], some, job.round, key, job.rule, engine
+        )
     return updates
 
 
-def weigh_locals(state: RunState, clients: np.ndarray, updates: dict[int, server.Update]) -> np.ndarray:
-    """Each client's share in the round, summing to 1: in its model's aggregation, and of that model among the round's clients. -> [k]"""
+def weigh_locals(
+    state: RunState, clients: np.ndarray, updates: dict[int, server.Update]
+) -> np.ndarray:
+    """Each client's share in the round, summing to 1: in its model's aggregation, and of that
+    model among the round's clients. -> [k]
+    """
     used, shares = state.used_by(clients), np.zeros(len(clients))
     for number, update in updates.items():
         members = used == number

@@ -32,7 +32,8 @@ class Update:
     """A round at the server, with the model at each moment."""
 
     server: Server
-    merged: Start  # after aggregation, before refinement; the server's model itself where nothing refines
+    # after aggregation, before refinement; the server's model itself where nothing refines
+    merged: Start
     weights: Tensor  # [k] float64 on the device, summing to 1
 
 
@@ -50,25 +51,43 @@ def share(task: Task, server: Server, round: int, key: Key) -> Tree:
 
 
 class Unusable(Exception):
-    """Replies that passed the gate one by one do not make a model together; the round is abandoned."""
+    """Replies that passed the gate one by one do not make a model together; the round is
+    abandoned.
+    """
 
 
-def update(task: Task, server: Server, replies: Reply, round: int, key: Key, rule: dict[str, float], engine: Engine) -> Update:
-    """From replies to the next global model; `engine` does what a server-side part has judged or trained on the public set."""
+def update(
+    task: Task,
+    server: Server,
+    replies: Reply,
+    round: int,
+    key: Key,
+    rule: dict[str, float],
+    engine: Engine,
+) -> Update:
+    """From replies to the next global model; `engine` does what a server-side part has judged
+    or trained on the public set.
+    """
     method, state = task.method, dict(server.state)
 
     def srv(slot: str) -> ServerContext:
         return _context(task, server.model, state, round, key.fold("server", slot))
 
     weigh, combine = method.one("weigh"), combine_of(method)
-    weights = _normalise(weigh_by_size(replies, srv("weigh")) if weigh is None else _check_weights(weigh(replies, srv("weigh"))))
+    weights = _normalise(
+        weigh_by_size(replies, srv("weigh"))
+        if weigh is None
+        else _check_weights(weigh(replies, srv("weigh")))
+    )
     weights = weights.to(task.world.device)
     delta = combine.finish(_add_up(combine, weights, replies, srv("combine")), srv("combine"))
     apply_ = method.one("apply")
     params, changed = (apply_ or move)(server.model.params, delta, srv("apply"))
     if apply_ is not None:
         state[apply_.name] = changed
-    merged = refined = Start(params, (combine.buffers or average_buffers)(server.model.buffers, replies.buffers, weights))
+    merged = refined = Start(
+        params, (combine.buffers or average_buffers)(server.model.buffers, replies.buffers, weights)
+    )
     refine = method.one("refine")
     if refine is not None:
         complete = partial(local_models, server.model, seen_by_server=True)
@@ -78,12 +97,14 @@ def update(task: Task, server: Server, replies: Reply, round: int, key: Key, rul
             model: Start = refine(merged, server.model, replies, lent, srv("refine"))
             return model
 
-        in_turn = getattr(engine, "in_turn", None)  # runs that share an engine come to it one at a time
+        # runs that share an engine come to it one at a time
+        in_turn = getattr(engine, "in_turn", None)
         refined = work(engine) if in_turn is None else in_turn(work)
     for absorb in method.many("absorb"):
         state[absorb.name] = absorb(replies, srv("absorb"))
     numbers = torch.cat([value.reshape(-1) for value in refined.params.values()])
-    if not bool(torch.isfinite(numbers).all()):  # the first question to the device: up to here nobody waited for it
+    # the first question to the device: up to here nobody waited for it
+    if not bool(torch.isfinite(numbers).all()):
         raise Unusable("the new model holds NaN or infinity")
     return Update(Server(refined, state), merged, weights)
 
@@ -93,7 +114,9 @@ def combine_of(method: Composed) -> Combine:
     owner = method.owner("combine")
     if owner is None or owner.combine is None:
         return mean
-    return owner.combine._replace(partial=Scoped(owner, owner.combine.partial), finish=Scoped(owner, owner.combine.finish))
+    return owner.combine._replace(
+        partial=Scoped(owner, owner.combine.partial), finish=Scoped(owner, owner.combine.finish)
+    )
 
 
 def _add_up(combine: Combine, weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
@@ -121,20 +144,32 @@ def _normalise(raw: Tensor) -> Tensor:
 def average_buffers(current: Params, sent: Params, weights: Tensor) -> Params:
     """Statistics are averaged like parameters; counters take the largest value."""
     averaged = {
-        name: trees.weighted_sum(weights, {name: value})[name] if value.is_floating_point() else value.amax(dim=0)
+        name: trees.weighted_sum(weights, {name: value})[name]
+        if value.is_floating_point()
+        else value.amax(dim=0)
         for name, value in sent.items()
     }
     return current | averaged
 
 
-def local_models(start: Start, replies: Reply, *, stacked: bool = False, seen_by_server: bool = False) -> Start:
-    """The clients' models as a stack, completed by what did not travel: the frozen part, and each client's own, which a server never sees.
+def local_models(
+    start: Start, replies: Reply, *, stacked: bool = False, seen_by_server: bool = False
+) -> Start:
+    """The clients' models as a stack, completed by what did not travel: the frozen part, and each
+    client's own, which a server never sees.
 
     `start` is what they began with: one model for all, or `stacked`, one for each.
     """
-    whole = start if stacked else Start(trees.expand(start.params, replies.k), trees.expand(start.buffers, replies.k))
+    whole = (
+        start
+        if stacked
+        else Start(trees.expand(start.params, replies.k), trees.expand(start.buffers, replies.k))
+    )
     mine = {} if seen_by_server else replies.own.get(PERSONAL, {})
-    return Start(whole.params | replies.params | mine.get("params", {}), whole.buffers | replies.buffers | mine.get("buffers", {}))
+    return Start(
+        whole.params | replies.params | mine.get("params", {}),
+        whole.buffers | replies.buffers | mine.get("buffers", {}),
+    )
 
 
 def _context(task: Task, start: Start, state: Tree, round: int, key: Key) -> ServerContext:

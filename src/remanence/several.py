@@ -15,7 +15,9 @@ from remanence.types import Engine, Start
 
 
 def reassign(task: Task, engine: Engine, state: RunState, time_step: int) -> RunState:
-    """Every client tries every global model on its new training rows; the method decides who uses which, and what becomes of the models."""
+    """Every client tries every global model on its new training rows; the method decides who
+    uses which, and what becomes of the models.
+    """
     owner = task.method.owner("assign")
     assert owner is not None
     assert owner.assign is not None
@@ -30,7 +32,9 @@ def reassign(task: Task, engine: Engine, state: RunState, time_step: int) -> Run
     values = np.where(np.isfinite(values), values, np.inf).reshape(clients, count)
     rows = task.population.at(time_step).train.sizes
     hyper = task.number_tensors().get(owner.name, {})
-    decision = owner.assign.decide(values, state.used_by(np.arange(clients)), rows, state.assign[owner.name], hyper)
+    decision = owner.assign.decide(
+        values, state.used_by(np.arange(clients)), rows, state.assign[owner.name], hyper
+    )
     servers = [blend(state.servers, shares) for shares in decision.recipe]
     return replace(
         state,
@@ -48,4 +52,6 @@ def blend(servers: tuple[Server, ...], shares: np.ndarray) -> Server:
         return servers[int(used[0])]
     weights = torch.from_numpy(shares[used])
     params, buffers = Start.stack([servers[int(number)].model for number in used])
-    return Server(Start(trees.weighted_sum(weights, params), average_buffers({}, buffers, weights)), {})
+    return Server(
+        Start(trees.weighted_sum(weights, params), average_buffers({}, buffers, weights)), {}
+    )

@@ -1,4 +1,6 @@
-"""Run what a comparison or a recipe plans: one run after the other or, where a stack trains them, seeds and settings of a method together."""
+"""Run what a comparison or a recipe plans: one run after the other or, where a stack trains
+them, seeds and settings of a method together.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ class Planned:
     folder: Path
     spec: Spec
     title: str
-    task: str = ""  # runs of one task use one engine: what differs between them is then the method alone
+    # runs of one task use one engine: what differs between them is then the method alone
+    task: str = ""
 
     @property
     def begun(self) -> bool:
@@ -50,7 +53,9 @@ def run_all(
     together: int = 0,
     **objects: Any,
 ) -> None:
-    """Run all of them. choices: engines by task, filled where one is missing; together: the most runs in one stack, 0 for as many as fit."""
+    """Run all of them. choices: engines by task, filled where one is missing; together: the
+    most runs in one stack, 0 for as many as fit.
+    """
     while runs:
         first = runs[0]
         choice = choices.get(first.task) or _choose(first, progress, objects)
@@ -62,46 +67,78 @@ def run_all(
             else:
                 _run_together(group, choice, progress, deadline, objects)
         except Stopped as stop:
-            raise Stopped(f"stopped in {_name(group)}, all saved: go on with {go_on_with}", stop.exit_code) from None
+            raise Stopped(
+                f"stopped in {_name(group)}, all saved: go on with {go_on_with}", stop.exit_code
+            ) from None
         runs = runs[len(group) :]
 
 
 def _choose(run: Planned, progress: Progress, objects: dict[str, Any]) -> Choice:
     if run.begun:
         spec, about = Run(run.folder).spec, Run(run.folder).about
-        return Choice(spec.engine, spec.threads, str(about.get("engine", "")), spec.stepping, spec.stack)
+        return Choice(
+            spec.engine, spec.threads, str(about.get("engine", "")), spec.stepping, spec.stack
+        )
     return settle_engine(build(run.spec, **objects), progress)[1]
 
 
 def _gather(runs: Sequence[Planned], choice: Choice, together: int) -> list[Planned]:
-    """The first run and those behind it that can share its stack, as far as can be told before they are built."""
+    """The first run and those behind it that can share its stack, as far as can be told before
+    they are built.
+    """
     first, most = runs[0], together or fitting(runs[0].spec)
     if choice.name != "stacked" or most == 1:
         return [first]
     form = rough_form(first.spec)
-    alike = itertools.takewhile(lambda run: run.task == first.task and rough_form(run.spec) == form, runs)
+    alike = itertools.takewhile(
+        lambda run: run.task == first.task and rough_form(run.spec) == form, runs
+    )
     return list(itertools.islice(alike, min(most, MOST_TOGETHER)))
 
 
 def fitting(spec: Spec) -> int:
     """How many runs fill a stack."""
     kind = "cuda" if spec.device != "cpu" and torch.cuda.is_available() else "cpu"
-    return max(1, (spec.stack or MOST_CLIENTS[kind]) // sample_size(spec, spec.clients.count or DEFAULT_CLIENTS))
+    return max(
+        1,
+        (spec.stack or MOST_CLIENTS[kind])
+        // sample_size(spec, spec.clients.count or DEFAULT_CLIENTS),
+    )
 
 
 def _run_one(run: Planned, choice: Choice, deadline: Deadline, **given: Any) -> Run:
     if run.begun:
         return resume_run(run.folder, deadline=deadline, title=run.title, **given)
-    return start_run(run.spec, run.folder, overwrite=True, choice=choice, deadline=deadline, title=run.title, **given)
+    return start_run(
+        run.spec,
+        run.folder,
+        overwrite=True,
+        choice=choice,
+        deadline=deadline,
+        title=run.title,
+        **given,
+    )
 
 
-def _run_together(group: Sequence[Planned], choice: Choice, progress: Progress, deadline: Deadline, objects: dict[str, Any]) -> None:
+def _run_together(
+    group: Sequence[Planned],
+    choice: Choice,
+    progress: Progress,
+    deadline: Deadline,
+    objects: dict[str, Any],
+) -> None:
     meeting, chorus = Meeting(_make_stack), Chorus(progress, _name(group))
     given = objects | {"engine_for": meeting.sit}
-    ends = meeting.hold([partial(_run_one, run, choice, deadline.for_another(), progress=chorus.voice(), **given) for run in group])
+    ends = meeting.hold(
+        [
+            partial(_run_one, run, choice, deadline.for_another(), progress=chorus.voice(), **given)
+            for run in group
+        ]
+    )
     deadline.rounds += 1  # time has passed: the next ones must ask whether there is any left
     errors = [end for end in ends if isinstance(end, BaseException)]
-    for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):  # what went wrong before what was stopped because of it
+    # what went wrong before what was stopped because of it
+    for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
         raise error
 
 

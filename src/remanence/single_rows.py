@@ -21,24 +21,33 @@ class HiddenFacts:
 
     def __getattr__(self, name: str) -> Tensor:
         raise InputError(
-            f"the loss reads a fact of all of a client's rows ({name}), which a gradient of single rows does not protect: use another loss, or add dp_counts"
+            f"the loss reads a fact of all of a client's rows ({name}), which a gradient"
+            " of single rows does not protect: use another loss, or add dp_counts"
         )
 
 
 def lend_each(
-    objective_of: Callable[[Context, Tensor], Objective], penalise: Callable[[Params], Params], ctx: Context, shown: bool
+    objective_of: Callable[[Context, Tensor], Objective],
+    penalise: Callable[[Params], Params],
+    ctx: Context,
+    shown: bool,
 ) -> Each:
     """The function `lent.each`.
 
-    objective_of: (context, the row as a batch of one) -> the objective without penalties. penalise: the gradient of those. shown: may the loss read the
-        client's facts, since a part shows them with noise?
+    objective_of: (context, the row as a batch of one) -> the objective without penalties. penalise:
+        the gradient of those. shown: may the loss read the client's facts, since a part shows them
+        with noise?
     """
 
     def each(params: Params, batch: Batch) -> tuple[Params, Params]:
         alone = ctx if shown else ctx._replace(facts=HiddenFacts())  # type: ignore[arg-type]
 
-        def of_row(params: Params, x: Tensor, y: Tensor, id: Tensor, number: Tensor) -> tuple[Tensor, Any]:
-            row = Batch(x.unsqueeze(0), y.unsqueeze(0), torch.ones_like(batch.weight[:1]), id.unsqueeze(0))
+        def of_row(
+            params: Params, x: Tensor, y: Tensor, id: Tensor, number: Tensor
+        ) -> tuple[Tensor, Any]:
+            row = Batch(
+                x.unsqueeze(0), y.unsqueeze(0), torch.ones_like(batch.weight[:1]), id.unsqueeze(0)
+            )
             now = alone._replace(key=keys.fold_in(ctx.key, number))  # a dropout mask of its own
             return objective_of(now, row.x)(params, row)
 

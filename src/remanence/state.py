@@ -1,4 +1,6 @@
-"""Everything that must survive a round, as one immutable value: a run can stop between any two instructions and still know where it stands."""
+"""Everything that must survive a round, as one immutable value: a run can stop between any two
+instructions and still know where it stands.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,13 @@ NEVER = -1  # the round of a state that is not there yet
 
 @dataclass(frozen=True)
 class Crowd:
-    """The clients' own models, where there is no server. All tensors have the K clients as leading axis."""
+    """The clients' own models, where there is no server. All tensors have the K clients as
+    leading axis.
+    """
 
     models: Start
-    best: Start  # with the lowest validation loss since the client's data changed: the one that counts
+    # with the lowest validation loss since the client's data changed: the one that counts
+    best: Start
     best_loss: Tensor  # [K] float64, infinity before the first validation
     waited: Tensor  # [K] int64: rounds since then without a lower one
     stopped: Tensor  # [K] bool: waited too long; trains no more until its data change
@@ -49,7 +54,8 @@ class RunState:
     time_step: int  # of that round
     server: Server
     own: Mapping[int, Tree]  # by client, then by part; only clients that took part have any
-    committed: Mapping[str, int] = field(default_factory=dict)  # lengths of the append-only files that belong to this state
+    # lengths of the append-only files that belong to this state
+    committed: Mapping[str, int] = field(default_factory=dict)
     others: tuple[Server, ...] = ()  # more global models, where a method has several
     uses: Tensor | None = None  # [K] int64: which of them each client uses; None: there is one
     assign: Tree = field(default_factory=dict)  # by part: what is remembered of who uses which
@@ -67,22 +73,35 @@ class RunState:
 
     def used_by(self, clients: np.ndarray) -> np.ndarray:
         """Which global model each of these clients uses. -> [k] int64"""
-        return np.zeros(len(clients), dtype=np.int64) if self.uses is None else self.uses.numpy()[clients]
+        return (
+            np.zeros(len(clients), dtype=np.int64)
+            if self.uses is None
+            else self.uses.numpy()[clients]
+        )
 
 
 def gather_own(state: RunState, task: Task, clients: np.ndarray, facts: Facts) -> Tree:
-    """What these clients keep, as a stack on the device; a newcomer's first value comes from its parts."""
+    """What these clients keep, as a stack on the device; a newcomer's first value comes from
+    its parts.
+    """
     if not task.keeps_own or not len(clients):
         return {}
     if task.at_sites:
-        rounds = [int(state.own[client][SITE]["round"]) if client in state.own else NEVER for client in clients.tolist()]
+        rounds = [
+            int(state.own[client][SITE]["round"]) if client in state.own else NEVER
+            for client in clients.tolist()
+        ]
         return {SITE: {"round": torch.tensor(rounds, device=task.world.device)}}
     rows = []
     for place, client in enumerate(clients):
         kept = state.own.get(int(client))
         if kept is None:
             mine = Facts(*(fact[place] for fact in facts))
-            kept = {p.name: p.own(state.server.model, mine, task.world) for p in task.method.parts if p.own is not None}
+            kept = {
+                p.name: p.own(state.server.model, mine, task.world)
+                for p in task.method.parts
+                if p.own is not None
+            }
             kept[PERSONAL] = task.personal_part(state.server.model)
         flat = trees.flatten(kept)  # empty branches vanish, as they do in a checkpoint
         rows.append(trees.to(trees.unflatten(flat), task.world.device))
@@ -94,5 +113,8 @@ def commit_own(own: Mapping[int, Tree], replies: Reply) -> Mapping[int, Tree]:
     if not replies.own:
         return own
     on_host = trees.to(replies.own, "cpu")
-    changed = {int(client): trees.clone(trees.take(on_host, place)) for place, client in enumerate(replies.client)}
+    changed = {
+        int(client): trees.clone(trees.take(on_host, place))
+        for place, client in enumerate(replies.client)
+    }
     return {**own, **changed}

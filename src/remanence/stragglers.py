@@ -1,4 +1,6 @@
-"""Who answers in time: over-selection, deadlines, and what becomes of those who are late. Time is simulated, so that the same clients are late everywhere."""
+"""Who answers in time: over-selection, deadlines, and what becomes of those who are late. Time
+is simulated, so that the same clients are late everywhere.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ import torch
 
 from remanence.engines.common import expected_steps
 from remanence.experiment import Experiment
-from remanence.heterogeneity import add_late, answer_times, bring_up_to_date, count_rounds_late, pick_in_time, round_length
+from remanence.heterogeneity import (
+    add_late,
+    answer_times,
+    bring_up_to_date,
+    count_rounds_late,
+    pick_in_time,
+    round_length,
+)
 from remanence.state import Late, RunState
 from remanence.types import Job, Reply
 
@@ -23,7 +32,9 @@ class Wait(NamedTuple):
 
 
 def wait_for(experiment: Experiment, state: RunState, job: Job, replies: Reply | None) -> Wait:
-    """Divide the answers of a round into those in time and those late; without slow clients and deadlines everybody is in time."""
+    """Divide the answers of a round into those in time and those late; without slow clients and
+    deadlines everybody is in time.
+    """
     spec, task = experiment.spec.round, experiment.task
     if not experiment.has_stragglers:
         return Wait(replies, (), {})
@@ -46,18 +57,33 @@ def wait_for(experiment: Experiment, state: RunState, job: Job, replies: Reply |
         waiting.append(Late(one, job.start, job.round + max(1, int(delays[place[number]]))))
     arrived = [late for late in waiting if late.due <= job.round]
     for late in arrived:
-        in_time = add_late(in_time, bring_up_to_date(late.reply, late.began, job.start, job.round, float(spec.staleness)))
-    return Wait(in_time, tuple(late for late in waiting if late.due > job.round), told | {"late_used": len(arrived)})
+        in_time = add_late(
+            in_time,
+            bring_up_to_date(late.reply, late.began, job.start, job.round, float(spec.staleness)),
+        )
+    return Wait(
+        in_time,
+        tuple(late for late in waiting if late.due > job.round),
+        told | {"late_used": len(arrived)},
+    )
 
 
 def find_late(experiment: Experiment, job: Job) -> tuple[np.ndarray, dict[str, Any]]:
-    """Who misses the deadline of a round without a server, where every client waits for itself alone. -> [k] bool, what the line says of it"""
+    """Who misses the deadline of a round without a server, where every client waits for itself
+    alone. -> [k] bool, what the line says of it
+    """
     if not experiment.has_stragglers or not len(job.clients):
         return np.zeros(len(job.clients), dtype=bool), {}
-    times = answer_times(job.clients, expected_steps(experiment.task, job), experiment.seconds, job.key)
+    times = answer_times(
+        job.clients, expected_steps(experiment.task, job), experiment.seconds, job.key
+    )
     limit = experiment.deadline(times)
     late = times > limit
-    return late, {"asked": len(job.clients), "late": int(late.sum()), "simulated_seconds": float(min(limit, times.max()))}
+    return late, {
+        "asked": len(job.clients),
+        "late": int(late.sum()),
+        "simulated_seconds": float(min(limit, times.max())),
+    }
 
 
 def _index(mask: np.ndarray, replies: Reply) -> torch.Tensor:

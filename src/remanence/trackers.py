@@ -1,7 +1,9 @@
-"""A run for other people's dashboards: its numbers over rounds as TensorBoard events or as an MLflow run.
+"""A run for other people's dashboards: its numbers over rounds as TensorBoard events or as an
+MLflow run.
 
-Both read from the run's folder alone, so a run of last month can be exported as well as one that goes on. Names are made harmless: a class may be called
-anything, and a tracker makes a path or a query of it.
+Both read from the run's folder alone, so a run of last month can be exported as well as one that
+goes on. Names are made harmless: a class may be called anything, and a tracker makes a path or a
+query of it.
 """
 
 from __future__ import annotations
@@ -53,18 +55,26 @@ def export_scalars(results: Sequence[Run | Comparison], out: Path, kind: str) ->
     """Write runs, and all runs of comparisons, for a tracker into a folder. -> what was written"""
     if kind not in TRACKERS:
         raise unknown("format", kind, TRACKERS)
-    runs = [run for result in results for run in (result.runs if isinstance(result, Comparison) else [result])]
+    runs = [
+        run
+        for result in results
+        for run in (result.runs if isinstance(result, Comparison) else [result])
+    ]
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file: --out names a folder")
     if not any(run.metrics for run in runs):
-        raise InputError(f"{results[0].folder} has no recorded round yet: let it run for some rounds first")
+        raise InputError(
+            f"{results[0].folder} has no recorded round yet: let it run for some rounds first"
+        )
     write = write_tensorboard if kind == "tensorboard" else write_mlflow
     with explain_full_disk(out):
         return list(dict.fromkeys(write(run, out) for run in runs if run.metrics))
 
 
 def read_scalars(run: Run) -> Iterator[Scalar]:
-    """Every number a dashboard can draw: by split, by class, forgetting, where it was lost, and what it cost."""
+    """Every number a dashboard can draw: by split, by class, forgetting, where it was lost, and
+    what it cost.
+    """
     passed = _elapsed(run)
     for line in run.metrics:
         own = "" if line["model"] == counted_model(run) else f" {line['model']}"
@@ -76,7 +86,12 @@ def read_scalars(run: Run) -> Iterator[Scalar]:
             if is_number(costs.get(value)):
                 yield _scalar(f"round/{value}", round, costs[value], passed)
     rounds, shares = class_curve(run)
-    classes = [f"{place:03d} {name}" for place, name in enumerate(name_classes(run.about.get("class_names", []), shares.shape[1]))]
+    classes = [
+        f"{place:03d} {name}"
+        for place, name in enumerate(
+            name_classes(run.about.get("class_names", []), shares.shape[1])
+        )
+    ]
     for round, row in zip(rounds.tolist(), shares, strict=True):
         for name, share in zip(classes, row.tolist(), strict=True):
             if is_number(share):
@@ -85,7 +100,9 @@ def read_scalars(run: Run) -> Iterator[Scalar]:
         yield _scalar("forgetting/since the round before", round, lost, passed)
     parts = losses_of(run)
     for phase, part in (parts.parts if parts else {}).items():
-        for round, value in zip(parts.round.tolist() if parts else [], nan_mean(part, axis=1).tolist(), strict=True):
+        for round, value in zip(
+            parts.round.tolist() if parts else [], nan_mean(part, axis=1).tolist(), strict=True
+        ):
             if is_number(value):
                 yield _scalar(f"lost/{phase}", round, value, passed)
 
@@ -96,24 +113,33 @@ def write_tensorboard(run: Run, out: Path) -> Path:
         import tensorboard  # noqa: F401
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise InputError("TensorBoard's files need one more package: pip install 'remanence[track]'") from None
+        raise InputError(
+            "TensorBoard's files need one more package: pip install 'remanence[track]'"
+        ) from None
     folder = out / _name_run(run)
     if folder.exists() and any(folder.iterdir()):
-        raise InputError(f"{folder} exists already and TensorBoard would show every point twice: remove it, or choose another --out")
+        raise InputError(
+            f"{folder} exists already and TensorBoard would show every point twice: remove it,"
+            " or choose another --out"
+        )
     begun = _begun(run)
     open_writer: Any = SummaryWriter  # untyped in torch
     writer = open_writer(str(folder))
     try:
         writer.add_text("settings", _as_markdown(_settings(run)), walltime=begun)
         for scalar in read_scalars(run):
-            writer.add_scalar(scalar.name, scalar.value, scalar.round, walltime=begun + scalar.seconds)
+            writer.add_scalar(
+                scalar.name, scalar.value, scalar.round, walltime=begun + scalar.seconds
+            )
     finally:
         writer.close()
     return folder
 
 
 def write_mlflow(run: Run, out: Path) -> Path:
-    """One MLflow run, with the settings as parameters, in the store that the folder holds; open with `mlflow ui --backend-store-uri sqlite:///OUT/mlflow.db`."""
+    """One MLflow run, with the settings as parameters, in the store that the folder holds; open
+    with `mlflow ui --backend-store-uri sqlite:///OUT/mlflow.db`.
+    """
     os.environ.setdefault(
         "MLFLOW_DISABLE_TELEMETRY", "true"
     )  # MLflow reports its use home by default; what was learned here is nobody's business
@@ -127,22 +153,42 @@ def write_mlflow(run: Run, out: Path) -> Path:
     home = run.folder.parent.parent if run.folder.parent.name == RUNS else run.folder
     name = _harmless(home.resolve().name) or "remanence"
     known = client.get_experiment_by_name(name)
-    experiment = known.experiment_id if known else client.create_experiment(name, artifact_location=(out / "artifacts").resolve().as_uri())
+    experiment = (
+        known.experiment_id
+        if known
+        else client.create_experiment(
+            name, artifact_location=(out / "artifacts").resolve().as_uri()
+        )
+    )
     begun = _begun(run)
     started = client.create_run(experiment, start_time=int(1000 * begun), run_name=_name_run(run))
-    metrics = [Metric(scalar.name, scalar.value, int(1000 * (begun + scalar.seconds)), scalar.round) for scalar in read_scalars(run)]
+    metrics = [
+        Metric(scalar.name, scalar.value, int(1000 * (begun + scalar.seconds)), scalar.round)
+        for scalar in read_scalars(run)
+    ]
     params = [Param(key, value[:LONGEST_VALUE]) for key, value in _settings(run)]
-    tags = [RunTag("remanence", str(run.about.get("remanence", ""))), RunTag("folder", run.folder.resolve().name)]
+    tags = [
+        RunTag("remanence", str(run.about.get("remanence", ""))),
+        RunTag("folder", run.folder.resolve().name),
+    ]
     for first in range(0, max(len(metrics), 1), 500):  # a store takes so many at a time
         client.log_batch(started.info.run_id, metrics=metrics[first : first + 500])
     for first in range(0, max(len(params), 1), 90):
-        client.log_batch(started.info.run_id, params=params[first : first + 90], tags=tags if first == 0 else [])
-    client.set_terminated(started.info.run_id, "FINISHED" if run.finished else "RUNNING", end_time=int(1000 * (begun + _total(run))))
+        client.log_batch(
+            started.info.run_id, params=params[first : first + 90], tags=tags if first == 0 else []
+        )
+    client.set_terminated(
+        started.info.run_id,
+        "FINISHED" if run.finished else "RUNNING",
+        end_time=int(1000 * (begun + _total(run))),
+    )
     return out / STORE
 
 
 def store_address(out: Path) -> str:
-    """Where MLflow keeps its runs: a database file in the folder; newer versions refuse plain files."""
+    """Where MLflow keeps its runs: a database file in the folder; newer versions refuse plain
+    files.
+    """
     return f"sqlite:///{(out / STORE).resolve()}"
 
 
@@ -163,12 +209,16 @@ def _harmless(name: str) -> str:
 
 def _name_run(run: Run) -> str:
     folder = run.folder.resolve()
-    name = f"{folder.parent.parent.name} {folder.name}" if folder.parent.name == RUNS else folder.name
+    name = (
+        f"{folder.parent.parent.name} {folder.name}" if folder.parent.name == RUNS else folder.name
+    )
     return _harmless(name).replace("/", "_").lstrip(".") or "run"
 
 
 def _settings(run: Run) -> list[tuple[str, str]]:
-    """Every setting by its dotted name, as the report lists them (no paths of somebody's disk among them)."""
+    """Every setting by its dotted name, as the report lists them (no paths of somebody's disk
+    among them).
+    """
     return [(key, value) for key, value in list_settings(gather([run])) if value]
 
 
@@ -180,7 +230,9 @@ def _as_markdown(settings: Sequence[tuple[str, str]]) -> str:
 def _elapsed(run: Run) -> dict[int, float]:
     """Seconds from the beginning to the end of each round."""
     spent, passed = 0.0, {}
-    for round, seconds in sorted({int(line["round"]): line.get("seconds") for line in run.metrics}.items()):
+    for round, seconds in sorted(
+        {int(line["round"]): line.get("seconds") for line in run.metrics}.items()
+    ):
         spent += float(seconds) if seconds is not None and is_number(seconds) else 0.0
         passed[round] = spent
     return passed
@@ -191,5 +243,7 @@ def _total(run: Run) -> float:
 
 
 def _begun(run: Run) -> float:
-    """When the run began, as far as its files tell: when the last line was written, less the time all rounds took."""
+    """When the run began, as far as its files tell: when the last line was written, less the
+    time all rounds took.
+    """
     return (run.folder / METRICS).stat().st_mtime - _total(run)

@@ -1,7 +1,8 @@
 """Arithmetic on trees of tensors.
 
-A tree is a dictionary whose values are tensors or trees; a model's parameters are a flat one. All functions return new trees and leave their arguments
-alone. Where two trees meet, the names of the FIRST decide: what a frozen group does not have is simply not touched.
+A tree is a dictionary whose values are tensors or trees; a model's parameters are a flat one. All
+functions return new trees and leave their arguments alone. Where two trees meet, the names of the
+FIRST decide: what a frozen group does not have is simply not touched.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ Params = dict[str, Tensor]
 SEPARATOR = "/"
 
 
-def map(function: Callable[..., Tensor], tree: Mapping[str, Any], *others: Mapping[str, Any]) -> Tree:
+def map(
+    function: Callable[..., Tensor], tree: Mapping[str, Any], *others: Mapping[str, Any]
+) -> Tree:
     """Apply `function` to the tensors that stand at the same place in all trees."""
     return {
         name: map(function, value, *(other[name] for other in others))
@@ -71,7 +74,8 @@ def select(condition: Tensor, a: Mapping[str, Any], b: Mapping[str, Any]) -> Tre
 
 def weighted_sum(weights: Tensor, stacked: Mapping[str, Any]) -> Tree:
     """sum_k weights[k] * tree[k] over the leading axis. weights: [k]."""
-    return map(lambda x: (weights.to(x).reshape(-1, *(1,) * (x.dim() - 1)) * x).sum(dim=0), stacked)  # a matrix product could use tf32
+    # a matrix product could use tf32
+    return map(lambda x: (weights.to(x).reshape(-1, *(1,) * (x.dim() - 1)) * x).sum(dim=0), stacked)
 
 
 def stack(trees: Sequence[Mapping[str, Any]]) -> Tree:
@@ -160,7 +164,9 @@ def finite(stacked: Mapping[str, Any], count: int) -> Tensor:
 def _walk(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Tensor]]:
     for name, value in tree.items():
         if SEPARATOR in name:
-            raise ValueError(f"the name {name!r} holds {SEPARATOR!r}, which separates the levels of a tree")
+            raise ValueError(
+                f"the name {name!r} holds {SEPARATOR!r}, which separates the levels of a tree"
+            )
         if isinstance(value, Mapping):
             yield from _walk(value, f"{prefix}{name}{SEPARATOR}")
         else:

@@ -1,4 +1,6 @@
-"""A small experiment to try things on, and the means to compare what comes out: what the checkers in `testing.py` and our own tests are made of."""
+"""A small experiment to try things on, and the means to compare what comes out: what the
+checkers in `testing.py` and our own tests are made of.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,23 @@ from remanence.model import initialise
 from remanence.rounds import first_state, open_recorder, play_round
 from remanence.state import RunState
 from remanence.trees import Params, Tree
-from remanence.types import Context, Engine, Facts, Job, Lent, Method, Part, Reply, ServerContext, Start, Transform, World
+from remanence.types import (
+    Context,
+    Engine,
+    Facts,
+    Job,
+    Lent,
+    Method,
+    Part,
+    Reply,
+    ServerContext,
+    Start,
+    Transform,
+    World,
+)
 
-# Six clients of about 30 to 1 training rows, four of them in a round: there is always one with a single example, and most lack a class.
+# Six clients of about 30 to 1 training rows, four of them in a round: there is always one with a
+# single example, and most lack a class.
 SMALL: dict[str, Any] = {
     "data.name": "synthetic(samples=76, classes=4, features=5, test=0.25)",
     "data.partition": "quantity(power=2.5, minimum=1)",
@@ -41,11 +57,13 @@ SMALL: dict[str, Any] = {
     "device": "cpu",
     "engine": "loop",
 }
-# Equal clients of 6 training rows: with batch norm, and a last batch that is short for all of them and so needs no padding.
+# Equal clients of 6 training rows: with batch norm, and a last batch that is short for all of them
+# and so needs no padding.
 EQUAL: dict[str, Any] = {"data.partition": "dirichlet(alpha=0.5, samples=8)"}
 
 
-# Equal clients of 4 training rows in two clusters that disagree on two labels, and that every client changes at every round: a time step is a round.
+# Equal clients of 4 training rows in two clusters that disagree on two labels, and that every
+# client changes at every round: a time step is a round.
 DRIFTING: dict[str, Any] = {
     "drift.schedule": "rotation(clusters=2)",
     "drift.concepts": "swap",
@@ -55,7 +73,8 @@ DRIFTING: dict[str, Any] = {
 }
 
 
-# What to write for a method where its own defaults would take minutes on the built-in task, or would let all six clients listen to everybody; a small rate
+# What to write for a method where its own defaults would take minutes on the built-in task, or
+# would let all six clients listen to everybody; a small rate
 # for feddf, since Adam makes steps of rounding.
 QUICKLY = {
     "dac": "dac(peers=2)",
@@ -72,11 +91,17 @@ def quickly(name: str) -> str:
 
 
 class LayerNormNet(nn.Module):
-    """A small network with a normalisation that treats every row alone, so that it can always be stacked."""
+    """A small network with a normalisation that treats every row alone, so that it can always
+    be stacked.
+    """
 
     def __init__(self, shape: tuple[int, ...], classes: int):
         super().__init__()
-        self.body, self.norm, self.head = nn.Linear(shape[0], 6), nn.LayerNorm(6), nn.Linear(6, classes)
+        self.body, self.norm, self.head = (
+            nn.Linear(shape[0], 6),
+            nn.LayerNorm(6),
+            nn.Linear(6, classes),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(torch.relu(self.norm(self.body(x))))  # [B, classes]
@@ -88,8 +113,13 @@ class BatchNormNet(nn.Module):
 
     def __init__(self, inputs: int = 5, classes: int = 4):
         super().__init__()
-        # no bias before batch norm: its gradient would be pure rounding, which Adam turns into steps
-        self.body, self.norm, self.head = nn.Linear(inputs, 6, bias=False), nn.BatchNorm1d(6), nn.Linear(6, classes)
+        # no bias before batch norm: its gradient would be pure rounding, which Adam turns into
+        # steps
+        self.body, self.norm, self.head = (
+            nn.Linear(inputs, 6, bias=False),
+            nn.BatchNorm1d(6),
+            nn.Linear(6, classes),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(torch.relu(self.norm(self.body(x))))  # [B, classes]
@@ -114,17 +144,25 @@ def small_experiment(
     module: nn.Module | None = None,
     source: Source | None = None,
 ) -> Experiment:
-    """A method on the built-in task, changed by dotted keys; a public set is there where the method needs one.
+    """A method on the built-in task, changed by dotted keys; a public set is there where the method
+    needs one.
 
     >>> small_experiment("fedavg", {"local.batch": 2}).task.world.clients
     6
     """
     made = as_method(method)
     public = {"data.public": 8} if any(p.needs_public for p in made.parts) else {}
-    return build(make_spec({}, SMALL | public | dict(changes or {})), method=made, module=module, source=source)
+    return build(
+        make_spec({}, SMALL | public | dict(changes or {})),
+        method=made,
+        module=module,
+        source=source,
+    )
 
 
-def drifting_experiment(method: str | Method | Part, steps: int, changes: Mapping[str, Any] | None = None) -> Experiment:
+def drifting_experiment(
+    method: str | Method | Part, steps: int, changes: Mapping[str, Any] | None = None
+) -> Experiment:
     """A method on the built-in task while the data drift, a round a time step.
 
     >>> drifting_experiment("fedavg", 2).task.population.at(1).cluster.tolist()
@@ -142,7 +180,9 @@ def source_without(label: int) -> Source:
 def source_for(module: nn.Module, shape: tuple[int, ...], classes: int) -> Source:
     """Random examples of the kind a network reads."""
     draw = Key(0).fold("source_for").generator()
-    embeddings = [layer.num_embeddings for layer in module.modules() if isinstance(layer, nn.Embedding)]
+    embeddings = [
+        layer.num_embeddings for layer in module.modules() if isinstance(layer, nn.Embedding)
+    ]
     kind = "image" if len(shape) == 3 else "tokens" if embeddings else "table"
     splits = []
     for count in (48, 8):
@@ -154,11 +194,17 @@ def source_for(module: nn.Module, shape: tuple[int, ...], classes: int) -> Sourc
         else:
             x = draw.integers(0, embeddings[0], (count, *shape))
         splits.append(Split(x, np.arange(count, dtype=np.int64) % classes))
-    return Source("random", kind, tuple(str(label) for label in range(classes)), splits[0], splits[1])
+    return Source(
+        "random", kind, tuple(str(label) for label in range(classes)), splits[0], splits[1]
+    )
 
 
-def play(experiment: Experiment, engine: Engine, rounds: int) -> tuple[RunState, list[dict[str, Any]]]:
-    """The whole round loop on an engine -> the state after so many rounds, and the line written about each."""
+def play(
+    experiment: Experiment, engine: Engine, rounds: int
+) -> tuple[RunState, list[dict[str, Any]]]:
+    """The whole round loop on an engine -> the state after so many rounds, and the line written
+    about each.
+    """
     state, lines = first_state(experiment), []
     with tempfile.TemporaryDirectory() as folder:
         recorder = open_recorder(Path(folder), experiment, {})
@@ -176,15 +222,21 @@ def pick_clients(job: Job, places: Sequence[int]) -> Job:
     index = torch.tensor(list(places))
     start = job.start.take(index) if job.personal_start else job.start
     facts = Facts(*(fact[index] for fact in job.facts))
-    return job._replace(clients=job.clients[list(places)], start=start, own=trees.take(job.own, index), facts=facts)
+    return job._replace(
+        clients=job.clients[list(places)], start=start, own=trees.take(job.own, index), facts=facts
+    )
 
 
 def give_starts(job: Job) -> Job:
-    """The same round with a model of its own for each client: the head's weights times numbers from 0.5 to 1.5."""
+    """The same round with a model of its own for each client: the head's weights times numbers
+    from 0.5 to 1.5.
+    """
     k = len(job.clients)
     params, buffers = (trees.clone(trees.expand(tree, k)) for tree in job.start)
     factors = torch.linspace(0.5, 1.5, k, dtype=torch.float64)
-    params["head.weight"] = params["head.weight"] * factors.to(params["head.weight"]).reshape(-1, 1, 1)
+    params["head.weight"] = params["head.weight"] * factors.to(params["head.weight"]).reshape(
+        -1, 1, 1
+    )
     return job._replace(start=Start(params, buffers), personal_start=True)
 
 
@@ -205,7 +257,8 @@ def state_tree(state: RunState) -> Tree:
 
 
 def worst_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, float]:
-    """Where two trees differ most, and by how much relative to the larger of 1 and the value; infinity where they cannot be compared.
+    """Where two trees differ most, and by how much relative to the larger of 1 and the value;
+    infinity where they cannot be compared.
 
     >>> worst_difference({"w": torch.tensor([1.0, 4.0])}, {"w": torch.tensor([1.0, 5.0])})
     ('w', 0.2)
@@ -219,7 +272,8 @@ def worst_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, f
         if x.shape != y.shape or x.dtype != y.dtype:
             return name, float("inf")
         gap = (x.double() - y.double()).abs() / y.double().abs().clamp(min=1.0)
-        gap = torch.where(x == y, 0.0, gap)  # infinity, where both have yet to measure something, is equal too
+        # infinity, where both have yet to measure something, is equal too
+        gap = torch.where(x == y, 0.0, gap)
         here = float(gap.nan_to_num(nan=float("inf")).max()) if gap.numel() else 0.0
         if here > distance:
             worst, distance = name, here
@@ -227,11 +281,18 @@ def worst_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, f
 
 
 def messenger() -> Part:
-    """A part that fills every slot of a client, so that whatever an engine forgets to carry is missed."""
+    """A part that fills every slot of a client, so that whatever an engine forgets to carry is
+    missed.
+    """
 
     def own(start: Start, facts: Facts, world: World) -> Tree:
         number = torch.zeros((), dtype=torch.int64)
-        return {"moved": trees.zeros_like(start.params), "seen": torch.zeros_like(facts.label_counts), "key": number, "steps": number}
+        return {
+            "moved": trees.zeros_like(start.params),
+            "seen": torch.zeros_like(facts.label_counts),
+            "key": number,
+            "steps": number,
+        }
 
     def server(start: Start, world: World) -> Tree:
         return {"gradient": trees.zeros_like(start.params)}
@@ -242,17 +303,28 @@ def messenger() -> Part:
     def before(ctx: Context, lent: Lent) -> tuple[Tree, Tree]:
         out, batch = lent.predict(ctx.start)
         rows = nn.functional.cross_entropy(out.logits, batch.y, reduction="none")
-        return {"seen": ctx.own["seen"] + ctx.facts.label_counts}, {"loss": weighted_mean(rows, batch.weight)}
+        return {"seen": ctx.own["seen"] + ctx.facts.label_counts}, {
+            "loss": weighted_mean(rows, batch.weight)
+        }
 
     def correct(grads: Params, params: Params, ctx: Context) -> Params:
-        return trees.map(lambda g, mine, all: g + ctx.hyper["pull"] * (mine + all), grads, ctx.own["moved"], ctx.shared["gradient"])
+        return trees.map(
+            lambda g, mine, all: g + ctx.hyper["pull"] * (mine + all),
+            grads,
+            ctx.own["moved"],
+            ctx.shared["gradient"],
+        )
 
     def after(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
         moved = trees.sub(trained.params, ctx.start.params)
-        return {"moved": moved, "key": ctx.key, "steps": ctx.steps}, {"gradient": lent.grad(trained.params, lent.predict(trained)[1])}
+        return {"moved": moved, "key": ctx.key, "steps": ctx.steps}, {
+            "gradient": lent.grad(trained.params, lent.predict(trained)[1])
+        }
 
     def absorb(replies: Reply, srv: ServerContext) -> Tree:
-        return {"gradient": trees.map(lambda x: x.mean(dim=0), replies.extras["messenger"]["gradient"])}
+        return {
+            "gradient": trees.map(lambda x: x.mean(dim=0), replies.extras["messenger"]["gradient"])
+        }
 
     return Part(
         "messenger",

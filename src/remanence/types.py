@@ -1,8 +1,9 @@
 """The central types, and nothing else.
 
-A method is made of parts; a part is a named set of pure functions and numbers, one field a slot. Client-side functions are written for ONE client, with
-tensors that have no client axis: an engine runs them client by client or maps them over a stack, and they cannot tell. Shapes: B rows in a batch, C
-classes, K clients in the experiment, k clients in a cohort.
+A method is made of parts; a part is a named set of pure functions and numbers, one field a slot.
+Client-side functions are written for ONE client, with tensors that have no client axis: an engine
+runs them client by client or maps them over a stack, and they cannot tell. Shapes: B rows in a
+batch, C classes, K clients in the experiment, k clients in a cohort.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from remanence.far import FarParams
 from remanence.keys import Key
 from remanence.trees import Params, Tree
 
-# ---------------------------------------------------------------------------------------------------------------- what a client sees
+# ------------------------------------------------------------------------------- what a client sees
 
 
 class Batch(NamedTuple):
-    """Rows of a client's data. Padding repeats a real row and has weight 0, so that no gradient is ever NaN."""
+    """Rows of a client's data. Padding repeats a real row and has weight 0, so that no gradient
+    is ever NaN.
+    """
 
     x: Tensor  # [B, ...]
     y: Tensor  # [B] int64, or [B, C] soft targets
@@ -65,7 +68,10 @@ class Start(NamedTuple):
     @staticmethod
     def stack(models: Sequence[Start]) -> Start:
         """Models one on top of the other."""
-        return Start(trees.stack([model.params for model in models]), trees.stack([model.buffers for model in models]))
+        return Start(
+            trees.stack([model.params for model in models]),
+            trees.stack([model.buffers for model in models]),
+        )
 
 
 class Facts(NamedTuple):
@@ -91,18 +97,22 @@ class World:
     buffers: tuple[str, ...]  # buffer names: their statistics
     public: int  # rows in the server's public set
     sent: tuple[str, ...] = ()  # parameter names that travel: trained and not personal
-    expected: float = 0.0  # clients expected in a round, where each joins by a coin of its own; 0: their number is fixed
+    # clients expected in a round, where each joins by a coin of its own; 0: their number is fixed
+    expected: float = 0.0
     batch: int = 0  # the most rows of a batch
     row: tuple[int, ...] = ()  # the shape of one row as a network gets it,
     row_dtype: torch.dtype = torch.float32  # and of which numbers
 
 
 class Context(NamedTuple):
-    """What a client-side function may read. `shared`, `own` and `hyper` are those of the function's own part."""
+    """What a client-side function may read. `shared`, `own` and `hyper` are those of the
+    function's own part.
+    """
 
     client: Tensor  # int64
     round: Tensor  # int64, from 1
-    start: Start  # the model this client starts from: the one it received, with its personal parts in place
+    # the model this client starts from: the one it received, with its personal parts in place
+    start: Start
     shared: Tree  # what the server sent besides it
     own: Tree  # what this client keeps
     memory: Tree  # what the part's tracker has gathered over the steps so far
@@ -115,26 +125,32 @@ class Context(NamedTuple):
     world: World
 
 
-# ------------------------------------------------------------------------------------------------- functions lent to client-side parts
+# -------------------------------------------------------------- functions lent to client-side parts
 
 
 class Grad(Protocol):
-    """The gradient of the whole objective at `params`, with respect to them or to the inputs; the batch may have soft targets."""
+    """The gradient of the whole objective at `params`, with respect to them or to the inputs;
+    the batch may have soft targets.
+    """
 
     def __call__(self, params: Params, batch: Batch, wrt: str = "params") -> Any: ...
 
 
 class Each(Protocol):
-    """The gradient of every row of a batch by itself, each tensor [B, ...], and that of the penalties, which look at no row.
+    """The gradient of every row of a batch by itself, each tensor [B, ...], and that of the
+    penalties, which look at no row.
 
-    A row's gradient must not depend on the client's other rows: whoever reads the facts of the whole data is refused.
+    A row's gradient must not depend on the client's other rows: whoever reads the facts of the
+    whole data is refused.
     """
 
     def __call__(self, params: Params, batch: Batch) -> tuple[Params, Params]: ...
 
 
 class Forward(Protocol):
-    """Another model on the batch's rows, or on `x`: evaluation mode, no gradient, no buffer update; cached within a step."""
+    """Another model on the batch's rows, or on `x`: evaluation mode, no gradient, no buffer
+    update; cached within a step.
+    """
 
     def __call__(self, model: Start, x: Tensor | None = None) -> Output: ...
 
@@ -151,20 +167,25 @@ class Lent(NamedTuple):
     grad: Grad
     forward: Forward
     predict: Predict
-    walk: Callable[[Tree | None], Tree]  # (None) -> first state, (state) -> next: see `local.lend_walk`
+    # (None) -> first state, (state) -> next: see `local.lend_walk`
+    walk: Callable[[Tree | None], Tree]
     each: Each
 
 
-# ---------------------------------------------------------------------------------------------------------------- the slots of a part
+# ------------------------------------------------------------------------------ the slots of a part
 
 Base = Callable[[Output, Batch, Context], Tensor]  # -> [B]
 Term = Callable[[Output, Batch, Lent, Context], Tensor]  # -> [B], added to the base
 Penalty = Callable[[Params, Context], Tensor]  # -> scalar, added to the weighted mean
 Gradient = Callable[[Params, Batch, Lent, Context], Params]
-# own is merged into what the client keeps; names that the part's first value does not have live until the end of the round
-Before = Callable[[Context, Lent], tuple[Tree, Tree]]  # -> own, extras; before the first local step, ctx.start is the received model
-After = Callable[[Context, Start, Lent], tuple[Tree, Tree]]  # -> own, extras; the model is the trained one, ctx.steps those of all phases
-Accept = Callable[[Context, Start, Start, Lent], Tensor]  # (old, new) -> bool scalar: is the phase's result kept?
+# own is merged into what the client keeps; names that the part's first value does not have live
+# until the end of the round
+# -> own, extras; before the first local step, ctx.start is the received model
+Before = Callable[[Context, Lent], tuple[Tree, Tree]]
+# -> own, extras; the model is the trained one, ctx.steps those of all phases
+After = Callable[[Context, Start, Lent], tuple[Tree, Tree]]
+# (old, new) -> bool scalar: is the phase's result kept?
+Accept = Callable[[Context, Start, Start, Lent], Tensor]
 
 STAGES = ("correct", "clip", "noise")  # transforms do not commute: they run in this order
 
@@ -177,10 +198,13 @@ class Transform(NamedTuple):
 
 
 class Track(NamedTuple):
-    """Something gathered over the local steps, readable as ctx.memory: in the next step, and in `after`."""
+    """Something gathered over the local steps, readable as ctx.memory: in the next step, and in
+    `after`.
+    """
 
     init: Callable[[Context, Lent], Tree]  # -> memory
-    step: Callable[[Tree, Start, Start, Batch, Lent, Context], Tree]  # (memory, model before, model after, batch, lent, ctx) -> memory
+    # (memory, model before, model after, batch, lent, ctx) -> memory
+    step: Callable[[Tree, Start, Start, Batch, Lent, Context], Tree]
 
 
 class Phase(NamedTuple):
@@ -188,7 +212,8 @@ class Phase(NamedTuple):
 
     epochs: int = 0
     steps: int = 0
-    trainable: Callable[[World, Sequence[str]], Sequence[str]] | None = None  # all names -> those trained; None: all
+    # all names -> those trained; None: all
+    trainable: Callable[[World, Sequence[str]], Sequence[str]] | None = None
     accept: Accept | None = None
 
 
@@ -198,11 +223,14 @@ class Optimiser(NamedTuple):
     name: str
     numbers: Mapping[str, float]  # lr and the others, read back as ctx.rule
     init: Callable[[Params], Tree]  # -> slots
-    step: Callable[[Params, Params, Tree, Context], tuple[Params, Tree]]  # (params, grads, slots, ctx) -> params, slots
+    # (params, grads, slots, ctx) -> params, slots
+    step: Callable[[Params, Params, Tree, Context], tuple[Params, Tree]]
 
 
 class ServerContext(NamedTuple):
-    """What a server-side function may read. `state` and `hyper` are those of the function's own part."""
+    """What a server-side function may read. `state` and `hyper` are those of the function's own
+    part.
+    """
 
     round: int  # from 1
     start: Start  # the model the clients received
@@ -236,7 +264,11 @@ class Reply(NamedTuple):
     def pick(self, index: Tensor | slice) -> Reply:
         """Some of the clients, in the order of the index."""
         picked: Any = (
-            part.pick(index) if isinstance(part, FarParams) else trees.take(part, index) if isinstance(part, dict) else part[index]
+            part.pick(index)
+            if isinstance(part, FarParams)
+            else trees.take(part, index)
+            if isinstance(part, dict)
+            else part[index]
             for part in self
         )
         return Reply(*picked)
@@ -244,7 +276,10 @@ class Reply(NamedTuple):
     @staticmethod
     def join(chunks: Sequence[Reply]) -> Reply:
         """Stacks one behind the other."""
-        joined: Any = (torch.cat(parts) if isinstance(parts[0], Tensor) else _join_trees(parts) for parts in zip(*chunks, strict=True))
+        joined: Any = (
+            torch.cat(parts) if isinstance(parts[0], Tensor) else _join_trees(parts)
+            for parts in zip(*chunks, strict=True)
+        )
         return Reply(*joined)
 
 
@@ -254,29 +289,39 @@ def _join_trees(parts: Sequence[Any]) -> Any:
 
 
 class Combine(NamedTuple):
-    """How replies become one step of the global model, in two halves so that it can stream over chunks and workers."""
+    """How replies become one step of the global model, in two halves so that it can stream over
+    chunks and workers.
+    """
 
-    partial: Callable[[Tensor, Reply, ServerContext], Tree]  # (weights [k], replies, srv) -> a tree that can be summed
+    # (weights [k], replies, srv) -> a tree that can be summed
+    partial: Callable[[Tensor, Reply, ServerContext], Tree]
     finish: Callable[[Tree, ServerContext], Params]  # (sum, srv) -> delta
-    buffers: Callable[[Params, Params, Tensor], Params] | None = None  # (current, sent [k, ...], weights [k]) -> buffers; None: averaged
-    in_pieces: bool = False  # is `partial` over all replies the sum of `partial` over pieces of them? Then it may run where the replies lie
+    # (current, sent [k, ...], weights [k]) -> buffers; None: averaged
+    buffers: Callable[[Params, Params, Tensor], Params] | None = None
+    # is `partial` over all replies the sum of `partial` over pieces of them? Then it may run where
+    # the replies lie
+    in_pieces: bool = False
 
 
 Weigh = Callable[[Reply, ServerContext], Tensor]  # -> [k]; the loop normalises it to sum 1
-Apply = Callable[[Params, Params, ServerContext], tuple[Params, Tree]]  # (params, delta, srv) -> params, state
+# (params, delta, srv) -> params, state
+Apply = Callable[[Params, Params, ServerContext], tuple[Params, Tree]]
 Absorb = Callable[[Reply, ServerContext], Tree]  # -> state, after the new model stands
 
 
-# (output, batch, place, given) -> loss [B]; `place` [B] are positions in the public set, `given` what fit was given
+# (output, batch, place, given) -> loss [B]; `place` [B] are positions in the public set, `given`
+# what fit was given
 PublicLoss = Callable[[Output, Batch, Tensor, Tree], Tensor]
 
 
 class Fit(Protocol):
-    """Server-side training on the public set: minimises the mean of `loss(out, batch, place, given)`.
+    """Server-side training on the public set: minimises the mean of `loss(out, batch, place,
+    given)`.
 
-    Whatever the loss knows of the round comes in through `given`, since the steps of a pure function can be recorded once and replayed in every round.
-    With the clients' optimiser, batch size and rates unless told otherwise; honours what is frozen. `patience` steps without a better accuracy on the
-    `validation` share of the set end it, and the best model is kept.
+    Whatever the loss knows of the round comes in through `given`, since the steps of a pure
+    function can be recorded once and replayed in every round. With the clients' optimiser, batch
+    size and rates unless told otherwise; honours what is frozen. `patience` steps without a better
+    accuracy on the `validation` share of the set end it, and the best model is kept.
     """
 
     def __call__(
@@ -299,19 +344,23 @@ class ServerLent(NamedTuple):
     """What a server-side function may ask the house to compute on the public set."""
 
     fit: Fit
-    judge: Callable[[Start], Tensor]  # stacked models [m, ...] -> logits on the whole public set [m, n, C]
+    # stacked models [m, ...] -> logits on the whole public set [m, n, C]
+    judge: Callable[[Start], Tensor]
     labels: Tensor  # of the public set [n]; -1 where it has none
     local_models: Callable[[Reply], Start]  # the clients' complete models, stacked
 
 
-Refine = Callable[[Start, Start, Reply, ServerLent, ServerContext], Start]  # (merged, previous, replies, lent, srv) -> model
+# (merged, previous, replies, lent, srv) -> model
+Refine = Callable[[Start, Start, Reply, ServerLent, ServerContext], Start]
 
 
-# ------------------------------------------------------------------------------------------------------------------ without a server
+# --------------------------------------------------------------------------------- without a server
 
 
 class PeerContext(NamedTuple):
-    """What a function that chooses peers may read: all K clients at once, so that no choice needs a loop over them."""
+    """What a function that chooses peers may read: all K clients at once, so that no choice
+    needs a loop over them.
+    """
 
     round: int  # from 1, within the time step
     state: Tree  # what the part remembers of all clients, [K, ...]
@@ -323,9 +372,11 @@ class PeerContext(NamedTuple):
 
 
 class Mix(NamedTuple):
-    """An average of a client's model with those of some peers, weighted by their numbers of training rows.
+    """An average of a client's model with those of some peers, weighted by their numbers of
+    training rows.
 
-    Peers enter as they were at the end of the round before, the client itself as mixed so far: mixes follow each other.
+    Peers enter as they were at the end of the round before, the client itself as mixed so far:
+    mixes follow each other.
     """
 
     peers: Tensor  # [K, m] int64, -1: nobody
@@ -336,15 +387,19 @@ class Peers(NamedTuple):
     """Whom clients listen to where there is no server."""
 
     init: Callable[[World], Tree]  # -> state [K, ...]
-    probe: Callable[[PeerContext], Tensor]  # -> [K, m]: whose models each client tries on its own training rows; -1: nobody
-    decide: Callable[[Tensor, Tensor, PeerContext], tuple[tuple[Mix, ...], Tree]]  # (probed, losses [K, m], ctx) -> mixes, state
+    # -> [K, m]: whose models each client tries on its own training rows; -1: nobody
+    probe: Callable[[PeerContext], Tensor]
+    # (probed, losses [K, m], ctx) -> mixes, state
+    decide: Callable[[Tensor, Tensor, PeerContext], tuple[tuple[Mix, ...], Tree]]
     tells: int = 0  # bytes a probed peer sends for every client there is, besides its model
 
 
 class Decision(NamedTuple):
-    """Which of several global models each client uses from now on, and which are made, copied or merged for it.
+    """Which of several global models each client uses from now on, and which are made, copied or
+    merged for it.
 
-    `recipe` makes the new models from the old ones: row i holds the shares of the old models in the new model i.
+    `recipe` makes the new models from the old ones: row i holds the shares of the old models in the
+    new model i.
     """
 
     model: np.ndarray  # [K] int64: a row of the recipe
@@ -356,9 +411,11 @@ class Assign(NamedTuple):
     """Several global models, and who uses which: decided at the beginning of every time step."""
 
     init: Callable[[World], Tree]  # -> state
-    # (loss or error of every model on every client's training rows [K, models], who uses which [K], rows of each client [K], state, hyper) -> decision
+    # (loss or error of every model on every client's training rows [K, models], who uses which [K],
+    # rows of each client [K], state, hyper) -> decision
     decide: Callable[[np.ndarray, np.ndarray, np.ndarray, Tree, dict[str, Tensor]], Decision]
-    measure: str = "loss"  # "loss" or "accuracy": what the first argument is made of (accuracy as 1 - accuracy)
+    # "loss" or "accuracy": what the first argument is made of (accuracy as 1 - accuracy)
+    measure: str = "loss"
 
 
 @dataclass(frozen=True)
@@ -366,8 +423,10 @@ class Part:
     """One named set of slots: what stands between two `+`."""
 
     name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)  # as constructed; what is not in `hyper` is static
-    hyper: Mapping[str, float] = field(default_factory=dict)  # numbers, handed to the functions as tensors
+    # as constructed; what is not in `hyper` is static
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    # numbers, handed to the functions as tensors
+    hyper: Mapping[str, float] = field(default_factory=dict)
     # one of each in a whole method
     base: Base | None = None
     gradient: Gradient | None = None
@@ -376,11 +435,15 @@ class Part:
     combine: Combine | None = None
     apply: Apply | None = None
     refine: Refine | None = None
-    phases: Callable[[Phase], tuple[Phase, ...]] | None = None  # the experiment's phase -> those of this method
+    # the experiment's phase -> those of this method
+    phases: Callable[[Phase], tuple[Phase, ...]] | None = None
     peers: Peers | None = None  # no server: every client has a model of its own
     assign: Assign | None = None  # several global models
-    facts: Callable[[Tensor, Key], Tensor] | None = None  # (a client's label counts [C], a key for it) -> what everybody sees of them
-    personalise: Phase | None = None  # fine-tuning by which a client makes its personal model, for evaluation alone; see `personal.py`
+    # (a client's label counts [C], a key for it) -> what everybody sees of them
+    facts: Callable[[Tensor, Key], Tensor] | None = None
+    # fine-tuning by which a client makes its personal model, for evaluation alone; see
+    # `personal.py`
+    personalise: Phase | None = None
     # any number
     terms: tuple[Term, ...] = ()
     penalties: tuple[Penalty, ...] = ()
@@ -389,16 +452,22 @@ class Part:
     after: After | None = None
     track: Track | None = None
     absorb: Absorb | None = None
-    frozen: Callable[[World], Sequence[str]] | None = None  # parameters that keep their initial values everywhere
-    personal: Callable[[World], Sequence[str]] | None = None  # parameters and buffers that every client keeps for itself
+    # parameters that keep their initial values everywhere
+    frozen: Callable[[World], Sequence[str]] | None = None
+    # parameters and buffers that every client keeps for itself
+    personal: Callable[[World], Sequence[str]] | None = None
     # a subtree of this part's own
-    own: Callable[[Start, Facts, World], Tree] | None = None  # a client's first value; fixes names, shapes and types
-    extras: Callable[[Start, World], Tree] | None = None  # the form of what one client sends up besides the model
+    # a client's first value; fixes names, shapes and types
+    own: Callable[[Start, Facts, World], Tree] | None = None
+    # the form of what one client sends up besides the model
+    extras: Callable[[Start, World], Tree] | None = None
     server: Callable[[Start, World], Tree] | None = None  # the server's first value
     share: Callable[[ServerContext], Tree] | None = None  # what goes down besides the model
     # before a run
-    adapt: Callable[[Any, int], Any] | None = None  # (network, classes) -> the network this method needs
-    check: Callable[[Optimiser, World], None] | None = None  # raises InputError where the method cannot work
+    # (network, classes) -> the network this method needs
+    adapt: Callable[[Any, int], Any] | None = None
+    # raises InputError where the method cannot work
+    check: Callable[[Optimiser, World], None] | None = None
     pooled: bool = False  # all data in one place: the centralised baseline
     # for people
     sends: str = ""  # what goes up besides the model, in words
@@ -418,7 +487,7 @@ class Method:
         return Method(self.parts + (other.parts if isinstance(other, Method) else (other,)))
 
 
-# ------------------------------------------------------------------------------------------------------------- between loop and engine
+# -------------------------------------------------------------------------- between loop and engine
 
 
 class Job(NamedTuple):
@@ -469,27 +538,42 @@ class Engine(Protocol):
     """A transport: carries work to where the data are. Never knows which method it runs."""
 
     name: str
-    steps: str  # how it takes local steps: plainly ("eager", "auto"), written down ("graph") or "compiled"; the server's are compiled where these are
+    # how it takes local steps: plainly ("eager", "auto"), written down ("graph") or "compiled"; the
+    # server's are compiled where these are
+    steps: str
 
     def train(self, job: Job) -> Iterator[Reply]:
         """Local training; replies come in chunks, each of one client or more."""
         ...
 
-    def score(self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0) -> Scores:
-        """Models (stacked [m, ...]) on a split: all its rows as one group, or one group for each of the owners' rows.
+    def score(
+        self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0
+    ) -> Scores:
+        """Models (stacked [m, ...]) on a split: all its rows as one group, or one group for each of
+        the owners' rows.
 
         The test split always has one group for every concept of the experiment.
         """
         ...
 
     def score_pairs(
-        self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int = 0, verdicts: bool = False
+        self,
+        models: Start,
+        which: np.ndarray,
+        owners: np.ndarray,
+        split: str,
+        time_step: int = 0,
+        verdicts: bool = False,
     ) -> PairScores:
-        """Model which[i] of a stack on the rows of owners[i]: a client, or on the test split a concept."""
+        """Model which[i] of a stack on the rows of owners[i]: a client, or on the test split a
+        concept.
+        """
         ...
 
     def judge(self, models: Start, ids: Tensor) -> Tensor:
-        """What models (stacked [m, ...]) say of these training rows, which are the server's to see: of its public set. ids: [n] -> logits [m, n, C]"""
+        """What models (stacked [m, ...]) say of these training rows, which are the server's to
+        see: of its public set. ids: [n] -> logits [m, n, C]
+        """
         ...
 
     def close(self) -> None: ...

@@ -1,6 +1,8 @@
-"""One small experiment under drift for both witnesses: as the program builds it, and as the plain tensors a reference needs.
+"""One small experiment under drift for both witnesses: as the program builds it, and as the plain
+tensors a reference needs.
 
-Six clients in three clusters that disagree on labels and differ in size; at the second time step everybody moves on to the next cluster.
+Six clients in three clusters that disagree on labels and differ in size; at the second time step
+everybody moves on to the next cluster.
 """
 
 from __future__ import annotations
@@ -26,13 +28,23 @@ from remanence.trial import small_experiment
 from remanence.types import Engine, Method, Part
 
 CLIENTS, CLASSES, SEED, BATCH, STEPS, ROUNDS = 6, 4, 3, 4, 2, 3
-SWAPS = ((0, 1, 2, 3), (1, 0, 2, 3), (0, 1, 3, 2))  # the label of each label of the source, by cluster
+# the label of each label of the source, by cluster
+SWAPS = ((0, 1, 2, 3), (1, 0, 2, 3), (0, 1, 3, 2))
 OPTIMIZERS: dict[str, tuple[str, Training]] = {
     "sgd": (
         "sgd(lr=0.1, momentum=0.9, weight_decay=0.01)",
-        Training("sgd", lr=0.1, momentum=0.9, weight_decay=0.01, rate=lambda round: 0.1 * 0.9 ** (max(round, 1) - 1)),
+        Training(
+            "sgd",
+            lr=0.1,
+            momentum=0.9,
+            weight_decay=0.01,
+            rate=lambda round: 0.1 * 0.9 ** (max(round, 1) - 1),
+        ),
     ),
-    "adam": ("adam(lr=0.02, eps=0.0001)", Training("adam", lr=0.02, eps=0.0001, rate=lambda round: 0.02 * 0.9 ** (max(round, 1) - 1))),
+    "adam": (
+        "adam(lr=0.02, eps=0.0001)",
+        Training("adam", lr=0.02, eps=0.0001, rate=lambda round: 0.02 * 0.9 ** (max(round, 1) - 1)),
+    ),
 }
 SETTINGS: dict[str, Any] = {
     "data.name": f"synthetic(samples=150, classes={CLASSES}, features=5, test=0.2)",
@@ -51,25 +63,37 @@ SETTINGS: dict[str, Any] = {
 
 
 def make_net(kind: str = "mlp") -> nn.Module:
-    """The same weights every time; kind: mlp with three layers, or batch norm, whose bias-free first layer has no gradient of pure rounding."""
+    """The same weights every time; kind: mlp with three layers, or batch norm, whose bias-free
+    first layer has no gradient of pure rounding.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(3)
         if kind == "mlp":
-            return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, CLASSES)).double()
-        return nn.Sequential(nn.Linear(5, 6, bias=False), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, CLASSES)).double()
+            return nn.Sequential(
+                nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, CLASSES)
+            ).double()
+        return nn.Sequential(
+            nn.Linear(5, 6, bias=False), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, CLASSES)
+        ).double()
 
 
-def make_experiment(method: str | Part | Method, optimizer: str = "sgd", kind: str = "mlp", **changes: Any) -> Experiment:
+def make_experiment(
+    method: str | Part | Method, optimizer: str = "sgd", kind: str = "mlp", **changes: Any
+) -> Experiment:
     settings = SETTINGS | {"local.optimizer": OPTIMIZERS[optimizer][0]} | changes
     return small_experiment(method, settings, module=make_net(kind))
 
 
 def read_rows(experiment: Experiment) -> Callable[[str], Callable[[int, int], Rows]]:
-    """`read_rows(experiment)("train")(time step, client)`: inputs and labels, the labels worked out here from the clusters."""
+    """`read_rows(experiment)("train")(time step, client)`: inputs and labels, the labels worked
+    out here from the clusters.
+    """
     source, population = experiment.source, experiment.task.population
     x, y = normalise(source.train.x), source.train.y
     sizes = [step.train.sizes.tolist() for step in population.steps]
-    assert sizes[0] != sizes[-1] or len(population.steps) == 1 or len(set(sizes[0])) == 1, "sizes must change, or old ones would pass"
+    assert sizes[0] != sizes[-1] or len(population.steps) == 1 or len(set(sizes[0])) == 1, (
+        "sizes must change, or old ones would pass"
+    )
 
     def of(split: str) -> Callable[[int, int], Rows]:
         def read(step: int, client: int) -> Rows:
@@ -83,12 +107,17 @@ def read_rows(experiment: Experiment) -> Callable[[str], Callable[[int, int], Ro
     return of
 
 
-def read_batches(experiment: Experiment, epochs: dict[int, int]) -> Callable[[int, int, int | str], list[Rows]]:
-    """(round, client, phase) -> its batches, planned by the program's keys; epochs: of each phase."""
+def read_batches(
+    experiment: Experiment, epochs: dict[int, int]
+) -> Callable[[int, int, int | str], list[Rows]]:
+    """(round, client, phase) -> its batches, planned by the program's keys; epochs: of each
+    phase.
+    """
     train = read_rows(experiment)("train")
 
     def batches(round: int, client: int, phase: int | str) -> list[Rows]:
-        number = phase if isinstance(phase, int) else 0  # the training before round 1 is a first phase of a round 0
+        # the training before round 1 is a first phase of a round 0
+        number = phase if isinstance(phase, int) else 0
         x, y = train((max(round, 1) - 1) // experiment.spec.rounds, client)
         if not epochs[number]:
             return []
@@ -100,10 +129,17 @@ def read_batches(experiment: Experiment, epochs: dict[int, int]) -> Callable[[in
     return batches
 
 
-def play_states(experiment: Experiment, engine: Engine, rounds: int = 0) -> tuple[list[RunState], list[dict[str, Any]]]:
-    """-> the state after every round, the first state among them, and the line written about each round"""
+def play_states(
+    experiment: Experiment, engine: Engine, rounds: int = 0
+) -> tuple[list[RunState], list[dict[str, Any]]]:
+    """-> the state after every round, the first state among them, and the line written about
+    each round
+    """
     states, lines = [first_state(experiment)], []
-    with tempfile.TemporaryDirectory() as folder, closing(open_recorder(Path(folder), experiment, {})) as recorder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(open_recorder(Path(folder), experiment, {})) as recorder,
+    ):
         for _ in range(rounds or experiment.spec.total_rounds):
             state, line = play_round(experiment, engine, states[-1], recorder)
             states.append(state)

@@ -1,4 +1,6 @@
-"""One small experiment for both witnesses: as the program builds it, and as the plain tensors a reference needs."""
+"""One small experiment for both witnesses: as the program builds it, and as the plain tensors a
+reference needs.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,15 @@ class Plain(NamedTuple):
 
 
 class ConvNet(nn.Module):
-    """A convolution without bias before batch norm: a bias there has a gradient of pure rounding, which Adam would blow up."""
+    """A convolution without bias before batch norm: a bias there has a gradient of pure
+    rounding, which Adam would blow up.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(2, 3, 3, stride=2, bias=False), nn.BatchNorm2d(3), nn.Tanh(), nn.Flatten())
+        self.body = nn.Sequential(
+            nn.Conv2d(2, 3, 3, stride=2, bias=False), nn.BatchNorm2d(3), nn.Tanh(), nn.Flatten()
+        )
         self.head = nn.Linear(12, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -57,7 +63,11 @@ def make_net(kind: str) -> nn.Module:
     """The same weights every time; kind: mlp, or conv with batch norm."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        net = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, CLASSES)) if kind == "mlp" else ConvNet()
+        net = (
+            nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, CLASSES))
+            if kind == "mlp"
+            else ConvNet()
+        )
     return net.double()
 
 
@@ -73,7 +83,13 @@ def in_plain_tensors(experiment: Experiment, **setting: Any) -> Plain:
     train = experiment.source.train
     rows = [held.of(client) for client in range(len(held.sizes))]
     chosen = federated.Setting(**SAME | setting)
-    return Plain(federated.normalise(train.x), torch.from_numpy(train.y), rows, experiment.task.public.numpy(), chosen)
+    return Plain(
+        federated.normalise(train.x),
+        torch.from_numpy(train.y),
+        rows,
+        experiment.task.public.numpy(),
+        chosen,
+    )
 
 
 def play_all(experiment: Experiment) -> RunState:
@@ -85,6 +101,9 @@ def largest_gap(state: RunState, wanted: dict[str, Tensor], kind: str) -> float:
     """Between the program's global model and the reference's."""
     found = {**state.server.model.params, **state.server.model.buffers}
     assert found.keys() == wanted.keys()
-    moved = max(float((wanted[name] - start).abs().max()) for name, start in make_net(kind).state_dict().items())
+    moved = max(
+        float((wanted[name] - start).abs().max())
+        for name, start in make_net(kind).state_dict().items()
+    )
     assert moved > 0.01, "a model that hardly moved proves nothing"
     return max(float((found[name] - wanted[name]).abs().max()) for name in wanted)

@@ -1,4 +1,6 @@
-"""Random, DAC, HAST, Oracle and Local against explicit loops over clients, over a drift boundary; alone and with other parts."""
+"""Random, DAC, HAST, Oracle and Local against explicit loops over clients, over a drift
+boundary; alone and with other parts.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from algorithms.crowd_task import CASES, assert_as_the_reference, assert_moved, assert_stacks_agree, crowd, gap_of, make_world, model_of
+from algorithms.crowd_task import (
+    CASES,
+    assert_as_the_reference,
+    assert_moved,
+    assert_stacks_agree,
+    crowd,
+    gap_of,
+    make_world,
+    model_of,
+)
 from algorithms.drifting_task import (
     CLASSES,
     CLIENTS,
@@ -42,7 +53,12 @@ def test_two_time_steps_equal_explicit_loops(case: str, optimizer: str) -> None:
     for line, wanted in zip(lines, history[1:], strict=True):
         assert line["replies"] == CLIENTS
         assert line["offline"] == line["stopped"] == 0
-        heard = [(k, j) for what in ("chosen", "chosen_similar") for k, peers in wanted[what].items() for j in peers]
+        heard = [
+            (k, j)
+            for what in ("chosen", "chosen_similar")
+            for k, peers in wanted[what].items()
+            for j in peers
+        ]
         cluster = experiment.task.population.at(wanted["step"]).cluster
         alike = [cluster[k] == cluster[j] for k, j in heard]
         assert line["own_cluster"] == (pytest.approx(sum(alike) / len(alike)) if heard else None)
@@ -58,7 +74,9 @@ def test_tuning_is_kept_by_some_and_refused_by_others() -> None:
 
 @pytest.mark.parametrize("case", ["random", "hast"])
 def test_batch_norm_is_mixed_like_weights(case: str) -> None:
-    """Means and variances are averaged with the peers', counters take the largest; the classifier's mix leaves them alone."""
+    """Means and variances are averaged with the peers', counters take the largest; the
+    classifier's mix leaves them alone.
+    """
     text, method = CASES[case]
     same_size = {"drift.concepts": "swap"}
     experiment = make_experiment(text, kind="batch norm", **same_size)
@@ -68,11 +86,13 @@ def test_batch_norm_is_mixed_like_weights(case: str) -> None:
     assert_stacks_agree(experiment, states)
 
 
-# --------------------------------------------------------------------------------------------------------------------------- with other parts
+# --------------------------------------------------------------------------------- with other parts
 
 
 def test_hast_with_wsm() -> None:
-    """The label shares of both time steps weigh the softmax, in training and in fine-tuning; what is kept is judged by plain cross-entropy."""
+    """The label shares of both time steps weigh the softmax, in training and in fine-tuning;
+    what is kept is judged by plain cross-entropy.
+    """
     experiment = make_experiment("hast(peers=2, tau=3, depth=1, finetune_epochs=2)+wsm")
     train = read_rows(experiment)("train")
 
@@ -88,7 +108,9 @@ def test_hast_with_wsm() -> None:
 
 
 class Proximal:
-    """Training with FedProx's spring, by torch's own SGD: towards the mixed model, in fine-tuning too."""
+    """Training with FedProx's spring, by torch's own SGD: towards the mixed model, in
+    fine-tuning too.
+    """
 
     def __init__(self, mu: float):
         self.mu, self.anchor = mu, {}
@@ -106,11 +128,22 @@ class Proximal:
         if names is None:
             self.anchor = clone(state)
         local = equip(net, state).train()
-        trained = {name: weight for name, weight in local.named_parameters() if names is None or name in names}
-        optimizer = torch.optim.SGD(trained.values(), lr=how.rate_of(round), momentum=how.momentum, weight_decay=how.weight_decay)
+        trained = {
+            name: weight
+            for name, weight in local.named_parameters()
+            if names is None or name in names
+        }
+        optimizer = torch.optim.SGD(
+            trained.values(),
+            lr=how.rate_of(round),
+            momentum=how.momentum,
+            weight_decay=how.weight_decay,
+        )
         for x, y in batches:
             optimizer.zero_grad()
-            springs = [((weight - self.anchor[name]) ** 2).sum() for name, weight in trained.items()]
+            springs = [
+                ((weight - self.anchor[name]) ** 2).sum() for name, weight in trained.items()
+            ]
             (loss(local(x), y) + self.mu / 2 * torch.stack(springs).sum()).backward()
             optimizer.step()
         return clone(local.state_dict())
@@ -127,18 +160,26 @@ def test_hast_with_fedprox(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_depth_0_is_random_bit_by_bit() -> None:
-    hast, random = (play_states(e, Loop(e.task))[0] for e in map(make_experiment, (CASES["hast, no layer"][0], CASES["random"][0])))
+    hast, random = (
+        play_states(e, Loop(e.task))[0]
+        for e in map(make_experiment, (CASES["hast, no layer"][0], CASES["random"][0]))
+    )
     for mine, wanted in zip(hast, random, strict=True):
         for name in ("models", "best", "best_loss", "waited", "stopped", "heard"):
             a, b = getattr(crowd(mine), name), getattr(crowd(wanted), name)
             assert (
-                worst_difference({"x": a._asdict() if isinstance(a, Start) else a}, {"x": b._asdict() if isinstance(b, Start) else b})[1]
+                worst_difference(
+                    {"x": a._asdict() if isinstance(a, Start) else a},
+                    {"x": b._asdict() if isinstance(b, Start) else b},
+                )[1]
                 == 0
             )
 
 
 def test_processes_agree_too() -> None:
-    experiment = make_experiment(CASES["hast"][0], **{"clients.availability": "random(offline=0.4)"})
+    experiment = make_experiment(
+        CASES["hast"][0], **{"clients.availability": "random(offline=0.4)"}
+    )
     states, _ = play_states(experiment, Loop(experiment.task))
     with closing(Processes(experiment.task, workers=2)) as engine:
         others, _ = play_states(experiment, engine)
@@ -146,7 +187,7 @@ def test_processes_agree_too() -> None:
         assert worst_difference(state_tree(mine), state_tree(wanted))[1] <= 1e-12
 
 
-# -------------------------------------------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -168,7 +209,9 @@ def test_refusals(method: str, words: str) -> None:
 
 def test_a_graph_that_leaves_someone_alone_lets_it_train_alone(tmp_path: Any) -> None:
     (tmp_path / "graph.csv").write_text("0,1\n1,2\n2,3\n3,4\n")
-    experiment = make_experiment("random(peers=2)", **{"peers.topology": f"edges(path='{tmp_path / 'graph.csv'}')"})
+    experiment = make_experiment(
+        "random(peers=2)", **{"peers.topology": f"edges(path='{tmp_path / 'graph.csv'}')"}
+    )
     alone = make_experiment("local")
     mine, wanted = (play_states(e, Loop(e.task))[0][-1] for e in (experiment, alone))
     assert gap_of(model_of(crowd(mine).models, 5), model_of(crowd(wanted).models, 5)) == 0

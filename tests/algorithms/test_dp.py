@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from remanence import trees
-from remanence.algorithms import fedadam, fedavg, feddf, feddrift, fedprox, flashback, moon, scaffold
+from remanence.algorithms import (
+    fedadam,
+    fedavg,
+    feddf,
+    feddrift,
+    fedprox,
+    flashback,
+    moon,
+    scaffold,
+)
 from remanence.algorithms.centralised import centralised
 from remanence.algorithms.dp import check_private, dp, guarantee_of, norms_of, split_noise
 from remanence.compose import Composed, check
@@ -24,14 +33,23 @@ from remanence.keys import Key
 from remanence.objectives import wsm
 from remanence.server import Server, Update, update
 from remanence.testing import TOLERANCE
-from remanence.trial import EQUAL, batch_norm_net, play, small_experiment, state_tree, worst_difference
+from remanence.trial import (
+    EQUAL,
+    batch_norm_net,
+    play,
+    small_experiment,
+    state_tree,
+    worst_difference,
+)
 from remanence.types import Method, Part, Reply, Start
 
 SHAPES = {"a": (2,), "b": (1, 2)}
 
 
 def replies_of(moves: list[list[float]], rows: list[int] | None = None) -> Reply:
-    """Clients that moved a model from 1 everywhere by these four numbers: two in `a`, two in `b`."""
+    """Clients that moved a model from 1 everywhere by these four numbers: two in `a`, two in
+    `b`.
+    """
     moved = torch.tensor(moves, dtype=torch.float64) + 1.0
     k = len(moves)
     return Reply(
@@ -46,22 +64,29 @@ def replies_of(moves: list[list[float]], rows: list[int] | None = None) -> Reply
     )
 
 
-def one_round(method: Part | Method, replies: Reply, key: Key | None = None, state: Any = None) -> Update:
+def one_round(
+    method: Part | Method, replies: Reply, key: Key | None = None, state: Any = None
+) -> Update:
     """The server's half of a round, on a model of ones."""
     task = small_experiment(method).task
-    start = Start({name: torch.ones(shape, dtype=torch.float64) for name, shape in SHAPES.items()}, {})
-    return update(task, Server(start, state or {}), replies, 1, key or Key(0), {"lr": 0.1}, Loop(task))
+    start = Start(
+        {name: torch.ones(shape, dtype=torch.float64) for name, shape in SHAPES.items()}, {}
+    )
+    return update(
+        task, Server(start, state or {}), replies, 1, key or Key(0), {"lr": 0.1}, Loop(task)
+    )
 
 
 def move_of(done: Update) -> list[float]:
     return (torch.cat([done.server.model.params[name].flatten() for name in SHAPES]) - 1).tolist()
 
 
-# ------------------------------------------------------------------------------------------------------------------------------- clip and mean
+# ------------------------------------------------------------------------------------ clip and mean
 
 
 def test_two_clients_by_hand() -> None:
-    """Moves (3, 0; 0, 4) of length 5 and (0, 1; 0, 0) of length 1, clip 2: the first shrinks by 2/5 to (1.2, 0; 0, 1.6), the second stays.
+    """Moves (3, 0; 0, 4) of length 5 and (0, 1; 0, 0) of length 1, clip 2: the first shrinks by 2/5
+    to (1.2, 0; 0, 1.6), the second stays.
 
     Their mean is (.6, .5; 0, .8), although the second has nine times the rows.
     """
@@ -71,26 +96,38 @@ def test_two_clients_by_hand() -> None:
 
 
 def test_nobody_moves_the_model_further_than_the_clip_over_k() -> None:
-    """The promise rests on this: with and without one client, however far it goes, the mean of k differs by clip / k."""
+    """The promise rests on this: with and without one client, however far it goes, the mean of
+    k differs by clip / k.
+    """
     others = [[0.1, 0.2, 0, 0], [0, 0, -5, 0]]
     nothing, far = (
-        torch.tensor(move_of(one_round(dp(clip=0.5, noise=0), replies_of([*others, last])))) for last in ([0] * 4, [0, 1e6, 0, 0])
+        torch.tensor(move_of(one_round(dp(clip=0.5, noise=0), replies_of([*others, last]))))
+        for last in ([0] * 4, [0, 1e6, 0, 0])
     )
     assert float((far - nothing).norm()) == pytest.approx(0.5 / 3, rel=1e-6)
 
 
 def test_where_clients_join_by_coins_the_sum_is_divided_by_those_expected() -> None:
-    """Three of six are expected and two came, with moves (3, 0; 0, 0) and (0, 1; 0, 0), clip 2: (2, 1; 0, 0) / 3. So the number that came is not told."""
-    experiment = small_experiment(dp(clip=2, noise=0), {"clients.sample": 3, "clients.sampling": "poisson"})
-    start = Start({name: torch.ones(shape, dtype=torch.float64) for name, shape in SHAPES.items()}, {})
+    """Three of six are expected and two came, with moves (3, 0; 0, 0) and (0, 1; 0, 0), clip 2:
+    (2, 1; 0, 0) / 3. So the number that came is not told.
+    """
+    experiment = small_experiment(
+        dp(clip=2, noise=0), {"clients.sample": 3, "clients.sampling": "poisson"}
+    )
+    start = Start(
+        {name: torch.ones(shape, dtype=torch.float64) for name, shape in SHAPES.items()}, {}
+    )
     task, replies = experiment.task, replies_of([[3, 0, 0, 0], [0, 1, 0, 0]])
     done = update(task, Server(start, {}), replies, 1, Key(0), {"lr": 0.1}, Loop(task))
     assert move_of(done) == pytest.approx([2 / 3, 1 / 3, 0, 0])
-    adaptive = small_experiment(dp(noise=0, adaptive=True), {"clients.sample": 3, "clients.sampling": "poisson"}).task
+    adaptive = small_experiment(
+        dp(noise=0, adaptive=True), {"clients.sample": 3, "clients.sampling": "poisson"}
+    ).task
     state = {"dp": {"clip": torch.tensor(2.0, dtype=torch.float64)}}
     again = update(adaptive, Server(start, state), replies, 1, Key(0), {"lr": 0.1}, Loop(adaptive))
     clip = again.server.state["dp"]["clip"]
-    assert float(clip) == pytest.approx(2.0)  # one within and one beyond: 1/2 + (1/2 - 1/2) / 3 is the quantile already
+    # one within and one beyond: 1/2 + (1/2 - 1/2) / 3 is the quantile already
+    assert float(clip) == pytest.approx(2.0)
 
 
 def test_a_client_that_did_not_move_is_no_division_by_zero() -> None:
@@ -99,16 +136,20 @@ def test_a_client_that_did_not_move_is_no_division_by_zero() -> None:
 
 def test_a_loose_clip_without_noise_is_the_plain_mean() -> None:
     replies = replies_of([[3, 0, 0, 4], [0, 1, 0, 0]])
-    assert move_of(one_round(dp(clip=100, noise=0), replies)) == pytest.approx(move_of(one_round(fedavg(), replies)))
+    assert move_of(one_round(dp(clip=100, noise=0), replies)) == pytest.approx(
+        move_of(one_round(fedavg(), replies))
+    )
 
 
 def test_the_norm_is_over_the_whole_model() -> None:
     assert norms_of(
-        replies_of([[3, 0, 0, 4], [1, 1, 1, 1]]).delta(Start({name: torch.ones(s) for name, s in SHAPES.items()}, {}))
+        replies_of([[3, 0, 0, 4], [1, 1, 1, 1]]).delta(
+            Start({name: torch.ones(s) for name, s in SHAPES.items()}, {})
+        )
     ).tolist() == [5, 2]
 
 
-# -------------------------------------------------------------------------------------------------------------------------------------- noise
+# -------------------------------------------------------------------------------------------- noise
 
 
 def noises(made: Part, k: int, keys: int) -> Tensor:
@@ -116,16 +157,25 @@ def noises(made: Part, k: int, keys: int) -> Tensor:
     still = replies_of([[0.0] * 4] * k)
     state = {"dp": {"clip": torch.tensor(2.0, dtype=torch.float64)}}
     task = small_experiment(made).task
-    start = Start({name: torch.ones(shape, dtype=torch.float64) for name, shape in SHAPES.items()}, {})
+    start = Start(
+        {name: torch.ones(shape, dtype=torch.float64) for name, shape in SHAPES.items()}, {}
+    )
     server, engine = Server(start, state), Loop(task)
-    return torch.tensor([move_of(update(task, server, still, 1, Key(number), {"lr": 0.1}, engine)) for number in range(keys)])
+    return torch.tensor(
+        [
+            move_of(update(task, server, still, 1, Key(number), {"lr": 0.1}, engine))
+            for number in range(keys)
+        ]
+    )
 
 
 @pytest.mark.parametrize(("k", "adaptive"), [(1, False), (4, False), (4, True)])
 def test_the_deviation_of_the_noise(k: int, adaptive: bool) -> None:
-    """noise * clip / k = 1.5 * 2 / k; adaptive, at k = 4, sigma_b = max(4/20, 1.5) = noise, so z grows by (1 - 1/4)^(-1/2) = 2 / sqrt(3).
+    """noise * clip / k = 1.5 * 2 / k; adaptive, at k = 4, sigma_b = max(4/20, 1.5) = noise, so z
+    grows by (1 - 1/4)^(-1/2) = 2 / sqrt(3).
 
-    400 keys of 4 numbers: the deviation is known to 1 / sqrt(2 * 1600) = 1.8%, the mean to deviation / 40; four times that is allowed.
+    400 keys of 4 numbers: the deviation is known to 1 / sqrt(2 * 1600) = 1.8%, the mean to
+    deviation / 40; four times that is allowed.
     """
     drawn = noises(dp(clip=2, noise=1.5, adaptive=adaptive), k, 400)
     wanted = 1.5 * 2 / k * (2 / math.sqrt(3) if adaptive else 1)
@@ -137,16 +187,20 @@ def test_the_deviation_of_the_noise(k: int, adaptive: bool) -> None:
 
 def test_noise_is_the_keys_and_the_rounds() -> None:
     replies = replies_of([[0.0] * 4])
-    first, again, other = (move_of(one_round(dp(), replies, key)) for key in (Key(1), Key(1), Key(2)))
+    first, again, other = (
+        move_of(one_round(dp(), replies, key)) for key in (Key(1), Key(1), Key(2))
+    )
     assert first == again
     assert first != other
 
 
-# ------------------------------------------------------------------------------------------------------------------------------ adaptive clipping
+# -------------------------------------------------------------------------------- adaptive clipping
 
 
 def test_the_clip_follows_the_quantile_by_hand() -> None:
-    """Clip 2 and moves of 1, 1, 1 and 5: three quarters are within it. Without noise clip <- 2 exp(-.2 (.75 - .5))."""
+    """Clip 2 and moves of 1, 1, 1 and 5: three quarters are within it. Without noise clip <- 2
+    exp(-.2 (.75 - .5)).
+    """
     replies = replies_of([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [3, 0, 0, 4]])
     state = {"dp": {"clip": torch.tensor(2.0, dtype=torch.float64)}}
     done = one_round(dp(clip=7, noise=0, adaptive=True), replies, state=state)
@@ -157,7 +211,10 @@ def test_the_clip_follows_the_quantile_by_hand() -> None:
 
 def test_the_clip_settles_at_the_quantile() -> None:
     """Moves of length 1 to 20, always: half of them are within 10."""
-    replies, state = replies_of([[float(size), 0, 0, 0] for size in range(1, 21)]), {"dp": {"clip": torch.tensor(0.1, dtype=torch.float64)}}
+    replies, state = (
+        replies_of([[float(size), 0, 0, 0] for size in range(1, 21)]),
+        {"dp": {"clip": torch.tensor(0.1, dtype=torch.float64)}},
+    )
     for number in range(120):
         state = one_round(dp(noise=0.1, adaptive=True), replies, Key(number), state).server.state
     assert 8 < float(state["dp"]["clip"]) < 13
@@ -169,13 +226,22 @@ def test_both_noises_together_cost_what_one_would(noise: float, k: int) -> None:
     moves, share = split_noise(noise, k)
     assert moves**-2 + (2 * share * k) ** -2 == pytest.approx(noise**-2)
     assert share >= 1 / 20 - 1e-12
-    assert split_noise(1.0, 100) == pytest.approx(((1 - 0.01) ** -0.5, 0.05))  # the paper's sigma_b = 100/20 = 5: 1 - 1/100
+    # the paper's sigma_b = 100/20 = 5: 1 - 1/100
+    assert split_noise(1.0, 100) == pytest.approx(((1 - 0.01) ** -0.5, 0.05))
 
 
-# --------------------------------------------------------------------------------------------------------------------------- in the round loop
+# -------------------------------------------------------------------------------- in the round loop
 
 
-@pytest.mark.parametrize("method", [fedavg() + dp(noise=0.1), fedprox(mu=0.1) + wsm() + dp(adaptive=True), fedadam() + dp(), moon() + dp()])
+@pytest.mark.parametrize(
+    "method",
+    [
+        fedavg() + dp(noise=0.1),
+        fedprox(mu=0.1) + wsm() + dp(adaptive=True),
+        fedadam() + dp(),
+        moon() + dp(),
+    ],
+)
 def test_with_any_averaging_method_on_every_engine(method: Method) -> None:
     experiment = small_experiment(method)
     check_private(experiment.task)
@@ -187,7 +253,7 @@ def test_with_any_averaging_method_on_every_engine(method: Method) -> None:
     assert worst_difference(oracle.server.model.params, plain.server.model.params)[1] > 1e-3
 
 
-# ------------------------------------------------------------------------------------------------------------------------------------ refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -195,8 +261,14 @@ def test_with_any_averaging_method_on_every_engine(method: Method) -> None:
     [
         (scaffold(), "dp and scaffold cannot be combined: scaffold sends more than its model"),
         (flashback(), "dp and flashback cannot be combined: flashback sends more than its model"),
-        (feddf(), "dp and feddf cannot be combined: feddf lets the server look at the clients' models"),
-        (centralised(), "dp and centralised cannot be combined: centralised has all data in one place"),
+        (
+            feddf(),
+            "dp and feddf cannot be combined: feddf lets the server look at the clients' models",
+        ),
+        (
+            centralised(),
+            "dp and centralised cannot be combined: centralised has all data in one place",
+        ),
     ],
 )
 def test_what_else_goes_up_is_refused(other: Part, words: str) -> None:
@@ -205,7 +277,11 @@ def test_what_else_goes_up_is_refused(other: Part, words: str) -> None:
 
 
 def test_several_global_models_are_refused() -> None:
-    with pytest.raises(InputError, match="dp and feddrift cannot be combined: feddrift asks every client how well each model does"):
+    with pytest.raises(
+        InputError,
+        match="dp and feddrift cannot be combined: feddrift asks every client how well each model"
+        " does",
+    ):
         check_private(small_experiment(feddrift() + dp()).task)
 
 
@@ -215,11 +291,18 @@ def test_another_part_that_weighs_is_refused() -> None:
 
 
 def with_norms(buffers: str) -> Experiment:
-    return small_experiment(fedavg() + dp(), EQUAL | {"local.buffers": buffers}, module=batch_norm_net())
+    return small_experiment(
+        fedavg() + dp(), EQUAL | {"local.buffers": buffers}, module=batch_norm_net()
+    )
 
 
 def test_buffers_may_stay_but_not_go_up() -> None:
-    with pytest.raises(InputError, match=r"dp cannot protect the model's buffers \(norm.running_mean\).* local.buffers to local or frozen"):
+    with pytest.raises(
+        InputError,
+        match=r"dp cannot protect the model's buffers \(norm.running_mean\).* local.buffers to"
+        r" local"
+        r" or frozen",
+    ):
         check_private(with_norms("average").task)
     for kept in ("local", "frozen"):
         check_private(with_norms(kept).task)
@@ -261,7 +344,7 @@ def test_a_budget_needs_the_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
     dp()  # without one there is nothing to account for
 
 
-# ------------------------------------------------------------------------------------------------------------------------------- the guarantee
+# ------------------------------------------------------------------------------------ the guarantee
 
 
 def test_what_a_run_promises() -> None:
@@ -277,9 +360,15 @@ def test_what_a_run_promises() -> None:
     assert guarantee_of(Composed(fedavg() + dp(noise=0)), 4, 6) is None
 
 
-@pytest.mark.skipif(find_spec("dp_accounting") is None, reason="the package dp-accounting is not installed (the extra remanence[dp])")
+@pytest.mark.skipif(
+    find_spec("dp_accounting") is None,
+    reason="the package dp-accounting is not installed (the extra remanence[dp])",
+)
 def test_an_adaptive_clip_costs_no_more() -> None:
-    fixed, adaptive = (guarantee_of(Composed(Method((dp(noise=2, adaptive=kind),))), 4, 6) for kind in (False, True))
+    fixed, adaptive = (
+        guarantee_of(Composed(Method((dp(noise=2, adaptive=kind),))), 4, 6)
+        for kind in (False, True)
+    )
     assert fixed is not None
     assert fixed == adaptive
     assert fixed.epsilon(3) < math.inf

@@ -1,4 +1,6 @@
-"""Every row's gradient is clipped by itself: by hand, against Opacus, on every engine; and what would let a row be felt otherwise is refused."""
+"""Every row's gradient is clipped by itself: by hand, against Opacus, on every engine; and what
+would let a row be felt otherwise is refused.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,32 @@ from remanence.keys import Key
 from remanence.model import initialise
 from remanence.rounds import first_state, make_job, resume_run, start_run
 from remanence.testing import TOLERANCE
-from remanence.trial import EQUAL, SMALL, LayerNormNet, batch_norm_net, play, small_experiment, state_tree, worst_difference
+from remanence.trial import (
+    EQUAL,
+    SMALL,
+    LayerNormNet,
+    batch_norm_net,
+    play,
+    small_experiment,
+    state_tree,
+    worst_difference,
+)
 from remanence.types import Batch, Context, Lent, Output, Part
 
-needs_opacus = pytest.mark.skipif(find_spec("opacus") is None, reason="the package opacus is not installed (the extra remanence[dp])")
-IMAGES = {"data.name": "synthetic(samples=96, classes=4, shape='2x6x6', test=0.25)", "data.partition": "dirichlet(alpha=100)"}
-ONE_STEP = {"local.steps": 1, "local.batch": 6, "local.optimizer": "sgd(lr=1.0)", "data.normalise": False}
+needs_opacus = pytest.mark.skipif(
+    find_spec("opacus") is None,
+    reason="the package opacus is not installed (the extra remanence[dp])",
+)
+IMAGES = {
+    "data.name": "synthetic(samples=96, classes=4, shape='2x6x6', test=0.25)",
+    "data.partition": "dirichlet(alpha=100)",
+}
+ONE_STEP = {
+    "local.steps": 1,
+    "local.batch": 6,
+    "local.optimizer": "sgd(lr=1.0)",
+    "data.normalise": False,
+}
 
 
 class GroupNormNet(nn.Module):
@@ -42,34 +64,50 @@ class GroupNormNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.norm, self.head = nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Linear(4 * 16, 4)
+        self.body, self.norm, self.head = (
+            nn.Conv2d(2, 4, 3),
+            nn.GroupNorm(2, 4),
+            nn.Linear(4 * 16, 4),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(torch.relu(self.norm(self.body(x))).flatten(1))  # [B, 4]
         return logits
 
 
-# ------------------------------------------------------------------------------------------------------------------------------ clip and sum
+# ------------------------------------------------------------------------------------- clip and sum
 
 
 @given(numbers=st.lists(st.floats(-1e3, 1e3), min_size=8, max_size=8), limit=st.floats(1e-3, 10))
 def test_no_row_moves_the_sum_further_than_the_clip(numbers: list[float], limit: float) -> None:
-    """The promise rests on this: with and without any one row, the sums differ by at most the clip."""
-    rows = {"a": torch.tensor(numbers[:4]).double().reshape(2, 2), "b": torch.tensor(numbers[4:]).double().reshape(2, 1, 2)}
+    """The promise rests on this: with and without any one row, the sums differ by at most the
+    clip.
+    """
+    rows = {
+        "a": torch.tensor(numbers[:4]).double().reshape(2, 2),
+        "b": torch.tensor(numbers[4:]).double().reshape(2, 1, 2),
+    }
     clip = torch.tensor(limit, dtype=torch.float64)
-    both, one = (clipped_sum(rows, torch.tensor(weight, dtype=torch.float64), clip) for weight in ([1.0, 1.0], [1.0, 0.0]))
+    both, one = (
+        clipped_sum(rows, torch.tensor(weight, dtype=torch.float64), clip)
+        for weight in ([1.0, 1.0], [1.0, 0.0])
+    )
     assert float(trees.squared_norm(trees.sub(both, one)).sqrt()) <= limit * (1 + 1e-9)
 
 
 def test_a_row_without_a_gradient_is_no_division_by_zero() -> None:
     rows = {"w": torch.tensor([[0.0, 0.0], [0.6, 0.8]])}
-    assert clipped_sum(rows, torch.ones(2), torch.tensor(0.5))["w"].tolist() == pytest.approx([0.3, 0.4])
+    assert clipped_sum(rows, torch.ones(2), torch.tensor(0.5))["w"].tolist() == pytest.approx(
+        [0.3, 0.4]
+    )
 
 
 def gradients_of(part: Part, rows: Tensor, weight: Tensor, keys: int) -> Tensor:
     """What a part makes of rows' gradients [B, n], for many keys. -> [keys, n]"""
     batch = Batch(torch.empty(0), torch.empty(0), weight, torch.empty(0))
-    lent: Any = SimpleNamespace(each=lambda params, batch: ({"w": rows}, {"w": torch.zeros(rows.shape[1])}))
+    lent: Any = SimpleNamespace(
+        each=lambda params, batch: ({"w": rows}, {"w": torch.zeros(rows.shape[1])})
+    )
     assert part.gradient is not None
     found = []
     for number in range(keys):
@@ -80,8 +118,13 @@ def gradients_of(part: Part, rows: Tensor, weight: Tensor, keys: int) -> Tensor:
 
 
 def test_the_noise_is_the_clips_and_divided_by_the_rows_that_count() -> None:
-    """z * clip / b = 1.5 * 2 / 3: the fourth row is padding. 600 keys of 4 numbers know a deviation to 1 / sqrt(2 * 2400) = 1.4%; four times that."""
-    rows, weight = torch.tensor([[4.0, 0, 0, 0], [0, 1.0, 0, 0], [0, 0, 0, 0], [9.0, 9, 9, 9]]), torch.tensor([1.0, 1, 1, 0])
+    """z * clip / b = 1.5 * 2 / 3: the fourth row is padding. 600 keys of 4 numbers know a
+    deviation to 1 / sqrt(2 * 2400) = 1.4%; four times that.
+    """
+    rows, weight = (
+        torch.tensor([[4.0, 0, 0, 0], [0, 1.0, 0, 0], [0, 0, 0, 0], [9.0, 9, 9, 9]]),
+        torch.tensor([1.0, 1, 1, 0]),
+    )
     drawn = gradients_of(dp_sgd(clip=2, noise=1.5), rows, weight, 600)
     assert float((drawn - drawn.mean(dim=0)).std()) == pytest.approx(1.5 * 2 / 3, rel=0.058)
     assert drawn.mean(dim=0).tolist() == pytest.approx([2 / 3, 1 / 3, 0, 0], abs=4 / math.sqrt(600))
@@ -91,26 +134,37 @@ def test_the_noise_is_the_clips_and_divided_by_the_rows_that_count() -> None:
     assert plain[0].tolist() == pytest.approx([2 / 3, 1 / 3, 0, 0])
 
 
-# --------------------------------------------------------------------------------------------------------------------------- against Opacus
+# ----------------------------------------------------------------------------------- against Opacus
 
 
 def first_gradients(experiment: Experiment, engine: Loop | Stacked) -> list[dict[str, Tensor]]:
     """Of the first step of every client of round 1: at rate 1 a step is the gradient."""
     job = make_job(experiment, first_state(experiment), 1)
-    moved = [trees.sub(trees.expand(job.start.params, reply.k), reply.params) for reply in engine.train(job)]
-    return [trees.take(stack, row) for stack in moved for row in range(len(next(iter(stack.values()))))]
+    moved = [
+        trees.sub(trees.expand(job.start.params, reply.k), reply.params)
+        for reply in engine.train(job)
+    ]
+    return [
+        trees.take(stack, row) for stack in moved for row in range(len(next(iter(stack.values()))))
+    ]
 
 
 @needs_opacus
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"
+)
 @pytest.mark.parametrize("kind", ["convolutions", "dense"])
 @pytest.mark.parametrize("limit", [0.05, 100.0])
 def test_the_same_as_opacus(kind: str, limit: float) -> None:
-    """Opacus computes the gradient of every row by hooks of its own; clipped and averaged, they are ours."""
+    """Opacus computes the gradient of every row by hooks of its own; clipped and averaged, they
+    are ours.
+    """
     from opacus import GradSampleModule
 
     changes = {**ONE_STEP, **(IMAGES if kind == "convolutions" else {})}
-    module = initialise(GroupNormNet if kind == "convolutions" else lambda: LayerNormNet((5,), 4), Key(3))
+    module = initialise(
+        GroupNormNet if kind == "convolutions" else lambda: LayerNormNet((5,), 4), Key(3)
+    )
     experiment = small_experiment(fedavg() + dp_sgd(clip=limit, noise=0), changes, module=module)
     task, job = experiment.task, make_job(experiment, first_state(experiment), 1)
     ours = [first_gradients(experiment, engine) for engine in (Loop(task), Stacked(task, 3))]
@@ -121,8 +175,13 @@ def test_the_same_as_opacus(kind: str, limit: float) -> None:
         network = copy.deepcopy(module).double()
         network.load_state_dict(job.start.params)
         sampled = GradSampleModule(network, loss_reduction="sum")
-        nn.functional.cross_entropy(sampled(task.train.inputs(rows)), task.train.labels(rows), reduction="sum").backward()
-        theirs = {name.removeprefix("_module."): parameter.grad_sample for name, parameter in sampled.named_parameters()}
+        nn.functional.cross_entropy(
+            sampled(task.train.inputs(rows)), task.train.labels(rows), reduction="sum"
+        ).backward()
+        theirs = {
+            name.removeprefix("_module."): parameter.grad_sample
+            for name, parameter in sampled.named_parameters()
+        }
         norms = torch.stack([each.flatten(1).norm(dim=1) for each in theirs.values()]).norm(dim=0)
         factors = (limit / norms).clamp(max=1.0)
         assert (factors < 1).all() == (limit < 1)  # one limit clips everybody, the other nobody
@@ -134,12 +193,18 @@ def test_the_same_as_opacus(kind: str, limit: float) -> None:
 
 @needs_opacus
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["mlp", "lenet", "cnn", "resnet18", "resnet18(norm='group')", "shallow_resnet", "densenet121"])
+@pytest.mark.parametrize(
+    "name",
+    ["mlp", "lenet", "cnn", "resnet18", "resnet18(norm='group')", "shallow_resnet", "densenet121"],
+)
 def test_models_are_refused_where_opacus_would_refuse_them(name: str) -> None:
     from opacus.validators import ModuleValidator
 
     module = initialise(lambda: build_module(name, (3, 32, 32), 4), Key(0))
-    changes = {"data.name": "synthetic(samples=48, classes=4, shape='3x32x32', test=0.25)", "data.partition": "dirichlet(alpha=100)"}
+    changes = {
+        "data.name": "synthetic(samples=48, classes=4, shape='3x32x32', test=0.25)",
+        "data.partition": "dirichlet(alpha=100)",
+    }
     if ModuleValidator.is_valid(module):
         small_experiment("fedavg+dp_sgd", changes, module=module)
     else:
@@ -155,7 +220,7 @@ def test_a_clip_that_nobody_feels_leaves_plain_training() -> None:
     assert worst_difference(*states)[1] <= TOLERANCE
 
 
-# ------------------------------------------------------------------------------------------------------------------------- in the round loop
+# -------------------------------------------------------------------------------- in the round loop
 
 
 @pytest.mark.parametrize(
@@ -179,24 +244,38 @@ def test_equal_on_every_engine(method: str) -> None:
 
 
 def test_it_resumes_exactly(tmp_path: Path) -> None:
-    """Noise is a function of round, client and step: there is no generator whose state could be lost."""
+    """Noise is a function of round, client and step: there is no generator whose state could be
+    lost.
+    """
     method = "flashback+dp_sgd+dp_counts"
-    spec = make_spec({}, SMALL | {"method": method, "data.public": 8, "local.steps": 2, "rounds": 2})
+    spec = make_spec(
+        {}, SMALL | {"method": method, "data.public": 8, "local.steps": 2, "rounds": 2}
+    )
     start_run(spec.model_copy(update={"rounds": 1}), tmp_path / "broken")
     runs = start_run(spec, tmp_path / "straight"), resume_run(tmp_path / "broken", rounds=2)
-    told = [[(line["split"], line["loss"], line["epsilon_example"]) for line in run.metrics] for run in runs]
+    told = [
+        [(line["split"], line["loss"], line["epsilon_example"]) for line in run.metrics]
+        for run in runs
+    ]
     assert told[0] == told[1]
     assert told[0][-1][2] is not None
 
 
-# ---------------------------------------------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        ("flashback+dp_sgd", "dp_sgd and flashback cannot be combined: flashback sends label counts; add dp_counts"),
-        ("fedavg+wsm+dp_sgd", "dp_sgd and wsm cannot be combined: wsm weighs every row by the label counts of all; add dp_counts"),
+        (
+            "flashback+dp_sgd",
+            "dp_sgd and flashback cannot be combined: flashback sends label counts; add dp_counts",
+        ),
+        (
+            "fedavg+wsm+dp_sgd",
+            "dp_sgd and wsm cannot be combined: wsm weighs every row by the label counts of"
+            " all; add dp_counts",
+        ),
         ("fedwavg+dp_sgd", r"fedwavg sends how many rows were forgotten; write fedwavg\(noise=5\)"),
         ("scaffold(option=1)+dp_sgd", r"write scaffold\(option=2\)"),
         ("hast+dp_sgd", "hast tries models on a client's rows"),
@@ -210,18 +289,26 @@ def test_what_would_let_a_row_be_felt_is_refused(method: str, words: str) -> Non
 
 
 def test_batch_norm_is_refused_unless_it_is_frozen() -> None:
-    with pytest.raises(InputError, match="dp_sgd clips the gradient of every single row, and batch norm mixes rows"):
+    with pytest.raises(
+        InputError, match="dp_sgd clips the gradient of every single row, and batch norm mixes rows"
+    ):
         small_experiment("fedavg+dp_sgd", EQUAL, module=batch_norm_net())
-    experiment = small_experiment("fedavg+dp_sgd", EQUAL | {"local.buffers": "frozen"}, module=batch_norm_net())
+    experiment = small_experiment(
+        "fedavg+dp_sgd", EQUAL | {"local.buffers": "frozen"}, module=batch_norm_net()
+    )
     play(experiment, Loop(experiment.task), 1)
 
 
 def test_somebodys_own_loss_cannot_look_at_the_label_counts() -> None:
     def base(out: Output, batch: Batch, ctx: Context) -> Tensor:
-        return nn.functional.cross_entropy(out.logits / ctx.facts.label_counts.sum(), batch.y, reduction="none")
+        return nn.functional.cross_entropy(
+            out.logits / ctx.facts.label_counts.sum(), batch.y, reduction="none"
+        )
 
     experiment = small_experiment(Part("mine", base=base) + dp_sgd())
-    with pytest.raises(InputError, match=r"reads a fact of all of a client's rows \(label_counts\)"):
+    with pytest.raises(
+        InputError, match=r"reads a fact of all of a client's rows \(label_counts\)"
+    ):
         play(experiment, Loop(experiment.task), 1)
 
 
@@ -229,8 +316,14 @@ def test_somebodys_own_extras_are_refused() -> None:
     def after(ctx: Context, trained: Any, lent: Lent) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {"seen": ctx.facts.size}
 
-    mine = Part("mine", after=after, extras=lambda start, world: {"seen": torch.zeros((), dtype=world.dtype)})
-    with pytest.raises(InputError, match="dp_sgd and mine cannot be combined: mine sends more than its model"):
+    mine = Part(
+        "mine",
+        after=after,
+        extras=lambda start, world: {"seen": torch.zeros((), dtype=world.dtype)},
+    )
+    with pytest.raises(
+        InputError, match="dp_sgd and mine cannot be combined: mine sends more than its model"
+    ):
         small_experiment(mine + dp_sgd())
 
 

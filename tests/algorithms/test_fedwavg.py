@@ -28,7 +28,11 @@ ROUNDS = 4  # with half of the clients in a round, most have come back by then
 CASES: dict[str, tuple[Part | Method, dict[str, Any], int]] = {
     "alone": (fedwavg(alpha=0.8), {}, 1),
     "every second round": (fedwavg(alpha=0.8, every=2), {}, 2),
-    "fedprox and wsm": (fedwavg(alpha=0.8) + fedprox(mu=0.1) + wsm(), {"mu": 0.1, "loss": "wsm"}, 1),
+    "fedprox and wsm": (
+        fedwavg(alpha=0.8) + fedprox(mu=0.1) + wsm(),
+        {"mu": 0.1, "loss": "wsm"},
+        1,
+    ),
 }
 
 
@@ -47,7 +51,9 @@ def test_it_equals_algorithm_1(case: str, kind: str) -> None:
     gap, uploads, lines = run_both(case, kind)
     sent = [count for round in uploads for count in round.values()]
     assert max(sent) > 1, "where nobody forgets, the weights are not tried"
-    assert [line["extras"]["fedwavg.forgettable"] for line in lines] == pytest.approx([np.mean(list(round.values())) for round in uploads])
+    assert [line["extras"]["fedwavg.forgettable"] for line in lines] == pytest.approx(
+        [np.mean(list(round.values())) for round in uploads]
+    )
     assert gap < 1e-10
 
 
@@ -62,9 +68,13 @@ def test_the_event_period_matters() -> None:
 def test_the_weights_by_hand() -> None:
     """F = (3, 1), alpha = 1/2: W = 1/2 + 1/2 * 2 * (3/4, 1/4) = (5/4, 3/4).
 
-    Models 8 and 16 become (5/4 * 8 + 3/4 * 16) / 2 = (10 + 12) / 2 = 11; a plain mean is 12, and sizes play no part.
+    Models 8 and 16 become (5/4 * 8 + 3/4 * 16) / 2 = (10 + 12) / 2 = 11; a plain mean is 12, and
+    sizes play no part.
     """
-    replies: Any = SimpleNamespace(extras={"fedwavg": {"forgettable": torch.tensor([3.0, 1.0])}}, weight=torch.tensor([900.0, 1.0]))
+    replies: Any = SimpleNamespace(
+        extras={"fedwavg": {"forgettable": torch.tensor([3.0, 1.0])}},
+        weight=torch.tensor([900.0, 1.0]),
+    )
     srv: Any = SimpleNamespace(hyper={"alpha": torch.tensor(0.5)})
     weights = rebalance(replies, srv)
     assert weights.tolist() == [1.25, 0.75]
@@ -72,13 +82,21 @@ def test_the_weights_by_hand() -> None:
 
 
 def test_nobody_forgot_anything() -> None:
-    assert forgetting_weights(torch.zeros(3, dtype=torch.float64), torch.tensor(0.3)).tolist() == [1.0, 1.0, 1.0]
+    assert forgetting_weights(torch.zeros(3, dtype=torch.float64), torch.tensor(0.3)).tolist() == [
+        1.0,
+        1.0,
+        1.0,
+    ]
 
 
 @given(st.lists(st.integers(0, 100_000), min_size=1, max_size=40), st.floats(0, 0.999))
 def test_the_weights_sum_to_the_number_of_clients(counts: list[int], alpha: float) -> None:
-    """sum W = (1 - alpha) N + alpha N = N, and no weight is below 1 - alpha: the average stays convex. More forgotten is never less weight."""
-    weights = forgetting_weights(torch.tensor(counts, dtype=torch.float64), torch.tensor(alpha, dtype=torch.float64))
+    """sum W = (1 - alpha) N + alpha N = N, and no weight is below 1 - alpha: the average stays
+    convex. More forgotten is never less weight.
+    """
+    weights = forgetting_weights(
+        torch.tensor(counts, dtype=torch.float64), torch.tensor(alpha, dtype=torch.float64)
+    )
     assert float(weights.sum()) == pytest.approx(len(counts), rel=1e-12)
     assert float(weights.min()) >= 1 - alpha - 1e-12
     order = np.argsort(counts, kind="stable")
@@ -89,7 +107,8 @@ def test_the_weights_sum_to_the_number_of_clients(counts: list[int], alpha: floa
 def test_forgettable_examples_by_hand() -> None:
     """Labels 0 1 0 1 0. The local model says 0 1 0 0 0, the received one 0 0 1 1 1.
 
-    Rows 1, 2 and 4 were right and are wrong now; row 3 was wrong and is right now; row 0 stays right. Row 4 is padding: two are lost.
+    Rows 1, 2 and 4 were right and are wrong now; row 3 was wrong and is right now; row 0 stays
+    right. Row 4 is padding: two are lost.
     """
     y, weight = torch.tensor([0, 1, 0, 1, 0]), torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0])
 
@@ -97,14 +116,18 @@ def test_forgettable_examples_by_hand() -> None:
         logits = torch.nn.functional.one_hot(model.params["says"], 2).float()
         return Output(logits, logits), Batch(y, y, weight, y)
 
-    local, received = (Start({"says": torch.tensor(says)}, {}) for says in ([0, 1, 0, 0, 0], [0, 0, 1, 1, 1]))
+    local, received = (
+        Start({"says": torch.tensor(says)}, {}) for says in ([0, 1, 0, 0, 0], [0, 0, 1, 1, 1])
+    )
     lent: Any = SimpleNamespace(predict=predict)
     assert float(count_lost(local, received, lent)) == 2
     assert float(count_lost(received, local, lent)) == 1
 
 
 def test_a_newcomer_has_nothing_to_forget() -> None:
-    """In round 1 all bring F = 1; later so does whoever comes for the first time, while those who come back bring a count."""
+    """In round 1 all bring F = 1; later so does whoever comes for the first time, while those
+    who come back bring a count.
+    """
     experiment = make_experiment(fedwavg(), "mlp", rounds=ROUNDS)
     known: set[int] = set()
     state, counts = first_state(experiment), []
@@ -133,12 +156,18 @@ def test_alpha_0_is_the_plain_mean() -> None:
         assert torch.allclose(value, mean, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("method", [fedwavg(), fedwavg(alpha=0.5, every=2) + fedprox(mu=0.01) + wsm()], ids=["alone", "fedprox and wsm"])
+@pytest.mark.parametrize(
+    "method",
+    [fedwavg(), fedwavg(alpha=0.5, every=2) + fedprox(mu=0.01) + wsm()],
+    ids=["alone", "fedprox and wsm"],
+)
 def test_it_keeps_the_contract(method: Any) -> None:
     check_method(method, rounds=3)
 
 
-@pytest.mark.parametrize("options", [{"alpha": 1.0}, {"alpha": -0.1}, {"alpha": float("nan")}, {"every": 0}])
+@pytest.mark.parametrize(
+    "options", [{"alpha": 1.0}, {"alpha": -0.1}, {"alpha": float("nan")}, {"every": 0}]
+)
 def test_numbers_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=f"fedwavg: {next(iter(options))} must be a number"):
         fedwavg(**options)

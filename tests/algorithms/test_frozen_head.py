@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from algorithms.small_task import CLASSES, in_plain_tensors, largest_gap, make_experiment, make_net, play_all
+from algorithms.small_task import (
+    CLASSES,
+    in_plain_tensors,
+    largest_gap,
+    make_experiment,
+    make_net,
+    play_all,
+)
 from reference import fedbabu as witness
 from torch import nn
 
@@ -22,8 +29,12 @@ from remanence.types import Method
 
 def two_clients() -> Source:
     """A has the rows 1 and 3 of class 0, B the row 1 of class 1."""
-    train = Split(np.array([[1.0], [3.0], [1.0]], dtype=np.float32), np.array([0, 0, 1]), np.array([0, 0, 1]))
-    return Source("two", "table", ("0", "1"), train, Split(train.x, train.y), group_names=("A", "B"))
+    train = Split(
+        np.array([[1.0], [3.0], [1.0]], dtype=np.float32), np.array([0, 0, 1]), np.array([0, 0, 1])
+    )
+    return Source(
+        "two", "table", ("0", "1"), train, Split(train.x, train.y), group_names=("A", "B")
+    )
 
 
 TWO = {
@@ -55,16 +66,22 @@ def test_three_rounds_equal_plain_pytorch(kind: str) -> None:
 
 
 def test_two_clients_by_hand() -> None:
-    """Body w = 0, head (1, -1): logits (wx, -wx), probabilities 1/2, and dL/dw = -x for class 0, +x for class 1.
+    """Body w = 0, head (1, -1): logits (wx, -wx), probabilities 1/2, and dL/dw = -x for class 0, +x
+    for class 1.
 
-    One step at rate 0.1 on all rows: A goes to 0.1 * (1 + 3)/2 = 0.2, B to -0.1 * 1; the mean by size is (2 * 0.2 - 0.1)/3 = 0.1. The head's gradient
-    holds the factor wx = 0 in this step, so a second round is needed to see that it stays: then wx is not 0.
+    One step at rate 0.1 on all rows: A goes to 0.1 * (1 + 3)/2 = 0.2, B to -0.1 * 1; the mean by
+    size is (2 * 0.2 - 0.1)/3 = 0.1. The head's gradient holds the factor wx = 0 in this step, so a
+    second round is needed to see that it stays: then wx is not 0.
     """
-    experiment = small_experiment(frozen_head(), TWO, module=two_layers(0.0, (1.0, -1.0)), source=two_clients())
+    experiment = small_experiment(
+        frozen_head(), TWO, module=two_layers(0.0, (1.0, -1.0)), source=two_clients()
+    )
     state, lines = play(experiment, Loop(experiment.task), 1)
     assert float(state.server.model.params["0.weight"]) == pytest.approx(0.1, abs=1e-15)
     state, _ = play(experiment, Loop(experiment.task), 2)
-    assert torch.equal(state.server.model.params["1.weight"], torch.tensor([[1.0], [-1.0]], dtype=torch.float64))
+    assert torch.equal(
+        state.server.model.params["1.weight"], torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    )
     one_weight_and_a_size = 8 + 8
     assert lines[0]["bytes_up"] == 2 * one_weight_and_a_size
 
@@ -83,9 +100,13 @@ def test_contract() -> None:
 
 def test_a_model_without_a_classifier_is_refused() -> None:
     """A convolution as the last layer: there is no linear layer with one output a class."""
-    net = nn.Sequential(nn.Unflatten(1, (5, 1)), nn.Conv1d(5, 6, 1), nn.Tanh(), nn.Conv1d(6, 4, 1), nn.Flatten())
+    net = nn.Sequential(
+        nn.Unflatten(1, (5, 1)), nn.Conv1d(5, 6, 1), nn.Tanh(), nn.Conv1d(6, 4, 1), nn.Flatten()
+    )
     with pytest.raises(
-        InputError, match="frozen_head needs a model with a classifier of its own, and this one has no linear layer with 4 outputs"
+        InputError,
+        match="frozen_head needs a model with a classifier of its own, and this one has no"
+        " linear layer with 4 outputs",
     ):
         small_experiment(frozen_head(), module=net)
 

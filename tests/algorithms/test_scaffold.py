@@ -1,4 +1,6 @@
-"""SCAFFOLD against plain PyTorch, against numbers worked by hand, and what holds for its control variates whoever takes part."""
+"""SCAFFOLD against plain PyTorch, against numbers worked by hand, and what holds for its
+control variates whoever takes part.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from torch import Tensor
 
 from remanence import trees
 from remanence.algorithms import fedprox
-from remanence.algorithms.scaffold import absorb, correct, renew_from_steps, scaffold, whole_gradient
+from remanence.algorithms.scaffold import (
+    absorb,
+    correct,
+    renew_from_steps,
+    scaffold,
+    whole_gradient,
+)
 from remanence.engines.loop import Loop
 from remanence.errors import InputError
 from remanence.objectives import wsm
@@ -37,34 +45,59 @@ def frozen_head() -> Part:
 
 @pytest.mark.parametrize("option", [1, 2])
 @pytest.mark.parametrize("equal", [False, True])
-@pytest.mark.parametrize("optimizer", ["sgd(lr=0.1)", "sgd(lr=0.05, momentum=0.5, weight_decay=0.01)"])
+@pytest.mark.parametrize(
+    "optimizer", ["sgd(lr=0.1)", "sgd(lr=0.05, momentum=0.5, weight_decay=0.01)"]
+)
 def test_three_rounds_equal_plain_pytorch(option: int, equal: bool, optimizer: str) -> None:
-    """Half of the clients in a round, of different sizes, with a learning rate that changes: the model, c, and every c_i."""
-    settings = {"local.optimizer": optimizer, "local.epochs": 2, "local.schedule": "exponential(decay=0.8)"}
+    """Half of the clients in a round, of different sizes, with a learning rate that changes:
+    the model, c, and every c_i.
+    """
+    settings = {
+        "local.optimizer": optimizer,
+        "local.epochs": 2,
+        "local.schedule": "exponential(decay=0.8)",
+    }
     experiment = make_experiment(scaffold(option=option, equal=equal), **settings)
     rows = experiment.task.population.at(0).train
     assert len(set(rows.sizes.tolist())) > 1
-    numbers = {"lr": 0.1} if optimizer == "sgd(lr=0.1)" else {"lr": 0.05, "momentum": 0.5, "weight_decay": 0.01}
-    chosen = Setting(rounds=3, cohort=3, epochs=2, batch=4, schedule="exponential", decay=0.8, seed=4, **numbers)
+    numbers = (
+        {"lr": 0.1}
+        if optimizer == "sgd(lr=0.1)"
+        else {"lr": 0.05, "momentum": 0.5, "weight_decay": 0.01}
+    )
+    chosen = Setting(
+        rounds=3, cohort=3, epochs=2, batch=4, schedule="exponential", decay=0.8, seed=4, **numbers
+    )
     x, y = normalise(experiment.source.train.x), torch.from_numpy(experiment.source.train.y)
-    model, c, c_i = witness.train(make_net(), x, y, [rows.of(client) for client in range(6)], chosen, option, equal)
+    model, c, c_i = witness.train(
+        make_net(), x, y, [rows.of(client) for client in range(6)], chosen, option, equal
+    )
     state, _ = play(experiment, Loop(experiment.task), 3)
     for name, start in make_net().state_dict().items():
         assert float((model[name] - start).abs().max()) > 0.01
         assert torch.allclose(state.server.model.params[name], model[name], rtol=0, atol=1e-10)
-        assert torch.allclose(state.server.state["scaffold"]["c"][name], c[name], rtol=0, atol=1e-10)
+        assert torch.allclose(
+            state.server.state["scaffold"]["c"][name], c[name], rtol=0, atol=1e-10
+        )
         for client, kept in state.own.items():
-            assert torch.allclose(kept["scaffold"]["c"][name], c_i[client][name], rtol=0, atol=1e-10)
-    assert 3 < len(state.own) <= 6, "clients must come back and newcomers join, or the c_i have not been used"
+            assert torch.allclose(
+                kept["scaffold"]["c"][name], c_i[client][name], rtol=0, atol=1e-10
+            )
+    assert 3 < len(state.own) <= 6, (
+        "clients must come back and newcomers join, or the c_i have not been used"
+    )
 
 
 def test_two_clients_by_hand() -> None:
-    """f_1 = w^2 / 2 and f_2 = (w - 4)^2 / 2, so g_1 = w and g_2 = w - 4; x = 0, lr = 1/2, K = 2 steps; option II.
+    """f_1 = w^2 / 2 and f_2 = (w - 4)^2 / 2, so g_1 = w and g_2 = w - 4; x = 0, lr = 1/2, K = 2
+    steps; option II.
 
-    Round 1, no correction: y_1 = 0 -> 0 -> 0;  y_2 = 0 -> 2 -> 3.  c_1 = (0 - 0) / (2 * 1/2) = 0, c_2 = (0 - 3) / 1 = -3, c = -3/2, x = 3/2.
-    Round 2: client 1 steps along w - 0 - 3/2: 3/2 -> 3/2 -> 3/2, so c_1+ = 0 + 3/2 + 0 = 3/2.
-             client 2 steps along w - 4 + 3 - 3/2 = w - 5/2: 3/2 -> 2 -> 9/4, so c_2+ = -3 + 3/2 + (3/2 - 9/4) = -9/4.
-             c = -3/2 + (3/2 + 3/4) / 2 = -3/8 = (3/2 - 9/4) / 2, and x = (3/2 + 9/4) / 2 = 15/8: nearer to the minimum at 2.
+    Round 1, no correction: y_1 = 0 -> 0 -> 0;  y_2 = 0 -> 2 -> 3.  c_1 = (0 - 0) / (2 * 1/2) = 0,
+    c_2 = (0 - 3) / 1 = -3, c = -3/2, x = 3/2. Round 2: client 1 steps along w - 0 - 3/2: 3/2 -> 3/2
+    -> 3/2, so c_1+ = 0 + 3/2 + 0 = 3/2.
+             client 2 steps along w - 4 + 3 - 3/2 = w - 5/2: 3/2 -> 2 -> 9/4, so c_2+ = -3 + 3/2 +
+             (3/2 - 9/4) = -9/4. c = -3/2 + (3/2 + 3/4) / 2 = -3/8 = (3/2 - 9/4) / 2, and x = (3/2 +
+             9/4) / 2 = 15/8: nearer to the minimum at 2.
     """
     x, c, c_i = number(0.0), number(0.0), [number(0.0), number(0.0)]
     seen = []
@@ -111,17 +144,22 @@ def test_c_is_the_mean_of_all_c_i(option: int, sample: int) -> None:
         state, _ = play(experiment, Loop(experiment.task), rounds)
         assert len(state.own) == 6 or sample == 2
         for name, c in state.server.state["scaffold"]["c"].items():
-            total = sum((kept["scaffold"]["c"][name] for kept in state.own.values()), torch.zeros_like(c))
+            total = sum(
+                (kept["scaffold"]["c"][name] for kept in state.own.values()), torch.zeros_like(c)
+            )
             assert float(c.abs().max()) > 1e-3
             assert torch.allclose(c, total / 6, rtol=0, atol=1e-14)
 
 
 def test_a_full_batch_client_is_moved_along_everyones_gradient() -> None:
-    """One step over all rows, option I: after a round c_i is the gradient at x, so at the same x the corrected gradient g_i - c_i + c is c for all."""
+    """One step over all rows, option I: after a round c_i is the gradient at x, so at the same
+    x the corrected gradient g_i - c_i + c is c for all.
+    """
     experiment = make_experiment(scaffold(option=1), **EVERYONE, **{"local.batch": 100})
     state, _ = play(experiment, Loop(experiment.task), 1)
     before = first_state(experiment).server.model
-    job = make_job(experiment, state, 2)._replace(start=before)  # the model of round 1 again, with the variates it left
+    # the model of round 1 again, with the variates it left
+    job = make_job(experiment, state, 2)._replace(start=before)
     c = state.server.state["scaffold"]["c"]
     for reply in Loop(experiment.task).train(job):
         for name, value in reply.params.items():
@@ -130,13 +168,19 @@ def test_a_full_batch_client_is_moved_along_everyones_gradient() -> None:
 
 @pytest.mark.parametrize("option", [1, 2])
 def test_a_frozen_head_stays_and_the_rest_is_corrected(option: int) -> None:
-    experiment, plain = (make_experiment(method, **EVERYONE) for method in (scaffold(option=option) + frozen_head(), frozen_head()))
+    experiment, plain = (
+        make_experiment(method, **EVERYONE)
+        for method in (scaffold(option=option) + frozen_head(), frozen_head())
+    )
     state, _ = play(experiment, Loop(experiment.task), 2)
     start, head = experiment.task.model.initial.params, experiment.task.world.head
     assert head
     for name, value in state.server.model.params.items():
         assert torch.equal(value, start[name]) == (name in head)
-    assert not torch.equal(state.server.model.params["0.weight"], play(plain, Loop(plain.task), 2)[0].server.model.params["0.weight"])
+    assert not torch.equal(
+        state.server.model.params["0.weight"],
+        play(plain, Loop(plain.task), 2)[0].server.model.params["0.weight"],
+    )
 
 
 def test_a_learning_rate_that_ends_at_zero_leaves_the_variates_alone() -> None:
@@ -151,7 +195,9 @@ def test_a_learning_rate_that_ends_at_zero_leaves_the_variates_alone() -> None:
 
 
 def test_the_whole_gradient_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight rows, three of them padding, in pieces of two: the last holds padding alone. The gradient of the mean of w * x is the mean of x."""
+    """Eight rows, three of them padding, in pieces of two: the last holds padding alone. The
+    gradient of the mean of w * x is the mean of x.
+    """
     x = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 5.0, 5.0], dtype=torch.float64)
     weight = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
     data = Batch(x, torch.zeros(8, dtype=torch.int64), weight, torch.arange(8))
@@ -162,14 +208,23 @@ def test_the_whole_gradient_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatc
         return {"w": (batch.weight * batch.x).sum() / batch.weight.sum()}
 
     lent: Any = SimpleNamespace(grad=grad)
-    monkeypatch.setattr(importlib.import_module("remanence.algorithms.scaffold"), "GRADIENT_ROWS", 2)
-    assert float(whole_gradient({"w": number(1.0)}, data, lent)["w"]) == pytest.approx(3.0, abs=1e-15)
+    monkeypatch.setattr(
+        importlib.import_module("remanence.algorithms.scaffold"), "GRADIENT_ROWS", 2
+    )
+    assert float(whole_gradient({"w": number(1.0)}, data, lent)["w"]) == pytest.approx(
+        3.0, abs=1e-15
+    )
     assert asked == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
     "method",
-    [scaffold(), scaffold(option=1), scaffold(equal=True) + wsm() + fedprox(mu=0.1), scaffold(option=1) + frozen_head()],
+    [
+        scaffold(),
+        scaffold(option=1),
+        scaffold(equal=True) + wsm() + fedprox(mu=0.1),
+        scaffold(option=1) + frozen_head(),
+    ],
     ids=["option 2", "option 1", "wsm and fedprox", "frozen head"],
 )
 def test_the_contract(method: Any) -> None:

@@ -1,4 +1,6 @@
-"""FedAvgM, FedAdam, FedYogi and FedAdagrad against plain PyTorch and against numbers worked by hand."""
+"""FedAvgM, FedAdam, FedYogi and FedAdagrad against plain PyTorch and against numbers worked by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def make_experiment(method: Any) -> Experiment:
 
 
 def walk(part: Part, moves: list[float]) -> tuple[list[float], dict[str, Tensor]]:
-    """One parameter from x = 0 along given moves, beside one that nobody sends. -> x after each, the state"""
+    """One parameter from x = 0 along given moves, beside one that nobody sends. -> x after
+    each, the state
+    """
     start = {"x": torch.zeros(1, dtype=torch.float64), "frozen": torch.ones(1, dtype=torch.float64)}
     assert part.server is not None
     assert part.apply is not None
@@ -61,7 +65,9 @@ def walk(part: Part, moves: list[float]) -> tuple[list[float], dict[str, Tensor]
         srv: Any = SimpleNamespace(state=state, hyper=hyper)
         names = {kind: set(tree) for kind, tree in state.items()}
         params, state = part.apply(params, {"x": torch.tensor([move], dtype=torch.float64)}, srv)
-        assert {kind: set(tree) for kind, tree in state.items()} == names, "the state keeps its form"
+        assert {kind: set(tree) for kind, tree in state.items()} == names, (
+            "the state keeps its form"
+        )
         assert torch.equal(params["frozen"], start["frozen"])
         seen.append(float(params["x"]))
     return seen, {kind: tree["x"] for kind, tree in state.items()}
@@ -75,12 +81,16 @@ def test_three_rounds_equal_plain_pytorch(kind: str) -> None:
     rows = experiment.task.population.at(0).train
     x, y = normalise(experiment.source.train.x), torch.from_numpy(experiment.source.train.y)
     chosen = Setting(rounds=3, cohort=3, epochs=1, batch=4, lr=0.1, momentum=0.9, seed=4)
-    wanted = witness.train(make_net(), x, y, 5, [rows.of(client) for client in range(6)], chosen, kind, **numbers)
+    wanted = witness.train(
+        make_net(), x, y, 5, [rows.of(client) for client in range(6)], chosen, kind, **numbers
+    )
     state, _ = play(experiment, Loop(experiment.task), 3)
     plain, _ = play(make_experiment("fedavg"), Loop(make_experiment("fedavg").task), 3)
     for name, value in wanted.items():
         assert torch.allclose(state.server.model.params[name], value, rtol=0, atol=1e-10)
-        assert float((plain.server.model.params[name] - value).abs().max()) > 1e-3, "FedAvg would pass this test"
+        assert float((plain.server.model.params[name] - value).abs().max()) > 1e-3, (
+            "FedAvg would pass this test"
+        )
 
 
 def test_fedavgm_by_hand() -> None:
@@ -115,7 +125,9 @@ def test_fedyogi_by_hand() -> None:
 
 
 def test_fedadagrad_by_hand() -> None:
-    """lr = 10, tau = 4, no momentum: v starts at 16. Move 3: v = 25, x = 30 / 9. Move -12: v = 169, x moves by -120 / 17."""
+    """lr = 10, tau = 4, no momentum: v starts at 16. Move 3: v = 25, x = 30 / 9. Move -12: v =
+    169, x moves by -120 / 17.
+    """
     seen, state = walk(fedadagrad(lr=10.0, tau=4.0), [3.0, -12.0])
     assert seen == pytest.approx([30 / 9, 30 / 9 - 120 / 17], abs=1e-14)
     assert float(state["v"]) == 169.0
@@ -140,7 +152,9 @@ def test_a_frozen_head_stays() -> None:
     experiment = make_experiment(fedadam() + Part("frozen_head", frozen=lambda world: world.head))
     state, _ = play(experiment, Loop(experiment.task), 2)
     for name, value in state.server.model.params.items():
-        assert torch.equal(value, experiment.task.model.initial.params[name]) == (name in experiment.task.world.head)
+        assert torch.equal(value, experiment.task.model.initial.params[name]) == (
+            name in experiment.task.world.head
+        )
 
 
 @pytest.mark.parametrize("kind", PARTS)

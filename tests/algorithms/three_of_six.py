@@ -1,4 +1,6 @@
-"""The small experiment of FedNova and SCAFFOLD: three of six clients of different sizes in a round, plain SGD, float64."""
+"""The small experiment of FedNova and SCAFFOLD: three of six clients of different sizes in a
+round, plain SGD, float64.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The experiment on which methods meet their witnesses: three rounds, clients of different sizes, half of them in a round, float64."""
+"""The experiment on which methods meet their witnesses: three rounds, clients of different
+sizes, half of them in a round, float64.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,15 @@ from remanence.state import RunState
 from remanence.trial import play, small_experiment
 from remanence.types import Method, Part
 
-SETTING = Setting(rounds=3, cohort=4, epochs=2, batch=4, lr=0.1, momentum=0.9, weight_decay=0.01, seed=4)
+SETTING = Setting(
+    rounds=3, cohort=4, epochs=2, batch=4, lr=0.1, momentum=0.9, weight_decay=0.01, seed=4
+)
 
 
 def make_experiment(method: str | Part | Method, kind: str, **changes: Any) -> Experiment:
     settings = {
-        "data.name": f"synthetic(samples=100, classes={CLASSES}, {'features=6' if kind == 'mlp' else 'shape=' + repr('2x6x6')})",
+        "data.name": f"synthetic(samples=100, classes={CLASSES},"
+        f" {'features=6' if kind == 'mlp' else 'shape=' + repr('2x6x6')})",
         "data.partition": "dirichlet_by_class(alpha=0.3, minimum=2)",
         "local.optimizer": "sgd(lr=0.1, momentum=0.9, weight_decay=0.01)",
         "local.epochs": 2,

@@ -12,25 +12,50 @@ from remanence.keys import Key
 from remanence.types import Job, Reply, Start
 
 START = Start(
-    {"a": torch.tensor(1.0, dtype=torch.float64), "b": torch.tensor([[2.0, 0.0]], dtype=torch.float64), "kept": torch.zeros(2)}, {}
+    {
+        "a": torch.tensor(1.0, dtype=torch.float64),
+        "b": torch.tensor([[2.0, 0.0]], dtype=torch.float64),
+        "kept": torch.zeros(2),
+    },
+    {},
 )
 
 
-def make_replies(rows: Sequence[Sequence[float]], clients: Sequence[int] | None = None, extras: Any = None, round: int = 3) -> Reply:
+def make_replies(
+    rows: Sequence[Sequence[float]],
+    clients: Sequence[int] | None = None,
+    extras: Any = None,
+    round: int = 3,
+) -> Reply:
     """rows: [k, 3] -> parameters a [k] and b [k, 1, 2]"""
     values = torch.tensor(rows, dtype=torch.float64)
     k = len(values)
     client = torch.arange(k) if clients is None else torch.tensor(list(clients))
     params = {"a": values[:, 0].clone(), "b": values[:, 1:].reshape(k, 1, 2).clone()}
     weight = 10.0 + torch.arange(k, dtype=torch.float64)
-    return Reply(client, torch.full((k,), round), params, {}, extras or {}, weight, {}, torch.zeros(k, dtype=torch.float64))
+    return Reply(
+        client,
+        torch.full((k,), round),
+        params,
+        {},
+        extras or {},
+        weight,
+        {},
+        torch.zeros(k, dtype=torch.float64),
+    )
 
 
 def rows_of(replies: Reply) -> list[list[float]]:
-    rows: list[list[float]] = torch.cat([replies.params["a"].unsqueeze(1), replies.params["b"].flatten(1)], dim=1).tolist()
+    rows: list[list[float]] = torch.cat(
+        [replies.params["a"].unsqueeze(1), replies.params["b"].flatten(1)], dim=1
+    ).tolist()
     return rows
 
 
-def make_job(clients: Sequence[int], start: Start = START, personal: bool = False, round: int = 3) -> Job:
+def make_job(
+    clients: Sequence[int], start: Start = START, personal: bool = False, round: int = 3
+) -> Job:
     empty: Any = None
-    return Job(round, 0, np.array(clients), start, personal, {}, {}, empty, {}, Key(0).fold("round", round))
+    return Job(
+        round, 0, np.array(clients), start, personal, {}, {}, empty, {}, Key(0).fold("round", round)
+    )

@@ -1,4 +1,6 @@
-"""Attack, gate and aggregator together, on real replies: what moves a mean does not move a robust aggregator."""
+"""Attack, gate and aggregator together, on real replies: what moves a mean does not move a
+robust aggregator.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,14 @@ import pytest
 import torch
 
 from remanence import gate, server, trees
-from remanence.aggregators.robust import geometric_median, krum, median, multi_krum, norm_clip, trimmed_mean
+from remanence.aggregators.robust import (
+    geometric_median,
+    krum,
+    median,
+    multi_krum,
+    norm_clip,
+    trimmed_mean,
+)
 from remanence.algorithms import fedavg
 from remanence.attacks import Adversary, parse_attacks
 from remanence.engines.loop import Loop
@@ -27,22 +36,39 @@ def merge(made: Part, attack: str) -> tuple[dict[str, torch.Tensor], float]:
     longest = max(float(trees.squared_norm(chunk.delta(job.start)).sqrt()) for chunk in chunks)
     replies, _ = gate.admit(adversary.tamper(chunks, job), expect(experiment, job))
     assert replies is not None
-    return server.update(task, state.server, replies, 1, job.key, job.rule, Loop(task)).server.model.params, longest
+    return server.update(
+        task, state.server, replies, 1, job.key, job.rule, Loop(task)
+    ).server.model.params, longest
 
 
 def way(made: Part, attack: str) -> tuple[float, float]:
-    """How far the model is from where it would be without the attack, and the longest way of an honest client."""
+    """How far the model is from where it would be without the attack, and the longest way of an
+    honest client.
+    """
     (attacked, longest), (clean, _) = merge(made, attack), merge(made, "")
     return float(trees.squared_norm(trees.sub(attacked, clean)).sqrt()), longest
 
 
-ROBUST = [median(), trimmed_mean(fraction=0.2), krum(), multi_krum(), geometric_median(), norm_clip()]
+ROBUST = [
+    median(),
+    trimmed_mean(fraction=0.2),
+    krum(),
+    multi_krum(),
+    geometric_median(),
+    norm_clip(),
+]
 
 
 @pytest.mark.parametrize("made", ROBUST, ids=[made.name for made in ROBUST])
-@pytest.mark.parametrize("attack", ['scaling(clients="2", factor=1e6)', 'gaussian(clients="2", std=1000)'], ids=["scaling", "gaussian"])
+@pytest.mark.parametrize(
+    "attack",
+    ['scaling(clients="2", factor=1e6)', 'gaussian(clients="2", std=1000)'],
+    ids=["scaling", "gaussian"],
+)
 def test_one_of_six_moves_a_mean_and_no_robust_aggregator(made: Part, attack: str) -> None:
-    """The mean takes a sixth of a way of thousands; an aggregator stays within what honest clients do, two of their longest ways."""
+    """The mean takes a sixth of a way of thousands; an aggregator stays within what honest
+    clients do, two of their longest ways.
+    """
     moved, longest = way(made, attack)
     assert moved <= 2 * longest
     if made.name == "median":
@@ -57,12 +83,17 @@ def test_a_nan_client_is_as_if_it_had_not_been_asked() -> None:
     chunks = list(Loop(task).train(job))
     adversary = Adversary.recruit(parse_attacks('nan(clients="3")'), 6, Key(0))
     replies, refused = gate.admit(adversary.tamper(chunks, job), expect(experiment, job))
-    others, _ = gate.admit([chunk for chunk in chunks if 3 not in chunk.client.tolist()], expect(experiment, job))
+    others, _ = gate.admit(
+        [chunk for chunk in chunks if 3 not in chunk.client.tolist()], expect(experiment, job)
+    )
     assert [(refusal.client, refusal.code) for refusal in refused] == [(3, "not-finite")]
     assert replies is not None
     assert others is not None
     attacked, clean = (
-        server.update(task, state.server, some, 1, job.key, job.rule, Loop(task)).server.model.params for some in (replies, others)
+        server.update(
+            task, state.server, some, 1, job.key, job.rule, Loop(task)
+        ).server.model.params
+        for some in (replies, others)
     )
     for name, value in clean.items():
         assert torch.equal(attacked[name], value)

@@ -1,4 +1,6 @@
-"""Whole runs with hostile clients: what an attack does, what the gate and a robust aggregator make of it."""
+"""Whole runs with hostile clients: what an attack does, what the gate and a robust aggregator
+make of it.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +41,21 @@ def accuracy(experiment: Experiment) -> float:
 def test_two_of_ten_break_the_mean_and_not_the_median() -> None:
     clean, attack = accuracy(attacked("")), "sign_flip(fraction=0.2, scale=5)"
     assert accuracy(attacked(attack)) < clean - 0.2
-    for method in ("fedavg+median", "fedavg+trimmed_mean(fraction=0.2)", "fedavg+multi_krum(byzantine=2)", "fedavg+geometric_median"):
+    for method in (
+        "fedavg+median",
+        "fedavg+trimmed_mean(fraction=0.2)",
+        "fedavg+multi_krum(byzantine=2)",
+        "fedavg+geometric_median",
+    ):
         assert accuracy(attacked(attack, method)) > clean - 0.1, method
 
 
 def test_a_nan_client_is_refused_by_name_and_changes_nothing() -> None:
     experiment = attacked("nan(clients='3')")
     state, lines = play(experiment, Loop(experiment.task), 3)
-    assert all([(r["client"], r["code"]) for r in line["refused"]] == [(3, "not-finite")] for line in lines)
+    assert all(
+        [(r["client"], r["code"]) for r in line["refused"]] == [(3, "not-finite")] for line in lines
+    )
     without = build(make_spec({}, TEN | {"clients.availability": "never(clients='3')"}))
     honest, _ = play(without, Loop(without.task), 3)
     for name, value in honest.server.model.params.items():
@@ -74,7 +83,9 @@ def test_attacks_are_the_same_on_every_engine(attack: str) -> None:
 
 def test_peers_are_deceived_too() -> None:
     """Who seems to do well is listened to: attackers are heard more often than without the lie."""
-    lies = drifting_experiment("dac(peers=2)", 1, {"attack": "similarity_lies(clients='1', loss=1e-6)", "rounds": 6})
+    lies = drifting_experiment(
+        "dac(peers=2)", 1, {"attack": "similarity_lies(clients='1', loss=1e-6)", "rounds": 6}
+    )
     plain = drifting_experiment("dac(peers=2)", 1, {"rounds": 6})
 
     def heard(experiment: Experiment) -> int:

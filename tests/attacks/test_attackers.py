@@ -20,7 +20,9 @@ def attackers(text: str, clients: int, seed: int = 0) -> list[int]:
 @given(clients=st.integers(2, 200), fraction=st.floats(0.01, 0.99), seed=st.integers(0, 100))
 def test_a_share_of_the_clients_but_never_all(clients: int, fraction: float, seed: int) -> None:
     if fraction * clients < 0.5:
-        with pytest.raises(InputError, match=f"of {clients} clients is nobody: give a fraction of at least"):
+        with pytest.raises(
+            InputError, match=f"of {clients} clients is nobody: give a fraction of at least"
+        ):
             attackers(f"nan(fraction={fraction})", clients, seed)
         return
     found = attackers(f"nan(fraction={fraction})", clients, seed)
@@ -34,15 +36,25 @@ def test_a_half_counts() -> None:
     """.05 * 10 = .5 -> 1, as the sentence for .04 promises."""
     assert len(attackers("nan(fraction=0.05)", 10)) == 1
     with pytest.raises(
-        InputError, match=r"fraction=0.04 of 10 clients is nobody: give a fraction of at least 0.05, or name them with clients='0'"
+        InputError,
+        match=r"fraction=0.04 of 10 clients is nobody: give a fraction of at least 0.05, or name"
+        r" them with clients='0'",
     ):
         attackers("nan(fraction=0.04)", 10)
 
 
 def test_attacks_of_the_same_fraction_fall_on_the_same_clients() -> None:
-    """So a flip of labels and a scaling of the result work together, and the number of hostile clients is the one that was written."""
-    adversary = Adversary.recruit(parse_attacks("label_flip(fraction=0.3)+scaling(fraction=0.3)+nan(fraction=0.1)"), 20, Key(5))
-    flips, scales, nans = (adversary.attackers[name].tolist() for name in ("label_flip", "scaling", "nan"))
+    """So a flip of labels and a scaling of the result work together, and the number of hostile
+    clients is the one that was written.
+    """
+    adversary = Adversary.recruit(
+        parse_attacks("label_flip(fraction=0.3)+scaling(fraction=0.3)+nan(fraction=0.1)"),
+        20,
+        Key(5),
+    )
+    flips, scales, nans = (
+        adversary.attackers[name].tolist() for name in ("label_flip", "scaling", "nan")
+    )
     assert flips == scales
     assert set(nans) < set(flips)
     assert adversary.clients.tolist() == flips
@@ -54,7 +66,9 @@ def test_attackers_by_number() -> None:
     assert attackers('stale(clients="7, 3 3")', 8) == [3, 7]
     assert attackers("stale(clients=5)", 8) == [5]
     assert attackers('stale(clients="0 1")', 2) == [0, 1]
-    with pytest.raises(InputError, match="stale: there is no client 8: clients are numbered 0 to 7"):
+    with pytest.raises(
+        InputError, match="stale: there is no client 8: clients are numbered 0 to 7"
+    ):
         attackers('stale(clients="8")', 8)
 
 
@@ -63,7 +77,10 @@ def test_attackers_by_number() -> None:
     [
         ("sign_flop", "unknown attack 'sign_flop': did you mean sign_flip"),
         ("sign_flip(fracton=0.1)", "has no option 'fracton': did you mean fraction"),
-        ("sign_flip(fraction=0)", "sign_flip: fraction must be a number above 0 and below 1, not 0"),
+        (
+            "sign_flip(fraction=0)",
+            "sign_flip: fraction must be a number above 0 and below 1, not 0",
+        ),
         ("sign_flip(fraction=1)", "above 0 and below 1, not 1"),
         ('nan(clients="two")', "nan: cannot read clients='two'"),
         ('nan(clients="-1")', "cannot read clients='-1'"),
@@ -76,7 +93,11 @@ def test_attackers_by_number() -> None:
         ("count_lies(claim=all)", "count_lies: unknown claim 'all': known: inverse, true, uniform"),
         ("count_lies(factor=1)", "tells the truth: give another factor"),
         ("count_lies(factor=0)", "attack count_lies: factor"),
-        ("label_flip(to=sideways)", "label_flip: cannot read to='sideways': write next, reverse, random or the number of a class"),
+        (
+            "label_flip(to=sideways)",
+            "label_flip: cannot read to='sideways': write next, reverse, random or the number"
+            " of a class",
+        ),
         ("label_flip(of=2, to=2)", "of=2 and to=2 are the same class"),
         ("label_flip(of=-2)", "attack label_flip: of must be a number of at least -1"),
         ("backdoor(share=0)", "attack backdoor: share must be a number above 0 and at most 1"),

@@ -21,7 +21,9 @@ Y = np.array([0, 1, 2, 3, 3])
 X = np.zeros((5, 1, 2, 2), dtype=np.uint8)
 
 
-def alter(text: str, x: np.ndarray = X, y: np.ndarray = Y, known: DataSet = IMAGES, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def alter(
+    text: str, x: np.ndarray = X, y: np.ndarray = Y, known: DataSet = IMAGES, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     (attack,) = parse_attacks(text)
     assert attack.alter is not None
     return attack.alter(x, y, known, Key(seed))
@@ -43,16 +45,23 @@ def test_labels_by_hand() -> None:
 
 
 def test_random_labels_are_wrong_and_all_alike() -> None:
-    """3000 rows of class 1 among 4: each other class 1000 times, within 5 * sqrt(3000 * 2/9) = 129."""
+    """3000 rows of class 1 among 4: each other class 1000 times, within 5 * sqrt(3000 * 2/9) =
+    129.
+    """
     _, y = alter("label_flip(to=random)", y=np.ones(3000, dtype=np.int64))
     counts = np.bincount(y, minlength=4)
     assert counts[1] == 0
     assert np.abs(counts[[0, 2, 3]] - 1000).max() < 129
-    assert alter("label_flip(to=random)", seed=1)[1].tolist() != alter("label_flip(to=random)", seed=3)[1].tolist()
+    assert (
+        alter("label_flip(to=random)", seed=1)[1].tolist()
+        != alter("label_flip(to=random)", seed=3)[1].tolist()
+    )
 
 
 def test_a_mark_by_hand() -> None:
-    """Half of 5 rows is 2 (2.5 to even): their lower right pixel becomes the brightest there is, 16, and they belong to class 2."""
+    """Half of 5 rows is 2 (2.5 to even): their lower right pixel becomes the brightest there
+    is, 16, and they belong to class 2.
+    """
     x, y = alter("backdoor(target=2, size=1)")
     marked = np.flatnonzero(x[:, 0, 1, 1] == 16)
     assert len(marked) == 2
@@ -68,7 +77,12 @@ def test_a_mark_by_hand() -> None:
 
 
 def test_a_mark_in_a_table() -> None:
-    x, y = alter("backdoor(size=2, share=1, target=1)", np.zeros((2, 3), dtype=np.float32), np.array([0, 3]), TABLE)
+    x, y = alter(
+        "backdoor(size=2, share=1, target=1)",
+        np.zeros((2, 3), dtype=np.float32),
+        np.array([0, 3]),
+        TABLE,
+    )
     assert x.tolist() == [[0, 2, 3], [0, 2, 3]]
     assert y.tolist() == [1, 1]
 
@@ -92,27 +106,40 @@ def test_what_attackers_know() -> None:
 
 def hold(*clients: list[int]) -> Holdings:
     rows = Rows.join([np.array(ids, dtype=np.int64) for ids in clients])
-    return Holdings(rows, Rows.join([np.array([4])] * len(clients)), np.zeros(len(clients), dtype=np.int64))
+    return Holdings(
+        rows, Rows.join([np.array([4])] * len(clients)), np.zeros(len(clients), dtype=np.int64)
+    )
 
 
 def test_poisoned_rows_have_ids_of_their_own() -> None:
-    """Row 1 is the attacker's now, and an honest client's later: there it keeps its label. n = 5, so its poisoned form is example 6."""
+    """Row 1 is the attacker's now, and an honest client's later: there it keeps its label. n =
+    5, so its poisoned form is example 6.
+    """
     views = Views(X, Y, None, (0,))
     steps = [hold([0, 1], [2, 3]), hold([2], [1, 3])]
-    found, after = poison(views, steps, parse_attacks("label_flip"), {"label_flip": np.array([0])}, IMAGES, Key(0))
-    assert [[step.train.of(client).tolist() for client in (0, 1)] for step in after] == [[[5, 6], [2, 3]], [[7], [1, 3]]]
+    found, after = poison(
+        views, steps, parse_attacks("label_flip"), {"label_flip": np.array([0])}, IMAGES, Key(0)
+    )
+    assert [[step.train.of(client).tolist() for client in (0, 1)] for step in after] == [
+        [[5, 6], [2, 3]],
+        [[7], [1, 3]],
+    ]
     assert found.y.tolist() == [0, 1, 2, 3, 3, 1, 2, 3, 3, 3]  # 0 1 2 -> 1 2 3, the rest as it was
     assert found.x is X
     assert found.place is not None
     assert found.place.tolist() == [0, 1, 2, 3, 4] * 2
-    assert [step.valid.of(0).tolist() for step in after] == [[4], [4]], "validation measures, and stays honest"
+    assert [step.valid.of(0).tolist() for step in after] == [[4], [4]], (
+        "validation measures, and stays honest"
+    )
     assert steps[0].train.of(0).tolist() == [0, 1]
 
 
 def test_two_attacks_on_the_same_rows() -> None:
     """First labels, then marks: x is stored again for the attacker's rows alone."""
     views = Views(X, Y, np.arange(5), (0,))
-    attacks = parse_attacks('label_flip(clients="1", to=3)+backdoor(clients="1", size=1, share=1, target=2)')
+    attacks = parse_attacks(
+        'label_flip(clients="1", to=3)+backdoor(clients="1", size=1, share=1, target=2)'
+    )
     adversary = Adversary.recruit(attacks, 2, Key(0))
     found, (after,) = adversary.poison(views, [hold([0, 1], [2, 3])], IMAGES, Key(0))
     mine = after.train.of(1)
@@ -126,7 +153,9 @@ def test_two_attacks_on_the_same_rows() -> None:
 
 def test_nothing_to_poison_changes_nothing() -> None:
     views, steps = Views(X, Y, None, (0,)), [hold([0], [1])]
-    found, after = poison(views, steps, parse_attacks("nan"), {"nan": np.array([0])}, IMAGES, Key(0))
+    found, after = poison(
+        views, steps, parse_attacks("nan"), {"nan": np.array([0])}, IMAGES, Key(0)
+    )
     assert found is views
     assert after == tuple(steps)
 
@@ -134,16 +163,42 @@ def test_nothing_to_poison_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("text", "known", "shape", "server", "words"),
     [
-        ("label_flip(of=4)", IMAGES, (1, 2, 2), True, "label_flip: there is no class 4: classes are numbered 0 to 3"),
+        (
+            "label_flip(of=4)",
+            IMAGES,
+            (1, 2, 2),
+            True,
+            "label_flip: there is no class 4: classes are numbered 0 to 3",
+        ),
         ("label_flip(to=9)", IMAGES, (1, 2, 2), True, "there is no class 9"),
         ("backdoor(target=4)", IMAGES, (1, 8, 8), True, "backdoor: there is no class 4"),
-        ("backdoor(size=3)", IMAGES, (1, 2, 9), True, r"a mark of size 3 does not fit into examples of shape \(1, 2, 9\): give at most 2"),
+        (
+            "backdoor(size=3)",
+            IMAGES,
+            (1, 2, 9),
+            True,
+            r"a mark of size 3 does not fit into examples of shape \(1, 2, 9\): give at most 2",
+        ),
         ("backdoor(size=4)", TABLE, (3,), True, "give at most 3"),
-        ("backdoor", DataSet("tokens", 2, np.array(9)), (80,), True, "marks are for images and tables, and these data are tokens"),
-        ("similarity_lies", IMAGES, (1, 2, 2), True, "deceives peers, and this method has a server: use it with dac or hast"),
+        (
+            "backdoor",
+            DataSet("tokens", 2, np.array(9)),
+            (80,),
+            True,
+            "marks are for images and tables, and these data are tokens",
+        ),
+        (
+            "similarity_lies",
+            IMAGES,
+            (1, 2, 2),
+            True,
+            "deceives peers, and this method has a server: use it with dac or hast",
+        ),
     ],
 )
-def test_attacks_that_cannot_work_here(text: str, known: DataSet, shape: Any, server: bool, words: str) -> None:
+def test_attacks_that_cannot_work_here(
+    text: str, known: DataSet, shape: Any, server: bool, words: str
+) -> None:
     with pytest.raises(InputError, match=words):
         check_attacks(parse_attacks(text), known, shape, server)
 

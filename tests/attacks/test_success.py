@@ -21,8 +21,13 @@ from remanence.types import Start
 
 
 def always(experiment: Experiment, label: int) -> Start:
-    """The model that takes everything for one class: the head has no weights, and one large bias."""
-    params = {name: torch.zeros_like(value).unsqueeze(0) for name, value in experiment.task.model.initial.params.items()}
+    """The model that takes everything for one class: the head has no weights, and one large
+    bias.
+    """
+    params = {
+        name: torch.zeros_like(value).unsqueeze(0)
+        for name, value in experiment.task.model.initial.params.items()
+    }
     params["head.bias"][0, label] = 10.0
     return Start(params, {})
 
@@ -42,24 +47,49 @@ def test_a_model_that_says_the_target_always_and_one_that_never_does() -> None:
     assert success_of("label_flip(of=3, to='next')", model=0) == 1.0  # the last becomes 0
 
 
-@pytest.mark.parametrize("attack", ["", "none", "sign_flip", "label_flip(to='random')", "label_flip", "label_flip(of=1, to='random')"])
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "",
+        "none",
+        "sign_flip",
+        "label_flip(to='random')",
+        "label_flip",
+        "label_flip(of=1, to='random')",
+    ],
+)
 def test_attacks_without_a_goal_that_can_be_seen(attack: str) -> None:
     assert success_of(attack, model=0) is None
 
 
 def test_two_goals_count_by_their_rows() -> None:
-    """The model always says 1. The mark wants 1, on all test rows of other classes; the flip of class 2 wants 3, on all test rows of class 2."""
+    """The model always says 1. The mark wants 1, on all test rows of other classes; the flip of
+    class 2 wants 3, on all test rows of class 2.
+    """
     test = small_experiment().source.test.y
     others, twos = int((test != 1).sum()), int((test == 2).sum())
-    assert success_of("backdoor(target=1, size=1)+label_flip(of=2, to='3')", model=1) == pytest.approx(others / (others + twos))
+    assert success_of(
+        "backdoor(target=1, size=1)+label_flip(of=2, to='3')", model=1
+    ) == pytest.approx(others / (others + twos))
 
 
-DIGITS: dict[str, Any] = {"data.name": "digits", "data.partition": "iid", "clients.count": 10, "engine": "loop", "threads": 1, "rounds": 3}
+DIGITS: dict[str, Any] = {
+    "data.name": "digits",
+    "data.partition": "iid",
+    "clients.count": 10,
+    "engine": "loop",
+    "threads": 1,
+    "rounds": 3,
+}
 
 
 def test_a_backdoor_is_written_down_and_read_back(tmp_path: Path) -> None:
-    """Every marked row of three in ten clients wants class 0: after a few rounds the mark works, and an honest run has nothing to tell."""
-    spec = make_spec({}, DIGITS | {"attack": "backdoor(fraction=0.3, share=0.5)", "local.epochs": 3})
+    """Every marked row of three in ten clients wants class 0: after a few rounds the mark
+    works, and an honest run has nothing to tell.
+    """
+    spec = make_spec(
+        {}, DIGITS | {"attack": "backdoor(fraction=0.3, share=0.5)", "local.epochs": 3}
+    )
     run = start_run(spec, tmp_path / "run")
     _, success = run.curve(value="attack_success")
     assert len(success) == 3
@@ -68,8 +98,14 @@ def test_a_backdoor_is_written_down_and_read_back(tmp_path: Path) -> None:
 
 
 def test_without_a_server_only_honest_clients_count() -> None:
-    """Success is the mean over the clients that do not attack: their best models, each on all rows."""
-    spec = make_spec({}, DIGITS | {"attack": "backdoor(clients='2 5')", "method": "local", "rounds": 1, "clients.count": 6})
+    """Success is the mean over the clients that do not attack: their best models, each on all
+    rows.
+    """
+    spec = make_spec(
+        {},
+        DIGITS
+        | {"attack": "backdoor(clients='2 5')", "method": "local", "rounds": 1, "clients.count": 6},
+    )
     experiment = build(spec)
     state, lines = play(experiment, Loop(experiment.task), 1)
     measure = watch_success(experiment.task, experiment.source, experiment.adversary)

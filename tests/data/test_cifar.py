@@ -31,7 +31,9 @@ def write_binary10(root: Path) -> None:
     folder.mkdir()
     for start, name in enumerate([*BATCHES, "test_batch"]):
         x, y = records(SMALL, start)
-        (folder / f"{name}.bin").write_bytes(np.concatenate([y[:, None].astype(np.uint8), x], axis=1).tobytes())
+        (folder / f"{name}.bin").write_bytes(
+            np.concatenate([y[:, None].astype(np.uint8), x], axis=1).tobytes()
+        )
 
 
 def write_python10(root: Path, protocol: int = 2) -> None:
@@ -41,25 +43,53 @@ def write_python10(root: Path, protocol: int = 2) -> None:
         x, y = records(SMALL, start)
         names = [f"{row}.png" for row in range(SMALL)]
         content = {"batch_label": name, "labels": y.tolist(), "data": x, "filenames": names}
-        (folder / name).write_bytes(as_python2(content) if protocol == 2 else pickle.dumps(content, protocol=protocol))
+        (folder / name).write_bytes(
+            as_python2(content) if protocol == 2 else pickle.dumps(content, protocol=protocol)
+        )
 
 
 def as_python2(content: dict[str, object]) -> bytes:
-    """What Python 2 and numpy 1 wrote: protocol 2, byte strings, `numpy.core`, an array as raw bytes. Python 3 cannot write this itself."""
+    """What Python 2 and numpy 1 wrote: protocol 2, byte strings, `numpy.core`, an array as raw
+    bytes. Python 3 cannot write this itself.
+    """
 
     def text(value: bytes) -> bytes:
-        return b"U" + bytes([len(value)]) + value if len(value) < 256 else b"T" + len(value).to_bytes(4, "little") + value
+        return (
+            b"U" + bytes([len(value)]) + value
+            if len(value) < 256
+            else b"T" + len(value).to_bytes(4, "little") + value
+        )
 
     def number(value: int) -> bytes:
-        return b"K" + bytes([value]) if 0 <= value < 256 else b"J" + value.to_bytes(4, "little", signed=True)
+        return (
+            b"K" + bytes([value])
+            if 0 <= value < 256
+            else b"J" + value.to_bytes(4, "little", signed=True)
+        )
 
     def array(value: np.ndarray) -> bytes:
-        made = b"cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nq\x02K\x00\x85" + text(b"b") + b"\x87R"
+        made = (
+            b"cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nq\x02K\x00\x85"
+            + text(b"b")
+            + b"\x87R"
+        )
         dtype = (
-            b"cnumpy\ndtype\nq\x03" + text(b"u1") + b"K\x00K\x01\x87R(K\x03" + text(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+            b"cnumpy\ndtype\nq\x03"
+            + text(b"u1")
+            + b"K\x00K\x01\x87R(K\x03"
+            + text(b"|")
+            + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
         )
         return (
-            made + b"(K\x01" + number(value.shape[0]) + number(value.shape[1]) + b"\x86" + dtype + b"\x89" + text(value.tobytes()) + b"tb"
+            made
+            + b"(K\x01"
+            + number(value.shape[0])
+            + number(value.shape[1])
+            + b"\x86"
+            + dtype
+            + b"\x89"
+            + text(value.tobytes())
+            + b"tb"
         )
 
     body = b""
@@ -68,7 +98,14 @@ def as_python2(content: dict[str, object]) -> bytes:
         if isinstance(value, np.ndarray):
             body += array(value)
         elif isinstance(value, list):
-            body += b"](" + b"".join(number(item) if isinstance(item, int) else text(str(item).encode()) for item in value) + b"e"
+            body += (
+                b"]("
+                + b"".join(
+                    number(item) if isinstance(item, int) else text(str(item).encode())
+                    for item in value
+                )
+                + b"e"
+            )
         else:
             body += text(str(value).encode())
     return b"\x80\x02}(" + body + b"u."
@@ -108,16 +145,24 @@ def test_numpy_1_names_are_read_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("labels", "column"), [("fine", 1), ("coarse", 0)])
 @pytest.mark.parametrize("version", ["binary", "python"])
-def test_cifar100_has_fine_and_coarse_labels(tmp_path: Path, labels: str, column: int, version: str) -> None:
+def test_cifar100_has_fine_and_coarse_labels(
+    tmp_path: Path, labels: str, column: int, version: str
+) -> None:
     folder = tmp_path / f"cifar-100-{version}"
     folder.mkdir()
     for part, count in (("train", 5 * SMALL), ("test", SMALL)):
         x, _ = records(count, 0)
         y = np.stack([np.arange(count) % 20, 99 - np.arange(count)], axis=1)
         if version == "binary":
-            (folder / f"{part}.bin").write_bytes(np.concatenate([y.astype(np.uint8), x], axis=1).tobytes())
+            (folder / f"{part}.bin").write_bytes(
+                np.concatenate([y.astype(np.uint8), x], axis=1).tobytes()
+            )
         else:
-            content = {"data": x, "coarse_labels": y[:, 0].tolist(), "fine_labels": y[:, 1].tolist()}
+            content = {
+                "data": x,
+                "coarse_labels": y[:, 0].tolist(),
+                "fine_labels": y[:, 1].tolist(),
+            }
             (folder / part).write_bytes(as_python2(content))
     source = load_source("cifar100", {"labels": labels}, tmp_path)
     assert np.array_equal(source.train.y, y_of(5 * SMALL, column))
@@ -133,7 +178,11 @@ def y_of(count: int, column: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda raw: raw[:-1], f"expected {SMALL} records of 3073 bytes, {SMALL * 3073} bytes in all, found {SMALL * 3073 - 1} bytes"),
+        (
+            lambda raw: raw[:-1],
+            f"expected {SMALL} records of 3073 bytes, {SMALL * 3073} bytes in all, found"
+            f" {SMALL * 3073 - 1} bytes",
+        ),
         (lambda raw: raw + b"\0", f"found {SMALL * 3073 + 1} bytes"),
         (lambda raw: raw[:3073], "found 3073 bytes"),
         (lambda raw: b"\x0a" + raw[1:], "expected labels from 0 to 9, found labels from 2 to 10"),
@@ -143,7 +192,9 @@ def test_damaged_binary_files_are_named(tmp_path: Path, change: object, complain
     write_binary10(tmp_path)
     path = tmp_path / "cifar-10-batches-bin" / "data_batch_2.bin"
     path.write_bytes(change(path.read_bytes()))  # type: ignore[operator]
-    with pytest.raises(InputError, match=rf"data_batch_2\.bin is damaged or not the right file: .*{complaint}"):
+    with pytest.raises(
+        InputError, match=rf"data_batch_2\.bin is damaged or not the right file: .*{complaint}"
+    ):
         load_source("cifar10", {}, tmp_path)
 
 
@@ -152,19 +203,32 @@ def test_damaged_binary_files_are_named(tmp_path: Path, change: object, complain
     [
         ({"labels": [0, 1, 2]}, "an array 'data' of .*found none"),
         ({"data": np.zeros((2, 3072), np.uint8), "labels": [0, 1, 2]}, r"found one of \(2, 3072\)"),
-        ({"data": np.zeros((3, 3072), np.uint8), "labels": [0, 1]}, "'labels' of 3 numbers, found a list of 2"),
+        (
+            {"data": np.zeros((3, 3072), np.uint8), "labels": [0, 1]},
+            "'labels' of 3 numbers, found a list of 2",
+        ),
         ({"data": np.zeros((3, 3072), np.uint8), "labels": [0, 1, "x"]}, "'labels' of 3 numbers"),
         ({"data": np.zeros((3, 3072), np.uint8), "labels": [0, 1, 10]}, "labels from 0 to 9"),
         ({"data": np.zeros((3, 3072), np.uint8), "labels": [0, 1, 2**80]}, "labels from 0 to 9"),
-        ({"data": np.zeros((3, 3072), np.int8), "labels": [0, 1, 2]}, "asks for an array that is not uint8"),
-        ({"data": np.zeros((3, 2), np.float64), "labels": [0, 1, 2]}, "asks for an array that is not"),
+        (
+            {"data": np.zeros((3, 3072), np.int8), "labels": [0, 1, 2]},
+            "asks for an array that is not uint8",
+        ),
+        (
+            {"data": np.zeros((3, 2), np.float64), "labels": [0, 1, 2]},
+            "asks for an array that is not",
+        ),
         ({"data": np.zeros(3, np.uint8)}, "asks for an array without two dimensions"),
         ([1, 2], "a pickled dictionary, found a pickled list"),
     ],
 )
-def test_pickles_of_something_else_are_refused(tmp_path: Path, content: object, complaint: str) -> None:
+def test_pickles_of_something_else_are_refused(
+    tmp_path: Path, content: object, complaint: str
+) -> None:
     write_python10(tmp_path)
-    (tmp_path / "cifar-10-batches-py" / "data_batch_4").write_bytes(pickle.dumps(content, protocol=4))
+    (tmp_path / "cifar-10-batches-py" / "data_batch_4").write_bytes(
+        pickle.dumps(content, protocol=4)
+    )
     with pytest.raises(InputError, match=f"data_batch_4 is .*{complaint}"):
         load_source("cifar10", {}, tmp_path)
 
@@ -182,7 +246,9 @@ def test_a_pickle_that_would_run_a_command_runs_nothing(tmp_path: Path, protocol
     witness = tmp_path / "it ran"
     path = tmp_path / "data_batch_1"
     path.write_bytes(pickle.dumps({"data": RunsACommand(f"touch '{witness}'")}, protocol=protocol))
-    with pytest.raises(InputError, match=r"data_batch_1 is refused because it asks for \w+\.system"):
+    with pytest.raises(
+        InputError, match=r"data_batch_1 is refused because it asks for \w+\.system"
+    ):
         read_plain_pickle(path, 1 << 20)
     assert not witness.exists()
 
@@ -197,12 +263,16 @@ def test_a_pickle_that_would_run_a_command_runs_nothing(tmp_path: Path, protocol
         (b"\x80\x02cbuiltins\neval\nX\x01\x00\x00\x001\x85R.", r"builtins\.eval"),
         (b"\x80\x02cnumpy.core.multiarray\nscalar\n.", r"numpy\.core\.multiarray\.scalar"),
         (b"\x80\x02cnumpy\ndtype\n}U\x04codeK\x01sb.", "a change to a function"),
-        (b"\x80\x02}r\xff\xff\xff\xff.", "a memo of unreasonable size"),  # one instruction would allocate 64 GiB of places
+        # one instruction would allocate 64 GiB of places
+        (b"\x80\x02}r\xff\xff\xff\xff.", "a memo of unreasonable size"),
         (b"\x80\x02Pname\n.", "the instruction PERSID"),
         (b"\x80\x02(ios\nsystem\n.", "the instruction INST"),
-        (b"\x80\x04\x96\xff\xff\xff\xff\xff\x00\x00\x00.", "a complete pickle"),  # a byte array that claims a terabyte
-        (b"\x80\x02)" + b"\x85" * 101 + b".", "more than 100 tuples"),  # hashing deep tuples can exhaust the stack
-        (b"\x80\x02N\x85q\x00h\x00\x86.", "used twice"),  # hashing tuples of tuples of the same tuple never ends
+        # a byte array that claims a terabyte
+        (b"\x80\x04\x96\xff\xff\xff\xff\xff\x00\x00\x00.", "a complete pickle"),
+        # hashing deep tuples can exhaust the stack
+        (b"\x80\x02)" + b"\x85" * 101 + b".", "more than 100 tuples"),
+        # hashing tuples of tuples of the same tuple never ends
+        (b"\x80\x02N\x85q\x00h\x00\x86.", "used twice"),
     ],
 )
 def test_hostile_and_broken_pickles_are_refused(tmp_path: Path, raw: bytes, complaint: str) -> None:
@@ -223,7 +293,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     write_binary10(tmp_path)
     (tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin").unlink()
     with pytest.raises(
-        InputError, match=r"source 'cifar10' was not found: .*cifar-10-batches-bin lacks data_batch_3\.bin.*cifar-10-binary\.tar\.gz"
+        InputError,
+        match=r"source 'cifar10' was not found: .*cifar-10-batches-bin lacks"
+        r" data_batch_3\.bin.*cifar-10-binary\.tar\.gz",
     ):
         load_source("cifar10", {}, tmp_path)
 

@@ -11,16 +11,24 @@ NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse"
 THESIS = (0, 1, 3, 4, 5, 7, 8, 9)
 
 
-def make_source(kind: str = "image", groups: bool = True, width: int = 4, classes: tuple[str, ...] = NAMES) -> Source:
+def make_source(
+    kind: str = "image", groups: bool = True, width: int = 4, classes: tuple[str, ...] = NAMES
+) -> Source:
     """Two rows of each class, the first in group 0 (photo), the second in group 1 (sketch)."""
     y = np.repeat(np.arange(len(classes)), 2)
-    x = np.full((len(y), 1, 4, width), 16, np.uint8) if kind == "image" else np.zeros((len(y), 4), np.float32)
+    x = (
+        np.full((len(y), 1, 4, width), 16, np.uint8)
+        if kind == "image"
+        else np.zeros((len(y), 4), np.float32)
+    )
     split = Split(x, y, np.tile([0, 1], len(classes)) if groups else None)
     return Source("toy", kind, classes, split, split, ("photo", "sketch") if groups else ())
 
 
 def swapped(*pairs: tuple[int, int]) -> tuple[int, ...]:
-    return tuple(dict(pairs + tuple((b, a) for a, b in pairs)).get(label, label) for label in range(10))
+    return tuple(
+        dict(pairs + tuple((b, a) for a, b in pairs)).get(label, label) for label in range(10)
+    )
 
 
 def test_nothing_written_means_label_or_for_one_cluster_nothing() -> None:
@@ -32,7 +40,10 @@ def test_nothing_written_means_label_or_for_one_cluster_nothing() -> None:
     assert make_concepts('none(labels="9 bird")', 2, make_source()) == (Concept(labels=(2, 9)),) * 2
 
 
-@pytest.mark.parametrize("groups", ["0 1 8 9|3 4 5 7", "ship,truck, airplane automobile | cat deer dog horse", "9,8,1,0|7 5, 4,3"])
+@pytest.mark.parametrize(
+    "groups",
+    ["0 1 8 9|3 4 5 7", "ship,truck, airplane automobile | cat deer dog horse", "9,8,1,0|7 5, 4,3"],
+)
 def test_the_thesis_label_groups_by_number_and_name(groups: str) -> None:
     concepts = make_concepts(f"label(groups='{groups}')", 2, make_source())
     assert concepts == (Concept(labels=(0, 1, 8, 9)), Concept(labels=(3, 4, 5, 7)))
@@ -41,11 +52,14 @@ def test_the_thesis_label_groups_by_number_and_name(groups: str) -> None:
 def test_label_groups_may_overlap_and_names_may_have_spaces() -> None:
     source = make_source(classes=("dog", "hot dog", "7"))
     concepts = make_concepts("label(groups='hot dog, dog|dog 2')", 2, source)
-    assert [concept.labels for concept in concepts] == [(0, 1), (0, 2)]  # class 2 is called "7", and yet a number is a number
+    # class 2 is called "7", and yet a number is a number
+    assert [concept.labels for concept in concepts] == [(0, 1), (0, 2)]
     assert make_concepts("swap(pairs='hot dog dog')", 1, source)[0].mapping == (1, 0, 2)
 
 
-@pytest.mark.parametrize("options", ["", ", pairs='|0 1|3 4|5 7'", ", pairs='|airplane automobile|deer cat|dog horse'"])
+@pytest.mark.parametrize(
+    "options", ["", ", pairs='|0 1|3 4|5 7'", ", pairs='|airplane automobile|deer cat|dog horse'"]
+)
 def test_the_thesis_label_swap_is_also_the_default(options: str) -> None:
     concepts = make_concepts(f"swap(labels='0 1 3 4 5 7 8 9'{options})", 4, make_source())
     mappings = [None, swapped((0, 1)), swapped((3, 4)), swapped((5, 7))]
@@ -58,18 +72,34 @@ def test_several_pairs_in_one_cluster() -> None:
 
 
 def test_kinds_are_joined_field_by_field() -> None:
-    text = "label(groups='0 1|3 4')+swap(pairs='|3 4')+domain(groups='sketch|0')+rotate+corrupt(kinds='blur|clean', severity=2)+quantity"
+    text = (
+        "label(groups='0 1|3 4')+swap(pairs='|3"
+        " 4')+domain(groups='sketch|0')+rotate+corrupt(kinds='blur|clean',"
+        " severity=2)+quantity"
+    )
     assert make_concepts(text, 2, make_source()) == (
-        Concept(labels=(0, 1), domain=1, turn=0.0, corruption="blur", severity=2, white=16, share=1.0),
+        Concept(
+            labels=(0, 1), domain=1, turn=0.0, corruption="blur", severity=2, white=16, share=1.0
+        ),
         Concept(labels=(3, 4), mapping=swapped((3, 4)), domain=0, turn=180.0, share=0.5),
     )
 
 
 def test_domains_and_turns_by_default_and_by_hand() -> None:
     assert [concept.domain for concept in make_concepts("domain", 2, make_source())] == [0, 1]
-    assert [concept.turn for concept in make_concepts("rotate", 4, make_source())] == [0, 90, 180, 270]
-    assert [concept.turn for concept in make_concepts("rotate(degrees='-90|12.5|720')", 3, make_source())] == [270, 12.5, 0]
-    assert [concept.share for concept in make_concepts("quantity(shares='1|.3|2')", 3, make_source())] == [1, 0.3, 2]
+    assert [concept.turn for concept in make_concepts("rotate", 4, make_source())] == [
+        0,
+        90,
+        180,
+        270,
+    ]
+    assert [
+        concept.turn
+        for concept in make_concepts("rotate(degrees='-90|12.5|720')", 3, make_source())
+    ] == [270, 12.5, 0]
+    assert [
+        concept.share for concept in make_concepts("quantity(shares='1|.3|2')", 3, make_source())
+    ] == [1, 0.3, 2]
 
 
 def test_corruptions_by_default_know_the_white_of_the_data() -> None:
@@ -83,7 +113,10 @@ def test_corruptions_by_default_know_the_white_of_the_data() -> None:
 def test_a_concept_selects_its_rows() -> None:
     split = make_source().train  # row 2 c + g is class c in group g
     assert Concept(labels=(1, 3)).select(split).tolist() == [2, 3, 6, 7]
-    assert Concept(labels=(1, 3), domain=1, mapping=swapped((1, 2))).select(split).tolist() == [3, 7]
+    assert Concept(labels=(1, 3), domain=1, mapping=swapped((1, 2))).select(split).tolist() == [
+        3,
+        7,
+    ]
     assert len(Concept(turn=90.0).select(split)) == 20
 
 
@@ -105,7 +138,10 @@ def test_concepts_in_words() -> None:
         ("label(group='1')", "has no option 'group'"),
         ("label+rotate+label", "'label' stands twice"),
         ("label+swap(labels='0 1')", "'swap' says which labels a cluster has, and so does 'label'"),
-        ("label(groups='0 1|2|3')", "has 3 entries in groups='0 1|2|3' but the drift has 2 clusters"),
+        (
+            "label(groups='0 1|2|3')",
+            "has 3 entries in groups='0 1|2|3' but the drift has 2 clusters",
+        ),
         ("label(groups='0 1|')", "has a cluster without labels"),
         ("label(groups='0 1|2 2')", "names a label twice in '2 2'"),
         ("label(groups='0 0|1')", "names a label twice"),
@@ -143,7 +179,9 @@ def test_kinds_that_do_not_fit_the_data_are_refused() -> None:
         make_concepts("corrupt", 8, make_source())
     with pytest.raises(InputError, match="has 2 groups for 3 clusters"):
         make_concepts("domain", 3, make_source())
-    with pytest.raises(InputError, match="needs data with domains, writers or users, which 'toy' has not"):
+    with pytest.raises(
+        InputError, match="needs data with domains, writers or users, which 'toy' has not"
+    ):
         make_concepts("domain", 2, make_source(groups=False))
     with pytest.raises(InputError, match=r"images that are not square \(4 x 5\)"):
         make_concepts("rotate(degrees='0|270')", 2, make_source(width=5))
@@ -155,6 +193,9 @@ def test_kinds_that_do_not_fit_the_data_are_refused() -> None:
 
 def test_a_cluster_without_examples_is_refused() -> None:
     source = make_source()
-    fewer = Source("toy", "image", NAMES, source.train, source.test.take(np.arange(18)), source.group_names)  # no truck to be tested on
+    # no truck to be tested on
+    fewer = Source(
+        "toy", "image", NAMES, source.train, source.test.take(np.arange(18)), source.group_names
+    )
     with pytest.raises(InputError, match=r"cluster 1 of the drift has no test examples \(truck\)"):
         make_concepts("label(groups='0|9')", 2, fewer)

@@ -39,11 +39,16 @@ def test_joined_rows_can_be_taken_apart(parts: list[list[int]]) -> None:
 
 
 def test_label_counts_by_hand() -> None:
-    """Labels of rows 0 to 5 are 2 0 0 1 2 2: client 0 trains on rows 0, 4 (two twos), client 2 on 1, 2, 3 (two zeros, a one)."""
+    """Labels of rows 0 to 5 are 2 0 0 1 2 2: client 0 trains on rows 0, 4 (two twos), client 2
+    on 1, 2, 3 (two zeros, a one).
+    """
     labels = np.array([2, 0, 0, 1, 2, 2])
     train = Rows.join([np.array([0, 4]), np.array([5]), np.array([1, 2, 3])])
     holdings = Holdings(train, Rows.join([np.array([], dtype=np.int64)] * 3), np.zeros(3, np.int64))
-    assert holdings.label_counts(np.array([2, 0]), labels, 4).tolist() == [[2, 1, 0, 0], [0, 0, 2, 0]]
+    assert holdings.label_counts(np.array([2, 0]), labels, 4).tolist() == [
+        [2, 1, 0, 0],
+        [0, 0, 2, 0],
+    ]
 
 
 def test_capacity_is_the_most_any_client_ever_trains_on() -> None:
@@ -57,7 +62,9 @@ def test_capacity_is_the_most_any_client_ever_trains_on() -> None:
 
 
 @given(some_parts, st.floats(0, 0.9), st.integers(0, 2**32))
-def test_settling_divides_everyones_rows_and_loses_none(sizes: list[int], validation: float, seed: int) -> None:
+def test_settling_divides_everyones_rows_and_loses_none(
+    sizes: list[int], validation: float, seed: int
+) -> None:
     parts, labels = cut(sizes, seed), np.zeros(sum(sizes), dtype=np.int64)
     holdings = settle(parts, labels, validation, Key(seed))
     assert len(holdings.cluster) == len(sizes)
@@ -65,7 +72,11 @@ def test_settling_divides_everyones_rows_and_loses_none(sizes: list[int], valida
         train, valid = holdings.train.of(client), holdings.valid.of(client)
         assert len(train) >= 1
         assert sorted([*train.tolist(), *valid.tolist()]) == sorted(part.tolist())
-        expected = min(len(part) - 1, max(1, round(validation * len(part)))) if validation > 0 and len(part) > 1 else 0
+        expected = (
+            min(len(part) - 1, max(1, round(validation * len(part))))
+            if validation > 0 and len(part) > 1
+            else 0
+        )
         assert len(valid) == expected
 
 
@@ -88,5 +99,8 @@ def test_no_client_of_others_changes_ones_own_rows() -> None:
 
 def test_clients_without_data_are_refused() -> None:
     parts = [np.array([0]), np.array([], dtype=np.int64), np.array([], dtype=np.int64)]
-    with pytest.raises(InputError, match=r"client 1 has no data \(2 of 3 clients\): use fewer clients or a milder partition"):
+    with pytest.raises(
+        InputError,
+        match=r"client 1 has no data \(2 of 3 clients\): use fewer clients or a milder partition",
+    ):
         settle(parts, np.zeros(1, dtype=np.int64), 0.1, Key(0))

@@ -31,7 +31,8 @@ def write(folder: Path, text: str) -> Path:
     [
         (50, [1, 1, 1, 1], [13, 13, 12, 12]),  # 12.5 each: two ties, to the first two
         (50, [80, 20], [40, 10]),
-        (7, [1, 1, 2], [2, 2, 3]),  # 1.75, 1.75, 3.5: the floors 1, 1, 3 leave two, for the remainders .75
+        # 1.75, 1.75, 3.5: the floors 1, 1, 3 leave two, for the remainders .75
+        (7, [1, 1, 2], [2, 2, 3]),
         (3, [80, 20], [2, 1]),  # 2.4, 0.6
     ],
 )
@@ -43,7 +44,10 @@ def test_sizes_by_largest_remainders(clients: int, ratios: list[int], sizes: lis
 def test_sizes_add_up_and_lie_within_one_of_their_share(clients: int, ratios: list[int]) -> None:
     sizes = divide_clients(clients, ratios)
     assert sum(sizes) == clients
-    assert all(abs(size - clients * ratio / sum(ratios)) < 1 for size, ratio in zip(sizes, ratios, strict=True))
+    assert all(
+        abs(size - clients * ratio / sum(ratios)) < 1
+        for size, ratio in zip(sizes, ratios, strict=True)
+    )
 
 
 def test_none_keeps_blocks_of_clients() -> None:
@@ -51,8 +55,15 @@ def test_none_keeps_blocks_of_clients() -> None:
     assert make('none(clusters=2, sizes="3:1")')(4, 3, Key(0)).tolist() == [[0, 0, 0, 1]] * 3
 
 
-@given(st.integers(4, 30), st.integers(1, 6), st.sampled_from(["", "50:30:20", "1:1:2"]), st.integers(0, 99))
-def test_random_starts_with_blocks_and_keeps_sizes(clients: int, steps: int, sizes: str, seed: int) -> None:
+@given(
+    st.integers(4, 30),
+    st.integers(1, 6),
+    st.sampled_from(["", "50:30:20", "1:1:2"]),
+    st.integers(0, 99),
+)
+def test_random_starts_with_blocks_and_keeps_sizes(
+    clients: int, steps: int, sizes: str, seed: int
+) -> None:
     schedule = make(f'random(clusters=3, sizes="{sizes}")')
     assignment = schedule(clients, steps, Key(seed))
     assert assignment.shape == (steps, clients)
@@ -76,27 +87,49 @@ def test_a_longer_random_schedule_begins_like_a_shorter_one() -> None:
 def test_rotation_moves_everyone_on() -> None:
     """Blocks 0 0 1 2; every second step each goes one on, and the last returns to the first."""
     assignment = make("rotation(clusters=3, every=2)")(4, 5, Key(0))
-    assert assignment.tolist() == [[0, 0, 1, 2], [0, 0, 1, 2], [1, 1, 2, 0], [1, 1, 2, 0], [2, 2, 0, 1]]
+    assert assignment.tolist() == [
+        [0, 0, 1, 2],
+        [0, 0, 1, 2],
+        [1, 1, 2, 0],
+        [1, 1, 2, 0],
+        [2, 2, 0, 1],
+    ]
 
 
 @pytest.mark.parametrize(
     ("clusters", "words"),
     [
-        (2, "0000000000 0000000000 0000000000 1100000000 1111100000 1111110000 1111111100 1111111100 1111111111 1111111111"),
-        (4, "0000000000 0000000000 1112220000 1112220030 2211222130 2221232130 2321133133 3323133213 3033313213 0033312223"),
+        (
+            2,
+            "0000000000 0000000000 0000000000 1100000000 1111100000 1111110000 1111111100"
+            " 1111111100 1111111111 1111111111",
+        ),
+        (
+            4,
+            "0000000000 0000000000 1112220000 1112220030 2211222130 2221232130 2321133133"
+            " 3323133213 3033313213 0033312223",
+        ),
     ],
 )
-def test_staggered_is_the_published_pattern_and_the_other_ten_repeat_it(clusters: int, words: str) -> None:
+def test_staggered_is_the_published_pattern_and_the_other_ten_repeat_it(
+    clusters: int, words: str
+) -> None:
     schedule = make(f"staggered(clusters={clusters})")
     assignment = schedule(20, 10, Key(0))
-    assert ["".join(map(str, step)) for step in assignment.tolist()] == [word * 2 for word in words.split()]
+    assert ["".join(map(str, step)) for step in assignment.tolist()] == [
+        word * 2 for word in words.split()
+    ]
     assert schedule(13, 4, Key(5)).tolist() == assignment[:4, :13].tolist()
     assert schedule(20, 2, Key(0)).max() == 0
     assert schedule.clusters == clusters  # also when the time steps asked for visit cluster 0 alone
 
 
 def test_who_moved() -> None:
-    assert moved(np.array([[0, 1, 2], [0, 2, 1], [0, 2, 2]])).tolist() == [[False] * 3, [False, True, True], [False, False, True]]
+    assert moved(np.array([[0, 1, 2], [0, 2, 1], [0, 2, 2]])).tolist() == [
+        [False] * 3,
+        [False, True, True],
+        [False, False, True],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -132,22 +165,41 @@ def test_a_users_table_in_both_forms(tmp_path: Path, text: str) -> None:
         ("0,1\n0,1.5\n", r"line 2 .* has '1.5'"),
         ("0,1\n0,٣\n", r"line 2 .* where a number belongs"),
         ("0,1\n0,99999999999999999999\n", r"line 2 .* where a number belongs"),
-        ("step,client\n0,1\n", r"line 1 .* has 'step' where a number belongs: .* time_step,client,cluster"),
+        (
+            "step,client\n0,1\n",
+            r"line 1 .* has 'step' where a number belongs: .* time_step,client,cluster",
+        ),
         ("0,0\n0,2\n2,3\n", r"line 2 .* names cluster 2, but no client is ever in cluster 1"),
         ("1,1\n", r"line 1 .* names cluster 1, but no client is ever in cluster 0"),
         ("time_step,client,cluster\n", r"line 1 .* is a header with nothing below it"),
-        ("time_step,client,cluster\n0,0,0\n0,1,0\n0,0,0\n", r"line 4 .* places client 0 at time step 0 a second time"),
-        ("time_step,client,cluster\n0,0,0\n1,1,0\n0,1,0\n", r"line 4 .* client 0 is nowhere at time step 1"),
-        ("time_step,client,cluster\n0,0,0\n999999999,999999999,0\n", r"line 3 .* client 1 is nowhere at time step 0"),
-        ("time_step,client,cluster\n0,0,0\n0,1,4\n", r"line 3 .* names cluster 4, but no client is ever in cluster 1"),
+        (
+            "time_step,client,cluster\n0,0,0\n0,1,0\n0,0,0\n",
+            r"line 4 .* places client 0 at time step 0 a second time",
+        ),
+        (
+            "time_step,client,cluster\n0,0,0\n1,1,0\n0,1,0\n",
+            r"line 4 .* client 0 is nowhere at time step 1",
+        ),
+        (
+            "time_step,client,cluster\n0,0,0\n999999999,999999999,0\n",
+            r"line 3 .* client 1 is nowhere at time step 0",
+        ),
+        (
+            "time_step,client,cluster\n0,0,0\n0,1,4\n",
+            r"line 3 .* names cluster 4, but no client is ever in cluster 1",
+        ),
     ],
 )
-def test_a_table_that_cannot_be_is_refused_with_its_line(tmp_path: Path, text: str, complaint: str) -> None:
+def test_a_table_that_cannot_be_is_refused_with_its_line(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
     with pytest.raises(InputError, match=complaint):
         read_table(write(tmp_path, text))
 
 
-def test_files_that_are_no_table_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_no_table_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(InputError, match="was not found"):
         read_table(tmp_path / "nowhere.csv")
     with pytest.raises(InputError, match="was not found"):
@@ -185,5 +237,6 @@ def test_schedules_that_do_not_fit_are_refused() -> None:
         make("staggered")(20, 11, Key(0))
     with pytest.raises(InputError, match="without any of 3 clients"):
         make("random(clusters=4)")(3, 2, Key(0))
-    with pytest.raises(InputError, match="a cluster of 80:20 without any of 2 clients"):  # 1.6 and 0.4: the second rounds to none
+    # 1.6 and 0.4: the second rounds to none
+    with pytest.raises(InputError, match="a cluster of 80:20 without any of 2 clients"):
         make("random(sizes='80:20')")(2, 2, Key(0))

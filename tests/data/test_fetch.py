@@ -1,4 +1,6 @@
-"""Fetching from a publisher, here one on the loopback that can break its line, forget ranges and send the wrong bytes."""
+"""Fetching from a publisher, here one on the loopback that can break its line, forget ranges
+and send the wrong bytes.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,21 @@ class Publisher(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answer)
         self.files: dict[str, bytes] = {}
         self.knows_ranges = True
-        self.breaks_after: list[int] = []  # bytes of body after which each of the next answers stops
+        # bytes of body after which each of the next answers stops
+        self.breaks_after: list[int] = []
         self.fails = 0  # answers of 503 first
         self.asked: list[str] = []  # the Range header of each request
 
-    def parcel(self, name: str, content: bytes, into: str = "set", holds: str = "", md5: str = "") -> Parcel:
+    def parcel(
+        self, name: str, content: bytes, into: str = "set", holds: str = "", md5: str = ""
+    ) -> Parcel:
         self.files[f"/{name}"] = content
-        return Parcel(f"http://127.0.0.1:{self.server_port}/{name}", md5 or hashlib.md5(content).hexdigest(), into, holds)
+        return Parcel(
+            f"http://127.0.0.1:{self.server_port}/{name}",
+            md5 or hashlib.md5(content).hexdigest(),
+            into,
+            holds,
+        )
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -52,7 +62,11 @@ class Answer(BaseHTTPRequestHandler):
         if content is None:
             self.send_error(404)
             return
-        start = int(re.fullmatch(r"bytes=(\d+)-", wanted)[1]) if wanted and self.server.knows_ranges else 0  # type: ignore[index]
+        start = (
+            int(re.fullmatch(r"bytes=(\d+)-", wanted)[1])
+            if wanted and self.server.knows_ranges
+            else 0
+        )  # type: ignore[index]
         if start >= len(content):
             self.send_response(416)
             self.send_header("Content-Range", f"bytes */{len(content)}")
@@ -64,7 +78,9 @@ class Answer(BaseHTTPRequestHandler):
         body = content[start:]
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body[: self.server.breaks_after.pop(0)] if self.server.breaks_after else body)
+        self.wfile.write(
+            body[: self.server.breaks_after.pop(0)] if self.server.breaks_after else body
+        )
 
     def log_message(self, *words: object) -> None: ...
 
@@ -76,7 +92,9 @@ def publisher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Publisher]:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     with Publisher() as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
         yield server
         server.shutdown()
 
@@ -88,7 +106,10 @@ def leftovers(root: Path) -> list[str]:
 def test_a_file_comes_whole_and_tells_how_far_it_is(tmp_path: Path, publisher: Publisher) -> None:
     told: list[tuple[int, int | None]] = []
     folder = fetch(
-        "x", tmp_path / "new", parcels=[publisher.parcel("a.bin", CONTENT)], tell=lambda _, done, total: told.append((done, total))
+        "x",
+        tmp_path / "new",
+        parcels=[publisher.parcel("a.bin", CONTENT)],
+        tell=lambda _, done, total: told.append((done, total)),
     )
     assert folder == tmp_path / "new" / "set"
     assert (folder / "a.bin").read_bytes() == CONTENT
@@ -124,7 +145,9 @@ def test_a_broken_line_goes_on_where_it_broke(tmp_path: Path, publisher: Publish
     assert (tmp_path / "set" / "a.bin").read_bytes() == CONTENT
 
 
-def test_a_line_that_stays_broken_keeps_what_came_for_the_next_command(tmp_path: Path, publisher: Publisher) -> None:
+def test_a_line_that_stays_broken_keeps_what_came_for_the_next_command(
+    tmp_path: Path, publisher: Publisher
+) -> None:
     parcel = publisher.parcel("a.bin", CONTENT)
     publisher.breaks_after = [3000, 0, 0, 0, 0, 0]
     with pytest.raises(RunFailed, match="the same command goes on from there"):
@@ -144,12 +167,15 @@ def test_a_publisher_without_ranges_begins_again(tmp_path: Path, publisher: Publ
 
 def test_all_bytes_there_but_not_yet_in_place(tmp_path: Path, publisher: Publisher) -> None:
     parcel = publisher.parcel("a.bin", CONTENT)
-    (tmp_path / ".set-a.bin.part").write_bytes(CONTENT)  # killed between the last byte and the rename
+    # killed between the last byte and the rename
+    (tmp_path / ".set-a.bin.part").write_bytes(CONTENT)
     fetch("x", tmp_path, parcels=[parcel])
     assert (tmp_path / "set" / "a.bin").read_bytes() == CONTENT
 
 
-def test_more_bytes_than_the_publisher_has_belong_to_another_file(tmp_path: Path, publisher: Publisher) -> None:
+def test_more_bytes_than_the_publisher_has_belong_to_another_file(
+    tmp_path: Path, publisher: Publisher
+) -> None:
     parcel = publisher.parcel("a.bin", CONTENT)
     (tmp_path / ".set-a.bin.part").write_bytes(CONTENT + b"more")
     fetch("x", tmp_path, parcels=[parcel])
@@ -162,12 +188,18 @@ def test_a_wrong_hash_is_thrown_away(tmp_path: Path, publisher: Publisher) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_busy_publisher_is_asked_again_and_a_missing_file_is_not(tmp_path: Path, publisher: Publisher) -> None:
+def test_a_busy_publisher_is_asked_again_and_a_missing_file_is_not(
+    tmp_path: Path, publisher: Publisher
+) -> None:
     publisher.fails = 2
     fetch("x", tmp_path, parcels=[publisher.parcel("a.bin", CONTENT)])
     assert len(publisher.asked) == 3
     with pytest.raises(RunFailed, match="404 Not Found: the publisher has moved the file"):
-        fetch("x", tmp_path, parcels=[Parcel(f"http://127.0.0.1:{publisher.server_port}/no.bin", "", "other")])
+        fetch(
+            "x",
+            tmp_path,
+            parcels=[Parcel(f"http://127.0.0.1:{publisher.server_port}/no.bin", "", "other")],
+        )
     assert len(publisher.asked) == 4
 
 
@@ -181,41 +213,71 @@ def packed_tar(names: dict[str, bytes]) -> bytes:
     return raw.getvalue()
 
 
-@pytest.mark.parametrize("top", ["", "cifar-inside/"])  # with and without a folder of its own in the archive
-def test_a_tar_is_unpacked_to_where_the_reader_looks(tmp_path: Path, publisher: Publisher, top: str) -> None:
+# with and without a folder of its own in the archive
+@pytest.mark.parametrize("top", ["", "cifar-inside/"])
+def test_a_tar_is_unpacked_to_where_the_reader_looks(
+    tmp_path: Path, publisher: Publisher, top: str
+) -> None:
     raw = packed_tar({f"{top}train.bin": b"one", f"{top}test.bin": b"two"})
-    folder = fetch("x", tmp_path, parcels=[publisher.parcel("c.tar.gz", raw, into="cifar", holds="test.bin")])
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"train.bin": b"one", "test.bin": b"two"}
+    folder = fetch(
+        "x", tmp_path, parcels=[publisher.parcel("c.tar.gz", raw, into="cifar", holds="test.bin")]
+    )
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        "train.bin": b"one",
+        "test.bin": b"two",
+    }
     assert leftovers(tmp_path) == []
 
 
-def test_a_zip_is_unpacked_beside_files_that_are_there(tmp_path: Path, publisher: Publisher) -> None:
+def test_a_zip_is_unpacked_beside_files_that_are_there(
+    tmp_path: Path, publisher: Publisher
+) -> None:
     raw = io.BytesIO()
     with zipfile.ZipFile(raw, "w") as packed:
         packed.writestr("gzip/a.gz", b"one")
     (tmp_path / "emnist").mkdir()
     (tmp_path / "emnist" / "mine.txt").write_bytes(b"kept")
-    fetch("x", tmp_path, parcels=[publisher.parcel("gzip.zip", raw.getvalue(), into="emnist", holds="a.gz")])
+    fetch(
+        "x",
+        tmp_path,
+        parcels=[publisher.parcel("gzip.zip", raw.getvalue(), into="emnist", holds="a.gz")],
+    )
     assert sorted(path.name for path in (tmp_path / "emnist").iterdir()) == ["a.gz", "mine.txt"]
 
 
-def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path: Path, publisher: Publisher) -> None:
+def test_an_archive_that_would_write_elsewhere_is_refused(
+    tmp_path: Path, publisher: Publisher
+) -> None:
     raw = packed_tar({"../evil.bin": b"x", "test.bin": b"y"})
     with pytest.raises(RunFailed, match="could not be unpacked"):
-        fetch("x", tmp_path / "root", parcels=[publisher.parcel("c.tar.gz", raw, into="cifar", holds="test.bin")])
+        fetch(
+            "x",
+            tmp_path / "root",
+            parcels=[publisher.parcel("c.tar.gz", raw, into="cifar", holds="test.bin")],
+        )
     assert not (tmp_path / "evil.bin").exists()
     assert not (tmp_path / "root" / "evil.bin").exists()
 
 
 def test_an_archive_without_what_it_should_hold(tmp_path: Path, publisher: Publisher) -> None:
     with pytest.raises(RunFailed, match=r"does not hold test\.bin"):
-        fetch("x", tmp_path, parcels=[publisher.parcel("c.tar.gz", packed_tar({"a": b"x"}), into="cifar", holds="test.bin")])
+        fetch(
+            "x",
+            tmp_path,
+            parcels=[
+                publisher.parcel(
+                    "c.tar.gz", packed_tar({"a": b"x"}), into="cifar", holds="test.bin"
+                )
+            ],
+        )
     assert not (tmp_path / "cifar").exists()
 
 
 def test_optional_files_come_when_asked_for(tmp_path: Path, publisher: Publisher) -> None:
     first = publisher.parcel("a.bin", CONTENT)
-    more = Parcel(publisher.parcel("b.bin", b"b").url, hashlib.md5(b"b").hexdigest(), "set", optional=True)
+    more = Parcel(
+        publisher.parcel("b.bin", b"b").url, hashlib.md5(b"b").hexdigest(), "set", optional=True
+    )
     fetch("x", tmp_path, parcels=[first, more])
     assert not (tmp_path / "set" / "b.bin").exists()
     fetch("x", tmp_path, parcels=[first, more], everything=True)
@@ -245,4 +307,8 @@ def test_every_source_can_be_had_somehow() -> None:
     from remanence.data import SOURCES
 
     assert set(SOURCES) <= PARCELS.keys() | BY_HAND.keys() | set(COMES_WITH) | set(OWN)
-    assert all(re.fullmatch("[0-9a-f]{32}", parcel.md5) for parcels in PARCELS.values() for parcel in parcels)
+    assert all(
+        re.fullmatch("[0-9a-f]{32}", parcel.md5)
+        for parcels in PARCELS.values()
+        for parcel in parcels
+    )

@@ -15,7 +15,12 @@ from remanence.errors import InputError
 image_module = pytest.importorskip("PIL.Image", reason="images in folders need Pillow")
 
 
-def save(path: Path, colour: tuple[int, int, int] = (10, 20, 30), size: tuple[int, int] = (6, 4), mode: str = "RGB") -> Path:
+def save(
+    path: Path,
+    colour: tuple[int, int, int] = (10, 20, 30),
+    size: tuple[int, int] = (6, 4),
+    mode: str = "RGB",
+) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     image_module.new("RGB", size, colour).convert(mode).save(path)
     return path
@@ -28,7 +33,9 @@ def make_classes(top: Path, counts: dict[str, int], shade: int = 0) -> None:
 
 
 def test_a_folder_a_class_holds_out_a_test_set(tmp_path: Path) -> None:
-    """Five images of each class, a fifth held out: 4 + 1 of each. Red tells the class, green the file; size 6 wide, 4 high."""
+    """Five images of each class, a fifth held out: 4 + 1 of each. Red tells the class, green
+    the file; size 6 wide, 4 high.
+    """
     make_classes(tmp_path / "mine", {"cat": 5, "dog": 5})
     source = load_source("folder", {"path": "mine"}, tmp_path)
     assert source.classes == ("cat", "dog")
@@ -38,7 +45,18 @@ def test_a_folder_a_class_holds_out_a_test_set(tmp_path: Path) -> None:
     for split in (source.train, source.test):
         assert np.array_equal(split.x[:, 0, 0, 0], split.y)
         assert (split.x[:, 2] == 7).all()
-    assert sorted([*source.train.x[:, 1, 0, 0], *source.test.x[:, 1, 0, 0]]) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert sorted([*source.train.x[:, 1, 0, 0], *source.test.x[:, 1, 0, 0]]) == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+        4,
+        4,
+    ]
 
 
 @pytest.mark.parametrize("name", ["test", "val", "valid", "validation"])
@@ -67,9 +85,17 @@ def test_sizes_and_channels_are_chosen(tmp_path: Path) -> None:
     save(tmp_path / "a" / "2.png", size=(8, 8), mode="L")
     save(tmp_path / "b" / "1.jpg", size=(8, 3))
     save(tmp_path / "b" / "2.bmp", size=(2, 2), mode="P")
-    assert load_source("folder", {"path": str(tmp_path), "size": 8, "test": 0.5}, None).shape == (3, 8, 8)
-    assert load_source("folder", {"path": str(tmp_path), "size": 5, "channels": 1, "test": 0.5}, None).shape == (1, 5, 5)
-    with pytest.raises(InputError, match=r"2\.png has 8x8 pixels while .*1\.png has 5x9: give size="):
+    assert load_source("folder", {"path": str(tmp_path), "size": 8, "test": 0.5}, None).shape == (
+        3,
+        8,
+        8,
+    )
+    assert load_source(
+        "folder", {"path": str(tmp_path), "size": 5, "channels": 1, "test": 0.5}, None
+    ).shape == (1, 5, 5)
+    with pytest.raises(
+        InputError, match=r"2\.png has 8x8 pixels while .*1\.png has 5x9: give size="
+    ):
         load_source("folder", {"path": str(tmp_path), "test": 0.5}, None)
 
 
@@ -78,37 +104,57 @@ def huge_png(path: Path, side: int) -> None:
     header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
 
     def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
 
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b""))
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b"\0" * 100))
+        + chunk(b"IEND", b"")
+    )
 
 
 @pytest.mark.parametrize("side", [10_000, 50_000])
 def test_decompression_bombs_are_refused(tmp_path: Path, side: int) -> None:
-    """Pillow itself warns from 89 million pixels and stops at twice that: 10^8 and 25 * 10^8 are both refused here."""
+    """Pillow itself warns from 89 million pixels and stops at twice that: 10^8 and 25 * 10^8
+    are both refused here.
+    """
     make_classes(tmp_path, {"a": 1, "b": 1})
     huge_png(tmp_path / "b" / "bomb.png", side)
     with pytest.raises(InputError, match=r"bomb\.png is refused because it unpacks to"):
         load_source("folder", {"path": str(tmp_path), "size": 8}, None)
 
 
-def test_the_limit_holds_where_a_program_lifted_pillows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_holds_where_a_program_lifted_pillows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(image_module, "MAX_IMAGE_PIXELS", None)
     make_classes(tmp_path, {"a": 1, "b": 1})
     huge_png(tmp_path / "b" / "bomb.png", 10_000)
-    with pytest.raises(InputError, match=r"bomb\.png is refused because it unpacks to 10000x10000 pixels"):
+    with pytest.raises(
+        InputError, match=r"bomb\.png is refused because it unpacks to 10000x10000 pixels"
+    ):
         load_source("folder", {"path": str(tmp_path), "size": 8}, None)
 
 
 def test_a_lower_limit_of_pillow_holds_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_module, "MAX_IMAGE_PIXELS", 20)  # 4 x 6 = 24 is above, but not twice as much, so Pillow would only warn
+    # 4 x 6 = 24 is above, but not twice as much, so Pillow would only warn
+    monkeypatch.setattr(image_module, "MAX_IMAGE_PIXELS", 20)
     make_classes(tmp_path, {"a": 1, "b": 1})
     with pytest.raises(InputError, match=r"0\.png is refused"):
         load_source("folder", {"path": str(tmp_path)}, None)
 
 
 @pytest.mark.parametrize(
-    "spoil", [lambda raw: raw[:45], lambda raw: b"", lambda raw: b"GIF89a" + raw, lambda raw: raw[:50] + b"\xff" + raw[51:]]
+    "spoil",
+    [
+        lambda raw: raw[:45],
+        lambda raw: b"",
+        lambda raw: b"GIF89a" + raw,
+        lambda raw: raw[:50] + b"\xff" + raw[51:],
+    ],
 )
 def test_damaged_images_are_named(tmp_path: Path, spoil: object) -> None:
     make_classes(tmp_path, {"a": 2, "b": 2})
@@ -120,7 +166,9 @@ def test_damaged_images_are_named(tmp_path: Path, spoil: object) -> None:
 
 def test_sixteen_bits_are_refused_rather_than_cut(tmp_path: Path) -> None:
     make_classes(tmp_path, {"a": 2, "b": 1})
-    image_module.fromarray(np.full((4, 6), 40_000, dtype=np.uint16)).save(tmp_path / "b" / "deep.png")
+    image_module.fromarray(np.full((4, 6), 40_000, dtype=np.uint16)).save(
+        tmp_path / "b" / "deep.png"
+    )
     with pytest.raises(InputError, match=r"deep\.png has more than 8 bits"):
         load_source("folder", {"path": str(tmp_path)}, None)
 
@@ -179,13 +227,17 @@ def test_empty_folders_are_named(tmp_path: Path) -> None:
         ({"path": ".", "test": 1.0}, r"test fraction of 1\.0"),
     ],
 )
-def test_options_are_checked_first(tmp_path: Path, options: dict[str, object], complaint: str) -> None:
+def test_options_are_checked_first(
+    tmp_path: Path, options: dict[str, object], complaint: str
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=complaint):
         load_source("folder", options, tmp_path)
 
 
-def test_too_many_pixels_in_all_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_pixels_in_all_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(folders, "MOST_BYTES", 100)  # four images of 4 x 6 x 3 need 288
     make_classes(tmp_path, {"a": 2, "b": 2})
     with pytest.raises(InputError, match=r"4 images of .* need more than 100 bytes"):
@@ -215,7 +267,8 @@ def test_pacs_has_domains_as_groups_and_a_test_set_in_each(tmp_path: Path) -> No
     for split, each in ((source.train, 4), (source.test, 1)):
         assert split.groups is not None
         assert np.bincount(split.groups * 7 + split.y).tolist() == [each] * 28
-        assert np.abs(split.x[:, 0].mean(axis=(1, 2)) - split.groups * 60).max() < 5  # JPEG blurs colours a little
+        # JPEG blurs colours a little
+        assert np.abs(split.x[:, 0].mean(axis=(1, 2)) - split.groups * 60).max() < 5
         assert np.abs(split.x[:, 1].mean(axis=(1, 2)) - split.y * 30).max() < 5
 
 

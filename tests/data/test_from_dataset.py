@@ -42,7 +42,9 @@ def pairs(x: list[Any]) -> Pairs:
         (torch.full((6,), 9), "tokens", (6,), 9),
     ],
 )
-def test_datasets_of_every_kind_are_read(example: Any, kind: str, shape: tuple[int, ...], value: float | None) -> None:
+def test_datasets_of_every_kind_are_read(
+    example: Any, kind: str, shape: tuple[int, ...], value: float | None
+) -> None:
     source = from_dataset(pairs([example] * 10), name="mine")
     assert (source.name, source.kind, source.shape) == ("mine", kind, shape)
     assert (len(source.train), len(source.test)) == (8, 2)
@@ -51,7 +53,9 @@ def test_datasets_of_every_kind_are_read(example: Any, kind: str, shape: tuple[i
 
 def test_pil_images_are_read() -> None:
     image = pytest.importorskip("PIL.Image")
-    assert from_dataset(pairs([image.new("RGB", (5, 4), (1, 2, 3))] * 5)).train.x[0, :, 0, 0].tolist() == [1, 2, 3]
+    assert from_dataset(pairs([image.new("RGB", (5, 4), (1, 2, 3))] * 5)).train.x[
+        0, :, 0, 0
+    ].tolist() == [1, 2, 3]
     assert from_dataset(pairs([image.new("L", (5, 4), 9)] * 5)).shape == (1, 4, 5)
     assert from_dataset(pairs([image.new("RGBA", (5, 4), (1, 2, 3, 4))] * 5)).shape == (3, 4, 5)
 
@@ -76,8 +80,16 @@ def test_a_subset_holds_its_own_rows() -> None:
 class Stored(Pairs):
     """Like torchvision's: .data and .targets beside items that a transform may change."""
 
-    def __init__(self, data: Any, targets: Any, transform: Any = lambda x: x, target_transform: Any = lambda y: y) -> None:
-        super().__init__([(transform(x), target_transform(y)) for x, y in zip(data, targets, strict=True)])
+    def __init__(
+        self,
+        data: Any,
+        targets: Any,
+        transform: Any = lambda x: x,
+        target_transform: Any = lambda y: y,
+    ) -> None:
+        super().__init__(
+            [(transform(x), target_transform(y)) for x, y in zip(data, targets, strict=True)]
+        )
         self.data, self.targets = data, targets
 
 
@@ -98,12 +110,19 @@ def test_stored_arrays_are_used_where_items_agree_with_them(transform: Any) -> N
 
 
 @pytest.mark.parametrize(
-    "changed", [{"transform": lambda x: 255 - x}, {"target_transform": lambda y: 1 - y}, {"transform": lambda x: x[:2]}]
+    "changed",
+    [
+        {"transform": lambda x: 255 - x},
+        {"target_transform": lambda y: 1 - y},
+        {"transform": lambda x: x[:2]},
+    ],
 )
 def test_items_win_over_stored_arrays_that_differ(changed: dict[str, Any]) -> None:
     dataset = Stored(IMAGES, TARGETS, **changed)
     source = from_dataset(dataset, dataset)
-    assert np.array_equal(source.train.x, np.stack([x for x, _ in dataset.items]).transpose(0, 3, 1, 2))
+    assert np.array_equal(
+        source.train.x, np.stack([x for x, _ in dataset.items]).transpose(0, 3, 1, 2)
+    )
     assert source.train.y.tolist() == [y for _, y in dataset.items]
 
 
@@ -128,8 +147,14 @@ class Endless(IterableDataset[Any]):
         (Pairs([(torch.zeros(3), torch.zeros(3))] * 4), "has no class number as label"),
         (Pairs([]), "is empty"),
         (Endless(), "has no length"),
-        (pairs([torch.zeros(3), torch.zeros(4)]), r"item 1 is float32 \(4,\) and the first float32 \(3,\)"),
-        (pairs([torch.full((3, 4, 4), -1.0)] * 4), "values outside 0 to 1: give raw images and leave out normalisation"),
+        (
+            pairs([torch.zeros(3), torch.zeros(4)]),
+            r"item 1 is float32 \(4,\) and the first float32 \(3,\)",
+        ),
+        (
+            pairs([torch.full((3, 4, 4), -1.0)] * 4),
+            "values outside 0 to 1: give raw images and leave out normalisation",
+        ),
         (pairs(["text"] * 4), "examples of type str"),
         (pairs([torch.zeros(2, 2, 2, 2)] * 4), r"shape \(2, 2, 2, 2\)"),
         (Pairs([(torch.zeros(3), -1), (torch.zeros(3), 0)] * 4), "labels from -1"),

@@ -9,11 +9,15 @@ from remanence.data.holdout import draw_stratified, hold_out, split_validation
 from remanence.errors import InputError
 from remanence.keys import Key
 
-some_labels = st.lists(st.integers(0, 4), min_size=2, max_size=80).map(lambda values: np.array(values, dtype=np.int64))
+some_labels = st.lists(st.integers(0, 4), min_size=2, max_size=80).map(
+    lambda values: np.array(values, dtype=np.int64)
+)
 
 
 @given(some_labels, st.integers(0, 2**32), st.data())
-def test_a_stratified_draw_has_the_right_size_and_shares(labels: np.ndarray, seed: int, data: st.DataObject) -> None:
+def test_a_stratified_draw_has_the_right_size_and_shares(
+    labels: np.ndarray, seed: int, data: st.DataObject
+) -> None:
     count = data.draw(st.integers(0, len(labels)))
     rows = draw_stratified(labels, count, Key(seed))
     assert len(rows) == count
@@ -23,7 +27,9 @@ def test_a_stratified_draw_has_the_right_size_and_shares(labels: np.ndarray, see
 
 
 @given(some_labels, st.integers(0, 2**32), st.data())
-def test_a_public_set_and_the_rest_are_the_rows(labels: np.ndarray, seed: int, data: st.DataObject) -> None:
+def test_a_public_set_and_the_rest_are_the_rows(
+    labels: np.ndarray, seed: int, data: st.DataObject
+) -> None:
     rows = np.sort(Key(seed).permutation(len(labels))[: data.draw(st.integers(2, len(labels)))])
     count = data.draw(st.integers(0, len(rows) - 1))
     public, rest = hold_out(rows, labels, count, Key(seed))
@@ -45,9 +51,13 @@ def test_a_public_set_that_leaves_nothing_is_refused(count: int) -> None:
 
 
 @given(st.integers(1, 60), st.floats(0, 0.999), st.booleans(), st.integers(0, 2**32))
-def test_validation_and_training_rows_are_the_clients_rows(size: int, fraction: float, stratify: bool, seed: int) -> None:
+def test_validation_and_training_rows_are_the_clients_rows(
+    size: int, fraction: float, stratify: bool, seed: int
+) -> None:
     rows = 3 * np.arange(size) + 1
-    train, valid = split_validation(rows, np.arange(200) % 3, fraction, Key(seed), stratify=stratify)
+    train, valid = split_validation(
+        rows, np.arange(200) % 3, fraction, Key(seed), stratify=stratify
+    )
     assert np.array_equal(np.sort(np.concatenate([train, valid])), rows)
     assert (np.diff(train) > 0).all()
     assert len(train) >= 1
@@ -58,8 +68,14 @@ def test_validation_and_training_rows_are_the_clients_rows(size: int, fraction: 
 def test_validation_sizes_of_the_papers() -> None:
     """90/10 of 500 is 450 + 50; 250 + 75 of 325 needs the fraction 75/325."""
     labels = np.zeros(500, dtype=np.int64)
-    assert [len(part) for part in split_validation(np.arange(500), labels, 0.1, Key(0))] == [450, 50]
-    assert [len(part) for part in split_validation(np.arange(325), labels, 75 / 325, Key(0))] == [250, 75]
+    assert [len(part) for part in split_validation(np.arange(500), labels, 0.1, Key(0))] == [
+        450,
+        50,
+    ]
+    assert [len(part) for part in split_validation(np.arange(325), labels, 75 / 325, Key(0))] == [
+        250,
+        75,
+    ]
 
 
 def test_stratified_validation_gives_each_class_its_share() -> None:

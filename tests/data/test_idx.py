@@ -12,11 +12,19 @@ from remanence.errors import InputError
 
 
 def packed(array: np.ndarray) -> bytes:
-    return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.astype(np.uint8).tobytes()
+    return (
+        bytes((0, 0, 8, array.ndim))
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.astype(np.uint8).tobytes()
+    )
 
 
-def write(folder: Path, prefix: str, parts: tuple[str, str], *, gz: bool, first_label: int = 0) -> np.ndarray:
-    """Six training and four test images of 5x4 whose bytes count up; returns the training images."""
+def write(
+    folder: Path, prefix: str, parts: tuple[str, str], *, gz: bool, first_label: int = 0
+) -> np.ndarray:
+    """Six training and four test images of 5x4 whose bytes count up; returns the training
+    images.
+    """
     folder.mkdir(parents=True)
     for part, count in zip(parts, (6, 4), strict=True):
         images = np.arange(count * 20).reshape(count, 5, 4)
@@ -30,7 +38,12 @@ def write(folder: Path, prefix: str, parts: tuple[str, str], *, gz: bool, first_
 @pytest.mark.parametrize("gz", [True, False])
 @pytest.mark.parametrize(
     ("name", "folder"),
-    [("mnist", "mnist"), ("mnist", "MNIST/raw"), ("fashion_mnist", "fashion-mnist"), ("fashion_mnist", "FashionMNIST/raw")],
+    [
+        ("mnist", "mnist"),
+        ("mnist", "MNIST/raw"),
+        ("fashion_mnist", "fashion-mnist"),
+        ("fashion_mnist", "FashionMNIST/raw"),
+    ],
 )
 def test_mnist_and_fashion_mnist_are_read(tmp_path: Path, name: str, folder: str, gz: bool) -> None:
     images = write(tmp_path / folder, "", ("train", "t10k"), gz=gz)
@@ -76,7 +89,10 @@ IMAGES = packed(np.zeros((2, 3, 3)))
         (IMAGES[:10], "a header of 16 bytes, found 10 bytes"),
         (IMAGES[:-1], "18 bytes of data after the header, found 17"),
         (IMAGES + b"\0", "18 bytes of data after the header, found more"),
-        (bytes((0, 0, 8, 3)) + struct.pack(">3I", 2**31, 2**31, 2**31), r"at most 2\.0 GiB of data, found a header that declares"),
+        (
+            bytes((0, 0, 8, 3)) + struct.pack(">3I", 2**31, 2**31, 2**31),
+            r"at most 2\.0 GiB of data, found a header that declares",
+        ),
     ],
 )
 @pytest.mark.parametrize("gz", [False, True])
@@ -100,12 +116,18 @@ def test_damage_is_named(tmp_path: Path, raw: bytes, complaint: str, gz: bool) -
 def test_broken_gzip_files_are_named(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "images.gz"
     path.write_bytes(raw)
-    with pytest.raises(InputError, match=r"images\.gz is damaged .*a complete gzip file, found a broken one"):
+    with pytest.raises(
+        InputError, match=r"images\.gz is damaged .*a complete gzip file, found a broken one"
+    ):
         idx.read_idx(path, 3)
 
 
-def test_a_gzip_bomb_is_unpacked_no_further_than_its_header_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """100 MiB of zeros behind a header of 18 bytes: one byte more than declared is looked at, and the file refused."""
+def test_a_gzip_bomb_is_unpacked_no_further_than_its_header_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 MiB of zeros behind a header of 18 bytes: one byte more than declared is looked at,
+    and the file refused.
+    """
     path = tmp_path / "images.gz"
     path.write_bytes(gzip.compress(IMAGES + bytes(100 << 20), compresslevel=1))
     taken = []

@@ -15,8 +15,15 @@ from remanence.errors import InputError
 
 def page(users: dict[str, list[int]], shade: float = 0.0) -> dict[str, object]:
     """Users with one image a label: all pixels `shade`, the first one label / 100."""
-    data = {user: {"x": [[label / 100, *[shade] * 783] for label in labels], "y": labels} for user, labels in users.items()}
-    return {"users": list(users), "num_samples": [len(labels) for labels in users.values()], "user_data": data}
+    data = {
+        user: {"x": [[label / 100, *[shade] * 783] for label in labels], "y": labels}
+        for user, labels in users.items()
+    }
+    return {
+        "users": list(users),
+        "num_samples": [len(labels) for labels in users.values()],
+        "user_data": data,
+    }
 
 
 def write(folder: Path, pages: dict[str, object], **style: object) -> None:
@@ -28,8 +35,12 @@ def write(folder: Path, pages: dict[str, object], **style: object) -> None:
 
 @pytest.mark.parametrize("style", [{}, {"indent": 1}, {"separators": (",", ":")}])
 @pytest.mark.parametrize("folder", ["femnist", "femnist/data", "leaf/femnist/data"])
-def test_users_become_groups_that_train_and_test_share(tmp_path: Path, folder: str, style: dict[str, object]) -> None:
-    """Users b, c train in two files; a and b test: groups are a, b, c. Pixel .61 becomes round(155.55) = 156 of 255."""
+def test_users_become_groups_that_train_and_test_share(
+    tmp_path: Path, folder: str, style: dict[str, object]
+) -> None:
+    """Users b, c train in two files; a and b test: groups are a, b, c. Pixel .61 becomes
+    round(155.55) = 156 of 255.
+    """
     train = {"train/one": page({"b": [61, 0]}, 1.0), "train/two": page({"c": [5]})}
     write(tmp_path / folder, {**train, "test/one": page({"b": [7], "a": [10]})}, **style)
     source = load_source("femnist", {}, tmp_path)
@@ -55,7 +66,10 @@ def test_numbers_a_plain_reader_cannot_read_are_left_to_json(tmp_path: Path) -> 
 
 
 def test_users_without_examples_are_left_out(tmp_path: Path) -> None:
-    write(tmp_path / "leaf-mnist-by-writer", {"train/a": page({"a": [0, 1], "z": []}), "test/a": page({"a": [0]})})
+    write(
+        tmp_path / "leaf-mnist-by-writer",
+        {"train/a": page({"a": [0, 1], "z": []}), "test/a": page({"a": [0]})},
+    )
     source = load_source("mnist_by_writer", {}, tmp_path)
     assert source.group_names == ("a",)
     assert len(source.classes) == 10
@@ -90,7 +104,10 @@ def of_a(**parts: object) -> dict[str, object]:
         (json.dumps(of_a(x=[[0.0] * 784, [0.0] * 783])), "lists of 784 numbers"),
         (json.dumps(of_a(x=[[0.0] * 784, [[]] * 784])), "something that is no number"),
         (json.dumps(of_a(x=[[0.0] * 784, [1.5] * 784])), "pixels of the user 'a' from 0 to 1"),
-        (json.dumps(of_a(x=[[0.0] * 784, [float("nan")] * 784])), "pixels of the user 'a' from 0 to 1"),
+        (
+            json.dumps(of_a(x=[[0.0] * 784, [float("nan")] * 784])),
+            "pixels of the user 'a' from 0 to 1",
+        ),
     ],
 )
 def test_damage_is_named(tmp_path: Path, content: str, complaint: str) -> None:
@@ -101,7 +118,10 @@ def test_damage_is_named(tmp_path: Path, content: str, complaint: str) -> None:
 
 
 def test_one_user_in_two_files_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "femnist", {"train/a": page({"a": [0]}), "train/b": page({"a": [0]}), "test/a": page({"a": [0]})})
+    write(
+        tmp_path / "femnist",
+        {"train/a": page({"a": [0]}), "train/b": page({"a": [0]}), "test/a": page({"a": [0]})},
+    )
     with pytest.raises(InputError, match="the user 'a' whom another file"):
         load_source("femnist", {}, tmp_path)
 
@@ -114,12 +134,17 @@ def test_an_empty_folder_is_named(tmp_path: Path) -> None:
 
 
 plain_numbers = st.one_of(
-    st.just("0"), st.just("1"), st.integers(0, 10**18 - 1).map(lambda digits: f"0.{digits:018d}"), st.floats(0, 1).map(lambda x: f"{x:.4f}")
+    st.just("0"),
+    st.just("1"),
+    st.integers(0, 10**18 - 1).map(lambda digits: f"0.{digits:018d}"),
+    st.floats(0, 1).map(lambda x: f"{x:.4f}"),
 )
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.data())
-def test_plain_tables_are_read_as_json_reads_them(rows: int, columns: int, data: st.DataObject) -> None:
+def test_plain_tables_are_read_as_json_reads_them(
+    rows: int, columns: int, data: st.DataObject
+) -> None:
     numbers = [[data.draw(plain_numbers) for _ in range(columns)] for _ in range(rows)]
     text = "[" + ", ".join("[" + " , ".join(row) + "]" for row in numbers) + "]"
     read = read_decimals("{" + text + ', "y"', 1, columns)

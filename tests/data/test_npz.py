@@ -38,18 +38,25 @@ def save(folder: Path, **arrays: Any) -> Path:
         (np.zeros((10, 5, 6), dtype=np.int16), "image", (1, 5, 6)),
     ],
 )
-def test_the_kind_follows_from_the_array(tmp_path: Path, x: np.ndarray, kind: str, shape: tuple[int, ...]) -> None:
+def test_the_kind_follows_from_the_array(
+    tmp_path: Path, x: np.ndarray, kind: str, shape: tuple[int, ...]
+) -> None:
     source = read(save(tmp_path, x=x, y=Y))
     assert (source.kind, source.shape) == (kind, shape)
     assert (len(source.train), len(source.test)) == (8, 2)
 
 
 def test_a_kind_can_be_given(tmp_path: Path) -> None:
-    assert read(save(tmp_path, x=np.ones((10, 3), dtype=np.int64), y=Y), kind="table").train.x.dtype == np.float32
+    assert (
+        read(save(tmp_path, x=np.ones((10, 3), dtype=np.int64), y=Y), kind="table").train.x.dtype
+        == np.float32
+    )
 
 
 def test_everything_in_the_file_is_used(tmp_path: Path) -> None:
-    """Floats from 0 to 1 become bytes: .5 * 255 = 127.5, rounded to the even 128. Group names 30 and 7 sort to groups 1 and 0."""
+    """Floats from 0 to 1 become bytes: .5 * 255 = 127.5, rounded to the even 128. Group names
+    30 and 7 sort to groups 1 and 0.
+    """
     path = save(
         tmp_path, x=np.full((4, 2, 2), 0.5), y=np.array([0, 1, 2, 0]), groups=np.array([30, 7, 30, 7]),
         x_test=np.ones((2, 2, 2)), y_test=np.array([2, 1]), groups_test=np.array([7, 30]), class_names=np.array(["a", "b", "c"]),
@@ -79,7 +86,10 @@ def test_a_file_below_the_data_folder_is_found(tmp_path: Path) -> None:
     ("arrays", "complaint"),
     [
         ({"x": np.zeros((10, 2))}, "arrays x and y"),
-        ({"x": np.zeros((10, 2)), "y": Y, "x_test": np.zeros((1, 2))}, "x_test and y_test together"),
+        (
+            {"x": np.zeros((10, 2)), "y": Y, "x_test": np.zeros((1, 2))},
+            "x_test and y_test together",
+        ),
         ({"x": np.zeros((10, 2)), "y": Y[:9]}, "found 10 and 9"),
         ({"x": np.zeros((10, 2)), "y": Y, "groups": Y[:9]}, "as many rows"),
         ({"x": np.zeros((10, 2)), "y": Y.astype(float)}, "labels of type float64"),
@@ -88,18 +98,26 @@ def test_a_file_below_the_data_folder_is_found(tmp_path: Path) -> None:
         ({"x": np.zeros((10, 2)), "y": Y * 10**9}, "labels from 0 to 1000000000"),
         ({"x": np.zeros((10, 2)), "y": Y * 0}, "1 class"),
         ({"x": np.zeros((0, 2)), "y": Y[:0]}, "from 0 example"),
-        ({"x": np.zeros((0, 2)), "y": Y[:0], "x_test": np.zeros((10, 2)), "y_test": Y}, "no training examples"),
+        (
+            {"x": np.zeros((0, 2)), "y": Y[:0], "x_test": np.zeros((10, 2)), "y_test": Y},
+            "no training examples",
+        ),
         ({"x": np.full((10, 2), np.nan), "y": Y}, "NaN"),
         ({"x": np.full((10, 2), 1e300), "y": Y}, "infinity"),
         ({"x": np.full((10, 2, 2), 1.5), "y": Y}, "values outside 0 to 1"),
         ({"x": np.full((10, 2, 2), 256), "y": Y}, "from 256 to 256"),
         ({"x": np.zeros(10), "y": Y}, "images of shape"),
         ({"x": np.array([["a"]] * 10), "y": Y}, "examples of type <U1"),
-        ({"x": np.array([[{}]] * 10), "y": Y}, r"x\.npy.* of plain numbers or text, found type object"),
+        (
+            {"x": np.array([[{}]] * 10), "y": Y},
+            r"x\.npy.* of plain numbers or text, found type object",
+        ),
         ({"x": np.zeros((10, 2)), "y": Y, "class_names": np.array(["only"])}, "1 class"),
     ],
 )
-def test_arrays_that_cannot_be_used_are_named(tmp_path: Path, arrays: dict[str, np.ndarray], complaint: str) -> None:
+def test_arrays_that_cannot_be_used_are_named(
+    tmp_path: Path, arrays: dict[str, np.ndarray], complaint: str
+) -> None:
     with pytest.raises(InputError, match=complaint):
         read(save(tmp_path, **arrays))
 
@@ -123,16 +141,27 @@ GOOD = {"x.npy": member(np.zeros((10, 2))), "y.npy": member(Y)}
 @pytest.mark.parametrize(
     ("members", "complaint"),
     [
-        ({**GOOD, "x.npy": GOOD["x.npy"][:-1]}, r"\(10, 2\) float64 with 160 bytes, found 159 bytes"),
+        (
+            {**GOOD, "x.npy": GOOD["x.npy"][:-1]},
+            r"\(10, 2\) float64 with 160 bytes, found 159 bytes",
+        ),
         ({**GOOD, "x.npy": GOOD["x.npy"] + b"\0"}, "with 160 bytes, found 161 bytes"),
         ({**GOOD, "x.npy": b"nothing like it"}, "in numpy's format"),
         ({**GOOD, "x.npy": b""}, "in numpy's format"),
         ({**GOOD, "x.npy": b"\x93NUMPY\x03\x00" + b"\0" * 20}, r"version \(3, 0\)"),
-        ({**GOOD, "x.npy": GOOD["x.npy"].replace(b"(10, 2)", b"(-5,-4)")}, "bytes, found|in numpy's format"),
-        ({**GOOD, "readme.txt": b"hello"}, r"plain \.npy arrays, stored or deflated, found the member 'readme\.txt'"),
+        (
+            {**GOOD, "x.npy": GOOD["x.npy"].replace(b"(10, 2)", b"(-5,-4)")},
+            "bytes, found|in numpy's format",
+        ),
+        (
+            {**GOOD, "readme.txt": b"hello"},
+            r"plain \.npy arrays, stored or deflated, found the member 'readme\.txt'",
+        ),
     ],
 )
-def test_members_that_lie_are_refused(tmp_path: Path, members: dict[str, bytes], complaint: str) -> None:
+def test_members_that_lie_are_refused(
+    tmp_path: Path, members: dict[str, bytes], complaint: str
+) -> None:
     with pytest.raises(InputError, match=rf"mine\.npz is damaged .*{complaint}"):
         read(zipped(tmp_path / "mine.npz", members))
 
@@ -145,7 +174,8 @@ def test_archives_that_lie_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
     path.write_bytes(raw[: len(raw) // 2])
     with pytest.raises(InputError, match=r"a complete \.npz file"):
         read(path)
-    path.write_bytes(raw.replace(b"\0" * 160, b"\0" * 159 + b"\1"))  # the data changed, the checksum did not
+    # the data changed, the checksum did not
+    path.write_bytes(raw.replace(b"\0" * 160, b"\0" * 159 + b"\1"))
     with pytest.raises(InputError, match=r"a complete \.npz file, found a broken one"):
         read(path)
     raw_deflated = zipped(path, GOOD).read_bytes()
@@ -154,7 +184,9 @@ def test_archives_that_lie_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(InputError, match=r"a complete \.npz file, found a broken one .*CRC"):
         read(path)
     size = len(GOOD["x.npy"])
-    lying = raw.replace(size.to_bytes(4, "little") * 2, size.to_bytes(4, "little") + (1 << 30).to_bytes(4, "little"))
+    lying = raw.replace(
+        size.to_bytes(4, "little") * 2, size.to_bytes(4, "little") + (1 << 30).to_bytes(4, "little")
+    )
     path.write_bytes(lying)  # a few bytes that declare a gigabyte
     with pytest.raises(InputError, match=r"as large as they say, found 'x\.npy'"):
         read(path)

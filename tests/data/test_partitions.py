@@ -6,17 +6,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remanence.data import PARTITIONS
-from remanence.data.partitions import Partition, _log_dirichlet, deal, dirichlet, dirichlet_by_class, gather, iid, quantity, shards
+from remanence.data.partitions import (
+    Partition,
+    _log_dirichlet,
+    deal,
+    dirichlet,
+    dirichlet_by_class,
+    gather,
+    iid,
+    quantity,
+    shards,
+)
 from remanence.errors import InputError
 from remanence.keys import Key
 
-labels_of_some_size = st.lists(st.integers(0, 4), min_size=1, max_size=120).map(lambda values: np.array(values, dtype=np.int64))
+labels_of_some_size = st.lists(st.integers(0, 4), min_size=1, max_size=120).map(
+    lambda values: np.array(values, dtype=np.int64)
+)
 alphas = st.sampled_from([1e-3, 0.1, 1.0, 1e3])
 seeds = st.integers(0, 2**32)
 
 
 def assert_sound(shares: list[np.ndarray], rows: int) -> np.ndarray:
-    """Ascending, disjoint, in range: what every partition promises. Gives all rows that were shared out."""
+    """Ascending, disjoint, in range: what every partition promises. Gives all rows that were
+    shared out.
+    """
     for share in shares:
         assert share.dtype == np.int64
         assert (np.diff(share) > 0).all()
@@ -28,7 +42,9 @@ def assert_sound(shares: list[np.ndarray], rows: int) -> np.ndarray:
 
 
 @given(labels_of_some_size, seeds, st.data())
-def test_iid_shares_out_everything_in_sizes_that_differ_by_one(labels: np.ndarray, seed: int, data: st.DataObject) -> None:
+def test_iid_shares_out_everything_in_sizes_that_differ_by_one(
+    labels: np.ndarray, seed: int, data: st.DataObject
+) -> None:
     clients = data.draw(st.integers(1, len(labels)))
     shares = iid()(labels, None, clients, 5, Key(seed))
     assert len(assert_sound(shares, len(labels))) == len(labels)
@@ -38,7 +54,9 @@ def test_iid_shares_out_everything_in_sizes_that_differ_by_one(labels: np.ndarra
 
 
 @given(labels_of_some_size, alphas, seeds, st.data())
-def test_dirichlet_gives_everyone_exactly_the_same_number(labels: np.ndarray, alpha: float, seed: int, data: st.DataObject) -> None:
+def test_dirichlet_gives_everyone_exactly_the_same_number(
+    labels: np.ndarray, alpha: float, seed: int, data: st.DataObject
+) -> None:
     clients = data.draw(st.integers(1, len(labels)))
     samples = data.draw(st.integers(0, len(labels) // clients))
     shares = dirichlet(alpha=alpha, samples=samples)(labels, None, clients, 5, Key(seed))
@@ -47,7 +65,9 @@ def test_dirichlet_gives_everyone_exactly_the_same_number(labels: np.ndarray, al
 
 
 @given(labels_of_some_size, alphas, seeds, st.data())
-def test_dirichlet_by_class_loses_no_row_and_keeps_the_minimum(labels: np.ndarray, alpha: float, seed: int, data: st.DataObject) -> None:
+def test_dirichlet_by_class_loses_no_row_and_keeps_the_minimum(
+    labels: np.ndarray, alpha: float, seed: int, data: st.DataObject
+) -> None:
     clients = data.draw(st.integers(1, len(labels)))
     minimum = data.draw(st.integers(0, len(labels) // clients))
     shares = dirichlet_by_class(alpha=alpha, minimum=minimum)(labels, None, clients, 5, Key(seed))
@@ -66,13 +86,21 @@ def test_shards_share_out_everything(labels: np.ndarray, seed: int, data: st.Dat
     assert max(sizes) - min(sizes) <= per_client  # each shard may have one row more
 
 
-@given(labels_of_some_size, st.sampled_from([0.0, 1.5, 50.0]), st.sampled_from([0.0, 1.0, 30.0]), seeds, st.data())
+@given(
+    labels_of_some_size,
+    st.sampled_from([0.0, 1.5, 50.0]),
+    st.sampled_from([0.0, 1.0, 30.0]),
+    seeds,
+    st.data(),
+)
 def test_quantity_shares_out_everything_and_keeps_the_minimum(
     labels: np.ndarray, power: float, sigma: float, seed: int, data: st.DataObject
 ) -> None:
     clients = data.draw(st.integers(1, len(labels)))
     minimum = data.draw(st.integers(0, len(labels) // clients))
-    shares = quantity(power=power, sigma=sigma, minimum=minimum)(labels, None, clients, 5, Key(seed))
+    shares = quantity(power=power, sigma=sigma, minimum=minimum)(
+        labels, None, clients, 5, Key(seed)
+    )
     assert len(assert_sound(shares, len(labels))) == len(labels)
     assert min(len(share) for share in shares) >= minimum
 
@@ -122,7 +150,9 @@ def test_impossible_numbers_of_clients_are_refused(name: str, clients: int | Non
         (lambda: quantity(sigma=float("nan")), "sigma=nan"),
     ],
 )
-def test_impossible_options_are_refused_when_the_partition_is_made(make: object, complaint: str) -> None:
+def test_impossible_options_are_refused_when_the_partition_is_made(
+    make: object, complaint: str
+) -> None:
     with pytest.raises(InputError, match=complaint):
         make()  # type: ignore[operator]
 
@@ -143,7 +173,8 @@ def test_sizes_that_do_not_add_up_are_refused(partition: Partition, complaint: s
 
 def test_deal_hands_out_the_counts_it_was_given() -> None:
     labels = np.array([0, 1, 0, 1, 0, 1, 1])
-    counts = np.array([[1, 2], [2, 0]])  # classes 0 and 1 of two clients; two rows of class 1 are left over
+    # classes 0 and 1 of two clients; two rows of class 1 are left over
+    counts = np.array([[1, 2], [2, 0]])
     shares = deal(labels, counts, Key(5))
     assert_sound(shares, 7)
     assert [np.bincount(labels[share], minlength=2).tolist() for share in shares] == counts.tolist()
@@ -155,9 +186,10 @@ def test_gather_skips_rows_that_nobody_owns() -> None:
 
 
 def test_small_alpha_gives_single_classes_and_large_alpha_the_common_mix() -> None:
-    """10 clients x 100 rows of 2 balanced classes. At alpha 1e-3 a client's larger class has share 1 with probability near 1; a client
-    whose class has run out may be mixed, hence the median. At alpha 1e3 the share has deviation sqrt(.25/2001) = .011, and drawing adds
-    sqrt(.25/100) = .05."""
+    """10 clients x 100 rows of 2 balanced classes. At alpha 1e-3 a client's larger class has share
+    1 with probability near 1; a client whose class has run out may be mixed, hence the median. At
+    alpha 1e3 the share has deviation sqrt(.25/2001) = .011, and drawing adds sqrt(.25/100) = .05.
+    """
     labels = np.arange(1000) % 2
     small = [labels[share].mean() for share in dirichlet(alpha=1e-3)(labels, None, 10, 2, Key(0))]
     large = [labels[share].mean() for share in dirichlet(alpha=1e3)(labels, None, 10, 2, Key(0))]
@@ -166,8 +198,10 @@ def test_small_alpha_gives_single_classes_and_large_alpha_the_common_mix() -> No
 
 
 def test_dirichlet_mixes_have_the_variance_of_the_distribution() -> None:
-    """A share of Dirichlet(a, a) is Beta(a, a) with variance 1 / (4 (2a + 1)) = 1/12 at a = 1. 400 clients draw 50 of 200,000 rows, so
-    that no class runs out; multinomial noise adds E[p(1-p)]/50 = (1/6)/50. A variance of 400 draws is good to about 7 %."""
+    """A share of Dirichlet(a, a) is Beta(a, a) with variance 1 / (4 (2a + 1)) = 1/12 at a = 1. 400
+    clients draw 50 of 200,000 rows, so that no class runs out; multinomial noise adds E[p(1-p)]/50
+    = (1/6)/50. A variance of 400 draws is good to about 7 %.
+    """
     labels = np.arange(200_000) % 2
     shares = dirichlet(alpha=1.0, samples=50)(labels, None, 400, 2, Key(2))
     means = np.array([labels[share].mean() for share in shares])
@@ -176,8 +210,9 @@ def test_dirichlet_mixes_have_the_variance_of_the_distribution() -> None:
 
 @pytest.mark.parametrize(("alpha", "expected"), [(0.5, 1 / 5), (1.0, 1 / 6), (0.01, 1.01 / 3.09)])
 def test_mixes_have_the_second_moment_of_the_distribution(alpha: float, expected: float) -> None:
-    """E[p^2] = (a + 1) / (C (C a + 1)) for Dirichlet(a) over C = 3: 1.5/7.5, 2/12, 1.01/3.09. The mean of 200,000 draws has a
-    deviation below .5 / sqrt(200,000) = .0011."""
+    """E[p^2] = (a + 1) / (C (C a + 1)) for Dirichlet(a) over C = 3: 1.5/7.5, 2/12, 1.01/3.09. The
+    mean of 200,000 draws has a deviation below .5 / sqrt(200,000) = .0011.
+    """
     logs = _log_dirichlet(Key(9).generator(), alpha, (200_000, 3))
     shares = np.exp(logs - logs.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
@@ -190,18 +225,22 @@ def test_the_papers_partition_is_100_clients_of_500() -> None:
     assert [len(share) for share in shares] == [500] * 100
     assert len(assert_sound(shares, 50_000)) == 50_000
     largest = [np.bincount(labels[share]).max() for share in shares]
-    assert np.median(largest) > 250  # the mean largest share of Dirichlet(.1) over 10 classes is about .66
+    # the mean largest share of Dirichlet(.1) over 10 classes is about .66
+    assert np.median(largest) > 250
 
 
 def test_clients_drawing_last_are_not_always_the_same() -> None:
-    """When pools run low the last to draw get what is left; which client that is must not depend on its number. One class of two is
-    rare: whoever wants it early gets it."""
+    """When pools run low the last to draw get what is left; which client that is must not depend on
+    its number. One class of two is
+    rare: whoever wants it early gets it.
+    """
     labels = np.array([0] * 90 + [1] * 10)
     first_half = 0
     for seed in range(20):
         shares = dirichlet(alpha=0.05)(labels, None, 10, 2, Key(seed))
         first_half += sum(int(labels[share].sum()) for share in shares[:5])
-    assert 40 < first_half < 160  # of 200 rare rows; all would be 200 or 0 if order were fixed and early clients always took them
+    # of 200 rare rows; all would be 200 or 0 if order were fixed and early clients always took them
+    assert 40 < first_half < 160
 
 
 def test_shards_give_at_most_as_many_labels_as_shards() -> None:
@@ -212,7 +251,9 @@ def test_shards_give_at_most_as_many_labels_as_shards() -> None:
 
 
 def test_quantity_keeps_the_label_mix_and_follows_the_power_law() -> None:
-    """1200 rows, mix 3:2:1, 3 clients, minimum 0, power 1: shares 1 : 1/2 : 1/3 of 11/6, so 654.5, 327.3, 218.2 rows."""
+    """1200 rows, mix 3:2:1, 3 clients, minimum 0, power 1: shares 1 : 1/2 : 1/3 of 11/6, so
+    654.5, 327.3, 218.2 rows.
+    """
     labels = np.repeat([0, 1, 2], [600, 400, 200])
     shares = quantity(power=1.0, minimum=0)(labels, None, 3, 3, Key(7))
     assert sorted(len(share) for share in shares) == [218, 327, 655]
@@ -223,7 +264,12 @@ def test_quantity_keeps_the_label_mix_and_follows_the_power_law() -> None:
 
 def test_quantity_does_not_tie_labels_to_client_numbers() -> None:
     labels = np.arange(10)
-    orders = {tuple(int(labels[share[0]]) for share in quantity(power=0.0)(labels, None, 10, 10, Key(seed))) for seed in range(5)}
+    orders = {
+        tuple(
+            int(labels[share[0]]) for share in quantity(power=0.0)(labels, None, 10, 10, Key(seed))
+        )
+        for seed in range(5)
+    }
     assert len(orders) == 5
 
 
@@ -235,7 +281,9 @@ def test_quantity_with_sigma_draws_other_sizes_than_the_power_law() -> None:
 
 
 def test_filling_up_takes_from_the_largest_only() -> None:
-    """One client holds nearly everything at alpha 1e-3; with a minimum the others have exactly that or their own larger share."""
+    """One client holds nearly everything at alpha 1e-3; with a minimum the others have exactly
+    that or their own larger share.
+    """
     labels = np.zeros(100, dtype=np.int64)
     bare = dirichlet_by_class(alpha=1e-3, minimum=0)(labels, None, 10, 1, Key(0))
     filled = dirichlet_by_class(alpha=1e-3, minimum=3)(labels, None, 10, 1, Key(0))
@@ -245,5 +293,7 @@ def test_filling_up_takes_from_the_largest_only() -> None:
 
 
 def test_the_table_lists_every_partition_under_its_own_name() -> None:
-    assert {name: make.__name__ for name, make in PARTITIONS.items()} == {name: name for name in PARTITIONS}
+    assert {name: make.__name__ for name, make in PARTITIONS.items()} == {
+        name: name for name in PARTITIONS
+    }
     assert set(PARTITIONS) == {*EVERY, "label_clusters", "by_group"}

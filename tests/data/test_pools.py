@@ -35,11 +35,26 @@ def make_split(each: int = 40) -> Split:
 
 
 def deal(
-    world: str, samples: int = 6, validation: float = 2, renew: str = "everyone", seed: int = 0, each: int = 40, steps: int = 4
+    world: str,
+    samples: int = 6,
+    validation: float = 2,
+    renew: str = "everyone",
+    seed: int = 0,
+    each: int = 40,
+    steps: int = 4,
 ) -> Draw:
     split = make_split(each)
     assignment = random()(6, steps, Key(seed))
-    return draw(assignment, WORLDS[world], split, np.arange(len(split)), samples, validation, renew, Key(seed))
+    return draw(
+        assignment,
+        WORLDS[world],
+        split,
+        np.arange(len(split)),
+        samples,
+        validation,
+        renew,
+        Key(seed),
+    )
 
 
 def flatten(steps: list[list[np.ndarray]]) -> np.ndarray:
@@ -60,7 +75,9 @@ def test_no_validation_row_is_ever_trained_on_by_anyone_in_any_view(
 
 
 @given(worlds, renewals, st.integers(1, 9), st.integers(0, 4), st.integers(0, 99))
-def test_every_client_has_its_number_of_rows_of_its_concept(world: str, renew: str, samples: int, validation: int, seed: int) -> None:
+def test_every_client_has_its_number_of_rows_of_its_concept(
+    world: str, renew: str, samples: int, validation: int, seed: int
+) -> None:
     split, concepts = make_split(), WORLDS[world]
     result = deal(world, samples, validation, renew, seed)
     views = number_views(concepts)
@@ -78,7 +95,9 @@ def test_every_client_has_its_number_of_rows_of_its_concept(world: str, renew: s
 
 @given(st.integers(1, 14), st.integers(1, 60), st.integers(0, 99))
 def test_a_pool_repeats_no_row_until_it_is_empty(count: int, draws: int, seed: int) -> None:
-    """Dealt in a row, every stretch of 14 that starts at a multiple of 14 holds each of the 14 rows once; nobody gets one twice at a time."""
+    """Dealt in a row, every stretch of 14 that starts at a multiple of 14 holds each of the 14
+    rows once; nobody gets one twice at a time.
+    """
     pool = pools._Pool(np.arange(10, 24), Key(seed))
     rows = [pool.deal(count) for _ in range(draws)]
     assert all(len(np.unique(part)) == count for part in rows)
@@ -87,11 +106,14 @@ def test_a_pool_repeats_no_row_until_it_is_empty(count: int, draws: int, seed: i
         seen.update(part.tolist())
         most, dealt = max(seen.values()), sum(seen.values())
         assert most == -(-dealt // 14)  # as few as can be ...
-        assert dealt < 14 or min(seen[row] for row in range(10, 24)) == dealt // 14  # ... and nobody left out
+        # ... and nobody left out
+        assert dealt < 14 or min(seen[row] for row in range(10, 24)) == dealt // 14
 
 
 def test_rows_are_not_reused_while_there_are_enough() -> None:
-    """6 clients over 4 steps draw 24 times; two clusters of 80 rows, 12 draws each of 5 + 1: 72 rows."""
+    """6 clients over 4 steps draw 24 times; two clusters of 80 rows, 12 draws each of 5 + 1: 72
+    rows.
+    """
     result = deal("label", samples=5, validation=1)
     for held in (result.train, result.valid):
         ids = flatten(held)
@@ -100,15 +122,22 @@ def test_rows_are_not_reused_while_there_are_enough() -> None:
 
 
 def test_reuse_is_told() -> None:
-    """80 rows a cluster at 3 : 1 are 60 for training and 20 for validation; 12 draws of 15 and 5 need 180 and 60, three times all of them."""
+    """80 rows a cluster at 3 : 1 are 60 for training and 20 for validation; 12 draws of 15 and
+    5 need 180 and 60, three times all of them.
+    """
     result = deal("label", samples=15, validation=5)
     assert len(result.reused) == 4
-    assert result.reused[0] == "cluster 0: 60 training examples were dealt out 3.0 times over, reshuffled each time"
+    assert (
+        result.reused[0]
+        == "cluster 0: 60 training examples were dealt out 3.0 times over, reshuffled each time"
+    )
     assert Counter(Counter(flatten(result.train).tolist()).values()) == {3: 120}
 
 
 def test_concepts_with_the_same_rows_share_one_pool() -> None:
-    """160 rows in both views: 24 draws of 5 + 1 are 144, so no row may appear twice, not even in another view."""
+    """160 rows in both views: 24 draws of 5 + 1 are 144, so no row may appear twice, not even
+    in another view.
+    """
     result = deal("swap", samples=5, validation=1)
     rows = np.concatenate([flatten(result.train), flatten(result.valid)]) % 160
     assert len(np.unique(rows)) == len(rows) == 144
@@ -142,7 +171,9 @@ def test_everyone_gets_new_rows_each_step() -> None:
     result = deal("label", samples=5, validation=1)
     for step in range(1, 4):
         for client in range(6):
-            assert not np.intersect1d(result.train[step][client], result.train[step - 1][client]).size
+            assert not np.intersect1d(
+                result.train[step][client], result.train[step - 1][client]
+            ).size
 
 
 @given(worlds, st.integers(0, 50))
@@ -154,14 +185,21 @@ def test_the_key_alone_decides(world: str, seed: int) -> None:
 
 
 def test_validation_is_stratified_by_label_within_each_pool() -> None:
-    """Six labels' worth of strata: overlap has class 0 in pool 0, classes 1 and 2 in both, 3 in pool 1; a quarter of 40 rows each is 10."""
+    """Six labels' worth of strata: overlap has class 0 in pool 0, classes 1 and 2 in both, 3 in
+    pool 1; a quarter of 40 rows each is 10.
+    """
     split = make_split()
-    sides = pools._split_rows(split, [np.arange(120), np.arange(40, 160)], pools._Need(6, 2), Key(3))
+    sides = pools._split_rows(
+        split, [np.arange(120), np.arange(40, 160)], pools._Need(6, 2), Key(3)
+    )
     for train, valid in sides:
         assert not np.intersect1d(train, valid).size
         assert (len(train), len(valid)) == (90, 30)
     assert np.bincount(split.y[sides[0][1]], minlength=4).tolist() == [10, 10, 10, 0]
-    assert np.intersect1d(sides[0][1], np.arange(40, 120)).tolist() == np.intersect1d(sides[1][1], np.arange(40, 120)).tolist()
+    assert (
+        np.intersect1d(sides[0][1], np.arange(40, 120)).tolist()
+        == np.intersect1d(sides[1][1], np.arange(40, 120)).tolist()
+    )
 
 
 def test_only_the_rows_at_hand_are_dealt() -> None:
@@ -182,26 +220,44 @@ def test_only_the_rows_at_hand_are_dealt() -> None:
         ("quantity", 0, (6, 0)),  # cluster 1 draws half, so cluster 0 is the tighter one
     ],
 )
-def test_zero_samples_take_all_that_can_be_had_without_reuse(world: str, validation: float, sizes: tuple[int, int]) -> None:
+def test_zero_samples_take_all_that_can_be_had_without_reuse(
+    world: str, validation: float, sizes: tuple[int, int]
+) -> None:
     result = deal(world, samples=0, validation=validation)
-    assert tuple(max(len(ids) for step in held for ids in step) for held in (result.train, result.valid)) == sizes
+    assert (
+        tuple(
+            max(len(ids) for step in held for ids in step) for held in (result.train, result.valid)
+        )
+        == sizes
+    )
     assert result.reused == []
 
 
 @settings(max_examples=30)
-@given(worlds, renewals, st.sampled_from([0, 1, 2, 0.1, 0.4]), st.integers(0, 9), st.integers(40, 60))
-def test_zero_samples_is_the_largest_size_without_reuse(world: str, renew: str, validation: float, seed: int, each: int) -> None:
+@given(
+    worlds, renewals, st.sampled_from([0, 1, 2, 0.1, 0.4]), st.integers(0, 9), st.integers(40, 60)
+)
+def test_zero_samples_is_the_largest_size_without_reuse(
+    world: str, renew: str, validation: float, seed: int, each: int
+) -> None:
     result = deal(world, 0, validation, renew, seed, each)
-    size = max(len(ids) for step in result.train for ids in step)  # cluster 0 has share 1 in every world, and clients from the start
+    # cluster 0 has share 1 in every world, and clients from the start
+    size = max(len(ids) for step in result.train for ids in step)
     assert result.reused == []
     assert deal(world, size, validation, renew, seed, each).reused == []
     assert deal(world, size + 1, validation, renew, seed, each).reused != []
 
 
 def test_sizes_that_cannot_be_are_refused() -> None:
-    with pytest.raises(InputError, match=r"24 draws of 1 sample and 6 .*there is room for 6 in each"):
+    with pytest.raises(
+        InputError, match=r"24 draws of 1 sample and 6 .*there is room for 6 in each"
+    ):
         deal("label", samples=0, validation=6)
-    with pytest.raises(InputError, match=r"cluster 0 needs 70 training and 20 validation examples, but the cluster has 62 and 18"):
+    with pytest.raises(
+        InputError,
+        match=r"cluster 0 needs 70 training and 20 validation examples, but the cluster has 62 and"
+        r" 18",
+    ):
         deal("label", samples=70, validation=20)  # 80 x 2 / 9 = 17.8
     with pytest.raises(InputError, match="cannot draw -1 samples"):
         deal("label", samples=-1)
@@ -211,15 +267,26 @@ def test_sizes_that_cannot_be_are_refused() -> None:
 
 def test_a_cluster_nobody_visits_may_have_too_few_rows() -> None:
     concepts = [Concept(labels=(0,)), Concept(labels=(1,), share=100.0)]
-    result = draw(np.zeros((2, 3), np.int64), concepts, make_split(), np.arange(160), 0, 0, "everyone", Key(0))
+    result = draw(
+        np.zeros((2, 3), np.int64), concepts, make_split(), np.arange(160), 0, 0, "everyone", Key(0)
+    )
     assert len(result.train[0][0]) == 6  # 40 rows for 6 draws
 
 
 def test_kept_rows_change_their_view_alone() -> None:
     """n = 10; cluster 1 sees view 1, so its ids are 10 + row."""
     parts = [np.array([3, 1]), np.array([5])]
-    result = keep(np.array([[0, 1], [1, 1]]), WORLDS["swap"], parts, [np.array([2]), np.empty(0, np.int64)], 10)
-    assert [[ids.tolist() for ids in step] for step in result.train] == [[[1, 3], [15]], [[11, 13], [15]]]
+    result = keep(
+        np.array([[0, 1], [1, 1]]),
+        WORLDS["swap"],
+        parts,
+        [np.array([2]), np.empty(0, np.int64)],
+        10,
+    )
+    assert [[ids.tolist() for ids in step] for step in result.train] == [
+        [[1, 3], [15]],
+        [[11, 13], [15]],
+    ]
     assert [[ids.tolist() for ids in step] for step in result.valid] == [[[2], []], [[12], []]]
     assert result.reused == []
 
@@ -232,6 +299,14 @@ def test_rows_cannot_be_kept_where_a_cluster_selects_its_own(concept: Concept) -
 
 def test_a_concept_is_tested_on_all_its_rows_in_its_view() -> None:
     """3 rows a class: rows 0 .. 11, odd rows in group 1."""
-    concepts = [Concept(labels=(0, 3)), Concept(mapping=SWAP, domain=1), Concept(domain=0, labels=(1,), turn=180.0)]
+    concepts = [
+        Concept(labels=(0, 3)),
+        Concept(mapping=SWAP, domain=1),
+        Concept(domain=0, labels=(1,), turn=180.0),
+    ]
     ids = pools.test_rows(concepts, make_split(3))
-    assert [part.tolist() for part in ids] == [[0, 1, 2, 9, 10, 11], [12 + row for row in (1, 3, 5, 7, 9, 11)], [24 + 4]]
+    assert [part.tolist() for part in ids] == [
+        [0, 1, 2, 9, 10, 11],
+        [12 + row for row in (1, 3, 5, 7, 9, 11)],
+        [24 + 4],
+    ]

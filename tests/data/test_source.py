@@ -27,8 +27,11 @@ def test_a_sound_source_is_returned_as_it_is() -> None:
 
 
 def test_statistics_of_images_are_per_channel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Channel 0 is 0 and 4 in equal numbers: mean 2, deviation 2. Channel 1 is always 7: deviation 0, given as 1."""
-    monkeypatch.setattr(source_module, "_VALUES_AT_ONCE", 10)  # several chunks, the last one shorter
+    """Channel 0 is 0 and 4 in equal numbers: mean 2, deviation 2. Channel 1 is always 7:
+    deviation 0, given as 1.
+    """
+    # several chunks, the last one shorter
+    monkeypatch.setattr(source_module, "_VALUES_AT_ONCE", 10)
     x = np.zeros((6, 2, 2, 2), dtype=np.uint8)
     x[:3, 0] = 4
     x[:, 1] = 7
@@ -39,7 +42,9 @@ def test_statistics_of_images_are_per_channel(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_statistics_of_tables_survive_a_large_offset() -> None:
-    """Values 16777214 and 16777216 are exact in float32: mean 16777215, deviation 1. A sum of squares in float32 would give nonsense."""
+    """Values 16777214 and 16777216 are exact in float32: mean 16777215, deviation 1. A sum of
+    squares in float32 would give nonsense.
+    """
     x = np.tile(np.array([[16777214.0, 5.0], [16777216.0, 5.0]], dtype=np.float32), (500, 1))
     split = Split(x, np.arange(1000) % 2)
     mean, std = Source("mine", "table", ("a", "b"), split, split).statistics() or (None, None)
@@ -62,17 +67,32 @@ ONE = np.zeros(1, dtype=np.int64)
     [
         (replace(GOOD, kind="sound"), "kind 'sound'"),
         (replace(GOOD, classes=("a",)), "1 class"),
-        (replace(GOOD, train=Split(GOOD.train.x[:5], GOOD.train.y)), "5 training examples but 6 labels"),
+        (
+            replace(GOOD, train=Split(GOOD.train.x[:5], GOOD.train.y)),
+            "5 training examples but 6 labels",
+        ),
         (replace(GOOD, test=Split(GOOD.test.x[:0], GOOD.test.y[:0])), "no test examples"),
         (replace(GOOD, train=Split(GOOD.train.x, GOOD.train.y + 1)), "training labels from 1 to 2"),
         (replace(GOOD, test=Split(GOOD.test.x, GOOD.test.y - 1)), "test labels from -1 to 0"),
         (replace(GOOD, test=Split(NAN, ONE)), "NaN or infinity"),
         (replace(GOOD, train=Split(GOOD.train.x.astype(np.float64), GOOD.train.y)), "type float64"),
-        (replace(GOOD, train=Split(GOOD.train.x, GOOD.train.y.astype(np.int32))), "labels of type int32"),
-        (replace(GOOD, test=Split(np.zeros((1, 3), dtype=np.float32), ONE)), r"shape \(2,\) and test examples of shape \(3,\)"),
+        (
+            replace(GOOD, train=Split(GOOD.train.x, GOOD.train.y.astype(np.int32))),
+            "labels of type int32",
+        ),
+        (
+            replace(GOOD, test=Split(np.zeros((1, 3), dtype=np.float32), ONE)),
+            r"shape \(2,\) and test examples of shape \(3,\)",
+        ),
         (replace(GOOD, kind="image"), "type float32"),
-        (replace(GOOD, train=Split(GOOD.train.x, GOOD.train.y, GOOD.train.y)), "groups from 0 to 1 and 0 group names"),
-        (replace(GOOD, train=Split(GOOD.train.x, GOOD.train.y, ONE), group_names=("g",)), r"groups of type int64 and shape \(1,\)"),
+        (
+            replace(GOOD, train=Split(GOOD.train.x, GOOD.train.y, GOOD.train.y)),
+            "groups from 0 to 1 and 0 group names",
+        ),
+        (
+            replace(GOOD, train=Split(GOOD.train.x, GOOD.train.y, ONE), group_names=("g",)),
+            r"groups of type int64 and shape \(1,\)",
+        ),
         (replace(GOOD, kind="tokens", train=Split(np.full((1, 1), -1), ONE)), "negative token"),
     ],
 )
@@ -82,11 +102,15 @@ def test_what_is_wrong_is_said_in_a_sentence(source: Source, complaint: str) -> 
 
 
 @given(st.lists(st.integers(0, 3), min_size=5, max_size=60), st.floats(0.05, 0.95), st.booleans())
-def test_a_held_out_test_set_is_stratified_and_complete(labels: list[int], fraction: float, grouped: bool) -> None:
+def test_a_held_out_test_set_is_stratified_and_complete(
+    labels: list[int], fraction: float, grouped: bool
+) -> None:
     y = np.array(labels, dtype=np.int64)
     if len(np.unique(y)) == len(y):
         y[1] = y[0]
-    split = Split(np.arange(len(y), dtype=np.float32)[:, None], y, np.arange(len(y)) % 2 if grouped else None)
+    split = Split(
+        np.arange(len(y), dtype=np.float32)[:, None], y, np.arange(len(y)) % 2 if grouped else None
+    )
     train, test = hold_out_test(split, fraction)
     assert sorted([*train.x[:, 0], *test.x[:, 0]]) == list(range(len(y)))
     assert np.array_equal(y[train.x[:, 0].astype(int)], train.y)
@@ -98,7 +122,9 @@ def test_a_held_out_test_set_is_stratified_and_complete(labels: list[int], fract
 
 def test_held_out_shares_are_exact_per_class_and_group() -> None:
     """4 groups x 7 classes x 40 examples at 0.2: 8 of each."""
-    groups, y = (axis.reshape(-1) for axis in np.meshgrid(np.repeat(np.arange(4), 40), np.arange(7)))
+    groups, y = (
+        axis.reshape(-1) for axis in np.meshgrid(np.repeat(np.arange(4), 40), np.arange(7))
+    )
     _, test = hold_out_test(Split(np.zeros((len(y), 1), dtype=np.float32), y, groups), 0.2)
     assert test.groups is not None
     assert np.array_equal(np.bincount(test.groups * 7 + test.y), [8] * 28)

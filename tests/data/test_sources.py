@@ -11,7 +11,16 @@ import pytest
 from remanence.data import SOURCES, check_source, load_source
 from remanence.errors import InputError
 
-NEEDS_FILES = ["cifar10", "cifar100", "emnist", "fashion_mnist", "femnist", "mnist", "mnist_by_writer", "pacs"]
+NEEDS_FILES = [
+    "cifar10",
+    "cifar100",
+    "emnist",
+    "fashion_mnist",
+    "femnist",
+    "mnist",
+    "mnist_by_writer",
+    "pacs",
+]
 GETS = {
     "cifar10": r"cifar-10-binary\.tar\.gz",
     "cifar100": r"cifar-100-binary\.tar\.gz",
@@ -35,38 +44,55 @@ def test_every_source_takes_the_data_folder_and_keyword_options(name: str) -> No
     first, *options = inspect.signature(SOURCES[name]).parameters.values()
     assert SOURCES[name].__name__ == name
     assert first.name == "root"
-    assert all(option.kind is option.KEYWORD_ONLY and option.default is not option.empty for option in options)
+    assert all(
+        option.kind is option.KEYWORD_ONLY and option.default is not option.empty
+        for option in options
+    )
     assert SOURCES[name].__doc__
 
 
 @pytest.mark.parametrize("name", NEEDS_FILES)
 def test_missing_data_are_named_with_the_folder_and_the_cure(tmp_path: Path, name: str) -> None:
     with pytest.raises(
-        InputError, match=rf"source '{name}' was not found: looked in {tmp_path} for .*{GETS[name]}.*--data-dir or REMANENCE_DATA"
+        InputError,
+        match=rf"source '{name}' was not found: looked in {tmp_path} for"
+        rf" .*{GETS[name]}.*--data-dir or REMANENCE_DATA",
     ):
         load_source(name, {}, tmp_path)
-    with pytest.raises(InputError, match=rf"source '{name}' .*no data folder is set: .*{GETS[name]}.*--data-dir or REMANENCE_DATA"):
+    with pytest.raises(
+        InputError,
+        match=rf"source '{name}' .*no data folder is set: .*{GETS[name]}.*--data-dir or"
+        r" REMANENCE_DATA",
+    ):
         load_source(name, {}, None)
-    with pytest.raises(InputError, match=rf"source '{name}' .*the data folder .*nowhere does not exist"):
+    with pytest.raises(
+        InputError, match=rf"source '{name}' .*the data folder .*nowhere does not exist"
+    ):
         load_source(name, {}, tmp_path / "nowhere")
 
 
 def test_unknown_names_and_options_are_refused() -> None:
     with pytest.raises(InputError, match="unknown source 'cifar11': did you mean cifar10"):
         load_source("cifar11", {}, None)
-    with pytest.raises(InputError, match="source 'synthetic' has no option 'sample': did you mean samples"):
+    with pytest.raises(
+        InputError, match="source 'synthetic' has no option 'sample': did you mean samples"
+    ):
         load_source("synthetic", {"sample": 3}, None)
     with pytest.raises(InputError, match="samples must be a whole number"):
         load_source("synthetic", {"samples": "many"}, None)
 
 
-def test_the_environment_names_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_names_the_data_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     np.savez(tmp_path / "mine.npz", x=np.zeros((10, 2)), y=np.arange(10) % 2)
     monkeypatch.setenv("REMANENCE_DATA", str(tmp_path))
     assert len(load_source("npz", {"path": "mine.npz"}, None).train) == 8
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="the superuser may read everything")
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="the superuser may read everything"
+)
 def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", x=np.zeros((10, 2)), y=np.arange(10) % 2)
     (tmp_path / "mine.npz").chmod(0)
@@ -83,7 +109,9 @@ def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path) -> None:
 def test_a_check_says_what_is_there(tmp_path: Path) -> None:
     """20 rows of class 0 and 5 of class 1 in groups of 10 and 15; a fifth is held out in each."""
     x, y, groups = np.zeros((25, 3)), np.repeat([0, 1], [20, 5]), np.repeat([4, 9], [10, 15])
-    np.savez(tmp_path / "mine.npz", x=x, y=y, groups=groups, class_names=np.array(["common", "rare"]))
+    np.savez(
+        tmp_path / "mine.npz", x=x, y=y, groups=groups, class_names=np.array(["common", "rare"])
+    )
     assert check_source("npz", tmp_path, {"path": "mine.npz"}).splitlines() == [
         "npz: Arrays of mine.npz.",
         "  examples  20 for training, 5 for testing",
@@ -94,7 +122,9 @@ def test_a_check_says_what_is_there(tmp_path: Path) -> None:
 
 
 def test_real_cifar10(real_data: Callable[[str], Path]) -> None:
-    """Published: 5000 + 1000 of each class; the channel means of the training set are .4914 .4822 .4465 of 255."""
+    """Published: 5000 + 1000 of each class; the channel means of the training set are .4914
+    .4822 .4465 of 255.
+    """
     source = load_source("cifar10", {}, real_data("cifar-10-batches-bin"))
     assert np.bincount(source.train.y).tolist() == [5000] * 10
     assert np.bincount(source.test.y).tolist() == [1000] * 10
@@ -105,7 +135,9 @@ def test_real_cifar10(real_data: Callable[[str], Path]) -> None:
 
 
 def test_real_mnist(real_data: Callable[[str], Path]) -> None:
-    """Published: 60,000 + 10,000; mean .1307 and deviation .3081 of 255; the training labels begin 5 0 4 1 9."""
+    """Published: 60,000 + 10,000; mean .1307 and deviation .3081 of 255; the training labels
+    begin 5 0 4 1 9.
+    """
     source = load_source("mnist", {}, real_data("mnist"))
     assert (len(source.train), len(source.test)) == (60_000, 10_000)
     mean, std = source.statistics() or (None, None)
@@ -115,7 +147,9 @@ def test_real_mnist(real_data: Callable[[str], Path]) -> None:
 
 
 def test_real_emnist_stands_upright(real_data: Callable[[str], Path]) -> None:
-    """A capital L has its foot at the bottom right: more ink there than at the top right. Lying on its side it would be the other way round."""
+    """A capital L has its foot at the bottom right: more ink there than at the top right. Lying
+    on its side it would be the other way round.
+    """
     source = load_source("emnist", {"split": "byclass"}, real_data("emnist"))
     assert len(source.classes) == 62
     mean = source.train.x[source.train.y == source.classes.index("L"), 0].mean(axis=0)  # [28, 28]

@@ -16,7 +16,9 @@ from remanence.errors import InputError
 
 
 def write_mat(path: Path, count: int, **changes: Any) -> np.ndarray:
-    """X as MATLAB keeps it, [row, column, channel, example]; y counts 1 to 10, and 10 is the digit 0."""
+    """X as MATLAB keeps it, [row, column, channel, example]; y counts 1 to 10, and 10 is the
+    digit 0.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     x = np.arange(32 * 32 * 3 * count, dtype=np.uint32).reshape(32, 32, 3, count).astype(np.uint8)
     y = (np.arange(count, dtype=np.uint8) % 10 + 1).reshape(-1, 1)
@@ -57,7 +59,9 @@ def test_the_third_file_is_added_when_asked_for(root: Path) -> None:
         ({"y": np.full((12, 1), 11, np.uint8)}, "labels from 11 to 11"),
     ],
 )
-def test_other_shapes_and_labels_are_refused(root: Path, changes: dict[str, Any], says: str) -> None:
+def test_other_shapes_and_labels_are_refused(
+    root: Path, changes: dict[str, Any], says: str
+) -> None:
     write_mat(root / "svhn" / "train_32x32.mat", 12, **changes)
     with pytest.raises(InputError, match=says):
         mat.svhn(root)
@@ -75,7 +79,9 @@ def test_files_that_are_no_mat_files_are_refused(root: Path) -> None:
         mat.svhn(root)
 
 
-def test_a_header_that_declares_too_much_is_refused_before_anything_is_unpacked(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_header_that_declares_too_much_is_refused_before_anything_is_unpacked(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mat, "LIMIT", 30_000)  # 12 images are 36,864 bytes, well packed in the file
     with pytest.raises(InputError, match="unpacks to more than the limit"):
         mat.read_mat(root / "svhn" / "train_32x32.mat")
@@ -97,7 +103,10 @@ def test_cinic_is_read_by_part_and_class(tmp_path: Path) -> None:
     alone, merged = cinic.cinic10(tmp_path), cinic.cinic10(tmp_path, merge=True)
     assert alone.train.y.tolist() == list(range(10))
     assert merged.train.y.tolist() == [*range(10), *range(10)]
-    assert (merged.train.x[:, 0, 0, 0].tolist(), set(alone.test.x[:, 0].flatten().tolist())) == ([0] * 10 + [10] * 10, {20})
+    assert (merged.train.x[:, 0, 0, 0].tolist(), set(alone.test.x[:, 0].flatten().tolist())) == (
+        [0] * 10 + [10] * 10,
+        {20},
+    )
     (tmp_path / "CINIC-10" / "test" / "dog" / "a.png").unlink()
     with pytest.raises(InputError, match=r"test/dog: unpack CINIC-10\.tar\.gz again"):
         cinic.cinic10(tmp_path)

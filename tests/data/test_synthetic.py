@@ -7,7 +7,9 @@ from remanence.data import load_source
 from remanence.errors import InputError
 
 
-def nearest_mean_accuracy(train_x: np.ndarray, train_y: np.ndarray, test_x: np.ndarray, test_y: np.ndarray) -> float:
+def nearest_mean_accuracy(
+    train_x: np.ndarray, train_y: np.ndarray, test_x: np.ndarray, test_y: np.ndarray
+) -> float:
     train_x, test_x = (x.reshape(len(x), -1).astype(np.float64) for x in (train_x, test_x))
     means = np.stack([train_x[train_y == label].mean(axis=0) for label in range(train_y.max() + 1)])
     distances = ((test_x[:, None] - means) ** 2).sum(axis=2)
@@ -25,7 +27,9 @@ def test_a_table_has_balanced_classes_that_can_be_told_apart() -> None:
 
 
 def test_the_spread_is_the_noise_around_the_prototypes() -> None:
-    """Without spread all examples of a class are its prototype; with spread 3 the deviation inside a class is 3."""
+    """Without spread all examples of a class are its prototype; with spread 3 the deviation
+    inside a class is 3.
+    """
     still = load_source("synthetic", {"samples": 100, "classes": 2, "spread": 0.0}, None)
     assert len(np.unique(still.train.x, axis=0)) == 2
     wide = load_source("synthetic", {"samples": 4000, "classes": 2, "spread": 3.0}, None)
@@ -35,28 +39,39 @@ def test_the_spread_is_the_noise_around_the_prototypes() -> None:
 
 
 def test_a_shape_gives_images() -> None:
-    """128 + 32 z with z of variance 1 + spread^2 = 2: mean 128, deviation 32 sqrt(2) = 45.3, a little less for the cut at 0 and 255."""
+    """128 + 32 z with z of variance 1 + spread^2 = 2: mean 128, deviation 32 sqrt(2) = 45.3, a
+    little less for the cut at 0 and 255.
+    """
     source = load_source("synthetic", {"samples": 600, "classes": 3, "shape": "3x8x9"}, None)
     assert source.kind == "image"
     assert source.shape == (3, 8, 9)
     assert source.train.x.mean() == pytest.approx(128, abs=4)
     assert source.train.x.std() == pytest.approx(45, abs=4)
-    assert nearest_mean_accuracy(source.train.x, source.train.y, source.test.x, source.test.y) == 1.0
+    assert (
+        nearest_mean_accuracy(source.train.x, source.train.y, source.test.x, source.test.y) == 1.0
+    )
 
 
 def test_tokens_show_their_class_in_their_frequencies() -> None:
-    source = load_source("tokens", {"samples": 600, "classes": 3, "length": 50, "vocabulary": 20}, None)
+    source = load_source(
+        "tokens", {"samples": 600, "classes": 3, "length": 50, "vocabulary": 20}, None
+    )
     assert source.kind == "tokens"
     assert source.shape == (50,)
     assert source.train.x.min() == 0
     assert source.train.x.max() == 19
-    counts = [np.stack([np.bincount(row, minlength=20) for row in split.x]) for split in (source.train, source.test)]
+    counts = [
+        np.stack([np.bincount(row, minlength=20) for row in split.x])
+        for split in (source.train, source.test)
+    ]
     assert nearest_mean_accuracy(counts[0], source.train.y, counts[1], source.test.y) > 0.95
 
 
 @pytest.mark.parametrize("name", ["synthetic", "tokens"])
 def test_the_seed_makes_the_data(name: str) -> None:
-    first, again, other = (load_source(name, {"samples": 100, "classes": 2, "seed": seed}, None) for seed in (0, 0, 1))
+    first, again, other = (
+        load_source(name, {"samples": 100, "classes": 2, "seed": seed}, None) for seed in (0, 0, 1)
+    )
     assert np.array_equal(first.train.x, again.train.x)
     assert np.array_equal(first.test.y, again.test.y)
     assert not np.array_equal(first.train.x, other.train.x)
@@ -92,4 +107,6 @@ def test_digits_come_with_scikit_learn() -> None:
     assert source.train.x.max() == 16
     counts = np.bincount(np.concatenate([source.train.y, source.test.y]))
     assert np.abs(np.bincount(source.test.y) - 0.2 * counts).max() < 1
-    assert nearest_mean_accuracy(source.train.x, source.train.y, source.test.x, source.test.y) > 0.85
+    assert (
+        nearest_mean_accuracy(source.train.x, source.train.y, source.test.x, source.test.y) > 0.85
+    )

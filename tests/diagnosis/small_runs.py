@@ -1,4 +1,6 @@
-"""Run folders of one or two rounds with a ledger written by hand: ten test examples of each of two classes."""
+"""Run folders of one or two rounds with a ledger written by hand: ten test examples of each of
+two classes.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,20 @@ def write_small_run(
     refused: Sequence[dict[str, Any]] = (),
     **sections: Any,
 ) -> Run:
-    """A run whose last round begins with `before` right of each class, whose clients (equal weights) end at `local` and whose merged model has `merged`.
+    """A run whose last round begins with `before` right of each class, whose clients (equal
+    weights) end at `local` and whose merged model has `merged`.
 
     The round before ended at `before`, so that the global model has two recorded rounds.
     """
     folder.mkdir(parents=True)
     models = local if local is not None else {0: (10, 0), 1: (2, 8)}
     records = play_round(
-        TOTAL, before, {client: (1 / len(models), right) for client, right in models.items()}, merged, refined=refined, round=2
+        TOTAL,
+        before,
+        {client: (1 / len(models), right) for client, right in models.items()},
+        merged,
+        refined=refined,
+        round=2,
     )
     if not record_local:
         records = records[-1:]
@@ -52,7 +60,9 @@ def write_small_run(
             {"round": round, "time_step": 0, "model": "global", "split": "test", "accuracy": sum(shares) / 2, "per_class": shares, "loss": 1.0,
              "macro_f1": 0.5, "refused": list(refused), "abandoned": False, "bytes_up": 1, "bytes_down": 1, "seconds": 2.0, "train_loss": 1.0}
         )  # fmt: skip
-    (folder / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (folder / METRICS).write_text(
+        "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+    )
     about = {
         "class_names": list(class_names),
         "clients": len(label_counts),

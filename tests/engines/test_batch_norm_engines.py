@@ -1,4 +1,6 @@
-"""Batch norm where clients differ in size: what can be stacked is, what cannot is refused with the cure, and auto never picks it."""
+"""Batch norm where clients differ in size: what can be stacked is, what cannot is refused with
+the cure, and auto never picks it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,14 @@ from remanence.experiment import Experiment
 from remanence.progress import Silent
 from remanence.rounds import first_state, make_job, start_run
 from remanence.testing import TOLERANCE
-from remanence.trial import BatchNormNet, batch_norm_net, play, small_experiment, state_tree, worst_difference
+from remanence.trial import (
+    BatchNormNet,
+    batch_norm_net,
+    play,
+    small_experiment,
+    state_tree,
+    worst_difference,
+)
 
 UNEQUAL: dict[str, Any] = {
     "data.partition": "quantity(power=0.7, minimum=4)",
@@ -44,7 +53,10 @@ class Listener(Silent):
 def test_stacked_refuses_padded_batch_norm_and_names_the_cure(tmp_path: Path) -> None:
     module = batch_norm_net()
     spec = small_experiment("fedavg", UNEQUAL | {"engine": "stacked"}, module=module).spec
-    cure = r"batch norm.*use engine=loop, clients of equal size, local\.drop_last=true, or a model with group norm"
+    cure = (
+        r"batch norm.*use engine=loop, clients of equal size, local\.drop_last=true, or a"
+        r" model with group norm"
+    )
     with pytest.raises(InputError, match=cure):
         start_run(spec, tmp_path / "run", module=module)
     assert not (tmp_path / "run").exists()
@@ -61,7 +73,9 @@ def test_auto_takes_loop_for_padded_batch_norm_and_says_so(tmp_path: Path) -> No
 
 def two_clients(sizes: tuple[int, int], module: nn.Module) -> Experiment:
     """Clients of exactly these sizes."""
-    experiment = small_experiment("fedavg", {"clients.count": 2, "clients.sample": 2}, module=module)
+    experiment = small_experiment(
+        "fedavg", {"clients.count": 2, "clients.sample": 2}, module=module
+    )
     parts, nothing = np.split(np.arange(sum(sizes)), [sizes[0]]), np.empty(0, dtype=np.int64)
     holdings = Holdings(Rows.join(parts), Rows.join([nothing, nothing]), np.zeros(2, np.int64))
     population = replace(experiment.task.population, steps=(holdings,))
@@ -69,14 +83,20 @@ def two_clients(sizes: tuple[int, int], module: nn.Module) -> Experiment:
 
 
 def test_batch_norm_without_padding_may_have_unequal_clients() -> None:
-    """6 examples at batch 4 make batches of 4 and 2, 4 examples one of 4: widths agree wherever both have a step."""
+    """6 examples at batch 4 make batches of 4 and 2, 4 examples one of 4: widths agree wherever
+    both have a step.
+    """
     assert distance_from_loop(two_clients((6, 4), batch_norm_net()), stack=64) <= TOLERANCE
 
 
 def test_auto_can_run_batch_norm_that_needs_no_padding() -> None:
-    """6 examples at batch 4 make widths 4, 2 in an epoch, 4 examples make 4; but in three steps, as a trial might make, 4, 2, 4 and 4, 4, 4."""
+    """6 examples at batch 4 make widths 4, 2 in an epoch, 4 examples make 4; but in three
+    steps, as a trial might make, 4, 2, 4 and 4, 4, 4.
+    """
     experiment = two_clients((6, 4), batch_norm_net())
-    assert choose_engine(experiment.task, make_job(experiment, first_state(experiment), 1)).name in ("loop", "stacked")
+    assert choose_engine(
+        experiment.task, make_job(experiment, first_state(experiment), 1)
+    ).name in ("loop", "stacked")
 
 
 def test_batch_norm_without_running_statistics_is_refused_too() -> None:
@@ -90,7 +110,9 @@ def test_batch_norm_without_running_statistics_is_refused_too() -> None:
 
 def test_frozen_batch_norm_can_be_padded() -> None:
     """It judges each row alone."""
-    experiment = small_experiment("fedavg", UNEQUAL | {"local.buffers": "frozen"}, module=batch_norm_net())
+    experiment = small_experiment(
+        "fedavg", UNEQUAL | {"local.buffers": "frozen"}, module=batch_norm_net()
+    )
     assert distance_from_loop(experiment, stack=3) <= TOLERANCE
 
 
@@ -99,4 +121,8 @@ def test_a_batch_of_one_is_refused_with_the_cure(engine: str, tmp_path: Path) ->
     """The built-in task has clients with a single example."""
     module = batch_norm_net()
     with pytest.raises(InputError, match=r"batch norm.*local\.batch.*drop_last.*group norm"):
-        start_run(small_experiment("fedavg", {"engine": engine}, module=module).spec, tmp_path / "run", module=module)
+        start_run(
+            small_experiment("fedavg", {"engine": engine}, module=module).spec,
+            tmp_path / "run",
+            module=module,
+        )

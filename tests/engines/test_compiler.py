@@ -1,4 +1,6 @@
-"""Graphs, compiled once for every layout, and parts of a step that are compiled once for all the places where they stand."""
+"""Graphs, compiled once for every layout, and parts of a step that are compiled once for all
+the places where they stand.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_once_a_form() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_once_a_layout() -> None:
-    """Rows and columns of a square have one shape: read by the strides of the other they would be mixed up. One of them is written to."""
+    """Rows and columns of a square have one shape: read by the strides of the other they would
+    be mixed up. One of them is written to.
+    """
 
     def add(total: Tensor, x: Tensor) -> list[Tensor]:
         total.add_(2 * x)
@@ -52,7 +56,9 @@ def test_once_a_layout() -> None:
     run = compile_graph(make_fx(add)(torch.zeros(3, 3), x))
     total = torch.zeros(3, 3)
     with counting_compilations() as calls:
-        for times, now in enumerate((x, x.clone(), x.t(), x.t().clone(memory_format=torch.preserve_format), x), start=1):
+        for times, now in enumerate(
+            (x, x.clone(), x.t(), x.t().clone(memory_format=torch.preserve_format), x), start=1
+        ):
             (more,) = run(total, now)
             assert torch.equal(more, now + 1)
             assert len(calls) == (1 if times < 3 else 2)

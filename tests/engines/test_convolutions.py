@@ -1,4 +1,6 @@
-"""Narrow convolutions by our own kernels equal torch's, with their gradients, alone and in a stack; here the kernels run in Triton's interpreter."""
+"""Narrow convolutions by our own kernels equal torch's, with their gradients, alone and in a
+stack; here the kernels run in Triton's interpreter.
+"""
 
 from __future__ import annotations
 
@@ -54,19 +56,39 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
         (3, 33, 1, False, torch.float64),  # two tiles of outputs
     ],
 )
-def test_a_stack_of_convolutions(inputs: int, outputs: int, padding: Any, bias: bool, dtype: torch.dtype) -> None:
-    """3 models, 2 images of 7x6, kernels of 3x3; the loss weighs outputs differently, so that no gradient cancels."""
-    x, w, b = (draw(*argument, dtype=dtype) for argument in (("x", 3, 2, inputs, 7, 6), ("w", 3, outputs, inputs, 3, 3), ("b", 3, outputs)))
+def test_a_stack_of_convolutions(
+    inputs: int, outputs: int, padding: Any, bias: bool, dtype: torch.dtype
+) -> None:
+    """3 models, 2 images of 7x6, kernels of 3x3; the loss weighs outputs differently, so that
+    no gradient cancels.
+    """
+    x, w, b = (
+        draw(*argument, dtype=dtype)
+        for argument in (
+            ("x", 3, 2, inputs, 7, 6),
+            ("w", 3, outputs, inputs, 3, 3),
+            ("b", 3, outputs),
+        )
+    )
 
     def gradients(convolution: Any) -> Any:
         def loss(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
             y = convolution(x, w, b if bias else None, padding=padding)
-            return (y * torch.linspace(0.5, 1.5, y.numel(), dtype=dtype).reshape(y.shape)).square().sum()
+            return (
+                (y * torch.linspace(0.5, 1.5, y.numel(), dtype=dtype).reshape(y.shape))
+                .square()
+                .sum()
+            )
 
         return torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2)))(x, w, b)
 
     for ours, theirs in zip(gradients(convolve), gradients(torch.conv2d), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=EXACT[dtype], atol=EXACT[dtype] * float(theirs.abs().max().clamp(min=1)))
+        torch.testing.assert_close(
+            ours,
+            theirs,
+            rtol=EXACT[dtype],
+            atol=EXACT[dtype] * float(theirs.abs().max().clamp(min=1)),
+        )
 
 
 @pytest.mark.usefixtures("everywhere")
@@ -75,23 +97,37 @@ def test_sums_over_rows_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     whole = torch.nn.grad.conv2d_weight(x[0], (5, 2, 3, 3), dy[0])
     for programs in (1, 100):  # one part of 576 rows, and four
         monkeypatch.setattr(kernels, "PROGRAMS", programs)
-        torch.testing.assert_close(correlate_rows(x, dy, 3, 3, 0, 0, False)[0].permute(3, 2, 0, 1), whole, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            correlate_rows(x, dy, 3, 3, 0, 0, False)[0].permute(3, 2, 0, 1),
+            whole,
+            rtol=1e-10,
+            atol=1e-10,
+        )
 
 
 @pytest.mark.usefixtures("everywhere")
 def test_a_convolution_by_hand() -> None:
     """1 2 3 under 10 1 is 12 and 23; with bias 0.5."""
-    y = convolve(torch.tensor([[[[1.0, 2.0, 3.0]]]]), torch.tensor([[[[10.0, 1.0]]]]), torch.tensor([0.5]))
+    y = convolve(
+        torch.tensor([[[[1.0, 2.0, 3.0]]]]), torch.tensor([[[[10.0, 1.0]]]]), torch.tensor([0.5])
+    )
     assert y.tolist() == [[[[12.5, 23.5]]]]
 
 
 @pytest.mark.parametrize("channels", [4, 16])
 def test_operations_are_what_the_compiler_is_told(channels: int) -> None:
     """Shapes and places in memory, with few channels and with the channels innermost."""
-    x, w = draw("x", 2, 2, 3, 6, 6, dtype=torch.float32), draw("w", 2, 3, 3, 3, channels, dtype=torch.float32)
-    torch.library.opcheck(correlate, (x, w, 1, 1, False), test_utils=("test_schema", "test_faketensor"))
+    x, w = (
+        draw("x", 2, 2, 3, 6, 6, dtype=torch.float32),
+        draw("w", 2, 3, 3, 3, channels, dtype=torch.float32),
+    )
+    torch.library.opcheck(
+        correlate, (x, w, 1, 1, False), test_utils=("test_schema", "test_faketensor")
+    )
     dy = correlate(x, w, 1, 1, False)
-    torch.library.opcheck(correlate_rows, (x, dy, 3, 3, 1, 1, False), test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(
+        correlate_rows, (x, dy, 3, 3, 1, 1, False), test_utils=("test_schema", "test_faketensor")
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,7 +146,10 @@ def test_operations_are_what_the_compiler_is_told(channels: int) -> None:
 )
 def test_what_is_left_to_torch(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convolutions._Convolution, "apply", None)
-    sizes = {name: options.pop(name, usual) for name, usual in (("outputs", 4), ("inputs", 4), ("dtype", torch.float32))}
+    sizes = {
+        name: options.pop(name, usual)
+        for name, usual in (("outputs", 4), ("inputs", 4), ("dtype", torch.float32))
+    }
     groups = options.get("groups", 1)
     x = draw("x", 2, sizes["inputs"], 8, 8, dtype=sizes["dtype"])
     w = draw("w", sizes["outputs"], sizes["inputs"] // groups, 3, 3, dtype=sizes["dtype"])
@@ -119,7 +158,11 @@ def test_what_is_left_to_torch(options: dict[str, Any], monkeypatch: pytest.Monk
 
 def test_autocast_lowers_the_precision_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter has no bfloat16, so torch convolves in our place."""
-    monkeypatch.setattr(convolutions._Convolution, "apply", lambda x, w, above, beside, tf32: torch.conv2d(x, w, padding=(above, beside)))
+    monkeypatch.setattr(
+        convolutions._Convolution,
+        "apply",
+        lambda x, w, above, beside, tf32: torch.conv2d(x, w, padding=(above, beside)),
+    )
     x, w = draw("x", 1, 1, 4, 4, dtype=torch.float32), draw("w", 2, 1, 3, 3, dtype=torch.float32)
     lowered = torch.conv2d(x.bfloat16(), w.bfloat16(), padding=1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -138,14 +181,20 @@ def test_networks_are_reached(case: str, monkeypatch: pytest.MonkeyPatch) -> Non
         result: Tensor = apply(x, w, *settings)  # type: ignore[no-untyped-call]
         return result
 
-    monkeypatch.setattr(graphs, "trace_step", lambda step_all, example, compile: convolutions.with_convolutions(step_all, fused=False))
+    monkeypatch.setattr(
+        graphs,
+        "trace_step",
+        lambda step_all, example, compile: convolutions.with_convolutions(step_all, fused=False),
+    )
     changes, make_module = CASES[case]
     assert make_module is not None
     module = make_module()
     with monkeypatch.context() as patch:
         patch.setattr(convolutions._Convolution, "apply", spy)
         assert_recorded_equals_loop(small_experiment(EVERYTHING, changes, module=module), stack=64)
-    assert {tuple(layer.weight.shape) for layer in module.modules() if isinstance(layer, nn.Conv2d)} <= set(seen)
+    assert {
+        tuple(layer.weight.shape) for layer in module.modules() if isinstance(layer, nn.Conv2d)
+    } <= set(seen)
 
 
 @pytest.mark.usefixtures("everywhere")
@@ -155,10 +204,18 @@ def test_models_look_at_rows(each: int | None) -> None:
     changes, make_module = CASES["max pooling"]
     assert make_module is not None
     task = small_experiment("fedavg", changes, module=make_module()).task
-    models = Start(*(trees.map(lambda x: torch.stack([x, 0.5 * x, 2 * x]), tree) for tree in task.model.initial))
+    models = Start(
+        *(
+            trees.map(lambda x: torch.stack([x, 0.5 * x, 2 * x]), tree)
+            for tree in task.model.initial
+        )
+    )
     x = task.train.inputs(torch.arange(4) if each is None else torch.arange(12).reshape(3, 4))
     with torch.no_grad():
-        ours, plain = (judge(task, models, x, each) for judge in (convolutions.with_convolutions(judge_models), judge_models))
+        ours, plain = (
+            judge(task, models, x, each)
+            for judge in (convolutions.with_convolutions(judge_models), judge_models)
+        )
     torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
 
 
@@ -171,13 +228,17 @@ def test_batch_norms_of_networks_are_reached(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(convolutions, "normalise", spy)
     normalise: Any = nn.BatchNorm2d(3)
-    convolutions.with_convolutions(normalise, fused=True)(draw("x", 2, 3, 4, 4, dtype=torch.float32))  # type: ignore[call-arg, arg-type]
+    convolutions.with_convolutions(normalise, fused=True)(
+        draw("x", 2, 3, 4, 4, dtype=torch.float32)
+    )  # type: ignore[call-arg, arg-type]
     assert seen == [True]
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norm_of_images_as_they_lie(training: bool) -> None:
-    """Mapped over a stack whose images have the channels innermost: torch's answer, its gradients, and what it remembers."""
+    """Mapped over a stack whose images have the channels innermost: torch's answer, its
+    gradients, and what it remembers.
+    """
     values = (
         draw("x", 3, 5, 4, 4, 6).permute(0, 1, 4, 2, 3),
         draw("mean", 3, 6),
@@ -186,15 +247,23 @@ def test_batch_norm_of_images_as_they_lie(training: bool) -> None:
         draw("bias", 3, 6),
     )
 
-    def loss(normalise: Any, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor) -> Any:
+    def loss(
+        normalise: Any, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor
+    ) -> Any:
         mean, var = mean.clone(), var.clone()  # what is remembered is written in place
         y = normalise(x, mean, var, weight, bias, training, 0.3, 1e-3)
-        return (y * torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).reshape(y.shape)).square().sum(), (y, mean, var)
+        return (
+            y * torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).reshape(y.shape)
+        ).square().sum(), (y, mean, var)
 
     ours = vmap(grad(partial(loss, convolutions.normalise), (0, 3, 4), has_aux=True))(*values)
     for client in range(3):
-        theirs = grad(partial(loss, batch_norm), (0, 3, 4), has_aux=True)(*(value[client].contiguous() for value in values))
-        torch.testing.assert_close(pytree.tree_map(itemgetter(client), ours), theirs, rtol=1e-10, atol=1e-10)
+        theirs = grad(partial(loss, batch_norm), (0, 3, 4), has_aux=True)(
+            *(value[client].contiguous() for value in values)
+        )
+        torch.testing.assert_close(
+            pytree.tree_map(itemgetter(client), ours), theirs, rtol=1e-10, atol=1e-10
+        )
 
 
 def test_batch_norm_of_a_single_value() -> None:
@@ -209,8 +278,13 @@ def test_kernels_can_be_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         graphs,
         "trace_step",
-        lambda step_all, example, compile: trace(convolutions.with_convolutions(step_all, fused=False), example, compile),
+        lambda step_all, example, compile: trace(
+            convolutions.with_convolutions(step_all, fused=False), example, compile
+        ),
     )
     changes, make_module = CASES["max pooling"]
     assert make_module is not None
-    assert_recorded_equals_loop(small_experiment("fedavg", {**changes, "data.partition": "iid"}, module=make_module()), stack=64)
+    assert_recorded_equals_loop(
+        small_experiment("fedavg", {**changes, "data.partition": "iid"}, module=make_module()),
+        stack=64,
+    )

@@ -1,4 +1,6 @@
-"""loop == stacked == processes, at 1e-12 in float64, for every method and every setting that could tell them apart."""
+"""loop == stacked == processes, at 1e-12 in float64, for every method and every setting that
+could tell them apart.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ from remanence.trial import (
 from remanence.types import Engine, Reply, Start
 
 STACKS = (1, 2, 3, 64)
-EVERYTHING = messenger() + fedprox(mu=0.1) + wsm()  # own, server, share, before, after, extras, a transform, a penalty and a loss
+# own, server, share, before, after, extras, a transform, a penalty and a loss
+EVERYTHING = messenger() + fedprox(mu=0.1) + wsm()
 IMAGES = {"data.name": "synthetic(samples=64, classes=4, shape='2x6x6', test=0.25)"}
 
 MAKERS: dict[str, Callable[[Task], Engine]] = {
@@ -55,7 +58,9 @@ MAKERS: dict[str, Callable[[Task], Engine]] = {
 
 
 def names_of_methods() -> Iterator[str]:
-    """Every method, alone and with every loss it can be combined with; new ones are found by themselves."""
+    """Every method, alone and with every loss it can be combined with; new ones are found by
+    themselves.
+    """
     for name in METHODS:
         method = quickly(name)
         yield method
@@ -67,7 +72,9 @@ def names_of_methods() -> Iterator[str]:
             yield f"{method}+{objective}"
 
 
-def assert_equal_engines(experiment: Experiment, rounds: int = 3, makers: tuple[str, ...] = ("stacked-3", "processes")) -> RunState:
+def assert_equal_engines(
+    experiment: Experiment, rounds: int = 3, makers: tuple[str, ...] = ("stacked-3", "processes")
+) -> RunState:
     """-> the state on which all of them agree"""
     oracle, lines = play(experiment, Loop(experiment.task), rounds)
     assert not [line["refused"] for line in lines if line["refused"] or line["abandoned"]]
@@ -79,11 +86,14 @@ def assert_equal_engines(experiment: Experiment, rounds: int = 3, makers: tuple[
         for line, other in zip(lines, others, strict=True):
             assert other["per_class"] == line["per_class"]
             assert other["train_loss"] == pytest.approx(line["train_loss"], abs=TOLERANCE)
-            assert (other["bytes_up"], other["bytes_down"]) == (line["bytes_up"], line["bytes_down"])
+            assert (other["bytes_up"], other["bytes_down"]) == (
+                line["bytes_up"],
+                line["bytes_down"],
+            )
     return oracle
 
 
-# ------------------------------------------------------------------------------------------------------------------------------ every method
+# ------------------------------------------------------------------------------------- every method
 
 
 @pytest.mark.parametrize("method", [quickly(name) for name in METHODS])
@@ -94,7 +104,9 @@ def test_every_method_on_every_engine_and_stack(method: str) -> None:
 
 @pytest.mark.parametrize("method", list(names_of_methods()))
 def test_every_method_with_every_loss(method: str) -> None:
-    assert_equal_engines(small_experiment(method, {"seed": 1, "local.optimizer": "sgd(lr=0.1, weight_decay=0.01)"}))
+    assert_equal_engines(
+        small_experiment(method, {"seed": 1, "local.optimizer": "sgd(lr=0.1, weight_decay=0.01)"})
+    )
 
 
 def test_the_tables_are_searched() -> None:
@@ -103,7 +115,7 @@ def test_the_tables_are_searched() -> None:
     assert {"fedavg+wsm", "fedavg+tce", "fedprox+wsm", "fedprox+tce"} <= found
 
 
-# ----------------------------------------------------------------------------------------------------------------------------- every setting
+# ------------------------------------------------------------------------------------ every setting
 
 
 def net(*layers: nn.Module, features: int) -> nn.Module:
@@ -121,11 +133,21 @@ def net(*layers: nn.Module, features: int) -> nn.Module:
 
 def conv(norm: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     """2x6x6 images -> 4 maps of 3x3"""
-    return lambda: net(nn.Conv2d(2, 4, 3, padding=1), norm(), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), features=36)
+    return lambda: net(
+        nn.Conv2d(2, 4, 3, padding=1), norm(), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), features=36
+    )
 
 
 def dropout_net() -> nn.Module:
-    return net(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Dropout2d(0.3), nn.AvgPool2d(2), nn.Flatten(), nn.Dropout(0.3), features=36)
+    return net(
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.Dropout2d(0.3),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        features=36,
+    )
 
 
 CASES: dict[str, tuple[dict[str, Any], Callable[[], nn.Module] | None]] = {
@@ -134,7 +156,10 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], nn.Module] | None]] = {
     "drop_last": ({"local.drop_last": True}, None),
     "a batch larger than any client": ({"local.batch": 50}, None),
     "batches of one": ({"local.batch": 1, "clients.sample": 3}, None),
-    "nesterov": ({"local.optimizer": "sgd(lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=true)"}, None),
+    "nesterov": (
+        {"local.optimizer": "sgd(lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=true)"},
+        None,
+    ),
     "adam": ({"local.optimizer": "adam(lr=0.01, eps=1e-4)"}, None),
     "adamw": ({"local.optimizer": "adamw(lr=0.01, eps=1e-4)"}, None),
     "a schedule": ({"local.schedule": "cosine", "rounds": 3}, None),
@@ -143,19 +168,34 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], nn.Module] | None]] = {
     "all clients in a round": ({"clients.sample": 6}, None),
     "clients' models recorded": ({"record.local": True}, None),
     "tokens": (
-        {"data.name": "tokens(samples=64, classes=4, length=5, vocabulary=12, test=0.25)", "model": "text(width=4, vocabulary=12)"},
+        {
+            "data.name": "tokens(samples=64, classes=4, length=5, vocabulary=12, test=0.25)",
+            "model": "text(width=4, vocabulary=12)",
+        },
         None,
     ),
     "images": (IMAGES | {"model": "mlp(hidden=6)"}, None),
     "group norm": (IMAGES, conv(lambda: nn.GroupNorm(2, 4))),
-    "max pooling": (IMAGES, lambda: net(nn.Conv2d(2, 3, 3, padding=1), nn.MaxPool2d(2), nn.Flatten(), features=27)),
+    "max pooling": (
+        IMAGES,
+        lambda: net(nn.Conv2d(2, 3, 3, padding=1), nn.MaxPool2d(2), nn.Flatten(), features=27),
+    ),
     "dropout": (IMAGES, dropout_net),
     "crop and flip": (IMAGES | {"data.augment": ("crop", "flip")}, conv(nn.Identity)),
     "cutout": (IMAGES | {"data.augment": ("cutout",)}, conv(nn.Identity)),
     "batch norm": (IMAGES | EQUAL, conv(lambda: nn.BatchNorm2d(4))),
-    "batch norm, buffers local": (IMAGES | EQUAL | {"local.buffers": "local"}, conv(lambda: nn.BatchNorm2d(4))),
-    "batch norm, buffers frozen": (IMAGES | EQUAL | {"local.buffers": "frozen"}, conv(lambda: nn.BatchNorm2d(4))),
-    "batch norm, clients' models recorded": (EQUAL | {"local.buffers": "local", "record.local": True}, batch_norm_net),
+    "batch norm, buffers local": (
+        IMAGES | EQUAL | {"local.buffers": "local"},
+        conv(lambda: nn.BatchNorm2d(4)),
+    ),
+    "batch norm, buffers frozen": (
+        IMAGES | EQUAL | {"local.buffers": "frozen"},
+        conv(lambda: nn.BatchNorm2d(4)),
+    ),
+    "batch norm, clients' models recorded": (
+        EQUAL | {"local.buffers": "local", "record.local": True},
+        batch_norm_net,
+    ),
     "batch norm, dropped last batch": (EQUAL | {"local.drop_last": True}, batch_norm_net),
 }
 
@@ -163,29 +203,46 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], nn.Module] | None]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_every_setting(case: str) -> None:
     changes, make_module = CASES[case]
-    assert_equal_engines(small_experiment(EVERYTHING, changes, module=make_module() if make_module else None))
+    assert_equal_engines(
+        small_experiment(EVERYTHING, changes, module=make_module() if make_module else None)
+    )
 
 
 @pytest.mark.parametrize("stack", [2, 64])
 def test_batch_norm_with_a_short_last_batch_in_any_stack(stack: int) -> None:
-    """The papers' 450 examples at batch 64 leave a last batch of 2 for every client; here it is 6 examples at batch 4."""
+    """The papers' 450 examples at batch 64 leave a last batch of 2 for every client; here it is
+    6 examples at batch 4.
+    """
     experiment = small_experiment(EVERYTHING, EQUAL | {"local.epochs": 2}, module=batch_norm_net())
     assert set(experiment.task.population.at(0).train.sizes.tolist()) == {6}
     state = assert_equal_engines(experiment, makers=(f"stacked-{stack}",))
-    # two epochs of a batch of 4 and one of 2, in three rounds: the counters of all clients agree, and the largest is taken
+    # two epochs of a batch of 4 and one of 2, in three rounds: the counters of all clients agree,
+    # and the largest is taken
     assert int(state.server.model.buffers["norm.num_batches_tracked"]) == 3 * 2 * 2
 
 
 def with_clients(experiment: Experiment, *steps: list[int]) -> Experiment:
-    """The experiment with clients of exactly these sizes at each time step; rows change hands in between."""
+    """The experiment with clients of exactly these sizes at each time step; rows change hands
+    in between.
+    """
     holdings = []
     for number, sizes in enumerate(steps):
         rows = np.roll(np.arange(sum(sizes)), 5 * number)
         parts = np.split(rows, np.cumsum(sizes)[:-1])
-        holdings.append(Holdings(Rows.join(parts), Rows.join([part[:1] for part in parts]), np.zeros(len(parts), np.int64)))
+        holdings.append(
+            Holdings(
+                Rows.join(parts),
+                Rows.join([part[:1] for part in parts]),
+                np.zeros(len(parts), np.int64),
+            )
+        )
     world = replace(experiment.task.world, clients=len(steps[0]))
     population = replace(experiment.task.population, steps=tuple(holdings))
-    return replace(experiment, cohort_size=len(steps[0]), task=replace(experiment.task, population=population, world=world))
+    return replace(
+        experiment,
+        cohort_size=len(steps[0]),
+        task=replace(experiment.task, population=population, world=world),
+    )
 
 
 @settings(max_examples=15)
@@ -196,22 +253,41 @@ def with_clients(experiment: Experiment, *steps: list[int]) -> Experiment:
     drop_last=st.booleans(),
     stack=st.sampled_from(STACKS),
 )
-def test_any_sizes_in_any_stack(sizes: list[int], batch: int, length: dict[str, int], drop_last: bool, stack: int) -> None:
-    changes = length | {"local.batch": batch, "local.drop_last": drop_last, "model": "mlp(hidden='')", "data.partition": "iid"}
-    assert_equal_engines(with_clients(small_experiment(EVERYTHING, changes), sizes), rounds=2, makers=(f"stacked-{stack}",))
+def test_any_sizes_in_any_stack(
+    sizes: list[int], batch: int, length: dict[str, int], drop_last: bool, stack: int
+) -> None:
+    changes = length | {
+        "local.batch": batch,
+        "local.drop_last": drop_last,
+        "model": "mlp(hidden='')",
+        "data.partition": "iid",
+    }
+    assert_equal_engines(
+        with_clients(small_experiment(EVERYTHING, changes), sizes),
+        rounds=2,
+        makers=(f"stacked-{stack}",),
+    )
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_later_time_step_has_its_own_rows(name: str) -> None:
     experiment = with_clients(small_experiment(EVERYTHING), [9, 2, 4], [1, 8, 6])
-    job = make_job(experiment, first_state(experiment), 1)._replace(time_step=1, facts=experiment.facts(np.arange(3), 1))
+    job = make_job(experiment, first_state(experiment), 1)._replace(
+        time_step=1, facts=experiment.facts(np.arange(3), 1)
+    )
     with closing(MAKERS[name](experiment.task)) as engine:
-        reply, wanted = (Reply.join(sorted(e.train(job), key=lambda r: int(r.client[0]))) for e in (engine, Loop(experiment.task)))
+        reply, wanted = (
+            Reply.join(sorted(e.train(job), key=lambda r: int(r.client[0])))
+            for e in (engine, Loop(experiment.task))
+        )
         reply = reply.pick(torch.argsort(reply.client))
         assert reply.weight.tolist() == [1, 8, 6]
         assert worst_difference(reply._asdict(), wanted._asdict())[1] <= TOLERANCE
         models = give_starts(job).start
-        scores, by_loop = (e.score(models, "train", np.array([1, 2]), time_step=1) for e in (engine, Loop(experiment.task)))
+        scores, by_loop = (
+            e.score(models, "train", np.array([1, 2]), time_step=1)
+            for e in (engine, Loop(experiment.task))
+        )
         assert scores.confusion.sum(dim=(2, 3)).tolist() == [[8, 6]] * 3
         assert torch.equal(scores.confusion, by_loop.confusion)
 
@@ -221,30 +297,50 @@ def test_what_draws_at_random_draws(case: str) -> None:
     """Else their agreement above would mean nothing."""
     changes, make_module = CASES[case]
     assert make_module is not None
-    drawn, _ = play(experiment := small_experiment("fedavg", changes, module=make_module()), Loop(experiment.task), 1)
-    still = {"dropout": ({"seed": 1}, make_module), "crop and flip": ({"data.augment": ()}, make_module)}[case]
-    other, _ = play(experiment := small_experiment("fedavg", changes | still[0], module=still[1]()), Loop(experiment.task), 1)
+    drawn, _ = play(
+        experiment := small_experiment("fedavg", changes, module=make_module()),
+        Loop(experiment.task),
+        1,
+    )
+    still = {
+        "dropout": ({"seed": 1}, make_module),
+        "crop and flip": ({"data.augment": ()}, make_module),
+    }[case]
+    other, _ = play(
+        experiment := small_experiment("fedavg", changes | still[0], module=still[1]()),
+        Loop(experiment.task),
+        1,
+    )
     assert worst_difference(state_tree(drawn), state_tree(other))[1] > 1e-4
 
 
 @pytest.mark.parametrize("buffers", ["average", "local", "frozen"])
 def test_where_the_buffers_go(buffers: str) -> None:
     """average: the server's move; local: they stay with the clients; frozen: nobody's move."""
-    experiment = small_experiment("fedavg", EQUAL | {"local.buffers": buffers}, module=batch_norm_net())
+    experiment = small_experiment(
+        "fedavg", EQUAL | {"local.buffers": buffers}, module=batch_norm_net()
+    )
     state = assert_equal_engines(experiment)
     first = experiment.task.model.initial.buffers
     moved = worst_difference(state.server.model.buffers, first)[1] > 0
-    kept = [worst_difference(own["personal"]["buffers"], first)[1] > 0 for own in state.own.values()]
-    assert (moved, bool(kept) and all(kept)) == {"average": (True, False), "local": (False, True), "frozen": (False, False)}[buffers]
+    kept = [
+        worst_difference(own["personal"]["buffers"], first)[1] > 0 for own in state.own.values()
+    ]
+    assert (moved, bool(kept) and all(kept)) == {
+        "average": (True, False),
+        "local": (False, True),
+        "frozen": (False, False),
+    }[buffers]
 
 
-# ---------------------------------------------------------------------------------------------------------------------- the engine's contract
+# ---------------------------------------------------------------------------- the engine's contract
 
 
 @pytest.mark.parametrize("name", ["loop", *MAKERS])
 def test_every_engine_keeps_the_contract(name: str) -> None:
-    """Equal to loop in training (also from starts of their own) and in scoring (one model and many, every split, groups by owner), inputs untouched,
-    and a client's reply is the same in any cohort."""
+    """Equal to loop in training (also from starts of their own) and in scoring (one model and many,
+    every split, groups by owner), inputs untouched, and a client's reply is the same in any cohort.
+    """
     check_engine(Loop if name == "loop" else MAKERS[name])
 
 
@@ -260,7 +356,9 @@ def test_loop_is_bitwise_the_same_in_any_cohort() -> None:
 
 @pytest.mark.parametrize("name", ["loop", "stacked-3", "processes"])
 def test_scores_by_hand(name: str) -> None:
-    """Against the module itself, row by row, for two models, by owner, over more rows than a model sees at once."""
+    """Against the module itself, row by row, for two models, by owner, over more rows than a
+    model sees at once.
+    """
     data = {
         "data.name": "synthetic(samples=1400, classes=4, features=5, test=0.5)",
         "data.partition": "iid",
@@ -270,7 +368,10 @@ def test_scores_by_hand(name: str) -> None:
     experiment = small_experiment("fedavg", data)
     task = experiment.task
     models = give_starts(make_job(experiment, first_state(experiment), 1)).start
-    split = {"test": [torch.arange(700)], "valid": [torch.from_numpy(task.population.at(0).valid.of(owner)) for owner in (1, 0)]}
+    split = {
+        "test": [torch.arange(700)],
+        "valid": [torch.from_numpy(task.population.at(0).valid.of(owner)) for owner in (1, 0)],
+    }
     with closing(Loop(task) if name == "loop" else MAKERS[name](task)) as engine:
         for kind, groups in split.items():
             scores = engine.score(models, kind, np.array([1, 0]))
@@ -286,7 +387,9 @@ def test_scores_by_hand(name: str) -> None:
                         confusion[label, guess] += 1
                     assert torch.equal(scores.confusion[number, group], confusion)
                     loss = -torch.log_softmax(logits, dim=1)[torch.arange(len(y)), y].sum()
-                    assert float(scores.loss[number, group]) == pytest.approx(float(loss), rel=1e-12)
+                    assert float(scores.loss[number, group]) == pytest.approx(
+                        float(loss), rel=1e-12
+                    )
 
 
 @pytest.mark.parametrize("engine", ["auto", "stacked"])

@@ -1,4 +1,6 @@
-"""What a phase of training leaves alone is looked at once: where a network can be cut, where not, and that nothing else changes."""
+"""What a phase of training leaves alone is looked at once: where a network can be cut, where
+not, and that nothing else changes.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,20 @@ from remanence.model import Model, initialise, wrap
 from remanence.objectives import tce
 from remanence.rounds import first_state, make_job
 from remanence.testing import TOLERANCE
-from remanence.trial import give_starts, pick_clients, play, small_experiment, state_tree, worst_difference
+from remanence.trial import (
+    give_starts,
+    pick_clients,
+    play,
+    small_experiment,
+    state_tree,
+    worst_difference,
+)
 from remanence.types import Method, Part, Phase, Reply, Start
 
-IMAGES = {"data.name": "synthetic(samples=64, classes=4, shape='2x6x6', test=0.25)", "clients.sample": 6}
+IMAGES = {
+    "data.name": "synthetic(samples=64, classes=4, shape='2x6x6', test=0.25)",
+    "clients.sample": 6,
+}
 ROWS = torch.randn(3, 2, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
@@ -79,12 +91,16 @@ HEAD, DENSE = {"head.weight", "head.bias"}, {"dense.weight", "dense.bias"}
         (None, HEAD | DENSE, HEAD | DENSE),
         (None, DENSE, HEAD | DENSE),  # the head is not trained, but stands behind what is
         (lambda: nn.GroupNorm(3, 3), HEAD, HEAD),
-        (lambda: nn.Dropout(0.5), HEAD, HEAD | DENSE),  # another mask at every step: the cut is before it
+        # another mask at every step: the cut is before it
+        (lambda: nn.Dropout(0.5), HEAD, HEAD | DENSE),
         (lambda: nn.Dropout(0.0), HEAD, HEAD),
-        (lambda: nn.BatchNorm2d(3), HEAD, HEAD | DENSE | {"middle.weight", "middle.bias"}),  # rows mix from there on
+        # rows mix from there on
+        (lambda: nn.BatchNorm2d(3), HEAD, HEAD | DENSE | {"middle.weight", "middle.bias"}),
     ],
 )
-def test_where_a_network_is_cut(middle: Callable[[], nn.Module] | None, trained: set[str], rear: set[str]) -> None:
+def test_where_a_network_is_cut(
+    middle: Callable[[], nn.Module] | None, trained: set[str], rear: set[str]
+) -> None:
     model = pure(lambda: Net(middle() if middle else None))
     split = cut(model, trained, ROWS)
     assert split is not None
@@ -95,7 +111,8 @@ def test_where_a_network_is_cut(middle: Callable[[], nn.Module] | None, trained:
     params, buffers = (split.rear_of(tree) for tree in model.initial)
     pieces, _ = split.rear.apply(params, buffers, split.look(model.initial, ROWS), key)
     assert torch.allclose(pieces.logits, whole.logits, atol=1e-14)
-    assert torch.allclose(pieces.features, whole.features, atol=1e-14)  # the tap at the head was carried over
+    # the tap at the head was carried over
+    assert torch.allclose(pieces.features, whole.features, atol=1e-14)
     assert split.width == 8 * split.look(model.initial, ROWS)[0].numel()
 
 
@@ -117,10 +134,14 @@ def test_a_network_that_cannot_be_traced_is_trained_whole() -> None:
 
 
 def test_who_looks_at_the_inputs() -> None:
-    """Terms, gradients of their own, trackers and strangers' losses may; augmented inputs are others in every epoch."""
+    """Terms, gradients of their own, trackers and strangers' losses may; augmented inputs are
+    others in every epoch.
+    """
 
     def looks(method: str | Method | Part, **changes: Any) -> bool:
-        return not only_the_loss_looks(small_experiment(method, {**IMAGES, **changes}, module=initialise(Net, Key(0))).task)
+        return not only_the_loss_looks(
+            small_experiment(method, {**IMAGES, **changes}, module=initialise(Net, Key(0))).task
+        )
 
     assert not looks("fedavg")
     assert not looks("fedavg+wsm")
@@ -128,8 +149,15 @@ def test_who_looks_at_the_inputs() -> None:
     assert looks("fedavg", **{"data.augment": ("flip",)})
     assert looks("fedreg")
     assert looks("centralised")
-    assert looks(Part("curious", terms=(lambda out, batch, lent, ctx: batch.x.flatten(1).sum(dim=1),)))
-    assert looks(Part("stranger", base=lambda out, batch, ctx: out.logits.sum(dim=1) * batch.x.flatten(1).sum(dim=1)))
+    assert looks(
+        Part("curious", terms=(lambda out, batch, lent, ctx: batch.x.flatten(1).sum(dim=1),))
+    )
+    assert looks(
+        Part(
+            "stranger",
+            base=lambda out, batch, ctx: out.logits.sum(dim=1) * batch.x.flatten(1).sum(dim=1),
+        )
+    )
 
 
 def tuning(phases: tuple[Phase, ...]) -> Part:
@@ -141,16 +169,28 @@ TWO_PHASES = (Phase(epochs=1), Phase(epochs=2, trainable=lambda world, names: tu
 
 @pytest.mark.parametrize("middle", [None, lambda: nn.Dropout(0.5), lambda: nn.GroupNorm(3, 3)])
 def test_the_numbers_are_the_same(middle: Callable[[], nn.Module] | None) -> None:
-    """Full training, then two epochs of the head alone, in a loop and in stacks, with clients of very different sizes."""
-    experiment = small_experiment(tuning(TWO_PHASES), IMAGES, module=initialise(lambda: Net(middle() if middle else None), Key(0)))
+    """Full training, then two epochs of the head alone, in a loop and in stacks, with clients
+    of very different sizes.
+    """
+    experiment = small_experiment(
+        tuning(TWO_PHASES),
+        IMAGES,
+        module=initialise(lambda: Net(middle() if middle else None), Key(0)),
+    )
     oracle, _ = play(experiment, Loop(experiment.task), 2)
     for engine in (TunedLoop(experiment.task), Stacked(experiment.task, 4)):
         state, _ = play(experiment, engine, 2)
         assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
 
 
-@pytest.mark.parametrize("make", [lambda task: TunedLoop(task, "graph"), lambda task: Stacked(task, 4, "graph")], ids=["loop", "stack"])
-def test_the_numbers_are_the_same_where_steps_are_written_down(make: Callable[[Task], TunedLoop | Stacked]) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [lambda task: TunedLoop(task, "graph"), lambda task: Stacked(task, 4, "graph")],
+    ids=["loop", "stack"],
+)
+def test_the_numbers_are_the_same_where_steps_are_written_down(
+    make: Callable[[Task], TunedLoop | Stacked],
+) -> None:
     """The second round has other rows behind the same recorded steps."""
     changes = IMAGES | {"data.partition": "dirichlet(alpha=0.5, samples=8)", "clients.sample": 3}
     experiment = small_experiment(tuning(TWO_PHASES), changes, module=initialise(Net, Key(0)))
@@ -162,7 +202,9 @@ def test_the_numbers_are_the_same_where_steps_are_written_down(make: Callable[[T
 
 
 def test_a_stack_s_recording_serves_rounds_of_fewer_and_smaller_clients() -> None:
-    """Activations are laid into the memory of the first round's; clients of another length, rounded up, have recordings of their own."""
+    """Activations are laid into the memory of the first round's; clients of another length,
+    rounded up, have recordings of their own.
+    """
     changes = IMAGES | {"data.partition": "quantity(power=0.3, minimum=1)"}
     experiment = small_experiment(tuning(TWO_PHASES), changes, module=initialise(Net, Key(0)))
     job = make_job(experiment, first_state(experiment), 1)
@@ -171,17 +213,24 @@ def test_a_stack_s_recording_serves_rounds_of_fewer_and_smaller_clients() -> Non
         some = pick_clients(job, places)
         mine, wanted = (Reply.join(list(each.train(some))) for each in (engine, Loop(task)))
         mine = mine.pick(torch.argsort(mine.client))
-        assert worst_difference(mine._asdict(), wanted.pick(torch.argsort(wanted.client))._asdict())[1] <= TOLERANCE
+        assert (
+            worst_difference(mine._asdict(), wanted.pick(torch.argsort(wanted.client))._asdict())[1]
+            <= TOLERANCE
+        )
     assert engine.fallback == ""
     assert [recording.behind for recording in engine.recordings] == [False, True] * 2
 
 
 def test_a_stack_is_not_cut_where_its_steps_see_fewer_rows_than_its_fronts_would() -> None:
-    """Rows that pad count: clients of 30 to 1 rows are padded to 30 each. One epoch of equal clients sees each row once, and so would the fronts."""
+    """Rows that pad count: clients of 30 to 1 rows are padded to 30 each. One epoch of equal
+    clients sees each row once, and so would the fronts.
+    """
 
     def is_cut(partition: str, epochs: int) -> bool:
         phase = Phase(epochs=epochs, trainable=lambda world, names: tuple(sorted(HEAD)))
-        experiment = small_experiment(tuning((phase,)), IMAGES | {"data.partition": partition}, module=initialise(Net, Key(0)))
+        experiment = small_experiment(
+            tuning((phase,)), IMAGES | {"data.partition": partition}, module=initialise(Net, Key(0))
+        )
         engine = Stacked(experiment.task, 6, "graph")
         list(engine.train(make_job(experiment, first_state(experiment), 1)))
         return engine.recordings[0].behind
@@ -194,9 +243,16 @@ def test_a_stack_is_not_cut_where_its_steps_see_fewer_rows_than_its_fronts_would
 
 def test_batch_norm_behind_the_front_keeps_its_statistics() -> None:
     """Equal clients, a fixed convolution before a batch norm whose buffers move."""
-    phases = (Phase(epochs=2, trainable=lambda world, names: tuple(name for name in names if "conv" not in name)),)
+    phases = (
+        Phase(
+            epochs=2,
+            trainable=lambda world, names: tuple(name for name in names if "conv" not in name),
+        ),
+    )
     changes = IMAGES | {"data.partition": "dirichlet(alpha=0.5, samples=8)"}
-    experiment = small_experiment(tuning(phases), changes, module=initialise(lambda: Net(nn.BatchNorm2d(3)), Key(0)))
+    experiment = small_experiment(
+        tuning(phases), changes, module=initialise(lambda: Net(nn.BatchNorm2d(3)), Key(0))
+    )
     oracle, _ = play(experiment, Loop(experiment.task), 2)
     assert float(oracle.server.model.buffers["middle.running_mean"].abs().max()) > 0
     for engine in (TunedLoop(experiment.task), Stacked(experiment.task, 4)):
@@ -205,7 +261,9 @@ def test_batch_norm_behind_the_front_keeps_its_statistics() -> None:
 
 
 def test_the_front_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client of 8 rows, batch 4, one epoch of everything and three of the head: the plain loop convolves in 2 + 6 steps, ours in 2 steps and once more."""
+    """A client of 8 rows, batch 4, one epoch of everything and three of the head: the plain
+    loop convolves in 2 + 6 steps, ours in 2 steps and once more.
+    """
     calls: list[int] = []
     convolve = nn.Conv2d.forward
 
@@ -221,7 +279,8 @@ def test_the_front_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     one = job._replace(clients=job.clients[:1], facts=experiment.facts(job.clients[:1], 0))
     tuned, stack = TunedLoop(experiment.task), Stacked(experiment.task, 1)
     for engine in (tuned, stack):
-        list(engine.train(one))  # where the network can be cut is found once, by looking at a few rows
+        # where the network can be cut is found once, by looking at a few rows
+        list(engine.train(one))
     seen = {}
     monkeypatch.setattr(nn.Conv2d, "forward", counted)
     for name, each in (("plain", Loop(experiment.task)), ("tuned", tuned), ("stack", stack)):
@@ -234,11 +293,16 @@ def test_the_front_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_room_for_activations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the whole network is run in every step, with the same result; every client begins with a front of its own here."""
+    """Then the whole network is run in every step, with the same result; every client begins
+    with a front of its own here.
+    """
     phases = (Phase(epochs=2, trainable=lambda world, names: tuple(sorted(HEAD))),)
     experiment = small_experiment(tuning(phases), IMAGES, module=initialise(Net, Key(0)))
     job = give_starts(make_job(experiment, first_state(experiment), 1))
-    params = {name: value * (1 + torch.arange(6).reshape(-1, *(1,) * (value.dim() - 1)) / 10) for name, value in job.start.params.items()}
+    params = {
+        name: value * (1 + torch.arange(6).reshape(-1, *(1,) * (value.dim() - 1)) / 10)
+        for name, value in job.start.params.items()
+    }
     job = job._replace(start=Start(params, {}))
 
     def train() -> list[Reply]:

@@ -13,7 +13,9 @@ from remanence.models.lenet import lenet
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("rows", [1, judges.ROWS["cpu"] - 3, judges.ROWS["cpu"], judges.ROWS["cpu"] + 3])
+@pytest.mark.parametrize(
+    "rows", [1, judges.ROWS["cpu"] - 3, judges.ROWS["cpu"], judges.ROWS["cpu"] + 3]
+)
 def test_it_says_the_same(compiled: bool, rows: int) -> None:
     x = torch.randn(rows + 1, 3, 16, 16, dtype=torch.float64)
     model = wrap(lenet((3, 16, 16), 4), x, 4, dtype=torch.float64)
@@ -21,10 +23,15 @@ def test_it_says_the_same(compiled: bool, rows: int) -> None:
     quick = quicken(model, compiled, problems)
     assert isinstance(quick, QuickModel)
     for some in (x, x[:0]):
-        for mine, plain in zip(quick.judge_rows(model.initial, some), model.judge_rows(model.initial, some), strict=True):
+        for mine, plain in zip(
+            quick.judge_rows(model.initial, some),
+            model.judge_rows(model.initial, some),
+            strict=True,
+        ):
             torch.testing.assert_close(mine, plain)
     assert None not in quick.written.values()
-    assert bool(quick.written) == (compiled and rows > 1)  # a single row would be filled up with 49 more
+    # a single row would be filled up with 49 more
+    assert bool(quick.written) == (compiled and rows > 1)
     assert problems == []
 
 
@@ -45,7 +52,9 @@ def test_what_cannot_be_compiled_is_called_as_it_is() -> None:
     model, problems = wrap(Moody(), x, 2), list[str]()
     quick = quicken(model, True, problems)
     assert isinstance(quick, QuickModel)
-    assert torch.equal(quick.judge_rows(model.initial, x).logits, model.judge_rows(model.initial, x).logits)
+    assert torch.equal(
+        quick.judge_rows(model.initial, x).logits, model.judge_rows(model.initial, x).logits
+    )
     assert list(quick.written.values()) == [None]
     quick.judge_rows(model.initial, x)
     (problem,) = problems  # said once
@@ -53,8 +62,15 @@ def test_what_cannot_be_compiled_is_called_as_it_is() -> None:
 
 
 def test_rows_that_influence_each_other_are_not_cut_into_pieces() -> None:
-    network = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2, track_running_stats=False), nn.Flatten(), nn.Linear(8, 2))
+    network = nn.Sequential(
+        nn.Conv2d(1, 2, 1),
+        nn.BatchNorm2d(2, track_running_stats=False),
+        nn.Flatten(),
+        nn.Linear(8, 2),
+    )
     x = torch.randn(2 * judges.ROWS["cpu"], 1, 2, 2)
     model = wrap(network, x, 2)
     quick = quicken(model, True, [])
-    torch.testing.assert_close(quick.judge_rows(model.initial, x).logits, model.judge_rows(model.initial, x).logits)
+    torch.testing.assert_close(
+        quick.judge_rows(model.initial, x).logits, model.judge_rows(model.initial, x).logits
+    )

@@ -1,4 +1,6 @@
-"""A stack's models on a GPU, where many rows are looked at by one model after the other; here on a CPU that is taken for one."""
+"""A stack's models on a GPU, where many rows are looked at by one model after the other; here
+on a CPU that is taken for one.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,23 @@ class Viewing(nn.Module):
 def experiment(monkeypatch: pytest.MonkeyPatch) -> Experiment:
     monkeypatch.setattr(stacked, "FILLING", 5)
     return small_experiment(
-        "fedavg", {"data.name": "synthetic(samples=60, classes=3, shape='1x6x6', test=0.5)", "data.public": 9}, module=make_network()
+        "fedavg",
+        {
+            "data.name": "synthetic(samples=60, classes=3, shape='1x6x6', test=0.5)",
+            "data.public": 9,
+        },
+        module=make_network(),
     )
 
 
 def models_of(experiment: Experiment) -> Start:
     """Three that differ."""
-    return Start(*(trees.map(lambda x: torch.stack([x, 2 * x, 3 * x]), tree) for tree in experiment.task.model.initial))
+    return Start(
+        *(
+            trees.map(lambda x: torch.stack([x, 2 * x, 3 * x]), tree)
+            for tree in experiment.task.model.initial
+        )
+    )
 
 
 def on_a_gpu(experiment: Experiment, steps: str = "eager") -> Stacked:
@@ -55,7 +67,11 @@ def on_a_gpu(experiment: Experiment, steps: str = "eager") -> Stacked:
     return engine
 
 
-def watch(engine: Stacked, monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None] = lambda rows: None) -> list[int]:
+def watch(
+    engine: Stacked,
+    monkeypatch: pytest.MonkeyPatch,
+    before: Callable[[int], None] = lambda rows: None,
+) -> list[int]:
     """-> how many rows each look of a single model is at"""
     seen: list[int] = []
     judge = type(engine.quick).judge_rows
@@ -70,29 +86,40 @@ def watch(engine: Stacked, monkeypatch: pytest.MonkeyPatch, before: Callable[[in
 
 
 @pytest.mark.parametrize("steps", ["eager", "compiled"])
-def test_scores_and_answers_are_the_loops(experiment: Experiment, steps: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_and_answers_are_the_loops(
+    experiment: Experiment, steps: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, loop, models = on_a_gpu(experiment, steps), Loop(experiment.task), models_of(experiment)
     seen = watch(engine, monkeypatch)
     ours, plain = (each.score(models, "test") for each in (engine, loop))
     assert torch.equal(ours.confusion, plain.confusion)
     torch.testing.assert_close(ours.loss, plain.loss, rtol=1e-12, atol=1e-12)
     public = experiment.task.public
-    torch.testing.assert_close(engine.judge(models, public), loop.judge(models, public), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        engine.judge(models, public), loop.judge(models, public), rtol=1e-12, atol=1e-12
+    )
     assert seen == [len(experiment.task.test.y)] * MODELS + [len(public)] * MODELS
     assert engine.fallback == ""
 
 
-def test_few_rows_are_looked_at_together(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_rows_are_looked_at_together(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, models = on_a_gpu(experiment), models_of(experiment)
     seen = watch(engine, monkeypatch)
     few = experiment.task.public[:4]
-    monkeypatch.setattr(stacked, "with_convolutions", lambda judge: judge)  # its kernels have tests of their own
-    torch.testing.assert_close(engine.judge(models, few), Loop(experiment.task).judge(models, few), rtol=1e-12, atol=1e-12)
+    # its kernels have tests of their own
+    monkeypatch.setattr(stacked, "with_convolutions", lambda judge: judge)
+    torch.testing.assert_close(
+        engine.judge(models, few), Loop(experiment.task).judge(models, few), rtol=1e-12, atol=1e-12
+    )
     assert seen == []
 
 
 def test_kernels_that_fail(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looking at few rows, and what clients do outside their steps: torch does it then, and the reason is said once. A fault of the network's is its own."""
+    """Looking at few rows, and what clients do outside their steps: torch does it then, and the
+    reason is said once. A fault of the network's is its own.
+    """
     engine, models, few = on_a_gpu(experiment), models_of(experiment), experiment.task.public[:4]
 
     def broken(compute: Callable[..., object]) -> Callable[..., object]:
@@ -103,7 +130,12 @@ def test_kernels_that_fail(experiment: Experiment, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(stacked, "with_convolutions", broken)
     for _ in range(2):
-        torch.testing.assert_close(engine.judge(models, few), Loop(experiment.task).judge(models, few), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            engine.judge(models, few),
+            Loop(experiment.task).judge(models, few),
+            rtol=1e-12,
+            atol=1e-12,
+        )
     assert torch.equal(engine._map(torch.square, (0,))(torch.arange(3)), torch.tensor([0, 1, 4]))
     assert engine.fallback == "convolutions are left to torch (no C compiler)"
     other = on_a_gpu(experiment)
@@ -115,7 +147,10 @@ def test_kernels_that_fail(experiment: Experiment, monkeypatch: pytest.MonkeyPat
 
 def test_a_network_that_views_images_as_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacked, "FILLING", 5)
-    changes = {"data.name": "synthetic(samples=60, classes=3, shape='3x6x6', test=0.5)", "data.public": 9}
+    changes = {
+        "data.name": "synthetic(samples=60, classes=3, shape='3x6x6', test=0.5)",
+        "data.public": 9,
+    }
     experiment = small_experiment("fedavg", changes, module=Viewing())
     models = models_of(experiment)
     for engine in (
@@ -129,7 +164,9 @@ def test_a_network_that_views_images_as_rows(monkeypatch: pytest.MonkeyPatch) ->
         assert engine.fallback == ""
 
 
-def test_memory_that_does_not_suffice(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_does_not_suffice(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pieces of the compiled network become smaller, too."""
     engine, models = on_a_gpu(experiment, "compiled"), models_of(experiment)
 
@@ -139,7 +176,10 @@ def test_memory_that_does_not_suffice(experiment: Experiment, monkeypatch: pytes
 
     engine.score_rows = 40
     seen = watch(engine, monkeypatch, refuse)
-    assert torch.equal(engine.score(models, "test").confusion, Loop(experiment.task).score(models, "test").confusion)
+    assert torch.equal(
+        engine.score(models, "test").confusion,
+        Loop(experiment.task).score(models, "test").confusion,
+    )
     assert set(seen) == {10}
     assert engine.quick.rows == engine.score_rows == 10  # type: ignore[attr-defined]
     assert engine.fallback == ""

@@ -29,13 +29,19 @@ def test_plans(sizes: list[int], batch: int, length: tuple[int, int], drop_last:
         plan = plan_batches(key, size, batch, epochs, steps, drop_last)
         mine, wide = plan.rows.shape
         assert np.array_equal(rows[number, :mine, :wide], plan.rows)
-        assert np.array_equal(rows[number, :mine, wide:], np.repeat(plan.rows[:, :1], rows.shape[2] - wide, axis=1))
+        assert np.array_equal(
+            rows[number, :mine, wide:], np.repeat(plan.rows[:, :1], rows.shape[2] - wide, axis=1)
+        )
         assert np.array_equal(widths[number, :mine], plan.widths)
         assert not widths[number, mine:].any()
     assert rows.shape == (len(sizes), max(np.count_nonzero(widths, axis=1)), min(batch, max(sizes)))
 
 
-@given(seed=st.integers(0, 2**64 - 1), numbers=st.lists(st.integers(0, 2**40), min_size=1, max_size=5), word=st.text(max_size=5))
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    numbers=st.lists(st.integers(0, 2**40), min_size=1, max_size=5),
+    word=st.text(max_size=5),
+)
 def test_keys(seed: int, numbers: list[int], word: str) -> None:
     folded = fold_each(Key(seed), word, np.array(numbers), 3)
     assert folded.dtype == np.uint64

@@ -1,6 +1,8 @@
-"""The engine `ray` equals `loop`, and workers and nodes that die, hang or fail cost a retry and nothing else.
+"""The engine `ray` equals `loop`, and workers and nodes that die, hang or fail cost a retry and
+nothing else.
 
-One cluster of two nodes serves all tests, and so do its two workers, one on each node: an engine of the same kind stays open, and the others share its crew.
+One cluster of two nodes serves all tests, and so do its two workers, one on each node: an engine of
+the same kind stays open, and the others share its crew.
 """
 
 from __future__ import annotations
@@ -41,19 +43,35 @@ from remanence.keys import Key
 from remanence.model import initialise
 from remanence.rounds import first_state, make_job, open_recorder, play_round
 from remanence.testing import TOLERANCE, check_engine
-from remanence.trial import drifting_experiment, play, quickly, small_experiment, state_tree, worst_difference
+from remanence.trial import (
+    drifting_experiment,
+    play,
+    quickly,
+    small_experiment,
+    state_tree,
+    worst_difference,
+)
 from remanence.types import Context, Facts, Lent, Part, Start
 
-ray = pytest.importorskip("ray", reason="the package ray is not installed (the extra remanence[ray])")
+ray = pytest.importorskip(
+    "ray", reason="the package ray is not installed (the extra remanence[ray])"
+)
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves its own log files and sockets to the garbage collector
-    pytest.mark.xdist_group("ray"),  # one cluster for all, where tests run in parallel (--dist loadgroup)
+    # Ray leaves its own log files and sockets to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    # one cluster for all, where tests run in parallel (--dist loadgroup)
+    pytest.mark.xdist_group("ray"),
 ]
 
 
 def wide_net() -> torch.nn.Module:
     """For the built-in task, and large enough that nothing but models matters."""
-    return initialise(lambda: torch.nn.Sequential(torch.nn.Linear(5, 4000), torch.nn.ReLU(), torch.nn.Linear(4000, 4)), Key(0))
+    return initialise(
+        lambda: torch.nn.Sequential(
+            torch.nn.Linear(5, 4000), torch.nn.ReLU(), torch.nn.Linear(4000, 4)
+        ),
+        Key(0),
+    )
 
 
 WHOLE = {"local.steps": 2, "clients.sample": 6}  # everybody in every round, little work
@@ -64,7 +82,9 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    nodes = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}
+    )
     nodes.add_node(num_cpus=2)
     before = signal.getsignal(signal.SIGTERM)
     ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
@@ -77,7 +97,9 @@ def cluster() -> Iterator[Any]:
     nodes.shutdown()
 
 
-def assert_equals_loop(experiment: Experiment, engine: RayEngine, rounds: int = 2, tolerance: float = TOLERANCE) -> None:
+def assert_equals_loop(
+    experiment: Experiment, engine: RayEngine, rounds: int = 2, tolerance: float = TOLERANCE
+) -> None:
     oracle, lines = play(experiment, Loop(experiment.task), rounds)
     state, others = play(experiment, engine, rounds)
     assert not [line for line in lines if line.get("refused") or line.get("abandoned")]
@@ -90,16 +112,20 @@ def assert_equals_loop(experiment: Experiment, engine: RayEngine, rounds: int = 
 
 
 def wait_for_workers(engine: RayEngine) -> list[int]:
-    """-> their processes, once all of them are there; one that Ray sent to a node that is gone is replaced first"""
+    """-> their processes, once all of them are there; one that Ray sent to a node that is gone
+    is replaced first
+    """
     crew = engine.assemble()
     while any(member.starting is not None for member in crew.members):
         list(crew.carry([Call("ready", ())]))
         time.sleep(0.1)
-    processes: list[int] = ray.get([member.actor.ready.remote() for member in engine.assemble().members])
+    processes: list[int] = ray.get(
+        [member.actor.ready.remote() for member in engine.assemble().members]
+    )
     return processes
 
 
-# ------------------------------------------------------------------------------------------------------------------------ equal to the oracle
+# ------------------------------------------------------------------------------ equal to the oracle
 
 METHODS = {
     "fedavg": "stacked",
@@ -112,7 +138,9 @@ METHODS = {
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp64", TOLERANCE), ("fp32", 1e-5)])
 @pytest.mark.parametrize("method", METHODS)
-def test_the_same_as_loop_on_two_nodes(method: str, precision: str, tolerance: float, cluster: Any) -> None:
+def test_the_same_as_loop_on_two_nodes(
+    method: str, precision: str, tolerance: float, cluster: Any
+) -> None:
     changes = {"record.local": method == "fedavg", "precision": precision}
     experiment = small_experiment("+".join(quickly(name) for name in method.split("+")), changes)
     with closing(RayEngine(experiment.task, 2, inner=METHODS[method])) as engine:
@@ -138,13 +166,20 @@ def test_one_worker_for_each_core_of_the_cluster(cluster: Any) -> None:
         assert len(engine.assemble().members) == 4
         job = make_job(experiment, first_state(experiment), 1)
         replies = list(engine.train(job))
-        assert sorted(client for reply in replies for client in reply.client.tolist()) == list(range(6))
+        assert sorted(client for reply in replies for client in reply.client.tolist()) == list(
+            range(6)
+        )
 
 
 def test_two_engines_of_a_run_share_their_workers(cluster: Any) -> None:
-    """Fine-tuning is a task of its own: with workers of its own it would wait for cores that training holds. Who is last ends them, in any order."""
+    """Fine-tuning is a task of its own: with workers of its own it would wait for cores that
+    training holds. Who is last ends them, in any order.
+    """
     training, tuning = small_experiment("scaffold", WHOLE), small_experiment("fedavg", WHOLE)
-    first, second = RayEngine(training.task, 2, inner="loop"), RayEngine(tuning.task, 2, inner="stacked")
+    first, second = (
+        RayEngine(training.task, 2, inner="loop"),
+        RayEngine(tuning.task, 2, inner="stacked"),
+    )
     with closing(second):
         with closing(first):
             assert_equals_loop(training, first, 1)
@@ -153,15 +188,25 @@ def test_two_engines_of_a_run_share_their_workers(cluster: Any) -> None:
             assert len(set(wait_for_workers(second))) == 2
         assert_equals_loop(tuning, second, 1)
         where = lambda worker: ray.get_runtime_context().get_node_id()  # noqa: E731 (a lambda travels as it is, a function of this file by its name)
-        assert len({ray.get(member.actor.__ray_call__.remote(where)) for member in second.assemble().members}) == 2
+        assert (
+            len(
+                {
+                    ray.get(member.actor.__ray_call__.remote(where))
+                    for member in second.assemble().members
+                }
+            )
+            == 2
+        )
     assert second.crew is None
 
 
-# ------------------------------------------------------------------------------------------------------------------------------------- faults
+# ------------------------------------------------------------------------------------------- faults
 
 
 def mishap(armed: Path, client: int, *, kind: str) -> Part:
-    """A part that does nothing, but where the file is there: then, at one client, a mishap; "once" takes the file away first."""
+    """A part that does nothing, but where the file is there: then, at one client, a mishap;
+    "once" takes the file away first.
+    """
     once, path = kind.startswith("once"), str(armed)
 
     def own(start: Start, facts: Facts, world: Any) -> dict[str, Any]:
@@ -182,7 +227,9 @@ def mishap(armed: Path, client: int, *, kind: str) -> Part:
 
 
 def test_a_node_that_dies_moves_its_work(cluster: Any) -> None:
-    """Its worker is lost in the second round and moves to the node that is left. The first of these tests: the two workers are still on two nodes."""
+    """Its worker is lost in the second round and moves to the node that is left. The first of
+    these tests: the two workers are still on two nodes.
+    """
     experiment = small_experiment("scaffold", WHOLE)
     node = next(node for node in cluster.list_all_nodes() if node is not cluster.head_node)
     oracle, _ = play(experiment, Loop(experiment.task), 2)
@@ -234,8 +281,14 @@ def test_work_that_kills_every_worker_ends_the_run(cluster: Any, tmp_path: Path)
     armed = tmp_path / "armed"
     armed.touch()
     experiment = small_experiment(mishap(armed, 0, kind="always killed"), WHOLE)
-    job, words = make_job(experiment, first_state(experiment), 1), r"the same work was lost 2 times .* go on with remanence resume"
-    with closing(RayEngine(experiment.task, 2, inner="loop", retries=1)) as engine, pytest.raises(RunFailed, match=words):
+    job, words = (
+        make_job(experiment, first_state(experiment), 1),
+        r"the same work was lost 2 times .* go on with remanence resume",
+    )
+    with (
+        closing(RayEngine(experiment.task, 2, inner="loop", retries=1)) as engine,
+        pytest.raises(RunFailed, match=words),
+    ):
         list(engine.train(job))
 
 
@@ -269,7 +322,7 @@ def test_models_lost_before_they_are_summed_are_trained_again(cluster: Any) -> N
     assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
 
 
-# ------------------------------------------------------------------------------------------------------------------------ starting and ending
+# ------------------------------------------------------------------------------ starting and ending
 
 ALONE = """
 import os, signal, sys
@@ -300,7 +353,9 @@ def test_it_starts_a_cluster_or_finds_one(where: str, cluster: Any) -> None:
     """Its own cluster ends with it; the one it found stays."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"RAY_ADDRESS": cluster.address} if where == "there" else {}
-    done = subprocess.run([sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 0, done.stderr
     address, telemetry, replies = done.stdout.split()
     assert (address == cluster.address) == (where == "there")
@@ -312,13 +367,20 @@ def test_it_starts_a_cluster_or_finds_one(where: str, cluster: Any) -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "auto:x"])
 def test_an_address_without_a_cluster(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", lambda **settings: (_ for _ in ()).throw(ConnectionError("no such thing")))
-    with pytest.raises(InputError, match=rf"no Ray cluster can be used at {address} \(.+\): check the address, the token"):
+    monkeypatch.setattr(
+        ray, "init", lambda **settings: (_ for _ in ()).throw(ConnectionError("no such thing"))
+    )
+    with pytest.raises(
+        InputError,
+        match=rf"no Ray cluster can be used at {address} \(.+\): check the address, the token",
+    ):
         connect(address, 1)
 
 
 def test_tokens_are_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are Ray's own settings in the environment: there when it connects, as they were, and never among the arguments, which end up in logs."""
+    """They are Ray's own settings in the environment: there when it connects, as they were, and
+    never among the arguments, which end up in logs.
+    """
     seen: dict[str, Any] = {}
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a-secret", "RAY_USE_TLS": "1"}
     for name, value in token.items():
@@ -332,7 +394,9 @@ def test_tokens_are_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ray, "init", refuse)
     with pytest.raises(
-        InputError, match=r"no Ray cluster can be used at auto \(the token is not the cluster's.*the token \(RAY_AUTH_TOKEN\)"
+        InputError,
+        match=r"no Ray cluster can be used at auto \(the token is not the cluster's.*the token"
+        r" \(RAY_AUTH_TOKEN\)",
     ):
         connect("auto", 1)
     assert {name: seen["environment"][name] for name in token} == token
@@ -342,7 +406,9 @@ def test_tokens_are_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(InputError, match=r"engine ray needs the package ray .*pip install \"remanence\[ray\]\""):
+    with pytest.raises(
+        InputError, match=r"engine ray needs the package ray .*pip install \"remanence\[ray\]\""
+    ):
         RayEngine(small_experiment("fedavg").task)
 
 
@@ -366,16 +432,33 @@ def test_arguments_that_cannot_be(arguments: dict[str, Any], words: str) -> None
 
 def test_a_cluster_without_a_gpu(cluster: Any) -> None:
     engine = RayEngine(small_experiment("fedavg").task, device="cuda", gpus=0.5)
-    with pytest.raises(InputError, match=r"the Ray cluster has 0 GPU and a worker needs 0.5: .* \(ray.gpus\)"):
+    with pytest.raises(
+        InputError, match=r"the Ray cluster has 0 GPU and a worker needs 0.5: .* \(ray.gpus\)"
+    ):
         engine.assemble()
     assert ray.is_initialized()  # what others use stays
 
 
 def test_settings_reach_the_engine() -> None:
-    spec = make_spec({}, {f"ray.{name}": value for name, value in {"address": "h:1", "inner": "loop", "cpus": 2, "retries": 1}.items()})
-    engine = make_engine("ray", small_experiment("fedavg").task, workers=3, timeout=7.0, ray=spec.ray)
+    spec = make_spec(
+        {},
+        {
+            f"ray.{name}": value
+            for name, value in {"address": "h:1", "inner": "loop", "cpus": 2, "retries": 1}.items()
+        },
+    )
+    engine = make_engine(
+        "ray", small_experiment("fedavg").task, workers=3, timeout=7.0, ray=spec.ray
+    )
     assert isinstance(engine, RayEngine)
-    assert (engine.address, engine.inner.name, engine.cpus, engine.retries, engine.workers, engine.timeout) == (
+    assert (
+        engine.address,
+        engine.inner.name,
+        engine.cpus,
+        engine.retries,
+        engine.workers,
+        engine.timeout,
+    ) == (
         "h:1",
         "loop",
         2.0,
@@ -394,44 +477,60 @@ def test_settings_reach_the_engine() -> None:
 
 def test_where_it_runs_is_not_what_it_is() -> None:
     """A run may be resumed on another cluster."""
-    one, other = (fingerprint(make_spec({}, {"ray.address": address})) for address in ("here:1", "there:1"))
+    one, other = (
+        fingerprint(make_spec({}, {"ray.address": address})) for address in ("here:1", "there:1")
+    )
     assert one == other
 
 
-# ------------------------------------------------------------------------------------------------------------------------------- what travels
+# ------------------------------------------------------------------------------------- what travels
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold+wsm", "fednova", "fedavg+dp(noise=0.5)"])
-def test_sums_travel_and_models_stay(method: str, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six clients on two workers: of six models two come back, as sums. Frames of other things are small beside a model of this width."""
+def test_sums_travel_and_models_stay(
+    method: str, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six clients on two workers: of six models two come back, as sums. Frames of other things
+    are small beside a model of this width.
+    """
     monkeypatch.setattr(Harvest, "fetch", lambda self, pieces: pytest.fail("a model was fetched"))
-    experiment = small_experiment(method, WHOLE | {"record.every": 10, "rounds": 10}, module=wide_net())
+    experiment = small_experiment(
+        method, WHOLE | {"record.every": 10, "rounds": 10}, module=wide_net()
+    )
     model = trees.nbytes(experiment.task.model.initial.params)
     with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
         state, _ = play(experiment, engine, 1)
-        extras = 6 * 2 * model if method.startswith("scaffold") else 0  # control variates: those that are sent, and those that are kept
+        # control variates: those that are sent, and those that are kept
+        extras = 6 * 2 * model if method.startswith("scaffold") else 0
         assert 2 * model <= engine.traffic.up - extras < 2.3 * model
     oracle, _ = play(experiment, Loop(experiment.task), 1)
     assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
 
 
 def test_a_crowd_is_put_once(cluster: Any) -> None:
-    """HAST with everybody there: a round needs the models as mixed and as trained in the store, once each, however many calls read them. The models that
-    peers try are those that were trained in the round before."""
+    """HAST with everybody there: a round needs the models as mixed and as trained in the store,
+    once each, however many calls read them. The models that peers try are those that were trained
+    in the round before.
+    """
     changes = {"clients.sample": 6, "local.steps": 1, "rounds": 10, "record.every": 10}
     experiment = small_experiment(quickly("hast"), changes, module=wide_net())
     crowd = 6 * trees.nbytes(experiment.task.model.initial.params)
     with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
         state, _ = play(experiment, engine, 1)
         down, up = engine.traffic.down, engine.traffic.up
-        with tempfile.TemporaryDirectory() as folder, closing(open_recorder(Path(folder), experiment, {})) as recorder:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            closing(open_recorder(Path(folder), experiment, {})) as recorder,
+        ):
             play_round(experiment, engine, state, recorder)
         assert 2 * crowd <= engine.traffic.down - down < 2.2 * crowd
         assert crowd <= engine.traffic.up - up < 1.1 * crowd
 
 
 def test_a_worker_takes_only_the_models_it_needs() -> None:
-    """Blocks of one model each, of which the second and the fourth are asked for, one of them twice."""
+    """Blocks of one model each, of which the second and the fourth are asked for, one of them
+    twice.
+    """
     model = {"w": torch.arange(4 * (1 << 17), dtype=torch.float64).reshape(4, -1)}  # 1 MiB each
     store: list[Any] = []
     shelf = Shelf(lambda packed: store.append(packed) or len(store) - 1)
@@ -453,17 +552,23 @@ def test_what_cannot_be_pickled_is_refused_at_once() -> None:
         with lock:
             return {}, {}
 
-    with pytest.raises(InputError, match=r"cannot be pickled \(cannot pickle '_thread.lock' object\)"):
+    with pytest.raises(
+        InputError, match=r"cannot be pickled \(cannot pickle '_thread.lock' object\)"
+    ):
         RayEngine(small_experiment(Part("locked", before=before)).task)
 
 
 def test_a_function_that_says_torch_and_classes_travels() -> None:
-    """A pickler takes `world.classes` beside `torch` for the module torch.classes, which cannot be pickled in the usual way."""
+    """A pickler takes `world.classes` beside `torch` for the module torch.classes, which cannot
+    be pickled in the usual way.
+    """
 
     def before(ctx: Context, lent: Lent) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {"ones": torch.ones(ctx.world.classes)}
 
-    task = receive_task(send_task(small_experiment(Part("counted", before=before)).task), torch.device("cpu"))
+    task = receive_task(
+        send_task(small_experiment(Part("counted", before=before)).task), torch.device("cpu")
+    )
     made = next(p for p in task.method.parts if p.name == "counted").before
     assert made is not None
     assert made is not before
@@ -479,7 +584,8 @@ def test_a_task_travels_whole() -> None:
     job = make_job(experiment, first_state(experiment), 1)
     for mine, theirs in zip(Loop(task).train(job), Loop(sent).train(job), strict=True):
         assert worst_difference(mine._asdict(), theirs._asdict()) == ("", 0.0)
-    assert task.train.x.data_ptr() == parcel.examples["train.x"].ctypes.data  # read where it lies, not copied
+    # read where it lies, not copied
+    assert task.train.x.data_ptr() == parcel.examples["train.x"].ctypes.data
 
 
 def test_packed_and_unpacked() -> None:
@@ -495,7 +601,10 @@ def test_packed_and_unpacked() -> None:
 
 
 def test_the_inner_engine_is_what_is_fastest_there() -> None:
-    dense, images = small_experiment("fedavg"), "synthetic(samples=64, classes=4, shape='1x28x28', test=0.25)"
+    dense, images = (
+        small_experiment("fedavg"),
+        "synthetic(samples=64, classes=4, shape='1x28x28', test=0.25)",
+    )
     convolutions = small_experiment("fedavg", {"data.name": images, "model": "lenet"}).task
     assert choose_inner(dense.task, "cpu") == "stacked"
     assert choose_inner(convolutions, "cpu") == "loop"
@@ -504,7 +613,9 @@ def test_the_inner_engine_is_what_is_fastest_there() -> None:
 
 @given(work=st.lists(st.integers(0, 50), min_size=1, max_size=30), hands=st.integers(1, 8))
 def test_work_is_dealt_evenly(work: list[int], hands: int) -> None:
-    """Everybody once; nobody has more than the mean and one client above it (Graham's bound), and the largest slice comes first."""
+    """Everybody once; nobody has more than the mean and one client above it (Graham's bound),
+    and the largest slice comes first.
+    """
     slices = deal(np.array(work), hands)
     assert sorted(place for places in slices for place in places) == list(range(len(work)))
     assert len(slices) <= hands

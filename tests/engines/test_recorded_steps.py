@@ -1,7 +1,9 @@
-"""Steps recorded and replayed from fixed places in memory equal `loop`, whatever the method; where recording or memory fails, the run goes on.
+"""Steps recorded and replayed from fixed places in memory equal `loop`, whatever the method; where
+recording or memory fails, the run goes on.
 
-On a CPU a recording is a flat list of operations. Writing it down takes a second each time, so most tests leave that part out and replay the plain step from
-the same places; on CUDA the very same code records a CUDA graph.
+On a CPU a recording is a flat list of operations. Writing it down takes a second each time, so most
+tests leave that part out and replay the plain step from the same places; on CUDA the very same code
+records a CUDA graph.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def assert_equals_loop(experiment: Experiment, engine: Stacked, rounds: int = 3)
     assert distance <= TOLERANCE, f"differs from loop by {distance:.1e} at {place}"
 
 
-def assert_recorded_equals_loop(experiment: Experiment, stack: int, steps: str = "graph") -> Stacked:
+def assert_recorded_equals_loop(
+    experiment: Experiment, stack: int, steps: str = "graph"
+) -> Stacked:
     engine = Stacked(experiment.task, stack, steps)
     assert_equals_loop(experiment, engine)
     assert engine.fallback == ""
@@ -60,17 +64,27 @@ def test_every_method(method: str) -> None:
 
 @pytest.mark.parametrize("steps", ["graph", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_what_a_step_hands_on_under_another_name(steps: str) -> None:
-    """A part may remember the parameters before the step: they lie where the new ones are about to be written."""
+    """A part may remember the parameters before the step: they lie where the new ones are about
+    to be written.
+    """
     last = Track(
-        lambda ctx, lent: {"last": dict(ctx.start.params)}, lambda memory, before, after, batch, lent, ctx: {"last": dict(before.params)}
+        lambda ctx, lent: {"last": dict(ctx.start.params)},
+        lambda memory, before, after, batch, lent, ctx: {"last": dict(before.params)},
     )
 
     def tell(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
-        moved = sum((trained.params[name] - ctx.memory["last"][name]).square().sum() for name in trained.params)
+        moved = sum(
+            (trained.params[name] - ctx.memory["last"][name]).square().sum()
+            for name in trained.params
+        )
         return {}, {"moved": moved}
 
     part = Part(
-        "last step", track=last, after=tell, extras=lambda start, world: {"moved": torch.zeros((), dtype=world.dtype)}, sends="moved"
+        "last step",
+        track=last,
+        after=tell,
+        extras=lambda start, world: {"moved": torch.zeros((), dtype=world.dtype)},
+        sends="moved",
     )
     experiment = small_experiment(part)
     job = make_job(experiment, first_state(experiment), 1)
@@ -93,7 +107,12 @@ def test_memory_is_read_before_it_is_written() -> None:
 @pytest.mark.usefixtures("untraced")
 def test_memory_that_changes_its_form_is_not_recorded() -> None:
     """A part may remember the batch before, of which there is none in its first step."""
-    remembers = Part("remembers", track=Track(lambda ctx, lent: {}, lambda memory, before, after, batch, lent, ctx: {"last": batch.y}))
+    remembers = Part(
+        "remembers",
+        track=Track(
+            lambda ctx, lent: {}, lambda memory, before, after, batch, lent, ctx: {"last": batch.y}
+        ),
+    )
     experiment = small_experiment(remembers)
     engine = Stacked(experiment.task, 3, "graph")
     assert_equals_loop(experiment, engine)
@@ -104,7 +123,10 @@ def test_memory_that_changes_its_form_is_not_recorded() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_every_setting(case: str) -> None:
     changes, make_module = CASES[case]
-    assert_recorded_equals_loop(small_experiment(EVERYTHING, changes, module=make_module() if make_module else None), stack=64)
+    assert_recorded_equals_loop(
+        small_experiment(EVERYTHING, changes, module=make_module() if make_module else None),
+        stack=64,
+    )
 
 
 @pytest.mark.usefixtures("untraced")
@@ -114,8 +136,13 @@ def test_the_engine_contract() -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold+wsm"])
 def test_traced(method: str) -> None:
-    """Really written down: numbers of the round, the step and the client come in as arguments, or the second round would repeat the first."""
-    assert_recorded_equals_loop(small_experiment(method, {"local.schedule": "cosine", "rounds": 3, "local.epochs": 2}), stack=64)
+    """Really written down: numbers of the round, the step and the client come in as arguments,
+    or the second round would repeat the first.
+    """
+    assert_recorded_equals_loop(
+        small_experiment(method, {"local.schedule": "cosine", "rounds": 3, "local.epochs": 2}),
+        stack=64,
+    )
 
 
 @pytest.mark.slow
@@ -126,23 +153,44 @@ def test_compiled() -> None:
 
 @pytest.mark.usefixtures("untraced")
 def test_few_sizes_are_recorded_and_the_rest_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients of 8, 4, 3, 1 and 1 rows in batches of 1: 5 are there in the first step, 3 in the second and third, 2 in the fourth, then 1.
+    """Clients of 8, 4, 3, 1 and 1 rows in batches of 1: 5 are there in the first step, 3 in the
+    second and third, 2 in the fourth, then 1.
 
-    Sizes are halved, so 5, 2 and 1 are recorded: with 3 clients there are two too many in the stack of 5.
+    Sizes are halved, so 5, 2 and 1 are recorded: with 3 clients there are two too many in the stack
+    of 5.
     """
     asked: list[graphs.Shape] = []
     record = graphs.Recording._record
-    monkeypatch.setattr(graphs.Recording, "_record", lambda self, shape, fuse: asked.append(shape) or record(self, shape, fuse))
-    experiment = with_clients(small_experiment(EVERYTHING, {"local.batch": 1, "data.partition": "iid"}), [3, 1, 8, 1, 4])
+    monkeypatch.setattr(
+        graphs.Recording,
+        "_record",
+        lambda self, shape, fuse: asked.append(shape) or record(self, shape, fuse),
+    )
+    experiment = with_clients(
+        small_experiment(EVERYTHING, {"local.batch": 1, "data.partition": "iid"}), [3, 1, 8, 1, 4]
+    )
     assert_recorded_equals_loop(experiment, stack=64)
-    assert [tuple(shape) for shape in asked] == [(5, 1, False), (5, 1, True), (2, 1, False), (1, 1, False)]
+    assert [tuple(shape) for shape in asked] == [
+        (5, 1, False),
+        (5, 1, True),
+        (2, 1, False),
+        (1, 1, False),
+    ]
 
 
-def test_a_smaller_stack_uses_the_recording_of_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five clients in stacks of 4 and of 1, then of 3 and of 2. Sizes are halved, so 4, 2 and 1 are written down; with 3 the fourth is masked."""
+def test_a_smaller_stack_uses_the_recording_of_a_larger_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Five clients in stacks of 4 and of 1, then of 3 and of 2. Sizes are halved, so 4, 2 and 1
+    are written down; with 3 the fourth is masked.
+    """
     written: list[bool] = []
-    monkeypatch.setattr(graphs, "trace_step", lambda step_all, example, compile: written.append(compile) or step_all)
-    experiment = with_clients(small_experiment("fedavg", {"data.partition": "iid"}), [4, 4, 4, 4, 4])
+    monkeypatch.setattr(
+        graphs, "trace_step", lambda step_all, example, compile: written.append(compile) or step_all
+    )
+    experiment = with_clients(
+        small_experiment("fedavg", {"data.partition": "iid"}), [4, 4, 4, 4, 4]
+    )
     engine = Stacked(experiment.task, 4, "graph")
     assert_equals_loop(experiment, engine)
     assert len(engine.recordings) == 1
@@ -150,17 +198,32 @@ def test_a_smaller_stack_uses_the_recording_of_a_larger_one(monkeypatch: pytest.
     assert len(written) == 2
     engine.stack = 3
     assert_equals_loop(experiment, engine)
-    assert set(engine.recordings[0].replays) == {(4, 4, False), (1, 4, False), (4, 4, True), (2, 4, False)}
+    assert set(engine.recordings[0].replays) == {
+        (4, 4, False),
+        (1, 4, False),
+        (4, 4, True),
+        (2, 4, False),
+    }
     assert len(written) == 3
 
 
-@pytest.mark.parametrize(("often", "compiled"), [(0.1, [True, True, True]), (0.2, [False, True, False])])
-def test_what_is_rare_is_not_compiled(often: float, compiled: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients of 7, 6, 1 and 1 rows in batches of 1: of 7 steps the first is of four clients, five are of two, and the last is of one."""
+@pytest.mark.parametrize(
+    ("often", "compiled"), [(0.1, [True, True, True]), (0.2, [False, True, False])]
+)
+def test_what_is_rare_is_not_compiled(
+    often: float, compiled: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients of 7, 6, 1 and 1 rows in batches of 1: of 7 steps the first is of four clients,
+    five are of two, and the last is of one.
+    """
     seen: list[bool] = []
-    monkeypatch.setattr(graphs, "trace_step", lambda step_all, example, compile: seen.append(compile) or step_all)
+    monkeypatch.setattr(
+        graphs, "trace_step", lambda step_all, example, compile: seen.append(compile) or step_all
+    )
     monkeypatch.setattr(graphs, "OFTEN", often)
-    experiment = with_clients(small_experiment("fedavg", {"local.batch": 1, "data.partition": "iid"}), [7, 6, 1, 1])
+    experiment = with_clients(
+        small_experiment("fedavg", {"local.batch": 1, "data.partition": "iid"}), [7, 6, 1, 1]
+    )
     assert_recorded_equals_loop(experiment, stack=64, steps="compiled")
     assert seen == compiled
 
@@ -177,7 +240,7 @@ def test_what_cannot_be_recorded_is_run_plainly(monkeypatch: pytest.MonkeyPatch)
     assert engine.steps == "eager"
 
 
-# ------------------------------------------------------------------------------------------------------------------------------------ memory
+# ------------------------------------------------------------------------------------------- memory
 
 
 def scarce(monkeypatch: pytest.MonkeyPatch, room: int, error: Exception) -> list[int]:
@@ -197,10 +260,18 @@ def scarce(monkeypatch: pytest.MonkeyPatch, room: int, error: Exception) -> list
 
 @pytest.mark.parametrize(
     "error",
-    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), MemoryError()],
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
+        MemoryError(),
+    ],
 )
-def test_out_of_memory_halves_the_stack_for_good(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """Six clients, room for two: 6 fails, 3 fails, then 1 at a time (half of 3), in this round and the next."""
+def test_out_of_memory_halves_the_stack_for_good(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Six clients, room for two: 6 fails, 3 fails, then 1 at a time (half of 3), in this round
+    and the next.
+    """
     tried = scarce(monkeypatch, 2, error)
     experiment = small_experiment("fedavg", {"clients.sample": 6})
     engine = Stacked(experiment.task, 64)
@@ -232,7 +303,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch: pytest.Mon
     assert tried == [4]
 
 
-# -------------------------------------------------------------------------------------------------------------------------------- the choice
+# --------------------------------------------------------------------------------------- the choice
 
 
 class Clock:
@@ -256,19 +327,25 @@ class Clock:
 @pytest.mark.parametrize(
     ("seconds", "rounds", "steps"),
     [
-        ({"eager": 2.0, "graph": 1.0, "compiled": 0.1}, 10, "graph"),  # too short a run for compiling to pay
+        # too short a run for compiling to pay
+        ({"eager": 2.0, "graph": 1.0, "compiled": 0.1}, 10, "graph"),
         ({"eager": 2.0, "graph": 1.0, "compiled": 0.1}, 10_000, "compiled"),
         ({"eager": 1.0, "graph": 2.0, "compiled": 3.0}, 10_000, "eager"),
         ({"eager": 2.0, "graph": 1.0, "compiled": 0.97}, 10_000, "graph"),  # 3% may be chance
     ],
 )
-def test_how_steps_are_run_is_measured(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], rounds: int, steps: str) -> None:
+def test_how_steps_are_run_is_measured(
+    monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], rounds: int, steps: str
+) -> None:
     experiment = small_experiment("fedavg")
     job = make_job(experiment, first_state(experiment), 1)
     choice = choose_steps(experiment.task, job, 64, rounds, 1, Clock(monkeypatch, seconds))
     assert (choice.name, choice.steps) == ("stacked", steps)
     # a trial has 8 steps, so 2 seconds are 250 milliseconds a step
-    assert f"steps {steps}: milliseconds a step of all of them: eager {1000 * seconds['eager'] / 8:.2f}, graph" in choice.reason
+    assert (
+        f"steps {steps}: milliseconds a step of all of them: eager"
+        f" {1000 * seconds['eager'] / 8:.2f}, graph"
+    ) in choice.reason
     engine = make_engine(choice.name, experiment.task, steps=choice.steps)
     assert isinstance(engine, Stacked)
     assert engine.steps == steps
@@ -280,15 +357,28 @@ def test_the_choice_says_why_steps_cannot_be_recorded(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(graphs, "trace_step", refuse)
     experiment = small_experiment("fedavg")
-    choice = choose_steps(experiment.task, make_job(experiment, first_state(experiment), 1), 64, 1, 1, iter(range(99)).__next__)
+    choice = choose_steps(
+        experiment.task,
+        make_job(experiment, first_state(experiment), 1),
+        64,
+        1,
+        1,
+        iter(range(99)).__next__,
+    )
     assert choice.steps == "eager"
-    assert choice.reason.endswith("eager 125.00; steps could not be recorded (no such operation)")  # a second for 8 steps
+    # a second for 8 steps
+    assert choice.reason.endswith("eager 125.00; steps could not be recorded (no such operation)")
 
 
 def test_a_short_run_on_a_cpu_tries_nothing_of_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = small_experiment("fedavg", {"model": "mlp(hidden=6)"})
     monkeypatch.setattr(graphs, "trace_step", None)
-    assert choose_engine(experiment.task, make_job(experiment, first_state(experiment), 1), rounds=3).steps == "auto"
+    assert (
+        choose_engine(
+            experiment.task, make_job(experiment, first_state(experiment), 1), rounds=3
+        ).steps
+        == "auto"
+    )
 
 
 def test_sizes() -> None:
@@ -297,14 +387,30 @@ def test_sizes() -> None:
     sizes = choose_sizes(100)
     assert sizes[0] == 100
     assert sizes[-1] == 1
-    assert all(small < large and small >= int(0.8 * large) for large, small in itertools.pairwise(sizes) if large > 5)
+    assert all(
+        small < large and small >= int(0.8 * large)
+        for large, small in itertools.pairwise(sizes)
+        if large > 5
+    )
     assert [round_up(n) for n in (0, 1, 2, 3, 64, 65)] == [0, 1, 2, 4, 64, 128]
 
 
 def test_rooms_hold_real_rows_only() -> None:
-    """Three rows become four by repeating the client's first with weight 0, whatever stood there before; no rows stay none."""
-    rows = SplitRows(torch.tensor([[5, 6, 7]]), torch.ones(1, 3), torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0))
-    memory = SplitRows(torch.full((1, 4), 9), torch.full((1, 4), 9.0), torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0))
+    """Three rows become four by repeating the client's first with weight 0, whatever stood
+    there before; no rows stay none.
+    """
+    rows = SplitRows(
+        torch.tensor([[5, 6, 7]]),
+        torch.ones(1, 3),
+        torch.zeros(1, 0, dtype=torch.int64),
+        torch.zeros(1, 0),
+    )
+    memory = SplitRows(
+        torch.full((1, 4), 9),
+        torch.full((1, 4), 9.0),
+        torch.zeros(1, 0, dtype=torch.int64),
+        torch.zeros(1, 0),
+    )
     graphs.load_rows(memory, rows)
     assert memory.train.tolist() == [[5, 6, 7, 5]]
     assert memory.train_weight.tolist() == [[1, 1, 1, 0]]
@@ -314,7 +420,10 @@ def test_rooms_hold_real_rows_only() -> None:
 @pytest.mark.usefixtures("untraced")
 def test_a_narrower_batch_is_filled_up_with_a_row_of_its_client() -> None:
     """Clients of 8 and of 7 rows, one after the other in the same memory, in one batch each."""
-    experiment = with_clients(small_experiment("fedavg", {"local.batch": 8, "local.epochs": 1, "data.partition": "iid"}), [8, 7])
+    experiment = with_clients(
+        small_experiment("fedavg", {"local.batch": 8, "local.epochs": 1, "data.partition": "iid"}),
+        [8, 7],
+    )
     engine = assert_recorded_equals_loop(experiment, stack=1)
     assert len(engine.recordings) == 1
     seen = engine.recordings[0].ids[0, 0].tolist()

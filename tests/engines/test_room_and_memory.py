@@ -33,7 +33,9 @@ print(plain, count_faults())
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
 def test_freed_memory_is_used_again() -> None:
-    answer = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True
+    )
     plain, kept = map(int, answer.stdout.split())
     assert plain > 1_000
     assert kept < plain / 20
@@ -45,9 +47,16 @@ def test_other_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_widest_activation_of_a_row() -> None:
-    """A row of 1x4x4 doubles has 128 bytes, five channels of it 640; two rows at once change nothing."""
+    """A row of 1x4x4 doubles has 128 bytes, five channels of it 640; two rows at once change
+    nothing.
+    """
     x = torch.randn(2, 1, 4, 4, dtype=torch.float64)
-    model = wrap(nn.Sequential(nn.Conv2d(1, 5, 1), nn.ReLU(), nn.Flatten(), nn.Linear(80, 2)), x, 2, dtype=torch.float64)
+    model = wrap(
+        nn.Sequential(nn.Conv2d(1, 5, 1), nn.ReLU(), nn.Flatten(), nn.Linear(80, 2)),
+        x,
+        2,
+        dtype=torch.float64,
+    )
     assert find_widest(model, x) == find_widest(model, x[:1]) == 640
     assert not any(layer._forward_hooks for layer in model.judge.modules())
     narrow = wrap(nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), x, 2, dtype=torch.float64)

@@ -1,4 +1,6 @@
-"""Training at the server from recorded steps equals the plain steps, round after round; on CUDA the same code replays a CUDA graph."""
+"""Training at the server from recorded steps equals the plain steps, round after round; on CUDA
+the same code replays a CUDA graph.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ from remanence.trees import Tree
 from remanence.trial import play, small_experiment, state_tree, worst_difference
 from remanence.types import Batch, Output
 
-METHODS = ["flashback(server_epochs=2)", "feddf(steps=30, patience=10, batch=4, validation=0.25)", "feddf(steps=12, batch=5, validation=0)"]
+METHODS = [
+    "flashback(server_epochs=2)",
+    "feddf(steps=30, patience=10, batch=4, validation=0.25)",
+    "feddf(steps=12, batch=5, validation=0)",
+]
 
 
 @pytest.fixture
@@ -39,8 +45,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[RecordedSteps]:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("optimizer", ["sgd(lr=0.1, momentum=0.9)", "adam(lr=0.01)"])
-def test_recorded_steps_equal_plain_ones(method: str, optimizer: str, made: list[RecordedSteps], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three rounds, each with another model, other teachers, other batches and, for FedDF, falling rates; one recording serves all of them."""
+def test_recorded_steps_equal_plain_ones(
+    method: str, optimizer: str, made: list[RecordedSteps], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three rounds, each with another model, other teachers, other batches and, for FedDF,
+    falling rates; one recording serves all of them.
+    """
     changes = {"data.public": 18, "local.optimizer": optimizer}
     recorded, _ = play(experiment := small_experiment(method, changes), Loop(experiment.task), 3)
     assert len(made) == 1
@@ -58,25 +68,39 @@ class Compiling(Loop):
 
 
 def test_compiled_steps_equal_plain_ones() -> None:
-    """Flashback's server, two rounds with batches of two widths. Rounding alone may differ: sums are grouped otherwise."""
+    """Flashback's server, two rounds with batches of two widths. Rounding alone may differ:
+    sums are grouped otherwise.
+    """
     changes = {"data.public": 18, "local.optimizer": "sgd(lr=0.1, momentum=0.9)"}
     compiled, plain = (small_experiment("flashback(server_epochs=2)", changes) for _ in range(2))
     after, _ = play(compiled, Compiling(compiled.task), 2)
     (known,) = compiled.task.memo["server steps"]
     assert known.steps.compile  # it did not fall back
     assert sorted(known.steps.replays) == [2, 4]
-    assert worst_difference(state_tree(after), state_tree(play(plain, Loop(plain.task), 2)[0]))[1] <= 1e-12
+    assert (
+        worst_difference(state_tree(after), state_tree(play(plain, Loop(plain.task), 2)[0]))[1]
+        <= 1e-12
+    )
 
 
-def test_what_cannot_be_compiled_is_done_plainly_and_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_compiled_is_done_plainly_and_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no compiler here")
 
     monkeypatch.setattr(server_steps, "Written", fail)
-    tried, plain = (small_experiment("flashback(server_epochs=2)", {"data.public": 18}) for _ in range(2))
+    tried, plain = (
+        small_experiment("flashback(server_epochs=2)", {"data.public": 18}) for _ in range(2)
+    )
     after, _ = play(tried, Compiling(tried.task), 2)
-    assert caplog.messages == ["training at the server could not be compiled (no compiler here): its steps are plain ones"]
-    assert worst_difference(state_tree(after), state_tree(play(plain, Loop(plain.task), 2)[0]))[1] <= 1e-12
+    assert caplog.messages == [
+        "training at the server could not be compiled (no compiler here): its steps are plain ones"
+    ]
+    assert (
+        worst_difference(state_tree(after), state_tree(play(plain, Loop(plain.task), 2)[0]))[1]
+        <= 1e-12
+    )
 
 
 def test_two_tasks_share_nothing(made: list[RecordedSteps]) -> None:
@@ -89,13 +113,20 @@ def test_two_tasks_share_nothing(made: list[RecordedSteps]) -> None:
 def test_what_is_read_does_not_change_with_the_next_step() -> None:
     """Memory moves on; a model that was kept does not."""
     moving = server_steps.Moving({"w": torch.tensor([1.0])}, {}, {})
-    scene = server_steps.Scene(fit.Start({}, {}), {}, *(torch.zeros(3, 1, dtype=torch.int64) for _ in range(3)), {})
-    steps = RecordedSteps(lambda scene, now, at, width: now._replace(params={"w": now.params["w"] * 2 + at}), moving, scene)
+    scene = server_steps.Scene(
+        fit.Start({}, {}), {}, *(torch.zeros(3, 1, dtype=torch.int64) for _ in range(3)), {}
+    )
+    steps = RecordedSteps(
+        lambda scene, now, at, width: now._replace(params={"w": now.params["w"] * 2 + at}),
+        moving,
+        scene,
+    )
     steps.begin(moving, scene)
     steps.take(0, 1)
     kept = steps.read()
     steps.take(1, 1)
-    assert (kept.params["w"].item(), steps.read().params["w"].item()) == (2.0, 5.0)  # 1 * 2 + 0; 2 * 2 + 1
+    # 1 * 2 + 0; 2 * 2 + 1
+    assert (kept.params["w"].item(), steps.read().params["w"].item()) == (2.0, 5.0)
     assert steps.begin(moving, scene).read().params["w"].item() == 1.0
 
 

@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from engines.toys import control_variates, frozen_head, heavy_server, look_ahead, loss_weighted, own_norms, private, refined, tuned_head
+from engines.toys import (
+    control_variates,
+    frozen_head,
+    heavy_server,
+    look_ahead,
+    loss_weighted,
+    own_norms,
+    private,
+    refined,
+    tuned_head,
+)
 from torch import nn
 
 from remanence import server, trees
@@ -22,7 +32,14 @@ from remanence.experiment import Experiment
 from remanence.rounds import first_state, make_job, resume_run, start_run
 from remanence.server import Update
 from remanence.testing import check_method
-from remanence.trial import EQUAL, as_method, batch_norm_net, play, small_experiment, worst_difference
+from remanence.trial import (
+    EQUAL,
+    as_method,
+    batch_norm_net,
+    play,
+    small_experiment,
+    worst_difference,
+)
 from remanence.types import Job, Method, Part, Reply
 
 
@@ -34,49 +51,75 @@ def play_by_hand(experiment: Experiment) -> tuple[Job, Reply, Update]:
     state = first_state(experiment)
     job = make_job(experiment, state, 1)
     replies = Reply.join(list(Loop(experiment.task).train(job)))
-    return job, replies, server.update(experiment.task, state.server, replies, 1, job.key, job.rule, Loop(experiment.task))
+    return (
+        job,
+        replies,
+        server.update(
+            experiment.task, state.server, replies, 1, job.key, job.rule, Loop(experiment.task)
+        ),
+    )
 
 
 def test_control_variates_are_remembered() -> None:
-    """c starts at 0 and moves by the sum of the clients' changes over K, so it is always the mean of all c_i, those who never came counting 0."""
+    """c starts at 0 and moves by the sum of the clients' changes over K, so it is always the
+    mean of all c_i, those who never came counting 0.
+    """
     experiment = with_norms(control_variates())
     state, _ = play(experiment, Loop(experiment.task), 3)
     assert 4 < len(state.own) <= 6
     mean = trees.scale(
-        trees.map(lambda *c: torch.stack(c).sum(dim=0), *(kept["control_variates"]["c"] for kept in state.own.values())), 1 / 6
+        trees.map(
+            lambda *c: torch.stack(c).sum(dim=0),
+            *(kept["control_variates"]["c"] for kept in state.own.values()),
+        ),
+        1 / 6,
     )
     assert worst_difference(state.server.state["control_variates"]["c"], mean)[1] < 1e-14
     assert float(trees.squared_norm(mean)) > 0
 
 
 def test_control_variates_of_plain_gradients_are_their_mean() -> None:
-    """Option II with plain SGD: x - y = lr * (sum of corrected gradients), so with c = c_i = 0 in round 1, c_i is the mean gradient over the local steps.
+    """Option II with plain SGD: x - y = lr * (sum of corrected gradients), so with c = c_i = 0 in
+    round 1, c_i is the mean gradient over the local steps.
 
-    6 examples at batch 4 for two epochs are 4 steps; all four gradients are taken again here, by autograd on the module.
+    6 examples at batch 4 for two epochs are 4 steps; all four gradients are taken again here, by
+    autograd on the module.
     """
-    experiment = small_experiment(control_variates(), EQUAL | {"local.optimizer": "sgd(lr=0.1)", "local.epochs": 2})
+    experiment = small_experiment(
+        control_variates(), EQUAL | {"local.optimizer": "sgd(lr=0.1)", "local.epochs": 2}
+    )
     job, replies, _ = play_by_hand(experiment)
     task = experiment.task
     for place, client in enumerate(job.clients.tolist()):
-        plan, ids = plan_phase(task, job, client, 0, task.phases[0]), torch.from_numpy(task.population.at(0).train.of(client))
+        plan, ids = (
+            plan_phase(task, job, client, 0, task.phases[0]),
+            torch.from_numpy(task.population.at(0).train.of(client)),
+        )
         module = task.model.to_module(task.model.initial).train()
         total = {name: torch.zeros_like(value) for name, value in module.named_parameters()}
         assert len(plan.widths) == 4
         for positions, width in zip(plan.rows, plan.widths, strict=True):
             rows = ids[positions[:width]]
             module.zero_grad()
-            nn.functional.cross_entropy(module(task.train.inputs(rows)), task.train.labels(rows)).backward()
+            nn.functional.cross_entropy(
+                module(task.train.inputs(rows)), task.train.labels(rows)
+            ).backward()
             with torch.no_grad():
                 for name, value in module.named_parameters():
                     assert value.grad is not None
                     total[name] += value.grad / 4
                     value -= 0.1 * value.grad
         mine = trees.take(replies.own["control_variates"]["c"], place)
-        assert worst_difference(mine, {name: value.detach() for name, value in total.items()})[1] < 1e-13
+        assert (
+            worst_difference(mine, {name: value.detach() for name, value in total.items()})[1]
+            < 1e-13
+        )
 
 
 def test_weights_come_from_the_clients() -> None:
-    """By hand: the losses of the received model, normalised, and the sum of weight times parameters."""
+    """By hand: the losses of the received model, normalised, and the sum of weight times
+    parameters.
+    """
     experiment = small_experiment(loss_weighted())
     job, replies, update = play_by_hand(experiment)
     task = experiment.task
@@ -84,7 +127,11 @@ def test_weights_come_from_the_clients() -> None:
     losses = []
     for client in job.clients.tolist():
         ids = torch.from_numpy(rows.of(client))
-        losses.append(nn.functional.cross_entropy(module(task.train.inputs(ids)), task.train.labels(ids)).item())
+        losses.append(
+            nn.functional.cross_entropy(
+                module(task.train.inputs(ids)), task.train.labels(ids)
+            ).item()
+        )
     weights = [loss / sum(losses) for loss in losses]
     assert update.weights.tolist() == pytest.approx(weights, rel=1e-12)
     for name, value in update.server.model.params.items():
@@ -93,11 +140,16 @@ def test_weights_come_from_the_clients() -> None:
 
 
 def test_refinement_is_plain_training_on_the_public_rows() -> None:
-    """Against torch.optim.SGD on the same batches; batch norm's statistics go on from the merged ones."""
+    """Against torch.optim.SGD on the same batches; batch norm's statistics go on from the
+    merged ones.
+    """
     experiment = with_norms(refined())
     job, _, update = play_by_hand(experiment)
     task = experiment.task
-    module, previous = copy.deepcopy(task.model.to_module(update.merged)).train(), task.model.to_module(task.model.initial)
+    module, previous = (
+        copy.deepcopy(task.model.to_module(update.merged)).train(),
+        task.model.to_module(task.model.initial),
+    )
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.5)
     plan = plan_batches(job.key.fold("server", "fit", "call", 0, "plan"), 8, 4, epochs=2)
     for positions in plan.rows:
@@ -110,7 +162,10 @@ def test_refinement_is_plain_training_on_the_public_rows() -> None:
         optimizer.step()
     model = update.server.model
     assert (
-        worst_difference({**model.params, **model.buffers}, {name: value.detach() for name, value in module.state_dict().items()})[1]
+        worst_difference(
+            {**model.params, **model.buffers},
+            {name: value.detach() for name, value in module.state_dict().items()},
+        )[1]
         < 1e-12
     )
     assert worst_difference(model.params, update.merged.params)[1] > 1e-3
@@ -120,7 +175,9 @@ def test_a_frozen_head_keeps_its_bits_and_does_not_travel() -> None:
     experiment, whole = with_norms(frozen_head()), with_norms(fedprox(mu=0))
     (state, lines), (_, more) = (play(made, Loop(made.task), 2) for made in (experiment, whole))
     for name in experiment.task.world.head:
-        assert torch.equal(state.server.model.params[name], experiment.task.model.initial.params[name])
+        assert torch.equal(
+            state.server.model.params[name], experiment.task.model.initial.params[name]
+        )
     head_bytes = 8 * (6 * 4 + 4)
     assert more[0]["bytes_up"] - lines[0]["bytes_up"] == 4 * head_bytes
     assert more[0]["bytes_down"] - lines[0]["bytes_down"] == 4 * head_bytes
@@ -140,22 +197,37 @@ def test_personal_layers_stay_with_their_client() -> None:
     for kind, name in (("params", "norm.weight"), ("buffers", "norm.running_mean")):
         kept = [tuple(own["personal"][kind][name].tolist()) for own in state.own.values()]
         assert len(set(kept)) == len(kept) >= 4
-    # the next round starts from them: a learning rate that no weight can feel returns the weights that were kept
+    # the next round starts from them: a learning rate that no weight can feel returns the weights
+    # that were kept
     job = make_job(experiment, state, 3)._replace(rule={**experiment.rule(3), "lr": 1e-300})
     for place, reply in enumerate(Loop(experiment.task).train(job)):
-        assert torch.equal(reply.own["personal"]["params"]["norm.weight"][0], job.own["personal"]["params"]["norm.weight"][place])
+        assert torch.equal(
+            reply.own["personal"]["params"]["norm.weight"][0],
+            job.own["personal"]["params"]["norm.weight"][place],
+        )
         assert not {*reply.params, *reply.buffers} & {*world.norms, *world.buffers}
 
 
 def test_a_phase_that_is_not_accepted_leaves_no_trace() -> None:
-    """With a margin no loss can reach, the two-phase method is the one-phase method; with one that all reach, only the head differs."""
-    never, always, plain = (with_norms(part) for part in (tuned_head(1e9), tuned_head(-1e9), fedprox(mu=0)))
+    """With a margin no loss can reach, the two-phase method is the one-phase method; with one
+    that all reach, only the head differs.
+    """
+    never, always, plain = (
+        with_norms(part) for part in (tuned_head(1e9), tuned_head(-1e9), fedprox(mu=0))
+    )
     job = make_job(plain, first_state(plain), 1)
     body = [name for name in plain.task.model.initial.params if name not in plain.task.world.head]
-    for reverted, kept, one_phase in zip(*(Loop(made.task).train(job) for made in (never, always, plain)), strict=True):
+    for reverted, kept, one_phase in zip(
+        *(Loop(made.task).train(job) for made in (never, always, plain)), strict=True
+    ):
         assert worst_difference(reverted.params, one_phase.params) == ("", 0.0)
-        assert worst_difference(trees.restrict(kept.params, body), trees.restrict(one_phase.params, body)) == ("", 0.0)
-        assert all(not torch.equal(kept.params[name], one_phase.params[name]) for name in plain.task.world.head)
+        assert worst_difference(
+            trees.restrict(kept.params, body), trees.restrict(one_phase.params, body)
+        ) == ("", 0.0)
+        assert all(
+            not torch.equal(kept.params[name], one_phase.params[name])
+            for name in plain.task.world.head
+        )
 
 
 def test_a_phase_with_nothing_left_to_train_is_refused() -> None:
@@ -164,30 +236,46 @@ def test_a_phase_with_nothing_left_to_train_is_refused() -> None:
 
 
 def test_a_gradient_rule_by_hand() -> None:
-    """One step of SGD: w - lr * g(w - lr * g(w), x + size * sign(dl/dx)), all three gradients by autograd on the module."""
-    experiment = small_experiment(look_ahead(), EQUAL | {"local.steps": 1, "local.optimizer": "sgd(lr=0.1)"})
+    """One step of SGD: w - lr * g(w - lr * g(w), x + size * sign(dl/dx)), all three gradients
+    by autograd on the module.
+    """
+    experiment = small_experiment(
+        look_ahead(), EQUAL | {"local.steps": 1, "local.optimizer": "sgd(lr=0.1)"}
+    )
     job, replies, _ = play_by_hand(experiment)
     task = experiment.task
     for place, client in enumerate(job.clients.tolist()):
-        ids = torch.from_numpy(task.population.at(0).train.of(client))[plan_phase(task, job, client, 0, task.phases[0]).rows[0]]
+        ids = torch.from_numpy(task.population.at(0).train.of(client))[
+            plan_phase(task, job, client, 0, task.phases[0]).rows[0]
+        ]
         x, y = task.train.inputs(ids).requires_grad_(), task.train.labels(ids)
         module = task.model.to_module(task.model.initial)
         weights = list(module.parameters())
-        *grads, towards = torch.autograd.grad(nn.functional.cross_entropy(module(x), y), [*weights, x])
+        *grads, towards = torch.autograd.grad(
+            nn.functional.cross_entropy(module(x), y), [*weights, x]
+        )
         old = [w.detach().clone() for w in weights]
         with torch.no_grad():
             for w, g in zip(weights, grads, strict=True):
                 w -= 0.1 * g
-        second = torch.autograd.grad(nn.functional.cross_entropy(module(x.detach() + 0.01 * towards.sign()), y), weights)
-        wanted = {name: w - 0.1 * g for (name, _), w, g in zip(module.named_parameters(), old, second, strict=True)}
+        second = torch.autograd.grad(
+            nn.functional.cross_entropy(module(x.detach() + 0.01 * towards.sign()), y), weights
+        )
+        wanted = {
+            name: w - 0.1 * g
+            for (name, _), w, g in zip(module.named_parameters(), old, second, strict=True)
+        }
         assert worst_difference(trees.take(replies.params, place), wanted)[1] < 1e-13
 
 
 def test_transforms_run_by_stage_and_draw_from_the_key() -> None:
-    """One step of SGD at lr 1 without noise moves by at most the bound of 0.1; with noise on top, by the same draws every time, by more."""
+    """One step of SGD at lr 1 without noise moves by at most the bound of 0.1; with noise on
+    top, by the same draws every time, by more.
+    """
     changes = EQUAL | {"local.steps": 1, "local.optimizer": "sgd(lr=1)"}
     noisy, again, quiet = (
-        small_experiment(part, changes) for part in (private(), private(), replace(private(), hyper={"sigma": 0.0, "bound": 0.1}))
+        small_experiment(part, changes)
+        for part in (private(), private(), replace(private(), hyper={"sigma": 0.0, "bound": 0.1}))
     )
     moves = []
     for experiment in (noisy, again, quiet):
@@ -195,20 +283,29 @@ def test_transforms_run_by_stage_and_draw_from_the_key() -> None:
         moves.append([trees.take(replies.delta(job.start), place) for place in range(replies.k)])
     for first, second, clipped in zip(*moves, strict=True):
         assert worst_difference(first, second) == ("", 0.0)
-        assert float(trees.squared_norm(clipped)) == pytest.approx(0.1**2, rel=1e-12)  # all gradients here are longer than the bound
+        # all gradients here are longer than the bound
+        assert float(trees.squared_norm(clipped)) == pytest.approx(0.1**2, rel=1e-12)
         noise = trees.sub(clipped, first)
         count = sum(value.numel() for value in noise.values())
-        assert float(trees.squared_norm(noise)) / count == pytest.approx(0.01**2, rel=0.5)  # sigma^2, from some 60 draws
+        # sigma^2, from some 60 draws
+        assert float(trees.squared_norm(noise)) / count == pytest.approx(0.01**2, rel=0.5)
 
 
 def test_a_server_of_ones_own_by_hand() -> None:
-    """v_1 = mean(w_k) - w_0 and w_1 = w_0 + v_1, whatever the clients' sizes; the momentum is remembered for round 2."""
+    """v_1 = mean(w_k) - w_0 and w_1 = w_0 + v_1, whatever the clients' sizes; the momentum is
+    remembered for round 2.
+    """
     experiment = small_experiment(heavy_server())
     _, replies, update = play_by_hand(experiment)
     start = experiment.task.model.initial.params
     for name, value in update.server.model.params.items():
         assert torch.allclose(value, replies.params[name].mean(dim=0), rtol=0, atol=1e-14)
-        assert torch.allclose(update.server.state["heavy_server"]["velocity"][name], value - start[name], rtol=0, atol=1e-14)
+        assert torch.allclose(
+            update.server.state["heavy_server"]["velocity"][name],
+            value - start[name],
+            rtol=0,
+            atol=1e-14,
+        )
 
 
 def test_what_is_sent_must_be_announced() -> None:
@@ -218,14 +315,24 @@ def test_what_is_sent_must_be_announced() -> None:
 
 
 def test_what_is_kept_must_not_change_its_form() -> None:
-    part = Part("growing", own=lambda *_: {"n": torch.zeros(1)}, after=lambda ctx, trained, lent: ({"n": torch.zeros(2)}, {}))
-    with pytest.raises(AssertionError, match=r"growing with unequal clients.*must not change its form"):
+    part = Part(
+        "growing",
+        own=lambda *_: {"n": torch.zeros(1)},
+        after=lambda ctx, trained, lent: ({"n": torch.zeros(2)}, {}),
+    )
+    with pytest.raises(
+        AssertionError, match=r"growing with unequal clients.*must not change its form"
+    ):
         check_method(part)
 
 
 def test_a_part_that_keeps_nothing_beside_one_that_does() -> None:
     """Newcomers and those who came before must fit into one stack."""
-    counter = Part("counter", own=lambda *_: {"n": torch.zeros(())}, after=lambda ctx, *_: ({"n": ctx.own["n"] + 1}, {}))
+    counter = Part(
+        "counter",
+        own=lambda *_: {"n": torch.zeros(())},
+        after=lambda ctx, *_: ({"n": ctx.own["n"] + 1}, {}),
+    )
     experiment = small_experiment(counter + loss_weighted(), {"clients.sample": 3})
     state, _ = play(experiment, Loop(experiment.task), 4)
     assert sum(int(kept["counter"]["n"]) for kept in state.own.values()) == 4 * 3
@@ -233,7 +340,11 @@ def test_a_part_that_keeps_nothing_beside_one_that_does() -> None:
 
 def test_after_knows_how_many_steps_were_made() -> None:
     """6 examples at batch 4 for two epochs are 2 * 2 steps, and the second phase adds 2."""
-    steps = Part("steps", own=lambda *_: {"n": torch.zeros((), dtype=torch.int64)}, after=lambda ctx, *_: ({"n": ctx.steps}, {}))
+    steps = Part(
+        "steps",
+        own=lambda *_: {"n": torch.zeros((), dtype=torch.int64)},
+        after=lambda ctx, *_: ({"n": ctx.steps}, {}),
+    )
     experiment = small_experiment(steps + tuned_head(), EQUAL | {"local.epochs": 2})
     state, _ = play(experiment, Loop(experiment.task), 1)
     assert {int(kept["steps"]["n"]) for kept in state.own.values()} == {6}
@@ -244,11 +355,16 @@ def test_weights_that_sum_to_nothing_do_no_harm() -> None:
     experiment = small_experiment(Part("silent", weigh=lambda replies, srv: replies.weight * 0))
     state, lines = play(experiment, Loop(experiment.task), 1)
     assert lines[0]["abandoned"]
-    assert worst_difference(state.server.model.params, experiment.task.model.initial.params) == ("", 0.0)
+    assert worst_difference(state.server.model.params, experiment.task.model.initial.params) == (
+        "",
+        0.0,
+    )
 
 
 def test_local_buffers_of_a_model_without_any_resume(tmp_path: Path) -> None:
-    spec = small_experiment("fedavg", {"local.buffers": "local", "clients.sample": 2, "rounds": 1}).spec
+    spec = small_experiment(
+        "fedavg", {"local.buffers": "local", "clients.sample": 2, "rounds": 1}
+    ).spec
     start_run(spec, tmp_path / "run")
     assert resume_run(tmp_path / "run", rounds=5).finished
 

@@ -1,4 +1,6 @@
-"""Every slot on every engine: the toy methods are the same on all of them, keep their state over rounds, and resume exactly."""
+"""Every slot on every engine: the toy methods are the same on all of them, keep their state
+over rounds, and resume exactly.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ from remanence.objectives import wsm
 from remanence.results import LEDGER, Run
 from remanence.rounds import resume_run, start_run
 from remanence.testing import TOLERANCE, check_method
-from remanence.trial import EQUAL, as_method, batch_norm_net, play, small_experiment, state_tree, worst_difference
+from remanence.trial import (
+    EQUAL,
+    as_method,
+    batch_norm_net,
+    play,
+    small_experiment,
+    state_tree,
+    worst_difference,
+)
 from remanence.types import Method, Part
 
 
@@ -30,10 +40,13 @@ def with_norms(method: Part | Method, **changes: Any) -> Experiment:
 @pytest.mark.parametrize("setting", ["unequal clients", "batch norm"])
 @pytest.mark.parametrize("toy", TOYS)
 def test_the_same_on_every_engine(toy: str, setting: str) -> None:
-    experiment = small_experiment(TOYS[toy]()) if setting == "unequal clients" else with_norms(TOYS[toy]())
+    experiment = (
+        small_experiment(TOYS[toy]()) if setting == "unequal clients" else with_norms(TOYS[toy]())
+    )
     oracle, lines = play(experiment, Loop(experiment.task), 3)
     assert not [line["refused"] for line in lines if line["refused"] or line["abandoned"]]
-    for engine in (Stacked(experiment.task, 2), Processes(experiment.task, 2)):  # other stacks: by the checker below
+    # other stacks: by the checker below
+    for engine in (Stacked(experiment.task, 2), Processes(experiment.task, 2)):
         with closing(engine):
             state, _ = play(experiment, engine, 3)
         place, distance = worst_difference(state_tree(state), state_tree(oracle))
@@ -49,11 +62,17 @@ def test_the_public_checker_agrees(toy: str) -> None:
 def test_every_toy_does_something(toy: str) -> None:
     """Else nothing of the above would mean anything."""
     plain = fedprox(mu=0.1) + wsm() if toy == "many at once" else fedprox(mu=0)
-    states = [play(made, Loop(made.task), 3)[0].server.model.params for made in (with_norms(TOYS[toy]()), with_norms(plain))]
+    states = [
+        play(made, Loop(made.task), 3)[0].server.model.params
+        for made in (with_norms(TOYS[toy]()), with_norms(plain))
+    ]
     assert worst_difference(states[0], states[1])[1] > 1e-6
 
 
-@pytest.mark.parametrize(("toy", "engine"), [*((toy, "loop") for toy in TOYS), ("many at once", "stacked"), ("many at once", "processes")])
+@pytest.mark.parametrize(
+    ("toy", "engine"),
+    [*((toy, "loop") for toy in TOYS), ("many at once", "stacked"), ("many at once", "processes")],
+)
 def test_two_rounds_and_two_more_are_four(toy: str, engine: str, tmp_path: Path) -> None:
     """Bit by bit: the model, what server and clients keep, the metrics and the ledger."""
     method, module = as_method(TOYS[toy]()), batch_norm_net()
@@ -62,13 +81,23 @@ def test_two_rounds_and_two_more_are_four(toy: str, engine: str, tmp_path: Path)
     start_run(spec, straight, method=method, module=module)
     start_run(spec.model_copy(update={"rounds": 2}), broken, method=method, module=module)
     resume_run(broken, rounds=4, method=method, module=module)
-    manifests = [json.loads((folder / "checkpoints" / "round-0000004" / "manifest.json").read_text()) for folder in (straight, broken)]
-    assert manifests[0]["files"] == manifests[1]["files"]  # SHA-256 of the model and of what the server keeps
-    kept = [{client: entry["sha256"] for client, entry in manifest["own"].items()} for manifest in manifests]
+    manifests = [
+        json.loads((folder / "checkpoints" / "round-0000004" / "manifest.json").read_text())
+        for folder in (straight, broken)
+    ]
+    # SHA-256 of the model and of what the server keeps
+    assert manifests[0]["files"] == manifests[1]["files"]
+    kept = [
+        {client: entry["sha256"] for client, entry in manifest["own"].items()}
+        for manifest in manifests
+    ]
     assert kept[0] == kept[1]
     assert bool(kept[0]) == (toy in ("control_variates", "own_norms", "many at once"))
     lines = [
-        [{name: value for name, value in line.items() if name != "seconds"} for line in Run(folder).metrics]
+        [
+            {name: value for name, value in line.items() if name != "seconds"}
+            for line in Run(folder).metrics
+        ]
         for folder in (straight, broken)
     ]
     assert lines[0] == lines[1]

@@ -30,7 +30,9 @@ IMAGES = {"data.name": "synthetic(samples=64, classes=4, shape='2x10x9', test=0.
 
 @pytest.fixture
 def uncompiled() -> Iterator[None]:
-    """As everywhere, only that nothing waits for the compiler: what it is given is run as it is written."""
+    """As everywhere, only that nothing waits for the compiler: what it is given is run as it is
+    written.
+    """
     with without_compiler(), ExitStack() as patches:
         for module in (compiled, judges):
             patches.enter_context(mock.patch.object(module, "compile_graph", lambda graph: graph))
@@ -38,7 +40,11 @@ def uncompiled() -> Iterator[None]:
 
 
 def without_compiler() -> Any:
-    return mock.patch.object(winograd, "call_compiled", lambda function, *tensors, **numbers: function(*tensors, **numbers))
+    return mock.patch.object(
+        winograd,
+        "call_compiled",
+        lambda function, *tensors, **numbers: function(*tensors, **numbers),
+    )
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -48,7 +54,12 @@ def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 def two_layers() -> nn.Module:
     """The second layer suits, the first has too few channels."""
     return nn.Sequential(
-        nn.Conv2d(2, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 5, padding=2), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(64 * 4 * 3, 4)
+        nn.Conv2d(2, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 4 * 3, 4),
     )
 
 
@@ -56,12 +67,14 @@ def operations(graph: torch.fx.GraphModule) -> list[Any]:
     return [node.target for node in graph.graph.nodes if node.op == "call_function"]
 
 
-# -------------------------------------------------------------------------------------------------------------------------- the numbers
+# -------------------------------------------------------------------------------------- the numbers
 
 
 def test_four_outputs_by_hand() -> None:
-    """The filter 1 2 3 along 1 ... 6 gives 1+4+9, 2+6+12, 3+8+15, 4+10+18. The filter is the polynomial 1 + 2t + 3t^2: 1 at 0, 6 at 1, 2 at -1 and 3 at
-    infinity, up to a scale each; six products are enough."""
+    """The filter 1 2 3 along 1 ... 6 gives 1+4+9, 2+6+12, 3+8+15, 4+10+18. The filter is the
+    polynomial 1 + 2t + 3t^2: 1 at 0, 6 at 1, 2 at -1 and 3 at infinity, up to a scale each; six
+    products are enough.
+    """
     sums = winograd.find_sums(3)
     at_points = sums.filter @ [1.0, 2.0, 3.0]
     scale = sums.filter[:, 0]  # at each point but infinity the constant's coefficient is 1
@@ -82,11 +95,21 @@ def test_four_outputs_by_hand() -> None:
     wanted=st.tuples(st.booleans(), st.booleans(), st.booleans()),
 )
 def test_it_is_torchs_convolution(
-    side: int, sizes: tuple[int, int], channels: tuple[int, int], batch: int, zeros: int, has_bias: bool, wanted: tuple[bool, bool, bool]
+    side: int,
+    sizes: tuple[int, int],
+    channels: tuple[int, int],
+    batch: int,
+    zeros: int,
+    has_bias: bool,
+    wanted: tuple[bool, bool, bool],
 ) -> None:
     zeros = min(zeros, side - 1)
     sizes = (max(sizes[0], side - 2 * zeros), max(sizes[1], side - 2 * zeros))
-    x, w, bias = draw(batch, channels[0], *sizes), draw(channels[1], channels[0], side, side), draw(channels[1])
+    x, w, bias = (
+        draw(batch, channels[0], *sizes),
+        draw(channels[1], channels[0], side, side),
+        draw(channels[1]),
+    )
     plain = ([1, 1], [zeros, zeros], [1, 1], False, [0, 0], 1)
     with without_compiler(), mock.patch.object(winograd, "WORTH", 0.0):
         y = winograd.convolve(x, w, bias if has_bias else None, *plain)
@@ -112,37 +135,55 @@ def test_rounding_in_float32(side: int) -> None:
     exact = [torch.conv2d(x, w, padding=side // 2), *_gradients(dy, x, w)]
     x, w, dy = x.float(), w.float(), dy.float()
     with without_compiler():
-        found = [winograd.convolve_tiles(x, w, side // 2), *_gradients(dy, x, w, winograd.differentiate)]
+        found = [
+            winograd.convolve_tiles(x, w, side // 2),
+            *_gradients(dy, x, w, winograd.differentiate),
+        ]
     for mine, right in zip(found, exact, strict=True):
         assert 0 < float((mine - right).std() / right.std()) < 1e-5
 
 
-def _gradients(dy: Tensor, x: Tensor, w: Tensor, differentiate: Any = library.convolution_backward) -> tuple[Tensor, Tensor]:
+def _gradients(
+    dy: Tensor, x: Tensor, w: Tensor, differentiate: Any = library.convolution_backward
+) -> tuple[Tensor, Tensor]:
     padding = w.shape[2] // 2
-    dx, dw, _ = differentiate(dy, x, w, None, [1, 1], [padding, padding], [1, 1], False, [0, 0], 1, [True, True, False])
+    dx, dw, _ = differentiate(
+        dy, x, w, None, [1, 1], [padding, padding], [1, 1], False, [0, 0], 1, [True, True, False]
+    )
     return dx, dw
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_operations_say_beforehand_how_their_answers_lie(dtype: torch.dtype) -> None:
     """The compiler relies on it."""
-    x, w, dy = (lay_out(draw(*shape, dtype=dtype)) for shape in ((2, 3, 7, 6), (4, 3, 3, 3), (2, 4, 7, 6)))
+    x, w, dy = (
+        lay_out(draw(*shape, dtype=dtype)) for shape in ((2, 3, 7, 6), (4, 3, 3, 3), (2, 4, 7, 6))
+    )
     with without_compiler():
         torch.library.opcheck(winograd.convolve_tiles, (x, w, 1))
         torch.library.opcheck(winograd.differentiate_tiles, (dy, x, 3, 1))
 
 
-# -------------------------------------------------------------------------------------------------------------------------- who has it
+# --------------------------------------------------------------------------------------- who has it
 
 
 def is_left_to_torch(x: Tensor, w: Tensor, **other: Any) -> bool:
-    usual = {"stride": [1, 1], "padding": [1, 1], "dilation": [1, 1], "transposed": False, "output_padding": [0, 0], "groups": 1}
+    usual = {
+        "stride": [1, 1],
+        "padding": [1, 1],
+        "dilation": [1, 1],
+        "transposed": False,
+        "output_padding": [0, 0],
+        "groups": 1,
+    }
     return winograd.convolve(x, w, None, **usual | other) is NotImplemented
 
 
 def test_plain_convolutions_of_many_channels_suit(uncompiled: None) -> None:
     assert not is_left_to_torch(draw(2, 64, 16, 16), draw(64, 64, 3, 3))
-    assert not is_left_to_torch(draw(2, 64, 16, 16).float(), draw(64, 64, 5, 5).float(), padding=[2, 2])
+    assert not is_left_to_torch(
+        draw(2, 64, 16, 16).float(), draw(64, 64, 5, 5).float(), padding=[2, 2]
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,7 +198,9 @@ def test_plain_convolutions_of_many_channels_suit(uncompiled: None) -> None:
     ],
 )
 def test_other_convolutions_are_left_to_torch(other: dict[str, Any]) -> None:
-    assert is_left_to_torch(draw(2, 64, 16, 16), draw(64, 64 // other.get("groups", 1), 3, 3), **other)
+    assert is_left_to_torch(
+        draw(2, 64, 16, 16), draw(64, 64 // other.get("groups", 1), 3, 3), **other
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,9 +215,16 @@ def test_other_convolutions_are_left_to_torch(other: dict[str, Any]) -> None:
         ((2, 64, 5, 5), (64, 64, 3, 3), torch.float32),  # most of the tiles would stick out
     ],
 )
-def test_other_layers_are_left_to_torch(images: tuple[int, ...], filters: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_other_layers_are_left_to_torch(
+    images: tuple[int, ...], filters: tuple[int, ...], dtype: torch.dtype
+) -> None:
     sides = len(filters) - 2
-    settings = {"stride": [1] * sides, "padding": [1] * sides, "dilation": [1] * sides, "output_padding": [0] * sides}
+    settings = {
+        "stride": [1] * sides,
+        "padding": [1] * sides,
+        "dilation": [1] * sides,
+        "output_padding": [0] * sides,
+    }
     assert is_left_to_torch(draw(*images).to(dtype), draw(*filters).to(dtype), **settings)
 
 
@@ -183,7 +233,7 @@ def test_a_gpu_keeps_its_own() -> None:
     assert is_left_to_torch(draw(2, 64, 16, 16).cuda(), draw(64, 64, 3, 3).cuda())
 
 
-# -------------------------------------------------------------------------------------------------------------------------- in steps
+# ----------------------------------------------------------------------------------------- in steps
 
 
 def test_a_step_is_written_down_with_them(uncompiled: None) -> None:
@@ -196,8 +246,14 @@ def test_a_step_is_written_down_with_them(uncompiled: None) -> None:
     ((step,),) = engine.traced.values()
     done = operations(step.run)
     tiles = torch.ops.remanence
-    assert [done.count(each) for each in (tiles.convolve_tiles.default, tiles.differentiate_tiles.default)] == [2, 1]
-    assert [done.count(each) for each in (library.convolution.default, library.convolution_backward.default)] == [1, 1]
+    assert [
+        done.count(each)
+        for each in (tiles.convolve_tiles.default, tiles.differentiate_tiles.default)
+    ] == [2, 1]
+    assert [
+        done.count(each)
+        for each in (library.convolution.default, library.convolution_backward.default)
+    ] == [1, 1]
 
 
 def test_judging_is_written_down_with_them(uncompiled: None) -> None:
@@ -205,7 +261,9 @@ def test_judging_is_written_down_with_them(uncompiled: None) -> None:
     model = wrap(two_layers(), x, 4, dtype=torch.float64)
     quick = quicken(model, True, [])
     assert isinstance(quick, QuickModel)
-    assert_close(quick.judge_rows(model.initial, x).logits, model.judge_rows(model.initial, x).logits)
+    assert_close(
+        quick.judge_rows(model.initial, x).logits, model.judge_rows(model.initial, x).logits
+    )
     (written,) = quick.written.values()
     assert operations(written).count(torch.ops.remanence.convolve_tiles.default) == 1
 

@@ -1,4 +1,6 @@
-"""Toy methods, one for each slot of a part or a few of them: small enough to be checked by hand, written as an author would write them."""
+"""Toy methods, one for each slot of a part or a few of them: small enough to be checked by
+hand, written as an author would write them.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,11 @@ def control_variates() -> Part:
 
     def absorb(replies: Reply, srv: ServerContext) -> Tree:
         change = replies.extras["control_variates"]["change"]
-        return {"c": trees.map(lambda c, d: c + d.sum(dim=0) / srv.world.clients, srv.state["c"], change)}
+        return {
+            "c": trees.map(
+                lambda c, d: c + d.sum(dim=0) / srv.world.clients, srv.state["c"], change
+            )
+        }
 
     return Part(
         "control_variates",
@@ -78,18 +84,29 @@ def loss_weighted() -> Part:
     def extras(start: Start, world: World) -> Tree:
         return {"loss": torch.zeros((), dtype=world.dtype)}
 
-    return Part("loss_weighted", before=before, extras=extras, weigh=lambda replies, srv: replies.extras["loss_weighted"]["loss"])
+    return Part(
+        "loss_weighted",
+        before=before,
+        extras=extras,
+        weigh=lambda replies, srv: replies.extras["loss_weighted"]["loss"],
+    )
 
 
 def refined() -> Part:
     """Trains the merged model on the public set and holds it near the previous one: refine, fit."""
 
-    def refine(merged: Start, previous: Start, replies: Reply, lent: ServerLent, srv: ServerContext) -> Start:
-        said = lent.judge(Start(*(trees.map(lambda x: x.unsqueeze(0), tree) for tree in previous)))[0]
+    def refine(
+        merged: Start, previous: Start, replies: Reply, lent: ServerLent, srv: ServerContext
+    ) -> Start:
+        said = lent.judge(Start(*(trees.map(lambda x: x.unsqueeze(0), tree) for tree in previous)))[
+            0
+        ]
         return lent.fit(merged, hold_near, {"said": said, "hold": srv.hyper["hold"]}, epochs=2)
 
     def hold_near(out: Output, batch: Batch, place: Tensor, given: Tree) -> Tensor:
-        return rows_loss(out, batch) + given["hold"] * ((out.logits - given["said"][place]) ** 2).sum(dim=1)
+        return rows_loss(out, batch) + given["hold"] * (
+            (out.logits - given["said"][place]) ** 2
+        ).sum(dim=1)
 
     return Part("refined", hyper={"hold": 0.1}, refine=refine, needs_public=True)
 
@@ -104,31 +121,44 @@ def own_norms() -> Part:
 
 
 def tuned_head(margin: float = 0.0) -> Part:
-    """A second phase trains the head alone and is kept where the validation loss falls by more than a margin: phases, trainable, accept."""
+    """A second phase trains the head alone and is kept where the validation loss falls by more
+    than a margin: phases, trainable, accept.
+    """
 
     def accept(ctx: Context, old: Start, new: Start, lent: Lent) -> Tensor:
         before, after = (
-            weighted_mean(rows_loss(out, batch), batch.weight) for out, batch in (lent.predict(old, "valid"), lent.predict(new, "valid"))
+            weighted_mean(rows_loss(out, batch), batch.weight)
+            for out, batch in (lent.predict(old, "valid"), lent.predict(new, "valid"))
         )
         return after < before - ctx.hyper["margin"]
 
     def phases(phase: Phase) -> tuple[Phase, ...]:
-        return phase, Phase(steps=2, trainable=lambda world, names: [name for name in names if name in world.head], accept=accept)
+        return phase, Phase(
+            steps=2,
+            trainable=lambda world, names: [name for name in names if name in world.head],
+            accept=accept,
+        )
 
     return Part("tuned_head", hyper={"margin": margin}, phases=phases)
 
 
 def close_to_start() -> Part:
-    """Adds the squared distance from the received model's logits: a term that asks for another model's output."""
+    """Adds the squared distance from the received model's logits: a term that asks for another
+    model's output.
+    """
 
     def term(out: Output, batch: Batch, lent: Lent, ctx: Context) -> Tensor:
-        return ctx.hyper["strength"] * ((out.logits - lent.forward(ctx.start).logits) ** 2).sum(dim=1)
+        return ctx.hyper["strength"] * ((out.logits - lent.forward(ctx.start).logits) ** 2).sum(
+            dim=1
+        )
 
     return Part("close_to_start", hyper={"strength": 0.05}, terms=(term,))
 
 
 def look_ahead() -> Part:
-    """The gradient one small step further: a gradient rule that asks for two gradients, one of them on moved inputs."""
+    """The gradient one small step further: a gradient rule that asks for two gradients, one of
+    them on moved inputs.
+    """
 
     def gradient(params: Params, batch: Batch, lent: Lent, ctx: Context) -> Params:
         ahead = trees.axpy(-ctx.rule["lr"], lent.grad(params, batch), params)
@@ -140,7 +170,9 @@ def look_ahead() -> Part:
 
 
 def heavy_server() -> Part:
-    """The median-free minimum of a server of one's own: the plain mean of the deltas, and momentum: combine, apply, server."""
+    """The median-free minimum of a server of one's own: the plain mean of the deltas, and
+    momentum: combine, apply, server.
+    """
 
     def partial(weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
         return {
@@ -152,13 +184,21 @@ def heavy_server() -> Part:
         return trees.map(lambda d: d / total["count"], total["sum"])
 
     def apply(params: Params, delta: Params, srv: ServerContext) -> tuple[Params, Tree]:
-        velocity = trees.map(lambda v, d: srv.hyper["momentum"] * v + d, srv.state["velocity"], delta)
+        velocity = trees.map(
+            lambda v, d: srv.hyper["momentum"] * v + d, srv.state["velocity"], delta
+        )
         return trees.add(params, velocity), {"velocity": velocity}
 
     def server(start: Start, world: World) -> Tree:
         return {"velocity": trees.zeros_like(start.params)}
 
-    return Part("heavy_server", hyper={"momentum": 0.5}, server=server, combine=Combine(partial, finish), apply=apply)
+    return Part(
+        "heavy_server",
+        hyper={"momentum": 0.5},
+        server=server,
+        combine=Combine(partial, finish),
+        apply=apply,
+    )
 
 
 def signed() -> Part:
@@ -166,7 +206,9 @@ def signed() -> Part:
 
     def step(params: Params, grads: Params, slots: Tree, ctx: Context) -> tuple[Params, Tree]:
         count = slots["count"] + 1
-        return trees.map(lambda w, g: w - ctx.rule["lr"] / count * torch.tanh(10 * g), params, grads), {"count": count}
+        return trees.map(
+            lambda w, g: w - ctx.rule["lr"] / count * torch.tanh(10 * g), params, grads
+        ), {"count": count}
 
     def init(params: Params) -> Tree:
         return {"count": torch.zeros_like(next(iter(params.values())).sum())}
@@ -175,17 +217,28 @@ def signed() -> Part:
 
 
 def private() -> Part:
-    """Clipped and noisy gradients, given in the wrong order: the stages put them right. Randomness comes from the step's key."""
+    """Clipped and noisy gradients, given in the wrong order: the stages put them right.
+    Randomness comes from the step's key.
+    """
 
     def add_noise(grads: Params, params: Params, ctx: Context) -> Params:
-        draws = {name: keys.normal(keys.fold_in(ctx.key, f"noise {name}"), g.shape, g.dtype) for name, g in grads.items()}
+        draws = {
+            name: keys.normal(keys.fold_in(ctx.key, f"noise {name}"), g.shape, g.dtype)
+            for name, g in grads.items()
+        }
         return trees.axpy(ctx.hyper["sigma"], draws, grads)
 
     def clip(grads: Params, params: Params, ctx: Context) -> Params:
         length = torch.sqrt(trees.squared_norm(grads))
-        return trees.scale(grads, torch.clamp(ctx.hyper["bound"] / length.clamp(min=1e-12), max=1.0))
+        return trees.scale(
+            grads, torch.clamp(ctx.hyper["bound"] / length.clamp(min=1e-12), max=1.0)
+        )
 
-    return Part("private", hyper={"sigma": 0.01, "bound": 0.1}, transforms=(Transform("noise", add_noise), Transform("clip", clip)))
+    return Part(
+        "private",
+        hyper={"sigma": 0.01, "bound": 0.1},
+        transforms=(Transform("noise", add_noise), Transform("clip", clip)),
+    )
 
 
 TOYS: dict[str, Callable[[], Part | Method]] = {

@@ -1,10 +1,13 @@
-"""Compare this tree with an earlier commit, bit for bit: every tensor of the final states of the jobs in `final_states.py`.
+"""Compare this tree with an earlier commit, bit for bit: every tensor of the final states of the
+jobs in `final_states.py`.
 
     python tests/equivalence/compare_trees.py [--base COMMIT] [--only TEXT] [--tolerance 0]
 
-The base commit (by default the one named in the file `BASE` beside this script) is checked out as a git worktree in a temporary folder. Both versions run
-their own `final_states.py` with the same interpreter. Tensors are matched through `RENAMED`: words of the base on the left, of this tree on the right. A
-commit that replaces an operator, and so changes bits, states that, stays within 1e-12, and writes its own hash into `BASE`.
+The base commit (by default the one named in the file `BASE` beside this script) is checked out as a
+git worktree in a temporary folder. Both versions run their own `final_states.py` with the same
+interpreter. Tensors are matched through `RENAMED`: words of the base on the left, of this tree on
+the right. A commit that replaces an operator, and so changes bits, states that, stays within 1e-12,
+and writes its own hash into `BASE`.
 """
 
 from __future__ import annotations
@@ -28,8 +31,17 @@ RENAMED: dict[str, str] = {}
 
 
 def run_jobs(tree: Path, out: Path, only: str) -> None:
-    environment = os.environ | {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run([sys.executable, str(tree / DRIVER), str(out), "--only", only], cwd=tree, env=environment, check=True)
+    environment = os.environ | {
+        "PYTHONPATH": str(tree / "src"),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    subprocess.run(
+        [sys.executable, str(tree / DRIVER), str(out), "--only", only],
+        cwd=tree,
+        env=environment,
+        check=True,
+    )
 
 
 def translate(name: str) -> str:
@@ -39,54 +51,91 @@ def translate(name: str) -> str:
 
 def compare(old: Path, new: Path, tolerance: float) -> list[str]:
     """A line for each difference."""
-    before, after = ({path.name: path for path in folder.glob("*.safetensors")} for folder in (old, new))
-    before = {"~".join(RENAMED.get(word, word) for word in name.split("~")): path for name, path in before.items()}
+    before, after = (
+        {path.name: path for path in folder.glob("*.safetensors")} for folder in (old, new)
+    )
+    before = {
+        "~".join(RENAMED.get(word, word) for word in name.split("~")): path
+        for name, path in before.items()
+    }
     found = [f"{name}: only in one of the two trees" for name in sorted(set(before) ^ set(after))]
     for job in sorted(set(before) & set(after)):
         left = {translate(name): value for name, value in load_file(before[job]).items()}
         right = load_file(after[job])
         if odd := sorted(set(left) ^ set(right)):
             found.append(f"{job}: {len(odd)} tensors only in one of the two, such as {odd[:6]}")
-        different = {name: distance(left[name], right[name]) for name in sorted(set(left) & set(right))}
+        different = {
+            name: distance(left[name], right[name]) for name in sorted(set(left) & set(right))
+        }
         worst = max(different, key=lambda name: different[name], default="")
         if worst and different[worst] > tolerance:
             count = sum(value > tolerance for value in different.values())
-            found.append(f"{job}: {count} of {len(different)} tensors differ, most by {different[worst]:.1e} at {worst}")
+            found.append(
+                f"{job}: {count} of {len(different)} tensors differ, most by"
+                f" {different[worst]:.1e} at {worst}"
+            )
     return found
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest difference, relative to the larger of 1 and the value; 0 only where all bits are equal."""
+    """The largest difference, relative to the larger of 1 and the value; 0 only where all bits
+    are equal.
+    """
     if a.shape != b.shape or a.dtype != b.dtype:
         return float("inf")
     if a.numpy().tobytes() == b.numpy().tobytes():
         return 0.0
     x, y = a.double(), b.double()
-    gap = torch.where(x == y, 0.0, (x - y).abs() / y.abs().clamp(min=1.0)).nan_to_num(nan=float("inf"))
+    gap = torch.where(x == y, 0.0, (x - y).abs() / y.abs().clamp(min=1.0)).nan_to_num(
+        nan=float("inf")
+    )
     return max(float(gap.max()), 1e-300)  # the same number in other bits (-0.0) is a difference too
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", default=(HERE / "BASE").read_text(encoding="utf-8").strip(), help="a commit; default: %(default)s")
-    parser.add_argument("--only", default="", help="run only the jobs whose name contains this text")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--base",
+        default=(HERE / "BASE").read_text(encoding="utf-8").strip(),
+        help="a commit; default: %(default)s",
+    )
+    parser.add_argument(
+        "--only", default="", help="run only the jobs whose name contains this text"
+    )
     parser.add_argument("--tolerance", type=float, default=0.0)
-    parser.add_argument("--cache", type=Path, help="keep the base's tensors in this folder and use them again")
+    parser.add_argument(
+        "--cache", type=Path, help="keep the base's tensors in this folder and use them again"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="remanence-trees-") as temporary:
-        old, new, worktree = options.cache or Path(temporary, "old"), Path(temporary, "new"), Path(temporary, "base")
+        old, new, worktree = (
+            options.cache or Path(temporary, "old"),
+            Path(temporary, "new"),
+            Path(temporary, "base"),
+        )
         if not (old.is_dir() and any(old.iterdir())):
-            subprocess.run(["git", "worktree", "add", "--detach", "--quiet", str(worktree), options.base], cwd=ROOT, check=True)
+            subprocess.run(
+                ["git", "worktree", "add", "--detach", "--quiet", str(worktree), options.base],
+                cwd=ROOT,
+                check=True,
+            )
             try:
                 run_jobs(worktree, old, options.only)
             finally:
-                subprocess.run(["git", "worktree", "remove", "--force", str(worktree)], cwd=ROOT, check=True)
+                subprocess.run(
+                    ["git", "worktree", "remove", "--force", str(worktree)], cwd=ROOT, check=True
+                )
         run_jobs(ROOT, new, options.only)
         if options.only:
             old = _only(old, Path(temporary, "some"), options.only)
         differences = compare(old, new, options.tolerance)
         count = len(list(new.iterdir()))
-    print("\n".join(differences) or f"no difference: {count} jobs, every tensor equal to {options.base}")
+    print(
+        "\n".join(differences)
+        or f"no difference: {count} jobs, every tensor equal to {options.base}"
+    )
     return 1 if differences else 0
 
 
@@ -94,7 +143,9 @@ def _only(folder: Path, target: Path, text: str) -> Path:
     """The files of a cached folder whose jobs were run."""
     target.mkdir()
     for path in folder.glob("*.safetensors"):
-        if text.replace("/", "~") in "~".join(RENAMED.get(word, word) for word in path.name.split("~")):
+        if text.replace("/", "~") in "~".join(
+            RENAMED.get(word, word) for word in path.name.split("~")
+        ):
             (target / path.name).symlink_to(path)
     return target
 

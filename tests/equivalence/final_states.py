@@ -2,8 +2,9 @@
 
     python tests/equivalence/final_states.py OUT [--only TEXT]
 
-`compare_trees.py` runs this file from two versions of the source and compares what they saved. Each version has its own copy of this file, written in its
-own vocabulary, so that the two may name the same job, setting or tensor differently. The names of the jobs (`JOBS`) must stay the same.
+`compare_trees.py` runs this file from two versions of the source and compares what they saved. Each
+version has its own copy of this file, written in its own vocabulary, so that the two may name the
+same job, setting or tensor differently. The names of the jobs (`JOBS`) must stay the same.
 """
 
 from __future__ import annotations
@@ -30,14 +31,32 @@ from remanence.engines.processes import Processes
 from remanence.engines.stacked import Stacked
 from remanence.experiment import Experiment
 from remanence.results import CHECKPOINTS, Comparison, Run
-from remanence.trial import EQUAL, batch_norm_net, drifting_experiment, play, quickly, small_experiment, state_tree
+from remanence.trial import (
+    EQUAL,
+    batch_norm_net,
+    drifting_experiment,
+    play,
+    quickly,
+    small_experiment,
+    state_tree,
+)
 
 Tensors = dict[str, torch.Tensor]
 
 IMAGES = {"data.name": "synthetic(samples=80, classes=4, shape='1x8x8', test=0.25)", "model": "cnn"}
-COLOURS = {"data.name": "synthetic(samples=80, classes=4, shape='3x16x16', test=0.25)", "local.steps": 2}
+COLOURS = {
+    "data.name": "synthetic(samples=80, classes=4, shape='3x16x16', test=0.25)",
+    "local.steps": 2,
+}
 TIMES = ("seconds",)  # metrics that are measured times and differ between two runs of one version
-DIGITS: dict[str, Any] = {"data": "digits", "clients": 8, "sample": 4, "rounds": 3, "batch": 16, "quiet": True}
+DIGITS: dict[str, Any] = {
+    "data": "digits",
+    "clients": 8,
+    "sample": 4,
+    "rounds": 3,
+    "batch": 16,
+    "quiet": True,
+}
 DIGITS_SET: dict[str, Any] = {
     "threads": 1,
     "checkpoint.seconds": 0,
@@ -59,7 +78,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "poisson": {"clients.sampling": "poisson"},
     "offline": {"clients.availability": "random(offline=0.4)"},
     "speeds": {"clients.speed": "lognormal(sigma=0.8)", "round.deadline": "quantile(share=0.5)"},
-    "stale": {"clients.speed": "lognormal(sigma=0.8)", "round.deadline": "quantile(share=0.5)", "round.late": "use"},
+    "stale": {
+        "clients.speed": "lognormal(sigma=0.8)",
+        "round.deadline": "quantile(share=0.5)",
+        "round.late": "use",
+    },
     "over_selection": {"round.over_selection": 1.5, "clients.speed": "lognormal(sigma=0.8)"},
     "fp32": {"precision": "fp32"},
     "sign_flip": {"attack": "sign_flip(fraction=0.3)"},
@@ -71,7 +94,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def engines() -> dict[str, Callable[[Experiment], Any]]:
-    return {"sequential": lambda e: Loop(e.task), "vectorized": lambda e: Stacked(e.task, 3, "eager")}
+    return {
+        "sequential": lambda e: Loop(e.task),
+        "vectorized": lambda e: Stacked(e.task, 3, "eager"),
+    }
 
 
 def list_jobs() -> dict[str, Callable[[], Tensors]]:
@@ -83,12 +109,25 @@ def list_jobs() -> dict[str, Callable[[], Tensors]]:
                 small_experiment(SPECIAL.get(name, quickly(name)), SIX), make
             )
         for name in METHODS:
-            jobs[f"drift/{name}/{engine}"] = lambda name=name, make=make: play_small(drifting_experiment(quickly(name), 3), make)
+            jobs[f"drift/{name}/{engine}"] = lambda name=name, make=make: play_small(
+                drifting_experiment(quickly(name), 3), make
+            )
         for name, changes in SETTINGS.items():
-            jobs[f"setting/{name}/{engine}"] = lambda changes=changes, make=make: play_small(small_experiment("fedavg", changes), make)
-        for text in ("scaffold+wsm", "fedprox(mu=0.1)+tce+fedadam", "hast(peers=2)+wsm", "fedbabu", "fedbn", "dp+fedprox"):
+            jobs[f"setting/{name}/{engine}"] = lambda changes=changes, make=make: play_small(
+                small_experiment("fedavg", changes), make
+            )
+        for text in (
+            "scaffold+wsm",
+            "fedprox(mu=0.1)+tce+fedadam",
+            "hast(peers=2)+wsm",
+            "fedbabu",
+            "fedbn",
+            "dp+fedprox",
+        ):
             changes = EQUAL if "+" in text and "fed" in text else {}
-            jobs[f"sum/{text}/{engine}"] = lambda text=text, changes=changes, make=make: play_small(small_experiment(text, changes), make)
+            jobs[f"sum/{text}/{engine}"] = lambda text=text, changes=changes, make=make: play_small(
+                small_experiment(text, changes), make
+            )
         for name in ("fedavg", "fedbn", "scaffold", "fednova", "random"):
             jobs[f"batch_norm/{name}/{engine}"] = lambda name=name, make=make: play_small(
                 small_experiment(quickly(name), EQUAL, module=batch_norm_net()), make
@@ -107,10 +146,19 @@ def list_jobs() -> dict[str, Callable[[], Tensors]]:
         name = next(new for new, old in public.items() if old == engine)
         jobs[f"run/fedavg/{name}"] = lambda engine=engine: run_folder("fedavg", engine)
         jobs[f"run/hast-drift/{name}"] = lambda engine=engine: run_folder(
-            "hast(peers=2, tau=3, depth=1, finetune_epochs=1)", engine, drift="random(clusters=2)", time_steps=2, samples=20
+            "hast(peers=2, tau=3, depth=1, finetune_epochs=1)",
+            engine,
+            drift="random(clusters=2)",
+            time_steps=2,
+            samples=20,
         )
         jobs[f"run/feddrift/{name}"] = lambda engine=engine: run_folder(
-            "feddrift", engine, drift="random(clusters=2)", time_steps=2, samples=20, concepts="swap"
+            "feddrift",
+            engine,
+            drift="random(clusters=2)",
+            time_steps=2,
+            samples=20,
+            concepts="swap",
         )
         jobs[f"resume/scaffold/{name}"] = lambda engine=engine: run_and_resume("scaffold", engine)
         jobs[f"resume/dac/{name}"] = lambda engine=engine: run_and_resume("dac(peers=2)", engine)
@@ -129,12 +177,22 @@ def play_small(experiment: Experiment, make: Callable[[Experiment], Any]) -> Ten
 
 def run_folder(method: str, engine: str, **flags: Any) -> Tensors:
     with tempfile.TemporaryDirectory() as folder:
-        return read_run(rem.run(method=method, engine=engine, out=f"{folder}/run", set=DIGITS_SET, **DIGITS | flags))
+        return read_run(
+            rem.run(
+                method=method, engine=engine, out=f"{folder}/run", set=DIGITS_SET, **DIGITS | flags
+            )
+        )
 
 
 def run_and_resume(method: str, engine: str) -> Tensors:
     with tempfile.TemporaryDirectory() as folder:
-        rem.run(method=method, engine=engine, out=f"{folder}/run", set=DIGITS_SET, **DIGITS | {"rounds": 2})
+        rem.run(
+            method=method,
+            engine=engine,
+            out=f"{folder}/run",
+            set=DIGITS_SET,
+            **DIGITS | {"rounds": 2},
+        )
         run = rem.resume(f"{folder}/run", rounds=4, quiet=True)
         assert isinstance(run, Run)
         return read_run(run)
@@ -153,16 +211,34 @@ def run_sweep(engine: str) -> Tensors:
             **DIGITS,
         )
         assert isinstance(comparison, Comparison)
-        return {f"{run.folder.name}/{name}": value for run in comparison.runs for name, value in read_run(run).items()}
+        return {
+            f"{run.folder.name}/{name}": value
+            for run in comparison.runs
+            for name, value in read_run(run).items()
+        }
 
 
 def read_run(run: Run) -> Tensors:
     """Everything a finished run wrote down: the last state, the metrics and the ledger."""
-    state = Vault(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(torch.device("cpu"), lambda _: None)
+    state = Vault(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(
+        torch.device("cpu"), lambda _: None
+    )
     assert state is not None
-    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    records = {"ledger": run.ledger.records, "confusion": run.confusions, "examples": run.examples, "peers": run.peers}
-    files = {f"records/{name}": bytes_tensor(array) for name, array in records.items() if array is not None}
+    lines = [
+        json.loads(line)
+        for line in (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    records = {
+        "ledger": run.ledger.records,
+        "confusion": run.confusions,
+        "examples": run.examples,
+        "peers": run.peers,
+    }
+    files = {
+        f"records/{name}": bytes_tensor(array)
+        for name, array in records.items()
+        if array is not None
+    }
     return trees.flatten(state_tree(state)) | metric_tensors(lines) | files
 
 
@@ -171,7 +247,11 @@ def bytes_tensor(records: np.ndarray) -> torch.Tensor:
 
 
 def metric_tensors(lines: list[dict[str, Any]]) -> Tensors:
-    return {f"metrics/{number}/{name}": value for number, line in enumerate(lines, start=1) for name, value in walk_numbers(line)}
+    return {
+        f"metrics/{number}/{name}": value
+        for number, line in enumerate(lines, start=1)
+        for name, value in walk_numbers(line)
+    }
 
 
 def walk_numbers(tree: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -188,7 +268,9 @@ def walk_numbers(tree: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--only", default="", help="run only the jobs whose name contains this text")
+    parser.add_argument(
+        "--only", default="", help="run only the jobs whose name contains this text"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -199,11 +281,15 @@ def main() -> int:
         target = options.out / (name.replace("/", "~") + ".safetensors")
         try:
             tensors = job()
-        except Exception as error:  # a combination that this version refuses must be refused by the other one too
+        # a combination that this version refuses must be refused by the other one too
+        except Exception as error:
             failed += 1
             print(f"{name}: {type(error).__name__}: {error!s:.200}")
             tensors = {"error": torch.ones(())}
-        save_file({key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}, target)
+        save_file(
+            {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()},
+            target,
+        )
     print(f"{time.monotonic() - began:.0f} s, {failed} jobs refused")
     return 0
 

@@ -1,6 +1,8 @@
-"""Sums over the weights of the output layer after three rounds, held at 1e-10: a change of any number in training, aggregation or drift shows here.
+"""Sums over the weights of the output layer after three rounds, held at 1e-10: a change of any
+number in training, aggregation or drift shows here.
 
-`compare_trees.py` compares every tensor with an earlier commit; this test keeps a few values where `make test` can see them.
+`compare_trees.py` compares every tensor with an earlier commit; this test keeps a few values where
+`make test` can see them.
 """
 
 from __future__ import annotations

@@ -61,7 +61,9 @@ class Ground:
     def processes(self, name: str, program: str) -> list[psutil.Process]:
         """Of what Flower started under one of our processes: those of this program."""
         found = psutil.Process(self.federation.processes[name].pid).children(recursive=True)
-        return [process for process in found if any(program in word for word in process.cmdline()[:3])]
+        return [
+            process for process in found if any(program in word for word in process.cmdline()[:3])
+        ]
 
 
 def wait_until(happened: Callable[[], object], seconds: float, what: str) -> None:

@@ -1,4 +1,6 @@
-"""A federation within one process: the coordinator's and the sites' own code, with the bytes of every message, and no Flower in between."""
+"""A federation within one process: the coordinator's and the sites' own code, with the bytes of
+every message, and no Flower in between.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,13 @@ EVERYTHING = {"code": True, "label_counts": True}
 
 
 class Indoors:
-    """Sites by node id, each answering at once; `fate(node, parcel)` may lose a message ("lost") or its answer ("silent")."""
+    """Sites by node id, each answering at once; `fate(node, parcel)` may lose a message
+    ("lost") or its answer ("silent").
+    """
 
-    def __init__(self, sites: dict[int, Site], fate: Callable[[int, Parcel], str] = lambda node, parcel: ""):
+    def __init__(
+        self, sites: dict[int, Site], fate: Callable[[int, Parcel], str] = lambda node, parcel: ""
+    ):
         self.sites, self.fate = sites, fate
         self.ready: dict[str, Answer] = {}
         self.sent: list[tuple[int, Parcel]] = []
@@ -54,14 +60,24 @@ class Indoors:
 
 
 def make_site(
-    folder: Path, name: str, clients: Iterable[int], policy: dict[str, Any] | None = None, data: Any = "share", **more: Any
+    folder: Path,
+    name: str,
+    clients: Iterable[int],
+    policy: dict[str, Any] | None = None,
+    data: Any = "share",
+    **more: Any,
 ) -> Site:
     """A site with its own folder."""
     return Site(read_site(write_site(folder, name, clients, policy, data, **more)))
 
 
 def write_site(
-    folder: Path, name: str, clients: Iterable[int], policy: dict[str, Any] | None = None, data: Any = "share", **more: Any
+    folder: Path,
+    name: str,
+    clients: Iterable[int],
+    policy: dict[str, Any] | None = None,
+    data: Any = "share",
+    **more: Any,
 ) -> Path:
     """-> its site.toml"""
     import tomli_w
@@ -79,7 +95,9 @@ def write_site(
 
 
 def small_spec(method: str, **changes: Any) -> Spec:
-    """The small experiment of `trial.py` for two rounds; the public set is there where it is needed."""
+    """The small experiment of `trial.py` for two rounds; the public set is there where it is
+    needed.
+    """
     return make_spec({}, SMALL | {"engine": "auto", "method": method, "rounds": 2} | changes)
 
 

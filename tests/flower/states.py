@@ -22,7 +22,9 @@ def last_state(run: Run) -> RunState:
 
 
 def assert_equals_loop(run: Run, spec: Spec, folder: Path, tolerance: float) -> None:
-    """The same models, the same state at the server, the same counts; what clients keep is not at the coordinator to be compared."""
+    """The same models, the same state at the server, the same counts; what clients keep is not
+    at the coordinator to be compared.
+    """
     oracle = start_run(spec.model_copy(update={"engine": "loop"}), folder / "loop")
     assert not [line for line in run.metrics if line["refused"] or line["abandoned"]]
     ours, theirs = (state_tree(last_state(r)) for r in (run, oracle))

@@ -1,4 +1,6 @@
-"""A federation equals `loop`, for every method: the coordinator's and the sites' code within one process, on the bytes that would travel."""
+"""A federation equals `loop`, for every method: the coordinator's and the sites' code within
+one process, on the bytes that would travel.
+"""
 
 from __future__ import annotations
 
@@ -21,29 +23,49 @@ def names_of_methods() -> Iterator[str]:
 
 
 def three_sites(folder: Path) -> dict[int, Site]:
-    return {100 + number: make_site(folder, f"site-{number}", range(2 * number, 2 * number + 2)) for number in range(3)}
+    return {
+        100 + number: make_site(folder, f"site-{number}", range(2 * number, 2 * number + 2))
+        for number in range(3)
+    }
 
 
 @pytest.mark.parametrize("method", list(names_of_methods()))
 def test_every_method_equals_loop(method: str, tmp_path: Path) -> None:
     public = {"data.public": 8} if any(p.needs_public for p in as_method(method).parts) else {}
     spec = small_spec(method, **public)
-    assert_equals_loop(play_indoors(spec, Indoors(three_sites(tmp_path)), tmp_path / "flower"), spec, tmp_path, 1e-10)
+    assert_equals_loop(
+        play_indoors(spec, Indoors(three_sites(tmp_path)), tmp_path / "flower"),
+        spec,
+        tmp_path,
+        1e-10,
+    )
 
 
 def test_single_precision_equals_loop(tmp_path: Path) -> None:
     spec = small_spec("scaffold+wsm", precision="fp32")
-    assert_equals_loop(play_indoors(spec, Indoors(three_sites(tmp_path)), tmp_path / "flower"), spec, tmp_path, 1e-5)
+    assert_equals_loop(
+        play_indoors(spec, Indoors(three_sites(tmp_path)), tmp_path / "flower"),
+        spec,
+        tmp_path,
+        1e-5,
+    )
 
 
 def test_drift_on_shares_equals_loop(tmp_path: Path) -> None:
     """The coordinator names the time step, and sites hold the rows of all of them."""
     spec = small_spec("fedavg+wsm", **DRIFTING, **{"drift.steps": 2})
-    assert_equals_loop(play_indoors(spec, Indoors(three_sites(tmp_path)), tmp_path / "flower"), spec, tmp_path, 1e-10)
+    assert_equals_loop(
+        play_indoors(spec, Indoors(three_sites(tmp_path)), tmp_path / "flower"),
+        spec,
+        tmp_path,
+        1e-10,
+    )
 
 
 def test_local_models_are_measured_as_on_loop(tmp_path: Path) -> None:
-    """Local models on the test set at the coordinator, and on each other's validation rows, which takes them to the sites that have these rows."""
+    """Local models on the test set at the coordinator, and on each other's validation rows,
+    which takes them to the sites that have these rows.
+    """
     spec = small_spec("fedavg", **{"record.local": True, "rounds": 1})
     run = play_indoors(spec, Indoors(three_sites(tmp_path)), tmp_path / "flower")
     oracle = start_run(spec.model_copy(update={"engine": "loop"}), tmp_path / "oracle")

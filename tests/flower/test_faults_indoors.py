@@ -1,4 +1,6 @@
-"""Sites that decline, vanish, come back, lie or forget; a coordinator that is cut off. Within one process, where every moment can be chosen."""
+"""Sites that decline, vanish, come back, lie or forget; a coordinator that is cut off. Within
+one process, where every moment can be chosen.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ WHOLE = {"clients.sample": 6, "record.validation": False}
 
 
 def three_sites(folder: Path, **policies: Any) -> dict[int, Site]:
-    return {10 + n: make_site(folder, f"site-{n}", (2 * n, 2 * n + 1), policies.get(f"site_{n}")) for n in range(3)}
+    return {
+        10 + n: make_site(folder, f"site-{n}", (2 * n, 2 * n + 1), policies.get(f"site_{n}"))
+        for n in range(3)
+    }
 
 
 def log_of(run: Run) -> str:
@@ -56,26 +61,43 @@ def test_a_site_that_declines_is_named_with_a_code_and_the_others_go_on(tmp_path
 
 
 def test_work_lost_by_a_restart_is_sent_again(tmp_path: Path) -> None:
-    """The first training message to a node is swallowed, as by a SuperNode that dies with it; the greeting after it is answered, so it is back."""
+    """The first training message to a node is swallowed, as by a SuperNode that dies with it;
+    the greeting after it is answered, so it is back.
+    """
     spec = small_spec("scaffold", **WHOLE)
-    carrier = Indoors(three_sites(tmp_path), Script(lambda node, kind, count: "lost" if (node, kind, count) == (11, "train", 1) else ""))
+    carrier = Indoors(
+        three_sites(tmp_path),
+        Script(lambda node, kind, count: "lost" if (node, kind, count) == (11, "train", 1) else ""),
+    )
     run = play_indoors(spec, carrier, tmp_path / "run", QUICK._replace(answer=20.0))
     assert "site site-1 has lost its work by a restart, and gets it again" in log_of(run)
     assert_equals_loop(run, spec, tmp_path, 1e-10)
 
 
 def test_a_reply_that_got_lost_is_sent_again_and_trained_once(tmp_path: Path) -> None:
-    """The site trained, and its answer never came: asked again, it gives the answer it gave. Its state moved on once, or scaffold would differ."""
+    """The site trained, and its answer never came: asked again, it gives the answer it gave.
+    Its state moved on once, or scaffold would differ.
+    """
     spec = small_spec("scaffold", **WHOLE)
-    carrier = Indoors(three_sites(tmp_path), Script(lambda node, kind, count: "silent" if (node, kind, count) == (11, "train", 2) else ""))
+    carrier = Indoors(
+        three_sites(tmp_path),
+        Script(
+            lambda node, kind, count: "silent" if (node, kind, count) == (11, "train", 2) else ""
+        ),
+    )
     run = play_indoors(spec, carrier, tmp_path / "run", QUICK._replace(answer=20.0))
     assert_equals_loop(run, spec, tmp_path, 1e-10)
 
 
 def test_a_silent_site_is_left_alone_until_it_answers(tmp_path: Path) -> None:
-    """It answers neither the training of round 2 nor the first greeting after it; then it does, and takes part in the rounds that follow."""
+    """It answers neither the training of round 2 nor the first greeting after it; then it does,
+    and takes part in the rounds that follow.
+    """
     mute = {("train", 2), ("hello", 2)}
-    carrier = Indoors(three_sites(tmp_path), Script(lambda node, kind, count: "lost" if node == 11 and (kind, count) in mute else ""))
+    carrier = Indoors(
+        three_sites(tmp_path),
+        Script(lambda node, kind, count: "lost" if node == 11 and (kind, count) in mute else ""),
+    )
     spec = small_spec("fedavg", **WHOLE, rounds=4, **{"round.deadline": "0.4"})
     woken = Waking(carrier, 11)
     run = play_indoors(spec, woken, tmp_path / "run", QUICK._replace(nudge=9.0))
@@ -86,7 +108,9 @@ def test_a_silent_site_is_left_alone_until_it_answers(tmp_path: Path) -> None:
 
 
 class Waking(Indoors):
-    """After round 3 has been asked for, the greeting that a node did not answer is answered after all."""
+    """After round 3 has been asked for, the greeting that a node did not answer is answered
+    after all.
+    """
 
     def __init__(self, inner: Indoors, node: int):
         super().__init__(inner.sites, inner.fate)
@@ -103,7 +127,9 @@ class Waking(Indoors):
 
 
 def test_a_site_comes_back_under_another_node_id(tmp_path: Path) -> None:
-    """Scaffold's control variates are on the site's disk under its clients' numbers, so the new node goes on where the old one was."""
+    """Scaffold's control variates are on the site's disk under its clients' numbers, so the new
+    node goes on where the old one was.
+    """
     spec = small_spec("scaffold", **WHOLE)
     carrier = Indoors(three_sites(tmp_path))
 
@@ -129,7 +155,9 @@ def test_a_site_that_stays_away_costs_its_clients_the_round(tmp_path: Path) -> N
         return ""
 
     carrier.fate = leave
-    run = play_indoors(small_spec("fedavg", **WHOLE), carrier, tmp_path / "run", QUICK._replace(answer=20.0))
+    run = play_indoors(
+        small_spec("fedavg", **WHOLE), carrier, tmp_path / "run", QUICK._replace(answer=20.0)
+    )
     assert [line["replies"] for line in run.metrics] == [6, 4]
     assert codes(run.metrics[1]) == [(2, "away"), (3, "away")]
 
@@ -138,27 +166,48 @@ def test_nobody_takes_over_clients_of_another_site(tmp_path: Path) -> None:
     sites = three_sites(tmp_path)
     sites[99] = make_site(tmp_path, "stranger", (0, 5))
     run = play_indoors(small_spec("fedavg", **WHOLE), Indoors(sites), tmp_path / "run")
-    assert "site stranger claims client 0, which lives at site site-0: it is not believed" in log_of(run)
+    assert (
+        "site stranger claims client 0, which lives at site site-0: it is not believed"
+        in log_of(run)
+    )
     assert [line["replies"] for line in run.metrics] == [6, 6]
 
 
 def test_a_name_is_no_proof(tmp_path: Path) -> None:
-    """A stranger that calls itself like the site it wants to replace is not believed either, while that one is there."""
+    """A stranger that calls itself like the site it wants to replace is not believed either,
+    while that one is there.
+    """
     sites = three_sites(tmp_path)
     sites[99] = make_site(tmp_path / "elsewhere", "site-0", (0, 1))
     carrier = Indoors(sites)
     run = play_indoors(small_spec("fedavg", **WHOLE), carrier, tmp_path / "run")
-    assert "site site-0 claims client 0, which lives at site site-0: it is not believed" in log_of(run)
-    assert {node for node, parcel in carrier.sent if parcel.about["kind"] == "train"} == {10, 11, 12}
+    assert "site site-0 claims client 0, which lives at site site-0: it is not believed" in log_of(
+        run
+    )
+    assert {node for node, parcel in carrier.sent if parcel.about["kind"] == "train"} == {
+        10,
+        11,
+        12,
+    }
 
 
 def test_a_client_moves_when_its_site_is_silent(tmp_path: Path) -> None:
-    """Two nodes have the same site file, as after a restart that Flower has not noticed: the second gets the work when the first does not answer."""
+    """Two nodes have the same site file, as after a restart that Flower has not noticed: the
+    second gets the work when the first does not answer.
+    """
     sites = three_sites(tmp_path)
     sites[99] = sites[11]
-    carrier = Indoors(sites, Script(lambda node, kind, count: "lost" if node == 11 and (kind, count) != ("hello", 1) else ""))
+    carrier = Indoors(
+        sites,
+        Script(
+            lambda node, kind, count: "lost" if node == 11 and (kind, count) != ("hello", 1) else ""
+        ),
+    )
     run = play_indoors(
-        small_spec("scaffold", **WHOLE, rounds=3, **{"round.deadline": "0.4"}), carrier, tmp_path / "run", QUICK._replace(nudge=9.0)
+        small_spec("scaffold", **WHOLE, rounds=3, **{"round.deadline": "0.4"}),
+        carrier,
+        tmp_path / "run",
+        QUICK._replace(nudge=9.0),
     )
     assert [line["replies"] for line in run.metrics] == [4, 6, 6]
     assert "client 2 lives at site site-1 now (node 99)" in log_of(run)
@@ -186,14 +235,35 @@ class Lying(Site):
     [
         (lambda reply: reply._replace(about=reply.about | {"clients": [0, 1]}), "unknown-client"),
         (lambda reply: reply._replace(about=reply.about | {"round": 7}), "wrong-round"),
-        (lambda reply: reply._replace(mine=reply.mine | {"weight": np.array([1.0, np.inf])}), "weight"),
-        (lambda reply: reply._replace(mine={n: a for n, a in reply.mine.items() if n != "loss"}), "malformed"),
-        (lambda reply: reply._replace(mine=reply.mine | {"params/head.bias": np.full((2, 4), np.nan)}), "not-finite"),
-        (lambda reply: reply._replace(mine=reply.mine | {"params/head.bias": np.zeros((2, 1))}), "shape"),
-        (lambda reply: reply._replace(mine=reply.mine | {"extras/fedavg/labels": np.zeros((2, 4))}), "names"),
+        (
+            lambda reply: reply._replace(mine=reply.mine | {"weight": np.array([1.0, np.inf])}),
+            "weight",
+        ),
+        (
+            lambda reply: reply._replace(mine={n: a for n, a in reply.mine.items() if n != "loss"}),
+            "malformed",
+        ),
+        (
+            lambda reply: reply._replace(
+                mine=reply.mine | {"params/head.bias": np.full((2, 4), np.nan)}
+            ),
+            "not-finite",
+        ),
+        (
+            lambda reply: reply._replace(mine=reply.mine | {"params/head.bias": np.zeros((2, 1))}),
+            "shape",
+        ),
+        (
+            lambda reply: reply._replace(
+                mine=reply.mine | {"extras/fedavg/labels": np.zeros((2, 4))}
+            ),
+            "names",
+        ),
     ],
 )
-def test_a_lying_site_is_refused(lie: Callable[[Parcel], Parcel], code: str, tmp_path: Path) -> None:
+def test_a_lying_site_is_refused(
+    lie: Callable[[Parcel], Parcel], code: str, tmp_path: Path
+) -> None:
     sites = three_sites(tmp_path)
     liar = Lying(sites[11].file)
     liar.lie = lie
@@ -206,14 +276,19 @@ def test_a_lying_site_is_refused(lie: Callable[[Parcel], Parcel], code: str, tmp
 @pytest.mark.parametrize(
     "lie",
     [
-        lambda reply: reply._replace(mine=reply.mine | {"params/head.bias": np.zeros((1, 4))}),  # fewer rows than clients
+        # fewer rows than clients
+        lambda reply: reply._replace(mine=reply.mine | {"params/head.bias": np.zeros((1, 4))}),
         lambda reply: reply._replace(mine=reply.mine | {"params/head.bias": np.zeros(())}),
-        lambda reply: reply._replace(mine=reply.mine | {"params/head.bias/deeper": np.zeros((2, 4))}),
+        lambda reply: reply._replace(
+            mine=reply.mine | {"params/head.bias/deeper": np.zeros((2, 4))}
+        ),
         lambda reply: reply._replace(mine=reply.mine | {"valid/confusion": np.full((2, 4, 4), -1)}),
         lambda reply: reply._replace(mine=reply.mine | {"valid/loss": np.full(2, np.nan)}),
         lambda reply: reply._replace(mine=reply.mine | {"weight": np.zeros(7)}),
         lambda reply: reply._replace(about=reply.about | {"round": 10**30}),
-        lambda reply: reply._replace(about=reply.about | {"round": None, "seconds": "long", "clients_here": "all"}),
+        lambda reply: reply._replace(
+            about=reply.about | {"round": None, "seconds": "long", "clients_here": "all"}
+        ),
         lambda reply: reply._replace(about=reply.about | {"clients": None}),
         lambda reply: Parcel({}, {}),
         lambda reply: Parcel({"kind": "declined", "code": 7, "reason": ["?"]}, {}),
@@ -225,7 +300,9 @@ def test_no_lie_ends_the_run(lie: Callable[[Parcel], Parcel], tmp_path: Path) ->
     liar = Lying(sites[11].file)
     liar.lie = lie
     sites[11] = liar
-    run = play_indoors(small_spec("random(peers=2)", rounds=1, **WHOLE), Indoors(sites), tmp_path / "run")
+    run = play_indoors(
+        small_spec("random(peers=2)", rounds=1, **WHOLE), Indoors(sites), tmp_path / "run"
+    )
     assert run.metrics[0]["replies"] >= 4
 
 
@@ -233,10 +310,14 @@ class CutOff(Exception):
     """The coordinator is killed."""
 
 
-@pytest.mark.parametrize("method", ["scaffold+wsm", "fedwavg", "hast(peers=2, depth=2, finetune_epochs=1)"])
+@pytest.mark.parametrize(
+    "method", ["scaffold+wsm", "fedwavg", "hast(peers=2, depth=2, finetune_epochs=1)"]
+)
 @pytest.mark.parametrize("moment", [2, 5, 7])
 def test_a_coordinator_that_was_cut_off_goes_on(method: str, moment: int, tmp_path: Path) -> None:
-    """Cut off when so many messages are out, at a hello, in a round or between two; the same call again ends with the model of `loop`."""
+    """Cut off when so many messages are out, at a hello, in a round or between two; the same
+    call again ends with the model of `loop`.
+    """
     spec = small_spec(method, **WHOLE)
     sites = three_sites(tmp_path)
     carrier = Indoors(sites)
@@ -270,7 +351,11 @@ def test_a_lost_state_is_told_and_can_be_begun_anew(tmp_path: Path) -> None:
     carrier = Indoors(sites)
 
     def burn(node: int, parcel: Parcel) -> str:
-        for file in (tmp_path / "site-1" / "state").rglob("round-*.safetensors") if parcel.about.get("round") == 2 else ():
+        for file in (
+            (tmp_path / "site-1" / "state").rglob("round-*.safetensors")
+            if parcel.about.get("round") == 2
+            else ()
+        ):
             file.unlink()
         return ""
 
@@ -285,15 +370,25 @@ def test_a_lost_state_is_told_and_can_be_begun_anew(tmp_path: Path) -> None:
 
 def test_over_selection_takes_the_first_to_answer(tmp_path: Path) -> None:
     """Two of three sites answer; four answers are wanted, so nobody waits for the third."""
-    carrier = Indoors(three_sites(tmp_path), Script(lambda node, kind, count: "lost" if (node, kind) == (12, "train") else ""))
-    spec = small_spec("fedavg", rounds=1, **{"clients.sample": 4, "round.over_selection": 1.5, "record.validation": False})
+    carrier = Indoors(
+        three_sites(tmp_path),
+        Script(lambda node, kind, count: "lost" if (node, kind) == (12, "train") else ""),
+    )
+    spec = small_spec(
+        "fedavg",
+        rounds=1,
+        **{"clients.sample": 4, "round.over_selection": 1.5, "record.validation": False},
+    )
     run = play_indoors(spec, carrier, tmp_path / "run", QUICK._replace(answer=60.0, nudge=60.0))
     assert run.metrics[0]["replies"] == 4
     assert codes(run.metrics[0]) == [(4, "late"), (5, "late")]
 
 
 def test_a_round_with_too_few_answers_is_abandoned(tmp_path: Path) -> None:
-    carrier = Indoors(three_sites(tmp_path), Script(lambda node, kind, count: "lost" if kind == "train" and node > 10 else ""))
+    carrier = Indoors(
+        three_sites(tmp_path),
+        Script(lambda node, kind, count: "lost" if kind == "train" and node > 10 else ""),
+    )
     spec = small_spec("fedavg", rounds=1, **WHOLE, **{"round.min_replies": 3})
     run = play_indoors(spec, carrier, tmp_path / "run", QUICK._replace(nudge=9.0))
     assert run.metrics[0]["abandoned"]
@@ -301,10 +396,16 @@ def test_a_round_with_too_few_answers_is_abandoned(tmp_path: Path) -> None:
 
 
 def test_where_nobody_comes_the_run_says_so(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match="no site can work on this experiment after 1 s: check that the SuperNodes run"):
+    with pytest.raises(
+        RunFailed,
+        match="no site can work on this experiment after 1 s: check that the SuperNodes run",
+    ):
         play_indoors(small_spec("fedavg"), Indoors({}), tmp_path / "run")
     sites = {1: make_site(tmp_path, "strict", range(6), {"code": False})}
-    with pytest.raises(RunFailed, match=r"those that came declined \(policy: the experiment imports and runs Python code"):
+    with pytest.raises(
+        RunFailed,
+        match=r"those that came declined \(policy: the experiment imports and runs Python code",
+    ):
         play_indoors(small_spec("fedavg"), Indoors(sites), tmp_path / "run")
 
 

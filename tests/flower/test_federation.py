@@ -1,4 +1,6 @@
-"""Real processes: the engine `flower` equals `loop` over TLS, and a coordinator or a site that is killed costs time and nothing else."""
+"""Real processes: the engine `flower` equals `loop` over TLS, and a coordinator or a site that
+is killed costs time and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ pytestmark = [pytest.mark.xdist_group("flower"), pytest.mark.timeout(400)]
 
 
 def test_methods_equal_loop(ground: Ground, tmp_path: Path) -> None:
-    """Plain averaging, a public set at the coordinator, and no server at all; one run of Flower for all three, to start up once."""
+    """Plain averaging, a public set at the coordinator, and no server at all; one run of Flower
+    for all three, to start up once.
+    """
     specs = {
         "fedavg": lean("fedavg", 1),
         "flashback": lean("flashback", 2, **{"data.public": 8}),
@@ -33,7 +37,11 @@ def test_methods_equal_loop(ground: Ground, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_more_methods_equal_loop(ground: Ground, tmp_path: Path) -> None:
     """Counts kept at the sites, and single precision."""
-    assert_all_equal_loop(ground, {"fedwavg": lean("fedwavg", 2), "single": lean("scaffold+wsm", 1, precision="fp32")}, tmp_path)
+    assert_all_equal_loop(
+        ground,
+        {"fedwavg": lean("fedwavg", 2), "single": lean("scaffold+wsm", 1, precision="fp32")},
+        tmp_path,
+    )
 
 
 def assert_all_equal_loop(ground: Ground, specs: dict[str, Spec], folder: Path) -> None:
@@ -46,13 +54,19 @@ def assert_all_equal_loop(ground: Ground, specs: dict[str, Spec], folder: Path) 
 
 
 def test_a_killed_coordinator_goes_on(ground: Ground, tmp_path: Path) -> None:
-    """It is killed while its last round is under way; the same command again ends with the same model, because the sites kept state and replies."""
+    """It is killed while its last round is under way; the same command again ends with the same
+    model, because the sites kept state and replies.
+    """
     spec = lean("scaffold+wsm", 2)
     app = ground.prepare({"experiment": spec})
     before = {site: len(ground.worker_log(site)) for site in ground.sites}
     ground.federation.run(app, PATIENCE, name="doomed")
     wait_until(
-        lambda: any("round 2: trained" in ground.worker_log(site)[before[site] :] for site in ground.sites), 120, "a site trains round 2"
+        lambda: any(
+            "round 2: trained" in ground.worker_log(site)[before[site] :] for site in ground.sites
+        ),
+        120,
+        "a site trains round 2",
     )
     for process in ground.processes("superlink", "flwr-serverapp"):
         process.send_signal(signal.SIGKILL)
@@ -60,12 +74,17 @@ def test_a_killed_coordinator_goes_on(ground: Ground, tmp_path: Path) -> None:
     run = Run(ground.out(app))
     assert len(run.metrics) == 2, said[-3000:]
     assert "going on with run" in ground.log(app)
-    assert any("this request came before" in ground.worker_log(site)[before[site] :] for site in ground.sites)
+    assert any(
+        "this request came before" in ground.worker_log(site)[before[site] :]
+        for site in ground.sites
+    )
     assert_equals_loop(run, spec, tmp_path, 1e-10)
 
 
 def test_the_rounds_go_on_without_a_killed_site(ground: Ground, tmp_path: Path) -> None:
-    """Killed when round 2 is done: round 3 waits for it until its deadline, names it, and ends with the model of those that are there."""
+    """Killed when round 2 is done: round 3 waits for it until its deadline, names it, and ends
+    with the model of those that are there.
+    """
     spec = lean("fedwavg", 3, **{"clients.sample": 6, "round.deadline": "20"})
     app = ground.prepare({"experiment": spec})
     running = ground.federation.run(app, PATIENCE, name="site-killed")
@@ -74,10 +93,16 @@ def test_the_rounds_go_on_without_a_killed_site(ground: Ground, tmp_path: Path) 
     running.wait(100)
     run = Run(ground.out(app))
     assert [line["replies"] for line in run.metrics] == [6, 6, 4]
-    assert [(refused["client"], refused["code"]) for refused in run.metrics[-1]["refused"]] == [(2, "no-answer"), (3, "no-answer")]
+    assert [(refused["client"], refused["code"]) for refused in run.metrics[-1]["refused"]] == [
+        (2, "no-answer"),
+        (3, "no-answer"),
+    ]
     assert "site site-1 did not answer in 20 s" in ground.log(app)
     experiment = build(spec.model_copy(update={"engine": "loop"}))
     without = np.array([True, True, False, False, True, True])
     oracle = replace(experiment, availability=lambda clients, round, key: without | (round < 3))
     state, _ = play(oracle, Loop(oracle.task), 3)
-    assert worst_difference(last_state(run).server.model._asdict(), state.server.model._asdict())[1] <= 1e-10
+    assert (
+        worst_difference(last_state(run).server.model._asdict(), state.server.model._asdict())[1]
+        <= 1e-10
+    )

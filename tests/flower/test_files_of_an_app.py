@@ -1,4 +1,6 @@
-"""What `remanence flower` writes: an app that Flower accepts, certificates that hold and keys that nobody else can read."""
+"""What `remanence flower` writes: an app that Flower accepts, certificates that hold and keys
+that nobody else can read.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +19,43 @@ from remanence.flower.settings import read_site
 runner = CliRunner()
 
 
-def write_experiment(folder: Path, name: str = "experiment.toml", text: str = 'method = "fedavg"\nengine = "flower"\n') -> Path:
+def write_experiment(
+    folder: Path,
+    name: str = "experiment.toml",
+    text: str = 'method = "fedavg"\nengine = "flower"\n',
+) -> Path:
     path = folder / name
     path.write_text(text)
     return path
 
 
 def test_an_app_has_both_ends_and_the_experiment(tmp_path: Path) -> None:
-    done = runner.invoke(command_line, ["flower", "init", str(tmp_path / "My App"), "--config", str(write_experiment(tmp_path))])
+    done = runner.invoke(
+        command_line,
+        ["flower", "init", str(tmp_path / "My App"), "--config", str(write_experiment(tmp_path))],
+    )
     assert done.exit_code == 0
     project = tomllib.loads((tmp_path / "My App" / "pyproject.toml").read_text())
     assert project["project"]["name"] == "my-app"
     flower = project["tool"]["flwr"]["app"]
-    assert flower["components"] == {"serverapp": "my_app_app.server_app:app", "clientapp": "my_app_app.client_app:app"}
+    assert flower["components"] == {
+        "serverapp": "my_app_app.server_app:app",
+        "clientapp": "my_app_app.client_app:app",
+    }
     assert flower["config"]["experiment"] == "experiment.toml"
-    assert (tmp_path / "My App" / "my_app_app" / "experiment.toml").read_text().startswith('method = "fedavg"')
+    assert (
+        (tmp_path / "My App" / "my_app_app" / "experiment.toml")
+        .read_text()
+        .startswith('method = "fedavg"')
+    )
 
 
-@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own use of pathspec
+# Flower's own use of pathspec
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 def test_flower_takes_the_app(tmp_path: Path) -> None:
-    pytest.importorskip("flwr", reason="the package flwr is not installed (the extra remanence[flower])")
+    pytest.importorskip(
+        "flwr", reason="the package flwr is not installed (the extra remanence[flower])"
+    )
     from flwr.cli.build import build_fab_from_disk
     from flwr.cli.config_utils import load_and_validate
 
@@ -62,37 +81,56 @@ def test_what_cannot_become_an_app_gets_a_sentence(tmp_path: Path) -> None:
         write_app(tmp_path, [write_experiment(tmp_path)])
     (tmp_path / "other").mkdir()
     with pytest.raises(InputError, match="the same name"):
-        write_app(tmp_path / "a", [write_experiment(tmp_path), write_experiment(tmp_path / "other")])
+        write_app(
+            tmp_path / "a", [write_experiment(tmp_path), write_experiment(tmp_path / "other")]
+        )
 
 
 def test_certificates_hold_for_their_hosts_and_keys_are_private(tmp_path: Path) -> None:
-    pytest.importorskip("cryptography", reason="the package cryptography is not installed (it comes with remanence[flower])")
+    pytest.importorskip(
+        "cryptography",
+        reason="the package cryptography is not installed (it comes with remanence[flower])",
+    )
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+    from cryptography.hazmat.primitives.serialization import (
+        load_ssh_private_key,
+        load_ssh_public_key,
+    )
 
     from remanence.flower.certificates import make_certificates, make_site_key
 
     make_certificates(tmp_path, ["fl.example.org", "10.0.0.5"])
-    authority, server = (x509.load_pem_x509_certificate((tmp_path / name).read_bytes()) for name in ("ca.crt", "server.crt"))
+    authority, server = (
+        x509.load_pem_x509_certificate((tmp_path / name).read_bytes())
+        for name in ("ca.crt", "server.crt")
+    )
     server.verify_directly_issued_by(authority)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fl.example.org"]
     assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.5"]
     context = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
     assert context.get_ca_certs()
-    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
+    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+        tmp_path / "server.crt", tmp_path / "server.key"
+    )
     key = make_site_key(tmp_path, "ward-7")
     for private in (key, tmp_path / "server.key", tmp_path / "ca.key"):
         assert private.stat().st_mode & 0o777 == 0o600
-    loaded, public = load_ssh_private_key(key.read_bytes(), None), load_ssh_public_key(key.with_suffix(".key.pub").read_bytes())
+    loaded, public = (
+        load_ssh_private_key(key.read_bytes(), None),
+        load_ssh_public_key(key.with_suffix(".key.pub").read_bytes()),
+    )
     assert isinstance(loaded, ec.EllipticCurvePrivateKey)
     assert isinstance(loaded.curve, ec.SECP384R1)
     assert loaded.public_key() == public
     before = (tmp_path / "ca.crt").read_bytes()
-    make_certificates(tmp_path, ["new.example.org"])  # the authority stays, so sites need nothing new
+    # the authority stays, so sites need nothing new
+    make_certificates(tmp_path, ["new.example.org"])
     assert (tmp_path / "ca.crt").read_bytes() == before
-    x509.load_pem_x509_certificate((tmp_path / "server.crt").read_bytes()).verify_directly_issued_by(authority)
+    x509.load_pem_x509_certificate(
+        (tmp_path / "server.crt").read_bytes()
+    ).verify_directly_issued_by(authority)
     with pytest.raises(InputError, match="a key is not overwritten"):
         make_site_key(tmp_path, "ward-7")
     for wrong in (["fl.example.org:8000"], ["a b"], []):
@@ -103,7 +141,9 @@ def test_certificates_hold_for_their_hosts_and_keys_are_private(tmp_path: Path) 
 def test_check_tells_what_a_site_would_give_away(tmp_path: Path) -> None:
     experiment = write_experiment(tmp_path, text='method = "scaffold"\n[clients]\ncount = 4\n')
     site = tmp_path / "site.toml"
-    site.write_text('name = "trial"\n[data]\n1 = "share"\n[policy]\nsuppress = 5\n[compute]\ndevice = "cpu"\n')
+    site.write_text(
+        'name = "trial"\n[data]\n1 = "share"\n[policy]\nsuppress = 5\n[compute]\ndevice = "cpu"\n'
+    )
     done = runner.invoke(command_line, ["flower", "check", str(site), str(experiment)])
     assert done.exit_code == 0
     assert "client 1:" in done.output

@@ -1,4 +1,6 @@
-"""What a site keeps: the state that was named and the newest ones, and answers to requests that come again."""
+"""What a site keeps: the state that was named and the newest ones, and answers to requests that
+come again.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ RUN = "0123abcd-run"
 
 
 def state_of(round: int) -> dict[str, object]:
-    return {"scaffold": {"c": {"weight": torch.full((2,), float(round), dtype=torch.float64), "seen": torch.tensor(True)}}}
+    return {
+        "scaffold": {
+            "c": {
+                "weight": torch.full((2,), float(round), dtype=torch.float64),
+                "seen": torch.tensor(True),
+            }
+        }
+    }
 
 
 def test_a_state_comes_back_with_types_and_order(tmp_path: Path) -> None:
@@ -31,7 +40,9 @@ def test_a_state_comes_back_with_types_and_order(tmp_path: Path) -> None:
 
 
 def test_the_named_state_stays_while_replies_are_not_used(tmp_path: Path) -> None:
-    """Rounds 2 to 5 all began from round 1, because the coordinator used none of them: 1 must still be there, and so are the two newest."""
+    """Rounds 2 to 5 all began from round 1, because the coordinator used none of them: 1 must
+    still be there, and so are the two newest.
+    """
     memory = Memory(tmp_path, RUN)
     memory.keep(0, 1, state_of(1), -1)
     for round in (2, 3, 4, 5):
@@ -64,7 +75,9 @@ def test_old_replies_and_old_runs_go(tmp_path: Path) -> None:
         for round in (1, 2, 3):
             memory.keep_reply(round, f"{round}" * 64, Parcel({}, {}))
     assert len(list(tmp_path.iterdir())) == RUNS
-    assert sorted(path.name[:13] for path in (tmp_path / f"run-number-{RUNS + 2:02d}").iterdir()) == ["reply-0000002", "reply-0000003"]
+    assert sorted(
+        path.name[:13] for path in (tmp_path / f"run-number-{RUNS + 2:02d}").iterdir()
+    ) == ["reply-0000002", "reply-0000003"]
 
 
 @pytest.mark.parametrize("name", ["../../etc", "", "a/b", "A" * 10, "None"])

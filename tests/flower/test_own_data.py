@@ -1,4 +1,6 @@
-"""Sites with data of their own: files, functions, classes and shapes that do and do not fit, and a coordinator without any data."""
+"""Sites with data of their own: files, functions, classes and shapes that do and do not fit,
+and a coordinator without any data.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,21 @@ def spec_for(name: str = TABLE, **changes: Any) -> Spec:
     return make_spec({}, base | {"model": "mlp(hidden='4')"} | changes)
 
 
-def write_table(path: Path, rows: int, classes: tuple[str, ...] = ("a", "b"), features: int = 3, test: int = 5) -> None:
+def write_table(
+    path: Path, rows: int, classes: tuple[str, ...] = ("a", "b"), features: int = 3, test: int = 5
+) -> None:
     """Class by the sign of the first column."""
     x = np.linspace(-1, 1, (rows + test) * features, dtype=np.float32).reshape(-1, features)
     y = np.arange(rows + test) % len(classes)
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, x=x[:rows], y=y[:rows], x_test=x[rows:], y_test=y[rows:], class_names=np.array(classes))
+    np.savez(
+        path,
+        x=x[:rows],
+        y=y[:rows],
+        x_test=x[rows:],
+        y_test=y[rows:],
+        class_names=np.array(classes),
+    )
 
 
 def sites_with_tables(folder: Path, policy: dict[str, Any] | None = None) -> dict[int, Site]:
@@ -56,32 +67,47 @@ def test_a_coordinator_without_data_trains_and_measures(tmp_path: Path) -> None:
     """5 test rows at each of three clients: 15 in all. Validation rows: a tenth of 20, 12 and 9."""
     run = play_indoors(spec_for(), Indoors(sites_with_tables(tmp_path)), tmp_path / "run")
     assert [line["replies"] for line in run.metrics if line["split"] == "test"] == [3, 3]
-    assert run.ledger.select(split="test", moment="merged")["total"].sum(axis=1).tolist() == [15, 15]
+    assert run.ledger.select(split="test", moment="merged")["total"].sum(axis=1).tolist() == [
+        15,
+        15,
+    ]
     assert run.about["label_counts"] == []
     assert "at the sites: table examples of shape 3, 2 classes" in run.about["data"]
 
 
 def test_clients_weigh_by_the_rows_their_sites_have(tmp_path: Path) -> None:
-    """fedavg by hand from the replies: 18, 11 and 8 training rows (a tenth of 20, 12 and 9 is kept for validation, rounded)."""
+    """fedavg by hand from the replies: 18, 11 and 8 training rows (a tenth of 20, 12 and 9 is
+    kept for validation, rounded).
+    """
     carrier = Indoors(sites_with_tables(tmp_path))
     run = play_indoors(spec_for(rounds=1), carrier, tmp_path / "run")
     trained = [parcel for _, parcel in carrier.sent if parcel.about["kind"] == "train"]
-    replies = [carrier.sites[node].answer(parcel) for node, parcel in carrier.sent if parcel.about["kind"] == "train"]
+    replies = [
+        carrier.sites[node].answer(parcel)
+        for node, parcel in carrier.sent
+        if parcel.about["kind"] == "train"
+    ]
     assert len(trained) == 2
     weights = np.concatenate([reply.arrays["weight"] for reply in replies])
     assert weights.tolist() == [18, 11, 8]
     for name, value in last_state(run).server.model.params.items():
         stacked = np.concatenate([reply.arrays[f"params/{name}"] for reply in replies])
-        assert np.allclose(np.tensordot(weights / weights.sum(), stacked, axes=1), value.numpy(), atol=1e-12)
+        assert np.allclose(
+            np.tensordot(weights / weights.sum(), stacked, axes=1), value.numpy(), atol=1e-12
+        )
 
 
 def test_only_what_the_method_declares_leaves_a_site(tmp_path: Path) -> None:
     carrier = Indoors(sites_with_tables(tmp_path))
     run = play_indoors(spec_for(method="scaffold+wsm", rounds=1), carrier, tmp_path / "run")
-    node, parcel = next((node, parcel) for node, parcel in carrier.sent if parcel.about["kind"] == "train")
+    node, parcel = next(
+        (node, parcel) for node, parcel in carrier.sent if parcel.about["kind"] == "train"
+    )
     up = carrier.sites[node].answer(parcel)
     names = set(last_state(run).server.model.params)
-    assert set(up.arrays) == {f"params/{n}" for n in names} | {f"extras/scaffold/change/{n}" for n in names} | {"weight", "loss"}
+    assert set(up.arrays) == {f"params/{n}" for n in names} | {
+        f"extras/scaffold/change/{n}" for n in names
+    } | {"weight", "loss"}
     assert set(up.about) == {"kind", "round", "clients", "site", "clients_here", "seconds"}
 
 
@@ -99,7 +125,12 @@ def test_data_by_a_function_of_the_site(tmp_path: Path, monkeypatch: pytest.Monk
     run = play_indoors(spec_for(), Indoors({1: site}), tmp_path / "run")
     assert [line["replies"] for line in run.metrics if line["split"] == "test"] == [3, 3]
     broken = make_site(tmp_path, "own", (0,), {}, data="ward_data:nothing")
-    about = broken.answer(Parcel({"kind": "hello", "run": "some-run-1", "spec": {"clients": {"count": 3}}, "data": {}}, {})).about
+    about = broken.answer(
+        Parcel(
+            {"kind": "hello", "run": "some-run-1", "spec": {"clients": {"count": 3}}, "data": {}},
+            {},
+        )
+    ).about
     assert about["code"] == "setup"
     assert "name a function without arguments as package.module:function" in about["reason"]
 
@@ -107,11 +138,20 @@ def test_data_by_a_function_of_the_site(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("table", "reason"),
     [
-        ({"features": 4}, "client 2 has table examples of shape (4,), and the experiment is about table of shape (3,)"),
-        ({"classes": ("a", "zebra")}, "client 2 has a class 'zebra', and the experiment knows a, b"),
+        (
+            {"features": 4},
+            "client 2 has table examples of shape (4,), and the experiment is about table of"
+            " shape (3,)",
+        ),
+        (
+            {"classes": ("a", "zebra")},
+            "client 2 has a class 'zebra', and the experiment knows a, b",
+        ),
     ],
 )
-def test_data_that_do_not_fit_are_declined_with_both_sides_named(table: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_data_that_do_not_fit_are_declined_with_both_sides_named(
+    table: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
     sites = sites_with_tables(tmp_path)
     write_table(tmp_path / "alone" / "2.npz", 9, **table)
     run = play_indoors(spec_for(), Indoors(sites), tmp_path / "run")
@@ -121,14 +161,20 @@ def test_data_that_do_not_fit_are_declined_with_both_sides_named(table: dict[str
 
 def test_suppressed_counts_are_what_the_ledger_gets(tmp_path: Path) -> None:
     """Every count of 5 test rows is below 6, so no site tells any: accuracy is of nothing."""
-    run = play_indoors(spec_for(rounds=1), Indoors(sites_with_tables(tmp_path, {"suppress": 6})), tmp_path / "run")
+    run = play_indoors(
+        spec_for(rounds=1), Indoors(sites_with_tables(tmp_path, {"suppress": 6})), tmp_path / "run"
+    )
     line = next(line for line in run.metrics if line["split"] == "test")
     assert line["accuracy"] is None
     assert line["replies"] == 3
 
 
 def test_a_site_that_gives_no_counts_still_trains(tmp_path: Path) -> None:
-    run = play_indoors(spec_for(rounds=1), Indoors(sites_with_tables(tmp_path, {"evaluate": False})), tmp_path / "run")
+    run = play_indoors(
+        spec_for(rounds=1),
+        Indoors(sites_with_tables(tmp_path, {"evaluate": False})),
+        tmp_path / "run",
+    )
     assert run.metrics[0]["replies"] == 3
     assert run.metrics[0]["accuracy"] is None
 
@@ -136,7 +182,10 @@ def test_a_site_that_gives_no_counts_still_trains(tmp_path: Path) -> None:
 def test_a_site_with_too_high_a_client_is_told(tmp_path: Path) -> None:
     write_table(tmp_path / "alone" / "2.npz", 9)
     site = make_site(tmp_path, "alone", (7,), {}, data="npz(path='2.npz')")
-    with pytest.raises(RunFailed, match=r"this site has a client 7, and the experiment's 3 clients are numbered 0 to 2"):
+    with pytest.raises(
+        RunFailed,
+        match=r"this site has a client 7, and the experiment's 3 clients are numbered 0 to 2",
+    ):
         play_indoors(spec_for(), Indoors({1: site}), tmp_path / "run")
 
 
@@ -144,11 +193,17 @@ def test_a_site_with_too_high_a_client_is_told(tmp_path: Path) -> None:
     ("text", "complaint"),
     [
         ("sites(kind='video', shape='3', classes='2')", "kind must be one of image, table, tokens"),
-        ("sites(kind='table', shape='3x3', classes='2')", "shape must be that of one table example"),
+        (
+            "sites(kind='table', shape='3x3', classes='2')",
+            "shape must be that of one table example",
+        ),
         ("sites(kind='table', shape='3', classes='one')", "two names or more"),
         ("sites(kind='table', shape='3', classes='2', mean='1')", "mean must be 3 numbers"),
         ("sites(kind='table', shape='3', classes='2', mean='1 1 1')", "belong together"),
-        ("sites(kind='table', shape='3', classes='2', mean='1 1 1', std='1 0 1')", "a std is above 0"),
+        (
+            "sites(kind='table', shape='3', classes='2', mean='1 1 1', std='1 0 1')",
+            "a std is above 0",
+        ),
         ("sites(shapes='3')", "has no option 'shapes': did you mean shape?"),
     ],
 )
@@ -161,7 +216,9 @@ def test_descriptions_need_a_number_of_clients_and_no_public_set(tmp_path: Path)
     with pytest.raises(InputError, match="say how many clients there are"):
         describe_data(spec_for(**{"clients.count": None}))
     with pytest.raises(InputError, match="it has no public set either"):
-        play_indoors(spec_for(method="flashback", **{"data.public": 8}), Indoors({}), tmp_path / "run")
+        play_indoors(
+            spec_for(method="flashback", **{"data.public": 8}), Indoors({}), tmp_path / "run"
+        )
     assert describe_data(spec_for("digits")) is None
 
 

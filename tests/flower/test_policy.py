@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remanence.flower.policy import Declined, check_code, check_evaluation, check_method, disguise, draw_geometric
+from remanence.flower.policy import (
+    Declined,
+    check_code,
+    check_evaluation,
+    check_method,
+    disguise,
+    draw_geometric,
+)
 from remanence.flower.settings import Policy
 from remanence.keys import Key
 from remanence.trial import small_experiment
@@ -23,7 +30,9 @@ def test_counts_leave_as_they_are_where_nothing_is_asked_for() -> None:
 
 
 def test_small_counts_are_suppressed_and_the_mean_loss_stays() -> None:
-    """Below 5: the 3 becomes 0, 5 stays. 12 of 15 rows are left, so the summed loss is 30 * 12 / 15 = 24, and the mean 2 as before."""
+    """Below 5: the 3 becomes 0, 5 stays. 12 of 15 rows are left, so the summed loss is 30 * 12
+    / 15 = 24, and the mean 2 as before.
+    """
     shown, loss = disguise(Policy(suppress=5), CONFUSION, LOSS)
     assert shown.tolist() == [[[7, 0], [0, 5]]]
     assert loss.tolist() == [24.0]
@@ -45,10 +54,13 @@ def test_noised_counts_are_counts(epsilon: float, seed: int) -> None:
 
 
 def test_noise_has_the_promised_distribution() -> None:
-    """P(z) = (1 - a) / (1 + a) * a^|z| with a = exp(-epsilon): for epsilon = ln 2, a = 1/2, so P(0) = 1/3 and P(1) = P(-1) = 1/6."""
+    """P(z) = (1 - a) / (1 + a) * a^|z| with a = exp(-epsilon): for epsilon = ln 2, a = 1/2, so
+    P(0) = 1/3 and P(1) = P(-1) = 1/6.
+    """
     drawn = draw_geometric(Key(1), float(np.log(2)), (60_000,))
     shares = [(drawn == z).mean() for z in (-1, 0, 1)]
-    assert shares == pytest.approx([1 / 6, 1 / 3, 1 / 6], abs=0.01)  # more than five standard deviations
+    # more than five standard deviations
+    assert shares == pytest.approx([1 / 6, 1 / 3, 1 / 6], abs=0.01)
     assert abs(drawn.mean()) < 0.03
 
 

@@ -42,7 +42,10 @@ def test_clients_are_in_order_and_paths_are_meant_from_the_file(tmp_path: Path) 
         ('name = "w"\n[data]\n-1 = "share"', "data.-1 does not name a client"),
         ('name = "w"\n[data]\n01 = "share"', "data.01 does not name a client"),
         ('name = "w"\n[data]\n0 = "share"\n1 = "digits"', "a site is for one or the other"),
-        (GOOD + "[policy]\nsupress = 3", "unknown key 'policy.supress': did you mean policy.suppress"),
+        (
+            GOOD + "[policy]\nsupress = 3",
+            "unknown key 'policy.supress': did you mean policy.suppress",
+        ),
         (GOOD + "[policy]\nsuppress = -3", "policy.suppress cannot be used"),
         (GOOD + "[policy]\nepsilon = -1.0", "policy.epsilon cannot be used"),
         (GOOD + '[compute]\nengine = "ray"', "compute.engine cannot be used"),
@@ -85,7 +88,9 @@ def test_settings_of_an_app() -> None:
     ],
 )
 def test_what_only_a_simulation_can_do_is_refused(key: str, value: object) -> None:
-    spec = small_experiment(changes={key: value, "engine": "flower"} if key != "attack" else {"engine": "flower"}).spec
+    spec = small_experiment(
+        changes={key: value, "engine": "flower"} if key != "attack" else {"engine": "flower"}
+    ).spec
     if key == "attack":
         spec = spec.model_copy(update={"attack": value})
     with pytest.raises(InputError, match=f"{key}=.* cannot be used with the engine flower"):
@@ -93,8 +98,15 @@ def test_what_only_a_simulation_can_do_is_refused(key: str, value: object) -> No
 
 
 def test_what_personal_parts_cannot_do_is_refused() -> None:
-    for method, peers, changes in (("fedbn", "record.local", {"record.local": True}), ("random+fedbn", "random", {})):
-        with pytest.raises(InputError, match=rf"{peers} needs whole models of clients, and with fedbn a part of them never leaves"):
+    for method, peers, changes in (
+        ("fedbn", "record.local", {"record.local": True}),
+        ("random+fedbn", "random", {}),
+    ):
+        with pytest.raises(
+            InputError,
+            match=rf"{peers} needs whole models of clients, and with fedbn a part of them never"
+            r" leaves",
+        ):
             check_real(small_spec(method, **changes))
     with pytest.raises(InputError, match="engine='loop' in a Flower app"):
         check_real(small_experiment().spec)

@@ -12,12 +12,23 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from remanence.flower.cargo import as_arrays, as_tree
-from remanence.flower.wire import DTYPES, Parcel, WireError, flatten_arrays, from_bytes, restore_arrays, to_bytes, unpack_text
+from remanence.flower.wire import (
+    DTYPES,
+    Parcel,
+    WireError,
+    flatten_arrays,
+    from_bytes,
+    restore_arrays,
+    to_bytes,
+    unpack_text,
+)
 
 some_arrays = st.dictionaries(
     st.text("abc/.", min_size=1, max_size=5),
     st.sampled_from(DTYPES).flatmap(
-        lambda kind: arrays.arrays(np.dtype(kind), arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+        lambda kind: arrays.arrays(
+            np.dtype(kind), arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
+        )
     ),
     max_size=6,
 )
@@ -37,12 +48,21 @@ def test_arrays_come_back_bit_by_bit_and_in_order(given_arrays: dict[str, np.nda
 
 @given(
     some_arrays,
-    st.dictionaries(st.text(max_size=3), st.integers(-(2**64), 2**64) | st.floats(allow_nan=False, allow_infinity=False), max_size=3),
+    st.dictionaries(
+        st.text(max_size=3),
+        st.integers(-(2**64), 2**64) | st.floats(allow_nan=False, allow_infinity=False),
+        max_size=3,
+    ),
 )
-def test_a_parcel_comes_back_from_its_bytes(mine: dict[str, np.ndarray], about: dict[str, float]) -> None:
+def test_a_parcel_comes_back_from_its_bytes(
+    mine: dict[str, np.ndarray], about: dict[str, float]
+) -> None:
     back = from_bytes(to_bytes(Parcel(dict(about), mine)))
-    assert back.about == about  # floats exactly: JSON writes the shortest text that reads back as the same number
-    assert {name: array.tobytes() for name, array in back.arrays.items()} == {n: np.ascontiguousarray(a).tobytes() for n, a in mine.items()}
+    # floats exactly: JSON writes the shortest text that reads back as the same number
+    assert back.about == about
+    assert {name: array.tobytes() for name, array in back.arrays.items()} == {
+        n: np.ascontiguousarray(a).tobytes() for n, a in mine.items()
+    }
 
 
 FLAT = {"float64": np.arange(6.0)}
@@ -98,7 +118,10 @@ def test_another_version_is_told() -> None:
 
 
 def test_trees_come_back_as_copies() -> None:
-    tree = {"start": {"params": {"body.weight": torch.ones(2, 2, dtype=torch.float64)}, "buffers": {}}, "n": torch.tensor(3)}
+    tree = {
+        "start": {"params": {"body.weight": torch.ones(2, 2, dtype=torch.float64)}, "buffers": {}},
+        "n": torch.tensor(3),
+    }
     arrays_ = as_arrays(tree)
     back = as_tree(arrays_, "start", torch.device("cpu"))
     assert list(back) == ["params"]

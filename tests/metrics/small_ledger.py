@@ -25,8 +25,12 @@ from remanence.metrics.ledger import (
 Counts = Sequence[int]  # [C]
 
 
-def judged(right: Counts, total: Counts, moment: str, model: int = GLOBAL, **columns: Any) -> np.ndarray:
-    """One record: `right` of `total` examples of each class; round 1, time step 0, the test split and rows of everybody unless told."""
+def judged(
+    right: Counts, total: Counts, moment: str, model: int = GLOBAL, **columns: Any
+) -> np.ndarray:
+    """One record: `right` of `total` examples of each class; round 1, time step 0, the test
+    split and rows of everybody unless told.
+    """
     record = np.zeros(1, dtype=record_type(len(total)))
     record["correct"], record["total"], record["predicted"] = right, total, right
     words = {"moment": MOMENTS.index(moment), "split": SPLITS.index(columns.pop("split", "test"))}
@@ -45,16 +49,27 @@ def play_round(
     before_drift: Counts | None = None,
     **columns: Any,
 ) -> list[np.ndarray]:
-    """The test records of a round with a server: right answers at each moment; clients with their aggregation weights."""
-    records = [] if before_drift is None else [judged(before_drift, total, "before_drift", **columns)]
+    """The test records of a round with a server: right answers at each moment; clients with
+    their aggregation weights.
+    """
+    records = (
+        [] if before_drift is None else [judged(before_drift, total, "before_drift", **columns)]
+    )
     records.append(judged(before, total, "before", **columns))
-    records += [judged(right, total, "local", client, weight=weight, **columns) for client, (weight, right) in local.items()]
+    records += [
+        judged(right, total, "local", client, weight=weight, **columns)
+        for client, (weight, right) in local.items()
+    ]
     records.append(judged(merged, total, "merged", **columns))
     return records if refined is None else [*records, judged(refined, total, "refined", **columns)]
 
 
-def mix_and_train(total: Counts, clients: Mapping[int, tuple[Counts, Counts, Counts]], **columns: Any) -> list[np.ndarray]:
-    """The test records of a round without a server: for each client right answers before, after mixing and after training."""
+def mix_and_train(
+    total: Counts, clients: Mapping[int, tuple[Counts, Counts, Counts]], **columns: Any
+) -> list[np.ndarray]:
+    """The test records of a round without a server: for each client right answers before, after
+    mixing and after training.
+    """
     moments = ("before", "merged", "local")
     return [
         judged(right, total, moment, client, **columns)
@@ -77,30 +92,61 @@ def shuffle(ledger: Ledger, order: Sequence[int]) -> Ledger:
 def make_examples(*rows: tuple[int, str, int, int, bool, float]) -> np.ndarray:
     """Records of single examples: round, moment, client, id, right, margin."""
     return np.array(
-        [(round, 0, MOMENTS.index(moment), client, id, right, margin) for round, moment, client, id, right, margin in rows], dtype=EXAMPLE
+        [
+            (round, 0, MOMENTS.index(moment), client, id, right, margin)
+            for round, moment, client, id, right, margin in rows
+        ],
+        dtype=EXAMPLE,
     )
 
 
-def make_confusions(*rows: tuple[int, Sequence[Counts]], moment: str = "merged", model: int = GLOBAL) -> np.ndarray:
+def make_confusions(
+    *rows: tuple[int, Sequence[Counts]], moment: str = "merged", model: int = GLOBAL
+) -> np.ndarray:
     """Confusion matrices of a model on the test set, by round."""
     records = np.zeros(len(rows), dtype=confusion_type(len(rows[0][1]) if rows else 1))
-    records["moment"], records["split"], records["model"], records["owner"] = MOMENTS.index(moment), SPLITS.index("test"), model, ALL
+    records["moment"], records["split"], records["model"], records["owner"] = (
+        MOMENTS.index(moment),
+        SPLITS.index("test"),
+        model,
+        ALL,
+    )
     for place, (round, confusion) in enumerate(rows):
         records[place]["round"], records[place]["confusion"] = round, confusion
     return records
 
 
-def make_peers(*rows: tuple[int, int, Sequence[Sequence[float]]], kind: str = "heard") -> np.ndarray:
+def make_peers(
+    *rows: tuple[int, int, Sequence[Sequence[float]]], kind: str = "heard"
+) -> np.ndarray:
     """Tables over pairs of clients: round, time step, values."""
     number = {"heard": HEARD, "similarity": SIMILARITY}[kind]
-    return np.array([(round, step, number, values) for round, step, values in rows], dtype=peers_type(len(rows[0][2])))
+    return np.array(
+        [(round, step, number, values) for round, step, values in rows],
+        dtype=peers_type(len(rows[0][2])),
+    )
 
 
-def make_run(metrics: Sequence[dict[str, Any]] = (), ledger: Ledger | None = None, **about: Any) -> Any:
+def make_run(
+    metrics: Sequence[dict[str, Any]] = (), ledger: Ledger | None = None, **about: Any
+) -> Any:
     """What measures read of a run."""
     return SimpleNamespace(metrics=list(metrics), about=about, ledger=ledger)
 
 
-def line(round: int, accuracy: float | None = None, per_class: Sequence[float | None] | None = None, **fields: Any) -> dict[str, Any]:
+def line(
+    round: int,
+    accuracy: float | None = None,
+    per_class: Sequence[float | None] | None = None,
+    **fields: Any,
+) -> dict[str, Any]:
     """A line of metrics.jsonl, of the global model on the test set unless told."""
-    return {"round": round, "time_step": 0, "model": "global", "split": "test", "accuracy": accuracy, "per_class": per_class, **fields}
+    return {
+        "round": round,
+        "time_step": 0,
+        "model": "global",
+        "split": "test",
+        "accuracy": accuracy,
+        "per_class": per_class,
+        **fields,
+    }

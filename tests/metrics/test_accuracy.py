@@ -41,8 +41,13 @@ def test_a_loss_that_is_not_finite_is_none(loss: float) -> None:
     assert summarise(np.eye(2, dtype=int), loss)["loss"] is None
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40), st.floats(0, 100))
-def test_every_summary_is_plain_json_and_agrees_with_a_direct_count(pairs: list[tuple[int, int]], loss: float) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40),
+    st.floats(0, 100),
+)
+def test_every_summary_is_plain_json_and_agrees_with_a_direct_count(
+    pairs: list[tuple[int, int]], loss: float
+) -> None:
     confusion = np.zeros((4, 4), dtype=np.int64)
     for truth, guess in pairs:
         confusion[truth, guess] += 1
@@ -51,5 +56,7 @@ def test_every_summary_is_plain_json_and_agrees_with_a_direct_count(pairs: list[
     truth, guess = zip(*pairs, strict=True)
     assert summary["accuracy"] == sum(t == g for t, g in pairs) / len(pairs)
     there = sorted(set(truth))
-    assert summary["macro_f1"] == pytest.approx(f1_score(truth, guess, labels=there, average="macro", zero_division=0), rel=1e-12)
+    assert summary["macro_f1"] == pytest.approx(
+        f1_score(truth, guess, labels=there, average="macro", zero_division=0), rel=1e-12
+    )
     assert [c for c, share in enumerate(summary["per_class"]) if share is not None] == there

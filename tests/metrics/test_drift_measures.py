@@ -37,12 +37,20 @@ def follow(own: Any, steps: list[int], *, every: int = 5, rounds_per_step: int =
     accuracy = np.array(own, dtype=float)
     rounds = every * np.arange(1, len(accuracy) + 1)
     return DriftCurves(
-        rounds, np.array(steps), accuracy[:, :, None], np.zeros((max(steps) + 1, accuracy.shape[1]), np.int64), rounds_per_step
+        rounds,
+        np.array(steps),
+        accuracy[:, :, None],
+        np.zeros((max(steps) + 1, accuracy.shape[1]), np.int64),
+        rounds_per_step,
     )
 
 
 # Two clients, two steps of 15 rounds, recorded every 5.
-TWO = follow([[0.0, 0.5], [0.5, 0.5], [1.0, 0.5], [0.25, 0.25], [0.75, 0.75], [1.0, 0.75]], [0, 0, 0, 1, 1, 1], rounds_per_step=15)
+TWO = follow(
+    [[0.0, 0.5], [0.5, 0.5], [1.0, 0.5], [0.25, 0.25], [0.75, 0.75], [1.0, 0.75]],
+    [0, 0, 0, 1, 1, 1],
+    rounds_per_step=15,
+)
 
 
 def test_performance_is_the_end_of_each_step() -> None:
@@ -51,8 +59,10 @@ def test_performance_is_the_end_of_each_step() -> None:
 
 
 def test_convergence_to_nine_tenths_of_the_gain() -> None:
-    """Step 0: client 0 gains 1 from 0, has 9/10 of it at round 15; client 1 gains nothing: not applicable.
-    Step 1 begins after round 15: client 0 gains 3/4 from 1/4, 0.925 at its third record, 15 rounds in; client 1 gains 1/2 by the second, 10 rounds in."""
+    """Step 0: client 0 gains 1 from 0, has 9/10 of it at round 15; client 1 gains nothing: not
+    applicable. Step 1 begins after round 15: client 0 gains 3/4 from 1/4, 0.925 at its third
+    record, 15 rounds in; client 1 gains 1/2 by the second, 10 rounds in.
+    """
     found = convergence_rounds(TWO)
     np.testing.assert_array_equal(found.rounds, [[15, NAN], [15, 10]])
     assert found.mean == 40 / 3
@@ -68,7 +78,9 @@ def test_who_ends_below_where_it_began_did_not_converge() -> None:
 
 
 def test_robustness_is_the_end_before_minus_the_worst_after() -> None:
-    """Client 0: 1 - 1/4 = 3/4; client 1: 1/2 - 1/4 = 1/4; mean 1/2. The worst need not come first."""
+    """Client 0: 1 - 1/4 = 3/4; client 1: 1/2 - 1/4 = 1/4; mean 1/2. The worst need not come
+    first.
+    """
     assert robustness(TWO) == 0.5
     assert robustness(follow([[0.75], [1.0], [0.5], [1.0]], [0, 1, 1, 1])) == 0.25
     assert robustness(follow([[0.5], [0.75]], [0, 1])) == -0.25  # never fell below
@@ -76,12 +88,16 @@ def test_robustness_is_the_end_before_minus_the_worst_after() -> None:
 
 
 def test_the_time_average_holds_every_round() -> None:
-    """Means of the two clients over six equal intervals: 1/4, 1/2, 3/4, 1/4, 3/4, 7/8: together 27/8, over 6."""
+    """Means of the two clients over six equal intervals: 1/4, 1/2, 3/4, 1/4, 3/4, 7/8: together
+    27/8, over 6.
+    """
     assert time_averaged_accuracy(TWO) == pytest.approx(27 / 48)
 
 
 def test_recovery_to_the_level_before_the_drift() -> None:
-    """Client 0 is back at 1 after 15 rounds, client 1 above its 1/2 after 10. Their mean was 3/4 and is there again after 10."""
+    """Client 0 is back at 1 after 15 rounds, client 1 above its 1/2 after 10. Their mean was
+    3/4 and is there again after 10.
+    """
     found = recovery_rounds(TWO)
     assert found.rounds.tolist() == [[15, 10]]
     assert (found.mean, found.without) == (12.5, 0)
@@ -89,9 +105,17 @@ def test_recovery_to_the_level_before_the_drift() -> None:
 
 
 def test_who_never_recovers_is_counted_apart() -> None:
-    """Three drifts of one client: at once (at its first record, 5 rounds in), never, and from the lower level at once again."""
-    curves = follow([[0.5], [0.75], [0.5], [0.25], [0.25]], [0, 1, 2, 2, 3], every=5, rounds_per_step=5)
-    found = recovery_rounds(DriftCurves(np.array([5, 10, 12, 15, 20]), curves.step, curves.by_concept, curves.clusters, 5))
+    """Three drifts of one client: at once (at its first record, 5 rounds in), never, and from
+    the lower level at once again.
+    """
+    curves = follow(
+        [[0.5], [0.75], [0.5], [0.25], [0.25]], [0, 1, 2, 2, 3], every=5, rounds_per_step=5
+    )
+    found = recovery_rounds(
+        DriftCurves(
+            np.array([5, 10, 12, 15, 20]), curves.step, curves.by_concept, curves.clusters, 5
+        )
+    )
     np.testing.assert_array_equal(found.rounds[:, 0], [5, NAN, 5])
     assert (found.mean, found.without) == (5.0, 1)
     nothing = recovery_rounds(follow([[0.5]], [0]))
@@ -102,10 +126,13 @@ def test_who_never_recovers_is_counted_apart() -> None:
 
 def test_the_worst_client_over_rounds() -> None:
     assert worst_client_curve(TWO).tolist() == [0.0, 0.5, 0.5, 0.25, 0.75, 0.75]
-    np.testing.assert_array_equal(worst_client_curve(follow([[0.5, NAN], [NAN, NAN]], [0, 0])), [0.5, NAN])
+    np.testing.assert_array_equal(
+        worst_client_curve(follow([[0.5, NAN], [NAN, NAN]], [0, 0])), [0.5, NAN]
+    )
 
 
-# Three clients, two concepts, one record a step: 0 and 1 are in concept 0 and swap with 2; by_concept [R, K, M].
+# Three clients, two concepts, one record a step: 0 and 1 are in concept 0 and swap with 2;
+# by_concept [R, K, M].
 CLUSTERS = [[0, 0, 1], [1, 1, 0], [0, 1, 1]]
 MOVING = DriftCurves(
     np.array([10, 20, 30]),
@@ -127,20 +154,28 @@ def test_own_follows_the_client_from_concept_to_concept() -> None:
 def test_curves_of_the_clusters() -> None:
     """Step 0: concept 0 (3/4 + 1) / 2, concept 1 client 2 alone. An empty cluster has no number."""
     assert cluster_curves(MOVING).tolist() == [[0.875, 1.0], [0.5, 0.75], [1.0, 0.875]]
-    alone = DriftCurves(MOVING.round, MOVING.step, MOVING.by_concept, np.zeros((3, 3), np.int64), 10)
+    alone = DriftCurves(
+        MOVING.round, MOVING.step, MOVING.by_concept, np.zeros((3, 3), np.int64), 10
+    )
     assert np.isnan(cluster_curves(alone)[:, 1]).all()
 
 
 def test_what_is_forgotten_of_concepts_that_were_left() -> None:
-    """Step 1: client 0 left concept 0 at 3/4 and has 1/4: 1/2; client 1: 1 - 1/2; client 2 left concept 1 at 1 and has 1/2.
-    Step 2: client 0 is back in 0 and has left 1 at 1/2, now 0: 1/2; client 1 is still away from 0: 1 - 0; client 2 left 0 at 1/2, now 1/4."""
-    np.testing.assert_array_equal(concept_forgetting(MOVING), [[NAN] * 3, [0.5, 0.5, 0.5], [0.5, 1.0, 0.25]])
+    """Step 1: client 0 left concept 0 at 3/4 and has 1/4: 1/2; client 1: 1 - 1/2; client 2 left
+    concept 1 at 1 and has 1/2. Step 2: client 0 is back in 0 and has left 1 at 1/2, now 0: 1/2;
+    client 1 is still away from 0: 1 - 0; client 2 left 0 at 1/2, now 1/4.
+    """
+    np.testing.assert_array_equal(
+        concept_forgetting(MOVING), [[NAN] * 3, [0.5, 0.5, 0.5], [0.5, 1.0, 0.25]]
+    )
 
 
 def test_several_left_concepts_are_averaged() -> None:
     """Left 0 at 1 (now 1/2: lost 1/2) and 1 at 1/2 (now 1: gained 1/2): nothing on balance."""
     accuracy = np.array([[[1.0, 0.0, 0.0]], [[1.0, 0.5, 0.0]], [[0.5, 1.0, 0.5]]])
-    curves = DriftCurves(np.array([1, 2, 3]), np.array([0, 1, 2]), accuracy, np.array([[0], [1], [2]]), 1)
+    curves = DriftCurves(
+        np.array([1, 2, 3]), np.array([0, 1, 2]), accuracy, np.array([[0], [1], [2]]), 1
+    )
     np.testing.assert_array_equal(concept_forgetting(curves)[:, 0], [NAN, 0.0, 0.0])
 
 
@@ -169,13 +204,19 @@ def test_curves_from_personal_models() -> None:
     assert curves.round.tolist() == [10, 20]
     assert curves.step.tolist() == [0, 1]
     np.testing.assert_array_equal(curves.by_concept, MOVING.by_concept[:2])
-    same = drift_curves(make_run(ledger=ledger, clusters=CLUSTERS, rounds_per_step=10, evaluated="personal", clients=3))
+    same = drift_curves(
+        make_run(
+            ledger=ledger, clusters=CLUSTERS, rounds_per_step=10, evaluated="personal", clients=3
+        )
+    )
     np.testing.assert_array_equal(same.own, MOVING.own[:2])
     assert (same.rounds_per_step, same.steps) == (10, [0, 1])
 
 
 def test_curves_of_a_global_model_are_refined_where_that_exists() -> None:
-    """Every client uses the one model, each on its own concept; round 2's merged model is not the one that goes out."""
+    """Every client uses the one model, each on its own concept; round 2's merged model is not
+    the one that goes out.
+    """
     ledger = make_ledger(
         judged([1], [4], "merged", owner=0, round=1), judged([2], [4], "merged", owner=1, round=1),
         judged([0], [4], "merged", owner=0, round=2), judged([0], [4], "merged", owner=1, round=2),
@@ -187,7 +228,9 @@ def test_curves_of_a_global_model_are_refined_where_that_exists() -> None:
 def test_without_concepts_the_whole_test_set_is_everybodys() -> None:
     ledger = make_ledger(judged([1], [4], "personal", 0), judged([3], [4], "personal", 1))
     assert read_curves(ledger, evaluated="personal").own.tolist() == [[0.25, 0.75]]
-    assert read_curves(make_ledger(judged([1], [4], "merged")), clients=3).own.tolist() == [[0.25] * 3]
+    assert read_curves(make_ledger(judged([1], [4], "merged")), clients=3).own.tolist() == [
+        [0.25] * 3
+    ]
     assert read_curves(ledger, [[1, 0]], evaluated="personal").own.tolist() == [[0.25, 0.75]]
 
 
@@ -201,8 +244,10 @@ def test_what_is_not_there_is_said() -> None:
 
 
 def test_everything_about_a_run() -> None:
-    """Own: step 0 (3/4, 1, 1), step 1 (1/2, 1, 1/2). Performance (11/12 + 8/12) / 2; drops 1/4, 0, 1/2; the worst 3/4 and 1/2; forgotten 1/2 each.
-    One record a step shows no gain, and only client 1 is back at its level."""
+    """Own: step 0 (3/4, 1, 1), step 1 (1/2, 1, 1/2). Performance (11/12 + 8/12) / 2; drops 1/4, 0,
+    1/2; the worst 3/4 and 1/2; forgotten 1/2 each. One record a step shows no gain, and only client
+    1 is back at its level.
+    """
     found = summarise_drift(
         make_run(
             ledger=moving_ledger(lambda client: ("personal", client)),
@@ -221,7 +266,10 @@ def test_everything_about_a_run() -> None:
     assert found.concept_forgetting == 0.5
 
 
-@given(arrays.arrays(np.float64, (6, 3), elements=st.floats(0, 1) | st.just(NAN)), st.permutations(range(3)))
+@given(
+    arrays.arrays(np.float64, (6, 3), elements=st.floats(0, 1) | st.just(NAN)),
+    st.permutations(range(3)),
+)
 def test_bounds_and_any_order_of_clients(own: np.ndarray, order: list[int]) -> None:
     steps = [0, 0, 1, 1, 2, 2]
     curves, moved = follow(own, steps), follow(own[:, order], steps)
@@ -232,15 +280,24 @@ def test_bounds_and_any_order_of_clients(own: np.ndarray, order: list[int]) -> N
     for rounds_of in (convergence_rounds, recovery_rounds):
         found = rounds_of(curves)
         np.testing.assert_array_equal(rounds_of(moved).rounds, found.rounds[:, order])
-        assert np.all(np.isnan(found.rounds) | ((found.rounds > 0) & (found.rounds <= curves.rounds_per_step)))
+        assert np.all(
+            np.isnan(found.rounds) | ((found.rounds > 0) & (found.rounds <= curves.rounds_per_step))
+        )
         assert found.without == np.isnan(found.rounds).sum()
 
 
-@given(arrays.arrays(np.float64, (4, 2, 2), elements=st.floats(0, 1)), arrays.arrays(np.int64, (4, 2), elements=st.integers(0, 1)))
-def test_nothing_is_forgotten_by_who_never_moves_or_never_drops(accuracy: np.ndarray, clusters: np.ndarray) -> None:
+@given(
+    arrays.arrays(np.float64, (4, 2, 2), elements=st.floats(0, 1)),
+    arrays.arrays(np.int64, (4, 2), elements=st.integers(0, 1)),
+)
+def test_nothing_is_forgotten_by_who_never_moves_or_never_drops(
+    accuracy: np.ndarray, clusters: np.ndarray
+) -> None:
     when = np.arange(4)
     lost = concept_forgetting(DriftCurves(when + 1, when, accuracy, clusters, 1))
     assert np.all(np.isnan(lost) | (np.abs(lost) <= 1))
-    assert np.isnan(concept_forgetting(DriftCurves(when + 1, when, accuracy, clusters[[0] * 4], 1))).all()
+    assert np.isnan(
+        concept_forgetting(DriftCurves(when + 1, when, accuracy, clusters[[0] * 4], 1))
+    ).all()
     rising = concept_forgetting(DriftCurves(when + 1, when, np.sort(accuracy, axis=0), clusters, 1))
     assert np.all(np.isnan(rising) | (rising <= 0))

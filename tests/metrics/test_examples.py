@@ -1,4 +1,6 @@
-"""Single examples: forgettable ones, learning and forgetting events, and what centralised training reports."""
+"""Single examples: forgettable ones, learning and forgetting events, and what centralised
+training reports.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from metrics.small_ledger import line, make_examples, make_run
 
-from remanence.metrics.examples import centralised_events, example_events, find_forgettable, forgettable_examples
+from remanence.metrics.examples import (
+    centralised_events,
+    example_events,
+    find_forgettable,
+    forgettable_examples,
+)
 
 
 def test_forgettable_is_right_for_the_client_and_wrong_for_the_merged_model() -> None:
-    """Client 0: 10 stays right, 11 is lost, 12 was never right, 13 is gained. Client 1 loses its only example. What the model knew before plays no part."""
+    """Client 0: 10 stays right, 11 is lost, 12 was never right, 13 is gained. Client 1 loses
+    its only example. What the model knew before plays no part.
+    """
     answers = {10: (True, True), 11: (True, False), 12: (False, False), 13: (False, True)}
     rows = [(1, "before", 0, 12, True, 1.0)]
     for id, (local, merged) in answers.items():
@@ -30,9 +39,11 @@ def test_forgettable_is_right_for_the_client_and_wrong_for_the_merged_model() ->
 
 
 def test_the_latest_local_model_counts() -> None:
-    """Client 0 trains in rounds 1 and 3; in round 2 its rows are judged by the merged model all the same.
+    """Client 0 trains in rounds 1 and 3; in round 2 its rows are judged by the merged model all the
+    same.
 
-    Round 2 compares with round 1's local model (right -> wrong: lost), round 3 with its own (wrong -> wrong: not lost).
+    Round 2 compares with round 1's local model (right -> wrong: lost), round 3 with its own (wrong
+    -> wrong: not lost).
     """
     found = forgettable_examples(
         make_examples(
@@ -51,16 +62,21 @@ def test_an_example_without_a_local_judgement_is_not_counted() -> None:
     """Another client's judgement of the same example, or a later one, is not this client's."""
     found = forgettable_examples(
         make_examples(
-            (1, "local", 0, 7, True, 0.0), (1, "merged", 1, 7, False, 0.0), (2, "local", 1, 7, True, 0.0), (1, "merged", 0, 8, False, 0.0)
+            (1, "local", 0, 7, True, 0.0),
+            (1, "merged", 1, 7, False, 0.0),
+            (2, "local", 1, 7, True, 0.0),
+            (1, "merged", 0, 8, False, 0.0),
         )
     )
     assert found.count.tolist() == []
 
 
 def test_learning_and_forgetting_by_hand() -> None:
-    """Example 1: right, wrong, wrong, right: learned twice, forgotten once. 2: wrong, right, right: learned, never forgotten. 3: wrong always.
+    """Example 1: right, wrong, wrong, right: learned twice, forgotten once. 2: wrong, right, right:
+    learned, never forgotten. 3: wrong always.
 
-    Margins of example 1: 2, -1, -2, 1: the margin error grew twice, once without changing the answer; of 3: -3, -2: it fell.
+    Margins of example 1: 2, -1, -2, 1: the margin error grew twice, once without changing the
+    answer; of 3: -3, -2: it fell.
     """
     events = example_events(
         make_examples(
@@ -87,7 +103,11 @@ def test_learning_and_forgetting_by_hand() -> None:
 
 
 def test_events_at_another_moment() -> None:
-    rows = make_examples((1, "local", 0, 1, True, 1.0), (2, "local", 0, 1, False, -1.0), (1, "merged", 0, 1, True, 1.0))
+    rows = make_examples(
+        (1, "local", 0, 1, True, 1.0),
+        (2, "local", 0, 1, False, -1.0),
+        (1, "merged", 0, 1, True, 1.0),
+    )
     assert example_events(rows, "local").forgetting.tolist() == [1]
     assert example_events(rows).forgetting.tolist() == [0]
 
@@ -104,27 +124,51 @@ answers = st.lists(st.booleans(), min_size=1, max_size=6)
 
 @given(st.lists(answers, min_size=1, max_size=4), st.randoms())
 def test_events_alternate_in_any_order_of_records(histories: list[list[bool]], random: Any) -> None:
-    """What is forgotten was learned before: events differ by one exactly where the last answer is right."""
-    rows = [(round, "merged", 0, id, right, 0.0) for id, history in enumerate(histories) for round, right in enumerate(history)]
+    """What is forgotten was learned before: events differ by one exactly where the last answer
+    is right.
+    """
+    rows = [
+        (round, "merged", 0, id, right, 0.0)
+        for id, history in enumerate(histories)
+        for round, right in enumerate(history)
+    ]
     random.shuffle(rows)
     events = example_events(make_examples(*rows))
-    assert (events.learning - events.forgetting).tolist() == [int(history[-1]) for history in histories]
-    assert events.never_learned.tolist() == [id for id, history in enumerate(histories) if not any(history)]
+    assert (events.learning - events.forgetting).tolist() == [
+        int(history[-1]) for history in histories
+    ]
+    assert events.never_learned.tolist() == [
+        id for id, history in enumerate(histories) if not any(history)
+    ]
     assert not set(events.never_learned.tolist()) & set(events.never_forgotten.tolist())
     assert events.margin_rise.tolist() == [0] * len(histories)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=8))
 def test_forgettable_equals_counting_one_by_one(pairs: list[tuple[bool, bool]]) -> None:
-    rows = [row for id, (local, merged) in enumerate(pairs) for row in ((1, "local", 3, id, local, 0.0), (1, "merged", 3, id, merged, 0.0))]
-    assert forgettable_examples(make_examples(*rows)).count.tolist() == [sum(local and not merged for local, merged in pairs)]
+    rows = [
+        row
+        for id, (local, merged) in enumerate(pairs)
+        for row in ((1, "local", 3, id, local, 0.0), (1, "merged", 3, id, merged, 0.0))
+    ]
+    assert forgettable_examples(make_examples(*rows)).count.tolist() == [
+        sum(local and not merged for local, merged in pairs)
+    ]
 
 
 def test_centralised_events_by_round() -> None:
     extras = {"centralised.right_to_wrong": 3, "centralised.margin_rise": 9}
     more = {"centralised.right_to_wrong": 1, "centralised.margin_rise": 4}
-    events = centralised_events(make_run([line(1, extras=extras), line(1, split="valid", extras=extras), line(2, extras=more)]))
+    events = centralised_events(
+        make_run(
+            [line(1, extras=extras), line(1, split="valid", extras=extras), line(2, extras=more)]
+        )
+    )
     assert events is not None
-    assert (events.round.tolist(), events.right_to_wrong.tolist(), events.margin_rise.tolist()) == ([1, 2], [3, 1], [9, 4])
+    assert (events.round.tolist(), events.right_to_wrong.tolist(), events.margin_rise.tolist()) == (
+        [1, 2],
+        [3, 1],
+        [9, 4],
+    )
     assert np.sum(events.right_to_wrong) == 4
     assert centralised_events(make_run([line(1), line(2, extras={"fedwavg.forgotten": 1})])) is None

@@ -7,16 +7,40 @@ import numpy as np
 import pytest
 
 from remanence.errors import InputError
-from remanence.metrics.ledger import ALL, GLOBAL, MOMENTS, SPLITS, Ledger, header, make_record, record_type
+from remanence.metrics.ledger import (
+    ALL,
+    GLOBAL,
+    MOMENTS,
+    SPLITS,
+    Ledger,
+    header,
+    make_record,
+    record_type,
+)
 
 NAMES = ("cat", "dog")
 CONFUSION = np.array([[3, 1], [2, 4]])
 
 
 def record(
-    round: int = 1, moment: str = "merged", split: str = "test", model: int = GLOBAL, confusion: np.ndarray = CONFUSION
+    round: int = 1,
+    moment: str = "merged",
+    split: str = "test",
+    model: int = GLOBAL,
+    confusion: np.ndarray = CONFUSION,
 ) -> np.ndarray:
-    return make_record(2, confusion, round=round, time_step=7, moment=moment, split=split, model=model, owner=ALL, weight=0.25, loss=1.5)
+    return make_record(
+        2,
+        confusion,
+        round=round,
+        time_step=7,
+        moment=moment,
+        split=split,
+        model=model,
+        owner=ALL,
+        weight=0.25,
+        loss=1.5,
+    )
 
 
 def write(path: Path, *records: np.ndarray) -> Path:
@@ -30,7 +54,14 @@ def test_a_record_by_hand() -> None:
     assert made["correct"].tolist() == [3, 4]
     assert made["total"].tolist() == [4, 6]
     assert made["predicted"].tolist() == [5, 5]
-    assert (made["round"], made["time_step"], made["model"], made["owner"], made["weight"], made["loss"]) == (1, 7, GLOBAL, ALL, 0.25, 1.5)
+    assert (
+        made["round"],
+        made["time_step"],
+        made["model"],
+        made["owner"],
+        made["weight"],
+        made["loss"],
+    ) == (1, 7, GLOBAL, ALL, 0.25, 1.5)
     assert (MOMENTS[made["moment"]], SPLITS[made["split"]]) == ("merged", "test")
 
 
@@ -59,8 +90,16 @@ def test_numpy_alone_can_read_it(tmp_path: Path) -> None:
     path = write(tmp_path / "ledger.bin", record(1), record(2))
     first, rest = path.read_bytes().split(b"\n", 1)
     about = json.loads(first)
-    assert about == {"format": 1, "class_names": list(NAMES), "moments": list(MOMENTS), "splits": list(SPLITS)}
-    assert np.frombuffer(rest, dtype=record_type(len(about["class_names"])))["round"].tolist() == [1, 2]
+    assert about == {
+        "format": 1,
+        "class_names": list(NAMES),
+        "moments": list(MOMENTS),
+        "splits": list(SPLITS),
+    }
+    assert np.frombuffer(rest, dtype=record_type(len(about["class_names"])))["round"].tolist() == [
+        1,
+        2,
+    ]
 
 
 def test_names_with_line_breaks_stay_on_one_line() -> None:
@@ -102,14 +141,18 @@ def test_a_ledger_without_records(tmp_path: Path) -> None:
 def test_what_is_not_a_ledger_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "ledger.bin"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"ledger\.bin is not a ledger: its first line cannot be read"):
+    with pytest.raises(
+        InputError, match=r"ledger\.bin is not a ledger: its first line cannot be read"
+    ):
         Ledger.read(path)
 
 
 def test_a_ledger_of_another_version_is_named(tmp_path: Path) -> None:
     path = tmp_path / "ledger.bin"
     path.write_bytes(b'{"format": 2, "class_names": []}\n')
-    with pytest.raises(InputError, match=r"written by another version \(format 2, this one reads 1\)"):
+    with pytest.raises(
+        InputError, match=r"written by another version \(format 2, this one reads 1\)"
+    ):
         Ledger.read(path)
 
 
@@ -154,7 +197,13 @@ def test_accuracy_per_class_over_rounds(tmp_path: Path) -> None:
 
 
 def test_a_table_for_pandas(tmp_path: Path) -> None:
-    ledger = Ledger.read(write(tmp_path / "ledger.bin", record(1), record(2, "local", "valid", 3, np.array([[0, 1], [2, 0]]))))
+    ledger = Ledger.read(
+        write(
+            tmp_path / "ledger.bin",
+            record(1),
+            record(2, "local", "valid", 3, np.array([[0, 1], [2, 0]])),
+        )
+    )
     table = ledger.to_pandas()
     assert table["round"].tolist() == [1, 1, 2, 2]
     assert table["class_name"].tolist() == ["cat", "dog", "cat", "dog"]
@@ -177,7 +226,17 @@ def test_parquet_holds_what_pandas_shows(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
     ledger = Ledger(
-        make_record(2, np.array([[3, 1], [0, 2]]), round=4, moment="merged", split="test", model=-1, owner=-1, loss=1.5), ["cat", "dog"]
+        make_record(
+            2,
+            np.array([[3, 1], [0, 2]]),
+            round=4,
+            moment="merged",
+            split="test",
+            model=-1,
+            owner=-1,
+            loss=1.5,
+        ),
+        ["cat", "dog"],
     )
     path = ledger.to_parquet(tmp_path / "ledger.parquet")
     pandas.testing.assert_frame_equal(pandas.read_parquet(path), ledger.to_pandas())

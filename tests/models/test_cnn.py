@@ -7,12 +7,16 @@ from remanence.models import cnn
 
 
 def test_published_count_on_mnist() -> None:
-    """McMahan et al. state 1,663,370: 25*1*32+32 = 832; 25*32*64+64 = 51,264; 7*7*64*512+512 = 1,606,144; 512*10+10 = 5,130."""
+    """McMahan et al. state 1,663,370: 25*1*32+32 = 832; 25*32*64+64 = 51,264; 7*7*64*512+512 =
+    1,606,144; 512*10+10 = 5,130.
+    """
     assert sum(p.numel() for p in cnn((1, 28, 28), 10).parameters()) == 1_663_370
 
 
 def test_count_on_cifar10() -> None:
-    """25*3*32+32 = 2,432; 51,264 as above; 8*8*64*512+512 = 2,097,664; 5,130: together 2,156,490."""
+    """25*3*32+32 = 2,432; 51,264 as above; 8*8*64*512+512 = 2,097,664; 5,130: together
+    2,156,490.
+    """
     assert sum(p.numel() for p in cnn((3, 32, 32), 10).parameters()) == 2_156_490
 
 

@@ -10,7 +10,8 @@ from remanence.models import lenet
 @pytest.mark.parametrize(
     ("side", "classes", "layers", "total"),
     [
-        # Table A.2: 456 = 25*3*6+6, 2,416 = 25*6*16+16, 48,120 = 400*120+120, 10,164 = 120*84+84, 850 = 84*10+10
+        # Table A.2: 456 = 25*3*6+6, 2,416 = 25*6*16+16, 48,120 = 400*120+120, 10,164 = 120*84+84,
+        # 850 = 84*10+10
         (32, 10, [456, 2416, 48120, 10164, 850], 62_006),
         # Table A.3: the same up to the classifier, 595 = 84*7+7
         (227, 7, [456, 2416, 48120, 10164, 595], 61_751),
@@ -32,7 +33,9 @@ def test_published_output_sizes(side: int, maps: list[tuple[int, int]]) -> None:
     model = lenet((3, side, side), 7)
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.MaxPool2d):
-            module.register_forward_hook(lambda module, inputs, output: seen.append((output.shape[1], output.shape[3])))
+            module.register_forward_hook(
+                lambda module, inputs, output: seen.append((output.shape[1], output.shape[3]))
+            )
     model(torch.zeros(1, 3, side, side))
     assert seen == maps
 
@@ -51,5 +54,8 @@ def test_same_function_written_out_with_relu_after_every_hidden_layer() -> None:
 
 
 def test_stride_changes_at_128_pixels_of_the_shorter_side() -> None:
-    strides = {side: [m.stride for m in lenet((1, side, 300), 2).modules() if isinstance(m, nn.Conv2d)] for side in (127, 128)}
+    strides = {
+        side: [m.stride for m in lenet((1, side, 300), 2).modules() if isinstance(m, nn.Conv2d)]
+        for side in (127, 128)
+    }
     assert strides == {127: [(1, 1), (1, 1)], 128: [(3, 3), (3, 3)]}

@@ -6,7 +6,9 @@ from remanence.models import mlp
 
 
 def test_two_hidden_layers_have_the_published_count() -> None:
-    """McMahan et al. state 199,210 for their "2NN": 784*200+200 = 157,000; 200*200+200 = 40,200; 200*10+10 = 2,010."""
+    """McMahan et al. state 199,210 for their "2NN": 784*200+200 = 157,000; 200*200+200 =
+    40,200; 200*10+10 = 2,010.
+    """
     assert sum(p.numel() for p in mlp((1, 28, 28), 10, hidden="200,200").parameters()) == 199_210
 
 

@@ -40,7 +40,9 @@ def build(case: str) -> nn.Module:
 def draw_inputs(case: str, generator: torch.Generator, *lead: int) -> Tensor:
     name, shape, options = CASES[case]
     if name == "text":
-        return torch.randint(0, int(str(options["vocabulary"])), (*lead, *shape), generator=generator)
+        return torch.randint(
+            0, int(str(options["vocabulary"])), (*lead, *shape), generator=generator
+        )
     return torch.randn(*lead, *shape, dtype=torch.float64, generator=generator)
 
 
@@ -55,7 +57,9 @@ def test_forward_is_head_of_features(case: str) -> None:
     features = model.features(x)
     assert features.shape == (BATCH, model.head.in_features)
     assert isinstance(model.head, nn.Linear)
-    torch.testing.assert_close(model(x), features @ model.head.weight.T + model.head.bias, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        model(x), features @ model.head.weight.T + model.head.bias, rtol=1e-12, atol=1e-12
+    )
     assert model(x).shape == (BATCH, CLASSES)
     # The features must depend on the input, or the equation above would hold for a constant.
     assert not torch.equal(features[0], features[1])
@@ -71,7 +75,9 @@ def test_layers_are_registered_in_the_order_of_use(case: str) -> None:
     model(draw_inputs(case, torch.Generator().manual_seed(0), BATCH))
     assert [id(module) for module in used] == [id(module) for module in parameterised]
     assert parameterised[-1] is model.head
-    assert {id(p) for module in parameterised for p in module.parameters(recurse=False)} == {id(p) for p in model.parameters()}
+    assert {id(p) for module in parameterised for p in module.parameters(recurse=False)} == {
+        id(p) for p in model.parameters()
+    }
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -81,25 +87,39 @@ def test_no_dropout_and_nothing_in_place(case: str) -> None:
         assert not getattr(module, "inplace", False)
 
 
-def stack_of_clients(case: str) -> tuple[nn.Module, list[nn.Module], dict[str, Tensor], dict[str, Tensor], Tensor, Tensor]:
-    """Three differently initialised networks, their stacked parameters and buffers, and a batch for each."""
+def stack_of_clients(
+    case: str,
+) -> tuple[nn.Module, list[nn.Module], dict[str, Tensor], dict[str, Tensor], Tensor, Tensor]:
+    """Three differently initialised networks, their stacked parameters and buffers, and a batch
+    for each.
+    """
     torch.manual_seed(1)
     models = [build(case).double().train() for _ in range(CLIENTS)]
     generator = torch.Generator().manual_seed(2)
     for model in models:
         for name, buffer in model.named_buffers():
-            if name.endswith("running_mean"):  # otherwise all clients would start from equal statistics
+            # otherwise all clients would start from equal statistics
+            if name.endswith("running_mean"):
                 buffer.copy_(torch.randn(buffer.shape, dtype=buffer.dtype, generator=generator))
-    params = {name: torch.stack([dict(m.named_parameters())[name].detach() for m in models]) for name, _ in models[0].named_parameters()}
-    buffers = {name: torch.stack([dict(m.named_buffers())[name] for m in models]) for name, _ in models[0].named_buffers()}
+    params = {
+        name: torch.stack([dict(m.named_parameters())[name].detach() for m in models])
+        for name, _ in models[0].named_parameters()
+    }
+    buffers = {
+        name: torch.stack([dict(m.named_buffers())[name] for m in models])
+        for name, _ in models[0].named_buffers()
+    }
     x = draw_inputs(case, generator, CLIENTS, BATCH)
     y = torch.randint(0, CLASSES, (CLIENTS, BATCH), generator=generator)
     return build(case).double().train(), models, params, buffers, x, y
 
 
 def loss_of(model: nn.Module) -> Callable[..., tuple[Tensor, dict[str, Tensor]]]:
-    def loss(params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        fresh = {name: buffer.clone() for name, buffer in buffers.items()}  # BatchNorm writes into what it is given
+    def loss(
+        params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        # BatchNorm writes into what it is given
+        fresh = {name: buffer.clone() for name, buffer in buffers.items()}
         logits = functional_call(model, (params, fresh), (x,))
         return nn.functional.cross_entropy(logits, y), fresh
 
@@ -131,7 +151,9 @@ def test_stacked_evaluation_equals_a_plain_loop(case: str) -> None:
     model.eval()
     logits = vmap(lambda p, b, rows: functional_call(model, (p, b), (rows,)))(params, buffers, x)
     for client, witness in enumerate(models):
-        torch.testing.assert_close(logits[client], witness.eval()(x[client]), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            logits[client], witness.eval()(x[client]), rtol=1e-12, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "resnet" in case])
@@ -163,7 +185,9 @@ def test_networks_with_norms_train_on_a_single_example(case: str) -> None:
         ("tokens", "reviews", (50,), "text"),
     ],
 )
-def test_default_model_suits_the_data_and_can_be_built(kind: str, name: str, shape: tuple[int, ...], expected: str) -> None:
+def test_default_model_suits_the_data_and_can_be_built(
+    kind: str, name: str, shape: tuple[int, ...], expected: str
+) -> None:
     assert default_model(kind, name, shape) == expected
     with torch.device("meta"):  # shapes only: no numbers are drawn
         MODELS[expected](shape, 3)

@@ -1,4 +1,6 @@
-"""cnn and lenet apply ReLU after pooling: as published, ReLU comes first, and nothing may tell the two apart."""
+"""cnn and lenet apply ReLU after pooling: as published, ReLU comes first, and nothing may tell
+the two apart.
+"""
 
 from __future__ import annotations
 

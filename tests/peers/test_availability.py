@@ -11,7 +11,9 @@ from remanence.peers.availability import parse_availability
 
 
 def online(text: str, clients: int, round: int = 1, seed: int = 0) -> list[bool]:
-    found: list[bool] = parse_availability(text)(clients, round, Key(seed).fold("round", round)).tolist()
+    found: list[bool] = parse_availability(text)(
+        clients, round, Key(seed).fold("round", round)
+    ).tolist()
     return found
 
 
@@ -19,13 +21,18 @@ def test_always_every_and_never_by_hand() -> None:
     assert online("always", 3) == [True] * 3
     assert online('never(clients="1")', 3) == [True, False, True]
     assert online('never(clients="0, 2")', 3) == [False, True, False]
-    # client k answers in the rounds that leave the same rest as k: of 5 clients and three turns, 1 and 4 in round 1, 2 in round 2, 0 and 3 in round 3
-    turns = [[client for client, there in enumerate(online("every(rounds=3)", 5, round)) if there] for round in (1, 2, 3, 4)]
+    # client k answers in the rounds that leave the same rest as k: of 5 clients and three turns, 1
+    # and 4 in round 1, 2 in round 2, 0 and 3 in round 3
+    turns = [
+        [client for client, there in enumerate(online("every(rounds=3)", 5, round)) if there]
+        for round in (1, 2, 3, 4)
+    ]
     assert turns == [[1, 4], [2], [0, 3], [1, 4]]
 
 
 def test_offline_at_random_is_as_often_as_asked_and_independent() -> None:
-    """10 clients over 2000 rounds, offline with .1: by client five standard deviations are 5 * sqrt(.09 / 2000) = .034.
+    """10 clients over 2000 rounds, offline with .1: by client five standard deviations are 5 *
+    sqrt(.09 / 2000) = .034.
 
     Two clients are offline together in .01 of the rounds: within 5 * sqrt(.01 * .99 / 2000) = .012.
     """
@@ -45,7 +52,9 @@ def test_a_draw_belongs_to_its_round_and_seed() -> None:
 
 
 def test_parts_hold_together() -> None:
-    """Online is who is so for all parts: with client 0 gone for good, the others are as without it."""
+    """Online is who is so for all parts: with client 0 gone for good, the others are as without
+    it.
+    """
     without = online("random(offline=0.5)", 20)
     both = online('random(offline=0.5)+never(clients="0")', 20)
     assert both == [False, *without[1:]]

@@ -22,15 +22,21 @@ def others(count: int) -> torch.Tensor:
 
 
 def assert_as_often(found: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], float]) -> None:
-    """Pearson's chi-square: with d degrees of freedom its mean is d and its variance 2 d; six standard deviations above is never met by chance."""
+    """Pearson's chi-square: with d degrees of freedom its mean is d and its variance 2 d; six
+    standard deviations above is never met by chance.
+    """
     assert set(found) <= set(wanted)
     draws, freedom = sum(found.values()), len(wanted) - 1
-    chi_square = sum((found[outcome] - draws * p) ** 2 / (draws * p) for outcome, p in wanted.items())
+    chi_square = sum(
+        (found[outcome] - draws * p) ** 2 / (draws * p) for outcome, p in wanted.items()
+    )
     assert chi_square < freedom + 6 * math.sqrt(2 * freedom), (found, wanted)
 
 
 def sequences(weights: list[float], count: int) -> dict[tuple[int, ...], float]:
-    """The probability of every sequence of draws without replacement, one after the other, in proportion to the weights of those left."""
+    """The probability of every sequence of draws without replacement, one after the other, in
+    proportion to the weights of those left.
+    """
     chances = {}
     for order in itertools.permutations(range(len(weights)), count):
         p, left = 1.0, sum(weights)
@@ -40,8 +46,12 @@ def sequences(weights: list[float], count: int) -> dict[tuple[int, ...], float]:
     return chances
 
 
-def draw_often(scores: list[float], count: int, reachable: list[bool] | None = None) -> Counter[tuple[int, ...]]:
-    """One client that asks, many times over as the rows of one table, so that the draws of rows must be independent too."""
+def draw_often(
+    scores: list[float], count: int, reachable: list[bool] | None = None
+) -> Counter[tuple[int, ...]]:
+    """One client that asks, many times over as the rows of one table, so that the draws of rows
+    must be independent too.
+    """
     table = torch.tensor(scores, dtype=torch.float64).expand(DRAWS, len(scores))
     there = torch.tensor(reachable or [True] * len(scores)).expand(DRAWS, len(scores))
     return Counter(tuple(row) for row in draw_weighted(table, there, count, Key(5)).tolist())
@@ -57,8 +67,12 @@ def test_sequences_by_hand() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("weights", [[1.0, 2.0, 3.0], [1.0, 1.0, 4.0, 0.5]])
-def test_the_largest_of_gumbel_noise_is_sequential_weighted_sampling(weights: list[float], count: int) -> None:
-    """Not only the sets but also the order in which they come: exactly the chances of drawing one after the other."""
+def test_the_largest_of_gumbel_noise_is_sequential_weighted_sampling(
+    weights: list[float], count: int
+) -> None:
+    """Not only the sets but also the order in which they come: exactly the chances of drawing
+    one after the other.
+    """
     found = draw_often([math.log(weight) for weight in weights], count)
     assert_as_often(found, sequences(weights, count))
 
@@ -89,7 +103,9 @@ def test_who_cannot_be_reached_is_not_drawn_and_changes_no_chances() -> None:
 
 
 @given(st.integers(1, 7), st.integers(0, 9), st.integers(0, 2**32), st.data())
-def test_different_reachable_peers_as_many_as_there_are(clients: int, count: int, seed: int, data: st.DataObject) -> None:
+def test_different_reachable_peers_as_many_as_there_are(
+    clients: int, count: int, seed: int, data: st.DataObject
+) -> None:
     cells = data.draw(st.lists(st.booleans(), min_size=clients**2, max_size=clients**2))
     reachable = torch.tensor(cells).reshape(clients, clients) & others(clients)
     scores = torch.arange(clients**2, dtype=torch.float64).reshape(clients, clients)
@@ -110,11 +126,15 @@ def test_huge_scores_overflow_nothing() -> None:
 
 def test_uniform_is_weighted_with_equal_scores() -> None:
     equal = torch.full((6, 6), 7.0, dtype=torch.float64)
-    assert torch.equal(draw_uniform(others(6), 3, Key(2)), draw_weighted(equal - 7, others(6), 3, Key(2)))
+    assert torch.equal(
+        draw_uniform(others(6), 3, Key(2)), draw_weighted(equal - 7, others(6), 3, Key(2))
+    )
 
 
 def test_gumbel_noise_has_its_mean_and_no_ends() -> None:
-    """The mean is Euler's constant, the deviation pi / sqrt(6): over 10^6 numbers the mean is within 5 * 1.28 / 1000 of it. No two are equal."""
+    """The mean is Euler's constant, the deviation pi / sqrt(6): over 10^6 numbers the mean is
+    within 5 * 1.28 / 1000 of it. No two are equal.
+    """
     noise = gumbel(Key(3), torch.zeros(1000, 1000, dtype=torch.float64))
     assert torch.isfinite(noise).all()
     assert float(noise.mean()) == pytest.approx(0.5772156649, abs=0.0065)

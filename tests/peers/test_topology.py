@@ -36,7 +36,8 @@ def test_everybody_reaches_everybody() -> None:
 def test_a_ring_of_five_by_hand() -> None:
     assert neighbours(ring()(5, Key(0))) == [[1, 4], [0, 2], [1, 3], [2, 4], [0, 3]]
     assert neighbours(ring(neighbours=2)(6, Key(0)))[0] == [1, 2, 4, 5]  # all but the one opposite
-    assert neighbours(ring(neighbours=9)(4, Key(0))) == neighbours(full()(4, Key(0)))  # a circle cannot have more than all
+    # a circle cannot have more than all
+    assert neighbours(ring(neighbours=9)(4, Key(0))) == neighbours(full()(4, Key(0)))
 
 
 @given(clients, st.integers(1, 9), seeds)
@@ -47,7 +48,9 @@ def test_a_ring_knows_the_nearest_on_either_side(count: int, near: int, seed: in
 
 
 @given(clients, st.integers(1, 16), seeds)
-def test_a_regular_graph_gives_everybody_the_same_number(count: int, degree: int, seed: int) -> None:
+def test_a_regular_graph_gives_everybody_the_same_number(
+    count: int, degree: int, seed: int
+) -> None:
     assume(degree < count and count * degree % 2 == 0)
     joined = regular(degree=degree)(count, Key(seed))
     assert_a_graph(joined, count)
@@ -56,9 +59,11 @@ def test_a_regular_graph_gives_everybody_the_same_number(count: int, degree: int
 
 
 def test_a_regular_graph_is_drawn_at_random() -> None:
-    """No pair is special, though all begin as a circle: in hundreds of graphs every one is joined in about degree / (K - 1) of them.
+    """No pair is special, though all begin as a circle: in hundreds of graphs every one is joined
+    in about degree / (K - 1) of them.
 
-    With 400 graphs the share of a pair has a standard deviation of at most .5 / 20 = .025; five of them is .125.
+    With 400 graphs the share of a pair has a standard deviation of at most .5 / 20 = .025; five of
+    them is .125.
     """
     graphs = np.stack([regular(degree=3)(8, Key(seed)) for seed in range(400)])
     share = graphs.mean(axis=0)[~np.eye(8, dtype=bool)]
@@ -67,7 +72,9 @@ def test_a_regular_graph_is_drawn_at_random() -> None:
 
 
 def test_an_erdos_renyi_graph_has_its_share_of_edges() -> None:
-    """400 graphs of 8 clients at p = .3: by pair five standard deviations are 5 * sqrt(.21 / 400) = .115."""
+    """400 graphs of 8 clients at p = .3: by pair five standard deviations are 5 * sqrt(.21 /
+    400) = .115.
+    """
     graphs = np.stack([erdos_renyi(p=0.3)(8, Key(seed)) for seed in range(400)])
     for graph in graphs[:20]:
         assert_a_graph(graph, 8)
@@ -94,14 +101,18 @@ def test_a_users_edges(tmp_path: Path) -> None:
         (b"\xff\xfe\x00", r"cannot read .* \(UnicodeDecodeError\)"),
     ],
 )
-def test_a_wrong_edge_list_is_refused_with_its_line(tmp_path: Path, content: str | bytes, words: str) -> None:
+def test_a_wrong_edge_list_is_refused_with_its_line(
+    tmp_path: Path, content: str | bytes, words: str
+) -> None:
     path = tmp_path / "graph.csv"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(InputError, match=words):
         edges(path=str(path))(4, Key(0))
 
 
-def test_an_edge_list_must_be_there_and_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edge_list_must_be_there_and_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(InputError, match=r"cannot read .*no\.csv .*check the name"):
         edges(path=str(tmp_path / "no.csv"))(3, Key(0))
     with pytest.raises(InputError, match=r"edges\(path='graph.csv'\)"):

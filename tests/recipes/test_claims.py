@@ -1,4 +1,6 @@
-"""Does a claim hold? Each form of claim on numbers small enough to see it, and the words and tables made of them."""
+"""Does a claim hold? Each form of claim on numbers small enough to see it, and the words and
+tables made of them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,16 @@ import pytest
 from recipes.small_recipe import TABLE
 
 from remanence.recipes.claims import FAILS, HOLDS, IN_PART, UNTESTED, Verdict, judge_claims
-from remanence.recipes.layout import Outcome, as_csv, as_markdown, as_table, tell_claims, tell_disagreements, write_difference, write_number
+from remanence.recipes.layout import (
+    Outcome,
+    as_csv,
+    as_markdown,
+    as_table,
+    tell_claims,
+    tell_disagreements,
+    write_difference,
+    write_number,
+)
 from remanence.recipes.library import lay_over, read_recipe
 from remanence.recipes.plan import make_plan
 from remanence.recipes.recipe import Number, Recipe
@@ -24,7 +35,11 @@ def recipe_with(*claims: dict[str, Any], **changes: Any) -> Recipe:
 
 def verdict_of(recipe: Recipe, **rows: list[float | None]) -> Verdict:
     """The first claim on rows a, b, c over columns x, y."""
-    numbers = {(row, column): Number(value) for row, values in rows.items() for column, value in zip("xy", values, strict=True)}
+    numbers = {
+        (row, column): Number(value)
+        for row, values in rows.items()
+        for column, value in zip("xy", values, strict=True)
+    }
     return judge_claims(recipe, numbers)[0]
 
 
@@ -58,7 +73,8 @@ def test_lower_can_be_better_and_never_is_worst() -> None:
 def test_the_size_of_the_gap() -> None:
     recipe = recipe_with({**BETTER, "by": 0.5, "at": ["x"]})
     words = [verdict_of(recipe, a=[1, 0], b=[b, 0]).word for b in (1.5, 1.25, 1.0, 0.5)]
-    assert words == [HOLDS, IN_PART, FAILS, FAILS]  # in part: the order is right, the gap is smaller
+    # in part: the order is right, the gap is smaller
+    assert words == [HOLDS, IN_PART, FAILS, FAILS]
 
 
 def test_not_far_behind() -> None:
@@ -68,10 +84,16 @@ def test_not_far_behind() -> None:
 
 
 def test_the_best_of_all_and_of_some() -> None:
-    everyone, some = recipe_with({"says": "s", "best": "b"}), recipe_with({"says": "s", "best": "b", "among": ["a"]})
+    everyone, some = (
+        recipe_with({"says": "s", "best": "b"}),
+        recipe_with({"says": "s", "best": "b", "among": ["a"]}),
+    )
     numbers: dict[str, list[float | None]] = {"a": [1, 1], "b": [2, 2], "c": [3, 1]}
     assert verdict_of(everyone, **numbers).word == IN_PART  # c is better in x
-    assert (verdict_of(some, **numbers).word, len(verdict_of(some, **numbers).questions)) == (HOLDS, 2)
+    assert (verdict_of(some, **numbers).word, len(verdict_of(some, **numbers).questions)) == (
+        HOLDS,
+        2,
+    )
 
 
 def test_columns_can_be_compared_too() -> None:
@@ -87,7 +109,9 @@ def test_a_gap_that_is_wider_here_than_there() -> None:
 
 def test_a_gap_that_is_widest() -> None:
     """Against every other place: 4 at a, 1 at b, 5 at c."""
-    recipe = recipe_with({"says": "s", "better": "y", "worse": "x", "wider": "a", "narrower": ["b", "c"]})
+    recipe = recipe_with(
+        {"says": "s", "better": "y", "worse": "x", "wider": "a", "narrower": ["b", "c"]}
+    )
     verdict = verdict_of(recipe, a=[0, 4], b=[1, 2], c=[1, 6])
     assert ([question.ours for question in verdict.questions], verdict.word) == ([3, -1], IN_PART)
 
@@ -100,21 +124,35 @@ def test_marks() -> None:
 
 
 def test_most_is_more_than_half() -> None:
-    recipe = recipe_with({"says": "s", "best": "b", "most": True})  # against a and c, in x and y: four comparisons
+    # against a and c, in x and y: four comparisons
+    recipe = recipe_with({"says": "s", "best": "b", "most": True})
     assert verdict_of(recipe, a=[1, 1], b=[2, 2], c=[1, 3]).word == HOLDS
     assert verdict_of(recipe, a=[1, 1], b=[2, 2], c=[3, 3]).word == IN_PART
 
 
 def outcome_of(scale: str = "desk", **changes: Any) -> Outcome:
     recipe = read_recipe("wsm/table-9", {**TABLE, "claims": [{**BETTER, "by": 0.1}], **changes})
-    ours = {("a", "x"): Number(0.5, 0.01), ("b", "x"): Number(0.55), ("a", "y"): Number(0.25), ("b", "y"): Number(0.2)}
+    ours = {
+        ("a", "x"): Number(0.5, 0.01),
+        ("b", "x"): Number(0.55),
+        ("a", "y"): Number(0.25),
+        ("b", "y"): Number(0.2),
+    }
     plan = make_plan(recipe, scale)
-    return Outcome(plan, ours, {("a", "y"): "on digits", ("b", "y"): "on digits"}, tuple(judge_claims(recipe, ours)))
+    return Outcome(
+        plan,
+        ours,
+        {("a", "y"): "on digits", ("b", "y"): "on digits"},
+        tuple(judge_claims(recipe, ours)),
+    )
 
 
 def test_the_table_has_three_numbers_for_one() -> None:
     lines = as_markdown(outcome_of()).splitlines()
-    assert lines[0] == "| method | x: published | x: ours | x: difference | y: published | y: ours | y: difference |"
+    assert lines[0] == (
+        "| method | x: published | x: ours | x: difference | y: published | y: ours | y:"
+        " difference |"
+    )
     assert lines[2] == "| a | 0.400 | 0.500 ± 0.010 | +0.100 | - | 0.250 | - |"
     assert lines[3] == "| b | 0.600 ± 0.020 | 0.550 | -0.050 | NC | 0.200 | - |"
     assert lines[4] == "| c | - | - | - | - | - | - |"
@@ -132,7 +170,15 @@ def test_every_cell_is_a_line_of_the_csv() -> None:
     rows = list(csv.DictReader(io.StringIO(as_csv(outcome_of()))))
     assert len(rows) == 6
     assert (
-        rows[2] | {"row": "b", "column": "x", "published": "0.6", "published_deviation": "0.02", "ours": "0.55", "difference": "-0.050"}
+        rows[2]
+        | {
+            "row": "b",
+            "column": "x",
+            "published": "0.6",
+            "published_deviation": "0.02",
+            "ours": "0.55",
+            "difference": "-0.050",
+        }
         == rows[2]
     )
     assert (rows[3]["published"], rows[3]["note"]) == ("NC", "on digits")

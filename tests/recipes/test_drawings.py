@@ -1,4 +1,6 @@
-"""Figures of the papers from their data: the right numbers in the right panels, and a picture that can be opened."""
+"""Figures of the papers from their data: the right numbers in the right panels, and a picture
+that can be opened.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def draw(kind: str, *lines: str) -> Any:
 
 
 def titles(figure: Any) -> list[str]:
-    return [note.text.removeprefix("<b>").removesuffix("</b>") for note in figure.layout.annotations]
+    return [
+        note.text.removeprefix("<b>").removesuffix("</b>") for note in figure.layout.annotations
+    ]
 
 
 def test_every_kind_of_figure_has_a_drawing() -> None:
@@ -31,8 +35,12 @@ def test_every_kind_of_figure_has_a_drawing() -> None:
 
 
 def test_curves_stand_in_the_panel_of_their_setting() -> None:
-    """A method has one colour in all panels, also where it is missing from some; deviations become a band."""
-    figure = draw("curves", "A,easy,1,0.5,", "A,easy,2,0.75,", "B,hard,1,0.25,0.125", "A,hard,1,0.375,")
+    """A method has one colour in all panels, also where it is missing from some; deviations
+    become a band.
+    """
+    figure = draw(
+        "curves", "A,easy,1,0.5,", "A,easy,2,0.75,", "B,hard,1,0.25,0.125", "A,hard,1,0.375,"
+    )
     lines = {(trace.name, trace.xaxis): trace for trace in figure.data if trace.name}
     assert titles(figure) == ["easy", "hard"]
     assert list(lines["A", "x"].y) == [0.5, 0.75]
@@ -44,14 +52,32 @@ def test_curves_stand_in_the_panel_of_their_setting() -> None:
 
 def test_distributions_of_both_kinds() -> None:
     setting = '"CIFAR-10, beta 0.1, global"'
-    figure = draw("cdf", f"A,{setting},global,0.1,0.5", f"A,{setting},global,0.3,1.0", f"A,{setting},local,0.2,1.0")
-    assert titles(figure) == ["CIFAR-10, beta 0.1: global forgetting", "CIFAR-10, beta 0.1: local forgetting"]
-    assert [(list(trace.x), list(trace.y)) for trace in figure.data] == [([0.1, 0.3], [0.5, 1.0]), ([0.2], [1.0])]
+    figure = draw(
+        "cdf",
+        f"A,{setting},global,0.1,0.5",
+        f"A,{setting},global,0.3,1.0",
+        f"A,{setting},local,0.2,1.0",
+    )
+    assert titles(figure) == [
+        "CIFAR-10, beta 0.1: global forgetting",
+        "CIFAR-10, beta 0.1: local forgetting",
+    ]
+    assert [(list(trace.x), list(trace.y)) for trace in figure.data] == [
+        ([0.1, 0.3], [0.5, 1.0]),
+        ([0.2], [1.0]),
+    ]
 
 
 def test_a_map_of_forgetting_ends_with_the_mean_over_the_others() -> None:
-    """Model 3 forgot .2 of its own data, which does not count, and .4 and .6 of the others': .5 on average."""
-    rows = ["A,c,7,3,3,0.5,0.3,0.2", "A,c,7,3,4,0.5,0.1,0.4", "A,c,7,3,5,0.6,0.0,0.6", "A,c,7,4,3,0.5,0.6,-0.1"]
+    """Model 3 forgot .2 of its own data, which does not count, and .4 and .6 of the others': .5
+    on average.
+    """
+    rows = [
+        "A,c,7,3,3,0.5,0.3,0.2",
+        "A,c,7,3,4,0.5,0.1,0.4",
+        "A,c,7,3,5,0.6,0.0,0.6",
+        "A,c,7,4,3,0.5,0.6,-0.1",
+    ]
     forgotten, after = draw("heatmap", *rows).data
     assert list(forgotten.x) == ["3", "4", "5", "mean"]
     assert [list(line) for line in forgotten.z] == [[0.2, 0.4, 0.6, 0.5], [-0.1, None, None, -0.1]]
@@ -59,7 +85,12 @@ def test_a_map_of_forgetting_ends_with_the_mean_over_the_others() -> None:
 
 
 def test_one_round_in_its_order() -> None:
-    rows = ["A,c,9,before,global,cat,0.5", "A,c,9,local,client 2,cat,0.25", "A,c,9,merged,global,cat,0.375", "A,c,9,refined,global,cat,"]
+    rows = [
+        "A,c,9,before,global,cat,0.5",
+        "A,c,9,local,client 2,cat,0.25",
+        "A,c,9,merged,global,cat,0.375",
+        "A,c,9,refined,global,cat,",
+    ]
     figure = draw("one_round", *rows)
     assert titles(figure) == ["A, round 9"]
     assert list(figure.data[0].x) == ["global before", "client 2", "global merged", "global after"]

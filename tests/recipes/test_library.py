@@ -1,4 +1,6 @@
-"""Every recipe is whole: it parses, its experiments build, its published numbers have their places, its claims ask something."""
+"""Every recipe is whole: it parses, its experiments build, its published numbers have their
+places, its claims ask something.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,30 @@ from remanence.recipes.plan import make_plan
 from remanence.recipes.recipe import Number, Recipe, RecipeError
 
 ASKED_FOR = {
-    "wsm": ["table-3.1", "table-3.2", "table-3.3", "figure-2.2", *(f"figure-3.{n}" for n in range(1, 6)), "figure-a.1", "figure-a.2"],
+    "wsm": [
+        "table-3.1",
+        "table-3.2",
+        "table-3.3",
+        "figure-2.2",
+        *(f"figure-3.{n}" for n in range(1, 6)),
+        "figure-a.1",
+        "figure-a.2",
+    ],
     "tce": ["table-1", "table-2", *(f"figure-{n}" for n in range(1, 8))],
     "flashback": ["table-1", *(f"figure-{n}" for n in range(1, 6))],
     "fedwavg": [*(f"table-{n}" for n in range(1, 9)), "figure-2", "figure-3"],
-    "hast": ["table-a.8", *(f"figure-4.{n}" for n in range(1, 7)), *(f"figure-a.{n}" for n in range(1, 8))],
+    "hast": [
+        "table-a.8",
+        *(f"figure-4.{n}" for n in range(1, 7)),
+        *(f"figure-a.{n}" for n in range(1, 8)),
+    ],
 }
 
 
 def test_every_result_of_the_papers_is_there() -> None:
-    assert list_recipes() == [f"{paper}/{name}" for paper, names in ASKED_FOR.items() for name in names]
+    assert list_recipes() == [
+        f"{paper}/{name}" for paper, names in ASKED_FOR.items() for name in names
+    ]
 
 
 @pytest.mark.parametrize("name", list_recipes())
@@ -36,7 +52,9 @@ def test_a_recipe_is_whole(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.kind == name.split("/")[1].split("-")[0]
     assert (recipe.draws in KINDS) == (recipe.kind == "figure")
-    assert set(recipe.published) == {(row.label, column.label) for row in recipe.rows for column in recipe.columns}
+    assert set(recipe.published) == {
+        (row.label, column.label) for row in recipe.rows for column in recipe.columns
+    }
     assert recipe.reading
     assert recipe.claims
     check_claims(recipe)
@@ -56,24 +74,41 @@ def test_a_recipe_is_whole(name: str) -> None:
 
 @pytest.mark.parametrize("name", list_recipes())
 def test_a_scale_takes_as_long_as_it_says(name: str) -> None:
-    """smoke: seconds; desk: minutes on two cores; gpu: at most ten minutes on one H200; by the estimate, which is what there is without running."""
+    """smoke: seconds; desk: minutes on two cores; gpu: at most ten minutes on one H200; by the
+    estimate, which is what there is without running.
+    """
     recipe = load_recipe(name)
-    costs = {scale: estimate(run.spec for run in make_plan(recipe, scale).runs) for scale in ("smoke", "desk", "gpu")}
+    costs = {
+        scale: estimate(run.spec for run in make_plan(recipe, scale).runs)
+        for scale in ("smoke", "desk", "gpu")
+    }
     assert costs["smoke"].cpu < 5
     assert costs["desk"].cpu < 15 * 60
     assert costs["gpu"].gpu <= 10 * 60
 
 
 def numbers_of(recipe: Recipe, row: str) -> list[float]:
-    return [value for column in recipe.columns if (value := recipe.published[row, column.label].value) is not None]
+    return [
+        value
+        for column in recipe.columns
+        if (value := recipe.published[row, column.label].value) is not None
+    ]
 
 
 def test_published_numbers_against_what_the_papers_say_about_them() -> None:
-    """Sentences in the papers that can be computed from their tables: a digit mistyped here would break one of them."""
+    """Sentences in the papers that can be computed from their tables: a digit mistyped here
+    would break one of them.
+    """
     flashback = load_recipe("flashback/table-1")
     rows = {row.label: numbers_of(flashback, row.label) for row in flashback.rows}
-    # "improved by up to 29.5x, 54.4x, and 88.5x"; with 3,432 clients FedNTD's 244 rounds against 2 would even be 122x
-    for columns, says in ((slice(0, 6), 29.5), (slice(6, 12), 54.4), (slice(12, 15), 88.5), (slice(15, 18), 122.0)):
+    # "improved by up to 29.5x, 54.4x, and 88.5x"; with 3,432 clients FedNTD's 244 rounds against 2
+    # would even be 122x
+    for columns, says in (
+        (slice(0, 6), 29.5),
+        (slice(6, 12), 54.4),
+        (slice(12, 15), 88.5),
+        (slice(15, 18), 122.0),
+    ):
         ratios = [
             other / own
             for row in rows
@@ -85,30 +120,45 @@ def test_published_numbers_against_what_the_papers_say_about_them() -> None:
     central, federated, increase = (numbers_of(events, row.label) for row in events.rows)
     assert [round(100 * b / a) for a, b in zip(central, federated, strict=True)] == increase
     hast = load_recipe("hast/table-a.8")
-    first = {column: hast.published["Covariate drift, 4 random", f"accuracy, {column}"].value or 0 for column in ("Random", "DAC", "HAST")}
+    first = {
+        column: hast.published["Covariate drift, 4 random", f"accuracy, {column}"].value or 0
+        for column in ("Random", "DAC", "HAST")
+    }
     assert round(first["HAST"] - max(first["Random"], first["DAC"]), 2) == 5.39
     norms = load_recipe("wsm/table-3.3")
     assert max(number.value or 0 for number in norms.published.values()) == 0.882
     assert norms.published["FedAvg+WSM, batch norm, lr 0.05", "CIFAR-10"].value == 0.882
     # a table that goes on in another one
     two, six = load_recipe("fedwavg/table-2"), load_recipe("fedwavg/table-6")
-    assert numbers_of(two, "round 100") == numbers_of(six, "round 100") == [1197, 1129, 0, 1, 0, 1, 2, 0, 3, 5]
+    assert (
+        numbers_of(two, "round 100")
+        == numbers_of(six, "round 100")
+        == [1197, 1129, 0, 1, 0, 1, 2, 0, 3, 5]
+    )
 
 
 @pytest.mark.parametrize("name", list_recipes())
 def test_the_papers_own_numbers_do_not_refute_their_claims(name: str) -> None:
-    """A claim that fails in the very numbers it was drawn from would be ours, not the paper's. Those known to be too strong are named here."""
+    """A claim that fails in the very numbers it was drawn from would be ours, not the paper's.
+    Those known to be too strong are named here.
+    """
     recipe = load_recipe(name)
     refuted = {
         verdict.says: [question.what for question in verdict.questions if question.outcome == FAILS]
         for verdict in judge_claims(recipe, recipe.published)
     }
     known = {
-        "wsm/table-3.1": 3,  # lr 0.03 on CIFAR-100, lr 0.01 and 0.007 on FEMNIST: "most" learning rates, and so claimed
-        "tce/table-1": 8,  # with group norm, lr 0.5 on CIFAR-10, lr 0.07 on CIFAR-100 and four on FEMNIST; with batch norm, two on CIFAR-100
+        # lr 0.03 on CIFAR-100, lr 0.01 and 0.007 on FEMNIST: "most" learning rates, and so claimed
+        "wsm/table-3.1": 3,
+        # with group norm, lr 0.5 on CIFAR-10, lr 0.07 on CIFAR-100 and four on FEMNIST; with batch
+        # norm, two on CIFAR-100
+        "tce/table-1": 8,
     }
     assert sum(len(questions) for questions in refuted.values()) == known.get(name, 0), refuted
-    assert {verdict.word for verdict in judge_claims(recipe, recipe.published)} <= {"holds", "not tested"}
+    assert {verdict.word for verdict in judge_claims(recipe, recipe.published)} <= {
+        "holds",
+        "not tested",
+    }
 
 
 def test_published_entries() -> None:
@@ -134,7 +184,9 @@ SMALL: dict[str, Any] = {
 
 
 def test_a_recipe_from_its_table() -> None:
-    recipe = read_recipe("wsm/table-9", lay_over(SMALL, {"published": {"a": [1, "-"], "b": [[2, 0.5], 3]}}))
+    recipe = read_recipe(
+        "wsm/table-9", lay_over(SMALL, {"published": {"a": [1, "-"], "b": [[2, 0.5], 3]}})
+    )
     assert recipe.published["b", "x"] == Number(2.0, 0.5)
     assert not recipe.published["a", "y"].known
     assert recipe.columns[1].set == {"data.name": "mnist"}
@@ -146,7 +198,10 @@ def test_a_recipe_from_its_table() -> None:
         ({"published": {"a": [1, 2]}}, "differ at 'b'"),
         ({"published": {"a": [1], "b": [1, 2]}}, "not one entry for each of 2 columns"),
         ({"rows": [{"label": "a"}, {"label": "a"}]}, "label of its own"),
-        ({"rows": [{"label": "a", "local.batsch": 3}]}, "unknown key 'local.batsch': did you mean local.batch"),
+        (
+            {"rows": [{"label": "a", "local.batsch": 3}]},
+            "unknown key 'local.batsch': did you mean local.batch",
+        ),
         ({"scales": {"huge": {}}}, "no scale 'huge'"),
         ({"scales": {"desk": {"rows": ["c"]}}}, "no row or column 'c'"),
         ({"scales": {"desk": {"sset": {}}}}, "unexpected keyword"),

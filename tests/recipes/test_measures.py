@@ -24,14 +24,28 @@ Write = Callable[..., Run]
 def write(tmp_path: Path) -> Write:
     """A run folder with these accuracies, by round."""
 
-    def make(curve: dict[int, Any], *, about: dict[str, Any] | None = None, extras: dict[str, int] | None = None, rounds: int = 10) -> Run:
+    def make(
+        curve: dict[int, Any],
+        *,
+        about: dict[str, Any] | None = None,
+        extras: dict[str, int] | None = None,
+        rounds: int = 10,
+    ) -> Run:
         folder = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        (folder / SPEC).write_text(write_toml(make_spec(changes={"rounds": rounds}), {"about": about or {}}))
+        (folder / SPEC).write_text(
+            write_toml(make_spec(changes={"rounds": rounds}), {"about": about or {}})
+        )
         lines = []
         for round, value in curve.items():
             per_class = value if isinstance(value, list) else [value, value]
-            line = {"round": round, "split": "test", "model": "global", "accuracy": sum(per_class) / len(per_class), "per_class": per_class}
+            line = {
+                "round": round,
+                "split": "test",
+                "model": "global",
+                "accuracy": sum(per_class) / len(per_class),
+                "per_class": per_class,
+            }
             lines.append(json.dumps(line | ({"extras": extras} if extras else {})))
         (folder / METRICS).write_text("\n".join(lines) + "\n")
         return Run(folder)
@@ -44,7 +58,9 @@ def of(measure: measures.Measure, *runs: Run) -> Number:
 
 
 def test_one_number_of_a_curve(write: Write) -> None:
-    """Rounds 2, 4, ..., 10. The last four rounds hold two records, and 0.5, 0.9, 0.7, 0.6, 0.8 have the mean 0.7."""
+    """Rounds 2, 4, ..., 10. The last four rounds hold two records, and 0.5, 0.9, 0.7, 0.6, 0.8
+    have the mean 0.7.
+    """
     run = write({2: 0.5, 4: 0.9, 6: 0.7, 8: 0.6, 10: 0.8})
     assert of(measures.last(), run).value == 0.8
     assert of(measures.top(), run).value == 0.9
@@ -67,14 +83,20 @@ def test_mean_and_deviation_over_seeds(write: Write) -> None:
 
 
 def test_rounds_to_a_target_that_all_share(write: Write) -> None:
-    """The best accuracy of anybody is 0.8, so the target is 0.76, and three quarters of it are 0.57. The slow one never reaches 0.76."""
+    """The best accuracy of anybody is 0.8, so the target is 0.76, and three quarters of it are
+    0.57. The slow one never reaches 0.76.
+    """
     fast, slow = write({1: 0.6, 2: 0.8, 3: 0.7}), write({1: 0.3, 2: 0.5, 3: 0.6})
     rivals = {"fast": (fast,), "slow": (slow,), "not run": ()}
 
     def rounds(run: Run, fraction: float) -> Number:
         return measures.rounds_to(fraction=fraction)(Evidence((run,), rivals, ()))
 
-    assert (rounds(fast, 0.75).value, rounds(fast, 1.0).value, rounds(slow, 0.75).value) == (1, 2, 3)
+    assert (rounds(fast, 0.75).value, rounds(fast, 1.0).value, rounds(slow, 0.75).value) == (
+        1,
+        2,
+        3,
+    )
     assert rounds(slow, 1.0) == Number(float("inf"), None, "never")
 
 
@@ -85,8 +107,13 @@ def test_rounds_are_a_share_of_the_training() -> None:
 
 
 def test_values_tried(write: Write) -> None:
-    """0.80 is the best, reached with 0.1; within 2 points of it lies 0.79 too, within 5 also 0.76."""
-    tried = tuple((f"lr={rate}", (write({10: value}),)) for rate, value in ((0.3, 0.76), (0.1, 0.8), (0.03, 0.79), (0.01, 0.2)))
+    """0.80 is the best, reached with 0.1; within 2 points of it lies 0.79 too, within 5 also
+    0.76.
+    """
+    tried = tuple(
+        (f"lr={rate}", (write({10: value}),))
+        for rate, value in ((0.3, 0.76), (0.1, 0.8), (0.03, 0.79), (0.01, 0.2))
+    )
     evidence = Evidence(tried[0][1], {}, tried)
     assert measures.best_over()(evidence) == Number(0.8, None, "0.800 (0.1)")
     assert measures.within_best(points=2)(evidence) == Number(2.0, None, "0.1, 0.03")
@@ -104,25 +131,44 @@ def put_examples(run: Run, rows: Sequence[tuple[int, str, int, int, int]]) -> No
     """round, moment, client, example, right"""
     records = np.zeros(len(rows), dtype=EXAMPLE)
     for place, (round, moment, client, example, right) in enumerate(rows):
-        records[place]["round"], records[place]["moment"], records[place]["client"] = round, MOMENTS.index(moment), client
+        records[place]["round"], records[place]["moment"], records[place]["client"] = (
+            round,
+            MOMENTS.index(moment),
+            client,
+        )
         records[place]["id"], records[place]["right"] = example, right
     (run.folder / EXAMPLES).write_bytes(records.tobytes())
 
 
 def test_forgettable_examples_and_events(write: Write) -> None:
-    """Client 0 loses one of two examples in round 5 and both in round 10; client 1 loses none, then its only one: 1 + 2 + 1 events."""
+    """Client 0 loses one of two examples in round 5 and both in round 10; client 1 loses none,
+    then its only one: 1 + 2 + 1 events.
+    """
     run = write({10: 0.5})
     local = [(round, "local", *who, 1) for round in (5, 10) for who in ((0, 1), (0, 2), (1, 3))]
     merged = [(5, "merged", 0, 1, 0), (5, "merged", 0, 2, 1), (5, "merged", 1, 3, 1)]
     merged += [(10, "merged", 0, 1, 0), (10, "merged", 0, 2, 0), (10, "merged", 1, 3, 0)]
     put_examples(run, [*local, *merged])
-    counts = {(at, client): of(measures.forgettable(at=at, client=client), run).value for at in (0.5, 1.0) for client in (0, 1, 2)}
-    assert counts == {(0.5, 0): 1, (0.5, 1): 0, (0.5, 2): None, (1.0, 0): 2, (1.0, 1): 1, (1.0, 2): None}
+    counts = {
+        (at, client): of(measures.forgettable(at=at, client=client), run).value
+        for at in (0.5, 1.0)
+        for client in (0, 1, 2)
+    }
+    assert counts == {
+        (0.5, 0): 1,
+        (0.5, 1): 0,
+        (0.5, 2): None,
+        (1.0, 0): 2,
+        (1.0, 1): 1,
+        (1.0, 2): None,
+    }
     assert of(measures.forgetting_events(), run).value == 4
 
 
 def test_centralised_events_are_those_from_right_to_wrong(write: Write) -> None:
-    run = write({5: 0.5, 10: 0.5}, extras={"centralised.right_to_wrong": 7, "centralised.margin_rise": 100})
+    run = write(
+        {5: 0.5, 10: 0.5}, extras={"centralised.right_to_wrong": 7, "centralised.margin_rise": 100}
+    )
     assert of(measures.forgetting_events(), run).value == 14
 
 

@@ -18,8 +18,17 @@ TABLE: dict[str, Any] = {
     "paper": "p",
     "source": "s",
     "measure": "last",
-    "experiment": {"rounds": 50, "data": {"name": "femnist"}, "model": "resnet18(norm=group)", "local": {"epochs": 3}},
-    "rows": [{"label": "a", "method": "fedavg"}, {"label": "b", "method": "fedavg+wsm"}, {"label": "mean", "mean": ["a", "b"]}],
+    "experiment": {
+        "rounds": 50,
+        "data": {"name": "femnist"},
+        "model": "resnet18(norm=group)",
+        "local": {"epochs": 3},
+    },
+    "rows": [
+        {"label": "a", "method": "fedavg"},
+        {"label": "b", "method": "fedavg+wsm"},
+        {"label": "mean", "mean": ["a", "b"]},
+    ],
     "columns": [
         {"label": "last", "measure": "last"},
         {"label": "top", "measure": "top"},
@@ -28,10 +37,20 @@ TABLE: dict[str, Any] = {
     "claims": [{"says": "b is better", "better": "b", "worse": "a"}],
     "scales": {
         "smoke": {"set": {"data.name": "digits", "rounds": 2}},
-        "desk": {"rows": ["a"], "options": {"model:resnet18.width": 8}, "measure": "mean_last(rounds=5)"},
-        "gpu": {"seeds": 2, "by_row": {"b": {"local.steps": 7}}, "by_column": {"cifar": {"rounds": 9}}},
+        "desk": {
+            "rows": ["a"],
+            "options": {"model:resnet18.width": 8},
+            "measure": "mean_last(rounds=5)",
+        },
+        "gpu": {
+            "seeds": 2,
+            "by_row": {"b": {"local.steps": 7}},
+            "by_column": {"cifar": {"rounds": 9}},
+        },
     },
-    "stand_in": {"femnist": {"about": "EMNIST", "set": {"data.name": "emnist", "clients.count": 7}}},
+    "stand_in": {
+        "femnist": {"about": "EMNIST", "set": {"data.name": "emnist", "clients.count": 7}}
+    },
 }
 
 
@@ -43,8 +62,15 @@ def recipe() -> Recipe:
 def test_cells_that_need_the_same_run_share_it(recipe: Recipe) -> None:
     """Two measures of one experiment are one run: 2 methods x 2 data sets, not 2 x 3."""
     plan = make_plan(recipe, "paper")
-    assert [run.name for run in plan.runs] == ["a-last-seed0", "a-cifar-seed0", "b-last-seed0", "b-cifar-seed0"]
-    assert plan.places["a", "last"].runs == plan.places["a", "top"].runs == (("", ("a-last-seed0",)),)
+    assert [run.name for run in plan.runs] == [
+        "a-last-seed0",
+        "a-cifar-seed0",
+        "b-last-seed0",
+        "b-cifar-seed0",
+    ]
+    assert (
+        plan.places["a", "last"].runs == plan.places["a", "top"].runs == (("", ("a-last-seed0",)),)
+    )
     assert plan.places["mean", "last"].runs == ()
 
 
@@ -69,16 +95,29 @@ def test_rows_columns_seeds_and_single_cells_of_a_scale(recipe: Recipe) -> None:
 def test_the_measure_of_a_cell(recipe: Recipe) -> None:
     desk = make_plan(recipe, "desk")
     row, last, top, cifar = desk.rows[0], *desk.columns
-    # the scale changes its own measure wherever it stands, keeps its other options, and leaves other measures alone
-    assert [str(desk.measure_of(row, column)) for column in (last, top, cifar)] == ["last", "top", "mean_last(classes=4, rounds=5)"]
+    # the scale changes its own measure wherever it stands, keeps its other options, and leaves
+    # other measures alone
+    assert [str(desk.measure_of(row, column)) for column in (last, top, cifar)] == [
+        "last",
+        "top",
+        "mean_last(classes=4, rounds=5)",
+    ]
 
 
 def test_options_of_rows_and_columns_are_joined() -> None:
     both = {
-        "rows": [{"label": "early", "measure": "forgettable(at=0.1)"}, {"label": "late", "measure": "forgettable(at=1.0)"}],
-        "columns": [{"label": "first", "measure": "forgettable(client=0)"}, {"label": "third", "measure": "forgettable(client=2)"}],
+        "rows": [
+            {"label": "early", "measure": "forgettable(at=0.1)"},
+            {"label": "late", "measure": "forgettable(at=1.0)"},
+        ],
+        "columns": [
+            {"label": "first", "measure": "forgettable(client=0)"},
+            {"label": "third", "measure": "forgettable(client=2)"},
+        ],
     }
-    plan = make_plan(read_recipe("wsm/table-9", {**TABLE, **both, "claims": [], "scales": {}}), "paper")
+    plan = make_plan(
+        read_recipe("wsm/table-9", {**TABLE, **both, "claims": [], "scales": {}}), "paper"
+    )
     assert str(plan.measure_of(plan.rows[1], plan.columns[1])) == "forgettable(client=2, at=1.0)"
     assert len(plan.runs) == 1
 
@@ -88,7 +127,9 @@ def test_what_is_absent_is_left_out_or_replaced(recipe: Recipe) -> None:
     assert [run.column for run in without.runs] == ["cifar", "cifar"]
     assert without.places["a", "top"].absent == "femnist"
     replaced = make_plan(recipe, "paper", absent=["femnist"], stand_in=True)
-    assert [(run.stand_in, source_of(run.spec), run.spec.clients.count) for run in replaced.runs] == [
+    assert [
+        (run.stand_in, source_of(run.spec), run.spec.clients.count) for run in replaced.runs
+    ] == [
         ("femnist", "emnist", 7),
         ("", "cifar10", None),
         ("femnist", "emnist", 7),
@@ -96,51 +137,88 @@ def test_what_is_absent_is_left_out_or_replaced(recipe: Recipe) -> None:
     ]
     neither = make_plan(recipe, "paper", absent=["femnist", "emnist"], stand_in=True)
     assert neither.places["a", "last"].absent == "emnist"
-    assert make_plan(recipe, "paper", stand_in=True).places["a", "last"].stand_in == ""  # asked for, but not needed
+    # asked for, but not needed
+    assert make_plan(recipe, "paper", stand_in=True).places["a", "last"].stand_in == ""
 
 
 def test_only_some_rows(recipe: Recipe) -> None:
     assert {run.row for run in make_plan(recipe, "paper", only=["B"]).runs} == {"b"}
-    assert {run.row for run in make_plan(recipe, "desk", only=["b"]).runs} == {"b"}  # also one that the scale leaves out
-    assert {(run.row, run.column) for run in make_plan(recipe, "paper", only=["a", "cifar"]).runs} == {("a", "cifar")}
+    # also one that the scale leaves out
+    assert {run.row for run in make_plan(recipe, "desk", only=["b"]).runs} == {"b"}
+    assert {
+        (run.row, run.column) for run in make_plan(recipe, "paper", only=["a", "cifar"]).runs
+    } == {("a", "cifar")}
     with pytest.raises(InputError, match="has no row 'c'"):
         make_plan(recipe, "paper", only=["c"])
 
 
 def test_what_a_user_changes(recipe: Recipe) -> None:
-    assert {run.spec.rounds for run in make_plan(recipe, "gpu", changes={"rounds": 500}).runs} == {500}
-    assert {run.spec.local.epochs for run in make_plan(recipe, "paper", changes={"local.steps": 4}).runs} == {0}
+    assert {run.spec.rounds for run in make_plan(recipe, "gpu", changes={"rounds": 500}).runs} == {
+        500
+    }
+    assert {
+        run.spec.local.epochs for run in make_plan(recipe, "paper", changes={"local.steps": 4}).runs
+    } == {0}
     assert {run.seed for run in make_plan(recipe, "paper", seeds=3).runs} == {0, 1, 2}
     with pytest.raises(InputError, match="at least one seed"):
         make_plan(recipe, "paper", seeds=0)
 
 
 def test_values_tried_in_every_cell() -> None:
-    tried = {**TABLE, "over": {"local.lr": [0.1, 0.5]}, "columns": [{"label": "best", "measure": "best_over"}]}
+    tried = {
+        **TABLE,
+        "over": {"local.lr": [0.1, 0.5]},
+        "columns": [{"label": "best", "measure": "best_over"}],
+    }
     tried["scales"] = {"smoke": {"over": {"local.lr": [0.5]}}}
     plan = make_plan(read_recipe("wsm/table-9", tried), "paper")
-    assert plan.places["a", "best"].runs == (("lr=0.1", ("a-best-lr=0.1-seed0",)), ("lr=0.5", ("a-best-lr=0.5-seed0",)))
+    assert plan.places["a", "best"].runs == (
+        ("lr=0.1", ("a-best-lr=0.1-seed0",)),
+        ("lr=0.5", ("a-best-lr=0.5-seed0",)),
+    )
     assert [run.spec.local.lr for run in plan.runs] == [0.1, 0.5, 0.1, 0.5]
-    assert [run.spec.local.lr for run in make_plan(read_recipe("wsm/table-9", tried), "smoke").runs] == [0.5, 0.5]
+    assert [
+        run.spec.local.lr for run in make_plan(read_recipe("wsm/table-9", tried), "smoke").runs
+    ] == [0.5, 0.5]
 
 
 def test_options_inside_expressions() -> None:
-    spec = make_spec(changes={"method": "fedprox(mu=0.1)+wsm", "data.partition": "dirichlet(alpha=0.5)"})
-    changed = change_options(spec, {"method:fedprox.mu": 0.2, "method:feddf.steps": 3, "data.partition:dirichlet.samples": 9})
-    assert (changed.method, changed.data.partition) == ("fedprox(mu=0.2)+wsm", "dirichlet(alpha=0.5, samples=9)")
+    spec = make_spec(
+        changes={"method": "fedprox(mu=0.1)+wsm", "data.partition": "dirichlet(alpha=0.5)"}
+    )
+    changed = change_options(
+        spec,
+        {"method:fedprox.mu": 0.2, "method:feddf.steps": 3, "data.partition:dirichlet.samples": 9},
+    )
+    assert (changed.method, changed.data.partition) == (
+        "fedprox(mu=0.2)+wsm",
+        "dirichlet(alpha=0.5, samples=9)",
+    )
     with pytest.raises(InputError, match=r"key:name\.option"):
         change_options(spec, {"model.width": 3})
 
 
 def test_an_estimate_by_hand() -> None:
-    """mlp(hidden=10) on digits has 64 x 10 + 10 + 10 x 10 + 10 = 760 parameters, so 1,520 operations forward, and 3 layers (linear, relu, linear).
-    5 clients of round(287 x 0.9) = 258 rows for 2 epochs and 10 rounds are 25,800 examples, each three times 1,520; 10 + 1 looks at 359 test rows and
-    143.8 validation rows come on top. 5 clients make 2 x 5 steps of 64 a round, 60 microseconds a layer; and a round takes 5 ms whatever it does."""
+    """mlp(hidden=10) on digits has 64 x 10 + 10 + 10 x 10 + 10 = 760 parameters, so 1,520
+    operations forward, and 3 layers (linear, relu, linear). 5 clients of round(287 x 0.9) = 258
+    rows for 2 epochs and 10 rounds are 25,800 examples, each three times 1,520; 10 + 1 looks at 359
+    test rows and 143.8 validation rows come on top. 5 clients make 2 x 5 steps of 64 a round, 60
+    microseconds a layer; and a round takes 5 ms whatever it does.
+    """
     spec = make_spec(
-        changes={"data.name": "digits", "model": "mlp(hidden=10)", "clients.count": 5, "rounds": 10, "local.epochs": 2, "local.batch": 64}
+        changes={
+            "data.name": "digits",
+            "model": "mlp(hidden=10)",
+            "clients.count": 5,
+            "rounds": 10,
+            "local.epochs": 2,
+            "local.batch": 64,
+        }
     )
     work = 1_520 * (3 * 25_800 + 11 * (359 + 143.8))
-    assert estimate_run(spec).cpu == pytest.approx(work / 4e10 + 10 * 5 * 10 * 3 * 6e-5 + 10 * 0.005)
+    assert estimate_run(spec).cpu == pytest.approx(
+        work / 4e10 + 10 * 5 * 10 * 3 * 6e-5 + 10 * 0.005
+    )
 
 
 def test_a_plan_in_words(recipe: Recipe) -> None:
@@ -148,4 +226,6 @@ def test_a_plan_in_words(recipe: Recipe) -> None:
     assert "a, cifar: 9 rounds, about" in told
     assert "left out, femnist is not in the data folder: LEAF makes it" in told
     assert "2 runs, 18 rounds in all: about" in told
-    assert "as stand-in for femnist" in tell_plan(make_plan(recipe, "gpu", absent=["femnist"], stand_in=True))
+    assert "as stand-in for femnist" in tell_plan(
+        make_plan(recipe, "gpu", absent=["femnist"], stand_in=True)
+    )

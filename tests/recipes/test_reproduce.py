@@ -1,4 +1,6 @@
-"""`remanence reproduce`, for real at the smallest scale: runs, goes on, adds, refuses, and writes pages."""
+"""`remanence reproduce`, for real at the smallest scale: runs, goes on, adds, refuses, and
+writes pages.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ def _no_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stamps(folder: Path) -> dict[str, int]:
-    return {path.parent.name: path.stat().st_mtime_ns for path in sorted((folder / RUNS).glob("*/metrics.jsonl"))}
+    return {
+        path.parent.name: path.stat().st_mtime_ns
+        for path in sorted((folder / RUNS).glob("*/metrics.jsonl"))
+    }
 
 
 def test_a_table_goes_on_and_grows(tmp_path: Path) -> None:
@@ -35,7 +40,9 @@ def test_a_table_goes_on_and_grows(tmp_path: Path) -> None:
     first = reproduce("wsm/table-3.2", out, scale="smoke", only=["FedAvg"], report=False)
     assert [row.label for row in first.plan.rows] == ["FedAvg"]
     before = stamps(out)
-    again = reproduce("wsm/table-3.2", out, scale="smoke", only=["FedAvg", "FedAvg+WSM"], report=False)
+    again = reproduce(
+        "wsm/table-3.2", out, scale="smoke", only=["FedAvg", "FedAvg+WSM"], report=False
+    )
     after = stamps(out)
     assert {name: after[name] for name in before} == before  # what was done is not done again
     assert len(after) == 2
@@ -59,12 +66,17 @@ def test_a_stopped_result_goes_on_at_its_round(tmp_path: Path) -> None:
     assert stop.value.exit_code == OUT_OF_TIME
     assert "1 of 1 runs not finished" in (tmp_path / "cut" / PAGE).read_text()
     assert json.loads((tmp_path / "cut" / OUTCOME).read_text())["runs"] == 0
-    assert reproduce("wsm/table-3.3", tmp_path / "cut", scale="smoke", report=False).ours == whole.ours
+    assert (
+        reproduce("wsm/table-3.3", tmp_path / "cut", scale="smoke", report=False).ours == whole.ours
+    )
 
 
 def test_another_result_does_not_mix_in(tmp_path: Path) -> None:
     reproduce("wsm/figure-a.1", tmp_path / "r", scale="smoke", report=False)
-    for changed in ({"scale": "smoke", "changes": {"local.batch": 8}}, {"scale": "smoke", "stand_in": True}):
+    for changed in (
+        {"scale": "smoke", "changes": {"local.batch": 8}},
+        {"scale": "smoke", "stand_in": True},
+    ):
         with pytest.raises(InputError, match="another result, scale or setting"):
             reproduce("wsm/figure-a.1", tmp_path / "r", report=False, **changed)  # type: ignore[arg-type]
     (tmp_path / "full").mkdir()
@@ -84,7 +96,11 @@ def test_a_figure_has_its_data_and_the_report(tmp_path: Path) -> None:
 
 def test_a_decentralised_row(tmp_path: Path) -> None:
     done = reproduce(
-        "hast/table-a.8", tmp_path / "h", scale="smoke", only=["Label drift, 2 random", "accuracy, HAST", "drop, HAST"], report=False
+        "hast/table-a.8",
+        tmp_path / "h",
+        scale="smoke",
+        only=["Label drift, 2 random", "accuracy, HAST", "drop, HAST"],
+        report=False,
     )
     assert len(done.plan.runs) == 1
     accuracy = done.ours["Label drift, 2 random", "accuracy, HAST"].value
@@ -104,7 +120,10 @@ def test_every_recipe_runs_at_smoke(name: str, tmp_path: Path) -> None:
 
 
 def test_missing_data_say_how_to_get_them(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"needs cifar10, which is not in the data folder .* remanence data fetch cifar10"):
+    with pytest.raises(
+        InputError,
+        match=r"needs cifar10, which is not in the data folder .* remanence data fetch cifar10",
+    ):
         plan_result("wsm/table-3.2", scale="gpu")
     with pytest.raises(InputError, match=r"needs svhn.*--stand-in: MNIST"):
         plan_result("fedwavg/table-4", scale="desk", data_dir=str(tmp_path))
@@ -116,38 +135,63 @@ def test_missing_data_say_how_to_get_them(tmp_path: Path) -> None:
 
 
 def test_a_plan_can_be_looked_at_without_the_data(tmp_path: Path) -> None:
-    told = tell_plan(plan_result("wsm/table-3.2", scale="gpu", data_dir=str(tmp_path), only_to_look=True))
+    told = tell_plan(
+        plan_result("wsm/table-3.2", scale="gpu", data_dir=str(tmp_path), only_to_look=True)
+    )
     assert "FedAvg+WSM, CIFAR-10: 80 rounds, about" in told
-    assert "first of all, cifar10 is not in the data folder: get it with remanence data fetch cifar10" in told
+    assert (
+        "first of all, cifar10 is not in the data folder: get it with remanence data fetch cifar10"
+    ) in told
     (tmp_path / "mnist").mkdir()
-    told = tell_plan(plan_result("fedwavg/table-1", scale="desk", data_dir=str(tmp_path), only_to_look=True))
+    told = tell_plan(
+        plan_result("fedwavg/table-1", scale="desk", data_dir=str(tmp_path), only_to_look=True)
+    )
     assert "Federated, MNIST: 3 rounds" in told
     assert "Federated, CIFAR-10" not in told
     assert "left out, cifar10 is not in the data folder" in told
 
 
 def test_a_result_at_two_lengths_stands_twice_on_its_page(tmp_path: Path) -> None:
-    """The longer one first, the remark once; two folders that say the same are refused before anything is written."""
+    """The longer one first, the remark once; two folders that say the same are refused before
+    anything is written.
+    """
     for rounds in (1, 2):
         only = ["FedAvg, batch norm, lr 0.05"]
-        reproduce("wsm/table-3.3", tmp_path / str(rounds), scale="smoke", only=only, changes={"rounds": rounds}, report=False)
+        reproduce(
+            "wsm/table-3.3",
+            tmp_path / str(rounds),
+            scale="smoke",
+            only=only,
+            changes={"rounds": rounds},
+            report=False,
+        )
     shutil.copytree(tmp_path / "1", tmp_path / "copy")
-    with pytest.raises(InputError, match=r"1 and .*copy hold the same result with the same settings"):
+    with pytest.raises(
+        InputError, match=r"1 and .*copy hold the same result with the same settings"
+    ):
         write_results([tmp_path / "1", tmp_path / "copy"], tmp_path / "docs")
     assert not (tmp_path / "docs").exists()
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "remarks.toml").write_text('"wsm/table-3.3" = "Both are short."')
     write_results([tmp_path / "1", tmp_path / "2"], tmp_path / "docs")
     text = (tmp_path / "docs" / "wsm.md").read_text()
-    assert 0 < text.index("--set rounds=2") < text.index("--set rounds=1") < text.index("Both are short.")
+    assert (
+        0
+        < text.index("--set rounds=2")
+        < text.index("--set rounds=1")
+        < text.index("Both are short.")
+    )
     assert text.count("Both are short.") == 1
     assert text.count("| wsm/table-3.3 | not run |") == 3  # smoke tests no claim
     costs = text.partition("## What was run, and what the rest would take")[2]
     assert (
-        "| wsm/table-3.3: Batch norm against group norm, with and without WSM | smoke, 2 rounds; smoke, 1 round | 4 runs of 300 rounds, "
-        in costs
+        "| wsm/table-3.3: Batch norm against group norm, with and without WSM | smoke, 2"
+        " rounds; smoke, 1 round | 4 runs of 300 rounds, " in costs
     )
-    assert "| wsm/table-3.2: FedAvg, SCAFFOLD and FedProx with and without WSM | not run | 6 runs of 80 rounds, " in costs
+    assert (
+        "| wsm/table-3.2: FedAvg, SCAFFOLD and FedProx with and without WSM | not run | 6 runs"
+        " of 80 rounds, "
+    ) in costs
     assert costs.count("\n| wsm/") == sum(name.startswith("wsm/") for name in list_recipes())
 
 
@@ -155,15 +199,24 @@ def test_a_claim_has_a_line_for_every_setting_in_which_it_was_tested(tmp_path: P
     rows = ["FedAvg, batch norm, lr 0.05", "FedAvg+WSM, batch norm, lr 0.05"]
     for rounds in (1, 2):
         out = tmp_path / str(rounds)
-        changes = {"rounds": rounds, "local.drop_last": True} if rounds == 2 else {"rounds": rounds, "engine": "loop", "record.every": 1}
+        changes = (
+            {"rounds": rounds, "local.drop_last": True}
+            if rounds == 2
+            else {"rounds": rounds, "engine": "loop", "record.every": 1}
+        )
         reproduce("wsm/table-3.3", out, scale="smoke", only=rows, changes=changes, report=False)
         about = json.loads((out / OUTCOME).read_text())
         (out / OUTCOME).write_text(json.dumps(about | {"scale": "desk"}))
     write_results([tmp_path / "1", tmp_path / "2"], tmp_path / "docs")
     lines = [
-        line.split(" | ")[1:3] for line in (tmp_path / "docs" / "wsm.md").read_text().splitlines() if line.startswith("| wsm/table-3.3 |")
+        line.split(" | ")[1:3]
+        for line in (tmp_path / "docs" / "wsm.md").read_text().splitlines()
+        if line.startswith("| wsm/table-3.3 |")
     ]
-    tested, best = "With batch norm WSM improves FedAvg at all learning rates but 0.3.", "WSM with batch norm has the best accuracy of all."
+    tested, best = (
+        "With batch norm WSM improves FedAvg at all learning rates but 0.3.",
+        "WSM with batch norm has the best accuracy of all.",
+    )
     untested = "With group norm WSM is worse than FedAvg at all learning rates but 0.007."
     assert lines == [
         ["desk, 2 rounds, local.drop\\_last=true", tested],
@@ -201,13 +254,22 @@ def test_pages_come_from_what_was_written_down(tmp_path: Path) -> None:
     assert re.search(
         r"\| tce/table-1: FedAvg with and without TCE .* \| not run \| 3 runs of 400 rounds, ", text
     )  # what was not run is named
-    assert len(re.findall(r"\n\| hast/\S+: .* \| not run \| ", (tmp_path / "docs" / "hast.md").read_text())) == 14
     assert (
-        "| tce/figure-1 | not run | With TCE the clients' models forget less of the other clients' data. | not tested | 0, 0, 1 |" in text
+        len(
+            re.findall(
+                r"\n\| hast/\S+: .* \| not run \| ", (tmp_path / "docs" / "hast.md").read_text()
+            )
+        )
+        == 14
+    )
+    assert (
+        "| tce/figure-1 | not run | With TCE the clients' models forget less of the other"
+        " clients' data. | not tested | 0, 0, 1 |" in text
     )
     recipes = [load_recipe(name) for name in list_recipes() if name.startswith("tce/")]
     lines = re.findall(r"\n\| tce/\S+ \| ", text)
-    assert len(lines) == sum(len(recipe.claims) for recipe in recipes)  # every claim has its line, tested or not
+    # every claim has its line, tested or not
+    assert len(lines) == sum(len(recipe.claims) for recipe in recipes)
     (tmp_path / "docs" / "remarks.toml").write_text('"tce/table-2" = "Too short to tell."')
     (kept,) = (tmp_path / "docs" / "outcomes").iterdir()  # the numbers are kept beside the pages
     again = write_results([kept], tmp_path / "docs")

@@ -10,7 +10,8 @@ from reference.federated import Setting
 from reference.rounds import descend, play
 from torch import Tensor, nn
 
-Loss = Callable[[Tensor, int, Sequence[int]], Tensor]  # logits of a row [C], its label, the client's label counts -> scalar
+# logits of a row [C], its label, the client's label counts -> scalar
+Loss = Callable[[Tensor, int, Sequence[int]], Tensor]
 
 
 def masked_cross_entropy(row: Tensor, label: int, counts: Sequence[int]) -> Tensor:
@@ -22,7 +23,9 @@ def masked_cross_entropy(row: Tensor, label: int, counts: Sequence[int]) -> Tens
 
 
 def calibrated(tau: float) -> Loss:
-    """Zhang et al. 2022: z_c - tau * n_c^(-1/4); the margin of a class without examples is infinite, and exp(-infinity) is 0."""
+    """Zhang et al. 2022: z_c - tau * n_c^(-1/4); the margin of a class without examples is
+    infinite, and exp(-infinity) is 0.
+    """
 
     def loss(row: Tensor, label: int, counts: Sequence[int]) -> Tensor:
         total = row.new_zeros(())
@@ -47,14 +50,32 @@ def restricted(alpha: float) -> Loss:
 
 
 def train(
-    net: nn.Module, x: Tensor, y: Tensor, classes: int, rows: Sequence[np.ndarray], setting: Setting, loss: Loss
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    classes: int,
+    rows: Sequence[np.ndarray],
+    setting: Setting,
+    loss: Loss,
 ) -> dict[str, Tensor]:
-    def train_client(local: nn.Module, mine: Tensor, labels: Tensor, batches: Sequence[np.ndarray], client: int, lr: float) -> None:
+    def train_client(
+        local: nn.Module,
+        mine: Tensor,
+        labels: Tensor,
+        batches: Sequence[np.ndarray],
+        client: int,
+        lr: float,
+    ) -> None:
         counts = [int((labels == c).sum()) for c in range(classes)]
 
         def loss_of(batch: np.ndarray) -> Tensor:
             logits = local(mine[batch])
-            return torch.stack([loss(row, label, counts) for row, label in zip(logits, labels[batch].tolist(), strict=True)]).mean()
+            return torch.stack(
+                [
+                    loss(row, label, counts)
+                    for row, label in zip(logits, labels[batch].tolist(), strict=True)
+                ]
+            ).mean()
 
         descend(local, batches, setting, lr, loss_of)
 

@@ -1,4 +1,6 @@
-"""Centralised training with forgetting events (Hong et al. 2022, section 3.1), in plain PyTorch and explicit loops; only the draws are the program's."""
+"""Centralised training with forgetting events (Hong et al. 2022, section 3.1), in plain PyTorch
+and explicit loops; only the draws are the program's.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def right_and_margin_error(net: nn.Module, row: Tensor, label: int) -> tuple[boo
     return logits.index(max(logits)) == label, max(wrong) - logits[label]
 
 
-def train(net: nn.Module, x: Tensor, y: Tensor, rows: np.ndarray, setting: Setting) -> list[dict[str, dict[int, int]]]:
+def train(
+    net: nn.Module, x: Tensor, y: Tensor, rows: np.ndarray, setting: Setting
+) -> list[dict[str, dict[int, int]]]:
     """Trains in place -> for every round, the events of each kind by example"""
     history = []
     for round in range(1, setting.rounds + 1):
@@ -40,6 +44,9 @@ def train(net: nn.Module, x: Tensor, y: Tensor, rows: np.ndarray, setting: Setti
                     events["right_to_wrong"][example] = events["right_to_wrong"].get(example, 0) + 1
                 if new_error > old_error:
                     events["margin_rise"][example] = events["margin_rise"].get(example, 0) + 1
-            batch_a, before = batch_b, [right_and_margin_error(net, x[example], int(y[example])) for example in batch_b]
+            batch_a, before = (
+                batch_b,
+                [right_and_margin_error(net, x[example], int(y[example])) for example in batch_b],
+            )
         history.append(events)
     return history

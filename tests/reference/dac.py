@@ -1,4 +1,6 @@
-"""Whom DAC (Zec et al. 2022; the HAST thesis' algorithm 3) listens to, once more: likeness, chances and the two-hop estimates, number by number."""
+"""Whom DAC (Zec et al. 2022; the HAST thesis' algorithm 3) listens to, once more: likeness,
+chances and the two-hop estimates, number by number.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,33 @@ def similarity_of(loss: float) -> float:
 
 
 def temperature(tau: float, within: int, published: bool) -> float:
-    """tau, or the published 2 tau / (1 + exp(-.2 t)) - tau + 1, which is 1 at t = 0 and climbs to tau + 1; t: rounds since the time step began"""
+    """tau, or the published 2 tau / (1 + exp(-.2 t)) - tau + 1, which is 1 at t = 0 and climbs
+    to tau + 1; t: rounds since the time step began
+    """
     return 2 * tau / (1 + math.exp(-0.2 * within)) - tau + 1 if published else tau
 
 
 def chances(similarities: Sequence[float], candidates: Sequence[int], tau: float) -> list[float]:
-    """softmax(tau * clip(s, 0, 20)) over the candidates; the largest exponent is taken from all, so that none overflows."""
+    """softmax(tau * clip(s, 0, 20)) over the candidates; the largest exponent is taken from
+    all, so that none overflows.
+    """
     exponents = [tau * min(max(similarities[j], 0.0), LARGEST_SIMILARITY) for j in candidates]
     powers = [math.exp(exponent - max(exponents)) for exponent in exponents]
     return [power / sum(powers) for power in powers]
 
 
 def two_hop(
-    me: int, fresh: Sequence[float], old: Sequence[Sequence[float]], met: Sequence[bool], probed: Sequence[int]
+    me: int,
+    fresh: Sequence[float],
+    old: Sequence[Sequence[float]],
+    met: Sequence[bool],
+    probed: Sequence[int],
 ) -> dict[int, float]:
-    """-> estimates for those I never met: what the probed peer most like me, of those who know the other one, thought of it last round
+    """-> estimates for those I never met: what the probed peer most like me, of those who know the
+    other one, thought of it last round
 
-    fresh: my similarities after this round's probes; old: everybody's as of the end of the previous round; met: by me, this round included
+    fresh: my similarities after this round's probes; old: everybody's as of the end of the previous
+        round; met: by me, this round included
     """
     estimates = {}
     for j in range(len(fresh)):
@@ -53,7 +65,9 @@ def two_hop(
 def update_similarities(
     me: int, losses: Mapping[int, float], old: Sequence[Sequence[float]], met: Sequence[bool]
 ) -> tuple[list[float], list[bool]]:
-    """-> my similarities and whom I have met, after probing. losses: of each probed peer's model on my training rows"""
+    """-> my similarities and whom I have met, after probing. losses: of each probed peer's
+    model on my training rows
+    """
     mine, acquainted = list(old[me]), list(met)
     for j, loss in losses.items():
         mine[j] = similarity_of(loss)

@@ -1,4 +1,6 @@
-"""FedBABU (Oh et al. 2022, algorithm 1) and the frozen head once more, in plain PyTorch and explicit loops; only the draws are the program's."""
+"""FedBABU (Oh et al. 2022, algorithm 1) and the frozen head once more, in plain PyTorch and
+explicit loops; only the draws are the program's.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,17 @@ from remanence.keys import Key
 
 
 def train(
-    net: nn.Module, head: nn.Module, x: Tensor, y: Tensor, classes: int, rows: Sequence[np.ndarray], setting: Setting
+    net: nn.Module,
+    head: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    classes: int,
+    rows: Sequence[np.ndarray],
+    setting: Setting,
 ) -> dict[str, Tensor]:
-    """Federated training of the body; the head, a module of the net, keeps its random values. -> the global state dict"""
+    """Federated training of the body; the head, a module of the net, keeps its random values.
+    -> the global state dict
+    """
     for parameter in head.parameters():
         parameter.requires_grad_(False)
     return federated.train(net, x, y, classes, rows, setting)
@@ -35,14 +45,19 @@ def personalise(
     epochs: int,
     setting: Setting,
 ) -> nn.Module:
-    """One client's model: the global one, with the parameters named `tuned` trained on its rows after the last round."""
+    """One client's model: the global one, with the parameters named `tuned` trained on its rows
+    after the last round.
+    """
     local = copy.deepcopy(net)
     local.load_state_dict(state)
     for name, parameter in local.named_parameters():
         parameter.requires_grad_(name in tuned)
     lr = learning_rate(setting, setting.rounds)
     optimizer = torch.optim.SGD(
-        [p for p in local.parameters() if p.requires_grad], lr=lr, momentum=setting.momentum, weight_decay=setting.weight_decay
+        [p for p in local.parameters() if p.requires_grad],
+        lr=lr,
+        momentum=setting.momentum,
+        weight_decay=setting.weight_decay,
     )
     key = Key(setting.seed).fold("round", setting.rounds, "personal", "client", client, "plan", 0)
     plan = plan_batches(key, len(mine), setting.batch, epochs=epochs)

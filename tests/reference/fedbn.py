@@ -1,4 +1,6 @@
-"""FedBN (Li et al. 2021, algorithm 1) once more, in plain PyTorch and explicit loops; only the draws are the program's."""
+"""FedBN (Li et al. 2021, algorithm 1) once more, in plain PyTorch and explicit loops; only the
+draws are the program's.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def names_of_normalisation(net: nn.Module) -> list[str]:
 def train(
     net: nn.Module, x: Tensor, y: Tensor, classes: int, rows: Sequence[np.ndarray], setting: Setting
 ) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
-    """-> the global state dict, the normalisation of every client. rows: the training rows of each client"""
+    """-> the global state dict, the normalisation of every client. rows: the training rows of
+    each client
+    """
     state, local_names = copy.deepcopy(net.state_dict()), names_of_normalisation(net)
     own = [{name: state[name].clone() for name in local_names} for _ in rows]
     for round in range(1, setting.rounds + 1):
@@ -34,11 +38,20 @@ def train(
         trained = []
         for client in cohort:
             mine = rows[client]
-            plan = plan_batches(key.fold("client", client, "plan", 0), len(mine), setting.batch, epochs=setting.epochs)
-            batches = [positions[:width] for positions, width in zip(plan.rows, plan.widths, strict=True)]
+            plan = plan_batches(
+                key.fold("client", client, "plan", 0),
+                len(mine),
+                setting.batch,
+                epochs=setting.epochs,
+            )
+            batches = [
+                positions[:width] for positions, width in zip(plan.rows, plan.widths, strict=True)
+            ]
             local = copy.deepcopy(net)
             local.load_state_dict({**state, **own[client]})
-            train_client(local, x[mine], y[mine], classes, batches, setting, learning_rate(setting, round))
+            train_client(
+                local, x[mine], y[mine], classes, batches, setting, learning_rate(setting, round)
+            )
             end = {name: value.detach().clone() for name, value in local.state_dict().items()}
             own[client] = {name: end[name] for name in local_names}
             trained.append({name: value for name, value in end.items() if name not in local_names})

@@ -1,4 +1,6 @@
-"""FedDF once more, after its algorithm 1 and its authors' settings, in plain PyTorch and explicit loops."""
+"""FedDF once more, after its algorithm 1 and its authors' settings, in plain PyTorch and
+explicit loops.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Outcome:
 
 
 def ensemble_loss(logits: Tensor, said: Sequence[Tensor]) -> Tensor:
-    """KL(softmax of the teachers' mean logits || softmax of the student's), as a mean over the rows."""
+    """KL(softmax of the teachers' mean logits || softmax of the student's), as a mean over the
+    rows.
+    """
     total = logits.new_zeros(())
     for place, row in enumerate(logits):
         mean = torch.zeros_like(row)
@@ -51,7 +55,10 @@ def ensemble_loss(logits: Tensor, said: Sequence[Tensor]) -> Tensor:
 def count_right(net: nn.Module, x: Tensor, y: Tensor) -> int:
     net.eval()
     with torch.no_grad():
-        right = sum(int(net(row.unsqueeze(0)).argmax()) == int(label) for row, label in zip(x, y, strict=True))
+        right = sum(
+            int(net(row.unsqueeze(0)).argmax()) == int(label)
+            for row, label in zip(x, y, strict=True)
+        )
     net.train()
     return right
 
@@ -61,7 +68,12 @@ def snapshot(net: nn.Module) -> State:
 
 
 def distil(
-    student: nn.Module, teachers: Sequence[nn.Module], x: Tensor, y: Tensor, chosen: Distillation, key: Key
+    student: nn.Module,
+    teachers: Sequence[nn.Module],
+    x: Tensor,
+    y: Tensor,
+    chosen: Distillation,
+    key: Key,
 ) -> tuple[State, Outcome]:
     """x, y: the public set"""
     order = key.fold("validation").permutation(len(x))
@@ -75,7 +87,9 @@ def distil(
         rows = places[plan.rows[step, : plan.widths[step]]]
         with torch.no_grad():
             said = [teacher(x[rows]) for teacher in teachers]
-        optimizer.param_groups[0]["lr"] = chosen.lr * (1 + math.cos(math.pi * step / chosen.steps)) / 2
+        optimizer.param_groups[0]["lr"] = (
+            chosen.lr * (1 + math.cos(math.pi * step / chosen.steps)) / 2
+        )
         optimizer.zero_grad()
         ensemble_loss(student(x[rows]), said).backward()
         optimizer.step()
@@ -85,7 +99,11 @@ def distil(
                 best, best_right, best_step = snapshot(student), right, step
             elif step - best_step >= chosen.patience:
                 break
-    return (best, Outcome(step + 1, best_step)) if held else (snapshot(student), Outcome(step + 1, step))
+    return (
+        (best, Outcome(step + 1, best_step))
+        if held
+        else (snapshot(student), Outcome(step + 1, step))
+    )
 
 
 def train(
@@ -98,21 +116,44 @@ def train(
     setting: Setting,
     chosen: Distillation,
 ) -> tuple[State, list[Outcome]]:
-    """-> the global state dict, what happened at the server in each round; looks at the validation rows after every step"""
+    """-> the global state dict, what happened at the server in each round; looks at the
+    validation rows after every step
+    """
     state, outcomes = copy.deepcopy(net.state_dict()), []
     for round in range(1, setting.rounds + 1):
         key = Key(setting.seed).fold("round", round)
         cohort = sorted(key.fold("cohort").permutation(len(rows))[: setting.cohort].tolist())
         clients = []
         for k in cohort:
-            plan = plan_batches(key.fold("client", k, "plan", 0), len(rows[k]), setting.batch, epochs=setting.epochs)
-            batches = [positions[:width] for positions, width in zip(plan.rows, plan.widths, strict=True)]
+            plan = plan_batches(
+                key.fold("client", k, "plan", 0), len(rows[k]), setting.batch, epochs=setting.epochs
+            )
+            batches = [
+                positions[:width] for positions, width in zip(plan.rows, plan.widths, strict=True)
+            ]
             local = copy.deepcopy(net)
             local.load_state_dict(state)
-            train_client(local, x[rows[k]], y[rows[k]], classes, batches, setting, learning_rate(setting, round))
+            train_client(
+                local,
+                x[rows[k]],
+                y[rows[k]],
+                classes,
+                batches,
+                setting,
+                learning_rate(setting, round),
+            )
             clients.append(local.eval())
         student = copy.deepcopy(net)
-        student.load_state_dict(average([snapshot(local) for local in clients], [len(rows[k]) for k in cohort]))
-        state, outcome = distil(student, clients, x[public], y[public], chosen, key.fold("server", "fit").fold("call", 0))
+        student.load_state_dict(
+            average([snapshot(local) for local in clients], [len(rows[k]) for k in cohort])
+        )
+        state, outcome = distil(
+            student,
+            clients,
+            x[public],
+            y[public],
+            chosen,
+            key.fold("server", "fit").fold("call", 0),
+        )
         outcomes.append(outcome)
     return state, outcomes

@@ -1,6 +1,8 @@
-"""FedDrift once more (Jothimurugesan et al. 2023; the HAST thesis, section 2.6.2), model by model and client by client, in plain PyTorch.
+"""FedDrift once more (Jothimurugesan et al. 2023; the HAST thesis, section 2.6.2), model by model
+and client by client, in plain PyTorch.
 
-Nothing of the program is used here. Batches, rows and cohorts are handed in; `play` returns every decision and every round in plain dicts and lists.
+Nothing of the program is used here. Batches, rows and cohorts are handed in; `play` returns every
+decision and every round in plain dicts and lists.
 """
 
 from __future__ import annotations
@@ -11,7 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from reference.gossip import Loss, Rows, State, Training, clone, cross_entropy, mean_error, mean_loss, mix, train
+from reference.gossip import (
+    Loss,
+    Rows,
+    State,
+    Training,
+    clone,
+    cross_entropy,
+    mean_error,
+    mean_loss,
+    mix,
+    train,
+)
 from torch import nn
 
 Distances = Mapping[tuple[int, int], float]  # by pair of models, the smaller number first
@@ -25,11 +38,14 @@ class World:
     clients: int
     steps: int  # time steps
     rounds: int  # a time step
-    batches: Callable[[int, int, int], Sequence[Rows]]  # (round, client, phase), where the phase is always 0
+    # (round, client, phase), where the phase is always 0
+    batches: Callable[[int, int, int], Sequence[Rows]]
     train: Callable[[int, int], Rows]  # (time step, client)
     training: Training
-    loss: Callable[[int, int], Loss] = lambda step, client: cross_entropy  # (time step, client): what training descends on
-    cohort: Callable[[int], Sequence[int]] | None = None  # who trains in a round; everybody, unless it says otherwise
+    # (time step, client): what training descends on
+    loss: Callable[[int, int], Loss] = lambda step, client: cross_entropy
+    # who trains in a round; everybody, unless it says otherwise
+    cohort: Callable[[int], Sequence[int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -47,15 +63,21 @@ class Memory:
 
 
 def measure_of(world: World, method: Method, state: State, rows: Rows) -> float:
-    return mean_loss(world.net, state, rows) if method.measure == "loss" else mean_error(world.net, state, rows)
+    return (
+        mean_loss(world.net, state, rows)
+        if method.measure == "loss"
+        else mean_error(world.net, state, rows)
+    )
 
 
 def detect(
     losses: Sequence[Mapping[int, float]], last: Sequence[float], delta: float, next_number: int
 ) -> tuple[list[int], list[int], dict[int, int]]:
-    """losses: of every model, by client -> each client's best model, the model it has now, and who left for a model of its own, by client
+    """losses: of every model, by client -> each client's best model, the model it has now, and who
+    left for a model of its own, by client
 
-    A client whose best loss is worse than its last by more than delta finds no model that fits any more.
+    A client whose best loss is worse than its last by more than delta finds no model that fits any
+    more.
     """
     best, assigned, alone = [], [], {}
     for k, of_models in enumerate(losses):
@@ -69,25 +91,33 @@ def detect(
 
 
 def distances_between(loss_on: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
-    """loss_on[i, j]: of model i on the data of model j -> how much worse each does on the other's data, the larger of the two, at least 0"""
+    """loss_on[i, j]: of model i on the data of model j -> how much worse each does on the
+    other's data, the larger of the two, at least 0
+    """
     numbers = sorted({i for i, _ in loss_on})
     distances = {}
     for i in numbers:
         for j in numbers:
             if i < j:
-                distances[i, j] = max(loss_on[j, i] - loss_on[i, i], loss_on[i, j] - loss_on[j, j], 0.0)
+                distances[i, j] = max(
+                    loss_on[j, i] - loss_on[i, i], loss_on[i, j] - loss_on[j, j], 0.0
+                )
     return distances
 
 
 def link(numbers: Sequence[int], distances: Distances, delta: float) -> list[list[int]]:
-    """Complete linkage: the two groups whose FARTHEST members are closest become one, as long as these are closer than delta."""
+    """Complete linkage: the two groups whose FARTHEST members are closest become one, as long
+    as these are closer than delta.
+    """
     groups = [[number] for number in sorted(numbers)]
     while True:
         closest = delta
         pair = None
         for a in range(len(groups)):
             for b in range(a + 1, len(groups)):
-                farthest = max(distances[min(i, j), max(i, j)] for i in groups[a] for j in groups[b])
+                farthest = max(
+                    distances[min(i, j), max(i, j)] for i in groups[a] for j in groups[b]
+                )
                 if farthest < closest:
                     closest, pair = farthest, (a, b)
         if pair is None:
@@ -96,10 +126,15 @@ def link(numbers: Sequence[int], distances: Distances, delta: float) -> list[lis
 
 
 def decide(world: World, method: Method, memory: Memory, step: int) -> dict[str, Any]:
-    """The start of a time step, after its data came: every client takes the model that fits, or leaves for one of its own; then models are merged."""
+    """The start of a time step, after its data came: every client takes the model that fits, or
+    leaves for one of its own; then models are merged.
+    """
     rows = [world.train(step, k) for k in range(world.clients)]
     sizes = [len(y) for _, y in rows]
-    losses = [{number: measure_of(world, method, state, mine) for number, state in memory.models.items()} for mine in rows]
+    losses = [
+        {number: measure_of(world, method, state, mine) for number, state in memory.models.items()}
+        for mine in rows
+    ]
     before = {number: clone(state) for number, state in memory.models.items()}
     best, memory.assigned, alone = detect(losses, memory.last, method.delta, memory.next_number)
     memory.next_number += len(alone)
@@ -107,13 +142,17 @@ def decide(world: World, method: Method, memory: Memory, step: int) -> dict[str,
     for k, number in alone.items():
         memory.models[number] = clone(before[best[k]])
 
-    members: dict[int, list[int]] = {}  # of the models that can be merged: those with clients, without those that are new
+    # of the models that can be merged: those with clients, without those that are new
+    members: dict[int, list[int]] = {}
     for k, number in enumerate(memory.assigned):
         if k not in alone:
             members.setdefault(number, []).append(k)
     loss_on = {}
     for j, clients in members.items():
-        together = torch.cat([rows[k][0] for k in clients]), torch.cat([rows[k][1] for k in clients])
+        together = (
+            torch.cat([rows[k][0] for k in clients]),
+            torch.cat([rows[k][1] for k in clients]),
+        )
         for i in members:
             loss_on[i, j] = measure_of(world, method, memory.models[i], together)
     distances = distances_between(loss_on)
@@ -121,13 +160,25 @@ def decide(world: World, method: Method, memory: Memory, step: int) -> dict[str,
     weights = {number: sum(sizes[k] for k in clients) for number, clients in members.items()}
     for group in groups:
         kept, others = group[0], group[1:]
-        merged = mix(memory.models[kept], [memory.models[i] for i in others], weights[kept], [weights[i] for i in others])
+        merged = mix(
+            memory.models[kept],
+            [memory.models[i] for i in others],
+            weights[kept],
+            [weights[i] for i in others],
+        )
         memory.models[kept] = merged
         for number in others:
             del memory.models[number]
             for k in members[number]:
                 memory.assigned[k] = kept
-    happened = {"step": step, "losses": losses, "best": best, "alone": alone, "distances": distances, "groups": groups}
+    happened = {
+        "step": step,
+        "losses": losses,
+        "best": best,
+        "alone": alone,
+        "distances": distances,
+        "groups": groups,
+    }
     return happened | snapshot(memory)
 
 
@@ -143,7 +194,14 @@ def play_round(world: World, memory: Memory, round: int) -> dict[str, Any]:
     trained = {}
     for k in cohort:
         state = memory.models[memory.assigned[k]]
-        trained[k] = train(world.net, state, world.batches(round, k, 0), world.training, round, loss=world.loss(step, k))
+        trained[k] = train(
+            world.net,
+            state,
+            world.batches(round, k, 0),
+            world.training,
+            round,
+            loss=world.loss(step, k),
+        )
     for number in list(memory.models):
         present = [k for k in cohort if memory.assigned[k] == number]
         sizes = [len(world.train(step, k)[1]) for k in present]
@@ -155,7 +213,9 @@ def play_round(world: World, memory: Memory, round: int) -> dict[str, Any]:
 
 def play(world: World, method: Method) -> dict[str, list[dict[str, Any]]]:
     """-> "decisions": one entry for every time step but the first, "rounds": one entry a round"""
-    memory = Memory({0: clone(world.net.state_dict())}, [0] * world.clients, [math.inf] * world.clients, 1)
+    memory = Memory(
+        {0: clone(world.net.state_dict())}, [0] * world.clients, [math.inf] * world.clients, 1
+    )
     decisions, rounds = [], []
     for round in range(1, world.steps * world.rounds + 1):
         step, within = divmod(round - 1, world.rounds)

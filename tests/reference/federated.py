@@ -1,7 +1,9 @@
 """FedAvg, FedProx, WSM and TCE once more, in plain PyTorch and explicit loops: the second witness.
 
-Nothing of the program's own training is used here. Modules, autograd and optimisers are torch's; losses, averages, sampling and schedules are written out
-after the papers. Only the draws are shared: keys say which clients take part, and `plan_batches` which rows they see, for otherwise nothing could be compared.
+Nothing of the program's own training is used here. Modules, autograd and optimisers are torch's;
+losses, averages, sampling and schedules are written out after the papers. Only the draws are
+shared: keys say which clients take part, and `plan_batches` which rows they see, for otherwise
+nothing could be compared.
 """
 
 from __future__ import annotations
@@ -39,10 +41,14 @@ class Setting:
 
 
 def normalise(x: np.ndarray) -> Tensor:
-    """To mean 0 and standard deviation 1, by column of a table [n, f] or by channel of images [n, c, h, w]."""
+    """To mean 0 and standard deviation 1, by column of a table [n, f] or by channel of images
+    [n, c, h, w].
+    """
     values = x.astype(np.float64)
     for column in range(x.shape[1]):
-        values[:, column] = (values[:, column] - x[:, column].astype(np.float64).mean()) / x[:, column].astype(np.float64).std()
+        values[:, column] = (values[:, column] - x[:, column].astype(np.float64).mean()) / x[
+            :, column
+        ].astype(np.float64).std()
     return torch.from_numpy(values)
 
 
@@ -55,7 +61,9 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def re_weighted_softmax(logits: Tensor, labels: Tensor, counts: Sequence[int]) -> Tensor:
-    """WSM, Legate 2022, equation 15: alpha_c is the fraction of class c among the client's labels."""
+    """WSM, Legate 2022, equation 15: alpha_c is the fraction of class c among the client's
+    labels.
+    """
     total = logits.new_zeros(())
     for row, label in zip(logits, labels, strict=True):
         contrast = logits.new_zeros(())
@@ -86,11 +94,23 @@ def learning_rate(setting: Setting, round: int) -> float:
 def make_optimizer(net: nn.Module, setting: Setting, lr: float) -> torch.optim.Optimizer:
     if setting.optimizer == "adam":
         return torch.optim.Adam(net.parameters(), lr=lr, weight_decay=setting.weight_decay)
-    return torch.optim.SGD(net.parameters(), lr=lr, momentum=setting.momentum, weight_decay=setting.weight_decay)
+    return torch.optim.SGD(
+        net.parameters(), lr=lr, momentum=setting.momentum, weight_decay=setting.weight_decay
+    )
 
 
-def train_client(net: nn.Module, x: Tensor, y: Tensor, classes: int, batches: Sequence[np.ndarray], setting: Setting, lr: float) -> None:
-    """Local training in place. x: [n, ...], y: [n] are this client's; batches: positions among them"""
+def train_client(
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    classes: int,
+    batches: Sequence[np.ndarray],
+    setting: Setting,
+    lr: float,
+) -> None:
+    """Local training in place. x: [n, ...], y: [n] are this client's; batches: positions among
+    them
+    """
     counts = [int((y == c).sum()) for c in range(classes)]
     received = [parameter.detach().clone() for parameter in net.parameters()]
     optimizer = make_optimizer(net, setting, lr)
@@ -104,14 +124,17 @@ def train_client(net: nn.Module, x: Tensor, y: Tensor, classes: int, batches: Se
         else:
             loss = cross_entropy(logits, labels)
         for parameter, anchor in zip(net.parameters(), received, strict=True):
-            loss = loss + setting.mu / 2 * ((parameter - anchor) ** 2).sum()  # Li et al. 2020, equation 2
+            # Li et al. 2020, equation 2
+            loss = loss + setting.mu / 2 * ((parameter - anchor) ** 2).sum()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
 
 
 def average(states: Sequence[dict[str, Tensor]], sizes: Sequence[int]) -> dict[str, Tensor]:
-    """sum_k n_k / n * w_k for weights and statistics (McMahan et al. 2017); a counter of batches has no mean: the largest."""
+    """sum_k n_k / n * w_k for weights and statistics (McMahan et al. 2017); a counter of
+    batches has no mean: the largest.
+    """
     result = {}
     for name, first in states[0].items():
         if first.is_floating_point():
@@ -123,7 +146,9 @@ def average(states: Sequence[dict[str, Tensor]], sizes: Sequence[int]) -> dict[s
     return result
 
 
-def train(net: nn.Module, x: Tensor, y: Tensor, classes: int, rows: Sequence[np.ndarray], setting: Setting) -> dict[str, Tensor]:
+def train(
+    net: nn.Module, x: Tensor, y: Tensor, classes: int, rows: Sequence[np.ndarray], setting: Setting
+) -> dict[str, Tensor]:
     """All rounds -> the global state dict. rows: the training rows of each client"""
     state = copy.deepcopy(net.state_dict())
     for round in range(1, setting.rounds + 1):
@@ -132,11 +157,22 @@ def train(net: nn.Module, x: Tensor, y: Tensor, classes: int, rows: Sequence[np.
         trained = []
         for client in cohort:
             mine = rows[client]
-            plan = plan_batches(key.fold("client", client, "plan", 0), len(mine), setting.batch, epochs=setting.epochs)
-            batches = [positions[:width] for positions, width in zip(plan.rows, plan.widths, strict=True)]
+            plan = plan_batches(
+                key.fold("client", client, "plan", 0),
+                len(mine),
+                setting.batch,
+                epochs=setting.epochs,
+            )
+            batches = [
+                positions[:width] for positions, width in zip(plan.rows, plan.widths, strict=True)
+            ]
             local = copy.deepcopy(net)
             local.load_state_dict(state)
-            train_client(local, x[mine], y[mine], classes, batches, setting, learning_rate(setting, round))
-            trained.append({name: value.detach().clone() for name, value in local.state_dict().items()})
+            train_client(
+                local, x[mine], y[mine], classes, batches, setting, learning_rate(setting, round)
+            )
+            trained.append(
+                {name: value.detach().clone() for name, value in local.state_dict().items()}
+            )
         state = average(trained, [len(rows[client]) for client in cohort])
     return state

@@ -1,6 +1,8 @@
-"""FedNova (Wang et al. 2020) once more, in plain PyTorch and explicit loops; only the draws are the program's.
+"""FedNova (Wang et al. 2020) once more, in plain PyTorch and explicit loops; only the draws are the
+program's.
 
-The effective steps come from the paper's vectors a_i written out, not from an optimiser: entry s of a_i is the weight that gradient s has in the way made.
+The effective steps come from the paper's vectors a_i written out, not from an optimiser: entry s of
+a_i is the weight that gradient s has in the way made.
 """
 
 from __future__ import annotations
@@ -17,8 +19,12 @@ from remanence.data.batches import plan_batches
 from remanence.keys import Key
 
 
-def effective_steps(steps: int, lr: float, momentum: float = 0.0, mu: float = 0.0, weight_decay: float = 0.0) -> float:
-    """||a_i||_1 from y_{s+1} = y_s - lr * v_s, v_s = momentum * v_{s-1} + g_s + pull * (y_s - x): follow each single gradient to the end."""
+def effective_steps(
+    steps: int, lr: float, momentum: float = 0.0, mu: float = 0.0, weight_decay: float = 0.0
+) -> float:
+    """||a_i||_1 from y_{s+1} = y_s - lr * v_s, v_s = momentum * v_{s-1} + g_s + pull * (y_s -
+    x): follow each single gradient to the end.
+    """
     pull = mu + weight_decay
     total = 0.0
     for source in range(steps):
@@ -31,7 +37,9 @@ def effective_steps(steps: int, lr: float, momentum: float = 0.0, mu: float = 0.
     return total
 
 
-def train(net: nn.Module, x: Tensor, y: Tensor, classes: int, rows: Sequence[np.ndarray], setting: Setting) -> dict[str, Tensor]:
+def train(
+    net: nn.Module, x: Tensor, y: Tensor, classes: int, rows: Sequence[np.ndarray], setting: Setting
+) -> dict[str, Tensor]:
     """All rounds -> the global state dict. rows: the training rows of each client"""
     state = copy.deepcopy(net.state_dict())
     names = [name for name, _ in net.named_parameters()]
@@ -41,13 +49,26 @@ def train(net: nn.Module, x: Tensor, y: Tensor, classes: int, rows: Sequence[np.
         sizes, trained, a = [len(rows[client]) for client in cohort], [], []
         for client in cohort:
             mine = rows[client]
-            plan = plan_batches(key.fold("client", client, "plan", 0), len(mine), setting.batch, epochs=setting.epochs)
+            plan = plan_batches(
+                key.fold("client", client, "plan", 0),
+                len(mine),
+                setting.batch,
+                epochs=setting.epochs,
+            )
             local = copy.deepcopy(net)
             local.load_state_dict(state)
-            batches = [positions[:width] for positions, width in zip(plan.rows, plan.widths, strict=True)]
+            batches = [
+                positions[:width] for positions, width in zip(plan.rows, plan.widths, strict=True)
+            ]
             train_client(local, x[mine], y[mine], classes, batches, setting, lr)
-            trained.append({name: value.detach().clone() for name, value in local.state_dict().items()})
-            a.append(effective_steps(len(batches), lr, setting.momentum, setting.mu, setting.weight_decay))
+            trained.append(
+                {name: value.detach().clone() for name, value in local.state_dict().items()}
+            )
+            a.append(
+                effective_steps(
+                    len(batches), lr, setting.momentum, setting.mu, setting.weight_decay
+                )
+            )
         p = [size / sum(sizes) for size in sizes]
         tau = sum(share * steps for share, steps in zip(p, a, strict=True))
         merged = average(trained, sizes)  # batch norm's statistics; the parameters follow

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 
 def not_true_distillation(student: Tensor, teacher: Tensor, labels: Tensor, tau: float) -> Tensor:
-    """KL of the global model's softmax over the false classes from the local one's, a mean over rows. student, teacher: [B, C]"""
+    """KL of the global model's softmax over the false classes from the local one's, a mean over
+    rows. student, teacher: [B, C]
+    """
     total = student.new_zeros(())
     for mine, theirs, label in zip(student, teacher, labels.tolist(), strict=True):
         false = [c for c in range(len(mine)) if c != label]
@@ -23,8 +25,23 @@ def not_true_distillation(student: Tensor, teacher: Tensor, labels: Tensor, tau:
     return total / len(labels)
 
 
-def train(net: nn.Module, x: Tensor, y: Tensor, rows: Sequence[np.ndarray], setting: Setting, beta: float, tau: float) -> dict[str, Tensor]:
-    def train_client(local: nn.Module, mine: Tensor, labels: Tensor, batches: Sequence[np.ndarray], client: int, lr: float) -> None:
+def train(
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    rows: Sequence[np.ndarray],
+    setting: Setting,
+    beta: float,
+    tau: float,
+) -> dict[str, Tensor]:
+    def train_client(
+        local: nn.Module,
+        mine: Tensor,
+        labels: Tensor,
+        batches: Sequence[np.ndarray],
+        client: int,
+        lr: float,
+    ) -> None:
         received = frozen_copy(local)
 
         def loss_of(batch: np.ndarray) -> Tensor:

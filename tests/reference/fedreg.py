@@ -1,4 +1,6 @@
-"""FedReg once more, in plain PyTorch: every gradient by a backward pass through a copy of the model."""
+"""FedReg once more, in plain PyTorch: every gradient by a backward pass through a copy of the
+model.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ def ascend(old: nn.Module, x: Tensor, labels: Tensor, size: float, steps: int) -
     moved = x.clone()
     for _ in range(steps):
         leaf = moved.clone().requires_grad_()
-        cross_entropy(copy.deepcopy(old).train()(leaf), labels).backward()  # a copy: batch norm would note what it sees
+        # a copy: batch norm would note what it sees
+        cross_entropy(copy.deepcopy(old).train()(leaf), labels).backward()
         assert leaf.grad is not None
         moved = moved + size * leaf.grad.sign()
     return moved
@@ -35,7 +38,9 @@ def blend(local: nn.Module, old: nn.Module, share: float) -> nn.Module:
     """A model at share * w + (1 - share) * w_old."""
     result = copy.deepcopy(local)
     with torch.no_grad():
-        for p, new, before in zip(result.parameters(), local.parameters(), old.parameters(), strict=True):
+        for p, new, before in zip(
+            result.parameters(), local.parameters(), old.parameters(), strict=True
+        ):
             p.copy_(share * new + (1 - share) * before)
     return result.train()
 
@@ -59,12 +64,22 @@ def train(
 ) -> dict[str, Tensor]:
     """against: counts how often a projection was subtracted"""
 
-    def train_client(local: nn.Module, mine: Tensor, labels: Tensor, batches: Sequence[np.ndarray], client: int, lr: float) -> None:
+    def train_client(
+        local: nn.Module,
+        mine: Tensor,
+        labels: Tensor,
+        batches: Sequence[np.ndarray],
+        client: int,
+        lr: float,
+    ) -> None:
         old = frozen_copy(local)
         optimizer = make_optimizer(local, setting, lr)
         for batch in batches:
             here, label = mine[batch], labels[batch]
-            pseudo, perturbed = ascend(old, here, label, eta_s, 10), ascend(old, here, label, eta_p, 1)
+            pseudo, perturbed = (
+                ascend(old, here, label, eta_s, 10),
+                ascend(old, here, label, eta_p, 1),
+            )
             told = torch.softmax(old(pseudo), dim=1)
             at_gamma, at_beta = blend(local, old, gamma), blend(local, old, beta)
             g = flat_gradient(cross_entropy(at_gamma(here), label), at_gamma)

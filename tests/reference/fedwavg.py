@@ -66,16 +66,35 @@ def train(
         for n in cohort:
             mine_x, mine_y = x[rows[n]], y[rows[n]]
             if n in theta and round % every == 0:  # lines 5 and 10 to 12
-                right_before = [said == int(label) for said, label in zip(predict(net, theta[n], mine_x), mine_y, strict=True)]
-                right_now = [said == int(label) for said, label in zip(predict(net, theta_g, mine_x), mine_y, strict=True)]
-                forgotten[n] = float(sum(before and not now for before, now in zip(right_before, right_now, strict=True)))
-            plan = plan_batches(key.fold("client", n, "plan", 0), len(rows[n]), setting.batch, epochs=setting.epochs)
-            batches = [positions[:width] for positions, width in zip(plan.rows, plan.widths, strict=True)]
+                right_before = [
+                    said == int(label)
+                    for said, label in zip(predict(net, theta[n], mine_x), mine_y, strict=True)
+                ]
+                right_now = [
+                    said == int(label)
+                    for said, label in zip(predict(net, theta_g, mine_x), mine_y, strict=True)
+                ]
+                forgotten[n] = float(
+                    sum(
+                        before and not now
+                        for before, now in zip(right_before, right_now, strict=True)
+                    )
+                )
+            plan = plan_batches(
+                key.fold("client", n, "plan", 0), len(rows[n]), setting.batch, epochs=setting.epochs
+            )
+            batches = [
+                positions[:width] for positions, width in zip(plan.rows, plan.widths, strict=True)
+            ]
             local = copy.deepcopy(net)
             local.load_state_dict(theta_g)
-            train_client(local, mine_x, mine_y, classes, batches, setting, learning_rate(setting, round))
+            train_client(
+                local, mine_x, mine_y, classes, batches, setting, learning_rate(setting, round)
+            )
             theta[n] = {name: value.detach().clone() for name, value in local.state_dict().items()}
             trained.append(theta[n])
         uploads.append({n: forgotten[n] for n in cohort})
-        theta_g = weighted_average(trained, averaging_weights([forgotten[n] for n in cohort], alpha))
+        theta_g = weighted_average(
+            trained, averaging_weights([forgotten[n] for n in cohort], alpha)
+        )
     return theta_g, uploads

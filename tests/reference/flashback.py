@@ -28,12 +28,17 @@ def dynamic_alpha(nu: list[float], mus: list[list[float]]) -> list[list[float]]:
     return alphas
 
 
-def dynamic_loss(logits: Tensor, labels: Tensor, said: list[Tensor], alphas: list[list[float]]) -> Tensor:
+def dynamic_loss(
+    logits: Tensor, labels: Tensor, said: list[Tensor], alphas: list[list[float]]
+) -> Tensor:
     """Equation 3, as a mean over the rows. logits: [B, C]; said: of each teacher [B, C]"""
     loss = cross_entropy(logits, labels)
     for teacher, alpha in zip(said, alphas, strict=True):
         for row, target in zip(logits, teacher, strict=True):
-            q, p = torch.exp(row) / torch.exp(row).sum(), torch.exp(target) / torch.exp(target).sum()
+            q, p = (
+                torch.exp(row) / torch.exp(row).sum(),
+                torch.exp(target) / torch.exp(target).sum(),
+            )
             for c, weight in enumerate(alpha):
                 loss = loss + weight * p[c] * torch.log(p[c] / q[c]) / len(labels)
     return loss
@@ -89,24 +94,36 @@ def train(
     counts = [[float((y[mine] == c).sum()) for c in range(classes)] for mine in rows]
     for t in range(1, setting.rounds + 1):
         key = Key(setting.seed).fold("round", t)
-        cohort = sorted(key.fold("cohort").permutation(len(rows))[: setting.cohort].tolist())  # line 3
+        # line 3
+        cohort = sorted(key.fold("cohort").permutation(len(rows))[: setting.cohort].tolist())
         lr = learning_rate(setting, t)
         previous = load(net, state, training=False)
         trained = []
         for k in cohort:
-            batches = split(key.fold("client", k, "plan", 0), len(rows[k]), setting.batch, setting.epochs)
+            batches = split(
+                key.fold("client", k, "plan", 0), len(rows[k]), setting.batch, setting.epochs
+            )
             teachers = [previous] if t > 1 else []  # line 10: plain cross-entropy when t = 1
             alphas = dynamic_alpha(counts[k], [pi]) if t > 1 else []
             local = load(net, state, training=True)
-            trained.append(descend(local, x[rows[k]], y[rows[k]], batches, teachers, alphas, setting, lr))
+            trained.append(
+                descend(local, x[rows[k]], y[rows[k]], batches, teachers, alphas, setting, lr)
+            )
         state = average(trained, [len(rows[k]) for k in cohort])  # lines 14 and 15
         teachers = [load(net, w, training=False) for w in trained]  # line 17
         mus = [counts[k] for k in cohort]
         if t > 1:
             teachers, mus = [*teachers, previous], [*mus, pi]
-        batches = split(key.fold("server", "fit").fold("call", 0).fold("plan"), len(public), setting.batch, server_epochs)
+        batches = split(
+            key.fold("server", "fit").fold("call", 0).fold("plan"),
+            len(public),
+            setting.batch,
+            server_epochs,
+        )
         merged = load(net, state, training=True)
-        state = descend(merged, x[public], y[public], batches, teachers, dynamic_alpha(pi, mus), setting, lr)
+        state = descend(
+            merged, x[public], y[public], batches, teachers, dynamic_alpha(pi, mus), setting, lr
+        )
         for k in cohort:  # lines 24 to 29
             r[k] += 1
         for k in cohort:

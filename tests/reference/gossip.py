@@ -1,6 +1,8 @@
-"""What a client does by itself and with its peers' models, by explicit loops: local training, looking at rows, and data-weighted mixing.
+"""What a client does by itself and with its peers' models, by explicit loops: local training,
+looking at rows, and data-weighted mixing.
 
-Nothing of the program is used here, not even torch's optimisers: the update rules are written out parameter by parameter. A model is a state dict.
+Nothing of the program is used here, not even torch's optimisers: the update rules are written out
+parameter by parameter. A model is a state dict.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ class Training:
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
-    rate: Callable[[int], float] | None = None  # the rate of a round, where it changes; the training before round 1 is round 0
+    # the rate of a round, where it changes; the training before round 1 is round 0
+    rate: Callable[[int], float] | None = None
 
     def rate_of(self, round: int) -> float:
         return self.lr if self.rate is None else self.rate(round)
@@ -49,7 +52,9 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """-log of the label's share of the sum of exponentials, as a mean over the rows."""
     total = logits.new_zeros(())
     for row, label in zip(logits, labels.tolist(), strict=True):
-        total = total - torch.log(torch.exp(row[label] - row.max()) / torch.exp(row - row.max()).sum())
+        total = total - torch.log(
+            torch.exp(row[label] - row.max()) / torch.exp(row - row.max()).sum()
+        )
     return total / len(labels)
 
 
@@ -82,7 +87,9 @@ def train(
     names: Sequence[str] | None = None,
     loss: Loss = cross_entropy,
 ) -> State:
-    """One local phase -> the new model. names: the parameters that are trained, where not all are"""
+    """One local phase -> the new model. names: the parameters that are trained, where not all
+    are
+    """
     local = equip(net, state).train()
     lr, momentum, beta1, beta2 = how.rate_of(round), how.momentum, how.beta1, how.beta2
     velocity: State = {}
@@ -98,19 +105,34 @@ def train(
                 gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
                 gradient = gradient + how.weight_decay * weight
                 if how.optimiser == "sgd":
-                    velocity[name] = momentum * velocity.get(name, torch.zeros_like(weight)) + gradient
+                    velocity[name] = (
+                        momentum * velocity.get(name, torch.zeros_like(weight)) + gradient
+                    )
                     weight.sub_(lr * velocity[name])
                 else:
-                    first[name] = beta1 * first.get(name, torch.zeros_like(weight)) + (1 - beta1) * gradient
-                    second[name] = beta2 * second.get(name, torch.zeros_like(weight)) + (1 - beta2) * gradient**2
+                    first[name] = (
+                        beta1 * first.get(name, torch.zeros_like(weight)) + (1 - beta1) * gradient
+                    )
+                    second[name] = (
+                        beta2 * second.get(name, torch.zeros_like(weight))
+                        + (1 - beta2) * gradient**2
+                    )
                     unbiased_first = first[name] / (1 - beta1**step)
                     unbiased_second = second[name] / (1 - beta2**step)
                     weight.sub_(lr * unbiased_first / (torch.sqrt(unbiased_second) + how.eps))
     return clone(local.state_dict())
 
 
-def mix(mine: State, theirs: Sequence[State], my_size: int, their_sizes: Sequence[int], names: Sequence[str] | None = None) -> State:
-    """(n_k w_k + sum_j n_j w_j) / (n_k + sum_j n_j) over the named entries; a counter of batches has no mean: the largest."""
+def mix(
+    mine: State,
+    theirs: Sequence[State],
+    my_size: int,
+    their_sizes: Sequence[int],
+    names: Sequence[str] | None = None,
+) -> State:
+    """(n_k w_k + sum_j n_j w_j) / (n_k + sum_j n_j) over the named entries; a counter of
+    batches has no mean: the largest.
+    """
     mixed = clone(mine)
     total = my_size + sum(their_sizes)
     for name in mine if names is None else names:
@@ -125,10 +147,14 @@ def mix(mine: State, theirs: Sequence[State], my_size: int, their_sizes: Sequenc
 
 
 def names_of_last_layers(net: nn.Module, depth: int) -> list[str]:
-    """The parameters of the last `depth` layers, counted from the output; a layer is a module with parameters of its own."""
+    """The parameters of the last `depth` layers, counted from the output; a layer is a module
+    with parameters of its own.
+    """
     layers = []
     for path, module in net.named_modules():
-        own = [f"{path}.{name}" if path else name for name, _ in module.named_parameters(recurse=False)]
+        own = [
+            f"{path}.{name}" if path else name for name, _ in module.named_parameters(recurse=False)
+        ]
         if own:
             layers.append(own)
     names = []

@@ -19,18 +19,34 @@ def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, temperature: float) -> T
     """Equation 3, a mean over rows. z, z_glob, z_prev: [B, d]"""
     total = z.new_zeros(())
     for mine, theirs, before in zip(z, z_glob, z_prev, strict=True):
-        near, far = torch.exp(cosine(mine, theirs) / temperature), torch.exp(cosine(mine, before) / temperature)
+        near, far = (
+            torch.exp(cosine(mine, theirs) / temperature),
+            torch.exp(cosine(mine, before) / temperature),
+        )
         total = total - torch.log(near / (near + far))
     return total / len(z)
 
 
 def train(
-    net: nn.Module, x: Tensor, y: Tensor, rows: Sequence[np.ndarray], setting: Setting, mu: float, temperature: float
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    rows: Sequence[np.ndarray],
+    setting: Setting,
+    mu: float,
+    temperature: float,
 ) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
     """-> the global state dict, and the last local one of each client that took part"""
     last: dict[int, nn.Module] = {}
 
-    def train_client(local: nn.Module, mine: Tensor, labels: Tensor, batches: Sequence[np.ndarray], client: int, lr: float) -> None:
+    def train_client(
+        local: nn.Module,
+        mine: Tensor,
+        labels: Tensor,
+        batches: Sequence[np.ndarray],
+        client: int,
+        lr: float,
+    ) -> None:
         received, previous = frozen_copy(local), last.get(client)
 
         def loss_of(batch: np.ndarray) -> Tensor:

@@ -1,6 +1,8 @@
-"""The smallest network: logits (u x, -u x) for an input x, so that a model is the single number u and everything can be worked by hand.
+"""The smallest network: logits (u x, -u x) for an input x, so that a model is the single number u
+and everything can be worked by hand.
 
-On a row x = 1 its cross-entropy is softplus(-2u) for label 0 and softplus(2u) for label 1, and softplus(2u) = 2u + softplus(-2u).
+On a row x = 1 its cross-entropy is softplus(-2u) for label 0 and softplus(2u) for label 1, and
+softplus(2u) = 2u + softplus(-2u).
 """
 
 from __future__ import annotations

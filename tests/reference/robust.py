@@ -1,4 +1,6 @@
-"""The robust aggregators once more, in Python lists and explicit loops. Points are lists of float64 coordinates, one list a client."""
+"""The robust aggregators once more, in Python lists and explicit loops. Points are lists of
+float64 coordinates, one list a client.
+"""
 
 from __future__ import annotations
 
@@ -47,16 +49,27 @@ def multi_krum(points: Sequence[Point], byzantine: int, keep: int) -> list[float
 
 
 def sum_of_distances(points: Sequence[Point], weights: Sequence[float], at: Point) -> float:
-    return math.fsum(weight * math.dist(point, at) for weight, point in zip(weights, points, strict=True))
+    return math.fsum(
+        weight * math.dist(point, at) for weight, point in zip(weights, points, strict=True)
+    )
 
 
 def geometric_median(points: Sequence[Point], weights: Sequence[float]) -> list[float]:
-    """By descent, not by Weiszfeld: try a step along every axis and straight downhill, and halve the step where none helps. The sum is convex."""
+    """By descent, not by Weiszfeld: try a step along every axis and straight downhill, and
+    halve the step where none helps. The sum is convex.
+    """
     size = len(points[0])
     at = [math.fsum(point[c] for point in points) / len(points) for c in range(size)]
-    best, step = sum_of_distances(points, weights, at), max(max(abs(x) for x in point) for point in points) + 1.0
+    best, step = (
+        sum_of_distances(points, weights, at),
+        max(max(abs(x) for x in point) for point in points) + 1.0,
+    )
     while step > 1e-10:
-        directions = [[sign if c == axis else 0.0 for c in range(size)] for axis in range(size) for sign in (1.0, -1.0)]
+        directions = [
+            [sign if c == axis else 0.0 for c in range(size)]
+            for axis in range(size)
+            for sign in (1.0, -1.0)
+        ]
         moved = False
         for direction in [downhill(points, weights, at), *directions]:
             there = [x + step * towards for x, towards in zip(at, direction, strict=True)]
@@ -69,7 +82,9 @@ def geometric_median(points: Sequence[Point], weights: Sequence[float]) -> list[
 
 
 def downhill(points: Sequence[Point], weights: Sequence[float], at: Point) -> list[float]:
-    """The direction, of length 1, in which the sum of distances falls fastest; a point where we stand has none, and resists."""
+    """The direction, of length 1, in which the sum of distances falls fastest; a point where we
+    stand has none, and resists.
+    """
     pull = [0.0] * len(at)
     for point, weight in zip(points, weights, strict=True):
         far = math.dist(point, at)

@@ -1,6 +1,8 @@
-"""The rounds around a client's own training, in plain PyTorch: what the witnesses of single methods share.
+"""The rounds around a client's own training, in plain PyTorch: what the witnesses of single methods
+share.
 
-As in `reference.federated`, only the draws are the program's: which clients take part, and which rows they see in each step.
+As in `reference.federated`, only the draws are the program's: which clients take part, and which
+rows they see in each step.
 """
 
 from __future__ import annotations
@@ -16,14 +18,23 @@ from torch import Tensor, nn
 from remanence.data.batches import plan_batches
 from remanence.keys import Key
 
-# (local net, x [n, ...], y [n], positions of each batch, client, learning rate): trains the net in place
+# (local net, x [n, ...], y [n], positions of each batch, client, learning rate): trains the net in
+# place
 TrainClient = Callable[[nn.Module, Tensor, Tensor, Sequence[np.ndarray], int, float], None]
 
 
 def play(
-    net: nn.Module, x: Tensor, y: Tensor, rows: Sequence[np.ndarray], setting: Setting, train_client: TrainClient, by_size: bool = True
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    rows: Sequence[np.ndarray],
+    setting: Setting,
+    train_client: TrainClient,
+    by_size: bool = True,
 ) -> dict[str, Tensor]:
-    """All rounds -> the global state dict. rows: the training rows of each client; by_size: is a client weighed by how many it has?"""
+    """All rounds -> the global state dict. rows: the training rows of each client; by_size: is
+    a client weighed by how many it has?
+    """
     state = copy.deepcopy(net.state_dict())
     for round in range(1, setting.rounds + 1):
         key = Key(setting.seed).fold("round", round)
@@ -31,17 +42,32 @@ def play(
         trained = []
         for client in cohort:
             mine = rows[client]
-            plan = plan_batches(key.fold("client", client, "plan", 0), len(mine), setting.batch, epochs=setting.epochs)
-            batches = [positions[:width] for positions, width in zip(plan.rows, plan.widths, strict=True)]
+            plan = plan_batches(
+                key.fold("client", client, "plan", 0),
+                len(mine),
+                setting.batch,
+                epochs=setting.epochs,
+            )
+            batches = [
+                positions[:width] for positions, width in zip(plan.rows, plan.widths, strict=True)
+            ]
             local = copy.deepcopy(net)
             local.load_state_dict(state)
             train_client(local, x[mine], y[mine], batches, client, learning_rate(setting, round))
-            trained.append({name: value.detach().clone() for name, value in local.state_dict().items()})
+            trained.append(
+                {name: value.detach().clone() for name, value in local.state_dict().items()}
+            )
         state = average(trained, [len(rows[client]) if by_size else 1 for client in cohort])
     return state
 
 
-def descend(net: nn.Module, batches: Sequence[np.ndarray], setting: Setting, lr: float, loss_of: Callable[[np.ndarray], Tensor]) -> None:
+def descend(
+    net: nn.Module,
+    batches: Sequence[np.ndarray],
+    setting: Setting,
+    lr: float,
+    loss_of: Callable[[np.ndarray], Tensor],
+) -> None:
     """Local training by torch's optimiser on the loss of each batch."""
     optimizer = make_optimizer(net, setting, lr)
     net.train()

@@ -1,4 +1,6 @@
-"""SCAFFOLD (Karimireddy et al. 2020, algorithm 1) once more, in plain PyTorch and explicit loops; only the draws are the program's."""
+"""SCAFFOLD (Karimireddy et al. 2020, algorithm 1) once more, in plain PyTorch and explicit
+loops; only the draws are the program's.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,17 @@ from remanence.keys import Key
 
 
 def train(
-    net: nn.Module, x: Tensor, y: Tensor, rows: Sequence[np.ndarray], setting: Setting, option: int, equal: bool
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    rows: Sequence[np.ndarray],
+    setting: Setting,
+    option: int,
+    equal: bool,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[dict[str, Tensor]]]:
-    """-> the global state dict, c, the c_i of all clients. rows: the training rows of each client"""
+    """-> the global state dict, c, the c_i of all clients. rows: the training rows of each
+    client
+    """
     names, number = [name for name, _ in net.named_parameters()], len(rows)
     state = copy.deepcopy(net.state_dict())
     c = {name: torch.zeros_like(state[name]) for name in names}
@@ -28,10 +38,20 @@ def train(
         trained, changes = [], []
         for client in cohort:
             mine = rows[client]
-            plan = plan_batches(key.fold("client", client, "plan", 0), len(mine), setting.batch, epochs=setting.epochs)
+            plan = plan_batches(
+                key.fold("client", client, "plan", 0),
+                len(mine),
+                setting.batch,
+                epochs=setting.epochs,
+            )
             local = copy.deepcopy(net)
             local.load_state_dict(state)
-            optimizer = torch.optim.SGD(local.parameters(), lr=lr, momentum=setting.momentum, weight_decay=setting.weight_decay)
+            optimizer = torch.optim.SGD(
+                local.parameters(),
+                lr=lr,
+                momentum=setting.momentum,
+                weight_decay=setting.weight_decay,
+            )
             for positions, width in zip(plan.rows, plan.widths, strict=True):
                 batch = mine[positions[:width]]
                 optimizer.zero_grad()
@@ -51,11 +71,16 @@ def train(
                     plus[name] = parameter.grad.clone()
             else:  # line 12, (ii)
                 for name in names:
-                    plus[name] = c_i[client][name] - c[name] + (state[name] - end[name]) / (len(plan.widths) * lr)
+                    plus[name] = (
+                        c_i[client][name]
+                        - c[name]
+                        + (state[name] - end[name]) / (len(plan.widths) * lr)
+                    )
             trained.append(end)
             changes.append({name: plus[name] - c_i[client][name] for name in names})
             c_i[client] = plus
-        state = average(trained, [1 if equal else len(rows[client]) for client in cohort])  # lines 16 and 17, with a server rate of 1
+        # lines 16 and 17, with a server rate of 1
+        state = average(trained, [1 if equal else len(rows[client]) for client in cohort])
         for change in changes:
             for name in names:
                 c[name] = c[name] + change[name] / number

@@ -1,4 +1,6 @@
-"""Server optimisers (Hsu et al. 2019; Reddi et al. 2021, algorithm 2) once more, in plain PyTorch and explicit loops; only the draws are the program's."""
+"""Server optimisers (Hsu et al. 2019; Reddi et al. 2021, algorithm 2) once more, in plain
+PyTorch and explicit loops; only the draws are the program's.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +17,44 @@ from remanence.keys import Key
 
 
 def train(
-    net: nn.Module, x: Tensor, y: Tensor, classes: int, rows: Sequence[np.ndarray], setting: Setting, kind: str, **numbers: float
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    classes: int,
+    rows: Sequence[np.ndarray],
+    setting: Setting,
+    kind: str,
+    **numbers: float,
 ) -> dict[str, Tensor]:
     """All rounds -> the global state dict. rows: the training rows of each client"""
     state = copy.deepcopy(net.state_dict())
     names = [name for name, _ in net.named_parameters()]
     m = {name: torch.zeros_like(state[name]) for name in names}
-    v = {name: torch.zeros_like(state[name]) + numbers.get("tau", 0.0) ** 2 for name in names}  # v_{-1}, at least tau^2
+    # v_{-1}, at least tau^2
+    v = {name: torch.zeros_like(state[name]) + numbers.get("tau", 0.0) ** 2 for name in names}
     for round in range(1, setting.rounds + 1):
         key = Key(setting.seed).fold("round", round)
         cohort = sorted(key.fold("cohort").permutation(len(rows))[: setting.cohort].tolist())
         trained = []
         for client in cohort:
             mine = rows[client]
-            plan = plan_batches(key.fold("client", client, "plan", 0), len(mine), setting.batch, epochs=setting.epochs)
+            plan = plan_batches(
+                key.fold("client", client, "plan", 0),
+                len(mine),
+                setting.batch,
+                epochs=setting.epochs,
+            )
             local = copy.deepcopy(net)
             local.load_state_dict(state)
-            batches = [positions[:width] for positions, width in zip(plan.rows, plan.widths, strict=True)]
-            train_client(local, x[mine], y[mine], classes, batches, setting, learning_rate(setting, round))
-            trained.append({name: value.detach().clone() for name, value in local.state_dict().items()})
+            batches = [
+                positions[:width] for positions, width in zip(plan.rows, plan.widths, strict=True)
+            ]
+            train_client(
+                local, x[mine], y[mine], classes, batches, setting, learning_rate(setting, round)
+            )
+            trained.append(
+                {name: value.detach().clone() for name, value in local.state_dict().items()}
+            )
         merged = average(trained, [len(rows[client]) for client in cohort])
         for name in names:
             delta = merged[name] - state[name]
@@ -46,7 +67,9 @@ def train(
                 v[name] = numbers["beta2"] * v[name] + (1 - numbers["beta2"]) * delta**2
             elif kind == "fedyogi":
                 bigger, smaller = v[name] > delta**2, v[name] < delta**2
-                v[name] = v[name] + (1 - numbers["beta2"]) * delta**2 * (smaller.double() - bigger.double())
+                v[name] = v[name] + (1 - numbers["beta2"]) * delta**2 * (
+                    smaller.double() - bigger.double()
+                )
             else:
                 v[name] = v[name] + delta**2
             merged[name] = state[name] + numbers["lr"] * m[name] / (v[name].sqrt() + numbers["tau"])

@@ -1,4 +1,5 @@
-"""The references of Random, DAC, HAST, Oracle and Local against numbers worked by hand: a witness must be heard too.
+"""The references of Random, DAC, HAST, Oracle and Local against numbers worked by hand: a witness
+must be heard too.
 
 Most tests use the network of `one_number`.
 """
@@ -13,9 +14,25 @@ from typing import Any
 import pytest
 import torch
 from reference import decentralised
-from reference.dac import chances, first_similarities, similarity_of, temperature, two_hop, update_similarities
+from reference.dac import (
+    chances,
+    first_similarities,
+    similarity_of,
+    temperature,
+    two_hop,
+    update_similarities,
+)
 from reference.decentralised import Method, World, judge, play
-from reference.gossip import Rows, State, Training, mean_error, mean_loss, mix, names_of_last_layers, train
+from reference.gossip import (
+    Rows,
+    State,
+    Training,
+    mean_error,
+    mean_loss,
+    mix,
+    names_of_last_layers,
+    train,
+)
 from reference.one_number import PLAIN, make_net, number, rows, softplus, state_of
 from torch import Tensor, nn
 
@@ -25,10 +42,12 @@ def numbers(states: Sequence[State]) -> Any:
 
 
 def make_world(**changes: Any) -> World:
-    """Three clients with 1, 2 and 1 rows of label 0, whose models after the warm-up are 1, 2 and 3; nobody trains after that.
+    """Three clients with 1, 2 and 1 rows of label 0, whose models after the warm-up are 1, 2 and 3;
+    nobody trains after that.
 
-    From u = 0 both labels have probability 1/2: the gradient on one row (x, label 0) is (-x/2, x/2), so a step at rate 1 leads to u = x/2.
-    Whoever chooses by chance asks the client after it first, whoever chooses by likeness the one before it.
+    From u = 0 both labels have probability 1/2: the gradient on one row (x, label 0) is (-x/2,
+    x/2), so a step at rate 1 leads to u = x/2. Whoever chooses by chance asks the client after it
+    first, whoever chooses by likeness the one before it.
     """
     labels = [(0,), (0, 0), (0,)]
     given: dict[str, Any] = {
@@ -36,11 +55,17 @@ def make_world(**changes: Any) -> World:
         "clients": 3,
         "steps": 1,
         "rounds": 1,
-        "batches": lambda round, client, phase: [rows(0, x=2.0 * (client + 1))] if phase == "warmup" else [],
+        "batches": lambda round, client, phase: (
+            [rows(0, x=2.0 * (client + 1))] if phase == "warmup" else []
+        ),
         "train": lambda step, client: rows(*labels[client]),
         "valid": lambda step, client: rows(0),
-        "choose_uniform": lambda round, client, candidates, count: sorted(candidates, key=lambda j: (j - client) % 3)[:count],
-        "choose_weighted": lambda round, client, candidates, p, count: sorted(candidates, key=lambda j: (client - j) % 3)[:count],
+        "choose_uniform": lambda round, client, candidates, count: sorted(
+            candidates, key=lambda j: (j - client) % 3
+        )[:count],
+        "choose_weighted": lambda round, client, candidates, p, count: sorted(
+            candidates, key=lambda j: (client - j) % 3
+        )[:count],
         "training": PLAIN,
     }
     return World(**given | changes)
@@ -56,14 +81,20 @@ def two_layers() -> nn.Sequential:
 
 
 def test_a_step_of_sgd_with_momentum() -> None:
-    # Step 1 from u = 0 on (x = 2, label 0): gradient -1, u = 1. Step 2: p(label 1) = 1 / (1 + e^4), gradient -2p, velocity .5 * (-1) - 2p, u = 1.5 + 2p.
-    trained = train(make_net(), state_of(0.0), [rows(0, x=2.0)] * 2, Training("sgd", lr=1.0, momentum=0.5), 1)
+    # Step 1 from u = 0 on (x = 2, label 0): gradient -1, u = 1. Step 2: p(label 1) = 1 / (1 + e^4),
+    # gradient -2p, velocity .5 * (-1) - 2p, u = 1.5 + 2p.
+    trained = train(
+        make_net(), state_of(0.0), [rows(0, x=2.0)] * 2, Training("sgd", lr=1.0, momentum=0.5), 1
+    )
     assert number(trained) == pytest.approx(1.5 + 2 / (1 + math.exp(4)))
 
 
 def test_the_first_step_of_adam() -> None:
-    # The unbiased moments of one gradient g are g and g^2, so the step is lr * g / (|g| + eps); here g = -1 and eps = 1.
-    trained = train(make_net(), state_of(0.0), [rows(0, x=2.0)], Training("adam", lr=0.1, eps=1.0), 1)
+    # The unbiased moments of one gradient g are g and g^2, so the step is lr * g / (|g| + eps);
+    # here g = -1 and eps = 1.
+    trained = train(
+        make_net(), state_of(0.0), [rows(0, x=2.0)], Training("adam", lr=0.1, eps=1.0), 1
+    )
     assert number(trained) == pytest.approx(0.1 / 2)
 
 
@@ -90,18 +121,27 @@ def test_fine_tuning_moves_the_classifier_alone() -> None:
     start = net.state_dict()
     assert names_of_last_layers(net, 1) == ["2.weight", "2.bias"]
     tuned = train(net, start, [rows(0)], PLAIN, 1, names_of_last_layers(net, 1))
-    assert [name for name in start if not torch.equal(tuned[name], start[name])] == ["2.weight", "2.bias"]
+    assert [name for name in start if not torch.equal(tuned[name], start[name])] == [
+        "2.weight",
+        "2.bias",
+    ]
 
 
 def test_layers_are_counted_from_the_output() -> None:
     net = two_layers()
     assert names_of_last_layers(net, 0) == []
-    assert names_of_last_layers(net, 2) == names_of_last_layers(net, 5) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert (
+        names_of_last_layers(net, 2)
+        == names_of_last_layers(net, 5)
+        == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    )
 
 
 def test_looking_at_rows() -> None:
     # u = 1 says label 0 for x = 1: right on two of three rows. The mean loss is softplus(-2) + 2/3.
-    assert mean_loss(make_net(), state_of(1.0), rows(0, 0, 1)) == pytest.approx(softplus(-2) + 2 / 3)
+    assert mean_loss(make_net(), state_of(1.0), rows(0, 0, 1)) == pytest.approx(
+        softplus(-2) + 2 / 3
+    )
     assert mean_error(make_net(), state_of(1.0), rows(0, 0, 1)) == pytest.approx(1 / 3)
 
 
@@ -117,7 +157,8 @@ def test_a_mix_of_two_clients() -> None:
 
 
 def test_patience_counts_rounds_without_gain() -> None:
-    # best .5, patience 1. A loss of .4 is better; .4 again is no gain (1); .6 is none either (2 > 1: stop).
+    # best .5, patience 1. A loss of .4 is better; .4 again is no gain (1); .6 is none either (2 >
+    # 1: stop).
     assert judge(0.5, 1, 0.4, 1) == (True, 0, False)
     assert judge(0.4, 0, 0.4, 1) == (False, 1, False)
     assert judge(0.4, 1, 0.6, 1) == (False, 2, True)
@@ -128,14 +169,17 @@ def test_patience_counts_rounds_without_gain() -> None:
 
 
 def test_chances_by_hand() -> None:
-    # tau = 2 ln 2. Of three candidates with similarities 1/2, 1 and 2 the powers are 2^1, 2^2, 2^4: 2 : 4 : 16 of 22.
+    # tau = 2 ln 2. Of three candidates with similarities 1/2, 1 and 2 the powers are 2^1, 2^2, 2^4:
+    # 2 : 4 : 16 of 22.
     tau = 2 * math.log(2)
     assert chances([0.0, 0.5, 1.0, 2.0], [1, 2, 3], tau) == pytest.approx([2 / 22, 4 / 22, 16 / 22])
     assert chances([0.0, 0.5, 1.0, 2.0], [1, 3], tau) == pytest.approx([2 / 18, 16 / 18])
 
 
 def test_chances_are_clipped_and_cannot_overflow() -> None:
-    assert chances([1e10, 20.0, 19.9], [0, 1, 2], 1000.0) == pytest.approx([0.5, 0.5, 0.0], abs=1e-40)
+    assert chances([1e10, 20.0, 19.9], [0, 1, 2], 1000.0) == pytest.approx(
+        [0.5, 0.5, 0.0], abs=1e-40
+    )
 
 
 def test_temperature_climbs_within_a_time_step() -> None:
@@ -149,18 +193,28 @@ def test_temperature_climbs_within_a_time_step() -> None:
 def test_two_hop_on_four_clients() -> None:
     """Client 0 probes 1 and 2 and has never met 3.
 
-    The losses .5 and .25 make 2 (similarity 4) likelier than 1 (similarity 2), although the old similarities said the opposite; so 2 is believed: .1.
-    Where 2 does not know 3, client 1 is believed: .8. Where nobody knows it, nothing changes: .3. An old acquaintance needs no hearsay: .3.
+    The losses .5 and .25 make 2 (similarity 4) likelier than 1 (similarity 2), although the old
+    similarities said the opposite; so 2 is believed: .1. Where 2 does not know 3, client 1 is
+    believed: .8. Where nobody knows it, nothing changes: .3. An old acquaintance needs no hearsay:
+    .3.
     """
     old = [[0.0, 9.0, 0.2, 0.3], [1.0, 0.0, 1.0, 0.8], [1.0, 1.0, 0.0, 0.1], [1.0, 1.0, 1.0, 0.0]]
     losses = {1: 0.5, 2: 0.25}
-    assert update_similarities(0, losses, old, [False] * 4) == ([0.0, 2.0, 4.0, 0.1], [False, True, True, False])
+    assert update_similarities(0, losses, old, [False] * 4) == (
+        [0.0, 2.0, 4.0, 0.1],
+        [False, True, True, False],
+    )
     old[2][3] = 0.0
     assert update_similarities(0, losses, old, [False] * 4)[0] == [0.0, 2.0, 4.0, 0.8]
     old[1][3] = 0.0
     assert update_similarities(0, losses, old, [False] * 4)[0] == [0.0, 2.0, 4.0, 0.3]
     old[1][3] = 0.8
-    assert update_similarities(0, losses, old, [False, False, False, True])[0] == [0.0, 2.0, 4.0, 0.3]
+    assert update_similarities(0, losses, old, [False, False, False, True])[0] == [
+        0.0,
+        2.0,
+        4.0,
+        0.3,
+    ]
     assert two_hop(0, [0.0, 2.0, 4.0, 0.3], old, [False, True, True, False], [1]) == {3: 0.8}
 
 
@@ -174,7 +228,8 @@ def test_similarity_starts_even_and_stays_finite() -> None:
 
 
 def test_random_reads_the_models_of_the_previous_round() -> None:
-    # Sizes 1, 2, 1. 0 asks 1: (1 * 1 + 2 * 2) / 3. 1 asks 2: (2 * 2 + 1 * 3) / 3. 2 asks 0, which counts as it was, 1: (3 + 1) / 2.
+    # Sizes 1, 2, 1. 0 asks 1: (1 * 1 + 2 * 2) / 3. 1 asks 2: (2 * 2 + 1 * 3) / 3. 2 asks 0, which
+    # counts as it was, 1: (3 + 1) / 2.
     history = play(make_world(), Method("random", peers=1))
     assert numbers(history[0]["models"]) == [1, 2, 3]
     assert history[1]["chosen"] == {0: [1], 1: [2], 2: [0]}
@@ -182,10 +237,14 @@ def test_random_reads_the_models_of_the_previous_round() -> None:
 
 
 def test_dac_learns_whom_it_resembles() -> None:
-    # 0 asks 2 (model 3), 1 asks 0 (model 1), 2 asks 1 (model 2) and looks at it on its own training rows: 1 / softplus(-2u) for clients 0 and 2 with
-    # their label 0, 1 / softplus(2u) for client 1 with label 1. Of the third, never met, the one who was asked had said 1/2.
+    # 0 asks 2 (model 3), 1 asks 0 (model 1), 2 asks 1 (model 2) and looks at it on its own training
+    # rows: 1 / softplus(-2u) for clients 0 and 2 with
+    # their label 0, 1 / softplus(2u) for client 1 with label 1. Of the third, never met, the one
+    # who was asked had said 1/2.
     labels = [(0,), (1, 1), (0,)]
-    record = play(make_world(train=lambda step, client: rows(*labels[client])), Method("dac", peers=1))[1]
+    record = play(
+        make_world(train=lambda step, client: rows(*labels[client])), Method("dac", peers=1)
+    )[1]
     assert record["chosen"] == {0: [2], 1: [0], 2: [1]}
     assert record["chances"][0] == pytest.approx([0.5, 0.5])
     wanted = [[0, 0.5, 1 / softplus(-6)], [1 / softplus(2), 0, 0.5], [0.5, 1 / softplus(-4), 0]]
@@ -196,7 +255,8 @@ def test_dac_learns_whom_it_resembles() -> None:
 
 
 def test_hast_mixes_twice() -> None:
-    # First as Random above, then from there with the other one, as it was: 0 with 2: (5/3 + 3) / 2; 1 with 0: (2 * 7/3 + 1) / 3; 2 with 1: (2 + 2 * 2) / 3.
+    # First as Random above, then from there with the other one, as it was: 0 with 2: (5/3 + 3) / 2;
+    # 1 with 0: (2 * 7/3 + 1) / 3; 2 with 1: (2 + 2 * 2) / 3.
     record = play(make_world(), Method("hast", peers=1, depth=1))[1]
     assert numbers(record["mixed_1"]) == [5 / 3, 7 / 3, 2]
     assert numbers(record["mixed_2"]) == [7 / 3, 17 / 9, 2]
@@ -208,15 +268,21 @@ def test_hast_mixes_twice() -> None:
 
 
 def test_hasts_second_choice_goes_by_old_or_fresh_similarities() -> None:
-    # Before round 1 all are alike; after its probe client 0 has 1 / softplus(-4) for client 1 and 1/2 for client 2, and tau = 1/10.
-    assert play(make_world(), Method("hast", peers=1, depth=1, tau=0.1))[1]["chances"][0] == pytest.approx([0.5, 0.5])
+    # Before round 1 all are alike; after its probe client 0 has 1 / softplus(-4) for client 1 and
+    # 1/2 for client 2, and tau = 1/10.
+    assert play(make_world(), Method("hast", peers=1, depth=1, tau=0.1))[1]["chances"][
+        0
+    ] == pytest.approx([0.5, 0.5])
     one, two = math.exp(0.1 * 20), math.exp(0.1 * 0.5)  # 1 / softplus(-4) = 55 is clipped to 20
-    found = play(make_world(), Method("hast", peers=1, depth=1, tau=0.1, fresh=True))[1]["chances"][0]
+    found = play(make_world(), Method("hast", peers=1, depth=1, tau=0.1, fresh=True))[1]["chances"][
+        0
+    ]
     assert found == pytest.approx([one / (one + two), two / (one + two)])
 
 
 def test_hast_mixes_and_tunes_its_classifier_alone() -> None:
-    # A row of each label to train on after the warm-up, so that bodies differ too; the fine-tuned classifier is judged on label 0 alone.
+    # A row of each label to train on after the warm-up, so that bodies differ too; the fine-tuned
+    # classifier is judged on label 0 alone.
     def batches(round: int, client: int, phase: int | str) -> list[Rows]:
         return {"warmup": [rows(0, x=client + 1.0)], 0: [rows(0, 1)], 1: [rows(client % 2)]}[phase]
 
@@ -229,10 +295,13 @@ def test_hast_mixes_and_tunes_its_classifier_alone() -> None:
         for name in ("2.weight", "2.bias"):
             wanted = (record["mixed_1"][0][name] + before["models"][2][name]) / 2  # one row each
             assert torch.allclose(record["mixed_2"][0][name], wanted, rtol=0, atol=1e-15)
-        # Clients 0 and 2 tune on label 0, on which they are judged, and gain; client 1 tunes on label 1 and loses.
+        # Clients 0 and 2 tune on label 0, on which they are judged, and gain; client 1 tunes on
+        # label 1 and loses.
         assert record["kept"] == {0: True, 1: False, 2: True}
         for k, kept in record["kept"].items():
-            assert torch.equal(record["models"][k]["2.bias"], record["tuned" if kept else "trained"][k]["2.bias"])
+            assert torch.equal(
+                record["models"][k]["2.bias"], record["tuned" if kept else "trained"][k]["2.bias"]
+            )
         assert record["best_loss"][0] < record["best_loss_before"][0]
         assert torch.equal(record["best_models"][0]["2.bias"], record["tuned"][0]["2.bias"])
 
@@ -242,8 +311,15 @@ def test_hast_of_depth_0_is_random() -> None:
         return [rows(client % 2, x=round + 1.0)]
 
     world = make_world(net=two_layers(), batches=batches, rounds=3)
-    hast, random = play(world, Method("hast", peers=1, depth=0)), play(world, Method("random", peers=1))
-    assert all(torch.equal(a[name], b[name]) for a, b in zip(hast[-1]["models"], random[-1]["models"], strict=True) for name in a)
+    hast, random = (
+        play(world, Method("hast", peers=1, depth=0)),
+        play(world, Method("random", peers=1)),
+    )
+    assert all(
+        torch.equal(a[name], b[name])
+        for a, b in zip(hast[-1]["models"], random[-1]["models"], strict=True)
+        for name in a
+    )
 
 
 def test_oracle_asks_its_own_cluster_and_local_nobody() -> None:
@@ -255,19 +331,25 @@ def test_oracle_asks_its_own_cluster_and_local_nobody() -> None:
 
 
 def test_who_is_offline_neither_asks_nor_answers() -> None:
-    # Client 1 is away: 0 and 2 ask each other, (1 + 3) / 2. On a path 0 - 1 - 2 they would find nobody.
+    # Client 1 is away: 0 and 2 ask each other, (1 + 3) / 2. On a path 0 - 1 - 2 they would find
+    # nobody.
     record = play(make_world(online=lambda round: [0, 2]), Method("random", peers=2))[1]
     assert record["active"] == [0, 2]
     assert numbers(record["models"]) == [2, 2, 2]
     path = [[1], [0, 2], [1]]
-    record = play(make_world(online=lambda round: [0, 2], neighbours=lambda client: path[client]), Method("random", peers=2))[1]
+    record = play(
+        make_world(online=lambda round: [0, 2], neighbours=lambda client: path[client]),
+        Method("random", peers=2),
+    )[1]
     assert record["chosen"] == {0: [], 2: []}
 
 
 def test_a_stopped_client_rests_until_the_data_change_and_still_answers() -> None:
-    """Nobody trains and all ask nobody, so no loss ever falls: with patience 1 all stop after the second round of a time step.
+    """Nobody trains and all ask nobody, so no loss ever falls: with patience 1 all stop after the
+    second round of a time step.
 
-    Validation has label 0 in time step 0 and label 1 in time step 1, where the best model, still that of the warm-up, is judged again.
+    Validation has label 0 in time step 0 and label 1 in time step 1, where the best model, still
+    that of the warm-up, is judged again.
     """
     world = make_world(steps=2, rounds=3, valid=lambda step, client: rows(step))
     history = play(world, Method("local", patience=1))
@@ -275,7 +357,8 @@ def test_a_stopped_client_rests_until_the_data_change_and_still_answers() -> Non
     assert [record["active"] for record in history[1:]] == [[0, 1, 2], [0, 1, 2], []] * 2
     assert history[3]["best_loss"] == pytest.approx([softplus(-2), softplus(-4), softplus(-6)])
     assert history[4]["best_loss_before"] == pytest.approx([softplus(2), softplus(4), softplus(6)])
-    # Random makes 0 better and 2 worse (5/3 and 2, above): with patience 0 client 2 stops at once, and 1 asks it all the same in round 2.
+    # Random makes 0 better and 2 worse (5/3 and 2, above): with patience 0 client 2 stops at once,
+    # and 1 asks it all the same in round 2.
     history = play(make_world(rounds=2), Method("random", peers=1, patience=0))
     assert history[1]["stopped"] == [False, False, True]
     assert history[2]["chosen"] == {0: [1], 1: [2]}
@@ -288,9 +371,18 @@ def test_the_warm_up_counts_only_where_it_is_judged() -> None:
     history = play(make_world(), Method("random", peers=1, judge_warmup=False))
     assert history[0]["best_loss"] == [math.inf] * 3
     assert numbers(history[1]["best_models"]) == [5 / 3, 7 / 3, 2]
-    assert numbers(play(make_world(), Method("random", peers=1))[1]["best_models"]) == [5 / 3, 7 / 3, 3]
+    assert numbers(play(make_world(), Method("random", peers=1))[1]["best_models"]) == [
+        5 / 3,
+        7 / 3,
+        3,
+    ]
 
 
 def test_training_descends_on_the_loss_it_is_given() -> None:
-    world = make_world(loss=lambda step, client: lambda logits, labels: 2 * nn.functional.cross_entropy(logits, labels))
-    assert numbers(decentralised.start(world, Method("local")).models) == [2, 4, 6]  # twice the gradient, twice the way from 0
+    world = make_world(
+        loss=lambda step, client: (
+            lambda logits, labels: 2 * nn.functional.cross_entropy(logits, labels)
+        )
+    )
+    # twice the gradient, twice the way from 0
+    assert numbers(decentralised.start(world, Method("local")).models) == [2, 4, 6]

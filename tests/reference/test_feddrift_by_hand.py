@@ -14,8 +14,9 @@ from reference.one_number import PLAIN, make_net, number, rows, softplus, state_
 def test_complete_linkage_on_three_models() -> None:
     """Distances 0-1: .1, 1-2: .2, 0-2: .5.
 
-    0 and 1 are closest and become one; its farthest member is .5 from 2. So at delta .3 two groups are left (single linkage would leave one), at .6 one.
-    At delta .1 all stay alone, because .1 is not below it.
+    0 and 1 are closest and become one; its farthest member is .5 from 2. So at delta .3 two groups
+    are left (single linkage would leave one), at .6 one. At delta .1 all stay alone, because .1 is
+    not below it.
     """
     distances = {(0, 1): 0.1, (1, 2): 0.2, (0, 2): 0.5}
     assert feddrift.link([0, 1, 2], distances, 0.3) == [[0, 1], [2]]
@@ -24,37 +25,59 @@ def test_complete_linkage_on_three_models() -> None:
 
 
 def test_distance_is_the_larger_loss_of_going_to_the_other() -> None:
-    # Model 1 is .4 worse than model 0 on the data of 0; model 0 is .1 worse than model 1 on the data of 1: .4. If it is .7 worse there: .7. Never below 0.
-    assert feddrift.distances_between({(0, 0): 0.2, (1, 0): 0.6, (0, 1): 0.4, (1, 1): 0.3}) == {(0, 1): pytest.approx(0.4)}
-    assert feddrift.distances_between({(0, 0): 0.2, (1, 0): 0.6, (0, 1): 1.0, (1, 1): 0.3}) == {(0, 1): pytest.approx(0.7)}
-    assert feddrift.distances_between({(0, 0): 0.2, (1, 0): 0.1, (0, 1): 0.2, (1, 1): 0.3}) == {(0, 1): 0.0}
+    # Model 1 is .4 worse than model 0 on the data of 0; model 0 is .1 worse than model 1 on the
+    # data of 1: .4. If it is .7 worse there: .7. Never below 0.
+    assert feddrift.distances_between({(0, 0): 0.2, (1, 0): 0.6, (0, 1): 0.4, (1, 1): 0.3}) == {
+        (0, 1): pytest.approx(0.4)
+    }
+    assert feddrift.distances_between({(0, 0): 0.2, (1, 0): 0.6, (0, 1): 1.0, (1, 1): 0.3}) == {
+        (0, 1): pytest.approx(0.7)
+    }
+    assert feddrift.distances_between({(0, 0): 0.2, (1, 0): 0.1, (0, 1): 0.2, (1, 1): 0.3}) == {
+        (0, 1): 0.0
+    }
 
 
 def test_drift_is_a_rise_of_the_lowest_loss_above_delta() -> None:
-    # Client 0: lowest .5 <= .3 + .25 stays with 4. Client 1: .5 > .2 + .25 leaves, client 2: .7 > .4 + .25 too, each for its own. Client 3 ties: the first.
+    # Client 0: lowest .5 <= .3 + .25 stays with 4. Client 1: .5 > .2 + .25 leaves, client 2: .7 >
+    # .4 + .25 too, each for its own. Client 3 ties: the first.
     losses = [{1: 0.9, 4: 0.5}, {1: 0.5, 4: 0.9}, {1: 0.9, 4: 0.7}, {1: 0.6, 4: 0.6}]
     found = feddrift.detect(losses, [0.3, 0.2, 0.4, math.inf], 0.25, next_number=5)
     assert found == ([4, 1, 4, 1], [4, 5, 6, 1], {1: 5, 2: 6})
 
 
 def make_drift(**changes: Any) -> feddrift.World:
-    given: dict[str, Any] = {"net": make_net(), "clients": 3, "steps": 2, "rounds": 1, "training": PLAIN}
+    given: dict[str, Any] = {
+        "net": make_net(),
+        "clients": 3,
+        "steps": 2,
+        "rounds": 1,
+        "training": PLAIN,
+    }
     given |= {"batches": lambda round, client, phase: [], "train": lambda step, client: rows(0)}
     return feddrift.World(**given | changes)
 
 
-@pytest.mark.parametrize(("delta", "groups", "models"), [(0.6, [[0, 1]], {0: 1.25, 2: 1}), (0.5, [[0], [1]], {0: 1, 1: 2, 2: 1})])
-def test_a_decision_by_hand(delta: float, groups: list[list[int]], models: dict[int, float]) -> None:
+@pytest.mark.parametrize(
+    ("delta", "groups", "models"),
+    [(0.6, [[0, 1]], {0: 1.25, 2: 1}), (0.5, [[0], [1]], {0: 1, 1: 2, 2: 1})],
+)
+def test_a_decision_by_hand(
+    delta: float, groups: list[list[int]], models: dict[int, float]
+) -> None:
     """Models 0 and 1 are u = 1 and u = 2. With l(u) = softplus(-2u): l(1) = .127, l(2) = .018.
 
-    Client 0, one row of label 0: losses l(1), l(2): takes model 1. Client 1, labels 0 0 1: l(u) + 2u/3, .794 and 1.351: takes model 0.
-    Client 2, one row of label 1: l(u) + 2u, 2.127 and 4.018, after .9 last time: leaves with a copy of model 0, as model 2, and takes no part in the merging.
-    Model 1 loses l(2) - l(1) + 2/3 = .558 on the rows of client 1; model 0 loses l(1) - l(2) = .109 on those of client 0: distance .558.
-    Merged by rows: (3 * 1 + 1 * 2) / 4 = 1.25.
+    Client 0, one row of label 0: losses l(1), l(2): takes model 1. Client 1, labels 0 0 1: l(u) +
+    2u/3, .794 and 1.351: takes model 0. Client 2, one row of label 1: l(u) + 2u, 2.127 and 4.018,
+    after .9 last time: leaves with a copy of model 0, as model 2, and takes no part in the merging.
+    Model 1 loses l(2) - l(1) + 2/3 = .558 on the rows of client 1; model 0 loses l(1) - l(2) = .109
+    on those of client 0: distance .558. Merged by rows: (3 * 1 + 1 * 2) / 4 = 1.25.
     """
     data = [rows(0), rows(0, 0, 1), rows(1)]
     world = make_drift(train=lambda step, client: data[client])
-    memory = feddrift.Memory({0: state_of(1.0), 1: state_of(2.0)}, [0, 0, 0], [math.inf, math.inf, 0.9], 2)
+    memory = feddrift.Memory(
+        {0: state_of(1.0), 1: state_of(2.0)}, [0, 0, 0], [math.inf, math.inf, 0.9], 2
+    )
     happened = feddrift.decide(world, feddrift.Method(delta), memory, 1)
     near, far = softplus(-2), softplus(-4)
     assert happened["losses"][1] == pytest.approx({0: near + 2 / 3, 1: far + 4 / 3})
@@ -68,8 +91,10 @@ def test_a_decision_by_hand(delta: float, groups: list[list[int]], models: dict[
 
 
 def test_who_leaves_copies_its_best_model_under_a_new_number() -> None:
-    # One client with label 0, whose loss was 0: softplus(-4) = .018 of its best model, u = 2, is above delta = .01, so model 2 is a copy of that.
-    # With label 1 in the next time step models 0, 1, 2 lose softplus(2), softplus(4), softplus(4), all far above .018 + .01: a copy of u = 1, as model 3.
+    # One client with label 0, whose loss was 0: softplus(-4) = .018 of its best model, u = 2, is
+    # above delta = .01, so model 2 is a copy of that.
+    # With label 1 in the next time step models 0, 1, 2 lose softplus(2), softplus(4), softplus(4),
+    # all far above .018 + .01: a copy of u = 1, as model 3.
     world = make_drift(clients=1, train=lambda step, client: rows(step - 1))
     memory = feddrift.Memory({0: state_of(1.0), 1: state_of(2.0)}, [0], [0.0], 2)
     first = feddrift.decide(world, feddrift.Method(0.01), memory, 1)
@@ -80,20 +105,31 @@ def test_who_leaves_copies_its_best_model_under_a_new_number() -> None:
 
 
 def test_a_decision_by_accuracy() -> None:
-    # Both models call every row 0: errors 0, 1/3, 1 whatever the model; the first is taken, and 1 > .9 + .05 is a drift.
+    # Both models call every row 0: errors 0, 1/3, 1 whatever the model; the first is taken, and 1 >
+    # .9 + .05 is a drift.
     data = [rows(0), rows(0, 0, 1), rows(1)]
-    memory = feddrift.Memory({0: state_of(1.0), 1: state_of(2.0)}, [0, 0, 0], [math.inf, 0.3, 0.9], 2)
-    happened = feddrift.decide(make_drift(train=lambda step, client: data[client]), feddrift.Method(0.05, "accuracy"), memory, 1)
+    memory = feddrift.Memory(
+        {0: state_of(1.0), 1: state_of(2.0)}, [0, 0, 0], [math.inf, 0.3, 0.9], 2
+    )
+    happened = feddrift.decide(
+        make_drift(train=lambda step, client: data[client]),
+        feddrift.Method(0.05, "accuracy"),
+        memory,
+        1,
+    )
     assert happened["last"] == pytest.approx([0, 1 / 3, 1])
     assert happened["assigned"] == [0, 0, 2]
 
 
 def test_feddrift_over_three_time_steps() -> None:
-    """Three clients with 1, 1 and 2 rows; they train in the first round alone, on x = 2, 2, 4, to 1, 1 and 2 (as above), mixed (1 + 1 + 2 * 2) / 4 = 3/2.
+    """Three clients with 1, 1 and 2 rows; they train in the first round alone, on x = 2, 2, 4, to
+    1, 1 and 2 (as above), mixed (1 + 1 + 2 * 2) / 4 = 3/2.
 
-    Time step 1 changes the labels of client 2, but there is no loss to compare with yet: softplus(3) becomes its last one. In time step 2
-    clients 0 and 1 change as well: from softplus(-3) to softplus(3), by 3, above delta = 1, so each leaves for a model of its own.
-    Client 2, whose data stay, takes model 0, for nothing has changed there. Only client 0 takes part in the last round, on one row (x = 2, label 1).
+    Time step 1 changes the labels of client 2, but there is no loss to compare with yet:
+    softplus(3) becomes its last one. In time step 2 clients 0 and 1 change as well: from
+    softplus(-3) to softplus(3), by 3, above delta = 1, so each leaves for a model of its own.
+    Client 2, whose data stay, takes model 0, for nothing has changed there. Only client 0 takes
+    part in the last round, on one row (x = 2, label 1).
     """
 
     def data(step: int, client: int) -> Rows:
@@ -104,7 +140,9 @@ def test_feddrift_over_three_time_steps() -> None:
         first = [rows(0, x=4.0 if client == 2 else 2.0)]
         return {1: first, 2: [], 3: [rows(1, x=2.0)]}[round]
 
-    world = make_drift(steps=3, train=data, batches=batches, cohort=lambda round: [0] if round == 3 else [0, 1, 2])
+    world = make_drift(
+        steps=3, train=data, batches=batches, cohort=lambda round: [0] if round == 3 else [0, 1, 2]
+    )
     history = feddrift.play(world, feddrift.Method(1.0))
     assert number(history["rounds"][0]["models"][0]) == pytest.approx(1.5)
     first, second = history["decisions"]
@@ -113,5 +151,6 @@ def test_feddrift_over_three_time_steps() -> None:
     assert second["alone"] == {0: 1, 1: 2}
     assert second["assigned"] == [1, 2, 0]
     last = {i: number(state) for i, state in history["rounds"][2]["models"].items()}
-    # At u = 3/2 and x = 2 the probability of label 0 is 1 / (1 + e^-6), the gradient of u is 2 of it.
+    # At u = 3/2 and x = 2 the probability of label 0 is 1 / (1 + e^-6), the gradient of u is 2 of
+    # it.
     assert last == pytest.approx({0: 1.5, 1: 1.5 - 2 / (1 + math.exp(-6)), 2: 1.5})

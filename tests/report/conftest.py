@@ -14,7 +14,8 @@ import tomli_w
 from remanence.metrics.ledger import ALL, GLOBAL, header, make_record
 from remanence.results import CHECKPOINTS, COMPARISON, LEDGER, METRICS, RUNS, SPEC, Comparison, Run
 
-Shares = Sequence[Sequence[float | None] | None]  # accuracy per class, [rounds][classes]; None: the round was not evaluated
+# accuracy per class, [rounds][classes]; None: the round was not evaluated
+Shares = Sequence[Sequence[float | None] | None]
 
 
 def write_run(
@@ -33,14 +34,22 @@ def write_run(
     examples: int = 100,
     local: dict[str, Any] | None = None,
 ) -> Run:
-    """A run whose round t has these accuracies per class, with `examples` test examples of every class that has any."""
+    """A run whose round t has these accuracies per class, with `examples` test examples of
+    every class that has any.
+    """
     folder.mkdir(parents=True)
     about = {
         "remanence": "0.1.0", "torch": "2.13.0", "python": "3.11.9", "engine": "stacked, because it was fastest",
         "data": "fake: 20 training examples", "class_names": list(class_names), "parameters": 1234,
         "label_counts": [" ".join(map(str, row)) for row in label_counts], "clients": clients or len(label_counts),
     }  # fmt: skip
-    asked = {"method": method, "seed": seed, "rounds": rounds or len(shares), "model": "mlp", "local": local or {}}
+    asked = {
+        "method": method,
+        "seed": seed,
+        "rounds": rounds or len(shares),
+        "model": "mlp",
+        "local": local or {},
+    }
     (folder / SPEC).write_text(tomli_w.dumps(asked | {"about": about}), encoding="utf-8")
     lines = []
     with (folder / LEDGER).open("wb") as ledger:
@@ -52,14 +61,31 @@ def write_run(
             }  # fmt: skip
             head = {"round": round, "time_step": 0, "model": "global"}
             if per_class is None:
-                lines.append(head | {"split": "test", "accuracy": None, "per_class": None, "loss": None, "macro_f1": None} | shared)
+                lines.append(
+                    head
+                    | {
+                        "split": "test",
+                        "accuracy": None,
+                        "per_class": None,
+                        "loss": None,
+                        "macro_f1": None,
+                    }
+                    | shared
+                )
                 continue
             there = [share for share in per_class if share is not None]
             accuracy = sum(there) / len(there)
-            scores = {"accuracy": accuracy, "per_class": list(per_class), "loss": 1.0, "macro_f1": accuracy / 2}
+            scores = {
+                "accuracy": accuracy,
+                "per_class": list(per_class),
+                "loss": 1.0,
+                "macro_f1": accuracy / 2,
+            }
             lines.append(head | {"split": "test"} | scores | shared)
             if valid is not None:
-                lines.append(head | {"split": "valid"} | scores | {"accuracy": valid[round - 1]} | shared)
+                lines.append(
+                    head | {"split": "valid"} | scores | {"accuracy": valid[round - 1]} | shared
+                )
             confusion = np.zeros((len(class_names), len(class_names)), dtype=int)
             for place, share in enumerate(per_class):
                 if share is not None:
@@ -67,25 +93,51 @@ def write_run(
                     confusion[place, place] += right
                     confusion[place, place - 1] += examples - right
             record = make_record(
-                len(class_names), confusion, moment="merged", split="test", model=GLOBAL, owner=ALL, round=round, time_step=0
+                len(class_names),
+                confusion,
+                moment="merged",
+                split="test",
+                model=GLOBAL,
+                owner=ALL,
+                round=round,
+                time_step=0,
             )
             ledger.write(record.tobytes())
     (folder / CHECKPOINTS / f"round-{len(shares):06d}").mkdir(parents=True)
-    (folder / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (folder / METRICS).write_text(
+        "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+    )
     return Run(folder)
 
 
-def write_comparison(folder: Path, cells: Sequence[dict[str, Any]], *, select: str = "last") -> Comparison:
-    """A comparison of cells: method, setting, seed, `shares` (None: not begun) and what else write_run takes."""
+def write_comparison(
+    folder: Path, cells: Sequence[dict[str, Any]], *, select: str = "last"
+) -> Comparison:
+    """A comparison of cells: method, setting, seed, `shares` (None: not begun) and what else
+    write_run takes.
+    """
     plan = []
     for number, cell in enumerate(cells):
         cell = dict(cell)
-        shares, setting, method, seed = cell.pop("shares"), cell.pop("setting", ""), cell.pop("method"), cell.pop("seed", 0)
+        shares, setting, method, seed = (
+            cell.pop("shares"),
+            cell.pop("setting", ""),
+            cell.pop("method"),
+            cell.pop("seed", 0),
+        )
         plan.append({"name": f"cell{number}", "method": method, "setting": setting, "seed": seed})
         if shares is not None:
-            write_run(folder / RUNS / f"cell{number}", shares, method=cell.pop("spec_method", "fedavg"), seed=seed, **cell)
+            write_run(
+                folder / RUNS / f"cell{number}",
+                shares,
+                method=cell.pop("spec_method", "fedavg"),
+                seed=seed,
+                **cell,
+            )
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / COMPARISON).write_text(tomli_w.dumps({"select": select, "cells": plan}), encoding="utf-8")
+    (folder / COMPARISON).write_text(
+        tomli_w.dumps({"select": select, "cells": plan}), encoding="utf-8"
+    )
     return Comparison(folder)
 
 
@@ -99,7 +151,9 @@ def make_run(tmp_path: Path) -> Callable[..., Run]:
 
 @pytest.fixture
 def make_comparison(tmp_path: Path) -> Callable[..., Comparison]:
-    def make(cells: Sequence[dict[str, Any]], name: str = "comparison", **options: Any) -> Comparison:
+    def make(
+        cells: Sequence[dict[str, Any]], name: str = "comparison", **options: Any
+    ) -> Comparison:
         return write_comparison(tmp_path / name, cells, **options)
 
     return make

@@ -1,4 +1,6 @@
-"""Run folders that hold everything a run can record, made by arithmetic: models that learn slowly, and clients that forget what they do not hold."""
+"""Run folders that hold everything a run can record, made by arithmetic: models that learn
+slowly, and clients that forget what they do not hold.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,44 @@ from remanence.metrics.ledger import (
     peers_type,
     record_type,
 )
-from remanence.results import CHECKPOINTS, COMPARISON, CONFUSIONS, EXAMPLES, LEDGER, METRICS, PEERS, RUNS, SPEC, Comparison, Run
+from remanence.results import (
+    CHECKPOINTS,
+    COMPARISON,
+    CONFUSIONS,
+    EXAMPLES,
+    LEDGER,
+    METRICS,
+    PEERS,
+    RUNS,
+    SPEC,
+    Comparison,
+    Run,
+)
 
 TEST_ROWS = 50  # of every class
-COSTS = {"train_loss": 1.0, "replies": 4, "refused": [], "abandoned": False, "bytes_up": 1_000_000, "bytes_down": 2_000_000, "seconds": 0.5}
+COSTS = {
+    "train_loss": 1.0,
+    "replies": 4,
+    "refused": [],
+    "abandoned": False,
+    "bytes_up": 1_000_000,
+    "bytes_down": 2_000_000,
+    "seconds": 0.5,
+}
 
 
 def records(shares: np.ndarray, rows: np.ndarray | int, **columns: Any) -> np.ndarray:
-    """Ledger records of models with these accuracies per class [n, C]; columns as `make_record` takes them, one value or one a record."""
+    """Ledger records of models with these accuracies per class [n, C]; columns as `make_record`
+    takes them, one value or one a record.
+    """
     made = np.zeros(len(shares), dtype=record_type(shares.shape[1]))
     made["total"] = rows
     made["correct"] = np.floor(shares * made["total"] + 0.5)
     made["predicted"] = made["total"]
-    made["moment"], made["split"] = MOMENTS.index(columns.pop("moment")), SPLITS.index(columns.pop("split"))
+    made["moment"], made["split"] = (
+        MOMENTS.index(columns.pop("moment")),
+        SPLITS.index(columns.pop("split")),
+    )
     for name, value in columns.items():
         made[name] = value
     return made
@@ -57,12 +84,17 @@ def write_server_run(
     class_names: Sequence[str] | None = None,
     attack: str = "",
 ) -> Run:
-    """A run with a server: a client keeps the share `memory` of what it knows of classes that it does not hold."""
+    """A run with a server: a client keeps the share `memory` of what it knows of classes that
+    it does not hold.
+    """
     folder.mkdir(parents=True)
     draw = np.random.default_rng([seed, rounds, classes])
     names = list(class_names or (f"class {place}" for place in range(classes)))
     held = np.zeros((clients, classes), dtype=bool)
-    held[np.arange(clients)[:, None], (np.arange(clients)[:, None] + np.arange(max(1, classes // 4))) % classes] = True
+    held[
+        np.arange(clients)[:, None],
+        (np.arange(clients)[:, None] + np.arange(max(1, classes // 4))) % classes,
+    ] = True
     difficulty = np.linspace(0.9, 0.5, classes)
     ledger, lines, confusions, examples = [], [], [], []
     model = np.full(classes, 1 / classes)
@@ -72,25 +104,101 @@ def write_server_run(
         goal = difficulty * (1 - np.exp(-3 * round / rounds))
         merged = np.clip(goal + draw.normal(0, 0.04, classes), 0, 1)
         place = {"round": round, "time_step": 0}
-        ledger += [records(model[None], TEST_ROWS, **place, moment="before", split="test", model=GLOBAL, owner=ALL)]
-        ledger += [records(local, TEST_ROWS, **place, moment="local", split="test", model=some, owner=ALL, weight=1 / cohort)]
-        ledger += [records(merged[None], TEST_ROWS, **place, moment="merged", split="test", model=GLOBAL, owner=ALL)]
+        ledger += [
+            records(
+                model[None],
+                TEST_ROWS,
+                **place,
+                moment="before",
+                split="test",
+                model=GLOBAL,
+                owner=ALL,
+            )
+        ]
+        ledger += [
+            records(
+                local,
+                TEST_ROWS,
+                **place,
+                moment="local",
+                split="test",
+                model=some,
+                owner=ALL,
+                weight=1 / cohort,
+            )
+        ]
+        ledger += [
+            records(
+                merged[None],
+                TEST_ROWS,
+                **place,
+                moment="merged",
+                split="test",
+                model=GLOBAL,
+                owner=ALL,
+            )
+        ]
         if (round - 1) % cross_every == 0:
             own = held[some] * 10
-            ledger += [records(np.repeat(model[None], cohort, 0), own, **place, moment="before", split="valid", model=GLOBAL, owner=some)]
+            ledger += [
+                records(
+                    np.repeat(model[None], cohort, 0),
+                    own,
+                    **place,
+                    moment="before",
+                    split="valid",
+                    model=GLOBAL,
+                    owner=some,
+                )
+            ]
             for number, client in enumerate(some):
                 judged = np.repeat(local[number][None], cohort, 0)
-                ledger += [records(judged, own, **place, moment="local", split="valid", model=client, owner=some)]
+                ledger += [
+                    records(
+                        judged,
+                        own,
+                        **place,
+                        moment="local",
+                        split="valid",
+                        model=client,
+                        owner=some,
+                    )
+                ]
         model = merged
         if refined:
             model = np.clip(merged + 0.02, 0, 1)
-            ledger += [records(model[None], TEST_ROWS, **place, moment="refined", split="test", model=GLOBAL, owner=ALL)]
+            ledger += [
+                records(
+                    model[None],
+                    TEST_ROWS,
+                    **place,
+                    moment="refined",
+                    split="test",
+                    model=GLOBAL,
+                    owner=ALL,
+                )
+            ]
         if details:
             confusions.append(_confuse(model, round))
-            examples += [_judge(local[number], merged, held[client], int(client), round) for number, client in enumerate(some)]
-        head = {**place, "model": "global", "per_class": [float(share) for share in model], "loss": 1.0, "macro_f1": float(model.mean())}
+            examples += [
+                _judge(local[number], merged, held[client], int(client), round)
+                for number, client in enumerate(some)
+            ]
+        head = {
+            **place,
+            "model": "global",
+            "per_class": [float(share) for share in model],
+            "loss": 1.0,
+            "macro_f1": float(model.mean()),
+        }
         lines += [
-            {**head, "split": split, "accuracy": float(model.mean()) - gap, **COSTS, **({"attack_success": 1 / round} if attack else {})}
+            {
+                **head,
+                "split": split,
+                "accuracy": float(model.mean()) - gap,
+                **COSTS,
+                **({"attack_success": 1 / round} if attack else {}),
+            }
             for split, gap in (("test", 0.0), ("valid", 0.02))
         ]
     (folder / LEDGER).write_bytes(header(names) + b"".join(part.tobytes() for part in ledger))
@@ -113,11 +221,16 @@ def write_peers_run(
     similarity: bool = True,
     concepts: Sequence[str] = ("labels 0 1", "labels 2 3"),
 ) -> Run:
-    """A run without a server on data that drift between two clusters: `skill` is the share of listening within the own cluster."""
+    """A run without a server on data that drift between two clusters: `skill` is the share of
+    listening within the own cluster.
+    """
     folder.mkdir(parents=True)
     draw = np.random.default_rng([seed, rounds, clients])
     classes, names = 4, ["cat", "dog", "ant", "bee"]
-    clusters = np.array([(np.arange(clients) + step) % clients < clients // 2 for step in range(steps)]).astype(int)  # [T, K]
+    # [T, K]
+    clusters = np.array(
+        [(np.arange(clients) + step) % clients < clients // 2 for step in range(steps)]
+    ).astype(int)
     rows = np.array([[TEST_ROWS] * 2 + [0] * 2, [0] * 2 + [TEST_ROWS] * 2])  # [M, C]
     knows = np.full((clients, 2), 0.3)  # accuracy on each cluster
     ledger, lines, tables = [], [], []
@@ -127,9 +240,19 @@ def write_peers_run(
         mine, everyone = np.arange(clients), np.arange(2)
         place = {"round": round, "time_step": step}
 
-        def judge(moment: str, knows: np.ndarray, place: dict[str, int] = place, now: np.ndarray = now) -> np.ndarray:
+        def judge(
+            moment: str, knows: np.ndarray, place: dict[str, int] = place, now: np.ndarray = now
+        ) -> np.ndarray:
             own = np.repeat(knows[np.arange(clients), now][:, None], classes, 1)
-            return records(own, rows[now], **place, moment=moment, split="test", model=np.arange(clients), owner=now)
+            return records(
+                own,
+                rows[now],
+                **place,
+                moment=moment,
+                split="test",
+                model=np.arange(clients),
+                owner=now,
+            )
 
         ledger.append(judge("before", knows))
         knows = np.clip(knows - 0.02, 0, 1)
@@ -138,21 +261,52 @@ def write_peers_run(
         ledger.append(judge("local", knows))
         for concept in everyone:
             level = np.repeat(knows[:, concept][:, None], classes, 1)
-            ledger.append(records(level, rows[concept], **place, moment="personal", split="test", model=mine, owner=concept))
+            ledger.append(
+                records(
+                    level,
+                    rows[concept],
+                    **place,
+                    moment="personal",
+                    split="test",
+                    model=mine,
+                    owner=concept,
+                )
+            )
         same = now[:, None] == now[None, :]
-        likes = np.where(same, skill / (same.sum(1, keepdims=True) - 1), (1 - skill) / np.maximum((~same).sum(1, keepdims=True), 1))
+        likes = np.where(
+            same,
+            skill / (same.sum(1, keepdims=True) - 1),
+            (1 - skill) / np.maximum((~same).sum(1, keepdims=True), 1),
+        )
         np.fill_diagonal(likes, 0)
         table = np.zeros(2 if similarity else 1, dtype=peers_type(clients))
-        table["round"], table["time_step"], table["kind"][0], table["values"][0] = round, step, HEARD, draw.poisson(12 * likes)
+        table["round"], table["time_step"], table["kind"][0], table["values"][0] = (
+            round,
+            step,
+            HEARD,
+            draw.poisson(12 * likes),
+        )
         if similarity:
             table["kind"][1], table["values"][1] = SIMILARITY, likes * 3
         tables.append(table)
         own = knows[mine, now]
-        scores = {"accuracy": float(own.mean()), "worst_client": float(own.min()), "worst_tenth": float(own.min()), "stopped": 0}
+        scores = {
+            "accuracy": float(own.mean()),
+            "worst_client": float(own.min()),
+            "worst_tenth": float(own.min()),
+            "stopped": 0,
+        }
         heard = table["values"][0]
-        scores |= {"own_cluster": float((heard * same).sum() / heard.sum()), "macro_f1": float(own.mean()), "loss": 1.0}
+        scores |= {
+            "own_cluster": float((heard * same).sum() / heard.sum()),
+            "macro_f1": float(own.mean()),
+            "loss": 1.0,
+        }
         scores |= {"per_class": [float(knows[:, 0].mean())] * 2 + [float(knows[:, 1].mean())] * 2}
-        lines += [{**place, "model": "personal", "split": split, **scores, **COSTS} for split in ("test", "valid")]
+        lines += [
+            {**place, "model": "personal", "split": split, **scores, **COSTS}
+            for split in ("test", "valid")
+        ]
     (folder / LEDGER).write_bytes(header(names) + b"".join(part.tobytes() for part in ledger))
     (folder / PEERS).write_bytes(np.concatenate(tables).tobytes())
     about = {
@@ -161,28 +315,57 @@ def write_peers_run(
     }  # fmt: skip
     drift = {"schedule": "random(clusters=2)", "steps": steps}
     asked = {"method": method, "seed": seed, "rounds": rounds, "model": "mlp", "drift": drift}
-    return _finish(folder, asked, lines, names, np.where(clusters[0][:, None] == [0, 0, 1, 1], 20, 0), about, rounds * steps)
+    return _finish(
+        folder,
+        asked,
+        lines,
+        names,
+        np.where(clusters[0][:, None] == [0, 0, 1, 1], 20, 0),
+        about,
+        rounds * steps,
+    )
 
 
-def _finish(folder: Path, asked: dict[str, Any], lines: list[Any], names: list[str], counts: np.ndarray, about: Any, last: int) -> Run:
+def _finish(
+    folder: Path,
+    asked: dict[str, Any],
+    lines: list[Any],
+    names: list[str],
+    counts: np.ndarray,
+    about: Any,
+    last: int,
+) -> Run:
     about = about | {
         "remanence": "0.1.0", "torch": "2.13.0", "python": "3.11.9", "engine": "stacked, because it was fastest", "data": "made up",
         "class_names": names, "parameters": 1234, "clients": len(counts), "label_counts": [" ".join(map(str, row)) for row in counts.tolist()],
     }  # fmt: skip
     (folder / SPEC).write_text(tomli_w.dumps(asked | {"about": about}), encoding="utf-8")
-    (folder / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (folder / METRICS).write_text(
+        "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+    )
     (folder / CHECKPOINTS / f"round-{last:06d}").mkdir(parents=True)
     return Run(folder)
 
 
-def write_comparison(folder: Path, cells: Sequence[dict[str, Any]], write: Any = write_server_run) -> Comparison:
+def write_comparison(
+    folder: Path, cells: Sequence[dict[str, Any]], write: Any = write_server_run
+) -> Comparison:
     """A comparison of cells: `label`, seed, and what else the writer takes."""
     plan = []
     for number, cell in enumerate(cells):
         options = dict(cell)
-        plan.append({"name": f"cell{number}", "method": options.pop("label"), "setting": "", "seed": options.get("seed", 0)})
+        plan.append(
+            {
+                "name": f"cell{number}",
+                "method": options.pop("label"),
+                "setting": "",
+                "seed": options.get("seed", 0),
+            }
+        )
         write(folder / RUNS / f"cell{number}", **options)
-    (folder / COMPARISON).write_text(tomli_w.dumps({"select": "last", "cells": plan}), encoding="utf-8")
+    (folder / COMPARISON).write_text(
+        tomli_w.dumps({"select": "last", "cells": plan}), encoding="utf-8"
+    )
     return Comparison(folder)
 
 
@@ -192,12 +375,22 @@ def _confuse(shares: np.ndarray, round: int) -> np.ndarray:
     right = np.floor(shares * TEST_ROWS + 0.5).astype(int)
     table = np.diag(right)
     table[np.arange(len(shares)), (np.arange(len(shares)) + 1) % len(shares)] += TEST_ROWS - right
-    made["round"], made["model"], made["owner"], made["moment"], made["confusion"] = round, GLOBAL, ALL, MOMENTS.index("merged"), table
+    made["round"], made["model"], made["owner"], made["moment"], made["confusion"] = (
+        round,
+        GLOBAL,
+        ALL,
+        MOMENTS.index("merged"),
+        table,
+    )
     return made
 
 
-def _judge(local: np.ndarray, merged: np.ndarray, held: np.ndarray, client: int, round: int) -> np.ndarray:
-    """Twenty training rows of a client before merging and after: of those with the first classes it holds, a share is right."""
+def _judge(
+    local: np.ndarray, merged: np.ndarray, held: np.ndarray, client: int, round: int
+) -> np.ndarray:
+    """Twenty training rows of a client before merging and after: of those with the first
+    classes it holds, a share is right.
+    """
     label = np.resize(np.flatnonzero(held), 20)
     made = np.zeros(40, dtype=EXAMPLE)
     for place, (moment, model) in enumerate((("local", local), ("merged", merged))):

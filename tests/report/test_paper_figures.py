@@ -26,7 +26,9 @@ from remanence.report.paint import Picture, layout, share_axis
 from remanence.report.paper import render_picture, tabulate, write_figures
 from remanence.results import load
 
-matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'remanence[figures]'")
+matplotlib = pytest.importorskip(
+    "matplotlib", reason="matplotlib is not installed: pip install 'remanence[figures]'"
+)
 
 from remanence.report.redraw import COLUMN, PAGE, STYLE, redraw  # noqa: E402
 
@@ -35,7 +37,9 @@ HOSTILE = r"$x_1$ \frac{ <script>alert(1)</script> =1+1"
 
 def draw(traces: list[Any], **more: Any) -> Any:
     with matplotlib.rc_context(STYLE):
-        paper = redraw(go.Figure(traces, layout(300, [trace.name or "" for trace in traces], **more)))
+        paper = redraw(
+            go.Figure(traces, layout(300, [trace.name or "" for trace in traces], **more))
+        )
         paper.draw_without_rendering()
     return paper
 
@@ -46,9 +50,20 @@ def words(axis: Any) -> list[str]:
 
 def test_a_line_keeps_its_numbers_colour_and_band() -> None:
     band = go.Scatter(
-        x=[1, 2, 2, 1], y=[0.4, 0.6, 0.4, 0.2], fill="toself", fillcolor="rgba(0, 114, 178, 0.2)", line={"width": 0}, mode="lines"
+        x=[1, 2, 2, 1],
+        y=[0.4, 0.6, 0.4, 0.2],
+        fill="toself",
+        fillcolor="rgba(0, 114, 178, 0.2)",
+        line={"width": 0},
+        mode="lines",
     )
-    line = go.Scatter(name="a", x=[1, 2, 3], y=[0.25, None, 0.75], mode="lines", line={"color": "#0072B2", "dash": "dash", "width": 2})
+    line = go.Scatter(
+        name="a",
+        x=[1, 2, 3],
+        y=[0.25, None, 0.75],
+        mode="lines",
+        line={"color": "#0072B2", "dash": "dash", "width": 2},
+    )
     paper = draw([band, line], yaxis=share_axis("accuracy"))
     (ax,) = paper.axes
     (drawn,) = ax.lines
@@ -62,7 +77,10 @@ def test_a_line_keeps_its_numbers_colour_and_band() -> None:
 
 
 def test_bars_stand_on_each_other_and_below_zero() -> None:
-    bars = [go.Bar(name=name, x=["a", "b"], y=values) for name, values in (("up", [0.5, -0.25]), ("more", [0.25, -0.5]))]
+    bars = [
+        go.Bar(name=name, x=["a", "b"], y=values)
+        for name, values in (("up", [0.5, -0.25]), ("more", [0.25, -0.5]))
+    ]
     (ax,) = draw(bars, barmode="relative", bargap=0.2).axes
     boxes = [(round(patch.get_x(), 6), patch.get_y(), patch.get_height()) for patch in ax.patches]
     assert boxes == [(-0.4, 0, 0.5), (0.6, 0, -0.25), (-0.4, 0.5, 0.25), (0.6, -0.25, -0.5)]
@@ -72,12 +90,20 @@ def test_bars_stand_on_each_other_and_below_zero() -> None:
 def test_bars_stand_side_by_side() -> None:
     bars = [go.Bar(name=name, x=["a"], y=[1]) for name in ("one", "two")]
     (ax,) = draw(bars, barmode="group", bargap=0.2).axes
-    assert [(round(patch.get_x(), 6), round(patch.get_width(), 6)) for patch in ax.patches] == [(-0.4, 0.4), (0.0, 0.4)]
+    assert [(round(patch.get_x(), 6), round(patch.get_width(), 6)) for patch in ax.patches] == [
+        (-0.4, 0.4),
+        (0.0, 0.4),
+    ]
 
 
 def test_a_map_has_the_colours_of_its_scale_and_classes_from_top_to_bottom() -> None:
     cells = go.Heatmap(x=[1, 2], y=["cat", "dog"], z=[[0, 1], [None, 0.5]], coloraxis="coloraxis")
-    scale = {"colorscale": [[0, "#000000"], [1, "#ffffff"]], "cmin": 0, "cmax": 1, "colorbar": {"tickformat": ".3~p"}}
+    scale = {
+        "colorscale": [[0, "#000000"], [1, "#ffffff"]],
+        "cmin": 0,
+        "cmax": 1,
+        "colorbar": {"tickformat": ".3~p"},
+    }
     paper = draw([cells], coloraxis=scale, yaxis={"type": "category", "autorange": "reversed"})
     ax, bar = paper.axes
     (mesh,) = ax.collections
@@ -94,17 +120,38 @@ def test_a_map_has_the_colours_of_its_scale_and_classes_from_top_to_bottom() -> 
 
 
 def test_dots_of_methods_stand_beside_each_other() -> None:
-    """Two methods share a row of height 1 with a gap of 0.35: they stand at -0.1625 and 0.1625 around its middle."""
-    dots = [go.Scatter(name=name, x=[0.5], y=["cat"], mode="markers", orientation="h") for name in ("one", "two")]
+    """Two methods share a row of height 1 with a gap of 0.35: they stand at -0.1625 and 0.1625
+    around its middle.
+    """
+    dots = [
+        go.Scatter(name=name, x=[0.5], y=["cat"], mode="markers", orientation="h")
+        for name in ("one", "two")
+    ]
     (ax,) = draw(dots, scattermode="group", scattergap=0.35, yaxis={"type": "category"}).axes
-    assert [round(float(drawn.get_offsets()[0, 1]), 6) for drawn in ax.collections] == [-0.1625, 0.1625]
+    assert [round(float(drawn.get_offsets()[0, 1]), 6) for drawn in ax.collections] == [
+        -0.1625,
+        0.1625,
+    ]
 
 
 def test_boundaries_and_notes_outside_the_axis_are_left_out() -> None:
     line = go.Scatter(x=[5, 8], y=[0, 1], mode="lines")
     note = {"xref": "x", "yref": "paper", "y": 1, "showarrow": False, "yanchor": "bottom"}
-    boundary = {"type": "line", "xref": "x", "yref": "paper", "x0": 6, "x1": 6, "y0": 0, "y1": 1, "line": {"dash": "dot"}}
-    (ax,) = draw([line], annotations=[note | {"x": 0, "text": "step 0"}, note | {"x": 6, "text": "<b>step</b> 1"}], shapes=[boundary]).axes
+    boundary = {
+        "type": "line",
+        "xref": "x",
+        "yref": "paper",
+        "x0": 6,
+        "x1": 6,
+        "y0": 0,
+        "y1": 1,
+        "line": {"dash": "dot"},
+    }
+    (ax,) = draw(
+        [line],
+        annotations=[note | {"x": 0, "text": "step 0"}, note | {"x": 6, "text": "<b>step</b> 1"}],
+        shapes=[boundary],
+    ).axes
     assert [text.get_text() for text in ax.texts] == ["step 1"]
     assert ax.lines[-1].get_xdata() == [6, 6]
 
@@ -117,11 +164,17 @@ def test_what_cannot_be_drawn_is_refused_by_name() -> None:
 def test_many_maps_take_the_width_of_the_page(tmp_path: Path) -> None:
     def axes(place: int, count: int) -> dict[str, Any]:
         number = "" if place == 0 else str(place + 1)
-        return {f"xaxis{number}": {"anchor": f"y{number}"}, f"yaxis{number}": {"domain": [1 - (place + 1) / count, 1 - place / count]}}
+        return {
+            f"xaxis{number}": {"anchor": f"y{number}"},
+            f"yaxis{number}": {"domain": [1 - (place + 1) / count, 1 - place / count]},
+        }
 
     for count, width in ((2, COLUMN), (3, PAGE)):
         names = ["" if place == 0 else str(place + 1) for place in range(count)]
-        maps = [go.Heatmap(z=[[1]], xaxis=f"x{name}", yaxis=f"y{name}", showscale=False) for name in names]
+        maps = [
+            go.Heatmap(z=[[1]], xaxis=f"x{name}", yaxis=f"y{name}", showscale=False)
+            for name in names
+        ]
         more: dict[str, Any] = {}
         for place in range(count):
             more |= axes(place, count)
@@ -130,14 +183,18 @@ def test_many_maps_take_the_width_of_the_page(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Everything that a report can show: a comparison, and a run with drift and without a server."""
+    """Everything that a report can show: a comparison, and a run with drift and without a
+    server.
+    """
     home = tmp_path_factory.mktemp("paper")
     cells = [
         {"label": label, "seed": seed + shift, "attack": "backdoor"}
         for shift, label in enumerate((HOSTILE, "fedavg+wsm"))
         for seed in (0, 2)
     ]
-    return write_comparison(home / "comparison", cells).folder, write_peers_run(home / "peers").folder
+    return write_comparison(home / "comparison", cells).folder, write_peers_run(
+        home / "peers"
+    ).folder
 
 
 @pytest.fixture(scope="module")
@@ -163,13 +220,29 @@ def test_every_picture_can_be_redrawn(folders: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_writes_every_picture(folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_every_picture(
+    folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for folder in folders:
-        app(["report", str(folder), "--out", str(tmp_path / "report.html"), "--figures", str(tmp_path / "figures")], standalone_mode=False)
+        app(
+            [
+                "report",
+                str(folder),
+                "--out",
+                str(tmp_path / "report.html"),
+                "--figures",
+                str(tmp_path / "figures"),
+            ],
+            standalone_mode=False,
+        )
     assert f"figures: {tmp_path / 'figures'}" in capsys.readouterr().out
     names = {path.stem for path in (tmp_path / "figures").glob("*.pdf")}
     assert len(names) == len(FIGURES)
-    assert {path.stem for path in tmp_path.rglob("*.svg")} == {path.stem for path in tmp_path.rglob("*.png")} == names
+    assert (
+        {path.stem for path in tmp_path.rglob("*.svg")}
+        == {path.stem for path in tmp_path.rglob("*.png")}
+        == names
+    )
     assert names <= {path.stem for path in tmp_path.rglob("*.csv")}
 
 
@@ -202,27 +275,48 @@ def test_tables_are_written(written: Path) -> None:
 
 
 def test_pictures_are_the_same_bytes_every_time() -> None:
-    picture = Picture("p", "P", go.Figure([go.Scatter(x=[1, 2], y=[1, 2])], layout(300)), "reading", "alt")
+    picture = Picture(
+        "p", "P", go.Figure([go.Scatter(x=[1, 2], y=[1, 2])], layout(300)), "reading", "alt"
+    )
     assert render_picture(picture) == render_picture(picture)
 
 
 def test_a_script_without_a_font_is_no_error() -> None:
-    picture = Picture("p", "P", go.Figure([go.Scatter(name="\U00012000", x=[1], y=[1], mode="markers")], layout(300, ["a", "b"])), "", "")
+    picture = Picture(
+        "p",
+        "P",
+        go.Figure(
+            [go.Scatter(name="\U00012000", x=[1], y=[1], mode="markers")], layout(300, ["a", "b"])
+        ),
+        "",
+        "",
+    )
     assert render_picture(picture)["png"].startswith(b"\x89PNG")
 
 
 def test_data_of_a_picture() -> None:
     line = go.Scatter(
-        name="=a &lt;b&gt;", x=[1, 2], y=[0.5, None], customdata=[0.1, None], meta={"columns": ["method", "round", "accuracy", "deviation"]}
+        name="=a &lt;b&gt;",
+        x=[1, 2],
+        y=[0.5, None],
+        customdata=[0.1, None],
+        meta={"columns": ["method", "round", "accuracy", "deviation"]},
     )
-    picture = Picture("p", "P", go.Figure([go.Scatter(x=[0], y=[0]), line], layout(300)), "reading", "alt")
+    picture = Picture(
+        "p", "P", go.Figure([go.Scatter(x=[0], y=[0]), line], layout(300)), "reading", "alt"
+    )
     assert list(csv.reader(io.StringIO(tabulate(picture)))) == [
         ["method", "round", "accuracy", "deviation"],
         ["'=a <b>", "1", "0.5", "0.1"],
         ["'=a <b>", "2", "", ""],
     ]
-    cells = go.Heatmap(name="m", x=["a", "b"], y=["c"], z=[[1, 2]], meta={"columns": ["", "x", "y", "z"]})
-    assert tabulate(Picture("p", "P", go.Figure([cells], layout(300)), "", "")) == "x,y,z\r\na,c,1\r\nb,c,2\r\n"
+    cells = go.Heatmap(
+        name="m", x=["a", "b"], y=["c"], z=[[1, 2]], meta={"columns": ["", "x", "y", "z"]}
+    )
+    assert (
+        tabulate(Picture("p", "P", go.Figure([cells], layout(300)), "", ""))
+        == "x,y,z\r\na,c,1\r\nb,c,2\r\n"
+    )
 
 
 def test_mistakes_get_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +334,11 @@ def test_mistakes_get_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_latex_table_by_hand() -> None:
     text = render_latex(
-        ["Method", "Test accuracy, %"], [["a_b", "91.5 ± 3.3"], ["[c]", "–"]], caption="50% & more", label="My table", strong={(0, 1)}
+        ["Method", "Test accuracy, %"],
+        [["a_b", "91.5 ± 3.3"], ["[c]", "–"]],
+        caption="50% & more",
+        label="My table",
+        strong={(0, 1)},
     )
     assert text.splitlines() == [
         r"% needs \usepackage{booktabs}",
@@ -268,7 +366,9 @@ def test_latex_knows_greek() -> None:
 
 @given(st.text())
 def test_nothing_in_a_name_is_a_command(text: str) -> None:
-    """What remains of an escaped text when everything we write ourselves is taken out has no sign that LaTeX reads."""
+    """What remains of an escaped text when everything we write ourselves is taken out has no
+    sign that LaTeX reads.
+    """
     escaped = escape_latex(text)
     for written in sorted({*SIGNS.values()}, key=len, reverse=True):
         escaped = escaped.replace(written, "")

@@ -24,12 +24,17 @@ from remanence.results import PEERS, Run
 
 
 def test_schedule_is_a_row_a_time_step() -> None:
-    picture = draw_schedule([[0, 0, 1], [0, 1, 1]], "My drift", concepts=["labels 0 1", "<b>labels 2 3</b>"])
+    picture = draw_schedule(
+        [[0, 0, 1], [0, 1, 1]], "My drift", concepts=["labels 0 1", "<b>labels 2 3</b>"]
+    )
     [cells] = picture.figure.data
     assert ([list(row) for row in cells.z], picture.title) == ([[0, 0, 1], [0, 1, 1]], "My drift")
     assert [list(row) for row in cells.text] == [["0", "0", "1"], ["0", "1", "1"]]
     assert "cluster 1: <b>labels 2 3</b>" in picture.reading  # the page escapes it
-    assert "1 of them change cluster at least once. In the last step, cluster 0 has 1, cluster 1 has 2." in picture.alt
+    assert (
+        "1 of them change cluster at least once. In the last step, cluster 0 has 1, cluster 1"
+        " has 2."
+    ) in picture.alt
 
 
 def test_many_clients_have_no_numbers_in_their_cells() -> None:
@@ -39,7 +44,9 @@ def test_many_clients_have_no_numbers_in_their_cells() -> None:
 
 def test_a_page_shows_schedule_and_partition(tmp_path: Path) -> None:
     options = {"clusters": [[0, 1], [1, 0]], "concepts": ["<i>a</i>", "b"]}
-    text = write_partition([[8, 2], [1, 9]], ["cat", "dog"], "digits", tmp_path / "data.html", **options).read_text("utf-8")
+    text = write_partition(
+        [[8, 2], [1, 9]], ["cat", "dog"], "digits", tmp_path / "data.html", **options
+    ).read_text("utf-8")
     assert text.index('id="schedule"') < text.index('id="partition"')
     assert "&lt;i&gt;a&lt;/i&gt;" in text
     assert "<i>a</i>" not in text
@@ -47,14 +54,20 @@ def test_a_page_shows_schedule_and_partition(tmp_path: Path) -> None:
 
 
 def write_peers(run: Run, *tables: tuple[int, int, int, list[list[float]]]) -> Run:
-    made = np.array([tables[0]], dtype=peers_type(4)) if len(tables) == 1 else np.array(list(tables), dtype=peers_type(4))
+    made = (
+        np.array([tables[0]], dtype=peers_type(4))
+        if len(tables) == 1
+        else np.array(list(tables), dtype=peers_type(4))
+    )
     (run.folder / PEERS).write_bytes(made.tobytes())
     return Run(run.folder)
 
 
 @pytest.fixture
 def four(tmp_path: Path) -> Run:
-    """Four clients; in step 0 the clusters are 1 1 0 0 and in step 1 they are 1 0 0 1, as the builder moves them. Round 3 is the first of step 1."""
+    """Four clients; in step 0 the clusters are 1 1 0 0 and in step 1 they are 1 0 0 1, as the
+    builder moves them. Round 3 is the first of step 1.
+    """
     run = write_peers_run(tmp_path / "four", clients=4, rounds=2, steps=2)
     assert run.about["clusters"] == [[1, 1, 0, 0], [1, 0, 0, 1]]
     heard = [[0, 3, 1, 0], [2, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 0]]
@@ -63,24 +76,35 @@ def four(tmp_path: Path) -> Run:
 
 
 def test_clients_are_sorted_by_cluster_and_rows_are_shares(four: Run) -> None:
-    """In step 1 the order is 1, 2 (cluster 0), then 0, 3 (cluster 1). Client 0 listened 3 of 4 times to client 1; client 2 to nobody."""
+    """In step 1 the order is 1, 2 (cluster 0), then 0, 3 (cluster 1). Client 0 listened 3 of 4
+    times to client 1; client 2 to nobody.
+    """
     picture = draw_listening(gather([four]))
     assert picture is not None
     heard, alike = picture.figure.data
     assert list(heard.x) == list(heard.y) == ["1", "2", "0", "3"]
-    assert [list(row) for row in heard.z] == [[0, 0, 1, 0], [0, 0, 0, 0], [0.75, 0.25, 0, 0], [0.333, 0.333, 0.333, 0]]
+    assert [list(row) for row in heard.z] == [
+        [0, 0, 1, 0],
+        [0, 0, 0, 0],
+        [0.75, 0.25, 0, 0],
+        [0.333, 0.333, 0.333, 0],
+    ]
     assert list(alike.z[2]) == [0.5, 0.25, 0, 0.125]
     assert {line.x0 for line in picture.figure.layout.shapes if line.x0 == line.x1} == {1.5}
-    assert "11% of the listening was within clusters" in picture.alt  # 1/3 of client 3's, of three clients' shares: 0.333 / 3
+    # 1/3 of client 3's, of three clients' shares: 0.333 / 3
+    assert "11% of the listening was within clusters" in picture.alt
 
 
 def test_network_joins_listeners_to_whom_they_heard(four: Run) -> None:
-    """Three clients listened, to 1 and 2, to 0, and to 0, 1 and 2: six lines, of which only 3 -> 0 stays within a cluster."""
+    """Three clients listened, to 1 and 2, to 0, and to 0, 1 and 2: six lines, of which only 3
+    -> 0 stays within a cluster.
+    """
     picture = draw_network(gather([four]))
     assert picture is not None
     lines = [trace for trace in picture.figure.data if trace.mode == "lines"]
     count = {
-        name: sum(len(trace.x or ()) // 3 for trace in lines if trace.name == name) for name in ("within a cluster", "between clusters")
+        name: sum(len(trace.x or ()) // 3 for trace in lines if trace.name == name)
+        for name in ("within a cluster", "between clusters")
     }
     assert count == {"within a cluster": 1, "between clusters": 5}
     dots = {trace.name: len(trace.x) for trace in picture.figure.data if trace.mode == "markers"}
@@ -104,7 +128,10 @@ def test_a_method_without_similarity_says_so(tmp_path: Path) -> None:
     assert picture is not None
     assert picture.methods == ["hast", "random"]  # what is seen first has both maps
     titles = {choice.method: choice.axes["annotations"][1]["text"] for choice in picture.choices}
-    assert titles == {"random": "<b>This method keeps no similarity</b>", "hast": "<b>Similarity, as the listener believes</b>"}
+    assert titles == {
+        "random": "<b>This method keeps no similarity</b>",
+        "hast": "<b>Similarity, as the listener believes</b>",
+    }
     alone = draw_listening(gather([write_peers_run(tmp_path / "alone", similarity=False)]))
     assert alone is not None
     assert len(alone.figure.data) == 1
@@ -119,7 +146,9 @@ def test_every_cluster_has_a_line(tmp_path: Path) -> None:
 
 
 def test_what_clients_left_behind_starts_with_the_first_drift(tmp_path: Path) -> None:
-    """The builder's clients lose 0.02 a round of what they do not train: one round after the drift they have lost that much, but for rounding to examples."""
+    """The builder's clients lose 0.02 a round of what they do not train: one round after the
+    drift they have lost that much, but for rounding to examples.
+    """
     picture = draw_left_concepts(gather([write_peers_run(tmp_path / "run", rounds=4, steps=3)]))
     assert picture is not None
     assert list(picture.figure.data[0].x) == list(range(5, 13))
@@ -130,12 +159,29 @@ def test_the_three_numbers_of_drift_have_columns_and_words(tmp_path: Path) -> No
     run = write_peers_run(tmp_path / "run")
     row = make_row(gather([run])[0])
     headings = [column.heading for column in columns_for([row])]
-    assert {"Performance, %", "Robustness, points", "Convergence, rounds", "Recovery, rounds", "Worst client, %", "Own cluster, %"} <= set(
-        headings
+    assert {
+        "Performance, %",
+        "Robustness, points",
+        "Convergence, rounds",
+        "Recovery, rounds",
+        "Worst client, %",
+        "Own cluster, %",
+    } <= set(headings)
+    assert all(
+        number is not None
+        for number in (
+            row.performance,
+            row.robustness,
+            row.convergence,
+            row.worst_client,
+            row.own_cluster,
+        )
     )
-    assert all(number is not None for number in (row.performance, row.robustness, row.convergence, row.worst_client, row.own_cluster))
     text = say(run)
-    assert f"hast ends a time step at {100 * (row.performance or 0):.1f} % (performance), has 90 % of a step's gain after" in text
+    assert (
+        f"hast ends a time step at {100 * (row.performance or 0):.1f} % (performance), has 90"
+        " % of a step's gain after"
+    ) in text
     assert "points after a drift (robustness)." in text
     assert text.startswith("hast: its clients' own models classify ")
     assert "Of all listening, clients gave to their own cluster: hast" in text
@@ -160,7 +206,10 @@ def test_drift_has_a_table_of_its_own_in_the_page(tmp_path: Path) -> None:
 
 def test_a_target_is_no_measure_of_curves_that_fall_at_every_drift(tmp_path: Path) -> None:
     cells = [{"label": "random"}, {"label": "hast"}]
-    assert rounds_to_target(gather([write_comparison(tmp_path / "both", cells, write_peers_run)])) is None
+    assert (
+        rounds_to_target(gather([write_comparison(tmp_path / "both", cells, write_peers_run)]))
+        is None
+    )
 
 
 def test_conditions_tell_the_drift(tmp_path: Path) -> None:
@@ -170,7 +219,8 @@ def test_conditions_tell_the_drift(tmp_path: Path) -> None:
     assert facts["Drift"] == "random(clusters=2) (cluster 0: labels 0 1; cluster 1: labels 2 3)"
     assert (
         facts["Evaluated"]
-        == "the clients' own models, the best on validation so far, each on test examples of its own cluster, every round"
+        == "the clients' own models, the best on validation so far, each on test examples of"
+        " its own cluster, every round"
     )
     picture = draw_partition(gather([run]))
     assert picture is not None

@@ -23,15 +23,20 @@ CELLS = [
 ]
 
 
-def test_accuracy_has_a_line_a_method_and_a_band_over_seeds(make_comparison: Callable[..., Comparison]) -> None:
+def test_accuracy_has_a_line_a_method_and_a_band_over_seeds(
+    make_comparison: Callable[..., Comparison],
+) -> None:
     picture = draw_accuracy(gather([make_comparison(CELLS)]))
     assert picture is not None
     band, line, other = picture.figure.data
-    assert (line.name, list(line.x), list(line.y)) == ("a", [1, 2], [0.45, 0.65])  # (0.4 + 0.5) / 2 and (0.6 + 0.7) / 2
+    # (0.4 + 0.5) / 2 and (0.6 + 0.7) / 2
+    assert (line.name, list(line.x), list(line.y)) == ("a", [1, 2], [0.45, 0.65])
     spread = 0.05 * math.sqrt(2)  # 0.05 either side of the mean, over n - 1 = 1
     assert list(line.customdata) == pytest.approx([spread, spread], abs=1e-4)
     assert list(band.x) == [1, 2, 2, 1]
-    assert list(band.y) == pytest.approx([0.45 + spread, 0.65 + spread, 0.65 - spread, 0.45 - spread], abs=1e-4)
+    assert list(band.y) == pytest.approx(
+        [0.45 + spread, 0.65 + spread, 0.65 - spread, 0.45 - spread], abs=1e-4
+    )
     assert (other.name, other.customdata) == ("b", None)
     assert "a 65.0% at round 2" in picture.alt
 
@@ -39,31 +44,42 @@ def test_accuracy_has_a_line_a_method_and_a_band_over_seeds(make_comparison: Cal
 def test_accuracy_of_one_run_shows_test_and_validation(make_run: Callable[..., Run]) -> None:
     picture = draw_accuracy(gather([make_run([[0.2, 0.6], [0.4, 0.8]], valid=[0.3, 0.5])]))
     assert picture is not None
-    assert [(line.name, list(line.y)) for line in picture.figure.data] == [("test", [0.4, 0.6]), ("validation", [0.3, 0.5])]
+    assert [(line.name, list(line.y)) for line in picture.figure.data] == [
+        ("test", [0.4, 0.6]),
+        ("validation", [0.3, 0.5]),
+    ]
 
 
-def test_map_shows_the_mean_over_seeds_with_a_panel_a_method(make_comparison: Callable[..., Comparison]) -> None:
+def test_map_shows_the_mean_over_seeds_with_a_panel_a_method(
+    make_comparison: Callable[..., Comparison],
+) -> None:
     picture = draw_classes_over_rounds(gather([make_comparison(CELLS)]))
     assert picture is not None
     first, second = picture.figure.data
-    assert [list(row) for row in first.z] == [pytest.approx([0.3, 0.5]), pytest.approx([0.6, 0.8])]  # [classes][rounds]
+    # [classes][rounds]
+    assert [list(row) for row in first.z] == [pytest.approx([0.3, 0.5]), pytest.approx([0.6, 0.8])]
     assert (list(first.y), second.yaxis) == (["cat", "dog"], "y2")
     assert [title.text for title in picture.figure.layout.annotations] == ["<b>a</b>", "<b>b</b>"]
     assert "a: best class dog 80%, worst class cat 50%" in picture.alt
 
 
-def test_dots_show_the_last_round_with_the_deviation(make_comparison: Callable[..., Comparison]) -> None:
+def test_dots_show_the_last_round_with_the_deviation(
+    make_comparison: Callable[..., Comparison],
+) -> None:
     picture = draw_classes_at_end(gather([make_comparison(CELLS)]))
     assert picture is not None
     first, second = picture.figure.data
     assert dict(zip(first.y, first.x, strict=True)) == {"cat": 0.5, "dog": 0.8}
-    assert list(first.error_x.array) == pytest.approx([0.1 * math.sqrt(2), 0], abs=1e-4)  # 0.4 and 0.6; 0.8 and 0.8
+    # 0.4 and 0.6; 0.8 and 0.8
+    assert list(first.error_x.array) == pytest.approx([0.1 * math.sqrt(2), 0], abs=1e-4)
     assert not second.error_x.visible
 
 
 def test_many_classes_stand_from_the_hardest_to_the_easiest(make_run: Callable[..., Run]) -> None:
     shares = [(37 * place % 30) / 30 for place in range(30)]
-    picture = draw_classes_at_end(gather([make_run([shares], class_names=[f"c{place}" for place in range(30)])]))
+    picture = draw_classes_at_end(
+        gather([make_run([shares], class_names=[f"c{place}" for place in range(30)])])
+    )
     assert picture is not None
     assert list(picture.figure.data[0].y) == sorted(round(share, 4) for share in shares)
 
@@ -77,17 +93,30 @@ def test_forgetting_counts_drops_only(make_comparison: Callable[..., Comparison]
 
 
 def test_partition_as_bars(make_run: Callable[..., Run]) -> None:
-    picture = draw_partition(gather([make_run([[0.5, 0.5]], label_counts=[[8, 2], [0, 5]], clients=9)]))
+    picture = draw_partition(
+        gather([make_run([[0.5, 0.5]], label_counts=[[8, 2], [0, 5]], clients=9)])
+    )
     assert picture is not None
     cat, dog = picture.figure.data
-    assert (cat.type, list(cat.y), list(dog.y), list(dog.customdata)) == ("bar", [0.8, 0], [0.2, 1], [2, 5])
+    assert (cat.type, list(cat.y), list(dog.y), list(dog.customdata)) == (
+        "bar",
+        [0.8, 0],
+        [0.2, 1],
+        [2, 5],
+    )
     assert "the first 2 of 9 clients, as drawn with seed 0" in picture.reading
     assert "90% of its examples" in picture.alt  # (0.8 + 1) / 2
 
 
-@pytest.mark.parametrize(("clients", "classes", "kind"), [(40, 2, "bar"), (41, 2, "heatmap"), (2, 21, "heatmap")])
-def test_partition_becomes_a_map_where_bars_are_too_many(clients: int, classes: int, kind: str) -> None:
-    picture = draw_holdings([[1] * classes] * clients, [str(place) for place in range(classes)], clients)
+@pytest.mark.parametrize(
+    ("clients", "classes", "kind"), [(40, 2, "bar"), (41, 2, "heatmap"), (2, 21, "heatmap")]
+)
+def test_partition_becomes_a_map_where_bars_are_too_many(
+    clients: int, classes: int, kind: str
+) -> None:
+    picture = draw_holdings(
+        [[1] * classes] * clients, [str(place) for place in range(classes)], clients
+    )
     assert picture.figure.data[0].type == kind
 
 
@@ -132,10 +161,23 @@ PEERS = SERVER - {"became", "one-round", "client-forgetting", "forgettable"} | {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("write", "expected"), [(write_server_run, SERVER), (write_peers_run, PEERS)])
-def test_every_picture_of_a_run_that_recorded_everything(write: Callable[..., Run], expected: set[str], tmp_path: Path) -> None:
-    """Names are unique, every picture and each of its choices is JSON and fits its traces, and explains itself."""
-    groups = gather([write(tmp_path / "run", seed=seed) if seed == 0 else write(tmp_path / "other", seed=seed) for seed in (0, 1)])
+@pytest.mark.parametrize(
+    ("write", "expected"), [(write_server_run, SERVER), (write_peers_run, PEERS)]
+)
+def test_every_picture_of_a_run_that_recorded_everything(
+    write: Callable[..., Run], expected: set[str], tmp_path: Path
+) -> None:
+    """Names are unique, every picture and each of its choices is JSON and fits its traces, and
+    explains itself.
+    """
+    groups = gather(
+        [
+            write(tmp_path / "run", seed=seed)
+            if seed == 0
+            else write(tmp_path / "other", seed=seed)
+            for seed in (0, 1)
+        ]
+    )
     pictures = [picture for draw in FIGURES if (picture := draw(groups)) is not None]
     assert {picture.name for picture in pictures} == expected
     assert len(pictures) == len(expected)
@@ -153,14 +195,20 @@ def test_every_picture_of_a_run_that_recorded_everything(write: Callable[..., Ru
             assert list(picture.figure.data[0].x) == list(shown.data[0]["x"])
 
 
-def test_time_steps_are_marked_where_the_data_drift(tmp_path: Path, make_run: Callable[..., Run]) -> None:
+def test_time_steps_are_marked_where_the_data_drift(
+    tmp_path: Path, make_run: Callable[..., Run]
+) -> None:
     """Three steps of four rounds: boundaries lie between rounds 4 and 5, and 8 and 9."""
     groups = gather([write_peers_run(tmp_path / "peers", rounds=4, steps=3)])
     for draw in (draw_accuracy, draw_forgetting):
         picture = draw(groups)
         assert picture is not None
         assert [line.x0 for line in picture.figure.layout.shapes] == [4.5, 8.5]
-        assert [note.text for note in picture.figure.layout.annotations] == ["step 0", "step 1", "step 2"]
+        assert [note.text for note in picture.figure.layout.annotations] == [
+            "step 0",
+            "step 1",
+            "step 2",
+        ]
         assert "Dotted lines part the time steps" in picture.reading
     plain = draw_accuracy(gather([make_run([[0.5, 0.5]])]))
     assert plain is not None
@@ -176,4 +224,7 @@ def test_without_a_server_the_clients_own_models_count(tmp_path: Path) -> None:
     assert list(names) == ["test", "validation", "worst client"]
     assert names["test"][-1] == round(lines[12]["accuracy"], 4)
     assert names["worst client"][0] == round(lines[1]["worst_client"], 4)
-    assert "of the clients' own models on test examples of each client's present cluster" in picture.reading
+    assert (
+        "of the clients' own models on test examples of each client's present cluster"
+        in picture.reading
+    )

@@ -1,4 +1,6 @@
-"""Attack, defence and refusals in a report: counted by hand, and nothing said where there is nothing to tell."""
+"""Attack, defence and refusals in a report: counted by hand, and nothing said where there is
+nothing to tell.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +14,42 @@ import pytest
 from report.rich_runs import write_server_run
 
 from remanence.report.groups import gather
-from remanence.report.hostile import count_holders, draw_rare_classes, draw_success, judge_group, rare_classes, tabulate
+from remanence.report.hostile import (
+    count_holders,
+    draw_rare_classes,
+    draw_success,
+    judge_group,
+    rare_classes,
+    tabulate,
+)
 from remanence.report.page import render_report
 from remanence.results import METRICS, SPEC, Comparison, Run
 
 
 def test_who_holds_a_class() -> None:
     """Of 12 rows at three clients in equal parts: 1 / (3 * 1/9) = 3. All at one: 1. Nobody: 0."""
-    assert count_holders([[4, 12, 0], [4, 0, 0], [4, 0, 0]]).tolist() == pytest.approx([3.0, 1.0, 0.0])
+    assert count_holders([[4, 12, 0], [4, 0, 0], [4, 0, 0]]).tolist() == pytest.approx(
+        [3.0, 1.0, 0.0]
+    )
 
 
 def test_rare_classes_are_the_third_with_the_fewest_holders(make_run: Callable[..., Run]) -> None:
-    held = [[5, 9, 3, 0, 1, 2], [5, 0, 3, 7, 1, 2], [5, 1, 3, 0, 1, 2]]  # holders 3, about 1.2, 3, 1, 3, 3
+    # holders 3, about 1.2, 3, 1, 3, 3
+    held = [[5, 9, 3, 0, 1, 2], [5, 0, 3, 7, 1, 2], [5, 1, 3, 0, 1, 2]]
     run = make_run([[0.5] * 6], label_counts=held, class_names=list("abcdef"))
     assert rare_classes(run).tolist() == [1, 3]
 
 
 def test_a_method_under_attack_by_hand(make_run: Callable[..., Run]) -> None:
-    """Dogs lie with one client alone (cats with both, 8 and 1): rare is dog. It falls from 0.8 to 0.5 and rises to 0.6: lost 0.3 and 0 over two rounds."""
+    """Dogs lie with one client alone (cats with both, 8 and 1): rare is dog. It falls from 0.8
+    to 0.5 and rises to 0.6: lost 0.3 and 0 over two rounds.
+    """
     bad = {"client": 1, "code": "not-finite", "reason": "its model holds NaN"}
-    run = make_run([[0.9, 0.8], [0.7, 0.5], [0.9, 0.6]], label_counts=((8, 0), (5, 9)), refused={1: [bad], 3: [bad]})
+    run = make_run(
+        [[0.9, 0.8], [0.7, 0.5], [0.9, 0.6]],
+        label_counts=((8, 0), (5, 9)),
+        refused={1: [bad], 3: [bad]},
+    )
     stand = judge_group(gather([run])[0])
     assert stand.attack == "none"
     assert stand.rare == pytest.approx(0.6)
@@ -51,13 +69,18 @@ def rewrite(run: Run, change: Callable[[dict[str, Any]], Any]) -> Run:
 
 
 def test_a_client_that_went_silent_is_named(make_run: Callable[..., Run]) -> None:
-    run = rewrite(make_run([[0.5, 0.5], [0.5, 0.6]], valid=[0.5, 0.5]), lambda line: line.update(silent=[4] if line["round"] == 2 else []))
+    run = rewrite(
+        make_run([[0.5, 0.5], [0.5, 0.6]], valid=[0.5, 0.5]),
+        lambda line: line.update(silent=[4] if line["round"] == 2 else []),
+    )
     stand = judge_group(gather([run])[0])
     assert (stand.refused, stand.silent) == (0, 1)  # a round's two lines are one silence
     assert tabulate(gather([run]))[1]["rows"][0][2:6] == ["4", "no answer", "1", "2"]
 
 
-def test_where_nobody_is_hostile_nothing_is_said(make_run: Callable[..., Run], make_comparison: Callable[..., Comparison]) -> None:
+def test_where_nobody_is_hostile_nothing_is_said(
+    make_run: Callable[..., Run], make_comparison: Callable[..., Comparison]
+) -> None:
     groups = gather([make_run([[0.5, 0.5], [0.5, 0.6]])])
     assert tabulate(groups) == []
     assert draw_rare_classes(groups) is None
@@ -70,7 +93,9 @@ def test_the_page_of_an_attacked_run(tmp_path: Path) -> None:
     groups = gather([run])
     success = draw_success(groups)
     assert success is not None
-    assert success.figure.data[-1].y == pytest.approx([round(1 / number, 4) for number in range(1, 7)])
+    assert success.figure.data[-1].y == pytest.approx(
+        [round(1 / number, 4) for number in range(1, 7)]
+    )
     assert judge_group(groups[0]).success == pytest.approx(1 / 6)
     rare = draw_rare_classes(groups)
     assert rare is not None

@@ -21,7 +21,9 @@ FORMULA = '=HYPERLINK("x"),<img src=x onerror=alert(2)>'
 def browser() -> Iterator[Any]:
     if not CHROMIUM.exists():
         pytest.skip(f"no Chromium at {CHROMIUM}: on Debian, apt-get install chromium")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install 'remanence[dev]'")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: pip install 'remanence[dev]'"
+    )
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
         yield browser
@@ -44,10 +46,22 @@ def wait_until(page: Any, condition: str) -> None:
     pytest.fail(f"the page never came to {condition}")
 
 
-def test_page_lives_in_a_browser(browser: Any, make_comparison: Callable[..., Comparison], tmp_path: Path) -> None:
+def test_page_lives_in_a_browser(
+    browser: Any, make_comparison: Callable[..., Comparison], tmp_path: Path
+) -> None:
     names = [FORMULA, "dog"]
-    cells = [{"method": HOSTILE, "seed": seed, "shares": [[0.2, 0.6], [0.4, 0.4 + 0.2 * seed]], "class_names": names} for seed in (0, 1)]
-    cells.append({"method": "fedavg", "seed": 0, "shares": [[0.5, 0.5], [0.1, 0.9]], "class_names": names})
+    cells = [
+        {
+            "method": HOSTILE,
+            "seed": seed,
+            "shares": [[0.2, 0.6], [0.4, 0.4 + 0.2 * seed]],
+            "class_names": names,
+        }
+        for seed in (0, 1)
+    ]
+    cells.append(
+        {"method": "fedavg", "seed": 0, "shares": [[0.5, 0.5], [0.1, 0.9]], "class_names": names}
+    )
     address = write_report([make_comparison(cells)], tmp_path / "report.html").as_uri()
     context = browser.new_context(viewport={"width": 1200, "height": 900}, color_scheme="light")
     page = context.new_page()
@@ -66,7 +80,8 @@ def test_page_lives_in_a_browser(browser: Any, make_comparison: Callable[..., Co
     assert page.locator("#classes-over-rounds .hm image").count() == 2
     assert page.evaluate("window.hacked") is None
 
-    # data as CSV: the mean over two seeds with its deviation, one seed without; a name is no formula
+    # data as CSV: the mean over two seeds with its deviation, one seed without; a name is no
+    # formula
     assert read_csv(page, "accuracy") == [
         ["method", "round", "accuracy", "deviation"],
         [HOSTILE, "1", "0.4", "0"],
@@ -87,14 +102,19 @@ def test_page_lives_in_a_browser(browser: Any, make_comparison: Callable[..., Co
     page.emulate_media(color_scheme="dark")
     wait_until(page, f"{ink} !== '{light}'")
     page.set_viewport_size({"width": 360, "height": 800})
-    wait_until(page, "document.querySelector('#accuracy svg.main-svg').getBoundingClientRect().width < 360")
+    wait_until(
+        page, "document.querySelector('#accuracy svg.main-svg').getBoundingClientRect().width < 360"
+    )
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
     assert complaints == []
     assert [url for url in requests if not url.startswith(("data:", "blob:"))] == [address]
 
     # the policy has teeth: a script that slipped in would not run
-    page.evaluate("document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.hacked = 2'}))")
+    page.evaluate(
+        "document.body.append(Object.assign(document.createElement('script'), {textContent:"
+        " 'window.hacked = 2'}))"
+    )
     assert page.evaluate("window.hacked") is None
     assert len(complaints) == 1
     context.close()
@@ -102,16 +122,22 @@ def test_page_lives_in_a_browser(browser: Any, make_comparison: Callable[..., Co
 
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Callable[..., tuple[Any, list[str]]]]:
-    """Open a page in a window of its own. -> the page, and what its console says while the test goes on"""
+    """Open a page in a window of its own. -> the page, and what its console says while the test
+    goes on
+    """
     contexts = []
 
     def open_one(address: str, drawn: str = "all", **options: Any) -> tuple[Any, list[str]]:
-        contexts.append(browser.new_context(**{"viewport": {"width": 1200, "height": 900}} | options))
+        contexts.append(
+            browser.new_context(**{"viewport": {"width": 1200, "height": 900}} | options)
+        )
         page, complaints = contexts[-1].new_page(), []
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(address)
-        page.wait_for_selector(f"html[data-drawn={drawn}]" if drawn else "main", timeout=60_000, state="attached")
+        page.wait_for_selector(
+            f"html[data-drawn={drawn}]" if drawn else "main", timeout=60_000, state="attached"
+        )
         return page, complaints
 
     yield open_one
@@ -119,14 +145,26 @@ def open_page(browser: Any) -> Iterator[Callable[..., tuple[Any, list[str]]]]:
         context.close()
 
 
-CELLS = [{"label": HOSTILE, "memory": 0.2}, {"label": "fedavg", "memory": 0.8, "class_names": [FORMULA, "b", "c", "d"]}]
+CELLS = [
+    {"label": HOSTILE, "memory": 0.2},
+    {"label": "fedavg", "memory": 0.8, "class_names": [FORMULA, "b", "c", "d"]},
+]
 
 
-def test_the_reader_chooses_method_and_round_by_keyboard(open_page: Callable[..., Any], tmp_path: Path) -> None:
-    page, complaints = open_page(write_report([write_comparison(tmp_path / "both", CELLS)], tmp_path / "report.html").as_uri())
+def test_the_reader_chooses_method_and_round_by_keyboard(
+    open_page: Callable[..., Any], tmp_path: Path
+) -> None:
+    page, complaints = open_page(
+        write_report(
+            [write_comparison(tmp_path / "both", CELLS)], tmp_path / "report.html"
+        ).as_uri()
+    )
     shown = "document.querySelector('#client-forgetting .plot')"
     ends = page.evaluate(f"{shown}.data[0].z")
-    assert page.locator("#client-forgetting select option").all_text_contents() == [HOSTILE, "fedavg"]
+    assert page.locator("#client-forgetting select option").all_text_contents() == [
+        HOSTILE,
+        "fedavg",
+    ]
     assert page.inner_text("#client-forgetting output") == "6"  # the last round first
 
     page.focus("#client-forgetting .moment")
@@ -154,9 +192,16 @@ def test_the_reader_chooses_method_and_round_by_keyboard(open_page: Callable[...
     assert complaints == []
 
 
-def test_paper_gets_every_figure_even_if_nobody_scrolled(open_page: Callable[..., Any], tmp_path: Path) -> None:
+def test_paper_gets_every_figure_even_if_nobody_scrolled(
+    open_page: Callable[..., Any], tmp_path: Path
+) -> None:
     """Printing at once, before the figures further down are drawn."""
-    page, complaints = open_page(write_report([write_comparison(tmp_path / "both", CELLS)], tmp_path / "report.html").as_uri(), drawn="")
+    page, complaints = open_page(
+        write_report(
+            [write_comparison(tmp_path / "both", CELLS)], tmp_path / "report.html"
+        ).as_uri(),
+        drawn="",
+    )
     wait_until(page, "typeof Plotly === 'object'")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.locator(".plot:not([data-drawn])").count() == 0
@@ -168,10 +213,15 @@ def test_paper_gets_every_figure_even_if_nobody_scrolled(open_page: Callable[...
 
 
 def test_peers_on_a_phone(open_page: Callable[..., Any], tmp_path: Path) -> None:
-    cells = [{"label": "random", "similarity": False, "concepts": [HOSTILE, "b"]}, {"label": "hast", "concepts": [HOSTILE, "b"]}]
+    cells = [
+        {"label": "random", "similarity": False, "concepts": [HOSTILE, "b"]},
+        {"label": "hast", "concepts": [HOSTILE, "b"]},
+    ]
     comparison = write_comparison(tmp_path / "both", cells, write_peers_run)
     page, complaints = open_page(
-        write_report([comparison], tmp_path / "report.html").as_uri(), viewport={"width": 360, "height": 740}, has_touch=True
+        write_report([comparison], tmp_path / "report.html").as_uri(),
+        viewport={"width": 360, "height": 740},
+        has_touch=True,
     )
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     assert page.evaluate("window.hacked") is None
@@ -186,10 +236,22 @@ def test_peers_on_a_phone(open_page: Callable[..., Any], tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_large_comparison_stays_small_and_opens(open_page: Callable[..., Any], tmp_path: Path) -> None:
-    """6 methods x 3 seeds x 200 rounds x 100 classes: below 15 MB, and drawn in reasonable time even where other things run beside (benchmarks measure it)."""
+def test_a_large_comparison_stays_small_and_opens(
+    open_page: Callable[..., Any], tmp_path: Path
+) -> None:
+    """6 methods x 3 seeds x 200 rounds x 100 classes: below 15 MB, and drawn in reasonable time
+    even where other things run beside (benchmarks measure it).
+    """
     cells = [
-        {"label": f"method {method}", "seed": seed, "rounds": 200, "classes": 100, "clients": 100, "cohort": 10, "cross_every": 10}
+        {
+            "label": f"method {method}",
+            "seed": seed,
+            "rounds": 200,
+            "classes": 100,
+            "clients": 100,
+            "cohort": 10,
+            "cross_every": 10,
+        }
         for method in range(6)
         for seed in range(3)
     ]

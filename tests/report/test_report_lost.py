@@ -22,11 +22,15 @@ ROWS = 10  # of each class, so that a tenth is one example
 
 def write_ledger(run: Run, parts: Sequence[np.ndarray]) -> Run:
     """The run again, with these records instead of its own."""
-    (run.folder / LEDGER).write_bytes(header(["cat", "dog"]) + b"".join(part.tobytes() for part in parts))
+    (run.folder / LEDGER).write_bytes(
+        header(["cat", "dog"]) + b"".join(part.tobytes() for part in parts)
+    )
     return Run(run.folder)
 
 
-def judged(shares: Sequence[float], moment: str, model: int = GLOBAL, **columns: object) -> np.ndarray:
+def judged(
+    shares: Sequence[float], moment: str, model: int = GLOBAL, **columns: object
+) -> np.ndarray:
     where = {"split": "test", "owner": ALL, "round": 1} | columns
     return records(np.array([shares]), ROWS, moment=moment, model=model, **where)
 
@@ -35,8 +39,9 @@ def judged(shares: Sequence[float], moment: str, model: int = GLOBAL, **columns:
 def lossy(make_run: Callable[..., Run]) -> Run:
     """One round. Cats: 0.8 -> clients 1.0 and 0.6 -> merged 0.7. Dogs: 0.4 -> 0.0 and 0.2 -> 0.5.
 
-    Local training loses 0.8 - 0.8 = 0 of the cats and 0.4 - 0.1 = 0.3 of the dogs, mean 0.15; merging 0.8 - 0.7 = 0.1 and 0.1 - 0.5 = -0.4, mean -0.15.
-    Client 3 loses -0.2 and 0.4, mean 0.1; client 7 loses 0.2 and 0.2, mean 0.2.
+    Local training loses 0.8 - 0.8 = 0 of the cats and 0.4 - 0.1 = 0.3 of the dogs, mean 0.15;
+    merging 0.8 - 0.7 = 0.1 and 0.1 - 0.5 = -0.4, mean -0.15. Client 3 loses -0.2 and 0.4, mean 0.1;
+    client 7 loses 0.2 and 0.2, mean 0.2.
     """
     parts = [
         judged([0.8, 0.4], "before"),
@@ -57,7 +62,10 @@ def test_bars_show_what_each_phase_lost_and_their_sum(lossy: Run) -> None:
     assert "fedavg: local training +15.0 points, merging at the server -15.0 points" in picture.alt
     over_rounds = draw_lost_over_rounds(gather([lossy]))
     assert over_rounds is not None
-    assert [(list(bars.x), list(bars.y)) for bars in over_rounds.figure.data] == [([1], [0.15]), ([1], [-0.15])]
+    assert [(list(bars.x), list(bars.y)) for bars in over_rounds.figure.data] == [
+        ([1], [0.15]),
+        ([1], [-0.15]),
+    ]
 
 
 def test_classes_are_marked_where_they_lose_most(lossy: Run) -> None:
@@ -85,8 +93,12 @@ def test_one_round_has_a_column_for_every_model(lossy: Run) -> None:
     assert picture is not None
     [cells] = picture.figure.data
     assert list(cells.x) == ["before", " ", "3", "7", "  ", "after"]
-    assert [list(row) for row in cells.z] == [[0.8, None, 1, 0.6, None, 0.7], [0.4, None, 0, 0.2, None, 0.5]]
-    assert "60.0% before, 45.0% for the clients' models and 60.0% after" in picture.alt  # (1 + 0 + 0.6 + 0.2) / 4
+    assert [list(row) for row in cells.z] == [
+        [0.8, None, 1, 0.6, None, 0.7],
+        [0.4, None, 0, 0.2, None, 0.5],
+    ]
+    # (1 + 0 + 0.6 + 0.2) / 4
+    assert "60.0% before, 45.0% for the clients' models and 60.0% after" in picture.alt
 
 
 def test_after_a_server_that_trains_stands_the_refined_model(lossy: Run) -> None:
@@ -96,30 +108,52 @@ def test_after_a_server_that_trains_stands_the_refined_model(lossy: Run) -> None
     assert [row[-1] for row in picture.figure.data[0].z] == [0.9, 0.6]
     bars = draw_where_lost(gather([run]))
     assert bars is not None
-    assert (bars.figure.data[2].name, list(bars.figure.data[2].x)) == ("training at the server", [-0.15])  # (0.7 - 0.9 + 0.5 - 0.6) / 2
+    # (0.7 - 0.9 + 0.5 - 0.6) / 2
+    assert (bars.figure.data[2].name, list(bars.figure.data[2].x)) == (
+        "training at the server",
+        [-0.15],
+    )
 
 
 def test_words_tell_where_it_was_lost(lossy: Run) -> None:
     text = say(lossy)
     assert (
-        "Where fedavg lost it: local training cost 15.0 points a round, and merging at the server won 15.0 back; most in class dog (30.0); "
+        "Where fedavg lost it: local training cost 15.0 points a round, and merging at the"
+        " server won 15.0 back; most in class dog (30.0); "
         "client 7 forgot most (20.0)." in text
     )
 
 
-def test_deviation_over_seeds_stands_beside_a_phase(lossy: Run, make_run: Callable[..., Run]) -> None:
-    """The other seed's clients lose nothing, so local training loses 0.15 and 0: mean 0.075, deviation 0.15 / sqrt(2) = 0.106."""
-    parts = [judged([0.8, 0.4], "before"), judged([0.8, 0.4], "local", model=1, weight=1.0), judged([0.8, 0.4], "merged")]
+def test_deviation_over_seeds_stands_beside_a_phase(
+    lossy: Run, make_run: Callable[..., Run]
+) -> None:
+    """The other seed's clients lose nothing, so local training loses 0.15 and 0: mean 0.075,
+    deviation 0.15 / sqrt(2) = 0.106.
+    """
+    parts = [
+        judged([0.8, 0.4], "before"),
+        judged([0.8, 0.4], "local", model=1, weight=1.0),
+        judged([0.8, 0.4], "merged"),
+    ]
     calm = write_ledger(make_run([[0.8, 0.4]], "calm", seed=1, label_counts=[[1, 1]] * 8), parts)
     assert "local training cost 7.5 ± 10.6 points a round" in say(lossy, calm)
     picture = draw_where_lost(gather([lossy, calm]))
     assert picture is not None
-    assert (list(picture.figure.data[0].x), list(picture.figure.data[0].customdata)) == ([0.075], [0.1061])
+    assert (list(picture.figure.data[0].x), list(picture.figure.data[0].customdata)) == (
+        [0.075],
+        [0.1061],
+    )
 
 
 def test_nothing_lost_is_said_so(make_run: Callable[..., Run]) -> None:
-    parts = [judged([0.5, 0.5], "before"), judged([0.6, 0.5], "local", model=0, weight=1.0), judged([0.7, 0.6], "merged")]
-    assert "In fedavg no phase of a round lost accuracy on average." in say(write_ledger(make_run([[0.7, 0.6]]), parts))
+    parts = [
+        judged([0.5, 0.5], "before"),
+        judged([0.6, 0.5], "local", model=0, weight=1.0),
+        judged([0.7, 0.6], "merged"),
+    ]
+    assert "In fedavg no phase of a round lost accuracy on average." in say(
+        write_ledger(make_run([[0.7, 0.6]]), parts)
+    )
 
 
 def test_without_local_records_there_is_nothing_to_show(make_run: Callable[..., Run]) -> None:
@@ -137,8 +171,10 @@ def test_without_local_records_there_is_nothing_to_show(make_run: Callable[..., 
 
 
 def test_client_against_client(make_run: Callable[..., Run]) -> None:
-    """On the data of clients 0 and 1 the round begins at 0.8 and 0.4. Client 0's model ends at 1.0 and 0.1: F = -0.2 and 0.3, and its mean over the others
-    is 0.3. Client 1's ends at 0.3 and 0.9: F = 0.5 and -0.5, mean 0.5."""
+    """On the data of clients 0 and 1 the round begins at 0.8 and 0.4. Client 0's model ends at 1.0
+    and 0.1: F = -0.2 and 0.3, and its mean over the others is 0.3. Client 1's ends at 0.3 and 0.9:
+    F = 0.5 and -0.5, mean 0.5.
+    """
     accuracy = {("before", GLOBAL): (0.8, 0.4), ("local", 0): (1.0, 0.1), ("local", 1): (0.3, 0.9)}
     parts = [
         judged([share, share], moment, model=model, split="valid", owner=owner)
@@ -154,16 +190,27 @@ def test_client_against_client(make_run: Callable[..., Run]) -> None:
     assert [list(row) for row in accuracies.z] == [[0.8, 0.4], [None, None], [1, 0.1], [0.3, 0.9]]
     assert picture.figure.layout.coloraxis.cmin == -0.5
     assert picture.figure.layout.coloraxis.cmax == 0.5
-    assert "forgets +40.0 points of the others' data and changes its own by +35.0 points" in picture.alt  # (0.3 + 0.5) / 2, (0.2 + 0.5) / 2
+    # (0.3 + 0.5) / 2, (0.2 + 0.5) / 2
+    assert (
+        "forgets +40.0 points of the others' data and changes its own by +35.0 points"
+        in picture.alt
+    )
 
 
 def test_what_forgotten_classes_became(make_run: Callable[..., Run]) -> None:
-    """Cats fall from 8 of 10 to 6 and the two go to the dogs: 0.2. Dogs gain, so what they are taken for does not count."""
+    """Cats fall from 8 of 10 to 6 and the two go to the dogs: 0.2. Dogs gain, so what they are
+    taken for does not count.
+    """
     from remanence.metrics.ledger import MOMENTS, confusion_type
 
     run = make_run([[0.8, 0.4], [0.6, 0.5]])
     tables = np.zeros(2, dtype=confusion_type(2))
-    tables["round"], tables["model"], tables["owner"], tables["moment"] = [1, 2], GLOBAL, ALL, MOMENTS.index("merged")
+    tables["round"], tables["model"], tables["owner"], tables["moment"] = (
+        [1, 2],
+        GLOBAL,
+        ALL,
+        MOMENTS.index("merged"),
+    )
     tables["confusion"] = [[[8, 2], [6, 4]], [[6, 4], [5, 5]]]
     (run.folder / CONFUSIONS).write_bytes(tables.tobytes())
     picture = draw_became(gather([Run(run.folder)]))
@@ -173,9 +220,12 @@ def test_what_forgotten_classes_became(make_run: Callable[..., Run]) -> None:
 
 
 def test_moments_to_choose_from_are_spread_and_few() -> None:
-    assert pick_moments(list(range(1, 201)), cells=10, methods=1) == sorted(set(pick_moments(list(range(1, 201)), 10, 1)))
+    assert pick_moments(list(range(1, 201)), cells=10, methods=1) == sorted(
+        set(pick_moments(list(range(1, 201)), 10, 1))
+    )
     assert len(pick_moments(list(range(1, 201)), cells=10, methods=1)) == 40
-    assert pick_moments([3, 5, 9], cells=10**9, methods=9) == [3, 9]  # never fewer than the first and the last
+    # never fewer than the first and the last
+    assert pick_moments([3, 5, 9], cells=10**9, methods=9) == [3, 9]
     assert pick_moments([7], cells=10**9, methods=9) == [7]
 
 

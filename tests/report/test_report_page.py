@@ -14,7 +14,12 @@ from remanence.errors import InputError
 from remanence.report.page import render_report, write_partition, write_report
 from remanence.results import LEDGER, Comparison, Run
 
-HOSTILE = ["<script>alert(1)</script>", '"</script><img src=x onerror=alert(2)>', "{{ 7 * 7 }}", "]]>\u2028'"]
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"</script><img src=x onerror=alert(2)>',
+    "{{ 7 * 7 }}",
+    "]]>\u2028'",
+]
 EMPTY = {"meta", "link", "br", "img", "hr", "input"}
 
 
@@ -61,29 +66,58 @@ class Page(HTMLParser):
 @pytest.fixture
 def hostile(make_comparison: Callable[..., Comparison]) -> Comparison:
     refused = {1: [{"client": 1, "code": HOSTILE[0], "reason": HOSTILE[1]}]}
-    cells = [{"method": name, "shares": [[0.5, 0.4], [0.3, 0.6]], "class_names": HOSTILE[:2], "refused": refused} for name in HOSTILE]
+    cells = [
+        {
+            "method": name,
+            "shares": [[0.5, 0.4], [0.3, 0.6]],
+            "class_names": HOSTILE[:2],
+            "refused": refused,
+        }
+        for name in HOSTILE
+    ]
     return make_comparison(cells)
 
 
-def test_page_is_well_formed_and_whole(make_comparison: Callable[..., Comparison], tmp_path: Path) -> None:
-    cells = [{"method": name, "seed": seed, "shares": [[0.5, 0.4], [0.3, 0.6]]} for name in ("fedavg", "fedprox") for seed in (0, 1)]
+def test_page_is_well_formed_and_whole(
+    make_comparison: Callable[..., Comparison], tmp_path: Path
+) -> None:
+    cells = [
+        {"method": name, "seed": seed, "shares": [[0.5, 0.4], [0.3, 0.6]]}
+        for name in ("fedavg", "fedprox")
+        for seed in (0, 1)
+    ]
     out = write_report([make_comparison(cells)], tmp_path / "deep" / "report.html")
     page = Page(out.read_text(encoding="utf-8"))
-    assert [len(page.all(tag)) for tag in ("html", "h1", "main", "header", "footer", "nav", "table", "figure")] == [1, 1, 1, 1, 1, 1, 3, 8]
+    assert [
+        len(page.all(tag))
+        for tag in ("html", "h1", "main", "header", "footer", "nav", "table", "figure")
+    ] == [1, 1, 1, 1, 1, 1, 3, 8]
     assert all(plot.get("aria-label") for plot in page.all("div") if plot.get("role") == "img")
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert {link["href"] for link in page.all("a")} <= {f"#{name}" for name in ids}
     assert "2 methods on digits" in page.text
     assert "the whole test set of 200 examples" in page.text
-    assert [path.name for path in out.parent.iterdir()] == ["report.html"]  # no temporary file stays
+    # no temporary file stays
+    assert [path.name for path in out.parent.iterdir()] == ["report.html"]
 
 
 def test_policy_allows_exactly_the_scripts_of_the_page(make_run: Callable[..., Run]) -> None:
     page = Page(render_report([make_run([[0.5, 0.4]])]))
-    [policy] = [meta["content"] or "" for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
-    code = [script for script, element in zip(page.scripts, page.all("script"), strict=True) if "type" not in element]
-    hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in code]
+    [policy] = [
+        meta["content"] or ""
+        for meta in page.all("meta")
+        if meta.get("http-equiv") == "Content-Security-Policy"
+    ]
+    code = [
+        script
+        for script, element in zip(page.scripts, page.all("script"), strict=True)
+        if "type" not in element
+    ]
+    hashes = [
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+        for script in code
+    ]
     assert len(code) == 2
     assert f"; script-src {' '.join(hashes)}; " in policy
     assert policy.startswith("default-src 'none'; ")
@@ -110,21 +144,38 @@ def test_hostile_names_stay_text(hostile: Comparison) -> None:
     page = Page(text)
     assert len(page.all("script")) == 2 + 7  # ours, and the data of seven figures
     assert page.all("img") == []
-    assert not [attributes for _, attributes in page.elements if any(name.startswith("on") for name in attributes)]
+    assert not [
+        attributes
+        for _, attributes in page.elements
+        if any(name.startswith("on") for name in attributes)
+    ]
     for name in HOSTILE:
         assert " ".join(name.split()) in page.text
-    data = [script for script, element in zip(page.scripts, page.all("script"), strict=True) if element.get("type") == "application/json"]
+    data = [
+        script
+        for script, element in zip(page.scripts, page.all("script"), strict=True)
+        if element.get("type") == "application/json"
+    ]
     for script in data:
         assert "<" not in script
         json.loads(script)
     names = {trace.get("name") for trace in json.loads(data[0])["data"]}
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in names  # plotly reads a little HTML, so the names come escaped once more
+    # plotly reads a little HTML, so the names come escaped once more
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in names
 
 
-def test_every_setting_is_shown_beside_the_chosen(make_comparison: Callable[..., Comparison]) -> None:
-    cells = [{"method": "a", "setting": f"lr={lr}", "shares": [[lr, lr]], "valid": [1 - lr]} for lr in (0.1, 0.2)]
+def test_every_setting_is_shown_beside_the_chosen(
+    make_comparison: Callable[..., Comparison],
+) -> None:
+    cells = [
+        {"method": "a", "setting": f"lr={lr}", "shares": [[lr, lr]], "valid": [1 - lr]}
+        for lr in (0.1, 0.2)
+    ]
     page = Page(render_report([make_comparison(cells, select="validation")]))
-    assert "Settings were chosen by validation accuracy, without a look at the test set: a with lr=0.1 (of 2)." in page.text
+    assert (
+        "Settings were chosen by validation accuracy, without a look at the test set: a with"
+        " lr=0.1 (of 2)."
+    ) in page.text
     assert page.text.count("a, lr=0.2") == 1
     assert "Every setting that was tried" in page.text
 
@@ -134,7 +185,9 @@ def test_the_same_results_give_the_same_bytes(make_run: Callable[..., Run]) -> N
     assert render_report([run]) == render_report([Run(run.folder)])
 
 
-def test_a_report_of_nothing_recorded_can_be_written(make_run: Callable[..., Run], make_comparison: Callable[..., Comparison]) -> None:
+def test_a_report_of_nothing_recorded_can_be_written(
+    make_run: Callable[..., Run], make_comparison: Callable[..., Comparison]
+) -> None:
     for result in (make_run([], rounds=3), make_comparison([{"method": "a", "shares": None}])):
         assert "No round has been evaluated yet" in Page(render_report([result])).text
 
@@ -149,18 +202,28 @@ def test_a_ledger_that_cannot_be_read_is_told(make_run: Callable[..., Run]) -> N
 
 
 def test_chapters_hold_the_figures_and_controls_are_labelled(tmp_path: Path) -> None:
-    page = Page(render_report([write_comparison(tmp_path / "both", [{"label": HOSTILE[0]}, {"label": HOSTILE[1]}])]))
+    page = Page(
+        render_report(
+            [write_comparison(tmp_path / "both", [{"label": HOSTILE[0]}, {"label": HOSTILE[1]}])]
+        )
+    )
     names = [figure["id"] for figure in page.all("figure")]
     assert names[0] == "accuracy"
     assert {"where-lost", "one-round", "client-forgetting"} <= set(names)
-    chapters = [section["id"] for section in page.all("section") if (section["id"] or "").startswith("chapter-")]
+    chapters = [
+        section["id"]
+        for section in page.all("section")
+        if (section["id"] or "").startswith("chapter-")
+    ]
     assert {f"#{name}" for name in chapters} <= {link["href"] for link in page.all("a")}
     assert len(page.all("label")) == len(page.all("select")) + len(page.all("input"))
     assert all(choice["type"] == "range" for choice in page.all("input"))
     assert page.all("img") == []
 
 
-def test_a_failed_write_leaves_the_old_page(make_run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_page(
+    make_run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "report.html"
     out.write_text("old")
 
@@ -183,7 +246,12 @@ def test_wrong_use_gets_a_sentence(make_run: Callable[..., Run], tmp_path: Path)
 
 def test_a_partition_alone_makes_a_page(tmp_path: Path) -> None:
     page = Page(
-        write_partition([[8, 2], [1, 9]], ["cat", HOSTILE[0]], f"digits, {HOSTILE[0]}", tmp_path / "partition.html").read_text("utf-8")
+        write_partition(
+            [[8, 2], [1, 9]],
+            ["cat", HOSTILE[0]],
+            f"digits, {HOSTILE[0]}",
+            tmp_path / "partition.html",
+        ).read_text("utf-8")
     )
     assert len(page.all("figure")) == 1
     assert page.all("table") == []

@@ -8,15 +8,24 @@ from test_report_lost import judged, write_ledger
 
 from remanence.metrics.ledger import EXAMPLE, MOMENTS
 from remanence.report.cost import draw_bytes, draw_time
-from remanence.report.distributions import draw_forgettable, draw_global_distribution, draw_local_distribution
+from remanence.report.distributions import (
+    draw_forgettable,
+    draw_global_distribution,
+    draw_local_distribution,
+)
 from remanence.report.groups import gather
 from remanence.report.tables import rounds_to_target
 from remanence.results import EXAMPLES, Comparison, Run
 
 
 def test_rounds_as_a_staircase(make_comparison: Callable[..., Comparison]) -> None:
-    """Method a forgets 0.2 and then 0.1, b nothing twice: a staircase each, up to the highest value of both."""
-    cells = [{"method": "a", "shares": [[0.8, 0.8], [0.4, 0.8], [0.2, 0.8]]}, {"method": "b", "shares": [[0.5, 0.5]] * 3}]
+    """Method a forgets 0.2 and then 0.1, b nothing twice: a staircase each, up to the highest
+    value of both.
+    """
+    cells = [
+        {"method": "a", "shares": [[0.8, 0.8], [0.4, 0.8], [0.2, 0.8]]},
+        {"method": "b", "shares": [[0.5, 0.5]] * 3},
+    ]
     picture = draw_global_distribution(gather([make_comparison(cells)]))
     assert picture is not None
     first, second = picture.figure.data
@@ -27,14 +36,23 @@ def test_rounds_as_a_staircase(make_comparison: Callable[..., Comparison]) -> No
 
 def test_local_models_as_a_staircase(make_run: Callable[..., Run]) -> None:
     """Client 0 loses 0.4 of the cats, (0.4 + 0) / 2 = 0.2; client 1 gains."""
-    parts = [judged([0.8, 0.4], "before"), judged([0.4, 0.9], "local", model=0), judged([0.9, 0.4], "local", model=1)]
+    parts = [
+        judged([0.8, 0.4], "before"),
+        judged([0.4, 0.9], "local", model=0),
+        judged([0.9, 0.4], "local", model=1),
+    ]
     picture = draw_local_distribution(gather([write_ledger(make_run([[0.5, 0.5]]), parts)]))
     assert picture is not None
-    assert (list(picture.figure.data[0].x), list(picture.figure.data[0].y)) == ([0, 0, 0.2, 0.2], [0, 0.5, 1, 1])
+    assert (list(picture.figure.data[0].x), list(picture.figure.data[0].y)) == (
+        [0, 0, 0.2, 0.2],
+        [0, 0.5, 1, 1],
+    )
 
 
 def test_forgettable_examples_as_shares_of_a_clients_own(make_run: Callable[..., Run]) -> None:
-    """Client 0 had two examples right, of which the merged model has one wrong; client 1's one example was wrong before: nothing to forget."""
+    """Client 0 had two examples right, of which the merged model has one wrong; client 1's one
+    example was wrong before: nothing to forget.
+    """
     rows = [
         (1, 0, MOMENTS.index(moment), client, number, right, 0.0)
         for moment, client, number, right in (
@@ -50,7 +68,9 @@ def test_forgettable_examples_as_shares_of_a_clients_own(make_run: Callable[...,
 
 
 def test_accuracy_against_bytes_and_time_counts_every_round(make_run: Callable[..., Run]) -> None:
-    """A round sends 3,000 bytes and takes half a second; the second is not evaluated but paid for."""
+    """A round sends 3,000 bytes and takes half a second; the second is not evaluated but paid
+    for.
+    """
     groups = gather([make_run([[0.2, 0.2], None, [0.6, 0.6]], valid=[0.2, None, 0.6])])
     picture = draw_bytes(groups)
     assert picture is not None
@@ -62,7 +82,9 @@ def test_accuracy_against_bytes_and_time_counts_every_round(make_run: Callable[.
     assert list(times.figure.data[0].x) == [0.5, 1.5]
 
 
-def test_seeds_are_averaged_with_their_deviation(make_comparison: Callable[..., Comparison]) -> None:
+def test_seeds_are_averaged_with_their_deviation(
+    make_comparison: Callable[..., Comparison],
+) -> None:
     cells = [{"method": "a", "seed": seed, "shares": [[0.2 + 0.2 * seed] * 2]} for seed in (0, 1)]
     picture = draw_bytes(gather([make_comparison(cells)]))
     assert picture is not None

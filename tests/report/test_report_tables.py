@@ -16,21 +16,45 @@ from rich.console import Console
 
 from remanence.metrics.forgetting import forgetting_curve, roundwise_forgetting
 from remanence.report.groups import gather
-from remanence.report.tables import MethodRow, best_row, chosen_rows, make_row, method_rows, render_markdown, render_text, run_row
+from remanence.report.tables import (
+    MethodRow,
+    best_row,
+    chosen_rows,
+    make_row,
+    method_rows,
+    render_markdown,
+    render_text,
+    run_row,
+)
 from remanence.results import METRICS, Comparison, Run
 
 # Two seeds over three rounds and two classes.
-SEED0 = [[0.5, 0.5], [0.9, 0.3], [0.7, 0.7]]  # accuracy 0.5, 0.6, 0.7; lost (0 + 0.2) / 2 = 0.1, then (0.2 + 0) / 2 = 0.1
-SEED1 = [[0.4, 0.4], [0.6, 0.6], [0.5, 0.7]]  # accuracy 0.4, 0.6, 0.6; lost 0, then (0.1 + 0) / 2 = 0.05
+# accuracy 0.5, 0.6, 0.7; lost (0 + 0.2) / 2 = 0.1, then (0.2 + 0) / 2 = 0.1
+SEED0 = [[0.5, 0.5], [0.9, 0.3], [0.7, 0.7]]
+# accuracy 0.4, 0.6, 0.6; lost 0, then (0.1 + 0) / 2 = 0.05
+SEED1 = [[0.4, 0.4], [0.6, 0.6], [0.5, 0.7]]
 
 
 def test_row_over_seeds(make_comparison: Callable[..., Comparison]) -> None:
     [row] = method_rows(
-        make_comparison([{"method": "fedavg", "seed": 0, "shares": SEED0}, {"method": "fedavg", "seed": 1, "shares": SEED1}])
+        make_comparison(
+            [
+                {"method": "fedavg", "seed": 0, "shares": SEED0},
+                {"method": "fedavg", "seed": 1, "shares": SEED1},
+            ]
+        )
     )
-    assert (row.label, row.setting, row.seeds, row.planned, row.unfinished, row.last_round) == ("fedavg", "", 2, 2, 0, 3)
+    assert (row.label, row.setting, row.seeds, row.planned, row.unfinished, row.last_round) == (
+        "fedavg",
+        "",
+        2,
+        2,
+        0,
+        3,
+    )
     assert row.accuracy == pytest.approx((0.7 + 0.6) / 2)
-    assert row.deviation == pytest.approx(math.sqrt(0.05**2 + 0.05**2))  # around the mean 0.65, over n - 1 = 1
+    # around the mean 0.65, over n - 1 = 1
+    assert row.deviation == pytest.approx(math.sqrt(0.05**2 + 0.05**2))
     assert row.best == pytest.approx((0.7 + 0.6) / 2)
     assert row.macro_f1 == pytest.approx(0.325)  # the files say half of the accuracy
     assert row.worst_class == pytest.approx((0.7 + 0.5) / 2)
@@ -41,14 +65,21 @@ def test_row_over_seeds(make_comparison: Callable[..., Comparison]) -> None:
 
 
 def test_best_round_is_each_seeds_own(make_comparison: Callable[..., Comparison]) -> None:
-    """Seed 0 is best at round 1 (0.8), seed 1 at round 2 (0.6): their mean is 0.7, although no round has that mean."""
-    cells = [{"method": "a", "seed": 0, "shares": [[0.8, 0.8], [0.2, 0.2]]}, {"method": "a", "seed": 1, "shares": [[0.4, 0.4], [0.6, 0.6]]}]
+    """Seed 0 is best at round 1 (0.8), seed 1 at round 2 (0.6): their mean is 0.7, although no
+    round has that mean.
+    """
+    cells = [
+        {"method": "a", "seed": 0, "shares": [[0.8, 0.8], [0.2, 0.2]]},
+        {"method": "a", "seed": 1, "shares": [[0.4, 0.4], [0.6, 0.6]]},
+    ]
     [row] = method_rows(make_comparison(cells))
     assert row.best == pytest.approx(0.7)
     assert row.accuracy == pytest.approx(0.4)
 
 
-def test_one_seed_has_no_deviation_and_absent_classes_are_left_out(make_run: Callable[..., Run]) -> None:
+def test_one_seed_has_no_deviation_and_absent_classes_are_left_out(
+    make_run: Callable[..., Run],
+) -> None:
     row = run_row(make_run([[1.0, None], [0.5, None]]))
     assert row.deviation is None
     assert row.worst_class == 0.5
@@ -56,7 +87,9 @@ def test_one_seed_has_no_deviation_and_absent_classes_are_left_out(make_run: Cal
 
 
 def test_rounds_that_were_not_evaluated_do_not_count(make_run: Callable[..., Run]) -> None:
-    """Recorded every other round: 0.8 -> 0.4 for class 0 between rounds 1 and 3, so (0.4 + 0) / 2."""
+    """Recorded every other round: 0.8 -> 0.4 for class 0 between rounds 1 and 3, so (0.4 + 0) /
+    2.
+    """
     run = make_run([[0.8, 0.2], None, [0.4, 0.2], None])
     assert forgetting_curve(run) == {3: pytest.approx(0.2)}
     row = run_row(run)
@@ -67,8 +100,13 @@ def test_rounds_that_were_not_evaluated_do_not_count(make_run: Callable[..., Run
 
 def test_refused_replies_count_once_a_round(make_run: Callable[..., Run]) -> None:
     """Test and validation lines both carry the round's refusals."""
-    refused = {1: [{"client": 3, "code": "not-finite", "reason": ""}], 2: [{"client": 3, "code": "shape", "reason": ""}] * 2}
-    row = run_row(make_run([[0.5, 0.5], [0.5, 0.5]], valid=[0.5, 0.5], refused=refused, abandoned=[2]))
+    refused = {
+        1: [{"client": 3, "code": "not-finite", "reason": ""}],
+        2: [{"client": 3, "code": "shape", "reason": ""}] * 2,
+    }
+    row = run_row(
+        make_run([[0.5, 0.5], [0.5, 0.5]], valid=[0.5, 0.5], refused=refused, abandoned=[2])
+    )
     assert (row.refused, row.abandoned) == (3, 1)
 
 
@@ -81,11 +119,20 @@ def test_unfinished_and_unstarted_runs_are_told(make_comparison: Callable[..., C
     ]
     begun, waiting = method_rows(make_comparison(cells))
     assert (begun.seeds, begun.planned, begun.unfinished, begun.last_round) == (2, 3, 2, 2)
-    assert (waiting.seeds, waiting.unfinished, waiting.accuracy, waiting.last_round) == (0, 1, None, None)
+    assert (waiting.seeds, waiting.unfinished, waiting.accuracy, waiting.last_round) == (
+        0,
+        1,
+        None,
+        None,
+    )
 
 
-def test_settings_are_chosen_by_validation_never_by_test(make_comparison: Callable[..., Comparison]) -> None:
-    """lr=0.1 has the better test accuracy (0.9), lr=0.05 the better validation accuracy (0.8): the latter is kept."""
+def test_settings_are_chosen_by_validation_never_by_test(
+    make_comparison: Callable[..., Comparison],
+) -> None:
+    """lr=0.1 has the better test accuracy (0.9), lr=0.05 the better validation accuracy (0.8):
+    the latter is kept.
+    """
     cells = [
         {"method": "a", "setting": "lr=0.1", "shares": [[0.9, 0.9]], "valid": [0.6]},
         {"method": "a", "setting": "lr=0.05", "shares": [[0.5, 0.5]], "valid": [0.8]},
@@ -93,20 +140,43 @@ def test_settings_are_chosen_by_validation_never_by_test(make_comparison: Callab
         {"method": "b", "setting": "lr=0.05", "shares": [[0.4, 0.4]], "valid": [0.1]},
     ]
     comparison = make_comparison(cells, select="validation")
-    assert [row.label for row in method_rows(comparison)] == ["a, lr=0.1", "a, lr=0.05", "b, lr=0.1", "b, lr=0.05"]
-    assert [(row.method, row.setting, row.tried) for row in chosen_rows(comparison)] == [("a", "lr=0.05", 2), ("b", "lr=0.1", 2)]
+    assert [row.label for row in method_rows(comparison)] == [
+        "a, lr=0.1",
+        "a, lr=0.05",
+        "b, lr=0.1",
+        "b, lr=0.05",
+    ]
+    assert [(row.method, row.setting, row.tried) for row in chosen_rows(comparison)] == [
+        ("a", "lr=0.05", 2),
+        ("b", "lr=0.1", 2),
+    ]
     assert len(chosen_rows(make_comparison(cells, name="plain", select="last"))) == 4
 
 
-def test_without_validation_numbers_every_setting_stays(make_comparison: Callable[..., Comparison]) -> None:
-    cells = [{"method": "a", "setting": "lr=1", "shares": [[0.9, 0.9]]}, {"method": "a", "setting": "lr=2", "shares": [[0.5, 0.5]]}]
-    assert [row.setting for row in chosen_rows(make_comparison(cells, select="validation"))] == ["lr=1", "lr=2"]
+def test_without_validation_numbers_every_setting_stays(
+    make_comparison: Callable[..., Comparison],
+) -> None:
+    cells = [
+        {"method": "a", "setting": "lr=1", "shares": [[0.9, 0.9]]},
+        {"method": "a", "setting": "lr=2", "shares": [[0.5, 0.5]]},
+    ]
+    assert [row.setting for row in chosen_rows(make_comparison(cells, select="validation"))] == [
+        "lr=1",
+        "lr=2",
+    ]
 
 
 def test_single_runs_that_differ_in_seed_alone_are_one_group(make_run: Callable[..., Run]) -> None:
-    runs = [make_run(SEED0, "x0", seed=0), make_run(SEED1, "x1", seed=1), make_run(SEED0, "y0", local={"batch": 8})]
+    runs = [
+        make_run(SEED0, "x0", seed=0),
+        make_run(SEED1, "x1", seed=1),
+        make_run(SEED0, "y0", local={"batch": 8}),
+    ]
     groups = gather(runs)
-    assert [(group.label, len(group.runs)) for group in groups] == [("fedavg (x0)", 2), ("fedavg (y0)", 1)]
+    assert [(group.label, len(group.runs)) for group in groups] == [
+        ("fedavg (x0)", 2),
+        ("fedavg (y0)", 1),
+    ]
     assert make_row(groups[0]).deviation == pytest.approx(math.sqrt(2) * 0.05)
 
 
@@ -125,7 +195,9 @@ def test_run_cut_short_by_a_crash_is_read(make_run: Callable[..., Run]) -> None:
 
 
 shares = st.integers(2, 6).flatmap(
-    lambda rounds: st.lists(st.lists(st.floats(0, 1), min_size=3, max_size=3), min_size=rounds, max_size=rounds)
+    lambda rounds: st.lists(
+        st.lists(st.floats(0, 1), min_size=3, max_size=3), min_size=rounds, max_size=rounds
+    )
 )
 
 
@@ -142,7 +214,27 @@ def test_forgetting_is_bounded_and_zero_where_nothing_drops(per_class: list[list
 
 def rows_with(label: str) -> list[MethodRow]:
     def row(label: str, accuracy: float | None) -> MethodRow:
-        return MethodRow(label, label, "", 1, 3, 3, accuracy, 0.012, 0.9, 0.5, 0.1, 0.03, None, 1.2e6, 2.0, 0, 0, 0, 10)
+        return MethodRow(
+            label,
+            label,
+            "",
+            1,
+            3,
+            3,
+            accuracy,
+            0.012,
+            0.9,
+            0.5,
+            0.1,
+            0.03,
+            None,
+            1.2e6,
+            2.0,
+            0,
+            0,
+            0,
+            10,
+        )
 
     return [row(label, 0.8), row("fedavg", 0.7), row("unknown", None)]
 
@@ -176,12 +268,23 @@ def test_terminal_table_does_not_read_names_as_markup() -> None:
 def test_markdown_escapes_names() -> None:
     text = render_markdown(rows_with("a|b <script>\nnext"))
     assert "| a\\|b \\<script\\> next | 3 | **80.0 ± 1.2** | 90.0 |" in text
-    widths = {line.replace("\\|", "").count("|") for line in text.splitlines() if line.startswith("|")}
+    widths = {
+        line.replace("\\|", "").count("|") for line in text.splitlines() if line.startswith("|")
+    }
     assert widths == {12}  # every line has as many cells
 
 
 def test_tables_need_neither_plotly_nor_torch() -> None:
-    code = "import sys, remanence.report.tables; print([name for name in ('plotly', 'torch', 'rich', 'jinja2') if name in sys.modules])"
+    code = (
+        "import sys, remanence.report.tables; print([name for name in ('plotly', 'torch',"
+        " 'rich', 'jinja2') if name in sys.modules])"
+    )
     source = Path(__file__).parents[2] / "src"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(source)})
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(source)},
+    )
     assert done.stdout.strip() == "[]"

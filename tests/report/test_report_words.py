@@ -17,20 +17,29 @@ def say(*results: Run | Comparison) -> str:
 
 
 def seeds(method: str, ends: list[float], **options: object) -> list[dict[str, object]]:
-    return [{"method": method, "seed": seed, "shares": [[0.1, 0.1], [end, end]], **options} for seed, end in enumerate(ends)]
+    return [
+        {"method": method, "seed": seed, "shares": [[0.1, 0.1], [end, end]], **options}
+        for seed, end in enumerate(ends)
+    ]
 
 
-def test_a_difference_above_the_deviation_is_one(make_comparison: Callable[..., Comparison]) -> None:
-    """Means 0.8 and 0.5; 0.79 and 0.81 deviate by 0.0141, 0.49 and 0.51 likewise; the gap of 0.3 is larger."""
+def test_a_difference_above_the_deviation_is_one(
+    make_comparison: Callable[..., Comparison],
+) -> None:
+    """Means 0.8 and 0.5; 0.79 and 0.81 deviate by 0.0141, 0.49 and 0.51 likewise; the gap of
+    0.3 is larger.
+    """
     text = say(make_comparison(seeds("good", [0.79, 0.81]) + seeds("bad", [0.49, 0.51])))
     assert (
-        "good is best: it classifies 80.0 ± 1.4 % of the test set rightly after round 2, 30.0 points more than the next, bad (50.0 ± 1.4 %)"
-        in text
+        "good is best: it classifies 80.0 ± 1.4 % of the test set rightly after round 2,"
+        " 30.0 points more than the next, bad (50.0 ± 1.4 %)" in text
     )
     assert "larger than the deviation over seeds of either" in text
 
 
-def test_a_difference_within_the_deviation_is_none(make_comparison: Callable[..., Comparison]) -> None:
+def test_a_difference_within_the_deviation_is_none(
+    make_comparison: Callable[..., Comparison],
+) -> None:
     """Means 0.6 and 0.55; 0.4 and 0.8 deviate by 0.283."""
     text = say(make_comparison(seeds("loud", [0.4, 0.8]) + seeds("calm", [0.55, 0.55])))
     assert "loud is best" in text
@@ -48,17 +57,24 @@ def test_equal_methods_are_level(make_comparison: Callable[..., Comparison]) -> 
 
 
 def test_forgetting_names_the_class_that_lost_most(make_run: Callable[..., Run]) -> None:
-    """dog: 0.8 -> 0.4 -> 0.6, drops 0.4 and 0, mean 0.2; cat: drops 0 and 0.1, mean 0.05; over classes 0.125."""
+    """dog: 0.8 -> 0.4 -> 0.6, drops 0.4 and 0, mean 0.2; cat: drops 0 and 0.1, mean 0.05; over
+    classes 0.125.
+    """
     text = say(make_run([[0.1, 0.8], [0.5, 0.4], [0.4, 0.6]]))
     assert "gains not counted: fedavg 12.50 points (most in class dog: 20.0)" in text
     assert "fedavg classifies 50.0 % of the test set rightly after round 3" in text
 
 
 def test_trouble_is_told_plainly(make_comparison: Callable[..., Comparison]) -> None:
-    refused = {1: [{"client": 7, "code": "not-finite", "reason": ""}], 2: [{"client": 7, "code": "not-finite", "reason": ""}]}
+    refused = {
+        1: [{"client": 7, "code": "not-finite", "reason": ""}],
+        2: [{"client": 7, "code": "not-finite", "reason": ""}],
+    }
     cells = seeds("a", [0.5], refused=refused, abandoned=[2]) + seeds("b", [0.4], rounds=9)
     text = say(make_comparison(cells))
-    assert "a: 2 replies were refused (client 7, not-finite, 2 times) and left the model untouched." in text
+    assert (
+        "a: 2 replies were refused (client 7, not-finite, 2 times) and left the model untouched."
+    ) in text
     assert "a: 1 round was abandoned for want of good replies (round 2)." in text
     assert "Unfinished: b (1 of 1 runs)." in text
     assert "No reply was refused" not in text
@@ -69,24 +85,36 @@ def test_quiet_runs_are_told_too(make_run: Callable[..., Run]) -> None:
 
 
 def test_methods_at_different_rounds_are_told(make_comparison: Callable[..., Comparison]) -> None:
-    cells = [{"method": "a", "shares": [[0.5, 0.5]] * 3}, {"method": "b", "shares": [[0.4, 0.4]] * 2, "rounds": 3}]
+    cells = [
+        {"method": "a", "shares": [[0.5, 0.5]] * 3},
+        {"method": "b", "shares": [[0.4, 0.4]] * 2, "rounds": 3},
+    ]
     assert "compared at different rounds (a 3, b 2)" in say(make_comparison(cells))
 
 
-def test_nothing_recorded_yet(make_run: Callable[..., Run], make_comparison: Callable[..., Comparison]) -> None:
+def test_nothing_recorded_yet(
+    make_run: Callable[..., Run], make_comparison: Callable[..., Comparison]
+) -> None:
     assert say(make_run([], rounds=5)).startswith("No round has been evaluated yet")
-    assert say(make_comparison([{"method": "a", "shares": None}])).startswith("No round has been evaluated yet")
+    assert say(make_comparison([{"method": "a", "shares": None}])).startswith(
+        "No round has been evaluated yet"
+    )
 
 
 def test_conditions_of_one_experiment(make_comparison: Callable[..., Comparison]) -> None:
-    comparison = make_comparison(seeds("a", [0.5, 0.6]) + seeds("b", [0.5, 0.6], local={"batch": 8}))
+    comparison = make_comparison(
+        seeds("a", [0.5, 0.6]) + seeds("b", [0.5, 0.6], local={"batch": 8})
+    )
     facts = dict(conditions.describe(gather([comparison])))
     assert facts["Seeds"] == "0, 1"
     assert facts["Model"] == "mlp, 1,234 parameters"
     assert facts["Data"] == "fake: 20 training examples"
-    assert facts["Evaluated"].startswith("the global model on the whole test set of 200 examples, every round")
+    assert facts["Evaluated"].startswith(
+        "the global model on the whole test set of 200 examples, every round"
+    )
     assert facts["Local training"].startswith(
-        "1 epoch a round, batches of 32, sgd(lr=0.1), schedule constant (a); 1 epoch a round, batches of 8"
+        "1 epoch a round, batches of 32, sgd(lr=0.1), schedule constant (a); 1 epoch a"
+        " round, batches of 8"
     )
     assert facts["Versions"] == "remanence 0.1.0, torch 2.13.0, python 3.11.9"
 
@@ -94,7 +122,9 @@ def test_conditions_of_one_experiment(make_comparison: Callable[..., Comparison]
 def test_conditions_without_a_ledger_do_not_guess_its_size(make_run: Callable[..., Run]) -> None:
     run = make_run([[0.5, 0.5]])
     (run.folder / LEDGER).unlink()
-    assert dict(conditions.describe(gather([run])))["Evaluated"].startswith("the global model on the whole test set, every round")
+    assert dict(conditions.describe(gather([run])))["Evaluated"].startswith(
+        "the global model on the whole test set, every round"
+    )
 
 
 def test_settings_keep_paths_to_themselves(make_run: Callable[..., Run]) -> None:
@@ -104,6 +134,11 @@ def test_settings_keep_paths_to_themselves(make_run: Callable[..., Run]) -> None
 
 
 @pytest.mark.parametrize(("batch", "expected"), [(32, []), (8, ["local.batch"])])
-def test_results_of_different_experiments_are_told_apart(make_run: Callable[..., Run], batch: int, expected: list[str]) -> None:
-    runs = [make_run([[0.5, 0.5]], "one"), make_run([[0.5, 0.5]], "two", method="fedavg+wsm", local={"batch": batch})]
+def test_results_of_different_experiments_are_told_apart(
+    make_run: Callable[..., Run], batch: int, expected: list[str]
+) -> None:
+    runs = [
+        make_run([[0.5, 0.5]], "one"),
+        make_run([[0.5, 0.5]], "two", method="fedavg+wsm", local={"batch": batch}),
+    ]
     assert conditions.differences(gather(runs)) == expected

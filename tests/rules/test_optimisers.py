@@ -24,16 +24,26 @@ CASES: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
     "sgd(lr=0.1)": lambda p: torch.optim.SGD(p, lr=0.1),
     "sgd(lr=0.1, weight_decay=0.05)": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.05),
     "sgd(lr=0.05, momentum=0.9)": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
-    "sgd(lr=0.05, momentum=0.9, weight_decay=0.01)": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
-    "sgd(lr=0.05, momentum=0.8, nesterov=true)": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.8, nesterov=True),
+    "sgd(lr=0.05, momentum=0.9, weight_decay=0.01)": lambda p: torch.optim.SGD(
+        p, lr=0.05, momentum=0.9, weight_decay=0.01
+    ),
+    "sgd(lr=0.05, momentum=0.8, nesterov=true)": lambda p: torch.optim.SGD(
+        p, lr=0.05, momentum=0.8, nesterov=True
+    ),
     "sgd(lr=0.05, momentum=0.8, weight_decay=0.1, nesterov=true)": lambda p: torch.optim.SGD(
         p, lr=0.05, momentum=0.8, weight_decay=0.1, nesterov=True
     ),
     "adam": lambda p: torch.optim.Adam(p, foreach=False),
-    "adam(lr=0.02, beta1=0.7, beta2=0.95, eps=0.001)": lambda p: torch.optim.Adam(p, lr=0.02, betas=(0.7, 0.95), eps=1e-3, foreach=False),
-    "adam(lr=0.02, weight_decay=0.1)": lambda p: torch.optim.Adam(p, lr=0.02, weight_decay=0.1, foreach=False),
+    "adam(lr=0.02, beta1=0.7, beta2=0.95, eps=0.001)": lambda p: torch.optim.Adam(
+        p, lr=0.02, betas=(0.7, 0.95), eps=1e-3, foreach=False
+    ),
+    "adam(lr=0.02, weight_decay=0.1)": lambda p: torch.optim.Adam(
+        p, lr=0.02, weight_decay=0.1, foreach=False
+    ),
     "adamw": lambda p: torch.optim.AdamW(p, foreach=False),
-    "adamw(lr=0.02, weight_decay=0.3)": lambda p: torch.optim.AdamW(p, lr=0.02, weight_decay=0.3, foreach=False),
+    "adamw(lr=0.02, weight_decay=0.3)": lambda p: torch.optim.AdamW(
+        p, lr=0.02, weight_decay=0.3, foreach=False
+    ),
 }
 
 
@@ -43,14 +53,19 @@ def make(text: str) -> Optimiser:
 
 def context(numbers: dict[str, float], dtype: torch.dtype = torch.float64) -> Context:
     """All an optimiser may read are its numbers."""
-    rule = {name: torch.tensor(value, dtype=torch.float64).to(dtype) for name, value in numbers.items()}
+    rule = {
+        name: torch.tensor(value, dtype=torch.float64).to(dtype) for name, value in numbers.items()
+    }
     fields: dict[str, Any] = dict.fromkeys(Context._fields)
     return Context(**fields | {"rule": rule})
 
 
 def first_params(client: int) -> Params:
     generator = torch.Generator().manual_seed(client)
-    return {name: torch.randn(shape, dtype=torch.float64, generator=generator) for name, shape in (("w", (3, 2)), ("b", (2,)))}
+    return {
+        name: torch.randn(shape, dtype=torch.float64, generator=generator)
+        for name, shape in (("w", (3, 2)), ("b", (2,)))
+    }
 
 
 def gradient(params: Params, step: int | Tensor) -> Params:
@@ -72,7 +87,9 @@ def run_ours(text: str, params: Params) -> Params:
     optimiser = make(text)
     slots = optimiser.init(params)
     for step in range(STEPS):
-        params, slots = optimiser.step(params, gradient(params, step), slots, context(dict(optimiser.numbers)))
+        params, slots = optimiser.step(
+            params, gradient(params, step), slots, context(dict(optimiser.numbers))
+        )
     return params
 
 
@@ -83,12 +100,15 @@ def test_twenty_steps_equal_torch(text: str) -> None:
     for name in theirs:
         torch.testing.assert_close(ours[name], theirs[name], **TOLERANCE)
         assert not torch.equal(ours[name], start[name])
-    assert all(torch.equal(start[name], value) for name, value in first_params(0).items())  # nothing was written in place
+    # nothing was written in place
+    assert all(torch.equal(start[name], value) for name, value in first_params(0).items())
 
 
 @pytest.mark.parametrize("text", CASES)
 def test_a_stack_of_clients_equals_torch_client_by_client(text: str) -> None:
-    stacked = vmap(lambda params: run_ours(text, params))(trees.stack([first_params(client) for client in range(CLIENTS)]))
+    stacked = vmap(lambda params: run_ours(text, params))(
+        trees.stack([first_params(client) for client in range(CLIENTS)])
+    )
     for client in range(CLIENTS):
         theirs = run_theirs(text, client)
         for name in theirs:
@@ -100,16 +120,25 @@ def test_init_works_inside_vmap_and_slots_keep_their_form(text: str) -> None:
     optimiser = make(text)
     params = trees.stack([first_params(client) for client in range(CLIENTS)])
     slots = vmap(optimiser.init)(params)
-    _, after = vmap(lambda p, s: optimiser.step(p, gradient(p, 0), s, context(dict(optimiser.numbers))))(params, slots)
+    _, after = vmap(
+        lambda p, s: optimiser.step(p, gradient(p, 0), s, context(dict(optimiser.numbers)))
+    )(params, slots)
     before, after = trees.flatten(slots), trees.flatten(after)
-    assert {name: (x.shape, x.dtype) for name, x in before.items()} == {name: (x.shape, x.dtype) for name, x in after.items()}
+    assert {name: (x.shape, x.dtype) for name, x in before.items()} == {
+        name: (x.shape, x.dtype) for name, x in after.items()
+    }
 
 
 @pytest.mark.parametrize("text", CASES)
 def test_single_precision_stays_single(text: str) -> None:
     optimiser = make(text)
     params = {"w": torch.ones(2)}
-    new, slots = optimiser.step(params, {"w": torch.ones(2)}, optimiser.init(params), context(dict(optimiser.numbers), torch.float32))
+    new, slots = optimiser.step(
+        params,
+        {"w": torch.ones(2)},
+        optimiser.init(params),
+        context(dict(optimiser.numbers), torch.float32),
+    )
     assert {x.dtype for x in (new["w"], *trees.leaves(slots))} == {torch.float32}
 
 
@@ -117,16 +146,22 @@ def test_single_precision_stays_single(text: str) -> None:
 def test_every_number_is_read_from_the_context(text: str) -> None:
     """Two runs may share a stack though their numbers differ: none may be caught in a closure."""
     optimiser, params = make(text), first_params(0)
-    _, slots = optimiser.step(params, gradient(params, 0), optimiser.init(params), context(dict(optimiser.numbers)))
+    _, slots = optimiser.step(
+        params, gradient(params, 0), optimiser.init(params), context(dict(optimiser.numbers))
+    )
     for name, value in optimiser.numbers.items():
         if value == 0:  # left out of the computation altogether
             continue
         numbers = {**optimiser.numbers, name: value * 0.5}
         arguments = ", ".join(f"{key}={number}" for key, number in numbers.items())
-        other = make(f"{optimiser.name}({arguments}{', nesterov=true' if 'nesterov' in text else ''})")
+        other = make(
+            f"{optimiser.name}({arguments}{', nesterov=true' if 'nesterov' in text else ''})"
+        )
         ours, _ = optimiser.step(params, gradient(params, 1), slots, context(numbers))
         theirs, _ = other.step(params, gradient(params, 1), slots, context(numbers))
-        unchanged, _ = optimiser.step(params, gradient(params, 1), slots, context(dict(optimiser.numbers)))
+        unchanged, _ = optimiser.step(
+            params, gradient(params, 1), slots, context(dict(optimiser.numbers))
+        )
         assert all(torch.equal(ours[key], theirs[key]) for key in params)
         assert not torch.equal(ours["w"], unchanged["w"])
 
@@ -136,7 +171,12 @@ def step_twice(text: str) -> list[float]:
     optimiser, w, passed = make(text), {"w": torch.tensor(1.0, dtype=torch.float64)}, []
     slots = optimiser.init(w)
     for _ in range(2):
-        w, slots = optimiser.step(w, {"w": torch.tensor(2.0, dtype=torch.float64)}, slots, context(dict(optimiser.numbers)))
+        w, slots = optimiser.step(
+            w,
+            {"w": torch.tensor(2.0, dtype=torch.float64)},
+            slots,
+            context(dict(optimiser.numbers)),
+        )
         passed.append(float(w["w"]))
     return passed
 
@@ -144,27 +184,31 @@ def step_twice(text: str) -> list[float]:
 def test_sgd_by_hand() -> None:
     """lr .1, decay .1, momentum .5.
 
-    plain      1 - .1*2 = .8, .8 - .2 = .6
-    decay      g = 2 + .1*1 = 2.1: .79; g = 2.079: .5821
-    momentum   v = 2: .8; v = .5*2 + 2 = 3: .5
-    nesterov   step g + .5*v = 3: .7; v = 3, step 2 + 1.5 = 3.5: .35
-    all        g = v = 2.1, step 3.15: .685; g = 2.0685, v = 1.05 + 2.0685 = 3.1185, step 2.0685 + 1.55925 = 3.62775: .322225
+    plain      1 - .1*2 = .8, .8 - .2 = .6 decay      g = 2 + .1*1 = 2.1: .79; g = 2.079: .5821
+    momentum   v = 2: .8; v = .5*2 + 2 = 3: .5 nesterov   step g + .5*v = 3: .7; v = 3, step 2 + 1.5
+    = 3.5: .35 all        g = v = 2.1, step 3.15: .685; g = 2.0685, v = 1.05 + 2.0685 = 3.1185, step
+    2.0685 + 1.55925 = 3.62775: .322225
     """
     assert step_twice("sgd(lr=0.1)") == pytest.approx([0.8, 0.6], rel=1e-14)
     assert step_twice("sgd(lr=0.1, weight_decay=0.1)") == pytest.approx([0.79, 0.5821], rel=1e-14)
     assert step_twice("sgd(lr=0.1, momentum=0.5)") == pytest.approx([0.8, 0.5], rel=1e-14)
-    assert step_twice("sgd(lr=0.1, momentum=0.5, nesterov=true)") == pytest.approx([0.7, 0.35], rel=1e-14)
+    assert step_twice("sgd(lr=0.1, momentum=0.5, nesterov=true)") == pytest.approx(
+        [0.7, 0.35], rel=1e-14
+    )
     everything = "sgd(lr=0.1, momentum=0.5, weight_decay=0.1, nesterov=true)"
     assert step_twice(everything) == pytest.approx([0.685, 0.322225], rel=1e-14)
 
 
 def test_adam_by_hand() -> None:
-    """With a constant gradient g both corrected moments are exact, so every step is lr * g / (|g| + eps); here .1 * 2 / (2 + .5) = .08.
+    """With a constant gradient g both corrected moments are exact, so every step is lr * g / (|g| +
+    eps); here .1 * 2 / (2 + .5) = .08.
 
     AdamW with decay .5 first shrinks w by 1 - .1*.5 = .95: .95 - .08 = .87, .8265 - .08 = .7465.
     """
     assert step_twice("adam(lr=0.1, eps=0.5)") == pytest.approx([0.92, 0.84], rel=1e-14)
-    assert step_twice("adamw(lr=0.1, eps=0.5, weight_decay=0.5)") == pytest.approx([0.87, 0.7465], rel=1e-14)
+    assert step_twice("adamw(lr=0.1, eps=0.5, weight_decay=0.5)") == pytest.approx(
+        [0.87, 0.7465], rel=1e-14
+    )
 
 
 def test_plain_sgd_remembers_nothing() -> None:
@@ -179,7 +223,10 @@ def test_plain_sgd_remembers_nothing() -> None:
         ("sgd(momentum=1)", "sgd: momentum must be a number from 0 to below 1, not 1.0"),
         ("sgd(momentum=-0.1)", "sgd: momentum must be"),
         ("sgd(weight_decay=-1)", "sgd: weight_decay must be a number of at least 0, not -1.0"),
-        ("sgd(nesterov=true)", r"sgd: nesterov needs momentum: write sgd\(momentum=0.9, nesterov=true\)"),
+        (
+            "sgd(nesterov=true)",
+            r"sgd: nesterov needs momentum: write sgd\(momentum=0.9, nesterov=true\)",
+        ),
         ("adam(lr=0)", "adam: lr must be"),
         ("adam(beta1=1)", "adam: beta1 must be a number from 0 to below 1, not 1.0"),
         ("adam(beta2=-0.5)", "adam: beta2 must be"),

@@ -35,7 +35,9 @@ def make(text: str) -> Schedule:
 )
 def test_factors_by_hand(text: str, rounds: int, factors: list[float]) -> None:
     schedule = make(text)
-    assert [schedule(round, rounds) for round in range(1, rounds + 1)] == pytest.approx(factors, rel=1e-14, abs=1e-15)
+    assert [schedule(round, rounds) for round in range(1, rounds + 1)] == pytest.approx(
+        factors, rel=1e-14, abs=1e-15
+    )
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -44,7 +46,9 @@ def test_a_run_of_one_round(text: str) -> None:
 
 
 @given(st.sampled_from(TEXTS), st.integers(1, 300), st.data())
-def test_factors_lie_between_0_and_1_and_only_warmup_rises(text: str, rounds: int, data: st.DataObject) -> None:
+def test_factors_lie_between_0_and_1_and_only_warmup_rises(
+    text: str, rounds: int, data: st.DataObject
+) -> None:
     schedule, round = make(text), data.draw(st.integers(1, rounds))
     factor = schedule(round, rounds)
     assert 0 <= factor <= 1

@@ -60,9 +60,15 @@ KINDS: dict[str, Callable[[Reply], Reply | list[Reply]]] = {
     "a wrong dtype": lambda reply: _with_param(reply, lambda x: x.half()),
     "something that is no tensor": lambda reply: _with_param(reply, lambda x: x.tolist()),
     "a name is missing": _drop_name,
-    "a name too many": lambda reply: reply._replace(params={**reply.params, "spy": torch.zeros(reply.k, 1)}),
-    "extras that the method does not have": lambda reply: reply._replace(extras={**reply.extras, "spy": {"x": torch.zeros(reply.k)}}),
-    "a payload a hundred times too large": lambda reply: reply._replace(params={**reply.params, "spy": torch.zeros(reply.k, 1 << 18)}),
+    "a name too many": lambda reply: reply._replace(
+        params={**reply.params, "spy": torch.zeros(reply.k, 1)}
+    ),
+    "extras that the method does not have": lambda reply: reply._replace(
+        extras={**reply.extras, "spy": {"x": torch.zeros(reply.k)}}
+    ),
+    "a payload a hundred times too large": lambda reply: reply._replace(
+        params={**reply.params, "spy": torch.zeros(reply.k, 1 << 18)}
+    ),
     "a client that was not asked": lambda reply: reply._replace(client=reply.client + 1000),
     "the same client twice": lambda reply: [reply, reply],
     "a reply of an earlier round": lambda reply: reply._replace(round=reply.round - 1),
@@ -75,7 +81,7 @@ KINDS: dict[str, Callable[[Reply], Reply | list[Reply]]] = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------------------------- for fuzzing
+# -------------------------------------------------------------------------------------- for fuzzing
 
 COHORT = (2, 5, 7, 11)
 
@@ -84,7 +90,15 @@ def expect_small() -> Expected:
     params = {"w": torch.zeros(2, 3), "b": torch.zeros(())}
     buffers, extras = {"n": torch.zeros((), dtype=torch.int64)}, {"part": {"e": torch.zeros(2)}}
     return Expected(
-        4, COHORT, params, buffers, extras, 1000.0, max_norm=1e4, start=Start(params, buffers), own={"part": {"kept": torch.zeros(2)}}
+        4,
+        COHORT,
+        params,
+        buffers,
+        extras,
+        1000.0,
+        max_norm=1e4,
+        start=Start(params, buffers),
+        own={"part": {"kept": torch.zeros(2)}},
     )
 
 
@@ -105,14 +119,40 @@ def _good(client: int) -> Reply:
 def _odd_tensor(draw: random.Random) -> Any:
     shape = tuple(draw.choice((0, 1, 1, 2, 3)) for _ in range(draw.randrange(4)))
     value = draw.choice((0.0, 1.0, -1.0, math.nan, math.inf, 1e38, 3.0))
-    kind = draw.choice((torch.float32, torch.float64, torch.int64, torch.bool, torch.complex64, torch.float16, torch.uint8))
-    odd = (None, 3, "text", [1.0], {}, {"x": torch.zeros(1)}, {"a/b": torch.zeros(1)}, {3: torch.zeros(1)}, torch.zeros(1, device="meta"))
+    kind = draw.choice(
+        (
+            torch.float32,
+            torch.float64,
+            torch.int64,
+            torch.bool,
+            torch.complex64,
+            torch.float16,
+            torch.uint8,
+        )
+    )
+    odd = (
+        None,
+        3,
+        "text",
+        [1.0],
+        {},
+        {"x": torch.zeros(1)},
+        {"a/b": torch.zeros(1)},
+        {3: torch.zeros(1)},
+        torch.zeros(1, device="meta"),
+    )
     if draw.random() < 0.2:
         return draw.choice(odd)
     if not kind.is_floating_point and not kind.is_complex and not math.isfinite(value):
         value = 1.0
-    made = torch.full(shape, value if kind.is_floating_point or kind.is_complex else abs(value) % 100, dtype=torch.float64).to(kind)
-    return made.to_sparse() if draw.random() < 0.05 and made.dim() and kind.is_floating_point else made
+    made = torch.full(
+        shape,
+        value if kind.is_floating_point or kind.is_complex else abs(value) % 100,
+        dtype=torch.float64,
+    ).to(kind)
+    return (
+        made.to_sparse() if draw.random() < 0.05 and made.dim() and kind.is_floating_point else made
+    )
 
 
 def _change_anything(reply: Reply, draw: random.Random) -> Reply:

@@ -1,7 +1,9 @@
-"""Every fault we try, what we expect of it, and how trials are counted: what docs/reliability.md is made of.
+"""Every fault we try, what we expect of it, and how trials are counted: what docs/reliability.md is
+made of.
 
-A test says `tried("one client sends NaN", "refused as not-finite", engine="loop")`. With REMANENCE_TRIALS naming a folder everything is tried as often as
-the page promises, and each trial is written there; without it a sample is tried, and nothing is written.
+A test says `tried("one client sends NaN", "refused as not-finite", engine="loop")`. With
+REMANENCE_TRIALS naming a folder everything is tried as often as the page promises, and each trial
+is written there; without it a sample is tried, and nothing is written.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class Scale(NamedTuple):
 
 
 FOLDER = os.environ.get("REMANENCE_TRIALS", "")
-SCALE = Scale(kills=200, inputs=10_000, parts=10) if FOLDER else Scale(kills=20, inputs=200, parts=1)
+SCALE = (
+    Scale(kills=200, inputs=10_000, parts=10) if FOLDER else Scale(kills=20, inputs=200, parts=1)
+)
 
 REPLIES, WORKERS, KILLS, DISK, PEOPLE, DROPS, FILES = (
     "Bad replies",
@@ -92,20 +96,50 @@ FAULTS = (
     *(Fault(REPLIES, name, UNTOUCHED) for name in BAD_REPLIES),
     Fault(REPLIES, "all replies of a round are bad", "the round is abandoned, the model stays"),
     Fault(REPLIES, "all weights are zero", "the round is abandoned, the model stays"),
-    Fault(REPLIES, "one NaN client of ten, every round", "the final model is that of the nine others, bit by bit"),
-    Fault(REPLIES, "a NaN under a robust aggregator", "refused before it is combined; the model stays finite"),
-    Fault(REPLIES, "a NaN client among peers", "it keeps its model, is named, and nobody mixes NaN"),
-    Fault(REPLIES, "a peer whose model has no loss", "nobody who tried it mixes with it; it is named"),
+    Fault(
+        REPLIES,
+        "one NaN client of ten, every round",
+        "the final model is that of the nine others, bit by bit",
+    ),
+    Fault(
+        REPLIES,
+        "a NaN under a robust aggregator",
+        "refused before it is combined; the model stays finite",
+    ),
+    Fault(
+        REPLIES, "a NaN client among peers", "it keeps its model, is named, and nobody mixes NaN"
+    ),
+    Fault(
+        REPLIES, "a peer whose model has no loss", "nobody who tried it mixes with it; it is named"
+    ),
     Fault(WORKERS, "a worker process is killed", "another does its work; the same model"),
-    Fault(WORKERS, "a worker process hangs", "ended after the timeout, its work done again; the same model"),
-    Fault(WORKERS, "a client that hangs every time", "passed over and named within twice the timeout; the run goes on"),
-    Fault(WORKERS, "an evaluation that hangs every time", "one sentence within twice the timeout; nothing saved is lost"),
-    Fault(WORKERS, "the coordinator is killed, workers running", "workers end by themselves; " + EXACT),
+    Fault(
+        WORKERS,
+        "a worker process hangs",
+        "ended after the timeout, its work done again; the same model",
+    ),
+    Fault(
+        WORKERS,
+        "a client that hangs every time",
+        "passed over and named within twice the timeout; the run goes on",
+    ),
+    Fault(
+        WORKERS,
+        "an evaluation that hangs every time",
+        "one sentence within twice the timeout; nothing saved is lost",
+    ),
+    Fault(
+        WORKERS, "the coordinator is killed, workers running", "workers end by themselves; " + EXACT
+    ),
     *(Fault(KILLS, f"killed in {phase}, with a server", EXACT) for phase in PHASES[:5]),
     *(Fault(KILLS, f"killed in {phase}, without a server", EXACT) for phase in PHASES[:5]),
     Fault(KILLS, "killed while a report is written", "the old page or the new one, whole"),
     Fault(KILLS, "killed while a recipe runs", "the same command goes on; the same numbers"),
-    Fault(DISK, "the disk is full", "one sentence; what was saved is good, and resumes exactly once there is room"),
+    Fault(
+        DISK,
+        "the disk is full",
+        "one sentence; what was saved is good, and resumes exactly once there is room",
+    ),
     Fault(DISK, "the disk is full while a report is written", "one sentence; the old page stays"),
     Fault(DISK, "a folder that may not be written", "one sentence before any work"),
     Fault(DISK, "two processes on one folder", "the second is refused; the first is not disturbed"),
@@ -113,17 +147,35 @@ FAULTS = (
     Fault(DISK, "Ctrl-C once", "saved, exit code 130, " + EXACT),
     Fault(DISK, "Ctrl-C twice", "ends at once; " + EXACT),
     Fault(DISK, "SIGTERM", "saved, exit code 143, " + EXACT),
-    Fault(DISK, "files behind the checkpoint are cut short", "the checkpoint is named and passed over for the one before"),
+    Fault(
+        DISK,
+        "files behind the checkpoint are cut short",
+        "the checkpoint is named and passed over for the one before",
+    ),
     Fault(PEOPLE, "a file or folder that names code to import", "refused until --allow-code"),
-    Fault(PEOPLE, "a comparison whose runs lie elsewhere", "refused; nothing is written outside the folder"),
-    Fault(PEOPLE, "archive bombs and headers that declare too much", "refused before the memory is taken"),
-    Fault(PEOPLE, "a drift table changed since the run began", "one sentence; the run does not go on"),
+    Fault(
+        PEOPLE,
+        "a comparison whose runs lie elsewhere",
+        "refused; nothing is written outside the folder",
+    ),
+    Fault(
+        PEOPLE,
+        "archive bombs and headers that declare too much",
+        "refused before the memory is taken",
+    ),
+    Fault(
+        PEOPLE, "a drift table changed since the run began", "one sentence; the run does not go on"
+    ),
     Fault(PEOPLE, "data changed since the run began", "one sentence; the run does not go on"),
     Fault(DROPS, "10% of the clients drop out", "every round ends with those that answer"),
     Fault(DROPS, "30% of the clients drop out", "every round ends with those that answer"),
     Fault(DROPS, "50% of the clients drop out", "every round ends with those that answer"),
     Fault(DROPS, "everybody drops out", "the round is abandoned, the model stays"),
-    Fault(DROPS, "10% drop out, 130% are asked", "no round fails; accuracy on digits within two points, over five seeds"),
+    Fault(
+        DROPS,
+        "10% drop out, 130% are asked",
+        "no round fails; accuracy on digits within two points, over five seeds",
+    ),
     Fault(DROPS, "late answers under way when the run is killed", EXACT),
     *(Fault(FILES, reader, SENTENCE) for reader in READERS),
 )
@@ -131,7 +183,9 @@ BY_NAME = {fault.name: fault for fault in FAULTS}
 
 
 def tried(name: str, happened: str, times: int = 1, engine: str = "") -> None:
-    """Count trials of a fault that ended as expected; one that did not has failed its test before."""
+    """Count trials of a fault that ended as expected; one that did not has failed its test
+    before.
+    """
     assert name in BY_NAME, f"{name!r} is not in the list of faults"
     _write({"fault": name, "happened": happened, "times": times, "engine": engine})
 
@@ -146,5 +200,6 @@ def _write(line: dict[str, object]) -> None:
     if FOLDER:
         folder = Path(FOLDER)
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f"{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:  # one file a process: workers never share one
+        # one file a process: workers never share one
+        with (folder / f"{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

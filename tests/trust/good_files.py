@@ -1,4 +1,6 @@
-"""A good input for every reader, as small as it can be, and how it is read: what fuzzing starts from."""
+"""A good input for every reader, as small as it can be, and how it is read: what fuzzing starts
+from.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,17 @@ from remanence.report.figures import FIGURES
 from remanence.report.groups import gather
 from remanence.report.rows import make_row
 from remanence.report.words import summarise
-from remanence.results import COMPARISON, CONFUSIONS, EXAMPLES, LEDGER, METRICS, PEERS, SPEC, Comparison, Run
+from remanence.results import (
+    COMPARISON,
+    CONFUSIONS,
+    EXAMPLES,
+    LEDGER,
+    METRICS,
+    PEERS,
+    SPEC,
+    Comparison,
+    Run,
+)
 from remanence.rules import OPTIMISERS, SCHEDULES
 from remanence.server import Server
 from remanence.state import Crowd, RunState
@@ -53,11 +65,14 @@ IMAGES = (np.arange(3 * PIXELS) % 251).astype(np.uint8).reshape(3, PIXELS)
 
 
 class Case(NamedTuple):
-    """A good file below a folder, and what reads it. place(number of the input) tells which file is spoiled, where there are several."""
+    """A good file below a folder, and what reads it. place(number of the input) tells which
+    file is spoiled, where there are several.
+    """
 
     write: Callable[[Path], list[Path]]  # everything there must be -> the files that may be spoiled
     read: Callable[[Path, int], object]  # (folder, number of the input)
-    mend: Callable[[Path], None] = lambda path: None  # after spoiling: what an attacker would do to pass a first check
+    # after spoiling: what an attacker would do to pass a first check
+    mend: Callable[[Path], None] = lambda path: None
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
@@ -66,12 +81,15 @@ def write_bytes(path: Path, content: bytes) -> Path:
     return path
 
 
-# ------------------------------------------------------------------------------------------------------------------------------- data sets
+# ---------------------------------------------------------------------------------------- data sets
 
 
 def write_idx(home: Path) -> list[Path]:
     content = bytes((0, 0, 8, 3)) + struct.pack(">3I", 3, 4, 5) + bytes(range(60))
-    return [write_bytes(home / "plain", content), write_bytes(home / "packed.gz", gzip.compress(content, mtime=0))]
+    return [
+        write_bytes(home / "plain", content),
+        write_bytes(home / "packed.gz", gzip.compress(content, mtime=0)),
+    ]
 
 
 def read_both_idx(home: Path, number: int) -> None:
@@ -80,12 +98,20 @@ def read_both_idx(home: Path, number: int) -> None:
 
 
 def write_cifar(home: Path) -> list[Path]:
-    return [write_bytes(home / "batch.bin", b"".join(bytes((label,)) + IMAGES[label].tobytes() for label in range(3)))]
+    return [
+        write_bytes(
+            home / "batch.bin",
+            b"".join(bytes((label,)) + IMAGES[label].tobytes() for label in range(3)),
+        )
+    ]
 
 
 def write_pickle(home: Path) -> list[Path]:
     content = {b"data": IMAGES, b"labels": [0, 1, 2], b"batch_label": b"one"}
-    return [write_bytes(home / f"batch-{protocol}", pickle.dumps(content, protocol=protocol)) for protocol in (4, 5)]
+    return [
+        write_bytes(home / f"batch-{protocol}", pickle.dumps(content, protocol=protocol))
+        for protocol in (4, 5)
+    ]
 
 
 def read_pickles(home: Path, number: int) -> None:
@@ -112,7 +138,11 @@ def write_leaf(home: Path) -> list[Path]:
 
 def write_npz(home: Path) -> list[Path]:
     home.mkdir(parents=True, exist_ok=True)
-    arrays = {"x": np.arange(48, dtype=np.uint8).reshape(12, 2, 2), "y": np.arange(12) % 3, "groups": np.array(list("abcabcabcabc"))}
+    arrays = {
+        "x": np.arange(48, dtype=np.uint8).reshape(12, 2, 2),
+        "y": np.arange(12) % 3,
+        "groups": np.array(list("abcabcabcabc")),
+    }
     np.savez(home / "plain.npz", **arrays)
     np.savez_compressed(home / "packed.npz", **arrays)
     return [home / "plain.npz", home / "packed.npz"]
@@ -127,16 +157,24 @@ def write_images(home: Path) -> list[Path]:
     from PIL import Image
 
     written = []
-    for place, (kind, suffix) in enumerate((("PNG", "png"), ("JPEG", "jpg"), ("BMP", "bmp"), ("WEBP", "webp"), ("PPM", "ppm"))):
+    for place, (kind, suffix) in enumerate(
+        (("PNG", "png"), ("JPEG", "jpg"), ("BMP", "bmp"), ("WEBP", "webp"), ("PPM", "ppm"))
+    ):
         file = io.BytesIO()
         pixels = (np.arange(6 * 5 * 3).reshape(6, 5, 3) * 3 % 256).astype(np.uint8)
         Image.fromarray(pixels).save(file, kind)
-        written.append(write_bytes(home / ("cat" if place % 2 else "dog") / f"{place}.{suffix}", file.getvalue()))
-        write_bytes(home / ("cat" if place % 2 else "dog") / f"good-{place}.{suffix}", file.getvalue())
+        written.append(
+            write_bytes(
+                home / ("cat" if place % 2 else "dog") / f"{place}.{suffix}", file.getvalue()
+            )
+        )
+        write_bytes(
+            home / ("cat" if place % 2 else "dog") / f"good-{place}.{suffix}", file.getvalue()
+        )
     return written
 
 
-# ------------------------------------------------------------------------------------------------------------------ experiments and tables
+# --------------------------------------------------------------------------- experiments and tables
 
 EXPERIMENT = """\
 method = "fedprox(mu=0.1)+wsm"
@@ -170,7 +208,10 @@ METHODS = (
     "feddrift(delta=0.1)", "fedadam(lr=0.01)+fedlc", "moon(mu=1.0, temperature=0.5)",
 )  # fmt: skip
 SOURCE = Source(
-    "small", "image", ("cat", "dog", "ant", "bee"), *(Split(np.zeros((8, 1, 4, 4), np.uint8), np.arange(8) % 4) for _ in range(2))
+    "small",
+    "image",
+    ("cat", "dog", "ant", "bee"),
+    *(Split(np.zeros((8, 1, 4, 4), np.uint8), np.arange(8) % 4) for _ in range(2)),
 )
 EXPRESSIONS: tuple[tuple[str, Callable[[str], Any]], ...] = (
     ("sign_flip(fraction=0.1)+backdoor(target=1, size=2, clients='3 7')", parse_attacks),
@@ -188,10 +229,14 @@ EXPRESSIONS: tuple[tuple[str, Callable[[str], Any]], ...] = (
     ("swap(pairs='|0 1')+quantity(shares='1|0.5')", lambda text: make_concepts(text, 2, SOURCE)),
     ("rotate", lambda text: make_concepts(text, 2, SOURCE)),
 )  # fmt: skip
-TABLES = ("time_step,client,cluster\n0,0,0\n0,1,1\n1,0,1\n1,1,0\n", "0;1;0\n1;1;0\n", "0\t1\n\n1\t0\n")
+TABLES = (
+    "time_step,client,cluster\n0,0,0\n0,1,1\n1,0,1\n1,1,0\n",
+    "0;1;0\n1;1;0\n",
+    "0\t1\n\n1\t0\n",
+)
 
 
-# -------------------------------------------------------------------------------------------------------------------------- what runs leave
+# ---------------------------------------------------------------------------------- what runs leave
 
 
 def small_state(round: int) -> RunState:
@@ -217,7 +262,9 @@ def write_checkpoints(home: Path) -> list[Path]:
 
 
 def mend_checkpoint(path: Path) -> None:
-    """Half of the spoiled tensors get an honest digest, so that reading does not end at the first check."""
+    """Half of the spoiled tensors get an honest digest, so that reading does not end at the
+    first check.
+    """
     content = path.read_bytes()
     if path.name == MANIFEST or sum(content[:64]) % 2:
         return
@@ -246,7 +293,12 @@ def write_ledgers(home: Path) -> list[Path]:
 
 def write_other_records(home: Path) -> list[Path]:
     write_runs(home)
-    return [home / "server" / CONFUSIONS, home / "peers" / PEERS, home / "server" / EXAMPLES, home / "peers" / PEERS]
+    return [
+        home / "server" / CONFUSIONS,
+        home / "peers" / PEERS,
+        home / "server" / EXAMPLES,
+        home / "peers" / PEERS,
+    ]
 
 
 def write_metrics(home: Path) -> list[Path]:
@@ -261,13 +313,17 @@ def write_facts(home: Path) -> list[Path]:
 
 
 def spoiled_runs(home: Path, number: int) -> tuple[str, ...]:
-    """The run whose file the input spoiled: files are spoiled in turn, and the others are good. All of them where nothing is spoiled."""
+    """The run whose file the input spoiled: files are spoiled in turn, and the others are good.
+    All of them where nothing is spoiled.
+    """
     runs = ("server", "compare", "peers") if (home / "compare").exists() else ("server", "peers")
     return runs if number < 0 else (runs[number % len(runs)],)
 
 
 def read_runs(home: Path, number: int) -> None:
-    """What a report asks of runs: rows always, words and all pictures now and then, because they take longest."""
+    """What a report asks of runs: rows always, words and all pictures now and then, because
+    they take longest.
+    """
     for name in spoiled_runs(home, number):
         if name == "compare":
             comparison = Comparison(home / "compare")
@@ -287,7 +343,9 @@ def read_runs(home: Path, number: int) -> None:
 
 
 def read_ledgers(home: Path, number: int) -> None:
-    """A report says which ledger it cannot read and goes on without it; whoever asks for the ledger itself gets the sentence."""
+    """A report says which ledger it cannot read and goes on without it; whoever asks for the
+    ledger itself gets the sentence.
+    """
     read_runs(home, number)
     for name in ("server", "peers"):
         assert len(Run(home / name).ledger.records) >= 0
@@ -295,24 +353,40 @@ def read_ledgers(home: Path, number: int) -> None:
 
 FILES: dict[str, Case] = {
     "IDX (MNIST, EMNIST)": Case(write_idx, read_both_idx),
-    "CIFAR, binary": Case(write_cifar, lambda home, number: _read_binary([home / "batch.bin"], 3, label_bytes=1, label_at=0, classes=10)),
+    "CIFAR, binary": Case(
+        write_cifar,
+        lambda home, number: _read_binary(
+            [home / "batch.bin"], 3, label_bytes=1, label_at=0, classes=10
+        ),
+    ),
     "CIFAR, pickled": Case(write_pickle, read_pickles),
-    "MATLAB (SVHN)": Case(write_mat, lambda home, number: [read_mat(home / name) for name in ("plain.mat", "packed.mat")]),
+    "MATLAB (SVHN)": Case(
+        write_mat,
+        lambda home, number: [read_mat(home / name) for name in ("plain.mat", "packed.mat")],
+    ),
     "LEAF JSON": Case(write_leaf, lambda home, number: _read_file(home / "all.json", 10)),
     "NPZ": Case(write_npz, read_npzs),
-    "folders of images": Case(write_images, lambda home, number: folder(None, path=str(home), size=8)),
+    "folders of images": Case(
+        write_images, lambda home, number: folder(None, path=str(home), size=8)
+    ),
     "checkpoints": Case(write_checkpoints, read_checkpoint, mend_checkpoint),
     "ledger.bin": Case(write_ledgers, read_ledgers),
     "confusion.bin, examples.bin, peers.bin": Case(write_other_records, read_runs),
     "metrics.jsonl": Case(write_metrics, read_runs),
     "spec.toml and compare.toml of a folder": Case(write_facts, read_runs),
-    "experiment TOML": Case(lambda home: [write_bytes(home / "experiment.toml", EXPERIMENT.encode())], read_experiment),
+    "experiment TOML": Case(
+        lambda home: [write_bytes(home / "experiment.toml", EXPERIMENT.encode())], read_experiment
+    ),
     "drift tables": Case(
-        lambda home: [write_bytes(home / f"{place}.csv", text.encode()) for place, text in enumerate(TABLES)],
+        lambda home: [
+            write_bytes(home / f"{place}.csv", text.encode()) for place, text in enumerate(TABLES)
+        ],
         lambda home, number: [read_table(home / f"{place}.csv") for place in range(len(TABLES))],
     ),
 }
 TEXTS: dict[str, tuple[tuple[str, Callable[[str], Any]], ...]] = {
-    "method expressions": tuple((text, lambda spoiled: parse_method(spoiled, PARTS)) for text in METHODS),
+    "method expressions": tuple(
+        (text, lambda spoiled: parse_method(spoiled, PARTS)) for text in METHODS
+    ),
     "expressions of drift, attack, partition and the like": EXPRESSIONS,
 }

@@ -1,6 +1,8 @@
-"""Kill points: a line of our own code at which the process ends as by SIGKILL, drawn from all the lines that a run executes, phase by phase.
+"""Kill points: a line of our own code at which the process ends as by SIGKILL, drawn from all the
+lines that a run executes, phase by phase.
 
-A run is a function of its spec, so the n-th line of a phase is the same line every time: a kill that breaks something can be repeated by its number.
+A run is a function of its spec, so the n-th line of a phase is the same line every time: a kill
+that breaks something can be repeated by its number.
 """
 
 from __future__ import annotations
@@ -19,12 +21,28 @@ from typing import Any
 import remanence
 
 SOURCE = str(Path(remanence.__file__).parent) + os.sep
-# which phase a line belongs to, by the file it stands in; the first that fits, looked for from the innermost frame outwards
+# which phase a line belongs to, by the file it stands in; the first that fits, looked for from the
+# innermost frame outwards
 PLACES = {
     "checkpoint": ("checkpoint.py", "files.py"),
     "record": ("record.py", "record_peers.py", "metrics/"),
-    "gate and server": ("gate.py", "server.py", "exchange.py", "aggregators/", "stragglers.py", "returns.py"),
-    "training": ("local.py", "engines/", "rules/", "objectives/", "algorithms/", "data/batches.py", "rounds.py"),
+    "gate and server": (
+        "gate.py",
+        "server.py",
+        "exchange.py",
+        "aggregators/",
+        "stragglers.py",
+        "returns.py",
+    ),
+    "training": (
+        "local.py",
+        "engines/",
+        "rules/",
+        "objectives/",
+        "algorithms/",
+        "data/batches.py",
+        "rounds.py",
+    ),
     "report": ("report/",),
 }
 SCORING = {"score", "score_rows", "score_pairs", "tell_success"}
@@ -108,7 +126,9 @@ def killed(work: Work, phase: str, number: int) -> bool:
     return bool(child.exitcode == -signal.SIGKILL)
 
 
-def draw_points(counts: Counter[str], phases: tuple[str, ...], each: int, seed: int) -> list[tuple[str, int]]:
+def draw_points(
+    counts: Counter[str], phases: tuple[str, ...], each: int, seed: int
+) -> list[tuple[str, int]]:
     """As many points in every phase, evenly over its lines."""
     draw = random.Random(seed)
     return [(phase, draw.randrange(counts[phase])) for phase in phases for _ in range(each)]

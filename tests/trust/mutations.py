@@ -1,4 +1,6 @@
-"""Spoiled inputs from good ones, by seed: the same number gives the same bytes, so that whatever breaks a reader can be made again."""
+"""Spoiled inputs from good ones, by seed: the same number gives the same bytes, so that
+whatever breaks a reader can be made again.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-NUMBERS = (0, 1, 2, 127, 128, 255, 256, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1)
+NUMBERS = (
+    0,
+    1,
+    2,
+    127,
+    128,
+    255,
+    256,
+    2**15,
+    2**16 - 1,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**40,
+    2**62,
+    2**63 - 1,
+    2**64 - 1,
+)
 WORDS = (
     "nan", "-1", "1e999", "0", "2147483648", "9" * 400, "", "null", "true", "[]", "[[[[", "{}", '"', "'", "\\", "\x00", "é", "\ud7ff", "=", "+", "(", ")", ",",
     "..", "/", "../../x", "inf", "-inf", "1_000", "0x10", ".", "-", "\n", "\t", " ", "|", ":", "os:system", "a" * 3000, "[" * 2000, "(" * 2000,
@@ -31,10 +50,15 @@ def spoil(good: bytes, seed: int) -> bytes:
 
 
 def spoil_text(good: str, seed: int) -> str:
-    """The same for text: characters and words change places, vanish, repeat, or give way to odd ones."""
+    """The same for text: characters and words change places, vanish, repeat, or give way to odd
+    ones.
+    """
     draw = random.Random(seed)
     if draw.random() < 0.05:
-        return "".join(chr(draw.choice((draw.randrange(32, 127), draw.randrange(1, 0xD800)))) for _ in range(draw.randrange(200)))
+        return "".join(
+            chr(draw.choice((draw.randrange(32, 127), draw.randrange(1, 0xD800))))
+            for _ in range(draw.randrange(200))
+        )
     text = good
     for _ in range(draw.randint(1, 4)):
         text = draw.choice(TEXT_CHANGES)(text, draw)
@@ -133,7 +157,11 @@ def _change_number(text: str, draw: random.Random) -> str:
     if not places:
         return _put_word(text, draw)
     place = draw.choice(places)
-    return text[:place] + draw.choice((*map(str, NUMBERS), "-1", "0.5", "1e308", "nan", "")) + text[place + 1 :]
+    return (
+        text[:place]
+        + draw.choice((*map(str, NUMBERS), "-1", "0.5", "1e308", "nan", ""))
+        + text[place + 1 :]
+    )
 
 
 TEXT_CHANGES: tuple[Callable[[str, random.Random], str], ...] = (
@@ -149,7 +177,9 @@ TEXT_CHANGES: tuple[Callable[[str, random.Random], str], ...] = (
 
 @contextmanager
 def bounded() -> Iterator[Callable[[], None]]:
-    """Memory and computing time of each input are limited; call what it yields before each. The clock counts computing alone, so a busy machine is no fault."""
+    """Memory and computing time of each input are limited; call what it yields before each. The
+    clock counts computing alone, so a busy machine is no fault.
+    """
     with open("/proc/self/statm") as file:
         size = int(file.read().split()[0]) * resource.getpagesize()
     limits = resource.getrlimit(resource.RLIMIT_AS)

@@ -1,4 +1,6 @@
-"""docs/reliability.md from the trials of a whole run of the suite: `python tests/trust/page.py FOLDER docs/reliability.md`."""
+"""docs/reliability.md from the trials of a whole run of the suite: `python tests/trust/page.py
+FOLDER docs/reliability.md`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ bits, cuts, splices and forged numbers. All draws are seeded, so that a failure 
 
 
 def read_trials(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(text) for path in sorted(folder.glob("*.jsonl")) for text in path.read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(text)
+        for path in sorted(folder.glob("*.jsonl"))
+        for text in path.read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def write_page(trials: Sequence[dict[str, Any]]) -> str:
@@ -37,7 +43,10 @@ def write_page(trials: Sequence[dict[str, Any]]) -> str:
             raise SystemExit(f"nobody tried {fault.name!r}: the page cannot be written")
         if fault.theme != theme:
             theme = fault.theme
-            lines.append(f"\n## {theme}\n\n| fault | expected | what happened | on | tried |\n|---|---|---|---|--:|")
+            lines.append(
+                f"\n## {theme}\n\n| fault | expected | what happened | on | tried"
+                " |\n|---|---|---|---|--:|"
+            )
         lines.append(_tell(fault, mine))
     total = sum(trial["times"] for trial in trials)
     return "\n".join(lines) + f"\n\n{total:,} trials of {len(FAULTS)} faults in all.\n"
@@ -46,8 +55,14 @@ def write_page(trials: Sequence[dict[str, Any]]) -> str:
 def _tell(fault: Fault, trials: Sequence[dict[str, Any]]) -> str:
     done = [trial for trial in trials if trial["times"]] or list(trials)
     happened = "; ".join(dict.fromkeys(trial["happened"] for trial in done))
-    engines = ", ".join(dict.fromkeys(sorted(trial["engine"] for trial in done if trial["engine"]))) or "–"
-    return f"| {fault.name} | {fault.expected} | {happened} | {engines} | {sum(trial['times'] for trial in done):,} |"
+    engines = (
+        ", ".join(dict.fromkeys(sorted(trial["engine"] for trial in done if trial["engine"])))
+        or "–"
+    )
+    return (
+        f"| {fault.name} | {fault.expected} | {happened} | {engines} |"
+        f" {sum(trial['times'] for trial in done):,} |"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Each kind of bad reply on each engine: named with its code, and everything else as if that client had not been asked."""
+"""Each kind of bad reply on each engine: named with its code, and everything else as if that
+client had not been asked.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,18 @@ from remanence.trial import play, small_experiment, state_tree, worst_difference
 from remanence.types import Engine, Reply
 
 BAD, ROUNDS = 3, 2
-ENGINES = ("loop", "stacked", "processes", pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.xdist_group("ray")]))
+ENGINES = (
+    "loop",
+    "stacked",
+    "processes",
+    pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.xdist_group("ray")]),
+)
 
 
 def experiment_of(method: str = "scaffold") -> Experiment:
-    """All six clients in every round; scaffold has something in every place: extras, client states, a server state."""
+    """All six clients in every round; scaffold has something in every place: extras, client
+    states, a server state.
+    """
     return small_experiment(method, {"clients.sample": 6, "round.max_norm": 1e5})
 
 
@@ -55,7 +64,9 @@ def test_a_bad_reply_is_named_and_changes_nothing(name: str) -> None:
             state, lines = play(experiment, Tampered(engine, spoil_one(kind)), ROUNDS)
             sender = BAD + 1000 if code == "unknown-client" else BAD
             for line in lines:
-                assert [(refusal["client"], refusal["code"]) for refusal in line["refused"]] == [(sender, code)], kind
+                assert [(refusal["client"], refusal["code"]) for refusal in line["refused"]] == [
+                    (sender, code)
+                ], kind
                 assert line["refused"][0]["reason"]
                 assert not line["abandoned"]
             wanted = good if code == "duplicate" else without
@@ -74,11 +85,18 @@ def test_a_round_of_bad_replies_is_abandoned(name: str) -> None:
     def no_weight(reply: Reply) -> Iterator[Reply]:
         yield reply._replace(weight=torch.zeros_like(reply.weight))
 
-    for tamper, code, fault in ((all_nan, "not-finite", "all replies of a round are bad"), (no_weight, "weight", "all weights are zero")):
-        state, lines = play(experiment, Tampered(make_engine(name, experiment.task), tamper), ROUNDS)
+    for tamper, code, fault in (
+        (all_nan, "not-finite", "all replies of a round are bad"),
+        (no_weight, "weight", "all weights are zero"),
+    ):
+        state, lines = play(
+            experiment, Tampered(make_engine(name, experiment.task), tamper), ROUNDS
+        )
         for line in lines:
             assert line["abandoned"]
-            assert [(refusal["client"], refusal["code"]) for refusal in line["refused"]] == [(client, code) for client in range(6)]
+            assert [(refusal["client"], refusal["code"]) for refusal in line["refused"]] == [
+                (client, code) for client in range(6)
+            ]
         for key, value in experiment.task.model.initial.params.items():
             assert torch.equal(state.server.model.params[key], value)
         tried(fault, "abandoned, the model stayed", ROUNDS, engine=name)
@@ -87,27 +105,51 @@ def test_a_round_of_bad_replies_is_abandoned(name: str) -> None:
 @pytest.mark.parametrize("name", ["loop", "stacked", "processes"])
 def test_one_nan_client_of_ten_is_as_nine(name: str) -> None:
     experiment = small_experiment(
-        "fedavg", {"data.name": "synthetic(samples=200, classes=4, features=5, test=0.25)", "clients.count": 10, "clients.sample": 10}
+        "fedavg",
+        {
+            "data.name": "synthetic(samples=200, classes=4, features=5, test=0.25)",
+            "clients.count": 10,
+            "clients.sample": 10,
+        },
     )
     with closing(make_engine(name, experiment.task, workers=2)) as engine:
         poisoned, lines = play(experiment, Tampered(engine, poison), 4)
         without, _ = play(experiment, Tampered(engine, silence), 4)
     assert worst_difference(state_tree(poisoned), state_tree(without)) == ("", 0.0)
-    assert all([refusal["code"] for refusal in line["refused"]] == ["not-finite"] and line["replies"] == 9 for line in lines)
-    tried("one NaN client of ten, every round", "the final model was that of the nine", 4, engine=name)
+    assert all(
+        [refusal["code"] for refusal in line["refused"]] == ["not-finite"] and line["replies"] == 9
+        for line in lines
+    )
+    tried(
+        "one NaN client of ten, every round", "the final model was that of the nine", 4, engine=name
+    )
 
 
-@pytest.mark.parametrize("aggregator", ["median", "trimmed_mean(fraction=0.2)", "krum(byzantine=1)", "geometric_median", "norm_clip"])
+@pytest.mark.parametrize(
+    "aggregator",
+    ["median", "trimmed_mean(fraction=0.2)", "krum(byzantine=1)", "geometric_median", "norm_clip"],
+)
 def test_a_nan_does_not_reach_a_robust_aggregator(aggregator: str) -> None:
     experiment = experiment_of(f"fedavg+{aggregator}")
     state, lines = play(experiment, Tampered(Loop(experiment.task), poison), ROUNDS)
-    assert all([(refusal["client"], refusal["code"]) for refusal in line["refused"]] == [(3, "not-finite")] for line in lines)
+    assert all(
+        [(refusal["client"], refusal["code"]) for refusal in line["refused"]] == [(3, "not-finite")]
+        for line in lines
+    )
     assert all(bool(torch.isfinite(value).all()) for value in state.server.model.params.values())
-    tried("a NaN under a robust aggregator", "refused as not-finite; the model finite", ROUNDS, engine="loop")
+    tried(
+        "a NaN under a robust aggregator",
+        "refused as not-finite; the model finite",
+        ROUNDS,
+        engine="loop",
+    )
 
 
 def engines_of(experiment: Experiment) -> dict[str, Engine]:
-    return {name: make_engine(name, experiment.task, workers=2) for name in ("loop", "stacked", "processes")}
+    return {
+        name: make_engine(name, experiment.task, workers=2)
+        for name in ("loop", "stacked", "processes")
+    }
 
 
 @pytest.mark.parametrize("case", ["random", "dac", "hast"])
@@ -117,9 +159,18 @@ def test_peers_do_not_mix_nan(case: str) -> None:
         with closing(engine):
             states, lines = play_states(experiment, Tampered(engine, poison), rounds=2)
         for state, line in zip(states[1:], lines, strict=True):
-            assert [(refusal["client"], refusal["code"]) for refusal in line["refused"]] == [(3, "not-finite")]
-            assert all(bool(torch.isfinite(value).all()) for value in crowd(state).models.params.values())
-        tried("a NaN client among peers", "refused as not-finite; all models finite", len(lines), engine=name)
+            assert [(refusal["client"], refusal["code"]) for refusal in line["refused"]] == [
+                (3, "not-finite")
+            ]
+            assert all(
+                bool(torch.isfinite(value).all()) for value in crowd(state).models.params.values()
+            )
+        tried(
+            "a NaN client among peers",
+            "refused as not-finite; all models finite",
+            len(lines),
+            engine=name,
+        )
 
 
 @pytest.mark.parametrize("case", ["dac", "hast"])
@@ -129,7 +180,16 @@ def test_a_peer_without_a_loss_is_not_mixed_with(case: str) -> None:
     experiment = make_experiment(CASES[case][0])
     states, lines = play_states(experiment, Unreadable(experiment.task), rounds=2)
     for line in lines:
-        assert {(refusal["client"], refusal["code"]) for refusal in line["refused"]} <= {(2, "probe")}
+        assert {(refusal["client"], refusal["code"]) for refusal in line["refused"]} <= {
+            (2, "probe")
+        }
     assert lines[0]["refused"]
-    assert all(bool(torch.isfinite(value).all()) for value in crowd(states[-1]).models.params.values())
-    tried("a peer whose model has no loss", "named as probe, not mixed with", len(lines), engine="loop")
+    assert all(
+        bool(torch.isfinite(value).all()) for value in crowd(states[-1]).models.params.values()
+    )
+    tried(
+        "a peer whose model has no loss",
+        "named as probe, not mixed with",
+        len(lines),
+        engine="loop",
+    )

@@ -1,4 +1,6 @@
-"""Disks that are full or closed, folders in use, clocks that jump, signals: one sentence, nothing lost, and the same bits in the end."""
+"""Disks that are full or closed, folders in use, clocks that jump, signals: one sentence,
+nothing lost, and the same bits in the end.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,12 @@ def mount(place: Path, options: str) -> bool:
     place.mkdir()
     if os.geteuid() != 0 or not shutil.which("mount"):
         return False
-    return subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], capture_output=True).returncode == 0
+    return (
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], capture_output=True
+        ).returncode
+        == 0
+    )
 
 
 @pytest.fixture
@@ -52,7 +59,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def closed_folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder in which we may read and not write: for root, who may do anything, a file system mounted like that."""
+    """A folder in which we may read and not write: for root, who may do anything, a file system
+    mounted like that.
+    """
     place = tmp_path / "closed"
     if os.geteuid() != 0:
         place.mkdir(mode=0o555)
@@ -61,7 +70,10 @@ def closed_folder(tmp_path: Path) -> Iterator[Path]:
         yield place
         subprocess.run(["umount", str(place)], check=True)
     else:
-        not_tried("a folder that may not be written", "root may write everywhere, and mounting is not allowed")
+        not_tried(
+            "a folder that may not be written",
+            "root may write everywhere, and mounting is not allowed",
+        )
         pytest.skip("root may write everywhere, and mounting is not allowed")
 
 
@@ -74,11 +86,19 @@ def fill(disk: Path, leave: int) -> Path:
     return ballast
 
 
-@pytest.mark.parametrize("leave", [0, 20_000, 40_000, 60_000, 80_000] if SCALE.parts > 1 else [0, 60_000])
+@pytest.mark.parametrize(
+    "leave", [0, 20_000, 40_000, 60_000, 80_000] if SCALE.parts > 1 else [0, 60_000]
+)
 @pytest.mark.parametrize("kind", ["server", "peers"])
-def test_a_full_disk_is_a_sentence_and_loses_nothing(tmp_path: Path, small_disk: Path, kind: str, leave: int) -> None:
+def test_a_full_disk_is_a_sentence_and_loses_nothing(
+    tmp_path: Path, small_disk: Path, kind: str, leave: int
+) -> None:
     module = {"module": seeded_net()} if kind == "server" else {}
-    spec = small_spec(rounds=6, **{"record.examples": True}) if kind == "server" else spec_of("hast(peers=2, depth=1)", **EVERYTHING)
+    spec = (
+        small_spec(rounds=6, **{"record.examples": True})
+        if kind == "server"
+        else spec_of("hast(peers=2, depth=1)", **EVERYTHING)
+    )
     start_run(spec, tmp_path / "straight", **module)
     folder = small_disk / "run"
     ballast = fill(small_disk, leave)
@@ -122,14 +142,21 @@ def test_the_second_process_on_a_folder_is_refused(tmp_path: Path) -> None:
         time.sleep(0.001)
     os.kill(child.pid, signal.SIGSTOP)  # in the middle of its run
     refused = 0
-    for attempt in (lambda: resume_run(folder, module=seeded_net()), lambda: start_run(spec, folder, overwrite=True, module=seeded_net())):
+    for attempt in (
+        lambda: resume_run(folder, module=seeded_net()),
+        lambda: start_run(spec, folder, overwrite=True, module=seeded_net()),
+    ):
         with pytest.raises(InputError, match="in use by another"):
             attempt()
         refused += 1
     os.kill(child.pid, signal.SIGCONT)
     child.join()
     assert contents(folder) == contents(tmp_path / "straight")
-    tried("two processes on one folder", "the second was refused; the first ended as if alone", refused)
+    tried(
+        "two processes on one folder",
+        "the second was refused; the first ended as if alone",
+        refused,
+    )
 
 
 @pytest.mark.parametrize("jump", [-1e9, -3600.0, 1e9])
@@ -181,7 +208,11 @@ def test_a_signal_saves(tmp_path: Path, name: str, kind: str) -> None:
     (number,), code = SIGNALS[name]
     module = {"module": seeded_net()} if kind == "server" else {}
     keys = {"checkpoint.seconds": 1000}
-    spec = small_spec(rounds=5, **keys) if kind == "server" else spec_of("hast(peers=2, depth=1)", **EVERYTHING | keys)
+    spec = (
+        small_spec(rounds=5, **keys)
+        if kind == "server"
+        else spec_of("hast(peers=2, depth=1)", **EVERYTHING | keys)
+    )
     start_run(spec, tmp_path / "straight", **module)
     with pytest.raises(Stopped, match="all saved") as stop:
         start_run(spec, tmp_path / "run", progress=Interrupting(3, number), **module)
@@ -192,7 +223,9 @@ def test_a_signal_saves(tmp_path: Path, name: str, kind: str) -> None:
     tried(name, f"saved, exit code {code}, the same bits", engine="loop")
 
 
-def test_a_second_interrupt_ends_at_once_and_still_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_interrupt_ends_at_once_and_still_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second Ctrl-C comes while the first is saving: the checkpoint is whole or not there."""
     from remanence.checkpoint import Vault
 
@@ -222,23 +255,34 @@ def test_a_second_interrupt_ends_at_once_and_still_loses_nothing(tmp_path: Path,
 
 @pytest.mark.parametrize("name", [METRICS, LEDGER])
 def test_files_shorter_than_a_checkpoint_says(tmp_path: Path, name: str) -> None:
-    """As after a disk that lied about flushing: the newest checkpoint is passed over, the one before is used."""
+    """As after a disk that lied about flushing: the newest checkpoint is passed over, the one
+    before is used.
+    """
     start_run(small_spec(rounds=6), tmp_path / "straight", module=seeded_net())
     start_run(small_spec(rounds=4), tmp_path / "run", module=seeded_net())
     path = tmp_path / "run" / name
     os.truncate(path, path.stat().st_size - 1)
     listening = Listening()
     resume_run(tmp_path / "run", rounds=6, module=seeded_net(), progress=listening)
-    assert any("round-0000004 is not used" in text and f"{name} has" in text for text in listening.said)
+    assert any(
+        "round-0000004 is not used" in text and f"{name} has" in text for text in listening.said
+    )
     assert contents(tmp_path / "run") == contents(tmp_path / "straight")
-    tried("files behind the checkpoint are cut short", "named; resumed from the one before, the same bits", engine="loop")
+    tried(
+        "files behind the checkpoint are cut short",
+        "named; resumed from the one before, the same bits",
+        engine="loop",
+    )
 
 
 @pytest.mark.parametrize("after", [2, 4])
 def test_late_answers_survive(tmp_path: Path, after: int) -> None:
     from test_exchange import Dying
 
-    spec = make_spec({}, SLOW | {"method": "scaffold", "round.deadline": "quantile(share=0.6)", "round.late": "use"})
+    spec = make_spec(
+        {},
+        SLOW | {"method": "scaffold", "round.deadline": "quantile(share=0.6)", "round.late": "use"},
+    )
     start_run(spec, tmp_path / "straight")
     with pytest.raises(ConnectionAbortedError):
         start_run(spec, tmp_path / "run", progress=Dying(after))

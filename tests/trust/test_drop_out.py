@@ -1,4 +1,6 @@
-"""Clients that drop out: every round ends with those that answer, and asking more makes good for them."""
+"""Clients that drop out: every round ends with those that answer, and asking more makes good
+for them.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,23 @@ MANY = {
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "random(peers=2)", "feddrift"])
 @pytest.mark.parametrize("share", [10, 30, 50])
 def test_rounds_end_with_those_that_answer(share: int, method: str) -> None:
-    experiment = small_experiment(method, MANY | {"clients.availability": f"random(offline={share / 100})"})
+    experiment = small_experiment(
+        method, MANY | {"clients.availability": f"random(offline={share / 100})"}
+    )
     state, lines = play(experiment, make_engine("stacked", experiment.task), 8)
     there = [line["replies"] for line in lines]
     assert all(count > 0 for count in there)
     assert not any(line["abandoned"] or line["refused"] for line in lines)
-    assert abs(np.mean(there) / 20 - (1 - share / 100)) < 0.15  # of 160 draws: over three standard deviations
-    models = [state.crowd.models] if state.crowd is not None else [server.model for server in state.servers]
-    assert all(bool(torch.isfinite(value).all()) for model in models for value in model.params.values())
+    # of 160 draws: over three standard deviations
+    assert abs(np.mean(there) / 20 - (1 - share / 100)) < 0.15
+    models = (
+        [state.crowd.models]
+        if state.crowd is not None
+        else [server.model for server in state.servers]
+    )
+    assert all(
+        bool(torch.isfinite(value).all()) for model in models for value in model.params.values()
+    )
     tried(f"{share}% of the clients drop out", "no round failed", len(lines), engine="stacked")
 
 
@@ -47,14 +58,19 @@ def test_a_round_of_nobody_is_abandoned() -> None:
 
 @pytest.mark.slow
 def test_over_selection_keeps_accuracy_on_digits_over_five_seeds() -> None:
-    """With a tenth of the clients gone and 130% asked, no round fails, and the mean accuracy is within two points of the run without drop-out."""
+    """With a tenth of the clients gone and 130% asked, no round fails, and the mean accuracy is
+    within two points of the run without drop-out.
+    """
     base = {
         "data.name": "digits", "data.partition": "dirichlet(alpha=0.3)", "clients.count": 40, "clients.sample": 10, "rounds": 20,
         "local.epochs": 2, "engine": "stacked", "threads": 1, "record.every": 20,
     }  # fmt: skip
     ends: dict[str, list[float]] = {"without": [], "with": []}
     for seed in range(5):
-        for name, changes in (("without", {}), ("with", {"clients.availability": "random(offline=0.1)", "round.over_selection": 1.3})):
+        for name, changes in (
+            ("without", {}),
+            ("with", {"clients.availability": "random(offline=0.1)", "round.over_selection": 1.3}),
+        ):
             experiment = build(make_spec({}, base | {"seed": seed} | changes))
             _, lines = play(experiment, make_engine("stacked", experiment.task), 20)
             assert not any(line["abandoned"] for line in lines)

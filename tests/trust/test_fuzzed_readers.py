@@ -1,4 +1,6 @@
-"""Whatever a file or an expression holds, its reader reads it or refuses it in one sentence, within bounded memory and time."""
+"""Whatever a file or an expression holds, its reader reads it or refuses it in one sentence,
+within bounded memory and time.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,11 @@ def test_spoiled_files(tmp_path: Path, reader: str, part: int) -> None:
         for number in range(part * SHARE, (part + 1) * SHARE):
             path = paths[number % len(paths)]
             as_text = reader in WORDY and path.name != "manifest.json" and number % 2
-            spoiled = spoil_text(good[path].decode(), number).encode("utf-8", "surrogatepass") if as_text else spoil(good[path], number)
+            spoiled = (
+                spoil_text(good[path].decode(), number).encode("utf-8", "surrogatepass")
+                if as_text
+                else spoil(good[path], number)
+            )
             path.write_bytes(spoiled)
             case.mend(path)
             limit()
@@ -54,7 +60,10 @@ def test_spoiled_files(tmp_path: Path, reader: str, part: int) -> None:
                 assert_one_sentence(error)
                 refused += 1
             except Exception as crash:
-                raise AssertionError(f"{reader}: input {number}, spoiled {path.name}, ended in {type(crash).__name__}: {crash}") from crash
+                raise AssertionError(
+                    f"{reader}: input {number}, spoiled {path.name}, ended in"
+                    f" {type(crash).__name__}: {crash}"
+                ) from crash
             for other, content in good.items():  # what mending changed too
                 if other == path or other.name == "manifest.json":
                     other.write_bytes(content)
@@ -78,13 +87,18 @@ def test_spoiled_expressions(reader: str) -> None:
                 assert_one_sentence(error)
                 refused += 1
             except Exception as crash:
-                raise AssertionError(f"{reader}: input {number}, {spoiled!r:.200}, ended in {type(crash).__name__}: {crash}") from crash
+                raise AssertionError(
+                    f"{reader}: input {number}, {spoiled!r:.200}, ended in"
+                    f" {type(crash).__name__}: {crash}"
+                ) from crash
     assert refused > SCALE.inputs / 4
     tried(reader, "no crash", SCALE.inputs)
 
 
 def test_spoiled_replies() -> None:
-    """Whatever comes, the gate names it or lets it through, and what it lets through is finite, of the right form and in the order of the cohort."""
+    """Whatever comes, the gate names it or lets it through, and what it lets through is finite,
+    of the right form and in the order of the cohort.
+    """
     expected, refused = expect_small(), 0
     with bounded() as limit:
         for number in range(SCALE.inputs):
@@ -92,20 +106,35 @@ def test_spoiled_replies() -> None:
             chunks = spoil_reply(number)
             replies, refusals = admit(chunks, expected)
             refused += len(refusals)
-            assert all(refusal.code and refusal.reason and isinstance(refusal.client, int) for refusal in refusals)
+            assert all(
+                refusal.code and refusal.reason and isinstance(refusal.client, int)
+                for refusal in refusals
+            )
             assert all(refusal.client >= NOBODY or refusal.code for refusal in refusals)
             if replies is None:
                 continue
             clients = replies.client.tolist()
             assert clients == sorted(set(clients))
             assert set(clients) <= set(expected.clients)
-            assert list(replies.params) == list(expected.params) or set(replies.params) == set(expected.params)
-            for tree, form in ((replies.params, expected.params), (replies.buffers, expected.buffers), (replies.extras, expected.extras)):
+            assert list(replies.params) == list(expected.params) or set(replies.params) == set(
+                expected.params
+            )
+            for tree, form in (
+                (replies.params, expected.params),
+                (replies.buffers, expected.buffers),
+                (replies.extras, expected.extras),
+            ):
                 flat, wanted = trees.flatten(tree), trees.flatten(form)
                 assert {name: (tuple(x.shape[1:]), x.dtype) for name, x in flat.items()} == {
                     name: (tuple(x.shape), x.dtype) for name, x in wanted.items()
                 }
-                assert all(bool(torch.isfinite(x).all()) for x in flat.values() if x.is_floating_point())
+                assert all(
+                    bool(torch.isfinite(x).all()) for x in flat.values() if x.is_floating_point()
+                )
             assert bool(((replies.weight > 0) & (replies.weight <= expected.weight_cap)).all())
     assert refused > SCALE.inputs / 2
-    tried("replies at the gate", "no crash; what passed was finite and of the right form", SCALE.inputs)
+    tried(
+        "replies at the gate",
+        "no crash; what passed was finite and of the right form",
+        SCALE.inputs,
+    )

@@ -1,4 +1,6 @@
-"""Killed at any line of any phase, a run goes on to the very bits of an unbroken one; reports and recipes are whole or not there."""
+"""Killed at any line of any phase, a run goes on to the very bits of an unbroken one; reports
+and recipes are whole or not there.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ EACH = max(1, -(-SCALE.kills // (len(SEEDS) * 10)))  # kills a phase, with a ser
 
 
 def server_run(folder: Path) -> Run:
-    return start_run(small_spec(rounds=4, **{"record.examples": True}), folder, overwrite=True, module=seeded_net())
+    return start_run(
+        small_spec(rounds=4, **{"record.examples": True}),
+        folder,
+        overwrite=True,
+        module=seeded_net(),
+    )
 
 
 def peers_spec() -> Spec:
@@ -53,7 +60,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_killed_anywhere_goes_on_exactly(tmp_path: Path, home: Path, kind: str, seed: int) -> None:
+def test_a_run_killed_anywhere_goes_on_exactly(
+    tmp_path: Path, home: Path, kind: str, seed: int
+) -> None:
     begin, resume = KINDS[kind]
     wanted, counts = _straight(kind, home)
     for place, (phase, number) in enumerate(draw_points(counts, PHASES[:5], EACH, seed)):
@@ -75,19 +84,26 @@ def test_a_report_is_whole_or_the_old_one(tmp_path: Path, seed: int) -> None:
     write_report(folder, out=page)
     new, old = page.read_bytes(), b"the old page"
     counts = count_lines(lambda: write_report(folder, out=page))
-    points = draw_points(counts, ("report", "checkpoint"), 1, seed)  # drawing it, and putting it in place
+    # drawing it, and putting it in place
+    points = draw_points(counts, ("report", "checkpoint"), 1, seed)
     for phase, number in points:
         page.write_bytes(old)
         assert killed(lambda: write_report(folder, out=page), phase, number), (phase, number)
         assert page.read_bytes() in (old, new)
         write_report(folder, out=page)
         assert page.read_bytes() == new
-    tried("killed while a report is written", "the old page or the new one; written again, the same bytes", len(points))
+    tried(
+        "killed while a report is written",
+        "the old page or the new one; written again, the same bytes",
+        len(points),
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_a_recipe_goes_on_with_the_same_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_a_recipe_goes_on_with_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     monkeypatch.delenv("REMANENCE_DATA", raising=False)
 
     def run(folder: Path) -> Any:
@@ -95,7 +111,9 @@ def test_a_recipe_goes_on_with_the_same_command(tmp_path: Path, monkeypatch: pyt
 
     counts = count_lines(lambda: run(tmp_path / "straight"))
     wanted = run(tmp_path / "straight")
-    points = draw_points(counts, ("training", "record", "checkpoint", "gate and server", "evaluation"), 1, seed)
+    points = draw_points(
+        counts, ("training", "record", "checkpoint", "gate and server", "evaluation"), 1, seed
+    )
     for place, (phase, number) in enumerate(points):
         folder = tmp_path / str(place)
         assert killed(lambda folder=folder: run(folder), phase, number), (phase, number)

@@ -1,4 +1,6 @@
-"""Worker processes that die or hang: their work is done again, and nobody waits longer than twice the timeout."""
+"""Worker processes that die or hang: their work is done again, and nobody waits longer than
+twice the timeout.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def straight() -> Any:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_the_work_of_a_dead_worker_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_the_work_of_a_dead_worker_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     wanted = straight()
 
     def die(job: Job) -> None:
@@ -76,16 +80,30 @@ def test_the_work_of_a_dead_worker_is_done_again(tmp_path: Path, monkeypatch: py
 
 def test_work_that_kills_every_worker_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that is short stays short: after three deaths at the same work, a sentence."""
-    trouble(monkeypatch, lambda job: int(job.clients[0]) == 2 and os.kill(os.getpid(), signal.SIGKILL))
+    trouble(
+        monkeypatch, lambda job: int(job.clients[0]) == 2 and os.kill(os.getpid(), signal.SIGKILL)
+    )
     experiment = small_experiment("fedavg", {"clients.sample": 6})
-    with closing(Processes(experiment.task, 2)) as engine, pytest.raises(RunFailed, match=r"lost 3 times .* go on with remanence resume"):
+    with (
+        closing(Processes(experiment.task, 2)) as engine,
+        pytest.raises(RunFailed, match=r"lost 3 times .* go on with remanence resume"),
+    ):
         play(experiment, engine, 1)
 
 
-def test_the_work_of_a_worker_that_hangs_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_work_of_a_worker_that_hangs_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Stopped like by a debugger: it does not even hear SIGTERM."""
     wanted = straight()
-    trouble(monkeypatch, lambda job: int(job.clients[0]) == 4 and once(tmp_path / "mark") and os.kill(os.getpid(), signal.SIGSTOP))
+    trouble(
+        monkeypatch,
+        lambda job: (
+            int(job.clients[0]) == 4
+            and once(tmp_path / "mark")
+            and os.kill(os.getpid(), signal.SIGSTOP)
+        ),
+    )
     experiment = small_experiment("scaffold", {"clients.sample": 6})
     begin = time.monotonic()
     with closing(Processes(experiment.task, 2, timeout=TIMEOUT)) as engine:
@@ -103,8 +121,15 @@ def test_a_client_that_always_hangs_is_passed_over(monkeypatch: pytest.MonkeyPat
     with closing(Processes(experiment.task, 2, timeout=1.0)) as engine:
         _, lines = play(experiment, engine, 2)
     assert time.monotonic() - begin < 2 * (2 * 1.0) + 6  # two rounds, twice the timeout each
-    assert [(line["replies"], line["silent"], line["abandoned"]) for line in lines] == [(5, [4], False)] * 2
-    tried("a client that hangs every time", "passed over and named; the run went on", 2, engine="processes")
+    assert [(line["replies"], line["silent"], line["abandoned"]) for line in lines] == [
+        (5, [4], False)
+    ] * 2
+    tried(
+        "a client that hangs every time",
+        "passed over and named; the run went on",
+        2,
+        engine="processes",
+    )
 
 
 def test_an_evaluation_that_always_hangs_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,10 +141,17 @@ def test_an_evaluation_that_always_hangs_is_a_sentence(monkeypatch: pytest.Monke
     monkeypatch.setattr(Loop, "score_rows", hang)
     experiment = small_experiment("fedavg", {"clients.sample": 6})
     begin = time.monotonic()
-    with closing(Processes(experiment.task, 2, timeout=1.0)) as engine, pytest.raises(RunFailed, match="did not end within 1 s"):
+    with (
+        closing(Processes(experiment.task, 2, timeout=1.0)) as engine,
+        pytest.raises(RunFailed, match="did not end within 1 s"),
+    ):
         play(experiment, engine, 1)
     assert time.monotonic() - begin < 2 * 1.0 + 6
-    tried("an evaluation that hangs every time", "one sentence within twice the timeout", engine="processes")
+    tried(
+        "an evaluation that hangs every time",
+        "one sentence within twice the timeout",
+        engine="processes",
+    )
 
 
 def children_of(process: int) -> Iterator[int]:
@@ -138,7 +170,10 @@ def test_workers_end_with_their_coordinator(tmp_path: Path, wait: float) -> None
     child.kill()
     child.join()
     for _ in range(100):
-        if not any(psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE for worker in workers):
+        if not any(
+            psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE
+            for worker in workers
+        ):
             break
         time.sleep(0.1)
     else:
@@ -148,11 +183,17 @@ def test_workers_end_with_their_coordinator(tmp_path: Path, wait: float) -> None
     else:
         start_run(spec, tmp_path / "run", overwrite=True, module=seeded_net())
     assert contents(tmp_path / "run") == contents(tmp_path / "straight")
-    tried("the coordinator is killed, workers running", "workers ended; the same bits", engine="processes")
+    tried(
+        "the coordinator is killed, workers running",
+        "workers ended; the same bits",
+        engine="processes",
+    )
 
 
 def test_a_worker_does_not_do_what_its_parent_would_at_the_end(tmp_path: Path) -> None:
-    """Whoever started a cluster ends it on SIGTERM; workers forked from it get that signal all the time, some before they live at all."""
+    """Whoever started a cluster ends it on SIGTERM; workers forked from it get that signal all
+    the time, some before they live at all.
+    """
     before = signal.signal(signal.SIGTERM, lambda *_: (tmp_path / str(os.getpid())).touch())
     try:
         for _ in range(20):

@@ -1,4 +1,6 @@
-"""Files and folders from strangers run no code, reach nothing outside, take no memory they do not have, and do not change under a run."""
+"""Files and folders from strangers run no code, reach nothing outside, take no memory they do
+not have, and do not change under a run.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,21 @@ def test_no_file_and_no_folder_decides_what_is_imported(tmp_path: Path, evil: Pa
     run = tmp_path / "run"
     start_run(small_spec(rounds=2), run, module=seeded_net())
     text = (run / SPEC).read_text().replace('objects = [\n    "model",\n]', "objects = []")
-    lines = [f'model = "{CODE}"' if line.startswith("model = ") else line for line in text.splitlines()]
+    lines = [
+        f'model = "{CODE}"' if line.startswith("model = ") else line for line in text.splitlines()
+    ]
     (run / SPEC).write_text("\n".join(lines))
     experiment = tmp_path / "experiment.toml"
     experiment.write_text(f'model = "{CODE}"\n')
     comparison = tmp_path / "comparison"
     comparison.mkdir()
     cell = {"name": "a", "method": "fedavg", "setting": "", "seed": 0}
-    plan = {"select": "last", "engine": {"name": "loop", "threads": 1, "reason": ""}, "cells": [cell], "specs": {"a": {"model": CODE}}}
+    plan = {
+        "select": "last",
+        "engine": {"name": "loop", "threads": 1, "reason": ""},
+        "cells": [cell],
+        "specs": {"a": {"model": CODE}},
+    }
     (comparison / COMPARISON).write_text(tomli_w.dumps(plan))
     commands = [
         ["run", str(experiment), "--out", str(tmp_path / "out")],
@@ -65,19 +74,29 @@ def test_no_file_and_no_folder_decides_what_is_imported(tmp_path: Path, evil: Pa
         with pytest.raises(InputError, match=r"imports and runs Python code .*--allow-code"):
             app(command, standalone_mode=False)
     assert not evil.exists()
-    with pytest.raises(Exception, match=r"evil|Net|Module|subclass|network"):  # allowed, it is imported, and is no network
+    # allowed, it is imported, and is no network
+    with pytest.raises(Exception, match=r"evil|Net|Module|subclass|network"):
         app(["resume", str(run), "--rounds", "4", "--allow-code"], standalone_mode=False)
     assert evil.exists()
-    tried("a file or folder that names code to import", "refused; nothing was imported", len(commands))
+    tried(
+        "a file or folder that names code to import", "refused; nothing was imported", len(commands)
+    )
 
 
-@pytest.mark.parametrize("name", ["../../elsewhere", "/tmp/elsewhere", "..", "a/b", "", ".hidden", "a\x00b", "x" * 300])
+@pytest.mark.parametrize(
+    "name", ["../../elsewhere", "/tmp/elsewhere", "..", "a/b", "", ".hidden", "a\x00b", "x" * 300]
+)
 def test_a_comparison_cannot_reach_outside(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "deep" / "comparison"
     folder.mkdir(parents=True)
     cell = {"name": name, "method": "fedavg", "setting": "", "seed": 0}
     spec = small_spec(rounds=1).model_dump(mode="json", exclude_none=True)
-    plan = {"select": "last", "engine": {"name": "loop", "threads": 1, "reason": ""}, "cells": [cell], "specs": {name: spec}}
+    plan = {
+        "select": "last",
+        "engine": {"name": "loop", "threads": 1, "reason": ""},
+        "cells": [cell],
+        "specs": {name: spec},
+    }
     (folder / COMPARISON).write_text(tomli_w.dumps(plan))
     before = sorted(path for path in tmp_path.rglob("*"))
     for use in (lambda: Comparison(folder).runs, lambda: api.resume(folder, quiet=True)):
@@ -102,8 +121,13 @@ def bomb_idx_beyond(path: Path) -> Callable[[], Any]:
 def bomb_npz(path: Path) -> Callable[[], Any]:
     """Four gigabytes of zeros in four megabytes."""
     head = io.BytesIO()
-    np.lib.format.write_array_header_1_0(head, {"descr": "|u1", "fortran_order": False, "shape": (4 << 30,)})
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("x.npy", "w", force_zip64=True) as member:
+    np.lib.format.write_array_header_1_0(
+        head, {"descr": "|u1", "fortran_order": False, "shape": (4 << 30,)}
+    )
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("x.npy", "w", force_zip64=True) as member,
+    ):
         member.write(head.getvalue())
         for _ in range(64):
             member.write(bytes(1 << 20))
@@ -114,21 +138,28 @@ def bomb_mat(path: Path) -> Callable[[], Any]:
     """Two hundred megabytes of zeros in two hundred kilobytes."""
     packer = zlib.compressobj()
     packed = b"".join(packer.compress(bytes(1 << 20)) for _ in range(200)) + packer.flush()
-    path.write_bytes(b"MATLAB".ljust(124) + b"\x00\x01IM" + struct.pack("<2I", 15, len(packed)) + packed)
+    path.write_bytes(
+        b"MATLAB".ljust(124) + b"\x00\x01IM" + struct.pack("<2I", 15, len(packed)) + packed
+    )
     return lambda: read_mat(path)
 
 
 def bomb_shape(path: Path) -> Callable[[], Any]:
     with zipfile.ZipFile(path, "w") as archive, archive.open("x.npy", "w") as member:
-        np.lib.format.write_array_header_1_0(member, {"descr": "<f8", "fortran_order": False, "shape": (2**40,)})
+        np.lib.format.write_array_header_1_0(
+            member, {"descr": "<f8", "fortran_order": False, "shape": (2**40,)}
+        )
     return lambda: read_npz(path)
 
 
 @pytest.mark.parametrize("make", [bomb_idx, bomb_idx_beyond, bomb_npz, bomb_mat, bomb_shape])
-def test_bombs_are_refused_before_the_memory_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
+def test_bombs_are_refused_before_the_memory_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any
+) -> None:
     from remanence.data import mat
 
-    monkeypatch.setattr(mat, "LIMIT", 1 << 26)  # more than two gigabytes take too long to unpack here; the check is the same
+    # more than two gigabytes take too long to unpack here; the check is the same
+    monkeypatch.setattr(mat, "LIMIT", 1 << 26)
     read = make(tmp_path / "bomb")
     with bounded() as limit:
         limit()
@@ -151,19 +182,36 @@ def test_a_drift_table_that_changed_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConnectionAbortedError):
         start_run(spec, tmp_path / "run", progress=Dying(2))
     table.write_text("0,0,1,1\n1,0,1,0\n")
-    with pytest.raises(InputError, match=r"the drift table .*drift\.csv has changed since the run began: put the old file back"):
+    with pytest.raises(
+        InputError,
+        match=r"the drift table .*drift\.csv has changed since the run began: put the old file"
+        r" back",
+    ):
         resume_run(tmp_path / "run")
     table.write_text("0,0,1,1\n1,1,0,0\n")
     resume_run(tmp_path / "run")
     assert contents(tmp_path / "run") == contents(tmp_path / "straight")
-    tried("a drift table changed since the run began", "one sentence; with the old file, the same bits")
+    tried(
+        "a drift table changed since the run began",
+        "one sentence; with the old file, the same bits",
+    )
 
 
 def test_data_that_changed_are_named(tmp_path: Path) -> None:
     file = tmp_path / "own.npz"
     x = np.arange(400, dtype=np.float32).reshape(100, 4)
     np.savez(file, x=x, y=np.arange(100) % 3)
-    spec = make_spec({}, {"data.name": str(file), "data.partition": "iid", "clients.count": 4, "rounds": 2, "engine": "loop", "threads": 1})
+    spec = make_spec(
+        {},
+        {
+            "data.name": str(file),
+            "data.partition": "iid",
+            "clients.count": 4,
+            "rounds": 2,
+            "engine": "loop",
+            "threads": 1,
+        },
+    )
     start_run(spec, tmp_path / "run")
     np.savez(file, x=x, y=np.arange(100) // 34)
     from remanence.division import _load

@@ -1,7 +1,8 @@
 """Geometric median: the point with the smallest sum of distances to all replies.
 
-Pillutla, Kakade and Harchaoui, "Robust aggregation for federated learning", IEEE Transactions on Signal Processing 2022 (RFA), by the smoothed algorithm of
-Weiszfeld. Where the mean feels the length of a reply, this feels its direction alone.
+Pillutla, Kakade and Harchaoui, "Robust aggregation for federated learning", IEEE Transactions on
+Signal Processing 2022 (RFA), by the smoothed algorithm of Weiszfeld. Where the mean feels the
+length of a reply, this feels its direction alone.
 """
 
 from __future__ import annotations
@@ -23,16 +24,22 @@ from remanence.types import Part, Reply, ServerContext
 
 
 @part
-def geometric_median(*, iterations: int = 100, tolerance: float = 1e-6, weighted: bool = True) -> Part:
-    """argmin_v sum_i w_i ||v - y_i||, by v <- sum_i b_i y_i / sum_i b_i with b_i = w_i / max(nu, ||v - y_i||).
+def geometric_median(
+    *, iterations: int = 100, tolerance: float = 1e-6, weighted: bool = True
+) -> Part:
+    """argmin_v sum_i w_i ||v - y_i||, by v <- sum_i b_i y_i / sum_i b_i with b_i = w_i / max(nu,
+    ||v - y_i||).
 
-    Withstands hostile replies with less than half of the weight, so nobody may hold half of it. The paper starts at the mean and takes nu = 1e-6; here
-    v starts at the weighted median of each coordinate, which no minority can move far, and nu is halved from the median distance from there down to
-    `tolerance` times that: the result then does not depend on the scale of a model, and v does not stick at a reply that it happens to start from.
+    Withstands hostile replies with less than half of the weight, so nobody may hold half of it. The
+    paper starts at the mean and takes nu = 1e-6; here v starts at the weighted median of each
+    coordinate, which no minority can move far, and nu is halved from the median distance from there
+    down to `tolerance` times that: the result then does not depend on the scale of a model, and v
+    does not stick at a reply that it happens to start from.
 
     iterations: at most so many.
     tolerance: stop after a step shorter than so many median distances.
-    weighted: w_i are the clients' weights, numbers of examples unless a method says otherwise; false: all alike.
+    weighted: w_i are the clients' weights, numbers of examples unless a method says otherwise;
+        false: all alike.
     """
     require(iterations >= 1, "geometric_median", "iterations", "of at least 1", iterations)
     require(0 < tolerance < 1, "geometric_median", "tolerance", "above 0 and below 1", tolerance)
@@ -45,21 +52,33 @@ def geometric_median(*, iterations: int = 100, tolerance: float = 1e-6, weighted
         elif float(weights.max()) >= 0.5:
             client = int(replies.client[weights.argmax()])
             raise Unusable(
-                f"geometric_median: client {client} has {float(weights.max()):.0%} of the weight and would decide alone;"
-                " geometric_median(weighted=false) counts all alike, and round.weight_cap limits what clients claim"
+                f"geometric_median: client {client} has {float(weights.max()):.0%} of the"
+                " weight and would decide alone;"
+                " geometric_median(weighted=false) counts all alike, and round.weight_cap"
+                " limits what clients claim"
             )
         return find_geometric_median(weights, replies.delta(srv.start), iterations, tolerance)
 
-    guarded = Guarded("geometric_median", 3, "a majority of one is none", "take the mean (fedavg)", weighted, minimise_distances)
+    guarded = Guarded(
+        "geometric_median",
+        3,
+        "a majority of one is none",
+        "take the mean (fedavg)",
+        weighted,
+        minimise_distances,
+    )
     return Part("geometric_median", combine=combine_guarded(guarded))
 
 
-def find_geometric_median(weights: Tensor, stacked: Params, iterations: int, tolerance: float) -> Params:
+def find_geometric_median(
+    weights: Tensor, stacked: Params, iterations: int, tolerance: float
+) -> Params:
     """weights: [k], summing to 1; stacked: [k, ...] -> [...]"""
     at = reduce_columns(lambda values: weighted_middle(values.double(), weights), stacked)
     away = distances_from(at, stacked)  # [k]
     scale = float(weighted_middle(away.unsqueeze(1), weights))
-    for step in range(iterations if scale > 0 else 0):  # with half of the weight in one point, that point is the minimum
+    # with half of the weight in one point, that point is the minimum
+    for step in range(iterations if scale > 0 else 0):
         nu = scale * max(0.5**step, tolerance)
         pull = weights / away.clamp(min=nu)
         before, at = at, reduce_columns(functools.partial(average, pull / pull.sum()), stacked)

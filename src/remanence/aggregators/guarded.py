@@ -1,7 +1,9 @@
-"""Aggregators that promise something: how many replies the promise takes, and what happens where there are fewer.
+"""Aggregators that promise something: how many replies the promise takes, and what happens where
+there are fewer.
 
-A robust aggregator that quietly becomes weaker when clients fall away protects nobody. So each knows the least number of replies for which it holds: an
-experiment that can never reach it is refused before it starts, and a round that does not is abandoned.
+A robust aggregator that quietly becomes weaker when clients fall away protects nobody. So each
+knows the least number of replies for which it holds: an experiment that can never reach it is
+refused before it starts, and a round that does not is abandoned.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ Rule = Callable[[Tensor, Reply, ServerContext], Params]  # (weights [k], replies
 
 @dataclass(frozen=True)
 class Guarded:
-    """A way to combine the replies of a round, seen all at once. It stands where `Combine.partial` stands."""
+    """A way to combine the replies of a round, seen all at once. It stands where
+    `Combine.partial` stands.
+    """
 
     name: str
     least: int  # replies for which the promise holds
@@ -34,14 +38,17 @@ class Guarded:
 
     def __call__(self, weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
         if replies.k < self.least:
-            raise Unusable(f"{self.name} needs {self.least} replies ({self.why}) and {replies.k} came")
+            raise Unusable(
+                f"{self.name} needs {self.least} replies ({self.why}) and {replies.k} came"
+            )
         return self.rule(weights, replies, srv)
 
     def check_cohort(self, clients: int) -> None:
         """Refuse an experiment whose rounds ask too few clients."""
         if clients < self.least:
             raise InputError(
-                f"{self.name} needs {self.least} clients in a round ({self.why}) and there are {clients}:"
+                f"{self.name} needs {self.least} clients in a round ({self.why}) and there"
+                f" are {clients}:"
                 f" ask more of them (clients.count, clients.sample) or {self.cure}"
             )
 
@@ -52,7 +59,8 @@ def combine_guarded(guarded: Guarded) -> Combine:
 
 
 def settle_buffers(current: Params, sent: Params, weights: Tensor) -> Params:
-    """Statistics and counters under any of these aggregators: the median of each, because a norm over the whole model would not see a single bad variance.
+    """Statistics and counters under any of these aggregators: the median of each, because a norm
+    over the whole model would not see a single bad variance.
 
     current: [...]; sent: [k, ...]; weights: [k], claims that a median does not need
     """
@@ -67,13 +75,16 @@ def guard_of(method: Composed) -> Guarded | None:
 
 
 def check_cohort(method: Composed, clients: int) -> None:
-    """Refuse a method whose aggregator cannot keep its promise with so many clients in a round, or that would ignore another part's weights."""
+    """Refuse a method whose aggregator cannot keep its promise with so many clients in a round,
+    or that would ignore another part's weights.
+    """
     guarded, weighs = guard_of(method), method.owner("weigh")
     if guarded is None:
         return
     guarded.check_cohort(clients)
     if weighs is not None and not guarded.weighted:
         raise InputError(
-            f"{weighs.name} and {guarded.name} cannot be combined: {guarded.name} counts every client alike, so the weights of {weighs.name} would do"
+            f"{weighs.name} and {guarded.name} cannot be combined: {guarded.name} counts"
+            f" every client alike, so the weights of {weighs.name} would do"
             " nothing; use norm_clip or geometric_median, or leave one of them out"
         )

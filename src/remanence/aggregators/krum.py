@@ -1,7 +1,8 @@
 """Krum and Multi-Krum: the replies that lie closest to their neighbours.
 
-Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine learning with adversaries: Byzantine tolerant gradient descent", NeurIPS 2017. Whole models are
-chosen or left out, so a client whose data differ from the others' is easily taken for a hostile one: look at the rare classes.
+Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine learning with adversaries: Byzantine tolerant
+gradient descent", NeurIPS 2017. Whole models are chosen or left out, so a client whose data differ
+from the others' is easily taken for a hostile one: look at the rare classes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from remanence.types import Part, Reply, ServerContext
 
 @part
 def krum(*, byzantine: int = 1) -> Part:
-    """The one reply with the smallest sum of squared distances to its n - f - 2 closest others; of equal ones, the client with the lower number.
+    """The one reply with the smallest sum of squared distances to its n - f - 2 closest others; of
+    equal ones, the client with the lower number.
 
     byzantine: f, how many hostile replies it shall withstand; n >= 2 f + 3 replies are needed.
     """
@@ -31,16 +33,20 @@ def krum(*, byzantine: int = 1) -> Part:
     def choose_one(weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
         return average_closest(replies, srv, byzantine, keep=1)
 
-    guarded = Guarded("krum", 2 * byzantine + 3, "2 * byzantine + 3", "lower byzantine", False, choose_one)
+    guarded = Guarded(
+        "krum", 2 * byzantine + 3, "2 * byzantine + 3", "lower byzantine", False, choose_one
+    )
     return Part("krum", combine=combine_guarded(guarded))
 
 
 @part
 def multi_krum(*, byzantine: int = 1, keep: int = 0) -> Part:
-    """The plain mean of the `keep` replies with the best scores of Krum: between Krum (1) and a mean.
+    """The plain mean of the `keep` replies with the best scores of Krum: between Krum (1) and a
+    mean.
 
     byzantine: f, how many hostile replies it shall withstand; n >= 2 f + 3 replies are needed.
-    keep: m, at most n - f - 2, beyond which a hostile reply may be among them; 0: exactly that many.
+    keep: m, at most n - f - 2, beyond which a hostile reply may be among them; 0: exactly that
+        many.
     """
     require(byzantine >= 0, "multi_krum", "byzantine", "of at least 0", byzantine)
     require(keep >= 0, "multi_krum", "keep", "of at least 0", keep)
@@ -48,7 +54,9 @@ def multi_krum(*, byzantine: int = 1, keep: int = 0) -> Part:
     def choose_some(weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
         return average_closest(replies, srv, byzantine, keep or replies.k - byzantine - 2)
 
-    least, why = max((2 * byzantine + 3, "2 * byzantine + 3"), (keep + byzantine + 2, "keep + byzantine + 2"))
+    least, why = max(
+        (2 * byzantine + 3, "2 * byzantine + 3"), (keep + byzantine + 2, "keep + byzantine + 2")
+    )
     guarded = Guarded("multi_krum", least, why, "lower byzantine or keep", False, choose_some)
     return Part("multi_krum", combine=combine_guarded(guarded))
 
@@ -56,7 +64,9 @@ def multi_krum(*, byzantine: int = 1, keep: int = 0) -> Part:
 def average_closest(replies: Reply, srv: ServerContext, byzantine: int, keep: int) -> Params:
     delta = replies.delta(srv.start)
     scores = sum_closest(squared_distances(delta), byzantine)
-    chosen = torch.tensor(choose_lowest(scores.tolist(), replies.client.tolist(), keep), device=replies.client.device)
+    chosen = torch.tensor(
+        choose_lowest(scores.tolist(), replies.client.tolist(), keep), device=replies.client.device
+    )
     return trees.map(lambda x: x[chosen].mean(dim=0), delta)
 
 
@@ -73,7 +83,8 @@ def sum_closest(distances: Tensor, byzantine: int) -> Tensor:
 
 
 def choose_lowest(scores: Sequence[float], clients: Sequence[int], keep: int) -> list[int]:
-    """The places of the `keep` lowest scores, in the order of clients: two that are each other's closest tie exactly, so numbers decide.
+    """The places of the `keep` lowest scores, in the order of clients: two that are each other's
+    closest tie exactly, so numbers decide.
 
     >>> choose_lowest([1.0, 1.0, 4.0], [8, 3, 5], keep=1)
     [1]

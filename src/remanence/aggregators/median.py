@@ -1,7 +1,8 @@
 """Median and trimmed mean: every coordinate for itself, without the values at the ends.
 
-Yin et al., "Byzantine-robust distributed learning: towards optimal statistical rates", ICML 2018. A coordinate of the new model lies within the range of
-the honest clients' ones. What a minority alone has learned, such as a class that few clients hold, is an end too, and goes with the rest.
+Yin et al., "Byzantine-robust distributed learning: towards optimal statistical rates", ICML 2018. A
+coordinate of the new model lies within the range of the honest clients' ones. What a minority alone
+has learned, such as a class that few clients hold, is an end too, and goes with the rest.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ from remanence.types import Part, Reply, ServerContext
 
 @part
 def median() -> Part:
-    """x_j <- x_j + median_i (y_ij - x_j) for every coordinate j; of an even number of replies, the mean of the two in the middle.
+    """x_j <- x_j + median_i (y_ij - x_j) for every coordinate j; of an even number of replies, the
+    mean of the two in the middle.
 
-    Withstands any minority of hostile replies, and so needs three replies or more. All clients count alike, whatever number of examples they claim.
+    Withstands any minority of hostile replies, and so needs three replies or more. All clients
+    count alike, whatever number of examples they claim.
     """
-    guarded = Guarded("median", 3, "a majority of one is none", "take the mean (fedavg)", False, take_median)
+    guarded = Guarded(
+        "median", 3, "a majority of one is none", "take the mean (fedavg)", False, take_median
+    )
     return Part("median", combine=combine_guarded(guarded))
 
 
@@ -34,10 +39,12 @@ def take_median(weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
 
 @part
 def trimmed_mean(*, fraction: float = 0.1) -> Part:
-    """For every coordinate, the mean without the floor(fraction * k) largest and as many smallest of k replies.
+    """For every coordinate, the mean without the floor(fraction * k) largest and as many smallest
+    of k replies.
 
-    Withstands that number of hostile replies; where it would be 0, nothing would be cut and the promise would be empty, so fewer than 1 / fraction replies
-    are refused. All clients count alike, whatever number of examples they claim.
+    Withstands that number of hostile replies; where it would be 0, nothing would be cut and the
+    promise would be empty, so fewer than 1 / fraction replies are refused. All clients count alike,
+    whatever number of examples they claim.
 
     fraction: cut at each end, above 0 and below a half.
     """
@@ -48,7 +55,14 @@ def trimmed_mean(*, fraction: float = 0.1) -> Part:
         return reduce_columns(lambda values: trim(values, cut), replies.delta(srv.start))
 
     least = math.ceil(1 / fraction - 1e-9)
-    guarded = Guarded("trimmed_mean", least, "with fewer nothing is cut", "cut a larger fraction", False, average_the_rest)
+    guarded = Guarded(
+        "trimmed_mean",
+        least,
+        "with fewer nothing is cut",
+        "cut a larger fraction",
+        False,
+        average_the_rest,
+    )
     return Part("trimmed_mean", combine=combine_guarded(guarded))
 
 
@@ -64,4 +78,5 @@ def count_cut(replies: int, fraction: float) -> int:
 def trim(values: Tensor, cut: int) -> Tensor:
     """The mean of every column without `cut` values at each end. values: [k, c] -> [c]"""
     kept = values.sort(dim=0).values[cut : len(values) - cut]
-    return kept.mean(dim=0).clamp(kept[0], kept[-1])  # a rounded mean of equal numbers may lie beyond them
+    # a rounded mean of equal numbers may lie beyond them
+    return kept.mean(dim=0).clamp(kept[0], kept[-1])

@@ -1,7 +1,8 @@
 """Norm clipping: nobody moves the model further than a limit, then the mean.
 
-Sun, Kairouz, Suresh and McMahan, "Can you really backdoor federated learning?", 2019. It keeps every client's voice, also that of rare classes, and bounds
-how loud it is; it does not find out who is hostile.
+Sun, Kairouz, Suresh and McMahan, "Can you really backdoor federated learning?", 2019. It keeps
+every client's voice, also that of rare classes, and bounds how loud it is; it does not find out who
+is hostile.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from remanence.types import Part, Reply, ServerContext
 
 @part
 def norm_clip(*, limit: float = 0.0) -> Part:
-    """sum_i w_i min(1, limit / ||y_i - x||) (y_i - x): client i moves the model by w_i * limit at most, whatever it sends.
+    """sum_i w_i min(1, limit / ||y_i - x||) (y_i - x): client i moves the model by w_i * limit at
+    most, whatever it sends.
 
     The weights are claims: see round.weight_cap.
 
-    limit: the longest way of a client; 0: the median of the round's, which a hostile minority cannot push beyond the honest ones and which needs three
-        replies.
+    limit: the longest way of a client; 0: the median of the round's, which a hostile minority
+        cannot push beyond the honest ones and which needs three replies.
     """
     require(limit >= 0, "norm_clip", "limit", "of at least 0", limit)
 
@@ -35,7 +37,9 @@ def norm_clip(*, limit: float = 0.0) -> Part:
         return trees.weighted_sum(weights * clip_factors(norms, limit), delta)
 
     least, why = (1, "any") if limit else (3, "a median of two is no limit")
-    guarded = Guarded("norm_clip", least, why, "give a limit, such as norm_clip(limit=1)", True, clip_and_average)
+    guarded = Guarded(
+        "norm_clip", least, why, "give a limit, such as norm_clip(limit=1)", True, clip_and_average
+    )
     return Part("norm_clip", combine=combine_guarded(guarded))
 
 
@@ -47,5 +51,7 @@ def clip_factors(norms: Tensor, limit: float) -> Tensor:
 
     norms: [k] -> [k]
     """
-    longest = torch.full_like(norms, limit) if limit else middle(norms.unsqueeze(1)).expand_as(norms)
+    longest = (
+        torch.full_like(norms, limit) if limit else middle(norms.unsqueeze(1)).expand_as(norms)
+    )
     return torch.where(norms > longest, longest / norms, 1.0)

@@ -1,7 +1,8 @@
-"""The robust aggregators: what stands in a method's place for combining replies when some of them may be hostile.
+"""The robust aggregators: what stands in a method's place for combining replies when some of them
+may be hostile.
 
-They guard the model: its parameters, and by a median its buffers. What a method sends besides (label counts, control variates, the teachers of a
-distillation) does not pass through them.
+They guard the model: its parameters, and by a median its buffers. What a method sends besides
+(label counts, control variates, the teachers of a distillation) does not pass through them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The methods, one file each. This table is the only registry: a new method is a file and a line here."""
+"""The methods, one file each. This table is the only registry: a new method is a file and a
+line here.
+"""
 
 from __future__ import annotations
 
@@ -91,4 +93,5 @@ METHODS: dict[str, Callable[..., Part]] = {
 
 PRIVACY: dict[str, Callable[..., Part]] = {"dp": dp, "dp_counts": dp_counts, "dp_sgd": dp_sgd}
 
-PARTS: dict[str, Callable[..., Part]] = METHODS | OBJECTIVES | ROBUST | PRIVACY  # whatever may stand between two `+`
+# whatever may stand between two `+`
+PARTS: dict[str, Callable[..., Part]] = METHODS | OBJECTIVES | ROBUST | PRIVACY

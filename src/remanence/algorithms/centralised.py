@@ -1,4 +1,5 @@
-"""Centralised training: one model on everybody's rows in one place, the baseline that no federation has; and what it forgets from batch to batch.
+"""Centralised training: one model on everybody's rows in one place, the baseline that no federation
+has; and what it forgets from batch to batch.
 
 Hong et al., "FedWAvg", 2022, section 3.1 and table 1.
 """
@@ -17,14 +18,18 @@ EVENTS = ("right_to_wrong", "margin_rise")
 
 @part
 def centralised(*, events: bool = True) -> Part:
-    """All clients' rows are pooled; a round is the local epochs over all of them. With forgetting events, counted example by example.
+    """All clients' rows are pooled; a round is the local epochs over all of them. With forgetting
+    events, counted example by example.
 
-    A batch A is judged right after the step on it, and again after the step on the next batch B. `right_to_wrong` are A's examples that were right and
-    became wrong; `margin_rise` are those whose margin error grew, max_{c != y} z_c - z_y, which nearly all of the former are among. The paper calls both
-    forgetting events and leaves the margin error open: the one here is a reading, after Toneva et al., ICLR 2019. That batch A is judged after its own
-    step, and so with what it taught, is a reading too. The last batch of a round has no successor and is not judged again.
+    A batch A is judged right after the step on it, and again after the step on the next batch B.
+    `right_to_wrong` are A's examples that were right and became wrong; `margin_rise` are those
+    whose margin error grew, max_{c != y} z_c - z_y, which nearly all of the former are among. The
+    paper calls both forgetting events and leaves the margin error open: the one here is a reading,
+    after Toneva et al., ICLR 2019. That batch A is judged after its own step, and so with what it
+    taught, is a reading too. The last batch of a round has no successor and is not judged again.
 
-    events: count them (two more passes a step); their numbers in a round are in the metrics under "extras", those of every example are kept in `own`.
+    events: count them (two more passes a step); their numbers in a round are in the metrics under
+        "extras", those of every example are kept in `own`.
     """
     if not events:
         return Part("centralised", pooled=True)
@@ -40,32 +45,51 @@ def centralised(*, events: bool = True) -> Part:
 
 
 def no_events(world: World) -> Tree:
-    return {name: torch.zeros(world.examples, dtype=torch.int64, device=world.device) for name in EVENTS}
+    return {
+        name: torch.zeros(world.examples, dtype=torch.int64, device=world.device) for name in EVENTS
+    }
 
 
 def begin_counting(ctx: Context, lent: Lent) -> Tree:
-    """Events of each example in this round, and the batch to be judged again: before the first step one of rows that nothing can happen to."""
+    """Events of each example in this round, and the batch to be judged again: before the first
+    step one of rows that nothing can happen to.
+    """
     world, rows = ctx.world, ctx.world.batch
     nobody = {
         "x": torch.zeros(rows, *world.row, dtype=world.row_dtype, device=world.device),
         "y": torch.zeros(rows, dtype=torch.int64, device=world.device),
         "ids": torch.zeros(rows, dtype=torch.int64, device=world.device),
-        "right": torch.zeros(rows, dtype=torch.bool, device=world.device),  # what was wrong cannot become wrong,
-        "error": torch.full((rows,), torch.inf, dtype=world.dtype, device=world.device),  # and no error is larger than that
+        # what was wrong cannot become wrong,
+        "right": torch.zeros(rows, dtype=torch.bool, device=world.device),
+        # and no error is larger than that
+        "error": torch.full((rows,), torch.inf, dtype=world.dtype, device=world.device),
     }
     return {"counts": no_events(world), "last": nobody}
 
 
-def judge_again(memory: Tree, before: Start, after: Start, batch: Batch, lent: Lent, ctx: Context) -> Tree:
-    """Batch A, with B just learned; then B itself, in the first rows of what is kept, so that a step hands on the same form whatever the batch's width."""
+def judge_again(
+    memory: Tree, before: Start, after: Start, batch: Batch, lent: Lent, ctx: Context
+) -> Tree:
+    """Batch A, with B just learned; then B itself, in the first rows of what is kept, so that a
+    step hands on the same form whatever the batch's width.
+    """
     last = memory["last"]
     right, error = judge(lent.forward(after, last["x"]), last["y"])
     happened = {"right_to_wrong": last["right"] & ~right, "margin_rise": error > last["error"]}
-    counts = {name: memory["counts"][name].index_add(0, last["ids"], happened[name].long()) for name in EVENTS}
+    counts = {
+        name: memory["counts"][name].index_add(0, last["ids"], happened[name].long())
+        for name in EVENTS
+    }
     right, error = judge(lent.forward(after, batch.x), batch.y)
     now = {"x": batch.x, "y": batch.y, "ids": batch.ids, "right": right, "error": error}
     nobody = begin_counting(ctx, lent)["last"]
-    return {"counts": counts, "last": {name: torch.cat([now[name].to(rest), rest[len(batch.y) :]]) for name, rest in nobody.items()}}
+    return {
+        "counts": counts,
+        "last": {
+            name: torch.cat([now[name].to(rest), rest[len(batch.y) :]])
+            for name, rest in nobody.items()
+        },
+    }
 
 
 def judge(out: Output, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,4 +101,6 @@ def judge(out: Output, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def report(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
     counts = ctx.memory["counts"]
-    return {name: ctx.own[name] + counts[name] for name in EVENTS}, {name: counts[name].sum() for name in EVENTS}
+    return {name: ctx.own[name] + counts[name] for name in EVENTS}, {
+        name: counts[name].sum() for name in EVENTS
+    }

@@ -1,10 +1,13 @@
-"""Client-level differential privacy: every client moves the model by at most a given length, and noise hides whether any one of them was there.
+"""Client-level differential privacy: every client moves the model by at most a given length, and
+noise hides whether any one of them was there.
 
-McMahan, Ramage, Talwar and Zhang, "Learning differentially private recurrent language models", ICLR 2018. Adaptive clipping: Andrew, Thakkar, McMahan and
-Ramaswamy, "Differentially private learning with adaptive clipping", NeurIPS 2021. What it amounts to is computed in `privacy.py`.
+McMahan, Ramage, Talwar and Zhang, "Learning differentially private recurrent language models", ICLR
+2018. Adaptive clipping: Andrew, Thakkar, McMahan and Ramaswamy, "Differentially private learning
+with adaptive clipping", NeurIPS 2021. What it amounts to is computed in `privacy.py`.
 
-A modifier: `fedavg+dp`, `fedprox(mu=0.1)+wsm+dp(noise=0.8)`, `fedadam+dp`. Clipping happens where replies are combined, so the server of a simulation sees
-what came before it, and its noise is drawn from the experiment's seed: the model is what a private run would give, but the run is not private.
+A modifier: `fedavg+dp`, `fedprox(mu=0.1)+wsm+dp(noise=0.8)`, `fedadam+dp`. Clipping happens where
+replies are combined, so the server of a simulation sees what came before it, and its noise is drawn
+from the experiment's seed: the model is what a private run would give, but the run is not private.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from remanence.types import Combine, Part, Reply, ServerContext, Start, World
 
 NAME = "dp"
 RATE = 0.2  # the paper's eta_C: how fast the clip follows the quantile
-COUNTED = 1 / 20  # the paper's sigma_b over the number of replies: noise of the share of clients within the clip
+# the paper's sigma_b over the number of replies: noise of the share of clients within the clip
+COUNTED = 1 / 20
 
 # what a part may do that clipping the model's move does not cover, and how it is said
 UNCOVERED = {
@@ -36,17 +40,27 @@ UNCOVERED = {
 
 @part
 def dp(
-    *, clip: float = 1.0, noise: float = 1.0, delta: float = 1e-5, adaptive: bool = False, quantile: float = 0.5, budget: float = 0.0
+    *,
+    clip: float = 1.0,
+    noise: float = 1.0,
+    delta: float = 1e-5,
+    adaptive: bool = False,
+    quantile: float = 0.5,
+    budget: float = 0.0,
 ) -> Part:
-    """x <- x + 1/k (sum_i min(1, clip / ||y_i - x||) (y_i - x) + N(0, (noise * clip)^2)), every client counting the same
+    """x <- x + 1/k (sum_i min(1, clip / ||y_i - x||) (y_i - x) + N(0, (noise * clip)^2)), every
+    client counting the same
 
-    Adaptive: clip <- clip * exp(-0.2 (b - quantile)), where b is the share of the round's moves that were within the clip, with noise of its own of
-    deviation max(1/20, noise/k); the move's noise grows to (noise^-2 - (2 sigma_b)^-2)^(-1/2), so that both together cost what `noise` alone would.
-    k are the clients that replied or, where each joins by a coin of its own (clients.sampling=poisson), those expected.
+    Adaptive: clip <- clip * exp(-0.2 (b - quantile)), where b is the share of the round's moves
+    that were within the clip, with noise of its own of deviation max(1/20, noise/k); the move's
+    noise grows to (noise^-2 - (2 sigma_b)^-2)^(-1/2), so that both together cost what `noise` alone
+    would. k are the clients that replied or, where each joins by a coin of its own
+    (clients.sampling=poisson), those expected.
 
-    clip: the longest way of a client over all parameters that travel; the first one, where it adapts. noise: the multiplier z; 0: clipping alone, no promise.
-    delta: at which epsilon is told, well below 1 / clients. quantile: of the moves, to which the clip adapts. budget: an epsilon at which the run stops
-    before it is passed; 0: no limit.
+    clip: the longest way of a client over all parameters that travel; the first one, where it
+        adapts. noise: the multiplier z; 0: clipping alone, no promise.
+    delta: at which epsilon is told, well below 1 / clients. quantile: of the moves, to which the
+    clip adapts. budget: an epsilon at which the run stops before it is passed; 0: no limit.
     """
     require(clip > 0, NAME, "clip", "above 0", clip)
     require(noise >= 0, NAME, "noise", "of at least 0", noise)
@@ -56,7 +70,10 @@ def dp(
     if not isinstance(adaptive, bool):
         raise InputError(f"dp: adaptive must be true or false, not {adaptive!r}")
     if budget and not noise:
-        raise InputError(f"dp: a budget of {budget:g} cannot be kept without noise: give noise, such as noise=1, or leave the budget out")
+        raise InputError(
+            f"dp: a budget of {budget:g} cannot be kept without noise: give noise, such as"
+            " noise=1, or leave the budget out"
+        )
     if budget:
         require_accounting()
 
@@ -67,20 +84,29 @@ def dp(
         refuse_uncovered(replies)
         factors = clip_factors(norms_of(replies.delta(srv.start)), limit(srv))
         count = torch.tensor(float(replies.k), dtype=torch.float64)
-        return {"mean": trees.weighted_sum(weights * factors.to(weights), replies.delta(srv.start)), "count": count}
+        return {
+            "mean": trees.weighted_sum(weights * factors.to(weights), replies.delta(srv.start)),
+            "count": count,
+        }
 
     def add_noise(total: Tree, srv: ServerContext) -> Params:
         came = float(total["count"])
         k = srv.world.expected or came
         deviation = (split_noise(noise, k)[0] if adaptive else noise) * limit(srv).double() / k
-        return {name: came / k * move + deviation.to(move) * draw(srv, name, move) for name, move in total["mean"].items()}
+        return {
+            name: came / k * move + deviation.to(move) * draw(srv, name, move)
+            for name, move in total["mean"].items()
+        }
 
     def follow_quantile(replies: Reply, srv: ServerContext) -> Tree:
         inside = norms_of(replies.delta(srv.start)) <= srv.state["clip"]  # [k]
         k = srv.world.expected or replies.k
-        within = 0.5 + (inside.double() - 0.5).sum() / k  # their share; where nobody may learn how many came, of those expected
+        # their share; where nobody may learn how many came, of those expected
+        within = 0.5 + (inside.double() - 0.5).sum() / k
         share = within + split_noise(noise, k)[1] * draw(srv, "share", within)
-        return {"clip": srv.state["clip"] * torch.exp(-RATE * (share - quantile)).to(srv.state["clip"])}
+        return {
+            "clip": srv.state["clip"] * torch.exp(-RATE * (share - quantile)).to(srv.state["clip"])
+        }
 
     def first_clip(start: Start, world: World) -> Tree:
         return {"clip": torch.tensor(clip, dtype=torch.float64).to(world.dtype)}
@@ -96,7 +122,9 @@ def dp(
 
 
 def weigh_alike(replies: Reply, srv: ServerContext) -> Tensor:
-    """A weight by number of rows would let one client count for many, and tell how many rows it has."""
+    """A weight by number of rows would let one client count for many, and tell how many rows it
+    has.
+    """
     return torch.ones_like(replies.weight)
 
 
@@ -116,10 +144,12 @@ def clip_factors(norms: Tensor, limit: Tensor) -> Tensor:
 
 
 def split_noise(noise: float, count: float) -> tuple[float, float]:
-    """With a clip that adapts: the multiplier of the moves' noise, and the deviation of the noise on the share within the clip.
+    """With a clip that adapts: the multiplier of the moves' noise, and the deviation of the noise
+    on the share within the clip.
 
-    A client changes the number within the clip, counted from one half, by 1/2: the two together are one Gaussian mechanism with multiplier `noise` if
-    z_moves^-2 + (2 sigma_b)^-2 = noise^-2. The paper's sigma_b = k/20 would need k > 10 noise; below that we take sigma_b = noise.
+    A client changes the number within the clip, counted from one half, by 1/2: the two together are
+    one Gaussian mechanism with multiplier `noise` if z_moves^-2 + (2 sigma_b)^-2 = noise^-2. The
+    paper's sigma_b = k/20 would need k > 10 noise; below that we take sigma_b = noise.
     """
     if noise == 0:
         return 0.0, 0.0
@@ -129,19 +159,24 @@ def split_noise(noise: float, count: float) -> tuple[float, float]:
 
 def draw(srv: ServerContext, name: str, like: Tensor) -> Tensor:
     """Standard normal numbers of the shape of a tensor, from a key of their own."""
-    return keys.normal(srv.key.fold(NAME, name).tensor().to(like.device), like.shape, torch.float64).to(like)
+    return keys.normal(
+        srv.key.fold(NAME, name).tensor().to(like.device), like.shape, torch.float64
+    ).to(like)
 
 
 def refuse_uncovered(replies: Reply) -> None:
     """The last line of defence: what `check_private` should have found before the run."""
     if replies.buffers or next(trees.leaves(replies.extras), None) is not None:
         raise InputError(
-            "dp clips the model's move alone, and more came up with it: use a method without extras and a model without averaged buffers"
+            "dp clips the model's move alone, and more came up with it: use a method"
+            " without extras and a model without averaged buffers"
         )
 
 
 def check_private(task: Task) -> None:
-    """Refuse a method with dp in which anything goes up besides the model's move, which alone is clipped and noised."""
+    """Refuse a method with dp in which anything goes up besides the model's move, which alone
+    is clipped and noised.
+    """
     if not any(p.name == NAME for p in task.method.parts):
         return
     for p in task.method.parts:
@@ -149,18 +184,23 @@ def check_private(task: Task) -> None:
         found = "has all data in one place" if p.pooled else next(slots, "")
         if p.name != NAME and found:
             raise InputError(
-                f"dp and {p.name} cannot be combined: {p.name} {found}, and dp clips and noises the model's move alone; leave one of them out"
+                f"dp and {p.name} cannot be combined: {p.name} {found}, and dp clips and"
+                " noises the model's move alone; leave one of them out"
             )
     if sent := task.sent_buffers():
         raise InputError(
-            f"dp cannot protect the model's buffers ({sent[0]}), which go up as they are: set local.buffers to local or frozen, or use a model with group norm"
+            f"dp cannot protect the model's buffers ({sent[0]}), which go up as they are:"
+            " set local.buffers to local or frozen, or use a model with group norm"
         )
 
 
-def guarantee_of(method: Composed, cohort: int, clients: int, sampling: str = "fixed") -> Guarantee | None:
+def guarantee_of(
+    method: Composed, cohort: int, clients: int, sampling: str = "fixed"
+) -> Guarantee | None:
     """What a run with `dp` promises; None without it, or without noise.
 
-    Cohorts are drawn among those who answer: where not everybody always does, nothing can be assumed about who is asked (sampling "any").
+    Cohorts are drawn among those who answer: where not everybody always does, nothing can be
+    assumed about who is asked (sampling "any").
     """
     found = next((p for p in method.parts if p.name == NAME), None)
     if found is None or not found.arguments["noise"]:

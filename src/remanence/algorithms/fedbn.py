@@ -1,6 +1,8 @@
-"""FedBN: normalisation stays at home, so that clients whose inputs look different can share everything else.
+"""FedBN: normalisation stays at home, so that clients whose inputs look different can share
+everything else.
 
-Li, Jiang, Zhang, Kamp, Dou, "FedBN: federated learning on non-IID features via local batch normalization", ICLR 2021, algorithm 1.
+Li, Jiang, Zhang, Kamp, Dou, "FedBN: federated learning on non-IID features via local batch
+normalization", ICLR 2021, algorithm 1.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ from remanence.types import Optimiser, Part, World
 
 @part
 def fedbn() -> Part:
-    """Weights and statistics of the normalisation layers are trained, but never leave their client; the server averages the rest.
+    """Weights and statistics of the normalisation layers are trained, but never leave their client;
+    the server averages the rest.
 
-    The paper speaks of batch norm; group and layer norm are kept at home likewise. The global model has these layers as they were initially: look at the
-    personal models (`model = "personal"` in the metrics), which are the method's result.
+    The paper speaks of batch norm; group and layer norm are kept at home likewise. The global model
+    has these layers as they were initially: look at the personal models (`model = "personal"` in
+    the metrics), which are the method's result.
     """
     return Part("fedbn", personal=normalisation, check=need_normalisation)
 
@@ -25,7 +29,9 @@ def normalisation(world: World) -> tuple[str, ...]:
 
 
 def need_normalisation(optimiser: Optimiser, world: World) -> None:
-    if not world.norms and not any(name.endswith("running_mean") for name in world.buffers):  # affine=False leaves statistics alone
+    # affine=False leaves statistics alone
+    if not world.norms and not any(name.endswith("running_mean") for name in world.buffers):
         raise InputError(
-            "fedbn keeps normalisation layers local, and this model has none: choose one with them, such as resnet18, or use fedavg"
+            "fedbn keeps normalisation layers local, and this model has none: choose one"
+            " with them, such as resnet18, or use fedavg"
         )

@@ -1,6 +1,8 @@
-"""FedNova: a client that makes more local steps must not pull harder, so every update is divided by its own number of steps.
+"""FedNova: a client that makes more local steps must not pull harder, so every update is divided by
+its own number of steps.
 
-Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization", NeurIPS 2020.
+Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization",
+NeurIPS 2020.
 """
 
 from __future__ import annotations
@@ -12,16 +14,31 @@ from remanence import trees
 from remanence.compose import part
 from remanence.errors import InputError
 from remanence.trees import Params, Tree
-from remanence.types import Batch, Combine, Context, Lent, Optimiser, Part, Reply, ServerContext, Start, Track, World
+from remanence.types import (
+    Batch,
+    Combine,
+    Context,
+    Lent,
+    Optimiser,
+    Part,
+    Reply,
+    ServerContext,
+    Start,
+    Track,
+    World,
+)
 
 
 @part
 def fednova() -> Part:
-    """x <- x + (sum_i p_i a_i) * sum_i p_i (y_i - x) / a_i, with p_i the clients' weights and a_i = ||a_i||_1 their effective local steps.
+    """x <- x + (sum_i p_i a_i) * sum_i p_i (y_i - x) / a_i, with p_i the clients' weights and a_i =
+    ||a_i||_1 their effective local steps.
 
-    a_i says how many plain steps client i's amounted to: their number with plain SGD; a + m after m <- rho m + 1 with momentum rho; (1 - lr mu) a + 1 with
-    FedProx's mu. Weight decay shrinks earlier steps as FedProx does. It is found by letting the client's own optimiser and penalties walk along a single
-    number that always feels a gradient of 1, so that other penalties and Nesterov's momentum count as well. Where all a_i are equal this is FedAvg.
+    a_i says how many plain steps client i's amounted to: their number with plain SGD; a + m after m
+    <- rho m + 1 with momentum rho; (1 - lr mu) a + 1 with FedProx's mu. Weight decay shrinks
+    earlier steps as FedProx does. It is found by letting the client's own optimiser and penalties
+    walk along a single number that always feels a gradient of 1, so that other penalties and
+    Nesterov's momentum count as well. Where all a_i are equal this is FedAvg.
     """
     return Part(
         "fednova",
@@ -38,7 +55,8 @@ def check_steps_add_up(optimiser: Optimiser, world: World) -> None:
     """a_i is defined where the way made is a fixed weighted sum of the gradients."""
     if optimiser.name in ("adam", "adamw"):
         raise InputError(
-            f"fednova: the steps of {optimiser.name} are no weighted sum of gradients, so they cannot be counted: train with sgd, with or without momentum"
+            f"fednova: the steps of {optimiser.name} are no weighted sum of gradients, so"
+            " they cannot be counted: train with sgd, with or without momentum"
         )
 
 
@@ -46,7 +64,9 @@ def first_step(ctx: Context, lent: Lent) -> Tree:
     return lent.walk(None)
 
 
-def next_step(memory: Tree, before: Start, after: Start, batch: Batch, lent: Lent, ctx: Context) -> Tree:
+def next_step(
+    memory: Tree, before: Start, after: Start, batch: Batch, lent: Lent, ctx: Context
+) -> Tree:
     return lent.walk(memory)
 
 
@@ -60,7 +80,10 @@ def send_steps(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
 
 def sum_normalised(weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
     steps = replies.extras["fednova"]["steps"].to(weights)  # [k]
-    return {"direction": trees.weighted_sum(weights / steps, replies.delta(srv.start)), "steps": (weights * steps).sum()}
+    return {
+        "direction": trees.weighted_sum(weights / steps, replies.delta(srv.start)),
+        "steps": (weights * steps).sum(),
+    }
 
 
 def rescale(total: Tree, srv: ServerContext) -> Params:

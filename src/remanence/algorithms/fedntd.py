@@ -1,7 +1,8 @@
 """FedNTD: a client keeps what the global model says about the classes that are not the answer.
 
-Learning the true class from local labels is what a client is for; what it forgets is the order of all the others. So only those are distilled.
-Lee et al., "Preservation of the global knowledge by not-true distillation in federated learning", NeurIPS 2022, equations 4 and 5.
+Learning the true class from local labels is what a client is for; what it forgets is the order of
+all the others. So only those are distilled. Lee et al., "Preservation of the global knowledge by
+not-true distillation in federated learning", NeurIPS 2022, equations 4 and 5.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from remanence.types import Batch, Context, Lent, Output, Part
 
 @part
 def fedntd(*, beta: float = 1.0, tau: float = 1.0) -> Part:
-    """beta * tau^2 * KL(q_global || q_local) added to the loss, where q is softmax(z / tau) over the C - 1 classes that are not true.
+    """beta * tau^2 * KL(q_global || q_local) added to the loss, where q is softmax(z / tau) over
+    the C - 1 classes that are not true.
 
-    The teacher is the model the client received, in evaluation mode. Of soft targets the largest counts as true.
+    The teacher is the model the client received, in evaluation mode. Of soft targets the largest
+    counts as true.
 
     beta: the strength of the distillation; 0 is FedAvg.
     tau: the temperature of both softmaxes.
@@ -36,7 +39,10 @@ def distil_not_true(out: Output, batch: Batch, lent: Lent, ctx: Context) -> Tens
 
 
 def not_true(logits: Tensor, y: Tensor) -> Tensor:
-    """The logits of all classes but the true one; gathered, because a mask of -inf leaves NaN in the product. [B, C] -> [B, C - 1]"""
+    """The logits of all classes but the true one; gathered, because a mask of -inf leaves NaN
+    in the product. [B, C] -> [B, C - 1]
+    """
     true = (y.argmax(dim=1) if y.dim() == 2 else y).unsqueeze(1)  # [B, 1]
     places = torch.arange(logits.shape[1] - 1, device=logits.device).unsqueeze(0)
-    return logits.gather(1, places + (places >= true))  # whoever stands at or behind the true class moves up by one
+    # whoever stands at or behind the true class moves up by one
+    return logits.gather(1, places + (places >= true))

@@ -1,7 +1,9 @@
-"""FedReg: local steps that may not undo what the received model knew, for which made-up inputs stand in.
+"""FedReg: local steps that may not undo what the received model knew, for which made-up inputs
+stand in.
 
-Inputs moved up the received model's loss, labelled by that model, carry its memory; where a local gradient works against theirs, that part is taken out.
-Xu et al., "Acceleration of federated learning with alleviated forgetting in local training", ICLR 2022.
+Inputs moved up the received model's loss, labelled by that model, carry its memory; where a local
+gradient works against theirs, that part is taken out. Xu et al., "Acceleration of federated
+learning with alleviated forgetting in local training", ICLR 2022.
 """
 
 from __future__ import annotations
@@ -16,23 +18,38 @@ from remanence.rules.sgd import require
 from remanence.trees import Params
 from remanence.types import Batch, Context, Lent, Part, Reply, ServerContext
 
-# Below this squared length a gradient is rounding: in a client's first step the memory's own answers have none at all. Far above the rounding of float32.
+# Below this squared length a gradient is rounding: in a client's first step the memory's own
+# answers have none at all. Far above the rounding of float32.
 FLOOR = 1e-8
-TOKENS = "fedreg moves inputs along their gradient, which token numbers do not have: use it with images or tables, or choose another method"
+TOKENS = (
+    "fedreg moves inputs along their gradient, which token numbers do not have: use it with"
+    " images or tables, or choose another method"
+)
 
 
 @part
-def fedreg(*, gamma: float = 0.4, beta: float = 0.5, eta_s: float = 0.02, eta_p: float = 0.002, ascent: int = 10) -> Part:
-    """g - min(0, <g, s> / |s|^2) * s - min(0, <g, p> / |p|^2) * p instead of the gradient, and the plain mean of the clients' models.
+def fedreg(
+    *,
+    gamma: float = 0.4,
+    beta: float = 0.5,
+    eta_s: float = 0.02,
+    eta_p: float = 0.002,
+    ascent: int = 10,
+) -> Part:
+    """g - min(0, <g, s> / |s|^2) * s - min(0, <g, p> / |p|^2) * p instead of the gradient, and the
+    plain mean of the clients' models.
 
-    g is the gradient on the batch at gamma * w + (1 - gamma) * w_old; s and p are gradients at beta * w + (1 - beta) * w_old, on pseudo data and on perturbed
-    data; w_old is the model the client received. Pseudo data: the batch after `ascent` steps x + eta_s * sign(dL/dx) up the loss of w_old, with
-    softmax(w_old's logits) as labels. The batch itself is never changed.
+    g is the gradient on the batch at gamma * w + (1 - gamma) * w_old; s and p are gradients at beta
+    * w + (1 - beta) * w_old, on pseudo data and on perturbed data; w_old is the model the client
+    received. Pseudo data: the batch after `ascent` steps x + eta_s * sign(dL/dx) up the loss of
+    w_old, with softmax(w_old's logits) as labels. The batch itself is never changed.
 
-    Our reading, where the text is open: perturbed data are the batch after one such step of size eta_p with their true labels, so that p seldom points
-    against g; both projections are those of g itself, over all parameters as one vector; where |s|^2 is under 1e-8 it counts as that, for in the first step
-    s is 0. Inputs are normalised, so step sizes are in standard deviations. All gradients are those of the whole objective, with the terms of other methods,
-    in training mode. A step costs `ascent` + 4 gradients.
+    Our reading, where the text is open: perturbed data are the batch after one such step of size
+    eta_p with their true labels, so that p seldom points against g; both projections are those of g
+    itself, over all parameters as one vector; where |s|^2 is under 1e-8 it counts as that, for in
+    the first step s is 0. Inputs are normalised, so step sizes are in standard deviations. All
+    gradients are those of the whole objective, with the terms of other methods, in training mode. A
+    step costs `ascent` + 4 gradients.
 
     gamma: how far from w_old towards w the gradient is taken; 0.25 to 0.5 by data set.
     beta: the same for the gradients of pseudo and perturbed data.
@@ -56,10 +73,15 @@ def fedreg(*, gamma: float = 0.4, beta: float = 0.5, eta_s: float = 0.02, eta_p:
         perturbed = climb(old, batch, hyper["eta_p"], lent)
         between = mix(params, old, hyper["beta"])
         g = lent.grad(mix(params, old, hyper["gamma"]), batch)
-        memories = (lent.grad(between, pseudo._replace(y=remembered)), lent.grad(between, perturbed))
+        memories = (
+            lent.grad(between, pseudo._replace(y=remembered)),
+            lent.grad(between, perturbed),
+        )
         result: Params = g
         for memory in memories:
-            against = trees.dot(g, memory).clamp(max=0) / trees.squared_norm(memory).clamp(min=FLOOR)
+            against = trees.dot(g, memory).clamp(max=0) / trees.squared_norm(memory).clamp(
+                min=FLOOR
+            )
             result = trees.axpy(-against, memory, result)
         return result
 

@@ -1,6 +1,8 @@
-"""FedWAvg: clients whose examples the last aggregation made the model forget weigh more in the next one.
+"""FedWAvg: clients whose examples the last aggregation made the model forget weigh more in the next
+one.
 
-Hong et al., "Weighted averaging federated learning based on example forgetting events in label imbalanced non-IID", Applied Sciences 2022, algorithm 1.
+Hong et al., "Weighted averaging federated learning based on example forgetting events in label
+imbalanced non-IID", Applied Sciences 2022, algorithm 1.
 """
 
 from __future__ import annotations
@@ -17,15 +19,19 @@ from remanence.types import Context, Facts, Lent, Part, Reply, ServerContext, St
 
 @part
 def fedwavg(*, alpha: float = 0.3, every: int = 1, noise: float = 0.0) -> Part:
-    """W_n = (1 - alpha) + alpha * N * F_n / sum F, and the new model is 1/N * sum_n W_n w_n; sizes n_k play no part.
+    """W_n = (1 - alpha) + alpha * N * F_n / sum F, and the new model is 1/N * sum_n W_n w_n; sizes
+    n_k play no part.
 
-    F_n counts the forgettable examples of client n: those of its training data that its last local model had right and the received global model has wrong.
-    It is 1 until the client's first count, and where nobody forgot anything all weights are 1. N are the clients of the round; one that was not counted in
-    it brings its last F (both our reading: in the paper all clients take part). Works on top of any method that averages.
+    F_n counts the forgettable examples of client n: those of its training data that its last local
+    model had right and the received global model has wrong. It is 1 until the client's first count,
+    and where nobody forgot anything all weights are 1. N are the clients of the round; one that was
+    not counted in it brings its last F (both our reading: in the paper all clients take part).
+    Works on top of any method that averages.
 
     alpha: the update ratio, from 0 (a plain mean) to below 1.
     every: t, the event period: F is counted in rounds t, 2t, 3t and so on.
-    noise: deviation of Gaussian noise on every F that is sent, never below 0, so that no single example can be told from it; 0: the true number.
+    noise: deviation of Gaussian noise on every F that is sent, never below 0, so that no single
+        example can be told from it; 0: the true number.
     """
     require(0 <= alpha < 1, "fedwavg", "alpha", "from 0 to below 1", alpha)
     require(every >= 1, "fedwavg", "every", "of at least 1", every)
@@ -54,13 +60,16 @@ def fedwavg(*, alpha: float = 0.3, every: int = 1, noise: float = 0.0) -> Part:
 
 
 def start_at_one(start: Start, facts: Facts, world: World) -> Tree:
-    """Line 2. A newcomer has no local model yet: what stands in its place is never counted, because `trained` says so."""
+    """Line 2. A newcomer has no local model yet: what stands in its place is never counted,
+    because `trained` says so.
+    """
     one, no = torch.ones((), dtype=world.dtype), torch.zeros((), dtype=torch.bool)
     return {"forgettable": one, "trained": no, "params": start.params, "buffers": start.buffers}
 
 
 def last_local(ctx: Context) -> Start:
-    return Start(ctx.own["params"], ctx.own.get("buffers", {}))  # a network without buffers has none to keep
+    # a network without buffers has none to keep
+    return Start(ctx.own["params"], ctx.own.get("buffers", {}))
 
 
 def count_lost(local: Start, received: Start, lent: Lent) -> Tensor:
@@ -71,11 +80,17 @@ def count_lost(local: Start, received: Start, lent: Lent) -> Tensor:
 
 
 def keep_model(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
-    return {"params": trained.params, "buffers": trained.buffers, "trained": torch.ones_like(ctx.own["trained"])}, {}
+    return {
+        "params": trained.params,
+        "buffers": trained.buffers,
+        "trained": torch.ones_like(ctx.own["trained"]),
+    }, {}
 
 
 def rebalance(replies: Reply, srv: ServerContext) -> Tensor:
-    """Line 14, equation 2. The weights sum to N, so the new model stays among the clients' models. -> [k]"""
+    """Line 14, equation 2. The weights sum to N, so the new model stays among the clients'
+    models. -> [k]
+    """
     return forgetting_weights(replies.extras["fedwavg"]["forgettable"], srv.hyper["alpha"])
 
 

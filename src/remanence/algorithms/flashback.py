@@ -1,7 +1,9 @@
-"""Flashback: clients distil from the global model, and the server from the clients and the previous global model, each class by label counts.
+"""Flashback: clients distil from the global model, and the server from the clients and the previous
+global model, each class by label counts.
 
-"Flashback: understanding and mitigating forgetting in federated learning", 2023, algorithm 1. Forgetting in local training and in aggregation feed each
-other; so both are held, and a teacher is believed about a class as far as it has seen examples of it.
+"Flashback: understanding and mitigating forgetting in federated learning", 2023, algorithm 1.
+Forgetting in local training and in aggregation feed each other; so both are held, and a teacher is
+believed about a class as far as it has seen examples of it.
 """
 
 from __future__ import annotations
@@ -17,19 +19,34 @@ from remanence.compose import part
 from remanence.objectives.dynamic_distillation import distil, label_shares
 from remanence.rules.sgd import require
 from remanence.trees import Tree
-from remanence.types import Batch, Context, Lent, Output, Part, Reply, ServerContext, ServerLent, Start, World
+from remanence.types import (
+    Batch,
+    Context,
+    Lent,
+    Output,
+    Part,
+    Reply,
+    ServerContext,
+    ServerLent,
+    Start,
+    World,
+)
 
 
 @part
 def flashback(*, gamma: float = 0.1, server_epochs: int = 5) -> Part:
-    """CE + sum_i sum_c alpha_i^c p_i^c log(p_i^c / q^c), alpha_i = mu_i / (nu + sum_j mu_j), at the clients and then at the server.
+    """CE + sum_i sum_c alpha_i^c p_i^c log(p_i^c / q^c), alpha_i = mu_i / (nu + sum_j mu_j), at the
+    clients and then at the server.
 
-    At a client nu are its own label counts, and the global model teaches with mu = pi. The server averages by n_k and trains the average on its labelled
-    public set with the clients' optimiser, rate and batch size: nu = pi, taught by the round's clients, each with its counts, and by the previous global
-    model with mu = pi. Then pi grows by gamma * mu_k for every client k that has not yet been counted in full. The paper's appendix with its settings is
+    At a client nu are its own label counts, and the global model teaches with mu = pi. The server
+    averages by n_k and trains the average on its labelled public set with the clients' optimiser,
+    rate and batch size: nu = pi, taught by the round's clients, each with its counts, and by the
+    previous global model with mu = pi. Then pi grows by gamma * mu_k for every client k that has
+    not yet been counted in full. The paper's appendix with its settings is
     missing: the defaults are our reading.
 
-    gamma: the fraction of a client's label counts added to pi each time it takes part, while gamma * r_k <= 1.
+    gamma: the fraction of a client's label counts added to pi each time it takes part, while gamma
+        * r_k <= 1.
     server_epochs: E_s, epochs on the public set in every round.
     """
     require(0 < gamma <= 1, "flashback", "gamma", "above 0 and at most 1", gamma)
@@ -51,7 +68,10 @@ def flashback(*, gamma: float = 0.1, server_epochs: int = 5) -> Part:
 
 def count_nothing(start: Start, world: World) -> Tree:
     """Line 1: pi = 0; r_k, how often client k took part."""
-    return {"pi": torch.zeros(world.classes, dtype=world.dtype), "r": torch.zeros(world.clients, dtype=torch.int64)}
+    return {
+        "pi": torch.zeros(world.classes, dtype=world.dtype),
+        "r": torch.zeros(world.clients, dtype=torch.int64),
+    }
 
 
 def keep_global(out: Output, batch: Batch, lent: Lent, ctx: Context) -> Tensor:
@@ -64,9 +84,19 @@ def send_counts(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
     return {}, {"label_counts": ctx.facts.label_counts}
 
 
-def keep_all(server_epochs: int, merged: Start, previous: Start, replies: Reply, lent: ServerLent, srv: ServerContext) -> Start:
-    """Lines 16 to 23. In round 1 the previous model has pi = 0, and so no say: the clients alone teach."""
-    pi, counts = srv.state["pi"].unsqueeze(0), replies.extras["flashback"]["label_counts"]  # [1, C], [k, C]
+def keep_all(
+    server_epochs: int,
+    merged: Start,
+    previous: Start,
+    replies: Reply,
+    lent: ServerLent,
+    srv: ServerContext,
+) -> Start:
+    """Lines 16 to 23. In round 1 the previous model has pi = 0, and so no say: the clients
+    alone teach.
+    """
+    # [1, C], [k, C]
+    pi, counts = srv.state["pi"].unsqueeze(0), replies.extras["flashback"]["label_counts"]
     alpha = label_shares(nu=pi[0], mu=torch.cat([counts, pi]))
     before = Start(*(trees.expand(tree, 1) for tree in previous))
     said = torch.cat([lent.judge(lent.local_models(replies)), lent.judge(before)])  # [k + 1, n, C]
@@ -75,7 +105,9 @@ def keep_all(server_epochs: int, merged: Start, previous: Start, replies: Reply,
 
 def learn_from_all(out: Output, batch: Batch, place: Tensor, given: Tree) -> Tensor:
     """Line 21."""
-    return cross_entropy(out.logits, batch.y, reduction="none") + distil(out.logits, given["said"][:, place], given["alpha"])
+    return cross_entropy(out.logits, batch.y, reduction="none") + distil(
+        out.logits, given["said"][:, place], given["alpha"]
+    )
 
 
 def count_labels(replies: Reply, srv: ServerContext) -> Tree:

@@ -1,7 +1,9 @@
 """Learning without a server, peers chosen by chance, by an oracle, or not at all.
 
-Every client has a model of its own. In a round it averages it with those of some peers, as they were at the end of the round before, and trains the result.
-Random: Klefbom and Toftås, "Decentralized deep learning under distributed concept drift", Chalmers 2023, algorithm 2, after Zec et al. 2022.
+Every client has a model of its own. In a round it averages it with those of some peers, as they
+were at the end of the round before, and trains the result.
+Random: Klefbom and Toftås, "Decentralized deep learning under distributed concept drift", Chalmers
+    2023, algorithm 2, after Zec et al. 2022.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from remanence.types import Mix, Part, PeerContext, Peers, World
 
 @part
 def random(*, peers: int = 6) -> Part:
-    """Gossip: each client averages its model with those of `peers` others drawn at random, then trains.
+    """Gossip: each client averages its model with those of `peers` others drawn at random, then
+    trains.
 
     peers: m, how many it listens to in a round; fewer where fewer can be reached.
     """
@@ -32,7 +35,8 @@ def random(*, peers: int = 6) -> Part:
 
 @part
 def oracle(*, peers: int = 6) -> Part:
-    """Gossip within the right cluster: what a client could do that knew whose data are like its own. An upper mark for others, not a method for use.
+    """Gossip within the right cluster: what a client could do that knew whose data are like its
+    own. An upper mark for others, not a method for use.
 
     peers: m, how many it listens to in a round; fewer where its cluster is smaller.
     """
@@ -69,4 +73,7 @@ def probe_nobody(ctx: PeerContext) -> Tensor:
 def check_peers(name: str, peers: int) -> None:
     """Any number is allowed; where fewer can be reached, a client listens to those."""
     if peers < 1:
-        raise InputError(f"{name}: peers must be at least 1, not {peers}: a client that listens to nobody is `local`")
+        raise InputError(
+            f"{name}: peers must be at least 1, not {peers}: a client that listens to nobody"
+            " is `local`"
+        )

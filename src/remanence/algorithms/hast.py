@@ -1,6 +1,8 @@
-"""HAST: hierarchical aggregation with similarity-based tuning. The whole model is averaged with anybody, the classifier with those alike.
+"""HAST: hierarchical aggregation with similarity-based tuning. The whole model is averaged with
+anybody, the classifier with those alike.
 
-Klefbom and Toftås, "Decentralized deep learning under distributed concept drift", Chalmers 2023, algorithm 4.
+Klefbom and Toftås, "Decentralized deep learning under distributed concept drift", Chalmers 2023,
+algorithm 4.
 """
 
 from __future__ import annotations
@@ -22,19 +24,31 @@ from remanence.types import Context, Lent, Mix, Part, PeerContext, Peers, Phase,
 
 
 @part
-def hast(*, peers: int = 3, tau: float = 30.0, depth: int = 3, finetune_epochs: int = 3, fresh: bool = False) -> Part:
-    """Average all layers with m random peers, the classifier with m similar ones; train everything, then fine-tune the classifier.
+def hast(
+    *,
+    peers: int = 3,
+    tau: float = 30.0,
+    depth: int = 3,
+    finetune_epochs: int = 3,
+    fresh: bool = False,
+) -> Part:
+    """Average all layers with m random peers, the classifier with m similar ones; train everything,
+    then fine-tune the classifier.
 
-    peers: m, of each kind. tau: how strongly similar peers are preferred. depth: layers of the classifier, counted from the output; 0 does what Random
-    does, and all layers what DAC does, though HAST still averages with random peers first; a model with fewer layers is all classifier.
-    finetune_epochs: passes over the data that train the classifier alone, kept only if they lower the loss on the client's validation rows.
-    fresh: draw similar peers by the similarities of this round, as algorithm 4 is written; the default is those of the round before, as in
-    the authors' code, which made the thesis' numbers.
+    peers: m, of each kind. tau: how strongly similar peers are preferred. depth: layers of the
+    classifier, counted from the output; 0 does what Random does, and all layers what DAC does,
+    though HAST still averages with random peers first; a model with fewer layers is all classifier.
+    finetune_epochs: passes over the data that train the classifier alone, kept only if they lower
+        the loss on the client's validation rows.
+    fresh: draw similar peers by the similarities of this round, as algorithm 4 is written; the
+    default is those of the round before, as in the authors' code, which made the thesis' numbers.
     """
     check_peers("hast", peers)
     check_tau("hast", tau)
     if depth < 0 or finetune_epochs < 0:
-        raise InputError(f"hast: depth={depth} and finetune_epochs={finetune_epochs} must be at least 0")
+        raise InputError(
+            f"hast: depth={depth} and finetune_epochs={finetune_epochs} must be at least 0"
+        )
 
     def probe(ctx: PeerContext) -> Tensor:
         return draw_uniform(ctx.reachable, peers, ctx.key.fold("random"))
@@ -44,13 +58,21 @@ def hast(*, peers: int = 3, tau: float = 30.0, depth: int = 3, finetune_epochs: 
         if depth == 0:
             return (Mix(probed),), known
         seen = (known if fresh else ctx.state)["similarity"]
-        alike = draw_weighted(similarity.logits(seen, ctx.hyper["tau"]), ctx.reachable, peers, ctx.key.fold("similar"))
-        return (Mix(probed), Mix(alike, classifier(ctx.world, depth))), known | {"met": similarity.mark_met(known["met"], alike)}
+        alike = draw_weighted(
+            similarity.logits(seen, ctx.hyper["tau"]), ctx.reachable, peers, ctx.key.fold("similar")
+        )
+        return (Mix(probed), Mix(alike, classifier(ctx.world, depth))), known | {
+            "met": similarity.mark_met(known["met"], alike)
+        }
 
     def fine_tune(phase: Phase) -> tuple[Phase, ...]:
         if depth == 0 or finetune_epochs == 0:
             return (phase,)
-        return phase, Phase(epochs=finetune_epochs, trainable=lambda world, names: classifier(world, depth), accept=validation_improves)
+        return phase, Phase(
+            epochs=finetune_epochs,
+            trainable=lambda world, names: classifier(world, depth),
+            accept=validation_improves,
+        )
 
     return Part(
         "hast",
@@ -68,10 +90,14 @@ def classifier(world: World, depth: int) -> tuple[str, ...]:
 
 
 def validation_improves(ctx: Context, old: Start, new: Start, lent: Lent) -> Tensor:
-    """Is the loss on the client's validation rows lower? Without such rows nothing can be shown, and nothing is kept."""
+    """Is the loss on the client's validation rows lower? Without such rows nothing can be
+    shown, and nothing is kept.
+    """
 
     def loss(model: Start) -> Tensor:
         out, batch = lent.predict(model, "valid")
-        return weighted_mean(torch.nn.functional.cross_entropy(out.logits, batch.y, reduction="none"), batch.weight)
+        return weighted_mean(
+            torch.nn.functional.cross_entropy(out.logits, batch.y, reduction="none"), batch.weight
+        )
 
     return loss(new) < loss(old)

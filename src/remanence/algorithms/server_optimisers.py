@@ -1,8 +1,11 @@
-"""Server optimisers: the mean of the clients' moves is taken for a gradient, and the server steps along it with momentum or adaptive rates.
+"""Server optimisers: the mean of the clients' moves is taken for a gradient, and the server steps
+along it with momentum or adaptive rates.
 
-FedAvgM: Hsu et al., "Measuring the effects of non-identical data distribution for federated visual classification", 2019. FedAdagrad, FedAdam, FedYogi:
-Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2. As there, moments are not corrected for their start, v starts at tau^2 (the least it
-allows), and the move itself is squared (an early version of the paper squares its running mean; the authors call that a slip).
+FedAvgM: Hsu et al., "Measuring the effects of non-identical data distribution for federated visual
+classification", 2019. FedAdagrad, FedAdam, FedYogi: Reddi et al., "Adaptive federated
+optimization", ICLR 2021, algorithm 2. As there, moments are not corrected for their start, v starts
+at tau^2 (the least it allows), and the move itself is squared (an early version of the paper
+squares its running mean; the authors call that a slip).
 """
 
 from __future__ import annotations
@@ -29,23 +32,33 @@ def fedavgm(*, lr: float = 1.0, momentum: float = 0.9) -> Part:
     """
     require(lr > 0, "fedavgm", "lr", "above 0", lr)
     require(0 <= momentum < 1, "fedavgm", "momentum", "from 0 to below 1", momentum)
-    return Part("fedavgm", hyper={"lr": lr, "momentum": momentum}, server=no_momentum, apply=apply_momentum)
+    return Part(
+        "fedavgm", hyper={"lr": lr, "momentum": momentum}, server=no_momentum, apply=apply_momentum
+    )
 
 
 @part
-def fedadam(*, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Part:
-    """m <- beta1 m + (1 - beta1) move;  v <- beta2 v + (1 - beta2) move^2;  x <- x + lr * m / (sqrt(v) + tau)
+def fedadam(
+    *, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
+) -> Part:
+    """m <- beta1 m + (1 - beta1) move;  v <- beta2 v + (1 - beta2) move^2;  x <- x + lr * m /
+    (sqrt(v) + tau)
 
-    lr: the server's rate, eta: the paper tunes it task by task, so this default is ours. beta1, beta2: how slowly m and v change. tau: how little it adapts.
+    lr: the server's rate, eta: the paper tunes it task by task, so this default is ours. beta1,
+        beta2: how slowly m and v change. tau: how little it adapts.
     """
     return adaptive("fedadam", lr, beta1, beta2, tau, fade)
 
 
 @part
-def fedyogi(*, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Part:
-    """As fedadam, but v moves by a fixed share of move^2: v <- v - (1 - beta2) move^2 sign(v - move^2)
+def fedyogi(
+    *, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
+) -> Part:
+    """As fedadam, but v moves by a fixed share of move^2: v <- v - (1 - beta2) move^2 sign(v -
+    move^2)
 
-    lr: the server's rate, eta: the paper tunes it task by task, so this default is ours. beta1, beta2: how slowly m and v change. tau: how little it adapts.
+    lr: the server's rate, eta: the paper tunes it task by task, so this default is ours. beta1,
+        beta2: how slowly m and v change. tau: how little it adapts.
     """
     return adaptive("fedyogi", lr, beta1, beta2, tau, step_towards)
 
@@ -54,7 +67,8 @@ def fedyogi(*, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: f
 def fedadagrad(*, lr: float = 0.01, beta1: float = 0.0, tau: float = 1e-3) -> Part:
     """As fedadam, but v only grows: v <- v + move^2
 
-    lr: the server's rate, eta: the paper tunes it task by task, so this default is ours. beta1: how slowly m changes. tau: how little it adapts.
+    lr: the server's rate, eta: the paper tunes it task by task, so this default is ours. beta1: how
+        slowly m changes. tau: how little it adapts.
     """
     return adaptive("fedadagrad", lr, beta1, None, tau, gather)
 
@@ -80,7 +94,9 @@ def apply_momentum(params: Params, delta: Params, srv: ServerContext) -> tuple[P
     return params | trees.axpy(srv.hyper["lr"], m, params), {"m": srv.state["m"] | m}
 
 
-def adaptive(name: str, lr: float, beta1: float, beta2: float | None, tau: float, second: Second) -> Part:
+def adaptive(
+    name: str, lr: float, beta1: float, beta2: float | None, tau: float, second: Second
+) -> Part:
     """The three of algorithm 2, which differ in `second` alone."""
     require(lr > 0, name, "lr", "above 0", lr)
     require(0 <= beta1 < 1, name, "beta1", "from 0 to below 1", beta1)
@@ -98,9 +114,14 @@ def adaptive(name: str, lr: float, beta1: float, beta2: float | None, tau: float
 def apply_adaptive(second: Second) -> Apply:
     def apply(params: Params, delta: Params, srv: ServerContext) -> tuple[Params, Tree]:
         hyper, state = srv.hyper, srv.state
-        m = trees.map(lambda move, m: hyper["beta1"] * m + (1 - hyper["beta1"]) * move, delta, state["m"])
+        m = trees.map(
+            lambda move, m: hyper["beta1"] * m + (1 - hyper["beta1"]) * move, delta, state["m"]
+        )
         v = trees.map(lambda move, v: second(v, move * move, hyper), delta, state["v"])
-        moved = trees.map(lambda m, v, x: x + hyper["lr"] * m / (torch.sqrt(v) + hyper["tau"]), m, v, params)
-        return params | moved, {"m": state["m"] | m, "v": state["v"] | v}  # names that nobody sent stay where they are
+        moved = trees.map(
+            lambda m, v, x: x + hyper["lr"] * m / (torch.sqrt(v) + hyper["tau"]), m, v, params
+        )
+        # names that nobody sent stay where they are
+        return params | moved, {"m": state["m"] | m, "v": state["v"] | v}
 
     return apply

@@ -1,4 +1,6 @@
-"""Attacks for experiments: what a hostile client does, as `sign_flip(fraction=0.1)`, and several joined by `+`."""
+"""Attacks for experiments: what a hostile client does, as `sign_flip(fraction=0.1)`, and
+several joined by `+`.
+"""
 
 from __future__ import annotations
 
@@ -33,24 +35,32 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
 
 
 def parse_attacks(text: str) -> tuple[Attack, ...]:
-    """`label_flip(fraction=0.2)+scaling(fraction=0.2)`; nothing at all, or `none`, is no attack. They act in the order in which they are written.
+    """`label_flip(fraction=0.2)+scaling(fraction=0.2)`; nothing at all, or `none`, is no attack.
+    They act in the order in which they are written.
 
     >>> [attack.name for attack in parse_attacks("label_flip+scaling(factor=5)")]
     ['label_flip', 'scaling']
     """
     if text.strip() in ("", "none"):
         return ()
-    attacks = tuple(expressions.construct(call, ATTACKS, "attack") for call in expressions.parse_sum(text))
+    attacks = tuple(
+        expressions.construct(call, ATTACKS, "attack") for call in expressions.parse_sum(text)
+    )
     for place, attack in enumerate(attacks):
         if attack.name in {other.name for other in attacks[:place]}:
             raise InputError(f"attack {attack.name} stands twice in {text!r}: write it once")
     return attacks
 
 
-def check_attacks(attacks: tuple[Attack, ...], known: DataSet, shape: tuple[int, ...], has_server: bool) -> None:
+def check_attacks(
+    attacks: tuple[Attack, ...], known: DataSet, shape: tuple[int, ...], has_server: bool
+) -> None:
     """Refuse attacks that these data do not allow, or that would touch nothing."""
     for attack in attacks:
         if attack.check is not None:
             attack.check(known, shape)
         if attack.mislead is not None and has_server:
-            raise InputError(f"attack {attack.name} deceives peers, and this method has a server: use it with dac or hast")
+            raise InputError(
+                f"attack {attack.name} deceives peers, and this method has a server: use it"
+                " with dac or hast"
+            )

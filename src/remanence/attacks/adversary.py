@@ -1,4 +1,6 @@
-"""Everything hostile in an experiment: its attacks and who carries them out, with one call for each place where they act."""
+"""Everything hostile in an experiment: its attacks and who carries them out, with one call for
+each place where they act.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +29,25 @@ class Adversary:
     @classmethod
     def recruit(cls, attacks: Sequence[Attack], clients: int, key: Key) -> Adversary:
         """Choose the attackers, once for a run; `key` is the experiment's."""
-        return cls(tuple(attacks), {attack.name: attack.who.attackers(clients, key) for attack in attacks})
+        return cls(
+            tuple(attacks), {attack.name: attack.who.attackers(clients, key) for attack in attacks}
+        )
 
     @property
     def clients(self) -> np.ndarray:
         """Everybody who attacks in some way. -> ascending"""
         return np.unique(np.concatenate([np.empty(0, np.int64), *self.attackers.values()]))
 
-    def poison(self, views: Views, steps: Sequence[Holdings], known: DataSet, key: Key) -> tuple[Views, tuple[Holdings, ...]]:
+    def poison(
+        self, views: Views, steps: Sequence[Holdings], known: DataSet, key: Key
+    ) -> tuple[Views, tuple[Holdings, ...]]:
         """Before a run: the training rows of attackers. `key` is the experiment's."""
         return poison(views, steps, self.attacks, self.attackers, known, key)
 
     def tamper(self, chunks: Iterable[Reply], job: Job) -> Iterable[Reply]:
-        """Between engine and gate: the answers of attackers, who see those of all others. Without such attacks the chunks stream through untouched."""
+        """Between engine and gate: the answers of attackers, who see those of all others.
+        Without such attacks the chunks stream through untouched.
+        """
         active = [attack for attack in self.attacks if attack.tamper is not None]
         if not active:
             return chunks
@@ -47,11 +55,14 @@ class Adversary:
         if not came:
             return came
         replies = Reply.join(came)
-        replies = replies.pick(torch.argsort(replies.client))  # so that sums over honest replies have the same bits on every engine
+        # so that sums over honest replies have the same bits on every engine
+        replies = replies.pick(torch.argsort(replies.client))
         for attack in active:
             if attack.tamper is not None:
                 key = job.key.fold("attack", attack.name)
-                replies = attack.tamper(replies, self.attackers[attack.name], _starts(job, replies), key)
+                replies = attack.tamper(
+                    replies, self.attackers[attack.name], _starts(job, replies), key
+                )
         return [replies]
 
     def mislead(self, probed: Tensor, losses: Tensor) -> Tensor:
@@ -61,9 +72,17 @@ class Adversary:
                 losses = attack.mislead(probed, losses, self.attackers[attack.name])
         return losses
 
-    def show_success(self, x: np.ndarray, y: np.ndarray, known: DataSet) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """By attack, where one can tell: test rows on which accuracy is the attack's rate of success. x, y: the plain test rows"""
-        return {attack.name: attack.measure(x, y, known) for attack in self.attacks if attack.measure is not None}
+    def show_success(
+        self, x: np.ndarray, y: np.ndarray, known: DataSet
+    ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """By attack, where one can tell: test rows on which accuracy is the attack's rate of
+        success. x, y: the plain test rows
+        """
+        return {
+            attack.name: attack.measure(x, y, known)
+            for attack in self.attacks
+            if attack.measure is not None
+        }
 
 
 def _starts(job: Job, replies: Reply) -> Start:

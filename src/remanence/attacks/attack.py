@@ -1,7 +1,8 @@
 """An attack: who carries it out, and what it touches.
 
-For experiments alone. An attack acts just before the gate, where a hostile client would: on the rows it trains on, on what it answers, or on how its model
-seems to do when a peer tries it. Everything is drawn from keys, so an attacked run resumes exactly.
+For experiments alone. An attack acts just before the gate, where a hostile client would: on the
+rows it trains on, on what it answers, or on how its model seems to do when a peer tries it.
+Everything is drawn from keys, so an attacked run resumes exactly.
 """
 
 from __future__ import annotations
@@ -30,14 +31,18 @@ class DataSet(NamedTuple):
     high: np.ndarray  # the largest value there is: of an image [], of each feature of a table [f]
 
 
-# (its rows x [n, ...], their labels y [n], the data set, key) -> x, y; the same x object where inputs stay as they are
+# (its rows x [n, ...], their labels y [n], the data set, key) -> x, y; the same x object where
+# inputs stay as they are
 Alter = Callable[[np.ndarray, np.ndarray, DataSet, Key], tuple[np.ndarray, np.ndarray]]
-# (all replies of the round, attackers, the model they started from, key) -> replies; `start` is one model for all, or a stack in the order of the replies
+# (all replies of the round, attackers, the model they started from, key) -> replies; `start` is one
+# model for all, or a stack in the order of the replies
 Tamper = Callable[[Reply, np.ndarray, Start, Key], Reply]
 # (test rows x, their labels y, the data set) -> x, y on which accuracy is the rate of success
 Measure = Callable[[np.ndarray, np.ndarray, DataSet], tuple[np.ndarray, np.ndarray]]
-Check = Callable[[DataSet, tuple[int, ...]], None]  # (the data set, shape of an example): raises InputError where the attack cannot work
-Mislead = Callable[[Tensor, Tensor, np.ndarray], Tensor]  # (probed peers [K, m], losses [K, m], attackers) -> losses
+# (the data set, shape of an example): raises InputError where the attack cannot work
+Check = Callable[[DataSet, tuple[int, ...]], None]
+# (probed peers [K, m], losses [K, m], attackers) -> losses
+Mislead = Callable[[Tensor, Tensor, np.ndarray], Tensor]
 
 
 @dataclass(frozen=True)
@@ -62,28 +67,43 @@ class Who:
     numbers: tuple[int, ...] = ()
 
     def attackers(self, clients: int, key: Key) -> np.ndarray:
-        """The same all through a run. `key` is the experiment's: attacks of the same fraction fall on the same clients, so they work together.
+        """The same all through a run. `key` is the experiment's: attacks of the same fraction fall
+        on the same clients, so they work together.
 
         -> ascending int64
         """
         if self.numbers:
             if self.numbers[-1] >= clients:
-                raise InputError(f"attack {self.name}: there is no client {self.numbers[-1]}: clients are numbered 0 to {clients - 1}")
+                raise InputError(
+                    f"attack {self.name}: there is no client {self.numbers[-1]}: clients are"
+                    f" numbered 0 to {clients - 1}"
+                )
             return np.array(self.numbers, dtype=np.int64)
-        count = min(math.floor(self.fraction * clients + 0.5 + 1e-9), clients - 1)  # a half counts, and somebody stays honest
+        # a half counts, and somebody stays honest
+        count = min(math.floor(self.fraction * clients + 0.5 + 1e-9), clients - 1)
         if count == 0:
             cure = f"give a fraction of at least {0.5 / clients:.2g}, or name them with clients='0'"
-            raise InputError(f"attack {self.name}: fraction={self.fraction} of {clients} clients is nobody: {cure}")
+            raise InputError(
+                f"attack {self.name}: fraction={self.fraction} of {clients} clients is nobody:"
+                f" {cure}"
+            )
         return np.sort(key.fold("attackers").permutation(clients)[:count]).astype(np.int64)
 
 
 def read_who(name: str, fraction: float, clients: str) -> Who:
     """The two options that every attack has, checked."""
     if not 0 < fraction < 1:
-        raise InputError(f"attack {name}: fraction must be a number above 0 and below 1, not {fraction}")
+        raise InputError(
+            f"attack {name}: fraction must be a number above 0 and below 1, not {fraction}"
+        )
     if clients.strip() and not re.fullmatch(r"\d{1,9}([\s,]+\d{1,9})*", clients.strip(), re.ASCII):
-        raise InputError(f"attack {name}: cannot read clients={clients!r}: write the numbers of the clients, such as '3 7'")
-    return Who(name, fraction, tuple(sorted({int(number) for number in re.findall(r"\d+", clients)})))
+        raise InputError(
+            f"attack {name}: cannot read clients={clients!r}: write the numbers of the"
+            " clients, such as '3 7'"
+        )
+    return Who(
+        name, fraction, tuple(sorted({int(number) for number in re.findall(r"\d+", clients)}))
+    )
 
 
 def mark(replies: Reply, attackers: np.ndarray) -> Tensor:
@@ -92,8 +112,13 @@ def mark(replies: Reply, attackers: np.ndarray) -> Tensor:
 
 
 def replace_params(replies: Reply, bad: Tensor, forged: Params) -> Reply:
-    """The replies with the parameters of some of them forged. bad: [k] bool; forged: [k, ...] or [...]"""
-    params = {name: torch.where(_like(bad, x), forged[name].to(x.dtype), x) for name, x in replies.params.items()}
+    """The replies with the parameters of some of them forged. bad: [k] bool; forged: [k, ...]
+    or [...]
+    """
+    params = {
+        name: torch.where(_like(bad, x), forged[name].to(x.dtype), x)
+        for name, x in replies.params.items()
+    }
     return replies._replace(params=params)
 
 

@@ -1,6 +1,8 @@
-"""Lies about facts: how many examples a client has, of which classes, and how many it saw forgotten.
+"""Lies about facts: how many examples a client has, of which classes, and how many it saw
+forgotten.
 
-FedAvg weighs by the first, Flashback believes the second and FedWAvg the third; nobody can check them without seeing the data.
+FedAvg weighs by the first, Flashback believes the second and FedWAvg the third; nobody can check
+them without seeing the data.
 """
 
 from __future__ import annotations
@@ -19,32 +21,48 @@ from remanence.trees import Tree
 from remanence.types import Reply, Start
 
 CLAIMS = ("true", "uniform", "inverse")
-COUNTS = (("flashback", "label_counts"),)  # extras that are counts of labels [k, C], by part and name
+# extras that are counts of labels [k, C], by part and name
+COUNTS = (("flashback", "label_counts"),)
 NUMBERS = (("fedwavg", "forgettable"),)  # extras that are one count each [k]
 
 
-def count_lies(*, fraction: float = 0.1, clients: str = "", factor: float = 10.0, claim: str = "true") -> Attack:
-    """Claims `factor` times its examples, its label counts and its forgettable examples (at least one of these, or nothing could be multiplied).
+def count_lies(
+    *, fraction: float = 0.1, clients: str = "", factor: float = 10.0, claim: str = "true"
+) -> Attack:
+    """Claims `factor` times its examples, its label counts and its forgettable examples (at least
+    one of these, or nothing could be multiplied).
 
     fraction: share of the clients that attack.
     clients: their numbers instead, such as "3 7".
-    factor: by how much; 1 where only `claim` shall lie. A claim above round.weight_cap is refused by the gate.
-    claim: how the claimed labels are spread over classes: true, as they are; uniform, all classes alike; inverse, most of what it has least of.
+    factor: by how much; 1 where only `claim` shall lie. A claim above round.weight_cap is refused
+        by the gate.
+    claim: how the claimed labels are spread over classes: true, as they are; uniform, all classes
+        alike; inverse, most of what it has least of.
     """
     if claim not in CLAIMS:
         raise InputError(f"attack count_lies: unknown claim {claim!r}: {nearest(claim, CLAIMS)}")
     require(factor > 0, "attack count_lies", "factor", "above 0", factor)
     if factor == 1 and claim == "true":
-        raise InputError("attack count_lies: factor=1 with claim=true tells the truth: give another factor, or claim=inverse")
+        raise InputError(
+            "attack count_lies: factor=1 with claim=true tells the truth: give another factor,"
+            " or claim=inverse"
+        )
 
     def tamper(replies: Reply, attackers: np.ndarray, start: Start, key: Key) -> Reply:
         bad = mark(replies, attackers)
         weight = torch.where(bad, factor * replies.weight, replies.weight)
         extras = replies.extras
         for part, name in COUNTS:
-            extras = _change(extras, part, name, lambda x: torch.where(bad.unsqueeze(1), factor * spread_labels(x, claim), x))
+            extras = _change(
+                extras,
+                part,
+                name,
+                lambda x: torch.where(bad.unsqueeze(1), factor * spread_labels(x, claim), x),
+            )
         for part, name in NUMBERS:
-            extras = _change(extras, part, name, lambda x: torch.where(bad, factor * x.clamp(min=1), x))
+            extras = _change(
+                extras, part, name, lambda x: torch.where(bad, factor * x.clamp(min=1), x)
+            )
         return replies._replace(weight=weight, extras=extras)
 
     return Attack("count_lies", read_who("count_lies", fraction, clients), tamper=tamper)

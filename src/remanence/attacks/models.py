@@ -1,7 +1,9 @@
 """Attacks on what a client answers: its model.
 
-`a_little_is_enough` is by Baruch, Baruch and Goldberg, "A little is enough: circumventing defenses for distributed learning", NeurIPS 2019: all attackers
-agree on a model so close to the honest ones' mean that an aggregator which looks for outliers takes them for honest, and honest ones for outliers.
+`a_little_is_enough` is by Baruch, Baruch and Goldberg, "A little is enough: circumventing defenses
+for distributed learning", NeurIPS 2019: all attackers agree on a model so close to the honest ones'
+mean that an aggregator which looks for outliers takes them for honest, and honest ones for
+outliers.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def sign_flip(*, fraction: float = 0.1, clients: str = "", scale: float = 1.0) -
 
 
 def scaling(*, fraction: float = 0.1, clients: str = "", factor: float = 10.0) -> Attack:
-    """Pulls harder: start + factor * (what it learned). With one attacker of k alike and factor k this is model replacement (Bagdasaryan et al. 2020).
+    """Pulls harder: start + factor * (what it learned). With one attacker of k alike and factor k
+    this is model replacement (Bagdasaryan et al. 2020).
 
     fraction: share of the clients that attack.
     clients: their numbers instead, such as "3 7".
@@ -42,7 +45,11 @@ def scaling(*, fraction: float = 0.1, clients: str = "", factor: float = 10.0) -
 
 def _stretch(factor: float) -> Tamper:
     def tamper(replies: Reply, attackers: np.ndarray, start: Start, key: Key) -> Reply:
-        return replace_params(replies, mark(replies, attackers), trees.axpy(factor, replies.delta(start), start.params))
+        return replace_params(
+            replies,
+            mark(replies, attackers),
+            trees.axpy(factor, replies.delta(start), start.params),
+        )
 
     return tamper
 
@@ -59,12 +66,19 @@ def gaussian(*, fraction: float = 0.1, clients: str = "", std: float = 1.0) -> A
     def tamper(replies: Reply, attackers: np.ndarray, start: Start, key: Key) -> Reply:
         bad, forged = mark(replies, attackers), dict(replies.params)
         for place in bad.nonzero().flatten().tolist():
-            mine = key.fold("gaussian", int(replies.client[place]))  # by client, so that the order of replies does not matter
+            # by client, so that the order of replies does not matter
+            mine = key.fold("gaussian", int(replies.client[place]))
             for name, x in forged.items():
-                noise = std * keys.normal(mine.fold(name).tensor().to(x.device), x.shape[1:], x.dtype)
+                noise = std * keys.normal(
+                    mine.fold(name).tensor().to(x.device), x.shape[1:], x.dtype
+                )
                 base = start.params[name]
                 centre = base if base.dim() < x.dim() else base[place]
-                forged[name] = x.index_copy(0, torch.tensor([place], device=x.device), (centre + noise).unsqueeze(0).to(x.dtype))
+                forged[name] = x.index_copy(
+                    0,
+                    torch.tensor([place], device=x.device),
+                    (centre + noise).unsqueeze(0).to(x.dtype),
+                )
         return replace_params(replies, bad, forged)
 
     return Attack("gaussian", read_who("gaussian", fraction, clients), tamper=tamper)
@@ -78,19 +92,26 @@ def nan(*, fraction: float = 0.1, clients: str = "") -> Attack:
     """
 
     def tamper(replies: Reply, attackers: np.ndarray, start: Start, key: Key) -> Reply:
-        return replace_params(replies, mark(replies, attackers), trees.map(lambda x: torch.full_like(x, torch.nan), replies.params))
+        return replace_params(
+            replies,
+            mark(replies, attackers),
+            trees.map(lambda x: torch.full_like(x, torch.nan), replies.params),
+        )
 
     return Attack("nan", read_who("nan", fraction, clients), tamper=tamper)
 
 
 def a_little_is_enough(*, fraction: float = 0.1, clients: str = "", z: float = 0.0) -> Attack:
-    """All attackers send mean - z * std of the honest replies, coordinate by coordinate: an update that a part of the honest ones exceed.
+    """All attackers send mean - z * std of the honest replies, coordinate by coordinate: an update
+    that a part of the honest ones exceed.
 
-    The attackers see the honest replies of the round. Where there are none, they send what they have.
+    The attackers see the honest replies of the round. Where there are none, they send what they
+    have.
 
     fraction: share of the clients that attack.
     clients: their numbers instead, such as "3 7".
-    z: how many standard deviations; 0: the most that stays hidden by the paper's equation 3, from the numbers of replies and of attackers among them.
+    z: how many standard deviations; 0: the most that stays hidden by the paper's equation 3, from
+        the numbers of replies and of attackers among them.
     """
     require(z >= 0, "attack a_little_is_enough", "z", "of at least 0", z)
 
@@ -104,11 +125,14 @@ def a_little_is_enough(*, fraction: float = 0.1, clients: str = "", z: float = 0
         forged = trees.map(lambda x: x.mean(dim=0) - far * x.std(dim=0, correction=0), honest)
         return replace_params(replies, bad, forged)
 
-    return Attack("a_little_is_enough", read_who("a_little_is_enough", fraction, clients), tamper=tamper)
+    return Attack(
+        "a_little_is_enough", read_who("a_little_is_enough", fraction, clients), tamper=tamper
+    )
 
 
 def hidden_deviations(n: int, f: int) -> float:
-    """z_max = max z with Phi(z) < (n - f - s) / (n - f), where s = floor(n / 2 + 1) - f honest ones must look worse than the attackers; 0 at least.
+    """z_max = max z with Phi(z) < (n - f - s) / (n - f), where s = floor(n / 2 + 1) - f honest ones
+    must look worse than the attackers; 0 at least.
 
     >>> round(hidden_deviations(n=50, f=24), 2)  # s = 2: Phi(z) = 24 / 26
     1.43

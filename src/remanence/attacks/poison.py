@@ -1,6 +1,8 @@
-"""Poisoned rows get ids of their own: the same example may be in honest hands too, now or at another time step, and must stay what it is there.
+"""Poisoned rows get ids of their own: the same example may be in honest hands too, now or at
+another time step, and must stay what it is there.
 
-With n ids in all, the poisoned form of example i is the example n + i. Inputs are stored again only where an attack changes them.
+With n ids in all, the poisoned form of example i is the example n + i. Inputs are stored again only
+where an attack changes them.
 """
 
 from __future__ import annotations
@@ -18,18 +20,28 @@ from remanence.keys import Key
 
 
 def know(source: Source) -> DataSet:
-    """What attackers know of a data set; the brightest pixel of the training images, because some sets do not use all of 0 .. 255."""
-    high = source.train.x.max(axis=0) if source.kind == "table" else np.asarray(source.train.x.max())
+    """What attackers know of a data set; the brightest pixel of the training images, because
+    some sets do not use all of 0 .. 255.
+    """
+    high = (
+        source.train.x.max(axis=0) if source.kind == "table" else np.asarray(source.train.x.max())
+    )
     return DataSet(source.kind, len(source.classes), high)
 
 
 def poison(
-    views: Views, steps: Sequence[Holdings], attacks: Sequence[Attack], attackers: Mapping[str, np.ndarray], known: DataSet, key: Key
+    views: Views,
+    steps: Sequence[Holdings],
+    attacks: Sequence[Attack],
+    attackers: Mapping[str, np.ndarray],
+    known: DataSet,
+    key: Key,
 ) -> tuple[Views, tuple[Holdings, ...]]:
-    """The training examples and who holds them, after the attacks on data, one after the other. Validation rows stay honest: they measure.
+    """The training examples and who holds them, after the attacks on data, one after the other.
+    Validation rows stay honest: they measure.
 
-    attackers: the clients of each attack, by its name; key: the experiment's. An example that several attackers hold at different times has the form the
-    last of them by number gave it.
+    attackers: the clients of each attack, by its name; key: the experiment's. An example that
+    several attackers hold at different times has the form the last of them by number gave it.
     """
     active = [attack for attack in attacks if attack.alter is not None]
     everybody = sorted({int(client) for attack in active for client in attackers[attack.name]})
@@ -52,8 +64,12 @@ def poison(
             parts.append(x)
             stored += len(ids)
     x = views.x if len(parts) == 1 else np.concatenate(parts)
-    poisoned = views._replace(x=x, y=np.concatenate([views.y, new_y]), place=np.concatenate([place, new_place]))
-    return poisoned, tuple(replace(step, train=_renumber(step.train, everybody, n)) for step in steps)
+    poisoned = views._replace(
+        x=x, y=np.concatenate([views.y, new_y]), place=np.concatenate([place, new_place])
+    )
+    return poisoned, tuple(
+        replace(step, train=_renumber(step.train, everybody, n)) for step in steps
+    )
 
 
 def _renumber(rows: Rows, clients: Sequence[int], shift: int) -> Rows:

@@ -1,6 +1,7 @@
 """Lies about likeness: a peer's model that seems to fit everybody.
 
-DAC and HAST choose whom to listen to by how well a peer's model does on their own rows; who seems to do well is asked again and again.
+DAC and HAST choose whom to listen to by how well a peer's model does on their own rows; who seems
+to do well is asked again and again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from remanence.rules.sgd import require
 
 
 def similarity_lies(*, fraction: float = 0.1, clients: str = "", loss: float = 0.01) -> Attack:
-    """An attacker's model seems to have this loss wherever an honest peer tries it. It harms together with an attack on the model or the data.
+    """An attacker's model seems to have this loss wherever an honest peer tries it. It harms
+    together with an attack on the model or the data.
 
     fraction: share of the clients that attack.
     clients: their numbers instead, such as "3 7".
@@ -24,7 +26,10 @@ def similarity_lies(*, fraction: float = 0.1, clients: str = "", loss: float = 0
 
     def mislead(probed: Tensor, losses: Tensor, attackers: np.ndarray) -> Tensor:
         bad = torch.from_numpy(attackers).to(probed)
-        honest = ~torch.isin(torch.arange(len(probed), device=probed.device), bad)  # attackers do not fool themselves
+        # attackers do not fool themselves
+        honest = ~torch.isin(torch.arange(len(probed), device=probed.device), bad)
         return torch.where(torch.isin(probed, bad) & honest.unsqueeze(1), loss, losses)
 
-    return Attack("similarity_lies", read_who("similarity_lies", fraction, clients), mislead=mislead)
+    return Attack(
+        "similarity_lies", read_who("similarity_lies", fraction, clients), mislead=mislead
+    )

@@ -1,4 +1,6 @@
-"""Attacks on the protocol: answers for another round, and answers given twice. The gate refuses both, and names the client."""
+"""Attacks on the protocol: answers for another round, and answers given twice. The gate refuses
+both, and names the client.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def stale(*, fraction: float = 0.1, clients: str = "") -> Attack:
     """
 
     def tamper(replies: Reply, attackers: np.ndarray, start: Start, key: Key) -> Reply:
-        return replies._replace(round=torch.where(mark(replies, attackers), replies.round - 1, replies.round))
+        return replies._replace(
+            round=torch.where(mark(replies, attackers), replies.round - 1, replies.round)
+        )
 
     return Attack("stale", read_who("stale", fraction, clients), tamper=tamper)
 
@@ -35,6 +39,8 @@ def replay(*, fraction: float = 0.1, clients: str = "", times: int = 2) -> Attac
 
     def tamper(replies: Reply, attackers: np.ndarray, start: Start, key: Key) -> Reply:
         again = mark(replies, attackers).nonzero().flatten()
-        return Reply.join([replies, *[replies.pick(again)] * (times - 1)]) if len(again) else replies
+        return (
+            Reply.join([replies, *[replies.pick(again)] * (times - 1)]) if len(again) else replies
+        )
 
     return Attack("replay", read_who("replay", fraction, clients), tamper=tamper)

@@ -1,7 +1,9 @@
-"""What we measure ourselves against: the plain loop over clients that simulators usually are, and the floor that no simulator can go under.
+"""What we measure ourselves against: the plain loop over clients that simulators usually are, and
+the floor that no simulator can go under.
 
-Written with nn.Module, autograd and torch.optim alone. Data lie on the device and batches are picked there, which flatters the loop; it shares only the plan
-of batches with our engines, so that both can be compared number by number.
+Written with nn.Module, autograd and torch.optim alone. Data lie on the device and batches are
+picked there, which flatters the loop; it shares only the plan of batches with our engines, so that
+both can be compared number by number.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ BATCH_OF_SCORES = 500
 
 
 def train_clients(experiment: Experiment, state: RunState, job: Job) -> nn.Module:
-    """One round of federated averaging (or of Flashback), client by client. -> the new global model"""
+    """One round of federated averaging (or of Flashback), client by client. -> the new global
+    model
+    """
     task, device = experiment.task, experiment.task.world.device
     flashback = any(part.name == "flashback" for part in task.method.parts)
     rows_of = task.population.at(job.time_step).train
@@ -35,10 +39,21 @@ def train_clients(experiment: Experiment, state: RunState, job: Job) -> nn.Modul
         rows = torch.from_numpy(rows_of.of(client)).to(device)
         model = copy.deepcopy(received)
         plan = plan_batches(
-            job.key.fold("client", client, "plan", 0), len(rows), task.batch, experiment.spec.local.epochs, experiment.spec.local.steps
+            job.key.fold("client", client, "plan", 0),
+            len(rows),
+            task.batch,
+            experiment.spec.local.epochs,
+            experiment.spec.local.steps,
         )
         own = torch.bincount(task.train.y[rows], minlength=task.world.classes).to(task.world.dtype)
-        teacher = None if pi is None else (lambda x, place: received(x).unsqueeze(0), (pi / (own + pi)).nan_to_num().unsqueeze(0))
+        teacher = (
+            None
+            if pi is None
+            else (
+                lambda x, place: received(x).unsqueeze(0),
+                (pi / (own + pi)).nan_to_num().unsqueeze(0),
+            )
+        )
         fit(model, experiment, job, rows, plan.rows, plan.widths, teacher)
         models.append(model)
         sizes.append(len(rows))
@@ -53,11 +68,18 @@ def plain_model(experiment: Experiment) -> nn.Module:
     return copy.deepcopy(experiment.task.model.origin).train()
 
 
-Teacher = tuple[Callable[[Tensor, Tensor], Tensor], Tensor]  # (x, place) -> logits [m, B, C]; alpha [m, C]
+# (x, place) -> logits [m, B, C]; alpha [m, C]
+Teacher = tuple[Callable[[Tensor, Tensor], Tensor], Tensor]
 
 
 def fit(
-    model: nn.Module, experiment: Experiment, job: Job, rows: Tensor, plan: np.ndarray, widths: np.ndarray, teacher: Teacher | None
+    model: nn.Module,
+    experiment: Experiment,
+    job: Job,
+    rows: Tensor,
+    plan: np.ndarray,
+    widths: np.ndarray,
+    teacher: Teacher | None,
 ) -> None:
     task, optimiser = experiment.task, make_optimizer(model, experiment, job)
     for step, width in enumerate(widths.tolist()):
@@ -73,27 +95,54 @@ def fit(
         if teacher is not None:
             log_p = torch.log_softmax(said.to(task.world.dtype), dim=2)
             log_q = torch.log_softmax(logits.to(task.world.dtype), dim=1)
-            loss = loss + (teacher[1].unsqueeze(1) * log_p.exp() * (log_p - log_q)).sum(dim=(0, 2)).mean()
+            loss = (
+                loss
+                + (teacher[1].unsqueeze(1) * log_p.exp() * (log_p - log_q)).sum(dim=(0, 2)).mean()
+            )
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
 
 
 def distil_at_server(
-    merged: nn.Module, received: nn.Module, models: list[nn.Module], counts: Tensor, pi: Tensor, experiment: Experiment, job: Job
+    merged: nn.Module,
+    received: nn.Module,
+    models: list[nn.Module],
+    counts: Tensor,
+    pi: Tensor,
+    experiment: Experiment,
+    job: Job,
 ) -> None:
     task = experiment.task
     public = task.public.to(task.world.device)
     with torch.no_grad(), autocast(experiment):
         said = torch.stack(
-            [torch.cat([model(task.train.inputs(some)) for some in torch.split(public, BATCH_OF_SCORES)]) for model in [*models, received]]
+            [
+                torch.cat(
+                    [
+                        model(task.train.inputs(some))
+                        for some in torch.split(public, BATCH_OF_SCORES)
+                    ]
+                )
+                for model in [*models, received]
+            ]
         )
     mu = torch.cat([counts, pi.unsqueeze(0)])
     alpha = (mu / (pi + mu.sum(dim=0))).nan_to_num()
-    epochs = next(part.arguments["server_epochs"] for part in task.method.parts if part.name == "flashback")
+    epochs = next(
+        part.arguments["server_epochs"] for part in task.method.parts if part.name == "flashback"
+    )
     key = job.key.fold("server", "fit").fold("call", 0, "plan")
     plan = plan_batches(key, len(public), task.batch, epochs)
-    fit(merged, experiment, job, public, plan.rows, plan.widths, (lambda x, place: said[:, place], alpha))
+    fit(
+        merged,
+        experiment,
+        job,
+        public,
+        plan.rows,
+        plan.widths,
+        (lambda x, place: said[:, place], alpha),
+    )
 
 
 def average(models: list[nn.Module], sizes: list[int]) -> nn.Module:
@@ -103,7 +152,12 @@ def average(models: list[nn.Module], sizes: list[int]) -> nn.Module:
     with torch.no_grad():
         for name, value in merged.state_dict().items():
             if value.is_floating_point():
-                value.copy_(sum(state[name] * (size / total) for state, size in zip(states, sizes, strict=True)))
+                value.copy_(
+                    sum(
+                        state[name] * (size / total)
+                        for state, size in zip(states, sizes, strict=True)
+                    )
+                )
     return merged
 
 
@@ -111,9 +165,15 @@ def make_optimizer(model: nn.Module, experiment: Experiment, job: Job) -> torch.
     rule, name = job.rule, experiment.task.optimiser.name
     if name == "adam":
         return torch.optim.Adam(
-            model.parameters(), rule["lr"], (rule["beta1"], rule["beta2"]), eps=rule["eps"], weight_decay=rule["weight_decay"]
+            model.parameters(),
+            rule["lr"],
+            (rule["beta1"], rule["beta2"]),
+            eps=rule["eps"],
+            weight_decay=rule["weight_decay"],
         )
-    return torch.optim.SGD(model.parameters(), rule["lr"], momentum=rule["momentum"], weight_decay=rule["weight_decay"])
+    return torch.optim.SGD(
+        model.parameters(), rule["lr"], momentum=rule["momentum"], weight_decay=rule["weight_decay"]
+    )
 
 
 def autocast(experiment: Experiment) -> torch.autocast:
@@ -124,10 +184,20 @@ def autocast(experiment: Experiment) -> torch.autocast:
 @torch.no_grad()
 def score_models(experiment: Experiment, models: list[nn.Module]) -> Tensor:
     """Each model on the whole test set. -> correct answers [m]"""
-    return torch.stack([_count_right(experiment, model.eval(), BATCH_OF_SCORES, torch.contiguous_format) for model in models])
+    return torch.stack(
+        [
+            _count_right(experiment, model.eval(), BATCH_OF_SCORES, torch.contiguous_format)
+            for model in models
+        ]
+    )
 
 
-def _count_right(experiment: Experiment, judge: Callable[[Tensor], Tensor], batch: int, layout: torch.memory_format) -> Tensor:
+def _count_right(
+    experiment: Experiment,
+    judge: Callable[[Tensor], Tensor],
+    batch: int,
+    layout: torch.memory_format,
+) -> Tensor:
     test, device = experiment.task.test, experiment.task.world.device
     right = torch.zeros((), dtype=torch.int64, device=device)
     for ids in torch.split(torch.arange(len(test.y), device=device), batch):
@@ -138,7 +208,9 @@ def _count_right(experiment: Experiment, judge: Callable[[Tensor], Tensor], batc
 
 
 def make_scoring_floor(experiment: Experiment, model: nn.Module, times: int) -> Callable[[], None]:
-    """One model on the whole test set, so many times: compiled where torch can, channels innermost, on a GPU all rows at once."""
+    """One model on the whole test set, so many times: compiled where torch can, channels
+    innermost, on a GPU all rows at once.
+    """
     device = experiment.task.world.device
     quick = copy.deepcopy(model).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     judge = torch.compile(quick, dynamic=False) if compiler_works(device) else quick
@@ -153,15 +225,23 @@ def make_scoring_floor(experiment: Experiment, model: nn.Module, times: int) -> 
 
 
 def make_floor(experiment: Experiment, job: Job) -> Callable[[], None]:
-    """As many examples through one model, in batches as large as the whole stack's: the arithmetic alone.
+    """As many examples through one model, in batches as large as the whole stack's: the arithmetic
+    alone.
 
     Compiled where torch can, and on CUDA the whole step, with its optimiser, is one CUDA graph.
     """
     task, device = experiment.task, experiment.task.world.device
-    rows = np.concatenate([task.population.at(job.time_step).train.of(client) for client in job.clients.tolist()])
+    rows = np.concatenate(
+        [task.population.at(job.time_step).train.of(client) for client in job.clients.tolist()]
+    )
     batch = min(task.batch * len(job.clients), len(rows))
     steps = max(1, round(experiment.spec.local.epochs * len(rows) / batch))
-    order = np.concatenate([Key(0).fold(epoch).permutation(len(rows)) for epoch in range(-(-steps * batch // len(rows)))])
+    order = np.concatenate(
+        [
+            Key(0).fold(epoch).permutation(len(rows))
+            for epoch in range(-(-steps * batch // len(rows)))
+        ]
+    )
     ids = torch.from_numpy(rows[order[: steps * batch]].reshape(steps, batch)).to(device)
     model = plain_model(experiment)
     optimiser = make_optimizer(model, experiment, job)
@@ -192,7 +272,9 @@ def make_floor(experiment: Experiment, job: Job) -> Callable[[], None]:
 
 
 def capture(step: Callable[[], None]) -> Callable[[], None]:
-    """A CUDA graph of a function without arguments, after some plain calls in which libraries choose their kernels."""
+    """A CUDA graph of a function without arguments, after some plain calls in which libraries
+    choose their kernels.
+    """
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
@@ -206,7 +288,8 @@ def capture(step: Callable[[], None]) -> Callable[[], None]:
         step()
     torch.backends.cudnn.benchmark = before
 
-    def replay(needed: Callable[[], None] = step) -> None:  # a graph reads memory that only the closure of its function keeps alive
+    # a graph reads memory that only the closure of its function keeps alive
+    def replay(needed: Callable[[], None] = step) -> None:
         graph.replay()
 
     return replay

@@ -1,4 +1,6 @@
-"""The jobs whose speed we measure: experiments of the papers' sizes on data made on the spot, so that anyone can repeat them without a download."""
+"""The jobs whose speed we measure: experiments of the papers' sizes on data made on the spot,
+so that anyone can repeat them without a download.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,16 @@ from remanence.types import Job
 
 IMAGES = "synthetic(samples={samples}, classes=10, shape='3x32x32', test={test})"
 CIFAR = IMAGES.format(samples=60_000, test=1 / 6)  # 50,000 and 10,000, as CIFAR-10 has them
-PLAIN: dict[str, Any] = {"data.validation": 0, "data.partition": "iid", "record.personal": 0, "record.every": 1_000}
+PLAIN: dict[str, Any] = {
+    "data.validation": 0,
+    "data.partition": "iid",
+    "record.personal": 0,
+    "record.every": 1_000,
+}
 SEEN = (
-    100.0  # label counts of each class that Flashback's server has seen: with none, as in round 1, its distillation would be switched off
+    # label counts of each class that Flashback's server has seen: with none, as in round 1, its
+    # distillation would be switched off
+    100.0
 )
 
 
@@ -30,14 +39,17 @@ class BenchJob:
     about: str
     settings: Mapping[str, Any]
     measure: str = (
-        # train: a round up to the new model; round: a whole round without a server; score: the round's local models on the test set;
+        # train: a round up to the new model; round: a whole round without a server; score: the
+        # round's local models on the test set;
         # together: the training of several seeds in one stack; memory: rounds of many clients
         "train"
     )
     relative_to: str = ""  # the job whose time this one's is compared with
     cuda_only: bool = False  # left out on a CPU unless it is named: it takes minutes there
     seeds: int = 1  # of runs that train together
-    rounds: int = 0  # of a memory job: enough that two thirds of the clients or more have taken part where they keep something
+    # of a memory job: enough that two thirds of the clients or more have taken part where they keep
+    # something
+    rounds: int = 0
     smaller: Mapping[str, Any] = field(default_factory=dict)  # what a memory job is compared with
 
 
@@ -57,8 +69,19 @@ RESNET = PLAIN | {
     "local.optimizer": "sgd(lr=0.05)",
 }
 TABLE = "synthetic(samples={samples}, classes=10, features=32, test=0.02)"
-MANY = PLAIN | {"clients.sample": 100, "model": "mlp(hidden=64)", "local.batch": 10, "method": "fedavg"}
-LENETS = PLAIN | {"model": "lenet", "clients.sample": 500, "local.batch": 10, "method": "scaffold", "local.optimizer": "sgd(lr=0.05)"}
+MANY = PLAIN | {
+    "clients.sample": 100,
+    "model": "mlp(hidden=64)",
+    "local.batch": 10,
+    "method": "fedavg",
+}
+LENETS = PLAIN | {
+    "model": "lenet",
+    "clients.sample": 500,
+    "local.batch": 10,
+    "method": "scaffold",
+    "local.optimizer": "sgd(lr=0.05)",
+}
 
 HAST = PLAIN | {
     "data.name": IMAGES.format(samples=15_625, test=0.2),
@@ -102,20 +125,34 @@ JOBS: dict[str, BenchJob] = {
         ),
         BenchJob(
             "D",
-            "whole HAST round of A's clients: probe 3 peers, mix, train, fine-tune 3 epochs, validate on 75 samples",
+            "whole HAST round of A's clients: probe 3 peers, mix, train, fine-tune 3"
+            " epochs, validate on 75 samples",
             HAST | DRIFT,
             measure="round",
             relative_to="A",
         ),
-        BenchJob("C-mixed", "as C with batch and group norm mixed", RESNET | {"model": "resnet18(norm='mixed')"}, cuda_only=True),
+        BenchJob(
+            "C-mixed",
+            "as C with batch and group norm mixed",
+            RESNET | {"model": "resnet18(norm='mixed')"},
+            cuda_only=True,
+        ),
         BenchJob(
             "E",
             "Flashback round: B with teachers and server distillation on 1,250 samples, 1 epoch",
             CNN | {"method": "flashback(server_epochs=1)", "data.public": 1250},
             relative_to="B",
         ),
-        BenchJob("F", "all local models of B on 10,000 test images", CNN, measure="score", relative_to="B"),
-        BenchJob("G", "three seeds of A in one stack", HAST, measure="together", relative_to="A", seeds=3),
+        BenchJob(
+            "F",
+            "all local models of B on 10,000 test images",
+            CNN,
+            measure="score",
+            relative_to="B",
+        ),
+        BenchJob(
+            "G", "three seeds of A in one stack", HAST, measure="together", relative_to="A", seeds=3
+        ),
         BenchJob(
             "H",
             "memory of FedAvg with 100,000 clients, 100 a round, against 1,000 clients",
@@ -127,7 +164,11 @@ JOBS: dict[str, BenchJob] = {
         BenchJob(
             "H-scaffold",
             "memory of SCAFFOLD with 10,000 LeNets, 500 a round, against 1,000",
-            LENETS | {"data.name": "synthetic(samples=20200, classes=10, shape='3x32x32', test=0.01)", "clients.count": 10_000},
+            LENETS
+            | {
+                "data.name": "synthetic(samples=20200, classes=10, shape='3x32x32', test=0.01)",
+                "clients.count": 10_000,
+            },
             measure="memory",
             rounds=20,
             smaller={"clients.count": 1_000},
@@ -136,12 +177,26 @@ JOBS: dict[str, BenchJob] = {
 }
 
 
-def prepare(job: BenchJob, device: str, precision: str, changes: Mapping[str, Any] | None = None) -> tuple[Experiment, RunState, Job]:
+def prepare(
+    job: BenchJob, device: str, precision: str, changes: Mapping[str, Any] | None = None
+) -> tuple[Experiment, RunState, Job]:
     """An experiment, and its first round."""
-    experiment = build(make_spec({}, {**job.settings, **(changes or {}), "device": device, "precision": precision, "engine": "auto"}))
+    experiment = build(
+        make_spec(
+            {},
+            {
+                **job.settings,
+                **(changes or {}),
+                "device": device,
+                "precision": precision,
+                "engine": "auto",
+            },
+        )
+    )
     state = first_state(experiment)
     seen = {
-        name: tree | {"pi": torch.full_like(tree["pi"], SEEN)} if name == "flashback" else tree for name, tree in state.server.state.items()
+        name: tree | {"pi": torch.full_like(tree["pi"], SEEN)} if name == "flashback" else tree
+        for name, tree in state.server.state.items()
     }
     state = replace(state, server=replace(state.server, state=seen))
     return experiment, state, make_job(experiment, state, 1)

@@ -1,4 +1,6 @@
-"""Measure jobs: our engine, the plain loop and the floor in turns in one process, the median of several times each."""
+"""Measure jobs: our engine, the plain loop and the floor in turns in one process, the median of
+several times each.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ import torch
 from torch import nn
 
 from remanence import server
-from remanence.bench.baselines import make_floor, make_scoring_floor, plain_model, score_models, train_clients
+from remanence.bench.baselines import (
+    make_floor,
+    make_scoring_floor,
+    plain_model,
+    score_models,
+    train_clients,
+)
 from remanence.bench.jobs import JOBS, BenchJob, prepare
 from remanence.bench.plain_engine import OneAtATime
 from remanence.engines.choose import Choice, choose_engine, make_engine
@@ -33,12 +41,20 @@ from remanence.state import RunState
 from remanence.trial import play, worst_difference
 from remanence.types import Engine, Job, Reply, Start
 
-CLOSE = 1e-9  # how far a whole round in float64 may be from the plain loop's, relative to the larger of 1 and the value
-LONG_RUN = 100_000  # rounds of the run for which the engine is chosen: long enough for compiling to pay
+# how far a whole round in float64 may be from the plain loop's, relative to the larger of 1 and the
+# value
+CLOSE = 1e-9
+# rounds of the run for which the engine is chosen: long enough for compiling to pay
+LONG_RUN = 100_000
 
 
 def run_jobs(
-    names: Sequence[str], *, device: str = "auto", precision: str = "fp32", repeat: int = 5, say: Callable[[str], None] = print
+    names: Sequence[str],
+    *,
+    device: str = "auto",
+    precision: str = "fp32",
+    repeat: int = 5,
+    say: Callable[[str], None] = print,
 ) -> list[dict[str, Any]]:
     """One object a job, as `remanence bench --json` prints them."""
     if repeat < 1:
@@ -49,19 +65,29 @@ def run_jobs(
         if name not in JOBS:
             raise unknown("job", name, JOBS)
     results: dict[str, dict[str, Any]] = {}
-    with contextlib.suppress(KeyboardInterrupt), catch_termination():  # stopped: what was measured until then is not lost
+    # stopped: what was measured until then is not lost
+    with contextlib.suppress(KeyboardInterrupt), catch_termination():
         for name in chosen:
             for needed in (JOBS[name].relative_to, name):
                 if needed and needed not in results:
                     say(f"{needed}: {JOBS[needed].about}")
                     measured = measure(JOBS[needed], device, precision, repeat)
-                    results[needed] = measured | _relate(measured, results.get(JOBS[needed].relative_to))
+                    results[needed] = measured | _relate(
+                        measured, results.get(JOBS[needed].relative_to)
+                    )
                     torch._dynamo.reset()  # a job's compiled steps are of no use to the next
     return list(results.values())
 
 
 def _relate(measured: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]:
-    return {} if other is None else {"relative_to": other["job"], "ratio_to_relative": measured["seconds"] / other["seconds"]}
+    return (
+        {}
+        if other is None
+        else {
+            "relative_to": other["job"],
+            "ratio_to_relative": measured["seconds"] / other["seconds"],
+        }
+    )
 
 
 def measure(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str, Any]:
@@ -82,10 +108,15 @@ def measure(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str
         if job.measure == "score":
             plain, ours, floor, rows = scoring(experiment, state, work, engine)
         elif job.measure == "round":
-            plain, ours = (partial(play_once, experiment, state, each) for each in (OneAtATime(experiment), engine))
+            plain, ours = (
+                partial(play_once, experiment, state, each)
+                for each in (OneAtATime(experiment), engine)
+            )
         else:
             plain, ours, floor = training(experiment, state, work, engine)
-        contenders = {"plain": (plain, threads), "ours": (ours, ours_threads)} | ({"floor": (floor, threads)} if floor else {})
+        contenders = {"plain": (plain, threads), "ours": (ours, ours_threads)} | (
+            {"floor": (floor, threads)} if floor else {}
+        )
         times = take_turns(contenders, repeat, experiment.task.world.device)
         with watching_memory(experiment.task.world.device) as peak:
             ours()
@@ -101,11 +132,19 @@ def measure(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str
         "floor_seconds": floor_seconds,
         "difference_in_float64": difference,
     }
-    return describe(job, experiment, ours_threads, times["ours"], rows, peak(), choice.reason) | more
+    return (
+        describe(job, experiment, ours_threads, times["ours"], rows, peak(), choice.reason) | more
+    )
 
 
 def describe(
-    job: BenchJob, experiment: Experiment, threads: int, times: Sequence[float], rows: int, peak: int, engine: str
+    job: BenchJob,
+    experiment: Experiment,
+    threads: int,
+    times: Sequence[float],
+    rows: int,
+    peak: int,
+    engine: str,
 ) -> dict[str, Any]:
     """What is told of every job; what a job has nothing to be compared with stays empty."""
     seconds = statistics.median(times)
@@ -144,20 +183,28 @@ def training(
 
 def train_ours(experiment: Experiment, state: RunState, work: Job, engine: Engine) -> Start:
     replies = Reply.join(list(engine.train(work)))
-    return server.update(experiment.task, state.server, replies, work.round, work.key, work.rule, engine).server.model
+    return server.update(
+        experiment.task, state.server, replies, work.round, work.key, work.rule, engine
+    ).server.model
 
 
 def scoring(
     experiment: Experiment, state: RunState, work: Job, engine: Engine
 ) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any], int]:
-    """The local models of a round on the test set, three ways; the floor is one model that sees as many rows."""
+    """The local models of a round on the test set, three ways; the floor is one model that sees
+    as many rows.
+    """
     models = local_models(state.server.model, Reply.join(list(engine.train(work))))
     many, classes = len(work.clients), torch.arange(experiment.task.world.classes)
     modules = [load(plain_model(experiment), models.take(number)) for number in range(many)]
     right = score_models(experiment, modules).cpu()
     ours = engine.score(models, "test").confusion[:, 0, classes, classes].sum(dim=1)
-    if int((right - ours).abs().max()) > len(experiment.task.test.y) // 1000:  # in single precision a few rows may fall either way
-        raise RunFailed(f"the ledger counts {ours.tolist()} right answers where the plain loop counts {right.tolist()}: please report this")
+    # in single precision a few rows may fall either way
+    if int((right - ours).abs().max()) > len(experiment.task.test.y) // 1000:
+        raise RunFailed(
+            f"the ledger counts {ours.tolist()} right answers where the plain loop counts"
+            f" {right.tolist()}: please report this"
+        )
     return (
         lambda: score_models(experiment, modules),
         lambda: engine.score(models, "test"),
@@ -173,31 +220,46 @@ def load(module: nn.Module, model: Start) -> nn.Module:
 
 def play_once(experiment: Experiment, state: RunState, engine: Engine) -> Start:
     """A whole round without a server, from the same state every time. -> all clients' models"""
-    with tempfile.TemporaryDirectory() as folder, contextlib.closing(open_recorder(Path(folder), experiment, {})) as recorder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.closing(open_recorder(Path(folder), experiment, {})) as recorder,
+    ):
         after, _ = play_round(experiment, engine, state, recorder)
     assert after.crowd is not None
     return after.crowd.models
 
 
 def compare_with_plain(job: BenchJob, device: str, choice: Choice) -> float | None:
-    """One whole round in float64 on our engine and in the plain loop; raises where they differ. -> the largest difference"""
+    """One whole round in float64 on our engine and in the plain loop; raises where they differ.
+    -> the largest difference
+    """
     if job.measure not in ("train", "round"):
         return None
     experiment, state, work = prepare(job, device, "fp64")
-    with contextlib.closing(make_engine(choice.name, experiment.task, choice.stack, steps=choice.steps)) as engine:
+    with contextlib.closing(
+        make_engine(choice.name, experiment.task, choice.stack, steps=choice.steps)
+    ) as engine:
         if job.measure == "round":
-            plain, ours = (play_once(experiment, state, each).params for each in (OneAtATime(experiment), engine))
+            plain, ours = (
+                play_once(experiment, state, each).params
+                for each in (OneAtATime(experiment), engine)
+            )
         else:
             plain = train_clients(experiment, state, work).state_dict()
             ours = train_ours(experiment, state, work, engine).params
     place, difference = worst_difference(ours, {name: plain[name] for name in ours})
     if difference > CLOSE:
-        raise RunFailed(f"job {job.name}: {place} differs from the plain loop by {difference:.1e} in float64: please report this")
+        raise RunFailed(
+            f"job {job.name}: {place} differs from the plain loop by {difference:.1e} in"
+            " float64: please report this"
+        )
     return difference
 
 
 def measure_together(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str, Any]:
-    """The training of several seeds as one stack; nothing to compare with but the same for one seed, which is another job."""
+    """The training of several seeds as one stack; nothing to compare with but the same for one
+    seed, which is another job.
+    """
     threads = torch.get_num_threads()
     prepared = [prepare(job, device, precision, {"seed": seed}) for seed in range(job.seeds)]
     experiment, _, work = prepared[0]
@@ -207,12 +269,16 @@ def measure_together(job: BenchJob, device: str, precision: str, repeat: int) ->
         Stacked(experiment.task, MOST_CLIENTS["cuda"], choice.steps)
     ) as engine:  # on a CPU too: that is what is measured
         ours = partial(train_works, engine, works)
-        times = take_turns({"ours": (ours, choice.threads)}, repeat, experiment.task.world.device)["ours"]
+        times = take_turns({"ours": (ours, choice.threads)}, repeat, experiment.task.world.device)[
+            "ours"
+        ]
         with watching_memory(experiment.task.world.device) as peak:
             ours()
     torch.set_num_threads(threads)
     rows = sum(count_rows(each, one) for each, _, one in prepared)
-    return describe(job, experiment, choice.threads, times, rows, peak(), f"stacked, steps {engine.steps}")
+    return describe(
+        job, experiment, choice.threads, times, rows, peak(), f"stacked, steps {engine.steps}"
+    )
 
 
 def train_works(engine: Stacked, works: Sequence[Work]) -> None:
@@ -221,9 +287,14 @@ def train_works(engine: Stacked, works: Sequence[Work]) -> None:
 
 
 def take_turns(
-    contenders: dict[str, tuple[Callable[[], Any], int]], repeat: int, device: torch.device, clock: Callable[[], float] = time.perf_counter
+    contenders: dict[str, tuple[Callable[[], Any], int]],
+    repeat: int,
+    device: torch.device,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Seconds of each, one after the other and again, so that a busy machine is unfair to all alike; the first turn warms up and does not count."""
+    """Seconds of each, one after the other and again, so that a busy machine is unfair to all
+    alike; the first turn warms up and does not count.
+    """
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(repeat + 1):
         for name, (function, threads) in contenders.items():
@@ -249,7 +320,9 @@ def count_rows(experiment: Experiment, work: Job) -> int:
 
 
 def measure_memory(job: BenchJob, device: str, precision: str) -> dict[str, Any]:
-    """Whole rounds; the peak over the job, making the data and the clients included, against the same job with fewer clients."""
+    """Whole rounds; the peak over the job, making the data and the clients included, against
+    the same job with fewer clients.
+    """
     peaks, seconds, rows = [], 0.0, 0
     for settings in (job.smaller, {}):
         gc.collect()
@@ -275,9 +348,14 @@ def watching_memory(device: torch.device) -> Iterator[Callable[[], int]]:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        with contextlib.suppress(OSError):  # Linux alone can forget an earlier peak; elsewhere it is that of the whole process
+        # Linux alone can forget an earlier peak; elsewhere it is that of the whole process
+        with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
-    yield lambda: torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_of_process()
+    yield (
+        lambda: (
+            torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_of_process()
+        )
+    )
 
 
 def peak_of_process() -> int:
@@ -285,13 +363,17 @@ def peak_of_process() -> int:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if platform.system() == "Darwin" else 1024
+    )
 
 
 def about_machine(experiment: Experiment, threads: int) -> dict[str, Any]:
     """Where a number was measured: without that it means nothing."""
     device = experiment.task.world.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    name = (
+        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    )
     return {
         "device": str(device),
         "device_name": name,

@@ -1,7 +1,9 @@
-"""A whole round without a server the usual way: one client, one peer and one batch at a time, with nn.Module, autograd and torch.optim alone.
+"""A whole round without a server the usual way: one client, one peer and one batch at a time, with
+nn.Module, autograd and torch.optim alone.
 
-As an engine it can stand in our own round, so that both play the same round and can be compared number by number; what it shares with our engines is the
-plan of batches. Choosing and mixing peers stay what they are in ours, which flatters it a little.
+As an engine it can stand in our own round, so that both play the same round and can be compared
+number by number; what it shares with our engines is the plan of batches. Choosing and mixing peers
+stay what they are in ours, which flatters it a little.
 """
 
 from __future__ import annotations
@@ -39,10 +41,20 @@ class OneAtATime:
                 if phase.accept is not None and not self._improved(before, job, client):
                     self._load(before)
             kept, nothing_for_the_log = trees.take(job.own, slice(place, place + 1)), torch.zeros(1)
-            yield common.make_reply(self.task, job, np.array([client]), Start.stack([self._state()]), {}, kept, nothing_for_the_log)
+            yield common.make_reply(
+                self.task,
+                job,
+                np.array([client]),
+                Start.stack([self._state()]),
+                {},
+                kept,
+                nothing_for_the_log,
+            )
 
     def _fit(self, job: Job, client: int, number: int, phase: Phase) -> None:
-        rows = torch.from_numpy(self.task.population.at(job.time_step).train.of(client)).to(self.task.world.device)
+        rows = torch.from_numpy(self.task.population.at(job.time_step).train.of(client)).to(
+            self.task.world.device
+        )
         trained = set(self.task.trained_names(phase))
         for name, param in self.module.named_parameters():
             param.requires_grad_(name in trained)
@@ -57,17 +69,28 @@ class OneAtATime:
         self._load(now)
         return new < old
 
-    def score(self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0) -> Scores:
+    def score(
+        self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0
+    ) -> Scores:
         raise NotImplementedError("a timed round evaluates nothing")
 
     def judge(self, models: Start, ids: Tensor) -> Tensor:
         raise NotImplementedError("a round without a server has no public set")
 
     def score_pairs(
-        self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int = 0, verdicts: bool = False
+        self,
+        models: Start,
+        which: np.ndarray,
+        owners: np.ndarray,
+        split: str,
+        time_step: int = 0,
+        verdicts: bool = False,
     ) -> PairScores:
         rows, classes = common.split_rows(self.task, split, time_step), self.task.world.classes
-        confusion, loss = torch.zeros(len(which), classes, classes, dtype=torch.int64), torch.zeros(len(which), dtype=torch.float64)
+        confusion, loss = (
+            torch.zeros(len(which), classes, classes, dtype=torch.int64),
+            torch.zeros(len(which), dtype=torch.float64),
+        )
         for pair, (model, owner) in enumerate(zip(which.tolist(), owners.tolist(), strict=True)):
             ids = rows.of(owner)
             self._load(models.take(model))
@@ -77,9 +100,14 @@ class OneAtATime:
 
     @torch.no_grad()
     def _mean_loss(self, ids: np.ndarray) -> float:
-        examples, total = self.task.train, torch.zeros((), dtype=torch.float64, device=self.task.world.device)
+        examples, total = (
+            self.task.train,
+            torch.zeros((), dtype=torch.float64, device=self.task.world.device),
+        )
         for batch in torch.split(torch.from_numpy(ids).to(self.task.world.device), self.task.batch):
-            total += cross_entropy(self.module(examples.inputs(batch)), examples.y[batch], reduction="sum").double()
+            total += cross_entropy(
+                self.module(examples.inputs(batch)), examples.y[batch], reduction="sum"
+            ).double()
         return float(total) / len(ids)
 
     def _load(self, model: Start) -> None:
@@ -87,6 +115,8 @@ class OneAtATime:
 
     def _state(self) -> Start:
         params = {name: value.detach().clone() for name, value in self.module.named_parameters()}
-        return Start(params, {name: value.detach().clone() for name, value in self.module.named_buffers()})
+        return Start(
+            params, {name: value.detach().clone() for name, value in self.module.named_buffers()}
+        )
 
     def close(self) -> None: ...

@@ -9,10 +9,15 @@ HEAD = ("job", "seconds", "samples/s", "x sequential", "of the floor", "memory",
 
 
 def render(results: Sequence[dict[str, Any]]) -> str:
-    """A table in Markdown, which reads well in a terminal too, and below it where and how it was measured."""
+    """A table in Markdown, which reads well in a terminal too, and below it where and how it
+    was measured.
+    """
     rows = [HEAD, *(_cells(result) for result in results)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
-    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in rows
+    ]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     notes = [f"{result['job']}: {result['about']}; engine {result['engine']}" for result in results]
     return "\n".join([*lines, "", *notes, "", *dict.fromkeys(_where(result) for result in results)])
@@ -38,5 +43,6 @@ def _maybe(value: float | None, form: str) -> str:
 def _where(result: dict[str, Any]) -> str:
     threads = f"{result['threads']} thread{'s' if result['threads'] > 1 else ''}"
     return (
-        f"{result['device_name']}, {result['precision']}, {threads}, torch {result['torch']}, Python {result['python']}, {result['system']}"
+        f"{result['device_name']}, {result['precision']}, {threads}, torch"
+        f" {result['torch']}, Python {result['python']}, {result['system']}"
     )

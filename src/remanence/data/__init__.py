@@ -1,4 +1,6 @@
-"""The data room: sources (where examples come from) and partitions (who gets them). The two tables below are the only lists of either."""
+"""The data room: sources (where examples come from) and partitions (who gets them). The two
+tables below are the only lists of either.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,16 @@ from remanence.data.idx import emnist, fashion_mnist, mnist
 from remanence.data.leaf import femnist, mnist_by_writer
 from remanence.data.mat import svhn
 from remanence.data.own import from_dataset, npz
-from remanence.data.partitions import Partition, dirichlet, dirichlet_by_class, hold_out, iid, quantity, shards, split_validation
+from remanence.data.partitions import (
+    Partition,
+    dirichlet,
+    dirichlet_by_class,
+    hold_out,
+    iid,
+    quantity,
+    shards,
+    split_validation,
+)
 from remanence.data.source import Source, Split
 from remanence.data.synthetic import synthetic, tokens
 from remanence.errors import InputError
@@ -67,14 +78,24 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
 
 
 def load_source(name: str, options: Mapping[str, Any], root: Path | None) -> Source:
-    """Read a source by its name; `root` is the data folder, and without it the variable REMANENCE_DATA names it."""
+    """Read a source by its name; `root` is the data folder, and without it the variable
+    REMANENCE_DATA names it.
+    """
     if root is None and os.environ.get("REMANENCE_DATA"):
         root = Path(os.environ["REMANENCE_DATA"])
     source: Source
     try:
-        source = construct(Call(name, options), SOURCES, "source", None if root is None else Path(root).expanduser())
+        source = construct(
+            Call(name, options),
+            SOURCES,
+            "source",
+            None if root is None else Path(root).expanduser(),
+        )
     except OSError as error:
-        raise InputError(f"source {name!r} cannot be read ({error}): check that the file is there and that you may read it") from error
+        raise InputError(
+            f"source {name!r} cannot be read ({error}): check that the file is there and that"
+            " you may read it"
+        ) from error
     return source
 
 
@@ -82,14 +103,20 @@ def check_source(name: str, root: Path | None, options: Mapping[str, Any] | None
     """Read a source from end to end and say what is in it, for `remanence data check`."""
     source = load_source(name, options or {}, root)
     per_class = np.bincount(source.train.y, minlength=len(source.classes))
-    shown = ", ".join(source.classes[:10]) + (f" and {len(source.classes) - 10} more" if len(source.classes) > 10 else "")
+    shown = ", ".join(source.classes[:10]) + (
+        f" and {len(source.classes) - 10} more" if len(source.classes) > 10 else ""
+    )
     lines = [
         f"{source.name}: {source.note}",
         f"  examples  {len(source.train)} for training, {len(source.test)} for testing",
         f"  one is    {source.kind} {'x'.join(map(str, source.shape))}, {source.train.x.dtype}",
-        f"  classes   {len(source.classes)} ({shown}), {per_class.min()} to {per_class.max()} training examples each",
+        f"  classes   {len(source.classes)} ({shown}), {per_class.min()} to"
+        f" {per_class.max()} training examples each",
     ]
     if source.train.groups is not None:
         per_group = np.unique(source.train.groups, return_counts=True)[1]
-        lines.append(f"  groups    {len(source.group_names)}, {per_group.min()} to {per_group.max()} training examples each")
+        lines.append(
+            f"  groups    {len(source.group_names)}, {per_group.min()} to {per_group.max()}"
+            " training examples each"
+        )
     return "\n".join(lines)

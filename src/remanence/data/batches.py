@@ -1,7 +1,8 @@
 """From row numbers to batches: the plan of a round, and the data on the device.
 
-The plan is a pure function of (key, number of rows): it is computed where the data are, and is the same on every engine. Images stay uint8 on the device;
-a batch is gathered, normalised and augmented there, and augmentation draws from (key, example), so padding and stacking change nothing.
+The plan is a pure function of (key, number of rows): it is computed where the data are, and is the
+same on every engine. Images stay uint8 on the device; a batch is gathered, normalised and augmented
+there, and augmentation draws from (key, example), so padding and stacking change nothing.
 """
 
 from __future__ import annotations
@@ -20,18 +21,23 @@ from remanence.keys import Key
 
 AUGMENTATIONS = ("crop", "flip", "cutout")
 CROP_PADDING = 4
-CUTOUT = 16  # pixels of the square that cutout empties; on images smaller than 32, half of their shorter side
+# pixels of the square that cutout empties; on images smaller than 32, half of their shorter side
+CUTOUT = 16
 
 
 class Plan(NamedTuple):
     """Which of its rows a client sees in each local step."""
 
-    rows: np.ndarray  # [steps, batch] int64, positions 0 .. n-1; beyond the width, the first row of the step again
+    # [steps, batch] int64, positions 0 .. n-1; beyond the width, the first row of the step again
+    rows: np.ndarray
     widths: np.ndarray  # [steps] int64, how many of them count
 
 
-def plan_batches(key: Key, count: int, batch: int, epochs: int = 0, steps: int = 0, drop_last: bool = False) -> Plan:
-    """Every epoch visits all rows once in a fresh order; with `steps`, epochs follow each other until there are enough steps.
+def plan_batches(
+    key: Key, count: int, batch: int, epochs: int = 0, steps: int = 0, drop_last: bool = False
+) -> Plan:
+    """Every epoch visits all rows once in a fresh order; with `steps`, epochs follow each other
+    until there are enough steps.
 
     >>> plan = plan_batches(Key(0), count=5, batch=2, epochs=1)
     >>> plan.widths.tolist()
@@ -53,25 +59,39 @@ def plan_batches(key: Key, count: int, batch: int, epochs: int = 0, steps: int =
 
 
 def plan_many(
-    key_values: np.ndarray, counts: np.ndarray, batch: int, epochs: int = 0, steps: int = 0, drop_last: bool = False
+    key_values: np.ndarray,
+    counts: np.ndarray,
+    batch: int,
+    epochs: int = 0,
+    steps: int = 0,
+    drop_last: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """`plan_batches` for many clients at once, those of equal size together.
 
-    key_values: uint64 [k]; counts: [k] -> rows [k, most steps, widest batch], widths [k, most steps]. Beyond a width the step's first row stands again;
-    beyond a client's last step rows are 0 and so is the width.
+    key_values: uint64 [k]; counts: [k] -> rows [k, most steps, widest batch], widths [k, most
+    steps]. Beyond a width the step's first row stands again; beyond a client's last step rows are 0
+    and so is the width.
     """
-    totals = {count: count_steps(count, batch, epochs, steps, drop_last) for count in set(counts.tolist())}
+    totals = {
+        count: count_steps(count, batch, epochs, steps, drop_last) for count in set(counts.tolist())
+    }
     most, widest = max(totals.values()), min(batch, max(totals))
-    rows, widths = np.zeros((len(counts), most, widest), dtype=np.int64), np.zeros((len(counts), most), dtype=np.int64)
+    rows, widths = (
+        np.zeros((len(counts), most, widest), dtype=np.int64),
+        np.zeros((len(counts), most), dtype=np.int64),
+    )
     for count, total in totals.items():
         some, wide = np.flatnonzero(counts == count), min(batch, count)
         per_epoch = count // wide if drop_last else -(-count // wide)
         rounds = -(-total // per_epoch)
         values = keys.fold_each(key_values[some, None], np.arange(rounds)).reshape(-1)
-        orders = keys.permutations(values, count)[:, : per_epoch * wide]  # [clients * epochs, rows used]
+        # [clients * epochs, rows used]
+        orders = keys.permutations(values, count)[:, : per_epoch * wide]
         short = per_epoch * wide - orders.shape[1]
         if short:
-            orders = np.concatenate([orders, np.repeat(orders[:, (per_epoch - 1) * wide, None], short, axis=1)], axis=1)
+            orders = np.concatenate(
+                [orders, np.repeat(orders[:, (per_epoch - 1) * wide, None], short, axis=1)], axis=1
+            )
         mine = orders.reshape(len(some), rounds * per_epoch, wide)[:, :total]
         rows[some, :total, :wide] = mine
         rows[some, :total, wide:] = mine[:, :, :1]
@@ -107,7 +127,9 @@ class Examples:
         x = self._raw(ids)
         if self.augment:
             flat = keys.fold_in(keys.fold_in(key, "augment").unsqueeze(-1), ids).reshape(-1)
-            x = augment_images(x.reshape(-1, *x.shape[ids.dim() :]), flat, self.augment).reshape(x.shape)
+            x = augment_images(x.reshape(-1, *x.shape[ids.dim() :]), flat, self.augment).reshape(
+                x.shape
+            )
         x = self._normalise(x)
         if "cutout" in self.augment:  # after normalising, so that the hole is the mean
             x = x * keep_outside(flat, *x.shape[-2:]).reshape(*ids.shape, 1, *x.shape[-2:])
@@ -140,18 +162,26 @@ def place_examples(
     if unknown:
         raise InputError(f"unknown augmentation {unknown[0]!r}: known: {', '.join(AUGMENTATIONS)}")
     if augment and x.ndim != 4:
-        raise InputError("crop, flip and cutout are for images: leave data.augment empty for this data")
-    if not x.flags.writeable:  # a mapped file: torch would warn, and a gather needs no second copy of it
+        raise InputError(
+            "crop, flip and cutout are for images: leave data.augment empty for this data"
+        )
+    # a mapped file: torch would warn, and a gather needs no second copy of it
+    if not x.flags.writeable:
         x = np.array(x)
     if x.dtype == np.float64 and dtype == torch.float32:
         x = x.astype(np.float32)
     mean = std = None
     if statistics is not None:
         shape = (-1, *(1,) * (x.ndim - 2))
-        mean, std = (torch.as_tensor(s, dtype=torch.float64).to(dtype).reshape(shape).to(device) for s in statistics)
+        mean, std = (
+            torch.as_tensor(s, dtype=torch.float64).to(dtype).reshape(shape).to(device)
+            for s in statistics
+        )
     labels = torch.from_numpy(np.asarray(y, dtype=np.int64)).to(device)
     places = None if place is None else torch.from_numpy(place).to(device)
-    return Examples(torch.from_numpy(x).to(device), labels, mean, std, dtype, tuple(augment), places)
+    return Examples(
+        torch.from_numpy(x).to(device), labels, mean, std, dtype, tuple(augment), places
+    )
 
 
 def augment_images(x: Tensor, key: Tensor, names: Sequence[str]) -> Tensor:
@@ -165,14 +195,22 @@ def augment_images(x: Tensor, key: Tensor, names: Sequence[str]) -> Tensor:
     if "crop" in names:
         rows = rows + _draw(key, "rows", 2 * CROP_PADDING + 1).unsqueeze(1) - CROP_PADDING
         columns = columns + _draw(key, "columns", 2 * CROP_PADDING + 1).unsqueeze(1) - CROP_PADDING
-    inside = ((rows >= 0) & (rows < height)).unsqueeze(2) & ((columns >= 0) & (columns < width)).unsqueeze(1)  # [n, h, w]
+    # [n, h, w]
+    inside = ((rows >= 0) & (rows < height)).unsqueeze(2) & (
+        (columns >= 0) & (columns < width)
+    ).unsqueeze(1)
     image = torch.arange(len(x), device=x.device).reshape(-1, 1, 1)
-    picked = x.permute(0, 2, 3, 1)[image, rows.clamp(0, height - 1).unsqueeze(2), columns.clamp(0, width - 1).unsqueeze(1)]  # [n, h, w, c]
+    # [n, h, w, c]
+    picked = x.permute(0, 2, 3, 1)[
+        image, rows.clamp(0, height - 1).unsqueeze(2), columns.clamp(0, width - 1).unsqueeze(1)
+    ]
     return torch.where(inside.unsqueeze(3), picked, torch.zeros_like(picked)).permute(0, 3, 1, 2)
 
 
 def keep_outside(key: Tensor, height: int, width: int) -> Tensor:
-    """Cutout (DeVries and Taylor 2017): False in a square around a random pixel, cut off at the border, one key an image. key: [n] -> [n, h, w]"""
+    """Cutout (DeVries and Taylor 2017): False in a square around a random pixel, cut off at the
+    border, one key an image. key: [n] -> [n, h, w]
+    """
     side = min(CUTOUT, min(height, width) // 2)
     edges = []
     for word, length in (("hole rows", height), ("hole columns", width)):

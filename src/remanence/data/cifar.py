@@ -1,4 +1,6 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky: Learning multiple layers of features from tiny images, 2009), binary or python version."""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky: Learning multiple layers of features from tiny images,
+2009), binary or python version.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from remanence.data.restricted_pickle import read_plain_pickle
 from remanence.data.source import Source, Split, checked
 from remanence.errors import InputError
 
-BATCH = 10_000  # images in one file of CIFAR-10 and in the test file of CIFAR-100; the training file of CIFAR-100 holds five times as many
+# images in one file of CIFAR-10 and in the test file of CIFAR-100; the training file of CIFAR-100
+# holds five times as many
+BATCH = 10_000
 PIXELS = 3 * 32 * 32
 _PICKLE_LIMIT = 256 << 20  # the largest published file has 155 MB
 
@@ -41,43 +45,83 @@ def cifar10(root: Path | None) -> Source:
         ("cifar-10-batches-py", [*batches, "test_batch"]),
     ]
     folder = locate(
-        "cifar10", root, choices, "unpack cifar-10-binary.tar.gz or cifar-10-python.tar.gz from the CIFAR page of the University of Toronto"
+        "cifar10",
+        root,
+        choices,
+        "unpack cifar-10-binary.tar.gz or cifar-10-python.tar.gz from the CIFAR page of"
+        " the University of Toronto",
     )
     if folder.name.endswith("-bin"):
-        train = _read_binary([folder / f"{name}.bin" for name in batches], BATCH, label_bytes=1, label_at=0, classes=10)
-        test = _read_binary([folder / "test_batch.bin"], BATCH, label_bytes=1, label_at=0, classes=10)
+        train = _read_binary(
+            [folder / f"{name}.bin" for name in batches],
+            BATCH,
+            label_bytes=1,
+            label_at=0,
+            classes=10,
+        )
+        test = _read_binary(
+            [folder / "test_batch.bin"], BATCH, label_bytes=1, label_at=0, classes=10
+        )
     else:
         train = _read_python([folder / name for name in batches], BATCH, "labels", classes=10)
         test = _read_python([folder / "test_batch"], BATCH, "labels", classes=10)
     return checked(
-        Source("cifar10", "image", CIFAR10, train, test, note="60,000 colour images of 32x32 pixels in 10 classes (Krizhevsky 2009).")
+        Source(
+            "cifar10",
+            "image",
+            CIFAR10,
+            train,
+            test,
+            note="60,000 colour images of 32x32 pixels in 10 classes (Krizhevsky 2009).",
+        )
     )
 
 
 def cifar100(root: Path | None, *, labels: str = "fine") -> Source:
     """60,000 colour images of 32x32 in 100 fine classes, or their 20 coarse ones."""
     if labels not in ("fine", "coarse"):
-        raise InputError(f"source 'cifar100' has no labels {labels!r}: choose labels='fine' (100 classes) or labels='coarse' (20 classes)")
-    choices = [("cifar-100-binary", ["train.bin", "test.bin"]), ("cifar-100-python", ["train", "test"])]
+        raise InputError(
+            f"source 'cifar100' has no labels {labels!r}: choose labels='fine' (100 classes)"
+            " or labels='coarse' (20 classes)"
+        )
+    choices = [
+        ("cifar-100-binary", ["train.bin", "test.bin"]),
+        ("cifar-100-python", ["train", "test"]),
+    ]
     folder = locate(
         "cifar100",
         root,
         choices,
-        "unpack cifar-100-binary.tar.gz or cifar-100-python.tar.gz from the CIFAR page of the University of Toronto",
+        "unpack cifar-100-binary.tar.gz or cifar-100-python.tar.gz from the CIFAR page of"
+        " the University of Toronto",
     )
     names = CIFAR100_FINE if labels == "fine" else CIFAR100_COARSE
     parts = []
     for part, records in (("train", 5 * BATCH), ("test", BATCH)):
         if folder.name.endswith("-binary"):
             label_at = 1 if labels == "fine" else 0  # each record: coarse label, fine label, pixels
-            parts.append(_read_binary([folder / f"{part}.bin"], records, label_bytes=2, label_at=label_at, classes=len(names)))
+            parts.append(
+                _read_binary(
+                    [folder / f"{part}.bin"],
+                    records,
+                    label_bytes=2,
+                    label_at=label_at,
+                    classes=len(names),
+                )
+            )
         else:
-            parts.append(_read_python([folder / part], records, f"{labels}_labels", classes=len(names)))
-    note = f"60,000 colour images of 32x32 pixels in {len(names)} {labels} classes (Krizhevsky 2009)."
+            parts.append(
+                _read_python([folder / part], records, f"{labels}_labels", classes=len(names))
+            )
+    note = (
+        f"60,000 colour images of 32x32 pixels in {len(names)} {labels} classes (Krizhevsky 2009)."
+    )
     return checked(Source("cifar100", "image", names, parts[0], parts[1], note=note))
 
 
-def _read_binary(paths: Sequence[Path], records: int, *, label_bytes: int, label_at: int, classes: int) -> Split:
+def _read_binary(
+    paths: Sequence[Path], records: int, *, label_bytes: int, label_at: int, classes: int
+) -> Split:
     width = label_bytes + PIXELS
     x = np.empty((len(paths) * records, PIXELS), dtype=np.uint8)
     y = np.empty(len(paths) * records, dtype=np.int64)
@@ -104,7 +148,11 @@ def _read_python(paths: Sequence[Path], records: int, labels: str, *, classes: i
         if not isinstance(images, np.ndarray) or images.shape != (records, PIXELS):
             found = f"one of {images.shape}" if isinstance(images, np.ndarray) else "none"
             raise damaged(path, f"an array 'data' of {(records, PIXELS)}", found)
-        if not isinstance(numbers, list) or len(numbers) != records or not all(type(label) is int for label in numbers):
+        if (
+            not isinstance(numbers, list)
+            or len(numbers) != records
+            or not all(type(label) is int for label in numbers)
+        ):
             found = f"a list of {len(numbers)}" if isinstance(numbers, list) else "none"
             raise damaged(path, f"a list '{labels}' of {records} numbers", found)
         _check_labels(path, np.array([min(max(numbers), classes), max(min(numbers), -1)]), classes)
@@ -116,4 +164,6 @@ def _read_python(paths: Sequence[Path], records: int, labels: str, *, classes: i
 
 def _check_labels(path: Path, labels: np.ndarray, classes: int) -> None:
     if labels.min() < 0 or labels.max() >= classes:
-        raise damaged(path, f"labels from 0 to {classes - 1}", f"labels from {labels.min()} to {labels.max()}")
+        raise damaged(
+            path, f"labels from 0 to {classes - 1}", f"labels from {labels.min()} to {labels.max()}"
+        )

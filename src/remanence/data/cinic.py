@@ -16,18 +16,28 @@ SIDE = 32
 
 
 def cinic10(root: Path | None, *, merge: bool = False) -> Source:
-    """270,000 colour images of 32x32 in the 10 classes of CIFAR-10 (Darlow, Crowley, Antoniou, Storkey 2018), in three parts of 90,000.
+    """270,000 colour images of 32x32 in the 10 classes of CIFAR-10 (Darlow, Crowley, Antoniou,
+    Storkey 2018), in three parts of 90,000.
 
-    merge: add the published validation images to the training set, as its authors propose for comparisons; without it they are left alone.
+    merge: add the published validation images to the training set, as its authors propose for
+        comparisons; without it they are left alone.
     """
     parts = ("train", "valid", "test") if merge else ("train", "test")
     get = "unpack CINIC-10.tar.gz from the University of Edinburgh (remanence data fetch cinic10)"
-    top = locate("cinic10", root, [("CINIC-10", parts), ("cinic10", parts), ("cinic-10", parts)], get).resolve()
+    top = locate(
+        "cinic10", root, [("CINIC-10", parts), ("cinic10", parts), ("cinic-10", parts)], get
+    ).resolve()
     splits = {part: _read_part(top, part) for part in parts}
     train = splits["train"]
     if merge:
-        train = Split(np.concatenate([train.x, splits["valid"].x]), np.concatenate([train.y, splits["valid"].y]))
-    note = "Colour images of 32x32 pixels in 10 classes, from CIFAR-10 and ImageNet (Darlow et al. 2018)."
+        train = Split(
+            np.concatenate([train.x, splits["valid"].x]),
+            np.concatenate([train.y, splits["valid"].y]),
+        )
+    note = (
+        "Colour images of 32x32 pixels in 10 classes, from CIFAR-10 and ImageNet (Darlow et"
+        " al. 2018)."
+    )
     return checked(Source("cinic10", "image", CIFAR10, train, splits["test"], note=note))
 
 
@@ -38,7 +48,8 @@ def _read_part(top: Path, part: str) -> Split:
         here = list(_images(top / part / name, top))
         if not here:
             raise InputError(
-                f"source 'cinic10' found no images in {top / part / name}: unpack CINIC-10.tar.gz again, each part has all ten classes"
+                f"source 'cinic10' found no images in {top / part / name}: unpack"
+                " CINIC-10.tar.gz again, each part has all ten classes"
             )
         images += here
         y += [label] * len(here)

@@ -1,8 +1,10 @@
-"""Concepts: what the data of each cluster look like. The kinds of drift below each fill some fields of all clusters' concepts, and `+` joins them.
+"""Concepts: what the data of each cluster look like. The kinds of drift below each fill some fields
+of all clusters' concepts, and `+` joins them.
 
-The words are those of Klefbom and Örtenberg Toftås (2023, section 2.4): label (who sees which classes), covariate (`domain`, `rotate`, `corrupt`: other
-inputs), sentiment and feature together (`swap`: the same inputs mean something else) and quantity. What clients have at one time is a shift, what changes
-over time a drift, and which of them happens is up to the schedule.
+The words are those of Klefbom and Örtenberg Toftås (2023, section 2.4): label (who sees which
+classes), covariate (`domain`, `rotate`, `corrupt`: other inputs), sentiment and feature together
+(`swap`: the same inputs mean something else) and quantity. What clients have at one time is a
+shift, what changes over time a drift, and which of them happens is up to the schedule.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ CORRUPTIONS = ("clean", "noise", "blur", "contrast", "brightness", "pixelate", "
 class Concept:
     """The distribution of one cluster: which rows, how they look, and how many."""
 
-    labels: tuple[int, ...] | None = None  # only rows with these labels in the source, ascending; None: all
-    mapping: tuple[int, ...] | None = None  # the new label of each label in the source; None: as they are
+    # only rows with these labels in the source, ascending; None: all
+    labels: tuple[int, ...] | None = None
+    # the new label of each label in the source; None: as they are
+    mapping: tuple[int, ...] | None = None
     domain: int | None = None  # only rows of this group; None: all
     turn: float = 0.0  # degrees against the clock, from 0 up to 360
     corruption: str = ""  # one of CORRUPTIONS but clean
@@ -41,7 +45,11 @@ class Concept:
         if self.labels is not None:
             chosen &= np.isin(split.y, self.labels)
         if self.domain is not None:
-            chosen &= np.zeros(len(split), dtype=bool) if split.groups is None else split.groups == self.domain
+            chosen &= (
+                np.zeros(len(split), dtype=bool)
+                if split.groups is None
+                else split.groups == self.domain
+            )
         return np.flatnonzero(chosen)
 
 
@@ -50,7 +58,9 @@ Kind = Callable[[int, Source], Mapping[str, Sequence[Any]]]
 
 
 def make_concepts(text: str, clusters: int, source: Source) -> tuple[Concept, ...]:
-    """One concept a cluster from kinds such as `label(groups="0 1|2 3")+rotate`; nothing at all means `label`, or `none` for a single cluster."""
+    """One concept a cluster from kinds such as `label(groups="0 1|2 3")+rotate`; nothing at all
+    means `label`, or `none` for a single cluster.
+    """
     calls = parse_sum(text or ("label" if clusters > 1 else "none"))
     fields: dict[str, Sequence[Any]] = {}
     filled: dict[str, str] = {}
@@ -59,25 +69,44 @@ def make_concepts(text: str, clusters: int, source: Source) -> tuple[Concept, ..
             raise refuse(call.name, f"stands twice in {text!r}", "write it once")
         for field, values in construct(call, KINDS, "kind of drift")(clusters, source).items():
             if field in filled:
-                raise refuse(call.name, f"says which {field} a cluster has, and so does {filled[field]!r}", "let one of them say it")
+                raise refuse(
+                    call.name,
+                    f"says which {field} a cluster has, and so does {filled[field]!r}",
+                    "let one of them say it",
+                )
             fields[field], filled[field] = values, call.name
-    concepts = tuple(Concept(**{field: values[cluster] for field, values in fields.items()}) for cluster in range(clusters))
+    concepts = tuple(
+        Concept(**{field: values[cluster] for field, values in fields.items()})
+        for cluster in range(clusters)
+    )
     for cluster, concept in enumerate(concepts):
         for part, split in (("training", source.train), ("test", source.test)):
             if not len(concept.select(split)):
                 what = describe(concept, source)
-                raise InputError(f"cluster {cluster} of the drift has no {part} examples ({what}): choose other labels or domains for it")
+                raise InputError(
+                    f"cluster {cluster} of the drift has no {part} examples ({what}): choose"
+                    " other labels or domains for it"
+                )
     return concepts
 
 
 def describe(concept: Concept, source: Source) -> str:
     """A concept in words, for tables and sentences."""
-    words = [] if concept.labels is None else [", ".join(source.classes[label] for label in concept.labels)]
+    words = (
+        []
+        if concept.labels is None
+        else [", ".join(source.classes[label] for label in concept.labels)]
+    )
     if concept.domain is not None:
         words.append(source.group_names[concept.domain])
     if concept.mapping is not None:
         pairs = [(label, other) for label, other in enumerate(concept.mapping) if label < other]
-        words.append("swapped " + ", ".join(f"{source.classes[label]} and {source.classes[other]}" for label, other in pairs))
+        words.append(
+            "swapped "
+            + ", ".join(
+                f"{source.classes[label]} and {source.classes[other]}" for label, other in pairs
+            )
+        )
     if concept.turn:
         words.append(f"turned by {concept.turn:g} degrees")
     if concept.corruption:
@@ -88,7 +117,9 @@ def describe(concept: Concept, source: Source) -> str:
 
 
 def none(*, labels: str = "") -> Kind:
-    """One distribution for all clusters; `labels` are the classes that take part, by number or name, such as "0 1 3"; without it, all."""
+    """One distribution for all clusters; `labels` are the classes that take part, by number or
+    name, such as "0 1 3"; without it, all.
+    """
 
     def fill(clusters: int, source: Source) -> Mapping[str, Sequence[Any]]:
         return {"labels": [read_labels("none", labels, source)] * clusters} if labels else {}
@@ -99,26 +130,43 @@ def none(*, labels: str = "") -> Kind:
 def label(*, groups: str = "") -> Kind:
     """Each cluster sees some of the classes: label shift or drift.
 
-    `groups` are the classes of each cluster, by number or name, such as "0 1|2 3" or "cat, dog|ship, truck"; they may overlap. A number is
-    always a number, whatever the classes are called. Without `groups` the classes are divided evenly, in order.
+    `groups` are the classes of each cluster, by number or name, such as "0 1|2 3" or "cat,
+    dog|ship, truck"; they may overlap. A number is always a number, whatever the classes are
+    called. Without `groups` the classes are divided evenly, in order.
     """
 
     def fill(clusters: int, source: Source) -> Mapping[str, Sequence[Any]]:
         if groups:
-            return {"labels": [read_labels("label", group, source) for group in cut("label", "groups", groups, clusters)]}
+            return {
+                "labels": [
+                    read_labels("label", group, source)
+                    for group in cut("label", "groups", groups, clusters)
+                ]
+            }
         if clusters > len(source.classes):
             cure = "have fewer clusters or write groups that overlap"
-            raise refuse("label", f"cannot divide {len(source.classes)} classes over {clusters} clusters", cure)
-        return {"labels": [tuple(part.tolist()) for part in np.array_split(np.arange(len(source.classes)), clusters)]}
+            raise refuse(
+                "label",
+                f"cannot divide {len(source.classes)} classes over {clusters} clusters",
+                cure,
+            )
+        return {
+            "labels": [
+                tuple(part.tolist())
+                for part in np.array_split(np.arange(len(source.classes)), clusters)
+            ]
+        }
 
     return fill
 
 
 def swap(*, pairs: str = "", labels: str = "") -> Kind:
-    """Each cluster exchanges some labels with each other: the same inputs mean something else (sentiment and feature together).
+    """Each cluster exchanges some labels with each other: the same inputs mean something else
+    (sentiment and feature together).
 
-    `pairs` are those of each cluster, by number or name, such as "|0 1|3 4, 5 7": none in cluster 0, one in cluster 1, two in cluster 2.
-    Without it, cluster 0 swaps nothing, cluster 1 the first two classes, cluster 2 the next two. `labels` are the classes that take part.
+    `pairs` are those of each cluster, by number or name, such as "|0 1|3 4, 5 7": none in cluster
+    0, one in cluster 1, two in cluster 2. Without it, cluster 0 swaps nothing, cluster 1 the first
+    two classes, cluster 2 the next two. `labels` are the classes that take part.
     """
 
     def fill(clusters: int, source: Source) -> Mapping[str, Sequence[Any]]:
@@ -126,11 +174,24 @@ def swap(*, pairs: str = "", labels: str = "") -> Kind:
         if pairs:
             written = [read_pairs(group, source) for group in cut("swap", "pairs", pairs, clusters)]
         elif 2 * (clusters - 1) <= len(part):
-            written = [[], *([(part[2 * cluster], part[2 * cluster + 1])] for cluster in range(clusters - 1))]
+            written = [
+                [],
+                *([(part[2 * cluster], part[2 * cluster + 1])] for cluster in range(clusters - 1)),
+            ]
         else:
-            raise refuse("swap", f"cannot find {clusters - 1} pairs in {len(part)} classes", "write pairs such as '|0 1|0 2'")
-        for outside in (name for group in written for pair in group for name in pair if name not in part):
-            raise refuse("swap", f"exchanges label {outside}, which is not in labels={labels!r}", "add it to labels or leave it alone")
+            raise refuse(
+                "swap",
+                f"cannot find {clusters - 1} pairs in {len(part)} classes",
+                "write pairs such as '|0 1|0 2'",
+            )
+        for outside in (
+            name for group in written for pair in group for name in pair if name not in part
+        ):
+            raise refuse(
+                "swap",
+                f"exchanges label {outside}, which is not in labels={labels!r}",
+                "add it to labels or leave it alone",
+            )
         mappings = [_exchange(group, len(source.classes)) for group in written]
         return {"mapping": mappings} | ({"labels": [part] * clusters} if labels else {})
 
@@ -140,17 +201,30 @@ def swap(*, pairs: str = "", labels: str = "") -> Kind:
 def domain(*, groups: str = "") -> Kind:
     """Each cluster sees the examples of one domain, writer or user: covariate shift or drift.
 
-    `groups` are those of the clusters, by number or name, such as "photo|sketch"; without it, group 0 for cluster 0 and so on.
+    `groups` are those of the clusters, by number or name, such as "photo|sketch"; without it, group
+    0 for cluster 0 and so on.
     """
 
     def fill(clusters: int, source: Source) -> Mapping[str, Sequence[Any]]:
         if source.train.groups is None:
-            raise refuse("domain", f"needs data with domains, writers or users, which {source.name!r} has not", "use rotate or corrupt")
+            raise refuse(
+                "domain",
+                f"needs data with domains, writers or users, which {source.name!r} has not",
+                "use rotate or corrupt",
+            )
         if groups:
             entries = cut("domain", "groups", groups, clusters)
-            return {"domain": [find("domain", "group", entry.strip(), source.group_names) for entry in entries]}
+            return {
+                "domain": [
+                    find("domain", "group", entry.strip(), source.group_names) for entry in entries
+                ]
+            }
         if clusters > len(source.group_names):
-            raise refuse("domain", f"has {len(source.group_names)} groups for {clusters} clusters", "have fewer clusters or write groups")
+            raise refuse(
+                "domain",
+                f"has {len(source.group_names)} groups for {clusters} clusters",
+                "have fewer clusters or write groups",
+            )
         return {"domain": list(range(clusters))}
 
     return fill
@@ -159,18 +233,27 @@ def domain(*, groups: str = "") -> Kind:
 def rotate(*, degrees: str = "") -> Kind:
     """Each cluster sees its images turned: covariate shift or drift.
 
-    `degrees` are those of the clusters, against the clock, such as "0|90|180|270"; without it they are spread evenly over the circle. Quarter
-    turns are exact; others interpolate between pixels, and corners that come from outside the image are 0.
+    `degrees` are those of the clusters, against the clock, such as "0|90|180|270"; without it they
+    are spread evenly over the circle. Quarter turns are exact; others interpolate between pixels,
+    and corners that come from outside the image are 0.
     """
 
     def fill(clusters: int, source: Source) -> Mapping[str, Sequence[Any]]:
         _check_images("rotate", source)
         even = [360 * cluster / clusters for cluster in range(clusters)]
-        turns = [turn % 360 for turn in read_numbers("rotate", "degrees", degrees, clusters)] if degrees else even
+        turns = (
+            [turn % 360 for turn in read_numbers("rotate", "degrees", degrees, clusters)]
+            if degrees
+            else even
+        )
         height, width = source.shape[1:]
         if height != width and (90 in turns or 270 in turns):
             cure = "use 0 and 180, or crop the images"
-            raise refuse("rotate", f"cannot make a quarter turn of images that are not square ({height} x {width})", cure)
+            raise refuse(
+                "rotate",
+                f"cannot make a quarter turn of images that are not square ({height} x {width})",
+                cure,
+            )
         return {"turn": turns}
 
     return fill
@@ -179,28 +262,34 @@ def rotate(*, degrees: str = "") -> Kind:
 def corrupt(*, kinds: str = "", severity: int = 3) -> Kind:
     """Each cluster sees its images corrupted in one way: covariate shift or drift.
 
-    `kinds` are those of the clusters; without it, "clean|noise|blur|contrast|brightness|pixelate|invert" as far as there are clusters. With s
-    for the severity from 1 to 5 and w for the largest pixel of the training images:
+    `kinds` are those of the clusters; without it,
+    "clean|noise|blur|contrast|brightness|pixelate|invert" as far as there are clusters. With s for
+    the severity from 1 to 5 and w for the largest pixel of the training images:
 
-        clean        x
-        noise        x + 0.05 s w z, z standard normal for each pixel and channel
-        blur         a Gaussian of s / 4 pixels; in images whose shorter side is longer than 32, s / 128 of that side
-        contrast     m + (1 - 0.18 s) (x - m), m the mean of a channel of the image
-        brightness   x + 0.1 s w
-        pixelate     means over blocks of s / 32 of a side, at least 2 pixels
-        invert       w - x, at any severity
+        clean        x noise        x + 0.05 s w z, z standard normal for each pixel and channel
+        blur         a Gaussian of s / 4 pixels; in images whose shorter side is longer than 32, s /
+        128 of that side contrast     m + (1 - 0.18 s) (x - m), m the mean of a channel of the image
+        brightness   x + 0.1 s w pixelate     means over blocks of s / 32 of a side, at least 2
+        pixels invert       w - x, at any severity
 
     clipped to 0 .. w and rounded. The noise of an example is always the same.
     """
     if not 1 <= severity <= 5:
-        raise refuse("corrupt", f"cannot use severity={severity}", "give a whole number from 1 to 5")
+        raise refuse(
+            "corrupt", f"cannot use severity={severity}", "give a whole number from 1 to 5"
+        )
 
     def fill(clusters: int, source: Source) -> Mapping[str, Sequence[Any]]:
         _check_images("corrupt", source)
-        names = [name.strip() for name in cut("corrupt", "kinds", kinds or "|".join(CORRUPTIONS[:clusters]), clusters)]
+        names = [
+            name.strip()
+            for name in cut("corrupt", "kinds", kinds or "|".join(CORRUPTIONS[:clusters]), clusters)
+        ]
         for name in names:
             if name not in CORRUPTIONS:
-                raise refuse("corrupt", f"does not know the corruption {name!r}", nearest(name, CORRUPTIONS))
+                raise refuse(
+                    "corrupt", f"does not know the corruption {name!r}", nearest(name, CORRUPTIONS)
+                )
         white = int(source.train.x.max())
         return {
             "corruption": ["" if name == "clean" else name for name in names],
@@ -214,14 +303,17 @@ def corrupt(*, kinds: str = "", severity: int = 3) -> Kind:
 def quantity(*, shares: str = "") -> Kind:
     """Clients of different clusters have different numbers of examples: quantity shift or drift.
 
-    `shares` are what a client of each cluster has of the size asked for, such as "1|0.5"; without it every cluster has half of the one before.
+    `shares` are what a client of each cluster has of the size asked for, such as "1|0.5"; without
+    it every cluster has half of the one before.
     """
 
     def fill(clusters: int, source: Source) -> Mapping[str, Sequence[Any]]:
         halves = [0.5**cluster for cluster in range(clusters)]
         values = read_numbers("quantity", "shares", shares, clusters) if shares else halves
         if not all(0 < value <= 1000 for value in values):
-            raise refuse("quantity", f"cannot use shares={shares!r}", "give numbers above 0 and up to 1000")
+            raise refuse(
+                "quantity", f"cannot use shares={shares!r}", "give numbers above 0 and up to 1000"
+            )
         return {"share": values}
 
     return fill
@@ -240,7 +332,11 @@ KINDS: dict[str, Callable[..., Kind]] = {
 
 def _check_images(name: str, source: Source) -> None:
     if source.kind != "image":
-        raise refuse(name, f"is for images, and {source.name!r} is {source.kind}", "use label, swap, domain or quantity")
+        raise refuse(
+            name,
+            f"is for images, and {source.name!r} is {source.kind}",
+            "use label, swap, domain or quantity",
+        )
 
 
 def _exchange(pairs: Sequence[tuple[int, int]], classes: int) -> tuple[int, ...] | None:
@@ -248,7 +344,11 @@ def _exchange(pairs: Sequence[tuple[int, int]], classes: int) -> tuple[int, ...]
     named = list(itertools.chain.from_iterable(pairs))
     if len(set(named)) < len(named):
         twice = next(name for name in named if named.count(name) > 1)
-        raise refuse("swap", f"exchanges label {twice} more than once in a cluster", "let every label of a cluster stand in one pair")
+        raise refuse(
+            "swap",
+            f"exchanges label {twice} more than once in a cluster",
+            "let every label of a cluster stand in one pair",
+        )
     mapping = list(range(classes))
     for one, other in pairs:
         mapping[one], mapping[other] = other, one

@@ -1,4 +1,6 @@
-"""Reading a JSON table of plain decimals quickly: LEAF writes images as text, hundreds of megabytes of it."""
+"""Reading a JSON table of plain decimals quickly: LEAF writes images as text, hundreds of
+megabytes of it.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,15 @@ _POWERS = 10.0 ** np.arange(_LONGEST)
 
 
 def read_decimals(text: str, at: int, columns: int) -> tuple[np.ndarray, int] | None:
-    """The table `[[0.5, ...], ...]` that starts at `at` as float64 [rows, columns], and where it ends; None for anything less plain.
+    """The table `[[0.5, ...], ...]` that starts at `at` as float64 [rows, columns], and where it
+    ends; None for anything less plain.
 
-    Only numbers such as 0, 1.0 and 0.4941 count as plain, one digit before the point; whatever else there is (signs, exponents, other
-    lengths of rows, damage) is left to a real JSON reader and its messages.
+    Only numbers such as 0, 1.0 and 0.4941 count as plain, one digit before the point; whatever else
+    there is (signs, exponents, other lengths of rows, damage) is left to a real JSON reader and its
+    messages.
     """
-    quote = text.find('"', at)  # no quote inside a table of numbers: its end is the last bracket before the next one
+    # no quote inside a table of numbers: its end is the last bracket before the next one
+    quote = text.find('"', at)
     end = text.rfind("]", at, quote if quote >= 0 else len(text)) + 1
     if end <= at or not text.startswith("[", at):
         return None
@@ -26,11 +31,16 @@ def read_decimals(text: str, at: int, columns: int) -> tuple[np.ndarray, int] | 
         return None
     raw = np.frombuffer(packed, dtype=np.uint8)
     number = (raw >= _DOT) & (raw <= _NINE)
-    edges = np.flatnonzero(number[1:] != number[:-1]) + 1  # the table begins and ends with a bracket, so these come in pairs
+    # the table begins and ends with a bracket, so these come in pairs
+    edges = np.flatnonzero(number[1:] != number[:-1]) + 1
     starts, ends = edges[0::2], edges[1::2]
     lengths = ends - starts
     # every number in a place of its own: as many as places, none between the brackets of two rows
-    if len(starts) != rows * columns or (raw[starts - 1] == _CLOSE).any() or (raw[ends] == _OPEN).any():
+    if (
+        len(starts) != rows * columns
+        or (raw[starts - 1] == _CLOSE).any()
+        or (raw[ends] == _OPEN).any()
+    ):
         return None
     longest = int(lengths.max())
     if longest > _LONGEST or (lengths == 2).any() or (raw[starts[lengths > 1] + 1] != _DOT).any():
@@ -42,4 +52,8 @@ def read_decimals(text: str, at: int, columns: int) -> tuple[np.ndarray, int] | 
         digits = raw[starts[longer] + place] - _ZERO
         plain &= bool((digits < 10).all())
         values[longer] = values[longer] * 10 + digits
-    return ((values / _POWERS[np.maximum(lengths - 2, 0)]).reshape(rows, columns), end) if plain else None
+    return (
+        ((values / _POWERS[np.maximum(lengths - 2, 0)]).reshape(rows, columns), end)
+        if plain
+        else None
+    )

@@ -12,7 +12,9 @@ from remanence.data.source import Source, Split, check_fraction, checked, hold_o
 
 
 def read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """scikit-learn's own file, where it lies as usual: importing scikit-learn for it takes seconds, which every command would wait for."""
+    """scikit-learn's own file, where it lies as usual: importing scikit-learn for it takes
+    seconds, which every command would wait for.
+    """
     package = importlib.util.find_spec("sklearn")
     folders = (package and package.submodule_search_locations) or []
     for folder in folders:
@@ -28,9 +30,16 @@ def read_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def digits(root: Path | None, *, test: float = 0.2) -> Source:
-    """1,797 handwritten digits of 8x8 with 17 shades (Alpaydin and Kaynak 1998), as scikit-learn carries them."""
+    """1,797 handwritten digits of 8x8 with 17 shades (Alpaydin and Kaynak 1998), as
+    scikit-learn carries them.
+    """
     check_fraction(test)
     x, y = read_digits()
     split = Split(np.rint(x).astype(np.uint8).reshape(-1, 1, 8, 8), np.asarray(y, dtype=np.int64))
-    note = "1,797 handwritten digits of 8x8 pixels with values 0 to 16 (Alpaydin and Kaynak 1998), from scikit-learn."
-    return checked(Source("digits", "image", tuple("0123456789"), *hold_out_test(split, test), note=note))
+    note = (
+        "1,797 handwritten digits of 8x8 pixels with values 0 to 16 (Alpaydin and Kaynak"
+        " 1998), from scikit-learn."
+    )
+    return checked(
+        Source("digits", "image", tuple("0123456789"), *hold_out_test(split, test), note=note)
+    )

@@ -1,4 +1,6 @@
-"""`remanence data fetch NAME`: files from their publisher, resumed by ranges, checked by hash, put in place whole or not at all."""
+"""`remanence data fetch NAME`: files from their publisher, resumed by ranges, checked by hash,
+put in place whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,17 @@ TRIES = 5  # after a broken line
 PAUSE = 1.0  # seconds before the second try, doubled each time
 TIMEOUT = 60.0  # seconds without a byte
 
-Tell = Callable[[str, int, int | None], None]  # file name, bytes there, bytes in all where the publisher says
+# file name, bytes there, bytes in all where the publisher says
+Tell = Callable[[str, int, int | None], None]
 
 
 def fetch(
-    name: str, root: Path | None, *, everything: bool = False, tell: Tell | None = None, parcels: Sequence[Parcel] | None = None
+    name: str,
+    root: Path | None,
+    *,
+    everything: bool = False,
+    tell: Tell | None = None,
+    parcels: Sequence[Parcel] | None = None,
 ) -> Path:
     """Fetch a data set into the data folder. -> the folder in which the reader will find it
 
@@ -44,7 +52,10 @@ def fetch(
     if parcels is None:
         parcels = _parcels_of(name)
     if root is None:
-        raise InputError(f"no data folder is set, so {name} has nowhere to go: name one with --data-dir or REMANENCE_DATA")
+        raise InputError(
+            f"no data folder is set, so {name} has nowhere to go: name one with --data-dir or"
+            " REMANENCE_DATA"
+        )
     root = Path(root).expanduser()
     if root.exists() and not root.is_dir():
         raise InputError(f"{root} is a file: the data folder is a folder")
@@ -58,7 +69,9 @@ def fetch(
 
 @contextmanager
 def show_progress(quiet: bool = False) -> Iterator[Tell]:
-    """A bar for each file in a terminal, a line each tenth elsewhere, nothing where quiet was asked for; all on standard error."""
+    """A bar for each file in a terminal, a line each tenth elsewhere, nothing where quiet was
+    asked for; all on standard error.
+    """
     if quiet or not sys.stderr.isatty():
         shown: dict[str, int] = {}
 
@@ -66,14 +79,31 @@ def show_progress(quiet: bool = False) -> Iterator[Tell]:
             tenth = 10 * done // total if total else 0
             if not quiet and tenth != shown.get(name):
                 shown[name] = tenth
-                print(f"{name}: {size_of(done)}{f' of {size_of(total)}' if total else ''}", file=sys.stderr, flush=True)
+                print(
+                    f"{name}: {size_of(done)}{f' of {size_of(total)}' if total else ''}",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
         yield tell
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True)) as bars:
         tasks: dict[str, Any] = {}
 
@@ -94,7 +124,8 @@ def _parcels_of(name: str) -> Sequence[Parcel]:
         raise InputError(f"{name} needs no files: use it at once, with --data {name}")
     if name in OWN:
         raise InputError(
-            f"{name} reads your own files, and there is no publisher to fetch them from: give a path, such as {name}(path='...')"
+            f"{name} reads your own files, and there is no publisher to fetch them from:"
+            f" give a path, such as {name}(path='...')"
         )
     raise unknown("data to fetch", name, [*PARCELS, *BY_HAND])
 
@@ -105,15 +136,20 @@ def _fetch_parcel(parcel: Parcel, root: Path, tell: Tell) -> None:
     if final.exists():
         return
     if parcel.holds and folder.exists() and any(path.is_dir() for path in folder.iterdir()):
-        raise InputError(f"{folder} is there in part and has folders that unpacking would overwrite: move it away, then fetch again")
+        raise InputError(
+            f"{folder} is there in part and has folders that unpacking would overwrite: move"
+            " it away, then fetch again"
+        )
     part = root / f".{parcel.into.replace('/', '-')}-{parcel.name}.part"
     download(parcel.url, part, tell)
     found = _md5(part)
     if found != parcel.md5:
         part.unlink()
         raise RunFailed(
-            f"{parcel.url} came with the MD5 sum {found} instead of {parcel.md5}, so it was thrown away:"
-            " the publisher may have changed the file, or something on the way did; try again, or fetch it by hand"
+            f"{parcel.url} came with the MD5 sum {found} instead of {parcel.md5}, so it"
+            " was thrown away:"
+            " the publisher may have changed the file, or something on the way did; try"
+            " again, or fetch it by hand"
         )
     if parcel.holds:
         _unpack(part, parcel, folder)
@@ -125,7 +161,9 @@ def _fetch_parcel(parcel: Parcel, root: Path, tell: Tell) -> None:
 
 
 def download(url: str, part: Path, tell: Tell) -> None:
-    """All bytes of an address in a file; what an earlier attempt left there is kept and the rest asked for. A broken line is tried again."""
+    """All bytes of an address in a file; what an earlier attempt left there is kept and the
+    rest asked for. A broken line is tried again.
+    """
     if not url.startswith(("https://", "http://")):
         raise InputError(f"{url} is not a web address: it begins with https:// or http://")
     tries, pause = TRIES, PAUSE
@@ -137,7 +175,10 @@ def download(url: str, part: Path, tell: Tell) -> None:
             problem = f"the line broke after {size_of(_size(part))}"
         except urllib.error.HTTPError as error:
             if error.code < 500:
-                raise RunFailed(f"{url} answers {error.code} {error.reason}: the publisher has moved the file; fetch it by hand") from None
+                raise RunFailed(
+                    f"{url} answers {error.code} {error.reason}: the publisher has moved the"
+                    " file; fetch it by hand"
+                ) from None
             problem = f"the publisher's machine answers {error.code} {error.reason}"
         except (OSError, http.client.HTTPException) as error:
             problem = str(getattr(error, "reason", None) or error) or type(error).__name__
@@ -146,7 +187,8 @@ def download(url: str, part: Path, tell: Tell) -> None:
         tries -= 1
         if not tries:
             raise RunFailed(
-                f"cannot fetch {url} ({problem}): check the line; what has come is kept, and the same command goes on from there"
+                f"cannot fetch {url} ({problem}): check the line; what has come is kept,"
+                " and the same command goes on from there"
             )
         time.sleep(pause)
         pause *= 2
@@ -155,7 +197,9 @@ def download(url: str, part: Path, tell: Tell) -> None:
 def _ask(url: str, part: Path, tell: Tell) -> bool:
     """One request for what is missing. -> is the file complete?"""
     have = _size(part)
-    request = urllib.request.Request(url, headers={"User-Agent": "remanence", "Accept-Encoding": "identity"})
+    request = urllib.request.Request(
+        url, headers={"User-Agent": "remanence", "Accept-Encoding": "identity"}
+    )
     if have:
         request.add_header("Range", f"bytes={have}-")
     try:
@@ -173,17 +217,24 @@ def _ask(url: str, part: Path, tell: Tell) -> bool:
         if have and answer.status != 206:  # this publisher knows no ranges: from the beginning
             have = 0
         elif have and not answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
-            raise http.client.HTTPException(f"asked for bytes from {have} on, got {answer.headers.get('Content-Range')}")
+            raise http.client.HTTPException(
+                f"asked for bytes from {have} on, got {answer.headers.get('Content-Range')}"
+            )
         length = answer.headers.get("Content-Length")
         total_bytes = have + int(length) if length and length.isdecimal() else None
         if (total_bytes or 0) > LIMIT:
-            raise InputError(f"{url} has {size_of(total_bytes or 0)}, more than any file we know of: fetch it by hand if you trust it")
+            raise InputError(
+                f"{url} has {size_of(total_bytes or 0)}, more than any file we know of: fetch"
+                " it by hand if you trust it"
+            )
         with part.open("ab" if have else "wb") as file:
             while piece := answer.read(PIECE):
                 file.write(piece)
                 have += len(piece)
                 if have > LIMIT:
-                    raise InputError(f"{url} sends more than {size_of(LIMIT)}: fetch it by hand if you trust it")
+                    raise InputError(
+                        f"{url} sends more than {size_of(LIMIT)}: fetch it by hand if you trust it"
+                    )
                 tell(part.name.removeprefix(".").removesuffix(".part"), have, total_bytes)
     return total_bytes is None or have >= total_bytes
 
@@ -198,7 +249,9 @@ def _md5(path: Path) -> str:
 
 
 def _unpack(archive: Path, parcel: Parcel, folder: Path) -> None:
-    """Into a folder beside the target, then in place by one rename, so that nobody ever reads half of it."""
+    """Into a folder beside the target, then in place by one rename, so that nobody ever reads
+    half of it.
+    """
     beside = Path(tempfile.mkdtemp(prefix=".unpack-", dir=archive.parent))
     try:
         try:
@@ -207,10 +260,22 @@ def _unpack(archive: Path, parcel: Parcel, folder: Path) -> None:
             else:
                 _unpack_tar(archive, beside)
         except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-            raise RunFailed(f"{parcel.url} could not be unpacked ({error}): remove {archive} and fetch it again") from None
-        found = next((path for path in [beside / parcel.holds, *sorted(beside.rglob(parcel.holds))] if path.exists()), None)
+            raise RunFailed(
+                f"{parcel.url} could not be unpacked ({error}): remove {archive} and fetch it again"
+            ) from None
+        found = next(
+            (
+                path
+                for path in [beside / parcel.holds, *sorted(beside.rglob(parcel.holds))]
+                if path.exists()
+            ),
+            None,
+        )
         if found is None:
-            raise RunFailed(f"{parcel.url} does not hold {parcel.holds}: the publisher has changed it; fetch and unpack it by hand")
+            raise RunFailed(
+                f"{parcel.url} does not hold {parcel.holds}: the publisher has changed it;"
+                " fetch and unpack it by hand"
+            )
         if folder.exists():
             for path in sorted(found.parent.iterdir()):
                 os.replace(path, folder / path.name)
@@ -231,7 +296,8 @@ def _unpack_tar(archive: Path, beside: Path) -> None:
             total += member.size
             if total > UNPACKED:
                 raise tarfile.TarError(f"it unpacks to more than {size_of(UNPACKED)}")
-            packed.extract(member, beside, filter="data")  # refuses links, devices and paths that lead elsewhere
+            # refuses links, devices and paths that lead elsewhere
+            packed.extract(member, beside, filter="data")
 
 
 def _unpack_zip(archive: Path, beside: Path) -> None:

@@ -1,4 +1,6 @@
-"""Finding a publisher's files below the data folder, and the sentences for those that are missing or damaged."""
+"""Finding a publisher's files below the data folder, and the sentences for those that are
+missing or damaged.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,25 @@ from remanence.errors import InputError
 WHERE = "--data-dir or REMANENCE_DATA"
 
 
-def locate(source: str, root: Path | None, choices: Sequence[tuple[str, Sequence[str]]], get: str) -> Path:
-    """The first folder of `choices` (folder below root, names it must hold) that is complete; a name may also end in .gz.
+def locate(
+    source: str, root: Path | None, choices: Sequence[tuple[str, Sequence[str]]], get: str
+) -> Path:
+    """The first folder of `choices` (folder below root, names it must hold) that is complete; a
+    name may also end in .gz.
 
-    `get` says what to fetch from the publisher, as the rest of a sentence: "unpack x.tar.gz from ... there".
+    `get` says what to fetch from the publisher, as the rest of a sentence: "unpack x.tar.gz from
+    ... there".
     """
     if root is None:
         raise InputError(
-            f"source {source!r} reads files but no data folder is set: {get} in a folder of your choice and name it with {WHERE}"
+            f"source {source!r} reads files but no data folder is set: {get} in a folder"
+            f" of your choice and name it with {WHERE}"
         )
     if not root.is_dir():
-        raise InputError(f"source {source!r} cannot be read because the data folder {root} does not exist: name the right one with {WHERE}")
+        raise InputError(
+            f"source {source!r} cannot be read because the data folder {root} does not exist:"
+            f" name the right one with {WHERE}"
+        )
     started = []
     for folder, names in choices:
         absent = [name for name in names if not present(root / folder, name)]
@@ -34,7 +44,8 @@ def locate(source: str, root: Path | None, choices: Sequence[tuple[str, Sequence
     looked = " or ".join(f"{' or '.join(places)} with {names}" for names, places in folders.items())
     partly = f" ({'; '.join(started)})" if started else ""
     raise InputError(
-        f"source {source!r} was not found: looked in {root} for {looked}{partly}; {get} there, or name another folder with {WHERE}"
+        f"source {source!r} was not found: looked in {root} for {looked}{partly}; {get}"
+        f" there, or name another folder with {WHERE}"
     )
 
 
@@ -44,22 +55,31 @@ def present(folder: Path, name: str) -> bool:
 
 
 def resolve(source: str, root: Path | None, path: str) -> Path:
-    """A path given by the user: absolute, below the data folder, or below the current folder, in this order."""
+    """A path given by the user: absolute, below the data folder, or below the current folder,
+    in this order.
+    """
     if not path:
-        raise InputError(f"source {source!r} needs to know what to read: give it as {source}(path='...')")
+        raise InputError(
+            f"source {source!r} needs to know what to read: give it as {source}(path='...')"
+        )
     given = Path(path).expanduser()
     tried = [given] if given.is_absolute() or root is None else [root / given, given]
     for candidate in tried:
         if candidate.exists():
             return candidate
     raise InputError(
-        f"source {source!r} was not found: looked for {' and '.join(map(str, tried))}; correct path, or name the data folder with {WHERE}"
+        f"source {source!r} was not found: looked for {' and '.join(map(str, tried))};"
+        f" correct path, or name the data folder with {WHERE}"
     )
 
 
-def damaged(path: Path, expected: str, found: str, cure: str = "fetch the file again") -> InputError:
+def damaged(
+    path: Path, expected: str, found: str, cure: str = "fetch the file again"
+) -> InputError:
     """The sentence for a file that is not what its name promises."""
-    return InputError(f"{path} is damaged or not the right file: expected {expected}, found {found}; {cure}")
+    return InputError(
+        f"{path} is damaged or not the right file: expected {expected}, found {found}; {cure}"
+    )
 
 
 def size_of(count: int) -> str:
@@ -75,4 +95,6 @@ def size_of(count: int) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 8 else f"{', '.join(names[:6])} and {len(names) - 6} more"
+    return (
+        ", ".join(names) if len(names) <= 8 else f"{', '.join(names[:6])} and {len(names) - 6} more"
+    )

@@ -10,18 +10,23 @@ from remanence.data.files import damaged, locate, size_of
 from remanence.data.mat_file import NotOurs, read_arrays
 from remanence.data.source import Source, Split, checked
 
-LIMIT = 2 << 30  # bytes of a file, and of the images in it; the largest published one, `extra`, unpacks to 1.5 GiB
+# bytes of a file, and of the images in it; the largest published one, `extra`, unpacks to 1.5 GiB
+LIMIT = 2 << 30
 SIDE = 32
 DIGITS = tuple("0123456789")
 
 
 def svhn(root: Path | None, *, extra: bool = False) -> Source:
-    """99,289 colour pictures of digits on house numbers, 32x32 (Netzer, Wang, Coates, Bissacco, Wu, Ng 2011).
+    """99,289 colour pictures of digits on house numbers, 32x32 (Netzer, Wang, Coates, Bissacco, Wu,
+    Ng 2011).
 
     extra: add the 531,131 easier pictures of the third file to the training set.
     """
     names = ["train_32x32.mat", "test_32x32.mat", *(["extra_32x32.mat"] if extra else [])]
-    get = f"put {', '.join(names)} from the SVHN page of Stanford in svhn/ (remanence data fetch svhn)"
+    get = (
+        f"put {', '.join(names)} from the SVHN page of Stanford in svhn/ (remanence data fetch"
+        " svhn)"
+    )
     folder = locate("svhn", root, [("svhn", names), ("SVHN", names)], get)
     train, test = (read_mat(folder / name) for name in names[:2])
     if extra:
@@ -41,13 +46,19 @@ def read_mat(path: Path) -> Split:
     except NotOurs as found:
         raise damaged(path, expected, str(found)) from None
     if arrays.keys() != {"X", "y"}:
-        raise damaged(path, expected, f"the arrays {', '.join(sorted(arrays)) or 'of other names or none'}")
+        raise damaged(
+            path, expected, f"the arrays {', '.join(sorted(arrays)) or 'of other names or none'}"
+        )
     images, labels = arrays["X"], arrays["y"]
     count = images.shape[-1]
     if images.shape != (SIDE, SIDE, 3, count) or labels.shape != (count, 1) or count < 1:
         raise damaged(path, expected, f"X {images.shape} and y {labels.shape}")
     y = labels.reshape(-1).astype(np.int64)
     if y.min() < 1 or y.max() > 10:
-        raise damaged(path, "labels from 1 to 10, where 10 stands for the digit 0", f"labels from {y.min()} to {y.max()}")
+        raise damaged(
+            path,
+            "labels from 1 to 10, where 10 stands for the digit 0",
+            f"labels from {y.min()} to {y.max()}",
+        )
     x = np.ascontiguousarray(images.transpose(3, 2, 0, 1))  # [n, 3, 32, 32]
     return Split(x, y % 10)

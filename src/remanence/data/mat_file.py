@@ -1,7 +1,10 @@
-"""Reading the arrays of bytes in MATLAB's .mat files (version 5) from strangers: a page of code that can be trusted, instead of a library that cannot.
+"""Reading the arrays of bytes in MATLAB's .mat files (version 5) from strangers: a page of code
+that can be trusted, instead of a library that cannot.
 
-A file is a header of 128 bytes and elements, each a kind, a number of bytes and that many bytes, filled up to eight; an element may be packed by zlib. An array
-is an element of elements: flags, dimensions, name and values. Nothing is unpacked beyond what the sizes of the arrays we look for allow.
+A file is a header of 128 bytes and elements, each a kind, a number of bytes and that many bytes,
+filled up to eight; an element may be packed by zlib. An array is an element of elements: flags,
+dimensions, name and values. Nothing is unpacked beyond what the sizes of the arrays we look for
+allow.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ class Element(NamedTuple):
 
 
 def read_arrays(raw: bytes, names: tuple[str, ...], limit: int) -> dict[str, np.ndarray]:
-    """The uint8 arrays of these names, of at most `limit` bytes each; other elements are passed over."""
+    """The uint8 arrays of these names, of at most `limit` bytes each; other elements are passed
+    over.
+    """
     if len(raw) < HEADER or raw[124:128] not in (b"\x00\x01IM", b"\x01\x00MI"):
         raise NotOurs("no header of MATLAB's format 5")
     order = "<" if raw[126:128] == b"IM" else ">"
@@ -57,7 +62,8 @@ def _walk(content: memoryview, order: str) -> Iterator[Element]:
         if len(content) - place < 8:
             raise NotOurs(f"{len(content) - place} bytes where an element should begin")
         kind, size = struct.unpack_from(f"{order}2I", content, place)
-        if kind >> 16:  # a small element: number of bytes and kind in one word, then the bytes themselves
+        # a small element: number of bytes and kind in one word, then the bytes themselves
+        if kind >> 16:
             kind, size = kind & 0xFFFF, kind >> 16
             if size > 4:
                 raise NotOurs(f"a small element of {size} bytes")
@@ -71,7 +77,9 @@ def _walk(content: memoryview, order: str) -> Iterator[Element]:
 
 
 def _unpack(packed: memoryview, order: str, limit: int) -> Element:
-    """The one element in a packed one; it grows with what is really there, never beyond the limit."""
+    """The one element in a packed one; it grows with what is really there, never beyond the
+    limit.
+    """
     unpacker = zlib.decompressobj()
     try:
         content = unpacker.decompress(packed, limit + OVERHEAD)
@@ -85,11 +93,17 @@ def _unpack(packed: memoryview, order: str, limit: int) -> Element:
     return inside[0]
 
 
-def _read_array(content: memoryview, order: str, names: tuple[str, ...], limit: int) -> tuple[str, np.ndarray | None]:
+def _read_array(
+    content: memoryview, order: str, names: tuple[str, ...], limit: int
+) -> tuple[str, np.ndarray | None]:
     """-> its name, and its values where it is one we look for"""
     parts = _walk(content, order)
     head = [part for _, part in zip(range(3), parts, strict=False)]
-    if [part.kind for part in head] != [UINT32, INT32, INT8] or len(head[0].content) != 8 or len(head[1].content) % 4:
+    if (
+        [part.kind for part in head] != [UINT32, INT32, INT8]
+        or len(head[0].content) != 8
+        or len(head[1].content) % 4
+    ):
         raise NotOurs("an array without flags, dimensions and name")
     flags, _ = struct.unpack(f"{order}2I", head[0].content)
     shape = struct.unpack(f"{order}{len(head[1].content) // 4}i", head[1].content)

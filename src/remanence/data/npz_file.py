@@ -1,4 +1,6 @@
-"""Reading numpy's .npz archives from strangers: sizes are checked before anything is allocated, and nothing is ever unpickled."""
+"""Reading numpy's .npz archives from strangers: sizes are checked before anything is allocated,
+and nothing is ever unpickled.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,12 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             _check_members(path, members)
-            return {member.filename.removesuffix(".npy"): _read_member(path, archive, member) for member in members}
-    except (IsADirectoryError, PermissionError, FileNotFoundError):  # not damaged: whoever asked for the source says what it is
+            return {
+                member.filename.removesuffix(".npy"): _read_member(path, archive, member)
+                for member in members
+            }
+    # not damaged: whoever asked for the source says what it is
+    except (IsADirectoryError, PermissionError, FileNotFoundError):
         raise
     except (
         zipfile.BadZipFile,
@@ -39,15 +45,27 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         NotImplementedError,
         RuntimeError,
     ) as error:
-        raise damaged(path, "a complete .npz file", f"a broken one ({error})", "save it again with numpy.savez") from None
+        raise damaged(
+            path,
+            "a complete .npz file",
+            f"a broken one ({error})",
+            "save it again with numpy.savez",
+        ) from None
 
 
 def _check_members(path: Path, members: list[zipfile.ZipInfo]) -> None:
     total = sum(member.file_size for member in members)
     if total > LIMIT:
-        raise damaged(path, f"at most {size_of(LIMIT)} of arrays", f"{size_of(total)} declared", "split the data or store smaller types")
+        raise damaged(
+            path,
+            f"at most {size_of(LIMIT)} of arrays",
+            f"{size_of(total)} declared",
+            "split the data or store smaller types",
+        )
     if len({member.filename for member in members}) != len(members):
-        raise damaged(path, "arrays with different names", "one name twice", "save it again with numpy.savez")
+        raise damaged(
+            path, "arrays with different names", "one name twice", "save it again with numpy.savez"
+        )
     for member in members:
         if (
             not member.filename.endswith(".npy")
@@ -55,11 +73,22 @@ def _check_members(path: Path, members: list[zipfile.ZipInfo]) -> None:
             or member.flag_bits & 1
         ):
             raise damaged(
-                path, "plain .npy arrays, stored or deflated", f"the member {member.filename!r:.60}", "save it again with numpy.savez"
+                path,
+                "plain .npy arrays, stored or deflated",
+                f"the member {member.filename!r:.60}",
+                "save it again with numpy.savez",
             )
         if member.file_size > _DEFLATE_AT_BEST * member.compress_size + 4096:
-            found = f"{member.filename!r:.60} with {member.compress_size} bytes that declare {size_of(member.file_size)}"
-            raise damaged(path, "members that can be as large as they say", found, "save it again with numpy.savez")
+            found = (
+                f"{member.filename!r:.60} with {member.compress_size} bytes that declare"
+                f" {size_of(member.file_size)}"
+            )
+            raise damaged(
+                path,
+                "members that can be as large as they say",
+                found,
+                "save it again with numpy.savez",
+            )
 
 
 def _read_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
@@ -69,19 +98,32 @@ def _read_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
             version = npy.read_magic(file)
             if version not in ((1, 0), (2, 0)):
                 raise ValueError(f"version {version}")
-            shape, _, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(file)
+            shape, _, dtype = (
+                npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            )(file)
             data = member.file_size - file.tell()
         if dtype.kind not in _KINDS or dtype.hasobject:
             raise damaged(
-                path, f"{what} of plain numbers or text", f"type {dtype}", "save plain arrays; Python objects are never unpickled"
+                path,
+                f"{what} of plain numbers or text",
+                f"type {dtype}",
+                "save plain arrays; Python objects are never unpickled",
             )
         if any(side < 0 for side in shape) or math.prod(shape) * dtype.itemsize != data:
             raise damaged(
-                path, f"{what} of {shape} {dtype} with {math.prod(shape) * dtype.itemsize} bytes", f"{data} bytes", "save it again"
+                path,
+                f"{what} of {shape} {dtype} with {math.prod(shape) * dtype.itemsize} bytes",
+                f"{data} bytes",
+                "save it again",
             )
         with archive.open(member) as file:
             return np.ascontiguousarray(npy.read_array(file, allow_pickle=False))
     except (ValueError, SyntaxError, TypeError) as error:
         if isinstance(error, InputError):
             raise
-        raise damaged(path, f"{what} in numpy's format", f"something else ({error})", "save it again with numpy.savez") from None
+        raise damaged(
+            path,
+            f"{what} in numpy's format",
+            f"something else ({error})",
+            "save it again with numpy.savez",
+        ) from None

@@ -1,4 +1,6 @@
-"""What publishers offer: where each data set can be fetched, what its files must hash to, and where the reader looks for them."""
+"""What publishers offer: where each data set can be fetched, what its files must hash to, and
+where the reader looks for them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ class Parcel:
     url: str
     md5: str  # what publishers print; it guards against broken lines, the address against strangers
     into: str  # folder below the data folder
-    holds: str = ""  # for an archive: a name in it whose folder is what belongs into `into`; empty: not an archive
+    # for an archive: a name in it whose folder is what belongs into `into`; empty: not an archive
+    holds: str = ""
     optional: bool = False  # fetched only when asked for
 
     @property
@@ -36,7 +39,10 @@ PARCELS: dict[str, tuple[Parcel, ...]] = {
     ),
     "cifar100": (
         Parcel(
-            "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", "cifar-100-binary", "test.bin"
+            "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+            "03b5dce01913d631647c71ecec9e9cb8",
+            "cifar-100-binary",
+            "test.bin",
         ),
     ),
     "cinic10": (
@@ -66,7 +72,8 @@ PARCELS: dict[str, tuple[Parcel, ...]] = {
         },
     ),
     "mnist": _files(
-        "https://ossci-datasets.s3.amazonaws.com/mnist",  # the authors' own page no longer gives the files out
+        # the authors' own page no longer gives the files out
+        "https://ossci-datasets.s3.amazonaws.com/mnist",
         "mnist",
         {
             "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
@@ -76,23 +83,40 @@ PARCELS: dict[str, tuple[Parcel, ...]] = {
         },
     ),
     "svhn": (
-        Parcel("http://ufldl.stanford.edu/housenumbers/train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373", "svhn"),
-        Parcel("http://ufldl.stanford.edu/housenumbers/test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3", "svhn"),
-        Parcel("http://ufldl.stanford.edu/housenumbers/extra_32x32.mat", "a93ce644f1a588dc4d68dda5feec44a7", "svhn", optional=True),
+        Parcel(
+            "http://ufldl.stanford.edu/housenumbers/train_32x32.mat",
+            "e26dedcc434d2e4c54c9b2d4a06d8373",
+            "svhn",
+        ),
+        Parcel(
+            "http://ufldl.stanford.edu/housenumbers/test_32x32.mat",
+            "eb5a983be6a315427106f1b164d9cef3",
+            "svhn",
+        ),
+        Parcel(
+            "http://ufldl.stanford.edu/housenumbers/extra_32x32.mat",
+            "a93ce644f1a588dc4d68dda5feec44a7",
+            "svhn",
+            optional=True,
+        ),
     ),
 }
 
 # What cannot be fetched by one address, and how to get it.
 BY_HAND = {
-    "femnist": "LEAF makes it from NIST's files: clone github.com/TalwalkarLab/leaf, run data/femnist/preprocess.sh -s niid --sf 1.0 -t sample,"
+    "femnist": "LEAF makes it from NIST's files: clone github.com/TalwalkarLab/leaf, run"
+    " data/femnist/preprocess.sh -s niid --sf 1.0 -t sample,"
     " and put the resulting data/train and data/test below femnist/",
-    "mnist_by_writer": "write MNIST grouped by writer (QMNIST's labels give the writers), as JSON in the layout of LEAF, to leaf-mnist-by-writer/",
-    "pacs": "ask for it on the page of its authors (Li, Yang, Song, Hospedales 2017) and unpack its four domain folders below PACS/",
+    "mnist_by_writer": "write MNIST grouped by writer (QMNIST's labels give the writers), as JSON in the"
+    " layout of LEAF, to leaf-mnist-by-writer/",
+    "pacs": "ask for it on the page of its authors (Li, Yang, Song, Hospedales 2017) and unpack"
+    " its four domain folders below PACS/",
 }
 COMES_WITH = ("digits", "synthetic", "tokens")  # needs no files
 OWN = ("npz", "folder")  # a user's own
 
-# Where readers look, below the data folder: enough to say that a set is not there without reading it.
+# Where readers look, below the data folder: enough to say that a set is not there without reading
+# it.
 FOLDERS: dict[str, tuple[str, ...]] = {
     "cifar10": ("cifar-10-batches-bin", "cifar-10-batches-py"),
     "cifar100": ("cifar-100-binary", "cifar-100-python"),
@@ -109,9 +133,15 @@ FOLDERS: dict[str, tuple[str, ...]] = {
 
 def is_absent(name: str, root: Path | None) -> bool:
     """Whether none of the folders of a published set is there."""
-    return name in FOLDERS and (root is None or not any((root / folder).is_dir() for folder in FOLDERS[name]))
+    return name in FOLDERS and (
+        root is None or not any((root / folder).is_dir() for folder in FOLDERS[name])
+    )
 
 
 def tell_how_to_get(name: str) -> str:
     """The rest of a sentence."""
-    return f"get it with remanence data fetch {name}" if name in PARCELS else BY_HAND.get(name, "name its folder with --data-dir")
+    return (
+        f"get it with remanence data fetch {name}"
+        if name in PARCELS
+        else BY_HAND.get(name, "name its folder with --data-dir")
+    )

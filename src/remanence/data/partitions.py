@@ -1,7 +1,9 @@
-"""Ways to share out training rows over clients. Each is a constructor; what it returns is a pure function of labels, groups and a key.
+"""Ways to share out training rows over clients. Each is a constructor; what it returns is a pure
+function of labels, groups and a key.
 
-A partition gives one ascending array of row numbers a client; no row belongs to two clients. Partitions that follow structure in the
-data (label clusters, writers, domains) are in `clusters.py`.
+A partition gives one ascending array of row numbers a client; no row belongs to two clients.
+Partitions that follow structure in the data (label clusters, writers, domains) are in
+`clusters.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,16 @@ from remanence.data.holdout import hold_out, split_validation
 from remanence.errors import InputError
 from remanence.keys import Key
 
-__all__ = ["Partition", "dirichlet", "dirichlet_by_class", "hold_out", "iid", "quantity", "shards", "split_validation"]
+__all__ = [
+    "Partition",
+    "dirichlet",
+    "dirichlet_by_class",
+    "hold_out",
+    "iid",
+    "quantity",
+    "shards",
+    "split_validation",
+]
 
 # (labels [n], groups [n] or None, clients or None, number of classes, key) -> rows of each client
 Partition = Callable[[np.ndarray, np.ndarray | None, int | None, int, Key], list[np.ndarray]]
@@ -31,7 +42,11 @@ def count_clients(name: str, rows: int, clients: int | None) -> int:
     if clients is None:
         raise refuse(name, "needs to know how many clients there are", "set clients.count")
     if not 1 <= clients <= rows:
-        raise refuse(name, f"cannot share {rows} training examples over {clients} clients", f"give from 1 to {rows} clients")
+        raise refuse(
+            name,
+            f"cannot share {rows} training examples over {clients} clients",
+            f"give from 1 to {rows} clients",
+        )
     return clients
 
 
@@ -56,28 +71,43 @@ def deal(labels: np.ndarray, counts: np.ndarray, key: Key) -> list[np.ndarray]:
 def iid() -> Partition:
     """Every client gets a random share; sizes differ by one at most."""
 
-    def share(labels: np.ndarray, groups: np.ndarray | None, clients: int | None, classes: int, key: Key) -> list[np.ndarray]:
+    def share(
+        labels: np.ndarray, groups: np.ndarray | None, clients: int | None, classes: int, key: Key
+    ) -> list[np.ndarray]:
         order = key.fold("iid").permutation(len(labels))
-        return [np.sort(part) for part in np.array_split(order, count_clients("iid", len(labels), clients))]
+        return [
+            np.sort(part)
+            for part in np.array_split(order, count_clients("iid", len(labels), clients))
+        ]
 
     return share
 
 
 def dirichlet(*, alpha: float = 0.1, samples: int = 0) -> Partition:
-    """Each client's label mix is drawn from Dirichlet(alpha), and all clients are equally large (Legate 2022; Hsu, Qi and Brown 2019).
+    """Each client's label mix is drawn from Dirichlet(alpha), and all clients are equally large
+    (Legate 2022; Hsu, Qi and Brown 2019).
 
-    A client draws its examples without replacement; when a class runs out, its mix is renormalised over the classes that are left.
-    Clients draw in random order. `samples` is the size of a client; 0 shares out all rows but a remainder smaller than their number.
+    A client draws its examples without replacement; when a class runs out, its mix is renormalised
+    over the classes that are left. Clients draw in random order. `samples` is the size of a client;
+    0 shares out all rows but a remainder smaller than their number.
     """
     _check_alpha("dirichlet", alpha)
     if samples < 0:
-        raise refuse("dirichlet", f"cannot give each client {samples} samples", "give a positive number, or 0 for an equal share of all")
+        raise refuse(
+            "dirichlet",
+            f"cannot give each client {samples} samples",
+            "give a positive number, or 0 for an equal share of all",
+        )
 
-    def share(labels: np.ndarray, groups: np.ndarray | None, clients: int | None, classes: int, key: Key) -> list[np.ndarray]:
+    def share(
+        labels: np.ndarray, groups: np.ndarray | None, clients: int | None, classes: int, key: Key
+    ) -> list[np.ndarray]:
         clients = count_clients("dirichlet", len(labels), clients)
         if samples * clients > len(labels):
             raise refuse(
-                "dirichlet", f"cannot give {clients} clients {samples} samples each out of {len(labels)}", "lower samples or clients"
+                "dirichlet",
+                f"cannot give {clients} clients {samples} samples each out of {len(labels)}",
+                "lower samples or clients",
             )
         size = samples or len(labels) // clients
         pool = np.bincount(labels, minlength=classes)
@@ -92,47 +122,69 @@ def dirichlet(*, alpha: float = 0.1, samples: int = 0) -> Partition:
     return share
 
 
-def _draw_counts(draw: np.random.Generator, log_mix: np.ndarray, pool: np.ndarray, size: int) -> np.ndarray:
-    """How many of each class a client draws from the pool [C]. A pass that falls short empties a class, so C passes are enough."""
+def _draw_counts(
+    draw: np.random.Generator, log_mix: np.ndarray, pool: np.ndarray, size: int
+) -> np.ndarray:
+    """How many of each class a client draws from the pool [C]. A pass that falls short empties
+    a class, so C passes are enough.
+    """
     counts = np.zeros_like(pool)
     while (missing := size - int(counts.sum())) > 0:
         left = np.flatnonzero(pool > counts)
         mix = np.exp(log_mix[left] - log_mix[left].max())
-        # what a class cannot give is drawn again from the others: the same law as drawing one by one
+        # what a class cannot give is drawn again from the others: the same law as drawing one by
+        # one
         wanted = draw.multinomial(missing, mix / mix.sum())
         counts[left] += np.minimum(wanted, (pool - counts)[left])
     return counts
 
 
 def _log_dirichlet(draw: np.random.Generator, alpha: float, shape: tuple[int, int]) -> np.ndarray:
-    """Logarithms of Dirichlet(alpha) draws in the last axis, up to a constant: no underflow however small alpha is.
+    """Logarithms of Dirichlet(alpha) draws in the last axis, up to a constant: no underflow however
+    small alpha is.
 
-    A gamma variable of shape alpha is one of shape alpha + 1 times U ** (1 / alpha) (Marsaglia and Tsang 2000).
+    A gamma variable of shape alpha is one of shape alpha + 1 times U ** (1 / alpha) (Marsaglia and
+    Tsang 2000).
     """
     uniform = 1.0 - draw.random(shape)  # in (0, 1]
     return np.asarray(np.log(draw.standard_gamma(alpha + 1.0, shape)) + np.log(uniform) / alpha)
 
 
 def dirichlet_by_class(*, alpha: float = 0.1, minimum: int = 10) -> Partition:
-    """Each class is split over the clients by Dirichlet(alpha), so clients differ in size (Yurochkin et al. 2019; Li et al. 2022).
+    """Each class is split over the clients by Dirichlet(alpha), so clients differ in size
+    (Yurochkin et al. 2019; Li et al. 2022).
 
-    Clients with fewer than `minimum` examples get random ones from the largest client, one at a time, until all have enough.
+    Clients with fewer than `minimum` examples get random ones from the largest client, one at a
+    time, until all have enough.
     """
     _check_alpha("dirichlet_by_class", alpha)
     if minimum < 0:
-        raise refuse("dirichlet_by_class", f"cannot guarantee {minimum} examples a client", "give minimum 0 or more")
+        raise refuse(
+            "dirichlet_by_class",
+            f"cannot guarantee {minimum} examples a client",
+            "give minimum 0 or more",
+        )
 
-    def share(labels: np.ndarray, groups: np.ndarray | None, clients: int | None, classes: int, key: Key) -> list[np.ndarray]:
+    def share(
+        labels: np.ndarray, groups: np.ndarray | None, clients: int | None, classes: int, key: Key
+    ) -> list[np.ndarray]:
         clients = count_clients("dirichlet_by_class", len(labels), clients)
         if clients * minimum > len(labels):
             cure = "lower minimum or clients"
-            raise refuse("dirichlet_by_class", f"cannot guarantee {minimum} of {len(labels)} examples to each of {clients} clients", cure)
+            raise refuse(
+                "dirichlet_by_class",
+                f"cannot guarantee {minimum} of {len(labels)} examples to each of {clients}"
+                " clients",
+                cure,
+            )
         draw = key.fold("dirichlet_by_class").generator()
         log_mix = _log_dirichlet(draw, alpha, (classes, clients))
         mix = np.exp(log_mix - log_mix.max(axis=1, keepdims=True))
         ends = np.cumsum(mix, axis=1) / mix.sum(axis=1, keepdims=True)
         ends[:, -1] = 1.0
-        cuts = np.floor(ends * np.bincount(labels, minlength=classes)[:, None] + 0.5).astype(np.int64)
+        cuts = np.floor(ends * np.bincount(labels, minlength=classes)[:, None] + 0.5).astype(
+            np.int64
+        )
         counts = np.diff(cuts, axis=1, prepend=0).T  # [clients, classes]
         _fill_up(counts, minimum, draw)
         return deal(labels, counts, key.fold("rows"))
@@ -141,12 +193,16 @@ def dirichlet_by_class(*, alpha: float = 0.1, minimum: int = 10) -> Partition:
 
 
 def _fill_up(counts: np.ndarray, minimum: int, draw: np.random.Generator) -> None:
-    """Move examples from the largest client until all have `minimum`. The largest has more than that as long as another has less."""
+    """Move examples from the largest client until all have `minimum`. The largest has more than
+    that as long as another has less.
+    """
     sizes = counts.sum(axis=1)
     for client in np.flatnonzero(sizes < minimum):
         while sizes[client] < minimum:
             donor = int(sizes.argmax())
-            label = int(np.searchsorted(np.cumsum(counts[donor]), draw.integers(sizes[donor]), side="right"))
+            label = int(
+                np.searchsorted(np.cumsum(counts[donor]), draw.integers(sizes[donor]), side="right")
+            )
             counts[donor, label] -= 1
             counts[client, label] += 1
             sizes[donor] -= 1
@@ -154,14 +210,24 @@ def _fill_up(counts: np.ndarray, minimum: int, draw: np.random.Generator) -> Non
 
 
 def shards(*, per_client: int = 2) -> Partition:
-    """Rows sorted by label are cut into equal shards, and every client gets `per_client` random ones (McMahan et al. 2017)."""
+    """Rows sorted by label are cut into equal shards, and every client gets `per_client` random
+    ones (McMahan et al. 2017).
+    """
     if per_client < 1:
-        raise refuse("shards", f"cannot give {per_client} shards a client", "give per_client 1 or more")
+        raise refuse(
+            "shards", f"cannot give {per_client} shards a client", "give per_client 1 or more"
+        )
 
-    def share(labels: np.ndarray, groups: np.ndarray | None, clients: int | None, classes: int, key: Key) -> list[np.ndarray]:
+    def share(
+        labels: np.ndarray, groups: np.ndarray | None, clients: int | None, classes: int, key: Key
+    ) -> list[np.ndarray]:
         clients = count_clients("shards", len(labels), clients)
         if clients * per_client > len(labels):
-            raise refuse("shards", f"cannot cut {len(labels)} examples into {clients} x {per_client} shards", "lower per_client or clients")
+            raise refuse(
+                "shards",
+                f"cannot cut {len(labels)} examples into {clients} x {per_client} shards",
+                "lower per_client or clients",
+            )
         by_label = np.lexsort((key.fold("shards", "rows").bits(len(labels)), labels))
         pieces = np.array_split(by_label, clients * per_client)
         order = key.fold("shards", "order").permutation(len(pieces)).reshape(clients, per_client)
@@ -173,39 +239,60 @@ def shards(*, per_client: int = 2) -> Partition:
 def quantity(*, power: float = 1.5, sigma: float = 0.0, minimum: int = 1) -> Partition:
     """All clients have the same label mix, up to rounding, and different sizes.
 
-    Everyone gets `minimum` examples; the others are shared in proportion to rank ** -power, ranks given out at random, or, where `sigma`
-    is above 0, to exp(sigma * a standard normal number).
+    Everyone gets `minimum` examples; the others are shared in proportion to rank ** -power, ranks
+    given out at random, or, where `sigma` is above 0, to exp(sigma * a standard normal number).
     """
-    if not (math.isfinite(power) and math.isfinite(sigma) and power >= 0 and sigma >= 0 and minimum >= 0):
-        raise refuse("quantity", f"cannot use power={power}, sigma={sigma}, minimum={minimum}", "give finite numbers of 0 or more")
+    if not (
+        math.isfinite(power) and math.isfinite(sigma) and power >= 0 and sigma >= 0 and minimum >= 0
+    ):
+        raise refuse(
+            "quantity",
+            f"cannot use power={power}, sigma={sigma}, minimum={minimum}",
+            "give finite numbers of 0 or more",
+        )
 
-    def share(labels: np.ndarray, groups: np.ndarray | None, clients: int | None, classes: int, key: Key) -> list[np.ndarray]:
+    def share(
+        labels: np.ndarray, groups: np.ndarray | None, clients: int | None, classes: int, key: Key
+    ) -> list[np.ndarray]:
         clients = count_clients("quantity", len(labels), clients)
         spare = len(labels) - clients * minimum
         if spare < 0:
             raise refuse(
-                "quantity", f"cannot guarantee {minimum} of {len(labels)} examples to each of {clients} clients", "lower minimum or clients"
+                "quantity",
+                f"cannot guarantee {minimum} of {len(labels)} examples to each of"
+                f" {clients} clients",
+                "lower minimum or clients",
             )
         key = key.fold("quantity")
         log_weight = -power * np.log(key.fold("ranks").permutation(clients) + 1.0)
         if sigma > 0:
             log_weight = sigma * key.fold("sizes").generator().standard_normal(clients)
         weight = np.exp(log_weight - log_weight.max())
-        ends = np.floor(spare * np.cumsum(weight) / weight.sum() + 0.5).astype(np.int64) + minimum * np.arange(1, clients + 1)
+        ends = np.floor(spare * np.cumsum(weight) / weight.sum() + 0.5).astype(
+            np.int64
+        ) + minimum * np.arange(1, clients + 1)
         return [np.sort(part) for part in np.split(_interleave(labels, key), ends[:-1])]
 
     return share
 
 
 def _interleave(labels: np.ndarray, key: Key) -> np.ndarray:
-    """Rows in an order in which every stretch holds the classes in the proportions of the whole, up to about one row a class."""
+    """Rows in an order in which every stretch holds the classes in the proportions of the
+    whole, up to about one row a class.
+    """
     sizes = np.bincount(labels)
     order = np.lexsort((key.fold("rows").bits(len(labels)), labels))
     rank = np.arange(len(labels)) - (np.cumsum(sizes) - sizes)[labels[order]]
-    offset = key.fold("offsets").uniform(len(sizes))  # else all classes would meet at the ends of every stretch
+    # else all classes would meet at the ends of every stretch
+    offset = key.fold("offsets").uniform(len(sizes))
     return order[np.argsort((rank + offset[labels[order]]) / sizes[labels[order]], kind="stable")]
 
 
 def _check_alpha(name: str, alpha: float) -> None:
-    if not 1e-9 <= alpha <= 1e9:  # also refuses NaN; further out, logarithms of draws leave the range of float64
-        raise refuse(name, f"cannot use alpha={alpha}", "give a number above 0, such as 0.1 (small: clients differ much, large: little)")
+    # also refuses NaN; further out, logarithms of draws leave the range of float64
+    if not 1e-9 <= alpha <= 1e9:
+        raise refuse(
+            name,
+            f"cannot use alpha={alpha}",
+            "give a number above 0, such as 0.1 (small: clients differ much, large: little)",
+        )

@@ -1,8 +1,10 @@
 """Reading the pickles in which CIFAR's publishers keep their python version, without trusting them.
 
-A pickle is a program. Before it runs, every instruction is checked against a short list (plain values and their containers) and against
-the bytes that are really there; while it runs, the only names it can look up are the few with which numpy writes an array, and these give
-stand-ins of ours that accept a two-dimensional uint8 array and nothing else. No function of numpy or of any other module is ever reached.
+A pickle is a program. Before it runs, every instruction is checked against a short list (plain
+values and their containers) and against the bytes that are really there; while it runs, the only
+names it can look up are the few with which numpy writes an array, and these give stand-ins of ours
+that accept a two-dimensional uint8 array and nothing else. No function of numpy or of any other
+module is ever reached.
 """
 
 from __future__ import annotations
@@ -20,7 +22,16 @@ from remanence.data.files import damaged, size_of
 from remanence.errors import InputError
 
 _VALUES = {"NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1"}
-_TEXTS = {"BINSTRING", "SHORT_BINSTRING", "BINUNICODE", "SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"}
+_TEXTS = {
+    "BINSTRING",
+    "SHORT_BINSTRING",
+    "BINUNICODE",
+    "SHORT_BINUNICODE",
+    "BINBYTES",
+    "SHORT_BINBYTES",
+    "BINBYTES8",
+    "BYTEARRAY8",
+}
 _CONTAINERS = {"EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "APPEND", "APPENDS", "MARK"}
 _TUPLES = {"EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
 _FRAME = {"PROTO", "FRAME", "STOP", "BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET"}
@@ -35,7 +46,9 @@ class _Forbidden(Exception):
 
 
 class _Dtype:
-    """Stands in for numpy.dtype: remembers the code, accepts only the state of a one-byte number."""
+    """Stands in for numpy.dtype: remembers the code, accepts only the state of a one-byte
+    number.
+    """
 
     __slots__ = ("code",)
 
@@ -48,7 +61,9 @@ class _Dtype:
 
 
 class _Array:
-    """Stands in for numpy.ndarray: its state becomes a uint8 array after every part of it is checked."""
+    """Stands in for numpy.ndarray: its state becomes a uint8 array after every part of it is
+    checked.
+    """
 
     __slots__ = ("value",)
 
@@ -64,15 +79,25 @@ class _Array:
     def fill(self, raw: object, dtype: object, shape: object, order: object) -> None:
         if not (isinstance(dtype, _Dtype) and dtype.code in ("u1", b"u1", "|u1", "uint8")):
             raise _Forbidden("an array that is not uint8")
-        if not (isinstance(shape, tuple) and len(shape) == 2 and all(type(side) is int and side >= 0 for side in shape)):
+        if not (
+            isinstance(shape, tuple)
+            and len(shape) == 2
+            and all(type(side) is int and side >= 0 for side in shape)
+        ):
             raise _Forbidden("an array without two dimensions")
-        if not isinstance(raw, bytes | bytearray) or len(raw) != shape[0] * shape[1] or order not in ("C", "F"):
+        if (
+            not isinstance(raw, bytes | bytearray)
+            or len(raw) != shape[0] * shape[1]
+            or order not in ("C", "F")
+        ):
             raise _Forbidden("an array whose bytes do not fill its shape")
         self.value = np.frombuffer(raw, dtype=np.uint8).reshape(shape, order=order)
 
 
 class _Name:
-    """What a look-up gives: it can be called, and nothing else (a pickle must not be able to change it)."""
+    """What a look-up gives: it can be called, and nothing else (a pickle must not be able to
+    change it).
+    """
 
     __slots__ = ("call",)
 
@@ -100,7 +125,10 @@ def _no_call(*_: object) -> object:
     raise _Forbidden("a call of numpy.ndarray")
 
 
-_NAMES: dict[tuple[str, str], Callable[..., object]] = {("numpy", "dtype"): _Dtype, ("numpy", "ndarray"): _no_call}
+_NAMES: dict[tuple[str, str], Callable[..., object]] = {
+    ("numpy", "dtype"): _Dtype,
+    ("numpy", "ndarray"): _no_call,
+}
 for _numpy in ("numpy.core", "numpy._core"):  # numpy 1 and numpy 2
     _NAMES[_numpy + ".multiarray", "_reconstruct"] = _empty_array
     _NAMES[_numpy + ".numeric", "_frombuffer"] = _full_array  # protocol 5
@@ -114,7 +142,9 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def _scan(raw: bytes) -> None:
-    """Refuse what could hurt before it runs: foreign instructions, and forms that make a small file large in memory or endless to hash."""
+    """Refuse what could hurt before it runs: foreign instructions, and forms that make a small
+    file large in memory or endless to hash.
+    """
     made_by: dict[int, str] = {}  # memo place -> the instruction that made the value kept there
     before, tuples = "", 0
     for count, (opcode, argument, _) in enumerate(pickletools.genops(raw)):
@@ -128,8 +158,11 @@ def _scan(raw: bytes) -> None:
             if place > 2 * len(made_by) + 256:  # the unpickler allocates every place up to this one
                 raise _Forbidden("a memo of unreasonable size")
             made_by[place] = before
-        elif name in ("BINGET", "LONG_BINGET") and made_by.get(argument or 0, "").startswith("TUPLE"):
-            raise _Forbidden("a tuple inside itself or used twice")  # hashing shared tuples takes time exponential in their depth
+        elif name in ("BINGET", "LONG_BINGET") and made_by.get(argument or 0, "").startswith(
+            "TUPLE"
+        ):
+            # hashing shared tuples takes time exponential in their depth
+            raise _Forbidden("a tuple inside itself or used twice")
         tuples += name.startswith("TUPLE")
         if tuples > _MOST_TUPLES:
             raise _Forbidden(f"more than {_MOST_TUPLES} tuples")
@@ -137,7 +170,9 @@ def _scan(raw: bytes) -> None:
 
 
 def read_plain_pickle(path: Path, limit: int) -> dict[str, object]:
-    """The dictionary a file of at most `limit` bytes holds: names to bytes, str, int, list, dict or uint8 array."""
+    """The dictionary a file of at most `limit` bytes holds: names to bytes, str, int, list,
+    dict or uint8 array.
+    """
     found = path.stat().st_size
     if found > limit:
         raise damaged(path, f"at most {size_of(limit)}", size_of(found))
@@ -147,13 +182,19 @@ def read_plain_pickle(path: Path, limit: int) -> dict[str, object]:
         content = _PlainUnpickler(io.BytesIO(raw), encoding="bytes").load()
     except _Forbidden as reason:
         raise InputError(
-            f"{path} is refused because it asks for {reason}, which no file of images and labels needs: fetch it again from its publisher"
+            f"{path} is refused because it asks for {reason}, which no file of images and"
+            " labels needs: fetch it again from its publisher"
         ) from None
     except Exception as error:  # whatever a broken instruction stream makes the unpickler say
-        raise damaged(path, "a complete pickle", f"an unreadable one ({str(error) or type(error).__name__})") from None
+        raise damaged(
+            path, "a complete pickle", f"an unreadable one ({str(error) or type(error).__name__})"
+        ) from None
     if not isinstance(content, dict):
         raise damaged(path, "a pickled dictionary", f"a pickled {type(content).__name__}")
-    return {_text(name): value.value if isinstance(value, _Array) else value for name, value in content.items()}
+    return {
+        _text(name): value.value if isinstance(value, _Array) else value
+        for name, value in content.items()
+    }
 
 
 def _text(name: object) -> str:

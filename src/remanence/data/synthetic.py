@@ -1,4 +1,6 @@
-"""Data made on the spot, of any size: prototypes with Gaussian noise, and token sequences. Their own `seed` makes them, never a run's."""
+"""Data made on the spot, of any size: prototypes with Gaussian noise, and token sequences.
+Their own `seed` makes them, never a run's.
+"""
 
 from __future__ import annotations
 
@@ -26,27 +28,40 @@ def synthetic(
     spread: float = 1.0,
     seed: int = 0,
 ) -> Source:
-    """Each class is a point drawn from a standard normal distribution; an example is this point plus `spread` times standard normal noise.
+    """Each class is a point drawn from a standard normal distribution; an example is this point
+    plus `spread` times standard normal noise.
 
-    A table of `features` numbers, or with `shape` (such as "3x32x32") images of 128 + 32 times that number, cut to 0 .. 255. `samples`
-    counts training and test examples together, `test` is the share of the latter; both hold every class equally often, up to one example.
+    A table of `features` numbers, or with `shape` (such as "3x32x32") images of 128 + 32 times that
+    number, cut to 0 .. 255. `samples` counts training and test examples together, `test` is the
+    share of the latter; both hold every class equally often, up to one example.
     """
     sides = _sides(shape) if shape else (features,)
     sizes = _sizes("synthetic", samples, classes, test)
     if features < 1 or not (math.isfinite(spread) and spread >= 0):
         raise InputError(
-            f"source 'synthetic' cannot have {features} features or a spread of {spread}: give one feature or more and a spread from 0 up"
+            f"source 'synthetic' cannot have {features} features or a spread of {spread}:"
+            " give one feature or more and a spread from 0 up"
         )
     key = Key(seed).fold("synthetic")
-    prototypes = key.fold("prototypes").generator().standard_normal((classes, math.prod(sides)), dtype=np.float32)
+    prototypes = (
+        key.fold("prototypes")
+        .generator()
+        .standard_normal((classes, math.prod(sides)), dtype=np.float32)
+    )
     splits = []
     for part, size in zip(("train", "test"), sizes, strict=True):
-        x = _empty("synthetic", (size, math.prod(sides)), np.dtype(np.uint8 if shape else np.float32))
+        x = _empty(
+            "synthetic", (size, math.prod(sides)), np.dtype(np.uint8 if shape else np.float32)
+        )
         y = key.fold(part, "labels").permutation(size) % classes
         step = max(1, _VALUES_AT_ONCE // math.prod(sides))
         for start in range(0, size, step):
             here = y[start : start + step]
-            values = key.fold(part, "noise", start).generator().standard_normal((len(here), math.prod(sides)), dtype=np.float32)
+            values = (
+                key.fold(part, "noise", start)
+                .generator()
+                .standard_normal((len(here), math.prod(sides)), dtype=np.float32)
+            )
             values *= np.float32(spread)
             values += prototypes[here]
             if shape:
@@ -55,8 +70,19 @@ def synthetic(
                 np.clip(np.rint(values, out=values), 0, 255, out=values)
             x[start : start + step] = values
         splits.append(Split(x.reshape(size, *sides), y))
-    note = f"Gaussian noise of spread {spread:g} around one prototype a class, made with seed {seed}."
-    return checked(Source("synthetic", "image" if shape else "table", _names(classes), splits[0], splits[1], note=note))
+    note = (
+        f"Gaussian noise of spread {spread:g} around one prototype a class, made with seed {seed}."
+    )
+    return checked(
+        Source(
+            "synthetic",
+            "image" if shape else "table",
+            _names(classes),
+            splits[0],
+            splits[1],
+            note=note,
+        )
+    )
 
 
 def tokens(
@@ -69,11 +95,14 @@ def tokens(
     test: float = 0.2,
     seed: int = 0,
 ) -> Source:
-    """Sequences of `length` tokens drawn independently; each class has its own frequencies, in proportion to exp(normal numbers)."""
+    """Sequences of `length` tokens drawn independently; each class has its own frequencies, in
+    proportion to exp(normal numbers).
+    """
     sizes = _sizes("tokens", samples, classes, test)
     if length < 1 or not 2 <= vocabulary <= 1_000_000:
         raise InputError(
-            f"source 'tokens' cannot have length {length} and a vocabulary of {vocabulary}: give length >= 1 and 2 to 10^6 tokens"
+            f"source 'tokens' cannot have length {length} and a vocabulary of"
+            f" {vocabulary}: give length >= 1 and 2 to 10^6 tokens"
         )
     key = Key(seed).fold("tokens")
     frequencies = np.exp(key.fold("frequencies").generator().standard_normal((classes, vocabulary)))
@@ -84,22 +113,30 @@ def tokens(
         y = key.fold(part, "labels").permutation(size) % classes
         for label in range(classes):
             rows = np.flatnonzero(y == label)
-            draws = key.fold(part, "draws", label).generator().random((len(rows), length)) * steps[label, -1]
+            draws = (
+                key.fold(part, "draws", label).generator().random((len(rows), length))
+                * steps[label, -1]
+            )
             x[rows] = np.minimum(np.searchsorted(steps[label], draws, side="right"), vocabulary - 1)
         splits.append(Split(x, y))
-    note = f"Random sequences of {length} tokens out of {vocabulary}; each class has its own token frequencies; made with seed {seed}."
+    note = (
+        f"Random sequences of {length} tokens out of {vocabulary}; each class has its own"
+        f" token frequencies; made with seed {seed}."
+    )
     return checked(Source("tokens", "tokens", _names(classes), splits[0], splits[1], note=note))
 
 
 def _sizes(name: str, samples: int, classes: int, test: float) -> tuple[int, int]:
     if classes < 2 or not 0 < test < 1:
         raise InputError(
-            f"source {name!r} cannot have {classes} classes and a test fraction of {test}: give 2 classes or more and a number from 0 to 1"
+            f"source {name!r} cannot have {classes} classes and a test fraction of {test}:"
+            " give 2 classes or more and a number from 0 to 1"
         )
     held = round(samples * test)
     if min(held, samples - held) < classes:
         raise InputError(
-            f"source {name!r} with {samples} samples and test={test:g} cannot show each of {classes} classes in both parts: give more"
+            f"source {name!r} with {samples} samples and test={test:g} cannot show each of"
+            f" {classes} classes in both parts: give more"
         )
     return samples - held, held
 
@@ -107,7 +144,10 @@ def _sizes(name: str, samples: int, classes: int, test: float) -> tuple[int, int
 def _sides(shape: str) -> tuple[int, ...]:
     match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})x([1-9]\d{0,4})", shape)
     if not match:
-        raise InputError(f"source 'synthetic' cannot make images of shape {shape!r}: write channels x height x width, such as '3x32x32'")
+        raise InputError(
+            f"source 'synthetic' cannot make images of shape {shape!r}: write channels x"
+            " height x width, such as '3x32x32'"
+        )
     return tuple(int(side) for side in match.groups())
 
 
@@ -115,7 +155,10 @@ def _empty(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     try:
         return np.empty(shape, dtype=dtype)
     except (MemoryError, ValueError):  # numpy's words for a shape beyond any memory
-        raise InputError(f"source {name!r} of shape {shape} does not fit in memory: give fewer samples or smaller examples") from None
+        raise InputError(
+            f"source {name!r} of shape {shape} does not fit in memory: give fewer samples or"
+            " smaller examples"
+        ) from None
 
 
 def _names(classes: int) -> tuple[str, ...]:

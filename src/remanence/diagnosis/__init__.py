@@ -1,4 +1,6 @@
-"""`remanence diagnose`: what was forgotten, in which phase, which classes and clients, whether it is more than noise, and which cures fit."""
+"""`remanence diagnose`: what was forgotten, in which phase, which classes and clients, whether
+it is more than noise, and which cures fit.
+"""
 
 from __future__ import annotations
 
@@ -32,22 +34,51 @@ def diagnose(results: Sequence[Run | Comparison]) -> list[Diagnosis]:
 def _examine(group: Group) -> Diagnosis:
     row = make_row(group)
     if row.accuracy is None:
-        return Diagnosis(group.label, (Finding("nothing yet", "No round has been evaluated yet: there is nothing to diagnose.", {}),))
-    found = [tell_forgetting(group, row), *tell_phases(group), *tell_clients(group), *tell_examples(group)]
+        return Diagnosis(
+            group.label,
+            (
+                Finding(
+                    "nothing yet",
+                    "No round has been evaluated yet: there is nothing to diagnose.",
+                    {},
+                ),
+            ),
+        )
+    found = [
+        tell_forgetting(group, row),
+        *tell_phases(group),
+        *tell_clients(group),
+        *tell_examples(group),
+    ]
     found += [*tell_drift(group, row), *tell_trouble(row)]
     return Diagnosis(group.label, tuple(found))
 
 
 def render_text(diagnoses: Sequence[Diagnosis], width: int = 100) -> str:
-    """Diagnoses for a terminal. A name cannot steer the terminal: what is not printable is shown as a mark."""
+    """Diagnoses for a terminal. A name cannot steer the terminal: what is not printable is
+    shown as a mark.
+    """
     lines: list[str] = []
     for diagnosis in diagnoses:
         lines += ["", diagnosis.label or "All methods", ""]
         for finding in diagnosis.findings:
-            lines += textwrap.wrap(f"{finding.topic}: {finding.sentence}", width, initial_indent="  ", subsequent_indent="    ")
+            lines += textwrap.wrap(
+                f"{finding.topic}: {finding.sentence}",
+                width,
+                initial_indent="  ",
+                subsequent_indent="    ",
+            )
         cures = dict.fromkeys(cure for finding in diagnosis.findings for cure in finding.cures)
         if cures:
             lines += ["", "  What fits:"]
         for cure in cures:
-            lines += textwrap.wrap(f"{cure.do} – {cure.why}", width, initial_indent="    ", subsequent_indent="      ")
-    return "\n".join("".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in line) for line in lines).strip() + "\n"
+            lines += textwrap.wrap(
+                f"{cure.do} – {cure.why}", width, initial_indent="    ", subsequent_indent="      "
+            )
+    return (
+        "\n".join(
+            "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in line)
+            for line in lines
+        ).strip()
+        + "\n"
+    )

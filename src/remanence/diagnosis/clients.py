@@ -1,4 +1,6 @@
-"""Findings about clients: whose training loses, what merging costs them, and how they live through a drift."""
+"""Findings about clients: whose training loses, what merging costs them, and how they live
+through a drift.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,26 @@ from typing import Any
 import numpy as np
 
 from remanence.diagnosis.cures import cure_drift
-from remanence.diagnosis.phrases import MATTERS, NAMED, Finding, join, label_counts, points, tell_noise
+from remanence.diagnosis.phrases import (
+    MATTERS,
+    NAMED,
+    Finding,
+    join,
+    label_counts,
+    points,
+    tell_noise,
+)
 from remanence.metrics.counts import nan_mean
 from remanence.metrics.forgetting import client_forgetting, client_forgetting_rounds
 from remanence.metrics.noise import weigh
-from remanence.report.evidence import drift_of, first_with_losses, forgettable_of, ledger_of, listening_of, losses_of
+from remanence.report.evidence import (
+    drift_of,
+    first_with_losses,
+    forgettable_of,
+    ledger_of,
+    listening_of,
+    losses_of,
+)
 from remanence.report.groups import Group, mean_of
 from remanence.report.rows import MethodRow
 
@@ -20,28 +37,43 @@ PROBABLE = 0.05  # of a chance finding, for such a statement
 
 
 def tell_clients(group: Group) -> list[Finding]:
-    """Whose training loses most, and what they have in common; of one seed, since clients differ between seeds."""
+    """Whose training loses most, and what they have in common; of one seed, since clients
+    differ between seeds.
+    """
     run = first_with_losses(group)
     lost = losses_of(run) if run is not None else None
     if run is None or lost is None or len(lost.clients.clients) < 2:
         return []
     clients, loss = lost.clients.clients, nan_mean(lost.clients.loss, axis=1)
-    order = [place for place in np.argsort(-np.nan_to_num(loss, nan=-np.inf)) if loss[place] > 0][:NAMED]
+    order = [place for place in np.argsort(-np.nan_to_num(loss, nan=-np.inf)) if loss[place] > 0][
+        :NAMED
+    ]
     if not order:
         return []
     counts = label_counts(run)
-    named = [f"client {clients[place]} ({points(loss[place])} points{_describe(counts, int(clients[place]))})" for place in order]
+    named = [
+        f"client {clients[place]} ({points(loss[place])}"
+        f" points{_describe(counts, int(clients[place]))})"
+        for place in order
+    ]
     sentence = f"With seed {run.spec.seed}, the training of {join(named)} loses most; "
     sentence += f"the mean over {len(clients)} clients is {points(float(nan_mean(loss)))}."
-    evidence: dict[str, Any] = {"seed": run.spec.seed, "clients": {int(clients[place]): float(loss[place]) for place in order}}
+    evidence: dict[str, Any] = {
+        "seed": run.spec.seed,
+        "clients": {int(clients[place]): float(loss[place]) for place in order},
+    }
     known = clients < len(counts)
     if known.sum() >= FEW_CLIENTS:
         rows, classes = counts[clients[known]].sum(axis=1), (counts[clients[known]] > 0).sum(axis=1)
-        for values, few, many in ((rows, "few examples", "many examples"), (classes, "few classes", "many classes")):
+        for values, few, many in (
+            (rows, "few examples", "many examples"),
+            (classes, "few classes", "many classes"),
+        ):
             rank, chance = _rank_correlation(values, loss[known])
             if chance < PROBABLE:
                 sentence += (
-                    f" Clients with {few if rank < 0 else many} lose more (rank correlation {rank:+.2f}); that is no proof of a cause."
+                    f" Clients with {few if rank < 0 else many} lose more (rank"
+                    f" correlation {rank:+.2f}); that is no proof of a cause."
                 )
                 evidence[f"rank_correlation_with_{few.split()[1]}"] = {"value": rank, "p": chance}
     ledger = ledger_of(run)
@@ -49,19 +81,25 @@ def tell_clients(group: Group) -> list[Finding]:
         cross = client_forgetting(ledger)
         mean = float(nan_mean(cross.mean))
         sentence += (
-            f" In round {cross.round} a client's training cost the others {points(mean)} points on their own validation rows (mean F_k)."
+            f" In round {cross.round} a client's training cost the others {points(mean)}"
+            " points on their own validation rows (mean F_k)."
         )
         evidence["mean_F_k"] = {"round": cross.round, "value": mean}
     return [Finding("clients", sentence, evidence)]
 
 
 def tell_examples(group: Group) -> list[Finding]:
-    """What merging makes the clients lose of their own training rows, where single examples were recorded."""
+    """What merging makes the clients lose of their own training rows, where single examples
+    were recorded.
+    """
     found = [examples for run in group.runs if (examples := forgettable_of(run)) is not None]
     share = weigh(float(examples.count.sum() / max(examples.judged.sum(), 1)) for examples in found)
     if share is None:
         return []
-    sentence = f"Of the clients' own training rows, {points(share.mean)} % were right after local training and wrong after merging."
+    sentence = (
+        f"Of the clients' own training rows, {points(share.mean)} % were right after local"
+        " training and wrong after merging."
+    )
     return [Finding("examples", sentence, {"forgettable": share.as_dict()})]
 
 
@@ -76,29 +114,43 @@ def tell_drift(group: Group, row: MethodRow) -> list[Finding]:
         else f"stay {points(-drops.mean)} points above what they had, even at worst,"
     )
     sentence = f"After a drift clients {fall}"
-    evidence: dict[str, Any] = {"drop": drops.as_dict(), "recovery_rounds": row.recovery, "never_recovered": row.never_recovered}
+    evidence: dict[str, Any] = {
+        "drop": drops.as_dict(),
+        "recovery_rounds": row.recovery,
+        "never_recovered": row.never_recovered,
+    }
     if row.recovery is not None and drops.mean > 0:
         sentence += f" and are back after {row.recovery:.1f} rounds"
     if row.never_recovered and drops.mean > 0:
-        sentence += f" ({points(row.never_recovered, 0)} % are not back before the next drift or the end)"
+        sentence += (
+            f" ({points(row.never_recovered, 0)} % are not back before the next drift or the end)"
+        )
     sentence += "."
     if row.left_concepts is not None:
         evidence["left_concepts"] = row.left_concepts
         word = "lost" if row.left_concepts >= 0 else "gained"
-        sentence += f" On clusters that they have left they {word} {points(abs(row.left_concepts))} points since."
+        sentence += (
+            f" On clusters that they have left they {word} {points(abs(row.left_concepts))}"
+            " points since."
+        )
     heard = [listening for run in group.runs if (listening := listening_of(run)) is not None]
     own = mean_of(float(nan_mean(one.own)) for one in heard)
     chance = mean_of(float(nan_mean(one.chance)) for one in heard)
     if own is not None and chance is not None:
         evidence |= {"own_cluster": own, "own_cluster_by_chance": chance}
-        sentence += f" {points(own, 0)} % of their listening went to their own cluster, where chance gives {points(chance, 0)} %."
+        sentence += (
+            f" {points(own, 0)} % of their listening went to their own cluster, where chance"
+            f" gives {points(chance, 0)} %."
+        )
     sentence += f" {tell_noise(drops)}"
     needs = drops.mean >= MATTERS and drops.verdict != "noise"
     return [Finding("drift", sentence, evidence, cure_drift(group, own, chance) if needs else ())]
 
 
 def _rank_correlation(values: np.ndarray, loss: np.ndarray) -> tuple[float, float]:
-    """Spearman's, and the probability of one as large by chance; 0 and 1 where either does not vary."""
+    """Spearman's, and the probability of one as large by chance; 0 and 1 where either does not
+    vary.
+    """
     known = ~np.isnan(loss)
     if len(set(values[known].tolist())) < 2 or len(set(loss[known].tolist())) < 2:
         return 0.0, 1.0
@@ -112,4 +164,6 @@ def _describe(counts: np.ndarray, client: int) -> str:
     if client >= len(counts):
         return ""
     classes = int((counts[client] > 0).sum())
-    return f", {int(counts[client].sum())} examples of {classes} class{'' if classes == 1 else 'es'}"
+    return (
+        f", {int(counts[client].sum())} examples of {classes} class{'' if classes == 1 else 'es'}"
+    )

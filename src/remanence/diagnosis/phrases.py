@@ -28,7 +28,11 @@ class Finding:
 
 
 def tell_change(loss: float) -> str:
-    return "changes nothing" if abs(loss) < 0.0005 else f"{'loses' if loss > 0 else 'gains'} {points(abs(loss))}"
+    return (
+        "changes nothing"
+        if abs(loss) < 0.0005
+        else f"{'loses' if loss > 0 else 'gains'} {points(abs(loss))}"
+    )
 
 
 def tell_noise(noise: Noise, subject: str = "") -> str:
@@ -42,7 +46,8 @@ def tell_noise(noise: Noise, subject: str = "") -> str:
     }[noise.verdict]
     low, high = noise.interval
     numbers = (
-        f"{points(noise.mean, 2)} ± {points(noise.deviation, 2)} points (95 % interval of the mean {points(low, 2)} to {points(high, 2)})"
+        f"{points(noise.mean, 2)} ± {points(noise.deviation, 2)} points (95 % interval of"
+        f" the mean {points(low, 2)} to {points(high, 2)})"
     )
     return f"{subject or f'Over {noise.seeds} seeds that'} is {numbers}: {verdict}."
 
@@ -62,11 +67,17 @@ def join(parts: Iterable[str]) -> str:
 
 def largest(values: np.ndarray, names: Sequence[str]) -> list[tuple[str, float]]:
     """The names with the largest positive values."""
-    order = [place for place in np.argsort(-np.nan_to_num(values, nan=-np.inf), kind="stable") if values[place] > 0]
+    order = [
+        place
+        for place in np.argsort(-np.nan_to_num(values, nan=-np.inf), kind="stable")
+        if values[place] > 0
+    ]
     return [(names[place], float(values[place])) for place in order[:NAMED]]
 
 
 def label_counts(run: Run) -> np.ndarray:
-    """Label counts [clients, C], as far as they were written down; none where data drift and counts hold for the first time step alone."""
+    """Label counts [clients, C], as far as they were written down; none where data drift and
+    counts hold for the first time step alone.
+    """
     counts = run.about.get("label_counts") if clusters_of(run) is None else None
     return np.array(counts or np.zeros((0, 0)), dtype=np.int64)

@@ -1,1 +1,3 @@
-"""Transports for the round loop: `loop` (the oracle), `stacked`, `processes`; none knows which method it carries."""
+"""Transports for the round loop: `loop` (the oracle), `stacked`, `processes`; none knows which
+method it carries.
+"""

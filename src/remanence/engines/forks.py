@@ -1,7 +1,10 @@
-"""The worker processes of the engine `processes`, and how work gets done although some of them die or hang.
+"""The worker processes of the engine `processes`, and how work gets done although some of them die
+or hang.
 
-A worker that dies is replaced, and another does its work again: nothing it knew is missed, and a client's result does not depend on who trained it. A worker
-that does not answer within `timeout` real seconds is ended and replaced; work that hangs a second time is given up, so nobody waits longer than twice that.
+A worker that dies is replaced, and another does its work again: nothing it knew is missed, and a
+client's result does not depend on who trained it. A worker that does not answer within `timeout`
+real seconds is ended and replaced; work that hangs a second time is given up, so nobody waits
+longer than twice that.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from typing import Any, cast
 from remanence.errors import RunFailed
 
 log = logging.getLogger("remanence")
-DEATHS = 3  # of workers at the same piece of work before the run fails: the machine has too little memory for it
+# of workers at the same piece of work before the run fails: the machine has too little memory for
+# it
+DEATHS = 3
 HANGS = 2  # times the same work may hang
 GRACE = 1.0  # seconds a worker has to end by itself
 
@@ -48,7 +53,9 @@ class Question:
 
 
 class Forks:
-    """`count` workers that live as `serve` says. timeout: real seconds; 0: they are waited for without end."""
+    """`count` workers that live as `serve` says. timeout: real seconds; 0: they are waited for
+    without end.
+    """
 
     def __init__(self, serve: Serve, count: int, timeout: float):
         self.serve, self.timeout, self.errands = serve, timeout, 0
@@ -58,10 +65,14 @@ class Forks:
         for _ in range(count):
             self.members.append(self._start())
 
-    def carry(self, order: Sequence[int], ask: Callable[[int], Any], preface: Any = None) -> Iterator[tuple[int, Any]]:
-        """Have questions answered by whoever is free, in this order. -> (number, answer) as they come; None: its worker hung, and hung again
+    def carry(
+        self, order: Sequence[int], ask: Callable[[int], Any], preface: Any = None
+    ) -> Iterator[tuple[int, Any]]:
+        """Have questions answered by whoever is free, in this order. -> (number, answer) as they
+        come; None: its worker hung, and hung again
 
-        ask: makes the message of a question, each time it is asked; preface: what a worker must hear before its first question.
+        ask: makes the message of a question, each time it is asked; preface: what a worker must
+            hear before its first question.
         """
         self.errands += 1
         waiting, deaths, hangs = list(order)[::-1], dict.fromkeys(order, 0), dict.fromkeys(order, 0)
@@ -104,7 +115,9 @@ class Forks:
     def _start(self) -> Fork:
         mine, theirs = self.context.Pipe()
         inherited = [*(fork.pipe for fork in self.members), mine]
-        child = self.context.Process(target=_live, args=(self.serve, theirs, inherited), daemon=True)
+        child = self.context.Process(
+            target=_live, args=(self.serve, theirs, inherited), daemon=True
+        )
         with _termination_held():
             child.start()
         theirs.close()
@@ -123,7 +136,9 @@ class Forks:
         """Seconds until somebody is overdue."""
         if not self.timeout:
             return None
-        return max(0.0, min(question.since for question in busy.values()) + self.timeout - time.monotonic())
+        return max(
+            0.0, min(question.since for question in busy.values()) + self.timeout - time.monotonic()
+        )
 
     def _is_overdue(self, question: Question) -> bool:
         return bool(self.timeout) and time.monotonic() - question.since >= self.timeout
@@ -132,7 +147,8 @@ class Forks:
         """Somebody new for a worker that is dead or hangs. -> the question it left open"""
         if deaths >= DEATHS:
             raise RunFailed(
-                f"the same work was lost {deaths} times with the worker process that did it (out of memory, or killed): nothing is lost,"
+                f"the same work was lost {deaths} times with the worker process that did"
+                " it (out of memory, or killed): nothing is lost,"
                 " go on with remanence resume, with fewer workers if it happens again"
             )
         place = self.members.index(question.fork)
@@ -155,7 +171,9 @@ def _end(fork: Fork) -> None:
 
 
 def _live(serve: Serve, pipe: Connection, inherited: list[Connection]) -> None:
-    """A worker's life, which SIGTERM simply ends: what its parent wanted to do then (Ray, say, would end its cluster) is not for a worker to do."""
+    """A worker's life, which SIGTERM simply ends: what its parent wanted to do then (Ray, say,
+    would end its cluster) is not for a worker to do.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     serve(pipe, inherited)
@@ -163,7 +181,9 @@ def _live(serve: Serve, pipe: Connection, inherited: list[Connection]) -> None:
 
 @contextlib.contextmanager
 def _termination_held() -> Iterator[None]:
-    """SIGTERM waits, in this thread and in what is forked meanwhile, which has the parent's handlers until it puts its own in their place."""
+    """SIGTERM waits, in this thread and in what is forked meanwhile, which has the parent's
+    handlers until it puts its own in their place.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield

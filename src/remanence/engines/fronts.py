@@ -1,7 +1,10 @@
-"""The front of a network that a phase of training leaves alone: looked at once for each row, instead of in every step.
+"""The front of a network that a phase of training leaves alone: looked at once for each row,
+instead of in every step.
 
-Fine-tuning the last layers computes, epoch after epoch, the same activations below them. Where nothing else reads a step's inputs, a network is cut at the
-first layer that is trained (or that draws or mixes rows), and the phase trains the rear on what the front made of a client's rows. The numbers are the same.
+Fine-tuning the last layers computes, epoch after epoch, the same activations below them. Where
+nothing else reads a step's inputs, a network is cut at the first layer that is trained (or that
+draws or mixes rows), and the phase trains the rear on what the front made of a client's rows. The
+numbers are the same.
 """
 
 from __future__ import annotations
@@ -42,24 +45,43 @@ class Split(NamedTuple):
     @torch.no_grad()
     def look(self, model: Start, x: Tensor) -> Tensor:
         """What the front makes of some rows."""
-        return self.front.judge_rows(Start(*(restrict_to(self.front.judge, tree) for tree in model)), x).logits
+        return self.front.judge_rows(
+            Start(*(restrict_to(self.front.judge, tree) for tree in model)), x
+        ).logits
 
     def look_at(self, model: Start, examples: Examples, ids: Tensor) -> Tensor:
         """What the front makes of many rows, a part at a time. ids: [n] -> [n, ...]"""
-        return torch.cat([self.look(model, examples.inputs(part)) for part in torch.split(ids, ROWS)])
+        return torch.cat(
+            [self.look(model, examples.inputs(part)) for part in torch.split(ids, ROWS)]
+        )
 
     def start_behind(self, task: Task, model: Start, ids: Tensor) -> Task:
-        """The task of training the rear alone on these rows, which the front of `model` has seen. ids: [n], each row once"""
-        place = torch.empty(len(task.train.y), dtype=torch.int64, device=ids.device)  # never read at other rows
+        """The task of training the rear alone on these rows, which the front of `model` has
+        seen. ids: [n], each row once
+        """
+        # never read at other rows
+        place = torch.empty(len(task.train.y), dtype=torch.int64, device=ids.device)
         place[ids] = torch.arange(len(ids), device=ids.device)
-        seen = Examples(self.look_at(model, task.train, ids), task.train.y, None, None, task.train.dtype, (), place)
+        seen = Examples(
+            self.look_at(model, task.train, ids),
+            task.train.y,
+            None,
+            None,
+            task.train.dtype,
+            (),
+            place,
+        )
         return replace(task, model=self.rear, train=seen)
 
     @torch.no_grad()
-    def stack_behind(self, task: Task, models: Start, rows: Tensor, at_once: int, judge: JudgeStack) -> Task:
-        """The same for a stack of clients, each of whose fronts sees the client's own rows; they are called by other numbers then, those of `number_rows`.
+    def stack_behind(
+        self, task: Task, models: Start, rows: Tensor, at_once: int, judge: JudgeStack
+    ) -> Task:
+        """The same for a stack of clients, each of whose fronts sees the client's own rows; they
+        are called by other numbers then, those of `number_rows`.
 
-        models: [k, ...]; rows: [k, n] ids; at_once: of n, how many are looked at together; judge: by what
+        models: [k, ...]; rows: [k, n] ids; at_once: of n, how many are looked at together; judge:
+            by what
         """
         front, (clients, many) = replace(task, model=self.front), rows.shape
         fronts = Start(*(restrict_to(self.front.judge, tree) for tree in models))
@@ -70,11 +92,16 @@ class Split(NamedTuple):
             if first == 0:
                 x = seen.new_zeros(clients, round_up(many), *seen.shape[2:])
             x[:, first : first + seen.shape[1]] = seen
-        return replace(task, model=self.rear, train=Examples(x.flatten(0, 1), y.flatten(), None, None, task.train.dtype))
+        return replace(
+            task,
+            model=self.rear,
+            train=Examples(x.flatten(0, 1), y.flatten(), None, None, task.train.dtype),
+        )
 
 
 def number_rows(rows: Tensor) -> Tensor:
-    """What the rows of a stack's clients are called where each has activations of its own: [k, n] -> [k, n]
+    """What the rows of a stack's clients are called where each has activations of its own: [k, n]
+    -> [k, n]
 
     >>> number_rows(torch.tensor([[7, 9, 7], [9, 5, 8]]))
     tensor([[0, 1, 2],
@@ -92,13 +119,22 @@ def restrict_to(module: nn.Module, tree: Params) -> Params:
 
 
 def find_split(task: Task, trained: Collection[str]) -> Split | None:
-    """Where the network can be cut if only these parameters are trained; None where it cannot, or nothing would be gained."""
+    """Where the network can be cut if only these parameters are trained; None where it cannot,
+    or nothing would be gained.
+    """
     everything = set(task.model.initial.params) <= set(trained)
-    if everything or task.model.tied or not only_the_loss_looks(task):  # a tied weight could stand on both sides
+    # a tied weight could stand on both sides
+    if everything or task.model.tied or not only_the_loss_looks(task):
         return None
     try:
-        split = cut(task.model, trained, task.train.inputs(torch.arange(min(3, len(task.train.y)), device=task.world.device)))
-    except Exception:  # tracing runs a user's code on stand-ins for tensors, which may fail in any way: the network is then trained whole
+        split = cut(
+            task.model,
+            trained,
+            task.train.inputs(torch.arange(min(3, len(task.train.y)), device=task.world.device)),
+        )
+    # tracing runs a user's code on stand-ins for tensors, which may fail in any way: the network is
+    # then trained whole
+    except Exception:
         return None
     finally:
         task.model.trainer_tap.release()  # what a traced hook has seen is no tensor
@@ -106,10 +142,17 @@ def find_split(task: Task, trained: Collection[str]) -> Split | None:
 
 
 def only_the_loss_looks(task: Task) -> bool:
-    """Does nobody but the network read the inputs of a step? And are those of a row the same in every epoch?"""
+    """Does nobody but the network read the inputs of a step? And are those of a row the same in
+    every epoch?
+    """
     method, owner = task.method, task.method.owner("base")
     known = owner is None or owner.name in OBJECTIVES  # our losses read outputs and labels
-    return known and not (task.train.augment or method.many("terms") or method.one("gradient") or method.trackers("step"))
+    return known and not (
+        task.train.augment
+        or method.many("terms")
+        or method.one("gradient")
+        or method.trackers("step")
+    )
 
 
 def cut(model: Model, trained: Collection[str], example: Tensor) -> Split | None:
@@ -118,31 +161,49 @@ def cut(model: Model, trained: Collection[str], example: Tensor) -> Split | None
     late = _late_nodes(model.trainer, graph, trained)
     early = [node for node in graph.nodes if node not in late and node.op != "get_attr"]
     crossing = [node for node in early if any(user in late for user in node.users)]
-    works = [node for node in early if node.op == "call_module" and list(model.trainer.get_submodule(str(node.target)).parameters())]
+    works = [
+        node
+        for node in early
+        if node.op == "call_module"
+        and list(model.trainer.get_submodule(str(node.target)).parameters())
+    ]
     if len(crossing) != 1 or not works:
         return None
     first, second = (_copy(model.trainer, graph, kept, crossing[0]) for kept in (set(early), late))
     front = replace(model, judge=first, judge_tap=Tap(first, None), dropout_keys=())
     names = {name for name, _ in second.named_buffers()}
-    rear = replace(model, trainer=second, dropout_keys=tuple(name for name in model.dropout_keys if name in names))
+    rear = replace(
+        model,
+        trainer=second,
+        dropout_keys=tuple(name for name in model.dropout_keys if name in names),
+    )
     return _check(model, front, rear, example)
 
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Keyed dropout needs real shapes, and the hook that taps the head is not to be lost."""
-        return isinstance(m, KeyedDropout) or bool(m._forward_pre_hooks) or super().is_leaf_module(m, module_qualified_name)
+        return (
+            isinstance(m, KeyedDropout)
+            or bool(m._forward_pre_hooks)
+            or super().is_leaf_module(m, module_qualified_name)
+        )
 
 
 def _late_nodes(module: nn.Module, graph: fx.Graph, trained: Collection[str]) -> set[fx.Node]:
-    """What depends on a trained parameter, on chance, or on the other rows of a batch; the output, too."""
-    mine = {id(p) for name, p in module.named_parameters() if name in trained}  # tied parameters have one name
+    """What depends on a trained parameter, on chance, or on the other rows of a batch; the
+    output, too.
+    """
+    # tied parameters have one name
+    mine = {id(p) for name, p in module.named_parameters() if name in trained}
     late: set[fx.Node] = set()
     for node in graph.nodes:
         own = False
         if node.op == "call_module":
             layer = module.get_submodule(str(node.target))
-            own = any(id(p) in mine for p in layer.parameters()) or any(_varies(inner) for inner in layer.modules())
+            own = any(id(p) in mine for p in layer.parameters()) or any(
+                _varies(inner) for inner in layer.modules()
+            )
         elif node.op == "get_attr":
             path, _, name = str(node.target).rpartition(".")
             own = id(getattr(module.get_submodule(path), name)) in mine
@@ -157,7 +218,9 @@ def _varies(layer: nn.Module) -> bool:
     return isinstance(layer, KeyedDropout) and layer.p > 0
 
 
-def _copy(module: nn.Module, graph: fx.Graph, kept: set[fx.Node], crossing: fx.Node) -> fx.GraphModule:
+def _copy(
+    module: nn.Module, graph: fx.Graph, kept: set[fx.Node], crossing: fx.Node
+) -> fx.GraphModule:
     """The part of a traced network on one side of the crossing; constants stand on both."""
     part: fx.Graph = fx.Graph()
     place: dict[fx.Node, fx.Node] = {}
@@ -181,10 +244,14 @@ def _check(model: Model, front: Model, rear: Model, example: Tensor) -> Split | 
         whole, _ = model.apply(params, buffers, example, key)
         pieces, _ = rear.apply(split.rear_of(params), split.rear_of(buffers), seen, key)
     allowed = CLOSE if example.device.type == "cpu" and model.autocast is None else ROUGHLY
-    if len(seen) != len(example) or not all(_close(*pair, allowed) for pair in ((seen[:1], alone), (whole.logits, pieces.logits))):
+    if len(seen) != len(example) or not all(
+        _close(*pair, allowed) for pair in ((seen[:1], alone), (whole.logits, pieces.logits))
+    ):
         return None
     return split._replace(width=seen[0].numel() * seen.element_size())
 
 
 def _close(a: Tensor, b: Tensor, allowed: float) -> bool:
-    return a.shape == b.shape and bool((a - b).abs().max() <= allowed * max(1.0, float(a.abs().max())))
+    return a.shape == b.shape and bool(
+        (a - b).abs().max() <= allowed * max(1.0, float(a.abs().max()))
+    )

@@ -1,11 +1,14 @@
-"""A phase of local steps from fixed places in memory, so that a step can be recorded once and replayed without Python.
+"""A phase of local steps from fixed places in memory, so that a step can be recorded once and
+replayed without Python.
 
-On CUDA a recorded step is a CUDA graph, of the plain operations or of compiled ones; nothing crosses to the device between the first and the last step of a
-phase, the number of the step included. On the CPU it is the flat list of operations that `compiled.py` writes down.
+On CUDA a recorded step is a CUDA graph, of the plain operations or of compiled ones; nothing
+crosses to the device between the first and the last step of a phase, the number of the step
+included. On the CPU it is the flat list of operations that `compiled.py` writes down.
 
-A recording is made for a number of clients and a width. Clients stand sorted by steps, and the memory of a smaller stack is the front of that of a larger
-one, so clients that are done are simply left behind: nothing is copied when a stack shrinks. Where there would be too many sizes, a few are recorded, and
-the clients between one size and the next are computed and thrown away.
+A recording is made for a number of clients and a width. Clients stand sorted by steps, and the
+memory of a smaller stack is the front of that of a larger one, so clients that are done are simply
+left behind: nothing is copied when a stack shrinks. Where there would be too many sizes, a few are
+recorded, and the clients between one size and the next are computed and thrown away.
 """
 
 from __future__ import annotations
@@ -31,13 +34,17 @@ from remanence.local import Progress, SplitRows, Task
 from remanence.trees import Params
 from remanence.types import Batch, Context
 
-# (progress, summed loss, fixed, batch, rows, context): a step that is written to where the first two lie
+# (progress, summed loss, fixed, batch, rows, context): a step that is written to where the first
+# two lie
 Advance = Callable[..., None]
 
 SIZES = 16  # stacks up to this size are recorded at every size they shrink to
 RATIO = 0.8  # larger ones at sizes that differ by this factor
-RATIO_TRACED = 0.5  # fewer sizes where each one is written down, and perhaps compiled, which takes seconds
-OFTEN = 0.2  # of a phase's steps: those of a form that is rarer, such as a short last batch, are not worth compiling
+# fewer sizes where each one is written down, and perhaps compiled, which takes seconds
+RATIO_TRACED = 0.5
+# of a phase's steps: those of a form that is rarer, such as a short last batch, are not worth
+# compiling
+OFTEN = 0.2
 
 
 class Shape(NamedTuple):
@@ -51,42 +58,75 @@ class Shape(NamedTuple):
 class Recording:
     """The steps of one phase, with memory for so many clients; used round after round."""
 
-    def __init__(self, task: Task, phase: int, dims: Context, live: Live, course: Course, width: int, compile: bool, behind: bool):
+    def __init__(
+        self,
+        task: Task,
+        phase: int,
+        dims: Context,
+        live: Live,
+        course: Course,
+        width: int,
+        compile: bool,
+        behind: bool,
+    ):
         self.task, self.phase, self.dims, self.compile = task, phase, dims, compile
-        self.behind = behind  # are its examples what fronts made of a round's rows? They are then its own, and others in every round
+        # are its examples what fronts made of a round's rows? They are then its own, and others in
+        # every round
+        self.behind = behind
         self.cuda, self.mixes_rows = task.world.device.type == "cuda", task.model.mixes_rows
         self.clients, self.batch = len(course.ids), width
         _, self.form = take_apart(live, dims)
         roomy = SplitRows(*(x.new_empty(len(x), round_up(x.shape[1])) for x in live.rows))
         self.live: Live = pytree.tree_map_only(
-            Tensor, lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device), live._replace(rows=roomy)
+            Tensor,
+            lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device),
+            live._replace(rows=roomy),
         )
         self.fronts: dict[int, tuple[Live, list[Tensor]]] = {}  # by number of clients; see _front
-        self.sizes = sorted(choose_sizes(self.clients, RATIO if self.cuda and not compile else RATIO_TRACED))
+        self.sizes = sorted(
+            choose_sizes(self.clients, RATIO if self.cuda and not compile else RATIO_TRACED)
+        )
         self.ids = course.ids.new_zeros(self.clients, round_up(course.ids.shape[1]), width)
-        self.told = course.ids.new_zeros(self.clients, 2, self.ids.shape[1])  # what comes from the host in one copy
+        # what comes from the host in one copy
+        self.told = course.ids.new_zeros(self.clients, 2, self.ids.shape[1])
         self.widths, self.keys = self.told.unbind(dim=1)
         self.step = torch.zeros((), dtype=torch.int64, device=course.ids.device)
         self.mapped = map_step(task, dims)
         self.replays: dict[Shape, Callable[[], None]] = {}
         self.fused: set[Shape] = set()  # those of them that are compiled
-        self.written: dict[tuple[int, int, bool], Any] = {}  # by clients, width, and whether it is compiled
+        # by clients, width, and whether it is compiled
+        self.written: dict[tuple[int, int, bool], Any] = {}
         self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
 
-    def fits(self, phase: int, dims: Context, live: Live, course: Course, width: int, behind: bool) -> bool:
-        """Is there room for this stack, with everything else of the same form? `width` is the batch of the whole experiment."""
+    def fits(
+        self, phase: int, dims: Context, live: Live, course: Course, width: int, behind: bool
+    ) -> bool:
+        """Is there room for this stack, with everything else of the same form? `width` is the
+        batch of the whole experiment.
+        """
         clients, steps = course.widths.shape
-        room = clients <= self.clients and round_up(steps) == self.ids.shape[1] and width == self.batch
-        return room and (phase, dims, behind) == (self.phase, self.dims, self.behind) and take_apart(live, dims)[1] == self.form
+        room = (
+            clients <= self.clients and round_up(steps) == self.ids.shape[1] and width == self.batch
+        )
+        return (
+            room
+            and (phase, dims, behind) == (self.phase, self.dims, self.behind)
+            and take_apart(live, dims)[1] == self.form
+        )
 
     def run(self, live: Live, course: Course, examples: Examples) -> tuple[Progress, Tensor]:
         """-> progress and summed loss of all clients"""
         self._load(live, course)
-        if self.behind and examples is not self.task.train:  # what fronts made of this round's rows: into the memory of the first round's
-            self.task.train.x[: len(examples.x)], self.task.train.y[: len(examples.y)] = examples.x, examples.y
+        # what fronts made of this round's rows: into the memory of the first round's
+        if self.behind and examples is not self.task.train:
+            self.task.train.x[: len(examples.x)], self.task.train.y[: len(examples.y)] = (
+                examples.x,
+                examples.y,
+            )
         self.step.zero_()
         shapes = list(self._shapes(course))
-        for shape, times in Counter(shapes).items():  # before the first replay: should one fail, nothing has changed
+        # before the first replay: should one fail, nothing has changed
+        for shape, times in Counter(shapes).items():
             fuse = self.compile and times >= OFTEN * len(shapes)
             if shape not in self.replays or (fuse and shape not in self.fused):
                 self.replays[shape] = self._record(shape, fuse)
@@ -106,19 +146,24 @@ class Recording:
         if batch < self.batch:
             self.ids[:clients, :steps, batch:] = course.ids[:, :, :1]  # a row of the client itself
         told = np.zeros((clients, *self.told.shape[1:]), dtype=np.int64)
-        told[:, 0, :steps] = np.where(course.widths > 0, course.widths, self.batch)  # who is done still computes something finite
+        # who is done still computes something finite
+        told[:, 0, :steps] = np.where(course.widths > 0, course.widths, self.batch)
         told[:, 1, :steps] = course.keys
         self.told[:clients].copy_(torch.from_numpy(told), non_blocking=True)
 
     def _front(self, count: int) -> tuple[Live, list[Tensor]]:
-        """The memory of the first clients, and its tensors in the order in which they are loaded."""
+        """The memory of the first clients, and its tensors in the order in which they are
+        loaded.
+        """
         if count not in self.fronts:
             front = self.live.cut(slice(0, count), self.dims)
             self.fronts[count] = front, take_apart(front, self.dims)[0]
         return self.fronts[count]
 
     def _shapes(self, course: Course) -> Iterator[Shape]:
-        """One for each step of the phase; of few sizes, also where the number of clients changes from round to round."""
+        """One for each step of the phase; of few sizes, also where the number of clients
+        changes from round to round.
+        """
         for step, count in enumerate(course.live.tolist()):
             if count == 0:
                 return
@@ -129,28 +174,42 @@ class Recording:
     def _record(self, shape: Shape, fuse: bool) -> Callable[[], None]:
         advance = self._written_step(shape, fuse)
         take = partial(self._take, shape, advance)
-        return capture(partial(self._rehearse, shape, advance), take, self.pool) if self.cuda else take
+        return (
+            capture(partial(self._rehearse, shape, advance), take, self.pool) if self.cuda else take
+        )
 
     def _written_step(self, shape: Shape, fuse: bool) -> Advance:
-        """The step as it will be recorded: for CUDA only what is compiled is written down before."""
+        """The step as it will be recorded: for CUDA only what is compiled is written down
+        before.
+        """
         step_all = with_convolutions(self.mapped, fuse) if self.cuda else self.mapped
         if self.cuda and not fuse:
             return partial(write_step, step_all, shape.masked)
         form = (shape.clients, shape.width, fuse)
         if form not in self.written:
             live, now, batch = self._arguments(shape)
-            if fuse:  # writing back is part of it, and so is masking, which then costs nothing: both kinds share one
+            # writing back is part of it, and so is masking, which then costs nothing: both kinds
+            # share one
+            if fuse:
                 example = (*copies(live.progress, live.loss), live.fixed, batch, live.rows, now)
                 self.written[form] = trace_step(partial(write_step, step_all, True), example, True)
             else:
-                self.written[form] = trace_step(step_all, (live.progress, live.fixed, batch, live.rows, now), False)
+                self.written[form] = trace_step(
+                    step_all, (live.progress, live.fixed, batch, live.rows, now), False
+                )
         return self.written[form] if fuse else partial(write_step, self.written[form], shape.masked)
 
     def _arguments(self, shape: Shape) -> tuple[Live, Context, Any]:
         (live, _), at = self._front(shape.clients), self.step.reshape(1)
-        now = live.ctx._replace(step=self.step, key=self.keys[: shape.clients].index_select(1, at).squeeze(1))
+        now = live.ctx._replace(
+            step=self.step, key=self.keys[: shape.clients].index_select(1, at).squeeze(1)
+        )
         ids = self.ids[: shape.clients, :, : shape.width].index_select(1, at).squeeze(1)
-        return live, now, make_batch(self.task, ids, self.widths[: shape.clients].index_select(1, at), now.key)
+        return (
+            live,
+            now,
+            make_batch(self.task, ids, self.widths[: shape.clients].index_select(1, at), now.key),
+        )
 
     def _take(self, shape: Shape, advance: Advance) -> None:
         """One step, written back in place."""
@@ -165,16 +224,29 @@ class Recording:
 
 
 def write_step(
-    step_all: StepAll, masked: bool, progress: Progress, loss: Tensor, fixed: Params, batch: Batch, rows: SplitRows, now: Context
+    step_all: StepAll,
+    masked: bool,
+    progress: Progress,
+    loss: Tensor,
+    fixed: Params,
+    batch: Batch,
+    rows: SplitRows,
+    now: Context,
 ) -> None:
-    """One step of a stack, written to where its progress and its summed loss lie; where `masked`, not for clients that are done."""
+    """One step of a stack, written to where its progress and its summed loss lie; where
+    `masked`, not for clients that are done.
+    """
     after, more = step_all(progress, fixed, batch, rows, now)
     if kinds_of(after) != kinds_of(progress):
         raise TypeError("a local step changes the form of what it hands to the next")
     old, new = pytree.tree_leaves((progress, loss)), pytree.tree_leaves((after, loss + more))
     if masked:
-        here = now.steps > now.step  # behind the clients of this round may stand those of an earlier one, which nobody reads
-        new = [torch.where(here.reshape(-1, *(1,) * (x.dim() - 1)), x, y) for x, y in zip(new, old, strict=True)]
+        # behind the clients of this round may stand those of an earlier one, which nobody reads
+        here = now.steps > now.step
+        new = [
+            torch.where(here.reshape(-1, *(1,) * (x.dim() - 1)), x, y)
+            for x, y in zip(new, old, strict=True)
+        ]
     write_over(old, new)
 
 
@@ -200,7 +272,8 @@ def choose_sizes(clients: int, ratio: float = RATIO) -> list[int]:
 
 
 def take_apart(live: Live, dims: Context) -> tuple[list[Tensor], list[Any]]:
-    """-> the tensors of a stack but for its rows, and their form: names, shapes without the clients' axis, types
+    """-> the tensors of a stack but for its rows, and their form: names, shapes without the
+    clients' axis, types
 
     Lengths of rows are rounded up, so that cohorts of somewhat different sizes share a recording.
     """
@@ -216,7 +289,9 @@ def take_apart(live: Live, dims: Context) -> tuple[list[Tensor], list[Any]]:
             for item in value.values():
                 walk(item, dim)
         elif isinstance(value, tuple):
-            for item, each in zip(value, dim if isinstance(dim, tuple) else (dim,) * len(value), strict=True):
+            for item, each in zip(
+                value, dim if isinstance(dim, tuple) else (dim,) * len(value), strict=True
+            ):
                 walk(item, each)
         else:
             form.append(value)
@@ -227,7 +302,9 @@ def take_apart(live: Live, dims: Context) -> tuple[list[Tensor], list[Any]]:
 
 
 def load_rows(memory: SplitRows, rows: SplitRows) -> None:
-    """Into memory that may be longer: it is filled up with a row of the client itself, which weighs nothing."""
+    """Into memory that may be longer: it is filled up with a row of the client itself, which
+    weighs nothing.
+    """
     for ids, weight, some, their_weight in ((*memory[:2], *rows[:2]), (*memory[2:], *rows[2:])):
         count = some.shape[1]
         ids[:, :count], weight[:, :count] = some, their_weight
@@ -249,20 +326,28 @@ def copy_into(memory: Any, values: Any) -> None:
 
 
 def write_over(memory: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Values into memory, each into its own. Some may lie in it themselves, as when a step hands on what it was given under another name: they are read
-    before anything is written."""
+    """Values into memory, each into its own. Some may lie in it themselves, as when a step hands on
+    what it was given under another name: they are read before anything is written.
+    """
     owners = {tensor.untyped_storage().data_ptr(): tensor for tensor in memory}
     fresh = []
     for place, value in zip(memory, values, strict=True):
         owner = owners.get(value.untyped_storage().data_ptr())
-        unmoved = owner is place and (value.data_ptr(), value.stride()) == (place.data_ptr(), place.stride())
+        unmoved = owner is place and (value.data_ptr(), value.stride()) == (
+            place.data_ptr(),
+            place.stride(),
+        )
         fresh.append(value if owner is None or unmoved else value.clone())
     for place, value in zip(memory, fresh, strict=True):
         place.copy_(value)
 
 
-def capture(compute: Callable[[], Any], take: Callable[[], Any], pool: Any = None) -> Callable[[], None]:
-    """A CUDA graph of `take`. `compute`, the same to no effect, comes first, in a stream of its own: libraries choose kernels, the compiler finishes."""
+def capture(
+    compute: Callable[[], Any], take: Callable[[], Any], pool: Any = None
+) -> Callable[[], None]:
+    """A CUDA graph of `take`. `compute`, the same to no effect, comes first, in a stream of its
+    own: libraries choose kernels, the compiler finishes.
+    """
     here, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(here)
     with torch.cuda.stream(aside), choosing_kernels():
@@ -273,7 +358,8 @@ def capture(compute: Callable[[], Any], take: Callable[[], Any], pool: Any = Non
     with torch.cuda.graph(graph, pool=pool), choosing_kernels():
         take()
 
-    def replay(needed: Any = take) -> None:  # a graph reads memory that only what it was made from keeps alive
+    # a graph reads memory that only what it was made from keeps alive
+    def replay(needed: Any = take) -> None:
         graph.replay()
 
     return replay
@@ -281,7 +367,9 @@ def capture(compute: Callable[[], Any], take: Callable[[], Any], pool: Any = Non
 
 @contextlib.contextmanager
 def choosing_kernels() -> Iterator[None]:
-    """Shapes recur, so it pays to let cuDNN try its algorithms; not where results must repeat bit by bit."""
+    """Shapes recur, so it pays to let cuDNN try its algorithms; not where results must repeat
+    bit by bit.
+    """
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = before or not torch.are_deterministic_algorithms_enabled()
     try:

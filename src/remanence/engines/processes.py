@@ -1,9 +1,11 @@
 """One process a core, each with a single thread: the fastest way to train on a CPU.
 
-Within a process clients are trained one after the other by a loop made for speed (`tuned_loop.py`) or, where a network has no convolutions, as stacks: grouped
-convolutions take a CPU nearly twice as long as plain ones, while small dense layers spend their time around the arithmetic, which a stack shares. The
-workers are forked (`forks.py`), so the data are shared and nothing has to be shipped but models and states. Work goes to whoever is free, the largest first;
-the result of a client does not depend on who trained it.
+Within a process clients are trained one after the other by a loop made for speed (`tuned_loop.py`)
+or, where a network has no convolutions, as stacks: grouped convolutions take a CPU nearly twice as
+long as plain ones, while small dense layers spend their time around the arithmetic, which a stack
+shares. The workers are forked (`forks.py`), so the data are shared and nothing has to be shipped
+but models and states. Work goes to whoever is free, the largest first; the result of a client does
+not depend on who trained it.
 """
 
 from __future__ import annotations
@@ -34,56 +36,98 @@ from remanence.types import Facts, Job, PairScores, Reply, Scores, Start, Verdic
 
 
 class Processes:
-    """`workers` processes; 0 means one a core. timeout: real seconds after which a worker that has not answered is given up on; 0: never.
+    """`workers` processes; 0 means one a core. timeout: real seconds after which a worker that has
+    not answered is given up on; 0: never.
 
-    stack: the most clients a worker trains together; 0 or 1, and where there are convolutions: one after the other.
+    stack: the most clients a worker trains together; 0 or 1, and where there are convolutions: one
+        after the other.
     steps: "eager", "graph" or "compiled", as for a stack; "auto" is eager.
     """
 
     name = "processes"
 
-    def __init__(self, task: Task, workers: int = 0, timeout: float = 1800.0, stack: int = 0, steps: str = "auto"):
+    def __init__(
+        self,
+        task: Task,
+        workers: int = 0,
+        timeout: float = 1800.0,
+        stack: int = 0,
+        steps: str = "auto",
+    ):
         self.task, self.stack, self.steps = task, 1 if task.model.has_convolutions else stack, steps
         self.workers = workers or count_cores()
         self.fallback = ""  # why a worker's steps are no longer written down
         if "fork" not in multiprocessing.get_all_start_methods():
-            raise InputError("engine processes needs a system that can fork (Linux or macOS): use engine=loop here")
+            raise InputError(
+                "engine processes needs a system that can fork (Linux or macOS): use"
+                " engine=loop here"
+            )
         if task.world.device.type != "cpu":
-            raise InputError(f"engine processes is for the CPU, not {task.world.device}: use engine=stacked")
+            raise InputError(
+                f"engine processes is for the CPU, not {task.world.device}: use engine=stacked"
+            )
         if self.stack > 1:
             Stacked(task, self.stack)  # refuses here what a worker could not stack
-        self.forks = Forks(functools.partial(_serve, task, self.stack, steps), self.workers, timeout)
+        self.forks = Forks(
+            functools.partial(_serve, task, self.stack, steps), self.workers, timeout
+        )
 
     def train(self, job: Job) -> Iterator[Reply]:
-        """A client whose training hangs twice is passed over, with those it is trained with: they did not answer in this round."""
+        """A client whose training hangs twice is passed over, with those it is trained with:
+        they did not answer in this round.
+        """
         one_for_all = None if job.personal_start else _pack(tuple(job.start))
         order = np.argsort(-common.expected_steps(self.task, job), kind="stable")
         shares = deal(order, self.workers, self.stack)
         preface = ("round", one_for_all, _pack(job.shared))
-        for _, answer in self.forks.carry(range(len(shares)), lambda number: ("train", _some_clients(job, shares[number])), preface):
+        for _, answer in self.forks.carry(
+            range(len(shares)),
+            lambda number: ("train", _some_clients(job, shares[number])),
+            preface,
+        ):
             if answer is not None:
                 reply, problem = answer
                 self.fallback = problem or self.fallback
                 yield Reply(*_unpack(reply))
 
-    def score(self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0) -> Scores:
+    def score(
+        self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0
+    ) -> Scores:
         ids, groups, count = common.rows_to_score(self.task, split, owners, time_step)
-        packed, shares = _pack(tuple(models)), max(1, min(self.workers, len(ids)))  # nobody is asked about no rows at all
+        # nobody is asked about no rows at all
+        packed, shares = _pack(tuple(models)), max(1, min(self.workers, len(ids)))
         rows, group = np.array_split(ids.numpy(), shares), np.array_split(groups.numpy(), shares)
         parts = [
-            Scores(*part) for part in self._ask_all([("score", packed, split, *some, count) for some in zip(rows, group, strict=True)])
+            Scores(*part)
+            for part in self._ask_all(
+                [("score", packed, split, *some, count) for some in zip(rows, group, strict=True)]
+            )
         ]
-        return Scores(torch.stack([part.confusion for part in parts]).sum(dim=0), torch.stack([part.loss for part in parts]).sum(dim=0))
+        return Scores(
+            torch.stack([part.confusion for part in parts]).sum(dim=0),
+            torch.stack([part.loss for part in parts]).sum(dim=0),
+        )
 
     def score_pairs(
-        self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int = 0, verdicts: bool = False
+        self,
+        models: Start,
+        which: np.ndarray,
+        owners: np.ndarray,
+        split: str,
+        time_step: int = 0,
+        verdicts: bool = False,
     ) -> PairScores:
-        shares = [share for share in np.array_split(np.arange(len(which)), self.workers) if len(share)]
+        shares = [
+            share for share in np.array_split(np.arange(len(which)), self.workers) if len(share)
+        ]
         if not shares:
-            return common.PairTally(0, self.task.world.classes, self.task.world.device, verdicts).scores()
+            return common.PairTally(
+                0, self.task.world.classes, self.task.world.device, verdicts
+            ).scores()
         questions = []
         for share in shares:
-            used, local = np.unique(which[share], return_inverse=True)  # nobody needs the models of the others
+            # nobody needs the models of the others
+            used, local = np.unique(which[share], return_inverse=True)
             some = _pack(tuple(models.take(torch.from_numpy(used))))
             questions.append(("pairs", some, local, owners[share], split, time_step, verdicts))
         parts = self._ask_all(questions)
@@ -97,10 +141,18 @@ class Processes:
 
     def judge(self, models: Start, ids: Tensor) -> Tensor:
         many, rows = models.many, ids.numpy()
-        by_models = many >= self.workers  # a model or more for everybody; else all of them, and some of the rows
-        shares = [share for share in np.array_split(np.arange(many) if by_models else rows, self.workers) if len(share)]
+        # a model or more for everybody; else all of them, and some of the rows
+        by_models = many >= self.workers
+        shares = [
+            share
+            for share in np.array_split(np.arange(many) if by_models else rows, self.workers)
+            if len(share)
+        ]
         if by_models:
-            questions = [("judge", _pack(tuple(models.take(torch.from_numpy(share)))), rows) for share in shares]
+            questions = [
+                ("judge", _pack(tuple(models.take(torch.from_numpy(share)))), rows)
+                for share in shares
+            ]
         else:
             questions = [("judge", _pack(tuple(models)), share) for share in shares]
         return torch.cat([said for (said,) in self._ask_all(questions)], dim=0 if by_models else 1)
@@ -113,19 +165,23 @@ class Processes:
         answers = dict(self.forks.carry(range(len(questions)), lambda number: questions[number]))
         if None in answers.values():
             raise RunFailed(
-                f"an evaluation did not end within {self.forks.timeout:g} s, and not when it was tried again: nothing is lost, go on with"
+                f"an evaluation did not end within {self.forks.timeout:g} s, and not when"
+                " it was tried again: nothing is lost, go on with"
                 " remanence resume, with a larger timeout if the work is only slow"
             )
         return [_unpack(answers[number]) for number in range(len(questions))]
 
 
 def count_cores() -> int:
-    """The cores this process may use, where the system tells; all there are, where it does not (macOS)."""
+    """The cores this process may use, where the system tells; all there are, where it does not
+    (macOS).
+    """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def deal(order: np.ndarray, workers: int, stack: int) -> list[np.ndarray]:
-    """Places of a cohort, the largest client first, as pieces of work: single ones, or stacks that are as large as they may and equally so for all workers.
+    """Places of a cohort, the largest client first, as pieces of work: single ones, or stacks that
+    are as large as they may and equally so for all workers.
 
     Stacks are dealt there and back again, so that none gets the larger one every time.
 
@@ -140,9 +196,12 @@ def deal(order: np.ndarray, workers: int, stack: int) -> list[np.ndarray]:
     return [order[taker == number] for number in range(count)]
 
 
-def _serve(task: Task, stack: int, steps: str, pipe: Connection, inherited: list[Connection]) -> None:
+def _serve(
+    task: Task, stack: int, steps: str, pipe: Connection, inherited: list[Connection]
+) -> None:
     """A worker's life. It ends when its parent closes the pipe or dies."""
-    for other in inherited:  # a copy of the parent's end in a sibling would keep a pipe open after the parent is gone
+    # a copy of the parent's end in a sibling would keep a pipe open after the parent is gone
+    for other in inherited:
         other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
@@ -154,21 +213,37 @@ def _serve(task: Task, stack: int, steps: str, pipe: Connection, inherited: list
             kind, *rest = pipe.recv()
             try:
                 if kind == "round":
-                    start, shared = (None if rest[0] is None else Start(*_unpack(rest[0]))), _unpack(rest[1])
+                    start, shared = (
+                        (None if rest[0] is None else Start(*_unpack(rest[0]))),
+                        _unpack(rest[1]),
+                    )
                     continue
                 if kind == "train":
                     reply = Reply.join(list(trainer.train(_restore(rest[0], start, shared))))
-                    answer: tuple[Any, ...] = (tuple(reply), trainer.fallback or one_by_one.fallback)
+                    answer: tuple[Any, ...] = (
+                        tuple(reply),
+                        trainer.fallback or one_by_one.fallback,
+                    )
                 elif kind == "pairs":
                     models, which, owners, split, time_step, verdicts = rest
-                    answer = tuple(one_by_one.score_pairs(Start(*_unpack(models)), which, owners, split, time_step, verdicts))
+                    answer = tuple(
+                        one_by_one.score_pairs(
+                            Start(*_unpack(models)), which, owners, split, time_step, verdicts
+                        )
+                    )
                 elif kind == "judge":
                     models, ids = rest
                     answer = (one_by_one.judge(Start(*_unpack(models)), torch.from_numpy(ids)),)
                 else:
                     models, split, ids, groups, count = rest
                     answer = tuple(
-                        one_by_one.score_rows(Start(*_unpack(models)), split, torch.from_numpy(ids), torch.from_numpy(groups), count)
+                        one_by_one.score_rows(
+                            Start(*_unpack(models)),
+                            split,
+                            torch.from_numpy(ids),
+                            torch.from_numpy(groups),
+                            count,
+                        )
                     )
                 pipe.send(("done", _pack(answer)))
             except Exception as error:
@@ -176,11 +251,21 @@ def _serve(task: Task, stack: int, steps: str, pipe: Connection, inherited: list
 
 
 def _some_clients(job: Job, places: np.ndarray) -> Any:
-    """The part of a job that concerns some clients; the model and what is shared went to every worker before."""
+    """The part of a job that concerns some clients; the model and what is shared went to every
+    worker before.
+    """
     here = torch.from_numpy(places)
     start = tuple(job.start.take(here)) if job.personal_start else None
     facts = tuple(fact[here] for fact in job.facts)
-    constants = (job.round, job.time_step, job.clients[places], job.personal_start, job.rule, job.key, job.phases)
+    constants = (
+        job.round,
+        job.time_step,
+        job.clients[places],
+        job.personal_start,
+        job.rule,
+        job.key,
+        job.phases,
+    )
     return constants, _pack((start, trees.take(job.own, here), facts))
 
 
@@ -189,7 +274,19 @@ def _restore(message: Any, start: Start | None, shared: Any) -> Job:
     own_start, own, facts = _unpack(packed)
     whole = start if own_start is None else Start(*own_start)
     assert whole is not None
-    return Job(round_, time_step, clients, whole, personal_start, shared, own, Facts(*facts), rule, key, phases)
+    return Job(
+        round_,
+        time_step,
+        clients,
+        whole,
+        personal_start,
+        shared,
+        own,
+        Facts(*facts),
+        rule,
+        key,
+        phases,
+    )
 
 
 def _pack(value: Any) -> Any:

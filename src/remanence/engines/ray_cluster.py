@@ -1,4 +1,6 @@
-"""The cluster of the engine `ray`: found by its address or started here, one connection for all engines of a process, and left as it was found."""
+"""The cluster of the engine `ray`: found by its address or started here, one connection for all
+engines of a process, and left as it was found.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,18 @@ def require_ray() -> None:
     try:
         import ray  # noqa: F401
     except ImportError as error:
-        raise InputError(f'engine ray needs the package ray ({error}): pip install "remanence[ray]"') from error
+        raise InputError(
+            f'engine ray needs the package ray ({error}): pip install "remanence[ray]"'
+        ) from error
 
 
 def connect(address: str, workers: int) -> None:
-    """Find the cluster, or start one here; once for all who ask, each of whom calls `disconnect` in the end.
+    """Find the cluster, or start one here; once for all who ask, each of whom calls `disconnect` in
+    the end.
 
-    address: of a running cluster; empty: the environment variable RAY_ADDRESS, and without it a cluster on this machine alone. Tokens and certificates are
-        Ray's own settings (RAY_AUTH_MODE, RAY_AUTH_TOKEN, RAY_USE_TLS) and read by it.
+    address: of a running cluster; empty: the environment variable RAY_ADDRESS, and without it a
+        cluster on this machine alone. Tokens and certificates are Ray's own settings
+        (RAY_AUTH_MODE, RAY_AUTH_TOKEN, RAY_USE_TLS) and read by it.
     """
     import ray
 
@@ -42,7 +48,9 @@ def connect(address: str, workers: int) -> None:
 
 
 def disconnect() -> None:
-    """The last one out leaves the cluster, if it was us who joined it; one that we started ends with this."""
+    """The last one out leaves the cluster, if it was us who joined it; one that we started ends
+    with this.
+    """
     import ray
 
     _connection.users -= 1
@@ -66,19 +74,27 @@ _connection = Connection()
 def _open(address: str, workers: int) -> None:
     import ray
 
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry from us, unless somebody asked for it
+    # no telemetry from us, unless somebody asked for it
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     quietly: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if not address:
-        ray.init(address="local", num_cpus=max(workers, count_cores()), include_dashboard=False, **quietly)
+        ray.init(
+            address="local",
+            num_cpus=max(workers, count_cores()),
+            include_dashboard=False,
+            **quietly,
+        )
         return
     try:
         _knock(address)
         ray.init(address=address, **quietly)
-    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:  # the last: a wrong token, or none
+    # the last: a wrong token, or none
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
-            f"no Ray cluster can be used at {address} ({reason}): check the address, the token (RAY_AUTH_TOKEN) and that Ray and Python are the same"
+            f"no Ray cluster can be used at {address} ({reason}): check the address, the"
+            " token (RAY_AUTH_TOKEN) and that Ray and Python are the same"
             " versions there, or leave the address out to start one here"
         ) from error
 

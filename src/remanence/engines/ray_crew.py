@@ -1,7 +1,9 @@
-"""The workers of the engine `ray`, and how work gets done although some of them die, hang or never start.
+"""The workers of the engine `ray`, and how work gets done although some of them die, hang or never
+start.
 
-Work is handed to whoever is free. A worker that is lost is replaced, and what it was doing is done again by another: nothing it knew is missed, and a
-client's result does not depend on who trained it.
+Work is handed to whoever is free. A worker that is lost is replaced, and what it was doing is done
+again by another: nothing it knew is missed, and a client's result does not depend on who trained
+it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from remanence.errors import RemanenceError, RunFailed
 
 log = logging.getLogger("remanence")
 PATIENCE = 5.0  # seconds between two looks at the clock while nothing comes back
-STARTING = 300.0  # seconds that all workers together may take to start, however short an answer has to be: a busy node imports torch slowly
+# seconds that all workers together may take to start, however short an answer has to be: a busy
+# node imports torch slowly
+STARTING = 300.0
 
 
 class Call(NamedTuple):
@@ -26,7 +30,9 @@ class Call(NamedTuple):
     method: str
     arguments: tuple[Any, ...]
     likes: int = (
-        0  # whose place it had better be, counted round the crew: what belongs together then lies together, if nobody has to wait for it
+        # whose place it had better be, counted round the crew: what belongs together then lies
+        # together, if nobody has to wait for it
+        0
     )
 
 
@@ -50,7 +56,9 @@ class Errand:
 
 
 class Crew:
-    """`count` workers, made by `hire`; a call is tried again `retries` times and given up on after `timeout` seconds each (0: never)."""
+    """`count` workers, made by `hire`; a call is tried again `retries` times and given up on
+    after `timeout` seconds each (0: never).
+    """
 
     def __init__(self, hire: Callable[[], Any], count: int, retries: int, timeout: float):
         self.hire, self.retries, self.timeout = hire, retries, timeout
@@ -59,7 +67,9 @@ class Crew:
         self.members = [self._take_on(number) for number in range(count)]
 
     def carry(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
-        """Have all calls done, the first ones first. -> (number of the call, its answer), in any order"""
+        """Have all calls done, the first ones first. -> (number of the call, its answer), in
+        any order
+        """
         import ray
 
         waiting, tries = list(range(len(calls))), [0] * len(calls)
@@ -70,8 +80,12 @@ class Crew:
                 if waiting and member.starting is None and member.number not in busy:
                     number = self._next(waiting, calls, member)
                     waiting.remove(number)
-                    errands[getattr(member.actor, calls[number].method).remote(*calls[number].arguments)] = Errand(member, number)
-            starting = {member.starting: member for member in self.members if member.starting is not None}
+                    errands[
+                        getattr(member.actor, calls[number].method).remote(*calls[number].arguments)
+                    ] = Errand(member, number)
+            starting = {
+                member.starting: member for member in self.members if member.starting is not None
+            }
             ready, _ = ray.wait([*errands, *starting], num_returns=1, timeout=PATIENCE)
             for answer in ready:
                 if answer in starting:
@@ -89,7 +103,12 @@ class Crew:
             for answer, errand in list(errands.items()):
                 if self.timeout and time.monotonic() - errand.since > self.timeout:
                     del errands[answer]
-                    waiting.insert(0, self._lose(errand, tries, f"it did not answer in {self.timeout:g} s", hung=True))
+                    waiting.insert(
+                        0,
+                        self._lose(
+                            errand, tries, f"it did not answer in {self.timeout:g} s", hung=True
+                        ),
+                    )
             if not errands and waiting:
                 self._give_up_waiting()
 
@@ -97,14 +116,19 @@ class Crew:
         """End all workers."""
         import ray
 
-        for member in self.members if ray.is_initialized() else []:  # else it would start a cluster to find nobody
+        # else it would start a cluster to find nobody
+        for member in self.members if ray.is_initialized() else []:
             with contextlib.suppress(Exception):  # the cluster itself may be gone
                 ray.kill(member.actor)
         self.members = []
 
     def _next(self, waiting: Sequence[int], calls: Sequence[Call], member: Member) -> int:
-        """The first call that likes this member; where there is none, the first of all: nobody stands idle."""
-        liked = (number for number in waiting if calls[number].likes % len(self.members) == member.number)
+        """The first call that likes this member; where there is none, the first of all: nobody
+        stands idle.
+        """
+        liked = (
+            number for number in waiting if calls[number].likes % len(self.members) == member.number
+        )
         return next(liked, waiting[0])
 
     def _take_on(self, number: int) -> Member:
@@ -128,17 +152,23 @@ class Crew:
             self.failed_starts += 1
             if self.failed_starts > self.retries:
                 raise RunFailed(
-                    f"Ray workers cannot be started ({_first_line(error)}): remanence must be installed on every node, with the same Python and torch"
+                    f"Ray workers cannot be started ({_first_line(error)}): remanence must"
+                    " be installed on every node, with the same Python and torch"
                 ) from error
-            self._tell(f"Ray worker {member.number} did not start ({_first_line(error)}): trying another")
+            self._tell(
+                f"Ray worker {member.number} did not start ({_first_line(error)}): trying another"
+            )
             self._replace(member)
 
     def _lose(self, errand: Errand, tries: list[int], reason: str, hung: bool = False) -> int:
-        """Replace a worker that died or hangs. -> the call to do again; what hangs is tried twice at most, so nobody waits longer than two timeouts"""
+        """Replace a worker that died or hangs. -> the call to do again; what hangs is tried
+        twice at most, so nobody waits longer than two timeouts
+        """
         tries[errand.call] += 1
         if tries[errand.call] > (min(self.retries, 1) if hung else self.retries):
             raise RunFailed(
-                f"the same work was lost {tries[errand.call]} times with the Ray workers that did it (the last: {reason}): nothing is lost,"
+                f"the same work was lost {tries[errand.call]} times with the Ray workers"
+                f" that did it (the last: {reason}): nothing is lost,"
                 " go on with remanence resume, with fewer workers if memory is short"
             )
         self._tell(f"Ray worker {errand.member.number} was lost ({reason}): another does its work")
@@ -148,9 +178,14 @@ class Crew:
     def _give_up_waiting(self) -> None:
         """Nobody works, and nobody has started for too long."""
         waited = time.monotonic() - max(member.since for member in self.members)
-        if self.timeout and waited > max(self.timeout, STARTING) and all(member.starting is not None for member in self.members):
+        if (
+            self.timeout
+            and waited > max(self.timeout, STARTING)
+            and all(member.starting is not None for member in self.members)
+        ):
             raise RunFailed(
-                f"no Ray worker could start in {waited:.0f} s: the cluster has no free core or GPU for one; nothing is lost, go on with remanence resume"
+                f"no Ray worker could start in {waited:.0f} s: the cluster has no free"
+                " core or GPU for one; nothing is lost, go on with remanence resume"
             )
 
     def _tell(self, sentence: str) -> None:
@@ -158,11 +193,14 @@ class Crew:
         log.warning(sentence)
 
 
-_standing: dict[Any, tuple[Crew, int]] = {}  # by what they are like: the crew, and how many engines use it
+# by what they are like: the crew, and how many engines use it
+_standing: dict[Any, tuple[Crew, int]] = {}
 
 
 def join_crew(likeness: Any, make: Callable[[], Crew]) -> Crew:
-    """The crew that other engines of this process use already, if it is of the same kind, or a new one."""
+    """The crew that other engines of this process use already, if it is of the same kind, or a
+    new one.
+    """
     crew, users = _standing[likeness] if likeness in _standing else (make(), 0)
     _standing[likeness] = (crew, users + 1)
     return crew
@@ -182,7 +220,11 @@ def _explain(error: Any) -> RemanenceError:
     cause = getattr(error, "cause", None)
     if isinstance(cause, RemanenceError):
         return cause
-    cure = ": install remanence, and the modules your model and parts come from, on every node" if isinstance(cause, ImportError) else ""
+    cure = (
+        ": install remanence, and the modules your model and parts come from, on every node"
+        if isinstance(cause, ImportError)
+        else ""
+    )
     return RunFailed(f"a Ray worker failed{cure}: {error}")
 
 

@@ -1,7 +1,8 @@
 """Stacks of models in the object store of the engine `ray`: put there once, whoever works on them.
 
-Where every client has a model of its own, the same models are tried by peers, trained and scored in one round. They are put in blocks, so that a node reads
-only what its clients need, and its workers share what it has.
+Where every client has a model of its own, the same models are tried by peers, trained and scored in
+one round. They are put in blocks, so that a node reads only what its clients need, and its workers
+share what it has.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from remanence import trees
 from remanence.engines.shipping import pack, unpack
 from remanence.types import Start
 
-BLOCK = 1 << 20  # bytes of a block, about: small ones cost calls, large ones carry models that nobody asked for
+# bytes of a block, about: small ones cost calls, large ones carry models that nobody asked for
+BLOCK = 1 << 20
 KEPT = 3  # stacks at hand: of a round without a server the models before, mixed and trained
 
 
@@ -27,7 +29,9 @@ class Models(NamedTuple):
     place: np.ndarray  # [n] int64: which models of all these
 
     def open(self, device: torch.device) -> Start:
-        """The models as a stack; of the blocks, which the store lends, only what is needed is copied."""
+        """The models as a stack; of the blocks, which the store lends, only what is needed is
+        copied.
+        """
         import ray
 
         offset, parts, order = 0, [], []
@@ -35,21 +39,29 @@ class Models(NamedTuple):
             count = len(next(iter(block[0].values())).array)
             mine = np.flatnonzero((self.place >= offset) & (self.place < offset + count))
             rows = self.place[mine] - offset
-            picked: Any = tuple({name: type(item)(item.array[rows]) for name, item in tree.items()} for tree in block)
+            picked: Any = tuple(
+                {name: type(item)(item.array[rows]) for name, item in tree.items()}
+                for tree in block
+            )
             parts.append(unpack(picked, device))
             order.append(mine)
             offset += count
         back = torch.from_numpy(np.argsort(np.concatenate(order), kind="stable")).to(device)
-        params, buffers = (trees.take(trees.concatenate([part[kind] for part in parts]), back) for kind in (0, 1))
+        params, buffers = (
+            trees.take(trees.concatenate([part[kind] for part in parts]), back) for kind in (0, 1)
+        )
         return Start(params, buffers)
 
 
 class Shelf:
-    """The stacks that were last put into the store by `put`; one is known again by being the same object, since trees never change."""
+    """The stacks that were last put into the store by `put`; one is known again by being the
+    same object, since trees never change.
+    """
 
     def __init__(self, put: Callable[[Any], Any]):
         self.put = put
-        self.stacks: list[tuple[Start, list[Any], int]] = []  # the stack, its blocks, models in a block
+        # the stack, its blocks, models in a block
+        self.stacks: list[tuple[Start, list[Any], int]] = []
 
     def pick(self, models: Start, index: np.ndarray) -> Models:
         """Some models of a stack, for a worker: the blocks that hold them. index: [n]"""
@@ -64,6 +76,9 @@ class Shelf:
         count = models.many
         one = (trees.nbytes(models.params) + trees.nbytes(models.buffers)) // max(count, 1)
         size = max(1, BLOCK // max(one, 1))
-        blocks = [self.put(pack(tuple(models.take(slice(first, first + size))))) for first in range(0, count, size)]
+        blocks = [
+            self.put(pack(tuple(models.take(slice(first, first + size)))))
+            for first in range(0, count, size)
+        ]
         self.stacks = [*self.stacks[-KEPT + 1 :], (models, blocks, size)]
         return blocks, size

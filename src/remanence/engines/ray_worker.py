@@ -1,7 +1,8 @@
-"""A worker of the engine `ray`: many clients, an engine inside, and no state that a round could miss when it dies.
+"""A worker of the engine `ray`: many clients, an engine inside, and no state that a round could
+miss when it dies.
 
-A worker is a plain class, which Ray makes an actor of. It serves every engine of the process that started it, so that training and fine-tuning do not keep
-cores or GPUs from each other.
+A worker is a plain class, which Ray makes an actor of. It serves every engine of the process that
+started it, so that training and fine-tuning do not keep cores or GPUs from each other.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ KEPT = 4  # tasks at hand: a run has one, and another where personal models are 
 
 @dataclass(frozen=True)
 class Inner:
-    """The engine inside a worker: which, its largest stack, and how the steps of a stack are run."""
+    """The engine inside a worker: which, its largest stack, and how the steps of a stack are
+    run.
+    """
 
     name: str
     stack: int
@@ -39,7 +42,9 @@ class Inner:
 
 
 def choose_inner(task: Task, device: str) -> str:
-    """What is fastest where it will run: convolutions on a CPU one client at a time, all else as a stack where that is possible."""
+    """What is fastest where it will run: convolutions on a CPU one client at a time, all else
+    as a stack where that is possible.
+    """
     if device == "cpu" and task.model.has_convolutions:
         return "loop"
     try:
@@ -56,10 +61,14 @@ def make_inner(inner: Inner, task: Task) -> Loop | Stacked:
 
 
 class Assignment(NamedTuple):
-    """Which task a call is about, and where it lies: a worker fetches it once, when it first hears of it, and so does the one that replaces it."""
+    """Which task a call is about, and where it lies: a worker fetches it once, when it first
+    hears of it, and so does the one that replaces it.
+    """
 
     token: str
-    shell: Any  # references into the object store, which travel as such because they are not arguments of their own
+    # references into the object store, which travel as such because they are not arguments of their
+    # own
+    shell: Any
     examples: Any
     inner: Inner
 
@@ -86,11 +95,17 @@ class Worker:
         return os.getpid()
 
     def train(self, assignment: Assignment, for_all: Any, job: Any, models: Models | None) -> Any:
-        """for_all: the model, or None where each client has its own among `models`, and what the server shares. -> a packed Reply"""
+        """for_all: the model, or None where each client has its own among `models`, and what
+        the server shares. -> a packed Reply
+        """
         return pack(self._train(assignment, self._whole(for_all, job, models)))
 
-    def train_and_keep(self, assignment: Assignment, for_all: Any, job: Any, models: Models | None) -> Kept:
-        """The same, but the models stay here, in the store, with what else a sum over them may need."""
+    def train_and_keep(
+        self, assignment: Assignment, for_all: Any, job: Any, models: Models | None
+    ) -> Kept:
+        """The same, but the models stay here, in the store, with what else a sum over them may
+        need.
+        """
         import ray
 
         whole = self._whole(for_all, job, models)
@@ -101,12 +116,24 @@ class Worker:
         params: Tree = dict(reply.params)
         rest, finite = reply._replace(params={}), trees.finite({"params": params}, reply.k)
         kept = ray.put(pack(reply._replace(own={})))
-        return Kept(pack(rest), form, pack(finite), pack(torch.stack(squares).sum(dim=0).sqrt()), kept)
+        return Kept(
+            pack(rest), form, pack(finite), pack(torch.stack(squares).sum(dim=0).sqrt()), kept
+        )
 
-    def add_up(self, assignment: Assignment, for_all: Any, about: Any, kept: list[Any], rows: list[np.ndarray], weights: list[Any]) -> Any:
-        """The method's partial sum over models that lie in the store, one piece after the other. -> packed; None where some of them are gone
+    def add_up(
+        self,
+        assignment: Assignment,
+        for_all: Any,
+        about: Any,
+        kept: list[Any],
+        rows: list[np.ndarray],
+        weights: list[Any],
+    ) -> Any:
+        """The method's partial sum over models that lie in the store, one piece after the other. ->
+        packed; None where some of them are gone
 
-        about: round, model (None: the one of the round), state and key of the server; rows, weights: of each piece
+        about: round, model (None: the one of the round), state and key of the server; rows,
+            weights: of each piece
         """
         import ray
 
@@ -116,7 +143,14 @@ class Worker:
             return None
         task = self._post(assignment).engine.task
         round, start, state, key = unpack(about, self.device)
-        srv = ServerContext(round, start or Start(*unpack(for_all, self.device)[0]), state, task.number_tensors(), key, task.world)
+        srv = ServerContext(
+            round,
+            start or Start(*unpack(for_all, self.device)[0]),
+            state,
+            task.number_tensors(),
+            key,
+            task.world,
+        )
         partial, total = combine_of(task.method).partial, None
         for piece, row, share in zip(pieces, rows, weights, strict=True):
             replies: Reply = unpack(piece, self.device).pick(torch.tensor(row, device=self.device))
@@ -124,29 +158,70 @@ class Worker:
             total = part if total is None else trees.add(total, part)
         return pack(total)
 
-    def score(self, assignment: Assignment, models: Models, split: str, owners: np.ndarray | None, time_step: int) -> Any:
+    def score(
+        self,
+        assignment: Assignment,
+        models: Models,
+        split: str,
+        owners: np.ndarray | None,
+        time_step: int,
+    ) -> Any:
         """Some of the models on all rows."""
-        return pack(self._post(assignment).engine.score(models.open(self.device), split, owners, time_step))
+        return pack(
+            self._post(assignment).engine.score(models.open(self.device), split, owners, time_step)
+        )
 
-    def score_rows(self, assignment: Assignment, models: Any, split: str, ids: np.ndarray, groups: np.ndarray, count: int) -> Any:
+    def score_rows(
+        self,
+        assignment: Assignment,
+        models: Any,
+        split: str,
+        ids: np.ndarray,
+        groups: np.ndarray,
+        count: int,
+    ) -> Any:
         """All models on some of the rows."""
-        rows, of_group = torch.tensor(ids, device=self.device), torch.tensor(groups, device=self.device)
-        return pack(self._post(assignment).by_rows.score_rows(unpack(models, self.device), split, rows, of_group, count))
+        rows, of_group = (
+            torch.tensor(ids, device=self.device),
+            torch.tensor(groups, device=self.device),
+        )
+        return pack(
+            self._post(assignment).by_rows.score_rows(
+                unpack(models, self.device), split, rows, of_group, count
+            )
+        )
 
     def score_pairs(
-        self, assignment: Assignment, models: Models, which: np.ndarray, owners: np.ndarray, split: str, time_step: int, verdicts: bool
+        self,
+        assignment: Assignment,
+        models: Models,
+        which: np.ndarray,
+        owners: np.ndarray,
+        split: str,
+        time_step: int,
+        verdicts: bool,
     ) -> Any:
         """Each model on rows of its own."""
         engine = self._post(assignment).engine
-        return pack(engine.score_pairs(models.open(self.device), which.copy(), owners.copy(), split, time_step, verdicts))
+        return pack(
+            engine.score_pairs(
+                models.open(self.device), which.copy(), owners.copy(), split, time_step, verdicts
+            )
+        )
 
     def judge(self, assignment: Assignment, models: Models, ids: np.ndarray) -> Any:
         """What models say of some rows."""
-        return pack(self._post(assignment).engine.judge(models.open(self.device), torch.tensor(ids, device=self.device)))
+        return pack(
+            self._post(assignment).engine.judge(
+                models.open(self.device), torch.tensor(ids, device=self.device)
+            )
+        )
 
     def _whole(self, for_all: Any, job: Any, models: Models | None) -> Job:
         start, shared = unpack(for_all, self.device)
-        whole: Job = unpack(job, self.device)._replace(shared=shared, start=start if models is None else models.open(self.device))
+        whole: Job = unpack(job, self.device)._replace(
+            shared=shared, start=start if models is None else models.open(self.device)
+        )
         return whole
 
     def _train(self, assignment: Assignment, job: Job) -> Reply:
@@ -156,9 +231,13 @@ class Worker:
         if assignment.token not in self.posts:
             import ray
 
-            task = receive_task(Parcel(*ray.get([assignment.shell, assignment.examples])), self.device)
+            task = receive_task(
+                Parcel(*ray.get([assignment.shell, assignment.examples])), self.device
+            )
             engine = make_inner(assignment.inner, task)
-            self.posts[assignment.token] = Post(engine, engine if isinstance(engine, Loop) else Loop(task))
+            self.posts[assignment.token] = Post(
+                engine, engine if isinstance(engine, Loop) else Loop(task)
+            )
             while len(self.posts) > KEPT:
                 self.posts.pop(next(iter(self.posts)))
         return self.posts[assignment.token]

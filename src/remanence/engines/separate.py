@@ -1,7 +1,9 @@
 """Convolutions of a stack as one convolution a client, several at a time.
 
-For some layers cuDNN has no grouped kernel: it cuts every client's channels out of the images, convolves them one after the other, and puts the answers
-back. Here each client's images lie together already, [k, B, H, W, C], and a few streams work side by side, since one client alone does not fill a device.
+For some layers cuDNN has no grouped kernel: it cuts every client's channels out of the images,
+convolves them one after the other, and puts the answers back. Here each client's images lie
+together already, [k, B, H, W, C], and a few streams work side by side, since one client alone does
+not fill a device.
 """
 
 from __future__ import annotations
@@ -20,13 +22,21 @@ STREAMS = 4  # ten were not faster
 def convolve(x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int]) -> Tensor:
     """Images x [k, B, C, H, W] under w [k, O, C, kh, kw] -> [k, B, O, h, w]"""
     y = _room_for_answers(x, w, stride, padding)
-    _for_each_client(len(x), x.device, lambda client: _convolve_into(y[client], x[client], w[client], stride, padding))
+    _for_each_client(
+        len(x),
+        x.device,
+        lambda client: _convolve_into(y[client], x[client], w[client], stride, padding),
+    )
     return y
 
 
 @custom_op("remanence::differentiate_separately", mutates_args=())
-def differentiate(dy: Tensor, x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], of_images: bool) -> Tensor:
-    """The gradient dy [k, B, O, h, w] of what came out -> that of the images, or else of the weights"""
+def differentiate(
+    dy: Tensor, x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], of_images: bool
+) -> Tensor:
+    """The gradient dy [k, B, O, h, w] of what came out -> that of the images, or else of the
+    weights
+    """
     gradient = channels_innermost(x, x.shape if of_images else w.shape)
     wanted = [of_images, not of_images, False]
 
@@ -45,22 +55,35 @@ def _(x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int]) -> Te
 
 
 @differentiate.register_fake
-def _(dy: Tensor, x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], of_images: bool) -> Tensor:
+def _(
+    dy: Tensor, x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], of_images: bool
+) -> Tensor:
     return channels_innermost(x, x.shape if of_images else w.shape)
 
 
-def _convolve_into(y: Tensor, x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int]) -> None:
+def _convolve_into(
+    y: Tensor, x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int]
+) -> None:
     if _takes_memory(x):
         cudnn = torch.backends.cudnn
         repeats = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-        torch.ops.aten.cudnn_convolution.out(x, w, padding, stride, (1, 1), 1, cudnn.benchmark, repeats, cudnn.allow_tf32, out=y)
+        torch.ops.aten.cudnn_convolution.out(
+            x, w, padding, stride, (1, 1), 1, cudnn.benchmark, repeats, cudnn.allow_tf32, out=y
+        )
     else:
         y.copy_(torch.ops.aten.convolution(x, w, None, stride, padding, (1, 1), False, (0, 0), 1))
 
 
 def _takes_memory(x: Tensor) -> bool:
-    """Can cuDNN write where we say, in our layout, without a copy? Not in float64, for which torch itself turns images around."""
-    return x.is_cuda and x.dtype != torch.float64 and torch.version.hip is None and torch.backends.cudnn.enabled
+    """Can cuDNN write where we say, in our layout, without a copy? Not in float64, for which
+    torch itself turns images around.
+    """
+    return (
+        x.is_cuda
+        and x.dtype != torch.float64
+        and torch.version.hip is None
+        and torch.backends.cudnn.enabled
+    )
 
 
 def _for_each_client(count: int, device: torch.device, compute: Callable[[int], None]) -> None:
@@ -70,7 +93,8 @@ def _for_each_client(count: int, device: torch.device, compute: Callable[[int], 
         return
     here, streams = torch.cuda.current_stream(device), _streams(device)[:count]
     for stream in streams:
-        stream.wait_stream(here)  # and with it for all that used memory which a stream is about to take again
+        # and with it for all that used memory which a stream is about to take again
+        stream.wait_stream(here)
     for client in range(count):
         with torch.cuda.stream(streams[client % len(streams)]):
             compute(client)
@@ -83,9 +107,12 @@ def _streams(device: torch.device) -> list[torch.cuda.Stream]:
     return [torch.cuda.Stream(device) for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
 
 
-def _room_for_answers(x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int]) -> Tensor:
+def _room_for_answers(
+    x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int]
+) -> Tensor:
     sides = [
-        (length + 2 * zeros - size) // step + 1 for length, zeros, size, step in zip(x.shape[3:], padding, w.shape[3:], stride, strict=True)
+        (length + 2 * zeros - size) // step + 1
+        for length, zeros, size, step in zip(x.shape[3:], padding, w.shape[3:], stride, strict=True)
     ]
     return channels_innermost(x, (*x.shape[:2], w.shape[1], *sides))
 

@@ -1,7 +1,8 @@
-"""The steps of training at the server: plainly, or written down once and repeated in every round, on a GPU as a recording, on a CPU compiled.
+"""The steps of training at the server: plainly, or written down once and repeated in every round,
+on a GPU as a recording, on a CPU compiled.
 
-A recording reads fixed places in memory, so whatever changes from round to round has to come in through them: a loss that remembers something of its own
-(a closure) is run plainly.
+A recording reads fixed places in memory, so whatever changes from round to round has to come in
+through them: a loss that remembers something of its own (a closure) is run plainly.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class PlainSteps:
 
 
 class RecordedSteps:
-    """The same from memory of its own, for each width one CUDA graph or, without a GPU, one compiled step if `compile` and plain ones on that memory if not."""
+    """The same from memory of its own, for each width one CUDA graph or, without a GPU, one
+    compiled step if `compile` and plain ones on that memory if not.
+    """
 
     def __init__(self, step: Step, moving: Moving, scene: Scene, compile: bool = False):
         self.step, self.compile = step, compile
@@ -94,10 +97,14 @@ class RecordedSteps:
         if self.compile:
             try:
                 step = Written(step, (self.scene, self.moving, self.number), compile=True)
-                step(self.scene, self.moving, self.number)  # the compiler is called by the first step
+                # the compiler is called by the first step
+                step(self.scene, self.moving, self.number)
             except Exception as error:  # it may fail in any way, and the loss may be a user's
                 self.compile, step = False, partial(self.step, width=width)
-                log.warning(f"training at the server could not be compiled ({first_line(error)}): its steps are plain ones")
+                log.warning(
+                    f"training at the server could not be compiled ({first_line(error)}): its"
+                    " steps are plain ones"
+                )
 
         def compute() -> Moving:
             return step(self.scene, self.moving, self.number)
@@ -117,21 +124,44 @@ class _Known(NamedTuple):
 
 
 def find_steps(
-    task: Task, step: Step, loss: PublicLoss, optimiser: Optimiser, moving: Moving, scene: Scene, compile: bool
+    task: Task,
+    step: Step,
+    loss: PublicLoss,
+    optimiser: Optimiser,
+    moving: Moving,
+    scene: Scene,
+    compile: bool,
 ) -> PlainSteps | RecordedSteps:
-    """`step` is one step with this loss and optimiser. Written down where that is possible and pays: on a CPU, if the clients' steps are compiled, too."""
-    if (compile or task.world.device.type == "cuda") and len(scene.places) >= FEWEST and is_pure(loss):
+    """`step` is one step with this loss and optimiser. Written down where that is possible and
+    pays: on a CPU, if the clients' steps are compiled, too.
+    """
+    if (
+        (compile or task.world.device.type == "cuda")
+        and len(scene.places) >= FEWEST
+        and is_pure(loss)
+    ):
         return find_recorded(task, step, loss, optimiser, moving, scene, compile)
     return PlainSteps(step, moving, scene)
 
 
 def find_recorded(
-    task: Task, step: Step, loss: PublicLoss, optimiser: Optimiser, moving: Moving, scene: Scene, compile: bool = False
+    task: Task,
+    step: Step,
+    loss: PublicLoss,
+    optimiser: Optimiser,
+    moving: Moving,
+    scene: Scene,
+    compile: bool = False,
 ) -> RecordedSteps:
     """Those of an earlier round where they fit, else new ones."""
     kept: list[_Known] = task.memo.setdefault("server steps", [])
     for known in kept:
-        if known.task is task and known.loss is loss and known.optimiser is optimiser and known.steps.fits(moving, scene):
+        if (
+            known.task is task
+            and known.loss is loss
+            and known.optimiser is optimiser
+            and known.steps.fits(moving, scene)
+        ):
             return known.steps.begin(moving, scene)
     steps = RecordedSteps(step, moving, scene, compile)
     kept[:] = [*kept, _Known(task, loss, optimiser, steps)][-KEPT:]

@@ -1,9 +1,12 @@
 """What travels to another machine and back: trees as arrays, and a whole task, once.
 
-Arrays cross a process boundary far faster than tensors do, and an object store maps them into every worker of a node without a copy. So models and states
-travel as arrays and are copied on arrival, because whoever gets them may own them; the examples are only ever read and stay where the store put them.
+Arrays cross a process boundary far faster than tensors do, and an object store maps them into every
+worker of a node without a copy. So models and states travel as arrays and are copied on arrival,
+because whoever gets them may own them; the examples are only ever read and stay where the store put
+them.
 
-A task is functions as well as numbers, so it is pickled: it goes to our own workers, never into a file.
+A task is functions as well as numbers, so it is pickled: it goes to our own workers, never into a
+file.
 """
 
 from __future__ import annotations
@@ -46,7 +49,9 @@ def pack(value: Any) -> Any:
 
 
 def unpack(value: Any, device: torch.device) -> Any:
-    """The inverse. Everything is a copy: what a store lends is read-only, and writing to it would end the process."""
+    """The inverse. Everything is a copy: what a store lends is read-only, and writing to it
+    would end the process.
+    """
     if isinstance(value, PackedTensor):
         return torch.tensor(value.array, device=device)
     if isinstance(value, np.ndarray):
@@ -58,13 +63,21 @@ def weigh(value: Any) -> int:
     """Bytes of all arrays in something packed: what its journey costs."""
     if isinstance(value, PackedTensor | np.ndarray):
         return int((value.array if isinstance(value, PackedTensor) else value).nbytes)
-    items: Any = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    items: Any = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, tuple | list)
+        else ()
+    )
     return sum(weigh(item) for item in items)
 
 
 @dataclass
 class Traffic:
-    """What an engine sent to its workers and got from them, in bytes of arrays; what is put into a store for all counts once."""
+    """What an engine sent to its workers and got from them, in bytes of arrays; what is put
+    into a store for all counts once.
+    """
 
     down: int = 0
     up: int = 0
@@ -93,7 +106,9 @@ class Parcel:
 
 @dataclass(frozen=True)
 class TorchSettings:
-    """Switches that torch keeps for a whole process: a worker must compute as the process that planned its work would."""
+    """Switches that torch keeps for a whole process: a worker must compute as the process that
+    planned its work would.
+    """
 
     deterministic: bool
     matmul_tf32: bool
@@ -105,12 +120,18 @@ class TorchSettings:
         """Of this process."""
         cudnn = torch.backends.cudnn
         matmul_tf32 = torch.backends.cuda.matmul.allow_tf32
-        return TorchSettings(torch.are_deterministic_algorithms_enabled(), matmul_tf32, cudnn.allow_tf32, cudnn.benchmark)
+        return TorchSettings(
+            torch.are_deterministic_algorithms_enabled(),
+            matmul_tf32,
+            cudnn.allow_tf32,
+            cudnn.benchmark,
+        )
 
     def apply(self) -> None:
         """To this process, before it first computes on a GPU."""
         if self.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be deterministic
+            # without it cuBLAS refuses to be deterministic
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(self.deterministic)
         torch.backends.cuda.matmul.allow_tf32 = self.matmul_tf32
         torch.backends.cudnn.allow_tf32 = self.cudnn_tf32
@@ -121,17 +142,30 @@ def send_task(task: Task) -> Parcel:
     """Make a task ready to travel, from whatever device it is on."""
     from ray import cloudpickle
 
-    examples = {f"{split}.{name}": array for split in ("train", "test") for name, array in _arrays_of(getattr(task, split)).items()}
+    examples = {
+        f"{split}.{name}": array
+        for split in ("train", "test")
+        for name, array in _arrays_of(getattr(task, split)).items()
+    }
     shell = replace(task, train=_without_arrays(task.train), test=_without_arrays(task.test))
     file = io.BytesIO()
-    ways = {Tensor: _reduce_on_host, type(torch.classes): _reduce_by_name, type(torch.ops): _reduce_by_name}
+    ways = {
+        Tensor: _reduce_on_host,
+        type(torch.classes): _reduce_by_name,
+        type(torch.ops): _reduce_by_name,
+    }
     usual: Any = cloudpickle.Pickler
-    pickler = type("TaskPickler", (usual,), {"dispatch_table": ChainMap(ways, usual.dispatch_table)})  # ours first
+    # ours first
+    pickler = type(
+        "TaskPickler", (usual,), {"dispatch_table": ChainMap(ways, usual.dispatch_table)}
+    )
     try:
         pickler(file).dump(shell)
-    except Exception as error:  # whatever somebody's part or network holds: a lock, an open file, a generator
+    # whatever somebody's part or network holds: a lock, an open file, a generator
+    except Exception as error:
         raise InputError(
-            f"engine ray cannot send this experiment to its workers, because something in the method or the model cannot be pickled ({error}):"
+            "engine ray cannot send this experiment to its workers, because something in"
+            f" the method or the model cannot be pickled ({error}):"
             " make it inside the function that uses it, or use engine=processes"
         ) from error
     return Parcel(file.getvalue(), examples)
@@ -167,8 +201,13 @@ def _without_arrays(examples: Examples) -> Examples:
 
 def _with_arrays(examples: Examples, split: str, arrays: Arrays, device: torch.device) -> Examples:
     held = {name: arrays[f"{split}.{name}"] for name in READ_ONLY if f"{split}.{name}" in arrays}
-    placed: dict[str, Any] = {name: value.to(device) for name in ("mean", "std") if (value := getattr(examples, name)) is not None}
-    with warnings.catch_warnings():  # torch warns that an array is read-only; nobody writes to examples
+    placed: dict[str, Any] = {
+        name: value.to(device)
+        for name in ("mean", "std")
+        if (value := getattr(examples, name)) is not None
+    }
+    # torch warns that an array is read-only; nobody writes to examples
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         placed |= {name: torch.from_numpy(array).to(device) for name, array in held.items()}
     return replace(examples, **placed)
@@ -180,5 +219,7 @@ def _reduce_on_host(tensor: Tensor) -> Any:
 
 
 def _reduce_by_name(module: ModuleType) -> Any:
-    """torch.classes and torch.ops are modules of a kind of their own, which a pickler drags along where a function says `world.classes`."""
+    """torch.classes and torch.ops are modules of a kind of their own, which a pickler drags
+    along where a function says `world.classes`.
+    """
     return importlib.import_module, (module.__name__,)

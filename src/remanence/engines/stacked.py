@@ -1,7 +1,9 @@
-"""Many clients as one: their models stacked along a leading axis, every step of all of them one batched computation.
+"""Many clients as one: their models stacked along a leading axis, every step of all of them one
+batched computation.
 
-Clients are sorted by size, so that those with steps left are always a prefix of the stack: who is done leaves it, and nobody computes for the idle. A batch
-is padded only where widths differ within a step; an equal short last batch runs as a narrower stack.
+Clients are sorted by size, so that those with steps left are always a prefix of the stack: who is
+done leaves it, and nobody computes for the idle. A batch is padded only where widths differ within
+a step; an equal short last batch runs as a narrower stack.
 """
 
 from __future__ import annotations
@@ -23,42 +25,70 @@ from remanence.engines.fronts import Split, find_split, number_rows
 from remanence.engines.graphs import Recording
 from remanence.engines.judges import ROWS, quicken
 from remanence.engines.memory import count_rows, is_out_of_memory, tell_memory
-from remanence.engines.portions import Portion, Work, divide, line_up, make_context, make_replies, pad_rows, phase_keys, plan, rows_of
+from remanence.engines.portions import (
+    Portion,
+    Work,
+    divide,
+    line_up,
+    make_context,
+    make_replies,
+    pad_rows,
+    phase_keys,
+    plan,
+    rows_of,
+)
 from remanence.engines.steps import Course, Live, context_dims, round_up, run_eagerly
 from remanence.errors import InputError, RunFailed, first_line
 from remanence.keys import Key, fold_each
-from remanence.local import Progress, SplitRows, Task, begin, differentiate_functional, finish, first_progress, judge_models, keep_or_revert
+from remanence.local import (
+    Progress,
+    SplitRows,
+    Task,
+    begin,
+    differentiate_functional,
+    finish,
+    first_progress,
+    judge_models,
+    keep_or_revert,
+)
 from remanence.model import Model
 from remanence.trees import Params, Tree
 from remanence.types import Context, Job, PairScores, Phase, Reply, Scores, Start
 
 MOST_CLIENTS = {"cpu": 64, "cuda": 256}  # in one stack, where nobody asks for another size
-FILLING = 1_000  # rows from which on one network with convolutions fills a GPU by itself (measured with ten CNNs)
+# rows from which on one network with convolutions fills a GPU by itself (measured with ten CNNs)
+FILLING = 1_000
 ROOM = {"cpu": 2**28, "cuda": 2**31}  # bytes of activations of a stack that may be kept
 Answer = TypeVar("Answer")
 RECORDINGS = 4  # stacks of different form, of which recorded steps are kept
 
 
 class Stacked:
-    """`stack` is the most clients trained together, and shrinks where memory does not suffice; the result does not depend on it.
+    """`stack` is the most clients trained together, and shrinks where memory does not suffice; the
+    result does not depend on it.
 
-    `steps` is how the steps are run: "eager", "graph" (recorded and replayed) or "compiled" (fused, too); "auto" takes graphs where there is a GPU.
+    `steps` is how the steps are run: "eager", "graph" (recorded and replayed) or "compiled" (fused,
+    too); "auto" takes graphs where there is a GPU.
     """
 
     name = "stacked"
 
     def __init__(self, task: Task, stack: int = 64, steps: str = "auto"):
         self.task, self.stack = task, stack
-        self.score_rows = count_rows(task)  # of all models that look together; fewer where memory does not suffice
+        # of all models that look together; fewer where memory does not suffice
+        self.score_rows = count_rows(task)
         self.cuda = task.world.device.type == "cuda"
         self.steps = ("graph" if self.cuda else "eager") if steps == "auto" else steps
-        self.problems: list[str] = []  # why steps are no longer recorded, or something else is not as fast as it could be
+        # why steps are no longer recorded, or something else is not as fast as it could be
+        self.problems: list[str] = []
         self.ours = self.cuda  # are convolutions outside the steps done by our kernels?
-        self.compiles = self.steps == "compiled"  # for good, also where steps turn out not to be: bits depend on it
+        # for good, also where steps turn out not to be: bits depend on it
+        self.compiles = self.steps == "compiled"
         self.quick = self._make_quick()
         self.recordings: list[Recording] = []  # the one used last stands last
         self.splits: dict[tuple[str, ...], Split | None] = {}  # by what is trained
-        self.keeps_slots = bool(task.optimiser.init(task.model.initial.params))  # else there is nothing to map, and mapping is not free
+        # else there is nothing to map, and mapping is not free
+        self.keeps_slots = bool(task.optimiser.init(task.model.initial.params))
         refuse_padded_batch_norm(task)
         refuse_unstackable(task)
 
@@ -70,7 +100,9 @@ class Stacked:
         return (reply for _, reply in self.train_together([Work(self.task, job)]))
 
     def train_together(self, works: Sequence[Work]) -> Iterator[tuple[int, Reply]]:
-        """Jobs of several runs of one method, as if they were one; the runs' tasks may differ in data, seeds and numbers. -> which work, reply"""
+        """Jobs of several runs of one method, as if they were one; the runs' tasks may differ
+        in data, seeds and numbers. -> which work, reply
+        """
         members, first = line_up(works), 0
         while first < len(members):
             some = members[first : first + self.stack]
@@ -89,8 +121,10 @@ class Stacked:
                 raise
             if count == 1:
                 raise RunFailed(
-                    f"one client alone does not fit into the memory of {self.task.world.device}{tell_memory(self.task.world.device)}:"
-                    " use a smaller local.batch or a smaller model, or wait until other processes leave more of it free"
+                    "one client alone does not fit into the memory of"
+                    f" {self.task.world.device}{tell_memory(self.task.world.device)}:"
+                    " use a smaller local.batch or a smaller model, or wait until other"
+                    " processes leave more of it free"
                 ) from error
         self.stack = count // 2
         self.recordings.clear()
@@ -102,48 +136,74 @@ class Stacked:
         task, job, device = self.task, portions[0].work.job, self.task.world.device
         (ctx, dims), rows = make_context(portions), rows_of(portions)
         count = len(ctx.client)
-        if dims.start.params is None:  # batch norm writes into buffers even before the first step: every client needs its own
-            ctx = ctx._replace(start=Start(ctx.start.params, trees.expand(ctx.start.buffers, count)))
+        # batch norm writes into buffers even before the first step: every client needs its own
+        if dims.start.params is None:
+            ctx = ctx._replace(
+                start=Start(ctx.start.params, trees.expand(ctx.start.buffers, count))
+            )
         kept, total, losses = ctx.own, np.zeros(count, dtype=np.int64), torch.zeros(())
         model, own, extras = self._begin(rows, ctx, dims)
         if dims.start.params is not None or task.method.personal(task.world):
             ctx, dims = ctx._replace(start=model), dims._replace(start=context_dims(True).start)
         ctx = ctx._replace(own=own)
         for number, phase in enumerate(common.phases_of(task, job)):
-            drawn_from, (places, widths) = phase_keys(portions, number), plan(portions, number, phase)
+            drawn_from, (places, widths) = (
+                phase_keys(portions, number),
+                plan(portions, number, phase),
+            )
             split = self._find_split(phase, rows.train, int(widths.sum()))
             called = rows.train if split is None else number_rows(rows.train)
             course = _lay_course(called, places, widths, drawn_from)
-            steps, key = common.to_device(np.stack([course.steps, drawn_from.view(np.int64)]), device).unbind()
+            steps, key = common.to_device(
+                np.stack([course.steps, drawn_from.view(np.int64)]), device
+            ).unbind()
             now, old = ctx._replace(steps=steps, key=key), model
             model, memory, summed = self._train_phase(model, now, dims, number, course, rows, split)
             ctx, losses = ctx._replace(memory=memory), summed / steps
             total += course.steps
             if phase.accept is not None:
-                accept = partial(keep_or_revert, task, differentiate_functional, common.scoped_accept(task, phase))
-                model = self._map(accept, (0, 0, 0, dims))(rows, old, model, common.at(now, "accept"))
+                accept = partial(
+                    keep_or_revert,
+                    task,
+                    differentiate_functional,
+                    common.scoped_accept(task, phase),
+                )
+                model = self._map(accept, (0, 0, 0, dims))(
+                    rows, old, model, common.at(now, "accept")
+                )
         close: Callable[..., tuple[Tree, Tree]] = partial(finish, task, differentiate_functional)
         if task.method.many("after"):  # else there is nothing in it to map, and mapping is not free
-            close, ctx = self._map(close, (0, 0, 0, 0, dims)), common.at(ctx, "after", torch.from_numpy(total).to(device))
+            close, ctx = (
+                self._map(close, (0, 0, 0, 0, dims)),
+                common.at(ctx, "after", torch.from_numpy(total).to(device)),
+            )
         own, extras = close(rows, model, extras, kept, ctx)
         return make_replies(portions, model, extras, own, losses)
 
     def _begin(self, rows: SplitRows, ctx: Context, dims: Context) -> tuple[Start, Tree, Tree]:
-        """What the clients do before their first step. -> the models they start from, own, extras"""
+        """What the clients do before their first step. -> the models they start from, own,
+        extras
+        """
         start = partial(begin, self.task, differentiate_functional)
         if self.task.method.many("before"):
             return self._map(start, (0, dims))(rows, common.at(ctx, "before"))
         if dims.start.params is None:
-            ctx = ctx._replace(start=Start(trees.expand(ctx.start.params, len(ctx.client)), ctx.start.buffers))
+            ctx = ctx._replace(
+                start=Start(trees.expand(ctx.start.params, len(ctx.client)), ctx.start.buffers)
+            )
         return start(rows, ctx)
 
-    def _map(self, function: Callable[..., Answer], in_dims: tuple[Any, ...]) -> Callable[..., Answer]:
+    def _map(
+        self, function: Callable[..., Answer], in_dims: tuple[Any, ...]
+    ) -> Callable[..., Answer]:
         """What one client does outside its steps, for a stack of them."""
         return self._by_our_kernels(vmap(function, in_dims=in_dims))
 
     def _by_our_kernels(self, compute: Callable[..., Answer]) -> Callable[..., Answer]:
-        """The same where they can do it. They may fail in ways of their own (no compiler, a second derivative), and nothing is lost by another try: all that
-        comes here is a function of its arguments."""
+        """The same where they can do it. They may fail in ways of their own (no compiler, a second
+        derivative), and nothing is lost by another try: all that comes here is a function of its
+        arguments.
+        """
 
         def tried(*arguments: Any) -> Answer:
             if not self.ours:
@@ -161,8 +221,10 @@ class Stacked:
         return tried
 
     def _find_split(self, phase: Phase, rows: Tensor, looks: int) -> Split | None:
-        """Where the network can be cut in a phase that leaves its front alone; None where nothing is gained, or there is no room for what the fronts make of
-        the rows. rows: [k, n], those that pad included; looks: rows that all steps see"""
+        """Where the network can be cut in a phase that leaves its front alone; None where nothing
+        is gained, or there is no room for what the fronts make of the rows. rows: [k, n], those
+        that pad included; looks: rows that all steps see
+        """
         trained = tuple(self.task.trained_names(phase))
         if rows.numel() >= looks:
             return None
@@ -173,50 +235,98 @@ class Stacked:
         return split if split is not None and split.width * room <= ROOM[rows.device.type] else None
 
     def _train_phase(
-        self, model: Start, ctx: Context, dims: Context, number: int, course: Course, rows: SplitRows, split: Split | None
+        self,
+        model: Start,
+        ctx: Context,
+        dims: Context,
+        number: int,
+        course: Course,
+        rows: SplitRows,
+        split: Split | None,
     ) -> tuple[Start, Tree, Tensor]:
         """-> the trained models, what was tracked, the summed loss of each client"""
         task, buffers = self.task, model.buffers
         params = trees.restrict(model.params, task.trained_names(task.phases[number]))
         fixed = {name: value for name, value in model.params.items() if name not in params}
         if split is not None:
-            task = split.stack_behind(task, model, rows.train, self._rows_at_once(model), self._judge_together)
+            task = split.stack_behind(
+                task, model, rows.train, self._rows_at_once(model), self._judge_together
+            )
             fixed, buffers = split.rear_of(fixed), split.rear_of(buffers)
         if task.method.trackers("init"):
-            start_all = vmap(partial(first_progress, task, differentiate_functional), in_dims=(0, 0, 0, 0, dims))
+            start_all = vmap(
+                partial(first_progress, task, differentiate_functional), in_dims=(0, 0, 0, 0, dims)
+            )
             first = start_all(params, fixed, buffers, rows, ctx)
         else:
-            first = Progress(params, buffers, vmap(task.optimiser.init)(params) if self.keeps_slots else {}, {})
-        live = Live(first, fixed, torch.zeros(len(course.ids), dtype=task.world.dtype, device=task.world.device), rows, ctx)
+            first = Progress(
+                params, buffers, vmap(task.optimiser.init)(params) if self.keeps_slots else {}, {}
+            )
+        live = Live(
+            first,
+            fixed,
+            torch.zeros(len(course.ids), dtype=task.world.dtype, device=task.world.device),
+            rows,
+            ctx,
+        )
         progress, loss = self._take_steps(task, number, dims, live, course)
-        return Start(model.params | progress.params, model.buffers | progress.buffers), progress.memory, loss
+        return (
+            Start(model.params | progress.params, model.buffers | progress.buffers),
+            progress.memory,
+            loss,
+        )
 
-    def _take_steps(self, task: Task, number: int, dims: Context, live: Live, course: Course) -> tuple[Progress, Tensor]:
-        """Recorded where that is asked for and possible, else plainly; once it proved impossible, plainly for good."""
+    def _take_steps(
+        self, task: Task, number: int, dims: Context, live: Live, course: Course
+    ) -> tuple[Progress, Tensor]:
+        """Recorded where that is asked for and possible, else plainly; once it proved
+        impossible, plainly for good.
+        """
         if self.steps != "eager":
-            widest = max(min(task.batch, task.population.capacity), course.ids.shape[2])  # another run's clients may have more rows
+            # another run's clients may have more rows
+            widest = max(min(task.batch, task.population.capacity), course.ids.shape[2])
             try:
-                return self._find_recording(task, number, dims, live, course, widest).run(live, course, task.train)
+                return self._find_recording(task, number, dims, live, course, widest).run(
+                    live, course, task.train
+                )
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
                 self.recordings.clear()
                 self.problems.append(f"steps could not be recorded ({first_line(error)})")
                 self.steps = "eager"
-        clone = live.progress._replace(params=trees.clone(live.progress.params))  # a stack cut from one model shares its memory
+        # a stack cut from one model shares its memory
+        clone = live.progress._replace(params=trees.clone(live.progress.params))
         return run_eagerly(task, dims, live._replace(progress=clone), course)
 
-    def _find_recording(self, task: Task, number: int, dims: Context, live: Live, course: Course, widest: int) -> Recording:
+    def _find_recording(
+        self, task: Task, number: int, dims: Context, live: Live, course: Course, widest: int
+    ) -> Recording:
         """The one that fits, or a new one in place of that which was not used for longest."""
         behind = task is not self.task
-        found = next((known for known in self.recordings if known.fits(number, dims, live, course, widest, behind)), None)
+        found = next(
+            (
+                known
+                for known in self.recordings
+                if known.fits(number, dims, live, course, widest, behind)
+            ),
+            None,
+        )
         if found is None:
-            found = Recording(task, number, dims, live, course, widest, self.steps == "compiled", behind)
-        self.recordings = [*(known for known in self.recordings if known is not found), found][-RECORDINGS:]
+            found = Recording(
+                task, number, dims, live, course, widest, self.steps == "compiled", behind
+            )
+        self.recordings = [*(known for known in self.recordings if known is not found), found][
+            -RECORDINGS:
+        ]
         return found
 
-    def score(self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0) -> Scores:
-        return self.score_groups(models, split, common.groups_to_score(self.task, split, owners, time_step))
+    def score(
+        self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0
+    ) -> Scores:
+        return self.score_groups(
+            models, split, common.groups_to_score(self.task, split, owners, time_step)
+        )
 
     def score_groups(self, models: Start, split: str, rows: Sequence[np.ndarray]) -> Scores:
         """Every model of a stack on every group of examples."""
@@ -232,17 +342,27 @@ class Stacked:
         return tally.scores()
 
     @torch.no_grad()
-    def _look_at(self, models: Start, examples: Examples, ids: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-        """All models on the same rows, some at a time. ids: [n] -> which rows, which models, their logits [m, n, C]"""
+    def _look_at(
+        self, models: Start, examples: Examples, ids: Tensor
+    ) -> Iterator[tuple[slice, slice, Tensor]]:
+        """All models on the same rows, some at a time. ids: [n] -> which rows, which models,
+        their logits [m, n, C]
+        """
         alone = self.cuda and self.task.model.has_convolutions and len(ids) >= FILLING
-        at_once, together = (self.score_rows, 1) if alone else (self._rows_at_once(models), self.stack)
+        at_once, together = (
+            (self.score_rows, 1) if alone else (self._rows_at_once(models), self.stack)
+        )
         for first_row in range(0, len(ids) or 1, at_once):
             part = slice(first_row, first_row + at_once)
             x = common.lay_out(examples.inputs(ids[part])) if alone else examples.inputs(ids[part])
             for first in range(0, models.many, together):
                 some = slice(first, first + together)
                 if alone:
-                    yield part, some, self.quick.judge_rows(models.take(first), x).logits.unsqueeze(0)
+                    yield (
+                        part,
+                        some,
+                        self.quick.judge_rows(models.take(first), x).logits.unsqueeze(0),
+                    )
                 else:
                     yield part, some, self._judge_together(self.task, models.take(some), x, None)
 
@@ -273,18 +393,44 @@ class Stacked:
                 torch.cuda.empty_cache()
 
     def score_pairs(
-        self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int = 0, verdicts: bool = False
+        self,
+        models: Start,
+        which: np.ndarray,
+        owners: np.ndarray,
+        split: str,
+        time_step: int = 0,
+        verdicts: bool = False,
     ) -> PairScores:
         rows = common.split_rows(self.task, split, time_step)
-        return self.score_on_rows(models, which, [rows.of(int(owner)) for owner in owners], split, verdicts)
+        return self.score_on_rows(
+            models, which, [rows.of(int(owner)) for owner in owners], split, verdicts
+        )
 
-    def score_on_rows(self, models: Start, which: np.ndarray, rows: Sequence[np.ndarray], split: str, verdicts: bool) -> PairScores:
+    def score_on_rows(
+        self,
+        models: Start,
+        which: np.ndarray,
+        rows: Sequence[np.ndarray],
+        split: str,
+        verdicts: bool,
+    ) -> PairScores:
         """Model which[i] of a stack on the examples rows[i]."""
         return self._try_scoring(lambda: self._score_on_rows(models, which, rows, split, verdicts))
 
     @torch.no_grad()
-    def _score_on_rows(self, models: Start, which: np.ndarray, rows: Sequence[np.ndarray], split: str, verdicts: bool) -> PairScores:
-        task, examples, device = self.task, common.examples_of(self.task, split), self.task.world.device
+    def _score_on_rows(
+        self,
+        models: Start,
+        which: np.ndarray,
+        rows: Sequence[np.ndarray],
+        split: str,
+        verdicts: bool,
+    ) -> PairScores:
+        task, examples, device = (
+            self.task,
+            common.examples_of(self.task, split),
+            self.task.world.device,
+        )
         tally = common.PairTally(len(which), task.world.classes, device, verdicts)
         sizes = np.array([len(part) for part in rows])
         order = np.argsort(-sizes, kind="stable")  # pairs of one stack have about as many rows
@@ -301,7 +447,12 @@ class Stacked:
             for begin_row in range(0, ids.shape[1], at_once):
                 window = (slice(None), slice(begin_row, begin_row + at_once))
                 logits = self._judge_together(task, some, examples.inputs(ids[window]), 0)
-                tally.add(whose[window].flatten(), logits.flatten(0, 1), examples.labels(ids[window].flatten()), ids[window].flatten())
+                tally.add(
+                    whose[window].flatten(),
+                    logits.flatten(0, 1),
+                    examples.labels(ids[window].flatten()),
+                    ids[window].flatten(),
+                )
         return tally.scores()
 
     def judge(self, models: Start, ids: Tensor) -> Tensor:
@@ -319,10 +470,13 @@ class Stacked:
         self.recordings.clear()
 
 
-def _lay_course(rows: Tensor, places: np.ndarray, widths: np.ndarray, drawn_from: np.ndarray) -> Course:
+def _lay_course(
+    rows: Tensor, places: np.ndarray, widths: np.ndarray, drawn_from: np.ndarray
+) -> Course:
     """The planned batches of a phase as numbers of examples on the device.
 
-    rows: [k, n]; places: [k, steps, batch] among them; widths: [k, steps]; drawn_from: the clients' keys in this phase
+    rows: [k, n]; places: [k, steps, batch] among them; widths: [k, steps]; drawn_from: the clients'
+        keys in this phase
     """
     ids = torch.gather(rows, 1, common.to_device(places.reshape(len(places), -1), rows.device))
     step_keys = fold_each(drawn_from[:, None], np.arange(widths.shape[1]))
@@ -335,8 +489,12 @@ def needs_padding(task: Task) -> bool:
         for phase in task.phases:
             seen: dict[int, int] = {}
             for size in np.unique(holdings.train.sizes):
-                widths = plan_batches(Key(0), int(size), task.batch, phase.epochs, phase.steps, task.drop_last).widths
-                if any(seen.setdefault(step, int(width)) != width for step, width in enumerate(widths)):
+                widths = plan_batches(
+                    Key(0), int(size), task.batch, phase.epochs, phase.steps, task.drop_last
+                ).widths
+                if any(
+                    seen.setdefault(step, int(width)) != width for step, width in enumerate(widths)
+                ):
                     return True
     return False
 
@@ -345,13 +503,17 @@ def refuse_padded_batch_norm(task: Task) -> None:
     """Padded rows would enter the statistics of batch norm."""
     if task.model.mixes_rows and needs_padding(task):
         raise InputError(
-            "engine stacked cannot train this model with batch norm: the clients' sizes differ, and rows that pad a batch would enter its statistics;"
-            " use engine=loop, clients of equal size, local.drop_last=true, or a model with group norm"
+            "engine stacked cannot train this model with batch norm: the clients' sizes"
+            " differ, and rows that pad a batch would enter its statistics;"
+            " use engine=loop, clients of equal size, local.drop_last=true, or a model"
+            " with group norm"
         )
 
 
 def refuse_unstackable(task: Task) -> None:
-    """Some layers cannot be mapped over a stack: better found on two rows than in the middle of a run."""
+    """Some layers cannot be mapped over a stack: better found on two rows than in the middle of
+    a run.
+    """
     two = Start(*(trees.expand(tree, 2) for tree in task.model.initial))
     x = task.train.inputs(torch.zeros(2, 2, dtype=torch.int64, device=task.world.device))
     key = torch.zeros(2, dtype=torch.int64, device=task.world.device)
@@ -364,5 +526,6 @@ def refuse_unstackable(task: Task) -> None:
         vmap(torch.func.grad(loss, has_aux=True))(*two, x, key)
     except RuntimeError as error:
         raise InputError(
-            f"engine stacked cannot run this model, because torch cannot map it over a stack ({first_line(error)}): use engine=loop"
+            "engine stacked cannot run this model, because torch cannot map it over a"
+            f" stack ({first_line(error)}): use engine=loop"
         ) from error

@@ -1,4 +1,5 @@
-"""The local steps of a stack of clients, one phase long: what is stacked, which rows each step sees, and the plain way to run it.
+"""The local steps of a stack of clients, one phase long: what is stacked, which rows each step
+sees, and the plain way to run it.
 
 `graphs.py` runs the same steps recorded; both must give what `loop` gives.
 """
@@ -39,7 +40,9 @@ class Live(NamedTuple):
 
 
 class Course(NamedTuple):
-    """Which rows the clients of a stack see in each step of a phase, and what they draw from; the client with most steps stands first."""
+    """Which rows the clients of a stack see in each step of a phase, and what they draw from;
+    the client with most steps stands first.
+    """
 
     ids: Tensor  # [k, steps, batch]; beyond a width, a real row again
     widths: np.ndarray  # [k, steps] how many of them count; 0 where a client is done
@@ -70,7 +73,9 @@ def make_batch(task: Task, ids: Tensor, widths: Tensor, key: Tensor) -> Batch:
 
 
 def run_eagerly(task: Task, dims: Context, live: Live, course: Course) -> tuple[Progress, Tensor]:
-    """Step by step, the stack shrinking as clients end. -> progress and summed loss of all of them, in their order"""
+    """Step by step, the stack shrinking as clients end. -> progress and summed loss of all of
+    them, in their order
+    """
     step_all, device = map_step(task, dims), course.ids.device
     widths, step_keys = (torch.from_numpy(each).to(device) for each in (course.widths, course.keys))
     numbers = torch.arange(course.widths.shape[1], device=device)
@@ -81,12 +86,18 @@ def run_eagerly(task: Task, dims: Context, live: Live, course: Course) -> tuple[
             live = live.cut(slice(0, count), dims)
         width = int(course.widths[:count, step].max())
         now = live.ctx._replace(step=numbers[step], key=step_keys[:count, step])
-        batch = make_batch(task, course.ids[:count, step, :width], widths[:count, step, None], now.key)
+        batch = make_batch(
+            task, course.ids[:count, step, :width], widths[:count, step, None], now.key
+        )
         progress, loss = step_all(live.progress, live.fixed, batch, live.rows, now)
         live = live._replace(progress=progress, loss=live.loss + loss)
     done.append(live)
-    last_first = done[::-1]  # the clients with most steps are at the front of the stack and finish last
-    whole: Any = (trees.concatenate(parts) for parts in zip(*(part.progress for part in last_first), strict=True))
+    # the clients with most steps are at the front of the stack and finish last
+    last_first = done[::-1]
+    whole: Any = (
+        trees.concatenate(parts)
+        for parts in zip(*(part.progress for part in last_first), strict=True)
+    )
     return Progress(*whole), torch.cat([part.loss for part in last_first])
 
 
@@ -96,7 +107,9 @@ def round_up(count: int) -> int:
 
 
 def context_dims(personal_start: bool) -> Context:
-    """Which parts of a stacked context have the clients as leading axis, as vmap wants to be told."""
+    """Which parts of a stacked context have the clients as leading axis, as vmap wants to be
+    told.
+    """
     each, same = 0, None
     dims: dict[str, Any] = dict.fromkeys(Context._fields, each)
     dims |= dict.fromkeys(("round", "shared", "step", "hyper", "rule", "world"), same)
@@ -108,11 +121,17 @@ def _cut(value: Any, part: slice) -> Any:
     """Some of the clients of whatever is stacked."""
     if isinstance(value, dict):
         return trees.take(value, part)
-    return type(value)(*(_cut(item, part) for item in value)) if isinstance(value, tuple) else value[part]
+    return (
+        type(value)(*(_cut(item, part) for item in value))
+        if isinstance(value, tuple)
+        else value[part]
+    )
 
 
 def _cut_where(value: Any, dims: Any, part: slice) -> Any:
     """The same, where `dims` says that there is a clients' axis."""
     if isinstance(dims, tuple):
-        return type(value)(*(_cut_where(item, dim, part) for item, dim in zip(value, dims, strict=True)))
+        return type(value)(
+            *(_cut_where(item, dim, part) for item, dim in zip(value, dims, strict=True))
+        )
     return value if dims is None else _cut(value, part)

@@ -1,7 +1,8 @@
 """Several runs that train in one stack: seeds and numeric hyper-parameters of one method.
 
-Every run goes its own way in a thread of its own, with a `Seat` for an engine. Where it needs an engine it waits; when all runs wait, what they ask for is
-computed together where it is alike, else in turn, and everyone goes on. No run can tell that it is not alone.
+Every run goes its own way in a thread of its own, with a `Seat` for an engine. Where it needs an
+engine it waits; when all runs wait, what they ask for is computed together where it is alike, else
+in turn, and everyone goes on. No run can tell that it is not alone.
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ class ScorePairs(NamedTuple):
 
 
 class ServerWork(NamedTuple):
-    """What a run's server does with the engine. It may compile or record steps, which no two threads can do at once, and takes as long as it takes: so that
-    the runs stay in step, it is one request, whatever the server asks the engine meanwhile."""
+    """What a run's server does with the engine. It may compile or record steps, which no two
+    threads can do at once, and takes as long as it takes: so that the runs stay in step, it is one
+    request, whatever the server asks the engine meanwhile.
+    """
 
     do: Callable[[Stacked], Any]
 
@@ -67,7 +70,8 @@ class Seat:
     """The engine of one run: asks the meeting, and waits."""
 
     name = "stacked"
-    steps = "eager"  # in a run's own thread; those of the shared engine, and of servers, are taken in turn
+    # in a run's own thread; those of the shared engine, and of servers, are taken in turn
+    steps = "eager"
 
     def __init__(self, meeting: Meeting, table: Table, task: Task):
         self.meeting, self.table, self.task = meeting, table, task
@@ -77,14 +81,24 @@ class Seat:
     def train(self, job: Job) -> Iterator[Reply]:
         return iter(self.meeting.ask(self, job))
 
-    def score(self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0) -> Scores:
+    def score(
+        self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0
+    ) -> Scores:
         scores: Scores = self.meeting.ask(self, Score(models, split, owners, time_step))
         return scores
 
     def score_pairs(
-        self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int = 0, verdicts: bool = False
+        self,
+        models: Start,
+        which: np.ndarray,
+        owners: np.ndarray,
+        split: str,
+        time_step: int = 0,
+        verdicts: bool = False,
     ) -> PairScores:
-        scores: PairScores = self.meeting.ask(self, ScorePairs(models, which, owners, split, time_step, verdicts))
+        scores: PairScores = self.meeting.ask(
+            self, ScorePairs(models, which, owners, split, time_step, verdicts)
+        )
         return scores
 
     def judge(self, models: Start, ids: Tensor) -> Tensor:
@@ -114,7 +128,9 @@ class Meeting:
         self.stop: BaseException | None = None
 
     def hold(self, runs: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Run all of them; each takes its engine from `sit`. -> what they return, or the exceptions that ended them"""
+        """Run all of them; each takes its engine from `sit`. -> what they return, or the
+        exceptions that ended them
+        """
         results: list[Any] = [None] * len(runs)
         self.running = len(runs)
 
@@ -125,8 +141,13 @@ class Meeting:
                 results[place] = error
             with self.change:
                 self.running -= 1
-                if isinstance(results[place], BaseException) and not isinstance(results[place], Stopped) and self.stop is None:
-                    self.stop = KeyboardInterrupt()  # one has failed: the others save what they have
+                if (
+                    isinstance(results[place], BaseException)
+                    and not isinstance(results[place], Stopped)
+                    and self.stop is None
+                ):
+                    # one has failed: the others save what they have
+                    self.stop = KeyboardInterrupt()
                 self.change.notify_all()
 
         with catch_termination():
@@ -135,7 +156,8 @@ class Meeting:
             while self.running:
                 try:
                     self._serve()
-                except KeyboardInterrupt as stop:  # every run hears of it where it waits, saves and ends
+                # every run hears of it where it waits, saves and ends
+                except KeyboardInterrupt as stop:
                     with self.change:
                         self.stop = stop
                         self.change.notify_all()
@@ -146,7 +168,9 @@ class Meeting:
     def sit(self, experiment: Experiment) -> Seat:
         """A place for a run that is about to begin."""
         with self.change:
-            table = next((known for known in self.tables if are_alike(known.lead, experiment)), None)
+            table = next(
+                (known for known in self.tables if are_alike(known.lead, experiment)), None
+            )
             if table is None:
                 table = Table(experiment, self.make(experiment))
                 self.tables.append(table)
@@ -190,15 +214,28 @@ class Meeting:
             self.change.notify_all()
 
     def _all_wait(self) -> bool:
-        """Does every run that has not ended wait for an answer? Once they were told to stop, none does."""
-        return sum(seat.request is not None for seat in self.seats) == self.running if self.stop is None else self.running == 0
+        """Does every run that has not ended wait for an answer? Once they were told to stop,
+        none does.
+        """
+        return (
+            sum(seat.request is not None for seat in self.seats) == self.running
+            if self.stop is None
+            else self.running == 0
+        )
 
 
 def group_requests(waiting: Sequence[Seat]) -> list[list[Seat]]:
     """Those whose requests can be computed as one."""
     groups: list[list[Seat]] = []
     for seat in waiting:
-        found = next((group for group in groups if seat.table is group[0].table and _can_join(seat, group[0])), None)
+        found = next(
+            (
+                group
+                for group in groups
+                if seat.table is group[0].table and _can_join(seat, group[0])
+            ),
+            None,
+        )
         if found is None:
             groups.append([seat])
         else:
@@ -222,7 +259,9 @@ def _rows(task: Task, request: Score) -> list[np.ndarray]:
 
 
 def _same_rows(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
-    return len(one) == len(other) and all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(
+        np.array_equal(a, b) for a, b in zip(one, other, strict=True)
+    )
 
 
 def compute(seats: Sequence[Seat]) -> list[Any]:
@@ -249,20 +288,32 @@ def _train(engine: Stacked, works: Sequence[Work]) -> list[list[Reply]]:
 def _score(engine: Stacked, task: Task, requests: Sequence[Score]) -> list[Scores]:
     models, counts = _join_models([request.models for request in requests])
     whole = engine.score_groups(models, requests[0].split, _rows(task, requests[0]))
-    return [Scores(*parts) for parts in zip(torch.split(whole.confusion, counts), torch.split(whole.loss, counts), strict=True)]
+    return [
+        Scores(*parts)
+        for parts in zip(
+            torch.split(whole.confusion, counts), torch.split(whole.loss, counts), strict=True
+        )
+    ]
 
 
-def _score_pairs(engine: Stacked, seats: Sequence[Seat], requests: Sequence[ScorePairs]) -> list[PairScores]:
+def _score_pairs(
+    engine: Stacked, seats: Sequence[Seat], requests: Sequence[ScorePairs]
+) -> list[PairScores]:
     models, counts = _join_models([request.models for request in requests])
     first = np.cumsum([0, *counts[:-1]])
-    which = np.concatenate([request.which + offset for request, offset in zip(requests, first, strict=True)])
+    which = np.concatenate(
+        [request.which + offset for request, offset in zip(requests, first, strict=True)]
+    )
     rows = []
     for seat, request in zip(seats, requests, strict=True):
         held = common.split_rows(seat.task, request.split, request.time_step)
         rows += [held.of(int(owner)) for owner in request.owners]
     whole = engine.score_on_rows(models, which, rows, requests[0].split, requests[0].verdicts)
     ends = np.cumsum([len(request.which) for request in requests])
-    return [_cut(whole, int(end) - len(request.which), int(end)) for request, end in zip(requests, ends, strict=True)]
+    return [
+        _cut(whole, int(end) - len(request.which), int(end))
+        for request, end in zip(requests, ends, strict=True)
+    ]
 
 
 def _cut(whole: PairScores, first: int, end: int) -> PairScores:
@@ -270,11 +321,19 @@ def _cut(whole: PairScores, first: int, end: int) -> PairScores:
     verdicts = whole.verdicts
     if verdicts is not None:
         here = (verdicts.pair >= first) & (verdicts.pair < end)
-        verdicts = Verdicts(verdicts.pair[here] - first, verdicts.ids[here], verdicts.right[here], verdicts.margin[here])
+        verdicts = Verdicts(
+            verdicts.pair[here] - first,
+            verdicts.ids[here],
+            verdicts.right[here],
+            verdicts.margin[here],
+        )
     return PairScores(whole.confusion[first:end], whole.loss[first:end], verdicts)
 
 
 def _join_models(models: Sequence[Start]) -> tuple[Start, list[int]]:
     """Stacks of models as one, and how many each of them had."""
     counts = [stack.many for stack in models]
-    return Start(trees.concatenate([stack.params for stack in models]), trees.concatenate([stack.buffers for stack in models])), counts
+    return Start(
+        trees.concatenate([stack.params for stack in models]),
+        trees.concatenate([stack.buffers for stack in models]),
+    ), counts

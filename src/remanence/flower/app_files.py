@@ -54,11 +54,17 @@ def write_app(folder: Path, experiments: list[Path], name: str = "") -> list[Pat
         raise InputError(f"{folder} exists and is not empty: choose another folder for the app")
     name = name or re.sub(r"[^a-z0-9-]+", "-", folder.resolve().name.lower()).strip("-")
     if not name or not experiments:
-        raise InputError(f"{folder} does not name an app: use a folder with letters in its name, and give an experiment with --config")
+        raise InputError(
+            f"{folder} does not name an app: use a folder with letters in its name, and give"
+            " an experiment with --config"
+        )
     for path in experiments:
         make_spec(read_file(path))  # refuses a wrong file before anything is written
     if len({path.name for path in experiments}) < len(experiments):
-        raise InputError("two of the experiment files have the same name: they lie side by side in the app, so rename one")
+        raise InputError(
+            "two of the experiment files have the same name: they lie side by side in the app,"
+            " so rename one"
+        )
     package = name.replace("-", "_") + "_app"
     (folder / package).mkdir(parents=True)
     files = {
@@ -74,7 +80,9 @@ def write_app(folder: Path, experiments: list[Path], name: str = "") -> list[Pat
         written.append(folder / package / path.name)
         shutil.copyfile(path, written[-1])
     written.append(folder / "pyproject.toml")
-    written[-1].write_text(tomli_w.dumps(describe_app(name, package, [path.name for path in experiments])))
+    written[-1].write_text(
+        tomli_w.dumps(describe_app(name, package, [path.name for path in experiments]))
+    )
     written.append(folder / "site.toml.example")
     written[-1].write_text(SITE)
     return written
@@ -97,7 +105,10 @@ def describe_app(name: str, package: str, experiments: list[str]) -> dict[str, o
             "flwr": {
                 "app": {
                     "publisher": "remanence",
-                    "components": {"serverapp": f"{package}.server_app:app", "clientapp": f"{package}.client_app:app"},
+                    "components": {
+                        "serverapp": f"{package}.server_app:app",
+                        "clientapp": f"{package}.client_app:app",
+                    },
                     "config": config,
                 }
             },

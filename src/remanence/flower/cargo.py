@@ -22,9 +22,17 @@ def as_arrays(tree: Tree) -> Arrays:
 def as_tree(arrays: Arrays, root: str, device: torch.device) -> Tree:
     """What lies below `root`, as a copy on the device: what came is read-only."""
     prefix = f"{root}{trees.SEPARATOR}"
-    mine = {path.removeprefix(prefix): array for path, array in arrays.items() if path.startswith(prefix)}
+    mine = {
+        path.removeprefix(prefix): array
+        for path, array in arrays.items()
+        if path.startswith(prefix)
+    }
     for path in mine:
         parts = path.split(trees.SEPARATOR)
         if any(trees.SEPARATOR.join(parts[:depth]) in mine for depth in range(1, len(parts))):
-            raise ValueError(f"the names below {root} are not those of a tree: {path} is below a leaf")
-    return trees.unflatten({path: torch.from_numpy(np.array(array)).to(device) for path, array in mine.items()})
+            raise ValueError(
+                f"the names below {root} are not those of a tree: {path} is below a leaf"
+            )
+    return trees.unflatten(
+        {path: torch.from_numpy(np.array(array)).to(device) for path, array in mine.items()}
+    )

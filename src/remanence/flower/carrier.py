@@ -3,8 +3,8 @@
     nodes() -> who is connected        send(node, parcel) -> a number for it
     collect() -> what came back        forget(numbers): nobody waits for these any more
 
-Replies are matched by the message they answer. Flower's own `send_and_receive` waits for all, looks every three seconds and tells nothing of who is missing,
-so we push and pull ourselves.
+Replies are matched by the message they answer. Flower's own `send_and_receive` waits for all, looks
+every three seconds and tells nothing of who is missing, so we push and pull ourselves.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
-from remanence.flower.wire import Parcel, WireError, flatten_arrays, pack_text, restore_arrays, unpack_text
+from remanence.flower.wire import (
+    Parcel,
+    WireError,
+    flatten_arrays,
+    pack_text,
+    restore_arrays,
+    unpack_text,
+)
 
 GONE = (3, 4, 5)  # Flower's error codes: the message, its reply or the node is unavailable
 ABOUT, TEXT, GROUPS = "about", "text", ("common", "mine")  # the records of a message
@@ -40,13 +47,17 @@ class Carrier(Protocol):
 
 
 class GridCarrier:
-    """Over the grid that Flower gives to a ServerApp. `ttl`: seconds after which the relay throws a message away, answered or not."""
+    """Over the grid that Flower gives to a ServerApp. `ttl`: seconds after which the relay
+    throws a message away, answered or not.
+    """
 
     def __init__(self, grid: Any, ttl: float = 43_200.0):
         self.grid, self.ttl = grid, ttl
         self.open: set[str] = set()
         self.sent_bytes = self.received_bytes = (
-            0  # what is the same for several sites counts for each, although it goes up to the relay once
+            # what is the same for several sites counts for each, although it goes up to the relay
+            # once
+            0
         )
 
     def nodes(self) -> set[int]:
@@ -56,7 +67,9 @@ class GridCarrier:
         """kind: "train", "evaluate" or "query", as Flower routes it; group: shown in its logs"""
         from flwr.app import Message
 
-        message = Message(to_record(parcel), dst_node_id=node, message_type=kind, ttl=self.ttl, group_id=group)
+        message = Message(
+            to_record(parcel), dst_node_id=node, message_type=kind, ttl=self.ttl, group_id=group
+        )
         numbers = [number for number in self.grid.push_messages([message]) if number]
         if not numbers:  # the relay would not take it: the node has gone in this moment
             return ""
@@ -84,7 +97,12 @@ class GridCarrier:
 def _read(number: str, message: Any) -> Answer:
     if message.has_error():
         error = message.error
-        return Answer(number, None, f"Flower reports error {error.code}: {error.reason}", gone=error.code in GONE)
+        return Answer(
+            number,
+            None,
+            f"Flower reports error {error.code}: {error.reason}",
+            gone=error.code in GONE,
+        )
     try:
         return Answer(number, from_record(message.content))
     except WireError as error:
@@ -108,8 +126,16 @@ def from_record(record: Any) -> Parcel:
     """The inverse. Arrays are read-only views of what came."""
     try:
         text = record.config_records[ABOUT][TEXT]
-        flat = {group: {kind: array.numpy() for kind, array in record.array_records.get(group, {}).items()} for group in GROUPS}
-    except (KeyError, ValueError, TypeError, OSError, EOFError) as error:  # numpy on a damaged or disguised .npy
+        flat = {
+            group: {
+                kind: array.numpy() for kind, array in record.array_records.get(group, {}).items()
+            }
+            for group in GROUPS
+        }
+    # numpy on a damaged or disguised .npy
+    except (KeyError, ValueError, TypeError, OSError, EOFError) as error:
         raise WireError(f"the message holds no parcel of ours ({type(error).__name__})") from None
     about, layouts = unpack_text(str(text))
-    return Parcel(about, *(restore_arrays(layouts.get(group, []), flat[group]) for group in reversed(GROUPS)))
+    return Parcel(
+        about, *(restore_arrays(layouts.get(group, []), flat[group]) for group in reversed(GROUPS))
+    )

@@ -1,10 +1,13 @@
-"""Keys and certificates for a federation: an authority of its own, a certificate for the coordinator, a key pair for every site.
+"""Keys and certificates for a federation: an authority of its own, a certificate for the
+coordinator, a key pair for every site.
 
-    folder/ca.crt, ca.key              the authority: ca.crt goes to every site, ca.key stays locked away
-    folder/server.crt, server.key      the coordinator's, for the names and addresses under which sites reach it
-    folder/NAME.key, NAME.key.pub      a site's: the key is made at the site and stays there, the public half is registered at the coordinator
+    folder/ca.crt, ca.key              the authority: ca.crt goes to every site, ca.key stays locked
+    away folder/server.crt, server.key      the coordinator's, for the names and addresses under
+    which sites reach it folder/NAME.key, NAME.key.pub      a site's: the key is made at the site
+    and stays there, the public half is registered at the coordinator
 
-All keys are on the curve P-384, as Flower asks for. Private files are readable for their owner alone.
+All keys are on the curve P-384, as Flower asks for. Private files are readable for their owner
+alone.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
 
 
 def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
-    """An authority and a certificate for the coordinator at these names and addresses; an authority that is there already is used again."""
+    """An authority and a certificate for the coordinator at these names and addresses; an
+    authority that is there already is used again.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -31,7 +36,8 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
     names = [_name(host) for host in hosts]
     if not names:
         raise InputError(
-            "a certificate needs a name or an address under which sites reach the coordinator: give --host, such as fl.example.org"
+            "a certificate needs a name or an address under which sites reach the"
+            " coordinator: give --host, such as fl.example.org"
         )
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if (folder / "ca.crt").exists() and (folder / "ca.key").exists():
@@ -39,18 +45,27 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
         issuer = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes()).subject
     else:
         authority, issuer = _new_key(), _called("Remanence federation authority")
-        usage = x509.KeyUsage(*(position in (5, 6) for position in range(9)))  # signs certificates and lists of revoked ones, nothing else
+        # signs certificates and lists of revoked ones, nothing else
+        usage = x509.KeyUsage(*(position in (5, 6) for position in range(9)))
         made = _certificate(issuer, issuer, authority.public_key(), AUTHORITY_DAYS)
-        made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True).add_extension(usage, critical=True)
-        made = made.add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
+        made = made.add_extension(
+            x509.BasicConstraints(ca=True, path_length=0), critical=True
+        ).add_extension(usage, critical=True)
+        made = made.add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False
+        )
         write_private(folder / "ca.key", _pem(authority))
         (folder / "ca.crt").write_bytes(_encode(made.sign(authority, hashes.SHA384())))
     server = _new_key()
     made = _certificate(_called(hosts[0][:64]), issuer, server.public_key(), SERVER_DAYS)
     made = made.add_extension(x509.SubjectAlternativeName(names), critical=False)
     made = made.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    made = made.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    made = made.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
+    made = made.add_extension(
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+    )
+    made = made.add_extension(
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False
+    )
     write_private(folder / "server.key", _pem(server))
     (folder / "server.crt").write_bytes(_encode(made.sign(authority, hashes.SHA384())))
 
@@ -60,15 +75,26 @@ def make_site_key(folder: Path, name: str) -> Path:
     from cryptography.hazmat.primitives import serialization
 
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
-        raise InputError(f"{name!r} cannot be the name of a key: use letters, digits, dots and dashes")
+        raise InputError(
+            f"{name!r} cannot be the name of a key: use letters, digits, dots and dashes"
+        )
     private, public = folder / f"{name}.key", folder / f"{name}.key.pub"
     if private.exists():
-        raise InputError(f"{private} exists: a key is not overwritten; remove it first, or choose another name")
+        raise InputError(
+            f"{private} exists: a key is not overwritten; remove it first, or choose another name"
+        )
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     key = _new_key()
     form = serialization.PrivateFormat.OpenSSH
-    write_private(private, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
-    public.write_bytes(key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n")
+    write_private(
+        private, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    )
+    public.write_bytes(
+        key.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
+        + b"\n"
+    )
     return private
 
 
@@ -84,7 +110,8 @@ def _new_key() -> Any:
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError as error:
         raise InputError(
-            f'certificates need the package cryptography, which comes with Flower ({error}): pip install "remanence[flower]"'
+            "certificates need the package cryptography, which comes with Flower"
+            f' ({error}): pip install "remanence[flower]"'
         ) from error
     return ec.generate_private_key(ec.SECP384R1())
 
@@ -103,7 +130,10 @@ def _name(host: str) -> Any:
     except ValueError:
         pass
     if not re.fullmatch(r"[A-Za-z0-9.-]{1,253}", host):
-        raise InputError(f"{host!r} is neither a name nor an address: write it without port, such as fl.example.org or 10.0.0.5")
+        raise InputError(
+            f"{host!r} is neither a name nor an address: write it without port, such as"
+            " fl.example.org or 10.0.0.5"
+        )
     return x509.DNSName(host)
 
 
@@ -118,8 +148,16 @@ def _certificate(subject: Any, issuer: Any, key: Any, days: int) -> Any:
     from cryptography import x509
 
     now = datetime.datetime.now(datetime.UTC)
-    made = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key).serial_number(x509.random_serial_number())
-    return made.not_valid_before(now - datetime.timedelta(minutes=5)).not_valid_after(now + datetime.timedelta(days=days))
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+    )
+    return made.not_valid_before(now - datetime.timedelta(minutes=5)).not_valid_after(
+        now + datetime.timedelta(days=days)
+    )
 
 
 def _encode(certificate: Any) -> bytes:
@@ -133,5 +171,7 @@ def _pem(key: Any) -> bytes:
     from cryptography.hazmat.primitives import serialization
 
     form = serialization.PrivateFormat.PKCS8
-    content: bytes = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    content: bytes = key.private_bytes(
+        serialization.Encoding.PEM, form, serialization.NoEncryption()
+    )
     return content

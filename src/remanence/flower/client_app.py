@@ -1,7 +1,8 @@
-"""A site's end of a Flower app: hands every message to the site's own process and brings its answer back.
+"""A site's end of a Flower app: hands every message to the site's own process and brings its answer
+back.
 
-Flower starts a fresh process for every message. So this file imports nothing heavy: a process of the site that stays does the work (`worker.py`), unless the
-site says `resident = false`.
+Flower starts a fresh process for every message. So this file imports nothing heavy: a process of
+the site that stays does the work (`worker.py`), unless the site says `resident = false`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def make_client_app() -> Any:
     app = ClientApp()
 
     def answer(message: Any, context: Any) -> Any:
-        return Message(to_record(answer_message(message.content, dict(context.node_config))), reply_to=message)
+        return Message(
+            to_record(answer_message(message.content, dict(context.node_config))), reply_to=message
+        )
 
     for register in (app.train, app.evaluate, app.query):
         register()(answer)
@@ -31,7 +34,9 @@ def make_client_app() -> Any:
 
 
 def answer_message(content: Any, node_config: dict[str, Any]) -> Parcel:
-    """What this site says; a mistake in its own settings is an answer too, so that the coordinator can name it."""
+    """What this site says; a mistake in its own settings is an answer too, so that the
+    coordinator can name it.
+    """
     try:
         request = from_record(content)
         site = find_site(node_config)
@@ -43,7 +48,10 @@ def answer_message(content: Any, node_config: dict[str, Any]) -> Parcel:
 def find_site(node_config: dict[str, Any]) -> SiteFile:
     path = node_config.get("site")
     if not isinstance(path, str) or not path:
-        raise InputError("this SuperNode was started without a site file: add --node-config 'site=\"/path/to/site.toml\"'")
+        raise InputError(
+            "this SuperNode was started without a site file: add --node-config"
+            " 'site=\"/path/to/site.toml\"'"
+        )
     return read_site(Path(path))
 
 

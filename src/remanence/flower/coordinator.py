@@ -1,7 +1,9 @@
-"""An experiment on a federation: the round loop of `rounds.py` with the engine `flower`, started or taken up where it stopped.
+"""An experiment on a federation: the round loop of `rounds.py` with the engine `flower`, started or
+taken up where it stopped.
 
-The coordinator has the model, the method and its server state; of the data it knows what sites tell. The same call goes on with a run that was cut off: sites
-kept the state of their clients, and a round that comes again gets the replies it got.
+The coordinator has the model, the method and its server state; of the data it knows what sites
+tell. The same call goes on with a run that was cut off: sites kept the state of their clients, and
+a round that comes again gets the replies it got.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ SIMULATED = {  # what an experiment may simulate, and a federation has for real
 }
 
 
-def run_experiment(spec: Spec, out: Path, carrier: Carrier, patience: Patience, progress: Progress) -> Run:
+def run_experiment(
+    spec: Spec, out: Path, carrier: Carrier, patience: Patience, progress: Progress
+) -> Run:
     """Start a run on the sites behind `carrier`, or go on with the one in that folder."""
     spec = check_real(spec)
     experiment, description = set_up(spec)
@@ -58,7 +62,11 @@ def run_experiment(spec: Spec, out: Path, carrier: Carrier, patience: Patience, 
     if found is None:
         claim_folder(out, False, (SPEC, COMPARISON))
     say = make_log(out / LOG, progress.say)
-    preamble = {"run": name, "spec": describe_spec(experiment.spec), "data": describe_examples(experiment, description)}
+    preamble = {
+        "run": name,
+        "spec": describe_spec(experiment.spec),
+        "data": describe_examples(experiment, description),
+    }
 
     def write_down(told: Experiment) -> None:
         known = told.about | {"engine": "flower: real sites", RUN_NAME: name}
@@ -66,8 +74,12 @@ def run_experiment(spec: Spec, out: Path, carrier: Carrier, patience: Patience, 
 
     with explain_full_disk(out), lock(out):
         if found is None:
-            write_down(replace(experiment, about=experiment.about | {"label_counts": []}))  # so that even the wait for sites can be cut off
-        say(f"{'new run' if found is None else 'going on with run'} {name}: {spec.method}, {task.world.clients} clients")
+            # so that even the wait for sites can be cut off
+            write_down(replace(experiment, about=experiment.about | {"label_counts": []}))
+        say(
+            f"{'new run' if found is None else 'going on with run'} {name}: {spec.method},"
+            f" {task.world.clients} clients"
+        )
         roster = Roster(carrier, Parcel({**preamble, "kind": "hello"}, {}), task.world.clients, say)
         gather(roster, patience)
         remote = settle_at_sites(experiment, roster, description, patience)
@@ -92,47 +104,77 @@ def tell_end(session: Session, carrier: Carrier, rounds: int) -> str:
     if not session.spent:
         return f"done: {rounds} rounds"
     took, worked = (statistics.median(column) for column in zip(*session.spent, strict=True))
-    travelled = f"{carrier.sent_bytes} bytes of arrays went to sites and {carrier.received_bytes} came back"
-    return f"done: {rounds} rounds; {travelled}; an answer took {took:.1f} s (median), of which its site worked {worked:.2f} s"
+    travelled = (
+        f"{carrier.sent_bytes} bytes of arrays went to sites and {carrier.received_bytes} came back"
+    )
+    return (
+        f"done: {rounds} rounds; {travelled}; an answer took {took:.1f} s (median), of which"
+        f" its site worked {worked:.2f} s"
+    )
 
 
 def check_real(spec: Spec) -> Spec:
-    """Refuse what only a simulation can do; a checkpoint follows every round, because a round of a federation is dear."""
+    """Refuse what only a simulation can do; a checkpoint follows every round, because a round
+    of a federation is dear.
+    """
     flat = spec.model_dump()
     for key, (allowed, reason) in SIMULATED.items():
         section, _, name = key.rpartition(".")
         value = (flat[section] if section else flat)[name]
         if value != allowed:
-            raise InputError(f"{key}={value!r} cannot be used with the engine flower ({reason}): leave it out")
+            raise InputError(
+                f"{key}={value!r} cannot be used with the engine flower ({reason}): leave it out"
+            )
     parts = build_method(spec)
-    personal = next((p.name for p in parts if p.personal is not None), "local.buffers=local" if spec.local.buffers == "local" else "")
-    peers = next((p.name for p in parts if p.peers is not None), "record.local" if spec.record.local else "")
+    personal = next(
+        (p.name for p in parts if p.personal is not None),
+        "local.buffers=local" if spec.local.buffers == "local" else "",
+    )
+    peers = next(
+        (p.name for p in parts if p.peers is not None), "record.local" if spec.record.local else ""
+    )
     if personal and peers:
         raise InputError(
-            f"{peers} needs whole models of clients, and with {personal} a part of them never leaves its site: leave one of them out"
+            f"{peers} needs whole models of clients, and with {personal} a part of them"
+            " never leaves its site: leave one of them out"
         )
     if spec.engine not in ("auto", "flower"):
         raise InputError(
-            f'engine={spec.engine!r} in a Flower app: write engine = "flower", or leave it out; a site\'s own engine is in its site.toml'
+            f'engine={spec.engine!r} in a Flower app: write engine = "flower", or leave it'
+            " out; a site's own engine is in its site.toml"
         )
-    return spec.model_copy(update={"engine": "flower", "checkpoint": spec.checkpoint.model_copy(update={"seconds": 0})})
+    return spec.model_copy(
+        update={"engine": "flower", "checkpoint": spec.checkpoint.model_copy(update={"seconds": 0})}
+    )
 
 
 def set_up(spec: Spec) -> tuple[Experiment, Description | None]:
-    """The coordinator's side of an experiment: with data of its own, or with a description of what the sites have."""
+    """The coordinator's side of an experiment: with data of its own, or with a description of
+    what the sites have.
+    """
     description = describe_data(spec)
     if description is None:
         return build(spec), None
     if any(p.needs_public for p in build_method(spec)) or spec.data.public:
         raise InputError(
-            "the coordinator has no data (data sites), so it has no public set either: name its data, or use a method that needs none"
+            "the coordinator has no data (data sites), so it has no public set either:"
+            " name its data, or use a method that needs none"
         )
-    even = spec.model_copy(update={"data": spec.data.model_copy(update={"partition": "iid", "validation": 0.0})})
+    even = spec.model_copy(
+        update={"data": spec.data.model_copy(update={"partition": "iid", "validation": 0.0})}
+    )
     experiment = build(even, source=description.source)
     settled = experiment.spec.model_copy(update={"data": spec.data})
     shape = "x".join(map(str, description.source.shape))
-    told = f"at the sites: {description.source.kind} examples of shape {shape}, {len(description.source.classes)} classes"
-    about = experiment.about | {"data": told, "mean": list(description.mean), "std": list(description.std)}
+    told = (
+        f"at the sites: {description.source.kind} examples of shape {shape},"
+        f" {len(description.source.classes)} classes"
+    )
+    about = experiment.about | {
+        "data": told,
+        "mean": list(description.mean),
+        "std": list(description.std),
+    }
     return replace(experiment, spec=settled, about=about), description
 
 
@@ -144,35 +186,78 @@ def build_method(spec: Spec) -> tuple[Part, ...]:
 
 
 def describe_spec(spec: Spec) -> dict[str, Any]:
-    """What of an experiment sites are told: everything but where things lie at the coordinator and what is none of their business."""
+    """What of an experiment sites are told: everything but where things lie at the coordinator
+    and what is none of their business.
+    """
     told = spec.model_dump(mode="json")
-    for name in ("device", "threads", "workers", "rounds", "checkpoint", "record", "engine", "stack", "stepping", "timeout", "ray"):
+    for name in (
+        "device",
+        "threads",
+        "workers",
+        "rounds",
+        "checkpoint",
+        "record",
+        "engine",
+        "stack",
+        "stepping",
+        "timeout",
+        "ray",
+    ):
         told.pop(name, None)
     told["data"].pop("dir")
     return _without_none(told)
 
 
 def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
-    return {name: _without_none(value) if isinstance(value, dict) else value for name, value in tree.items() if value is not None}
+    return {
+        name: _without_none(value) if isinstance(value, dict) else value
+        for name, value in tree.items()
+        if value is not None
+    }
 
 
 def describe_examples(experiment: Experiment, description: Description | None) -> dict[str, Any]:
     """What examples look like: sites with data of their own must agree with it."""
     source, about = experiment.source, experiment.about
-    return {"classes": list(source.classes), "shape": list(source.shape), "kind": source.kind, "mean": about["mean"], "std": about["std"]}
+    return {
+        "classes": list(source.classes),
+        "shape": list(source.shape),
+        "kind": source.kind,
+        "mean": about["mean"],
+        "std": about["std"],
+    }
 
 
 def gather(roster: Roster, patience: Patience) -> None:
     """Wait until all clients are there, or for as long as was said; some at least must come."""
-    everybody = roster.wait_until(lambda: bool((roster.present() | _said_no(roster)).all()), patience.arrival)
+    everybody = roster.wait_until(
+        lambda: bool((roster.present() | _said_no(roster)).all()), patience.arrival
+    )
     there = roster.present()
     if not there.any():
-        reasons = "; ".join(sorted({": ".join(node.declined) for node in roster.nodes.values() if node.declined is not None}))
-        why = f"those that came declined ({reasons})" if reasons else "check that the SuperNodes run and reach this SuperLink"
-        raise RunFailed(f"no site can work on this experiment after {patience.arrival:g} s: {why}; then flwr run again goes on")
+        reasons = "; ".join(
+            sorted(
+                {
+                    ": ".join(node.declined)
+                    for node in roster.nodes.values()
+                    if node.declined is not None
+                }
+            )
+        )
+        why = (
+            f"those that came declined ({reasons})"
+            if reasons
+            else "check that the SuperNodes run and reach this SuperLink"
+        )
+        raise RunFailed(
+            f"no site can work on this experiment after {patience.arrival:g} s: {why}; then"
+            " flwr run again goes on"
+        )
     if not everybody:
         away = ", ".join(map(str, np.flatnonzero(~there).tolist()))
-        roster.say(f"after {patience.arrival:g} s clients {away} have not come: starting without them")
+        roster.say(
+            f"after {patience.arrival:g} s clients {away} have not come: starting without them"
+        )
 
 
 def _said_no(roster: Roster) -> np.ndarray:
@@ -181,31 +266,50 @@ def _said_no(roster: Roster) -> np.ndarray:
     return mask
 
 
-def settle_at_sites(experiment: Experiment, roster: Roster, description: Description | None, patience: Patience) -> Experiment:
-    """The experiment as a coordinator can run it: who is there is who can be asked, and how many rows they have is what they say."""
+def settle_at_sites(
+    experiment: Experiment, roster: Roster, description: Description | None, patience: Patience
+) -> Experiment:
+    """The experiment as a coordinator can run it: who is there is who can be asked, and how
+    many rows they have is what they say.
+    """
     task, spec = experiment.task, experiment.spec
-    own_data = description is not None or not all(node.shared for node in roster.nodes.values() if node.ready)
+    own_data = description is not None or not all(
+        node.shared for node in roster.nodes.values() if node.ready
+    )
     if own_data and spec.drift.schedule:
-        raise InputError("drift is simulated on shares of known data, and some sites have data of their own: leave drift out")
+        raise InputError(
+            "drift is simulated on shares of known data, and some sites have data of their"
+            " own: leave drift out"
+        )
     population: Any = task.population
     if own_data:
         population = RemotePopulation(task.population.steps, task.population.tests, roster=roster)
-    task = replace(task, at_sites=True, population=population, method=Composed(Method(tuple(map(hide_noise, task.method.parts)))))
+    task = replace(
+        task,
+        at_sites=True,
+        population=population,
+        method=Composed(Method(tuple(map(hide_noise, task.method.parts)))),
+    )
     needed = max(1, spec.round.min_replies)
 
     def there(clients: int, round: int, key: Key) -> np.ndarray:
         """Who can be asked in a round; waits while there are too few for it."""
         roster.look()
         if roster.present().sum() < needed:
-            roster.say(f"round {round} waits: {int(roster.present().sum())} clients are there, and it needs {needed}")
+            roster.say(
+                f"round {round} waits: {int(roster.present().sum())} clients are there, and it"
+                f" needs {needed}"
+            )
         if not roster.wait_until(lambda: int(roster.present().sum()) >= needed, patience.arrival):
             raise RunFailed(
-                f"fewer than {needed} clients were there for {patience.arrival:g} s in round {round}: all rounds before are saved;"
+                f"fewer than {needed} clients were there for {patience.arrival:g} s in"
+                f" round {round}: all rounds before are saved;"
                 " flwr run again goes on when the sites are back"
             )
         return roster.present()
 
-    about = experiment.about | ({"label_counts": []} if own_data else {})  # nobody's labels are known here
+    # nobody's labels are known here
+    about = experiment.about | ({"label_counts": []} if own_data else {})
     return replace(experiment, task=task, availability=there, about=about)
 
 
@@ -222,7 +326,11 @@ def parse_real_deadline(text: str) -> Deadline:
     given = call.arguments
     if call.name == "quantile":
         return Deadline(share=float(given.get("share", 0.8)))
-    return Deadline(seconds=float(given["seconds"])) if call.name == "after" else Deadline(seconds=math.inf)
+    return (
+        Deadline(seconds=float(given["seconds"]))
+        if call.name == "after"
+        else Deadline(seconds=math.inf)
+    )
 
 
 def _find(out: Path, spec: Spec) -> str | None:
@@ -232,10 +340,14 @@ def _find(out: Path, spec: Spec) -> str | None:
     run = Run(out)
     if fingerprint(run.spec) != fingerprint(spec) or RUN_NAME not in run.about:
         raise InputError(
-            f"{out} holds another experiment: choose another out in the app's pyproject.toml, or with flwr run -c 'out=\"...\"'"
+            f"{out} holds another experiment: choose another out in the app's"
+            " pyproject.toml, or with flwr run -c 'out=\"...\"'"
         )
     if run.spec.rounds > spec.rounds:
-        raise InputError(f"{out} was meant to have {run.spec.rounds} rounds: rounds={spec.rounds} cannot take any back")
+        raise InputError(
+            f"{out} was meant to have {run.spec.rounds} rounds: rounds={spec.rounds} cannot"
+            " take any back"
+        )
     return str(run.about[RUN_NAME])
 
 

@@ -1,7 +1,10 @@
-"""The engine `flower`: sites train their clients and count what models get right, and the coordinator asks them.
+"""The engine `flower`: sites train their clients and count what models get right, and the
+coordinator asks them.
 
-Down goes the model, what the server shares, the round and its key, and the round whose state every client is to start from; up comes what was trained and what
-the method declares. Batches are planned at the site. Without a server, models of peers are relayed: the coordinator passes them on and could read them.
+Down goes the model, what the server shares, the round and its key, and the round whose state every
+client is to start from; up comes what was trained and what the method declares. Batches are planned
+at the site. Without a server, models of peers are relayed: the coordinator passes them on and could
+read them.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ from remanence.state import NEVER, SITE, RunState, gather_own
 from remanence.trees import Params
 from remanence.types import Job, PairScores, Reply, Scores, Start
 
-LARGEST_ROUND = 1 << 40  # no run has as many; a number beyond what a tensor holds would be an error, not a refusal
+# no run has as many; a number beyond what a tensor holds would be an error, not a refusal
+LARGEST_ROUND = 1 << 40
 
 
 class Judged(NamedTuple):
@@ -53,10 +57,12 @@ class FlowerEngine:
         self.task, self.session = task, current_session()
         self.excuses: list[Refusal] = []
         self.desk = Loop(task)  # for the coordinator's own test set and public set
-        self.validates = task.method.owner("peers") is not None  # such methods go by validation rows in every round
-        self.told: dict[int, list[Judged]] = defaultdict(list)  # by client: counts that came with its last models
+        # such methods go by validation rows in every round
+        self.validates = task.method.owner("peers") is not None
+        # by client: counts that came with its last models
+        self.told: dict[int, list[Judged]] = defaultdict(list)
 
-    # ------------------------------------------------------------------------------------------------------------------------------ train
+    # ---------------------------------------------------------------------------------------- train
 
     def train(self, job: Job) -> Iterator[Reply]:
         session, common = self.session, as_arrays({"shared": job.shared})
@@ -66,12 +72,20 @@ class FlowerEngine:
         questions: list[tuple[Node, tuple[int, ...], Parcel]] = []
         lost: list[int] = []
         for node, places in self._by_site(job.clients, lost):
-            own = job.start.take(torch.from_numpy(places).to(self.task.world.device)) if job.personal_start else None
+            own = (
+                job.start.take(torch.from_numpy(places).to(self.task.world.device))
+                if job.personal_start
+                else None
+            )
             mine = {} if own is None else as_arrays({"start": own._asdict()})
-            parcel = session.parcel("train", describe_job(job, places) | {"validate": self.validates}, mine, common)
+            parcel = session.parcel(
+                "train", describe_job(job, places) | {"validate": self.validates}, mine, common
+            )
             questions.append((node, tuple(job.clients[places].tolist()), parcel))
         self.excuses += [Refusal(client, "away", "its site is not connected") for client in lost]
-        for outcome in session.ask("train", questions, f"round {job.round}", self._wait(len(job.clients))):
+        for outcome in session.ask(
+            "train", questions, f"round {job.round}", self._wait(len(job.clients))
+        ):
             reply = self._read_reply(outcome, job)
             if reply is not None:
                 yield reply
@@ -88,22 +102,40 @@ class FlowerEngine:
         return Wait(seconds, enough if enough < asked else 0)
 
     def _read_reply(self, outcome: Outcome, job: Job) -> Reply | None:
-        """A site's answer as a reply; what does not even have the form of one is refused here, everything else by the gate."""
+        """A site's answer as a reply; what does not even have the form of one is refused here,
+        everything else by the gate.
+        """
         asked, parcel = outcome.errand.clients, outcome.parcel
         if parcel is None:
             return self._refuse(asked, outcome.code, outcome.reason)
         about, device = parcel.about, self.task.world.device
         if about.get("clients") != list(asked):  # nobody answers for another site's clients
-            return self._refuse(asked, "unknown-client", "its site answered for other clients than it was asked for")
+            return self._refuse(
+                asked, "unknown-client", "its site answered for other clients than it was asked for"
+            )
         try:
-            numbers: dict[str, Any] = {name: torch.from_numpy(np.array(parcel.arrays[name])).to(device) for name in ("weight", "loss")}
-            trained: dict[str, Any] = {kind: as_tree(parcel.arrays, kind, device) for kind in ("params", "buffers", "extras")}
+            numbers: dict[str, Any] = {
+                name: torch.from_numpy(np.array(parcel.arrays[name])).to(device)
+                for name in ("weight", "loss")
+            }
+            trained: dict[str, Any] = {
+                kind: as_tree(parcel.arrays, kind, device)
+                for kind in ("params", "buffers", "extras")
+            }
         except (KeyError, ValueError, TypeError) as error:
-            return self._refuse(asked, "malformed", f"its answer is not a reply ({type(error).__name__})")
+            return self._refuse(
+                asked, "malformed", f"its answer is not a reply ({type(error).__name__})"
+            )
         said = about.get("round")
-        rounds = torch.full((len(asked),), said if type(said) is int and 0 <= said < LARGEST_ROUND else NEVER, device=device)
+        rounds = torch.full(
+            (len(asked),),
+            said if type(said) is int and 0 <= said < LARGEST_ROUND else NEVER,
+            device=device,
+        )
         own = {SITE: {"round": rounds}} if self.task.keeps_own else {}
-        reply = Reply(client=torch.tensor(asked, device=device), round=rounds, own=own, **numbers, **trained)
+        reply = Reply(
+            client=torch.tensor(asked, device=device), round=rounds, own=own, **numbers, **trained
+        )
         self._remember(outcome, reply, job.time_step)
         return reply
 
@@ -115,30 +147,46 @@ class FlowerEngine:
     def _remember(self, outcome: Outcome, reply: Reply, time_step: int) -> None:
         """Counts on validation rows that came with the models."""
         counts = _read_counts(outcome, reply.k, self.task.world.classes, "valid/")
-        whole = all(x.dim() and len(x) == reply.k for x in trees.leaves({"params": dict(reply.params), "buffers": reply.buffers}))
+        whole = all(
+            x.dim() and len(x) == reply.k
+            for x in trees.leaves({"params": dict(reply.params), "buffers": reply.buffers})
+        )
         if counts is None or not whole:  # the gate has not seen it yet
             return
         confusion, loss = counts
         for place, client in enumerate(outcome.errand.clients):
-            params, buffers = trees.take(dict(reply.params), place), trees.take(reply.buffers, place)
-            judged = Judged(time_step, params, buffers, confusion[place : place + 1], loss[place : place + 1])
+            params, buffers = (
+                trees.take(dict(reply.params), place),
+                trees.take(reply.buffers, place),
+            )
+            judged = Judged(
+                time_step, params, buffers, confusion[place : place + 1], loss[place : place + 1]
+            )
             self.told[client] = [*self.told[client][-1:], judged]
 
     def _recall(self, models: Start, number: int, owner: int, time_step: int) -> Judged | None:
         """What a site has told of this very model before."""
         for judged in self.told.get(owner, ()):
-            same = all(torch.equal(models.params[name][number], value) for name, value in judged.params.items())
+            same = all(
+                torch.equal(models.params[name][number], value)
+                for name, value in judged.params.items()
+            )
             if (
                 judged.time_step == time_step
                 and same
-                and all(torch.equal(models.buffers[name][number], x) for name, x in judged.buffers.items())
+                and all(
+                    torch.equal(models.buffers[name][number], x)
+                    for name, x in judged.buffers.items()
+                )
             ):
                 return judged
         return None
 
-    # ------------------------------------------------------------------------------------------------------------------------------ count
+    # ---------------------------------------------------------------------------------------- count
 
-    def score(self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0) -> Scores:
+    def score(
+        self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0
+    ) -> Scores:
         if split == "public" or (split == "test" and self.session.has_test):
             return self.desk.score(models, split, owners, time_step)
         many = models.many
@@ -152,33 +200,55 @@ class FlowerEngine:
         return Scores(confusion.sum(dim=1, keepdim=True), loss.sum(dim=1, keepdim=True))
 
     def score_pairs(
-        self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int = 0, verdicts: bool = False
+        self,
+        models: Start,
+        which: np.ndarray,
+        owners: np.ndarray,
+        split: str,
+        time_step: int = 0,
+        verdicts: bool = False,
     ) -> PairScores:
         if verdicts:
-            raise InputError("record.examples keeps what models say of single examples, which never leaves a site: turn it off")
+            raise InputError(
+                "record.examples keeps what models say of single examples, which never leaves"
+                " a site: turn it off"
+            )
         if split == "test":
             if self.session.has_test:
                 return self.desk.score_pairs(models, which, owners, split, time_step)
-            pooled = self.score(models.take(torch.from_numpy(which)), "test")  # one concept: the sites' test rows together
+            # one concept: the sites' test rows together
+            pooled = self.score(models.take(torch.from_numpy(which)), "test")
             return PairScores(pooled.confusion[:, 0], pooled.loss[:, 0])
         told = (
-            [self._recall(models, number, owner, time_step) for number, owner in zip(which, owners, strict=True)]
+            [
+                self._recall(models, number, owner, time_step)
+                for number, owner in zip(which, owners, strict=True)
+            ]
             if split == "valid"
             else []
         )
-        known = np.array([judged is not None for judged in told] or np.zeros(len(which)), dtype=bool)
+        known = np.array(
+            [judged is not None for judged in told] or np.zeros(len(which)), dtype=bool
+        )
         scores = self._score_at_sites(models, which[~known], owners[~known], split, time_step)
         if not known.any():
             return scores
-        confusion, loss = scores.confusion.new_zeros(len(which), *scores.confusion.shape[1:]), scores.loss.new_zeros(len(which))
+        confusion, loss = (
+            scores.confusion.new_zeros(len(which), *scores.confusion.shape[1:]),
+            scores.loss.new_zeros(len(which)),
+        )
         asked = torch.from_numpy(~known)
         confusion[asked], loss[asked] = scores.confusion, scores.loss
         confusion[~asked] = torch.cat([judged.confusion for judged in told if judged is not None])
         loss[~asked] = torch.cat([judged.loss for judged in told if judged is not None])
         return PairScores(confusion, loss)
 
-    def score_personal(self, experiment: Experiment, state: RunState, clients: np.ndarray) -> PairScores:
-        """Personal models on their owners' validation rows; they are made, and stay, at the sites."""
+    def score_personal(
+        self, experiment: Experiment, state: RunState, clients: np.ndarray
+    ) -> PairScores:
+        """Personal models on their owners' validation rows; they are made, and stay, at the
+        sites.
+        """
         key = Key(experiment.spec.seed).fold("round", state.round, "personal")
         job = Job(
             round=state.round,
@@ -199,28 +269,54 @@ class FlowerEngine:
         ]
         return self._count(questions, clients, len(clients))
 
-    def _score_at_sites(self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int) -> PairScores:
+    def _score_at_sites(
+        self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int
+    ) -> PairScores:
         questions = []
         for node, places in self._by_site(owners):
-            used, local = np.unique(which[places], return_inverse=True)  # no site needs the models of the others
+            # no site needs the models of the others
+            used, local = np.unique(which[places], return_inverse=True)
             some = models.take(torch.from_numpy(used).to(self.task.world.device))
-            about = {"split": split, "time_step": time_step, "which": local.tolist(), "owners": owners[places].tolist()}
-            questions.append((node, places, self.session.parcel("score", about, as_arrays({"models": some._asdict()}))))
+            about = {
+                "split": split,
+                "time_step": time_step,
+                "which": local.tolist(),
+                "owners": owners[places].tolist(),
+            }
+            questions.append(
+                (
+                    node,
+                    places,
+                    self.session.parcel("score", about, as_arrays({"models": some._asdict()})),
+                )
+            )
         return self._count(questions, owners, len(which))
 
-    def _count(self, questions: list[tuple[Node, np.ndarray, Parcel]], owners: np.ndarray, pairs: int) -> PairScores:
+    def _count(
+        self, questions: list[tuple[Node, np.ndarray, Parcel]], owners: np.ndarray, pairs: int
+    ) -> PairScores:
         """Ask sites for counts; where none come, they are 0, as for a client without rows."""
         classes = self.task.world.classes
-        confusion, loss = torch.zeros(pairs, classes, classes, dtype=torch.int64), torch.zeros(pairs, dtype=torch.float64)
+        confusion, loss = (
+            torch.zeros(pairs, classes, classes, dtype=torch.int64),
+            torch.zeros(pairs, dtype=torch.float64),
+        )
         places_of = {id(parcel): places for _, places, parcel in questions}
-        asked = [(node, tuple(sorted(set(owners[places].tolist()))), parcel) for node, places, parcel in questions if node.evaluates]
-        for outcome in self.session.ask("evaluate", asked, "counts", Wait(self.session.patience.answer)):
+        asked = [
+            (node, tuple(sorted(set(owners[places].tolist()))), parcel)
+            for node, places, parcel in questions
+            if node.evaluates
+        ]
+        for outcome in self.session.ask(
+            "evaluate", asked, "counts", Wait(self.session.patience.answer)
+        ):
             places = places_of[id(outcome.errand.parcel)]
             counts = _read_counts(outcome, len(places), classes)
             if counts is None:
                 reason = outcome.reason or "its counts are not counts"
                 self.session.say(
-                    f"no counts of clients {', '.join(map(str, outcome.errand.clients))}: {reason} ({outcome.code or 'malformed'})"
+                    f"no counts of clients {', '.join(map(str, outcome.errand.clients))}:"
+                    f" {reason} ({outcome.code or 'malformed'})"
                 )
                 continue
             confusion[torch.from_numpy(places)], loss[torch.from_numpy(places)] = counts
@@ -232,8 +328,12 @@ class FlowerEngine:
     def close(self) -> None:
         self.desk.close()
 
-    def _by_site(self, clients: np.ndarray, lost: list[int] | None = None) -> list[tuple[Node, np.ndarray]]:
-        """Places 0 .. n-1 by the node their client lives at; `lost` is told of clients that live nowhere."""
+    def _by_site(
+        self, clients: np.ndarray, lost: list[int] | None = None
+    ) -> list[tuple[Node, np.ndarray]]:
+        """Places 0 .. n-1 by the node their client lives at; `lost` is told of clients that
+        live nowhere.
+        """
         places: dict[int, list[int]] = defaultdict(list)
         homes: dict[int, Node] = {}
         for place, client in enumerate(clients.tolist()):
@@ -253,7 +353,9 @@ def describe_job(job: Job, places: np.ndarray) -> dict[str, Any]:
         "round": job.round,
         "time_step": job.time_step,
         "clients": job.clients[places].tolist(),
-        "from": [NEVER] * len(places) if tags is None else tags[torch.from_numpy(places).to(tags.device)].tolist(),
+        "from": [NEVER] * len(places)
+        if tags is None
+        else tags[torch.from_numpy(places).to(tags.device)].tolist(),
         "personal_start": job.personal_start,
         "rule": {name: float(value) for name, value in job.rule.items()},
         "key": job.key.value,
@@ -261,13 +363,20 @@ def describe_job(job: Job, places: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _read_counts(outcome: Outcome, pairs: int, classes: int, prefix: str = "") -> tuple[torch.Tensor, torch.Tensor] | None:
+def _read_counts(
+    outcome: Outcome, pairs: int, classes: int, prefix: str = ""
+) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Counts from a stranger: whole numbers of at least 0 in the right shape, and finite losses."""
     if outcome.parcel is None:
         return None
     confusion, loss = (outcome.parcel.arrays.get(prefix + name) for name in ("confusion", "loss"))
     if confusion is None or loss is None or confusion.dtype != np.int64 or loss.dtype != np.float64:
         return None
-    if confusion.shape != (pairs, classes, classes) or loss.shape != (pairs,) or (confusion < 0).any() or not np.isfinite(loss).all():
+    if (
+        confusion.shape != (pairs, classes, classes)
+        or loss.shape != (pairs,)
+        or (confusion < 0).any()
+        or not np.isfinite(loss).all()
+    ):
         return None
     return torch.from_numpy(confusion.copy()), torch.from_numpy(loss.copy())

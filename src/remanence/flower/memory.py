@@ -1,13 +1,17 @@
-"""What a site keeps on its own disk: its clients' state of the last rounds, tagged, and its last replies.
+"""What a site keeps on its own disk: its clients' state of the last rounds, tagged, and its last
+replies.
 
     state/RUN/client-0000003/round-0000012.safetensors     what the client keeps after that round
-    state/RUN/client-0000003/facts-0000000.safetensors     label counts as they are shown, where a method noises them
-    state/RUN/reply-0000012-DIGEST.safetensors             what was answered to that very request
+    state/RUN/client-0000003/facts-0000000.safetensors     label counts as they are shown, where a
+    method noises them state/RUN/reply-0000012-DIGEST.safetensors             what was answered to
+    that very request
 
-The coordinator names the round whose state counts: the last one that it has used, because a reply may be lost, refused or too late. So the state that was named
-and the two newest ones are kept. A request that comes again, because the coordinator was restarted, gets the answer that it got.
+The coordinator names the round whose state counts: the last one that it has used, because a reply
+may be lost, refused or too late. So the state that was named and the two newest ones are kept. A
+request that comes again, because the coordinator was restarted, gets the answer that it got.
 
-RUN is the name that the coordinator gave to its run, and a client has the number from site.toml: a site that comes back under another node id is the same.
+RUN is the name that the coordinator gave to its run, and a client has the number from site.toml: a
+site that comes back under another node id is the same.
 """
 
 from __future__ import annotations
@@ -48,10 +52,14 @@ class Memory:
             arrays = from_bytes(content).arrays
         except WireError:
             return None
-        return trees.unflatten({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
+        return trees.unflatten(
+            {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        )
 
     def keep(self, client: int, round: int, kept: Tree, named: int) -> None:
-        """Write down what a client keeps after a round that began from the state of the round `named`."""
+        """Write down what a client keeps after a round that began from the state of the round
+        `named`.
+        """
         flat = {name: x.detach().cpu().numpy() for name, x in trees.flatten(kept).items()}
         path = self._file(client, round)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,16 +80,23 @@ class Memory:
     def keep_facts(self, client: int, time_step: int, facts: Tree) -> None:
         path = self._facts(client, time_step)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, to_bytes(Parcel({}, {name: x.detach().cpu().numpy() for name, x in facts.items()})))
+        write_atomically(
+            path,
+            to_bytes(Parcel({}, {name: x.detach().cpu().numpy() for name, x in facts.items()})),
+        )
 
     def rounds(self, client: int) -> list[int]:
         """Of which rounds the state of a client is here, ascending."""
         folder = self._file(client, 0).parent
-        found = (_ROUND.fullmatch(path.name) for path in (folder.iterdir() if folder.is_dir() else ()))
+        found = (
+            _ROUND.fullmatch(path.name) for path in (folder.iterdir() if folder.is_dir() else ())
+        )
         return sorted(int(match[1]) for match in found if match)
 
     def find_reply(self, round: int, digest: str) -> Parcel | None:
-        """The answer that this very request got; None where it is new, or where the answer was cut short."""
+        """The answer that this very request got; None where it is new, or where the answer was
+        cut short.
+        """
         try:
             return from_bytes(self._reply(round, digest).read_bytes())
         except (FileNotFoundError, WireError):
@@ -90,12 +105,17 @@ class Memory:
     def keep_reply(self, round: int, digest: str, reply: Parcel) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self._reply(round, digest), to_bytes(reply))
-        for old in sorted(self.folder.glob("reply-*.safetensors"), key=lambda path: path.stat().st_mtime_ns)[:-REPLIES]:
+        for old in sorted(
+            self.folder.glob("reply-*.safetensors"), key=lambda path: path.stat().st_mtime_ns
+        )[:-REPLIES]:
             old.unlink(missing_ok=True)
         self._forget_old_runs()
 
     def _forget_old_runs(self) -> None:
-        runs = sorted((path for path in self.root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime_ns)
+        runs = sorted(
+            (path for path in self.root.iterdir() if path.is_dir()),
+            key=lambda path: path.stat().st_mtime_ns,
+        )
         for old in runs[:-RUNS]:
             if old != self.folder:
                 shutil.rmtree(old, ignore_errors=True)

@@ -17,7 +17,9 @@ LABEL_COUNTS = "label_counts"  # the name under which every part sends them
 
 
 class Declined(RemanenceError):
-    """A site will not, or cannot, do what it was asked: a code for programs and a sentence for people, like a refusal of the gate."""
+    """A site will not, or cannot, do what it was asked: a code for programs and a sentence for
+    people, like a refusal of the gate.
+    """
 
     def __init__(self, code: str, reason: str):
         super().__init__(reason)
@@ -25,38 +27,62 @@ class Declined(RemanenceError):
 
 
 def check_method(policy: Policy, task: Task) -> None:
-    """Before anything is trained: is the method one that this site takes part in, and does it ask for what may not leave?"""
+    """Before anything is trained: is the method one that this site takes part in, and does it
+    ask for what may not leave?
+    """
     for part in task.method.parts:
         if policy.methods and part.name not in policy.methods:
             allowed = ", ".join(policy.methods)
-            raise Declined("policy", f"this site takes part in {allowed} alone (policy.methods), and the experiment uses {part.name}")
+            raise Declined(
+                "policy",
+                f"this site takes part in {allowed} alone (policy.methods), and the experiment"
+                f" uses {part.name}",
+            )
     sent = [path.split(trees.SEPARATOR) for path in trees.flatten(task.extras_form())]
     asking = next((path[0] for path in sent if path[-1] == LABEL_COUNTS), None)
     if asking is not None and not policy.label_counts:
-        raise Declined("policy", f"{asking} asks for label counts, and this site does not give them (policy.label_counts)")
+        raise Declined(
+            "policy",
+            f"{asking} asks for label counts, and this site does not give them"
+            " (policy.label_counts)",
+        )
 
 
 def check_code(policy: Policy, model: str) -> None:
     """Before anything is built: does the experiment name Python code of its own?"""
     if names_code(model) and not policy.code:
-        raise Declined("policy", f"the experiment imports and runs Python code ({model}), and this site does not (policy.code)")
+        raise Declined(
+            "policy",
+            f"the experiment imports and runs Python code ({model}), and this site does not"
+            " (policy.code)",
+        )
 
 
 def check_evaluation(policy: Policy) -> None:
     if not policy.evaluate:
-        raise Declined("policy", "this site gives no counts of right and wrong predictions (policy.evaluate)")
+        raise Declined(
+            "policy", "this site gives no counts of right and wrong predictions (policy.evaluate)"
+        )
 
 
-def disguise(policy: Policy, confusion: np.ndarray, loss: np.ndarray, key: Key | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Counts as they may leave: with noise, then without those that are too small. confusion: [n, C, C] int64; loss: [n] -> the same
+def disguise(
+    policy: Policy, confusion: np.ndarray, loss: np.ndarray, key: Key | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Counts as they may leave: with noise, then without those that are too small. confusion: [n,
+    C, C] int64; loss: [n] -> the same
 
-    The summed loss is scaled with what is left of the counts, so that the mean over rows stays what it was. The noise comes from the operating system, never
-    from the experiment's seed; `key` is for tests.
+    The summed loss is scaled with what is left of the counts, so that the mean over rows stays what
+    it was. The noise comes from the operating system, never from the experiment's seed; `key` is
+    for tests.
     """
     rows = confusion.sum(axis=(1, 2))
     shown = confusion
     if policy.epsilon:
-        shown = np.maximum(shown + draw_geometric(key or Key(secrets.randbits(64)), float(policy.epsilon), shown.shape), 0)
+        shown = np.maximum(
+            shown
+            + draw_geometric(key or Key(secrets.randbits(64)), float(policy.epsilon), shown.shape),
+            0,
+        )
     if policy.suppress:
         shown = np.where(shown < policy.suppress, 0, shown)
     share = np.divide(shown.sum(axis=(1, 2)), rows, out=np.zeros(len(rows)), where=rows > 0)
@@ -64,7 +90,11 @@ def disguise(policy: Policy, confusion: np.ndarray, loss: np.ndarray, key: Key |
 
 
 def draw_geometric(key: Key, epsilon: float, shape: tuple[int, ...]) -> np.ndarray:
-    """Whole numbers z with probability in proportion to exp(-epsilon |z|): the difference of two geometric ones. -> int64"""
+    """Whole numbers z with probability in proportion to exp(-epsilon |z|): the difference of
+    two geometric ones. -> int64
+    """
     count = int(np.prod(shape))
-    drawn = [np.floor(np.log1p(-key.fold(word).uniform(count)) / -epsilon) for word in ("up", "down")]
+    drawn = [
+        np.floor(np.log1p(-key.fold(word).uniform(count)) / -epsilon) for word in ("up", "down")
+    ]
     return np.asarray(drawn[0] - drawn[1], dtype=np.int64).reshape(shape)

@@ -1,6 +1,8 @@
-"""A whole federation on one machine: a SuperLink, SuperNodes and runs as processes, for the quickstart and for tests.
+"""A whole federation on one machine: a SuperLink, SuperNodes and runs as processes, for the
+quickstart and for tests.
 
-Everything Flower writes goes below one folder, its telemetry and its look for updates are off, and it installs nothing at run time.
+Everything Flower writes goes below one folder, its telemetry and its look for updates are off, and
+it installs nothing at run time.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 @dataclass
 class Federation:
-    """Processes on this machine. `secure`: with TLS and authentication of nodes, as everywhere outside of one machine."""
+    """Processes on this machine. `secure`: with TLS and authentication of nodes, as everywhere
+    outside of one machine.
+    """
 
     folder: Path
     secure: bool = True
@@ -46,18 +50,42 @@ class Federation:
             make_certificates(certificates, [HOST, "localhost"])
         home = self.folder / "flwr"
         home.mkdir(exist_ok=True)
-        trust = f'root-certificates = "{certificates / "ca.crt"}"' if self.secure else "insecure = true"
-        lines = ["[superlink]", f'default = "{CONNECTION}"', f"[superlink.{CONNECTION}]", f'address = "{HOST}:{self.port}"', trust]
+        trust = (
+            f'root-certificates = "{certificates / "ca.crt"}"' if self.secure else "insecure = true"
+        )
+        lines = [
+            "[superlink]",
+            f'default = "{CONNECTION}"',
+            f"[superlink.{CONNECTION}]",
+            f'address = "{HOST}:{self.port}"',
+            trust,
+        ]
         (home / "config.toml").write_text("\n".join(lines) + "\n")
         self.start_superlink()
 
     def start_superlink(self) -> None:
         certificates = self.folder / "certificates"
-        command = ["flower-superlink", "--host", HOST, "--port", str(self.port), "--disable-runtime-dependency-installation"]
+        command = [
+            "flower-superlink",
+            "--host",
+            HOST,
+            "--port",
+            str(self.port),
+            "--disable-runtime-dependency-installation",
+        ]
         command += ["--database", str(self.folder / "superlink.db")]
         if self.secure:
-            command += ["--enable-supernode-auth", "--ssl-ca-certfile", str(certificates / "ca.crt")]
-            command += ["--ssl-certfile", str(certificates / "server.crt"), "--ssl-keyfile", str(certificates / "server.key")]
+            command += [
+                "--enable-supernode-auth",
+                "--ssl-ca-certfile",
+                str(certificates / "ca.crt"),
+            ]
+            command += [
+                "--ssl-certfile",
+                str(certificates / "server.crt"),
+                "--ssl-keyfile",
+                str(certificates / "server.key"),
+            ]
         else:
             command += ["--insecure"]
         self._start("superlink", command)
@@ -74,7 +102,14 @@ class Federation:
     def register(self, name: str) -> int:
         """-> the node id that Flower gives to the site's key"""
         told = self.flwr(
-            "supernode", "register", str(self.folder / "keys" / f"{name}.key.pub"), CONNECTION, "--name", name, "--format", "json"
+            "supernode",
+            "register",
+            str(self.folder / "keys" / f"{name}.key.pub"),
+            CONNECTION,
+            "--name",
+            name,
+            "--format",
+            "json",
         )
         return int(told["node-id"])
 
@@ -84,7 +119,13 @@ class Federation:
 
     def start_site(self, name: str, site_file: Path, root: Path | None = None) -> None:
         """A SuperNode; `root`: a certificate to trust in place of the authority's."""
-        command = ["flower-supernode", "--superlink", f"{HOST}:{self.port}", "--port", str(free_port())]
+        command = [
+            "flower-supernode",
+            "--superlink",
+            f"{HOST}:{self.port}",
+            "--port",
+            str(free_port()),
+        ]
         command += ["--node-config", f'site="{site_file.resolve()}"']
         if self.secure:
             command += ["--root-certificates", str(root or self.folder / "certificates" / "ca.crt")]
@@ -94,14 +135,24 @@ class Federation:
         self._start(name, command)
 
     def run(self, app: Path, config: str = "", name: str = "run") -> subprocess.Popen[bytes]:
-        """Submit an app. -> a process that writes its log into `name`.log and ends when the run has ended"""
-        self._start(name, ["flwr", "run", str(app), CONNECTION, "--stream", *(("-c", config) if config else ())])
+        """Submit an app. -> a process that writes its log into `name`.log and ends when the run
+        has ended
+        """
+        self._start(
+            name,
+            ["flwr", "run", str(app), CONNECTION, "--stream", *(("-c", config) if config else ())],
+        )
         return self.processes[name]
 
     def flwr(self, *words: str) -> Any:
         """A command of Flower's own, which answers with JSON."""
         done = subprocess.run(
-            [find_program("flwr"), *words], env=self._environment(), capture_output=True, text=True, timeout=STARTING, check=False
+            [find_program("flwr"), *words],
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+            timeout=STARTING,
+            check=False,
         )
         begin = done.stdout.find("{")
         try:
@@ -110,7 +161,10 @@ class Federation:
             told = {}
         if done.returncode or not told.get("success", True) or not told:
             complaint = (done.stderr.strip() or done.stdout.strip()).splitlines()
-            raise RunFailed(f"flwr {words[0]} failed: {' '.join(complaint[-3:]) if complaint else f'it ended with {done.returncode}'}")
+            raise RunFailed(
+                f"flwr {words[0]} failed:"
+                f" {' '.join(complaint[-3:]) if complaint else f'it ended with {done.returncode}'}"
+            )
         return told
 
     def log(self, name: str) -> Path:
@@ -137,7 +191,13 @@ class Federation:
         with self.log(name).open("ab") as log:
             words = [find_program(command[0]), *command[1:]]
             self.processes[name] = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment(), cwd=self.folder, start_new_session=True
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment(),
+                cwd=self.folder,
+                start_new_session=True,
             )
 
     def _wait_for_port(self, name: str, port: int) -> None:
@@ -152,7 +212,13 @@ class Federation:
     def _environment(self) -> dict[str, str]:
         programs = str(Path(find_program("flwr")).parent)  # Flower starts its own programs by name
         path = f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"
-        return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(self.folder / "flwr"), **self.environment}
+        return {
+            **os.environ,
+            **QUIET,
+            "PATH": path,
+            "FLWR_HOME": str(self.folder / "flwr"),
+            **self.environment,
+        }
 
 
 def find_program(name: str) -> str:
@@ -160,7 +226,9 @@ def find_program(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise InputError(f'{name} is not here: a federation needs Flower, pip install "remanence[flower]"')
+        raise InputError(
+            f'{name} is not here: a federation needs Flower, pip install "remanence[flower]"'
+        )
     return found
 
 

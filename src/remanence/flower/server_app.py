@@ -1,7 +1,8 @@
 """The coordinator's end of a Flower app.
 
-The file that `remanence flower init` writes says `app = make_server_app(Path(__file__).parent)`; settings are in the app's pyproject.toml, under
-[tool.flwr.app.config], and can be changed for one run with `flwr run -c`.
+The file that `remanence flower init` writes says `app = make_server_app(Path(__file__).parent)`;
+settings are in the app's pyproject.toml, under [tool.flwr.app.config], and can be changed for one
+run with `flwr run -c`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from remanence.flower.carrier import GridCarrier
 from remanence.flower.session import Patience
 
 DEFAULTS: dict[str, Any] = {
-    "experiment": "experiment.toml",  # in the app; several, separated by spaces, are run one after the other
-    "out": "runs/experiment",  # the run folder, seen from where the SuperLink was started; of several experiments, their parent
+    # in the app; several, separated by spaces, are run one after the other
+    "experiment": "experiment.toml",
+    # the run folder, seen from where the SuperLink was started; of several experiments, their
+    # parent
+    "out": "runs/experiment",
     "set": "",  # changes by dotted key, separated by semicolons: rounds=5; local.lr=0.05
     **Patience()._asdict(),
 }
@@ -37,7 +41,9 @@ def make_server_app(folder: Path) -> Any:
 
 
 def run_app(folder: Path, grid: Any, given: dict[str, Any]) -> None:
-    """Run every experiment the settings name; a mistake in them is one sentence in the log, and the run fails."""
+    """Run every experiment the settings name; a mistake in them is one sentence in the log, and
+    the run fails.
+    """
     from remanence.flower.coordinator import run_experiment
     from remanence.progress import Lines
 
@@ -49,7 +55,13 @@ def run_app(folder: Path, grid: Any, given: dict[str, Any]) -> None:
         patience = Patience(*(float(settings[name]) for name in Patience._fields))
         for name, spec in specs.items():
             out = Path(str(settings["out"])).expanduser()
-            run_experiment(spec, out if len(names) == 1 else out / Path(name).stem, GridCarrier(grid), patience, Lines())
+            run_experiment(
+                spec,
+                out if len(names) == 1 else out / Path(name).stem,
+                GridCarrier(grid),
+                patience,
+                Lines(),
+            )
     except RemanenceError as error:
         print(f"remanence: {error}", file=sys.stderr, flush=True)
         raise
@@ -61,11 +73,20 @@ def read_settings(given: dict[str, Any]) -> dict[str, Any]:
 
     unknown = next((name for name in given if name not in DEFAULTS), None)
     if unknown is not None:
-        raise InputError(f"unknown setting {unknown!r} in [tool.flwr.app.config]: {nearest(unknown, DEFAULTS)}")
+        raise InputError(
+            f"unknown setting {unknown!r} in [tool.flwr.app.config]: {nearest(unknown, DEFAULTS)}"
+        )
     settings = DEFAULTS | given
     for name in Patience._fields:
-        if isinstance(settings[name], bool) or not isinstance(settings[name], int | float) or not settings[name] > 0:
-            raise InputError(f"{name} in [tool.flwr.app.config] must be a number of seconds above 0, not {settings[name]!r}")
+        if (
+            isinstance(settings[name], bool)
+            or not isinstance(settings[name], int | float)
+            or not settings[name] > 0
+        ):
+            raise InputError(
+                f"{name} in [tool.flwr.app.config] must be a number of seconds above 0, not"
+                f" {settings[name]!r}"
+            )
     return settings
 
 
@@ -79,6 +100,9 @@ def parse_changes(text: str) -> dict[str, Any]:
     for part in filter(None, (piece.strip() for piece in text.split(";"))):
         key, equals, value = part.partition("=")
         if not equals:
-            raise InputError(f'set in [tool.flwr.app.config] has {part!r}, which has no value: write set = "rounds=5; local.lr=0.05"')
+            raise InputError(
+                f"set in [tool.flwr.app.config] has {part!r}, which has no value: write set ="
+                ' "rounds=5; local.lr=0.05"'
+            )
         changes[key.strip()] = parse_value(value.strip())
     return changes

@@ -1,4 +1,6 @@
-"""A run of a federation as its engine sees it: whom to ask, what every message says, how long to wait, and whom to tell."""
+"""A run of a federation as its engine sees it: whom to ask, what every message says, how long
+to wait, and whom to tell.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,26 @@ class Patience(NamedTuple):
 
     arrival: float = 600.0  # for sites to come, at the start and whenever too few are there
     answer: float = 1800.0  # for an answer, where the experiment sets no round.deadline
-    nudge: float = 60.0  # until a site that has not answered is greeted, to see whether it has been restarted
-    absence: float = 180.0  # for a site that went away in a round to come back: a SuperNode that was killed needs more than a minute
+    # until a site that has not answered is greeted, to see whether it has been restarted
+    nudge: float = 60.0
+    # for a site that went away in a round to come back: a SuperNode that was killed needs more than
+    # a minute
+    absence: float = 180.0
 
 
 class Wait(NamedTuple):
-    """When the answers of a round are no longer waited for: after some seconds, or when enough clients have answered (0: all)."""
+    """When the answers of a round are no longer waited for: after some seconds, or when enough
+    clients have answered (0: all).
+    """
 
     seconds: float
     enough: int = 0
 
 
 class Deadline(NamedTuple):
-    """`round.deadline` in real time: after some seconds (infinity: never), or when a share of those asked has answered."""
+    """`round.deadline` in real time: after some seconds (infinity: never), or when a share of
+    those asked has answered.
+    """
 
     seconds: float = float("inf")
     share: float = 1.0
@@ -64,7 +73,9 @@ class Outcome(NamedTuple):
 
 @dataclass
 class Session:
-    """`preamble` goes with every message: the run's name, the experiment, what its examples look like."""
+    """`preamble` goes with every message: the run's name, the experiment, what its examples
+    look like.
+    """
 
     roster: Roster
     preamble: dict[str, Any]
@@ -77,10 +88,18 @@ class Session:
         default_factory=list
     )  # of every answer: seconds until it came, and seconds of work at its site
 
-    def parcel(self, kind: str, about: dict[str, Any], mine: Arrays, common: Arrays | None = None) -> Parcel:
+    def parcel(
+        self, kind: str, about: dict[str, Any], mine: Arrays, common: Arrays | None = None
+    ) -> Parcel:
         return Parcel({**self.preamble, "kind": kind, **about}, mine, common or {})
 
-    def ask(self, kind: str, questions: Sequence[tuple[Node, tuple[int, ...], Parcel]], group: str, wait: Wait) -> Iterator[Outcome]:
+    def ask(
+        self,
+        kind: str,
+        questions: Sequence[tuple[Node, tuple[int, ...], Parcel]],
+        group: str,
+        wait: Wait,
+    ) -> Iterator[Outcome]:
         """Give work to sites, and yield what becomes of each, as it comes."""
         open_: dict[str, Errand] = {}
         for node, clients, parcel in questions:
@@ -98,15 +117,21 @@ class Session:
                     continue
                 outcome = _judge(errand, answer)
                 worked = 0.0 if answer.parcel is None else answer.parcel.about.get("seconds")
-                self.spent.append((time.monotonic() - errand.since, worked if isinstance(worked, float) else 0.0))
+                self.spent.append(
+                    (time.monotonic() - errand.since, worked if isinstance(worked, float) else 0.0)
+                )
                 answered += len(outcome.errand.clients) if outcome.parcel is not None else 0
                 yield outcome
             if open_ and wait.enough and answered >= wait.enough:
-                yield from self._give_up(open_, "late", f"the round had the {wait.enough} answers it needed before")
+                yield from self._give_up(
+                    open_, "late", f"the round had the {wait.enough} answers it needed before"
+                )
             elif time.monotonic() >= end:
                 for errand in list(open_.values()):
                     self.roster.silence(errand.node, f"did not answer in {wait.seconds:g} s")
-                yield from self._give_up(open_, "no-answer", f"its site did not answer in {wait.seconds:g} s")
+                yield from self._give_up(
+                    open_, "no-answer", f"its site did not answer in {wait.seconds:g} s"
+                )
             else:
                 yield from self._look_after(open_, group)
             pause = SHORTEST if came else min(LONGEST, 1.2 * pause)
@@ -114,13 +139,16 @@ class Session:
                 time.sleep(pause)
 
     def _look_after(self, open_: dict[str, Errand], group: str) -> Iterator[Outcome]:
-        """Greet sites that are slow; send work again that a site has lost by a restart; give up on sites that stay away."""
+        """Greet sites that are slow; send work again that a site has lost by a restart; give up
+        on sites that stay away.
+        """
         now = time.monotonic()
         for number, errand in list(open_.items()):
             node = self.roster.nodes.get(errand.node.number)
             if node is errand.node and now - max(errand.since, node.asked) > self.patience.nudge:
                 self.roster.greet(node)
-            forgotten = node is errand.node and not node.hello and node.asked > errand.since  # messages are answered in their order
+            # messages are answered in their order
+            forgotten = node is errand.node and not node.hello and node.asked > errand.since
             if node is errand.node and not forgotten and errand.lost is None:
                 continue
             errand.lost = errand.lost or now
@@ -128,15 +156,23 @@ class Session:
             if home is not None and set(errand.clients) <= set(home.clients):
                 self.say(f"site {home.name} has lost its work by a restart, and gets it again")
                 self.roster.carrier.forget([open_.pop(number).number])
-                self._send(Errand(home, errand.parcel, errand.kind, errand.clients, ""), open_, group)
+                self._send(
+                    Errand(home, errand.parcel, errand.kind, errand.clients, ""), open_, group
+                )
             elif now - errand.lost > self.patience.absence:
                 del open_[number]
                 yield Outcome(
-                    errand, None, "away", f"site {errand.node.name} went away and did not come back in {self.patience.absence:g} s"
+                    errand,
+                    None,
+                    "away",
+                    f"site {errand.node.name} went away and did not come back in"
+                    f" {self.patience.absence:g} s",
                 )
 
     def _send(self, errand: Errand, open_: dict[str, Errand], group: str) -> None:
-        errand.number = self.roster.carrier.send(errand.node.number, errand.parcel, errand.kind, group)
+        errand.number = self.roster.carrier.send(
+            errand.node.number, errand.parcel, errand.kind, group
+        )
         if not errand.number:  # gone at this very moment
             errand.lost = time.monotonic()
         open_[errand.number or f"not sent to {errand.node.number}"] = errand
@@ -153,7 +189,12 @@ def _judge(errand: Errand, answer: Answer) -> Outcome:
     if parcel is None:
         return Outcome(errand, None, "failed", answer.problem)
     if parcel.about.get("kind") == "declined":
-        return Outcome(errand, None, str(parcel.about.get("code", "failed"))[:40], str(parcel.about.get("reason", ""))[:500])
+        return Outcome(
+            errand,
+            None,
+            str(parcel.about.get("code", "failed"))[:40],
+            str(parcel.about.get("reason", ""))[:500],
+        )
     return Outcome(errand, parcel)
 
 
@@ -174,7 +215,9 @@ def current_session() -> Session:
     session = _current.get()
     if session is None:
         raise InputError(
-            "engine flower works inside a Flower app, where sites can be reached: write one with remanence flower init DIR --config experiment.toml,"
-            " then flwr run DIR; or look at a whole federation on this machine with remanence flower quickstart"
+            "engine flower works inside a Flower app, where sites can be reached: write"
+            " one with remanence flower init DIR --config experiment.toml,"
+            " then flwr run DIR; or look at a whole federation on this machine with"
+            " remanence flower quickstart"
         )
     return session

@@ -1,17 +1,19 @@
-"""site.toml: what a site holds, where it keeps its state, what it computes with and what it allows. Nothing here imports torch.
+"""site.toml: what a site holds, where it keeps its state, what it computes with and what it allows.
+Nothing here imports torch.
 
     name = "ward-7"
     state = "state"                       # a folder, beside this file unless the path is absolute
 
-    [data]                                # the clients that live here, by number, each with its data
-    0 = "npz(path='ward-7.npz')"
-    1 = "my_package.wards:load"           # a function without arguments that gives a Dataset or a Source
+    [data]                                # the clients that live here, by number, each with its
+    data 0 = "npz(path='ward-7.npz')" 1 = "my_package.wards:load"           # a function without
+    arguments that gives a Dataset or a Source
 
     [policy]
     label_counts = false
     suppress = 5
 
-For trials, "share" in place of data: what the experiment's own partition of its own data gives this client.
+For trials, "share" in place of data: what the experiment's own partition of its own data gives this
+client.
 """
 
 from __future__ import annotations
@@ -28,27 +30,36 @@ SHARE = "share"
 
 
 class Policy(Section):
-    """What a site allows. Whatever it does not allow it refuses, by name and with the code `policy`."""
+    """What a site allows. Whatever it does not allow it refuses, by name and with the code
+    `policy`.
+    """
 
-    label_counts: StrictBool = False  # may the counts of its labels go up, where a method asks for them?
+    # may the counts of its labels go up, where a method asks for them?
+    label_counts: StrictBool = False
     evaluate: StrictBool = True  # may counts of right and wrong predictions go up?
     suppress: Natural = 0  # counts below this go up as 0
-    epsilon: Annotated[Number, Field(ge=0)] = 0.0  # counts go up with two-sided geometric noise of this epsilon an answer; 0: as they are
-    code: StrictBool = False  # may an experiment name a model of its own, package.module:Class, to import and run here?
-    methods: tuple[StrictStr, ...] = ()  # the only parts it takes part in, such as fedavg and wsm; empty: any
+    # counts go up with two-sided geometric noise of this epsilon an answer; 0: as they are
+    epsilon: Annotated[Number, Field(ge=0)] = 0.0
+    # may an experiment name a model of its own, package.module:Class, to import and run here?
+    code: StrictBool = False
+    # the only parts it takes part in, such as fedavg and wsm; empty: any
+    methods: tuple[StrictStr, ...] = ()
 
 
 class Compute(Section):
     device: StrictStr = "auto"
     threads: Natural = 0  # 0: torch's own choice
     engine: Literal["auto", "loop", "stacked"] = "auto"  # how this site runs its own clients
-    resident: StrictBool = True  # keep one process with the data in memory between messages; false: a fresh one for every message
+    # keep one process with the data in memory between messages; false: a fresh one for every
+    # message
+    resident: StrictBool = True
 
 
 class SiteSettings(Section):
     name: Annotated[StrictStr, Field(min_length=1, max_length=100)]
     state: Annotated[StrictStr, Field(min_length=1)] = "state"
-    restart: StrictBool = False  # where a client's kept state is lost, begin with a first one instead of refusing
+    # where a client's kept state is lost, begin with a first one instead of refusing
+    restart: StrictBool = False
     data: Annotated[dict[str, StrictStr], Field(min_length=1)]
     policy: Policy = Policy()
     compute: Compute = Compute()
@@ -63,7 +74,10 @@ class SiteFile:
     @property
     def clients(self) -> dict[int, str]:
         """By number of the client, ascending: its data, or `share`."""
-        return {number: self.settings.data[str(number)] for number in sorted(int(number) for number in self.settings.data)}
+        return {
+            number: self.settings.data[str(number)]
+            for number in sorted(int(number) for number in self.settings.data)
+        }
 
     @property
     def state(self) -> Path:
@@ -77,17 +91,30 @@ class SiteFile:
 
 def read_site(path: Path) -> SiteFile:
     """Read and check a site's settings."""
-    tree = read_toml(path, "a site file", "start the SuperNode with --node-config 'site=\"/path/to/site.toml\"'")
+    tree = read_toml(
+        path, "a site file", "start the SuperNode with --node-config 'site=\"/path/to/site.toml\"'"
+    )
     try:
         settings = SiteSettings.model_validate(tree)
     except ValidationError as error:
         raise InputError(f"{path}: {_explain(error)}") from None
-    wrong = next((number for number in settings.data if not (number.isascii() and number.isdigit() and str(int(number)) == number)), None)
+    wrong = next(
+        (
+            number
+            for number in settings.data
+            if not (number.isascii() and number.isdigit() and str(int(number)) == number)
+        ),
+        None,
+    )
     if wrong is not None:
-        raise InputError(f"{path}: data.{wrong} does not name a client: clients are numbered from 0, such as 3 = \"npz(path='mine.npz')\"")
+        raise InputError(
+            f"{path}: data.{wrong} does not name a client: clients are numbered from 0, such"
+            " as 3 = \"npz(path='mine.npz')\""
+        )
     if settings.data and len({source == SHARE for source in settings.data.values()}) > 1:
         raise InputError(
-            f'{path}: some clients have data of their own and some a "share" of the experiment\'s: a site is for one or the other'
+            f'{path}: some clients have data of their own and some a "share" of the'
+            " experiment's: a site is for one or the other"
         )
     return SiteFile(path.resolve(), settings)
 

@@ -1,11 +1,13 @@
-"""A site's answers: what it does with a message, and the only place where anything of its data turns into something that leaves.
+"""A site's answers: what it does with a message, and the only place where anything of its data
+turns into something that leaves.
 
-    hello     -> its name, its clients, how many rows each of them has
-    train     -> trained parameters and what the method declares, never more; what a client keeps stays on this disk
+    hello     -> its name, its clients, how many rows each of them has train     -> trained
+    parameters and what the method declares, never more; what a client keeps stays on this disk
     score     -> counts of right and wrong predictions, suppressed or noised as its policy says
     personal  -> the same counts of its clients' personal models, which never leave
 
-A site that will not or cannot do what it is asked says so with a code and a sentence; a defect of ours is told by its type alone: its text may hold data.
+A site that will not or cannot do what it is asked says so with a code and a sentence; a defect of
+ours is told by its type alone: its text may hold data.
 """
 
 from __future__ import annotations
@@ -66,24 +68,45 @@ class Site:
             reply = answers[about["kind"]](about, request.arrays)
         except Declined as declined:
             log.warning("declined %s: %s (%s)", about.get("kind"), declined.reason, declined.code)
-            reply = Parcel({"kind": "declined", "code": declined.code, "reason": declined.reason}, {})
+            reply = Parcel(
+                {"kind": "declined", "code": declined.code, "reason": declined.reason}, {}
+            )
         except RemanenceError as error:
             log.warning("cannot %s: %s", about.get("kind"), error)
             reply = Parcel({"kind": "declined", "code": "setup", "reason": str(error)}, {})
         except Exception as error:
             log.exception("%s failed", about.get("kind"))
-            reply = Parcel({"kind": "declined", "code": "failed", "reason": f"{type(error).__name__}; the site's own log says more"}, {})
-        reply.about.update(site=self.file.settings.name, clients_here=list(self.file.clients), seconds=time.perf_counter() - begin)
+            reply = Parcel(
+                {
+                    "kind": "declined",
+                    "code": "failed",
+                    "reason": f"{type(error).__name__}; the site's own log says more",
+                },
+                {},
+            )
+        reply.about.update(
+            site=self.file.settings.name,
+            clients_here=list(self.file.clients),
+            seconds=time.perf_counter() - begin,
+        )
         return reply
 
-    # -------------------------------------------------------------------------------------------------------------------- the four answers
+    # ----------------------------------------------------------------------------- the four answers
 
     def _greet(self, about: dict[str, Any], arrays: Arrays) -> Parcel:
         clients = list(self.file.clients)
         told = {"kind": "hello", "version": __version__, "kept": self._kept(about)}
         bench = self._bench(about)
         check_method(self.policy, bench.task)
-        return Parcel({**told, "shared": bench.shared, "sizes": bench.sizes(clients), "evaluates": self.policy.evaluate}, {})
+        return Parcel(
+            {
+                **told,
+                "shared": bench.shared,
+                "sizes": bench.sizes(clients),
+                "evaluates": self.policy.evaluate,
+            },
+            {},
+        )
 
     def _train(self, about: dict[str, Any], arrays: Arrays) -> Parcel:
         bench, memory, round = self._bench(about), self._memory(about), int(about["round"])
@@ -96,12 +119,23 @@ class Site:
         job = self._job(bench, memory, about, arrays)
         chunks = Reply.join(list(bench.engine.train(job)))
         replies = chunks.pick(torch.argsort(chunks.client))
-        for place, (client, named) in enumerate(zip(about["clients"], about["from"], strict=True)) if bench.task.keeps_own else ():
+        for place, (client, named) in (
+            enumerate(zip(about["clients"], about["from"], strict=True))
+            if bench.task.keeps_own
+            else ()
+        ):
             memory.keep(int(client), round, trees.take(replies.own, place), int(named))
         up: Tree = {"params": replies.params, "buffers": replies.buffers, "extras": replies.extras}
         numbers = {"weight": replies.weight, "loss": replies.loss}
-        counts = self._validate(bench, job, replies) if about["validate"] and self.policy.evaluate else {}
-        reply = Parcel({"kind": "trained", "round": round, "clients": replies.client.tolist()}, as_arrays(up | numbers) | counts)
+        counts = (
+            self._validate(bench, job, replies)
+            if about["validate"] and self.policy.evaluate
+            else {}
+        )
+        reply = Parcel(
+            {"kind": "trained", "round": round, "clients": replies.client.tolist()},
+            as_arrays(up | numbers) | counts,
+        )
         memory.keep_reply(round, digest, reply)
         log.info("round %d: trained clients %s", round, about["clients"])
         return reply
@@ -110,7 +144,10 @@ class Site:
         check_evaluation(self.policy)
         bench, device = self._bench(about), self._bench(about).task.world.device
         models = self._model(as_tree(arrays, "models", device))
-        which, owners = np.array(about["which"], dtype=np.int64), np.array(about["owners"], dtype=np.int64)
+        which, owners = (
+            np.array(about["which"], dtype=np.int64),
+            np.array(about["owners"], dtype=np.int64),
+        )
         self._check_clients(owners.tolist())
         split = str(about["split"])
         if split not in ("train", "valid", "test") or (split == "test" and bench.shared):
@@ -124,21 +161,38 @@ class Site:
         bench = self._bench(about)
         job = self._job(bench, self._memory(about), about, arrays)
         mine = job.own.get(PERSONAL, {})
-        models = Start(*(trees.expand(tree, len(job.clients)) | mine.get(kind, {}) for kind, tree in job.start._asdict().items()))
+        models = Start(
+            *(
+                trees.expand(tree, len(job.clients)) | mine.get(kind, {})
+                for kind, tree in job.start._asdict().items()
+            )
+        )
         tuning = personal.tuning_task(bench.task)
         if tuning is not None:
             own = {name: tree for name, tree in job.own.items() if name != PERSONAL}
-            tuned = Reply.join(list(make_engine("loop", tuning).train(job._replace(start=models, personal_start=True, own=own))))
+            tuned = Reply.join(
+                list(
+                    make_engine("loop", tuning).train(
+                        job._replace(start=models, personal_start=True, own=own)
+                    )
+                )
+            )
             models = Start(models.params | tuned.params, models.buffers | tuned.buffers)
-        scores = bench.engine.score_pairs(models, np.arange(len(job.clients)), job.clients, "valid", job.time_step)
+        scores = bench.engine.score_pairs(
+            models, np.arange(len(job.clients)), job.clients, "valid", job.time_step
+        )
         return self._tell_counts(scores.confusion.numpy(), scores.loss.numpy())
 
-    # ------------------------------------------------------------------------------------------------------------------------ what they need
+    # ------------------------------------------------------------------------------- what they need
 
     def _validate(self, bench: Bench, job: Job, replies: Reply) -> Arrays:
-        """Where a method goes by validation rows, the trained models' counts on them come with the reply: a message less."""
+        """Where a method goes by validation rows, the trained models' counts on them come with
+        the reply: a message less.
+        """
         models = local_models(job.start, replies, stacked=job.personal_start)
-        scores = bench.engine.score_pairs(models, np.arange(len(job.clients)), job.clients, "valid", job.time_step)
+        scores = bench.engine.score_pairs(
+            models, np.arange(len(job.clients)), job.clients, "valid", job.time_step
+        )
         told = self._tell_counts(scores.confusion.numpy(), scores.loss.numpy()).mine
         return {f"valid/{name}": array for name, array in told.items()}
 
@@ -147,8 +201,12 @@ class Site:
         return Parcel({"kind": "counts"}, {"confusion": shown, "loss": lost})
 
     def _bench(self, about: dict[str, Any]) -> Bench:
-        """Built once for an experiment, then kept; the experiment comes with every message, because any of them may be the first one here."""
-        key = hashlib.sha256(json.dumps([about.get("spec"), about.get("data")], sort_keys=True).encode()).hexdigest()
+        """Built once for an experiment, then kept; the experiment comes with every message,
+        because any of them may be the first one here.
+        """
+        key = hashlib.sha256(
+            json.dumps([about.get("spec"), about.get("data")], sort_keys=True).encode()
+        ).hexdigest()
         if key not in self.benches:
             spec: Spec = make_spec(about["spec"])
             check_code(self.policy, spec.model)
@@ -174,15 +232,22 @@ class Site:
         return Start(tree.get("params", {}), tree.get("buffers", {}))
 
     def _job(self, bench: Bench, memory: Memory, about: dict[str, Any], arrays: Arrays) -> Job:
-        """The coordinator's job for the clients that live here, with what they keep and the facts of their data."""
+        """The coordinator's job for the clients that live here, with what they keep and the
+        facts of their data.
+        """
         self._check_clients(about["clients"])
-        task, clients, time_step = bench.task, np.array(about["clients"], dtype=np.int64), int(about["time_step"])
+        task, clients, time_step = (
+            bench.task,
+            np.array(about["clients"], dtype=np.int64),
+            int(about["time_step"]),
+        )
         start = self._model(as_tree(arrays, "start", task.world.device))
         facts = settle_facts(bench.experiment, memory, clients.tolist(), time_step)
         state = RunState(
             round=int(about["round"]),
             time_step=time_step,
-            server=Server(task.model.initial if about["personal_start"] else start, {}),  # what a newcomer's first state is made from
+            # what a newcomer's first state is made from
+            server=Server(task.model.initial if about["personal_start"] else start, {}),
             own=self._recall(bench, memory, about),
         )
         return Job(
@@ -200,9 +265,13 @@ class Site:
         )
 
     def _recall(self, bench: Bench, memory: Memory, about: dict[str, Any]) -> dict[int, Tree]:
-        """What the clients kept after the rounds that the coordinator names; who never trained in this run has nothing yet."""
+        """What the clients kept after the rounds that the coordinator names; who never trained
+        in this run has nothing yet.
+        """
         kept: dict[int, Tree] = {}
-        for client, named in zip(about["clients"], about["from"], strict=True) if bench.task.keeps_own else ():
+        for client, named in (
+            zip(about["clients"], about["from"], strict=True) if bench.task.keeps_own else ()
+        ):
             if named == NEVER:
                 continue
             found = memory.recall(int(client), int(named))
@@ -212,7 +281,8 @@ class Site:
                 here = ", ".join(map(str, memory.rounds(int(client)))) or "none"
                 raise Declined(
                     "state-lost",
-                    f"what client {client} kept after round {named} is not here (rounds that are: {here}): bring the folder {self.folder.name} back,"
+                    f"what client {client} kept after round {named} is not here (rounds"
+                    f" that are: {here}): bring the folder {self.folder.name} back,"
                     " or set restart = true in site.toml to begin with a first state",
                 )
         return kept

@@ -1,9 +1,12 @@
 """What travels: a text of JSON and arrays, in few pieces. Nothing here imports torch or Flower.
 
-Flower carries every array as an object of its own, with requests of its own, and stores equal objects once. So all arrays of one type travel as one flat array,
-and what is the same for all sites is packed apart from what is for one: the global model then goes up to the relay once, whatever the number of sites.
+Flower carries every array as an object of its own, with requests of its own, and stores equal
+objects once. So all arrays of one type travel as one flat array, and what is the same for all sites
+is packed apart from what is for one: the global model then goes up to the relay once, whatever the
+number of sites.
 
-Whatever comes in is from a stranger: names, types and sizes are checked against each other before anything is made of them, and nothing is ever unpickled.
+Whatever comes in is from a stranger: names, types and sizes are checked against each other before
+anything is made of them, and nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -58,7 +61,9 @@ def flatten_arrays(arrays: Mapping[str, np.ndarray]) -> tuple[list[list[Any]], F
     for name, array in arrays.items():
         kind = str(array.dtype)
         if kind not in DTYPES:
-            raise WireError(f"{name} is of type {kind}, which does not travel: only {', '.join(DTYPES)} do")
+            raise WireError(
+                f"{name} is of type {kind}, which does not travel: only {', '.join(DTYPES)} do"
+            )
         layout.append([name, kind, list(array.shape)])
         pieces.setdefault(kind, []).append(np.ascontiguousarray(array).reshape(-1))
     return layout, {kind: np.concatenate(parts) for kind, parts in pieces.items()}
@@ -69,7 +74,12 @@ def restore_arrays(layout: Any, flat: Mapping[str, np.ndarray]) -> Arrays:
     arrays: Arrays = {}
     used = dict.fromkeys(flat, 0)
     for entry in layout if isinstance(layout, list) else [None]:
-        if not (isinstance(entry, list) and len(entry) == 3 and isinstance(entry[0], str) and isinstance(entry[2], list)):
+        if not (
+            isinstance(entry, list)
+            and len(entry) == 3
+            and isinstance(entry[0], str)
+            and isinstance(entry[2], list)
+        ):
             raise WireError("the list of arrays is not one of ours")
         name, kind, shape = entry
         if kind not in DTYPES or kind not in flat or name in arrays:
@@ -89,7 +99,9 @@ def restore_arrays(layout: Any, flat: Mapping[str, np.ndarray]) -> Arrays:
 
 def pack_text(parcel: Parcel, layouts: Mapping[str, list[list[Any]]]) -> str:
     """Everything of a parcel but the numbers."""
-    return json.dumps({"remanence": PROTOCOL, "about": parcel.about, "layouts": layouts}, allow_nan=False)
+    return json.dumps(
+        {"remanence": PROTOCOL, "about": parcel.about, "layouts": layouts}, allow_nan=False
+    )
 
 
 def unpack_text(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -98,11 +110,16 @@ def unpack_text(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
         read = json.loads(text)
     except (ValueError, RecursionError):
         raise WireError("the message is not JSON") from None
-    if not isinstance(read, dict) or not isinstance(read.get("about"), dict) or not isinstance(read.get("layouts"), dict):
+    if (
+        not isinstance(read, dict)
+        or not isinstance(read.get("about"), dict)
+        or not isinstance(read.get("layouts"), dict)
+    ):
         raise WireError("the message is not one of ours")
     if read.get("remanence") != PROTOCOL:
         raise WireError(
-            f"the other end speaks version {read.get('remanence')!r} of our protocol and this one {PROTOCOL}: use the same remanence"
+            f"the other end speaks version {read.get('remanence')!r} of our protocol and"
+            f" this one {PROTOCOL}: use the same remanence"
         )
     return read["about"], read["layouts"]
 

@@ -2,8 +2,8 @@
 
     python -m remanence.flower.worker /path/to/site.toml --owner PID
 
-It answers one message after the other and ends when its owner, Flower's SuperExec, is gone. Nothing is lost with it: what must be kept is on the disk before an
-answer leaves.
+It answers one message after the other and ends when its owner, Flower's SuperExec, is gone. Nothing
+is lost with it: what must be kept is on the disk before an answer leaves.
 """
 
 from __future__ import annotations
@@ -57,13 +57,16 @@ def _alive(process: int) -> bool:
         return False
     except PermissionError:
         return True
-    with contextlib.suppress(OSError, IndexError):  # where it can be seen: one that is dead and not yet buried is gone
+    # where it can be seen: one that is dead and not yet buried is gone
+    with contextlib.suppress(OSError, IndexError):
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return True
 
 
 def serve(path: Path) -> None:
-    """One at a time in a site's folder: a second process waits for the first one's end, as after a restart of the SuperNode."""
+    """One at a time in a site's folder: a second process waits for the first one's end, as
+    after a restart of the SuperNode.
+    """
     file = read_site(path)
     with lock(file.make_state()):
         from remanence.flower.site import Site
@@ -75,7 +78,10 @@ def serve(path: Path) -> None:
             door.listen()
             while True:
                 line, _ = door.accept()
-                with contextlib.closing(line), contextlib.suppress(BrokenPipeError, ConnectionResetError, WireError):
+                with (
+                    contextlib.closing(line),
+                    contextlib.suppress(BrokenPipeError, ConnectionResetError, WireError),
+                ):
                     content = receive(line)
                     if content is not None:
                         send(line, to_bytes(site.answer(from_bytes(content))))

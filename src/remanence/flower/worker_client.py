@@ -1,6 +1,7 @@
 """Reaching a site's process that stays, and starting it where there is none. Imports nothing heavy.
 
-They talk over a socket in a folder that only their user can enter. The process ends with the SuperExec that started it, and so with the SuperNode.
+They talk over a socket in a folder that only their user can enter. The process ends with the
+SuperExec that started it, and so with the SuperNode.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from remanence.errors import InputError, RunFailed
 from remanence.flower.settings import SiteFile
 from remanence.flower.wire import Parcel, from_bytes, to_bytes
 
-STARTING = 120.0  # seconds a new process has until it listens: torch takes some to load, on a busy machine many
+# seconds a new process has until it listens: torch takes some to load, on a busy machine many
+STARTING = 120.0
 LOG = "worker.log"
 _LENGTH = struct.Struct("<Q")
 
@@ -32,7 +34,9 @@ def call_worker(site: SiteFile, request: Parcel) -> Parcel:
         send(line, to_bytes(request))
         content = receive(line)
     if content is None:
-        raise RunFailed(f"the site's process ended in the middle of its work: its log is {site.state / LOG}")
+        raise RunFailed(
+            f"the site's process ended in the middle of its work: its log is {site.state / LOG}"
+        )
     return from_bytes(content)
 
 
@@ -51,25 +55,45 @@ def reach_worker(site: SiteFile) -> socket.socket:
                 raise RunFailed(f"the site's process does not start: its log is {site.state / LOG}")
             started = start_worker(site)
         if time.monotonic() > end:
-            raise RunFailed(f"the site's process did not start in {STARTING:g} s: its log is {site.state / LOG}")
+            raise RunFailed(
+                f"the site's process did not start in {STARTING:g} s: its log is {site.state / LOG}"
+            )
         time.sleep(0.1)
 
 
 def start_worker(site: SiteFile) -> subprocess.Popen[bytes]:
     """In a session of its own, so that the end of this message does not end it."""
     site.make_state()
-    command = [sys.executable, "-m", "remanence.flower.worker", str(site.path), "--owner", str(os.getppid())]
+    command = [
+        sys.executable,
+        "-m",
+        "remanence.flower.worker",
+        str(site.path),
+        "--owner",
+        str(os.getppid()),
+    ]
     with (site.state / LOG).open("ab") as log:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
 
 
 def socket_path(site: SiteFile) -> Path:
-    """The same for everybody who reads this site file; short, because a socket's path may have 100 characters."""
+    """The same for everybody who reads this site file; short, because a socket's path may have
+    100 characters.
+    """
     folder = Path(tempfile.gettempdir()) / f"remanence-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     owner = folder.lstat()
-    if owner.st_uid != os.getuid() or not stat.S_ISDIR(owner.st_mode) or stat.S_IMODE(owner.st_mode) & 0o077:
-        raise InputError(f"{folder} is not a folder that this user alone can enter: remove it, or set TMPDIR to a folder of your own")
+    if (
+        owner.st_uid != os.getuid()
+        or not stat.S_ISDIR(owner.st_mode)
+        or stat.S_IMODE(owner.st_mode) & 0o077
+    ):
+        raise InputError(
+            f"{folder} is not a folder that this user alone can enter: remove it, or set"
+            " TMPDIR to a folder of your own"
+        )
     return folder / f"{hashlib.sha256(str(site.state).encode()).hexdigest()[:16]}.sock"
 
 

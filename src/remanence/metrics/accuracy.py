@@ -13,7 +13,8 @@ def summarise(confusion: np.ndarray, loss_sum: float) -> dict[str, Any]:
     >>> summarise(np.array([[3, 1], [0, 0]]), 2.0)
     {'accuracy': 0.75, 'per_class': [0.75, None], 'loss': 0.5, 'macro_f1': 0.8571428571428571}
 
-    Macro F1 is the mean over the classes that the data contain; above: 2 * 3 / (3 + 4), since 3 were predicted as class 0 and 4 are.
+    Macro F1 is the mean over the classes that the data contain; above: 2 * 3 / (3 + 4), since 3
+    were predicted as class 0 and 4 are.
     """
     confusion = np.asarray(confusion)  # counts, or shares of them where concepts are weighted
     correct, total, predicted = np.diagonal(confusion), confusion.sum(axis=1), confusion.sum(axis=0)

@@ -1,4 +1,6 @@
-"""How unequal clients fare: the spread of accuracy over them, the worst ones, and what a client's model knows within and beyond its own labels."""
+"""How unequal clients fare: the spread of accuracy over them, the worst ones, and what a
+client's model knows within and beyond its own labels.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class ClientAccuracies:
 
 @dataclass(frozen=True)
 class LocalAccuracies:
-    """Every recorded local model on the test set, weighed by the labels its client has and by those it lacks."""
+    """Every recorded local model on the test set, weighed by the labels its client has and by
+    those it lacks.
+    """
 
     round: np.ndarray  # [n]
     client: np.ndarray  # [n]
@@ -31,7 +35,8 @@ class LocalAccuracies:
 
 
 def accuracy_spread(accuracies: Any) -> float:
-    """The standard deviation over clients (of all of them, so divided by n); clients without examples (NaN) are left out.
+    """The standard deviation over clients (of all of them, so divided by n); clients without
+    examples (NaN) are left out.
 
     >>> accuracy_spread([0.25, 0.75, float("nan")])
     0.25
@@ -51,7 +56,8 @@ def worst_client(accuracies: Any) -> float:
 
 
 def worst_tenth(accuracies: Any) -> float:
-    """The mean accuracy of the worst 10% of the clients, their number rounded down, but at least one.
+    """The mean accuracy of the worst 10% of the clients, their number rounded down, but at least
+    one.
 
     >>> worst_tenth([0.5, 0.25, *[1.0] * 18])  # two of twenty
     0.375
@@ -60,13 +66,18 @@ def worst_tenth(accuracies: Any) -> float:
     return float(known[: max(1, len(known) // 10)].mean()) if len(known) else float("nan")
 
 
-def accuracy_by_client(ledger: Ledger, moment: str = "personal", split: str = "valid", round: int | None = None) -> ClientAccuracies | None:
-    """Accuracy on each client's own rows, of the client's own model where the moment has one and else of the global model; None where not recorded.
+def accuracy_by_client(
+    ledger: Ledger, moment: str = "personal", split: str = "valid", round: int | None = None
+) -> ClientAccuracies | None:
+    """Accuracy on each client's own rows, of the client's own model where the moment has one and
+    else of the global model; None where not recorded.
 
     round: the last one recorded unless named.
     """
     records = ledger.select(moment=moment, split=split)
-    own = records[(records["owner"] >= 0) & ((records["model"] == records["owner"]) | (records["model"] < 0))]
+    own = records[
+        (records["owner"] >= 0) & ((records["model"] == records["owner"]) | (records["model"] < 0))
+    ]
     own = own[own["round"] == (own["round"].max(initial=0) if round is None else round)]
     if not len(own):
         return None
@@ -77,7 +88,8 @@ def accuracy_by_client(ledger: Ledger, moment: str = "personal", split: str = "v
 
 
 def in_local_accuracy(per_class: Any, label_counts: Any) -> np.ndarray:
-    """FedNTD's in-local accuracy: sum_c p_c A^c, with p the shares of the client's own labels. [..., C], [..., C] -> [...]
+    """FedNTD's in-local accuracy: sum_c p_c A^c, with p the shares of the client's own labels.
+    [..., C], [..., C] -> [...]
 
     A client with three cats and a dog, whose model knows cats only:
 
@@ -88,28 +100,38 @@ def in_local_accuracy(per_class: Any, label_counts: Any) -> np.ndarray:
 
 
 def out_local_accuracy(per_class: Any, label_counts: Any) -> np.ndarray:
-    """FedNTD's out-local accuracy: sum_c q_c A^c, with q_c = (1 - p_c) / (C - 1), which adds up to 1: what lies beyond the client's labels p.
+    """FedNTD's out-local accuracy: sum_c q_c A^c, with q_c = (1 - p_c) / (C - 1), which adds up to
+    1: what lies beyond the client's labels p.
 
     NaN with a single class. The same client as above; with two classes q swaps the shares:
 
     >>> out_local_accuracy([1.0, 0.0], [3, 1])
     array(0.25)
 
-    Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning", NeurIPS 2022. A class without test examples is left
-    out here and in the in-local accuracy, and the weights of the others are scaled up to 1.
+    Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated
+    Learning", NeurIPS 2022. A class without test examples is left out here and in the in-local
+    accuracy, and the weights of the others are scaled up to 1.
     """
     shares = _shares(label_counts)
     return _weighted(per_class, (1 - shares) / max(shares.shape[-1] - 1, 1))
 
 
-def local_accuracies(ledger: Ledger, label_counts: Any, shares: np.ndarray | None = None) -> LocalAccuracies:
+def local_accuracies(
+    ledger: Ledger, label_counts: Any, shares: np.ndarray | None = None
+) -> LocalAccuracies:
     """In-local and out-local accuracy of every recorded local model on the test set.
 
-    label_counts: training labels of each client [K, C], as in `run.about`. shares: see `local_forgetting`.
+    label_counts: training labels of each client [K, C], as in `run.about`. shares: see
+        `local_forgetting`.
     """
     local = local_models(ledger, "test", shares)
     counts = np.asarray(label_counts).reshape(-1, len(ledger.class_names))[local.client]  # [n, C]
-    return LocalAccuracies(local.round, local.client, in_local_accuracy(local.end, counts), out_local_accuracy(local.end, counts))
+    return LocalAccuracies(
+        local.round,
+        local.client,
+        in_local_accuracy(local.end, counts),
+        out_local_accuracy(local.end, counts),
+    )
 
 
 def _known(values: Any) -> np.ndarray:
@@ -126,4 +148,6 @@ def _weighted(per_class: Any, weights: np.ndarray) -> np.ndarray:
     """The mean over the classes that have examples; NaN where they have no weight."""
     accuracy = np.asarray(per_class, dtype=float)
     weights = np.where(np.isnan(accuracy) | np.isnan(weights), 0.0, weights)
-    return divide((weights * np.where(np.isnan(accuracy), 0.0, accuracy)).sum(axis=-1), weights.sum(axis=-1))
+    return divide(
+        (weights * np.where(np.isnan(accuracy), 0.0, accuracy)).sum(axis=-1), weights.sum(axis=-1)
+    )

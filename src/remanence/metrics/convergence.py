@@ -1,4 +1,6 @@
-"""How fast and how far: rounds to a target, the usual ways to sum a curve up in one number, and accuracy against what it cost."""
+"""How fast and how far: rounds to a target, the usual ways to sum a curve up in one number, and
+accuracy against what it cost.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Curve = tuple[Sequence[int], Sequence[float]]  # rounds and values, as `run.curv
 
 @dataclass(frozen=True)
 class RoundsToTarget:
-    """Flashback's table: when each method reached fractions of one target; None where it never did."""
+    """Flashback's table: when each method reached fractions of one target; None where it never
+    did.
+    """
 
     target: float
     fractions: tuple[float, ...]
@@ -43,17 +47,25 @@ def rounds_to(rounds: Sequence[int], values: Sequence[float], target: float) -> 
     return min(reached, default=None)
 
 
-def rounds_to_fractions(curves: Mapping[str, Curve], fractions: Sequence[float] = (0.75, 0.9, 1.0), of: float = 0.95) -> RoundsToTarget:
-    """Rounds to fractions of a target that is common to all methods: `of` times the best value that any of them reached (Flashback, table 1).
+def rounds_to_fractions(
+    curves: Mapping[str, Curve], fractions: Sequence[float] = (0.75, 0.9, 1.0), of: float = 0.95
+) -> RoundsToTarget:
+    """Rounds to fractions of a target that is common to all methods: `of` times the best value that
+    any of them reached (Flashback, table 1).
 
     The best of these is 1, so the target is 0.95, and three quarters of it are 0.7125:
 
     >>> rounds_to_fractions({"a": ([1, 2], [0.75, 1.0]), "b": ([1, 2], [0.5, 0.75])}).rounds
     {'a': (1, 2, 2), 'b': (2, None, None)}
     """
-    target = of * max((top(values) for _, values in curves.values() if len(values)), default=float("nan"))
+    target = of * max(
+        (top(values) for _, values in curves.values() if len(values)), default=float("nan")
+    )
     wanted = tuple(float(fraction) for fraction in fractions)
-    found = {name: tuple(rounds_to(rounds, values, part * target) for part in wanted) for name, (rounds, values) in curves.items()}
+    found = {
+        name: tuple(rounds_to(rounds, values, part * target) for part in wanted)
+        for name, (rounds, values) in curves.items()
+    }
     return RoundsToTarget(target, wanted, found)
 
 
@@ -88,9 +100,11 @@ def mean_of_last(values: Sequence[float], n: int) -> float:
 
 
 def time_averaged(rounds: Sequence[int], values: Sequence[float], start: int = 0) -> float:
-    """The mean over all rounds after `start`; a recorded value stands for the rounds since the record before it.
+    """The mean over all rounds after `start`; a recorded value stands for the rounds since the
+    record before it.
 
-    With equal distances this is the plain mean (FedWAvg's "average"). Here 0.5 stands for rounds 1 to 3 and 1.0 for round 4:
+    With equal distances this is the plain mean (FedWAvg's "average"). Here 0.5 stands for rounds 1
+    to 3 and 1.0 for round 4:
 
     >>> time_averaged([3, 4], [0.5, 1.0])
     0.625
@@ -98,12 +112,18 @@ def time_averaged(rounds: Sequence[int], values: Sequence[float], start: int = 0
     when, numbers = np.asarray(rounds, dtype=float), np.asarray(values, dtype=float)
     known = ~np.isnan(numbers)
     lengths = np.diff(when[known], prepend=float(start))
-    return float((lengths * numbers[known]).sum() / lengths.sum()) if lengths.sum() > 0 else float("nan")
+    return (
+        float((lengths * numbers[known]).sum() / lengths.sum())
+        if lengths.sum() > 0
+        else float("nan")
+    )
 
 
 def accuracy_per_bytes(run: Run) -> CostCurve:
     """Test accuracy of the model that counts against the bytes sent in both directions by then."""
-    return _accuracy_against(run, lambda line: float(line.get("bytes_up") or 0) + float(line.get("bytes_down") or 0))
+    return _accuracy_against(
+        run, lambda line: float(line.get("bytes_up") or 0) + float(line.get("bytes_down") or 0)
+    )
 
 
 def accuracy_per_seconds(run: Run) -> CostCurve:
@@ -124,7 +144,11 @@ def _accuracy_against(run: Run, cost_of: Callable[[dict[str, Any]], float]) -> C
     rounds = np.array(sorted(accuracy), dtype=np.int64)
     everything = np.array(sorted(costs), dtype=np.int64)
     spent = np.cumsum([costs[int(round)] for round in everything])
-    return CostCurve(rounds, spent[np.searchsorted(everything, rounds)], np.array([accuracy[int(round)] for round in rounds]))
+    return CostCurve(
+        rounds,
+        spent[np.searchsorted(everything, rounds)],
+        np.array([accuracy[int(round)] for round in rounds]),
+    )
 
 
 def _known(values: Sequence[float]) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""From counts to accuracies: what every measure begins with. A class without examples is NaN, and NaN never warns."""
+"""From counts to accuracies: what every measure begins with. A class without examples is NaN,
+and NaN never warns.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ def accuracy_of(records: np.ndarray) -> np.ndarray:
 
 
 def concept_shares(clusters: Any) -> np.ndarray:
-    """The share of the clients in each concept at each time step, from `run.about["clusters"]`. [T, K] -> [T, M]
+    """The share of the clients in each concept at each time step, from `run.about["clusters"]`. [T,
+    K] -> [T, M]
 
     >>> concept_shares([[0, 0, 0, 1], [0, 1, 1, 1]])
     array([[0.75, 0.25],
@@ -67,36 +70,58 @@ def concept_shares(clusters: Any) -> np.ndarray:
 
 
 def accuracies_by_model(records: np.ndarray, shares: np.ndarray | None = None) -> ModelAccuracies:
-    """Accuracy per class of each model in each round; records of one model on several concepts become one.
+    """Accuracy per class of each model in each round; records of one model on several concepts
+    become one.
 
-    With shares [T, M], concept m's rows count share_m / (rows of m), so that the accuracy over all classes is sum_m share_m acc_m: the mean over clients, each
-    on its own concept. Without, all rows count the same.
+    With shares [T, M], concept m's rows count share_m / (rows of m), so that the accuracy over all
+    classes is sum_m share_m acc_m: the mean over clients, each on its own concept. Without, all
+    rows count the same.
     """
-    keys, first, group = np.unique(np.stack([records["round"], records["model"]]), axis=1, return_index=True, return_inverse=True)
+    keys, first, group = np.unique(
+        np.stack([records["round"], records["model"]]),
+        axis=1,
+        return_index=True,
+        return_inverse=True,
+    )
     count, classes = keys.shape[1], records["correct"].shape[1]
     importance = np.ones(len(records)) if shares is None else _importance(records, shares)
     correct, total = np.zeros((count, classes)), np.zeros((count, classes))
     np.add.at(correct, group.reshape(-1), records["correct"] * importance[:, None])
     np.add.at(total, group.reshape(-1), records["total"] * importance[:, None])
-    return ModelAccuracies(keys[0], records["time_step"][first], keys[1], records["weight"][first], divide(correct, total))
+    return ModelAccuracies(
+        keys[0],
+        records["time_step"][first],
+        keys[1],
+        records["weight"][first],
+        divide(correct, total),
+    )
 
 
 def select_whole(ledger: Ledger, moment: str, split: str, shares: np.ndarray | None) -> np.ndarray:
-    """The records that together are one judgement a model: every concept of the test set, or the rows of each client that was asked."""
+    """The records that together are one judgement a model: every concept of the test set, or
+    the rows of each client that was asked.
+    """
     records = ledger.select(moment=moment, split=split)
     if split != "test":
         return np.asarray(records[records["owner"] >= 0])
-    if shares is None and len(set(zip(records["round"].tolist(), records["model"].tolist(), strict=True))) < len(records):
+    if shares is None and len(
+        set(zip(records["round"].tolist(), records["model"].tolist(), strict=True))
+    ) < len(records):
         raise InputError(
-            'the ledger has several concepts: say how many clients are in each with shares=concept_shares(run.about["clusters"])'
+            "the ledger has several concepts: say how many clients are in each with"
+            ' shares=concept_shares(run.about["clusters"])'
         )
     return records
 
 
-def local_models(ledger: Ledger, split: str = "test", shares: np.ndarray | None = None) -> LocalModels:
-    """Every recorded local model with its start: the round's global model as received, or, without a server, the client's own model after mixing.
+def local_models(
+    ledger: Ledger, split: str = "test", shares: np.ndarray | None = None
+) -> LocalModels:
+    """Every recorded local model with its start: the round's global model as received, or, without
+    a server, the client's own model after mixing.
 
-    On validation rows (`split="valid"`) both are judged on the rows of the round's recorded participants together. Rounds with several global models are left
+    On validation rows (`split="valid"`) both are judged on the rows of the round's recorded
+    participants together. Rounds with several global models are left
     out: the ledger does not say which of them a client received.
     """
     ends = select_whole(ledger, "local", split, shares)
@@ -105,7 +130,10 @@ def local_models(ledger: Ledger, split: str = "test", shares: np.ndarray | None 
         ends, starts = ends[on_rows_of(ends, starts)], starts[on_rows_of(starts, ends)]
     starts = starts[~np.isin(starts["round"], starts["round"][starts["model"] < GLOBAL])]
     end, start = accuracies_by_model(ends, shares), accuracies_by_model(starts, shares)
-    places = {(int(round), int(model)): place for place, (round, model) in enumerate(zip(start.round, start.model, strict=True))}
+    places = {
+        (int(round), int(model)): place
+        for place, (round, model) in enumerate(zip(start.round, start.model, strict=True))
+    }
     found = np.array(
         [
             places.get((int(round), int(client)), places.get((int(round), GLOBAL), -1))
@@ -114,7 +142,13 @@ def local_models(ledger: Ledger, split: str = "test", shares: np.ndarray | None 
         dtype=np.int64,
     )
     keep = found >= 0
-    return LocalModels(end.round[keep], end.model[keep], end.weight[keep], start.per_class[found[keep]], end.per_class[keep])
+    return LocalModels(
+        end.round[keep],
+        end.model[keep],
+        end.weight[keep],
+        start.per_class[found[keep]],
+        end.per_class[keep],
+    )
 
 
 def is_decentralised(ledger: Ledger) -> bool:
@@ -133,4 +167,10 @@ def _importance(records: np.ndarray, shares: np.ndarray) -> np.ndarray:
 def on_rows_of(records: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Which records are on rows (round, owner) that the others have too. -> [n] bool"""
     pairs = set(zip(others["round"].tolist(), others["owner"].tolist(), strict=True))
-    return np.array([pair in pairs for pair in zip(records["round"].tolist(), records["owner"].tolist(), strict=True)], dtype=bool)
+    return np.array(
+        [
+            pair in pairs
+            for pair in zip(records["round"].tolist(), records["owner"].tolist(), strict=True)
+        ],
+        dtype=bool,
+    )

@@ -1,7 +1,9 @@
 """How models live through drift: the thesis' three numbers, and those that keep them honest.
 
-Everything begins with `DriftCurves`: each client's accuracy on every concept (cluster) at every recorded round. "Own" is the concept the client is in at that
-time. Performance, convergence and robustness are those of HAST (Klefbom and Toftås, 2023), section 3.5; the thesis itself calls them misleading alone.
+Everything begins with `DriftCurves`: each client's accuracy on every concept (cluster) at every
+recorded round. "Own" is the concept the client is in at that time. Performance, convergence and
+robustness are those of HAST (Klefbom and Toftås, 2023), section 3.5; the thesis itself calls them
+misleading alone.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class DriftCurves:
     @cached_property
     def own(self) -> np.ndarray:
         """Each client on the concept it is in. -> [R, K]"""
-        return np.take_along_axis(self.by_concept, self.clusters[self.step][:, :, None], axis=2)[:, :, 0]
+        return np.take_along_axis(self.by_concept, self.clusters[self.step][:, :, None], axis=2)[
+            :, :, 0
+        ]
 
     @cached_property
     def steps(self) -> list[int]:
@@ -44,12 +48,16 @@ class DriftCurves:
     @cached_property
     def ends(self) -> np.ndarray:
         """Where each of these steps has its last record. -> [S] places"""
-        return np.array([int(np.flatnonzero(self.step == step)[-1]) for step in self.steps], dtype=np.int64)
+        return np.array(
+            [int(np.flatnonzero(self.step == step)[-1]) for step in self.steps], dtype=np.int64
+        )
 
 
 @dataclass(frozen=True)
 class StepRounds:
-    """Rounds from a step's beginning to something; NaN where it does not apply or never happened."""
+    """Rounds from a step's beginning to something; NaN where it does not apply or never
+    happened.
+    """
 
     rounds: np.ndarray  # [S, K]
     mean: float  # over clients and steps that have a number
@@ -70,31 +78,55 @@ class DriftSummary:
 
 
 def read_curves(
-    ledger: Ledger, clusters: Any = None, rounds_per_step: int | None = None, *, evaluated: str = "global", clients: int | None = None
+    ledger: Ledger,
+    clusters: Any = None,
+    rounds_per_step: int | None = None,
+    *,
+    evaluated: str = "global",
+    clients: int | None = None,
 ) -> DriftCurves:
-    """Curves from the test records of the model that counts: the clients' own ("personal") or the global one, as it stood after each round.
+    """Curves from the test records of the model that counts: the clients' own ("personal") or the
+    global one, as it stood after each round.
 
-    clusters: who is in which concept when [T, K]; without, everybody is in concept 0. rounds_per_step: all recorded rounds without it.
+    clusters: who is in which concept when [T, K]; without, everybody is in concept 0.
+        rounds_per_step: all recorded rounds without it.
     """
     if evaluated == "personal":
         records = ledger.select(moment="personal", split="test")
     else:
-        merged, refined = (ledger.select(moment=moment, split="test", model=GLOBAL) for moment in ("merged", "refined"))
+        merged, refined = (
+            ledger.select(moment=moment, split="test", model=GLOBAL)
+            for moment in ("merged", "refined")
+        )
         records = np.concatenate([merged[~np.isin(merged["round"], refined["round"])], refined])
     if not len(records):
-        raise InputError(f"the ledger has no test records of the {evaluated} model: let the run record at least one round")
+        raise InputError(
+            f"the ledger has no test records of the {evaluated} model: let the run record at"
+            " least one round"
+        )
     rounds, first = np.unique(records["round"], return_index=True)
     steps = records["time_step"][first].astype(np.int64)
     known = int(records["model"].max()) + 1
-    table = np.zeros((int(steps.max()) + 1, clients or max(known, 1)), np.int64) if clusters is None else np.asarray(clusters, np.int64)
+    table = (
+        np.zeros((int(steps.max()) + 1, clients or max(known, 1)), np.int64)
+        if clusters is None
+        else np.asarray(clusters, np.int64)
+    )
     if len(table) <= steps.max() or known > table.shape[1]:
-        raise InputError(f"clusters has {len(table)} time steps of {table.shape[1]} clients, the ledger more: give the run's own table")
+        raise InputError(
+            f"clusters has {len(table)} time steps of {table.shape[1]} clients, the ledger"
+            " more: give the run's own table"
+        )
     concepts = 1 + max(int(table.max()), int(records["owner"].max()))
     accuracy = np.full((len(rounds), table.shape[1], concepts), np.nan)
     judged = accuracy_of(records)
     for concept in range(concepts):
         here = np.isin(records["owner"], (-1, concept))  # rows of everybody are every concept's
-        when, who, value = np.searchsorted(rounds, records["round"][here]), records["model"][here], judged[here]
+        when, who, value = (
+            np.searchsorted(rounds, records["round"][here]),
+            records["model"][here],
+            judged[here],
+        )
         if evaluated == "personal":
             accuracy[when, who, concept] = value
         else:
@@ -115,7 +147,8 @@ def drift_curves(run: Run) -> DriftCurves:
 
 
 def performance(curves: DriftCurves) -> float:
-    """Accuracy at the END of each step, averaged over clients, then over steps (section 3.5). Two steps of one client, two records each:
+    """Accuracy at the END of each step, averaged over clients, then over steps (section 3.5). Two
+    steps of one client, two records each:
 
     >>> performance(_example([0.25, 0.5, 0.0, 1.0]))
     0.75
@@ -124,10 +157,12 @@ def performance(curves: DriftCurves) -> float:
 
 
 def convergence_rounds(curves: DriftCurves, fraction: float = 0.9) -> StepRounds:
-    """Rounds until 90% of the step's gain, for each client and step (section 3.5), counted from the step's beginning.
+    """Rounds until 90% of the step's gain, for each client and step (section 3.5), counted from the
+    step's beginning.
 
-    The gain is the accuracy at the end minus that at the step's first record (reading: the thesis' own arithmetic counts the drop that was recovered). Who
-    gains nothing has no number and is counted in `without`. Step 0 gains 0.25, seen at its second record; step 1 loses:
+    The gain is the accuracy at the end minus that at the step's first record (reading: the thesis'
+    own arithmetic counts the drop that was recovered). Who gains nothing has no number and is
+    counted in `without`. Step 0 gains 0.25, seen at its second record; step 1 loses:
 
     >>> found = convergence_rounds(_example([0.25, 0.5, 1.0, 0.75]))
     >>> found.rounds[:, 0], found.mean, found.without
@@ -142,12 +177,16 @@ def convergence_rounds(curves: DriftCurves, fraction: float = 0.9) -> StepRounds
 
 
 def robustness(curves: DriftCurves) -> float:
-    """The previous step's final accuracy minus the new step's WORST, averaged over clients and steps (section 3.5); positive = dropped.
+    """The previous step's final accuracy minus the new step's WORST, averaged over clients and
+    steps (section 3.5); positive = dropped.
 
     >>> robustness(_example([0.25, 0.75, 0.5, 1.0]))
     0.25
     """
-    drops = [curves.own[curves.ends[place]] - _worst(curves.own[curves.step == step]) for place, step in enumerate(curves.steps[1:])]
+    drops = [
+        curves.own[curves.ends[place]] - _worst(curves.own[curves.step == step])
+        for place, step in enumerate(curves.steps[1:])
+    ]
     return float(nan_mean(np.array(drops))) if drops else float("nan")
 
 
@@ -161,25 +200,38 @@ def time_averaged_accuracy(curves: DriftCurves) -> float:
 
 
 def recovery_rounds(curves: DriftCurves) -> StepRounds:
-    """Rounds after a drift until a client is back at its accuracy before the drift; NaN, counted in `without`, where it never was in that step.
+    """Rounds after a drift until a client is back at its accuracy before the drift; NaN, counted in
+    `without`, where it never was in that step.
 
-    The level is the previous step's last record, and the first record at or above it counts, so recording decides how fine the number is.
+    The level is the previous step's last record, and the first record at or above it counts, so
+    recording decides how fine the number is.
 
     >>> recovery_rounds(_example([0.25, 0.75, 0.5, 1.0])).rounds
     array([[2.]])
     """
-    return _rounds_until(curves, curves.steps[1:], lambda place, rows: curves.own[curves.ends[place]])
+    return _rounds_until(
+        curves, curves.steps[1:], lambda place, rows: curves.own[curves.ends[place]]
+    )
 
 
 def recovery_of_mean(curves: DriftCurves) -> list[int | None]:
-    """The same for the mean over clients: rounds for each drift, None where its level was never reached again in that step.
+    """The same for the mean over clients: rounds for each drift, None where its level was never
+    reached again in that step.
 
     >>> recovery_of_mean(_example([0.25, 0.75, 0.5, 0.5]))
     [None]
     """
     mean = nan_mean(curves.own, axis=1)[:, None, None]  # as if one client in one concept
-    alone = DriftCurves(curves.round, curves.step, mean, np.zeros((len(curves.clusters), 1), np.int64), curves.rounds_per_step)
-    return [None if np.isnan(rounds) else int(rounds) for rounds in recovery_rounds(alone).rounds[:, 0]]
+    alone = DriftCurves(
+        curves.round,
+        curves.step,
+        mean,
+        np.zeros((len(curves.clusters), 1), np.int64),
+        curves.rounds_per_step,
+    )
+    return [
+        None if np.isnan(rounds) else int(rounds) for rounds in recovery_rounds(alone).rounds[:, 0]
+    ]
 
 
 def worst_client_curve(curves: DriftCurves) -> np.ndarray:
@@ -188,15 +240,20 @@ def worst_client_curve(curves: DriftCurves) -> np.ndarray:
 
 
 def cluster_curves(curves: DriftCurves) -> np.ndarray:
-    """The mean over the clients that are in each cluster at the time; NaN while a cluster is empty. -> [R, M]"""
-    inside = curves.clusters[curves.step][:, :, None] == np.arange(curves.by_concept.shape[2])  # [R, K, M]
+    """The mean over the clients that are in each cluster at the time; NaN while a cluster is
+    empty. -> [R, M]
+    """
+    # [R, K, M]
+    inside = curves.clusters[curves.step][:, :, None] == np.arange(curves.by_concept.shape[2])
     return nan_mean(np.where(inside, curves.own[:, :, None], np.nan), axis=1)
 
 
 def concept_forgetting(curves: DriftCurves) -> np.ndarray:
-    """What clients forgot of concepts they have left: accuracy at the last record in the concept minus now, mean over a client's left concepts. -> [R, K]
+    """What clients forgot of concepts they have left: accuracy at the last record in the concept
+    minus now, mean over a client's left concepts. -> [R, K]
 
-    Positive = forgotten; NaN while a client has left none. A client leaves concept 0 at 0.75 and later has 0.5 and 0.25 there:
+    Positive = forgotten; NaN while a client has left none. A client leaves concept 0 at 0.75 and
+    later has 0.5 and 0.25 there:
 
     >>> moved = DriftCurves(np.array([1, 2, 3]), np.array([0, 1, 1]), np.array([[[0.75, 0.0]], [[0.5, 0.5]], [[0.25, 1.0]]]), np.array([[0], [1]]), 2)
     >>> concept_forgetting(moved)[:, 0]
@@ -214,7 +271,9 @@ def concept_forgetting(curves: DriftCurves) -> np.ndarray:
 
 
 def summarise_drift(run: Run) -> DriftSummary:
-    """All numbers of a run under drift; the worst client is taken at the end of each step and averaged over steps, as performance is."""
+    """All numbers of a run under drift; the worst client is taken at the end of each step and
+    averaged over steps, as performance is.
+    """
     curves = drift_curves(run)
     return DriftSummary(
         performance(curves),
@@ -228,11 +287,14 @@ def summarise_drift(run: Run) -> DriftSummary:
 
 
 def _rounds_until(curves: DriftCurves, steps: list[int], goal_of: Any) -> StepRounds:
-    """Rounds from each step's beginning to the first record at or above the goal. goal_of(place of the step, its rows [r, K]) -> [K]"""
+    """Rounds from each step's beginning to the first record at or above the goal. goal_of(place
+    of the step, its rows [r, K]) -> [K]
+    """
     found = np.full((len(steps), curves.own.shape[1]), np.nan)
     for place, step in enumerate(steps):
         here = curves.step == step
-        reached = curves.own[here] >= goal_of(place, curves.own[here])  # [r, K]; a comparison with NaN is False
+        # [r, K]; a comparison with NaN is False
+        reached = curves.own[here] >= goal_of(place, curves.own[here])
         since = curves.round[here] - step * curves.rounds_per_step
         found[place] = np.where(reached.any(axis=0), since[reached.argmax(axis=0)], np.nan)
     return StepRounds(found, float(nan_mean(found)), int(np.isnan(found).sum()))
@@ -247,5 +309,9 @@ def _worst(rows: np.ndarray) -> np.ndarray:
 def _example(accuracy: list[float]) -> DriftCurves:
     """One client, two steps of two rounds: for the examples above."""
     return DriftCurves(
-        np.arange(1, 5), np.array([0, 0, 1, 1]), np.array(accuracy).reshape(4, 1, 1), np.zeros((2, 1), np.int64), rounds_per_step=2
+        np.arange(1, 5),
+        np.array([0, 0, 1, 1]),
+        np.array(accuracy).reshape(4, 1, 1),
+        np.zeros((2, 1), np.int64),
+        rounds_per_step=2,
     )

@@ -1,6 +1,8 @@
-"""What happens to single examples: which ones aggregation makes a client's model lose, and how often each is learned and forgotten.
+"""What happens to single examples: which ones aggregation makes a client's model lose, and how
+often each is learned and forgotten.
 
-All from the records of `run.examples`: clients' training rows, judged right or wrong with a margin, at the moments of a round.
+All from the records of `run.examples`: clients' training rows, judged right or wrong with a margin,
+at the moments of a round.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ EVENTS = ("right_to_wrong", "margin_rise")  # as the method `centralised` report
 
 @dataclass(frozen=True)
 class ForgettableExamples:
-    """How many of a client's examples its own model had right and the new global model has wrong."""
+    """How many of a client's examples its own model had right and the new global model has
+    wrong.
+    """
 
     round: np.ndarray  # [n] of the merged model
     client: np.ndarray  # [n]
@@ -53,7 +57,9 @@ class ExampleEvents:
 
 @dataclass(frozen=True)
 class CentralisedEvents:
-    """Forgetting events of centralised training, batch to batch, added up over the examples of a round."""
+    """Forgetting events of centralised training, batch to batch, added up over the examples of
+    a round.
+    """
 
     round: np.ndarray  # [n]
     right_to_wrong: np.ndarray  # [n]
@@ -61,23 +67,34 @@ class CentralisedEvents:
 
 
 def find_forgettable(examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """-> records of the merged global model on examples that the client's latest local model has judged too, and which of them are forgettable
+    """-> records of the merged global model on examples that the client's latest local model has
+    judged too, and which of them are forgettable
 
-    Forgettable (FedWAvg): right for the client's own model after its latest training, wrong for the new global model.
+    Forgettable (FedWAvg): right for the client's own model after its latest training, wrong for the
+    new global model.
     """
     kept = examples[np.isin(examples["moment"], (LOCAL, MERGED))]
-    kept = kept[np.lexsort((kept["moment"], kept["round"], kept["id"], kept["client"]))]  # local stands before merged
+    # local stands before merged
+    kept = kept[np.lexsort((kept["moment"], kept["round"], kept["id"], kept["client"]))]
     place = np.arange(len(kept))
-    latest = np.maximum.accumulate(np.where(kept["moment"] == LOCAL, place, -1)) if len(kept) else place
-    same = (latest >= 0) & (kept["client"][latest] == kept["client"]) & (kept["id"][latest] == kept["id"])
+    latest = (
+        np.maximum.accumulate(np.where(kept["moment"] == LOCAL, place, -1)) if len(kept) else place
+    )
+    same = (
+        (latest >= 0)
+        & (kept["client"][latest] == kept["client"])
+        & (kept["id"][latest] == kept["id"])
+    )
     seen = same & (kept["moment"] == MERGED)
     return kept[seen], (kept["right"][latest[seen]] > 0) & (kept["right"][seen] == 0)
 
 
 def forgettable_examples(examples: np.ndarray) -> ForgettableExamples:
-    """Forgettable examples of each client in each round (FedWAvg, Hong et al., 2022): aggregation's loss on the client's own training rows.
+    """Forgettable examples of each client in each round (FedWAvg, Hong et al., 2022): aggregation's
+    loss on the client's own training rows.
 
-    Client 0 had both of its examples right; the merged model has the second wrong, and one is forgotten:
+    Client 0 had both of its examples right; the merged model has the second wrong, and one is
+    forgotten:
 
     >>> from remanence.metrics.ledger import EXAMPLE
     >>> rows = [(1, 0, LOCAL, 0, 5, 1, 1.0), (1, 0, LOCAL, 0, 6, 1, 1.0), (1, 0, MERGED, 0, 5, 1, 0.5), (1, 0, MERGED, 0, 6, 0, -0.5)]
@@ -85,17 +102,21 @@ def forgettable_examples(examples: np.ndarray) -> ForgettableExamples:
     array([1])
     """
     merged, lost = find_forgettable(examples)
-    keys, group = np.unique(np.stack([merged["round"], merged["client"]]), axis=1, return_inverse=True)
+    keys, group = np.unique(
+        np.stack([merged["round"], merged["client"]]), axis=1, return_inverse=True
+    )
     judged = np.bincount(group.reshape(-1), minlength=keys.shape[1])
     count = np.bincount(group.reshape(-1)[lost], minlength=keys.shape[1])
     return ForgettableExamples(keys[0], keys[1], count, judged)
 
 
 def example_events(examples: np.ndarray, moment: str = "merged") -> ExampleEvents:
-    """Learning and forgetting events (Toneva et al., ICLR 2019): acc_t < acc_{t+1} and acc_t > acc_{t+1}, over an example's recorded rounds.
+    """Learning and forgetting events (Toneva et al., ICLR 2019): acc_t < acc_{t+1} and acc_t >
+    acc_{t+1}, over an example's recorded rounds.
 
-    Before its first record an example counts as wrong, so right at first sight is learned. The margin error is the largest other logit minus the true one,
-    and `margin_rise` counts where it grew. Right, wrong, right is learned twice and forgotten once:
+    Before its first record an example counts as wrong, so right at first sight is learned. The
+    margin error is the largest other logit minus the true one, and `margin_rise` counts where it
+    grew. Right, wrong, right is learned twice and forgotten once:
 
     >>> from remanence.metrics.ledger import EXAMPLE
     >>> rows = [(1, 0, MERGED, 0, 5, 1, 1.0), (2, 0, MERGED, 0, 5, 0, -1.0), (3, 0, MERGED, 0, 5, 1, 0.5)]
@@ -117,17 +138,27 @@ def example_events(examples: np.ndarray, moment: str = "merged") -> ExampleEvent
 
     judged = np.bincount(group, minlength=count)
     return ExampleEvents(
-        kept["client"][first], kept["id"][first], judged, tally(right & ~was_right), tally(was_right & ~right), tally(worse)
+        kept["client"][first],
+        kept["id"][first],
+        judged,
+        tally(right & ~was_right),
+        tally(was_right & ~right),
+        tally(worse),
     )
 
 
 def centralised_events(run: Run) -> CentralisedEvents | None:
-    """Forgetting events of a run with the method `centralised` (FedWAvg, table 1), by round; None where they were not counted."""
+    """Forgetting events of a run with the method `centralised` (FedWAvg, table 1), by round;
+    None where they were not counted.
+    """
     rounds: dict[int, tuple[int, int]] = {}
     for line in run.metrics:
         extras = line.get("extras") or {}
         if all(f"centralised.{kind}" in extras for kind in EVENTS):
-            rounds[int(line["round"])] = (int(extras["centralised.right_to_wrong"]), int(extras["centralised.margin_rise"]))
+            rounds[int(line["round"])] = (
+                int(extras["centralised.right_to_wrong"]),
+                int(extras["centralised.margin_rise"]),
+            )
     if not rounds:
         return None
     counts = np.array([rounds[round] for round in sorted(rounds)])

@@ -1,4 +1,6 @@
-"""Whom clients listen to: how often to their own cluster, against chance. From the records of `run.peers`."""
+"""Whom clients listen to: how often to their own cluster, against chance. From the records of
+`run.peers`.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,18 @@ class Listening:
     """How much of the listening between two records stayed within the listeners' own clusters."""
 
     round: np.ndarray  # [R]
-    own: np.ndarray  # [R] share of the peers listened to; NaN where nobody listened; an oracle has 1
-    chance: np.ndarray  # [R] the same share for peers drawn at random: (size of the own cluster - 1) / (K - 1)
+    # [R] share of the peers listened to; NaN where nobody listened; an oracle has 1
+    own: np.ndarray
+    # [R] the same share for peers drawn at random: (size of the own cluster - 1) / (K - 1)
+    chance: np.ndarray
 
 
 def own_cluster_listening(peers: np.ndarray, clusters: Any) -> Listening:
-    """The share of the peers listened to that are in the listener's own cluster, and what chance would give, both over all listening since the record before.
+    """The share of the peers listened to that are in the listener's own cluster, and what chance
+    would give, both over all listening since the record before.
 
-    Clients 0 and 1 are in a cluster, 2 alone. 0 listened three times to 1 and once to 2. By chance it would have heard 1 in (2 - 1) / (3 - 1) of all cases:
+    Clients 0 and 1 are in a cluster, 2 alone. 0 listened three times to 1 and once to 2. By chance
+    it would have heard 1 in (2 - 1) / (3 - 1) of all cases:
 
     >>> from remanence.metrics.ledger import peers_type
     >>> heard = np.array([(5, 0, HEARD, [[0, 3, 1], [0, 0, 0], [0, 0, 0]])], dtype=peers_type(3))
@@ -44,5 +50,7 @@ def own_cluster_listening(peers: np.ndarray, clusters: Any) -> Listening:
     chance = same.sum(axis=2) / max(size - 1, 1)  # [R, K]
     total = often.sum(axis=(1, 2))
     return Listening(
-        heard["round"], divide((often * same).sum(axis=(1, 2)), total), divide((often.sum(axis=2) * chance).sum(axis=1), total)
+        heard["round"],
+        divide((often * same).sum(axis=(1, 2)), total),
+        divide((often.sum(axis=2) * chance).sum(axis=1), total),
     )

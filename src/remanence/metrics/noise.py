@@ -16,13 +16,15 @@ class Noise:
 
     mean: float
     deviation: float | None  # sample standard deviation; None for one seed
-    interval: tuple[float, float] | None  # 95 % interval of the mean, by Student's t; None for one seed
+    # 95 % interval of the mean, by Student's t; None for one seed
+    interval: tuple[float, float] | None
     seeds: int
 
     @property
     def verdict(self) -> str:
-        """ "unknown" for one seed; "clear" where the interval leaves 0 out; "likely" where the mean is twice the deviation, but seeds are too few for the
-        interval; else "noise"."""
+        """ "unknown" for one seed; "clear" where the interval leaves 0 out; "likely" where the mean
+        is twice the deviation, but seeds are too few for the interval; else "noise".
+        """
         if self.deviation is None or self.interval is None:
             return "unknown"
         if self.interval[0] > 0 or self.interval[1] < 0:
@@ -30,21 +32,33 @@ class Noise:
         return "likely" if abs(self.mean) > 2 * self.deviation else "noise"
 
     def __abs__(self) -> Noise:
-        """The same seen from the side on which the mean is: for sentences that say lost or gained in words."""
+        """The same seen from the side on which the mean is: for sentences that say lost or
+        gained in words.
+        """
         if self.mean >= 0:
             return self
-        return Noise(-self.mean, self.deviation, (-self.interval[1], -self.interval[0]) if self.interval else None, self.seeds)
+        return Noise(
+            -self.mean,
+            self.deviation,
+            (-self.interval[1], -self.interval[0]) if self.interval else None,
+            self.seeds,
+        )
 
     def as_dict(self) -> dict[str, Any]:
-        about = {"mean": self.mean, "deviation": self.deviation, "interval": list(self.interval) if self.interval else None}
+        about = {
+            "mean": self.mean,
+            "deviation": self.deviation,
+            "interval": list(self.interval) if self.interval else None,
+        }
         return about | {"seeds": self.seeds, "verdict": self.verdict}
 
 
 def weigh(values: Iterable[float]) -> Noise | None:
     """The mean over seeds with its 95 % interval; None where there is no number.
 
-    Three seeds at 0, 0.25 and 0.5: deviation 0.25, standard error 0.25 / sqrt 3, and t = 4.303 for two degrees of freedom, so the interval reaches below 0,
-    and the mean is no more than twice the deviation:
+    Three seeds at 0, 0.25 and 0.5: deviation 0.25, standard error 0.25 / sqrt 3, and t = 4.303 for
+    two degrees of freedom, so the interval reaches below 0, and the mean is no more than twice the
+    deviation:
 
     >>> noise = weigh([0.0, 0.25, 0.5])
     >>> noise.mean, noise.deviation, round(noise.interval[0], 3), noise.verdict

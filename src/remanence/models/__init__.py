@@ -1,9 +1,11 @@
 """The papers' networks.
 
-Each is built by a function `name(shape, classes, *, options)` where `shape` is one example's: (channels, height, width) for images,
-(columns,) for tables, (length,) for tokens. The network it returns has `features(x) -> [B, d]`, an `nn.Linear` called `head`, and
-`forward(x) = head(features(x))`; its layers are registered in the order in which they are applied, so that "the last three layers" is a
-question of counting. None has dropout or changes a tensor in place, except for BatchNorm's own buffers.
+Each is built by a function `name(shape, classes, *, options)` where `shape` is one example's:
+(channels, height, width) for images, (columns,) for tables, (length,) for tokens. The network it
+returns has `features(x) -> [B, d]`, an `nn.Linear` called `head`, and `forward(x) =
+head(features(x))`; its layers are registered in the order in which they are applied, so that "the
+last three layers" is a question of counting. None has dropout or changes a tensor in place, except
+for BatchNorm's own buffers.
 """
 
 from __future__ import annotations
@@ -21,7 +23,17 @@ from remanence.models.resnet import resnet18
 from remanence.models.shallow_resnet import shallow_resnet
 from remanence.models.text import text
 
-__all__ = ["MODELS", "cnn", "default_model", "densenet121", "lenet", "mlp", "resnet18", "shallow_resnet", "text"]
+__all__ = [
+    "MODELS",
+    "cnn",
+    "default_model",
+    "densenet121",
+    "lenet",
+    "mlp",
+    "resnet18",
+    "shallow_resnet",
+    "text",
+]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn": cnn,

@@ -10,8 +10,9 @@ from remanence.models.shapes import check_task, image_sides
 class Cnn(nn.Module):
     """Two padded 5x5 convolutions, each halved by max pooling, and one wide dense layer.
 
-    ReLU comes after pooling: the largest of four, cut off at zero, is the largest of the four cut off at zero, and gradients agree to the last bit, too.
-    But ReLU then sees a quarter of the numbers, and a step takes a tenth less time on a CPU.
+    ReLU comes after pooling: the largest of four, cut off at zero, is the largest of the four cut
+    off at zero, and gradients agree to the last bit, too. But ReLU then sees a quarter of the
+    numbers, and a step takes a tenth less time on a CPU.
     """
 
     def __init__(self, channels: int, height: int, width: int, classes: int):
@@ -39,14 +40,16 @@ class Cnn(nn.Module):
 
 
 def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Two padded 5x5 convolutions (32 and 64 channels) with 2x2 max pooling, 512 hidden units, and the classifier.
+    """Two padded 5x5 convolutions (32 and 64 channels) with 2x2 max pooling, 512 hidden units, and
+    the classifier.
 
-    McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017 (1,663,370 parameters on 28x28 gray
-    images); the same network serves Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated Learning, 2022
-    (FedNTD), and Flashback.
+    McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017
+    (1,663,370 parameters on 28x28 gray images); the same network serves Lee et al., Preservation of
+    the Global Knowledge by Not-True Distillation in Federated Learning, 2022 (FedNTD), and
+    Flashback.
 
-    shape: (channels, height, width), both sides at least 4; height // 4 x width // 4 positions reach the dense layer, since pooling drops a
-        last row or column that has no partner.
+    shape: (channels, height, width), both sides at least 4; height // 4 x width // 4 positions
+        reach the dense layer, since pooling drops a last row or column that has no partner.
     classes: how many labels there are.
     """
     check_task("cnn", shape, classes)

@@ -10,24 +10,34 @@ from torch import Tensor, nn
 from remanence.errors import InputError
 from remanence.models.shapes import at_least_one, check_task, image_sides, parse_widths
 
-SQUEEZE = 4  # a 1x1 convolution narrows a layer's input to so many times the growth before the 3x3 one
+# a 1x1 convolution narrows a layer's input to so many times the growth before the 3x3 one
+SQUEEZE = 4
 
 
 class DenseLayer(nn.Module):
-    """BatchNorm, ReLU and a 1x1 convolution, then BatchNorm, ReLU and a 3x3 one; its output is put beside its input."""
+    """BatchNorm, ReLU and a 1x1 convolution, then BatchNorm, ReLU and a 3x3 one; its output is
+    put beside its input.
+    """
 
     def __init__(self, inputs: int, growth: int):
         super().__init__()
         inside = SQUEEZE * growth
-        self.narrow = nn.Sequential(nn.BatchNorm2d(inputs), nn.ReLU(), nn.Conv2d(inputs, inside, 1, bias=False))
-        self.look = nn.Sequential(nn.BatchNorm2d(inside), nn.ReLU(), nn.Conv2d(inside, growth, 3, padding=1, bias=False))
+        self.narrow = nn.Sequential(
+            nn.BatchNorm2d(inputs), nn.ReLU(), nn.Conv2d(inputs, inside, 1, bias=False)
+        )
+        self.look = nn.Sequential(
+            nn.BatchNorm2d(inside), nn.ReLU(), nn.Conv2d(inside, growth, 3, padding=1, bias=False)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([x, self.look(self.narrow(x))], dim=1)  # [B, inputs, h, w] -> [B, inputs + growth, h, w]
+        # [B, inputs, h, w] -> [B, inputs + growth, h, w]
+        return torch.cat([x, self.look(self.narrow(x))], dim=1)
 
 
 def halve(inputs: int, outputs: int) -> nn.Module:
-    """Between two blocks: fewer channels, and half the resolution, rounded up so that 28x28 images can be halved three times."""
+    """Between two blocks: fewer channels, and half the resolution, rounded up so that 28x28
+    images can be halved three times.
+    """
     return nn.Sequential(
         nn.BatchNorm2d(inputs),
         nn.ReLU(),
@@ -37,12 +47,16 @@ def halve(inputs: int, outputs: int) -> nn.Module:
 
 
 class DenseNet(nn.Module):
-    """A 3x3 stem, dense blocks with a halving between each two, global average pooling, and the classifier."""
+    """A 3x3 stem, dense blocks with a halving between each two, global average pooling, and the
+    classifier.
+    """
 
     def __init__(self, channels: int, blocks: tuple[int, ...], growth: int, classes: int):
         super().__init__()
         width = 2 * growth
-        layers: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Conv2d(channels, width, 3, padding=1, bias=False))
+        layers: OrderedDict[str, nn.Module] = OrderedDict(
+            stem=nn.Conv2d(channels, width, 3, padding=1, bias=False)
+        )
         for number, depth in enumerate(blocks):
             for layer in range(depth):
                 layers[f"block{number}_{layer}"] = DenseLayer(width, growth)
@@ -63,22 +77,34 @@ class DenseNet(nn.Module):
         return logits
 
 
-def densenet121(shape: tuple[int, ...], classes: int, *, growth: int = 32, blocks: str = "6,12,24,16") -> nn.Module:
-    """DenseNet-121 for small images: every layer sees the outputs of all layers before it in its block.
+def densenet121(
+    shape: tuple[int, ...], classes: int, *, growth: int = 32, blocks: str = "6,12,24,16"
+) -> nn.Module:
+    """DenseNet-121 for small images: every layer sees the outputs of all layers before it in its
+    block.
 
-    Huang, Liu, van der Maaten and Weinberger, Densely Connected Convolutional Networks, 2017; used by Hong, Kang and Lee, 2022 (FedWAvg), table 1. The
-    published network begins with a 7x7 convolution of stride 2 and a pooling, made for 224x224 images; on 28x28 and 32x32 ones that would leave a
-    single pixel, so a 3x3 convolution of stride 1 stands there (reading: FedWAvg does not say what it did). 6,956,298 parameters on 3x32x32 with 10
-    classes. Smaller relatives: `densenet121(growth=12)`, `densenet121(growth=8, blocks="2,2,2,2")`.
+    Huang, Liu, van der Maaten and Weinberger, Densely Connected Convolutional Networks, 2017; used
+    by Hong, Kang and Lee, 2022 (FedWAvg), table 1. The published network begins with a 7x7
+    convolution of stride 2 and a pooling, made for 224x224 images; on 28x28 and 32x32 ones that
+    would leave a single pixel, so a 3x3 convolution of stride 1 stands there (reading: FedWAvg does
+    not say what it did). 6,956,298 parameters on 3x32x32 with 10 classes. Smaller relatives:
+    `densenet121(growth=12)`, `densenet121(growth=8, blocks="2,2,2,2")`.
 
-    shape: (channels, height, width), both sides at least 9, so that the last map is 2x2 or larger and BatchNorm can train on a batch of one.
+    shape: (channels, height, width), both sides at least 9, so that the last map is 2x2 or larger
+        and BatchNorm can train on a batch of one.
     classes: how many labels there are.
     growth: channels that each layer adds; the stem has twice as many.
-    blocks: layers of each dense block, with commas; four of them, 121 layers in all, in the published network.
+    blocks: layers of each dense block, with commas; four of them, 121 layers in all, in the
+        published network.
     """
     check_task("densenet121", shape, classes)
-    channels, _, _ = image_sides("densenet121", shape, smallest=9, reason="three halvings with BatchNorm")
+    channels, _, _ = image_sides(
+        "densenet121", shape, smallest=9, reason="three halvings with BatchNorm"
+    )
     depths = parse_widths("densenet121", "blocks", blocks)
     if len(depths) != 4:
-        raise InputError(f"model densenet121: blocks={blocks!r} names {len(depths)} blocks, not 4; write it like blocks='6,12,24,16'")
+        raise InputError(
+            f"model densenet121: blocks={blocks!r} names {len(depths)} blocks, not 4; write it"
+            " like blocks='6,12,24,16'"
+        )
     return DenseNet(channels, depths, at_least_one("densenet121", "growth", growth), classes)

@@ -10,14 +10,18 @@ LARGE = 128  # pixels: from here on the convolutions move in strides of 3
 
 
 def _side_left(side: int, stride: int) -> int:
-    """What remains of an image's side after two rounds of an unpadded 5x5 convolution and 2x2 pooling."""
+    """What remains of an image's side after two rounds of an unpadded 5x5 convolution and 2x2
+    pooling.
+    """
     for _ in range(2):
         side = ((side - 5) // stride + 1) // 2
     return side
 
 
 class LeNet(nn.Module):
-    """Two unpadded 5x5 convolutions with max pooling and two dense layers; pooled before ReLU, as in `cnn.py`."""
+    """Two unpadded 5x5 convolutions with max pooling and two dense layers; pooled before ReLU,
+    as in `cnn.py`.
+    """
 
     def __init__(self, channels: int, height: int, width: int, classes: int):
         super().__init__()
@@ -47,15 +51,20 @@ class LeNet(nn.Module):
 
 
 def lenet(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Two 5x5 convolutions (6 and 16 channels) with 2x2 max pooling, dense layers of 120 and 84, and the classifier.
+    """Two 5x5 convolutions (6 and 16 channels) with 2x2 max pooling, dense layers of 120 and 84,
+    and the classifier.
 
-    Klefbom and Örtenberg Toftås, Decentralized Deep Learning under Distributed Concept Drift, 2023 (HAST), appendix A.2: 62,006 parameters
-    on 3x32x32 with 10 classes; 61,751 on 3x227x227 with 7 classes, where both convolutions have stride 3. ReLU follows every hidden layer:
-    the tables print "Linear" for the dense ones, the authors' code has ReLU.
+    Klefbom and Örtenberg Toftås, Decentralized Deep Learning under Distributed Concept Drift, 2023
+    (HAST), appendix A.2: 62,006 parameters on 3x32x32 with 10 classes; 61,751 on 3x227x227 with 7
+    classes, where both convolutions have stride 3. ReLU follows every hidden layer: the tables
+    print "Linear" for the dense ones, the authors' code has ReLU.
 
-    shape: (channels, height, width), both sides at least 16; where both are 128 or more the stride is 3 instead of 1.
+    shape: (channels, height, width), both sides at least 16; where both are 128 or more the stride
+        is 3 instead of 1.
     classes: how many labels there are.
     """
     check_task("lenet", shape, classes)
-    channels, height, width = image_sides("lenet", shape, smallest=16, reason="two 5x5 convolutions with pooling")
+    channels, height, width = image_sides(
+        "lenet", shape, smallest=16, reason="two 5x5 convolutions with pooling"
+    )
     return LeNet(channels, height, width, classes)

@@ -33,12 +33,13 @@ class Mlp(nn.Module):
 def mlp(shape: tuple[int, ...], classes: int, *, hidden: str = "200") -> nn.Module:
     """Dense layers with ReLU on the flattened example: for tables and for small images.
 
-    `hidden="200,200"` on 28x28 images is the "2NN" of McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized
-    Data, 2017.
+    `hidden="200,200"` on 28x28 images is the "2NN" of McMahan et al., Communication-Efficient
+    Learning of Deep Networks from Decentralized Data, 2017.
 
     shape: of one example of floating-point numbers; any, it is flattened.
     classes: how many labels there are.
-    hidden: the widths of the hidden layers from input to output, with commas; empty for none, which is logistic regression.
+    hidden: the widths of the hidden layers from input to output, with commas; empty for none, which
+        is logistic regression.
     """
     check_task("mlp", shape, classes)
     return Mlp(math.prod(shape), parse_widths("mlp", "hidden", hidden), classes)

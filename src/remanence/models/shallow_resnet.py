@@ -15,11 +15,17 @@ class ShallowResNet(nn.Module):
     def __init__(self, channels: int, widths: tuple[int, ...], classes: int):
         super().__init__()
         # BatchNorm subtracts the mean, so a bias before it would do nothing.
-        self.stem = nn.Sequential(nn.Conv2d(channels, widths[0], 3, padding=1, bias=False), batch_norm(widths[0]), nn.ReLU())
+        self.stem = nn.Sequential(
+            nn.Conv2d(channels, widths[0], 3, padding=1, bias=False),
+            batch_norm(widths[0]),
+            nn.ReLU(),
+        )
         before = (widths[0], *widths[:-1])
         self.blocks = nn.Sequential(
             *(
-                ResidualBlock(inputs, outputs, 1 if block == 0 else 2, batch_norm, batch_norm, bias=False)
+                ResidualBlock(
+                    inputs, outputs, 1 if block == 0 else 2, batch_norm, batch_norm, bias=False
+                )
                 for block, (inputs, outputs) in enumerate(zip(before, widths, strict=True))
             )
         )
@@ -34,26 +40,33 @@ class ShallowResNet(nn.Module):
         return logits
 
 
-def shallow_resnet(shape: tuple[int, ...], classes: int, *, widths: str = "64,128,256,512") -> nn.Module:
+def shallow_resnet(
+    shape: tuple[int, ...], classes: int, *, widths: str = "64,128,256,512"
+) -> nn.Module:
     """Four residual blocks with BatchNorm, global average pooling, and one linear layer.
 
-    Hong, Kang and Lee, Weighted Averaging Federated Learning Based on Example Forgetting Events in Label Imbalanced Non-IID, 2022
-    (FedWAvg), section 3.3: "four residual blocks" of two 3x3 convolutions with BatchNorm, and "three shortcut connections" of a 1x1
-    convolution with BatchNorm. The paper leaves the rest open; we read it so: three such shortcuts for four blocks mean that the first
-    block has the width of its input, hence a stem (3x3 convolution, BatchNorm, ReLU) comes before it and its shortcut is the identity; each
-    later block halves the resolution and takes the next width; convolutions have no bias, as in He et al., Deep Residual Learning for Image
-    Recognition, 2016.
+    Hong, Kang and Lee, Weighted Averaging Federated Learning Based on Example Forgetting Events in
+    Label Imbalanced Non-IID, 2022 (FedWAvg), section 3.3: "four residual blocks" of two 3x3
+    convolutions with BatchNorm, and "three shortcut connections" of a 1x1 convolution with
+    BatchNorm. The paper leaves the rest open; we read it so: three such shortcuts for four blocks
+    mean that the first block has the width of its input, hence a stem (3x3 convolution, BatchNorm,
+    ReLU) comes before it and its shortcut is the identity; each later block halves the resolution
+    and takes the next width; convolutions have no bias, as in He et al., Deep Residual Learning for
+    Image Recognition, 2016.
 
-    shape: (channels, height, width), both sides at least 9: the last map is then 2x2 or larger, and BatchNorm can train even on a batch of
-        one.
+    shape: (channels, height, width), both sides at least 9: the last map is then 2x2 or larger, and
+        BatchNorm can train even on a batch of one.
     classes: how many labels there are.
     widths: channels of the four blocks, with commas (unstated in the paper).
     """
     check_task("shallow_resnet", shape, classes)
-    channels, _, _ = image_sides("shallow_resnet", shape, smallest=9, reason="three halvings with BatchNorm")
+    channels, _, _ = image_sides(
+        "shallow_resnet", shape, smallest=9, reason="three halvings with BatchNorm"
+    )
     blocks = parse_widths("shallow_resnet", "widths", widths)
     if len(blocks) != 4:
         raise InputError(
-            f"model shallow_resnet: widths={widths!r} names {len(blocks)} blocks, not 4; write it like widths='64,128,256,512'"
+            f"model shallow_resnet: widths={widths!r} names {len(blocks)} blocks, not 4;"
+            " write it like widths='64,128,256,512'"
         )
     return ShallowResNet(channels, blocks, classes)

@@ -1,6 +1,8 @@
-"""Dynamic distillation: a student listens to each teacher, class by class, in proportion to the labels that teacher has seen.
+"""Dynamic distillation: a student listens to each teacher, class by class, in proportion to the
+labels that teacher has seen.
 
-"Flashback: understanding and mitigating forgetting in federated learning", 2023, equation 3 and section 4.1.
+"Flashback: understanding and mitigating forgetting in federated learning", 2023, equation 3 and
+section 4.1.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ def label_shares(nu: Tensor, mu: Tensor) -> Tensor:
 
 
 def distil(student: Tensor, teachers: Tensor, alpha: Tensor) -> Tensor:
-    """sum_i sum_c alpha_i^c p_i^c log(p_i^c / q^c), where p_i are the teachers' probabilities and q the student's.
+    """sum_i sum_c alpha_i^c p_i^c log(p_i^c / q^c), where p_i are the teachers' probabilities and q
+    the student's.
 
     student: [B, C] logits; teachers: [m, B, C] logits; alpha: [m, C]. -> [B]
     """
-    log_p, log_q = torch.log_softmax(teachers, dim=-1), torch.log_softmax(student, dim=-1)  # finite even where p is 0: no 0 * log 0
+    # finite even where p is 0: no 0 * log 0
+    log_p, log_q = torch.log_softmax(teachers, dim=-1), torch.log_softmax(student, dim=-1)
     return (alpha.unsqueeze(-2) * log_p.exp() * (log_p - log_q)).sum(dim=(0, -1))

@@ -1,8 +1,11 @@
-"""FedRS, the restricted softmax: classes the client lacks enter with logits scaled down, so that they are pushed away less.
+"""FedRS, the restricted softmax: classes the client lacks enter with logits scaled down, so that
+they are pushed away less.
 
-Li and Zhan, "FedRS: federated learning with restricted softmax for label distribution non-IID data", KDD 2021.
+Li and Zhan, "FedRS: federated learning with restricted softmax for label distribution non-IID
+data", KDD 2021.
 
-Reading: the paper scales the scores w_c * h of a classifier without bias; here the whole logit is scaled, its bias included.
+Reading: the paper scales the scores w_c * h of a classifier without bias; here the whole logit is
+    scaled, its bias included.
 """
 
 from __future__ import annotations
@@ -28,4 +31,6 @@ def fedrs(*, alpha: float = 0.5) -> Part:
 
 def restricted(out: Output, batch: Batch, ctx: Context) -> Tensor:
     present = ctx.facts.label_counts > 0
-    return cross_entropy(torch.where(present, out.logits, ctx.hyper["alpha"] * out.logits), batch.y, reduction="none")
+    return cross_entropy(
+        torch.where(present, out.logits, ctx.hyper["alpha"] * out.logits), batch.y, reduction="none"
+    )

@@ -1,9 +1,12 @@
 """Masked cross-entropy: the logits of classes the client lacks are set to 0 before the softmax.
 
-Part of HeteroFL: Diao, Ding, Tarokh, "HeteroFL: computation and communication efficient federated learning for heterogeneous clients", ICLR 2021.
+Part of HeteroFL: Diao, Ding, Tarokh, "HeteroFL: computation and communication efficient federated
+learning for heterogeneous clients", ICLR 2021.
 
-Reading: masked logits are replaced by the number 0, not taken out. They get no gradient, as in TCE, but m absent classes leave m * exp(0) in the
-denominator, an opponent that never moves. So unlike TCE the loss depends on the level of the logits, and a client of one class still pushes its logit up.
+Reading: masked logits are replaced by the number 0, not taken out. They get no gradient, as in TCE,
+but m absent classes leave m * exp(0) in the denominator, an opponent that never moves. So unlike
+TCE the loss depends on the level of the logits, and a client of one class still pushes its logit
+up.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from remanence.types import Batch, Context, Output, Part
 
 @part
 def masked_ce() -> Part:
-    """-z_y + log(m + sum_{c in the client's classes} exp(z_c)), with m the number of classes the client lacks."""
+    """-z_y + log(m + sum_{c in the client's classes} exp(z_c)), with m the number of classes
+    the client lacks.
+    """
     return Part("masked_ce", base=masked)
 
 

@@ -1,4 +1,6 @@
-"""Cross-entropy over logits that were moved or weighed per class: what all the losses for absent classes share."""
+"""Cross-entropy over logits that were moved or weighed per class: what all the losses for
+absent classes share.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,16 @@ from torch import Tensor
 
 
 def target_logit(logits: Tensor, y: Tensor) -> Tensor:
-    """The logit of the true class, or its mean under soft targets. logits: [B, C]; y: [B] or [B, C] -> [B]"""
+    """The logit of the true class, or its mean under soft targets. logits: [B, C]; y: [B] or
+    [B, C] -> [B]
+    """
     if y.dim() == 2:
         return (y * logits).sum(dim=1)
     return logits.gather(1, y.unsqueeze(1)).squeeze(1)
 
 
 def weighted_softmax_loss(logits: Tensor, y: Tensor, class_weight: Tensor) -> Tensor:
-    """-z_y + log sum_c weight_c exp(z_c): classes of weight 0 take no part and get no gradient. class_weight: [C] -> [B]"""
+    """-z_y + log sum_c weight_c exp(z_c): classes of weight 0 take no part and get no gradient.
+    class_weight: [C] -> [B]
+    """
     return torch.logsumexp(logits + torch.log(class_weight), dim=1) - target_logit(logits, y)

@@ -1,7 +1,8 @@
 """TCE, truncated cross-entropy: the denominator runs only over the classes the client has.
 
-WSM with the shares replaced by 0 and 1. Legate, Caccia, Belilovsky, "Re-weighted softmax cross-entropy to control forgetting in federated learning", 2022,
-equation 3 of the workshop paper on truncated cross-entropy.
+WSM with the shares replaced by 0 and 1. Legate, Caccia, Belilovsky, "Re-weighted softmax
+cross-entropy to control forgetting in federated learning", 2022, equation 3 of the workshop paper
+on truncated cross-entropy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""WSM, the re-weighted softmax: cross-entropy that weighs every class by its share of the client's own labels.
+"""WSM, the re-weighted softmax: cross-entropy that weighs every class by its share of the client's
+own labels.
 
-A client that lacks a class has nothing to say about it: plain cross-entropy would push that class down all the same, and the global model forgets it.
-Legate, "Re-weighted softmax cross-entropy to control forgetting in federated learning", Universite de Montreal 2022, equation 15.
+A client that lacks a class has nothing to say about it: plain cross-entropy would push that class
+down all the same, and the global model forgets it. Legate, "Re-weighted softmax cross-entropy to
+control forgetting in federated learning", Universite de Montreal 2022, equation 15.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from remanence.types import Batch, Context, Output, Part
 
 @part
 def wsm() -> Part:
-    """-z_y + log sum_c share_c exp(z_c), with share_c the share of class c among the client's training labels."""
+    """-z_y + log sum_c share_c exp(z_c), with share_c the share of class c among the client's
+    training labels.
+    """
     return Part("wsm", base=re_weighted)
 
 

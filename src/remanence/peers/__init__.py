@@ -1,1 +1,3 @@
-"""Whom a client listens to where there is no server: who can reach whom, who answers, how peers are drawn, how alike they seem."""
+"""Whom a client listens to where there is no server: who can reach whom, who answers, how peers
+are drawn, how alike they seem.
+"""

@@ -1,6 +1,8 @@
-"""Availability: who answers in which rounds. Each is a constructor; what it returns is a pure function of the round's key.
+"""Availability: who answers in which rounds. Each is a constructor; what it returns is a pure
+function of the round's key.
 
-A client that is offline is not asked, or does not answer, in that round: it keeps its model and its state. Parts joined by `+` hold together.
+A client that is offline is not asked, or does not answer, in that round: it keeps its model and its
+state. Parts joined by `+` hold together.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from remanence import expressions
 from remanence.errors import InputError
 from remanence.keys import Key
 
-Availability = Callable[[int, int, Key], np.ndarray]  # (clients, round, key of the round) -> [K] bool: online?
+# (clients, round, key of the round) -> [K] bool: online?
+Availability = Callable[[int, int, Key], np.ndarray]
 
 
 def always() -> Availability:
@@ -33,11 +36,17 @@ def never(*, clients: str = "") -> Availability:
     """These clients, by number ("3 7"), never answer."""
     numbers = [int(number) for number in re.findall(r"\d{1,9}", clients)]
     if not numbers or not re.fullmatch(r"[\d\s,]+", clients):
-        raise InputError(f"availability never: cannot read clients={clients!r}: write the numbers of the clients, such as '3 7'")
+        raise InputError(
+            f"availability never: cannot read clients={clients!r}: write the numbers of the"
+            " clients, such as '3 7'"
+        )
 
     def answer(count: int, round: int, key: Key) -> np.ndarray:
         if max(numbers) >= count:
-            raise InputError(f"availability never: there is no client {max(numbers)}: clients are numbered 0 to {count - 1}")
+            raise InputError(
+                f"availability never: there is no client {max(numbers)}: clients are numbered"
+                f" 0 to {count - 1}"
+            )
         online = np.ones(count, dtype=bool)
         online[numbers] = False
         return online
@@ -46,16 +55,28 @@ def never(*, clients: str = "") -> Availability:
 
 
 def every(*, rounds: int = 2) -> Availability:
-    """Each client answers in one of so many rounds, in turn: client k in the rounds that leave the same rest as k."""
+    """Each client answers in one of so many rounds, in turn: client k in the rounds that leave
+    the same rest as k.
+    """
     if rounds < 1:
         raise InputError(f"availability every: rounds must be at least 1, not {rounds}")
     return lambda clients, round, key: np.arange(clients) % rounds == round % rounds
 
 
-AVAILABILITIES: dict[str, Callable[..., Availability]] = {"always": always, "every": every, "never": never, "random": random}
+AVAILABILITIES: dict[str, Callable[..., Availability]] = {
+    "always": always,
+    "every": every,
+    "never": never,
+    "random": random,
+}
 
 
 def parse_availability(text: str) -> Availability:
     """`random(offline=0.1)+never(clients="3")`: online is who is so for all parts."""
-    parts: list[Availability] = [expressions.construct(call, AVAILABILITIES, "availability") for call in expressions.parse_sum(text)]
-    return lambda clients, round, key: np.logical_and.reduce([part(clients, round, key) for part in parts])
+    parts: list[Availability] = [
+        expressions.construct(call, AVAILABILITIES, "availability")
+        for call in expressions.parse_sum(text)
+    ]
+    return lambda clients, round, key: np.logical_and.reduce(
+        [part(clients, round, key) for part in parts]
+    )

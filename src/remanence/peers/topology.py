@@ -1,4 +1,6 @@
-"""Topologies: who can reach whom. Each is a constructor; what it returns is a pure function of a key, made once a run."""
+"""Topologies: who can reach whom. Each is a constructor; what it returns is a pure function of
+a key, made once a run.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ import numpy as np
 from remanence.errors import InputError
 from remanence.keys import Key
 
-Topology = Callable[[int, Key], np.ndarray]  # (clients, key) -> [K, K] bool, symmetric, nobody beside itself
+# (clients, key) -> [K, K] bool, symmetric, nobody beside itself
+Topology = Callable[[int, Key], np.ndarray]
 
 LARGEST_FILE = 64_000_000  # bytes of an edge list
 
@@ -37,8 +40,9 @@ def ring(*, neighbours: int = 1) -> Topology:
 def regular(*, degree: int = 4) -> Topology:
     """A random graph in which everybody has the same number of neighbours.
 
-    Drawn by switching: a circle of that degree, whose edges a-b and c-d become a-d and c-b many times over, wherever that makes no edge double. Which end
-    of the second comes first is drawn too: otherwise some graphs could never be reached.
+    Drawn by switching: a circle of that degree, whose edges a-b and c-d become a-d and c-b many
+    times over, wherever that makes no edge double. Which end of the second comes first is drawn
+    too: otherwise some graphs could never be reached.
     """
     if degree < 1:
         raise InputError(f"topology regular: degree must be at least 1, not {degree}")
@@ -46,13 +50,21 @@ def regular(*, degree: int = 4) -> Topology:
     def lay(clients: int, key: Key) -> np.ndarray:
         if degree >= clients or clients * degree % 2:
             cure = "choose a smaller degree, such that clients times degree is even"
-            raise InputError(f"topology regular: {clients} clients cannot have {degree} neighbours each: {cure}")
-        joined = ring(neighbours=degree // 2)(clients, key) if degree > 1 else np.zeros((clients, clients), dtype=bool)
+            raise InputError(
+                f"topology regular: {clients} clients cannot have {degree} neighbours each: {cure}"
+            )
+        joined = (
+            ring(neighbours=degree // 2)(clients, key)
+            if degree > 1
+            else np.zeros((clients, clients), dtype=bool)
+        )
         if degree % 2:  # an even number of clients: everybody also knows the one opposite
             opposite = (np.arange(clients) + clients // 2) % clients
             joined[np.arange(clients), opposite] = True
         edges = np.argwhere(np.triu(joined)).tolist()
-        draws = key.fold("regular").bits(20 * len(edges) * 3).reshape(-1, 3) % np.array([len(edges), len(edges), 2], dtype=np.uint64)
+        draws = key.fold("regular").bits(20 * len(edges) * 3).reshape(-1, 3) % np.array(
+            [len(edges), len(edges), 2], dtype=np.uint64
+        )
         for one, other, turned in draws.tolist():
             (a, b), (c, d) = edges[int(one)], edges[int(other)][:: -1 if turned else 1]
             if len({a, b, c, d}) < 4 or joined[a, d] or joined[c, b]:
@@ -71,14 +83,18 @@ def erdos_renyi(*, p: float = 0.2) -> Topology:
         raise InputError(f"topology erdos_renyi: p is a probability, not {p}")
 
     def lay(clients: int, key: Key) -> np.ndarray:
-        drawn = np.triu(key.fold("erdos_renyi").uniform(clients * clients).reshape(clients, clients) < p, k=1)
+        drawn = np.triu(
+            key.fold("erdos_renyi").uniform(clients * clients).reshape(clients, clients) < p, k=1
+        )
         return drawn | drawn.T
 
     return lay
 
 
 def edges(*, path: str = "") -> Topology:
-    """A user's own graph: a text file with two clients' numbers a line, separated by a comma or space; the edge counts both ways."""
+    """A user's own graph: a text file with two clients' numbers a line, separated by a comma or
+    space; the edge counts both ways.
+    """
     if not path:
         raise InputError("topology edges: needs a file: write edges(path='graph.csv')")
 
@@ -89,11 +105,15 @@ def edges(*, path: str = "") -> Topology:
                 continue
             found = re.fullmatch(r"\s*(\d{1,9})\s*[,;\s]\s*(\d{1,9})\s*", line)
             if not found:
-                raise InputError(f"topology edges: line {number} of {path} is not two clients' numbers: write one edge a line, such as 0,3")
+                raise InputError(
+                    f"topology edges: line {number} of {path} is not two clients' numbers:"
+                    " write one edge a line, such as 0,3"
+                )
             a, b = int(found[1]), int(found[2])
             if a == b or max(a, b) >= clients:
                 raise InputError(
-                    f"topology edges: line {number} of {path} joins {a} and {b}: clients are numbered 0 to {clients - 1} and differ"
+                    f"topology edges: line {number} of {path} joins {a} and {b}: clients"
+                    f" are numbered 0 to {clients - 1} and differ"
                 )
             joined[a, b] = joined[b, a] = True
         if not joined.any():
@@ -106,10 +126,15 @@ def edges(*, path: str = "") -> Topology:
 def _read_lines(path: Path) -> list[str]:
     try:
         if path.stat().st_size > LARGEST_FILE:
-            raise InputError(f"topology edges: {path} is larger than {LARGEST_FILE} bytes: an edge list is a short text")
+            raise InputError(
+                f"topology edges: {path} is larger than {LARGEST_FILE} bytes: an edge list is"
+                " a short text"
+            )
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"topology edges: cannot read {path} ({type(error).__name__}): check the name") from None
+        raise InputError(
+            f"topology edges: cannot read {path} ({type(error).__name__}): check the name"
+        ) from None
 
 
 TOPOLOGIES: dict[str, Callable[..., Topology]] = {

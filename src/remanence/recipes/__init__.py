@@ -1,4 +1,5 @@
-"""Every table and figure of the five papers as a recipe: the paper's setting, the published numbers as data, and what we read into silences.
+"""Every table and figure of the five papers as a recipe: the paper's setting, the published numbers
+as data, and what we read into silences.
 
 library.py     a TOML file -> a checked Recipe (recipe.py); neither imports torch
 plan.py        a recipe at a scale -> the runs it takes; cells that need the same run share it

@@ -1,14 +1,18 @@
-"""Does the paper's claim hold in our numbers? Each claim becomes questions, and each answer holds, holds in part (the order, not the size), does not
-hold, or cannot be given.
+"""Does the paper's claim hold in our numbers? Each claim becomes questions, and each answer holds,
+holds in part (the order, not the size), does not hold, or cannot be given.
 
-    { says, better = [...], worse = [...], at = [...], by = 0.0 }      the cells of one row (or column) beat those of another, by at least so much;
-                                                                       below zero: are not behind by more
-    { says, best = "ROW", among = [...], at = [...] }                  nobody beats it
-    { says, better, worse, wider = "COLUMN", narrower = "COLUMN" }     the gap between two rows is larger here than there, or than at each of several
-    { says, cells = [["ROW", "COLUMN"], ...], above = x | below = x }  numbers stay on one side of a mark
+    { says, better = [...], worse = [...], at = [...], by = 0.0 }      the cells of one row (or
+    column) beat those of another, by at least so much;
+                                                                       below zero: are not behind by
+                                                                       more
+    { says, best = "ROW", among = [...], at = [...] }                  nobody beats it { says,
+    better, worse, wider = "COLUMN", narrower = "COLUMN" }     the gap between two rows is larger
+    here than there, or than at each of several { says, cells = [["ROW", "COLUMN"], ...], above = x
+    | below = x }  numbers stay on one side of a mark
 
-With `most = true` the claim is about most of them: more than half is enough. `better` follows the measure:
-fewer rounds and less forgetting are better. `at` names rows or columns of the other axis; all of them without it.
+With `most = true` the claim is about most of them: more than half is enough. `better` follows the
+measure: fewer rounds and less forgetting are better. `at` names rows or columns of the other axis;
+all of them without it.
 """
 
 from __future__ import annotations
@@ -21,7 +25,21 @@ from typing import Any
 from remanence.recipes.recipe import Line, Number, Recipe, RecipeError
 
 HOLDS, IN_PART, FAILS, UNTESTED = "holds", "holds in part", "does not hold", "not tested"
-_KEYS = {"says", "better", "worse", "best", "among", "at", "by", "wider", "narrower", "cells", "above", "below", "most"}
+_KEYS = {
+    "says",
+    "better",
+    "worse",
+    "best",
+    "among",
+    "at",
+    "by",
+    "wider",
+    "narrower",
+    "cells",
+    "above",
+    "below",
+    "most",
+}
 
 Numbers = Mapping[tuple[str, str], Number]
 
@@ -81,14 +99,20 @@ def judge(outcomes: Sequence[str]) -> str:
 
 def judge_claims(recipe: Recipe, ours: Numbers) -> list[Verdict]:
     """Every claim of a recipe against our numbers."""
-    return [Verdict(str(claim["says"]), tuple(_compare(recipe, claim, ours)), bool(claim.get("most"))) for claim in recipe.claims]
+    return [
+        Verdict(str(claim["says"]), tuple(_compare(recipe, claim, ours)), bool(claim.get("most")))
+        for claim in recipe.claims
+    ]
 
 
 def check_claims(recipe: Recipe) -> None:
     """Refuse a claim that names what is not there, or asks nothing."""
     for claim in recipe.claims:
         if "says" not in claim or set(claim) - _KEYS:
-            raise RecipeError(f"recipe {recipe.name}: a claim says something and has no entry {sorted(set(claim) - _KEYS)}: {claim}")
+            raise RecipeError(
+                f"recipe {recipe.name}: a claim says something and has no entry"
+                f" {sorted(set(claim) - _KEYS)}: {claim}"
+            )
         if not list(_compare(recipe, claim, {})):
             raise RecipeError(f"recipe {recipe.name}: the claim {claim['says']!r} compares nothing")
 
@@ -98,9 +122,17 @@ def _compare(recipe: Recipe, claim: Mapping[str, Any], ours: Numbers) -> Iterato
     if "cells" in claim:
         yield from _marks(recipe, claim, ours)
     elif "wider" in claim:
-        for (better, worse), narrower in itertools.product(_pairs(recipe, claim), _list(claim["narrower"])):
-            places = [_cells(recipe, better, worse, _line(recipe, label)) for label in (claim["wider"], narrower)]
-            mine, printed = ([_gap(recipe, cells, numbers) for cells in places] for numbers in (ours, recipe.published))
+        for (better, worse), narrower in itertools.product(
+            _pairs(recipe, claim), _list(claim["narrower"])
+        ):
+            places = [
+                _cells(recipe, better, worse, _line(recipe, label))
+                for label in (claim["wider"], narrower)
+            ]
+            mine, printed = (
+                [_gap(recipe, cells, numbers) for cells in places]
+                for numbers in (ours, recipe.published)
+            )
             what = f"{better.label} over {worse.label}, more at {claim['wider']} than at {narrower}"
             yield Question(what, _minus(*mine), _minus(*printed), by)
     else:
@@ -108,25 +140,35 @@ def _compare(recipe: Recipe, claim: Mapping[str, Any], ours: Numbers) -> Iterato
             for other in _others(recipe, better, claim):
                 cells = _cells(recipe, better, worse, other)
                 what = f"{better.label} against {worse.label}, {other.label}"
-                yield Question(what, _gap(recipe, cells, ours), _gap(recipe, cells, recipe.published), by)
+                yield Question(
+                    what, _gap(recipe, cells, ours), _gap(recipe, cells, recipe.published), by
+                )
 
 
 def _pairs(recipe: Recipe, claim: Mapping[str, Any]) -> list[tuple[Line, Line]]:
     if "best" in claim:
         best = _line(recipe, claim["best"])
-        rivals = [_line(recipe, label) for label in claim.get("among", [])] or list(_axis(recipe, best))
+        rivals = [_line(recipe, label) for label in claim.get("among", [])] or list(
+            _axis(recipe, best)
+        )
         return [(best, rival) for rival in rivals if rival is not best and not rival.sources]
-    better, worse = ([_line(recipe, label) for label in _list(claim[side])] for side in ("better", "worse"))
+    better, worse = (
+        [_line(recipe, label) for label in _list(claim[side])] for side in ("better", "worse")
+    )
     if len(better) == len(worse):
         return list(zip(better, worse, strict=True))
     if 1 not in (len(better), len(worse)):
-        raise RecipeError(f"recipe {recipe.name}: {claim['says']!r} compares {len(better)} with {len(worse)}")
+        raise RecipeError(
+            f"recipe {recipe.name}: {claim['says']!r} compares {len(better)} with {len(worse)}"
+        )
     return list(itertools.product(better, worse))
 
 
 def _others(recipe: Recipe, line: Line, claim: Mapping[str, Any]) -> Sequence[Line]:
     """The lines of the other axis at which a pair is compared."""
-    return [_line(recipe, label) for label in _list(claim.get("at", []))] or (recipe.columns if line in recipe.rows else recipe.rows)
+    return [_line(recipe, label) for label in _list(claim.get("at", []))] or (
+        recipe.columns if line in recipe.rows else recipe.rows
+    )
 
 
 def _cells(recipe: Recipe, better: Line, worse: Line, other: Line) -> list[tuple[Line, Line]]:
@@ -134,8 +176,12 @@ def _cells(recipe: Recipe, better: Line, worse: Line, other: Line) -> list[tuple
 
 
 def _gap(recipe: Recipe, cells: Sequence[tuple[Line, Line]], numbers: Numbers) -> float | None:
-    """By how much the first cell is better; reaching a target beats never reaching it, and never against never is level."""
-    first, second = (numbers.get((row.label, column.label), Number()).value for row, column in cells)
+    """By how much the first cell is better; reaching a target beats never reaching it, and
+    never against never is level.
+    """
+    first, second = (
+        numbers.get((row.label, column.label), Number()).value for row, column in cells
+    )
     if first is None or second is None:
         return None
     if first == second:
@@ -165,7 +211,9 @@ def _axis(recipe: Recipe, line: Line) -> tuple[Line, ...]:
 def _line(recipe: Recipe, label: str) -> Line:
     line = recipe.line(label)
     if line is None:
-        raise RecipeError(f"recipe {recipe.name}: a claim names {label!r}, which is neither a row nor a column")
+        raise RecipeError(
+            f"recipe {recipe.name}: a claim names {label!r}, which is neither a row nor a column"
+        )
     return line
 
 

@@ -21,7 +21,9 @@ IN_PERCENT = ("percent",)
 def find_finished(plan: Plan, folder: Path) -> dict[str, Run]:
     """Those of the plan's runs that came to their end, by name."""
     runs = {wanted.name: Run(folder / RUNS / wanted.name) for wanted in plan.runs}
-    return {name: run for name, run in runs.items() if (run.folder / SPEC).exists() and run.reached_end}
+    return {
+        name: run for name, run in runs.items() if (run.folder / SPEC).exists() and run.reached_end
+    }
 
 
 def collect(plan: Plan, there: Mapping[str, Run]) -> tuple[Outcome, Cells]:
@@ -36,16 +38,24 @@ def collect(plan: Plan, there: Mapping[str, Run]) -> tuple[Outcome, Cells]:
             place = plan.places[label]
             if row.sources:
                 continue
-            evidence = Evidence(cells[label], {other.label: cells[other.label, column.label] for other in plan.rows}, tried[label])
+            evidence = Evidence(
+                cells[label],
+                {other.label: cells[other.label, column.label] for other in plan.rows},
+                tried[label],
+            )
             if any(runs for _, runs in tried[label]):
-                ours[label] = in_unit(measure_of(plan, row, column)(evidence), plan.recipe.unit_of(row, column))
+                ours[label] = in_unit(
+                    measure_of(plan, row, column)(evidence), plan.recipe.unit_of(row, column)
+                )
             note = _note(plan, place, tried[label])
             if note:
                 notes[label] = note
     for row in plan.rows:
         for column in plan.columns:
             if row.sources:
-                ours[row.label, column.label] = combine(row, [ours.get((source, column.label), Number()) for source in row.sources])
+                ours[row.label, column.label] = combine(
+                    row, [ours.get((source, column.label), Number()) for source in row.sources]
+                )
     return Outcome(plan, ours, notes, tuple(judge_claims(plan.recipe, ours))), cells
 
 
@@ -62,7 +72,11 @@ def in_unit(number: Number, unit: str) -> Number:
     """
     if unit not in IN_PERCENT or number.value is None:
         return number
-    return Number(100 * number.value, None if number.deviation is None else 100 * number.deviation, number.text)
+    return Number(
+        100 * number.value,
+        None if number.deviation is None else 100 * number.deviation,
+        number.text,
+    )
 
 
 def combine(row: Line, numbers: Sequence[Number]) -> Number:
@@ -76,7 +90,10 @@ def combine(row: Line, numbers: Sequence[Number]) -> Number:
 
 
 def _runs_of(place: Place, there: Mapping[str, Run]) -> tuple[tuple[str, tuple[Run, ...]], ...]:
-    return tuple((setting, tuple(there[name] for name in names if name in there)) for setting, names in place.runs)
+    return tuple(
+        (setting, tuple(there[name] for name in names if name in there))
+        for setting, names in place.runs
+    )
 
 
 def _note(plan: Plan, place: Place, tried: Sequence[tuple[str, Sequence[Run]]]) -> str:
@@ -84,7 +101,9 @@ def _note(plan: Plan, place: Place, tried: Sequence[tuple[str, Sequence[Run]]]) 
         return f"not run, {place.absent} is not in the data folder: {tell_how_to_get(place.absent)}"
     words = []
     if place.stand_in:
-        words.append(f"stand-in for {place.stand_in}: {plan.recipe.stand_ins[place.stand_in].about}")
+        words.append(
+            f"stand-in for {place.stand_in}: {plan.recipe.stand_ins[place.stand_in].about}"
+        )
     if place.other:
         words.append(f"on {place.other}, which this scale takes in place of the paper's data")
     missing = sum(len(names) for _, names in place.runs) - sum(len(runs) for _, runs in tried)

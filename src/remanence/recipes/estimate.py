@@ -1,7 +1,9 @@
-"""How long and how large a plan's runs will be, from arithmetic alone: what `--plan` prints. Rough on purpose, and said to be so.
+"""How long and how large a plan's runs will be, from arithmetic alone: what `--plan` prints. Rough
+on purpose, and said to be so.
 
-The work of a run is that of its local steps, its server's steps and its evaluations, in operations of the network on one example, counted by torch on tensors
-without content. Speeds are what we measured on two cores and take for one H200; within a factor of three is what to expect.
+The work of a run is that of its local steps, its server's steps and its evaluations, in operations
+of the network on one example, counted by torch on tensors without content. Speeds are what we
+measured on two cores and take for one H200; within a factor of three is what to expect.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ STEPS = {
     "scaffold": 1.1,
 }
 DECENTRALISED = ("random", "dac", "hast", "oracle", "local")
-KEEPS_MODEL = ("scaffold", "fedwavg", "moon", *DECENTRALISED)  # methods in which every client keeps something as large as a model
+# methods in which every client keeps something as large as a model
+KEEPS_MODEL = ("scaffold", "fedwavg", "moon", *DECENTRALISED)
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,8 @@ class Machine:
     stacked: bool  # are a round's clients one computation?
 
 
-# a round of ten ResNet-18 took .56 s in tf32 and .31 to .37 in bf16, one of ten CNNs 18 ms in tf32: benchmarks/README.md
+# a round of ten ResNet-18 took .56 s in tf32 and .31 to .37 in bf16, one of ten CNNs 18 ms in tf32:
+# benchmarks/README.md
 H200 = Machine("one H200", {"fp64": 5e12, "fp32": 3e13, "tf32": 1e14, "bf16": 1.6e14}, 6e-5, True)
 TWO_CORES = Machine("two cores", dict.fromkeys(H200.speed, 4e10), 6e-5, False)
 
@@ -83,19 +87,33 @@ def estimate(specs: Iterable[Spec]) -> Cost:
 def tell_plan(plan: Plan) -> str:
     """Runs, rounds, time and memory in words, without running anything."""
     recipe, made = plan.recipe, plan.made
-    lines = [f"{recipe.name}: {recipe.title}", f"scale {plan.scale}: {made.about or 'as published'}"]
+    lines = [
+        f"{recipe.name}: {recipe.title}",
+        f"scale {plan.scale}: {made.about or 'as published'}",
+    ]
     for run in plan.runs:
         cost = estimate_run(run.spec)
         seed = f", seed {run.seed}" if len(plan.seeds) > 1 else ""
         setting = f", {run.setting}" if run.setting else ""
-        stand_in = f" [{source_of(run.spec)} as stand-in for {run.stand_in}]" if run.stand_in else ""
-        lines.append(f"  {run.row}, {run.column}{setting}{seed}{stand_in}: {run.spec.total_rounds} rounds, {_tell_time(cost)}")
+        stand_in = (
+            f" [{source_of(run.spec)} as stand-in for {run.stand_in}]" if run.stand_in else ""
+        )
+        lines.append(
+            f"  {run.row}, {run.column}{setting}{seed}{stand_in}: {run.spec.total_rounds}"
+            f" rounds, {_tell_time(cost)}"
+        )
     used = {source_of(run.spec) for run in plan.runs}
     for source in sorted({place.absent for place in plan.places.values() if place.absent}):
-        lines.append(f"  {'first of all' if source in used else 'left out'}, {source} is not in the data folder: {tell_how_to_get(source)}")
+        lines.append(
+            f"  {'first of all' if source in used else 'left out'}, {source} is not in the"
+            f" data folder: {tell_how_to_get(source)}"
+        )
     total = estimate(run.spec for run in plan.runs)
     rounds = sum(run.spec.total_rounds for run in plan.runs)
-    lines.append(f"{len(plan.runs)} runs, {rounds} rounds in all: {_tell_time(total)}; about {total.memory / 1e9:.1f} GB of memory")
+    lines.append(
+        f"{len(plan.runs)} runs, {rounds} rounds in all: {_tell_time(total)}; about"
+        f" {total.memory / 1e9:.1f} GB of memory"
+    )
     lines.append("an estimate from the arithmetic of the networks, good to a factor of three")
     return "\n".join(lines)
 
@@ -110,7 +128,12 @@ def readable(seconds: float) -> str:
     >>> readable(0.4), readable(50), readable(500), readable(50_000), readable(1e7)
     ('a second', '50 seconds', '8 minutes', '14 hours', '116 days')
     """
-    for unit, name, limit in ((1, "second", 90), (60, "minute", 90), (3600, "hour", 48), (86400, "day", math.inf)):
+    for unit, name, limit in (
+        (1, "second", 90),
+        (60, "minute", 90),
+        (3600, "hour", 48),
+        (86400, "day", math.inf),
+    ):
         count = max(1, round(seconds / unit))
         if seconds < limit * unit:
             return f"a {name}" if count == 1 else f"{count} {name}s"
@@ -135,19 +158,26 @@ def estimate_run(spec: Spec) -> Cost:
     rounds = spec.total_rounds
     looks = rounds / spec.record.every + spec.drift.steps
     judged = test * (clients / max(1, _clusters(spec)) if personal else 1)
-    judged += (train * float(spec.data.validation) if spec.record.validation else 0) + (cohort * test if spec.record.local else 0)
+    judged += (train * float(spec.data.validation) if spec.record.validation else 0) + (
+        cohort * test if spec.record.local else 0
+    )
     judged += 3 * cohort * rows if spec.record.examples else 0
     work = network.operations * (3 * rounds * (factor * trained + server_rows) + looks * judged)
     seconds = []
     for machine in (TWO_CORES, H200):
         calls = steps * (1 if machine.stacked else cohort) * factor + server_steps
-        training = work / machine.speed[spec.precision] + rounds * calls * network.layers * machine.layer + rounds * 0.005
+        training = (
+            work / machine.speed[spec.precision]
+            + rounds * calls * network.layers * machine.layer
+            + rounds * 0.005
+        )
         seconds.append(training + (min(training, COMPILING) if machine.stacked else 0))
     kept = clients if names & set(KEEPS_MODEL) else 0
-    memory = 4 * network.parameters * (4 * cohort + 2 * kept + 8) + 4 * 3 * network.activations * min(spec.local.batch, rows) * min(
-        cohort, 64
-    )
-    return Cost(seconds[0], seconds[1], memory + (train + test) * math.prod(shape) + 600_000_000)  # torch itself
+    memory = 4 * network.parameters * (
+        4 * cohort + 2 * kept + 8
+    ) + 4 * 3 * network.activations * min(spec.local.batch, rows) * min(cohort, 64)
+    # torch itself
+    return Cost(seconds[0], seconds[1], memory + (train + test) * math.prod(shape) + 600_000_000)
 
 
 @dataclass(frozen=True)
@@ -169,7 +199,11 @@ def _measure_network(model: str, source: str, shape: tuple[int, ...], classes: i
     from remanence.models import default_model
 
     with torch.device("meta"):
-        module = build_module(model or default_model("image" if len(shape) == 3 else "table", source, shape), shape, classes).eval()
+        module = build_module(
+            model or default_model("image" if len(shape) == 3 else "table", source, shape),
+            shape,
+            classes,
+        ).eval()
         sizes: list[int] = []
         for layer in module.modules():
             if not list(layer.children()):
@@ -177,7 +211,9 @@ def _measure_network(model: str, source: str, shape: tuple[int, ...], classes: i
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             module(torch.zeros(1, *shape))
     parameters = sum(parameter.numel() for parameter in module.parameters())
-    return Network(max(float(counter.get_total_flops()), 2.0 * parameters), parameters, sum(sizes), len(sizes))
+    return Network(
+        max(float(counter.get_total_flops()), 2.0 * parameters), parameters, sum(sizes), len(sizes)
+    )
 
 
 def _facts(spec: Spec) -> tuple[tuple[int, ...], int, int, int]:
@@ -200,21 +236,33 @@ def _clients(spec: Spec) -> int:
 def _rows_of_client(spec: Spec, train: int, clients: int) -> int:
     if spec.drift.schedule and spec.drift.samples:
         return spec.drift.samples
-    samples = expressions.parse_call(spec.data.partition).arguments.get("samples") or (train - spec.data.public) // clients
+    samples = (
+        expressions.parse_call(spec.data.partition).arguments.get("samples")
+        or (train - spec.data.public) // clients
+    )
     return max(1, round(int(samples) * (1 - float(spec.data.validation))))
 
 
 def _clusters(spec: Spec) -> int:
-    return int(expressions.parse_call(spec.drift.schedule).arguments.get("clusters", 1)) if spec.drift.schedule else 1
+    return (
+        int(expressions.parse_call(spec.drift.schedule).arguments.get("clusters", 1))
+        if spec.drift.schedule
+        else 1
+    )
 
 
 def _server_work(spec: Spec) -> tuple[int, int]:
     """Steps and examples of a round at the server."""
     for call in expressions.parse_sum(spec.method):
         if call.name == "feddf":
-            steps, batch = int(call.arguments.get("steps", 10_000)), int(call.arguments.get("batch", 128))
+            steps, batch = (
+                int(call.arguments.get("steps", 10_000)),
+                int(call.arguments.get("batch", 128)),
+            )
             return steps, steps * min(batch, spec.data.public)
         if call.name == "flashback":
             epochs = int(call.arguments.get("server_epochs", 5))
-            return epochs * math.ceil(spec.data.public / spec.local.batch), epochs * spec.data.public
+            return epochs * math.ceil(
+                spec.data.public / spec.local.batch
+            ), epochs * spec.data.public
     return 0, 0

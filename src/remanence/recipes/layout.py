@@ -1,4 +1,6 @@
-"""The paper's table with three numbers where it has one: published, ours, difference. As Markdown, as CSV, and for the terminal."""
+"""The paper's table with three numbers where it has one: published, ours, difference. As
+Markdown, as CSV, and for the terminal.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 DASH = "-"
-WIDE = 4  # columns of a paper up to which each becomes three of ours; beyond, the three numbers share a cell
+# columns of a paper up to which each becomes three of ours; beyond, the three numbers share a cell
+WIDE = 4
 FIELDS = (
     "result",
     "scale",
@@ -46,7 +49,11 @@ class Outcome:
 
     def word(self) -> str:
         """All claims in one word; smoke tests the machinery, never a claim."""
-        return UNTESTED if self.plan.scale == "smoke" else judge([verdict.word for verdict in self.verdicts])
+        return (
+            UNTESTED
+            if self.plan.scale == "smoke"
+            else judge([verdict.word for verdict in self.verdicts])
+        )
 
 
 def write_number(number: Number, unit: str) -> str:
@@ -60,15 +67,26 @@ def write_number(number: Number, unit: str) -> str:
     if number.value is None:
         return DASH
     digits = {"share": 3, "percent": 2}.get(unit, 0 if number.value == round(number.value) else 2)
-    deviation = "" if number.deviation is None else f" ± {number.deviation:.{max(digits, 2 if unit != 'share' else 3)}f}"
+    deviation = (
+        ""
+        if number.deviation is None
+        else f" ± {number.deviation:.{max(digits, 2 if unit != 'share' else 3)}f}"
+    )
     return f"{number.value:.{digits}f}{deviation}"
 
 
 def write_difference(published: Number, ours: Number, unit: str) -> str:
     """Ours minus published, with its sign; a dash where one of them is missing or not a number."""
-    if published.value is None or ours.value is None or math.isinf(published.value) or math.isinf(ours.value):
+    if (
+        published.value is None
+        or ours.value is None
+        or math.isinf(published.value)
+        or math.isinf(ours.value)
+    ):
         return DASH
-    digits = {"share": 3, "percent": 2}.get(unit, 0 if (ours.value - published.value).is_integer() else 2)
+    digits = {"share": 3, "percent": 2}.get(
+        unit, 0 if (ours.value - published.value).is_integer() else 2
+    )
     return f"{ours.value - published.value:+.{digits}f}"
 
 
@@ -78,7 +96,11 @@ def cell_texts(outcome: Outcome, row: Line, column: Line) -> tuple[str, str, str
     unit = recipe.unit_of(row, column)
     published, ours = recipe.published[place], outcome.ours.get(place, Number())
     stand_in = " (stand-in)" if outcome.plan.places[place].stand_in and ours.known else ""
-    return write_number(published, unit), write_number(ours, unit) + stand_in, write_difference(published, ours, unit)
+    return (
+        write_number(published, unit),
+        write_number(ours, unit) + stand_in,
+        write_difference(published, ours, unit),
+    )
 
 
 def headings(outcome: Outcome) -> list[str]:
@@ -86,7 +108,10 @@ def headings(outcome: Outcome) -> list[str]:
     if len(plan.columns) > WIDE:
         return [plan.recipe.heading, *(column.label for column in plan.columns)]
     kinds = ("published", "ours", "difference")
-    return [plan.recipe.heading, *(f"{column.label}: {kind}" for column in plan.columns for kind in kinds)]
+    return [
+        plan.recipe.heading,
+        *(f"{column.label}: {kind}" for column in plan.columns for kind in kinds),
+    ]
 
 
 def body(outcome: Outcome) -> list[list[str]]:
@@ -96,7 +121,9 @@ def body(outcome: Outcome) -> list[list[str]]:
         cells = [cell_texts(outcome, row, column) for column in outcome.plan.columns]
         wide = len(outcome.plan.columns) > WIDE
         lines.append(
-            [row.label, *(" / ".join(texts) for texts in cells)] if wide else [row.label, *(text for texts in cells for text in texts)]
+            [row.label, *(" / ".join(texts) for texts in cells)]
+            if wide
+            else [row.label, *(text for texts in cells for text in texts)]
         )
     return lines
 
@@ -104,10 +131,21 @@ def body(outcome: Outcome) -> list[list[str]]:
 def as_markdown(outcome: Outcome) -> str:
     """The table, and below it what must be known to read it."""
     heads = headings(outcome)
-    lines = [heads, ["---", *["--:"] * (len(heads) - 1)], *([escape(text) for text in line] for line in body(outcome))]
+    lines = [
+        heads,
+        ["---", *["--:"] * (len(heads) - 1)],
+        *([escape(text) for text in line] for line in body(outcome)),
+    ]
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    shared = "A cell is published / ours / difference.\n\n" if len(outcome.plan.columns) > WIDE else ""
-    return shared + table + "".join(f"\n{note}  " for note in tell_notes(outcome)) + ("\n" if tell_notes(outcome) else "")
+    shared = (
+        "A cell is published / ours / difference.\n\n" if len(outcome.plan.columns) > WIDE else ""
+    )
+    return (
+        shared
+        + table
+        + "".join(f"\n{note}  " for note in tell_notes(outcome))
+        + ("\n" if tell_notes(outcome) else "")
+    )
 
 
 def tell_notes(outcome: Outcome) -> list[str]:
@@ -118,7 +156,10 @@ def tell_notes(outcome: Outcome) -> list[str]:
         if column not in columns:
             columns.append(column)
     everywhere = len(outcome.plan.columns)
-    return [f"{'All columns' if len(columns) == everywhere else ', '.join(columns)}: {note}" for note, columns in by_note.items()]
+    return [
+        f"{'All columns' if len(columns) == everywhere else ', '.join(columns)}: {note}"
+        for note, columns in by_note.items()
+    ]
 
 
 def as_csv(outcome: Outcome) -> str:
@@ -159,13 +200,22 @@ def as_table(outcome: Outcome, width: int) -> Table:
     from rich.text import Text
 
     heads, lines = headings(outcome), body(outcome)
-    if sum(max(len(line[place]) for line in (heads, *lines)) + 2 for place in range(len(heads))) > width:
+    if (
+        sum(max(len(line[place]) for line in (heads, *lines)) + 2 for place in range(len(heads)))
+        > width
+    ):
         plan = outcome.plan
         heads = [plan.recipe.heading, "", "published", "ours", "difference"]
-        lines = [[row.label, column.label, *cell_texts(outcome, row, column)] for row in plan.rows for column in plan.columns]
+        lines = [
+            [row.label, column.label, *cell_texts(outcome, row, column)]
+            for row in plan.rows
+            for column in plan.columns
+        ]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for place, head in enumerate(heads):
-        table.add_column(Text(head), justify="left" if place == 0 or not head else "right", overflow="fold")
+        table.add_column(
+            Text(head), justify="left" if place == 0 or not head else "right", overflow="fold"
+        )
     for line in lines:
         table.add_row(*(Text(text) for text in line))
     return table
@@ -196,6 +246,11 @@ def tell_disagreements(outcome: Outcome) -> list[str]:
         for question in verdict.questions:
             if question.outcome not in (UNTESTED, "holds"):
                 ours = "level" if question.ours == 0 else f"{question.ours:+.3g}"
-                printed = "not printed" if question.published is None else f"{question.published:+.3g}"
-                found.append(f"{question.what}: ours {ours}, published {printed}, claimed at least {question.by:g}")
+                printed = (
+                    "not printed" if question.published is None else f"{question.published:+.3g}"
+                )
+                found.append(
+                    f"{question.what}: ours {ours}, published {printed}, claimed at least"
+                    f" {question.by:g}"
+                )
     return found

@@ -1,13 +1,14 @@
-"""A recipe: one result of one paper as data. `recipes/PAPER/NAME.toml` lies over `recipes/PAPER/setting.toml`, which holds what the paper's results share.
+"""A recipe: one result of one paper as data. `recipes/PAPER/NAME.toml` lies over
+`recipes/PAPER/setting.toml`, which holds what the paper's results share.
 
-title, source, kind (table or figure), measure, unit, better
-[experiment]           keys of an experiment, as published
-rows, columns          lists of { label, measure, unit, better, and keys of the experiment by dotted name }; a run is the experiment with both
-[published]            a list a row, an entry a column: a number, [number, deviation], "-" where the text is silent or unreadable, or words
-[[claims]]             what the paper says about these numbers, see claims.py
-reading                what we read into silences
-[scales.NAME]          how the experiment is made smaller: set, options, rows, columns, by_row, by_column, seeds, measure
-[stand_in.SOURCE]      the data to use with --stand-in where a source cannot be had: set, about
+title, source, kind (table or figure), measure, unit, better [experiment]           keys of an
+experiment, as published rows, columns          lists of { label, measure, unit, better, and keys of
+the experiment by dotted name }; a run is the experiment with both [published]            a list a
+row, an entry a column: a number, [number, deviation], "-" where the text is silent or unreadable,
+or words [[claims]]             what the paper says about these numbers, see claims.py reading
+what we read into silences [scales.NAME]          how the experiment is made smaller: set, options,
+rows, columns, by_row, by_column, seeds, measure [stand_in.SOURCE]      the data to use with
+--stand-in where a source cannot be had: set, about
 """
 
 from __future__ import annotations
@@ -22,11 +23,23 @@ from typing import Any
 
 from remanence.config import all_keys
 from remanence.errors import nearest, unknown
-from remanence.recipes.recipe import KINDS, NEVER, SCALES, UNITS, Line, Number, Recipe, RecipeError, Scale, StandIn
+from remanence.recipes.recipe import (
+    KINDS,
+    NEVER,
+    SCALES,
+    UNITS,
+    Line,
+    Number,
+    Recipe,
+    RecipeError,
+    Scale,
+    StandIn,
+)
 
 PAPERS = ("wsm", "tce", "flashback", "fedwavg", "hast")
 SETTING = "setting"
-_WORDS = ("label", "measure", "unit", "better", "ratio", "mean")  # of a row or column; everything else is a key of the experiment
+# of a row or column; everything else is a key of the experiment
+_WORDS = ("label", "measure", "unit", "better", "ratio", "mean")
 
 
 def list_recipes() -> list[str]:
@@ -37,7 +50,10 @@ def list_recipes() -> list[str]:
     """
     found = []
     for paper in PAPERS:
-        names = [file.name.removesuffix(".toml") for file in resources.files(__package__).joinpath(paper).iterdir()]
+        names = [
+            file.name.removesuffix(".toml")
+            for file in resources.files(__package__).joinpath(paper).iterdir()
+        ]
         found += sorted((f"{paper}/{name}" for name in names if name.startswith(KINDS)), key=_order)
     return found
 
@@ -45,7 +61,10 @@ def list_recipes() -> list[str]:
 def _order(name: str) -> tuple[Any, ...]:
     """Tables first, and figure 4.10 after figure 4.9; appendices last."""
     kind, _, number = name.partition("/")[2].partition("-")
-    return (kind != "table", [(not part.isdigit(), int(part) if part.isdigit() else part) for part in number.split(".")])
+    return (
+        kind != "table",
+        [(not part.isdigit(), int(part) if part.isdigit() else part) for part in number.split(".")],
+    )
 
 
 def load_recipe(name: str) -> Recipe:
@@ -55,12 +74,16 @@ def load_recipe(name: str) -> Recipe:
         raise unknown("result", name, known)
     paper, _, rest = name.partition("/")
     folder = resources.files(__package__).joinpath(paper)
-    setting, own = (tomllib.loads(folder.joinpath(f"{file}.toml").read_text(encoding="utf-8")) for file in (SETTING, rest))
+    setting, own = (
+        tomllib.loads(folder.joinpath(f"{file}.toml").read_text(encoding="utf-8"))
+        for file in (SETTING, rest)
+    )
     return read_recipe(name, lay_over(setting, own))
 
 
 def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables are merged, readings are joined, everything else is replaced; a scale of the setting stays unless the recipe changes it.
+    """Tables are merged, readings are joined, everything else is replaced; a scale of the setting
+    stays unless the recipe changes it.
 
     >>> lay_over({"a": {"x": 1, "y": 2}, "reading": ["one"]}, {"a": {"x": 3}, "reading": ["two"]})
     {'a': {'x': 3, 'y': 2}, 'reading': ['one', 'two']}
@@ -87,8 +110,14 @@ def read_recipe(name: str, tree: Mapping[str, Any]) -> Recipe:
             raise RecipeError(f"recipe {name}: {key} must be {kind.__name__}, not {value!r}")
         return value
 
-    rows, columns = (tuple(_read_line(name, entry) for entry in take(key, list)) for key in ("rows", "columns"))
-    raw, scales, stand_ins = take("published", dict, {}), take("scales", dict), take("stand_in", dict, {})
+    rows, columns = (
+        tuple(_read_line(name, entry) for entry in take(key, list)) for key in ("rows", "columns")
+    )
+    raw, scales, stand_ins = (
+        take("published", dict, {}),
+        take("scales", dict),
+        take("stand_in", dict, {}),
+    )
     recipe = Recipe(
         name=name,
         title=take("title", str),
@@ -106,7 +135,9 @@ def read_recipe(name: str, tree: Mapping[str, Any]) -> Recipe:
         claims=tuple(take("claims", list)),
         reading=tuple(take("reading", list, [])),
         scales={scale: _read_scale(name, scale, scales.get(scale, {})) for scale in SCALES},
-        stand_ins={source: StandIn(entry["about"], entry["set"]) for source, entry in stand_ins.items()},
+        stand_ins={
+            source: StandIn(entry["about"], entry["set"]) for source, entry in stand_ins.items()
+        },
         over=take("over", dict, {}),
         draws=take("draws", str, ""),
         heading=take("heading", str, "method"),
@@ -122,25 +153,36 @@ def _read_line(name: str, entry: Any) -> Line:
     keys = {key: value for key, value in entry.items() if key not in _WORDS}
     for key in keys:
         if key not in all_keys():
-            raise RecipeError(f"recipe {name}, {entry['label']}: unknown key {key!r}: {nearest(key, all_keys())}")
+            raise RecipeError(
+                f"recipe {name}, {entry['label']}: unknown key {key!r}: {nearest(key, all_keys())}"
+            )
     words = {word: entry.get(word, "") for word in ("label", "measure", "unit", "better")}
-    return Line(set=keys, ratio=tuple(entry.get("ratio", ())), mean=tuple(entry.get("mean", ())), **words)
+    return Line(
+        set=keys, ratio=tuple(entry.get("ratio", ())), mean=tuple(entry.get("mean", ())), **words
+    )
 
 
 def _read_scale(name: str, scale: str, entry: Mapping[str, Any]) -> Scale:
     try:
-        fields: dict[str, Any] = {key: tuple(value) if key in ("rows", "columns") else value for key, value in entry.items()}
+        fields: dict[str, Any] = {
+            key: tuple(value) if key in ("rows", "columns") else value
+            for key, value in entry.items()
+        }
         made = Scale(**fields)
     except TypeError as error:
         raise RecipeError(f"recipe {name}, scale {scale}: {error}") from None
     for keys in (made.set, *made.by_row.values(), *made.by_column.values()):
         for key in keys:
             if key not in all_keys():
-                raise RecipeError(f"recipe {name}, scale {scale}: unknown key {key!r}: {nearest(key, all_keys())}")
+                raise RecipeError(
+                    f"recipe {name}, scale {scale}: unknown key {key!r}: {nearest(key, all_keys())}"
+                )
     return made
 
 
-def _read_published(name: str, raw: Mapping[str, Any], rows: Sequence[Line], columns: Sequence[Line]) -> dict[tuple[str, str], Number]:
+def _read_published(
+    name: str, raw: Mapping[str, Any], rows: Sequence[Line], columns: Sequence[Line]
+) -> dict[tuple[str, str], Number]:
     """One entry a row and column; nothing published at all is nothing known."""
     labels = [row.label for row in rows]
     if raw and set(raw) != set(labels):
@@ -151,7 +193,8 @@ def _read_published(name: str, raw: Mapping[str, Any], rows: Sequence[Line], col
         entries = raw.get(label, ["-"] * len(columns))
         if not isinstance(entries, list) or len(entries) != len(columns):
             raise RecipeError(
-                f"recipe {name}: row {label!r} publishes {entries!r}, which is not one entry for each of {len(columns)} columns"
+                f"recipe {name}: row {label!r} publishes {entries!r}, which is not one"
+                f" entry for each of {len(columns)} columns"
             )
         for column, entry in zip(columns, entries, strict=True):
             found[label, column.label] = read_number(entry)
@@ -170,11 +213,13 @@ def read_number(entry: Any) -> Number:
             return Number(None, deviation)
         if value == NEVER:
             return Number(math.inf, None, NEVER)
-        named = re.fullmatch(r"([\d.]+) \(.+\)", value)  # a number and the setting it was reached with
+        # a number and the setting it was reached with
+        named = re.fullmatch(r"([\d.]+) \(.+\)", value)
         if named:
             return Number(float(named[1]), None, value)
         items = value.split(",")
-        if all(_is_number(item) for item in items):  # a list of settings counts as how many they are
+        # a list of settings counts as how many they are
+        if all(_is_number(item) for item in items):
             return Number(float(len(items)), None, value)
         return Number(None, None, value)
     return Number(float(value), None if deviation is None else float(deviation))
@@ -192,21 +237,39 @@ def _cross_check(recipe: Recipe, scales: set[str]) -> Recipe:
     name, labels = recipe.name, [line.label for line in (*recipe.rows, *recipe.columns)]
     doubled = [label for label in labels if labels.count(label) > 1]
     if doubled or not recipe.rows or not recipe.columns:
-        raise RecipeError(f"recipe {name}: every row and column needs a label of its own, and {doubled or 'one of both'} has not")
+        raise RecipeError(
+            f"recipe {name}: every row and column needs a label of its own, and"
+            f" {doubled or 'one of both'} has not"
+        )
     if scales - set(SCALES):
-        raise RecipeError(f"recipe {name}: there is no scale {sorted(scales - set(SCALES))[0]!r}: {', '.join(SCALES)}")
-    for unit, better in [(recipe.unit, recipe.better), *((line.unit, line.better) for line in (*recipe.rows, *recipe.columns))]:
+        raise RecipeError(
+            f"recipe {name}: there is no scale {sorted(scales - set(SCALES))[0]!r}:"
+            f" {', '.join(SCALES)}"
+        )
+    for unit, better in [
+        (recipe.unit, recipe.better),
+        *((line.unit, line.better) for line in (*recipe.rows, *recipe.columns)),
+    ]:
         if (unit or "share") not in UNITS or (better or "higher") not in ("higher", "lower"):
-            raise RecipeError(f"recipe {name}: unit is one of {', '.join(UNITS)} and better is higher or lower, not {unit!r}, {better!r}")
+            raise RecipeError(
+                f"recipe {name}: unit is one of {', '.join(UNITS)} and better is higher or"
+                f" lower, not {unit!r}, {better!r}"
+            )
     rows, columns = ({line.label for line in lines} for lines in (recipe.rows, recipe.columns))
-    strange: list[Any] = [cell for cell in recipe.cells if len(cell) != 2 or cell[0] not in rows or cell[1] not in columns]
+    strange: list[Any] = [
+        cell
+        for cell in recipe.cells
+        if len(cell) != 2 or cell[0] not in rows or cell[1] not in columns
+    ]
     strange += [row.label for row in recipe.rows if not set(row.sources) <= rows]
     if strange:
         raise RecipeError(f"recipe {name}: {strange[0]!r} names a row or column that is not there")
     for scale, made in recipe.scales.items():
         for label in (*made.rows, *made.columns, *made.by_row, *made.by_column):
             if label not in labels:
-                raise RecipeError(f"recipe {name}, scale {scale}: there is no row or column {label!r}")
+                raise RecipeError(
+                    f"recipe {name}, scale {scale}: there is no row or column {label!r}"
+                )
     return recipe
 
 

@@ -1,7 +1,8 @@
 """What a cell of a paper's table shows, read from its runs: a mean over seeds with its deviation.
 
-Rounds are named as a share of the training (`at=0.7` is round 2800 of 4000), so that a smaller experiment shows the same moment; the nearest recorded round
-counts. Shares are between 0 and 1; layout.py makes percent of them where the paper does.
+Rounds are named as a share of the training (`at=0.7` is round 2800 of 4000), so that a smaller
+experiment shows the same moment; the nearest recorded round counts. Shares are between 0 and 1;
+layout.py makes percent of them where the paper does.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from remanence.metrics.convergence import mean_of_last, rounds_to_fractions, tim
 from remanence.metrics.convergence import top as best_value
 from remanence.metrics.drift import DriftSummary, summarise_drift
 from remanence.metrics.examples import centralised_events, forgettable_examples
-from remanence.metrics.forgetting import client_forgetting, client_forgetting_rounds, forgetting_curve
+from remanence.metrics.forgetting import (
+    client_forgetting,
+    client_forgetting_rounds,
+    forgetting_curve,
+)
 from remanence.metrics.forgetting import local_forgetting as local_forgetting_of
 from remanence.recipes.recipe import NEVER, Number
 from remanence.report.groups import deviation_of, mean_of
@@ -55,12 +60,16 @@ def summarise(values: Iterable[float | None]) -> Number:
 
 
 def accuracy_curve(run: Run, classes: int = 0) -> tuple[list[int], list[float]]:
-    """Test accuracy over recorded rounds; of the first so many classes alone where asked, as the mean over them (test sets are balanced)."""
+    """Test accuracy over recorded rounds; of the first so many classes alone where asked, as
+    the mean over them (test sets are balanced).
+    """
     if not classes:
         return run.curve()
     rounds, per_class = run.curve(value="per_class")
     values = [mean_of(row[:classes]) for row in per_class]  # type: ignore[index]
-    return [r for r, v in zip(rounds, values, strict=True) if v is not None], [v for v in values if v is not None]
+    return [r for r, v in zip(rounds, values, strict=True) if v is not None], [
+        v for v in values if v is not None
+    ]
 
 
 def last(*, classes: int = 0) -> Measure:
@@ -90,7 +99,9 @@ def average(*, classes: int = 0) -> Measure:
 
 
 def rounds_to(*, fraction: float = 1.0, of: float = 0.95) -> Measure:
-    """Rounds to a fraction of the target that all methods of a column share: `of` times the best accuracy that any of them reached."""
+    """Rounds to a fraction of the target that all methods of a column share: `of` times the
+    best accuracy that any of them reached.
+    """
 
     def measure(evidence: Evidence) -> Number:
         curves = {label: mean_curve(runs) for label, runs in evidence.rivals.items() if runs}
@@ -120,7 +131,9 @@ def nearest_round(known: Sequence[int], at: float, total: int) -> int:
 
 
 def forgettable(*, at: float = 1.0, client: int = 0) -> Measure:
-    """Examples that this client's own model had right and the new global model has wrong (FedWAvg)."""
+    """Examples that this client's own model had right and the new global model has wrong
+    (FedWAvg).
+    """
 
     def measure(run: Run) -> float | None:
         if run.examples is None:
@@ -129,26 +142,34 @@ def forgettable(*, at: float = 1.0, client: int = 0) -> Measure:
         known = np.unique(found.round).tolist()
         if not known:
             return None
-        here = (found.round == nearest_round(known, at, run.spec.total_rounds)) & (found.client == client)
+        here = (found.round == nearest_round(known, at, run.spec.total_rounds)) & (
+            found.client == client
+        )
         return float(found.count[here][0]) if here.any() else None
 
     return by_seed(measure)
 
 
 def forgetting_events() -> Measure:
-    """Forgetting events of the whole training: from batch to batch where it was centralised, by aggregation where it was federated."""
+    """Forgetting events of the whole training: from batch to batch where it was centralised, by
+    aggregation where it was federated.
+    """
 
     def measure(run: Run) -> float | None:
         counted = centralised_events(run)
         if counted is not None:
             return float(counted.right_to_wrong.sum())
-        return None if run.examples is None else float(forgettable_examples(run.examples).count.sum())
+        return (
+            None if run.examples is None else float(forgettable_examples(run.examples).count.sum())
+        )
 
     return by_seed(measure)
 
 
 def client_forgetting_mean(*, at: float = 1.0) -> Measure:
-    """What a round's local training loses on the other clients' data: the mean of F_k over the round's models (WSM, eq. 12); positive = forgotten."""
+    """What a round's local training loses on the other clients' data: the mean of F_k over the
+    round's models (WSM, eq. 12); positive = forgotten.
+    """
 
     def measure(run: Run) -> float | None:
         known = client_forgetting_rounds(run.ledger)
@@ -205,7 +226,9 @@ def holders_of_all() -> Measure:
 
 
 def best_over(*, rounds: int = 0) -> Measure:
-    """The best accuracy among the values tried, means over seeds; the value it was reached with stands beside it. rounds: as in mean_last; 0: the last."""
+    """The best accuracy among the values tried, means over seeds; the value it was reached with
+    stands beside it. rounds: as in mean_last; 0: the last.
+    """
 
     def measure(evidence: Evidence) -> Number:
         scores = _scores(evidence, rounds)
@@ -218,14 +241,20 @@ def best_over(*, rounds: int = 0) -> Measure:
 
 
 def within_best(*, points: float = 2.0, rounds: int = 0) -> Measure:
-    """Which of the values tried come within so many points of the best one; as a number, how many."""
+    """Which of the values tried come within so many points of the best one; as a number, how
+    many.
+    """
 
     def measure(evidence: Evidence) -> Number:
         scores = _scores(evidence, rounds)
         if not scores:
             return Number()
         best = max(scores.values())
-        close = [_value(setting) for setting, score in scores.items() if score >= best - points / 100 - 1e-12]
+        close = [
+            _value(setting)
+            for setting, score in scores.items()
+            if score >= best - points / 100 - 1e-12
+        ]
         return Number(float(len(close)), None, ", ".join(close))
 
     return measure
@@ -233,7 +262,9 @@ def within_best(*, points: float = 2.0, rounds: int = 0) -> Measure:
 
 def _scores(evidence: Evidence, rounds: int) -> dict[str, float]:
     score = mean_last(rounds=rounds) if rounds else last()
-    found = {setting: score(Evidence(runs, {}, ())).value for setting, runs in evidence.tried if runs}
+    found = {
+        setting: score(Evidence(runs, {}, ())).value for setting, runs in evidence.tried if runs
+    }
     return {setting: value for setting, value in found.items() if value is not None}
 
 

@@ -1,4 +1,6 @@
-"""The data of a figure as CSV, beside the report that draws them: what each kind of figure in the papers shows."""
+"""The data of a figure as CSV, beside the report that draws them: what each kind of figure in
+the papers shows.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from remanence.metrics.forgetting import client_forgetting, client_forgetting_rounds, forgetting_curve, local_forgetting
+from remanence.metrics.forgetting import (
+    client_forgetting,
+    client_forgetting_rounds,
+    forgetting_curve,
+    local_forgetting,
+)
 from remanence.metrics.ledger import GLOBAL
 from remanence.report.groups import class_curve, deviation_of
 from remanence.results import Run
@@ -29,14 +36,25 @@ def curves(row: str, column: str, runs: Sequence[Run]) -> Rows:
 
 
 def heatmap(row: str, column: str, runs: Sequence[Run]) -> Rows:
-    """Client k's model on client i's data in the last recorded round: before, after, and what was forgotten (positive)."""
+    """Client k's model on client i's data in the last recorded round: before, after, and what
+    was forgotten (positive).
+    """
     for run in runs[:1]:
         if not client_forgetting_rounds(run.ledger):
             continue
         found = client_forgetting(run.ledger)
         for k, model in enumerate(found.clients):
             for i, owner in enumerate(found.clients):
-                yield row, column, found.round, int(model), int(owner), found.before[i], found.after[k, i], found.difference[k, i]
+                yield (
+                    row,
+                    column,
+                    found.round,
+                    int(model),
+                    int(owner),
+                    found.before[i],
+                    found.after[k, i],
+                    found.difference[k, i],
+                )
 
 
 def partition(row: str, column: str, runs: Sequence[Run]) -> Rows:
@@ -48,9 +66,16 @@ def partition(row: str, column: str, runs: Sequence[Run]) -> Rows:
 
 
 def cdf(row: str, column: str, runs: Sequence[Run]) -> Rows:
-    """Forgetting scores in ascending order with the share of scores that are not above them; global ones by round, local ones by client."""
+    """Forgetting scores in ascending order with the share of scores that are not above them;
+    global ones by round, local ones by client.
+    """
     kept = {"global": [value for run in runs for value in forgetting_curve(run).values()]}
-    kept["local"] = [float(value) for run in runs for value in local_forgetting(run.ledger).value if not np.isnan(value)]
+    kept["local"] = [
+        float(value)
+        for run in runs
+        for value in local_forgetting(run.ledger).value
+        if not np.isnan(value)
+    ]
     for kind, values in kept.items():
         for place, value in enumerate(sorted(values), start=1):
             yield row, column, kind, value, place / len(values)
@@ -66,7 +91,9 @@ def classes(row: str, column: str, runs: Sequence[Run]) -> Rows:
 
 
 def one_round(row: str, column: str, runs: Sequence[Run]) -> Rows:
-    """The last recorded round: per class, the global model before, every client after its training, the global model after."""
+    """The last recorded round: per class, the global model before, every client after its
+    training, the global model after.
+    """
     for run in runs[:1]:
         local = run.ledger.select(moment="local", split="test")
         if not len(local):
@@ -76,7 +103,9 @@ def one_round(row: str, column: str, runs: Sequence[Run]) -> Rows:
             records = run.ledger.select(moment=moment, split="test")
             for record in records[records["round"] == round]:
                 who = "global" if record["model"] == GLOBAL else f"client {record['model']}"
-                for name, right, total in zip(run.about["class_names"], record["correct"], record["total"], strict=True):
+                for name, right, total in zip(
+                    run.about["class_names"], record["correct"], record["total"], strict=True
+                ):
                     yield row, column, round, moment, who, name, right / total if total else None
 
 
@@ -84,7 +113,10 @@ KINDS: dict[str, tuple[Callable[[str, str, Sequence[Run]], Rows], tuple[str, ...
     "cdf": (cdf, ("row", "column", "kind", "forgetting", "share_at_most")),
     "classes": (classes, ("row", "column", "round", "class", "accuracy")),
     "curves": (curves, ("row", "column", "round", "accuracy", "deviation")),
-    "heatmap": (heatmap, ("row", "column", "round", "model", "data", "before", "after", "forgotten")),
+    "heatmap": (
+        heatmap,
+        ("row", "column", "round", "model", "data", "before", "after", "forgotten"),
+    ),
     "one_round": (one_round, ("row", "column", "round", "moment", "model", "class", "accuracy")),
     "partition": (partition, ("row", "column", "client", "class", "examples")),
 }

@@ -1,4 +1,6 @@
-"""From a recipe at a scale to the runs it takes. Cells that need the same experiment share one run; nothing here touches data."""
+"""From a recipe at a scale to the runs it takes. Cells that need the same experiment share one
+run; nothing here touches data.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class Wanted:
 class Place:
     """What one cell of the table is read from."""
 
-    runs: tuple[tuple[str, tuple[str, ...]], ...] = ()  # for every value tried, the names of its runs, one a seed
+    # for every value tried, the names of its runs, one a seed
+    runs: tuple[tuple[str, tuple[str, ...]], ...] = ()
     stand_in: str = ""
     absent: str = ""  # the source that is not there, so that nothing runs
     other: str = ""  # the source the scale takes in place of the paper's
@@ -54,11 +57,20 @@ class Plan:
         return self.recipe.scales[self.scale]
 
     def measure_of(self, row: Line, column: Line) -> expressions.Call:
-        """The measure of a cell. A row and a column that name the same one share its options: forgettable(at=0.1) and forgettable(client=2)."""
+        """The measure of a cell. A row and a column that name the same one share its options:
+        forgettable(at=0.1) and forgettable(client=2).
+        """
         named = [expressions.parse_call(text) for text in (column.measure, row.measure) if text]
         if self.made.measure:
             smaller = expressions.parse_call(self.made.measure)
-            named = [smaller if not named else call if call.name != smaller.name else _join(call, smaller) for call in named or [smaller]]
+            named = [
+                smaller
+                if not named
+                else call
+                if call.name != smaller.name
+                else _join(call, smaller)
+                for call in named or [smaller]
+            ]
         chosen = named[0] if named else expressions.parse_call(self.recipe.measure)
         for call in named[1:]:
             chosen = _join(chosen, call) if call.name == chosen.name else call
@@ -81,8 +93,9 @@ def make_plan(
 ) -> Plan:
     """Every run of a recipe, checked.
 
-    only: rows (or columns) by label. changes: keys of the experiment that the user wants otherwise. absent: sources that cannot be had;
-    what needs them is left out or, with `stand_in`, runs on the recipe's stand-in.
+    only: rows (or columns) by label. changes: keys of the experiment that the user wants otherwise.
+    absent: sources that cannot be had; what needs them is left out or, with `stand_in`, runs on the
+    recipe's stand-in.
     """
     made = recipe.scales[scale]
     rows, columns = _choose(recipe, made, only)
@@ -100,7 +113,9 @@ def make_plan(
         found: list[tuple[str, tuple[str, ...]]] = []
         place = Place()
         for values in tried:
-            spec, place = _make_spec(recipe, made, row, column, values, changes or {}, absent, stand_in)
+            spec, place = _make_spec(
+                recipe, made, row, column, values, changes or {}, absent, stand_in
+            )
             setting = ", ".join(f"{key.split('.')[-1]}={value}" for key, value in values.items())
             names = []
             for seed in numbers if not place.absent else ():
@@ -108,24 +123,37 @@ def make_plan(
                 experiment = seeded.model_dump_json()
                 if experiment not in runs:
                     name = _name(row, column, setting, seed, runs)
-                    runs[experiment] = Wanted(name, row.label, column.label, setting, seed, seeded, place.stand_in)
+                    runs[experiment] = Wanted(
+                        name, row.label, column.label, setting, seed, seeded, place.stand_in
+                    )
                 names.append(runs[experiment].name)
             found.append((setting, tuple(names)))
-        places[row.label, column.label] = place if place.absent else replace(place, runs=tuple(found))
+        places[row.label, column.label] = (
+            place if place.absent else replace(place, runs=tuple(found))
+        )
     return Plan(recipe, scale, numbers, rows, columns, tuple(runs.values()), places)
 
 
-def _choose(recipe: Recipe, made: Scale, only: Sequence[str]) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
-    """The rows and columns of a scale, or those asked for; a row made of others is kept where these are."""
+def _choose(
+    recipe: Recipe, made: Scale, only: Sequence[str]
+) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
+    """The rows and columns of a scale, or those asked for; a row made of others is kept where
+    these are.
+    """
     lines = {line.label.lower(): line for line in (*recipe.rows, *recipe.columns)}
     for label in only:
         if label.lower() not in lines:
-            raise InputError(f"{recipe.name} has no row {label!r}: {nearest(label.lower(), [line.label for line in lines.values()])}")
+            raise InputError(
+                f"{recipe.name} has no row {label!r}:"
+                f" {nearest(label.lower(), [line.label for line in lines.values()])}"
+            )
     asked = [lines[label.lower()] for label in only]
     chosen = []
     for everything, of_scale in ((recipe.rows, made.rows), (recipe.columns, made.columns)):
         named = [line for line in everything if line in asked]
-        chosen.append(tuple(named or [line for line in everything if not of_scale or line.label in of_scale]))
+        chosen.append(
+            tuple(named or [line for line in everything if not of_scale or line.label in of_scale])
+        )
     rows, columns = chosen
     there = {row.label for row in rows}
     return tuple(row for row in rows if set(row.sources) <= there), columns
@@ -142,14 +170,20 @@ def _make_spec(
     stand_in: bool,
 ) -> tuple[Spec, Place]:
     """-> the experiment of a cell, and what is to be said of its data"""
-    published = {**row.set, **column.set, **recipe.cells.get((row.label, column.label), {}), **values}
+    published = {
+        **row.set,
+        **column.set,
+        **recipe.cells.get((row.label, column.label), {}),
+        **values,
+    }
     smaller = {**made.set, **made.by_column.get(column.label, {}), **made.by_row.get(row.label, {})}
     paper = _change(make_spec(recipe.experiment), published)
     spec = change_options(_change(paper, smaller), made.options)
     source = source_of(spec)
     replaced = ""
     if source in absent and stand_in and source in recipe.stand_ins:
-        # what makes the experiment smaller has the last word where both speak of the same thing, except on the data
+        # what makes the experiment smaller has the last word where both speak of the same thing,
+        # except on the data
         spec = _change(spec, recipe.stand_ins[source].set)
         replaced = source
     spec = _change(spec, {**changes, "seed": 0})
@@ -159,7 +193,9 @@ def _make_spec(
 
 
 def _change(spec: Spec, keys: Mapping[str, Any]) -> Spec:
-    """The experiment with other values. Who asks for steps means them instead of epochs, and the other way round."""
+    """The experiment with other values. Who asks for steps means them instead of epochs, and
+    the other way round.
+    """
     instead = {"local.steps": "local.epochs", "local.epochs": "local.steps"}
     freed = {instead[key]: 0 for key in instead if keys.get(key) and instead[key] not in keys}
     return make_spec(spec.model_dump(exclude_none=True), {**keys, **freed})
@@ -176,17 +212,22 @@ def source_of(spec: Spec) -> str:
 
 
 def change_options(spec: Spec, options: Mapping[str, Any]) -> Spec:
-    """Options inside expressions: "model:resnet18.width" = 16 makes resnet18(norm="group") to resnet18(norm="group", width=16) and leaves others alone."""
+    """Options inside expressions: "model:resnet18.width" = 16 makes resnet18(norm="group") to
+    resnet18(norm="group", width=16) and leaves others alone.
+    """
     keys: dict[str, str] = {}
     for target, value in options.items():
         match = re.fullmatch(r"([\w.]+):(\w+)\.(\w+)", target)
         if not match or match[1] not in all_keys():
-            raise InputError(f"option {target!r} is not written as key:name.option, such as model:resnet18.width")
+            raise InputError(
+                f"option {target!r} is not written as key:name.option, such as model:resnet18.width"
+            )
         key, name, option = match.groups()
         text = keys.get(key) or _value_at(spec, key)
         if text:
             calls = [
-                _join(call, expressions.Call(name, {option: value})) if call.name == name else call for call in expressions.parse_sum(text)
+                _join(call, expressions.Call(name, {option: value})) if call.name == name else call
+                for call in expressions.parse_sum(text)
             ]
             keys[key] = "+".join(str(call) for call in calls)
     return _change(spec, keys)
@@ -201,7 +242,11 @@ def _value_at(spec: Spec, key: str) -> str:
 
 def _name(row: Line, column: Line, setting: str, seed: int, taken: Mapping[str, Wanted]) -> str:
     """A folder name that tells the cell, can go nowhere else, and is not taken."""
-    name = re.sub(r"[^A-Za-z0-9.=]+", "-", f"{row.label} {column.label} {setting} seed{seed}").strip("-.").lower()[:100]
+    name = (
+        re.sub(r"[^A-Za-z0-9.=]+", "-", f"{row.label} {column.label} {setting} seed{seed}")
+        .strip("-.")
+        .lower()[:100]
+    )
     names = {wanted.name for wanted in taken.values()}
     number = 1
     while (f"{name}-{number}" if number > 1 else name) in names:

@@ -20,7 +20,9 @@ class RecipeError(InputError):
 
 @dataclass(frozen=True)
 class Number:
-    """A number with its deviation over seeds, or words where the paper has words; everything None: not there."""
+    """A number with its deviation over seeds, or words where the paper has words; everything
+    None: not there.
+    """
 
     value: float | None = None  # infinite: never reached
     deviation: float | None = None
@@ -55,7 +57,8 @@ class Scale:
 
     about: str = ""
     set: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)  # "model:resnet18.width" = 16: an option inside an expression
+    # "model:resnet18.width" = 16: an option inside an expression
+    options: Mapping[str, Any] = field(default_factory=dict)
     rows: tuple[str, ...] = ()  # labels; empty: all
     columns: tuple[str, ...] = ()
     by_row: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

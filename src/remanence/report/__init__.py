@@ -8,7 +8,9 @@ from remanence.results import REPORT, load
 
 
 def write_report(*folders: str | Path, out: str | Path | None = None) -> Path:
-    """Write one self-contained page about runs and comparisons; by default report.html in the first folder."""
+    """Write one self-contained page about runs and comparisons; by default report.html in the
+    first folder.
+    """
     from remanence.report import page
 
     results = [load(folder) for folder in folders]

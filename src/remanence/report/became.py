@@ -21,7 +21,9 @@ MOST_CLASSES = 120  # beyond, a map of all pairs is finer than a screen
 
 @once_a_run
 def moves_of(run: Run) -> np.ndarray | None:
-    """Where forgotten examples went from one recorded round to the next, averaged over rounds [C, C]: rows true, columns predicted, returns not counted."""
+    """Where forgotten examples went from one recorded round to the next, averaged over rounds
+    [C, C]: rows true, columns predicted, returns not counted.
+    """
     if run.confusions is None:
         return None
     kept = run.confusions[run.confusions["split"] == SPLITS.index("test")]
@@ -29,19 +31,30 @@ def moves_of(run: Run) -> np.ndarray | None:
         kept = kept[kept["moment"] == MOMENTS.index("personal")]
     else:
         kept = kept[kept["model"] == GLOBAL]
-        after = [name for name in ("refined", "merged") if (kept["moment"] == MOMENTS.index(name)).any()]
+        after = [
+            name for name in ("refined", "merged") if (kept["moment"] == MOMENTS.index(name)).any()
+        ]
         kept = kept[kept["moment"] == MOMENTS.index(after[0] if after else "merged")]
     rounds = np.unique(kept["round"])
     if len(rounds) < 2:
         return None
     tables = [kept["confusion"][kept["round"] == round].sum(axis=0) for round in rounds]
     moves = [became(earlier, later) for earlier, later in pairwise(tables)]
-    drops = [np.where(np.diagonal(move)[:, None] < 0, np.maximum(move, 0.0), np.where(np.isnan(move), np.nan, 0.0)) for move in moves]
+    drops = [
+        np.where(
+            np.diagonal(move)[:, None] < 0,
+            np.maximum(move, 0.0),
+            np.where(np.isnan(move), np.nan, 0.0),
+        )
+        for move in moves
+    ]
     return nan_mean(np.stack(drops), axis=0)
 
 
 def draw_became(groups: Sequence[Group]) -> Picture | None:
-    """A map of true and predicted classes, a panel a method: what a class is taken for when it is forgotten."""
+    """A map of true and predicted classes, a panel a method: what a class is taken for when it
+    is forgotten.
+    """
     panels, facts, highest, most, longest = [], [], 0.0, 0, 0
     for group in groups:
         moves = [found for run in group.runs if (found := moves_of(run)) is not None]
@@ -60,25 +73,36 @@ def draw_became(groups: Sequence[Group]) -> Picture | None:
             x=names,
             y=names,
             z=rounded(table),
-            hovertemplate="%{y} taken for %{x}: %{z:.2%}<extra>" + as_text(group.label) + "</extra>",
+            hovertemplate="%{y} taken for %{x}: %{z:.2%}<extra>"
+            + as_text(group.label)
+            + "</extra>",
             meta={"columns": ["method", "taken for", "class", "moved"]},
         )
         panels.append(
             Panel(
-                group.label if len(groups) > 1 else "", cells, axis("taken for", type="category", showgrid=False), class_axis(len(classes))
+                group.label if len(groups) > 1 else "",
+                cells,
+                axis("taken for", type="category", showgrid=False),
+                class_axis(len(classes)),
             )
         )
         row, column = divmod(int(np.nanargmax(table)), len(table))
-        facts.append(f"{group.label}: {classes[row]} taken for {classes[column]}, {100 * table[row, column]:.2f} points a round")
+        facts.append(
+            f"{group.label}: {classes[row]} taken for {classes[column]},"
+            f" {100 * table[row, column]:.2f} points a round"
+        )
     if not panels:
         return None
-    figure = lay_out(panels, max(140, min(22 * most, 440)), 7 * longest, [share_colours(highest or 1.0)])
+    figure = lay_out(
+        panels, max(140, min(22 * most, 440)), 7 * longest, [share_colours(highest or 1.0)]
+    )
     figure.layout.meta["labels"] = [most, longest]
     return Picture(
         name="became",
         title="What forgotten classes became",
         figure=figure,
-        reading="Each row is a class that lost accuracy, each column what its examples are taken for instead; brighter is more of them a round. "
+        reading="Each row is a class that lost accuracy, each column what its examples are taken"
+        " for instead; brighter is more of them a round. "
         "A bright column is a class that swallows others.",
         alt=f"Heat map of what forgotten examples are taken for. The largest: {'; '.join(facts)}.",
     )

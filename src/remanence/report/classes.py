@@ -9,7 +9,14 @@ import numpy as np
 from plotly import graph_objects as go
 
 from remanence.metrics.counts import nan_mean
-from remanence.report.groups import Group, class_curve, class_names_of, deviation_of, mean_class_curve, mean_of
+from remanence.report.groups import (
+    Group,
+    class_curve,
+    class_names_of,
+    deviation_of,
+    mean_class_curve,
+    mean_of,
+)
 from remanence.report.maps import Panel, lay_out, share_colours
 from remanence.report.paint import (
     Picture,
@@ -45,7 +52,14 @@ def draw_classes_over_rounds(groups: Sequence[Group]) -> Picture | None:
             hovertemplate="%{y}, round %{x}: %{z:.1%}<extra>" + as_text(group.label) + "</extra>",
             meta={"columns": ["method", "round", "class", "accuracy"]},
         )
-        panels.append(Panel(group.label if len(groups) > 1 else "", cells, round_axis(rounds.tolist()), class_axis(len(classes))))
+        panels.append(
+            Panel(
+                group.label if len(groups) > 1 else "",
+                cells,
+                round_axis(rounds.tolist()),
+                class_axis(len(classes)),
+            )
+        )
         facts.append(f"{group.label}: {_name_extremes(classes, shares[-1])}")
     if not panels:
         return None
@@ -56,7 +70,8 @@ def draw_classes_over_rounds(groups: Sequence[Group]) -> Picture | None:
         figure=lay_out(panels, max(120, min(20 * most, 420)), 7 * longest, [share_colours()]),
         reading="Each row is a class, each column a recorded round; brighter is more accurate. "
         f"A bright row that turns dark is a class being forgotten.{seeds}",
-        alt=f"Heat map of the accuracy of every class over rounds. At the last round, {'; '.join(facts)}.",
+        alt="Heat map of the accuracy of every class over rounds. At the last round,"
+        f" {'; '.join(facts)}.",
     )
 
 
@@ -64,19 +79,30 @@ def draw_classes_at_end(groups: Sequence[Group]) -> Picture | None:
     """Accuracy per class at the last recorded round: a row a class, a dot a method."""
     found = []
     for group in groups:
-        ends = [shares[-1] for rounds, shares in (class_curve(run) for run in group.runs) if len(rounds)]
+        ends = [
+            shares[-1] for rounds, shares in (class_curve(run) for run in group.runs) if len(rounds)
+        ]
         if ends:
-            found.append((group, name_classes(class_names_of(group), len(ends[0])), np.array(ends)))  # [seeds, C]
+            # [seeds, C]
+            found.append((group, name_classes(class_names_of(group), len(ends[0])), np.array(ends)))
     if not found:
         return None
     upright = len(found[0][1]) > MOST_DOT_ROWS
     typical = {
-        name: mean_of(_share_of(name, classes, ends) for _, classes, ends in found) or 0.0 for _, classes, _ in found for name in classes
+        name: mean_of(_share_of(name, classes, ends) for _, classes, ends in found) or 0.0
+        for _, classes, _ in found
+        for name in classes
     }
     order = sorted(typical, key=lambda name: typical[name]) if upright else list(typical)
-    traces = [_dots(group, place, classes, ends, order, upright) for place, (group, classes, ends) in enumerate(found)]
+    traces = [
+        _dots(group, place, classes, ends, order, upright)
+        for place, (group, classes, ends) in enumerate(found)
+    ]
     along = axis(
-        type="category", categoryorder="array", categoryarray=[as_text(name) for name in order], autorange=None if upright else "reversed"
+        type="category",
+        categoryorder="array",
+        categoryarray=[as_text(name) for name in order],
+        autorange=None if upright else "reversed",
     )
     values = share_axis("accuracy", range=[-0.02, 1.02])
     names = [as_text(group.label) for group, _, _ in found]
@@ -88,9 +114,16 @@ def draw_classes_at_end(groups: Sequence[Group]) -> Picture | None:
         scattermode="group",
         scattergap=0.35,
     )
-    bars = " Bars are one standard deviation over seeds." if not upright and any(len(ends) > 1 for _, _, ends in found) else ""
+    bars = (
+        " Bars are one standard deviation over seeds."
+        if not upright and any(len(ends) > 1 for _, _, ends in found)
+        else ""
+    )
     sorted_by = ", from the hardest class to the easiest" if upright else ""
-    facts = "; ".join(f"{group.label}: {_name_extremes(classes, nan_mean(ends, axis=0))}" for group, classes, ends in found)
+    facts = "; ".join(
+        f"{group.label}: {_name_extremes(classes, nan_mean(ends, axis=0))}"
+        for group, classes, ends in found
+    )
     return Picture(
         name="classes-at-end",
         title="Every class at the end",
@@ -109,7 +142,9 @@ def _thin(rounds: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return rounds[kept], shares[kept]
 
 
-def _dots(group: Group, place: int, classes: list[str], ends: np.ndarray, order: list[str], upright: bool) -> Any:
+def _dots(
+    group: Group, place: int, classes: list[str], ends: np.ndarray, order: list[str], upright: bool
+) -> Any:
     by_name = {name: ends[:, column] for column, name in enumerate(classes)}
     there = [name for name in order if name in by_name]
     values = rounded([_share_of(name, classes, ends) for name in there])
@@ -131,9 +166,16 @@ def _dots(group: Group, place: int, classes: list[str], ends: np.ndarray, order:
         mode="markers",
         orientation="v" if upright else "h",
         marker=marker_style(place) | ({"size": 6} if upright else {}),
-        hovertemplate=("%{x}: %{y:.1%}" if upright else "%{y}: %{x:.1%}") + "<extra>" + as_text(group.label) + "</extra>",
+        hovertemplate=("%{x}: %{y:.1%}" if upright else "%{y}: %{x:.1%}")
+        + "<extra>"
+        + as_text(group.label)
+        + "</extra>",
         meta={
-            "columns": ["method", *(["class", "accuracy"] if upright else ["accuracy", "class"]), *(["deviation"] if len(ends) > 1 else [])]
+            "columns": [
+                "method",
+                *(["class", "accuracy"] if upright else ["accuracy", "class"]),
+                *(["deviation"] if len(ends) > 1 else []),
+            ]
         },
     )
 
@@ -147,7 +189,11 @@ def _share_of(name: str, classes: list[str], ends: np.ndarray) -> float | None:
 
 
 def _name_extremes(classes: list[str], shares: np.ndarray) -> str:
-    known = [(float(share), name) for share, name in zip(shares, classes, strict=True) if not np.isnan(share)]
+    known = [
+        (float(share), name)
+        for share, name in zip(shares, classes, strict=True)
+        if not np.isnan(share)
+    ]
     if not known:
         return "no class was evaluated"
     (low, worst), (high, best) = min(known), max(known)

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from plotly import graph_objects as go
 
-from remanence.metrics.forgetting import ClientForgetting, client_forgetting, client_forgetting_rounds
+from remanence.metrics.forgetting import (
+    ClientForgetting,
+    client_forgetting,
+    client_forgetting_rounds,
+)
 from remanence.report.evidence import ledger_of, rounds_of
 from remanence.report.groups import Group, once_a_run
 from remanence.report.maps import Panel, change_colours, lay_out, pick_moments, share_colours
@@ -25,16 +29,26 @@ def cross_rounds(run: Run) -> list[int]:
 
 
 def draw_client_forgetting(groups: Sequence[Group]) -> Picture | None:
-    """F_ki with F_k as the last column, beside the accuracies it comes from, for a round that the reader chooses."""
-    shown = [(group, run) for group in groups if (run := next((run for run in group.runs if cross_rounds(run)), None)) is not None]
+    """F_ki with F_k as the last column, beside the accuracies it comes from, for a round that
+    the reader chooses.
+    """
+    shown = [
+        (group, run)
+        for group in groups
+        if (run := next((run for run in group.runs if cross_rounds(run)), None)) is not None
+    ]
     if not shown:
         return None
     choices, every, most = [], [np.zeros(0)], 0
     for group, run in shown:
         ledger = ledger_of(run)
         assert ledger is not None
-        size = client_forgetting(rounds_of(ledger, cross_rounds(run)[-1:])[cross_rounds(run)[-1]]).clients.size
-        for round, alone in rounds_of(ledger, pick_moments(cross_rounds(run), 2 * size * (size + 1), len(shown))).items():
+        size = client_forgetting(
+            rounds_of(ledger, cross_rounds(run)[-1:])[cross_rounds(run)[-1]]
+        ).clients.size
+        for round, alone in rounds_of(
+            ledger, pick_moments(cross_rounds(run), 2 * size * (size + 1), len(shown))
+        ).items():
             found = client_forgetting(alone, round)
             every.append(found.difference.ravel())
             most = max(most, len(found.clients))
@@ -49,20 +63,35 @@ def draw_client_forgetting(groups: Sequence[Group]) -> Picture | None:
             **choices[picked].data[place],
         )
         for place, (name, template) in enumerate(
-            zip(names, ("model of %{y}, data of %{x}: %{z:+.1%}", "model: %{y}, data of %{x}: %{z:.1%}"), strict=True)
+            zip(
+                names,
+                ("model of %{y}, data of %{x}: %{z:+.1%}", "model: %{y}, data of %{x}: %{z:.1%}"),
+                strict=True,
+            )
         )
     )
     along = axis("data of client", type="category", showgrid=False, tickangle=0)
     down = class_axis(most, title="model of client")
-    panels = [Panel(names[0], changes, along, down), Panel("Accuracy before and after", accuracies, along, down)]
+    panels = [
+        Panel(names[0], changes, along, down),
+        Panel("Accuracy before and after", accuracies, along, down),
+    ]
     return Picture(
         name="client-forgetting",
         title="What one client's training costs the others",
-        figure=lay_out(panels, max(140, min(22 * (most + 2), 440)), 62, [change_colours(np.concatenate(every)), share_colours()]),
-        reading="Each row is a client's model after its training, each column another client's data. In the first map orange is accuracy lost "
-        "against the model the round began with, and the last column is the mean over the other clients; "
+        figure=lay_out(
+            panels,
+            max(140, min(22 * (most + 2), 440)),
+            62,
+            [change_colours(np.concatenate(every)), share_colours()],
+        ),
+        reading="Each row is a client's model after its training, each column another client's"
+        " data. In the first map orange is accuracy lost "
+        "against the model the round began with, and the last column is the mean over the"
+        " other clients; "
         "the second shows the accuracies themselves, with the starting model on top. "
-        "A diagonal that is blue among orange means: clients learn their own data and forget the others'. Shown: the first seed.",
+        "A diagonal that is blue among orange means: clients learn their own data and"
+        " forget the others'. Shown: the first seed.",
         alt=choices[picked].alt,
         choices=choices,
         chosen=picked,
@@ -85,6 +114,8 @@ def _choose(group: Group, found: ClientForgetting) -> Choice:
             {"x": [*clients, " ", MEAN], "y": clients, "z": rounded(changes, 3)},
             {"x": clients, "y": ["before", " ", *clients], "z": rounded(accuracies, 3)},
         ],
-        f"Heat maps of {len(clients)} clients' models on each other's data in round {found.round} of {group.label}: "
-        f"on average a client's training forgets {average} of the others' data and changes its own by {gained}.",
+        f"Heat maps of {len(clients)} clients' models on each other's data in round"
+        f" {found.round} of {group.label}: "
+        f"on average a client's training forgets {average} of the others' data and changes"
+        f" its own by {gained}.",
     )

@@ -1,4 +1,6 @@
-"""Drift by cluster: how each cluster fares over rounds, and what clients keep of the data they have left."""
+"""Drift by cluster: how each cluster fares over rounds, and what clients keep of the data they
+have left.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,35 @@ from remanence.metrics.drift import cluster_curves, concept_forgetting
 from remanence.report.evidence import drift_of
 from remanence.report.groups import Group, mean_curve
 from remanence.report.lines import draw_line, mark_steps, tell_steps
-from remanence.report.paint import Choice, Picture, as_text, axis, class_colours, layout, line_style, round_axis, rounded, share_axis
+from remanence.report.paint import (
+    Choice,
+    Picture,
+    as_text,
+    axis,
+    class_colours,
+    layout,
+    line_style,
+    round_axis,
+    rounded,
+    share_axis,
+)
 from remanence.results import Run
 
 
 def draw_clusters(groups: Sequence[Group]) -> Picture | None:
-    """Accuracy of each cluster's clients on their own data, a line a cluster, for a method that the reader chooses."""
+    """Accuracy of each cluster's clients on their own data, a line a cluster, for a method that
+    the reader chooses.
+    """
     shown = [group for group in groups if any(drift_of(run) for run in group.runs)]
-    count = max((found[0].by_concept.shape[2] for group in shown for run in group.runs if (found := drift_of(run))), default=0)
+    count = max(
+        (
+            found[0].by_concept.shape[2]
+            for group in shown
+            for run in group.runs
+            if (found := drift_of(run))
+        ),
+        default=0,
+    )
     if count < 2:
         return None
     choices = [_choose(group, count) for group in shown]
@@ -37,12 +60,20 @@ def draw_clusters(groups: Sequence[Group]) -> Picture | None:
         for place, (name, colour) in enumerate(zip(names, class_colours(count), strict=True))
     ]
     rounds = [round for choice in choices for line in choice.data for round in line["x"]]
-    shape = layout(340, names, xaxis=round_axis(rounds), yaxis=share_axis("accuracy"), hovermode="x unified", **mark_steps(groups))
+    shape = layout(
+        340,
+        names,
+        xaxis=round_axis(rounds),
+        yaxis=share_axis("accuracy"),
+        hovermode="x unified",
+        **mark_steps(groups),
+    )
     return Picture(
         name="clusters",
         title="How each cluster fares",
         figure=go.Figure(lines, shape),
-        reading="Each line is a cluster: the mean accuracy, on its own data, of the clients that are in it at the time; a gap is a time without any. "
+        reading="Each line is a cluster: the mean accuracy, on its own data, of the clients that"
+        " are in it at the time; a gap is a time without any. "
         f"Lines far apart mean that one kind of data is served worse.{tell_steps(groups)}",
         alt=choices[0].alt,
         choices=choices,
@@ -58,12 +89,17 @@ def _choose(group: Group, count: int) -> Choice:
         values = cluster_curves(curves)
         stack[place, np.searchsorted(rounds, curves.round), : values.shape[1]] = values
     means = nan_mean(stack, axis=0)  # [R, M]
-    ends = ", ".join(f"cluster {cluster} {value:.1%}" for cluster, value in enumerate(means[-1]) if not np.isnan(value))
+    ends = ", ".join(
+        f"cluster {cluster} {value:.1%}"
+        for cluster, value in enumerate(means[-1])
+        if not np.isnan(value)
+    )
     return Choice(
         group.label,
         "",
         [{"x": rounds.tolist(), "y": rounded(means[:, cluster])} for cluster in range(count)],
-        f"Line chart of the accuracy of each cluster's clients in {group.label}. At round {rounds[-1]}: {ends}.",
+        f"Line chart of the accuracy of each cluster's clients in {group.label}. At round"
+        f" {rounds[-1]}: {ends}.",
     )
 
 
@@ -84,10 +120,23 @@ def draw_left_concepts(groups: Sequence[Group]) -> Picture | None:
     return Picture(
         name="left-concepts",
         title="What clients keep of data they have left",
-        figure=go.Figure(traces, layout(320, names, xaxis=round_axis(when), yaxis=height, hovermode="x unified", **mark_steps(groups))),
-        reading="Lower is better: accuracy on a cluster at a client's last recorded round in it, minus accuracy there now, "
-        f"averaged over clients and the clusters they have left. Below zero they got better at it afterwards.{tell_steps(groups)}",
-        alt=f"Line chart of what clients forgot of clusters they have left. At the end: {'; '.join(facts)}.",
+        figure=go.Figure(
+            traces,
+            layout(
+                320,
+                names,
+                xaxis=round_axis(when),
+                yaxis=height,
+                hovermode="x unified",
+                **mark_steps(groups),
+            ),
+        ),
+        reading="Lower is better: accuracy on a cluster at a client's last recorded round in it,"
+        " minus accuracy there now, "
+        "averaged over clients and the clusters they have left. Below zero they got"
+        f" better at it afterwards.{tell_steps(groups)}",
+        alt="Line chart of what clients forgot of clusters they have left. At the end:"
+        f" {'; '.join(facts)}.",
     )
 
 
@@ -96,4 +145,8 @@ def _left_behind(run: Run) -> dict[int, float]:
     if found is None:
         return {}
     lost = nan_mean(concept_forgetting(found[0]), axis=1)
-    return {int(round): float(value) for round, value in zip(found[0].round, lost, strict=True) if not np.isnan(value)}
+    return {
+        int(round): float(value)
+        for round, value in zip(found[0].round, lost, strict=True)
+        if not np.isnan(value)
+    }

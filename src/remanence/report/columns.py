@@ -22,7 +22,9 @@ def percent(share: float | None, digits: int = 1) -> str:
 def _tell_recovery(row: MethodRow) -> str:
     if row.never_recovered is None or row.robustness is None:
         return MISSING
-    return (MISSING if row.recovery is None else f"{row.recovery:.1f}") + f" ({percent(row.never_recovered, 0)} % never)"
+    return (
+        MISSING if row.recovery is None else f"{row.recovery:.1f}"
+    ) + f" ({percent(row.never_recovered, 0)} % never)"
 
 
 def readable_bytes(count: float | None) -> str:
@@ -59,7 +61,8 @@ class Column:
     short: str  # for 80 characters; empty: left out there
     explanation: str
     cell: Callable[[MethodRow], str]
-    needed: Callable[[MethodRow], bool] = lambda row: True  # a column is left out where no row needs it
+    # a column is left out where no row needs it
+    needed: Callable[[MethodRow], bool] = lambda row: True
     theme: str = ""  # columns with a theme have a table of their own in the page
 
 
@@ -74,21 +77,36 @@ COLUMNS = (
         "Test accuracy, %",
         "accuracy %",
         "the last recorded round: mean and sample standard deviation over seeds",
-        lambda row: percent(row.accuracy) + (f" ± {percent(row.deviation)}" if row.deviation is not None else ""),
+        lambda row: (
+            percent(row.accuracy)
+            + (f" ± {percent(row.deviation)}" if row.deviation is not None else "")
+        ),
     ),
-    Column("Best round, %", "best", "test accuracy at each seed's best round", lambda row: percent(row.best)),
+    Column(
+        "Best round, %",
+        "best",
+        "test accuracy at each seed's best round",
+        lambda row: percent(row.best),
+    ),
     Column("Macro F1, %", "F1", "the mean over classes of F1", lambda row: percent(row.macro_f1)),
-    Column("Worst class, %", "worst", "the lowest accuracy of any class", lambda row: percent(row.worst_class)),
+    Column(
+        "Worst class, %",
+        "worst",
+        "the lowest accuracy of any class",
+        lambda row: percent(row.worst_class),
+    ),
     Column(
         "Forgotten a round, points",
         "forgot",
-        "what classes lost from one recorded round to the next, averaged over classes and rounds; gains count as 0",
+        "what classes lost from one recorded round to the next, averaged over classes and"
+        " rounds; gains count as 0",
         lambda row: percent(row.forgetting, 2),
     ),
     Column(
         "Forgotten locally, points",
         "",
-        "what a client's training loses of the model it received, averaged over classes and recorded local models; gains count as 0",
+        "what a client's training loses of the model it received, averaged over classes"
+        " and recorded local models; gains count as 0",
         lambda row: percent(row.local_forgetting, 2),
         lambda row: row.local_forgetting is not None,
     ),
@@ -103,7 +121,8 @@ COLUMNS = (
     Column(
         "Robustness, points",
         "drop",
-        "accuracy at the end of a time step minus the worst in the next, averaged over clients and steps; lower is better",
+        "accuracy at the end of a time step minus the worst in the next, averaged over"
+        " clients and steps; lower is better",
         lambda row: percent(row.robustness),
         lambda row: row.robustness is not None,
         DRIFT,
@@ -119,7 +138,8 @@ COLUMNS = (
     Column(
         "Recovery, rounds",
         "",
-        "rounds after a drift until a client is back at its accuracy before; in brackets the share that never was within the time step",
+        "rounds after a drift until a client is back at its accuracy before; in brackets"
+        " the share that never was within the time step",
         _tell_recovery,
         lambda row: _tell_recovery(row) != MISSING,
         DRIFT,
@@ -135,8 +155,12 @@ COLUMNS = (
     Column(
         "Worst client, %",
         "",
-        "the lowest accuracy of any client on its own data, last recorded round; in brackets the mean of the worst tenth",
-        lambda row: percent(row.worst_client) + (f" ({percent(row.worst_tenth)})" if row.worst_tenth is not None else ""),
+        "the lowest accuracy of any client on its own data, last recorded round; in"
+        " brackets the mean of the worst tenth",
+        lambda row: (
+            percent(row.worst_client)
+            + (f" ({percent(row.worst_tenth)})" if row.worst_tenth is not None else "")
+        ),
         lambda row: row.worst_client is not None,
         DRIFT,
     ),
@@ -156,13 +180,28 @@ COLUMNS = (
         lambda row: row.own_cluster is not None,
         DRIFT,
     ),
-    Column("Validation, %", "valid", "accuracy on the clients' validation rows, last recorded round", lambda row: percent(row.validation)),
-    Column("Sent a round", "", "bytes up and down together", lambda row: readable_bytes(row.bytes_per_round)),
-    Column("Time a round", "", "wall-clock time", lambda row: readable_seconds(row.seconds_per_round)),
-    Column("Refused", "", "replies that the gate refused, over all seeds", lambda row: str(row.refused)),
+    Column(
+        "Validation, %",
+        "valid",
+        "accuracy on the clients' validation rows, last recorded round",
+        lambda row: percent(row.validation),
+    ),
+    Column(
+        "Sent a round",
+        "",
+        "bytes up and down together",
+        lambda row: readable_bytes(row.bytes_per_round),
+    ),
+    Column(
+        "Time a round", "", "wall-clock time", lambda row: readable_seconds(row.seconds_per_round)
+    ),
+    Column(
+        "Refused", "", "replies that the gate refused, over all seeds", lambda row: str(row.refused)
+    ),
 )
 ACCURACY = COLUMNS[1]
-SPARED = ("F1", "valid", "best", "worst", "forgot", "rounds", "drop")  # left out of a narrow terminal, in this order
+# left out of a narrow terminal, in this order
+SPARED = ("F1", "valid", "best", "worst", "forgot", "rounds", "drop")
 
 
 def columns_for(rows: Sequence[MethodRow]) -> list[Column]:

@@ -16,7 +16,8 @@ EXPERIMENT = (
     "data.name", "data.partition", "clients.count", "clients.sample", "model", "rounds",
     "drift.schedule", "drift.steps", "drift.concepts", "peers.topology", "local.epochs", "local.steps", "local.batch", "local.optimizer", "local.lr",
 )  # fmt: skip
-PRIVATE = ("data.dir", "ray.address")  # where somebody's disks and machines are is nobody's business in a page that gets passed on
+# where somebody's disks and machines are is nobody's business in a page that gets passed on
+PRIVATE = ("data.dir", "ray.address")
 
 
 def describe(groups: Sequence[Group]) -> list[tuple[str, str]]:
@@ -30,17 +31,30 @@ def describe(groups: Sequence[Group]) -> list[tuple[str, str]]:
         ("Drift", _tell_drift),
         ("Attack", _tell_attack),
         ("Evaluated", partial(_tell_evaluation, {})),
-        ("Computed", lambda run: f"{run.about.get('engine') or run.spec.engine}; device {run.spec.device}, precision {run.spec.precision}"),
+        (
+            "Computed",
+            lambda run: (
+                f"{run.about.get('engine') or run.spec.engine}; device {run.spec.device},"
+                f" precision {run.spec.precision}"
+            ),
+        ),
         ("Versions", _tell_versions),
     ]
-    seeds = ("Seeds", _agree(groups, lambda group: ", ".join(str(run.spec.seed) for run in group.runs) or "none yet"))
+    seeds = (
+        "Seeds",
+        _agree(
+            groups, lambda group: ", ".join(str(run.spec.seed) for run in group.runs) or "none yet"
+        ),
+    )
     told = [(heading, _agree_on_runs(groups, tell)) for heading, tell in facts]
     return [(heading, text) for heading, text in (*told[:6], seeds, *told[6:]) if text]
 
 
 def list_settings(groups: Sequence[Group]) -> list[tuple[str, str]]:
     """Every key of the specs, by its dotted name."""
-    specs = {run: _flatten(run.spec.model_dump(mode="json")) for group in groups for run in group.runs}
+    specs = {
+        run: _flatten(run.spec.model_dump(mode="json")) for group in groups for run in group.runs
+    }
     keys = dict.fromkeys(key for spec in specs.values() for key in spec if key not in PRIVATE)
 
     def tell(key: str, run: Run) -> str:
@@ -69,7 +83,11 @@ def _tell_clients(run: Run) -> str:
         )
     if spec.clients.sampling == "poisson":
         sample += " on average, each by a coin of its own"
-    kept = f"; {spec.data.validation:.0%} of each client's rows kept for validation" if spec.data.validation else ""
+    kept = (
+        f"; {spec.data.validation:.0%} of each client's rows kept for validation"
+        if spec.data.validation
+        else ""
+    )
     if run.about.get("clusters") and spec.drift.rows == "pools":
         return f"{count}, {sample}; rows drawn from a pool for each cluster"
     return f"{count}, {sample}; partition {spec.data.partition}{kept}"
@@ -83,13 +101,18 @@ def _tell_attack(run: Run) -> str:
 
 def _tell_model(run: Run) -> str:
     parameters = run.about.get("parameters")
-    return (run.spec.model or "the default for the data") + (f", {parameters:,} parameters" if isinstance(parameters, int) else "")
+    return (run.spec.model or "the default for the data") + (
+        f", {parameters:,} parameters" if isinstance(parameters, int) else ""
+    )
 
 
 def _tell_training(run: Run) -> str:
     local = run.spec.local
     amount, unit = (local.steps, "step") if local.steps else (local.epochs, "epoch")
-    return f"{amount} {unit}{'' if amount == 1 else 's'} a round, batches of {local.batch}, {optimizer_call(run.spec)}, schedule {local.schedule}"
+    return (
+        f"{amount} {unit}{'' if amount == 1 else 's'} a round, batches of {local.batch},"
+        f" {optimizer_call(run.spec)}, schedule {local.schedule}"
+    )
 
 
 def _tell_rounds(run: Run) -> str:
@@ -101,21 +124,38 @@ def _tell_drift(run: Run) -> str:
     """The schedule and what each cluster holds; empty, and so left out, where nothing drifts."""
     if not run.about.get("clusters"):
         return ""
-    held = "; ".join(f"cluster {place}: {concept}" for place, concept in enumerate(run.about.get("concepts") or ()))
+    held = "; ".join(
+        f"cluster {place}: {concept}"
+        for place, concept in enumerate(run.about.get("concepts") or ())
+    )
     notes = "".join(f"; {note}" for note in run.about.get("drift_notes") or ())
     return f"{run.spec.drift.schedule}{f' ({held})' if held else ''}{notes}"
 
 
 def _tell_evaluation(sizes: dict[str, int], run: Run) -> str:
-    """`sizes` remembers test sets by data, so that of many runs on the same data one ledger is read."""
+    """`sizes` remembers test sets by data, so that of many runs on the same data one ledger is
+    read.
+    """
     data = run.spec.data.name
     if data not in sizes:
         sizes[data] = _count_test_examples(run)
     size = f" of {sizes[data]:,} examples" if sizes[data] else ""
-    every = "every round" if run.spec.record.every == 1 else f"every {run.spec.record.every} rounds and after the last"
-    also = "; and on the validation rows of all clients" if run.spec.record.validation and run.spec.data.validation else ""
+    every = (
+        "every round"
+        if run.spec.record.every == 1
+        else f"every {run.spec.record.every} rounds and after the last"
+    )
+    also = (
+        "; and on the validation rows of all clients"
+        if run.spec.record.validation and run.spec.data.validation
+        else ""
+    )
     if counted_model(run) == "personal":
-        own = ", each on test examples of its own cluster" if run.about.get("clusters") else " on the whole test set"
+        own = (
+            ", each on test examples of its own cluster"
+            if run.about.get("clusters")
+            else " on the whole test set"
+        )
         return f"the clients' own models, the best on validation so far{own}, {every}"
     each = ", by cluster and weighted by the clients in each" if run.about.get("clusters") else ""
     return f"the global model on the whole test set{size}{each}, {every}{also}"
@@ -131,14 +171,21 @@ def _count_test_examples(run: Run) -> int:
 
 def _tell_versions(run: Run) -> str:
     return (
-        ", ".join(f"{name} {run.about[name]}" for name in ("remanence", "torch", "numpy", "python") if name in run.about)
+        ", ".join(
+            f"{name} {run.about[name]}"
+            for name in ("remanence", "torch", "numpy", "python")
+            if name in run.about
+        )
         or "not written down"
     )
 
 
 def _agree_on_runs(groups: Sequence[Group], tell: Callable[[Run], str]) -> str:
     """What the runs of every group agree on; runs of one group differ in their seed alone."""
-    return _agree([group for group in groups if group.runs], lambda group: "; ".join(dict.fromkeys(tell(run) for run in group.runs)))
+    return _agree(
+        [group for group in groups if group.runs],
+        lambda group: "; ".join(dict.fromkeys(tell(run) for run in group.runs)),
+    )
 
 
 def _agree(groups: Sequence[Group], tell: Callable[[Group], str]) -> str:
@@ -153,7 +200,11 @@ def _agree(groups: Sequence[Group], tell: Callable[[Group], str]) -> str:
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in tree.items():
-        flat |= _flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        flat |= (
+            _flatten(value, f"{prefix}{name}.")
+            if isinstance(value, Mapping)
+            else {f"{prefix}{name}": value}
+        )
     return flat
 
 

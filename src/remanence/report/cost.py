@@ -22,7 +22,14 @@ SECONDS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 def draw_bytes(groups: Sequence[Group]) -> Picture | None:
     """Accuracy against the bytes that all clients and the server sent."""
     return _draw(
-        groups, accuracy_per_bytes, BYTES, readable_bytes, "accuracy-by-bytes", "Accuracy against bytes sent", "sent", "bytes sent in all"
+        groups,
+        accuracy_per_bytes,
+        BYTES,
+        readable_bytes,
+        "accuracy-by-bytes",
+        "Accuracy against bytes sent",
+        "sent",
+        "bytes sent in all",
     )
 
 
@@ -59,26 +66,50 @@ def _draw(
     traces: list[Any] = []
     for place, (group, cost, accuracy, deviation) in enumerate(lines):
         across = [float(f"{value / size:.4g}") for value in cost]
-        traces += draw_line(as_text(group.label), place, across, accuracy, deviation, columns=("method", unit, "accuracy"))
+        traces += draw_line(
+            as_text(group.label),
+            place,
+            across,
+            accuracy,
+            deviation,
+            columns=("method", unit, "accuracy"),
+        )
     names = [as_text(group.label) for group, *_ in lines]
-    ends = "; ".join(f"{group.label} {accuracy[-1]:.1%} for {readable(float(cost[-1]))}" for group, cost, accuracy, _ in lines)
+    ends = "; ".join(
+        f"{group.label} {accuracy[-1]:.1%} for {readable(float(cost[-1]))}"
+        for group, cost, accuracy, _ in lines
+    )
     return Picture(
         name=name,
         title=title,
         figure=go.Figure(
-            traces, layout(340, names, xaxis=axis(f"{word}, {unit}", rangemode="tozero"), yaxis=share_axis("accuracy"), hovermode="closest")
+            traces,
+            layout(
+                340,
+                names,
+                xaxis=axis(f"{word}, {unit}", rangemode="tozero"),
+                yaxis=share_axis("accuracy"),
+                hovermode="closest",
+            ),
         ),
-        reading=f"Higher and further left is better: the accuracy of {tell_model(groups)} against {what} until then. "
+        reading=f"Higher and further left is better: the accuracy of {tell_model(groups)} against"
+        f" {what} until then. "
         "A method that needs more for each round is stretched to the right.",
         alt=f"Line chart of accuracy against {what}. At the end: {ends}.",
     )
 
 
-def _mean_over_seeds(curves: Sequence[CostCurve]) -> tuple[np.ndarray, list[float], list[float | None]]:
-    """Means over the seeds that recorded a round -> cost [n], accuracy, deviation of the accuracy"""
+def _mean_over_seeds(
+    curves: Sequence[CostCurve],
+) -> tuple[np.ndarray, list[float], list[float | None]]:
+    """Means over the seeds that recorded a round -> cost [n], accuracy, deviation of the
+    accuracy
+    """
     points: dict[int, list[tuple[float, float]]] = {}
     for curve in curves:
-        for round, cost, accuracy in zip(curve.round.tolist(), curve.cost.tolist(), curve.accuracy.tolist(), strict=True):
+        for round, cost, accuracy in zip(
+            curve.round.tolist(), curve.cost.tolist(), curve.accuracy.tolist(), strict=True
+        ):
             points.setdefault(round, []).append((cost, accuracy))
     means = [np.mean(points[round], axis=0) for round in sorted(points)]
     spread = [deviation_of([accuracy for _, accuracy in points[round]]) for round in sorted(points)]

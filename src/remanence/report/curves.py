@@ -1,4 +1,6 @@
-"""Lines over rounds: accuracy, what each round forgot, and accuracy by cluster where the data drift."""
+"""Lines over rounds: accuracy, what each round forgot, and accuracy by cluster where the data
+drift.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,20 @@ from remanence.report.paint import Picture, as_text, layout, round_axis, share_a
 
 
 def draw_accuracy(groups: Sequence[Group]) -> Picture | None:
-    """Accuracy over rounds: a line a method with a band over seeds; for a single method, test and validation, and the worst client where known."""
+    """Accuracy over rounds: a line a method with a band over seeds; for a single method, test
+    and validation, and the worst client where known.
+    """
     single = len(groups) == 1
-    kinds = [("test", "accuracy", "test"), ("valid", "accuracy", "validation"), ("test", "worst_client", "worst client")]
-    lines = [(group, *kind) for group in groups for kind in (kinds if single else [("test", "accuracy", "")])]
+    kinds = [
+        ("test", "accuracy", "test"),
+        ("valid", "accuracy", "validation"),
+        ("test", "worst_client", "worst client"),
+    ]
+    lines = [
+        (group, *kind)
+        for group in groups
+        for kind in (kinds if single else [("test", "accuracy", "")])
+    ]
     traces: list[Any] = []
     ends, names, when = [], [], []
     for place, (group, split, value, word) in enumerate(lines):
@@ -30,8 +42,19 @@ def draw_accuracy(groups: Sequence[Group]) -> Picture | None:
             ends.append(f"{word or group.label} {curves[1][-1]:.1%} at round {curves[0][-1]}")
     if not traces:
         return None
-    shape = layout(380, names, xaxis=round_axis(when), yaxis=share_axis("accuracy"), hovermode="x unified", **mark_steps(groups))
-    band = " The band is one standard deviation over seeds." if any(len(group.runs) > 1 for group in groups) else ""
+    shape = layout(
+        380,
+        names,
+        xaxis=round_axis(when),
+        yaxis=share_axis("accuracy"),
+        hovermode="x unified",
+        **mark_steps(groups),
+    )
+    band = (
+        " The band is one standard deviation over seeds."
+        if any(len(group.runs) > 1 for group in groups)
+        else ""
+    )
     of_what = f"of {tell_model(groups)} on {_tell_test_set(groups)}" + (
         " and on the clients' validation rows" if "validation" in names else ""
     )
@@ -39,7 +62,8 @@ def draw_accuracy(groups: Sequence[Group]) -> Picture | None:
         name="accuracy",
         title="Accuracy over rounds",
         figure=go.Figure(traces, shape),
-        reading=f"Higher is better: each line is the accuracy {of_what} after each recorded round.{band} "
+        reading=f"Higher is better: each line is the accuracy {of_what} after each recorded"
+        f" round.{band} "
         f"A jagged line forgets and learns again.{tell_steps(groups)}",
         alt=f"Line chart of the accuracy {of_what} over rounds. Last points: {'; '.join(ends)}.",
     )
@@ -54,22 +78,37 @@ def draw_forgetting(groups: Sequence[Group]) -> Picture | None:
         if rounds:
             names.append(as_text(group.label))
             when += rounds
-            traces += draw_line(names[-1], place, rounds, means, columns=("method", "round", "forgotten"))
+            traces += draw_line(
+                names[-1], place, rounds, means, columns=("method", "round", "forgotten")
+            )
             facts.append(f"{group.label} {100 * sum(means) / len(means):.2f} points")
     if not traces:
         return None
-    shape = layout(340, names, xaxis=round_axis(when), yaxis=share_axis("forgotten"), hovermode="x unified", **mark_steps(groups))
+    shape = layout(
+        340,
+        names,
+        xaxis=round_axis(when),
+        yaxis=share_axis("forgotten"),
+        hovermode="x unified",
+        **mark_steps(groups),
+    )
     return Picture(
         name="forgetting",
         title="What each round forgot",
         figure=go.Figure(traces, shape),
-        reading="Lower is better: the accuracy that classes lost since the recorded round before, averaged over all classes. "
+        reading="Lower is better: the accuracy that classes lost since the recorded round before,"
+        " averaged over all classes. "
         f"Gains count as 0, so a class won does not hide a class lost.{tell_steps(groups)}",
-        alt=f"Line chart of round-wise forgetting over rounds. Mean over rounds: {'; '.join(facts)}.",
+        alt="Line chart of round-wise forgetting over rounds. Mean over rounds:"
+        f" {'; '.join(facts)}.",
     )
 
 
 def _tell_test_set(groups: Sequence[Group]) -> str:
     personal = any(counted_model(run) == "personal" for group in groups for run in group.runs)
     drifting = any(run.about.get("clusters") for group in groups for run in group.runs)
-    return "the test set" if not (personal and drifting) else "test examples of each client's present cluster"
+    return (
+        "the test set"
+        if not (personal and drifting)
+        else "test examples of each client's present cluster"
+    )

@@ -1,4 +1,6 @@
-"""How forgetting is spread: over rounds, over local models, and over the clients whose examples merging loses."""
+"""How forgetting is spread: over rounds, over local models, and over the clients whose examples
+merging loses.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,16 @@ from remanence.metrics.forgetting import forgetting_curve
 from remanence.report.evidence import forgettable_of, local_forgetting_of
 from remanence.report.groups import Group
 from remanence.report.maps import Panel, lay_out, pick_moments, share_colours
-from remanence.report.paint import Picture, as_text, class_axis, layout, line_style, round_axis, rounded, share_axis
+from remanence.report.paint import (
+    Picture,
+    as_text,
+    class_axis,
+    layout,
+    line_style,
+    round_axis,
+    rounded,
+    share_axis,
+)
 
 MOST_POINTS = 200  # of a step curve: more cannot be seen
 MOST_CLIENTS = 60  # rows of a map: those that lost most
@@ -21,7 +32,10 @@ MOST_CLIENTS = 60  # rows of a map: those that lost most
 def draw_local_distribution(groups: Sequence[Group]) -> Picture | None:
     """The distribution of local forgetting over all recorded local models."""
     values = [
-        np.concatenate([found.value for run in group.runs if (found := local_forgetting_of(run)) is not None] or [np.zeros(0)])
+        np.concatenate(
+            [found.value for run in group.runs if (found := local_forgetting_of(run)) is not None]
+            or [np.zeros(0)]
+        )
         for group in groups
     ]
     return _draw_steps(
@@ -29,7 +43,8 @@ def draw_local_distribution(groups: Sequence[Group]) -> Picture | None:
         values,
         name="local-distribution",
         title="How much local training forgets",
-        reading="Further left is better: for every amount of forgetting, the share of local models that forgot at most as much when their client trained them, "
+        reading="Further left is better: for every amount of forgetting, the share of local models"
+        " that forgot at most as much when their client trained them, "
         "averaged over classes, gains not counted.",
         what="local forgetting over all recorded local models",
     )
@@ -37,22 +52,35 @@ def draw_local_distribution(groups: Sequence[Group]) -> Picture | None:
 
 def draw_global_distribution(groups: Sequence[Group]) -> Picture | None:
     """The distribution of round-wise forgetting over rounds."""
-    values = [np.array([lost for run in group.runs for lost in forgetting_curve(run).values()]) for group in groups]
+    values = [
+        np.array([lost for run in group.runs for lost in forgetting_curve(run).values()])
+        for group in groups
+    ]
     return _draw_steps(
         groups,
         values if max(map(len, values), default=0) > 1 else [],
         name="global-distribution",
         title="How much rounds forget",
-        reading="Further left is better: for every amount of forgetting, the share of rounds that forgot at most as much, averaged over classes, "
+        reading="Further left is better: for every amount of forgetting, the share of rounds that"
+        " forgot at most as much, averaged over classes, "
         "gains not counted.",
         what="round-wise forgetting over recorded rounds",
     )
 
 
-def _draw_steps(groups: Sequence[Group], values: Sequence[np.ndarray], name: str, title: str, reading: str, what: str) -> Picture | None:
+def _draw_steps(
+    groups: Sequence[Group],
+    values: Sequence[np.ndarray],
+    name: str,
+    title: str,
+    reading: str,
+    what: str,
+) -> Picture | None:
     traces: list[Any] = []
     names, facts = [], []
-    highest = max((float(found[~np.isnan(found)].max(initial=0.0)) for found in values), default=0.0)
+    highest = max(
+        (float(found[~np.isnan(found)].max(initial=0.0)) for found in values), default=0.0
+    )
     for place, (group, found) in enumerate(zip(groups, values, strict=bool(values))):
         known = np.sort(found[~np.isnan(found)])
         if not known.size:
@@ -73,7 +101,12 @@ def _draw_steps(groups: Sequence[Group], values: Sequence[np.ndarray], name: str
         facts.append(f"{group.label} {np.median(known):.1%}")
     if not traces:
         return None
-    shape = layout(320, names, xaxis=share_axis("forgotten at most"), yaxis=share_axis("share", range=[0, 1.02]))
+    shape = layout(
+        320,
+        names,
+        xaxis=share_axis("forgotten at most"),
+        yaxis=share_axis("share", range=[0, 1.02]),
+    )
     return Picture(
         name=name,
         title=title,
@@ -84,7 +117,8 @@ def _draw_steps(groups: Sequence[Group], values: Sequence[np.ndarray], name: str
 
 
 def _accumulate(known: np.ndarray, highest: float) -> tuple[np.ndarray, np.ndarray]:
-    """A cumulative distribution as a staircase from 0 to the highest value of any method. -> where it rises, to which share
+    """A cumulative distribution as a staircase from 0 to the highest value of any method. -> where
+    it rises, to which share
 
     >>> _accumulate(np.array([0.25, 0.5]), 1.0)
     (array([0.  , 0.25, 0.5 , 1.  ]), array([0. , 0.5, 1. , 1. ]))
@@ -97,7 +131,9 @@ def _accumulate(known: np.ndarray, highest: float) -> tuple[np.ndarray, np.ndarr
 
 
 def draw_forgettable(groups: Sequence[Group]) -> Picture | None:
-    """A map of clients and rounds: the share of a client's training examples that its own model had right and the merged one has wrong."""
+    """A map of clients and rounds: the share of a client's training examples that its own model
+    had right and the merged one has wrong.
+    """
     panels, facts, highest, most, cut = [], [], 0.0, 0, False
     for group in groups:
         run = next((run for run in group.runs if forgettable_of(run) is not None), None)
@@ -117,14 +153,19 @@ def draw_forgettable(groups: Sequence[Group]) -> Picture | None:
             x=rounds[shown].tolist(),
             y=[str(client) for client in clients[kept]],
             z=rounded(table[np.ix_(kept, shown)], 3),
-            hovertemplate="client %{y}, round %{x}: %{z:.1%}<extra>" + as_text(group.label) + "</extra>",
+            hovertemplate="client %{y}, round %{x}: %{z:.1%}<extra>"
+            + as_text(group.label)
+            + "</extra>",
             meta={"columns": ["method", "round", "client", "forgettable"]},
         )
         down = class_axis(len(kept), title="client")
-        panels.append(Panel(group.label if len(groups) > 1 else "", cells, round_axis(rounds.tolist()), down))
+        panels.append(
+            Panel(group.label if len(groups) > 1 else "", cells, round_axis(rounds.tolist()), down)
+        )
         worst = int(np.nanargmax(np.nanmean(table, axis=1)))
         facts.append(
-            f"{group.label}: {found.count.sum():,} of {found.judged.sum():,} ({found.count.sum() / max(found.judged.sum(), 1):.1%}), "
+            f"{group.label}: {found.count.sum():,} of {found.judged.sum():,}"
+            f" ({found.count.sum() / max(found.judged.sum(), 1):.1%}), "
             f"most at client {clients[worst]}"
         )
     if not panels:
@@ -133,7 +174,11 @@ def draw_forgettable(groups: Sequence[Group]) -> Picture | None:
         name="forgettable",
         title="Examples that merging forgets",
         figure=lay_out(panels, max(120, min(16 * most, 420)), 52, [share_colours(highest or 1.0)]),
-        reading="Each row is a client, each column a round; brighter means that more of its training examples, which its own model had right, "
-        f"are wrong for the merged model.{f' Shown are the {MOST_CLIENTS} clients that lost most.' if cut else ''} Shown: the first seed.",
-        alt=f"Heat map of the share of forgettable examples of each client in each round. In all: {'; '.join(facts)}.",
+        reading="Each row is a client, each column a round; brighter means that more of its"
+        " training examples, which its own model had right, "
+        "are wrong for the merged"
+        f" model.{f' Shown are the {MOST_CLIENTS} clients that lost most.' if cut else ''}"
+        " Shown: the first seed.",
+        alt="Heat map of the share of forgettable examples of each client in each round. In"
+        f" all: {'; '.join(facts)}.",
     )

@@ -1,4 +1,6 @@
-"""Measures of whole ledgers for the report, computed once a run and asked for by tables, words and pictures. None: the run did not record what it takes."""
+"""Measures of whole ledgers for the report, computed once a run and asked for by tables, words
+and pictures. None: the run did not record what it takes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from remanence.errors import InputError
 from remanence.metrics.counts import concept_shares, nan_mean
 from remanence.metrics.drift import DriftCurves, DriftSummary, drift_curves, summarise_drift
 from remanence.metrics.examples import ForgettableExamples, forgettable_examples
-from remanence.metrics.forgetting import PHASES, ClientLosses, LocalForgetting, WhereLost, local_forgetting, where_lost
+from remanence.metrics.forgetting import (
+    PHASES,
+    ClientLosses,
+    LocalForgetting,
+    WhereLost,
+    local_forgetting,
+    where_lost,
+)
 from remanence.metrics.ledger import Ledger
 from remanence.metrics.listening import Listening, own_cluster_listening
 from remanence.report.groups import Group, clusters_of, once_a_run
@@ -26,7 +35,9 @@ PHASE_WORDS = {
 
 
 def ledger_of(run: Run) -> Ledger | None:
-    """The run's ledger; a run without one, or with one that cannot be read, still has its metrics."""
+    """The run's ledger; a run without one, or with one that cannot be read, still has its
+    metrics.
+    """
     try:
         return run.ledger
     except InputError:
@@ -34,9 +45,13 @@ def ledger_of(run: Run) -> Ledger | None:
 
 
 def damaged_ledgers(groups: Sequence[Group]) -> list[str]:
-    """Names of runs whose ledger is there but cannot be read, so that a report can say why pictures are missing."""
+    """Names of runs whose ledger is there but cannot be read, so that a report can say why
+    pictures are missing.
+    """
     runs = [run for group in groups for run in group.runs]
-    return [run.folder.name for run in runs if (run.folder / LEDGER).exists() and ledger_of(run) is None]
+    return [
+        run.folder.name for run in runs if (run.folder / LEDGER).exists() and ledger_of(run) is None
+    ]
 
 
 def shares_of(run: Run) -> np.ndarray | None:
@@ -96,13 +111,17 @@ def forgettable_of(run: Run) -> ForgettableExamples | None:
 
 
 def rounds_of(ledger: Ledger, rounds: Sequence[int]) -> dict[int, Ledger]:
-    """The ledger of each of these rounds alone: many small searches instead of many through everything."""
+    """The ledger of each of these rounds alone: many small searches instead of many through
+    everything.
+    """
     when = ledger.records["round"]
     return {round: Ledger(ledger.records[when == round], ledger.class_names) for round in rounds}
 
 
 def first_with_losses(group: Group) -> Run | None:
-    """The first seed that recorded its local models: pictures of single rounds and clients show one seed, since clients differ between seeds."""
+    """The first seed that recorded its local models: pictures of single rounds and clients show
+    one seed, since clients differ between seeds.
+    """
     return next((run for run in group.runs if losses_of(run) is not None), None)
 
 
@@ -130,4 +149,6 @@ def class_losses(group: Group) -> dict[str, np.ndarray]:
         lost = losses_of(run)
         for phase, part in (lost.parts if lost else {}).items():
             found.setdefault(phase, []).append(part)
-    return {phase: nan_mean(np.concatenate(found[phase]), axis=0) for phase in PHASES if phase in found}
+    return {
+        phase: nan_mean(np.concatenate(found[phase]), axis=0) for phase in PHASES if phase in found
+    }

@@ -1,4 +1,6 @@
-"""Which runs belong together, and their numbers over rounds: the ground on which tables, words and figures stand."""
+"""Which runs belong together, and their numbers over rounds: the ground on which tables, words
+and figures stand.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from remanence.results import RUNS, Comparison, Run
 
 
 def counted_model(run: Run) -> str:
-    """The model that every number about this run is of: "global", or "personal" where every client has its own."""
+    """The model that every number about this run is of: "global", or "personal" where every
+    client has its own.
+    """
     return str(run.about.get("evaluated") or "global")
 
 
@@ -24,9 +28,11 @@ T = TypeVar("T")
 
 
 def once_a_run(measure: Callable[[Run], T]) -> Callable[[Run], T]:
-    """Let a costly number of a run, such as a measure of its whole ledger, be computed once: tables, words and pictures all ask for it.
+    """Let a costly number of a run, such as a measure of its whole ledger, be computed once:
+    tables, words and pictures all ask for it.
 
-    It is kept with the run as `Run` keeps what it has read, so that a run read again is measured again.
+    It is kept with the run as `Run` keeps what it has read, so that a run read again is measured
+    again.
     """
 
     @wraps(measure)
@@ -54,10 +60,13 @@ class Group:
 
 
 def gather(results: Sequence[Run | Comparison]) -> list[Group]:
-    """Everything given as groups, in the order given. Single runs that differ in their seed alone become one group."""
+    """Everything given as groups, in the order given. Single runs that differ in their seed
+    alone become one group.
+    """
     groups: list[Group] = []
     places: dict[str, int] = {}  # of the groups that single runs may join, by experiment
-    once = {result.folder.resolve(): result for result in results}  # a folder named twice is not two seeds
+    # a folder named twice is not two seeds
+    once = {result.folder.resolve(): result for result in results}
     for result in once.values():
         if isinstance(result, Comparison):
             groups += _split_plan(result)
@@ -65,19 +74,36 @@ def gather(results: Sequence[Run | Comparison]) -> list[Group]:
         experiment = result.spec.model_copy(update={"seed": 0}).model_dump_json()
         if experiment in places:
             old = groups[places[experiment]]
-            groups[places[experiment]] = replace(old, runs=(*old.runs, result), planned=old.planned + 1)
+            groups[places[experiment]] = replace(
+                old, runs=(*old.runs, result), planned=old.planned + 1
+            )
         else:
             places[experiment] = len(groups)
-            groups.append(Group(result.method, "", result.method, (result,), 1, home=result.folder.resolve().name))
+            groups.append(
+                Group(
+                    result.method,
+                    "",
+                    result.method,
+                    (result,),
+                    1,
+                    home=result.folder.resolve().name,
+                )
+            )
     return _label(groups)
 
 
 def choose_settings(groups: Sequence[Group]) -> list[Group]:
-    """Where a comparison selects by validation, each method with its best setting on validation data; the test accuracy plays no part."""
+    """Where a comparison selects by validation, each method with its best setting on validation
+    data; the test accuracy plays no part.
+    """
     kept: list[Group] = []
     for group in groups:
-        rivals = [other for other in groups if (other.home, other.method) == (group.home, group.method)]
-        scores = [mean_of(last_value(run, "accuracy", "valid") for run in other.runs) for other in rivals]
+        rivals = [
+            other for other in groups if (other.home, other.method) == (group.home, group.method)
+        ]
+        scores = [
+            mean_of(last_value(run, "accuracy", "valid") for run in other.runs) for other in rivals
+        ]
         known = [score for score in scores if score is not None]
         if group.select != "validation" or len(rivals) == 1 or not known:
             kept.append(group)
@@ -94,7 +120,15 @@ def _split_plan(comparison: Comparison) -> list[Group]:
         cells.setdefault((cell["method"], cell.get("setting", "")), []).append(run)
     home, select = comparison.folder.resolve().name, comparison.plan.get("select", "last")
     return [
-        Group(method, setting, f"{method}, {setting}" if setting else method, tuple(run for run in runs if run), len(runs), home, select)
+        Group(
+            method,
+            setting,
+            f"{method}, {setting}" if setting else method,
+            tuple(run for run in runs if run),
+            len(runs),
+            home,
+            select,
+        )
         for (method, setting), runs in cells.items()
     ]
 
@@ -102,7 +136,10 @@ def _split_plan(comparison: Comparison) -> list[Group]:
 def _label(groups: list[Group]) -> list[Group]:
     """Names that clash get their folder, and a number where that does not help."""
     often = Counter(group.label for group in groups)
-    named = [replace(group, label=f"{group.label} ({group.home})") if often[group.label] > 1 else group for group in groups]
+    named = [
+        replace(group, label=f"{group.label} ({group.home})") if often[group.label] > 1 else group
+        for group in groups
+    ]
     seen: Counter[str] = Counter()
     for place, group in enumerate(named):
         seen[group.label] += 1
@@ -115,11 +152,17 @@ def tell_model(groups: Sequence[Group]) -> str:
     """Whose numbers these are, in words."""
     kinds = {counted_model(run) for group in groups for run in group.runs} or {"global"}
     words = {"global": "the global model", "personal": "the clients' own models"}
-    return words[kinds.pop()] if len(kinds) == 1 else "the model that counts (the global one, or the clients' own)"
+    return (
+        words[kinds.pop()]
+        if len(kinds) == 1
+        else "the model that counts (the global one, or the clients' own)"
+    )
 
 
 def class_names_of(group: Group) -> list[object]:
-    return next((list(run.about["class_names"]) for run in group.runs if run.about.get("class_names")), [])
+    return next(
+        (list(run.about["class_names"]) for run in group.runs if run.about.get("class_names")), []
+    )
 
 
 def clusters_of(run: Run) -> np.ndarray | None:
@@ -129,7 +172,9 @@ def clusters_of(run: Run) -> np.ndarray | None:
 
 
 def step_starts(groups: Sequence[Group]) -> list[int]:
-    """The first round of every time step, where all runs agree on them; otherwise, and without drift, nothing."""
+    """The first round of every time step, where all runs agree on them; otherwise, and without
+    drift, nothing.
+    """
     found = {tuple(_starts(run)) for group in groups for run in group.runs}
     return list(found.pop()) if len(found) == 1 else []
 
@@ -160,10 +205,19 @@ def last_value(run: Run, value: str = "accuracy", split: str = "test") -> float 
 
 @once_a_run
 def class_curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """Accuracy per class on the test set. -> rounds [T], accuracy [T, C] with NaN where there are no examples"""
+    """Accuracy per class on the test set. -> rounds [T], accuracy [T, C] with NaN where there
+    are no examples
+    """
     model = counted_model(run)
-    lines = [line for line in run.metrics if line["split"] == "test" and line["model"] == model and line.get("per_class")]
-    rows = [[float(share) if is_number(share) else math.nan for share in line["per_class"]] for line in lines]
+    lines = [
+        line
+        for line in run.metrics
+        if line["split"] == "test" and line["model"] == model and line.get("per_class")
+    ]
+    rows = [
+        [float(share) if is_number(share) else math.nan for share in line["per_class"]]
+        for line in lines
+    ]
     if not rows:
         return np.zeros(0, dtype=np.int64), np.zeros((0, 0))
     return np.array([line["round"] for line in lines]), np.array(rows)
@@ -181,12 +235,20 @@ def mean_class_curve(group: Group) -> tuple[np.ndarray, np.ndarray]:
     return rounds, nan_mean(stack, axis=0)
 
 
-def mean_curve(group: Group, points_of: Callable[[Run], dict[int, float]]) -> tuple[list[int], list[float], list[float | None]]:
-    """Mean and deviation over the runs that recorded a round. -> rounds, means, deviations (None for one run)"""
+def mean_curve(
+    group: Group, points_of: Callable[[Run], dict[int, float]]
+) -> tuple[list[int], list[float], list[float | None]]:
+    """Mean and deviation over the runs that recorded a round. -> rounds, means, deviations
+    (None for one run)
+    """
     curves = [points_of(run) for run in group.runs]
     rounds = sorted({round for points in curves for round in points})
     values = [[points[round] for points in curves if round in points] for round in rounds]
-    return rounds, [sum(numbers) / len(numbers) for numbers in values], [deviation_of(numbers) for numbers in values]
+    return (
+        rounds,
+        [sum(numbers) / len(numbers) for numbers in values],
+        [deviation_of(numbers) for numbers in values],
+    )
 
 
 def mean_of(values: Any) -> float | None:
@@ -206,12 +268,18 @@ def deviation_of(values: Any) -> float | None:
 
 
 def refusals(run: Run) -> Counter[tuple[int, str]]:
-    """How often each client was refused, by code. A round's lines, one a split, repeat its refusals: they count once."""
+    """How often each client was refused, by code. A round's lines, one a split, repeat its
+    refusals: they count once.
+    """
     by_round: dict[int, list[dict[str, Any]]] = {}
     for line in run.metrics:
         if len(line.get("refused") or []) > len(by_round.get(line["round"], [])):
             by_round[line["round"]] = line["refused"]
-    return Counter((int(reply["client"]), str(reply["code"])) for replies in by_round.values() for reply in replies)
+    return Counter(
+        (int(reply["client"]), str(reply["code"]))
+        for replies in by_round.values()
+        for reply in replies
+    )
 
 
 def abandoned_rounds(run: Run) -> list[int]:

@@ -1,6 +1,8 @@
-"""Hostile clients: who was refused and why, what an attack and a defence do to the classes that few clients hold, and how often the attack gets its way.
+"""Hostile clients: who was refused and why, what an attack and a defence do to the classes that few
+clients hold, and how often the attack gets its way.
 
-A robust aggregator takes the unusual for the hostile. Whoever alone holds a class is unusual, so the price of a defence shows in these classes first.
+A robust aggregator takes the unusual for the hostile. Whoever alone holds a class is unusual, so
+the price of a defence shows in these classes first.
 """
 
 from __future__ import annotations
@@ -17,9 +19,27 @@ from remanence.aggregators.robust import ROBUST
 from remanence.metrics.counts import nan_mean
 from remanence.metrics.forgetting import class_drops
 from remanence.report.columns import MISSING, percent
-from remanence.report.groups import Group, class_curve, class_names_of, curve, last_value, mean_curve, mean_of
+from remanence.report.groups import (
+    Group,
+    class_curve,
+    class_names_of,
+    curve,
+    last_value,
+    mean_curve,
+    mean_of,
+)
 from remanence.report.lines import draw_line, mark_steps
-from remanence.report.paint import Picture, as_text, axis, layout, marker_style, name_classes, round_axis, rounded, share_axis
+from remanence.report.paint import (
+    Picture,
+    as_text,
+    axis,
+    layout,
+    marker_style,
+    name_classes,
+    round_axis,
+    rounded,
+    share_axis,
+)
 from remanence.results import Run
 
 RARE = 1 / 3  # share of the classes, those that the fewest clients hold
@@ -42,7 +62,8 @@ def is_defended(run: Run) -> bool:
 
 
 def count_holders(label_counts: Sequence[Sequence[int]]) -> np.ndarray:
-    """How many clients hold a class, counted so that small shares count little: 1 / sum_k (share of the class' rows at client k)^2. [K][C] -> [C]
+    """How many clients hold a class, counted so that small shares count little: 1 / sum_k (share of
+    the class' rows at client k)^2. [K][C] -> [C]
 
     Half of the first class lies with each of two clients, nearly all of the second with one:
 
@@ -56,18 +77,24 @@ def count_holders(label_counts: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def rare_classes(run: Run) -> np.ndarray:
-    """The third of the classes, at least one, that the fewest clients hold; nothing where label counts were not written down. -> class numbers"""
+    """The third of the classes, at least one, that the fewest clients hold; nothing where label
+    counts were not written down. -> class numbers
+    """
     held = run.about["label_counts"]
     if not held or not held[0]:
         return np.zeros(0, dtype=np.int64)
     holders = count_holders(held)
     there = np.flatnonzero(holders > 0)
-    return np.sort(there[np.argsort(holders[there], kind="stable")][: max(1, round(RARE * len(there)))])
+    return np.sort(
+        there[np.argsort(holders[there], kind="stable")][: max(1, round(RARE * len(there)))]
+    )
 
 
 @dataclass(frozen=True)
 class Stand:
-    """How a method stands under an attack, or without one; means over seeds, shares between 0 and 1."""
+    """How a method stands under an attack, or without one; means over seeds, shares between 0
+    and 1.
+    """
 
     label: str
     attack: str
@@ -91,13 +118,19 @@ def judge_group(group: Group) -> Stand:
         forgetting=mean_of(part[1] for part in parts),
         rare_forgetting=mean_of(part[2] for part in parts),
         success=mean_of(last_value(run, "attack_success") for run in runs),
-        refused=sum(len(mishap.rounds) for run in runs for mishap in _mishaps(run) if mishap.code != SILENT),
-        silent=sum(len(mishap.rounds) for run in runs for mishap in _mishaps(run) if mishap.code == SILENT),
+        refused=sum(
+            len(mishap.rounds) for run in runs for mishap in _mishaps(run) if mishap.code != SILENT
+        ),
+        silent=sum(
+            len(mishap.rounds) for run in runs for mishap in _mishaps(run) if mishap.code == SILENT
+        ),
     )
 
 
 def _judge_classes(run: Run) -> tuple[float | None, float | None, float | None]:
-    """-> accuracy on rare classes at the end, forgetting over all classes, and over the rare ones"""
+    """-> accuracy on rare classes at the end, forgetting over all classes, and over the rare
+    ones
+    """
     rounds, shares = class_curve(run)
     rare = rare_classes(run)
     if not len(rounds) or not len(rare) or shares.shape[1] <= rare.max():
@@ -130,18 +163,26 @@ def _mishaps(run: Run) -> list[Mishap]:
     found: dict[tuple[int, str], dict[int, str]] = {}
     for line in run.metrics:
         for reply in line.get("refused") or []:
-            found.setdefault((reply["client"], reply["code"]), {})[line["round"]] = str(reply.get("reason", ""))
+            found.setdefault((reply["client"], reply["code"]), {})[line["round"]] = str(
+                reply.get("reason", "")
+            )
         for client in line.get("silent") or []:
-            found.setdefault((client, SILENT), {})[line["round"]] = "it was asked and did not answer in time"
+            found.setdefault((client, SILENT), {})[line["round"]] = (
+                "it was asked and did not answer in time"
+            )
     attackers = set(str(run.about.get("attackers", "")).split())
     return [
         Mishap(client, code, tuple(sorted(when)), when[max(when)], str(client) in attackers)
-        for (client, code), when in sorted(found.items(), key=lambda entry: (-len(entry[1]), entry[0]))
+        for (client, code), when in sorted(
+            found.items(), key=lambda entry: (-len(entry[1]), entry[0])
+        )
     ]
 
 
 def tabulate(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """The section's tables: what attack and defence do, and who was refused. Each: caption, headings, rows of texts"""
+    """The section's tables: what attack and defence do, and who was refused. Each: caption,
+    headings, rows of texts
+    """
     if not is_hostile(groups):
         return []
     stands = [judge_group(group) for group in groups]
@@ -168,12 +209,15 @@ def tabulate(groups: Sequence[Group]) -> list[dict[str, Any]]:
     ]
     tables = [
         {
-            "caption": "Under attack and under defence: rare classes are the third that the fewest clients hold",
+            "caption": "Under attack and under defence: rare classes are the third that the fewest"
+            " clients hold",
             "headings": headings,
             "rows": rows,
         }
     ]
-    listed = [(group, run, mishap) for group in groups for run in group.runs for mishap in _mishaps(run)]
+    listed = [
+        (group, run, mishap) for group in groups for run in group.runs for mishap in _mishaps(run)
+    ]
     if listed:
         more = f" (the first {MOST_LISTED} of {len(listed)})" if len(listed) > MOST_LISTED else ""
         tables.append(
@@ -188,27 +232,52 @@ def tabulate(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 def _tell(group: Group, run: Run, mishap: Mishap) -> list[str]:
     first, last = mishap.rounds[0], mishap.rounds[-1]
-    who = f"{mishap.client} (attacker)" if mishap.attacker else str(mishap.client) if mishap.client >= 0 else "did not say"
+    who = (
+        f"{mishap.client} (attacker)"
+        if mishap.attacker
+        else str(mishap.client)
+        if mishap.client >= 0
+        else "did not say"
+    )
     when = str(first) if first == last else f"{first} to {last}"
-    return [group.label, str(run.spec.seed), who, mishap.code, str(len(mishap.rounds)), when, mishap.reason or MISSING]
+    return [
+        group.label,
+        str(run.spec.seed),
+        who,
+        mishap.code,
+        str(len(mishap.rounds)),
+        when,
+        mishap.reason or MISSING,
+    ]
 
 
 def draw_rare_classes(groups: Sequence[Group]) -> Picture | None:
-    """Accuracy per class at the end, from the class that fewest clients hold to the one that most do; only under attack or defence."""
+    """Accuracy per class at the end, from the class that fewest clients hold to the one that
+    most do; only under attack or defence.
+    """
     runs = [run for group in groups for run in group.runs]
     if not any(is_attacked(run) or is_defended(run) for run in runs):
         return None
-    first = next((run for run in runs if run.about["label_counts"] and len(class_curve(run)[0])), None)
+    first = next(
+        (run for run in runs if run.about["label_counts"] and len(class_curve(run)[0])), None
+    )
     if first is None:
         return None
     order = np.argsort(count_holders(first.about["label_counts"]), kind="stable")
     traces, facts = [], []
     for place, group in enumerate(groups):
-        ends = [shares[-1] for rounds, shares in (class_curve(run) for run in group.runs) if len(rounds) and shares.shape[1] == len(order)]
+        ends = [
+            shares[-1]
+            for rounds, shares in (class_curve(run) for run in group.runs)
+            if len(rounds) and shares.shape[1] == len(order)
+        ]
         if not ends:
             continue
         shares = nan_mean(np.array(ends), axis=0)[order]
-        names = [as_text(name) for name in np.array(name_classes(class_names_of(group), len(order)))[order]]
+        names = [
+            as_text(name)
+            for name in np.array(name_classes(class_names_of(group), len(order)))[order]
+        ]
         label = as_text(group.label)
         traces.append(
             go.Scatter(
@@ -216,7 +285,9 @@ def draw_rare_classes(groups: Sequence[Group]) -> Picture | None:
                 hovertemplate="%{x}: %{y:.1%}<extra>" + label + "</extra>", meta={"columns": ["method", "class", "accuracy"]},
             )
         )  # fmt: skip
-        facts.append(f"{group.label} {shares[0]:.0%} on {names[0]}, {shares[-1]:.0%} on {names[-1]}")
+        facts.append(
+            f"{group.label} {shares[0]:.0%} on {names[0]}, {shares[-1]:.0%} on {names[-1]}"
+        )
     if not traces:
         return None
     shape = layout(
@@ -227,14 +298,18 @@ def draw_rare_classes(groups: Sequence[Group]) -> Picture | None:
         name="rare-classes",
         title="What it costs the classes that few clients hold",
         figure=go.Figure(traces, shape),
-        reading="Each dot is the accuracy on a class after the last recorded round. Where a defence lies below the others at the left, it took the clients"
+        reading="Each dot is the accuracy on a class after the last recorded round. Where a"
+        " defence lies below the others at the left, it took the clients"
         " that hold these classes for attackers.",
-        alt=f"Dot plot of the accuracy of every class, ordered by how many clients hold it. {'; '.join(facts)}.",
+        alt="Dot plot of the accuracy of every class, ordered by how many clients hold it."
+        f" {'; '.join(facts)}.",
     )
 
 
 def draw_success(groups: Sequence[Group]) -> Picture | None:
-    """How often the attack gets its way, over rounds; where an attack has a goal that can be measured."""
+    """How often the attack gets its way, over rounds; where an attack has a goal that can be
+    measured.
+    """
     traces: list[Any] = []
     names, when, facts = [], [], []
     for place, group in enumerate(groups):
@@ -242,7 +317,9 @@ def draw_success(groups: Sequence[Group]) -> Picture | None:
         if rounds:
             names.append(as_text(group.label))
             when += rounds
-            traces += draw_line(names[-1], place, rounds, means, spread, columns=("method", "round", "success"))
+            traces += draw_line(
+                names[-1], place, rounds, means, spread, columns=("method", "round", "success")
+            )
             facts.append(f"{group.label} {means[-1]:.0%}")
     if not traces:
         return None
@@ -250,8 +327,17 @@ def draw_success(groups: Sequence[Group]) -> Picture | None:
         name="attack-success",
         title="How often the attack gets its way",
         figure=go.Figure(
-            traces, layout(320, names, xaxis=round_axis(when), yaxis=share_axis("success"), hovermode="x unified", **mark_steps(groups))
+            traces,
+            layout(
+                320,
+                names,
+                xaxis=round_axis(when),
+                yaxis=share_axis("success"),
+                hovermode="x unified",
+                **mark_steps(groups),
+            ),
         ),
-        reading="Lower is better: the share of test rows made for the attack, such as images with its mark, that get the label it wants.",
+        reading="Lower is better: the share of test rows made for the attack, such as images with"
+        " its mark, that get the label it wants.",
         alt=f"Line chart of the attack's success over rounds. At the end: {'; '.join(facts)}.",
     )

@@ -1,7 +1,7 @@
 """The numbers of a report as a LaTeX table (booktabs), and text that LaTeX prints as it is.
 
-A method's name may be anything: a sign that means something to LaTeX is written so that it is printed, and nothing in a name can end a cell, start a command
-or become a comment.
+A method's name may be anything: a sign that means something to LaTeX is written so that it is
+printed, and nothing in a name can end a cell, start a command or become a comment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ SIGNS = {
     "±": r"$\pm$", "–": "--", "—": "---", "…": r"\ldots{}", "×": r"$\times$", "−": "$-$", "≤": r"$\leq$", "≥": r"$\geq$", "∞": r"$\infty$",
     "\N{NO-BREAK SPACE}": "~",
 }  # fmt: skip
-NO_SUCH_COMMAND = {"omicron": "o", "final sigma": r"$\varsigma$"}  # Greek letters that LaTeX has under another name, or not at all
+# Greek letters that LaTeX has under another name, or not at all
+NO_SUCH_COMMAND = {"omicron": "o", "final sigma": r"$\varsigma$"}
 BARE_CAPITALS = [
     "ALPHA",
     "BETA",
@@ -37,7 +38,8 @@ BARE_CAPITALS = [
 
 
 def escape_latex(text: object) -> str:
-    r"""Text that LaTeX prints as it is, on one line; letters of other scripts are left for an engine that knows them.
+    r"""Text that LaTeX prints as it is, on one line; letters of other scripts are left for an
+    engine that knows them.
 
     >>> escape_latex("fedprox(mu=0.1) & 50% of_{x}")
     'fedprox(mu=0.1) \\& 50\\% of\\_\\{x\\}'
@@ -49,9 +51,16 @@ def escape_latex(text: object) -> str:
 
 
 def render_latex(
-    headings: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str, label: str, strong: Collection[tuple[int, int]] = ()
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    caption: str,
+    label: str,
+    strong: Collection[tuple[int, int]] = (),
 ) -> str:
-    """A whole table* environment, as wide as the page, from plain text; `strong` names the cells (row, column) in bold."""
+    """A whole table* environment, as wide as the page, from plain text; `strong` names the
+    cells (row, column) in bold.
+    """
     lines = [
         r"% needs \usepackage{booktabs}",
         r"\begin{table*}",
@@ -66,7 +75,10 @@ def render_latex(
     ]
     for place, row in enumerate(rows):
         texts = [escape_latex(cell) for cell in row]
-        cells = [rf"\textbf{{{text}}}" if (place, column) in strong else text for column, text in enumerate(texts)]
+        cells = [
+            rf"\textbf{{{text}}}" if (place, column) in strong else text
+            for column, text in enumerate(texts)
+        ]
         lines.append(f"    {' & '.join(cells)} \\\\")
     return "\n".join([*lines, r"    \bottomrule", r"  \end{tabular}", r"\end{table*}"]) + "\n"
 
@@ -87,6 +99,10 @@ def _write_greek(sign: str) -> str:
         return sign
     size, letter = found.groups()
     if size == "CAPITAL" and letter in BARE_CAPITALS:
-        return letter[0] if letter not in ("ETA", "RHO", "CHI") else {"ETA": "H", "RHO": "P", "CHI": "X"}[letter]
+        return (
+            letter[0]
+            if letter not in ("ETA", "RHO", "CHI")
+            else {"ETA": "H", "RHO": "P", "CHI": "X"}[letter]
+        )
     word = letter.lower().replace("lamda", "lambda")
     return NO_SUCH_COMMAND.get(word) or rf"$\{word.capitalize() if size == 'CAPITAL' else word}$"

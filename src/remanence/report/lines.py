@@ -1,4 +1,6 @@
-"""Lines over rounds: with a band over seeds, and with the boundaries between the time steps of drifting data."""
+"""Lines over rounds: with a band over seeds, and with the boundaries between the time steps of
+drifting data.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def draw_line(
     columns: Sequence[str] = ("method", "round", "accuracy"),
     **more: Any,
 ) -> list[Any]:
-    """A line, after the band of one deviation around it where there are deviations. `columns` name its data when saved."""
+    """A line, after the band of one deviation around it where there are deviations. `columns`
+    name its data when saved.
+    """
     spread = list(deviations) or [None] * len(means)
     with_band = [(x, m, d) for x, m, d in zip(across, means, spread, strict=True) if d is not None]
     line = go.Scatter(
@@ -50,7 +54,9 @@ def draw_line(
 
 
 def mark_steps(groups: Sequence[Group]) -> dict[str, Any]:
-    """The boundaries between time steps as parts of a layout: a dotted line with the step's name; nothing where the data stay as they are."""
+    """The boundaries between time steps as parts of a layout: a dotted line with the step's
+    name; nothing where the data stay as they are.
+    """
     starts = step_starts(groups)
     if len(starts) < 2:
         return {}
@@ -68,9 +74,18 @@ def mark_steps(groups: Sequence[Group]) -> dict[str, Any]:
         }
         for step, start in enumerate(starts)
     ]  # fmt: skip
-    return {"shapes": boundaries, "annotations": names, "meta": {"top": ROOM_FOR_NAMES}, "legend": legend(ROOM_FOR_NAMES)}
+    return {
+        "shapes": boundaries,
+        "annotations": names,
+        "meta": {"top": ROOM_FOR_NAMES},
+        "legend": legend(ROOM_FOR_NAMES),
+    }
 
 
 def tell_steps(groups: Sequence[Group]) -> str:
     """A sentence about those boundaries; empty where there are none."""
-    return " Dotted lines part the time steps: there the data drift." if len(step_starts(groups)) > 1 else ""
+    return (
+        " Dotted lines part the time steps: there the data drift."
+        if len(step_starts(groups)) > 1
+        else ""
+    )

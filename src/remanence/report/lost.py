@@ -10,7 +10,13 @@ from plotly import graph_objects as go
 
 from remanence.metrics.counts import nan_mean
 from remanence.metrics.forgetting import PHASES
-from remanence.report.evidence import PHASE_WORDS, class_losses, first_with_losses, losses_of, phase_losses
+from remanence.report.evidence import (
+    PHASE_WORDS,
+    class_losses,
+    first_with_losses,
+    losses_of,
+    phase_losses,
+)
 from remanence.report.groups import Group, class_names_of, deviation_of, mean_of
 from remanence.report.lines import mark_steps, tell_steps
 from remanence.report.maps import Panel, change_colours, lay_out
@@ -26,9 +32,23 @@ from remanence.report.paint import (
     rounded,
 )
 
-COLOURS = {"drift": "#CC79A7", "mixing": "#56B4E9", "local": "#D55E00", "aggregation": "#0072B2", "server": "#009E73"}  # of PALETTE
+# of PALETTE
+COLOURS = {
+    "drift": "#CC79A7",
+    "mixing": "#56B4E9",
+    "local": "#D55E00",
+    "aggregation": "#0072B2",
+    "server": "#009E73",
+}
 TOGETHER = "all together"
-COLUMNS = {"drift": "drift", "mixing": "mixing", "local": "local", "aggregation": "merging", "server": "server"}  # short enough for a phone
+# short enough for a phone
+COLUMNS = {
+    "drift": "drift",
+    "mixing": "mixing",
+    "local": "local",
+    "aggregation": "merging",
+    "server": "server",
+}
 POINTS = "+.3~p"  # changes of accuracy on an axis
 
 
@@ -53,7 +73,9 @@ def draw_where_lost(groups: Sequence[Group]) -> Picture | None:
                 customdata=rounded(spread) if any(spread) else None,
                 marker={"color": COLOURS[phase]},
                 hovertemplate="%{y}: %{x:" + POINTS + "}<extra>" + PHASE_WORDS[phase] + "</extra>",
-                meta={"columns": ["phase", "lost", "method", *(["deviation"] if any(spread) else [])]},
+                meta={
+                    "columns": ["phase", "lost", "method", *(["deviation"] if any(spread) else [])]
+                },
             )
         )
     net = [sum(mean_of(values) or 0.0 for values in losses.values()) for _, losses in known]
@@ -79,7 +101,10 @@ def draw_where_lost(groups: Sequence[Group]) -> Picture | None:
     )
     facts = "; ".join(
         f"{group.label}: "
-        + ", ".join(f"{PHASE_WORDS[phase]} {100 * (mean_of(values) or 0):+.1f} points" for phase, values in losses.items())
+        + ", ".join(
+            f"{PHASE_WORDS[phase]} {100 * (mean_of(values) or 0):+.1f} points"
+            for phase, values in losses.items()
+        )
         for group, losses in known
     )
     seeds = " Means over seeds." if any(len(group.runs) > 1 for group, _ in known) else ""
@@ -87,9 +112,12 @@ def draw_where_lost(groups: Sequence[Group]) -> Picture | None:
         name="where-lost",
         title="Where it was lost",
         figure=go.Figure(bars, shape),
-        reading="The change of accuracy in a round, split over its phases: to the right of zero a phase forgets, to the left it wins back. "
-        f"The parts add up exactly to the diamond, which is left of zero while a model still learns.{seeds}",
-        alt=f"Stacked bars of the accuracy lost in each phase of a round, mean over recorded rounds and classes; negative is gained. {facts}.",
+        reading="The change of accuracy in a round, split over its phases: to the right of zero a"
+        " phase forgets, to the left it wins back. "
+        "The parts add up exactly to the diamond, which is left of zero while a model"
+        f" still learns.{seeds}",
+        alt="Stacked bars of the accuracy lost in each phase of a round, mean over recorded"
+        f" rounds and classes; negative is gained. {facts}.",
     )
 
 
@@ -124,7 +152,8 @@ def draw_lost_over_rounds(groups: Sequence[Group]) -> Picture | None:
         name="lost-over-rounds",
         title="Where it was lost, round by round",
         figure=go.Figure(bars, shape),
-        reading="Each bar is a recorded round: above zero what its phases forgot, below zero what they won back, averaged over classes."
+        reading="Each bar is a recorded round: above zero what its phases forgot, below zero what"
+        " they won back, averaged over classes."
         f"{tell_steps(groups)}",
         alt=choices[0].alt,
         choices=choices,
@@ -137,19 +166,28 @@ def _choose_rounds(group: Group, present: Sequence[str]) -> Choice:
     for run in group.runs:
         lost = losses_of(run)
         for phase, part in (lost.parts if lost else {}).items():
-            for round, value in zip(lost.round.tolist() if lost else (), nan_mean(part, axis=1).tolist(), strict=True):
+            for round, value in zip(
+                lost.round.tolist() if lost else (), nan_mean(part, axis=1).tolist(), strict=True
+            ):
                 by_round[phase].setdefault(round, []).append(value)
     rounds = sorted({round for values in by_round.values() for round in values})
-    means = {phase: [mean_of(by_round[phase].get(round, [])) for round in rounds] for phase in present}
-    worst = {phase: max(zip([value or 0.0 for value in values], rounds, strict=True)) for phase, values in means.items()}
+    means = {
+        phase: [mean_of(by_round[phase].get(round, [])) for round in rounds] for phase in present
+    }
+    worst = {
+        phase: max(zip([value or 0.0 for value in values], rounds, strict=True))
+        for phase, values in means.items()
+    }
     facts = "; ".join(
-        f"{PHASE_WORDS[phase]} lost most in round {round}: {100 * value:.1f} points" for phase, (value, round) in worst.items()
+        f"{PHASE_WORDS[phase]} lost most in round {round}: {100 * value:.1f} points"
+        for phase, (value, round) in worst.items()
     )
     return Choice(
         group.label,
         "",
         [{"x": rounds, "y": rounded(means[phase])} for phase in present],
-        f"Bars of the accuracy lost in each phase of every recorded round of {group.label}. {facts}.",
+        "Bars of the accuracy lost in each phase of every recorded round of"
+        f" {group.label}. {facts}.",
     )
 
 
@@ -177,7 +215,11 @@ def draw_lost_by_class(groups: Sequence[Group]) -> Picture | None:
                     z=rounded(cells),
                     text=dots,
                     texttemplate="%{text}" if len(classes) <= 30 else None,
-                    hovertemplate="%{y}, %{x}: %{z:" + POINTS + "}<extra>" + as_text(group.label) + "</extra>",
+                    hovertemplate="%{y}, %{x}: %{z:"
+                    + POINTS
+                    + "}<extra>"
+                    + as_text(group.label)
+                    + "</extra>",
                     meta={"columns": ["method", "phase", "class", "lost"]},
                 ),
                 axis(type="category", showgrid=False, tickangle=0),
@@ -187,7 +229,8 @@ def draw_lost_by_class(groups: Sequence[Group]) -> Picture | None:
         if not np.isnan(table).all():
             phase, label = divmod(int(np.nanargmax(table)), table.shape[1])
             facts.append(
-                f"{group.label}: {classes[label]} in {PHASE_WORDS[list(losses)[phase]]}, {100 * table[phase, label]:.1f} points a round"
+                f"{group.label}: {classes[label]} in {PHASE_WORDS[list(losses)[phase]]},"
+                f" {100 * table[phase, label]:.1f} points a round"
             )
     if not panels:
         return None
@@ -195,20 +238,31 @@ def draw_lost_by_class(groups: Sequence[Group]) -> Picture | None:
         name="lost-by-class",
         title="Which classes were lost where",
         figure=lay_out(
-            panels, max(120, min(20 * most, 420)), 7 * longest, [change_colours(np.concatenate([cells.ravel() for cells in every]))]
+            panels,
+            max(120, min(20 * most, 420)),
+            7 * longest,
+            [change_colours(np.concatenate([cells.ravel() for cells in every]))],
         ),
-        reading="Each row is a class, each column a phase of a round, the last all of them together; orange is lost, blue is won back, "
+        reading="Each row is a class, each column a phase of a round, the last all of them"
+        " together; orange is lost, blue is won back, "
         "averaged over recorded rounds. "
         "A dot marks the phase in which a class loses most.",
-        alt=f"Heat map of the accuracy that every class loses in each phase of a round. The largest losses: {'; '.join(facts)}.",
+        alt="Heat map of the accuracy that every class loses in each phase of a round. The"
+        f" largest losses: {'; '.join(facts)}.",
     )
 
 
 def _mark_largest(table: np.ndarray) -> list[list[str]]:
-    """A dot for each class at the phase that loses most of it, where any does. [phases, C] -> [C][phases + 1]"""
+    """A dot for each class at the phase that loses most of it, where any does. [phases, C] ->
+    [C][phases + 1]
+    """
     filled = np.where(np.isnan(table), -np.inf, table)
     largest = filled.argmax(axis=0)
     return [
-        ["●" if place == largest[label] and filled[place, label] > 0 else "" for place in range(len(table))] + [""]
+        [
+            "●" if place == largest[label] and filled[place, label] > 0 else ""
+            for place in range(len(table))
+        ]
+        + [""]
         for label in range(table.shape[1])
     ]

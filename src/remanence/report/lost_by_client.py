@@ -42,8 +42,10 @@ def draw_lost_by_client(groups: Sequence[Group]) -> Picture | None:
                         "z": rounded(cells, 3),
                     }
                 ],
-                f"Heat map of what the local training of {len(order)} clients of {group.label} lost on every class. "
-                f"Client {clients[order[0]]} lost most, {100 * total[order[0]]:.1f} points a round on average.",
+                f"Heat map of what the local training of {len(order)} clients of"
+                f" {group.label} lost on every class. "
+                f"Client {clients[order[0]]} lost most, {100 * total[order[0]]:.1f} points"
+                " a round on average.",
             )
         )
     cells = go.Heatmap(
@@ -53,15 +55,19 @@ def draw_lost_by_client(groups: Sequence[Group]) -> Picture | None:
         **choices[0].data[0],
     )
     panel = Panel("", cells, axis(type="category", showgrid=False), class_axis(most))
-    figure = lay_out([panel], max(120, min(18 * most, 560)), 7 * 10, [change_colours(np.concatenate(every))])
+    figure = lay_out(
+        [panel], max(120, min(18 * most, 560)), 7 * 10, [change_colours(np.concatenate(every))]
+    )
     figure.layout.meta["labels"] = [len(choices[0].data[0]["x"]), max(longest, 11)]
     return Picture(
         name="lost-by-client",
         title="Whose training forgets",
         figure=figure,
-        reading="Each row is a client, each column a class: orange is what its local training loses of the model it received, blue what it gains, "
+        reading="Each row is a client, each column a class: orange is what its local training"
+        " loses of the model it received, blue what it gains, "
         "on the test set. "
-        f"The last column is the mean over classes; clients stand from the most forgetful down{f', at most {MOST_CLIENTS} of them' if cut else ''}. "
+        "The last column is the mean over classes; clients stand from the most forgetful"
+        f" down{f', at most {MOST_CLIENTS} of them' if cut else ''}. "
         "Shown: the first seed.",
         alt=choices[0].alt,
         choices=choices,

@@ -11,13 +11,25 @@ from plotly import graph_objects as go
 from remanence.metrics.listening import HEARD
 from remanence.report.groups import Group
 from remanence.report.maps import pick_moments
-from remanence.report.paint import Choice, Picture, axis, class_colours, first_shown, layout, rounded
+from remanence.report.paint import (
+    Choice,
+    Picture,
+    axis,
+    class_colours,
+    first_shown,
+    layout,
+    rounded,
+)
 from remanence.report.peers import listening_shares, peer_records, sort_clients
 from remanence.results import Run
 
 STRONGEST = 5  # peers of each listener whose lines are drawn
-WIDTHS = ((0.0, 0.6), (0.1, 1.4), (0.25, 2.8))  # from this share of the listener's times on, this many pixels
-LINES = (("within a cluster", "rgba(120, 125, 133, 0.65)", "solid"), ("between clusters", "rgba(213, 94, 0, 0.75)", "dot"))
+# from this share of the listener's times on, this many pixels
+WIDTHS = ((0.0, 0.6), (0.1, 1.4), (0.25, 2.8))
+LINES = (
+    ("within a cluster", "rgba(120, 125, 133, 0.65)", "solid"),
+    ("between clusters", "rgba(213, 94, 0, 0.75)", "dot"),
+)
 
 
 def draw_network(groups: Sequence[Group]) -> Picture | None:
@@ -31,7 +43,8 @@ def draw_network(groups: Sequence[Group]) -> Picture | None:
     for group, run in shown:
         heard = peer_records(run)[HEARD]
         choices += [
-            _choose(group, run, round, heard[round], clusters) for round in pick_moments(sorted(heard), 8 * STRONGEST * most, len(shown))
+            _choose(group, run, round, heard[round], clusters)
+            for round in pick_moments(sorted(heard), 8 * STRONGEST * most, len(shown))
         ]
     picked = first_shown(choices)
     looks = [(name, colour, dash, width) for name, colour, dash in LINES for _, width in WIDTHS]
@@ -51,7 +64,11 @@ def draw_network(groups: Sequence[Group]) -> Picture | None:
         go.Scatter(
             name=f"cluster {cluster}",
             mode="markers",
-            marker={"color": colour, "size": 11 if most <= 60 else 7, "line": {"width": 1, "color": "#ffffff"}},
+            marker={
+                "color": colour,
+                "size": 11 if most <= 60 else 7,
+                "line": {"width": 1, "color": "#ffffff"},
+            },
             hovertemplate="%{text}<extra></extra>",
             showlegend=clusters > 1,
             **choices[picked].data[len(looks) + cluster],
@@ -59,19 +76,28 @@ def draw_network(groups: Sequence[Group]) -> Picture | None:
         for cluster, colour in enumerate(class_colours(clusters))
     ]
     hidden: dict[str, Any] = {"visible": False, "range": [-1.08, 1.08]}
-    names = [*(name for name, _, _ in LINES), *(f"cluster {cluster}" for cluster in range(clusters))] if clusters > 1 else []
+    names = (
+        [*(name for name, _, _ in LINES), *(f"cluster {cluster}" for cluster in range(clusters))]
+        if clusters > 1
+        else []
+    )
     shape = layout(
         480,
         names,
         xaxis=axis(**hidden, constrain="domain"),
         yaxis=axis(**hidden, scaleanchor="x", constrain="domain"),
     )
-    sides = " Grey lines stay within a cluster, dotted orange ones cross between clusters." if clusters > 1 else ""
+    sides = (
+        " Grey lines stay within a cluster, dotted orange ones cross between clusters."
+        if clusters > 1
+        else ""
+    )
     return Picture(
         name="network",
         title="The network of clients",
         figure=go.Figure(traces, shape),
-        reading=f"Each dot is a client; lines join it to the peers it listened to most since the record before (at most {STRONGEST}), thicker for more often."
+        reading="Each dot is a client; lines join it to the peers it listened to most since the"
+        f" record before (at most {STRONGEST}), thicker for more often."
         f"{sides} Shown: the first seed.",
         alt=choices[picked].alt,
         choices=choices,
@@ -84,10 +110,13 @@ def _choose(group: Group, run: Run, round: int, heard: np.ndarray, clusters: int
     order, membership = sort_clients(run, round, len(shares))
     angle = np.empty(len(order))
     angle[order] = 2 * np.pi * np.arange(len(order)) / len(order)
-    place = rounded(np.stack([np.sin(angle), np.cos(angle)]), 3)  # clients of a cluster stand side by side
+    # clients of a cluster stand side by side
+    place = rounded(np.stack([np.sin(angle), np.cos(angle)]), 3)
     cluster_of = np.empty(len(order), dtype=np.int64)
     cluster_of[order] = membership
-    lines: list[dict[str, list[Any]]] = [{"x": [], "y": []} for _ in range(len(LINES) * len(WIDTHS))]
+    lines: list[dict[str, list[Any]]] = [
+        {"x": [], "y": []} for _ in range(len(LINES) * len(WIDTHS))
+    ]
     for listener in range(len(order)):
         for peer in np.argsort(-shares[listener], kind="stable")[:STRONGEST].tolist():
             if shares[listener, peer] > 0 and peer != listener:
@@ -98,8 +127,22 @@ def _choose(group: Group, run: Run, round: int, heard: np.ndarray, clusters: int
     dots = []
     for cluster in range(clusters):
         inside = np.flatnonzero(cluster_of == cluster).tolist()
-        texts = [f"client {client}, cluster {cluster}, listened most to {int(shares[client].argmax())}" for client in inside]
-        dots.append({"x": [place[0][client] for client in inside], "y": [place[1][client] for client in inside], "text": texts})
+        texts = [
+            f"client {client}, cluster {cluster}, listened most to {int(shares[client].argmax())}"
+            for client in inside
+        ]
+        dots.append(
+            {
+                "x": [place[0][client] for client in inside],
+                "y": [place[1][client] for client in inside],
+                "text": texts,
+            }
+        )
     crossing = shares[cluster_of[:, None] != cluster_of[None, :]].sum() / max(shares.sum(), 1e-12)
     told = f"; {crossing:.0%} of the listening crosses between clusters" if clusters > 1 else ""
-    return Choice(group.label, str(round), [*lines, *dots], f"Network of the {len(order)} clients of {group.label} at round {round}{told}.")
+    return Choice(
+        group.label,
+        str(round),
+        [*lines, *dots],
+        f"Network of the {len(order)} clients of {group.label} at round {round}{told}.",
+    )

@@ -1,4 +1,6 @@
-"""One round as a picture: the global model before it, every client's model, and the global model after it."""
+"""One round as a picture: the global model before it, every client's model, and the global
+model after it.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,29 @@ from remanence.metrics.ledger import Ledger
 from remanence.report.evidence import first_with_losses, ledger_of, losses_of, rounds_of, shares_of
 from remanence.report.groups import Group, class_names_of, counted_model
 from remanence.report.maps import Panel, lay_out, pick_moments, share_colours
-from remanence.report.paint import Choice, Picture, as_text, axis, class_axis, first_shown, name_classes, rounded
+from remanence.report.paint import (
+    Choice,
+    Picture,
+    as_text,
+    axis,
+    class_axis,
+    first_shown,
+    name_classes,
+    rounded,
+)
 
 MOST_CLIENTS = 40  # columns; beyond, the first by number
 
 
 def draw_one_round(groups: Sequence[Group]) -> Picture | None:
-    """Accuracy per class as columns: before, each client, after; for a round that the reader chooses."""
-    shown = [(group, run) for group in groups if (run := first_with_losses(group)) is not None and counted_model(run) == "global"]
+    """Accuracy per class as columns: before, each client, after; for a round that the reader
+    chooses.
+    """
+    shown = [
+        (group, run)
+        for group in groups
+        if (run := first_with_losses(group)) is not None and counted_model(run) == "global"
+    ]
     if not shown:
         return None
     choices, longest, most, cut = [], 1, 0, False
@@ -48,8 +65,10 @@ def draw_one_round(groups: Sequence[Group]) -> Picture | None:
         name="one-round",
         title="One round as a picture",
         figure=figure,
-        reading="The first column is the global model before the round, the last the one after it, and between them stands every client's model "
-        "after its training; brighter is more accurate on the test set. Dark cells between bright ends are classes that clients forget "
+        reading="The first column is the global model before the round, the last the one after it,"
+        " and between them stands every client's model "
+        "after its training; brighter is more accurate on the test set. Dark cells between"
+        " bright ends are classes that clients forget "
         "and merging restores."
         f"{f' At most {MOST_CLIENTS} clients are shown.' if cut else ''} Shown: the first seed.",
         alt=choices[picked].alt,
@@ -59,7 +78,9 @@ def draw_one_round(groups: Sequence[Group]) -> Picture | None:
 
 
 def read_round(alone: Ledger, shares: np.ndarray | None) -> tuple[list[str], np.ndarray]:
-    """The models of one round's ledger in their order. -> names, accuracy per class [models, C]; rows of NaN part the global ones from the clients'"""
+    """The models of one round's ledger in their order. -> names, accuracy per class [models,
+    C]; rows of NaN part the global ones from the clients'
+    """
     found = {
         moment: accuracies_by_model(select_whole(alone, moment, "test", shares), shares)
         for moment in ("before", "local", "merged", "refined")
@@ -75,12 +96,17 @@ def read_round(alone: Ledger, shares: np.ndarray | None) -> tuple[list[str], np.
     return names, np.concatenate([start, gap, local.per_class[order], gap, end])
 
 
-def _choose(group: Group, round: int, classes: list[str], names: list[str], columns: np.ndarray) -> Choice:
-    start, end, clients = (float(nan_mean(part)) for part in (columns[0], columns[-1], columns[2:-2]))
+def _choose(
+    group: Group, round: int, classes: list[str], names: list[str], columns: np.ndarray
+) -> Choice:
+    start, end, clients = (
+        float(nan_mean(part)) for part in (columns[0], columns[-1], columns[2:-2])
+    )
     return Choice(
         group.label,
         str(round),
         [{"x": names, "y": [as_text(name) for name in classes], "z": rounded(columns.T, 3)}],
-        f"Heat map of the accuracy of every class in round {round} of {group.label}: the mean over classes is {start:.1%} before, "
+        f"Heat map of the accuracy of every class in round {round} of {group.label}: the"
+        f" mean over classes is {start:.1%} before, "
         f"{clients:.1%} for the clients' models and {end:.1%} after.",
     )

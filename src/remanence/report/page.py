@@ -1,7 +1,9 @@
-"""One self-contained page: words, table, figures and conditions, with everything inside and nothing fetched.
+"""One self-contained page: words, table, figures and conditions, with everything inside and nothing
+fetched.
 
-Names of methods, classes, clients and files are hostile until proven otherwise: Jinja2 escapes every text, data travel as JSON without a single `<`, and
-a content security policy lets only the two scripts run whose hashes are written in it.
+Names of methods, classes, clients and files are hostile until proven otherwise: Jinja2 escapes
+every text, data travel as JSON without a single `<`, and a content security policy lets only the
+two scripts run whose hashes are written in it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ HERE = Path(__file__).parent
 def write_report(results: Sequence[Run | Comparison], out: Path) -> Path:
     """Write the page about runs and comparisons to `out`, whole or not at all. -> its path"""
     if not results:
-        raise InputError("a report needs at least one run or comparison folder: remanence report DIR")
+        raise InputError(
+            "a report needs at least one run or comparison folder: remanence report DIR"
+        )
     return _write(out, lambda: render_report(results))
 
 
@@ -45,16 +49,24 @@ def write_partition(
     clusters: Sequence[Sequence[int]] = (),
     concepts: Sequence[str] = (),
 ) -> Path:
-    """Write a page that shows a partition alone; label counts [clients][classes]. With clusters [time steps][clients] it shows the schedule of the drift too,
-    `concepts` says what each cluster holds, and the label counts are those of time step 0. -> its path"""
+    """Write a page that shows a partition alone; label counts [clients][classes]. With clusters
+    [time steps][clients] it shows the schedule of the drift too, `concepts` says what each cluster
+    holds, and the label counts are those of time step 0. -> its path
+    """
 
     def render() -> str:
         from remanence.report.partition import draw_holdings
         from remanence.report.schedule import draw_schedule
 
-        lede = f"{len(label_counts)} clients, {len(class_names)} classes" + (f", {len(clusters)} time steps." if clusters else ".")
+        lede = f"{len(label_counts)} clients, {len(class_names)} classes" + (
+            f", {len(clusters)} time steps." if clusters else "."
+        )
         pictures = [draw_schedule(clusters, concepts=concepts)] if clusters else []
-        pictures.append(draw_holdings(label_counts, class_names, len(label_counts), ", at time step 0" if clusters else ""))
+        pictures.append(
+            draw_holdings(
+                label_counts, class_names, len(label_counts), ", at time step 0" if clusters else ""
+            )
+        )
         return _render(title=title, lede=lede, chapters={"Data": pictures})
 
     return _write(out, render)
@@ -73,11 +85,16 @@ def render_report(results: Sequence[Run | Comparison]) -> str:
         summary=[*words.summarise(groups, rows), *_warn(groups)],
         columns=columns_for(rows),
         tables=_tabulate(rows, _caption(groups)),
-        every_setting=_tabulate([make_row(group) for group in everything], "Every setting that was tried")
+        every_setting=_tabulate(
+            [make_row(group) for group in everything], "Every setting that was tried"
+        )
         if len(everything) > len(groups)
         else [],
         targets=rounds_to_target(groups),
-        chapters={title: [picture for draw in drawings if (picture := draw(groups)) is not None] for title, drawings in CHAPTERS.items()},
+        chapters={
+            title: [picture for draw in drawings if (picture := draw(groups)) is not None]
+            for title, drawings in CHAPTERS.items()
+        },
         refusals=hostile.tabulate(groups),
         privacy=privacy.list_promises(groups),
         facts=conditions.describe(groups),
@@ -87,25 +104,48 @@ def render_report(results: Sequence[Run | Comparison]) -> str:
 
 def _write(out: Path, render: Callable[[], str]) -> Path:
     if out.is_dir():
-        raise InputError(f"{out} is a folder: --out names the file to write, such as {out / 'report.html'}")
-    content = render().encode("utf-8", errors="replace")  # a lone surrogate in a name must not cost the page
+        raise InputError(
+            f"{out} is a folder: --out names the file to write, such as {out / 'report.html'}"
+        )
+    # a lone surrogate in a name must not cost the page
+    content = render().encode("utf-8", errors="replace")
     with explain_full_disk(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, content)
     return out
 
 
-def _render(*, title: str, lede: str, chapters: Mapping[str, Sequence[Picture]], **sections: Any) -> str:
+def _render(
+    *, title: str, lede: str, chapters: Mapping[str, Sequence[Picture]], **sections: Any
+) -> str:
     """The template with its sections; what is not given is left out of the page."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
 
-    scripts = [_settle_lines(get_plotlyjs()), _settle_lines((HERE / "page.js").read_text(encoding="utf-8"))]
+    scripts = [
+        _settle_lines(get_plotlyjs()),
+        _settle_lines((HERE / "page.js").read_text(encoding="utf-8")),
+    ]
     environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     nothing: dict[str, Any] = dict.fromkeys(
-        ("summary", "columns", "tables", "every_setting", "targets", "refusals", "privacy", "facts", "settings"), ()
+        (
+            "summary",
+            "columns",
+            "tables",
+            "every_setting",
+            "targets",
+            "refusals",
+            "privacy",
+            "facts",
+            "settings",
+        ),
+        (),
     )
     return environment.get_template("page.html.j2").render(
         title=title,
@@ -125,10 +165,18 @@ def _render(*, title: str, lede: str, chapters: Mapping[str, Sequence[Picture]],
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """The content security policy. Plotly writes style elements and attributes as it draws, and no hash covers those, so inline style is allowed;
-    without any source to load from, style can neither fetch nor send."""
-    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts)
-    return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+    """The content security policy. Plotly writes style elements and attributes as it draws, and no
+    hash covers those, so inline style is allowed; without any source to load from, style can
+    neither fetch nor send.
+    """
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+        for script in scripts
+    )
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:"
+        " blob:; base-uri 'none'; form-action 'none'"
+    )
 
 
 def _settle_lines(text: str) -> str:
@@ -164,7 +212,12 @@ def _tabulate(rows: Sequence[MethodRow], caption: str) -> list[dict[str, Any]]:
 def _cells(rows: Sequence[MethodRow], columns: Sequence[Column]) -> list[dict[str, Any]]:
     best = best_row(rows)
     return [
-        {"label": row.label, "best": row is best, "unfinished": row.unfinished > 0, "cells": [column.cell(row) for column in columns]}
+        {
+            "label": row.label,
+            "best": row is best,
+            "unfinished": row.unfinished > 0,
+            "cells": [column.cell(row) for column in columns],
+        }
         for row in rows
     ]
 
@@ -174,7 +227,11 @@ def _name_result(results: Sequence[Run | Comparison]) -> str:
     if len(results) != 1 or not isinstance(results[0], Comparison):
         return ""
     asked = results[0].plan.get("reproduce", {})
-    return f"{asked['result']}, scale {asked['scale']}" if "result" in asked and "scale" in asked else ""
+    return (
+        f"{asked['result']}, scale {asked['scale']}"
+        if "result" in asked and "scale" in asked
+        else ""
+    )
 
 
 def _title(groups: Sequence[Group]) -> str:
@@ -187,16 +244,21 @@ def _title(groups: Sequence[Group]) -> str:
 def _lede(groups: Sequence[Group]) -> str:
     seeds = max(group.planned for group in groups)
     runs = sum(len(group.runs) for group in groups)
-    return f"What the models learned and what they forgot, in {runs} run{'' if runs == 1 else 's'}" + (
-        f" with {seeds} seeds a method." if seeds > 1 else "."
-    )
+    return (
+        f"What the models learned and what they forgot, in {runs} run{'' if runs == 1 else 's'}"
+    ) + (f" with {seeds} seeds a method." if seeds > 1 else ".")
 
 
 def _warn(groups: Sequence[Group]) -> list[str]:
     keys, damaged = conditions.differences(groups), damaged_ledgers(groups)
-    said = [f"Beware: these runs are not of one experiment; they differ in {', '.join(keys)}."] if keys else []
+    said = (
+        [f"Beware: these runs are not of one experiment; they differ in {', '.join(keys)}."]
+        if keys
+        else []
+    )
     if damaged:
         said.append(
-            f"Beware: the ledger of {', '.join(damaged)} cannot be read, so the pictures of phases and of single clients leave it out."
+            f"Beware: the ledger of {', '.join(damaged)} cannot be read, so the pictures"
+            " of phases and of single clients leave it out."
         )
     return said

@@ -1,4 +1,6 @@
-"""How every figure looks: colours that colour-blind readers can tell apart, quiet axes, names that stay text."""
+"""How every figure looks: colours that colour-blind readers can tell apart, quiet axes, names
+that stay text.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,22 @@ from typing import Any
 
 import numpy as np
 
-# Okabe and Ito's palette without black and yellow, which vanish on dark and on white paper. Where colours repeat, dashes and symbols differ.
+# Okabe and Ito's palette without black and yellow, which vanish on dark and on white paper. Where
+# colours repeat, dashes and symbols differ.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 # Paul Tol's "muted" scheme: ten areas side by side, where a line palette would run out.
-CLASS_PALETTE = ("#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499", "#BBBBBB")
+CLASS_PALETTE = (
+    "#332288",
+    "#88CCEE",
+    "#44AA99",
+    "#117733",
+    "#999933",
+    "#DDCC77",
+    "#CC6677",
+    "#882255",
+    "#AA4499",
+    "#BBBBBB",
+)
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 MAP = "Cividis"
@@ -40,7 +54,8 @@ class Picture:
     figure: Any  # plotly's Figure
     reading: str  # how to read it, in a sentence
     alt: str  # what it shows, for those who cannot see it
-    choices: Sequence[Choice] = ()  # in order, a method's together; the figure shows the one at `chosen`
+    # in order, a method's together; the figure shows the one at `chosen`
+    choices: Sequence[Choice] = ()
     chosen: int = 0
     moment: str = "round"  # what a choice's moment is
 
@@ -85,17 +100,28 @@ def name_classes(names: Sequence[object], count: int) -> list[str]:
     >>> name_classes(["cat", "cat"], 3)
     ['cat (0)', 'cat (1)', 'class 2']
     """
-    texts = [shorten(names[place] if place < len(names) else f"class {place}", 24) for place in range(count)]
+    texts = [
+        shorten(names[place] if place < len(names) else f"class {place}", 24)
+        for place in range(count)
+    ]
     often = Counter(texts)
     return [f"{text} ({place})" if often[text] > 1 else text for place, text in enumerate(texts)]
 
 
 def line_style(place: int) -> dict[str, Any]:
-    return {"color": PALETTE[place % len(PALETTE)], "dash": DASHES[place // len(PALETTE) % len(DASHES)], "width": 2}
+    return {
+        "color": PALETTE[place % len(PALETTE)],
+        "dash": DASHES[place // len(PALETTE) % len(DASHES)],
+        "width": 2,
+    }
 
 
 def marker_style(place: int) -> dict[str, Any]:
-    return {"color": PALETTE[place % len(PALETTE)], "symbol": SYMBOLS[place % len(SYMBOLS)], "size": 8}
+    return {
+        "color": PALETTE[place % len(PALETTE)],
+        "symbol": SYMBOLS[place % len(SYMBOLS)],
+        "size": 8,
+    }
 
 
 def fade(colour: str, opacity: float) -> str:
@@ -108,14 +134,19 @@ def fade(colour: str, opacity: float) -> str:
 
 
 def class_colours(count: int) -> list[str]:
-    """A colour for each class. Beyond ten: steps of viridis, taken in two strides so that neighbours differ."""
+    """A colour for each class. Beyond ten: steps of viridis, taken in two strides so that
+    neighbours differ.
+    """
     if count <= len(CLASS_PALETTE):
         return list(CLASS_PALETTE[:count])
     from plotly.colors import sample_colorscale
 
     half = (count + 1) // 2
     steps = [place // 2 + (half if place % 2 else 0) for place in range(count)]
-    return [str(colour) for colour in sample_colorscale("Viridis", [step / (count - 1) for step in steps])]
+    return [
+        str(colour)
+        for colour in sample_colorscale("Viridis", [step / (count - 1) for step in steps])
+    ]
 
 
 def axis(title: str = "", **more: Any) -> dict[str, Any]:
@@ -144,18 +175,32 @@ def share_axis(title: str, **more: Any) -> dict[str, Any]:
 
 def legend(above: int = 5) -> dict[str, Any]:
     """A legend in lines above the drawing, so many pixels away for a drawing of usual height."""
-    return {"orientation": "h", "x": 0, "xanchor": "left", "y": 1 + above / 250, "yanchor": "bottom", "traceorder": "normal"}
+    return {
+        "orientation": "h",
+        "x": 0,
+        "xanchor": "left",
+        "y": 1 + above / 250,
+        "yanchor": "bottom",
+        "traceorder": "normal",
+    }
 
 
 def layout(height: int, names: Sequence[str] = (), **more: Any) -> dict[str, Any]:
-    """A whole layout: legend on top, transparent ground. `meta` tells the page how to fit it to a screen."""
-    meta = {"height": height, "legend": len(names), "longest": max((len(name) for name in names), default=0)}
+    """A whole layout: legend on top, transparent ground. `meta` tells the page how to fit it to
+    a screen.
+    """
+    meta = {
+        "height": height,
+        "legend": len(names),
+        "longest": max((len(name) for name in names), default=0),
+    }
     return {
         "template": {},  # plotly's own would add seven kilobytes to every figure
         "height": height,
         "margin": {"l": 8, "r": 12, "t": 12, "b": 8},
         "font": {
-            "family": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'Liberation Sans', sans-serif",
+            "family": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'Liberation Sans',"
+            " sans-serif",
             "size": 13,
             "color": INK,
         },
@@ -175,7 +220,9 @@ def class_axis(count: int, **more: Any) -> dict[str, Any]:
 
 
 def rounded(values: Any, digits: int = 4) -> Any:
-    """Plain lists with few digits, None for what is not there: small in the page, and exact enough for a picture."""
+    """Plain lists with few digits, None for what is not there: small in the page, and exact
+    enough for a picture.
+    """
     if isinstance(values, np.ndarray | list | tuple):
         return [rounded(value, digits) for value in values]
     return None if values is None or np.isnan(values) else round(float(values), digits)

@@ -1,4 +1,5 @@
-"""The pictures and tables of a report as files for a paper: PDF, SVG and PNG; CSV, Markdown and LaTeX.
+"""The pictures and tables of a report as files for a paper: PDF, SVG and PNG; CSV, Markdown and
+LaTeX.
 
 figures/accuracy.pdf .svg .png      the picture, in the width of a column
 figures/accuracy.csv                the data in it
@@ -41,7 +42,9 @@ class Table:
     strong: Collection[tuple[int, int]] = ()  # (row, column) in bold
 
     def as_latex(self) -> str:
-        return render_latex(self.headings, self.cells, caption=self.caption, label=self.name, strong=self.strong)
+        return render_latex(
+            self.headings, self.cells, caption=self.caption, label=self.name, strong=self.strong
+        )
 
     def as_markdown(self) -> str:
         cells = [[tables.escape_markdown(cell) for cell in row] for row in self.cells]
@@ -50,10 +53,15 @@ class Table:
 
 
 def write_figures(results: Sequence[Run | Comparison], folder: Path) -> list[Path]:
-    """Write every picture and table about runs and comparisons into a folder. -> the files, in the order of the report"""
+    """Write every picture and table about runs and comparisons into a folder. -> the files, in
+    the order of the report
+    """
     require_matplotlib()
     if not results:
-        raise InputError("figures need at least one run or comparison folder: remanence report DIR --figures FOLDER")
+        raise InputError(
+            "figures need at least one run or comparison folder: remanence report DIR"
+            " --figures FOLDER"
+        )
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: --figures names a folder")
     from remanence.report.figures import FIGURES
@@ -63,7 +71,10 @@ def write_figures(results: Sequence[Run | Comparison], folder: Path) -> list[Pat
     for draw in FIGURES:
         if (picture := draw(groups)) is not None:
             files |= {f"{picture.name}.csv": tabulate(picture).encode()}
-            files |= {f"{picture.name}.{kind}": content for kind, content in render_picture(picture).items()}
+            files |= {
+                f"{picture.name}.{kind}": content
+                for kind, content in render_picture(picture).items()
+            }
     with explain_full_disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
@@ -76,8 +87,12 @@ def render_picture(picture: Picture) -> dict[str, bytes]:
     return render_figure(picture.figure, picture.title, KINDS)
 
 
-def render_figure(figure: Any, title: str, kinds: Sequence[str], dots: int = DOTS) -> dict[str, bytes]:
-    """A figure of plotly's as files for paper; the same bytes every time, for no date is written into them."""
+def render_figure(
+    figure: Any, title: str, kinds: Sequence[str], dots: int = DOTS
+) -> dict[str, bytes]:
+    """A figure of plotly's as files for paper; the same bytes every time, for no date is
+    written into them.
+    """
     from matplotlib import rc_context
 
     from remanence.report.redraw import STYLE, choose_fonts, redraw
@@ -90,7 +105,8 @@ def render_figure(figure: Any, title: str, kinds: Sequence[str], dots: int = DOT
         )  # a script without a font shows as boxes
         paper = redraw(figure)
         paper.draw_without_rendering()
-        paper.set_layout_engine("none")  # things have found their places; three files need not look for them again
+        # things have found their places; three files need not look for them again
+        paper.set_layout_engine("none")
         for kind in kinds:
             dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
             stream = io.BytesIO()
@@ -103,7 +119,9 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise InputError("figures for a paper need matplotlib: pip install 'remanence[figures]'") from None
+        raise InputError(
+            "figures for a paper need matplotlib: pip install 'remanence[figures]'"
+        ) from None
 
 
 def write_tables(groups: Sequence[Group]) -> dict[str, bytes]:
@@ -113,13 +131,16 @@ def write_tables(groups: Sequence[Group]) -> dict[str, bytes]:
     model = tell_model(groups)
     content = Table(
         RESULTS,
-        f"{model[0].upper()}{model[1:]}: mean and sample standard deviation over seeds, at the last recorded round.",
+        f"{model[0].upper()}{model[1:]}: mean and sample standard deviation over seeds, at"
+        " the last recorded round.",
         ["Method", *(column.heading for column in columns)],
         [[row.label, *(column.cell(row) for column in columns)] for row in rows],
         {(place, 1 + columns.index(ACCURACY)) for place, row in enumerate(rows) if row is best},
     )
     files = {
-        f"{RESULTS}.csv": write_csv([list(asdict(rows[0])), *(list(asdict(row).values()) for row in rows)]).encode(),
+        f"{RESULTS}.csv": write_csv(
+            [list(asdict(rows[0])), *(list(asdict(row).values()) for row in rows)]
+        ).encode(),
         f"{RESULTS}.md": tables.render_markdown(rows).encode(),
         f"{RESULTS}.tex": content.as_latex().encode(),
     }
@@ -127,41 +148,84 @@ def write_tables(groups: Sequence[Group]) -> dict[str, bytes]:
     if reached is None:
         return files
     headings = ["Method", *(f"{fraction * reached.target:.1%}" for fraction in reached.fractions)]
-    cells = [[label, *(tables.MISSING if when is None else str(when) for when in found)] for label, found in reached.rounds.items()]
+    cells = [
+        [label, *(tables.MISSING if when is None else str(when) for when in found)]
+        for label, found in reached.rounds.items()
+    ]
     numbers = [["method", *(fraction * reached.target for fraction in reached.fractions)]]
-    told = Table(ROUNDS, "Rounds until the mean test accuracy over seeds reached these levels; a dash: never.", headings, cells)
+    told = Table(
+        ROUNDS,
+        "Rounds until the mean test accuracy over seeds reached these levels; a dash: never.",
+        headings,
+        cells,
+    )
     return files | {
-        f"{ROUNDS}.csv": write_csv([*numbers, *([label, *found] for label, found in reached.rounds.items())]).encode(),
+        f"{ROUNDS}.csv": write_csv(
+            [*numbers, *([label, *found] for label, found in reached.rounds.items())]
+        ).encode(),
         f"{ROUNDS}.md": told.as_markdown().encode(),
         f"{ROUNDS}.tex": told.as_latex().encode(),
     }
 
 
 def tabulate(picture: Picture) -> str:
-    """The data in a picture as CSV, the same that the page's button saves: a trace's name, x, y, then z or customdata."""
-    told = [trace for trace in picture.figure.to_plotly_json()["data"] if (trace.get("meta") or {}).get("columns")]
+    """The data in a picture as CSV, the same that the page's button saves: a trace's name, x,
+    y, then z or customdata.
+    """
+    told = [
+        trace
+        for trace in picture.figure.to_plotly_json()["data"]
+        if (trace.get("meta") or {}).get("columns")
+    ]
     if not told:
         return ""
     rows: list[list[Any]] = []
     for trace in told:
-        name, across, up, z = trace.get("name"), as_list(trace.get("x")), as_list(trace.get("y")), as_list(trace.get("z"))
+        name, across, up, z = (
+            trace.get("name"),
+            as_list(trace.get("x")),
+            as_list(trace.get("y")),
+            as_list(trace.get("z")),
+        )
         more = as_list(trace.get("customdata")) or [None] * len(across)
         if z:
-            rows += [[name, x, y, as_list(z[row])[column]] for row, y in enumerate(up) for column, x in enumerate(across)]
+            rows += [
+                [name, x, y, as_list(z[row])[column]]
+                for row, y in enumerate(up)
+                for column, x in enumerate(across)
+            ]
         else:
-            rows += [list(entry) for entry in zip([name] * len(across), across, up, more, strict=True)]
+            rows += [
+                list(entry) for entry in zip([name] * len(across), across, up, more, strict=True)
+            ]
     headings = [*told[0]["meta"]["columns"], "", "", "", ""][:4]
-    kept = [place for place in range(4) if any(place < len(trace["meta"]["columns"]) and trace["meta"]["columns"][place] for trace in told)]
-    cells = [[plain(row[place]) if isinstance(row[place], str) else row[place] for place in kept] for row in rows]
+    kept = [
+        place
+        for place in range(4)
+        if any(
+            place < len(trace["meta"]["columns"]) and trace["meta"]["columns"][place]
+            for trace in told
+        )
+    ]
+    cells = [
+        [plain(row[place]) if isinstance(row[place], str) else row[place] for place in kept]
+        for row in rows
+    ]
     return write_csv([[headings[place] for place in kept], *cells])
 
 
 def write_csv(rows: Sequence[Sequence[Any]]) -> str:
-    """Rows as CSV. A name that a spreadsheet would take for a formula gets an apostrophe in front."""
+    """Rows as CSV. A name that a spreadsheet would take for a formula gets an apostrophe in
+    front.
+    """
     out = io.StringIO()
     csv.writer(out).writerows([_defuse(value) for value in row] for row in rows)
     return out.getvalue()
 
 
 def _defuse(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+    return (
+        f"'{value}"
+        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+        else value
+    )

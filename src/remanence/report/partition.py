@@ -29,7 +29,9 @@ MOST_BAR_CLASSES = 20  # classes; beyond, colours cannot be told apart
 
 def draw_partition(groups: Sequence[Group]) -> Picture | None:
     """The partition of the first run that wrote its own down."""
-    run = next((run for group in groups for run in group.runs if run.about.get("label_counts")), None)
+    run = next(
+        (run for group in groups for run in group.runs if run.about.get("label_counts")), None
+    )
     if run is None:
         return None
     counts = run.about["label_counts"]
@@ -42,29 +44,47 @@ def _tell_origin(run: Run) -> str:
     return f", as drawn with seed {run.spec.seed}{drifting}"
 
 
-def draw_holdings(label_counts: Sequence[Sequence[int]], class_names: Sequence[object], everyone: int, origin: str = "") -> Picture:
+def draw_holdings(
+    label_counts: Sequence[Sequence[int]],
+    class_names: Sequence[object],
+    everyone: int,
+    origin: str = "",
+) -> Picture:
     """Label counts [clients, C] as shares: stacked bars for few clients, a heat map for many."""
     counts = np.array(label_counts, dtype=float)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
     classes, clients = name_classes(class_names, counts.shape[1]), list(range(len(counts)))
-    who = f"the first {len(counts)} of {everyone} clients" if everyone > len(counts) else f"all {everyone} clients"
+    who = (
+        f"the first {len(counts)} of {everyone} clients"
+        if everyone > len(counts)
+        else f"all {everyone} clients"
+    )
     if len(counts) <= MOST_BARS and len(classes) <= MOST_BAR_CLASSES:
         figure = _draw_bars(classes, clients, counts, shares)
-        reading = "Each bar is a client, each colour a class: the more one-coloured the bars, the more the clients differ."
+        reading = (
+            "Each bar is a client, each colour a class: the more one-coloured the bars, the"
+            " more the clients differ."
+        )
     else:
         figure = _draw_map(classes, clients, shares)
-        reading = "Each column is a client, each row a class; brighter is a larger share of that client's examples."
+        reading = (
+            "Each column is a client, each row a class; brighter is a larger share of that"
+            " client's examples."
+        )
     return Picture(
         name="partition",
         title="Who holds which classes",
         figure=figure,
         reading=f"{reading} Shown: {who}{origin}.",
         alt=f"The share of each class among each client's training examples, for {who}. "
-        f"A client's most frequent class makes up {shares.max(axis=1).mean():.0%} of its examples on average.",
+        f"A client's most frequent class makes up {shares.max(axis=1).mean():.0%} of its"
+        " examples on average.",
     )
 
 
-def _draw_bars(classes: list[str], clients: list[int], counts: np.ndarray, shares: np.ndarray) -> Any:
+def _draw_bars(
+    classes: list[str], clients: list[int], counts: np.ndarray, shares: np.ndarray
+) -> Any:
     colours = class_colours(len(classes))
     bars = [
         go.Bar(
@@ -72,15 +92,28 @@ def _draw_bars(classes: list[str], clients: list[int], counts: np.ndarray, share
             x=clients,
             y=rounded(shares[:, place]),
             customdata=counts[:, place].astype(int).tolist(),
-            marker={"color": colours[place], "line": {"width": 1, "color": "rgba(255, 255, 255, 0.7)"}},
-            hovertemplate="client %{x}: %{y:.0%} (%{customdata} examples)<extra>" + as_text(name) + "</extra>",
+            marker={
+                "color": colours[place],
+                "line": {"width": 1, "color": "rgba(255, 255, 255, 0.7)"},
+            },
+            hovertemplate="client %{x}: %{y:.0%} (%{customdata} examples)<extra>"
+            + as_text(name)
+            + "</extra>",
             meta={"columns": ["class", "client", "share", "examples"]},
         )
         for place, name in enumerate(classes)
     ]
     across = axis("client", type="category", showgrid=False)
     return go.Figure(
-        bars, layout(380, classes, barmode="stack", bargap=0.12, xaxis=across, yaxis=share_axis("share of its examples", range=[0, 1]))
+        bars,
+        layout(
+            380,
+            classes,
+            barmode="stack",
+            bargap=0.12,
+            xaxis=across,
+            yaxis=share_axis("share of its examples", range=[0, 1]),
+        ),
     )
 
 
@@ -94,4 +127,9 @@ def _draw_map(classes: list[str], clients: list[int], shares: np.ndarray) -> Any
         meta={"columns": ["", "client", "class", "share"]},
     )
     panel = Panel("", cells, axis("client", showgrid=False), class_axis(len(classes)))
-    return lay_out([panel], max(200, min(20 * len(classes), 520)), 0, [share_colours(float(shares.max()) or 1.0)])
+    return lay_out(
+        [panel],
+        max(200, min(20 * len(classes), 520)),
+        0,
+        [share_colours(float(shares.max()) or 1.0)],
+    )

@@ -1,4 +1,6 @@
-"""Who listened to whom where there is no server: matrices over time, the network, and how often clients found their own cluster."""
+"""Who listened to whom where there is no server: matrices over time, the network, and how often
+clients found their own cluster.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def peer_records(run: Run) -> dict[int, dict[int, np.ndarray]]:
 
 
 def sort_clients(run: Run, round: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Clients by cluster at a round. -> their numbers in order [K], their clusters in that order [K]; one cluster where nothing drifts"""
+    """Clients by cluster at a round. -> their numbers in order [K], their clusters in that
+    order [K]; one cluster where nothing drifts
+    """
     clusters = clusters_of(run)
     if clusters is None:
         return np.arange(count), np.zeros(count, dtype=np.int64)
@@ -53,7 +57,8 @@ def sort_clients(run: Run, round: int, count: int) -> tuple[np.ndarray, np.ndarr
 
 
 def listening_shares(heard: np.ndarray) -> np.ndarray:
-    """How often each client was listened to, as shares of the listener's times [K, K]; zeros for who listened to nobody.
+    """How often each client was listened to, as shares of the listener's times [K, K]; zeros for
+    who listened to nobody.
 
     >>> listening_shares(np.array([[0, 3, 1], [2, 0, 0], [0, 0, 0]]))
     array([[0.  , 0.75, 0.25],
@@ -64,11 +69,14 @@ def listening_shares(heard: np.ndarray) -> np.ndarray:
 
 
 def draw_listening(groups: Sequence[Group]) -> Picture | None:
-    """Who listened to whom, and whom a client believes to be like itself: two matrices over time."""
+    """Who listened to whom, and whom a client believes to be like itself: two matrices over
+    time.
+    """
     shown = [(group, run) for group in groups for run in group.runs[:1] if peer_records(run)[HEARD]]
     if not shown:
         return None
-    shown.sort(key=lambda pair: not peer_records(pair[1])[SIMILARITY])  # the first that is seen has both maps, if any has
+    # the first that is seen has both maps, if any has
+    shown.sort(key=lambda pair: not peer_records(pair[1])[SIMILARITY])
     alike = bool(peer_records(shown[0][1])[SIMILARITY])
     most = max(len(next(iter(peer_records(run)[HEARD].values()))) for _, run in shown)
     choices, highest, values = [], 0.0, []
@@ -88,7 +96,9 @@ def draw_listening(groups: Sequence[Group]) -> Picture | None:
             names[place] if alike else "",
             go.Heatmap(
                 name=as_text(names[place]),
-                hovertemplate="client %{y} and peer %{x}: " + ("%{z:.1%}", "%{z:.3~g}")[place] + "<extra></extra>",
+                hovertemplate="client %{y} and peer %{x}: "
+                + ("%{z:.1%}", "%{z:.3~g}")[place]
+                + "<extra></extra>",
                 meta={"columns": ["matrix", "peer", "client", "value"]},
                 **part,
             ),
@@ -98,7 +108,12 @@ def draw_listening(groups: Sequence[Group]) -> Picture | None:
         for place, part in enumerate(choices[picked].data)
     ]
     low, high = (min(v[0] for v in values), max(v[1] for v in values)) if values else (0.0, 1.0)
-    figure = lay_out(panels, 320, 60, [share_colours(highest or 1.0), value_colours(float(low), float(high))][: 1 + alike])
+    figure = lay_out(
+        panels,
+        320,
+        60,
+        [share_colours(highest or 1.0), value_colours(float(low), float(high))][: 1 + alike],
+    )
     figure.layout.shapes = choices[picked].axes["shapes"]
     for choice in choices:
         titles = [note.to_plotly_json() for note in figure.layout.annotations]
@@ -106,45 +121,74 @@ def draw_listening(groups: Sequence[Group]) -> Picture | None:
             titles[1] |= {"text": f"<b>{NO_SIMILARITY}</b>"}
         choice.axes["annotations"] = titles
     figure.layout.annotations = choices[picked].axes["annotations"]
-    sorted_by = ", sorted by cluster, with lines between the clusters" if any(run.about.get("clusters") for _, run in shown) else ""
+    sorted_by = (
+        ", sorted by cluster, with lines between the clusters"
+        if any(run.about.get("clusters") for _, run in shown)
+        else ""
+    )
     return Picture(
         name="listening",
         title="Who listened to whom",
         figure=figure,
-        reading=f"Each row is a client, each column a peer{sorted_by}; brighter is more often since the record before"
+        reading=f"Each row is a client, each column a peer{sorted_by}; brighter is more often"
+        " since the record before"
         + (", and on the other map more alike" if alike else "")
-        + ". Bright blocks on the diagonal are clients that found their own kind. Shown: the first seed.",
+        + ". Bright blocks on the diagonal are clients that found their own kind. Shown: the"
+        " first seed.",
         alt=choices[picked].alt,
         choices=choices,
         chosen=picked,
     )
 
 
-def _choose_matrices(group: Group, run: Run, round: int, shares: np.ndarray, similarity: np.ndarray | None, alike: bool) -> Choice:
+def _choose_matrices(
+    group: Group,
+    run: Run,
+    round: int,
+    shares: np.ndarray,
+    similarity: np.ndarray | None,
+    alike: bool,
+) -> Choice:
     order, clusters = sort_clients(run, round, len(shares))
     names = [str(client) for client in order.tolist()]
     empty = [[None] * len(names)] * len(names)
     matrices = [rounded(shares[np.ix_(order, order)], 3)]
     if alike:
-        matrices.append(empty if similarity is None else rounded(similarity[np.ix_(order, order)], 3))
+        matrices.append(
+            empty if similarity is None else rounded(similarity[np.ix_(order, order)], 3)
+        )
     drawn = 1 if similarity is None else len(matrices)
     edges = (np.flatnonzero(np.diff(clusters)) + 0.5).tolist()
     same = clusters[:, None] == clusters[None, :]
     own = float((shares[np.ix_(order, order)] * same).sum() / max(shares.sum(), 1e-12))
-    about = f"{own:.0%} of the listening was within clusters" if len(edges) else f"{len(names)} clients"
+    about = (
+        f"{own:.0%} of the listening was within clusters" if len(edges) else f"{len(names)} clients"
+    )
     return Choice(
         group.label,
         str(round),
         [{"x": names, "y": names, "z": matrix} for matrix in matrices],
         f"Heat map of who listened to whom in {group.label} at round {round}: {about}.",
-        {"shapes": [line for place in range(drawn) for edge in edges for line in _cross(edge, place, len(names))]},
+        {
+            "shapes": [
+                line
+                for place in range(drawn)
+                for edge in edges
+                for line in _cross(edge, place, len(names))
+            ]
+        },
     )
 
 
 def _cross(edge: float, place: int, count: int) -> list[dict[str, Any]]:
     """Lines between two clusters, across and down a matrix."""
     number = "" if place == 0 else str(place + 1)
-    look = {"type": "line", "xref": f"x{number}", "yref": f"y{number}", "line": {"color": "#ffffff", "width": 1.5}}
+    look = {
+        "type": "line",
+        "xref": f"x{number}",
+        "yref": f"y{number}",
+        "line": {"color": "#ffffff", "width": 1.5},
+    }
     return [
         look | {"x0": edge, "x1": edge, "y0": -0.5, "y1": count - 0.5},
         look | {"y0": edge, "y1": edge, "x0": -0.5, "x1": count - 0.5},
@@ -152,7 +196,9 @@ def _cross(edge: float, place: int, count: int) -> list[dict[str, Any]]:
 
 
 def draw_own_cluster(groups: Sequence[Group]) -> Picture | None:
-    """How often clients listened to their own cluster, over rounds, beside what chance would give."""
+    """How often clients listened to their own cluster, over rounds, beside what chance would
+    give.
+    """
     traces: list[Any] = []
     names, when, facts = [], [], []
     chance: dict[int, float] = {}
@@ -161,7 +207,9 @@ def draw_own_cluster(groups: Sequence[Group]) -> Picture | None:
         if curves[0]:
             names.append(as_text(group.label))
             when += curves[0]
-            traces += draw_line(names[-1], place, *curves, columns=("method", "round", "own cluster"))
+            traces += draw_line(
+                names[-1], place, *curves, columns=("method", "round", "own cluster")
+            )
             facts.append(f"{group.label} {sum(curves[1]) / len(curves[1]):.0%}")
         for run in group.runs[:1]:
             if not chance and (listening := listening_of(run)) is not None:
@@ -172,16 +220,27 @@ def draw_own_cluster(groups: Sequence[Group]) -> Picture | None:
         names.append(CHANCE)
         look = line_style(0) | {"color": BOUNDARY, "dash": "dash", "shape": "hv"}
         columns = ("method", "round", "own cluster")
-        traces += draw_line(CHANCE, 0, list(chance), list(chance.values()), columns=columns, line=look)
+        traces += draw_line(
+            CHANCE, 0, list(chance), list(chance.values()), columns=columns, line=look
+        )
         facts.append(f"by chance {sum(chance.values()) / len(chance):.0%}")
-    shape = layout(320, names, xaxis=round_axis(when), yaxis=share_axis("own cluster"), hovermode="x unified", **mark_steps(groups))
+    shape = layout(
+        320,
+        names,
+        xaxis=round_axis(when),
+        yaxis=share_axis("own cluster"),
+        hovermode="x unified",
+        **mark_steps(groups),
+    )
     return Picture(
         name="own-cluster",
         title="Did clients find their own kind?",
         figure=go.Figure(traces, shape),
-        reading="Each line is the share of listening that went to peers of the listener's own cluster; an oracle would reach 100 %"
+        reading="Each line is the share of listening that went to peers of the listener's own"
+        " cluster; an oracle would reach 100 %"
         f"{', and the dashed line is what chance gives' if chance else ''}.{tell_steps(groups)}",
-        alt=f"Line chart of the share of listening within the own cluster. Mean over rounds: {'; '.join(facts)}.",
+        alt="Line chart of the share of listening within the own cluster. Mean over rounds:"
+        f" {'; '.join(facts)}.",
     )
 
 
@@ -192,4 +251,8 @@ def _own_share(run: Run) -> dict[int, float]:
 
 
 def _by_round(rounds: np.ndarray, values: np.ndarray) -> dict[int, float]:
-    return {int(round): float(value) for round, value in zip(rounds, values, strict=True) if not np.isnan(value)}
+    return {
+        int(round): float(value)
+        for round, value in zip(rounds, values, strict=True)
+        if not np.isnan(value)
+    }

@@ -1,4 +1,6 @@
-"""The section "Privacy" of a report: what was promised to whom, how much of it is spent, and what that rests on."""
+"""The section "Privacy" of a report: what was promised to whom, how much of it is spent, and
+what that rests on.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ OF_WHOM = {
     "example": ("any one example", "epsilon_example"),
     "label_counts": ("any one example, in the label counts alone", "epsilon_label_counts"),
 }
-SAID = f"A smaller epsilon tells less about any one of them; delta bounds the chance that more is told. Beware: {NOT_PRIVATE}."
+SAID = (
+    "A smaller epsilon tells less about any one of them; delta bounds the chance that more is"
+    f" told. Beware: {NOT_PRIVATE}."
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,10 @@ def _tell(group: Group, runs: Sequence[Run], promise: dict[str, object]) -> Kept
     return Kept(
         label=group.label,
         whom=whom,
-        epsilon=f"{max(number for number, _ in spent):.2f} after round {max(round for _, round in spent)}" if spent else "not known",
+        epsilon=f"{max(number for number, _ in spent):.2f} after round"
+        f" {max(round for _, round in spent)}"
+        if spent
+        else "not known",
         budget=f"{budget:g}" if budget else "none",
         delta=f"{promise['delta']:g}",
         basis=str(promise["basis"]),

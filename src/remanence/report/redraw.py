@@ -1,7 +1,9 @@
-"""A picture of the report for paper: the same figure, redrawn by matplotlib in the width of a column.
+"""A picture of the report for paper: the same figure, redrawn by matplotlib in the width of a
+column.
 
-Nothing is defined twice: what a picture shows is decided where the report draws it, and this file only changes the pen. Names stay text: matplotlib's
-mathematics is off, so a dollar sign in a name is a dollar sign.
+Nothing is defined twice: what a picture shows is decided where the report draws it, and this file
+only changes the pen. Names stay text: matplotlib's mathematics is off, so a dollar sign in a name
+is a dollar sign.
 """
 
 from __future__ import annotations
@@ -11,7 +13,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from remanence.report.decorate import SIZE, add_colour_bars, draw_shapes, write_annotations, write_percent
+from remanence.report.decorate import (
+    SIZE,
+    add_colour_bars,
+    draw_shapes,
+    write_annotations,
+    write_percent,
+)
 from remanence.report.paint import INK, RULE
 from remanence.report.strokes import Axes, Panel, Scale, as_list, draw_trace, plain
 
@@ -22,7 +30,14 @@ COLUMN, PAGE = 3.4, 7.0  # inches: one column of a two-column paper, and both
 FEW_PANELS = 3  # fewer maps stand above one another in one column
 ROOM = 48  # characters of a name's size along a column
 MOST_WORDS = 26  # names along an axis; beyond, some are left out
-FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans Arabic", "Noto Sans Devanagari", "Noto Sans Thai")
+FONTS = (
+    "DejaVu Sans",
+    "Noto Sans CJK JP",
+    "Noto Sans CJK SC",
+    "Noto Sans Arabic",
+    "Noto Sans Devanagari",
+    "Noto Sans Thai",
+)
 STYLE: dict[str, Any] = {
     "font.size": SIZE, "axes.labelsize": SIZE, "axes.titlesize": SIZE, "axes.titleweight": "bold", "legend.fontsize": SIZE - 0.5,
     "xtick.labelsize": SIZE - 1, "ytick.labelsize": SIZE - 1, "text.parse_math": False, "text.color": INK, "axes.labelcolor": INK,
@@ -37,8 +52,13 @@ def redraw(figure: Any) -> Figure:
     from matplotlib.figure import Figure
 
     drawing = figure.to_plotly_json()
-    layout, traces = drawing["layout"], [trace for trace in drawing["data"] if trace.get("visible", True) is True]
-    names = list(dict.fromkeys((trace.get("xaxis") or "x", trace.get("yaxis") or "y") for trace in traces))
+    layout, traces = (
+        drawing["layout"],
+        [trace for trace in drawing["data"] if trace.get("visible", True) is True],
+    )
+    names = list(
+        dict.fromkeys((trace.get("xaxis") or "x", trace.get("yaxis") or "y") for trace in traces)
+    )
     _spread_panels(layout, names)
     columns = sorted({_domain(layout, x)[0] for x, _ in names})
     width = COLUMN if len(columns) == 1 else PAGE
@@ -49,7 +69,9 @@ def redraw(figure: Any) -> Figure:
     paper.set_size_inches(width, height + 0.16 * math.ceil(len(legend) / across))
     handles: dict[str, Any] = {}
     for trace in traces:
-        sign = draw_trace(panels[trace.get("xaxis") or "x", trace.get("yaxis") or "y"], trace, layout)
+        sign = draw_trace(
+            panels[trace.get("xaxis") or "x", trace.get("yaxis") or "y"], trace, layout
+        )
         label = plain(trace.get("name") or "")
         if sign is not None and label in legend.values() and trace.get("showlegend", True):
             handles.setdefault(label, sign)
@@ -70,13 +92,29 @@ def redraw(figure: Any) -> Figure:
 
 
 def _place_panels(
-    paper: Figure, layout: dict[str, Any], traces: Sequence[dict[str, Any]], names: Sequence[tuple[str, str]], columns: Sequence[float]
+    paper: Figure,
+    layout: dict[str, Any],
+    traces: Sequence[dict[str, Any]],
+    names: Sequence[tuple[str, str]],
+    columns: Sequence[float],
 ) -> tuple[dict[tuple[str, str], Panel], float]:
-    """A drawing area for every pair of axes, where the report has it. -> panels, inches they are high together"""
+    """A drawing area for every pair of axes, where the report has it. -> panels, inches they
+    are high together
+    """
     scales = {axis: _make_scale(axis, traces, layout) for pair in names for axis in pair}
     rows = sorted({_domain(layout, y)[1] for _, y in names}, reverse=True)
-    heights = [max(_height(layout, pair, scales, traces) for pair in names if _domain(layout, pair[1])[1] == row) for row in rows]
-    widths = [next(_length(layout, x) for x, _ in names if _domain(layout, x)[0] == column) for column in columns]
+    heights = [
+        max(
+            _height(layout, pair, scales, traces)
+            for pair in names
+            if _domain(layout, pair[1])[1] == row
+        )
+        for row in rows
+    ]
+    widths = [
+        next(_length(layout, x) for x, _ in names if _domain(layout, x)[0] == column)
+        for column in columns
+    ]
     grid = paper.add_gridspec(len(rows), len(columns), height_ratios=heights, width_ratios=widths)
     panels: dict[tuple[str, str], Panel] = {}
     for x, y in names:
@@ -84,7 +122,9 @@ def _place_panels(
         if below and (x, below) in panels:
             ax = panels[x, below].ax.twinx()
         else:
-            ax = paper.add_subplot(grid[rows.index(_domain(layout, y)[1]), columns.index(_domain(layout, x)[0])])
+            ax = paper.add_subplot(
+                grid[rows.index(_domain(layout, y)[1]), columns.index(_domain(layout, x)[0])]
+            )
         panels[x, y] = Panel(ax, scales[x], scales[y], side_by_side=_count_beside(traces, x, y))
     return panels, sum(heights) + 0.45 * len(rows)
 
@@ -115,7 +155,9 @@ def _domain(layout: dict[str, Any], axis: str) -> tuple[float, float]:
 
 
 def _spread_panels(layout: dict[str, Any], names: Sequence[tuple[str, str]]) -> None:
-    """Many maps above one another are as long as a page: from three on they stand in two columns, as on a wide screen."""
+    """Many maps above one another are as long as a page: from three on they stand in two
+    columns, as on a wide screen.
+    """
     count = (layout.get("meta") or {}).get("panels", 1)
     if count < FEW_PANELS or len(names) != count:
         return
@@ -123,7 +165,9 @@ def _spread_panels(layout: dict[str, Any], names: Sequence[tuple[str, str]]) -> 
     for place, (x, y) in enumerate(names):
         row, column = divmod(place, 2)
         layout[_key(x)] = layout.get(_key(x), {}) | {"domain": [column * 0.5, column * 0.5 + 0.5]}
-        layout[_key(y)] = layout.get(_key(y), {}) | {"domain": [1 - (row + 1) / rows, 1 - row / rows]}
+        layout[_key(y)] = layout.get(_key(y), {}) | {
+            "domain": [1 - (row + 1) / rows, 1 - row / rows]
+        }
 
 
 def _length(layout: dict[str, Any], axis: str) -> float:
@@ -134,38 +178,73 @@ def _length(layout: dict[str, Any], axis: str) -> float:
 def _make_scale(axis: str, traces: Sequence[dict[str, Any]], layout: dict[str, Any]) -> Scale:
     """Words where the axis has words, in the order asked for or in which they first come."""
     settings, letter = layout.get(_key(axis), {}), axis[0]
-    values = [value for trace in traces if (trace.get(f"{letter}axis") or letter) == axis for value in as_list(trace.get(letter))]
+    values = [
+        value
+        for trace in traces
+        if (trace.get(f"{letter}axis") or letter) == axis
+        for value in as_list(trace.get(letter))
+    ]
     if settings.get("type") != "category" and not any(isinstance(value, str) for value in values):
         return Scale()
-    ordered = dict.fromkeys(plain(value) for value in [*as_list(settings.get("categoryarray")), *values] if value is not None)
+    ordered = dict.fromkeys(
+        plain(value)
+        for value in [*as_list(settings.get("categoryarray")), *values]
+        if value is not None
+    )
     return Scale({word: place for place, word in enumerate(ordered)})
 
 
-def _height(layout: dict[str, Any], pair: tuple[str, str], scales: dict[str, Scale], traces: Sequence[dict[str, Any]]) -> float:
-    """Inches a panel needs: every name on its upright axis gets a line, as long as there are few."""
+def _height(
+    layout: dict[str, Any],
+    pair: tuple[str, str],
+    scales: dict[str, Scale],
+    traces: Sequence[dict[str, Any]],
+) -> float:
+    """Inches a panel needs: every name on its upright axis gets a line, as long as there are
+    few.
+    """
     words = scales[pair[1]].words
-    mine = [trace for trace in traces if (trace.get("xaxis") or "x", trace.get("yaxis") or "y") == pair]
+    mine = [
+        trace for trace in traces if (trace.get("xaxis") or "x", trace.get("yaxis") or "y") == pair
+    ]
     maps = [trace for trace in mine if trace.get("type") == "heatmap"]
     if words is not None:
-        dots = sum(trace.get("type") in ("scatter", None) for trace in mine) if layout.get("scattermode") == "group" else 1
+        dots = (
+            sum(trace.get("type") in ("scatter", None) for trace in mine)
+            if layout.get("scattermode") == "group"
+            else 1
+        )
         return max(0.7, min(len(words), MOST_WORDS) * max(0.14, 0.07 * dots))
     if maps:
         return max(0.7, min(2.4, 0.22 * max(len(as_list(trace["z"])) for trace in maps)))
-    square = layout.get(_key(pair[1]), {}).get("scaleanchor") or layout.get(_key(pair[0]), {}).get("scaleanchor")
+    square = layout.get(_key(pair[1]), {}).get("scaleanchor") or layout.get(_key(pair[0]), {}).get(
+        "scaleanchor"
+    )
     return 3.0 if square else 1.9 if _length(layout, pair[1]) > 0.6 else 1.4
 
 
 def _count_beside(traces: Sequence[dict[str, Any]], x: str, y: str) -> dict[str, tuple[int, int]]:
-    mine = [trace for trace in traces if (trace.get("xaxis") or "x", trace.get("yaxis") or "y") == (x, y)]
+    mine = [
+        trace
+        for trace in traces
+        if (trace.get("xaxis") or "x", trace.get("yaxis") or "y") == (x, y)
+    ]
     bars = sum(trace.get("type") == "bar" for trace in mine)
-    dots = sum(trace.get("type", "scatter") == "scatter" and "markers" in trace.get("mode", "lines") for trace in mine)
+    dots = sum(
+        trace.get("type", "scatter") == "scatter" and "markers" in trace.get("mode", "lines")
+        for trace in mine
+    )
     return {"bar": (0, max(bars, 1)), "scatter": (0, max(dots, 1))}
 
 
 def _legend_names(traces: Sequence[dict[str, Any]], layout: dict[str, Any]) -> dict[str, str]:
     if layout.get("showlegend") is False:
         return {}
-    named = [trace for trace in traces if trace.get("name") and trace.get("showlegend", True) and trace.get("type") != "heatmap"]
+    named = [
+        trace
+        for trace in traces
+        if trace.get("name") and trace.get("showlegend", True) and trace.get("type") != "heatmap"
+    ]
     return {trace["name"]: plain(trace["name"]) for trace in named}
 
 
@@ -203,7 +282,10 @@ def _set_axis(ax: Axes, letter: str, settings: dict[str, Any], scale: Scale, col
     elif form.endswith("s"):
         axis.set_major_formatter(ticker.EngFormatter())
     has_map = any(artist.get_gid() is not None for artist in ax.collections)
-    ax.grid(settings.get("showgrid", True) is not False and not has_map and scale.words is None, axis="x" if letter == "x" else "y")
+    ax.grid(
+        settings.get("showgrid", True) is not False and not has_map and scale.words is None,
+        axis="x" if letter == "x" else "y",
+    )
     if settings.get("visible") is False:
         axis.set_visible(False)
         for side in ("bottom", "top") if letter == "x" else ("left", "right"):
@@ -218,8 +300,14 @@ def _set_words(axis: Any, words: list[str], letter: str, columns: int) -> tuple[
     """Names along an axis, thinned where they would touch. -> the axis' ends"""
     sizes = [max(map(len, word.split("\n"))) for word in words] or [1]
     cell = ROOM / columns / len(sizes)  # characters beside each other
-    upright = letter == "x" and max(sizes) > 3 and any((one + next) / 2 + 1 > cell for one, next in pairwise(sizes))
-    fitting = MOST_WORDS if letter == "y" or upright else max(2, int(ROOM / columns / (max(sizes) + 1)))
+    upright = (
+        letter == "x"
+        and max(sizes) > 3
+        and any((one + next) / 2 + 1 > cell for one, next in pairwise(sizes))
+    )
+    fitting = (
+        MOST_WORDS if letter == "y" or upright else max(2, int(ROOM / columns / (max(sizes) + 1)))
+    )
     step = math.ceil(len(words) / fitting) if len(words) > fitting and not _is_sparse(words) else 1
     axis.set_ticks(range(0, len(words), step), labels=words[::step])
     axis.set_tick_params(length=0, **({"rotation": 90} if upright else {}))
@@ -234,6 +322,12 @@ def _is_sparse(words: Sequence[str]) -> bool:
 def _is_whole(ax: Axes, letter: str) -> bool:
     """Are these rounds, clients or other things that are counted?"""
     place = 0 if letter == "x" else 1
-    values = [value for line in ax.lines for value in line.get_xydata()[:, place] if not math.isnan(value)]
+    values = [
+        value for line in ax.lines for value in line.get_xydata()[:, place] if not math.isnan(value)
+    ]
     label = (ax.xaxis if letter == "x" else ax.yaxis).get_label_text()
-    return (bool(values) and all(float(value).is_integer() for value in values)) or label in ("round", "client", "time step")
+    return (bool(values) and all(float(value).is_integer() for value in values)) or label in (
+        "round",
+        "client",
+        "time step",
+    )

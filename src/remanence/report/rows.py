@@ -12,13 +12,25 @@ from remanence.metrics.counts import nan_mean
 from remanence.metrics.drift import worst_client_curve
 from remanence.metrics.forgetting import forgetting_curve
 from remanence.report.evidence import drift_of, local_forgetting_of
-from remanence.report.groups import Group, abandoned_rounds, class_curve, curve, deviation_of, is_number, last_value, mean_of, refusals
+from remanence.report.groups import (
+    Group,
+    abandoned_rounds,
+    class_curve,
+    curve,
+    deviation_of,
+    is_number,
+    last_value,
+    mean_of,
+    refusals,
+)
 from remanence.results import Run
 
 
 @dataclass(frozen=True)
 class MethodRow:
-    """A method with a setting. Shares are between 0 and 1; everything is a mean over seeds, of the model that counts (the global one, or the clients' own)."""
+    """A method with a setting. Shares are between 0 and 1; everything is a mean over seeds, of
+    the model that counts (the global one, or the clients' own).
+    """
 
     label: str
     method: str
@@ -39,7 +51,8 @@ class MethodRow:
     abandoned: int  # rounds, over all seeds
     unfinished: int  # seeds that have not reached the last round, or not begun
     last_round: int | None  # the last recorded round; the earliest where seeds differ
-    # What follows is None where a run did not record it; drift's numbers are those of metrics/drift.py.
+    # What follows is None where a run did not record it; drift's numbers are those of
+    # metrics/drift.py.
     local_forgetting: float | None = None  # mean over recorded local models
     performance: float | None = None  # accuracy at the ends of time steps
     convergence: float | None = None  # rounds to 90 % of a step's gain
@@ -80,7 +93,11 @@ def make_row(group: Group) -> MethodRow:
         abandoned=sum(len(abandoned_rounds(run)) for run in runs),
         unfinished=group.planned - sum(run.finished for run in runs),
         last_round=min(ends) if ends else None,
-        local_forgetting=_mean_number(float(nan_mean(found.value)) for run in runs if (found := local_forgetting_of(run)) is not None),
+        local_forgetting=_mean_number(
+            float(nan_mean(found.value))
+            for run in runs
+            if (found := local_forgetting_of(run)) is not None
+        ),
         worst_client=mean_of(_worst_client(run) for run in runs),
         worst_tenth=mean_of(last_value(run, "worst_tenth") for run in runs),
         own_cluster=mean_of(mean_of(curve(run, "own_cluster").values()) for run in runs),
@@ -97,7 +114,9 @@ def _measure_drift(runs: Sequence[Run]) -> dict[str, float | None]:
         "robustness": _mean_number(summary.robustness for summary in found),
         "time_averaged": _mean_number(summary.time_averaged for summary in found),
         "recovery": _mean_number(summary.recovery.mean for summary in found),
-        "never_recovered": _mean_number(summary.recovery.without / max(summary.recovery.rounds.size, 1) for summary in found),
+        "never_recovered": _mean_number(
+            summary.recovery.without / max(summary.recovery.rounds.size, 1) for summary in found
+        ),
         "left_concepts": _mean_number(summary.concept_forgetting for summary in found),
     }
 
@@ -108,7 +127,9 @@ def _mean_number(values: Iterable[float]) -> float | None:
 
 
 def _worst_client(run: Run) -> float | None:
-    """As written down, or, where clients share a model and differ by their cluster alone, from the curves of the drift."""
+    """As written down, or, where clients share a model and differ by their cluster alone, from
+    the curves of the drift.
+    """
     written, found = last_value(run, "worst_client"), drift_of(run)
     if written is not None or found is None:
         return written
@@ -125,18 +146,24 @@ def _worst_class(run: Run) -> float | None:
 def _per_round(run: Run, *values: str) -> float | None:
     """The mean over rounds of a sum of numbers; a round's lines, one a split, repeat them."""
     rounds = {
-        line["round"]: sum(line[value] for value in values) for line in run.metrics if all(is_number(line.get(value)) for value in values)
+        line["round"]: sum(line[value] for value in values)
+        for line in run.metrics
+        if all(is_number(line.get(value)) for value in values)
     }
     return mean_of(rounds.values())
 
 
 def rank(rows: Sequence[MethodRow]) -> list[MethodRow]:
     """The rows that have a test accuracy, the highest first."""
-    return sorted((row for row in rows if row.accuracy is not None), key=lambda row: -(row.accuracy or 0.0))
+    return sorted(
+        (row for row in rows if row.accuracy is not None), key=lambda row: -(row.accuracy or 0.0)
+    )
 
 
 def best_row(rows: Sequence[MethodRow]) -> MethodRow | None:
-    """The highest test accuracy at the last recorded round; None where nothing is to compare, or the first are level."""
+    """The highest test accuracy at the last recorded round; None where nothing is to compare,
+    or the first are level.
+    """
     ranked = rank(rows)
     return ranked[0] if len(ranked) > 1 and lead(ranked) > 0 else None
 

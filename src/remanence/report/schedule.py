@@ -20,27 +20,44 @@ def draw_drift(groups: Sequence[Group]) -> Picture | None:
     run = next((run for group in groups for run in group.runs if run.about.get("clusters")), None)
     if run is None or (clusters := clusters_of(run)) is None:
         return None
-    return draw_schedule(clusters.tolist(), concepts=run.about.get("concepts") or (), origin=f" Drawn with seed {run.spec.seed}.")
+    return draw_schedule(
+        clusters.tolist(),
+        concepts=run.about.get("concepts") or (),
+        origin=f" Drawn with seed {run.spec.seed}.",
+    )
 
 
 def draw_schedule(
-    clusters: Sequence[Sequence[int]], title: str = "Who is in which cluster, when", *, concepts: Sequence[object] = (), origin: str = ""
+    clusters: Sequence[Sequence[int]],
+    title: str = "Who is in which cluster, when",
+    *,
+    concepts: Sequence[object] = (),
+    origin: str = "",
 ) -> Picture:
-    """Clusters [T][K] as a map: a row a time step, a column a client, a colour a cluster. `concepts` say what each cluster's data are."""
+    """Clusters [T][K] as a map: a row a time step, a column a client, a colour a cluster.
+    `concepts` say what each cluster's data are.
+    """
     table = np.array(clusters, dtype=np.int64)
     count = int(table.max()) + 1
     moved = int((table[1:] != table[:-1]).any(axis=0).sum())
-    sizes = ", ".join(f"cluster {cluster} has {int((table[-1] == cluster).sum())}" for cluster in range(count))
-    told = "; ".join(f"cluster {place}: {shorten(concept, 120)}" for place, concept in enumerate(concepts[:MOST_EXPLAINED]))
+    sizes = ", ".join(
+        f"cluster {cluster} has {int((table[-1] == cluster).sum())}" for cluster in range(count)
+    )
+    told = "; ".join(
+        f"cluster {place}: {shorten(concept, 120)}"
+        for place, concept in enumerate(concepts[:MOST_EXPLAINED])
+    )
     return Picture(
         name="schedule",
         title=title,
         figure=_draw_cells(table, count),
-        reading="Each row is a time step, each column a client; the colour and the number say whose data it holds. "
+        reading="Each row is a time step, each column a client; the colour and the number say"
+        " whose data it holds. "
         + "A column that changes colour is a client whose data drift."
         + (f" What the clusters hold: {told}." if told else "")
         + origin,
-        alt=f"The cluster of {table.shape[1]} clients over {len(table)} time steps; {moved} of them change cluster at least once. "
+        alt=f"The cluster of {table.shape[1]} clients over {len(table)} time steps; {moved} of"
+        " them change cluster at least once. "
         f"In the last step, {sizes}.",
     )
 
@@ -50,7 +67,11 @@ def _draw_cells(table: np.ndarray, count: int) -> Any:
     steps: list[list[Any]] = []
     for place, colour in enumerate(colours):  # a scale of equal plain blocks
         steps += [[place / count, colour], [(place + 1) / count, colour]]
-    ticks = {"tickmode": "array", "tickvals": list(range(count)), "ticktext": [f"cluster {place}" for place in range(count)]}
+    ticks = {
+        "tickmode": "array",
+        "tickvals": list(range(count)),
+        "ticktext": [f"cluster {place}" for place in range(count)],
+    }
     bar = {
         "orientation": "h",
         "x": 0,
@@ -81,9 +102,20 @@ def _draw_cells(table: np.ndarray, count: int) -> Any:
         [cells],
         layout(
             panel + 130,
-            coloraxis={"colorscale": steps, "cmin": -0.5, "cmax": count - 0.5, "colorbar": bar | length | ticks},
+            coloraxis={
+                "colorscale": steps,
+                "cmin": -0.5,
+                "cmax": count - 0.5,
+                "colorbar": bar | length | ticks,
+            },
             xaxis=axis("client", showgrid=False, zeroline=False, automargin=False),
-            yaxis=axis("time step", showgrid=False, zeroline=False, autorange="reversed", dtick=max(1, len(table) // 10)),
+            yaxis=axis(
+                "time step",
+                showgrid=False,
+                zeroline=False,
+                autorange="reversed",
+                dtick=max(1, len(table) // 10),
+            ),
             meta={"panels": 1, "panel": panel, "gap": 0, "bars": False},
         ),
     )

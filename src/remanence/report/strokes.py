@@ -1,7 +1,7 @@
 """The marks of a figure on paper: plotly's lines, dots, bars and maps as matplotlib draws them.
 
-Only what the report's pictures use is translated. Anything else is refused by name, so that a new kind of picture cannot silently lose a part of itself on
-its way to paper.
+Only what the report's pictures use is translated. Anything else is refused by name, so that a new
+kind of picture cannot silently lose a part of itself on its way to paper.
 """
 
 from __future__ import annotations
@@ -21,8 +21,16 @@ if TYPE_CHECKING:
 Axes: TypeAlias = Any  # matplotlib's own types are narrower than what its functions take
 Artist: TypeAlias = Any
 
-POINTS = 0.6  # of paper for a pixel of the page, whose text is 13 pixels high where paper has 8 points
-DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-.", "longdash": (0, (8, 3)), "longdashdot": (0, (8, 3, 2, 3))}
+# of paper for a pixel of the page, whose text is 13 pixels high where paper has 8 points
+POINTS = 0.6
+DASHES = {
+    "solid": "-",
+    "dash": "--",
+    "dot": ":",
+    "dashdot": "-.",
+    "longdash": (0, (8, 3)),
+    "longdashdot": (0, (8, 3, 2, 3)),
+}
 MARKERS = {
     "circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "triangle-down": "v", "triangle-left": "<", "triangle-right": ">",
     "cross": "P", "x": "X", "star": "*", "hexagon": "h", "pentagon": "p", "line-ew": "_", "line-ns": "|", "cross-thin": "+", "x-thin": "x",
@@ -40,7 +48,13 @@ class Scale:
         """Where values stand; NaN for what is not there."""
         listed = as_list(values)
         if self.words is not None:
-            return np.array([self.words.get(plain(value), np.nan) if value is not None else np.nan for value in listed], dtype=float)
+            return np.array(
+                [
+                    self.words.get(plain(value), np.nan) if value is not None else np.nan
+                    for value in listed
+                ],
+                dtype=float,
+            )
         return np.array([np.nan if value is None else value for value in listed], dtype=float)
 
 
@@ -51,7 +65,8 @@ class Panel:
     ax: Axes
     across: Scale
     up: Scale
-    stacks: dict[tuple[float, bool], float] = field(default_factory=dict)  # height of the bars so far, by place and sign
+    # height of the bars so far, by place and sign
+    stacks: dict[tuple[float, bool], float] = field(default_factory=dict)
     last_line: tuple[np.ndarray, np.ndarray] | None = None  # what `fill: tonexty` fills to
     side_by_side: dict[str, tuple[int, int]] = field(
         default_factory=dict
@@ -84,28 +99,48 @@ def _draw_scatter(panel: Panel, trace: dict[str, Any], layout: dict[str, Any]) -
     if trace.get("fill"):
         sign = _fill(panel, trace, x, y, read_colour(trace.get("fillcolor") or colour))
     if "lines" in mode and line.get("width", 2) > 0:
-        style = {"color": colour, "linestyle": DASHES.get(line.get("dash", "solid"), "-"), "linewidth": line.get("width", 2) * POINTS}
-        (sign,) = ax.plot(x, y, drawstyle=STEPS.get(line.get("shape", ""), "default"), alpha=alpha, **style)
+        style = {
+            "color": colour,
+            "linestyle": DASHES.get(line.get("dash", "solid"), "-"),
+            "linewidth": line.get("width", 2) * POINTS,
+        }
+        (sign,) = ax.plot(
+            x, y, drawstyle=STEPS.get(line.get("shape", ""), "default"), alpha=alpha, **style
+        )
     _draw_errors(panel, trace, x, y, colour)
     if "markers" in mode:
         symbol = str(_first(marker.get("symbol")) or "circle")
         colours = marker.get("color")
-        painted = [read_colour(one) for one in as_list(colours)] if _is_many(colours) else read_colour(colours or colour)
-        size = Scale().place(marker["size"]) if _is_many(marker.get("size")) else float(marker.get("size") or 6)
+        painted = (
+            [read_colour(one) for one in as_list(colours)]
+            if _is_many(colours)
+            else read_colour(colours or colour)
+        )
+        size = (
+            Scale().place(marker["size"])
+            if _is_many(marker.get("size"))
+            else float(marker.get("size") or 6)
+        )
         hollow = symbol.endswith("-open")
         sign = ax.scatter(
             x, y, s=np.square(np.asarray(size) * POINTS), marker=MARKERS.get(symbol.removesuffix("-open"), "o"),
             facecolors="none" if hollow else painted, edgecolors=painted if hollow else "none", linewidths=0.8, alpha=alpha, zorder=3,
         )  # fmt: skip
     if "text" in mode:
-        texts = as_list(trace.get("text")) if _is_many(trace.get("text")) else [trace.get("text")] * len(x)
+        texts = (
+            as_list(trace.get("text"))
+            if _is_many(trace.get("text"))
+            else [trace.get("text")] * len(x)
+        )
         for across, up, text in zip(x, y, texts, strict=True):
             ax.annotate(plain(text), (across, up), ha="center", va="center", fontsize=7)
     panel.last_line = (x, y)
     return sign
 
 
-def _fill(panel: Panel, trace: dict[str, Any], x: np.ndarray, y: np.ndarray, colour: Any) -> Artist | None:
+def _fill(
+    panel: Panel, trace: dict[str, Any], x: np.ndarray, y: np.ndarray, colour: Any
+) -> Artist | None:
     kind, ax = trace["fill"], panel.ax
     if kind == "toself":
         return ax.fill(x, y, facecolor=colour, edgecolor="none")[0] if len(x) else None
@@ -125,7 +160,9 @@ def _draw_bars(panel: Panel, trace: dict[str, Any], layout: dict[str, Any]) -> A
     mode, room = layout.get("barmode", "group"), (1 - layout.get("bargap", 0.2)) * _spacing(where)
     base = np.zeros(len(where))
     if trace.get("base") is not None:
-        base = base + Scale().place(trace["base"] if _is_many(trace["base"]) else [trace["base"]] * len(where))
+        base = base + Scale().place(
+            trace["base"] if _is_many(trace["base"]) else [trace["base"]] * len(where)
+        )
     elif mode in ("stack", "relative"):
         for place, (at, more) in enumerate(zip(where, length, strict=True)):
             key = (float(at), bool(more < 0))
@@ -138,7 +175,9 @@ def _draw_bars(panel: Panel, trace: dict[str, Any], layout: dict[str, Any]) -> A
     colours = marker.get("color") or "#2b2b2b"
     edge = marker.get("line") or {}
     look = {
-        "color": [read_colour(one) for one in as_list(colours)] if _is_many(colours) else read_colour(colours),
+        "color": [read_colour(one) for one in as_list(colours)]
+        if _is_many(colours)
+        else read_colour(colours),
         "edgecolor": read_colour(_first(edge.get("color")) or "white"),
         "linewidth": float(_first(edge.get("width")) or 0) * POINTS,
         "alpha": trace.get("opacity"),
@@ -154,17 +193,37 @@ def _draw_bars(panel: Panel, trace: dict[str, Any], layout: dict[str, Any]) -> A
     return drawn.patches[0] if drawn.patches else None
 
 
-def _draw_errors(panel: Panel, trace: dict[str, Any], x: np.ndarray, y: np.ndarray, colour: Any) -> None:
+def _draw_errors(
+    panel: Panel, trace: dict[str, Any], x: np.ndarray, y: np.ndarray, colour: Any
+) -> None:
     for name, bars in (("xerr", trace.get("error_x") or {}), ("yerr", trace.get("error_y") or {})):
         if bars.get("visible", bool(bars)) and bars.get("array") is not None:
-            look = {"fmt": "none", "ecolor": colour, "elinewidth": 0.8, "alpha": trace.get("opacity")}
+            look = {
+                "fmt": "none",
+                "ecolor": colour,
+                "elinewidth": 0.8,
+                "alpha": trace.get("opacity"),
+            }
             panel.ax.errorbar(x, y, **{name: Scale().place(bars["array"])}, **look)
 
 
 def _draw_map(panel: Panel, trace: dict[str, Any], layout: dict[str, Any]) -> None:
-    z = np.array([[np.nan if value is None else float(value) for value in as_list(row)] for row in as_list(trace["z"])])
-    x = panel.across.place(trace["x"]) if trace.get("x") is not None else np.arange(z.shape[1], dtype=float)
-    y = panel.up.place(trace["y"]) if trace.get("y") is not None else np.arange(z.shape[0], dtype=float)
+    z = np.array(
+        [
+            [np.nan if value is None else float(value) for value in as_list(row)]
+            for row in as_list(trace["z"])
+        ]
+    )
+    x = (
+        panel.across.place(trace["x"])
+        if trace.get("x") is not None
+        else np.arange(z.shape[1], dtype=float)
+    )
+    y = (
+        panel.up.place(trace["y"])
+        if trace.get("y") is not None
+        else np.arange(z.shape[0], dtype=float)
+    )
     scale = layout.get(trace["coloraxis"], {}) if trace.get("coloraxis") else trace
     low, high = _limits(scale, z, "c" if trace.get("coloraxis") else "z")
     mesh = panel.ax.pcolormesh(
@@ -176,12 +235,15 @@ def _draw_map(panel: Panel, trace: dict[str, Any], layout: dict[str, Any]) -> No
         vmax=high,
         rasterized=z.size > 5000,
     )
-    mesh.set_gid(trace.get("coloraxis") or ("own" if trace.get("showscale", True) else "none"))  # whose colour bar it shares
+    # whose colour bar it shares
+    mesh.set_gid(trace.get("coloraxis") or ("own" if trace.get("showscale", True) else "none"))
     if trace.get("texttemplate"):
         _label_cells(panel.ax, x, y, z, trace, mesh)
 
 
-def _label_cells(ax: Axes, x: np.ndarray, y: np.ndarray, z: np.ndarray, trace: dict[str, Any], mesh: Any) -> None:
+def _label_cells(
+    ax: Axes, x: np.ndarray, y: np.ndarray, z: np.ndarray, trace: dict[str, Any], mesh: Any
+) -> None:
     """The words or numbers inside a map, dark on light and light on dark."""
     form = re.fullmatch(r"%\{z(?::(\.\d+[f%]))?\}", trace["texttemplate"])
     for row, up in enumerate(y):
@@ -189,14 +251,28 @@ def _label_cells(ax: Axes, x: np.ndarray, y: np.ndarray, z: np.ndarray, trace: d
             value = z[row, column]
             if np.isnan(value):
                 continue
-            words = format(value, form[1] or "g") if form else plain(as_list(as_list(trace.get("text"))[row])[column])
+            words = (
+                format(value, form[1] or "g")
+                if form
+                else plain(as_list(as_list(trace.get("text"))[row])[column])
+            )
             red, green, blue, _ = mesh.cmap(mesh.norm(value))
             dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
-            ax.text(along, up, words, ha="center", va="center", fontsize=6, color="white" if dark else "black")
+            ax.text(
+                along,
+                up,
+                words,
+                ha="center",
+                va="center",
+                fontsize=6,
+                color="white" if dark else "black",
+            )
 
 
 def _limits(scale: dict[str, Any], z: np.ndarray, letter: str) -> tuple[float, float]:
-    """The values at the ends of a colour scale; with a middle, both ends are equally far from it."""
+    """The values at the ends of a colour scale; with a middle, both ends are equally far from
+    it.
+    """
     known = z[~np.isnan(z)]
     seen = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
     low, high = scale.get(f"{letter}min"), scale.get(f"{letter}max")
@@ -239,7 +315,9 @@ def read_colour(text: Any) -> Any:
     >>> read_colour("rgba(255, 0, 51, 0.5)")
     (1.0, 0.0, 0.2, 0.5)
     """
-    found = re.fullmatch(r"rgba?\(\s*([\d.]+)\s*,\s*([\d.]+)\s*,\s*([\d.]+)\s*(?:,\s*([\d.]+)\s*)?\)", str(text))
+    found = re.fullmatch(
+        r"rgba?\(\s*([\d.]+)\s*,\s*([\d.]+)\s*,\s*([\d.]+)\s*(?:,\s*([\d.]+)\s*)?\)", str(text)
+    )
     if not found:
         return "none" if text in ("transparent", None) else text
     red, green, blue = (float(part) / 255 for part in found.groups()[:3])
@@ -254,8 +332,11 @@ def read_scale(scale: Any) -> Colormap:
     stops = get_colorscale(scale or "Cividis") if scale is None or isinstance(scale, str) else scale
     if stops and isinstance(stops[0], str):
         stops = [[place / max(len(stops) - 1, 1), colour] for place, colour in enumerate(stops)]
-    made = LinearSegmentedColormap.from_list("scale", [(float(place), read_colour(colour)) for place, colour in stops], N=256)
-    return made.with_extremes(bad=(1, 1, 1, 0))  # as on the page: nothing is drawn where nothing is known
+    made = LinearSegmentedColormap.from_list(
+        "scale", [(float(place), read_colour(colour)) for place, colour in stops], N=256
+    )
+    # as on the page: nothing is drawn where nothing is known
+    return made.with_extremes(bad=(1, 1, 1, 0))
 
 
 def plain(text: Any) -> str:
@@ -264,7 +345,9 @@ def plain(text: Any) -> str:
     >>> plain("<b>cat</b> &lt;3<br>dog")
     'cat <3\\ndog'
     """
-    bare = re.sub(r"</?(?:b|i|em|strong|sub|sup|span)(?: [^<>]*)?>", "", re.sub(r"<br ?/?>", "\n", str(text)))
+    bare = re.sub(
+        r"</?(?:b|i|em|strong|sub|sup|span)(?: [^<>]*)?>", "", re.sub(r"<br ?/?>", "\n", str(text))
+    )
     return html.unescape(bare)
 
 
@@ -274,7 +357,11 @@ def as_list(values: Any) -> list[Any]:
         return []
     if isinstance(values, dict) and "bdata" in values:
         array = np.frombuffer(base64.b64decode(values["bdata"]), dtype=np.dtype(values["dtype"]))
-        shape = [int(length) for length in str(values["shape"]).split(",")] if "shape" in values else [-1]
+        shape = (
+            [int(length) for length in str(values["shape"]).split(",")]
+            if "shape" in values
+            else [-1]
+        )
         return list(array.reshape(shape).tolist())
     return list(values.tolist() if isinstance(values, np.ndarray) else values)
 

@@ -1,4 +1,6 @@
-"""The numbers of a report: a row for every method and setting, for the terminal, for Markdown and for the page."""
+"""The numbers of a report: a row for every method and setting, for the terminal, for Markdown
+and for the page.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from remanence.metrics.convergence import RoundsToTarget, rounds_to_fractions
-from remanence.report.columns import ACCURACY, COLUMNS, MISSING, SPARED, Column, columns_for, percent, readable_bytes, readable_seconds
+from remanence.report.columns import (
+    ACCURACY,
+    COLUMNS,
+    MISSING,
+    SPARED,
+    Column,
+    columns_for,
+    percent,
+    readable_bytes,
+    readable_seconds,
+)
 from remanence.report.groups import Group, choose_settings, curve, gather, mean_curve
 from remanence.report.rows import MethodRow, best_row, lead, make_row, rank
 from remanence.results import Comparison, Run
@@ -28,7 +40,9 @@ def method_rows(comparison: Comparison) -> list[MethodRow]:
 
 
 def chosen_rows(comparison: Comparison) -> list[MethodRow]:
-    """The same, with one setting a method where the comparison selects by validation: `setting` and `tried` say which, of how many."""
+    """The same, with one setting a method where the comparison selects by validation: `setting`
+    and `tried` say which, of how many.
+    """
     return [make_row(group) for group in choose_settings(gather([comparison]))]
 
 
@@ -38,8 +52,10 @@ def run_row(run: Run) -> MethodRow:
 
 
 def rounds_to_target(groups: Sequence[Group]) -> RoundsToTarget | None:
-    """How soon each method reached fractions of a common target (mean over seeds of the accuracy); None for a single method, and where data drift, since
-    a curve that falls at every drift reaches no target for good."""
+    """How soon each method reached fractions of a common target (mean over seeds of the accuracy);
+    None for a single method, and where data drift, since a curve that falls at every drift reaches
+    no target for good.
+    """
     curves = {}
     for group in groups:
         rounds, means, _ = mean_curve(group, curve)
@@ -55,10 +71,20 @@ def notes(rows: Sequence[MethodRow]) -> list[str]:
     found = []
     if best_row(rows):
         found.append("* highest mean test accuracy at the last recorded round")
-    found += [f"{row.label}: chosen from {row.tried} settings by validation accuracy" for row in rows if row.tried > 1]
-    found += [f"{row.label}: {row.unfinished} of {row.planned} runs unfinished" for row in rows if row.unfinished]
     found += [
-        f"{row.label}: replies refused: {row.refused}, rounds abandoned: {row.abandoned}" for row in rows if row.refused or row.abandoned
+        f"{row.label}: chosen from {row.tried} settings by validation accuracy"
+        for row in rows
+        if row.tried > 1
+    ]
+    found += [
+        f"{row.label}: {row.unfinished} of {row.planned} runs unfinished"
+        for row in rows
+        if row.unfinished
+    ]
+    found += [
+        f"{row.label}: replies refused: {row.refused}, rounds abandoned: {row.abandoned}"
+        for row in rows
+        if row.refused or row.abandoned
     ]
     return found
 
@@ -73,28 +99,61 @@ def render_text(rows: Sequence[MethodRow], width: int = 80) -> Table:
     columns = [column for column in columns_for(rows) if column.short]
     for spared in ("", *SPARED):
         columns = [column for column in columns if column.short != spared]
-        cells = [[column.cell(row) + (" *" if row is best and column is ACCURACY else "") for column in columns] for row in rows]
-        taken = sum(max(len(text) for text in (column.short, *texts)) + 2 for column, *texts in zip(columns, *cells, strict=True))
+        cells = [
+            [
+                column.cell(row) + (" *" if row is best and column is ACCURACY else "")
+                for column in columns
+            ]
+            for row in rows
+        ]
+        taken = sum(
+            max(len(text) for text in (column.short, *texts)) + 2
+            for column, *texts in zip(columns, *cells, strict=True)
+        )
         if taken + NARROWEST_NAME < width:
             break
     # Text, never str: rich would read square brackets in a name as markup.
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, caption=Text("\n".join(notes(rows))), caption_justify="left")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1),
+        pad_edge=False,
+        caption=Text("\n".join(notes(rows))),
+        caption_justify="left",
+    )
     table.add_column("method", overflow="fold", max_width=max(width - taken - 1, NARROWEST_NAME))
     for column in columns:
         table.add_column(column.short, justify="right", no_wrap=True)
     for row, texts in zip(rows, cells, strict=True):
-        table.add_row(Text(row.label), *(Text(text) for text in texts), style="bold" if row is best else None)
+        table.add_row(
+            Text(row.label), *(Text(text) for text in texts), style="bold" if row is best else None
+        )
     return table
 
 
 def render_markdown(rows: Sequence[MethodRow]) -> str:
     """The rows as a Markdown table, the best accuracy in bold."""
     best, columns = best_row(rows), columns_for(rows)
-    lines = ["| Method | " + " | ".join(column.heading for column in columns) + " |", "|---|" + "--:|" * len(columns)]
+    lines = [
+        "| Method | " + " | ".join(column.heading for column in columns) + " |",
+        "|---|" + "--:|" * len(columns),
+    ]
     for row in rows:
-        cells = [f"**{text}**" if row is best and column is ACCURACY else text for column in columns for text in [column.cell(row)]]
+        cells = [
+            f"**{text}**" if row is best and column is ACCURACY else text
+            for column in columns
+            for text in [column.cell(row)]
+        ]
         lines.append(f"| {escape_markdown(row.label)} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", *(f"{escape_markdown(note)}  " for note in notes(rows) if not note.startswith("*"))]).rstrip() + "\n"
+    return (
+        "\n".join(
+            [
+                *lines,
+                "",
+                *(f"{escape_markdown(note)}  " for note in notes(rows) if not note.startswith("*")),
+            ]
+        ).rstrip()
+        + "\n"
+    )
 
 
 def escape_markdown(text: str) -> str:

@@ -6,5 +6,7 @@ from remanence.types import Part
 
 
 def local_buffers() -> Part:
-    """Each client starts from the buffers it ended with; the server's are those of the initial model and serve newcomers."""
+    """Each client starts from the buffers it ended with; the server's are those of the initial
+    model and serve newcomers.
+    """
     return Part("local_buffers", personal=lambda world: world.buffers)

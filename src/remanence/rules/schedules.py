@@ -1,4 +1,6 @@
-"""Learning rates over rounds: each schedule gives the factor by which the optimiser's own rate is multiplied."""
+"""Learning rates over rounds: each schedule gives the factor by which the optimiser's own rate
+is multiplied.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def step(*, every: int, factor: float = 0.1) -> Schedule:
 def cosine(*, final: float = 0.0) -> Schedule:
     """Half a cosine from 1 in the first round to `final` in the last."""
     require(0 <= final <= 1, "cosine", "final", "from 0 to 1", final)
-    return lambda round, rounds: final + (1 - final) * (1 + math.cos(math.pi * (round - 1) / max(1, rounds - 1))) / 2
+    return lambda round, rounds: (
+        final + (1 - final) * (1 + math.cos(math.pi * (round - 1) / max(1, rounds - 1))) / 2
+    )
 
 
 def warmup(*, rounds: int = 5) -> Schedule:

@@ -8,7 +8,9 @@ from remanence.trees import Params, Tree
 from remanence.types import Context, Optimiser
 
 
-def sgd(*, lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> Optimiser:
+def sgd(
+    *, lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False
+) -> Optimiser:
     """w <- w - lr * (g + weight_decay * w), through a velocity where there is momentum."""
     require(lr > 0, "sgd", "lr", "above 0", lr)
     require(0 <= momentum < 1, "sgd", "momentum", "from 0 to below 1", momentum)
@@ -29,7 +31,9 @@ def sgd(*, lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0, ne
             grads = trees.axpy(rule["momentum"], velocity, grads) if nesterov else velocity
         return trees.axpy(-rule["lr"], grads, params), slots
 
-    return Optimiser("sgd", {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}, init, step)
+    return Optimiser(
+        "sgd", {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}, init, step
+    )
 
 
 def require(condition: bool, thing: str, name: str, wanted: str, value: float) -> None:
