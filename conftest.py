@@ -4,4 +4,4 @@ offer where that extra is not installed.
 
 from importlib.util import find_spec
 
-collect_ignore = [] if find_spec("triton") else ["src/remanence/engines/kernels.py"]
+collect_ignore = [] if find_spec("triton") else ["src/remanence/kernels/triton_conv.py"]

@@ -31,13 +31,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from remanence import trees
 from remanence.config import Ray, make_spec, write_toml
-from remanence.engines.choose import make_engine
-from remanence.errors import InputError
-from remanence.experiment import Experiment, build
-from remanence.rounds import first_state, open_recorder, play_round
-from remanence.types import Engine
+from remanence.core import pytree
+from remanence.core.errors import InputError
+from remanence.core.types import Engine
+from remanence.engines.autotune import make_engine
+from remanence.experiment.build import Experiment, build
+from remanence.rounds.loop import first_state, open_recorder, play_round
 
 METHODS = ("fedavg", "hast(peers=3, finetune_epochs=1)")
 DATA = {"lenet": "synthetic(samples=2500, classes=10, shape='1x28x28', test=0.2)", "mlp": "digits"}
@@ -211,7 +211,7 @@ def main() -> None:
     for method in METHODS:
         settings = settings_of(method, options.model, options.clients)
         experiment = build(make_spec({}, settings))
-        one = trees.nbytes(experiment.task.model.initial.params)
+        one = pytree.nbytes(experiment.task.model.initial.params)
         print(
             f"\n{method}, {options.model} of {one / 1e6:.2f} MB, {options.clients}"
             f" clients, {options.workers} workers, {platform.processor() or 'CPU'}\n"

@@ -32,11 +32,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from remanence.config import make_spec
-from remanence.engines.choose import make_engine
-from remanence.experiment import Experiment, build
+from remanence.engines.autotune import make_engine
+from remanence.experiment.build import Experiment, build
 from remanence.models import MODELS
-from remanence.rounds import first_state, open_recorder, play_round
-from remanence.state import RunState
+from remanence.rounds.loop import first_state, open_recorder, play_round
+from remanence.training.state import RunState
 
 PEERS, DEPTH_TENSORS, BATCH, RATE = 3, 6, 8, 8e-5
 PLAIN = "plain loops"

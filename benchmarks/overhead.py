@@ -18,8 +18,8 @@ from typing import Any
 
 from remanence.bench.baselines import train_clients
 from remanence.bench.jobs import JOBS, prepare
-from remanence.bench.measure import take_turns, train_ours
-from remanence.engines.loop import Loop
+from remanence.bench.runner import take_turns, train_ours
+from remanence.engines.sequential import Loop
 
 
 def measure(job: str, clients: int, turns: int) -> dict[str, list[float]]:

@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 
 import remanence as rem
-from remanence.report.columns import percent
-from remanence.report.groups import gather
-from remanence.report.hostile import judge_group
+from remanence.metrics.groups import gather
+from remanence.report.attacks import judge_group
+from remanence.report.table_columns import percent
 
 AGGREGATORS = (
     "",

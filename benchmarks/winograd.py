@@ -1,4 +1,4 @@
-"""Convolutions of a CPU by fewer products (`engines/winograd.py`) beside the library's:
+"""Convolutions of a CPU by fewer products (`kernels/winograd.py`) beside the library's:
 milliseconds a layer and rounding errors, on one thread.
 
     python benchmarks/winograd.py [--filters 3 5] [--channels 16-16 32-64 ...] [--sizes 8 16 ...]
@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from remanence.engines import winograd
-from remanence.engines.common import lay_out
+from remanence.engines.base import lay_out
 from remanence.engines.memory import keep_memory
+from remanence.kernels import winograd
 
 aten = torch.ops.aten
 

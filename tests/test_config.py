@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from remanence import config
 from remanence.config import ENGINES, FLAGS, LARGEST_FILE, Spec, all_keys, make_spec
-from remanence.errors import InputError
-from remanence.expressions import Call
+from remanence.core.errors import InputError
+from remanence.core.expressions import Call
 
 NAN, INF = float("nan"), float("inf")
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from remanence.errors import unknown
+from remanence.core.errors import unknown
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from remanence.bench.jobs import JOBS, prepare
+from remanence.core.types import Job
 from remanence.data.batches import plan_batches
-from remanence.experiment import Experiment
-from remanence.types import Job
+from remanence.experiment.build import Experiment
 
 # The jobs of `remanence bench` with a tenth of their rates, which costs as much time: at the full
 # rate, rounding alone moves the end of B2's round by 20% of

@@ -8,7 +8,7 @@ import torch
 from driver import begin
 
 from remanence.bench.jobs import JOBS, prepare
-from remanence.bench.measure import start_engine, train_ours
+from remanence.bench.runner import start_engine, train_ours
 
 
 def main() -> None:

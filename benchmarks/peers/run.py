@@ -26,8 +26,8 @@ from job_folder import GENTLY, QUICK, write_job
 from peer_table import describe_machine, render, summarise
 from turns import Score, play_job
 
-from remanence.errors import InputError, RemanenceError, unknown
-from remanence.signals import catch_termination, exit_code_of
+from remanence.core.errors import InputError, RemanenceError, unknown
+from remanence.core.signals import catch_termination, exit_code_of
 
 TREE = Path(__file__).resolve().parents[2]
 

@@ -18,27 +18,27 @@ from remanence.version import __version__
 
 if TYPE_CHECKING:
     from remanence.api import compare, resume, run
+    from remanence.core.errors import InputError, RemanenceError
+    from remanence.core.types import Method, Part
     from remanence.data import from_dataset
     from remanence.diagnosis import diagnose
-    from remanence.errors import InputError, RemanenceError
     from remanence.report import write_report
-    from remanence.results import Comparison, Run, load
-    from remanence.types import Method, Part
+    from remanence.results.run import Comparison, Run, load
 
 _HOMES = {
     "run": "remanence.api",
     "compare": "remanence.api",
     "resume": "remanence.api",
-    "load": "remanence.results",
-    "Run": "remanence.results",
-    "Comparison": "remanence.results",
+    "load": "remanence.results.run",
+    "Run": "remanence.results.run",
+    "Comparison": "remanence.results.run",
     "diagnose": "remanence.diagnosis",
     "from_dataset": "remanence.data",
     "write_report": "remanence.report",
-    "InputError": "remanence.errors",
-    "RemanenceError": "remanence.errors",
-    "Method": "remanence.types",
-    "Part": "remanence.types",
+    "InputError": "remanence.core.errors",
+    "RemanenceError": "remanence.core.errors",
+    "Method": "remanence.core.types",
+    "Part": "remanence.core.types",
 }
 
 __all__ = [

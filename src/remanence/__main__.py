@@ -1,5 +1,5 @@
 """`python -m remanence` is the command `remanence`."""
 
-from remanence.cli import main
+from remanence.cli.main import main
 
 main()

@@ -10,17 +10,17 @@ from typing import Any
 from torch import nn
 from torch.utils.data import Dataset
 
-from remanence.comparison import Cell, plan_cells, resume_comparison, start_comparison
-from remanence.compose import describe
 from remanence.config import FLAGS, changes_from_flags, make_spec, read_file, refuse_code
+from remanence.core.compose import describe
+from remanence.core.errors import InputError
+from remanence.core.progress import make_progress
+from remanence.core.types import Method, Part
 from remanence.data import from_dataset
 from remanence.data.source import Source
-from remanence.engines.choose import Choice
-from remanence.errors import InputError
-from remanence.progress import make_progress
-from remanence.results import Comparison, Run, load
-from remanence.rounds import Deadline, resume_run, start_run
-from remanence.types import Method, Part
+from remanence.engines.autotune import Choice
+from remanence.results.run import Comparison, Run, load
+from remanence.rounds.loop import Deadline, resume_run, start_run
+from remanence.sweeps.grid import Cell, plan_cells, resume_comparison, start_comparison
 
 
 def run(

@@ -24,8 +24,8 @@ from pydantic import (
     ValidationError,
 )
 
-from remanence import expressions
-from remanence.errors import InputError, nearest
+from remanence.core import expressions
+from remanence.core.errors import InputError, nearest
 
 LARGEST_FILE = 1_000_000  # bytes; an experiment file is something a person writes
 

@@ -13,18 +13,18 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from remanence.algorithms import PARTS
-from remanence.checkpoint import Vault, fingerprint
-from remanence.compose import parse_method
+from remanence.core.compose import parse_method
+from remanence.core.errors import CheckpointError, InputError
+from remanence.core.rng import Key
+from remanence.core.types import Start
 from remanence.data.source import Source
-from remanence.division import load_data
-from remanence.errors import CheckpointError, InputError
-from remanence.experiment import adapt_module, build_module
-from remanence.keys import Key
-from remanence.metrics.accuracy import summarise
-from remanence.results import CHECKPOINTS, Run
-from remanence.state import RunState
-from remanence.types import Start
+from remanence.experiment.build import adapt_module, build_module
+from remanence.experiment.data_setup import load_data
+from remanence.methods import PARTS
+from remanence.results.checkpoint import Vault, fingerprint
+from remanence.results.run import CHECKPOINTS, Run
+from remanence.results.summary import summarise
+from remanence.training.state import RunState
 
 FORMATS = ("safetensors", "torchscript", "onnx")
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remanence.types import Part, Reply, Start
+from remanence.core.types import Part, Reply, Start
 
 
 def as_replies(

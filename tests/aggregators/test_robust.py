@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from reference import robust as witness
 from torch import Tensor
 
-from remanence.aggregators import coordinates
+from remanence.aggregators import coordinatewise
 from remanence.aggregators.robust import (
     ROBUST,
     geometric_median,
@@ -25,7 +25,7 @@ from remanence.aggregators.robust import (
     settle_buffers,
     trimmed_mean,
 )
-from remanence.types import Part
+from remanence.core.types import Part
 
 ALL = [
     median(),
@@ -308,7 +308,7 @@ def test_one_nan_of_seven_is_outvoted_even_without_the_gate(made: Part) -> None:
 def test_pieces_of_columns_change_nothing(made: Part, monkeypatch: pytest.MonkeyPatch) -> None:
     points = make_points(2, 7, size=9)
     whole = combine(made, points)
-    monkeypatch.setattr(coordinates, "_VALUES_AT_ONCE", 14)  # two columns of seven at a time
+    monkeypatch.setattr(coordinatewise, "_VALUES_AT_ONCE", 14)  # two columns of seven at a time
     assert torch.allclose(combine(made, points), whole, rtol=0, atol=1e-14)
 
 

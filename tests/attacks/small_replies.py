@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from remanence.keys import Key
-from remanence.types import Job, Reply, Start
+from remanence.core.rng import Key
+from remanence.core.types import Job, Reply, Start
 
 START = Start(
     {

@@ -7,7 +7,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from remanence import gate, server, trees
 from remanence.aggregators.robust import (
     geometric_median,
     krum,
@@ -16,14 +15,16 @@ from remanence.aggregators.robust import (
     norm_clip,
     trimmed_mean,
 )
-from remanence.algorithms import fedavg
 from remanence.attacks import Adversary, parse_attacks
-from remanence.engines.loop import Loop
-from remanence.keys import Key
-from remanence.returns import expect
-from remanence.rounds import first_state, make_job
-from remanence.trial import EQUAL, small_experiment
-from remanence.types import Part
+from remanence.core import pytree
+from remanence.core.rng import Key
+from remanence.core.types import Part
+from remanence.engines.sequential import Loop
+from remanence.methods import fedavg
+from remanence.rounds.loop import first_state, make_job
+from remanence.rounds.replies import expect
+from remanence.testing.toy_task import EQUAL, small_experiment
+from remanence.training import gate, server_step
 
 
 def merge(made: Part, attack: str) -> tuple[dict[str, torch.Tensor], float]:
@@ -33,10 +34,10 @@ def merge(made: Part, attack: str) -> tuple[dict[str, torch.Tensor], float]:
     job = make_job(experiment, state, 1)
     adversary = Adversary.recruit(parse_attacks(attack), task.world.clients, Key(0))
     chunks = list(Loop(task).train(job))
-    longest = max(float(trees.squared_norm(chunk.delta(job.start)).sqrt()) for chunk in chunks)
+    longest = max(float(pytree.squared_norm(chunk.delta(job.start)).sqrt()) for chunk in chunks)
     replies, _ = gate.admit(adversary.tamper(chunks, job), expect(experiment, job))
     assert replies is not None
-    return server.update(
+    return server_step.update(
         task, state.server, replies, 1, job.key, job.rule, Loop(task)
     ).server.model.params, longest
 
@@ -46,7 +47,7 @@ def way(made: Part, attack: str) -> tuple[float, float]:
     honest client.
     """
     (attacked, longest), (clean, _) = merge(made, attack), merge(made, "")
-    return float(trees.squared_norm(trees.sub(attacked, clean)).sqrt()), longest
+    return float(pytree.squared_norm(pytree.sub(attacked, clean)).sqrt()), longest
 
 
 ROBUST = [
@@ -90,7 +91,7 @@ def test_a_nan_client_is_as_if_it_had_not_been_asked() -> None:
     assert replies is not None
     assert others is not None
     attacked, clean = (
-        server.update(
+        server_step.update(
             task, state.server, some, 1, job.key, job.rule, Loop(task)
         ).server.model.params
         for some in (replies, others)

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from remanence.config import make_spec
-from remanence.engines.loop import Loop
-from remanence.engines.stacked import Stacked
-from remanence.errors import InputError
-from remanence.experiment import Experiment, build
-from remanence.trial import drifting_experiment, play, state_tree, worst_difference
+from remanence.core.errors import InputError
+from remanence.engines.sequential import Loop
+from remanence.engines.vectorized import Stacked
+from remanence.experiment.build import Experiment, build
+from remanence.testing.toy_task import drifting_experiment, play, state_tree, worst_difference
 
 TEN: dict[str, Any] = {
     "data.name": "synthetic(samples=400, classes=3, features=4, test=0.25, spread=0.3)",

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remanence.attacks import ATTACKS, Adversary, parse_attacks
-from remanence.errors import InputError
-from remanence.keys import Key
+from remanence.core.errors import InputError
+from remanence.core.rng import Key
 
 
 def attackers(text: str, clients: int, seed: int = 0) -> list[int]:

@@ -9,11 +9,11 @@ import pytest
 
 from remanence.attacks import Adversary, DataSet, check_attacks, know, parse_attacks
 from remanence.attacks.poison import poison
-from remanence.data.drift import Holdings, Rows
+from remanence.core.errors import InputError
+from remanence.core.rng import Key
+from remanence.data.concept_views import Views
+from remanence.data.population import Holdings, Rows
 from remanence.data.source import Source, Split
-from remanence.data.views import Views
-from remanence.errors import InputError
-from remanence.keys import Key
 
 IMAGES = DataSet("image", 4, np.array(16))
 TABLE = DataSet("table", 4, np.array([1.0, 2.0, 3.0], dtype=np.float32))

@@ -7,11 +7,12 @@ import pytest
 import torch
 from attacks.small_replies import START, make_job, make_replies, rows_of
 
-from remanence import gate, trees
 from remanence.attacks import Adversary, Attack, parse_attacks
 from remanence.attacks.models import hidden_deviations
-from remanence.keys import Key
-from remanence.types import Reply, Start
+from remanence.core import pytree
+from remanence.core.rng import Key
+from remanence.core.types import Reply, Start
+from remanence.training import gate
 
 ROWS = [[2.0, 2.0, 1.0], [1.0, 3.0, -1.0], [0.0, 2.0, 4.0]]
 BAD = np.array([1])
@@ -124,7 +125,7 @@ def test_how_far_attackers_can_hide() -> None:
 def test_the_gate_refuses_and_names(text: str, code: str, count: int) -> None:
     """Honest replies pass unchanged; of one that is sent several times, the first counts."""
     replies = make_replies(ROWS)
-    form = trees.take(replies.params, 0)
+    form = pytree.take(replies.params, 0)
     expected = gate.Expected(3, (0, 1, 2), form, {}, {}, 1e9)
     good, refused = gate.admit([act(text, replies)], expected)
     assert [(refusal.client, refusal.code) for refusal in refused] == [(1, code)] * count

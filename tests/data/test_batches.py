@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from remanence import keys
+from remanence.core import rng
+from remanence.core.errors import InputError
+from remanence.core.rng import Key
 from remanence.data import batches
 from remanence.data.batches import (
     CROP_PADDING,
@@ -20,8 +22,6 @@ from remanence.data.batches import (
     place_examples,
     plan_batches,
 )
-from remanence.errors import InputError
-from remanence.keys import Key
 
 CPU = torch.device("cpu")
 
@@ -170,7 +170,7 @@ def test_every_shift_and_both_sides_are_equally_likely() -> None:
     """9 shifts over 9000 keys: 1000 each, deviation sqrt(9000 * 1/9 * 8/9) = 30. Flips: 4500,
     deviation 47.
     """
-    many = keys.fold_in(Key(0).tensor(), torch.arange(9000))
+    many = rng.fold_in(Key(0).tensor(), torch.arange(9000))
     for purpose in ("rows", "columns"):
         shifts = torch.bincount(batches._draw(many, purpose, 2 * CROP_PADDING + 1), minlength=9)
         assert len(shifts) == 9

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from remanence.core.errors import InputError
 from remanence.data import cifar, load_source
 from remanence.data.restricted_pickle import read_plain_pickle
-from remanence.errors import InputError
 
 BATCHES = [f"data_batch_{number}" for number in range(1, 6)]
 SMALL = 3  # images a file, in place of 10,000

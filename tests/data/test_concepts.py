@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from remanence.core.errors import InputError
 from remanence.data.concepts import CORRUPTIONS, Concept, describe, make_concepts
 from remanence.data.source import Source, Split
-from remanence.errors import InputError
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 THESIS = (0, 1, 3, 4, 5, 7, 8, 9)

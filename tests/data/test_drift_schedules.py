@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remanence.data import schedules
-from remanence.data.schedules import SCHEDULES, divide_clients, moved, read_table
-from remanence.errors import InputError
-from remanence.expressions import construct, parse_call
-from remanence.keys import Key
+from remanence.core.errors import InputError
+from remanence.core.expressions import construct, parse_call
+from remanence.core.rng import Key
+from remanence.data import drift_schedules
+from remanence.data.drift_schedules import SCHEDULES, divide_clients, moved, read_table
 
 
-def make(text: str) -> schedules.Schedule:
+def make(text: str) -> drift_schedules.Schedule:
     schedule = construct(parse_call(text), SCHEDULES, "drift")
-    assert isinstance(schedule, schedules.Schedule)
+    assert isinstance(schedule, drift_schedules.Schedule)
     return schedule
 
 
@@ -207,7 +207,7 @@ def test_files_that_are_no_table_are_refused(
     (tmp_path / "image.csv").write_bytes(b"\xff\xd8\xff\xe0")
     with pytest.raises(InputError, match="is not text"):
         read_table(tmp_path / "image.csv")
-    monkeypatch.setattr(schedules, "LIMIT", 4)
+    monkeypatch.setattr(drift_schedules, "LIMIT", 4)
     assert read_table(write(tmp_path, "0,1\n")).tolist() == [[0, 1]]
     with pytest.raises(InputError, match="is larger than 4 bytes"):
         read_table(write(tmp_path, "0,1\n0,1\n"))

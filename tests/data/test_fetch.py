@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from remanence.core.errors import InputError, RunFailed
 from remanence.data import fetch as fetching
+from remanence.data.downloads import BY_HAND, COMES_WITH, OWN, PARCELS, Parcel
 from remanence.data.fetch import fetch
-from remanence.data.parcels import BY_HAND, COMES_WITH, OWN, PARCELS, Parcel
-from remanence.errors import InputError, RunFailed
 
 CONTENT = bytes(range(256)) * 40  # 10,240 bytes
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
+from remanence.core.errors import InputError
 from remanence.data import from_dataset
-from remanence.errors import InputError
 
 
 class Pairs(Dataset[Any]):

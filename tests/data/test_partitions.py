@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remanence.core.errors import InputError
+from remanence.core.rng import Key
 from remanence.data import PARTITIONS
 from remanence.data.partitions import (
     Partition,
@@ -17,8 +19,6 @@ from remanence.data.partitions import (
     quantity,
     shards,
 )
-from remanence.errors import InputError
-from remanence.keys import Key
 
 labels_of_some_size = st.lists(st.integers(0, 4), min_size=1, max_size=120).map(
     lambda values: np.array(values, dtype=np.int64)

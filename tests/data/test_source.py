@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remanence.core.errors import InputError
+from remanence.core.rng import Key
 from remanence.data import source as source_module
 from remanence.data.source import Source, Split, checked, hold_out_test
-from remanence.errors import InputError
-from remanence.keys import Key
 
 
 def table(rows: int = 6, features: int = 2) -> Source:

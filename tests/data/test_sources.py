@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from remanence.core.errors import InputError
 from remanence.data import SOURCES, check_source, load_source
-from remanence.errors import InputError
 
 NEEDS_FILES = [
     "cifar10",

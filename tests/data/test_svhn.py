@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from remanence.data import cinic, mat
+from remanence.core.errors import InputError
+from remanence.data import cinic, svhn_mat
 from remanence.data.cifar import CIFAR10
-from remanence.errors import InputError
 
 
 def write_mat(path: Path, count: int, **changes: Any) -> np.ndarray:
@@ -35,7 +35,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_pictures_stand_upright_and_ten_means_zero(root: Path) -> None:
     x = write_mat(root / "svhn" / "train_32x32.mat", 12)
-    source = mat.svhn(root)
+    source = svhn_mat.svhn(root)
     assert source.shape == (3, 32, 32)
     assert source.train.y.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2]
     assert source.train.x[7, 2, 31, 5] == x[31, 5, 2, 7]
@@ -44,9 +44,9 @@ def test_pictures_stand_upright_and_ten_means_zero(root: Path) -> None:
 
 def test_the_third_file_is_added_when_asked_for(root: Path) -> None:
     with pytest.raises(InputError, match=r"extra_32x32\.mat"):
-        mat.svhn(root, extra=True)
+        svhn_mat.svhn(root, extra=True)
     write_mat(root / "svhn" / "extra_32x32.mat", 5)
-    assert len(mat.svhn(root, extra=True).train) == 17
+    assert len(svhn_mat.svhn(root, extra=True).train) == 17
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_other_shapes_and_labels_are_refused(
 ) -> None:
     write_mat(root / "svhn" / "train_32x32.mat", 12, **changes)
     with pytest.raises(InputError, match=says):
-        mat.svhn(root)
+        svhn_mat.svhn(root)
 
 
 def test_files_that_are_no_mat_files_are_refused(root: Path) -> None:
@@ -73,23 +73,25 @@ def test_files_that_are_no_mat_files_are_refused(root: Path) -> None:
     for content in (b"", b"not matlab " * 50, whole[: len(whole) // 2]):
         path.write_bytes(content)
         with pytest.raises(InputError, match="damaged or not the right file"):
-            mat.svhn(root)
+            svhn_mat.svhn(root)
     savemat(path, {"other": np.zeros(3)})
     with pytest.raises(InputError, match="found the arrays of other names or none"):
-        mat.svhn(root)
+        svhn_mat.svhn(root)
 
 
 def test_a_header_that_declares_too_much_is_refused_before_anything_is_unpacked(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mat, "LIMIT", 30_000)  # 12 images are 36,864 bytes, well packed in the file
+    monkeypatch.setattr(
+        svhn_mat, "LIMIT", 30_000
+    )  # 12 images are 36,864 bytes, well packed in the file
     with pytest.raises(InputError, match="unpacks to more than the limit"):
-        mat.read_mat(root / "svhn" / "train_32x32.mat")
+        svhn_mat.read_mat(root / "svhn" / "train_32x32.mat")
 
 
 def test_missing_files_say_how_to_get_them(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="remanence data fetch svhn"):
-        mat.svhn(tmp_path)
+        svhn_mat.svhn(tmp_path)
     with pytest.raises(InputError, match="remanence data fetch cinic10"):
         cinic.cinic10(tmp_path)
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from remanence.core.errors import InputError
 from remanence.data import load_source
-from remanence.errors import InputError
 
 
 def nearest_mean_accuracy(

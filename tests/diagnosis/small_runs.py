@@ -13,8 +13,8 @@ import numpy as np
 import tomli_w
 from metrics.small_ledger import Counts, play_round
 
-from remanence.metrics.ledger import header
-from remanence.results import CHECKPOINTS, LEDGER, METRICS, SPEC, Run
+from remanence.results.ledger import header
+from remanence.results.run import CHECKPOINTS, LEDGER, METRICS, SPEC, Run
 
 TOTAL = (10, 10)
 

@@ -10,11 +10,11 @@ import pytest
 from diagnosis.small_runs import write_small_run
 from report.rich_runs import write_peers_run, write_server_run
 
-from remanence.cli import app
+from remanence.cli.main import app
 from remanence.diagnosis import diagnose, render_text
-from remanence.diagnosis.cures import METHODS, parts_of
-from remanence.diagnosis.phrases import Finding
-from remanence.results import Run
+from remanence.diagnosis.recommendations import METHODS, parts_of
+from remanence.diagnosis.wording import Finding
+from remanence.results.run import Run
 
 
 @pytest.fixture
@@ -271,7 +271,7 @@ def test_rich_runs_are_diagnosed(tmp_path: Path) -> None:
 
 
 def test_proposed_methods_exist() -> None:
-    from remanence.algorithms import PARTS
+    from remanence.methods import PARTS
 
     assert set(METHODS) <= set(PARTS)
     assert parts_of(type("Run", (), {"method": "made of objects"})()) == set()  # type: ignore[arg-type]

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from torch import nn
 
-from remanence.data.drift import Holdings, Rows
-from remanence.engines.choose import choose_engine
-from remanence.engines.loop import Loop
-from remanence.engines.stacked import Stacked
-from remanence.errors import InputError
-from remanence.experiment import Experiment
-from remanence.progress import Silent
-from remanence.rounds import first_state, make_job, start_run
+from remanence.core.errors import InputError
+from remanence.core.progress import Silent
+from remanence.data.population import Holdings, Rows
+from remanence.engines.autotune import choose_engine
+from remanence.engines.sequential import Loop
+from remanence.engines.vectorized import Stacked
+from remanence.experiment.build import Experiment
+from remanence.rounds.loop import first_state, make_job, start_run
 from remanence.testing import TOLERANCE
-from remanence.trial import (
+from remanence.testing.toy_task import (
     BatchNormNet,
     batch_norm_net,
     play,

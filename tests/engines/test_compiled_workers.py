@@ -11,9 +11,9 @@ import pytest
 
 SCRIPT = """
 import os, sys, torch
-from remanence.engines.choose import make_engine
-from remanence.rounds import first_state, make_job
-from remanence.trial import small_experiment
+from remanence.engines.autotune import make_engine
+from remanence.rounds.loop import first_state, make_job
+from remanence.testing.toy_task import small_experiment
 
 experiment = small_experiment("fedavg", {"data.partition": "iid"})
 job = make_job(experiment, first_state(experiment), 1)

@@ -17,22 +17,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from remanence import trees
-from remanence.algorithms import METHODS, fedprox
-from remanence.data.drift import Holdings, Rows
-from remanence.engines.loop import Loop
+from remanence.core import pytree
+from remanence.core.errors import InputError
+from remanence.core.model import initialise
+from remanence.core.rng import Key
+from remanence.core.types import Engine, Reply, Start
+from remanence.data.population import Holdings, Rows
 from remanence.engines.processes import Processes
-from remanence.engines.stacked import Stacked
-from remanence.errors import InputError
-from remanence.experiment import Experiment
-from remanence.keys import Key
-from remanence.local import Task
-from remanence.model import initialise
-from remanence.objectives import OBJECTIVES, wsm
-from remanence.rounds import first_state, make_job, start_run
-from remanence.state import RunState
+from remanence.engines.sequential import Loop
+from remanence.engines.vectorized import Stacked
+from remanence.experiment.build import Experiment
+from remanence.losses import OBJECTIVES, wsm
+from remanence.methods import METHODS, fedprox
+from remanence.rounds.loop import first_state, make_job, start_run
 from remanence.testing import TOLERANCE, check_engine
-from remanence.trial import (
+from remanence.testing.toy_task import (
     EQUAL,
     as_method,
     batch_norm_net,
@@ -44,7 +43,8 @@ from remanence.trial import (
     state_tree,
     worst_difference,
 )
-from remanence.types import Engine, Reply, Start
+from remanence.training.client_step import Task
+from remanence.training.state import RunState
 
 STACKS = (1, 2, 3, 64)
 # own, server, share, before, after, extras, a transform, a penalty and a loss
@@ -378,7 +378,9 @@ def test_scores_by_hand(name: str) -> None:
             assert scores.confusion.shape == (2, len(groups), 4, 4)
             examples = task.test if kind == "test" else task.train
             for number in range(2):
-                module = task.model.to_module(Start(*(trees.take(tree, number) for tree in models)))
+                module = task.model.to_module(
+                    Start(*(pytree.take(tree, number) for tree in models))
+                )
                 for group, ids in enumerate(groups):
                     x, y = examples.inputs(ids), examples.labels(ids)
                     logits = module(x).detach()

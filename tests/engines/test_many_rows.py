@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remanence import trees
-from remanence.engines import stacked
-from remanence.engines.loop import Loop
-from remanence.engines.stacked import Stacked
-from remanence.engines.tuned_loop import TunedLoop
-from remanence.experiment import Experiment
-from remanence.trial import small_experiment
-from remanence.types import Output, Start
+from remanence.core import pytree
+from remanence.core.types import Output, Start
+from remanence.engines import vectorized
+from remanence.engines.sequential import Loop
+from remanence.engines.sequential_fast import TunedLoop
+from remanence.engines.vectorized import Stacked
+from remanence.experiment.build import Experiment
+from remanence.testing.toy_task import small_experiment
 
 MODELS = 3
 
@@ -40,7 +40,7 @@ class Viewing(nn.Module):
 
 @pytest.fixture
 def experiment(monkeypatch: pytest.MonkeyPatch) -> Experiment:
-    monkeypatch.setattr(stacked, "FILLING", 5)
+    monkeypatch.setattr(vectorized, "FILLING", 5)
     return small_experiment(
         "fedavg",
         {
@@ -55,7 +55,7 @@ def models_of(experiment: Experiment) -> Start:
     """Three that differ."""
     return Start(
         *(
-            trees.map(lambda x: torch.stack([x, 2 * x, 3 * x]), tree)
+            pytree.map(lambda x: torch.stack([x, 2 * x, 3 * x]), tree)
             for tree in experiment.task.model.initial
         )
     )
@@ -109,7 +109,7 @@ def test_few_rows_are_looked_at_together(
     seen = watch(engine, monkeypatch)
     few = experiment.task.public[:4]
     # its kernels have tests of their own
-    monkeypatch.setattr(stacked, "with_convolutions", lambda judge: judge)
+    monkeypatch.setattr(vectorized, "with_convolutions", lambda judge: judge)
     torch.testing.assert_close(
         engine.judge(models, few), Loop(experiment.task).judge(models, few), rtol=1e-12, atol=1e-12
     )
@@ -128,7 +128,7 @@ def test_kernels_that_fail(experiment: Experiment, monkeypatch: pytest.MonkeyPat
 
         return fail
 
-    monkeypatch.setattr(stacked, "with_convolutions", broken)
+    monkeypatch.setattr(vectorized, "with_convolutions", broken)
     for _ in range(2):
         torch.testing.assert_close(
             engine.judge(models, few),
@@ -146,7 +146,7 @@ def test_kernels_that_fail(experiment: Experiment, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_network_that_views_images_as_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacked, "FILLING", 5)
+    monkeypatch.setattr(vectorized, "FILLING", 5)
     changes = {
         "data.name": "synthetic(samples=60, classes=3, shape='3x6x6', test=0.5)",
         "data.public": 9,

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remanence.core.rng import Key, fold_each, fold_in, permutations
 from remanence.data.batches import plan_batches, plan_many
-from remanence.engines import common
-from remanence.keys import Key, fold_each, fold_in, permutations
-from remanence.rounds import first_state, make_job
-from remanence.trial import small_experiment
+from remanence.engines import base
+from remanence.rounds.loop import first_state, make_job
+from remanence.testing.toy_task import small_experiment
 
 
 @given(
@@ -59,9 +59,9 @@ def test_keys_of_a_phase_and_its_steps() -> None:
     """What a stack folds on the host is what `loop` folds client by client."""
     experiment = small_experiment("fedavg")
     task, job = experiment.task, make_job(experiment, first_state(experiment), 1)
-    values = common.phase_keys(common.client_keys(job, job.clients), 1)
+    values = base.phase_keys(base.client_keys(job, job.clients), 1)
     of_steps = fold_each(values[:, None], np.arange(4)).view(np.int64)
     for place in range(len(job.clients)):
-        ctx = common.enter_phase(common.make_context(task, job, place), 1, 4)
+        ctx = base.enter_phase(base.make_context(task, job, place), 1, 4)
         assert int(ctx.key) == int(values.view(np.int64)[place])
         assert fold_in(ctx.key, torch.arange(4)).tolist() == of_steps[place].tolist()

@@ -25,25 +25,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remanence import trees
-from remanence.checkpoint import fingerprint
 from remanence.config import make_spec
-from remanence.engines.choose import make_engine
-from remanence.engines.loop import Loop
-from remanence.engines.ray import RayEngine, deal
-from remanence.engines.ray_cluster import connect
-from remanence.engines.ray_crew import Call
-from remanence.engines.ray_harvest import Harvest
-from remanence.engines.ray_shelf import Shelf
-from remanence.engines.ray_worker import choose_inner
-from remanence.engines.shipping import pack, receive_task, send_task, unpack
-from remanence.errors import InputError, RunFailed
-from remanence.experiment import Experiment
-from remanence.keys import Key
-from remanence.model import initialise
-from remanence.rounds import first_state, make_job, open_recorder, play_round
+from remanence.core import pytree
+from remanence.core.errors import InputError, RunFailed
+from remanence.core.model import initialise
+from remanence.core.rng import Key
+from remanence.core.types import Context, Facts, Lent, Part, Start
+from remanence.engines.autotune import make_engine
+from remanence.engines.ray.connection import connect
+from remanence.engines.ray.engine import RayEngine, deal
+from remanence.engines.ray.model_store import Shelf
+from remanence.engines.ray.partial_sums import Harvest
+from remanence.engines.ray.pool import Call
+from remanence.engines.ray.serialization import pack, receive_task, send_task, unpack
+from remanence.engines.ray.worker import choose_inner
+from remanence.engines.sequential import Loop
+from remanence.experiment.build import Experiment
+from remanence.results.checkpoint import fingerprint
+from remanence.rounds.loop import first_state, make_job, open_recorder, play_round
 from remanence.testing import TOLERANCE, check_engine
-from remanence.trial import (
+from remanence.testing.toy_task import (
     drifting_experiment,
     play,
     quickly,
@@ -51,7 +52,6 @@ from remanence.trial import (
     state_tree,
     worst_difference,
 )
-from remanence.types import Context, Facts, Lent, Part, Start
 
 ray = pytest.importorskip(
     "ray", reason="the package ray is not installed (the extra remanence[ray])"
@@ -327,9 +327,9 @@ def test_models_lost_before_they_are_summed_are_trained_again(cluster: Any) -> N
 ALONE = """
 import os, signal, sys
 import ray
-from remanence.engines.ray import RayEngine
-from remanence.rounds import first_state, make_job
-from remanence.trial import small_experiment
+from remanence.engines.ray.engine import RayEngine
+from remanence.rounds.loop import first_state, make_job
+from remanence.testing.toy_task import small_experiment
 experiment = small_experiment("fedavg", {"local.steps": 1})
 signal.signal(signal.SIGTERM, lambda *_: None)
 mine = signal.getsignal(signal.SIGTERM)
@@ -497,7 +497,7 @@ def test_sums_travel_and_models_stay(
     experiment = small_experiment(
         method, WHOLE | {"record.every": 10, "rounds": 10}, module=wide_net()
     )
-    model = trees.nbytes(experiment.task.model.initial.params)
+    model = pytree.nbytes(experiment.task.model.initial.params)
     with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
         state, _ = play(experiment, engine, 1)
         # control variates: those that are sent, and those that are kept
@@ -514,7 +514,7 @@ def test_a_crowd_is_put_once(cluster: Any) -> None:
     """
     changes = {"clients.sample": 6, "local.steps": 1, "rounds": 10, "record.every": 10}
     experiment = small_experiment(quickly("hast"), changes, module=wide_net())
-    crowd = 6 * trees.nbytes(experiment.task.model.initial.params)
+    crowd = 6 * pytree.nbytes(experiment.task.model.initial.params)
     with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
         state, _ = play(experiment, engine, 1)
         down, up = engine.traffic.down, engine.traffic.up
@@ -591,7 +591,7 @@ def test_a_task_travels_whole() -> None:
 def test_packed_and_unpacked() -> None:
     job = make_job(experiment := small_experiment("scaffold"), first_state(experiment), 1)
     there = pack(job)
-    assert not any(isinstance(leaf, torch.Tensor) for leaf in trees.leaves(there.own))
+    assert not any(isinstance(leaf, torch.Tensor) for leaf in pytree.leaves(there.own))
     back = unpack(there, torch.device("cpu"))
     assert type(back) is type(job)
     assert type(back.facts) is Facts

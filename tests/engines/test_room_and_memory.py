@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from remanence.core.model import wrap
 from remanence.engines.memory import MOST_ROWS, find_widest, keep_memory, rows_that_fit
-from remanence.model import wrap
 
 FAULTS = """
 import resource

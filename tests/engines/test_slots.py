@@ -22,17 +22,17 @@ from engines.toys import (
 )
 from torch import nn
 
-from remanence import server, trees
-from remanence.algorithms import fedprox
+from remanence.core import pytree
+from remanence.core.errors import InputError
+from remanence.core.types import Job, Method, Part, Reply
 from remanence.data.batches import plan_batches
-from remanence.engines.common import plan_phase
-from remanence.engines.loop import Loop
-from remanence.errors import InputError
-from remanence.experiment import Experiment
-from remanence.rounds import first_state, make_job, resume_run, start_run
-from remanence.server import Update
+from remanence.engines.base import plan_phase
+from remanence.engines.sequential import Loop
+from remanence.experiment.build import Experiment
+from remanence.methods import fedprox
+from remanence.rounds.loop import first_state, make_job, resume_run, start_run
 from remanence.testing import check_method
-from remanence.trial import (
+from remanence.testing.toy_task import (
     EQUAL,
     as_method,
     batch_norm_net,
@@ -40,7 +40,8 @@ from remanence.trial import (
     small_experiment,
     worst_difference,
 )
-from remanence.types import Job, Method, Part, Reply
+from remanence.training import server_step
+from remanence.training.server_step import Update
 
 
 def with_norms(method: Part | Method, **changes: Any) -> Experiment:
@@ -54,7 +55,7 @@ def play_by_hand(experiment: Experiment) -> tuple[Job, Reply, Update]:
     return (
         job,
         replies,
-        server.update(
+        server_step.update(
             experiment.task, state.server, replies, 1, job.key, job.rule, Loop(experiment.task)
         ),
     )
@@ -67,15 +68,15 @@ def test_control_variates_are_remembered() -> None:
     experiment = with_norms(control_variates())
     state, _ = play(experiment, Loop(experiment.task), 3)
     assert 4 < len(state.own) <= 6
-    mean = trees.scale(
-        trees.map(
+    mean = pytree.scale(
+        pytree.map(
             lambda *c: torch.stack(c).sum(dim=0),
             *(kept["control_variates"]["c"] for kept in state.own.values()),
         ),
         1 / 6,
     )
     assert worst_difference(state.server.state["control_variates"]["c"], mean)[1] < 1e-14
-    assert float(trees.squared_norm(mean)) > 0
+    assert float(pytree.squared_norm(mean)) > 0
 
 
 def test_control_variates_of_plain_gradients_are_their_mean() -> None:
@@ -109,7 +110,7 @@ def test_control_variates_of_plain_gradients_are_their_mean() -> None:
                     assert value.grad is not None
                     total[name] += value.grad / 4
                     value -= 0.1 * value.grad
-        mine = trees.take(replies.own["control_variates"]["c"], place)
+        mine = pytree.take(replies.own["control_variates"]["c"], place)
         assert (
             worst_difference(mine, {name: value.detach() for name, value in total.items()})[1]
             < 1e-13
@@ -222,7 +223,7 @@ def test_a_phase_that_is_not_accepted_leaves_no_trace() -> None:
     ):
         assert worst_difference(reverted.params, one_phase.params) == ("", 0.0)
         assert worst_difference(
-            trees.restrict(kept.params, body), trees.restrict(one_phase.params, body)
+            pytree.restrict(kept.params, body), pytree.restrict(one_phase.params, body)
         ) == ("", 0.0)
         assert all(
             not torch.equal(kept.params[name], one_phase.params[name])
@@ -265,7 +266,7 @@ def test_a_gradient_rule_by_hand() -> None:
             name: w - 0.1 * g
             for (name, _), w, g in zip(module.named_parameters(), old, second, strict=True)
         }
-        assert worst_difference(trees.take(replies.params, place), wanted)[1] < 1e-13
+        assert worst_difference(pytree.take(replies.params, place), wanted)[1] < 1e-13
 
 
 def test_transforms_run_by_stage_and_draw_from_the_key() -> None:
@@ -280,15 +281,15 @@ def test_transforms_run_by_stage_and_draw_from_the_key() -> None:
     moves = []
     for experiment in (noisy, again, quiet):
         job, replies, _ = play_by_hand(experiment)
-        moves.append([trees.take(replies.delta(job.start), place) for place in range(replies.k)])
+        moves.append([pytree.take(replies.delta(job.start), place) for place in range(replies.k)])
     for first, second, clipped in zip(*moves, strict=True):
         assert worst_difference(first, second) == ("", 0.0)
         # all gradients here are longer than the bound
-        assert float(trees.squared_norm(clipped)) == pytest.approx(0.1**2, rel=1e-12)
-        noise = trees.sub(clipped, first)
+        assert float(pytree.squared_norm(clipped)) == pytest.approx(0.1**2, rel=1e-12)
+        noise = pytree.sub(clipped, first)
         count = sum(value.numel() for value in noise.values())
         # sigma^2, from some 60 draws
-        assert float(trees.squared_norm(noise)) / count == pytest.approx(0.01**2, rel=0.5)
+        assert float(pytree.squared_norm(noise)) / count == pytest.approx(0.01**2, rel=0.5)
 
 
 def test_a_server_of_ones_own_by_hand() -> None:

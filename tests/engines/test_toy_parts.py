@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 from engines.toys import TOYS
 
-from remanence.algorithms import fedprox
-from remanence.engines.loop import Loop
+from remanence.core.types import Method, Part
 from remanence.engines.processes import Processes
-from remanence.engines.stacked import Stacked
-from remanence.experiment import Experiment
-from remanence.objectives import wsm
-from remanence.results import LEDGER, Run
-from remanence.rounds import resume_run, start_run
+from remanence.engines.sequential import Loop
+from remanence.engines.vectorized import Stacked
+from remanence.experiment.build import Experiment
+from remanence.losses import wsm
+from remanence.methods import fedprox
+from remanence.results.run import LEDGER, Run
+from remanence.rounds.loop import resume_run, start_run
 from remanence.testing import TOLERANCE, check_method
-from remanence.trial import (
+from remanence.testing.toy_task import (
     EQUAL,
     as_method,
     batch_norm_net,
@@ -30,7 +31,6 @@ from remanence.trial import (
     state_tree,
     worst_difference,
 )
-from remanence.types import Method, Part
 
 
 def with_norms(method: Part | Method, **changes: Any) -> Experiment:

@@ -10,12 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remanence import keys, trees
-from remanence.algorithms import fedprox
-from remanence.local import weighted_mean
-from remanence.objectives import wsm
-from remanence.trees import Params, Tree
-from remanence.types import (
+from remanence.core import pytree, rng
+from remanence.core.pytree import Params, Tree
+from remanence.core.types import (
     Batch,
     Combine,
     Context,
@@ -32,6 +29,9 @@ from remanence.types import (
     Transform,
     World,
 )
+from remanence.losses import wsm
+from remanence.methods import fedprox
+from remanence.training.client_step import weighted_mean
 
 
 def rows_loss(out: Output, batch: Batch) -> Tensor:
@@ -42,22 +42,22 @@ def control_variates() -> Part:
     """SCAFFOLD, option II: own, server, share, extras, a correction, after, absorb."""
 
     def zeros(start: Start, *_: Any) -> Tree:
-        return {"c": trees.zeros_like(start.params)}
+        return {"c": pytree.zeros_like(start.params)}
 
     def correct(grads: Params, params: Params, ctx: Context) -> Params:
-        return trees.map(lambda g, c_i, c: g - c_i + c, grads, ctx.own["c"], ctx.shared["c"])
+        return pytree.map(lambda g, c_i, c: g - c_i + c, grads, ctx.own["c"], ctx.shared["c"])
 
     def after(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
         def renew(c_i: Tensor, c: Tensor, x: Tensor, y: Tensor) -> Tensor:
             return c_i - c + (x - y) / ctx.steps / ctx.rule["lr"]
 
-        new = trees.map(renew, ctx.own["c"], ctx.shared["c"], ctx.start.params, trained.params)
-        return {"c": new}, {"change": trees.sub(new, ctx.own["c"])}
+        new = pytree.map(renew, ctx.own["c"], ctx.shared["c"], ctx.start.params, trained.params)
+        return {"c": new}, {"change": pytree.sub(new, ctx.own["c"])}
 
     def absorb(replies: Reply, srv: ServerContext) -> Tree:
         change = replies.extras["control_variates"]["change"]
         return {
-            "c": trees.map(
+            "c": pytree.map(
                 lambda c, d: c + d.sum(dim=0) / srv.world.clients, srv.state["c"], change
             )
         }
@@ -98,9 +98,9 @@ def refined() -> Part:
     def refine(
         merged: Start, previous: Start, replies: Reply, lent: ServerLent, srv: ServerContext
     ) -> Start:
-        said = lent.judge(Start(*(trees.map(lambda x: x.unsqueeze(0), tree) for tree in previous)))[
-            0
-        ]
+        said = lent.judge(
+            Start(*(pytree.map(lambda x: x.unsqueeze(0), tree) for tree in previous))
+        )[0]
         return lent.fit(merged, hold_near, {"said": said, "hold": srv.hyper["hold"]}, epochs=2)
 
     def hold_near(out: Output, batch: Batch, place: Tensor, given: Tree) -> Tensor:
@@ -161,7 +161,7 @@ def look_ahead() -> Part:
     """
 
     def gradient(params: Params, batch: Batch, lent: Lent, ctx: Context) -> Params:
-        ahead = trees.axpy(-ctx.rule["lr"], lent.grad(params, batch), params)
+        ahead = pytree.axpy(-ctx.rule["lr"], lent.grad(params, batch), params)
         moved = batch.x + ctx.hyper["size"] * lent.grad(params, batch, wrt="inputs").sign()
         result: Params = lent.grad(ahead, batch._replace(x=moved))
         return result
@@ -176,21 +176,21 @@ def heavy_server() -> Part:
 
     def partial(weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
         return {
-            "sum": trees.map(lambda d: d.sum(dim=0), replies.delta(srv.start)),
+            "sum": pytree.map(lambda d: d.sum(dim=0), replies.delta(srv.start)),
             "count": torch.tensor(float(replies.k), dtype=srv.world.dtype),
         }
 
     def finish(total: Tree, srv: ServerContext) -> Params:
-        return trees.map(lambda d: d / total["count"], total["sum"])
+        return pytree.map(lambda d: d / total["count"], total["sum"])
 
     def apply(params: Params, delta: Params, srv: ServerContext) -> tuple[Params, Tree]:
-        velocity = trees.map(
+        velocity = pytree.map(
             lambda v, d: srv.hyper["momentum"] * v + d, srv.state["velocity"], delta
         )
-        return trees.add(params, velocity), {"velocity": velocity}
+        return pytree.add(params, velocity), {"velocity": velocity}
 
     def server(start: Start, world: World) -> Tree:
-        return {"velocity": trees.zeros_like(start.params)}
+        return {"velocity": pytree.zeros_like(start.params)}
 
     return Part(
         "heavy_server",
@@ -206,7 +206,7 @@ def signed() -> Part:
 
     def step(params: Params, grads: Params, slots: Tree, ctx: Context) -> tuple[Params, Tree]:
         count = slots["count"] + 1
-        return trees.map(
+        return pytree.map(
             lambda w, g: w - ctx.rule["lr"] / count * torch.tanh(10 * g), params, grads
         ), {"count": count}
 
@@ -223,14 +223,14 @@ def private() -> Part:
 
     def add_noise(grads: Params, params: Params, ctx: Context) -> Params:
         draws = {
-            name: keys.normal(keys.fold_in(ctx.key, f"noise {name}"), g.shape, g.dtype)
+            name: rng.normal(rng.fold_in(ctx.key, f"noise {name}"), g.shape, g.dtype)
             for name, g in grads.items()
         }
-        return trees.axpy(ctx.hyper["sigma"], draws, grads)
+        return pytree.axpy(ctx.hyper["sigma"], draws, grads)
 
     def clip(grads: Params, params: Params, ctx: Context) -> Params:
-        length = torch.sqrt(trees.squared_norm(grads))
-        return trees.scale(
+        length = torch.sqrt(pytree.squared_norm(grads))
+        return pytree.scale(
             grads, torch.clamp(ctx.hyper["bound"] / length.clamp(min=1e-12), max=1.0)
         )
 

@@ -23,15 +23,15 @@ import torch
 from safetensors.torch import save_file
 
 import remanence as rem
-from remanence import trees
-from remanence.algorithms import METHODS, PARTS
-from remanence.checkpoint import Vault, fingerprint
-from remanence.engines.loop import Loop
+from remanence.core import pytree
 from remanence.engines.processes import Processes
-from remanence.engines.stacked import Stacked
-from remanence.experiment import Experiment
-from remanence.results import CHECKPOINTS, Comparison, Run
-from remanence.trial import (
+from remanence.engines.sequential import Loop
+from remanence.engines.vectorized import Stacked
+from remanence.experiment.build import Experiment
+from remanence.methods import METHODS, PARTS
+from remanence.results.checkpoint import Vault, fingerprint
+from remanence.results.run import CHECKPOINTS, Comparison, Run
+from remanence.testing.toy_task import (
     EQUAL,
     batch_norm_net,
     drifting_experiment,
@@ -172,7 +172,7 @@ def play_small(experiment: Experiment, make: Callable[[Experiment], Any]) -> Ten
         state, lines = play(experiment, engine, 3)
     finally:
         engine.close()
-    return trees.flatten(state_tree(state)) | metric_tensors(lines)
+    return pytree.flatten(state_tree(state)) | metric_tensors(lines)
 
 
 def run_folder(method: str, engine: str, **flags: Any) -> Tensors:
@@ -239,7 +239,7 @@ def read_run(run: Run) -> Tensors:
         for name, array in records.items()
         if array is not None
     }
-    return trees.flatten(state_tree(state)) | metric_tensors(lines) | files
+    return pytree.flatten(state_tree(state)) | metric_tensors(lines) | files
 
 
 def bytes_tensor(records: np.ndarray) -> torch.Tensor:

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from remanence.config import Spec, make_spec
-from remanence.flower.carrier import Answer
+from remanence.core.progress import Silent
 from remanence.flower.coordinator import run_experiment
 from remanence.flower.session import Patience
 from remanence.flower.settings import read_site
 from remanence.flower.site import Site
+from remanence.flower.transport import Answer
 from remanence.flower.wire import Parcel, from_bytes, to_bytes
-from remanence.progress import Silent
-from remanence.results import Run
-from remanence.trial import SMALL
+from remanence.results.run import Run
+from remanence.testing.toy_task import SMALL
 
 QUICK = Patience(arrival=1.0, answer=0.6, nudge=0.2, absence=0.3)
 EVERYTHING = {"code": True, "label_counts": True}
@@ -95,7 +95,7 @@ def write_site(
 
 
 def small_spec(method: str, **changes: Any) -> Spec:
-    """The small experiment of `trial.py` for two rounds; the public set is there where it is
+    """The small experiment of `testing/toy_task.py` for two rounds; the public set is there where it is
     needed.
     """
     return make_spec({}, SMALL | {"engine": "auto", "method": method, "rounds": 2} | changes)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from remanence.checkpoint import Vault, fingerprint
 from remanence.config import Spec
-from remanence.results import CHECKPOINTS, Run
-from remanence.rounds import start_run
-from remanence.state import RunState
-from remanence.trial import state_tree, worst_difference
+from remanence.results.checkpoint import Vault, fingerprint
+from remanence.results.run import CHECKPOINTS, Run
+from remanence.rounds.loop import start_run
+from remanence.testing.toy_task import state_tree, worst_difference
+from remanence.training.state import RunState
 
 
 def last_state(run: Run) -> RunState:

@@ -11,10 +11,10 @@ import pytest
 from indoors import Indoors, make_site, play_indoors, small_spec
 from states import assert_equals_loop
 
-from remanence.algorithms import METHODS
 from remanence.flower.site import Site
-from remanence.rounds import start_run
-from remanence.trial import DRIFTING, as_method, quickly
+from remanence.methods import METHODS
+from remanence.rounds.loop import start_run
+from remanence.testing.toy_task import DRIFTING, as_method, quickly
 
 
 def names_of_methods() -> Iterator[str]:

@@ -13,11 +13,11 @@ import pytest
 from indoors import QUICK, Indoors, make_site, play_indoors, small_spec
 from states import assert_equals_loop, last_state
 
-from remanence.errors import InputError, RunFailed
-from remanence.flower.carrier import Answer
+from remanence.core.errors import InputError, RunFailed
 from remanence.flower.site import Site
+from remanence.flower.transport import Answer
 from remanence.flower.wire import Parcel
-from remanence.results import Run
+from remanence.results.run import Run
 
 WHOLE = {"clients.sample": 6, "record.validation": False}
 

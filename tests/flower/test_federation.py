@@ -14,10 +14,10 @@ from ground import PATIENCE, Ground, count_lines, lean, wait_until
 from states import assert_equals_loop, last_state
 
 from remanence.config import Spec
-from remanence.engines.loop import Loop
-from remanence.experiment import build
-from remanence.results import Run
-from remanence.trial import play, worst_difference
+from remanence.engines.sequential import Loop
+from remanence.experiment.build import build
+from remanence.results.run import Run
+from remanence.testing.toy_task import play, worst_difference
 
 pytestmark = [pytest.mark.xdist_group("flower"), pytest.mark.timeout(400)]
 

@@ -13,7 +13,7 @@ from ground import PATIENCE, Ground, count_lines, lean, wait_until
 from states import assert_equals_loop
 
 from remanence.flower.certificates import make_certificates, make_site_key
-from remanence.results import Run
+from remanence.results.run import Run
 
 pytestmark = [pytest.mark.xdist_group("flower"), pytest.mark.slow, pytest.mark.timeout(900)]
 WHOLE = {"clients.sample": 6}

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from remanence.cli import app as command_line
-from remanence.errors import InputError
+from remanence.cli.main import app as command_line
+from remanence.core.errors import InputError
 from remanence.flower.app_files import SITE, write_app
 from remanence.flower.settings import read_site
 

@@ -14,8 +14,8 @@ from indoors import Indoors, make_site, play_indoors
 from states import last_state
 
 from remanence.config import Spec, make_spec
-from remanence.errors import InputError, RunFailed
-from remanence.flower.described import describe_data
+from remanence.core.errors import InputError, RunFailed
+from remanence.flower.data_description import describe_data
 from remanence.flower.site import Site
 from remanence.flower.wire import Parcel
 

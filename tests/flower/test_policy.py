@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remanence.core.rng import Key
 from remanence.flower.policy import (
     Declined,
     check_code,
@@ -16,8 +17,7 @@ from remanence.flower.policy import (
     draw_geometric,
 )
 from remanence.flower.settings import Policy
-from remanence.keys import Key
-from remanence.trial import small_experiment
+from remanence.testing.toy_task import small_experiment
 
 CONFUSION = np.array([[[7, 3], [0, 5]]], dtype=np.int64)
 LOSS = np.array([30.0])

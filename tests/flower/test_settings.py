@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from indoors import small_spec
 
-from remanence.errors import InputError
+from remanence.core.errors import InputError
 from remanence.flower.coordinator import check_real, parse_real_deadline
 from remanence.flower.server_app import DEFAULTS, parse_changes, read_settings
 from remanence.flower.session import current_session
 from remanence.flower.settings import read_site
-from remanence.trial import small_experiment
+from remanence.testing.toy_task import small_experiment
 
 GOOD = 'name = "ward"\n[data]\n10 = "npz(path=\'a.npz\')"\n2 = "folder(path=\'b\')"\n'
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from remanence.flower.cargo import as_arrays, as_tree
+from remanence.flower.array_codec import as_arrays, as_tree
 from remanence.flower.wire import (
     DTYPES,
     Parcel,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from remanence.metrics.ledger import (
+from remanence.results.ledger import (
     ALL,
     EXAMPLE,
     GLOBAL,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from metrics.small_ledger import line, make_run
 
-from remanence.errors import InputError
+from remanence.core.errors import InputError
 from remanence.metrics.convergence import (
     accuracy_per_bytes,
     accuracy_per_seconds,

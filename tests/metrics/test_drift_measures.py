@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from metrics.small_ledger import judged, make_ledger, make_run
 
-from remanence.errors import InputError
+from remanence.core.errors import InputError
 from remanence.metrics.drift import (
     DriftCurves,
     cluster_curves,

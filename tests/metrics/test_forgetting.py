@@ -23,7 +23,7 @@ from metrics.small_ledger import (
     shuffle,
 )
 
-from remanence.errors import InputError
+from remanence.core.errors import InputError
 from remanence.metrics.forgetting import (
     became,
     class_drops,
@@ -36,7 +36,7 @@ from remanence.metrics.forgetting import (
     local_forgetting,
     roundwise_forgetting,
 )
-from remanence.metrics.ledger import Ledger
+from remanence.results.ledger import Ledger
 
 NAN = math.nan
 shares = st.floats(0, 1) | st.just(NAN)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from remanence.errors import InputError
+from remanence.core.errors import InputError
 from remanence.models.densenet import densenet121
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from remanence.errors import InputError
+from remanence.core.errors import InputError
 from remanence.models import MODELS, default_model
 
 CLIENTS, BATCH, CLASSES = 3, 4, 5

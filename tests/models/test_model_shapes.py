@@ -9,7 +9,7 @@ import re
 import pytest
 import torch
 
-from remanence.errors import InputError
+from remanence.core.errors import InputError
 from remanence.models import MODELS
 
 Shape = tuple[int, ...]

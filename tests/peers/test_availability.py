@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from remanence.errors import InputError
-from remanence.keys import Key
+from remanence.core.errors import InputError
+from remanence.core.rng import Key
 from remanence.peers.availability import parse_availability
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from reference.dac import chances, first_similarities, update_similarities
 from torch import Tensor
 
+from remanence.core.pytree import Tree
 from remanence.peers import similarity
-from remanence.trees import Tree
 
 NAN, INF = math.nan, math.inf
 

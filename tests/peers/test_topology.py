@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from remanence.errors import InputError
-from remanence.keys import Key
+from remanence.core.errors import InputError
+from remanence.core.rng import Key
 from remanence.peers import topology
 from remanence.peers.topology import TOPOLOGIES, edges, erdos_renyi, full, regular, ring
 

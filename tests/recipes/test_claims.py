@@ -12,7 +12,10 @@ import pytest
 from recipes.small_recipe import TABLE
 
 from remanence.recipes.claims import FAILS, HOLDS, IN_PART, UNTESTED, Verdict, judge_claims
-from remanence.recipes.layout import (
+from remanence.recipes.loader import lay_over, read_recipe
+from remanence.recipes.plan import make_plan
+from remanence.recipes.recipe import Number, Recipe
+from remanence.recipes.tables import (
     Outcome,
     as_csv,
     as_markdown,
@@ -22,9 +25,6 @@ from remanence.recipes.layout import (
     write_difference,
     write_number,
 )
-from remanence.recipes.library import lay_over, read_recipe
-from remanence.recipes.plan import make_plan
-from remanence.recipes.recipe import Number, Recipe
 
 NEVER = float("inf")
 

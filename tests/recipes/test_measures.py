@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from remanence.config import make_spec, write_toml
-from remanence.metrics.ledger import EXAMPLE, MOMENTS
 from remanence.recipes import measures
 from remanence.recipes.measures import Evidence, nearest_round
 from remanence.recipes.recipe import Number
-from remanence.results import EXAMPLES, METRICS, SPEC, Run
+from remanence.results.ledger import EXAMPLE, MOMENTS
+from remanence.results.run import EXAMPLES, METRICS, SPEC, Run
 
 Write = Callable[..., Run]
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from remanence.config import make_spec
-from remanence.errors import InputError
+from remanence.core.errors import InputError
 from remanence.recipes.estimate import estimate_run, tell_plan
-from remanence.recipes.library import read_recipe
+from remanence.recipes.loader import read_recipe
 from remanence.recipes.plan import change_options, make_plan, source_of
 from remanence.recipes.recipe import Recipe
 

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from remanence.data import SOURCES, load_source, parcels
-from remanence.errors import OUT_OF_TIME, InputError, Stopped
+from remanence.core.errors import OUT_OF_TIME, InputError, Stopped
+from remanence.data import SOURCES, downloads, load_source
 from remanence.recipes import list_recipes
 from remanence.recipes.estimate import tell_plan
-from remanence.recipes.library import PAPERS, load_recipe
-from remanence.recipes.pages import OUTCOME, read_outcome, write_results
-from remanence.recipes.pictures import FIGURE
-from remanence.reproduce import PAGE, TABLE, plan_result, reproduce
-from remanence.results import RUNS, Comparison
-from remanence.rounds import Deadline
+from remanence.recipes.figure_data import FIGURE
+from remanence.recipes.loader import PAPERS, load_recipe
+from remanence.recipes.reproduce import PAGE, TABLE, plan_result, reproduce
+from remanence.recipes.results_pages import OUTCOME, read_outcome, write_results
+from remanence.results.run import RUNS, Comparison
+from remanence.rounds.loop import Deadline
 
 
 @pytest.fixture(autouse=True)
@@ -229,16 +229,16 @@ def test_a_claim_has_a_line_for_every_setting_in_which_it_was_tested(tmp_path: P
 
 
 def test_what_is_absent_is_what_readers_do_not_find(tmp_path: Path) -> None:
-    for name in parcels.FOLDERS:
-        assert parcels.is_absent(name, tmp_path)
-        assert parcels.is_absent(name, None)
+    for name in downloads.FOLDERS:
+        assert downloads.is_absent(name, tmp_path)
+        assert downloads.is_absent(name, None)
         if name in SOURCES:
             with pytest.raises(InputError, match="was not found") as error:
                 load_source(name, {}, tmp_path)
-            assert all(f"{folder}/" in str(error.value) for folder in parcels.FOLDERS[name])
+            assert all(f"{folder}/" in str(error.value) for folder in downloads.FOLDERS[name])
     (tmp_path / "PACS").mkdir()
-    assert not parcels.is_absent("pacs", tmp_path)
-    assert not parcels.is_absent("digits", None)
+    assert not downloads.is_absent("pacs", tmp_path)
+    assert not downloads.is_absent("digits", None)
 
 
 def test_pages_come_from_what_was_written_down(tmp_path: Path) -> None:

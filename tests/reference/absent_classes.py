@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from reference.federated import Setting
-from reference.rounds import descend, play
+from reference.plain_rounds import descend, play
 from torch import Tensor, nn
 
 # logits of a row [C], its label, the client's label counts -> scalar

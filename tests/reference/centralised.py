@@ -9,8 +9,8 @@ import torch
 from reference.federated import Setting, cross_entropy, learning_rate, make_optimizer
 from torch import Tensor, nn
 
+from remanence.core.rng import Key
 from remanence.data.batches import plan_batches
-from remanence.keys import Key
 
 
 def right_and_margin_error(net: nn.Module, row: Tensor, label: int) -> tuple[bool, float]:

@@ -13,8 +13,8 @@ from reference import federated
 from reference.federated import Setting, cross_entropy, learning_rate
 from torch import Tensor, nn
 
+from remanence.core.rng import Key
 from remanence.data.batches import plan_batches
-from remanence.keys import Key
 
 
 def train(

@@ -11,8 +11,8 @@ import numpy as np
 from reference.federated import Setting, average, learning_rate, train_client
 from torch import Tensor, nn
 
+from remanence.core.rng import Key
 from remanence.data.batches import plan_batches
-from remanence.keys import Key
 
 
 def names_of_normalisation(net: nn.Module) -> list[str]:

@@ -14,8 +14,8 @@ import torch
 from reference.federated import Setting, average, learning_rate, train_client
 from torch import Tensor, nn
 
+from remanence.core.rng import Key
 from remanence.data.batches import plan_batches
-from remanence.keys import Key
 
 State = dict[str, Tensor]
 

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from remanence.core.rng import Key
 from remanence.data.batches import plan_batches
-from remanence.keys import Key
 
 
 @dataclass(frozen=True)

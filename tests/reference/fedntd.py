@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from reference.federated import Setting, cross_entropy
-from reference.rounds import descend, frozen_copy, play
+from reference.plain_rounds import descend, frozen_copy, play
 from torch import Tensor, nn
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from reference.federated import Setting, cross_entropy, make_optimizer
-from reference.rounds import frozen_copy, play
+from reference.plain_rounds import frozen_copy, play
 from torch import Tensor, nn
 
 

@@ -12,8 +12,8 @@ import torch
 from reference.federated import Setting, average, cross_entropy, learning_rate
 from torch import Tensor, nn
 
+from remanence.core.rng import Key
 from remanence.data.batches import plan_batches
-from remanence.keys import Key
 
 
 def train(

@@ -11,8 +11,17 @@ import numpy as np
 import pytest
 import tomli_w
 
-from remanence.metrics.ledger import ALL, GLOBAL, header, make_record
-from remanence.results import CHECKPOINTS, COMPARISON, LEDGER, METRICS, RUNS, SPEC, Comparison, Run
+from remanence.results.ledger import ALL, GLOBAL, header, make_record
+from remanence.results.run import (
+    CHECKPOINTS,
+    COMPARISON,
+    LEDGER,
+    METRICS,
+    RUNS,
+    SPEC,
+    Comparison,
+    Run,
+)
 
 # accuracy per class, [rounds][classes]; None: the round was not evaluated
 Shares = Sequence[Sequence[float | None] | None]

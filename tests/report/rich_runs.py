@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from remanence.metrics.ledger import (
+from remanence.results.ledger import (
     ALL,
     EXAMPLE,
     GLOBAL,
@@ -25,7 +25,7 @@ from remanence.metrics.ledger import (
     peers_type,
     record_type,
 )
-from remanence.results import (
+from remanence.results.run import (
     CHECKPOINTS,
     COMPARISON,
     CONFUSIONS,

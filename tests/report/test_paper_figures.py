@@ -15,22 +15,22 @@ from hypothesis import strategies as st
 from plotly import graph_objects as go
 from report.rich_runs import write_comparison, write_peers_run, write_server_run
 
-from remanence.cli import app
-from remanence.errors import InputError
+from remanence.cli.main import app
+from remanence.core.errors import InputError
+from remanence.metrics.groups import choose_settings, gather
 from remanence.report.classes import draw_classes_over_rounds
 from remanence.report.curves import draw_accuracy
+from remanence.report.figure_files import render_picture, tabulate, write_figures
 from remanence.report.figures import FIGURES
-from remanence.report.groups import choose_settings, gather
 from remanence.report.latex import SIGNS, escape_latex, render_latex
-from remanence.report.paint import Picture, layout, share_axis
-from remanence.report.paper import render_picture, tabulate, write_figures
-from remanence.results import load
+from remanence.report.theme import Picture, layout, share_axis
+from remanence.results.run import load
 
 matplotlib = pytest.importorskip(
     "matplotlib", reason="matplotlib is not installed: pip install 'remanence[figures]'"
 )
 
-from remanence.report.redraw import COLUMN, PAGE, STYLE, redraw  # noqa: E402
+from remanence.report.to_matplotlib import COLUMN, PAGE, STYLE, redraw  # noqa: E402
 
 HOSTILE = r"$x_1$ \frac{ <script>alert(1)</script> =1+1"
 

@@ -9,18 +9,18 @@ from rich_runs import write_comparison, write_peers_run
 from test_report_tables import printed
 from test_report_words import say
 
-from remanence.metrics.ledger import HEARD, SIMILARITY, peers_type
-from remanence.report import conditions
+from remanence.metrics.groups import gather
+from remanence.metrics.summary_rows import make_row
+from remanence.report import setup_table
 from remanence.report.clusters import draw_clusters, draw_left_concepts
-from remanence.report.groups import gather
 from remanence.report.network import draw_network
 from remanence.report.page import render_report, write_partition
 from remanence.report.partition import draw_partition
 from remanence.report.peers import draw_listening, draw_own_cluster
-from remanence.report.rows import make_row
 from remanence.report.schedule import draw_drift, draw_schedule
 from remanence.report.tables import columns_for, render_markdown, rounds_to_target
-from remanence.results import PEERS, Run
+from remanence.results.ledger import HEARD, SIMILARITY, peers_type
+from remanence.results.run import PEERS, Run
 
 
 def test_schedule_is_a_row_a_time_step() -> None:
@@ -214,7 +214,7 @@ def test_a_target_is_no_measure_of_curves_that_fall_at_every_drift(tmp_path: Pat
 
 def test_conditions_tell_the_drift(tmp_path: Path) -> None:
     run = write_peers_run(tmp_path / "run", rounds=4, steps=3)
-    facts = dict(conditions.describe(gather([run])))
+    facts = dict(setup_table.describe(gather([run])))
     assert facts["Rounds"] == "4 in each of 3 time steps"
     assert facts["Drift"] == "random(clusters=2) (cluster 0: labels 0 1; cluster 1: labels 2 3)"
     assert (

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rich_runs import write_peers_run, write_server_run
 
+from remanence.metrics.groups import gather
 from remanence.report.classes import draw_classes_at_end, draw_classes_over_rounds
 from remanence.report.curves import draw_accuracy, draw_forgetting
 from remanence.report.figures import FIGURES
-from remanence.report.groups import gather
 from remanence.report.partition import draw_holdings, draw_partition
-from remanence.results import Comparison, Run
+from remanence.results.run import Comparison, Run
 
 CELLS = [
     {"method": "a", "seed": 0, "shares": [[0.2, 0.6], [0.4, 0.8]]},

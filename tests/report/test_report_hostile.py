@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from report.rich_runs import write_server_run
 
-from remanence.report.groups import gather
-from remanence.report.hostile import (
+from remanence.metrics.groups import gather
+from remanence.report.attacks import (
     count_holders,
     draw_rare_classes,
     draw_success,
@@ -23,7 +23,7 @@ from remanence.report.hostile import (
     tabulate,
 )
 from remanence.report.page import render_report
-from remanence.results import METRICS, SPEC, Comparison, Run
+from remanence.results.run import METRICS, SPEC, Comparison, Run
 
 
 def test_who_holds_a_class() -> None:

@@ -10,7 +10,7 @@ import pytest
 from rich_runs import write_comparison, write_peers_run
 
 from remanence.report.page import write_report
-from remanence.results import Comparison
+from remanence.results.run import Comparison
 
 CHROMIUM = Path("/usr/bin/chromium")
 HOSTILE = "<script>window.hacked = 1</script>"

@@ -7,15 +7,19 @@ import pytest
 from rich_runs import records
 from test_report_words import say
 
-from remanence.metrics.ledger import ALL, GLOBAL, header
-from remanence.report.became import draw_became
+from remanence.metrics.groups import gather
+from remanence.report.client_forgetting import draw_lost_by_client
 from remanence.report.clients_map import draw_client_forgetting
-from remanence.report.groups import gather
-from remanence.report.lost import draw_lost_by_class, draw_lost_over_rounds, draw_where_lost
-from remanence.report.lost_by_client import draw_lost_by_client
-from remanence.report.maps import change_colours, pick_moments
-from remanence.report.one_round import draw_one_round
-from remanence.results import CONFUSIONS, LEDGER, Run
+from remanence.report.confusion_change import draw_became
+from remanence.report.heatmaps import change_colours, pick_moments
+from remanence.report.phase_forgetting import (
+    draw_lost_by_class,
+    draw_lost_over_rounds,
+    draw_where_lost,
+)
+from remanence.report.round_heatmap import draw_one_round
+from remanence.results.ledger import ALL, GLOBAL, header
+from remanence.results.run import CONFUSIONS, LEDGER, Run
 
 ROWS = 10  # of each class, so that a tenth is one example
 
@@ -201,7 +205,7 @@ def test_what_forgotten_classes_became(make_run: Callable[..., Run]) -> None:
     """Cats fall from 8 of 10 to 6 and the two go to the dogs: 0.2. Dogs gain, so what they are
     taken for does not count.
     """
-    from remanence.metrics.ledger import MOMENTS, confusion_type
+    from remanence.results.ledger import MOMENTS, confusion_type
 
     run = make_run([[0.8, 0.4], [0.6, 0.5]])
     tables = np.zeros(2, dtype=confusion_type(2))

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from rich_runs import write_comparison
 
-from remanence.errors import InputError
+from remanence.core.errors import InputError
 from remanence.report.page import render_report, write_partition, write_report
-from remanence.results import LEDGER, Comparison, Run
+from remanence.results.run import LEDGER, Comparison, Run
 
 HOSTILE = [
     "<script>alert(1)</script>",

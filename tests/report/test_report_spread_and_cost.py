@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from test_report_lost import judged, write_ledger
 
-from remanence.metrics.ledger import EXAMPLE, MOMENTS
+from remanence.metrics.groups import gather
 from remanence.report.cost import draw_bytes, draw_time
 from remanence.report.distributions import (
     draw_forgettable,
     draw_global_distribution,
     draw_local_distribution,
 )
-from remanence.report.groups import gather
 from remanence.report.tables import rounds_to_target
-from remanence.results import EXAMPLES, Comparison, Run
+from remanence.results.ledger import EXAMPLE, MOMENTS
+from remanence.results.run import EXAMPLES, Comparison, Run
 
 
 def test_rounds_as_a_staircase(make_comparison: Callable[..., Comparison]) -> None:

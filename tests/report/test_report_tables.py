@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from remanence.metrics.forgetting import forgetting_curve, roundwise_forgetting
-from remanence.report.groups import gather
+from remanence.metrics.groups import gather
 from remanence.report.tables import (
     MethodRow,
     best_row,
@@ -26,7 +26,7 @@ from remanence.report.tables import (
     render_text,
     run_row,
 )
-from remanence.results import METRICS, Comparison, Run
+from remanence.results.run import METRICS, Comparison, Run
 
 # Two seeds over three rounds and two classes.
 # accuracy 0.5, 0.6, 0.7; lost (0 + 0.2) / 2 = 0.1, then (0.2 + 0) / 2 = 0.1

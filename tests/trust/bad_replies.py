@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from remanence import trees
-from remanence.gate import Expected
-from remanence.types import Reply, Start
+from remanence.core import pytree
+from remanence.core.types import Reply, Start
+from remanence.training.gate import Expected
 
 HUGE = 1e12
 
@@ -35,8 +35,8 @@ def _poke(reply: Reply, value: float) -> Reply:
 
 
 def _poke_extras(reply: Reply) -> Reply:
-    extras = trees.clone(reply.extras)
-    floating = [x for x in trees.leaves(extras) if x.is_floating_point()]
+    extras = pytree.clone(reply.extras)
+    floating = [x for x in pytree.leaves(extras) if x.is_floating_point()]
     floating[0].view(-1)[0] = math.nan
     return reply._replace(extras=extras)
 
@@ -160,7 +160,7 @@ def _change_anything(reply: Reply, draw: random.Random) -> Reply:
     old = getattr(reply, field)
     if not isinstance(old, dict) or draw.random() < 0.2:
         return reply._replace(**{field: _odd_tensor(draw)})
-    tree = trees.clone(old) if draw.random() < 0.5 else dict(old)
+    tree = pytree.clone(old) if draw.random() < 0.5 else dict(old)
     name = draw.choice([*tree, "other", "part", "a/b", ""])
     if draw.random() < 0.3:
         tree.pop(name, None)

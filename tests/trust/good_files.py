@@ -18,34 +18,36 @@ import torch
 from report.conftest import write_comparison
 from report.rich_runs import write_peers_run, write_server_run
 
-from remanence import expressions
-from remanence.algorithms import PARTS
 from remanence.attacks import parse_attacks
-from remanence.checkpoint import MANIFEST, OWN, STATE, Vault
-from remanence.compose import parse_method
 from remanence.config import make_spec, read_file
+from remanence.core import expressions
+from remanence.core.compose import parse_method
+from remanence.core.files import sha256
+from remanence.core.rng import Key
+from remanence.core.types import Start
 from remanence.data import PARTITIONS
 from remanence.data.cifar import PIXELS, _read_binary, _read_python
 from remanence.data.concepts import make_concepts
-from remanence.data.folders import folder
-from remanence.data.idx import read_idx
-from remanence.data.leaf import _read_file
-from remanence.data.mat import read_mat
-from remanence.data.own import npz
-from remanence.data.schedules import SCHEDULES as DRIFTS
-from remanence.data.schedules import read_table
+from remanence.data.drift_schedules import SCHEDULES as DRIFTS
+from remanence.data.drift_schedules import read_table
+from remanence.data.image_folders import folder
+from remanence.data.leaf_json import _read_file
+from remanence.data.mnist_idx import read_idx
 from remanence.data.source import Source, Split
-from remanence.experiment import check_names
-from remanence.files import sha256
-from remanence.heterogeneity import parse_deadline, parse_speed
-from remanence.keys import Key
+from remanence.data.svhn_mat import read_mat
+from remanence.data.user_data import npz
+from remanence.experiment.build import check_names
+from remanence.experiment.system import parse_deadline, parse_speed
+from remanence.methods import PARTS
+from remanence.metrics.groups import gather
+from remanence.metrics.summary_rows import make_row
+from remanence.optimizers import OPTIMISERS, SCHEDULES
 from remanence.peers.availability import parse_availability
 from remanence.peers.topology import TOPOLOGIES
 from remanence.report.figures import FIGURES
-from remanence.report.groups import gather
-from remanence.report.rows import make_row
-from remanence.report.words import summarise
-from remanence.results import (
+from remanence.report.summary_text import summarise
+from remanence.results.checkpoint import MANIFEST, OWN, STATE, Vault
+from remanence.results.run import (
     COMPARISON,
     CONFUSIONS,
     EXAMPLES,
@@ -56,10 +58,8 @@ from remanence.results import (
     Comparison,
     Run,
 )
-from remanence.rules import OPTIMISERS, SCHEDULES
-from remanence.server import Server
-from remanence.state import Crowd, RunState
-from remanence.types import Start
+from remanence.training.server_step import Server
+from remanence.training.state import Crowd, RunState
 
 IMAGES = (np.arange(3 * PIXELS) % 251).astype(np.uint8).reshape(3, PIXELS)
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from algorithms.crowd_task import CASES, crowd
-from algorithms.drifting_task import make_experiment, play_states
-from test_run import Tampered, poison, silence
+from methods.crowd_task import CASES, crowd
+from methods.drifting_task import make_experiment, play_states
+from rounds.test_run import Tampered, poison, silence
 from trust.bad_replies import KINDS
 from trust.faults import BAD_REPLIES, tried
 
-from remanence.engines.choose import make_engine
-from remanence.engines.loop import Loop
-from remanence.experiment import Experiment
-from remanence.trial import play, small_experiment, state_tree, worst_difference
-from remanence.types import Engine, Reply
+from remanence.core.types import Engine, Reply
+from remanence.engines.autotune import make_engine
+from remanence.engines.sequential import Loop
+from remanence.experiment.build import Experiment
+from remanence.testing.toy_task import play, small_experiment, state_tree, worst_difference
 
 BAD, ROUNDS = 3, 2
 ENGINES = (
@@ -175,7 +175,7 @@ def test_peers_do_not_mix_nan(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["dac", "hast"])
 def test_a_peer_without_a_loss_is_not_mixed_with(case: str) -> None:
-    from algorithms.test_decentralised_mishaps import Unreadable
+    from methods.test_decentralized_mishaps import Unreadable
 
     experiment = make_experiment(CASES[case][0])
     states, lines = play_states(experiment, Unreadable(experiment.task), rounds=2)

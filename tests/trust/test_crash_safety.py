@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drift_runs import spec_of
-from test_exchange import EVERYTHING, all_contents
-from test_resume import Listening, contents, seeded_net, small_spec
-from test_stragglers import SLOW
+from rounds.drift_runs import spec_of
+from rounds.test_decentralized import EVERYTHING, all_contents
+from rounds.test_resume import Listening, contents, seeded_net, small_spec
+from rounds.test_stragglers import SLOW
 from trust.faults import SCALE, not_tried, tried
 from trust.killing import in_child
 
 from remanence.config import make_spec
-from remanence.errors import INTERRUPTED, TERMINATED, InputError, RunFailed, Stopped
+from remanence.core.errors import INTERRUPTED, TERMINATED, InputError, RunFailed, Stopped
 from remanence.report import write_report
-from remanence.results import LEDGER, METRICS, SPEC
-from remanence.rounds import resume_run, start_run
+from remanence.results.run import LEDGER, METRICS, SPEC
+from remanence.rounds.loop import resume_run, start_run
 
 SMALL_DISK = 1 << 21
 
@@ -227,7 +227,7 @@ def test_a_second_interrupt_ends_at_once_and_still_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second Ctrl-C comes while the first is saving: the checkpoint is whole or not there."""
-    from remanence.checkpoint import Vault
+    from remanence.results.checkpoint import Vault
 
     start_run(small_spec(rounds=5), tmp_path / "straight", module=seeded_net())
     write, saves = Vault._write_folder, []
@@ -277,7 +277,7 @@ def test_files_shorter_than_a_checkpoint_says(tmp_path: Path, name: str) -> None
 
 @pytest.mark.parametrize("after", [2, 4])
 def test_late_answers_survive(tmp_path: Path, after: int) -> None:
-    from test_exchange import Dying
+    from rounds.test_decentralized import Dying
 
     spec = make_spec(
         {},

@@ -10,9 +10,9 @@ import torch
 from trust.faults import tried
 
 from remanence.config import make_spec
-from remanence.engines.choose import make_engine
-from remanence.experiment import build
-from remanence.trial import play, small_experiment
+from remanence.engines.autotune import make_engine
+from remanence.experiment.build import build
+from remanence.testing.toy_task import play, small_experiment
 
 MANY = {
     "data.name": "synthetic(samples=400, classes=4, features=5, test=0.25)",

@@ -13,9 +13,9 @@ from trust.faults import SCALE, tried
 from trust.good_files import FILES, TEXTS
 from trust.mutations import bounded, spoil, spoil_text
 
-from remanence import trees
-from remanence.errors import RemanenceError
-from remanence.gate import NOBODY, admit
+from remanence.core import pytree
+from remanence.core.errors import RemanenceError
+from remanence.training.gate import NOBODY, admit
 
 SHARE = SCALE.inputs // SCALE.parts
 WORDY = {
@@ -124,7 +124,7 @@ def test_spoiled_replies() -> None:
                 (replies.buffers, expected.buffers),
                 (replies.extras, expected.extras),
             ):
-                flat, wanted = trees.flatten(tree), trees.flatten(form)
+                flat, wanted = pytree.flatten(tree), pytree.flatten(form)
                 assert {name: (tuple(x.shape[1:]), x.dtype) for name, x in flat.items()} == {
                     name: (tuple(x.shape), x.dtype) for name, x in wanted.items()
                 }

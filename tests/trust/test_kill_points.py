@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drift_runs import spec_of
-from test_exchange import EVERYTHING, all_contents
-from test_resume import seeded_net, small_spec
+from rounds.drift_runs import spec_of
+from rounds.test_decentralized import EVERYTHING, all_contents
+from rounds.test_resume import seeded_net, small_spec
 from trust.faults import PHASES, SCALE, tried
 from trust.killing import count_lines, draw_points, killed
 
 from remanence.config import Spec
+from remanence.recipes.reproduce import reproduce
 from remanence.report import write_report
-from remanence.reproduce import reproduce
-from remanence.results import SPEC, Run
-from remanence.rounds import resume_run, start_run
+from remanence.results.run import SPEC, Run
+from remanence.rounds.loop import resume_run, start_run
 
 SEEDS = range(10 if SCALE.parts > 1 else 1)  # of the draws of points: a test each
 EACH = max(1, -(-SCALE.kills // (len(SEEDS) * 10)))  # kills a phase, with a server and without one

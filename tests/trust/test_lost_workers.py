@@ -15,18 +15,18 @@ from typing import Any
 
 import psutil
 import pytest
-from test_resume import contents, seeded_net, small_spec
+from rounds.test_resume import contents, seeded_net, small_spec
 from trust.faults import tried
 from trust.killing import in_child
 
-from remanence.engines.forks import Forks
-from remanence.engines.loop import Loop
+from remanence.core.errors import RunFailed
+from remanence.core.types import Job, Reply
 from remanence.engines.processes import Processes
-from remanence.errors import RunFailed
-from remanence.results import SPEC
-from remanence.rounds import resume_run, start_run
-from remanence.trial import play, small_experiment, state_tree, worst_difference
-from remanence.types import Job, Reply
+from remanence.engines.sequential import Loop
+from remanence.engines.worker_pool import Forks
+from remanence.results.run import SPEC
+from remanence.rounds.loop import resume_run, start_run
+from remanence.testing.toy_task import play, small_experiment, state_tree, worst_difference
 
 TIMEOUT = 3.0
 

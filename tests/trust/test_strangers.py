@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
-from test_resume import contents, seeded_net, small_spec
+from rounds.test_resume import contents, seeded_net, small_spec
 from trust.faults import tried
 from trust.mutations import bounded
 
 from remanence import api
-from remanence.cli import app
+from remanence.cli.main import app
 from remanence.config import make_spec
-from remanence.data.idx import read_idx
-from remanence.data.mat import read_mat
-from remanence.data.npz_file import read_npz
-from remanence.errors import InputError
-from remanence.results import COMPARISON, RUNS, SPEC, Comparison
-from remanence.rounds import resume_run, start_run
+from remanence.core.errors import InputError
+from remanence.data.mnist_idx import read_idx
+from remanence.data.npz_reader import read_npz
+from remanence.data.svhn_mat import read_mat
+from remanence.results.run import COMPARISON, RUNS, SPEC, Comparison
+from remanence.rounds.loop import resume_run, start_run
 
 CODE = "evil_module:Net"
 
@@ -156,10 +156,10 @@ def bomb_shape(path: Path) -> Callable[[], Any]:
 def test_bombs_are_refused_before_the_memory_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any
 ) -> None:
-    from remanence.data import mat
+    from remanence.data import svhn_mat
 
     # more than two gigabytes take too long to unpack here; the check is the same
-    monkeypatch.setattr(mat, "LIMIT", 1 << 26)
+    monkeypatch.setattr(svhn_mat, "LIMIT", 1 << 26)
     read = make(tmp_path / "bomb")
     with bounded() as limit:
         limit()
@@ -177,7 +177,7 @@ def test_a_drift_table_that_changed_is_named(tmp_path: Path) -> None:
     }  # fmt: skip
     spec = make_spec({}, keys)
     start_run(spec, tmp_path / "straight")
-    from test_exchange import Dying
+    from rounds.test_decentralized import Dying
 
     with pytest.raises(ConnectionAbortedError):
         start_run(spec, tmp_path / "run", progress=Dying(2))
@@ -214,7 +214,7 @@ def test_data_that_changed_are_named(tmp_path: Path) -> None:
     )
     start_run(spec, tmp_path / "run")
     np.savez(file, x=x, y=np.arange(100) // 34)
-    from remanence.division import _load
+    from remanence.experiment.data_setup import _load
 
     _load.cache_clear()
     with pytest.raises(InputError, match="have changed since the run began"):

@@ -12,15 +12,15 @@ import functools
 import torch
 from torch import Tensor
 
-from remanence import trees
-from remanence.aggregators.coordinates import distances_from, reduce_columns, weighted_middle
-from remanence.aggregators.guarded import Guarded, combine_guarded
-from remanence.compose import part
-from remanence.errors import InputError
-from remanence.rules.sgd import require
-from remanence.server import Unusable
-from remanence.trees import Params
-from remanence.types import Part, Reply, ServerContext
+from remanence.aggregators.coordinatewise import distances_from, reduce_columns, weighted_middle
+from remanence.aggregators.minimum_replies import Guarded, combine_guarded
+from remanence.core import pytree
+from remanence.core.compose import part
+from remanence.core.errors import InputError
+from remanence.core.pytree import Params
+from remanence.core.types import Part, Reply, ServerContext
+from remanence.optimizers.sgd import require
+from remanence.training.server_step import Unusable
 
 
 @part
@@ -82,11 +82,11 @@ def find_geometric_median(
         nu = scale * max(0.5**step, tolerance)
         pull = weights / away.clamp(min=nu)
         before, at = at, reduce_columns(functools.partial(average, pull / pull.sum()), stacked)
-        moved = float(trees.squared_norm(trees.sub(at, before)).sqrt())
+        moved = float(pytree.squared_norm(pytree.sub(at, before)).sqrt())
         if moved <= tolerance * scale and nu <= tolerance * scale:
             break
         away = distances_from(at, stacked)
-    return trees.map(lambda v, x: v.to(x.dtype), at, stacked)
+    return pytree.map(lambda v, x: v.to(x.dtype), at, stacked)
 
 
 def average(shares: Tensor, values: Tensor) -> Tensor:

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from remanence import trees
-from remanence.aggregators.coordinates import squared_distances
-from remanence.aggregators.guarded import Guarded, combine_guarded
-from remanence.compose import part
-from remanence.rules.sgd import require
-from remanence.trees import Params
-from remanence.types import Part, Reply, ServerContext
+from remanence.aggregators.coordinatewise import squared_distances
+from remanence.aggregators.minimum_replies import Guarded, combine_guarded
+from remanence.core import pytree
+from remanence.core.compose import part
+from remanence.core.pytree import Params
+from remanence.core.types import Part, Reply, ServerContext
+from remanence.optimizers.sgd import require
 
 
 @part
@@ -67,7 +67,7 @@ def average_closest(replies: Reply, srv: ServerContext, byzantine: int, keep: in
     chosen = torch.tensor(
         choose_lowest(scores.tolist(), replies.client.tolist(), keep), device=replies.client.device
     )
-    return trees.map(lambda x: x[chosen].mean(dim=0), delta)
+    return pytree.map(lambda x: x[chosen].mean(dim=0), delta)
 
 
 def sum_closest(distances: Tensor, byzantine: int) -> Tensor:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from remanence import trees
-from remanence.trees import Params, Tree
-from remanence.types import Combine, Reply, ServerContext
+from remanence.core import pytree
+from remanence.core.pytree import Params, Tree
+from remanence.core.types import Combine, Reply, ServerContext
 
 
 def weigh_by_size(replies: Reply, srv: ServerContext) -> Tensor:
@@ -15,7 +15,7 @@ def weigh_by_size(replies: Reply, srv: ServerContext) -> Tensor:
 
 
 def partial_sum(weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
-    return trees.weighted_sum(weights, replies.delta(srv.start))
+    return pytree.weighted_sum(weights, replies.delta(srv.start))
 
 
 def finish_sum(total: Tree, srv: ServerContext) -> Params:
@@ -24,7 +24,7 @@ def finish_sum(total: Tree, srv: ServerContext) -> Params:
 
 def move(params: Params, delta: Params, srv: ServerContext) -> tuple[Params, Tree]:
     """The step as it is: names that nobody sent stay where they are."""
-    return params | trees.add(delta, params), srv.state
+    return params | pytree.add(delta, params), srv.state
 
 
 mean = Combine(partial_sum, finish_sum, in_pieces=True)

@@ -11,12 +11,12 @@ import math
 
 from torch import Tensor
 
-from remanence.aggregators.coordinates import middle, reduce_columns
-from remanence.aggregators.guarded import Guarded, combine_guarded
-from remanence.compose import part
-from remanence.rules.sgd import require
-from remanence.trees import Params
-from remanence.types import Part, Reply, ServerContext
+from remanence.aggregators.coordinatewise import middle, reduce_columns
+from remanence.aggregators.minimum_replies import Guarded, combine_guarded
+from remanence.core.compose import part
+from remanence.core.pytree import Params
+from remanence.core.types import Part, Reply, ServerContext
+from remanence.optimizers.sgd import require
 
 
 @part

@@ -10,13 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from remanence import trees
-from remanence.aggregators.coordinates import distances_from, middle
-from remanence.aggregators.guarded import Guarded, combine_guarded
-from remanence.compose import part
-from remanence.rules.sgd import require
-from remanence.trees import Params
-from remanence.types import Part, Reply, ServerContext
+from remanence.aggregators.coordinatewise import distances_from, middle
+from remanence.aggregators.minimum_replies import Guarded, combine_guarded
+from remanence.core import pytree
+from remanence.core.compose import part
+from remanence.core.pytree import Params
+from remanence.core.types import Part, Reply, ServerContext
+from remanence.optimizers.sgd import require
 
 
 @part
@@ -33,8 +33,8 @@ def norm_clip(*, limit: float = 0.0) -> Part:
 
     def clip_and_average(weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
         delta = replies.delta(srv.start)
-        norms = distances_from(trees.zeros_like(trees.take(delta, 0)), delta)  # [k]
-        return trees.weighted_sum(weights * clip_factors(norms, limit), delta)
+        norms = distances_from(pytree.zeros_like(pytree.take(delta, 0)), delta)  # [k]
+        return pytree.weighted_sum(weights * clip_factors(norms, limit), delta)
 
     least, why = (1, "any") if limit else (3, "a median of two is no limit")
     guarded = Guarded(

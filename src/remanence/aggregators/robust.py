@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from remanence.aggregators.geometric_median import geometric_median
-from remanence.aggregators.guarded import check_cohort, guard_of, settle_buffers
 from remanence.aggregators.krum import krum, multi_krum
 from remanence.aggregators.median import median, trimmed_mean
+from remanence.aggregators.minimum_replies import check_cohort, guard_of, settle_buffers
 from remanence.aggregators.norm_clip import norm_clip
-from remanence.types import Part
+from remanence.core.types import Part
 
 __all__ = [
     "ROBUST",

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from remanence import expressions
 from remanence.attacks.adversary import Adversary
 from remanence.attacks.attack import Attack, DataSet
 from remanence.attacks.data import backdoor, label_flip
-from remanence.attacks.facts import count_lies
+from remanence.attacks.metadata import count_lies
 from remanence.attacks.models import a_little_is_enough, gaussian, nan, scaling, sign_flip
 from remanence.attacks.poison import know
 from remanence.attacks.probes import similarity_lies
-from remanence.attacks.rounds import replay, stale
-from remanence.errors import InputError
+from remanence.attacks.protocol import replay, stale
+from remanence.core import expressions
+from remanence.core.errors import InputError
 
 __all__ = ["ATTACKS", "Adversary", "Attack", "DataSet", "check_attacks", "know", "parse_attacks"]
 

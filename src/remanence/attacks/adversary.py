@@ -13,10 +13,10 @@ from torch import Tensor
 
 from remanence.attacks.attack import Attack, DataSet
 from remanence.attacks.poison import poison
-from remanence.data.drift import Holdings
-from remanence.data.views import Views
-from remanence.keys import Key
-from remanence.types import Job, Reply, Start
+from remanence.core.rng import Key
+from remanence.core.types import Job, Reply, Start
+from remanence.data.concept_views import Views
+from remanence.data.population import Holdings
 
 
 @dataclass(frozen=True)

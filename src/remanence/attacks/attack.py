@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remanence.errors import InputError
-from remanence.keys import Key
-from remanence.trees import Params
-from remanence.types import Reply, Start
+from remanence.core.errors import InputError
+from remanence.core.pytree import Params
+from remanence.core.rng import Key
+from remanence.core.types import Reply, Start
 
 
 class DataSet(NamedTuple):

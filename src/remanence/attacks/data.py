@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from remanence.attacks.attack import Attack, DataSet, read_who
-from remanence.errors import InputError
-from remanence.keys import Key
-from remanence.rules.sgd import require
+from remanence.core.errors import InputError
+from remanence.core.rng import Key
+from remanence.optimizers.sgd import require
 
 WORDS = ("next", "reverse", "random")
 

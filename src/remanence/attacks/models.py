@@ -13,11 +13,11 @@ from statistics import NormalDist
 import numpy as np
 import torch
 
-from remanence import keys, trees
 from remanence.attacks.attack import Attack, Tamper, mark, read_who, replace_params
-from remanence.keys import Key
-from remanence.rules.sgd import require
-from remanence.types import Reply, Start
+from remanence.core import pytree, rng
+from remanence.core.rng import Key
+from remanence.core.types import Reply, Start
+from remanence.optimizers.sgd import require
 
 
 def sign_flip(*, fraction: float = 0.1, clients: str = "", scale: float = 1.0) -> Attack:
@@ -48,7 +48,7 @@ def _stretch(factor: float) -> Tamper:
         return replace_params(
             replies,
             mark(replies, attackers),
-            trees.axpy(factor, replies.delta(start), start.params),
+            pytree.axpy(factor, replies.delta(start), start.params),
         )
 
     return tamper
@@ -69,7 +69,7 @@ def gaussian(*, fraction: float = 0.1, clients: str = "", std: float = 1.0) -> A
             # by client, so that the order of replies does not matter
             mine = key.fold("gaussian", int(replies.client[place]))
             for name, x in forged.items():
-                noise = std * keys.normal(
+                noise = std * rng.normal(
                     mine.fold(name).tensor().to(x.device), x.shape[1:], x.dtype
                 )
                 base = start.params[name]
@@ -95,7 +95,7 @@ def nan(*, fraction: float = 0.1, clients: str = "") -> Attack:
         return replace_params(
             replies,
             mark(replies, attackers),
-            trees.map(lambda x: torch.full_like(x, torch.nan), replies.params),
+            pytree.map(lambda x: torch.full_like(x, torch.nan), replies.params),
         )
 
     return Attack("nan", read_who("nan", fraction, clients), tamper=tamper)
@@ -121,8 +121,8 @@ def a_little_is_enough(*, fraction: float = 0.1, clients: str = "", z: float = 0
         if f in (0, n):
             return replies
         far = z or hidden_deviations(n, f)
-        honest = trees.take(replies.params, (~bad).nonzero().flatten())
-        forged = trees.map(lambda x: x.mean(dim=0) - far * x.std(dim=0, correction=0), honest)
+        honest = pytree.take(replies.params, (~bad).nonzero().flatten())
+        forged = pytree.map(lambda x: x.mean(dim=0) - far * x.std(dim=0, correction=0), honest)
         return replace_params(replies, bad, forged)
 
     return Attack(

@@ -13,10 +13,10 @@ from dataclasses import replace
 import numpy as np
 
 from remanence.attacks.attack import Attack, DataSet
-from remanence.data.drift import Holdings, Rows
+from remanence.core.rng import Key
+from remanence.data.concept_views import Views
+from remanence.data.population import Holdings, Rows
 from remanence.data.source import Source
-from remanence.data.views import Views
-from remanence.keys import Key
 
 
 def know(source: Source) -> DataSet:

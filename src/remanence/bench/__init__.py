@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from remanence.bench.jobs import JOBS
-from remanence.bench.measure import run_jobs
+from remanence.bench.runner import run_jobs
 from remanence.bench.table import render
 
 __all__ = ["JOBS", "render", "run_jobs"]

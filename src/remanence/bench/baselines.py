@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from remanence.core.rng import Key
+from remanence.core.types import Job
 from remanence.data.batches import plan_batches
-from remanence.experiment import Experiment
-from remanence.keys import Key
-from remanence.state import RunState
-from remanence.types import Job
+from remanence.experiment.build import Experiment
+from remanence.training.state import RunState
 
 BATCH_OF_SCORES = 500
 

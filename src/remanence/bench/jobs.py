@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from remanence.config import make_spec
-from remanence.experiment import Experiment, build
-from remanence.rounds import first_state, make_job
-from remanence.state import RunState
-from remanence.types import Job
+from remanence.core.types import Job
+from remanence.experiment.build import Experiment, build
+from remanence.rounds.loop import first_state, make_job
+from remanence.training.state import RunState
 
 IMAGES = "synthetic(samples={samples}, classes=10, shape='3x32x32', test={test})"
 CIFAR = IMAGES.format(samples=60_000, test=1 / 6)  # 50,000 and 10,000, as CIFAR-10 has them

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from remanence import trees
 from remanence.bench.baselines import fit, plain_model
-from remanence.engines import common
-from remanence.experiment import Experiment
-from remanence.types import Job, PairScores, Phase, Reply, Scores, Start
+from remanence.core import pytree
+from remanence.core.types import Job, PairScores, Phase, Reply, Scores, Start
+from remanence.engines import base
+from remanence.experiment.build import Experiment
 
 
 class OneAtATime:
@@ -35,13 +35,16 @@ class OneAtATime:
     def train(self, job: Job) -> Iterator[Reply]:
         for place, client in enumerate(job.clients.tolist()):
             self._load(job.start.take(place) if job.personal_start else job.start)
-            for number, phase in enumerate(common.phases_of(self.task, job)):
+            for number, phase in enumerate(base.phases_of(self.task, job)):
                 before = self._state()
                 self._fit(job, client, number, phase)
                 if phase.accept is not None and not self._improved(before, job, client):
                     self._load(before)
-            kept, nothing_for_the_log = trees.take(job.own, slice(place, place + 1)), torch.zeros(1)
-            yield common.make_reply(
+            kept, nothing_for_the_log = (
+                pytree.take(job.own, slice(place, place + 1)),
+                torch.zeros(1),
+            )
+            yield base.make_reply(
                 self.task,
                 job,
                 np.array([client]),
@@ -58,7 +61,7 @@ class OneAtATime:
         trained = set(self.task.trained_names(phase))
         for name, param in self.module.named_parameters():
             param.requires_grad_(name in trained)
-        plan = common.plan_phase(self.task, job, client, number, phase)
+        plan = base.plan_phase(self.task, job, client, number, phase)
         fit(self.module, self.experiment, job, rows, plan.rows, plan.widths, None)
 
     def _improved(self, before: Start, job: Job, client: int) -> bool:
@@ -86,7 +89,7 @@ class OneAtATime:
         time_step: int = 0,
         verdicts: bool = False,
     ) -> PairScores:
-        rows, classes = common.split_rows(self.task, split, time_step), self.task.world.classes
+        rows, classes = base.split_rows(self.task, split, time_step), self.task.world.classes
         confusion, loss = (
             torch.zeros(len(which), classes, classes, dtype=torch.int64),
             torch.zeros(len(which), dtype=torch.float64),

@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from remanence.core.errors import InputError
+from remanence.core.expressions import Call, construct
 from remanence.data.cifar import cifar10, cifar100
 from remanence.data.cinic import cinic10
-from remanence.data.clusters import by_group, label_clusters
-from remanence.data.embedded import digits
-from remanence.data.folders import folder, pacs
-from remanence.data.idx import emnist, fashion_mnist, mnist
-from remanence.data.leaf import femnist, mnist_by_writer
-from remanence.data.mat import svhn
-from remanence.data.own import from_dataset, npz
+from remanence.data.image_folders import folder, pacs
+from remanence.data.leaf_json import femnist, mnist_by_writer
+from remanence.data.mnist_idx import emnist, fashion_mnist, mnist
 from remanence.data.partitions import (
     Partition,
     dirichlet,
@@ -30,10 +28,12 @@ from remanence.data.partitions import (
     shards,
     split_validation,
 )
+from remanence.data.sklearn_digits import digits
 from remanence.data.source import Source, Split
+from remanence.data.structured_partitions import by_group, label_clusters
+from remanence.data.svhn_mat import svhn
 from remanence.data.synthetic import synthetic, tokens
-from remanence.errors import InputError
-from remanence.expressions import Call, construct
+from remanence.data.user_data import from_dataset, npz
 
 __all__ = [
     "PARTITIONS",

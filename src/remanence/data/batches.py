@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remanence import keys
-from remanence.errors import InputError
-from remanence.keys import Key
+from remanence.core import rng
+from remanence.core.errors import InputError
+from remanence.core.rng import Key
 
 AUGMENTATIONS = ("crop", "flip", "cutout")
 CROP_PADDING = 4
@@ -84,9 +84,9 @@ def plan_many(
         some, wide = np.flatnonzero(counts == count), min(batch, count)
         per_epoch = count // wide if drop_last else -(-count // wide)
         rounds = -(-total // per_epoch)
-        values = keys.fold_each(key_values[some, None], np.arange(rounds)).reshape(-1)
+        values = rng.fold_each(key_values[some, None], np.arange(rounds)).reshape(-1)
         # [clients * epochs, rows used]
-        orders = keys.permutations(values, count)[:, : per_epoch * wide]
+        orders = rng.permutations(values, count)[:, : per_epoch * wide]
         short = per_epoch * wide - orders.shape[1]
         if short:
             orders = np.concatenate(
@@ -126,7 +126,7 @@ class Examples:
         """Inputs for training. ids: [..., B]; key: [...], one for each batch."""
         x = self._raw(ids)
         if self.augment:
-            flat = keys.fold_in(keys.fold_in(key, "augment").unsqueeze(-1), ids).reshape(-1)
+            flat = rng.fold_in(rng.fold_in(key, "augment").unsqueeze(-1), ids).reshape(-1)
             x = augment_images(x.reshape(-1, *x.shape[ids.dim() :]), flat, self.augment).reshape(
                 x.shape
             )
@@ -222,5 +222,5 @@ def keep_outside(key: Tensor, height: int, width: int) -> Tensor:
 
 def _draw(key: Tensor, purpose: str, count: int) -> Tensor:
     """One whole number below `count` for each key."""
-    word = keys.fold_in(key, purpose)
+    word = rng.fold_in(key, purpose)
     return (word >> 33) % count  # python-style modulo: never negative

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from remanence.core.errors import InputError
 from remanence.data.files import damaged, locate
 from remanence.data.restricted_pickle import read_plain_pickle
 from remanence.data.source import Source, Split, checked
-from remanence.errors import InputError
 
 # images in one file of CIFAR-10 and in the test file of CIFAR-100; the training file of CIFAR-100
 # holds five times as many

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from remanence.core.errors import InputError
 from remanence.data.cifar import CIFAR10
 from remanence.data.files import locate
-from remanence.data.folders import _decode, _images
+from remanence.data.image_folders import _decode, _images
 from remanence.data.source import Source, Split, checked
-from remanence.errors import InputError
 
 SIDE = 32
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from remanence.data.entries import cut, find, read_labels, read_numbers, read_pairs, refuse
+from remanence.core.errors import InputError, nearest
+from remanence.core.expressions import construct, parse_sum
+from remanence.data.cluster_options import cut, find, read_labels, read_numbers, read_pairs, refuse
 from remanence.data.source import Source, Split
-from remanence.errors import InputError, nearest
-from remanence.expressions import construct, parse_sum
 
 CORRUPTIONS = ("clean", "noise", "blur", "contrast", "brightness", "pixelate", "invert")
 

@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from remanence.core.errors import InputError, RunFailed, unknown
+from remanence.core.files import explain_full_disk, flush_folder
+from remanence.data.downloads import BY_HAND, COMES_WITH, OWN, PARCELS, Parcel
 from remanence.data.files import size_of
-from remanence.data.parcels import BY_HAND, COMES_WITH, OWN, PARCELS, Parcel
-from remanence.errors import InputError, RunFailed, unknown
-from remanence.files import explain_full_disk, flush_folder
 
 PIECE = 1 << 20
 LIMIT = 4 << 30  # bytes of one file; the largest published one has 1.2 GiB

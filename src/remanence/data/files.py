@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from remanence.errors import InputError
+from remanence.core.errors import InputError
 
 WHERE = "--data-dir or REMANENCE_DATA"
 

@@ -3,7 +3,7 @@ function of labels, groups and a key.
 
 A partition gives one ascending array of row numbers a client; no row belongs to two clients.
 Partitions that follow structure in the data (label clusters, writers, domains) are in
-`clusters.py`.
+`structured_partitions.py`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from remanence.data.holdout import hold_out, split_validation
-from remanence.errors import InputError
-from remanence.keys import Key
+from remanence.core.errors import InputError
+from remanence.core.rng import Key
+from remanence.data.splits import hold_out, split_validation
 
 __all__ = [
     "Partition",

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from remanence.core.errors import InputError
 from remanence.data.files import damaged, size_of
-from remanence.errors import InputError
 
 _VALUES = {"NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1"}
 _TEXTS = {

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remanence.data.holdout import draw_stratified
-from remanence.errors import InputError
-from remanence.keys import Key
+from remanence.core.errors import InputError
+from remanence.core.rng import Key
+from remanence.data.splits import draw_stratified
 
 KINDS = {"image": 4, "table": 2, "tokens": 2}  # kind: axes of x
 # fixed: the test set is the same for every seed of an experiment

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from remanence.core.errors import InputError
+from remanence.core.rng import Key
 from remanence.data.source import Source, Split, checked
-from remanence.errors import InputError
-from remanence.keys import Key
 
 _VALUES_AT_ONCE = 1 << 22
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from remanence.diagnosis.clients import tell_clients, tell_drift, tell_examples
 from remanence.diagnosis.findings import compare, tell_forgetting, tell_phases, tell_trouble
-from remanence.diagnosis.phrases import Finding
-from remanence.report.groups import Group, choose_settings, gather
-from remanence.report.rows import make_row
-from remanence.results import Comparison, Run
+from remanence.diagnosis.wording import Finding
+from remanence.metrics.groups import Group, choose_settings, gather
+from remanence.metrics.summary_rows import make_row
+from remanence.results.run import Comparison, Run
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from remanence.diagnosis.cures import cure_drift
-from remanence.diagnosis.phrases import (
+from remanence.diagnosis.recommendations import cure_drift
+from remanence.diagnosis.wording import (
     MATTERS,
     NAMED,
     Finding,
@@ -18,10 +18,8 @@ from remanence.diagnosis.phrases import (
     points,
     tell_noise,
 )
-from remanence.metrics.counts import nan_mean
-from remanence.metrics.forgetting import client_forgetting, client_forgetting_rounds
-from remanence.metrics.noise import weigh
-from remanence.report.evidence import (
+from remanence.metrics.accuracy_tables import nan_mean
+from remanence.metrics.cached import (
     drift_of,
     first_with_losses,
     forgettable_of,
@@ -29,8 +27,10 @@ from remanence.report.evidence import (
     listening_of,
     losses_of,
 )
-from remanence.report.groups import Group, mean_of
-from remanence.report.rows import MethodRow
+from remanence.metrics.forgetting import client_forgetting, client_forgetting_rounds
+from remanence.metrics.groups import Group, mean_of
+from remanence.metrics.seed_noise import weigh
+from remanence.metrics.summary_rows import MethodRow
 
 FEW_CLIENTS = 10  # with fewer, no statement on what large or small clients have in common
 PROBABLE = 0.05  # of a chance finding, for such a statement

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from remanence.diagnosis.cures import Cure, cure_phase
-from remanence.diagnosis.phrases import (
+from remanence.diagnosis.recommendations import Cure, cure_phase
+from remanence.diagnosis.wording import (
     MATTERS,
     Finding,
     join,
@@ -24,13 +24,13 @@ from remanence.diagnosis.phrases import (
     tell_change,
     tell_noise,
 )
-from remanence.metrics.counts import local_models, nan_mean
+from remanence.metrics.accuracy_tables import local_models, nan_mean
+from remanence.metrics.cached import PHASE_WORDS, class_losses, ledger_of, losses_of, phase_losses
 from remanence.metrics.forgetting import class_drops, forgetting_curve, forgetting_since_best
-from remanence.metrics.noise import weigh
-from remanence.report.evidence import PHASE_WORDS, class_losses, ledger_of, losses_of, phase_losses
-from remanence.report.groups import Group, class_curve, class_names_of, mean_of
-from remanence.report.paint import name_classes
-from remanence.report.rows import MethodRow
+from remanence.metrics.groups import Group, class_curve, class_names_of, mean_of
+from remanence.metrics.seed_noise import weigh
+from remanence.metrics.summary_rows import MethodRow
+from remanence.report.theme import name_classes
 
 
 def tell_forgetting(group: Group, row: MethodRow) -> Finding:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remanence.local import Task
-from remanence.model import Model
+from remanence.core.model import Model
+from remanence.training.client_step import Task
 
 # looking at rows takes at most one part of so many of a GPU's memory (of all of it: what is free
 # differs from start to resume, and bits with it),

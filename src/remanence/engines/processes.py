@@ -1,9 +1,9 @@
 """One process a core, each with a single thread: the fastest way to train on a CPU.
 
-Within a process clients are trained one after the other by a loop made for speed (`tuned_loop.py`)
+Within a process clients are trained one after the other by a loop made for speed (`sequential_fast.py`)
 or, where a network has no convolutions, as stacks: grouped convolutions take a CPU nearly twice as
 long as plain ones, while small dense layers spend their time around the arithmetic, which a stack
-shares. The workers are forked (`forks.py`), so the data are shared and nothing has to be shipped
+shares. The workers are forked (`worker_pool.py`), so the data are shared and nothing has to be shipped
 but models and states. Work goes to whoever is free, the largest first; the result of a client does
 not depend on who trained it.
 """
@@ -24,15 +24,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remanence import trees
-from remanence.engines import common
-from remanence.engines.forks import Forks
+from remanence.core import pytree
+from remanence.core.errors import InputError, RunFailed
+from remanence.core.types import Facts, Job, PairScores, Reply, Scores, Start, Verdicts
+from remanence.engines import base
 from remanence.engines.memory import keep_memory
-from remanence.engines.stacked import Stacked
-from remanence.engines.tuned_loop import TunedLoop
-from remanence.errors import InputError, RunFailed
-from remanence.local import Task
-from remanence.types import Facts, Job, PairScores, Reply, Scores, Start, Verdicts
+from remanence.engines.sequential_fast import TunedLoop
+from remanence.engines.vectorized import Stacked
+from remanence.engines.worker_pool import Forks
+from remanence.training.client_step import Task
 
 
 class Processes:
@@ -77,7 +77,7 @@ class Processes:
         they did not answer in this round.
         """
         one_for_all = None if job.personal_start else _pack(tuple(job.start))
-        order = np.argsort(-common.expected_steps(self.task, job), kind="stable")
+        order = np.argsort(-base.expected_steps(self.task, job), kind="stable")
         shares = deal(order, self.workers, self.stack)
         preface = ("round", one_for_all, _pack(job.shared))
         for _, answer in self.forks.carry(
@@ -93,7 +93,7 @@ class Processes:
     def score(
         self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0
     ) -> Scores:
-        ids, groups, count = common.rows_to_score(self.task, split, owners, time_step)
+        ids, groups, count = base.rows_to_score(self.task, split, owners, time_step)
         # nobody is asked about no rows at all
         packed, shares = _pack(tuple(models)), max(1, min(self.workers, len(ids)))
         rows, group = np.array_split(ids.numpy(), shares), np.array_split(groups.numpy(), shares)
@@ -121,7 +121,7 @@ class Processes:
             share for share in np.array_split(np.arange(len(which)), self.workers) if len(share)
         ]
         if not shares:
-            return common.PairTally(
+            return base.PairTally(
                 0, self.task.world.classes, self.task.world.device, verdicts
             ).scores()
         questions = []
@@ -266,7 +266,7 @@ def _some_clients(job: Job, places: np.ndarray) -> Any:
         job.key,
         job.phases,
     )
-    return constants, _pack((start, trees.take(job.own, here), facts))
+    return constants, _pack((start, pytree.take(job.own, here), facts))
 
 
 def _restore(message: Any, start: Start | None, shared: Any) -> Job:

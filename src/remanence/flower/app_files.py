@@ -9,7 +9,7 @@ from pathlib import Path
 import tomli_w
 
 from remanence.config import make_spec, read_file
-from remanence.errors import InputError
+from remanence.core.errors import InputError
 from remanence.flower.server_app import DEFAULTS
 from remanence.version import __version__
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from remanence.errors import InputError
+from remanence.core.errors import InputError
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
 

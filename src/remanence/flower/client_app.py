@@ -2,7 +2,7 @@
 back.
 
 Flower starts a fresh process for every message. So this file imports nothing heavy: a process of
-the site that stays does the work (`worker.py`), unless the site says `resident = false`.
+the site that stays does the work (`site_daemon.py`), unless the site says `resident = false`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from remanence.errors import InputError, RemanenceError
-from remanence.flower.carrier import from_record, to_record
+from remanence.core.errors import InputError, RemanenceError
 from remanence.flower.settings import SiteFile, read_site
+from remanence.flower.transport import from_record, to_record
 from remanence.flower.wire import Parcel
 
 
@@ -58,10 +58,10 @@ def find_site(node_config: dict[str, Any]) -> SiteFile:
 def hand_over(site: SiteFile, request: Parcel) -> Parcel:
     """To the process that stays, or to this one."""
     if site.settings.compute.resident:
-        from remanence.flower.worker_client import call_worker
+        from remanence.flower.daemon_client import call_worker
 
         return call_worker(site, request)
-    from remanence.files import lock
+    from remanence.core.files import lock
     from remanence.flower.site import Site
 
     with lock(site.make_state()):

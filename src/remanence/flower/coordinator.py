@@ -1,4 +1,4 @@
-"""An experiment on a federation: the round loop of `rounds.py` with the engine `flower`, started or
+"""An experiment on a federation: the round loop of `rounds/loop.py` with the engine `flower`, started or
 taken up where it stopped.
 
 The coordinator has the model, the method and its server state; of the data it knows what sites
@@ -19,25 +19,25 @@ from typing import Any
 
 import numpy as np
 
-from remanence import expressions
-from remanence.checkpoint import fingerprint
-from remanence.compose import Composed
 from remanence.config import Spec, write_toml
-from remanence.errors import InputError, RunFailed
-from remanence.experiment import Experiment, build
-from remanence.files import claim_folder, explain_full_disk, lock, write_atomically
-from remanence.flower.carrier import Carrier
-from remanence.flower.described import Description, describe_data
-from remanence.flower.roster import RemotePopulation, Roster
-from remanence.flower.secrecy import hide_noise
+from remanence.core import expressions
+from remanence.core.compose import Composed
+from remanence.core.errors import InputError, RunFailed
+from remanence.core.files import claim_folder, explain_full_disk, lock, write_atomically
+from remanence.core.progress import Progress
+from remanence.core.rng import Key
+from remanence.core.types import Method, Part
+from remanence.experiment.build import Experiment, build
+from remanence.flower.data_description import Description, describe_data
+from remanence.flower.node_registry import RemotePopulation, Roster
+from remanence.flower.secure_noise import hide_noise
 from remanence.flower.session import Deadline, Patience, Session, hold
+from remanence.flower.transport import Carrier
 from remanence.flower.wire import Parcel
-from remanence.keys import Key
-from remanence.progress import Progress
-from remanence.results import ABOUT, COMPARISON, SPEC, Run
-from remanence.rounds import Deadline as TimeLimit
-from remanence.rounds import go_on
-from remanence.types import Method, Part
+from remanence.results.checkpoint import fingerprint
+from remanence.results.run import ABOUT, COMPARISON, SPEC, Run
+from remanence.rounds.loop import Deadline as TimeLimit
+from remanence.rounds.loop import go_on
 
 LOG = "federation.log"  # what happened, a line each
 RUN_NAME = "federation"  # in `about`: the name under which sites keep what belongs to this run
@@ -179,8 +179,8 @@ def set_up(spec: Spec) -> tuple[Experiment, Description | None]:
 
 
 def build_method(spec: Spec) -> tuple[Part, ...]:
-    from remanence.algorithms import PARTS
-    from remanence.compose import parse_method
+    from remanence.core.compose import parse_method
+    from remanence.methods import PARTS
 
     return parse_method(spec.method, PARTS).parts
 

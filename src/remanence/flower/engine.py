@@ -18,20 +18,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remanence import server, trees
-from remanence.engines.loop import Loop
-from remanence.errors import InputError
-from remanence.experiment import Experiment
-from remanence.flower.cargo import as_arrays, as_tree
-from remanence.flower.roster import Node
+from remanence.core import pytree
+from remanence.core.errors import InputError
+from remanence.core.pytree import Params
+from remanence.core.rng import Key
+from remanence.core.types import Job, PairScores, Reply, Scores, Start
+from remanence.engines.sequential import Loop
+from remanence.experiment.build import Experiment
+from remanence.flower.array_codec import as_arrays, as_tree
+from remanence.flower.node_registry import Node
 from remanence.flower.session import Outcome, Wait, current_session
 from remanence.flower.wire import Parcel
-from remanence.gate import Refusal
-from remanence.keys import Key
-from remanence.local import Task
-from remanence.state import NEVER, SITE, RunState, gather_own
-from remanence.trees import Params
-from remanence.types import Job, PairScores, Reply, Scores, Start
+from remanence.training import server_step
+from remanence.training.client_step import Task
+from remanence.training.gate import Refusal
+from remanence.training.state import NEVER, SITE, RunState, gather_own
 
 # no run has as many; a number beyond what a tensor holds would be an error, not a refusal
 LARGEST_ROUND = 1 << 40
@@ -149,15 +150,15 @@ class FlowerEngine:
         counts = _read_counts(outcome, reply.k, self.task.world.classes, "valid/")
         whole = all(
             x.dim() and len(x) == reply.k
-            for x in trees.leaves({"params": dict(reply.params), "buffers": reply.buffers})
+            for x in pytree.leaves({"params": dict(reply.params), "buffers": reply.buffers})
         )
         if counts is None or not whole:  # the gate has not seen it yet
             return
         confusion, loss = counts
         for place, client in enumerate(outcome.errand.clients):
             params, buffers = (
-                trees.take(dict(reply.params), place),
-                trees.take(reply.buffers, place),
+                pytree.take(dict(reply.params), place),
+                pytree.take(reply.buffers, place),
             )
             judged = Judged(
                 time_step, params, buffers, confusion[place : place + 1], loss[place : place + 1]
@@ -256,7 +257,7 @@ class FlowerEngine:
             clients=clients,
             start=state.server.model,
             personal_start=False,
-            shared=server.share(self.task, state.server, state.round, key),
+            shared=server_step.share(self.task, state.server, state.round, key),
             own=gather_own(state, self.task, clients, experiment.facts(clients, state.time_step)),
             facts=experiment.facts(clients, state.time_step),
             rule=experiment.rule(state.round),
@@ -348,7 +349,7 @@ class FlowerEngine:
 
 def describe_job(job: Job, places: np.ndarray) -> dict[str, Any]:
     """What a site is told of a job besides models, for the clients at these places."""
-    tags = trees.flatten(job.own).get(f"{SITE}{trees.SEPARATOR}round")
+    tags = pytree.flatten(job.own).get(f"{SITE}{pytree.SEPARATOR}round")
     return {
         "round": job.round,
         "time_step": job.time_step,

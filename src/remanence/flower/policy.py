@@ -6,12 +6,12 @@ import secrets
 
 import numpy as np
 
-from remanence import trees
 from remanence.config import names_code
-from remanence.errors import RemanenceError
+from remanence.core import pytree
+from remanence.core.errors import RemanenceError
+from remanence.core.rng import Key
 from remanence.flower.settings import Policy
-from remanence.keys import Key
-from remanence.local import Task
+from remanence.training.client_step import Task
 
 LABEL_COUNTS = "label_counts"  # the name under which every part sends them
 
@@ -38,7 +38,7 @@ def check_method(policy: Policy, task: Task) -> None:
                 f"this site takes part in {allowed} alone (policy.methods), and the experiment"
                 f" uses {part.name}",
             )
-    sent = [path.split(trees.SEPARATOR) for path in trees.flatten(task.extras_form())]
+    sent = [path.split(pytree.SEPARATOR) for path in pytree.flatten(task.extras_form())]
     asking = next((path[0] for path in sent if path[-1] == LABEL_COUNTS), None)
     if asking is not None and not policy.label_counts:
         raise Declined(

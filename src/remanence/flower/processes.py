@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from remanence.errors import InputError, RunFailed
+from remanence.core.errors import InputError, RunFailed
 from remanence.flower.certificates import make_certificates, make_site_key
 
 HOST = "127.0.0.1"

@@ -12,11 +12,11 @@ from pathlib import Path
 import tomli_w
 
 from remanence.config import make_spec, write_toml
-from remanence.errors import InputError, RunFailed
-from remanence.files import claim_folder
+from remanence.core.errors import InputError, RunFailed
+from remanence.core.files import claim_folder
 from remanence.flower.app_files import write_app
 from remanence.flower.processes import HOST, Federation
-from remanence.results import SPEC
+from remanence.results.run import SPEC
 
 MARK = "quickstart.toml"  # tells our folders from others, so that --overwrite deletes nothing else
 LONGEST = 3600.0
@@ -135,8 +135,8 @@ def _own_lines(text: str) -> list[str]:
 
 def _check(method: str) -> None:
     """Refuse a wrong method before anything is started."""
-    from remanence.algorithms import PARTS
-    from remanence.compose import parse_method
+    from remanence.core.compose import parse_method
+    from remanence.methods import PARTS
 
     if any(p.needs_public for p in parse_method(method, PARTS).parts):
         raise InputError(

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from remanence.config import make_spec, parse_value, read_file
-from remanence.errors import InputError, RemanenceError
-from remanence.flower.carrier import GridCarrier
+from remanence.core.errors import InputError, RemanenceError
 from remanence.flower.session import Patience
+from remanence.flower.transport import GridCarrier
 
 DEFAULTS: dict[str, Any] = {
     # in the app; several, separated by spaces, are run one after the other
@@ -44,8 +44,8 @@ def run_app(folder: Path, grid: Any, given: dict[str, Any]) -> None:
     """Run every experiment the settings name; a mistake in them is one sentence in the log, and
     the run fails.
     """
+    from remanence.core.progress import Lines
     from remanence.flower.coordinator import run_experiment
-    from remanence.progress import Lines
 
     try:
         settings = read_settings(given)
@@ -69,7 +69,7 @@ def run_app(folder: Path, grid: Any, given: dict[str, Any]) -> None:
 
 def read_settings(given: dict[str, Any]) -> dict[str, Any]:
     """The app's settings with their defaults; an unknown one is refused, a wrong number too."""
-    from remanence.errors import nearest
+    from remanence.core.errors import nearest
 
     unknown = next((name for name in given if name not in DEFAULTS), None)
     if unknown is not None:

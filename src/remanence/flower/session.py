@@ -11,9 +11,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from remanence.errors import InputError
-from remanence.flower.carrier import Answer
-from remanence.flower.roster import Node, Roster
+from remanence.core.errors import InputError
+from remanence.flower.node_registry import Node, Roster
+from remanence.flower.transport import Answer
 from remanence.flower.wire import Arrays, Parcel
 
 SHORTEST, LONGEST = 0.1, 1.0  # seconds between two looks for answers

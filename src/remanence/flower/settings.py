@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictBool, StrictStr, ValidationError
 
 from remanence.config import Natural, Number, Section, read_toml
-from remanence.errors import InputError, nearest
+from remanence.core.errors import InputError, nearest
 
 SHARE = "share"
 

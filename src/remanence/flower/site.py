@@ -23,23 +23,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from remanence import personal, trees
 from remanence.config import Spec, make_spec
-from remanence.engines.choose import make_engine
-from remanence.errors import RemanenceError
-from remanence.flower.cargo import as_arrays, as_tree
-from remanence.flower.holdings import Bench, set_up
-from remanence.flower.memory import Memory
+from remanence.core import pytree
+from remanence.core.errors import RemanenceError
+from remanence.core.pytree import Tree
+from remanence.core.rng import Key
+from remanence.core.types import Job, Reply, Start
+from remanence.engines.autotune import make_engine
+from remanence.flower.array_codec import as_arrays, as_tree
 from remanence.flower.policy import Declined, check_code, check_evaluation, check_method, disguise
-from remanence.flower.secrecy import draw_key, draws_noise, settle_facts
+from remanence.flower.secure_noise import draw_key, draws_noise, settle_facts
 from remanence.flower.settings import SiteFile
+from remanence.flower.site_data import Bench, set_up
+from remanence.flower.site_storage import Memory
 from remanence.flower.wire import Arrays, Parcel
-from remanence.keys import Key
-from remanence.local import PERSONAL
-from remanence.server import Server, local_models
-from remanence.state import NEVER, RunState, gather_own
-from remanence.trees import Tree
-from remanence.types import Job, Reply, Start
+from remanence.rounds import personalization
+from remanence.training.client_step import PERSONAL
+from remanence.training.server_step import Server, local_models
+from remanence.training.state import NEVER, RunState, gather_own
 from remanence.version import __version__
 
 log = logging.getLogger("remanence")
@@ -124,7 +125,7 @@ class Site:
             if bench.task.keeps_own
             else ()
         ):
-            memory.keep(int(client), round, trees.take(replies.own, place), int(named))
+            memory.keep(int(client), round, pytree.take(replies.own, place), int(named))
         up: Tree = {"params": replies.params, "buffers": replies.buffers, "extras": replies.extras}
         numbers = {"weight": replies.weight, "loss": replies.loss}
         counts = (
@@ -156,18 +157,18 @@ class Site:
         return self._tell_counts(scores.confusion.numpy(), scores.loss.numpy())
 
     def _score_personal(self, about: dict[str, Any], arrays: Arrays) -> Parcel:
-        """As `personal.make_models` makes them, with the state that the coordinator names."""
+        """As `personalization.make_models` makes them, with the state that the coordinator names."""
         check_evaluation(self.policy)
         bench = self._bench(about)
         job = self._job(bench, self._memory(about), about, arrays)
         mine = job.own.get(PERSONAL, {})
         models = Start(
             *(
-                trees.expand(tree, len(job.clients)) | mine.get(kind, {})
+                pytree.expand(tree, len(job.clients)) | mine.get(kind, {})
                 for kind, tree in job.start._asdict().items()
             )
         )
-        tuning = personal.tuning_task(bench.task)
+        tuning = personalization.tuning_task(bench.task)
         if tuning is not None:
             own = {name: tree for name, tree in job.own.items() if name != PERSONAL}
             tuned = Reply.join(

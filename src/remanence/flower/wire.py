@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from remanence.errors import RemanenceError
+from remanence.core.errors import RemanenceError
 
 PROTOCOL = 1  # what the two ends must agree on
 DTYPES = ("bool", "float16", "float32", "float64", "int32", "int64", "uint8")

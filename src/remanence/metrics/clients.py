@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from remanence.metrics.counts import accuracy_of, divide, local_models
-from remanence.metrics.ledger import Ledger
+from remanence.metrics.accuracy_tables import accuracy_of, divide, local_models
+from remanence.results.ledger import Ledger
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from remanence.errors import InputError
+from remanence.core.errors import InputError
 
 if TYPE_CHECKING:
-    from remanence.results import Run
+    from remanence.results.run import Run
 
 Curve = tuple[Sequence[int], Sequence[float]]  # rounds and values, as `run.curve()` gives them
 

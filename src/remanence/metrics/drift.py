@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from remanence.errors import InputError
+from remanence.core.errors import InputError
+from remanence.metrics.accuracy_tables import accuracy_of, nan_mean
 from remanence.metrics.convergence import time_averaged
-from remanence.metrics.counts import accuracy_of, nan_mean
-from remanence.metrics.ledger import GLOBAL, Ledger
+from remanence.results.ledger import GLOBAL, Ledger
 
 if TYPE_CHECKING:
-    from remanence.results import Run
+    from remanence.results.run import Run
 
 
 @dataclass(frozen=True)

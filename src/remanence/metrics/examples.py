@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from remanence.metrics.ledger import MOMENTS
+from remanence.results.ledger import MOMENTS
 
 if TYPE_CHECKING:
-    from remanence.results import Run
+    from remanence.results.run import Run
 
 LOCAL, MERGED = MOMENTS.index("local"), MOMENTS.index("merged")
 EVENTS = ("right_to_wrong", "margin_rise")  # as the method `centralised` reports them
@@ -96,7 +96,7 @@ def forgettable_examples(examples: np.ndarray) -> ForgettableExamples:
     Client 0 had both of its examples right; the merged model has the second wrong, and one is
     forgotten:
 
-    >>> from remanence.metrics.ledger import EXAMPLE
+    >>> from remanence.results.ledger import EXAMPLE
     >>> rows = [(1, 0, LOCAL, 0, 5, 1, 1.0), (1, 0, LOCAL, 0, 6, 1, 1.0), (1, 0, MERGED, 0, 5, 1, 0.5), (1, 0, MERGED, 0, 6, 0, -0.5)]
     >>> forgettable_examples(np.array(rows, dtype=EXAMPLE)).count
     array([1])
@@ -118,7 +118,7 @@ def example_events(examples: np.ndarray, moment: str = "merged") -> ExampleEvent
     margin error is the largest other logit minus the true one, and `margin_rise` counts where it
     grew. Right, wrong, right is learned twice and forgotten once:
 
-    >>> from remanence.metrics.ledger import EXAMPLE
+    >>> from remanence.results.ledger import EXAMPLE
     >>> rows = [(1, 0, MERGED, 0, 5, 1, 1.0), (2, 0, MERGED, 0, 5, 0, -1.0), (3, 0, MERGED, 0, 5, 1, 0.5)]
     >>> events = example_events(np.array(rows, dtype=EXAMPLE))
     >>> events.learning, events.forgetting, events.margin_rise

@@ -6,7 +6,7 @@ roundwise_forgetting    the global model against the recorded round before      
 FedNTD (Lee et al., 2022) local_forgetting        a client's trained model against what it was
 trained from   Flashback client_forgetting       the same, on each other client's data: F_ki and F_k
 WSM (Legate, 2022), eq. 11-12 where_lost              which phase of a round lost it
-here, see where_lost.py became                  what a forgotten class is taken for
+here, see phase_decomposition.py became                  what a forgotten class is taken for
 here
 """
 
@@ -18,19 +18,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from remanence.errors import InputError
-from remanence.metrics.counts import accuracy_of, concept_shares, divide, local_models, nan_mean
-from remanence.metrics.ledger import GLOBAL, MOMENTS, SPLITS, Ledger
-from remanence.metrics.where_lost import (
+from remanence.core.errors import InputError
+from remanence.metrics.accuracy_tables import (
+    accuracy_of,
+    concept_shares,
+    divide,
+    local_models,
+    nan_mean,
+)
+from remanence.metrics.phase_decomposition import (
     PHASES,
     ClientLosses,
     WhereLost,
     local_losses_by_client,
     where_lost,
 )
+from remanence.results.ledger import GLOBAL, MOMENTS, SPLITS, Ledger
 
 if TYPE_CHECKING:
-    from remanence.results import Run
+    from remanence.results.run import Run
 
 __all__ = [
     "PHASES", "ClientForgetting", "ClientLosses", "LocalForgetting", "WhereLost", "became", "class_drops", "class_forgetting_since_best",
@@ -149,7 +155,7 @@ def local_forgetting(
     The start is the round's global model as the clients received it or, without a server, the
     client's own model after mixing with its peers.
 
-    >>> from remanence.metrics.ledger import make_record
+    >>> from remanence.results.ledger import make_record
     >>> start = make_record(2, np.array([[4, 0], [2, 2]]), round=1, moment="before", split="test", model=-1, owner=-1)
     >>> after = make_record(2, np.array([[2, 2], [0, 4]]), round=1, moment="local", split="test", model=7, owner=-1)
     >>> lost = local_forgetting(Ledger(np.concatenate([start, after]), ["cat", "dog"]))  # cats: 1 -> 0.5; dogs: 0.5 -> 1
@@ -179,7 +185,7 @@ def client_forgetting(ledger: Ledger, round: int | None = None) -> ClientForgett
     Positive = forgotten, against the global model that the round began with. Data are validation
     rows. Client 0's training costs client 1 a half:
 
-    >>> from remanence.metrics.ledger import make_record
+    >>> from remanence.results.ledger import make_record
     >>> def judged(right, moment, model, owner):
     ...     return make_record(1, np.array([[right]]), round=1, moment=moment, split="valid", model=model, owner=owner)
     >>> rows = [judged(2, "before", -1, 0), judged(2, "before", -1, 1), judged(2, "local", 0, 0), judged(1, "local", 0, 1),

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from remanence.errors import unknown
+from remanence.core.errors import unknown
 from remanence.models.cnn import cnn
 from remanence.models.densenet import densenet121
 from remanence.models.lenet import LARGE, lenet

@@ -7,7 +7,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-from remanence.errors import InputError
+from remanence.core.errors import InputError
 from remanence.models.shapes import at_least_one, check_task, image_sides, parse_widths
 
 # a 1x1 convolution narrows a layer's input to so many times the growth before the 3x3 one

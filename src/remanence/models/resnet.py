@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from remanence.errors import InputError, unknown
+from remanence.core.errors import InputError, unknown
 from remanence.models.shapes import at_least_one, check_task, image_sides
 
 Norm = Callable[[int], nn.Module]  # channels -> a normalisation layer

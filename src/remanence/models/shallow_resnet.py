@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from remanence.errors import InputError
+from remanence.core.errors import InputError
 from remanence.models.resnet import ResidualBlock, batch_norm
 from remanence.models.shapes import check_task, image_sides, parse_widths
 

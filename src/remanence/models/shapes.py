@@ -4,7 +4,7 @@ say so before anything is built.
 
 from __future__ import annotations
 
-from remanence.errors import InputError
+from remanence.core.errors import InputError
 
 
 def _written(shape: tuple[int, ...]) -> str:

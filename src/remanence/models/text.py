@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from remanence.errors import InputError
+from remanence.core.errors import InputError
 from remanence.models.shapes import at_least_one, check_task
 
 

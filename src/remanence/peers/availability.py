@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from remanence import expressions
-from remanence.errors import InputError
-from remanence.keys import Key
+from remanence.core import expressions
+from remanence.core.errors import InputError
+from remanence.core.rng import Key
 
 # (clients, round, key of the round) -> [K] bool: online?
 Availability = Callable[[int, int, Key], np.ndarray]

@@ -7,8 +7,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from remanence.trees import Tree
-from remanence.types import World
+from remanence.core.pytree import Tree
+from remanence.core.types import World
 
 BYTES = 8  # of one similarity, as it travels
 LOWEST_LOSS = 1e-10

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from remanence.errors import InputError
-from remanence.keys import Key
+from remanence.core.errors import InputError
+from remanence.core.rng import Key
 
 # (clients, key) -> [K, K] bool, symmetric, nobody beside itself
 Topology = Callable[[int, Key], np.ndarray]

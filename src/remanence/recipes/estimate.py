@@ -13,9 +13,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from remanence import expressions
 from remanence.config import Spec
-from remanence.data.parcels import tell_how_to_get
+from remanence.core import expressions
+from remanence.data.downloads import tell_how_to_get
 from remanence.recipes.plan import Plan, source_of
 
 # source -> shape, classes, training rows, test rows, as published
@@ -195,7 +195,7 @@ def _measure_network(model: str, source: str, shape: tuple[int, ...], classes: i
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from remanence.experiment import build_module
+    from remanence.experiment.build import build_module
     from remanence.models import default_model
 
     with torch.device("meta"):

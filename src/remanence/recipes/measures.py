@@ -2,7 +2,7 @@
 
 Rounds are named as a share of the training (`at=0.7` is round 2800 of 4000), so that a smaller
 experiment shows the same moment; the nearest recorded round counts. Shares are between 0 and 1;
-layout.py makes percent of them where the paper does.
+tables.py makes percent of them where the paper does.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from remanence.metrics.forgetting import (
     forgetting_curve,
 )
 from remanence.metrics.forgetting import local_forgetting as local_forgetting_of
+from remanence.metrics.groups import deviation_of, mean_of
 from remanence.recipes.recipe import NEVER, Number
-from remanence.report.groups import deviation_of, mean_of
-from remanence.results import Run
+from remanence.results.run import Run
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remanence import expressions
 from remanence.config import Spec, all_keys, make_spec
-from remanence.errors import InputError, nearest
+from remanence.core import expressions
+from remanence.core.errors import InputError, nearest
 from remanence.recipes.recipe import Line, Recipe, Scale
 
 

@@ -1,4 +1,4 @@
-"""What a recipe is made of. Its form as a file is told in library.py, which reads it."""
+"""What a recipe is made of. Its form as a file is told in loader.py, which reads it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from remanence.errors import InputError
+from remanence.core.errors import InputError
 
 SCALES = ("smoke", "desk", "gpu", "paper")
 KINDS = ("table", "figure")
@@ -98,7 +98,7 @@ class Recipe:
     scales: Mapping[str, Scale]
     stand_ins: Mapping[str, StandIn]
     over: Mapping[str, Sequence[Any]]  # keys tried with several values in every cell
-    draws: str  # what a figure shows, see pictures.py
+    draws: str  # what a figure shows, see figure_data.py
     heading: str  # over the first column
 
     def unit_of(self, row: Line, column: Line) -> str:

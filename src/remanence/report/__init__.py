@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from remanence.results import REPORT, load
+from remanence.results.run import REPORT, load
 
 
 def write_report(*folders: str | Path, out: str | Path | None = None) -> Path:

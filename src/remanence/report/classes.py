@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from plotly import graph_objects as go
 
-from remanence.metrics.counts import nan_mean
-from remanence.report.groups import (
+from remanence.metrics.accuracy_tables import nan_mean
+from remanence.metrics.groups import (
     Group,
     class_curve,
     class_names_of,
@@ -17,8 +17,8 @@ from remanence.report.groups import (
     mean_class_curve,
     mean_of,
 )
-from remanence.report.maps import Panel, lay_out, share_colours
-from remanence.report.paint import (
+from remanence.report.heatmaps import Panel, lay_out, share_colours
+from remanence.report.theme import (
     Picture,
     as_text,
     axis,

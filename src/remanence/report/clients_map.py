@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 from plotly import graph_objects as go
 
+from remanence.metrics.cached import ledger_of, rounds_of
 from remanence.metrics.forgetting import (
     ClientForgetting,
     client_forgetting,
     client_forgetting_rounds,
 )
-from remanence.report.evidence import ledger_of, rounds_of
-from remanence.report.groups import Group, once_a_run
-from remanence.report.maps import Panel, change_colours, lay_out, pick_moments, share_colours
-from remanence.report.paint import Choice, Picture, axis, class_axis, first_shown, rounded
-from remanence.results import Run
+from remanence.metrics.groups import Group, once_a_run
+from remanence.report.heatmaps import Panel, change_colours, lay_out, pick_moments, share_colours
+from remanence.report.theme import Choice, Picture, axis, class_axis, first_shown, rounded
+from remanence.results.run import Run
 
 MEAN = "mean"  # F_k; a name without markup, since it is saved as CSV too
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from plotly import graph_objects as go
 
-from remanence.metrics.counts import nan_mean
+from remanence.metrics.accuracy_tables import nan_mean
+from remanence.metrics.cached import drift_of
 from remanence.metrics.drift import cluster_curves, concept_forgetting
-from remanence.report.evidence import drift_of
-from remanence.report.groups import Group, mean_curve
-from remanence.report.lines import draw_line, mark_steps, tell_steps
-from remanence.report.paint import (
+from remanence.metrics.groups import Group, mean_curve
+from remanence.report.line_plots import draw_line, mark_steps, tell_steps
+from remanence.report.theme import (
     Choice,
     Picture,
     as_text,
@@ -27,7 +27,7 @@ from remanence.report.paint import (
     rounded,
     share_axis,
 )
-from remanence.results import Run
+from remanence.results.run import Run
 
 
 def draw_clusters(groups: Sequence[Group]) -> Picture | None:

@@ -9,11 +9,11 @@ import numpy as np
 from plotly import graph_objects as go
 
 from remanence.metrics.convergence import CostCurve, accuracy_per_bytes, accuracy_per_seconds
-from remanence.report.columns import readable_bytes, readable_seconds
-from remanence.report.groups import Group, deviation_of, tell_model
-from remanence.report.lines import draw_line
-from remanence.report.paint import Picture, as_text, axis, layout, share_axis
-from remanence.results import Run
+from remanence.metrics.groups import Group, deviation_of, tell_model
+from remanence.report.line_plots import draw_line
+from remanence.report.table_columns import readable_bytes, readable_seconds
+from remanence.report.theme import Picture, as_text, axis, layout, share_axis
+from remanence.results.run import Run
 
 BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 SECONDS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))

@@ -11,9 +11,9 @@ from typing import Any
 from plotly import graph_objects as go
 
 from remanence.metrics.forgetting import forgetting_curve
-from remanence.report.groups import Group, counted_model, curve, mean_curve, tell_model
-from remanence.report.lines import draw_line, mark_steps, tell_steps
-from remanence.report.paint import Picture, as_text, layout, round_axis, share_axis
+from remanence.metrics.groups import Group, counted_model, curve, mean_curve, tell_model
+from remanence.report.line_plots import draw_line, mark_steps, tell_steps
+from remanence.report.theme import Picture, as_text, layout, round_axis, share_axis
 
 
 def draw_accuracy(groups: Sequence[Group]) -> Picture | None:

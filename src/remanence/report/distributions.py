@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from plotly import graph_objects as go
 
+from remanence.metrics.cached import forgettable_of, local_forgetting_of
 from remanence.metrics.forgetting import forgetting_curve
-from remanence.report.evidence import forgettable_of, local_forgetting_of
-from remanence.report.groups import Group
-from remanence.report.maps import Panel, lay_out, pick_moments, share_colours
-from remanence.report.paint import (
+from remanence.metrics.groups import Group
+from remanence.report.heatmaps import Panel, lay_out, pick_moments, share_colours
+from remanence.report.theme import (
     Picture,
     as_text,
     class_axis,

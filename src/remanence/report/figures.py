@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from remanence.report.became import draw_became
+from remanence.metrics.groups import Group
+from remanence.report.attacks import draw_rare_classes, draw_success
 from remanence.report.classes import draw_classes_at_end, draw_classes_over_rounds
+from remanence.report.client_forgetting import draw_lost_by_client
 from remanence.report.clients_map import draw_client_forgetting
 from remanence.report.clusters import draw_clusters, draw_left_concepts
+from remanence.report.confusion_change import draw_became
 from remanence.report.cost import draw_bytes, draw_time
 from remanence.report.curves import draw_accuracy, draw_forgetting
 from remanence.report.distributions import (
@@ -21,16 +24,17 @@ from remanence.report.distributions import (
     draw_global_distribution,
     draw_local_distribution,
 )
-from remanence.report.groups import Group
-from remanence.report.hostile import draw_rare_classes, draw_success
-from remanence.report.lost import draw_lost_by_class, draw_lost_over_rounds, draw_where_lost
-from remanence.report.lost_by_client import draw_lost_by_client
 from remanence.report.network import draw_network
-from remanence.report.one_round import draw_one_round
-from remanence.report.paint import Picture
 from remanence.report.partition import draw_partition
 from remanence.report.peers import draw_listening, draw_own_cluster
+from remanence.report.phase_forgetting import (
+    draw_lost_by_class,
+    draw_lost_over_rounds,
+    draw_where_lost,
+)
+from remanence.report.round_heatmap import draw_one_round
 from remanence.report.schedule import draw_drift
+from remanence.report.theme import Picture
 
 Draw = Callable[[Sequence[Group]], Picture | None]
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from plotly import graph_objects as go
 
-from remanence.metrics.listening import HEARD
-from remanence.report.groups import Group
-from remanence.report.maps import pick_moments
-from remanence.report.paint import (
+from remanence.metrics.groups import Group
+from remanence.metrics.peer_usage import HEARD
+from remanence.report.heatmaps import pick_moments
+from remanence.report.peers import listening_shares, peer_records, sort_clients
+from remanence.report.theme import (
     Choice,
     Picture,
     axis,
@@ -20,8 +21,7 @@ from remanence.report.paint import (
     layout,
     rounded,
 )
-from remanence.report.peers import listening_shares, peer_records, sort_clients
-from remanence.results import Run
+from remanence.results.run import Run
 
 STRONGEST = 5  # peers of each listener whose lines are drawn
 # from this share of the listener's times on, this many pixels

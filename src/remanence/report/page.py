@@ -16,16 +16,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from remanence.errors import InputError
-from remanence.files import explain_full_disk, write_atomically
-from remanence.report import conditions, hostile, privacy, words
-from remanence.report.columns import Column, columns_for
-from remanence.report.evidence import damaged_ledgers
-from remanence.report.groups import Group, choose_settings, gather, tell_model
-from remanence.report.paint import Picture
-from remanence.report.rows import MethodRow, best_row, make_row
+from remanence.core.errors import InputError
+from remanence.core.files import explain_full_disk, write_atomically
+from remanence.metrics.cached import damaged_ledgers
+from remanence.metrics.groups import Group, choose_settings, gather, tell_model
+from remanence.metrics.summary_rows import MethodRow, best_row, make_row
+from remanence.report import attacks, privacy, setup_table, summary_text
+from remanence.report.table_columns import Column, columns_for
 from remanence.report.tables import rounds_to_target
-from remanence.results import Comparison, Run
+from remanence.report.theme import Picture
+from remanence.results.run import Comparison, Run
 from remanence.version import __version__
 
 HERE = Path(__file__).parent
@@ -82,7 +82,7 @@ def render_report(results: Sequence[Run | Comparison]) -> str:
     return _render(
         title=_name_result(results) or _title(groups),
         lede=_lede(groups),
-        summary=[*words.summarise(groups, rows), *_warn(groups)],
+        summary=[*summary_text.summarise(groups, rows), *_warn(groups)],
         columns=columns_for(rows),
         tables=_tabulate(rows, _caption(groups)),
         every_setting=_tabulate(
@@ -95,10 +95,10 @@ def render_report(results: Sequence[Run | Comparison]) -> str:
             title: [picture for draw in drawings if (picture := draw(groups)) is not None]
             for title, drawings in CHAPTERS.items()
         },
-        refusals=hostile.tabulate(groups),
+        refusals=attacks.tabulate(groups),
         privacy=privacy.list_promises(groups),
-        facts=conditions.describe(groups),
-        settings=conditions.list_settings(groups),
+        facts=setup_table.describe(groups),
+        settings=setup_table.list_settings(groups),
     )
 
 
@@ -250,7 +250,7 @@ def _lede(groups: Sequence[Group]) -> str:
 
 
 def _warn(groups: Sequence[Group]) -> list[str]:
-    keys, damaged = conditions.differences(groups), damaged_ledgers(groups)
+    keys, damaged = setup_table.differences(groups), damaged_ledgers(groups)
     said = (
         [f"Beware: these runs are not of one experiment; they differ in {', '.join(keys)}."]
         if keys

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from plotly import graph_objects as go
 
-from remanence.report.groups import Group
-from remanence.report.maps import Panel, lay_out, share_colours
-from remanence.report.paint import (
+from remanence.metrics.groups import Group
+from remanence.report.heatmaps import Panel, lay_out, share_colours
+from remanence.report.theme import (
     Picture,
     as_text,
     axis,
@@ -21,7 +21,7 @@ from remanence.report.paint import (
     rounded,
     share_axis,
 )
-from remanence.results import Run
+from remanence.results.run import Run
 
 MOST_BARS = 40  # clients; beyond, a heat map shows the partition
 MOST_BAR_CLASSES = 20  # classes; beyond, colours cannot be told apart

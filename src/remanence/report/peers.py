@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from plotly import graph_objects as go
 
-from remanence.metrics.listening import HEARD, SIMILARITY
-from remanence.report.evidence import listening_of
-from remanence.report.groups import Group, clusters_of, curve, mean_curve, once_a_run
-from remanence.report.lines import BOUNDARY, draw_line, mark_steps, tell_steps
-from remanence.report.maps import Panel, lay_out, pick_moments, share_colours, value_colours
-from remanence.report.paint import (
+from remanence.metrics.cached import listening_of
+from remanence.metrics.groups import Group, clusters_of, curve, mean_curve, once_a_run
+from remanence.metrics.peer_usage import HEARD, SIMILARITY
+from remanence.report.heatmaps import Panel, lay_out, pick_moments, share_colours, value_colours
+from remanence.report.line_plots import BOUNDARY, draw_line, mark_steps, tell_steps
+from remanence.report.theme import (
     Choice,
     Picture,
     as_text,
@@ -28,7 +28,7 @@ from remanence.report.paint import (
     rounded,
     share_axis,
 )
-from remanence.results import Run
+from remanence.results.run import Run
 
 CHANCE = "by chance"
 NO_SIMILARITY = "This method keeps no similarity"

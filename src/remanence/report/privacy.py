@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remanence.privacy import NOT_PRIVATE
-from remanence.report.groups import Group
-from remanence.results import Run
+from remanence.metrics.groups import Group
+from remanence.privacy.accountant import NOT_PRIVATE
+from remanence.results.run import Run
 
 OF_WHOM = {
     "client": ("any one client", "epsilon"),

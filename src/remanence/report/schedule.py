@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from plotly import graph_objects as go
 
-from remanence.report.groups import Group, clusters_of
-from remanence.report.paint import Picture, axis, class_colours, layout, shorten
+from remanence.metrics.groups import Group, clusters_of
+from remanence.report.theme import Picture, axis, class_colours, layout, shorten
 
 MOST_NUMBERED = 60  # clients; beyond, a cell is too narrow for the number of its cluster
 MOST_EXPLAINED = 8  # clusters whose data the sentence below the title tells

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from remanence.metrics.convergence import RoundsToTarget, rounds_to_fractions
-from remanence.report.columns import (
+from remanence.metrics.groups import Group, choose_settings, curve, gather, mean_curve
+from remanence.metrics.summary_rows import MethodRow, best_row, lead, make_row, rank
+from remanence.report.table_columns import (
     ACCURACY,
     COLUMNS,
     MISSING,
@@ -19,9 +21,7 @@ from remanence.report.columns import (
     readable_bytes,
     readable_seconds,
 )
-from remanence.report.groups import Group, choose_settings, curve, gather, mean_curve
-from remanence.report.rows import MethodRow, best_row, lead, make_row, rank
-from remanence.results import Comparison, Run
+from remanence.results.run import Comparison, Run
 
 if TYPE_CHECKING:
     from rich.table import Table

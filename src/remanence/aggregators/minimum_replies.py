@@ -1,0 +1,90 @@
+"""Aggregators that promise something: how many replies the promise takes, and what happens where
+there are fewer.
+
+A robust aggregator that quietly becomes weaker when clients fall away protects nobody. So each
+knows the least number of replies for which it holds: an experiment that can never reach it is
+refused before it starts, and a round that does not is abandoned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from remanence.aggregators.coordinatewise import middle, reduce_columns
+from remanence.core.compose import Composed
+from remanence.core.errors import InputError
+from remanence.core.pytree import Params
+from remanence.core.types import Combine, Reply, ServerContext
+from remanence.training.server_step import Unusable
+
+Rule = Callable[[Tensor, Reply, ServerContext], Params]  # (weights [k], replies, srv) -> delta
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A way to combine the replies of a round, seen all at once. It stands where
+    `Combine.partial` stands.
+    """
+
+    name: str
+    least: int  # replies for which the promise holds
+    why: str  # where that number comes from, in words
+    cure: str  # what else a user may change
+    weighted: bool  # do the clients' weights count?
+    rule: Rule
+
+    def __call__(self, weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
+        if replies.k < self.least:
+            raise Unusable(
+                f"{self.name} needs {self.least} replies ({self.why}) and {replies.k} came"
+            )
+        return self.rule(weights, replies, srv)
+
+    def check_cohort(self, clients: int) -> None:
+        """Refuse an experiment whose rounds ask too few clients."""
+        if clients < self.least:
+            raise InputError(
+                f"{self.name} needs {self.least} clients in a round ({self.why}) and there"
+                f" are {clients}:"
+                f" ask more of them (clients.count, clients.sample) or {self.cure}"
+            )
+
+
+def combine_guarded(guarded: Guarded) -> Combine:
+    """The slot of a part, filled."""
+    return Combine(guarded, lambda delta, srv: delta, settle_buffers)
+
+
+def settle_buffers(current: Params, sent: Params, weights: Tensor) -> Params:
+    """Statistics and counters under any of these aggregators: the median of each, because a norm
+    over the whole model would not see a single bad variance.
+
+    current: [...]; sent: [k, ...]; weights: [k], claims that a median does not need
+    """
+    return current | reduce_columns(middle, sent)
+
+
+def guard_of(method: Composed) -> Guarded | None:
+    """The promise of a method's aggregator, where it makes one."""
+    owner = method.owner("combine")
+    found = None if owner is None or owner.combine is None else owner.combine.partial
+    return found if isinstance(found, Guarded) else None
+
+
+def check_cohort(method: Composed, clients: int) -> None:
+    """Refuse a method whose aggregator cannot keep its promise with so many clients in a round,
+    or that would ignore another part's weights.
+    """
+    guarded, weighs = guard_of(method), method.owner("weigh")
+    if guarded is None:
+        return
+    guarded.check_cohort(clients)
+    if weighs is not None and not guarded.weighted:
+        raise InputError(
+            f"{weighs.name} and {guarded.name} cannot be combined: {guarded.name} counts"
+            f" every client alike, so the weights of {weighs.name} would do"
+            " nothing; use norm_clip or geometric_median, or leave one of them out"
+        )

@@ -1,0 +1,46 @@
+"""Attacks on the protocol: answers for another round, and answers given twice. The gate refuses
+both, and names the client.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from remanence.attacks.attack import Attack, mark, read_who
+from remanence.core.rng import Key
+from remanence.core.types import Reply, Start
+from remanence.optimizers.sgd import require
+
+
+def stale(*, fraction: float = 0.1, clients: str = "") -> Attack:
+    """Answers for the round before.
+
+    fraction: share of the clients that attack.
+    clients: their numbers instead, such as "3 7".
+    """
+
+    def tamper(replies: Reply, attackers: np.ndarray, start: Start, key: Key) -> Reply:
+        return replies._replace(
+            round=torch.where(mark(replies, attackers), replies.round - 1, replies.round)
+        )
+
+    return Attack("stale", read_who("stale", fraction, clients), tamper=tamper)
+
+
+def replay(*, fraction: float = 0.1, clients: str = "", times: int = 2) -> Attack:
+    """Sends its answer several times, to be counted several times. The first counts.
+
+    fraction: share of the clients that attack.
+    clients: their numbers instead, such as "3 7".
+    times: how often it sends in all.
+    """
+    require(times >= 2, "attack replay", "times", "of at least 2", times)
+
+    def tamper(replies: Reply, attackers: np.ndarray, start: Start, key: Key) -> Reply:
+        again = mark(replies, attackers).nonzero().flatten()
+        return (
+            Reply.join([replies, *[replies.pick(again)] * (times - 1)]) if len(again) else replies
+        )
+
+    return Attack("replay", read_who("replay", fraction, clients), tamper=tamper)

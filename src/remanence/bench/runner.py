@@ -1,0 +1,385 @@
+"""Measure jobs: our engine, the plain loop and the floor in turns in one process, the median of
+several times each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import platform
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from remanence.bench.baselines import (
+    make_floor,
+    make_scoring_floor,
+    plain_model,
+    score_models,
+    train_clients,
+)
+from remanence.bench.jobs import JOBS, BenchJob, prepare
+from remanence.bench.plain_engine import OneAtATime
+from remanence.core.errors import InputError, RunFailed, unknown
+from remanence.core.signals import catch_termination
+from remanence.core.types import Engine, Job, Reply, Start
+from remanence.engines.autotune import Choice, choose_engine, make_engine
+from remanence.engines.run_slices import Work
+from remanence.engines.vectorized import MOST_CLIENTS, Stacked
+from remanence.experiment.build import Experiment, set_precision
+from remanence.rounds.loop import open_recorder, play_round
+from remanence.testing.toy_task import play, worst_difference
+from remanence.training import server_step
+from remanence.training.server_step import local_models
+from remanence.training.state import RunState
+
+# how far a whole round in float64 may be from the plain loop's, relative to the larger of 1 and the
+# value
+CLOSE = 1e-9
+# rounds of the run for which the engine is chosen: long enough for compiling to pay
+LONG_RUN = 100_000
+
+
+def run_jobs(
+    names: Sequence[str],
+    *,
+    device: str = "auto",
+    precision: str = "fp32",
+    repeat: int = 5,
+    say: Callable[[str], None] = print,
+) -> list[dict[str, Any]]:
+    """One object a job, as `remanence bench --json` prints them."""
+    if repeat < 1:
+        raise InputError(f"--repeat {repeat} measures nothing: give at least 1")
+    cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    chosen = list(names) or [name for name, job in JOBS.items() if cuda or not job.cuda_only]
+    for name in chosen:
+        if name not in JOBS:
+            raise unknown("job", name, JOBS)
+    results: dict[str, dict[str, Any]] = {}
+    # stopped: what was measured until then is not lost
+    with contextlib.suppress(KeyboardInterrupt), catch_termination():
+        for name in chosen:
+            for needed in (JOBS[name].relative_to, name):
+                if needed and needed not in results:
+                    say(f"{needed}: {JOBS[needed].about}")
+                    measured = measure(JOBS[needed], device, precision, repeat)
+                    results[needed] = measured | _relate(
+                        measured, results.get(JOBS[needed].relative_to)
+                    )
+                    torch._dynamo.reset()  # a job's compiled steps are of no use to the next
+    return list(results.values())
+
+
+def _relate(measured: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]:
+    return (
+        {}
+        if other is None
+        else {
+            "relative_to": other["job"],
+            "ratio_to_relative": measured["seconds"] / other["seconds"],
+        }
+    )
+
+
+def measure(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str, Any]:
+    """All numbers of one job."""
+    if job.measure == "memory":
+        return measure_memory(job, device, precision)
+    if job.measure == "together":
+        return measure_together(job, device, precision, repeat)
+    threads = torch.get_num_threads()
+    experiment, state, work = prepare(job, device, precision)
+    choice, engine = start_engine(experiment, work)
+    ours_threads = choice.threads
+    difference = compare_with_plain(job, device, choice)
+    set_precision(experiment.spec)  # it was float64's
+    try:
+        rows = count_rows(experiment, work)
+        floor = None  # it has no meaning for a round in which models are probed and mixed
+        if job.measure == "score":
+            plain, ours, floor, rows = scoring(experiment, state, work, engine)
+        elif job.measure == "round":
+            plain, ours = (
+                partial(play_once, experiment, state, each)
+                for each in (OneAtATime(experiment), engine)
+            )
+        else:
+            plain, ours, floor = training(experiment, state, work, engine)
+        contenders = {"plain": (plain, threads), "ours": (ours, ours_threads)} | (
+            {"floor": (floor, threads)} if floor else {}
+        )
+        times = take_turns(contenders, repeat, experiment.task.world.device)
+        with watching_memory(experiment.task.world.device) as peak:
+            ours()
+    finally:
+        engine.close()
+        torch.set_num_threads(threads)
+    seconds, sequential = statistics.median(times["ours"]), statistics.median(times["plain"])
+    floor_seconds = statistics.median(times["floor"]) if "floor" in times else None
+    more = {
+        "ratio_to_sequential": sequential / seconds,
+        "share_of_floor": floor_seconds and floor_seconds / seconds,
+        "sequential_seconds": sequential,
+        "floor_seconds": floor_seconds,
+        "difference_in_float64": difference,
+    }
+    return (
+        describe(job, experiment, ours_threads, times["ours"], rows, peak(), choice.reason) | more
+    )
+
+
+def describe(
+    job: BenchJob,
+    experiment: Experiment,
+    threads: int,
+    times: Sequence[float],
+    rows: int,
+    peak: int,
+    engine: str,
+) -> dict[str, Any]:
+    """What is told of every job; what a job has nothing to be compared with stays empty."""
+    seconds = statistics.median(times)
+    return {
+        "job": job.name,
+        "about": job.about,
+        "ratio_to_sequential": None,
+        "share_of_floor": None,
+        "samples_per_second": rows / seconds,
+        "seconds": seconds,
+        "fastest_seconds": min(times),
+        "slowest_seconds": max(times),
+        "peak_memory_bytes": peak,
+        "engine": engine,
+        "relative_to": None,
+        "ratio_to_relative": None,
+        **about_machine(experiment, threads),
+    }
+
+
+def start_engine(experiment: Experiment, work: Job) -> tuple[Choice, Engine]:
+    choice = choose_engine(experiment.task, work, rounds=LONG_RUN)
+    return choice, make_engine(choice.name, experiment.task, choice.stack, steps=choice.steps)
+
+
+def training(
+    experiment: Experiment, state: RunState, work: Job, engine: Engine
+) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]:
+    """A round up to the new global model, three ways."""
+    return (
+        lambda: train_clients(experiment, state, work),
+        lambda: train_ours(experiment, state, work, engine),
+        make_floor(experiment, work),
+    )
+
+
+def train_ours(experiment: Experiment, state: RunState, work: Job, engine: Engine) -> Start:
+    replies = Reply.join(list(engine.train(work)))
+    return server_step.update(
+        experiment.task, state.server, replies, work.round, work.key, work.rule, engine
+    ).server.model
+
+
+def scoring(
+    experiment: Experiment, state: RunState, work: Job, engine: Engine
+) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any], int]:
+    """The local models of a round on the test set, three ways; the floor is one model that sees
+    as many rows.
+    """
+    models = local_models(state.server.model, Reply.join(list(engine.train(work))))
+    many, classes = len(work.clients), torch.arange(experiment.task.world.classes)
+    modules = [load(plain_model(experiment), models.take(number)) for number in range(many)]
+    right = score_models(experiment, modules).cpu()
+    ours = engine.score(models, "test").confusion[:, 0, classes, classes].sum(dim=1)
+    # in single precision a few rows may fall either way
+    if int((right - ours).abs().max()) > len(experiment.task.test.y) // 1000:
+        raise RunFailed(
+            f"the ledger counts {ours.tolist()} right answers where the plain loop counts"
+            f" {right.tolist()}: please report this"
+        )
+    return (
+        lambda: score_models(experiment, modules),
+        lambda: engine.score(models, "test"),
+        make_scoring_floor(experiment, modules[0], many),
+        many * len(experiment.task.test.y),
+    )
+
+
+def load(module: nn.Module, model: Start) -> nn.Module:
+    module.load_state_dict({**model.params, **model.buffers}, strict=False)
+    return module
+
+
+def play_once(experiment: Experiment, state: RunState, engine: Engine) -> Start:
+    """A whole round without a server, from the same state every time. -> all clients' models"""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.closing(open_recorder(Path(folder), experiment, {})) as recorder,
+    ):
+        after, _ = play_round(experiment, engine, state, recorder)
+    assert after.crowd is not None
+    return after.crowd.models
+
+
+def compare_with_plain(job: BenchJob, device: str, choice: Choice) -> float | None:
+    """One whole round in float64 on our engine and in the plain loop; raises where they differ.
+    -> the largest difference
+    """
+    if job.measure not in ("train", "round"):
+        return None
+    experiment, state, work = prepare(job, device, "fp64")
+    with contextlib.closing(
+        make_engine(choice.name, experiment.task, choice.stack, steps=choice.steps)
+    ) as engine:
+        if job.measure == "round":
+            plain, ours = (
+                play_once(experiment, state, each).params
+                for each in (OneAtATime(experiment), engine)
+            )
+        else:
+            plain = train_clients(experiment, state, work).state_dict()
+            ours = train_ours(experiment, state, work, engine).params
+    place, difference = worst_difference(ours, {name: plain[name] for name in ours})
+    if difference > CLOSE:
+        raise RunFailed(
+            f"job {job.name}: {place} differs from the plain loop by {difference:.1e} in"
+            " float64: please report this"
+        )
+    return difference
+
+
+def measure_together(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str, Any]:
+    """The training of several seeds as one stack; nothing to compare with but the same for one
+    seed, which is another job.
+    """
+    threads = torch.get_num_threads()
+    prepared = [prepare(job, device, precision, {"seed": seed}) for seed in range(job.seeds)]
+    experiment, _, work = prepared[0]
+    works = [Work(each.task, one) for each, _, one in prepared]
+    choice = choose_engine(experiment.task, work, rounds=LONG_RUN)
+    with contextlib.closing(
+        Stacked(experiment.task, MOST_CLIENTS["cuda"], choice.steps)
+    ) as engine:  # on a CPU too: that is what is measured
+        ours = partial(train_works, engine, works)
+        times = take_turns({"ours": (ours, choice.threads)}, repeat, experiment.task.world.device)[
+            "ours"
+        ]
+        with watching_memory(experiment.task.world.device) as peak:
+            ours()
+    torch.set_num_threads(threads)
+    rows = sum(count_rows(each, one) for each, _, one in prepared)
+    return describe(
+        job, experiment, choice.threads, times, rows, peak(), f"stacked, steps {engine.steps}"
+    )
+
+
+def train_works(engine: Stacked, works: Sequence[Work]) -> None:
+    for _ in engine.train_together(works):
+        pass
+
+
+def take_turns(
+    contenders: dict[str, tuple[Callable[[], Any], int]],
+    repeat: int,
+    device: torch.device,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Seconds of each, one after the other and again, so that a busy machine is unfair to all
+    alike; the first turn warms up and does not count.
+    """
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(repeat + 1):
+        for name, (function, threads) in contenders.items():
+            torch.set_num_threads(threads)
+            wait_for(device)
+            begin = clock()
+            function()
+            wait_for(device)
+            if turn:
+                times[name].append(clock() - begin)
+    return times
+
+
+def wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def count_rows(experiment: Experiment, work: Job) -> int:
+    """Training rows seen in a round."""
+    sizes = experiment.task.population.at(work.time_step).train.sizes[work.clients]
+    return int(sizes.sum()) * experiment.spec.local.epochs
+
+
+def measure_memory(job: BenchJob, device: str, precision: str) -> dict[str, Any]:
+    """Whole rounds; the peak over the job, making the data and the clients included, against
+    the same job with fewer clients.
+    """
+    peaks, seconds, rows = [], 0.0, 0
+    for settings in (job.smaller, {}):
+        gc.collect()
+        with watching_memory(torch.device("cpu")) as peak:
+            experiment, _, work = prepare(job, device, precision, settings)
+            choice, engine = start_engine(experiment, work)
+            begin = time.perf_counter()
+            with contextlib.closing(engine):
+                play(experiment, engine, job.rounds)
+            seconds, rows = (time.perf_counter() - begin) / job.rounds, count_rows(experiment, work)
+        peaks.append(peak())
+        threads = torch.get_num_threads()
+    other = f"{job.name} with {job.smaller['clients.count']:,} clients (memory)"
+    return describe(job, experiment, threads, [seconds], rows, peaks[1], choice.reason) | {
+        "relative_to": other,
+        "ratio_to_relative": peaks[1] / peaks[0],
+    }
+
+
+@contextlib.contextmanager
+def watching_memory(device: torch.device) -> Iterator[Callable[[], int]]:
+    """The largest memory in use within: of the device, or of this process."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        # Linux alone can forget an earlier peak; elsewhere it is that of the whole process
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+    yield (
+        lambda: (
+            torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_of_process()
+        )
+    )
+
+
+def peak_of_process() -> int:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if platform.system() == "Darwin" else 1024
+    )
+
+
+def about_machine(experiment: Experiment, threads: int) -> dict[str, Any]:
+    """Where a number was measured: without that it means nothing."""
+    device = experiment.task.world.device
+    name = (
+        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    )
+    return {
+        "device": str(device),
+        "device_name": name,
+        "precision": experiment.spec.precision,
+        "threads": threads,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+    }

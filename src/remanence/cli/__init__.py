@@ -1,0 +1,1 @@
+"""The command `remanence`. Thin: flags in, sentences out."""

@@ -1,0 +1,241 @@
+"""Parts become a method: merged slot by slot, refused where two fill the same one.
+
+`Composed` is what the rest of the program reads: every slot with its default filled in, and every
+function bound to the subtree of its own part, so that names cannot clash and no function sees
+another part's state.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, ParamSpec
+
+from remanence.core import expressions
+from remanence.core.errors import InputError
+from remanence.core.types import (
+    STAGES,
+    Context,
+    Method,
+    Optimiser,
+    Part,
+    PeerContext,
+    ServerContext,
+    World,
+)
+
+ONE = (
+    "base",
+    "gradient",
+    "optimiser",
+    "weigh",
+    "combine",
+    "apply",
+    "refine",
+    "phases",
+    "peers",
+    "assign",
+    "facts",
+    "personalise",
+)
+
+P = ParamSpec("P")
+
+
+def part(constructor: Callable[P, Part]) -> Callable[P, Part]:
+    """Mark a constructor: the part it returns remembers the arguments it was made with,
+    defaults included.
+    """
+    signature = inspect.signature(constructor)
+
+    @functools.wraps(constructor)
+    def make(*args: P.args, **kwargs: P.kwargs) -> Part:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return replace(constructor(*args, **kwargs), arguments=dict(bound.arguments))
+
+    return make
+
+
+def parse_method(text: str, table: Mapping[str, Callable[..., Part]]) -> Method:
+    """`fedprox(mu=0.1)+wsm` -> a method, with a sentence for everything that can be wrong about
+    it.
+    """
+    return check(
+        Method(
+            tuple(
+                expressions.construct(call, table, "method") for call in expressions.parse_sum(text)
+            )
+        )
+    )
+
+
+def check(method: Method) -> Method:
+    """Refuse parts that do not fit together."""
+    for name, count in Counter(p.name for p in method.parts).items():
+        if count > 1:
+            raise InputError(f"method {describe(method)!r} has {name} twice: write it once")
+    for slot in ONE:
+        filled = [p.name for p in method.parts if getattr(p, slot) is not None]
+        if len(filled) > 1:
+            raise InputError(
+                f"{filled[0]} and {filled[1]} cannot be combined: both replace the"
+                f" {SLOT_WORDS[slot]}; keep one of them"
+            )
+    without_server = next((p.name for p in method.parts if p.peers is not None), None)
+    for p in method.parts if without_server else ():
+        wanted = next((slot for slot in SERVER_SLOTS if getattr(p, slot) is not None), None)
+        if wanted or p.pooled:
+            raise InputError(
+                f"{without_server} and {p.name} cannot be combined: {p.name} works at a"
+                f" server, and {without_server} has none; keep one of them"
+            )
+    with_several = next((p.name for p in method.parts if p.assign is not None), None)
+    for p in method.parts if with_several else ():
+        if p.name != with_several and (
+            p.pooled or any(getattr(p, slot) is not None for slot in STATEFUL_SERVER_SLOTS)
+        ):
+            raise InputError(
+                f"{with_several} and {p.name} cannot be combined: {with_several} has"
+                f" several global models, and {p.name} is made for one; keep one of them"
+            )
+    for p in method.parts:
+        for transform in p.transforms:
+            if transform.stage not in STAGES:
+                raise InputError(
+                    f"{p.name}: a transform's stage is one of {', '.join(STAGES)}, not"
+                    f" {transform.stage!r}"
+                )
+    return method
+
+
+SLOT_WORDS = {
+    "base": "loss",
+    "gradient": "way the gradient is taken",
+    "optimiser": "local optimiser",
+    "weigh": "weights of the clients",
+    "combine": "way replies are combined",
+    "apply": "server's optimiser",
+    "refine": "server's refinement",
+    "phases": "phases of local training",
+    "peers": "choice of peers",
+    "assign": "assignment of clients to global models",
+    "facts": "way label counts are shown",
+    "personalise": "fine-tuning of personal models",
+}
+
+SERVER_SLOTS = (
+    "weigh",
+    "combine",
+    "apply",
+    "refine",
+    "absorb",
+    "server",
+    "share",
+    "assign",
+    "personalise",
+)  # nothing for them without a server
+# what belongs to one global model alone
+STATEFUL_SERVER_SLOTS = ("server", "share", "refine", "absorb", "personal", "personalise")
+
+
+def describe(method: Method) -> str:
+    """The expression that makes this method."""
+    return "+".join(str(expressions.Call(p.name, p.arguments)) for p in method.parts)
+
+
+class Scoped:
+    """A function of a part, called with a context narrowed to that part's subtrees."""
+
+    def __init__(self, part: Part, function: Callable[..., Any]):
+        self.name, self.function = part.name, function
+
+    def __call__(self, *args: Any) -> Any:
+        # where the context stands differs from slot to slot: it is recognised by its type
+        return self.function(
+            *(
+                narrow(arg, self.name)
+                if isinstance(arg, Context | ServerContext | PeerContext)
+                else arg
+                for arg in args
+            )
+        )
+
+
+def narrow(ctx: Any, name: str) -> Any:
+    """The context, of a client, of the server or of all peers, as the part of that name may see
+    it.
+    """
+    subtrees = [
+        field for field in ("shared", "own", "memory", "state", "hyper") if field in ctx._fields
+    ]
+    return ctx._replace(**{field: getattr(ctx, field).get(name, {}) for field in subtrees})
+
+
+class Composed:
+    """A method ready to run: iterate over a slot's functions, in name order so that sums have
+    stable bits.
+    """
+
+    def __init__(self, method: Method):
+        self.method = check(method)
+        self.parts = tuple(sorted(method.parts, key=lambda p: p.name))
+
+    def one(self, slot: str) -> Scoped | None:
+        """The function of a slot that at most one part fills."""
+        return next(
+            (Scoped(p, getattr(p, slot)) for p in self.parts if getattr(p, slot) is not None), None
+        )
+
+    def many(self, slot: str) -> list[Scoped]:
+        """All functions of a slot that any number of parts fill."""
+        return [Scoped(p, function) for p, function in self._filled(slot)]
+
+    def owner(self, slot: str) -> Part | None:
+        return next((p for p in self.parts if getattr(p, slot) is not None), None)
+
+    def trackers(self, half: str) -> list[Scoped]:
+        """One half, `init` or `step`, of every tracker."""
+        return [Scoped(p, getattr(track, half)) for p, track in self._filled("track")]
+
+    def optimiser(self) -> Optimiser | None:
+        """The optimiser a part brings, which then sees that part's subtree."""
+        owner = self.owner("optimiser")
+        if owner is None or owner.optimiser is None:
+            return None
+        return owner.optimiser._replace(step=Scoped(owner, owner.optimiser.step))
+
+    def transforms(self) -> list[Scoped]:
+        """Gradient transforms, by stage and then by name."""
+        staged = sorted(self._filled("transforms"), key=lambda pair: STAGES.index(pair[1].stage))
+        return [Scoped(p, transform.function) for p, transform in staged]
+
+    def _filled(self, slot: str) -> Iterator[tuple[Part, Any]]:
+        for p in self.parts:
+            value = getattr(p, slot)
+            if isinstance(value, tuple) and not hasattr(value, "_fields"):
+                yield from ((p, item) for item in value)
+            elif value is not None:
+                yield p, value
+
+    def frozen(self, world: World) -> frozenset[str]:
+        """Parameters that keep their initial values everywhere."""
+        return frozenset(name for p, function in self._filled("frozen") for name in function(world))
+
+    def personal(self, world: World) -> frozenset[str]:
+        """Parameters that are trained but never leave the client."""
+        return frozenset(
+            name for p, function in self._filled("personal") for name in function(world)
+        )
+
+    @property
+    def hyper(self) -> dict[str, dict[str, float]]:
+        return {p.name: dict(p.hyper) for p in self.parts if p.hyper}
+
+    @property
+    def stateful(self) -> bool:
+        """Does any client keep something between rounds?"""
+        return any(p.own is not None for p in self.parts)

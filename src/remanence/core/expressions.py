@@ -1,0 +1,292 @@
+"""Names with arguments, as people write them: `dirichlet(alpha=0.1)`, `fedprox(mu=0.1)+wsm`.
+
+One small grammar serves methods, partitions, optimisers, schedules, models and data sources.
+Nothing is ever evaluated: values are numbers, words, quoted strings, true, false, none and lists of
+these.
+
+    sum   = call ("+" call)*
+    call  = name [ "(" [ name "=" value ("," name "=" value)* ] ")" ]
+    value = number | "string" | word | "[" [ value ("," value)* ] "]"
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from remanence.core.errors import InputError, nearest, unknown
+
+LARGEST = 10**300
+LONGEST = 2000  # characters; an expression is something a person types
+
+_TOKEN = re.compile(
+    r"""\s*(?:
+      (?P<number>[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))
+    | (?P<name>[A-Za-z_][\w.:\-/]*)
+    | (?P<string>"[^"]*"|'[^']*')
+    | (?P<sign>[()+,=\[\]])
+    )""",
+    re.VERBOSE | re.ASCII,
+)
+_WORDS = {"true": True, "false": False, "none": None}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A name with its arguments."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{name}={_write(value)}" for name, value in self.arguments.items())
+        return f"{self.name}({inside})" if inside else self.name
+
+
+def parse_sum(text: str) -> list[Call]:
+    """The calls of a sum.
+
+    >>> [str(call) for call in parse_sum("fedprox(mu=0.1) + wsm")]
+    ['fedprox(mu=0.1)', 'wsm']
+    """
+    reader = _Reader(text)
+    calls = [reader.call()]
+    while reader.accept("+"):
+        calls.append(reader.call())
+    reader.finish()
+    return calls
+
+
+def parse_call(text: str) -> Call:
+    """One call."""
+    calls = parse_sum(text)
+    if len(calls) != 1:
+        raise InputError(f"{text!r} is a sum: one name with its arguments was expected here")
+    return calls[0]
+
+
+def construct(call: Call, table: Mapping[str, Callable[..., Any]], kind: str, *given: Any) -> Any:
+    """Call the constructor of that name with checked arguments; `given` are passed first, by
+    position.
+    """
+    if call.name not in table:
+        raise unknown(kind, call.name, table)
+    constructor = table[call.name]
+    options = options_of(constructor)
+    for name in call.arguments:
+        if name not in options:
+            help_ = nearest(name, options) if options else "it takes none"
+            raise InputError(f"{kind} {call.name!r} has no option {name!r}: {help_}")
+    arguments = {
+        name: _fit(value, options[name], f"{kind} {call.name!r}: {name}")
+        for name, value in call.arguments.items()
+    }
+    missing = [
+        name
+        for name, option in options.items()
+        if option.default is inspect.Parameter.empty and name not in arguments
+    ]
+    if missing:
+        raise InputError(
+            f"{kind} {call.name!r} needs {' and '.join(missing)}: write"
+            f" {call.name}({', '.join(f'{name}=...' for name in missing)})"
+        )
+    return constructor(*given, **arguments)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One keyword-only argument of a constructor."""
+
+    name: str
+    type: Any
+    default: Any
+
+
+def options_of(constructor: Callable[..., Any]) -> dict[str, Option]:
+    """The keyword-only arguments of a constructor: what a user may write in the brackets."""
+    function = constructor.__init__ if inspect.isclass(constructor) else constructor
+    try:
+        hints = typing.get_type_hints(function)
+    except NameError:
+        hints = {}
+    parameters = inspect.signature(constructor).parameters.values()
+    return {
+        p.name: Option(p.name, hints.get(p.name, Any), p.default)
+        for p in parameters
+        if p.kind is p.KEYWORD_ONLY
+    }
+
+
+def _fit(value: Any, option: Option, thing: str) -> Any:
+    """The value as the type its constructor asks for, or a sentence."""
+    kinds = _alternatives(option.type)
+    if Any in kinds or (value is None and type(None) in kinds):
+        return value
+    if isinstance(value, bool):
+        if bool in kinds:
+            return value
+    elif isinstance(value, int | float):
+        if int in kinds and (isinstance(value, int) or value.is_integer()):
+            return int(value)
+        if float in kinds:
+            return float(value)
+        if str in kinds:  # hidden=200 means the same as hidden="200"
+            return str(value)
+    elif isinstance(value, str) and str in kinds:
+        return value
+    elif isinstance(value, list):
+        lists = [kind for kind in kinds if typing.get_origin(kind) in (tuple, list)]
+        if lists:
+            item = (typing.get_args(lists[0]) or (Any,))[0]
+            return tuple(
+                _fit(entry, Option(option.name, item, None), f"{thing}: each entry")
+                for entry in value
+            )
+    wanted = " or ".join(_plain(kind) for kind in kinds if kind is not type(None))
+    raise InputError(f"{thing} must be {wanted}, not {_write(value)}")
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    """int | None -> int, None; tuple[int, ...] stays one alternative."""
+    return (
+        typing.get_args(kind)
+        if typing.get_origin(kind) in (typing.Union, types.UnionType)
+        else (kind,)
+    )
+
+
+def _plain(kind: Any) -> str:
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}.get(
+        kind, "a list"
+    )
+
+
+def _write(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_write(item) for item in value)}]"
+    if isinstance(value, str):
+        if re.fullmatch(r"[A-Za-z_][\w.\-]*", value, re.ASCII) and value.lower() not in _WORDS:
+            return value
+        return f"'{value}'" if '"' in value else f'"{value}"'
+    return repr(value)
+
+
+class _Reader:
+    """Reads tokens from left to right; every complaint shows the text and the place."""
+
+    def __init__(self, text: str):
+        if len(text) > LONGEST:
+            raise InputError(
+                f"an expression of {len(text)} characters is too long: {LONGEST} at most"
+            )
+        self.text, self.tokens, place = text, [], 0
+        while text[place:].strip():
+            match = _TOKEN.match(text, place)
+            if not match:
+                raise InputError(
+                    f"cannot read {text!r} at {text[place:].strip()[:12]!r}: expected a form"
+                    " like fedprox(mu=0.1)+wsm"
+                )
+            self.tokens.append((match.lastgroup or "", match.group(match.lastgroup or 0)))
+            place = match.end()
+        self.position = 0
+
+    def peek(self) -> tuple[str, str]:
+        return (
+            self.tokens[self.position] if self.position < len(self.tokens) else ("end", "its end")
+        )
+
+    def accept(self, sign: str) -> bool:
+        if self.peek() == ("sign", sign):
+            self.position += 1
+            return True
+        return False
+
+    def expect(self, kind: str, wanted: str) -> str:
+        found_kind, found = self.peek()
+        if found_kind != kind:
+            raise InputError(f"cannot read {self.text!r}: expected {wanted}, found {found}")
+        self.position += 1
+        return found
+
+    def call(self) -> Call:
+        name = self.expect("name", "a name")
+        arguments: dict[str, Any] = {}
+        if self.accept("("):
+            while not self.accept(")"):
+                if arguments:
+                    self.comma()
+                option = self.expect("name", "an option such as mu=0.1")
+                if not self.accept("="):
+                    raise InputError(
+                        f"cannot read {self.text!r}: options are written name=value; {option}"
+                        " has no value"
+                    )
+                if option in arguments:
+                    raise InputError(f"cannot read {self.text!r}: {option} is given twice")
+                arguments[option] = self.value(0)
+        return Call(name, arguments)
+
+    def comma(self) -> None:
+        if not self.accept(","):
+            raise InputError(
+                f"cannot read {self.text!r}: expected a comma or a closing bracket, found"
+                f" {self.peek()[1]}"
+            )
+
+    def value(self, depth: int) -> Any:
+        kind, text = self.peek()
+        if kind == "sign" and text == "[":
+            if depth > 3:
+                raise InputError(f"cannot read {self.text!r}: lists are nested too deeply")
+            self.position += 1
+            items: list[Any] = []
+            while not self.accept("]"):
+                if items:
+                    self.comma()
+                items.append(self.value(depth + 1))
+            return items
+        if kind not in ("number", "string", "name"):
+            raise InputError(f"cannot read {self.text!r}: expected a value, found {text}")
+        self.position += 1
+        if kind == "string":
+            return text[1:-1]
+        if kind == "name":
+            return _WORDS.get(text.lower(), text)
+        number = int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
+        if abs(number) > LARGEST or math.isinf(number):
+            raise InputError(
+                f"cannot read {self.text!r}: {text[:20]} is larger than any number we can use"
+            )
+        return number
+
+    def finish(self) -> None:
+        if self.peek()[0] != "end":
+            raise InputError(f"cannot read {self.text!r}: {self.peek()[1]!r} is one too many")
+
+
+def split_outside(text: str) -> list[str]:
+    """What stands between commas that are in no bracket and no quotes.
+
+    >>> split_outside("none,backdoor(target=1, clients='3, 7'),0.5")
+    ['none', "backdoor(target=1, clients='3, 7')", '0.5']
+    """
+    parts, depth, quote = [""], 0, ""
+    for sign in text:
+        if quote or sign in "'\"":
+            quote = "" if sign == quote else quote or sign
+        depth += 0 if quote else (sign in "([") - (sign in ")]")
+        if sign == "," and depth == 0 and not quote:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return parts

@@ -1,0 +1,141 @@
+"""Writing files so that a crash at any moment leaves either the old or the new one, never a
+half.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from remanence.core.errors import InputError, RunFailed
+
+LOCK = ".lock"
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Temporary file, flush to disk, rename, flush the folder."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            flush(file)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    flush_folder(path.parent)
+
+
+def flush(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def flush_folder(folder: Path) -> None:
+    """Make renames in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@contextmanager
+def explain_full_disk(folder: Path) -> Iterator[None]:
+    """A full or read-only disk in one sentence; what was saved before stays good."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RunFailed(
+                f"the disk that holds {folder} is full: nothing saved so far is lost; free"
+                f" some space, then remanence resume {folder}"
+            ) from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise InputError(
+                f"cannot write to {folder} ({error.strerror}): choose another --out"
+            ) from error
+        raise
+
+
+_held: list[IO[str]] = []  # lock files of this process
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """One process at a time in a folder; the lock goes with the process, however that ends."""
+    import fcntl
+
+    with (folder / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(
+                f"{folder} is in use by another remanence process: wait for it, or choose"
+                " another --out"
+            ) from None
+        _held.append(file)
+        try:
+            yield
+        finally:
+            _held.remove(file)
+
+
+def _let_go() -> None:
+    """In a child just forked: its copy of a lock would keep a folder locked after the parent is
+    gone, until the child has ended too.
+    """
+    while _held:
+        _held.pop().close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
+
+
+def _is_leftover(path: Path) -> bool:
+    """What a process killed at its very start leaves behind."""
+    return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".tmp"))
+
+
+def claim_folder(folder: Path, overwrite: bool, marks: tuple[str, ...]) -> None:
+    """Make an output folder, or say why not. Only a folder that carries one of our marks is
+    ever overwritten.
+    """
+    blocking = next(
+        (parent for parent in folder.parents if parent.exists() and not parent.is_dir()), None
+    )
+    if blocking is not None:
+        raise InputError(f"{folder} cannot be made: {blocking} is a file; choose another --out")
+    folder = folder.resolve()  # a link to a run stays a link to the new one
+    if folder.exists():
+        if not folder.is_dir():
+            raise InputError(f"{folder} is a file: --out names a folder")
+        ours = any((folder / mark).exists() for mark in marks)
+        if not all(_is_leftover(path) for path in folder.iterdir()):
+            if not overwrite:
+                cure = (
+                    f"go on with remanence resume {folder}, start anew with --overwrite,"
+                    " or choose another --out"
+                    if ours
+                    else "choose another --out"
+                )
+                raise InputError(f"{folder} exists and is not empty: {cure}")
+            if not ours:
+                raise InputError(
+                    f"{folder} is not a run of ours, so --overwrite will not delete it: choose"
+                    " another --out"
+                )
+            with lock(folder):
+                shutil.rmtree(folder)
+    with explain_full_disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,115 @@
+"""Models that stay where they were trained until somebody reads them.
+
+An engine over many machines need not bring every client's model home only to have it averaged:
+names, shapes and whether all numbers are finite are told by the worker, which is what the gate asks
+for, and a sum is made where the models lie. Whoever reads a value has all of them fetched, so that
+no method, attack or record has to know: what is not read does not travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from remanence.core.pytree import Params, Tree
+
+if TYPE_CHECKING:
+    from remanence.core.types import ServerContext
+
+
+class Holder(Protocol):
+    """Whoever knows where the models of a round lie, in pieces of some clients each."""
+
+    def fetch(self, pieces: Sequence[int]) -> list[Params]:
+        """All models of these pieces, each a stack."""
+        ...
+
+    def add_up(self, piece: Tensor, row: Tensor, weights: Tensor, srv: ServerContext) -> Tree:
+        """The method's `Combine.partial` over the models at these rows of these pieces. all: [k]"""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class FarParams(Mapping[str, Tensor]):
+    """The parameters of k clients, as a stack that reads like any other."""
+
+    holder: Holder
+    form: Params  # one client's: names, shapes and dtypes, without values
+    piece: Tensor  # [k] int64: in which piece each client's are
+    row: Tensor  # [k] int64: and in which row of it
+    finite: Tensor  # [k] bool: whether all its numbers are, as seen where they lie
+    moved: Tensor  # [k] float64: how far each went from where it began, in Euclidean length
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.near[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.form)
+
+    def __len__(self) -> int:
+        return len(self.form)
+
+    def __ror__(self, other: Params) -> Params:
+        return other | self.near
+
+    @cached_property
+    def near(self) -> Params:
+        """The values, fetched once."""
+        pieces = torch.unique(self.piece).tolist()
+        fetched = self.holder.fetch(pieces)
+        offsets, total = {}, 0
+        for number, stack in zip(pieces, fetched, strict=True):
+            offsets[number] = total
+            total += len(next(iter(stack.values())))
+        place = self.row + torch.tensor([offsets[number] for number in self.piece.tolist()])
+        return {name: torch.cat([stack[name] for stack in fetched])[place] for name in self.form}
+
+    def outline(self) -> Params:
+        """The stack without values: what can be said of it from here."""
+        k = len(self.piece)
+        # one number in memory
+        return {
+            name: torch.zeros((), dtype=one.dtype).expand(k, *one.shape)
+            for name, one in self.form.items()
+        }
+
+    def pick(self, index: Tensor | slice) -> FarParams:
+        """Some of the clients, in the order of the index; nothing travels."""
+        here = index.cpu() if isinstance(index, Tensor) else index
+        return replace(
+            self,
+            piece=self.piece[here],
+            row=self.row[here],
+            finite=self.finite[here],
+            moved=self.moved[here],
+        )
+
+    @staticmethod
+    def join(parts: Sequence[Mapping[str, Tensor]]) -> FarParams | None:
+        """Stacks one behind the other; None where they are not all of one holder and one form."""
+        far = [part for part in parts if isinstance(part, FarParams)]
+        if len(far) < len(parts) or any(
+            part.holder is not far[0].holder or not _alike(part.form, far[0].form) for part in far
+        ):
+            return None
+        columns = (
+            torch.cat([getattr(part, name) for part in far])
+            for name in ("piece", "row", "finite", "moved")
+        )
+        return FarParams(far[0].holder, far[0].form, *columns)
+
+
+def outline(params: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Names, shapes and dtypes of a stack, wherever it is."""
+    return params.outline() if isinstance(params, FarParams) else params
+
+
+def _alike(form: Params, other: Params) -> bool:
+    return list(form) == list(other) and all(
+        a.shape == other[name].shape and a.dtype == other[name].dtype for name, a in form.items()
+    )

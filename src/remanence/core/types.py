@@ -1,0 +1,579 @@
+"""The central types, and nothing else.
+
+A method is made of parts; a part is a named set of pure functions and numbers, one field a slot.
+Client-side functions are written for ONE client, with tensors that have no client axis: an engine
+runs them client by client or maps them over a stack, and they cannot tell. Shapes: B rows in a
+batch, C classes, K clients in the experiment, k clients in a cohort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remanence.core import pytree
+from remanence.core.pytree import Params, Tree
+from remanence.core.remote_params import FarParams
+from remanence.core.rng import Key
+
+# ------------------------------------------------------------------------------- what a client sees
+
+
+class Batch(NamedTuple):
+    """Rows of a client's data. Padding repeats a real row and has weight 0, so that no gradient
+    is ever NaN.
+    """
+
+    x: Tensor  # [B, ...]
+    y: Tensor  # [B] int64, or [B, C] soft targets
+    weight: Tensor  # [B]
+    ids: Tensor  # [B] int64: the same number for the same example, whatever drifts
+
+
+class Output(NamedTuple):
+    """What a model says about a batch."""
+
+    logits: Tensor  # [B, C]
+    features: Tensor  # [B, d]: the input of the head
+
+
+class Start(NamedTuple):
+    """A model as two flat trees: where a client starts, and where it ends."""
+
+    params: Params
+    buffers: Params
+
+    @property
+    def many(self) -> int:
+        """How many models there are in a stack of them."""
+        return len(next(iter(self.params.values())))
+
+    def take(self, index: int | slice | Tensor) -> Start:
+        """Of a stack of models, one (an integer) or some."""
+        return Start(pytree.take(self.params, index), pytree.take(self.buffers, index))
+
+    def put(self, index: Tensor, models: Start) -> Start:
+        """The stack with other models in these places, [k] int64 for a stack of k."""
+
+        def place(old: Params, new: Params) -> Params:
+            return {name: value.index_copy(0, index, new[name]) for name, value in old.items()}
+
+        return Start(place(self.params, models.params), place(self.buffers, models.buffers))
+
+    @staticmethod
+    def stack(models: Sequence[Start]) -> Start:
+        """Models one on top of the other."""
+        return Start(
+            pytree.stack([model.params for model in models]),
+            pytree.stack([model.buffers for model in models]),
+        )
+
+
+class Facts(NamedTuple):
+    """What is known of a client's data in this round; recomputed each round, because data drift."""
+
+    size: Tensor  # number of training rows
+    label_counts: Tensor  # [C] of the training rows
+
+
+@dataclass(frozen=True)
+class World:
+    """What a method may know of the experiment. Nothing in it changes during a run."""
+
+    clients: int
+    classes: int
+    capacity: int  # the most training rows any client ever has: the size of per-example state
+    examples: int  # training rows that exist in all: ids are below it
+    dtype: torch.dtype
+    device: torch.device
+    head: tuple[str, ...]  # parameter names of the classifier
+    layers: tuple[tuple[str, ...], ...]  # parameter names of each layer, counted from the output
+    norms: tuple[str, ...]  # parameter names of normalisation layers
+    buffers: tuple[str, ...]  # buffer names: their statistics
+    public: int  # rows in the server's public set
+    sent: tuple[str, ...] = ()  # parameter names that travel: trained and not personal
+    # clients expected in a round, where each joins by a coin of its own; 0: their number is fixed
+    expected: float = 0.0
+    batch: int = 0  # the most rows of a batch
+    row: tuple[int, ...] = ()  # the shape of one row as a network gets it,
+    row_dtype: torch.dtype = torch.float32  # and of which numbers
+
+
+class Context(NamedTuple):
+    """What a client-side function may read. `shared`, `own` and `hyper` are those of the
+    function's own part.
+    """
+
+    client: Tensor  # int64
+    round: Tensor  # int64, from 1
+    # the model this client starts from: the one it received, with its personal parts in place
+    start: Start
+    shared: Tree  # what the server sent besides it
+    own: Tree  # what this client keeps
+    memory: Tree  # what the part's tracker has gathered over the steps so far
+    facts: Facts
+    step: Tensor  # int64, from 0, within the phase
+    steps: Tensor  # int64: local steps of the phase; in `after`, of all phases
+    hyper: dict[str, Tensor]  # the part's numbers
+    rule: dict[str, Tensor]  # the optimiser's numbers: lr, momentum, weight_decay ...
+    key: Tensor  # this client's randomness in this step: fold in a word of your own before you draw
+    world: World
+
+
+# -------------------------------------------------------------- functions lent to client-side parts
+
+
+class Grad(Protocol):
+    """The gradient of the whole objective at `params`, with respect to them or to the inputs;
+    the batch may have soft targets.
+    """
+
+    def __call__(self, params: Params, batch: Batch, wrt: str = "params") -> Any: ...
+
+
+class Each(Protocol):
+    """The gradient of every row of a batch by itself, each tensor [B, ...], and that of the
+    penalties, which look at no row.
+
+    A row's gradient must not depend on the client's other rows: whoever reads the facts of the
+    whole data is refused.
+    """
+
+    def __call__(self, params: Params, batch: Batch) -> tuple[Params, Params]: ...
+
+
+class Forward(Protocol):
+    """Another model on the batch's rows, or on `x`: evaluation mode, no gradient, no buffer
+    update; cached within a step.
+    """
+
+    def __call__(self, model: Start, x: Tensor | None = None) -> Output: ...
+
+
+class Predict(Protocol):
+    """A model on all of the client's rows of a split ("train" or "valid"), in evaluation mode."""
+
+    def __call__(self, model: Start, split: str = "train") -> tuple[Output, Batch]: ...
+
+
+class Lent(NamedTuple):
+    """What a client-side function may ask the house to compute."""
+
+    grad: Grad
+    forward: Forward
+    predict: Predict
+    # (None) -> first state, (state) -> next: see `client_step.lend_walk`
+    walk: Callable[[Tree | None], Tree]
+    each: Each
+
+
+# ------------------------------------------------------------------------------ the slots of a part
+
+Base = Callable[[Output, Batch, Context], Tensor]  # -> [B]
+Term = Callable[[Output, Batch, Lent, Context], Tensor]  # -> [B], added to the base
+Penalty = Callable[[Params, Context], Tensor]  # -> scalar, added to the weighted mean
+Gradient = Callable[[Params, Batch, Lent, Context], Params]
+# own is merged into what the client keeps; names that the part's first value does not have live
+# until the end of the round
+# -> own, extras; before the first local step, ctx.start is the received model
+Before = Callable[[Context, Lent], tuple[Tree, Tree]]
+# -> own, extras; the model is the trained one, ctx.steps those of all phases
+After = Callable[[Context, Start, Lent], tuple[Tree, Tree]]
+# (old, new) -> bool scalar: is the phase's result kept?
+Accept = Callable[[Context, Start, Start, Lent], Tensor]
+
+STAGES = ("correct", "clip", "noise")  # transforms do not commute: they run in this order
+
+
+class Transform(NamedTuple):
+    """A change to the gradient before the optimiser sees it."""
+
+    stage: str
+    function: Callable[[Params, Params, Context], Params]  # (grads, params, ctx) -> grads
+
+
+class Track(NamedTuple):
+    """Something gathered over the local steps, readable as ctx.memory: in the next step, and in
+    `after`.
+    """
+
+    init: Callable[[Context, Lent], Tree]  # -> memory
+    # (memory, model before, model after, batch, lent, ctx) -> memory
+    step: Callable[[Tree, Start, Start, Batch, Lent, Context], Tree]
+
+
+class Phase(NamedTuple):
+    """A stretch of local training. Exactly one of epochs and steps is positive."""
+
+    epochs: int = 0
+    steps: int = 0
+    # all names -> those trained; None: all
+    trainable: Callable[[World, Sequence[str]], Sequence[str]] | None = None
+    accept: Accept | None = None
+
+
+class Optimiser(NamedTuple):
+    """What a client does with a gradient."""
+
+    name: str
+    numbers: Mapping[str, float]  # lr and the others, read back as ctx.rule
+    init: Callable[[Params], Tree]  # -> slots
+    # (params, grads, slots, ctx) -> params, slots
+    step: Callable[[Params, Params, Tree, Context], tuple[Params, Tree]]
+
+
+class ServerContext(NamedTuple):
+    """What a server-side function may read. `state` and `hyper` are those of the function's own
+    part.
+    """
+
+    round: int  # from 1
+    start: Start  # the model the clients received
+    state: Tree
+    hyper: dict[str, Tensor]
+    key: Key
+    world: World
+
+
+class Reply(NamedTuple):
+    """What k clients send back, as one stack: every tensor has the clients as leading axis."""
+
+    client: Tensor  # [k] int64
+    round: Tensor  # [k] int64
+    params: Params | FarParams  # the trained parameters; frozen and personal ones are absent
+    buffers: Params
+    extras: Tree  # by part: what else travels up
+    weight: Tensor  # [k] float64: number of training rows
+    own: Tree  # by part: what the client keeps; never travels
+    loss: Tensor  # [k]: mean training loss, for the log
+
+    @property
+    def k(self) -> int:
+        """How many clients there are in the stack."""
+        return int(self.client.shape[0])
+
+    def delta(self, start: Start) -> Params:
+        """How far each client moved. -> [k, ...] over the names that were trained"""
+        return pytree.sub(self.params, start.params)
+
+    def pick(self, index: Tensor | slice) -> Reply:
+        """Some of the clients, in the order of the index."""
+        picked: Any = (
+            part.pick(index)
+            if isinstance(part, FarParams)
+            else pytree.take(part, index)
+            if isinstance(part, dict)
+            else part[index]
+            for part in self
+        )
+        return Reply(*picked)
+
+    @staticmethod
+    def join(chunks: Sequence[Reply]) -> Reply:
+        """Stacks one behind the other."""
+        joined: Any = (
+            torch.cat(parts) if isinstance(parts[0], Tensor) else _join_trees(parts)
+            for parts in zip(*chunks, strict=True)
+        )
+        return Reply(*joined)
+
+
+def _join_trees(parts: Sequence[Any]) -> Any:
+    together = FarParams.join(parts)
+    return pytree.concatenate(parts) if together is None else together
+
+
+class Combine(NamedTuple):
+    """How replies become one step of the global model, in two halves so that it can stream over
+    chunks and workers.
+    """
+
+    # (weights [k], replies, srv) -> a tree that can be summed
+    partial: Callable[[Tensor, Reply, ServerContext], Tree]
+    finish: Callable[[Tree, ServerContext], Params]  # (sum, srv) -> delta
+    # (current, sent [k, ...], weights [k]) -> buffers; None: averaged
+    buffers: Callable[[Params, Params, Tensor], Params] | None = None
+    # is `partial` over all replies the sum of `partial` over pieces of them? Then it may run where
+    # the replies lie
+    in_pieces: bool = False
+
+
+Weigh = Callable[[Reply, ServerContext], Tensor]  # -> [k]; the loop normalises it to sum 1
+# (params, delta, srv) -> params, state
+Apply = Callable[[Params, Params, ServerContext], tuple[Params, Tree]]
+Absorb = Callable[[Reply, ServerContext], Tree]  # -> state, after the new model stands
+
+
+# (output, batch, place, given) -> loss [B]; `place` [B] are positions in the public set, `given`
+# what fit was given
+PublicLoss = Callable[[Output, Batch, Tensor, Tree], Tensor]
+
+
+class Fit(Protocol):
+    """Server-side training on the public set: minimises the mean of `loss(out, batch, place,
+    given)`.
+
+    Whatever the loss knows of the round comes in through `given`, since the steps of a pure
+    function can be recorded once and replayed in every round. With the clients' optimiser, batch
+    size and rates unless told otherwise; honours what is frozen. `patience` steps without a better
+    accuracy on the `validation` share of the set end it, and the best model is kept.
+    """
+
+    def __call__(
+        self,
+        model: Start,
+        loss: PublicLoss,
+        given: Tree,
+        *,
+        epochs: int = 0,
+        steps: int = 0,
+        batch: int = 0,
+        optimiser: Optimiser | None = None,
+        cosine: bool = False,
+        validation: float = 0.0,
+        patience: int = 0,
+    ) -> Start: ...
+
+
+class ServerLent(NamedTuple):
+    """What a server-side function may ask the house to compute on the public set."""
+
+    fit: Fit
+    # stacked models [m, ...] -> logits on the whole public set [m, n, C]
+    judge: Callable[[Start], Tensor]
+    labels: Tensor  # of the public set [n]; -1 where it has none
+    local_models: Callable[[Reply], Start]  # the clients' complete models, stacked
+
+
+# (merged, previous, replies, lent, srv) -> model
+Refine = Callable[[Start, Start, Reply, ServerLent, ServerContext], Start]
+
+
+# --------------------------------------------------------------------------------- without a server
+
+
+class PeerContext(NamedTuple):
+    """What a function that chooses peers may read: all K clients at once, so that no choice
+    needs a loop over them.
+    """
+
+    round: int  # from 1, within the time step
+    state: Tree  # what the part remembers of all clients, [K, ...]
+    reachable: Tensor  # [K, K] bool: may client k ask client j in this round? Never itself
+    cluster: Tensor  # [K] int64: whose data are alike. For the oracle alone: no client knows it
+    hyper: dict[str, Tensor]
+    key: Key
+    world: World
+
+
+class Mix(NamedTuple):
+    """An average of a client's model with those of some peers, weighted by their numbers of
+    training rows.
+
+    Peers enter as they were at the end of the round before, the client itself as mixed so far:
+    mixes follow each other.
+    """
+
+    peers: Tensor  # [K, m] int64, -1: nobody
+    names: tuple[str, ...] | None = None  # parameters it covers; None: all, and the buffers
+
+
+class Peers(NamedTuple):
+    """Whom clients listen to where there is no server."""
+
+    init: Callable[[World], Tree]  # -> state [K, ...]
+    # -> [K, m]: whose models each client tries on its own training rows; -1: nobody
+    probe: Callable[[PeerContext], Tensor]
+    # (probed, losses [K, m], ctx) -> mixes, state
+    decide: Callable[[Tensor, Tensor, PeerContext], tuple[tuple[Mix, ...], Tree]]
+    tells: int = 0  # bytes a probed peer sends for every client there is, besides its model
+
+
+class Decision(NamedTuple):
+    """Which of several global models each client uses from now on, and which are made, copied or
+    merged for it.
+
+    `recipe` makes the new models from the old ones: row i holds the shares of the old models in the
+    new model i.
+    """
+
+    model: np.ndarray  # [K] int64: a row of the recipe
+    recipe: np.ndarray  # [new models, old models] float64, rows summing to 1
+    state: Tree
+
+
+class Assign(NamedTuple):
+    """Several global models, and who uses which: decided at the beginning of every time step."""
+
+    init: Callable[[World], Tree]  # -> state
+    # (loss or error of every model on every client's training rows [K, models], who uses which [K],
+    # rows of each client [K], state, hyper) -> decision
+    decide: Callable[[np.ndarray, np.ndarray, np.ndarray, Tree, dict[str, Tensor]], Decision]
+    # "loss" or "accuracy": what the first argument is made of (accuracy as 1 - accuracy)
+    measure: str = "loss"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One named set of slots: what stands between two `+`."""
+
+    name: str
+    # as constructed; what is not in `hyper` is static
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    # numbers, handed to the functions as tensors
+    hyper: Mapping[str, float] = field(default_factory=dict)
+    # one of each in a whole method
+    base: Base | None = None
+    gradient: Gradient | None = None
+    optimiser: Optimiser | None = None
+    weigh: Weigh | None = None
+    combine: Combine | None = None
+    apply: Apply | None = None
+    refine: Refine | None = None
+    # the experiment's phase -> those of this method
+    phases: Callable[[Phase], tuple[Phase, ...]] | None = None
+    peers: Peers | None = None  # no server: every client has a model of its own
+    assign: Assign | None = None  # several global models
+    # (a client's label counts [C], a key for it) -> what everybody sees of them
+    facts: Callable[[Tensor, Key], Tensor] | None = None
+    # fine-tuning by which a client makes its personal model, for evaluation alone; see
+    # `rounds/personalization.py`
+    personalise: Phase | None = None
+    # any number
+    terms: tuple[Term, ...] = ()
+    penalties: tuple[Penalty, ...] = ()
+    transforms: tuple[Transform, ...] = ()
+    before: Before | None = None
+    after: After | None = None
+    track: Track | None = None
+    absorb: Absorb | None = None
+    # parameters that keep their initial values everywhere
+    frozen: Callable[[World], Sequence[str]] | None = None
+    # parameters and buffers that every client keeps for itself
+    personal: Callable[[World], Sequence[str]] | None = None
+    # a subtree of this part's own
+    # a client's first value; fixes names, shapes and types
+    own: Callable[[Start, Facts, World], Tree] | None = None
+    # the form of what one client sends up besides the model
+    extras: Callable[[Start, World], Tree] | None = None
+    server: Callable[[Start, World], Tree] | None = None  # the server's first value
+    share: Callable[[ServerContext], Tree] | None = None  # what goes down besides the model
+    # before a run
+    # (network, classes) -> the network this method needs
+    adapt: Callable[[Any, int], Any] | None = None
+    # raises InputError where the method cannot work
+    check: Callable[[Optimiser, World], None] | None = None
+    pooled: bool = False  # all data in one place: the centralised baseline
+    # for people
+    sends: str = ""  # what goes up besides the model, in words
+    needs_public: bool = False
+
+    def __add__(self, other: Part | Method) -> Method:
+        return Method((self,)) + other
+
+
+@dataclass(frozen=True)
+class Method:
+    """Parts joined by `+`. Whether they fit together is checked by `compose.check`."""
+
+    parts: tuple[Part, ...]
+
+    def __add__(self, other: Part | Method) -> Method:
+        return Method(self.parts + (other.parts if isinstance(other, Method) else (other,)))
+
+
+# -------------------------------------------------------------------------- between loop and engine
+
+
+class Job(NamedTuple):
+    """One round's work for an engine: k clients, and all they need besides their data."""
+
+    round: int
+    time_step: int
+    clients: np.ndarray  # [k] int64, ascending
+    start: Start  # one model for all, or stacked [k, ...] where clients differ
+    personal_start: bool  # is `start` stacked?
+    shared: Tree  # by part
+    own: Tree  # by part, stacked [k, ...]
+    facts: Facts  # stacked [k, ...]
+    rule: dict[str, float]
+    key: Key  # of the round
+    phases: int = 0  # only the first so many of the task's phases; 0: all
+
+
+class Scores(NamedTuple):
+    """How m models do on g groups of rows: everything else follows from these counts."""
+
+    confusion: Tensor  # [m, g, C, C] int64: rows are true classes, columns predicted ones
+    loss: Tensor  # [m, g] float64: summed cross-entropy
+
+
+class Verdicts(NamedTuple):
+    """How models do on single examples, pair after pair."""
+
+    pair: np.ndarray  # [n] int64
+    ids: np.ndarray  # [n] int64
+    right: np.ndarray  # [n] bool
+    margin: np.ndarray  # [n] float32: logit of the true class minus the largest other
+
+
+class PairScores(NamedTuple):
+    """How n models do, each on rows of its own."""
+
+    confusion: Tensor  # [n, C, C] int64
+    loss: Tensor  # [n] float64: summed cross-entropy
+    verdicts: Verdicts | None = None  # where asked for
+
+    def mean_loss(self) -> Tensor:
+        """[n] float64; NaN where a pair has no rows"""
+        return self.loss / self.confusion.sum(dim=(1, 2))
+
+
+class Engine(Protocol):
+    """A transport: carries work to where the data are. Never knows which method it runs."""
+
+    name: str
+    # how it takes local steps: plainly ("eager", "auto"), written down ("graph") or "compiled"; the
+    # server's are compiled where these are
+    steps: str
+
+    def train(self, job: Job) -> Iterator[Reply]:
+        """Local training; replies come in chunks, each of one client or more."""
+        ...
+
+    def score(
+        self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0
+    ) -> Scores:
+        """Models (stacked [m, ...]) on a split: all its rows as one group, or one group for each of
+        the owners' rows.
+
+        The test split always has one group for every concept of the experiment.
+        """
+        ...
+
+    def score_pairs(
+        self,
+        models: Start,
+        which: np.ndarray,
+        owners: np.ndarray,
+        split: str,
+        time_step: int = 0,
+        verdicts: bool = False,
+    ) -> PairScores:
+        """Model which[i] of a stack on the rows of owners[i]: a client, or on the test split a
+        concept.
+        """
+        ...
+
+    def judge(self, models: Start, ids: Tensor) -> Tensor:
+        """What models (stacked [m, ...]) say of these training rows, which are the server's to
+        see: of its public set. ids: [n] -> logits [m, n, C]
+        """
+        ...
+
+    def close(self) -> None: ...

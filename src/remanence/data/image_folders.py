@@ -1,0 +1,256 @@
+"""Images in folders: a folder a class, optionally below train/ and test/, and PACS with a
+folder a domain above the classes.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from remanence.core.errors import InputError
+from remanence.data.files import damaged, locate, resolve, size_of
+from remanence.data.source import Source, Split, check_fraction, checked, hold_out_test
+
+FORMATS = {
+    "PNG": (".png",),
+    "JPEG": (".jpg", ".jpeg"),
+    "BMP": (".bmp",),
+    "WEBP": (".webp",),
+    "PPM": (".ppm", ".pgm"),
+}
+SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
+# Pillow's own limit, a quarter of a GiB in colour, held even where a program has lifted it
+MOST_PIXELS = 89_478_485
+MOST_BYTES = 32 << 30
+TEST_FOLDERS = ("test", "val", "valid", "validation")
+
+DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
+PACS = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+
+
+def folder(
+    root: Path | None, *, path: str = "", size: int = 0, test: float = 0.2, channels: int = 3
+) -> Source:
+    """Your own images: `path`/CLASS/..., or `path`/train/CLASS/... with `path`/test (or val, valid,
+    validation)/CLASS/....
+
+    Where there is no test folder a share `test` of the images of each class is held out. `size` = 0
+    asks for images that are all of one size; any other number makes them `size` x `size`.
+    `channels` is 3 for colour or 1 for grey.
+    """
+    _check_options(size, channels, test)
+    top = resolve("folder", root, path).resolve()
+    if not top.is_dir():
+        raise InputError(
+            f"source 'folder' reads a folder but {top} is a file: give the folder that holds"
+            " one folder for each class"
+        )
+    train_top = top / "train" if (top / "train").is_dir() else top
+    test_top = next(
+        (top / name for name in TEST_FOLDERS if train_top != top and (top / name).is_dir()), None
+    )
+    tops = [train_top] if test_top is None else [train_top, test_top]
+    classes = sorted({entry.name for part in tops for entry in _folders(part, top)})
+    found = [
+        [
+            (image, label)
+            for label, name in enumerate(classes)
+            for image in _images(part / name, top)
+        ]
+        for part in tops
+    ]
+    seen = [{label for _, label in images} for images in found]
+    bare = [train_top / name for label, name in enumerate(classes) if label not in seen[0]]
+    bare += [part for part, labels in zip(tops, seen, strict=True) if not labels]
+    if bare:
+        wanted = f"give each class a folder with {', '.join(sorted(SUFFIXES))} files"
+        raise InputError(f"source 'folder' found no images in {bare[0]}: {wanted}")
+    x = _decode([image for images in found for image, _ in images], size, channels)
+    y = np.array([label for images in found for _, label in images], dtype=np.int64)
+    cut = len(found[0])
+    parts = (
+        hold_out_test(Split(x, y), test)
+        if test_top is None
+        else (Split(x[:cut], y[:cut]), Split(x[cut:], y[cut:]))
+    )
+    return checked(
+        Source(
+            "folder",
+            "image",
+            tuple(classes),
+            *parts,
+            note=f"Images of {top.name}, a folder a class.",
+        )
+    )
+
+
+def pacs(root: Path | None, *, size: int = 227, test: float = 0.2) -> Source:
+    """Photos, art, cartoons and sketches of seven things (Li, Yang, Song, Hospedales 2017); groups
+    are the four domains.
+
+    PACS has no test set of its own: a share `test` is held out in every domain and class.
+    """
+    _check_options(size, 3, test)
+    get = (
+        "unpack PACS (folders art_painting, cartoon, photo, sketch with a folder for each of"
+        " the seven classes)"
+    )
+    top = locate(
+        "pacs", root, [("PACS", DOMAINS), ("pacs", DOMAINS), ("PACS/kfold", DOMAINS)], get
+    ).resolve()
+    images, y, groups = [], [], []
+    for group, domain in enumerate(DOMAINS):
+        for label, name in enumerate(PACS):
+            here = list(_images(top / domain / name, top)) if (top / domain / name).is_dir() else []
+            if not here:
+                raise InputError(
+                    f"source 'pacs' found no images in {top / domain / name}: unpack PACS"
+                    " again, each domain has all seven classes"
+                )
+            images += here
+            y += [label] * len(here)
+            groups += [group] * len(here)
+    split = Split(
+        _decode(images, size, 3), np.array(y, dtype=np.int64), np.array(groups, dtype=np.int64)
+    )
+    note = (
+        "Photos, art, cartoons and sketches of seven things at"
+        f" {split.x.shape[3]}x{split.x.shape[2]} pixels (Li et al. 2017)."
+    )
+    return checked(Source("pacs", "image", PACS, *hold_out_test(split, test), DOMAINS, note))
+
+
+def _check_options(size: int, channels: int, test: float) -> None:
+    check_fraction(test)
+    if not 0 <= size <= 4096:
+        raise InputError(
+            f"images cannot be made {size} pixels wide: give size from 1 to 4096, or 0 to keep"
+            " the size they have"
+        )
+    if channels not in (1, 3):
+        raise InputError(
+            f"images cannot have {channels} channels: give channels=3 for colour or channels=1"
+            " for grey"
+        )
+
+
+def _folders(folder: Path, top: Path) -> Iterator[Path]:
+    for entry in sorted(folder.iterdir()):
+        if not entry.name.startswith(".") and _inside(entry, top).is_dir():
+            yield entry
+
+
+def _images(folder: Path, top: Path) -> Iterator[Path]:
+    """Every image below a folder in a stable order; files that are no images are passed over."""
+    if not folder.is_dir():
+        return
+    for here, names, files in os.walk(_inside(folder, top), onerror=_raise):
+        names[:] = sorted(name for name in names if not name.startswith("."))
+        for name in names:
+            _inside(Path(here, name), top)
+        for name in sorted(files):
+            if Path(name).suffix.lower() in SUFFIXES and not name.startswith("."):
+                yield _inside(Path(here, name), top)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _inside(path: Path, top: Path) -> Path:
+    """The path itself, unless it is a link to somewhere else, or to a folder, where following
+    it could lead in circles.
+    """
+    if path.is_symlink():
+        if not path.resolve().is_relative_to(top):
+            raise InputError(
+                f"{path} is a link that leaves {top}: copy the file or folder it points to"
+                " into its place"
+            )
+        if path.is_dir():
+            raise InputError(
+                f"{path} is a link to a folder, which is not followed: copy the folder into"
+                " its place"
+            )
+    return path
+
+
+def _decode(paths: Sequence[Path], size: int, channels: int) -> np.ndarray:
+    """uint8 [n, channels, h, w]."""
+    pillow = _pillow()
+    x = np.empty((0, channels, size, size), dtype=np.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pillow.DecompressionBombWarning)
+        for number, path in enumerate(paths):
+            pixels = _decode_one(pillow, path, size, channels)
+            if not number:
+                shape = (len(paths), channels, *pixels.shape[1:])
+                if np.prod(shape, dtype=np.float64) > MOST_BYTES:
+                    raise InputError(
+                        f"{len(paths)} images of {pixels.shape[1:]} need more than"
+                        f" {size_of(MOST_BYTES)}: give a smaller size"
+                    )
+                x = np.empty(shape, dtype=np.uint8)
+            if pixels.shape != x.shape[1:]:
+                sizes = (
+                    f"{pixels.shape[2]}x{pixels.shape[1]} pixels while {paths[0]} has"
+                    f" {x.shape[3]}x{x.shape[2]}"
+                )
+                raise InputError(
+                    f"{path} has {sizes}: give size=... to bring all images to one size"
+                )
+            x[number] = pixels
+    return x
+
+
+def _decode_one(pillow: ModuleType, path: Path, size: int, channels: int) -> np.ndarray:
+    if not path.is_file():  # a pipe or a device would keep us waiting for ever
+        raise damaged(path, "an image file", "something else", "replace or remove it")
+    try:
+        with pillow.open(path, formats=tuple(FORMATS)) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise InputError(
+                    f"{path} is refused because it unpacks to {image.width}x{image.height}"
+                    f" pixels: {MOST_PIXELS} is the limit"
+                )
+            if image.mode[0] in "IF":
+                raise InputError(
+                    f"{path} has more than 8 bits a channel (Pillow's mode {image.mode}):"
+                    " convert it to 8 bits"
+                )
+            picture = image.convert("RGB" if channels == 3 else "L")
+            if size and picture.size != (size, size):
+                picture = picture.resize((size, size), pillow.Resampling.BILINEAR)
+            pixels = np.asarray(picture)
+    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning):
+        raise InputError(
+            f"{path} is refused because it unpacks to more pixels than Pillow's limit allows:"
+            " make it smaller"
+        ) from None
+    except InputError:
+        raise
+    # Pillow raises nearly anything on a damaged file: OSError, SyntaxError, struct.error,
+    # ValueError
+    except Exception as error:
+        raise damaged(
+            path,
+            f"a whole image ({', '.join(FORMATS)})",
+            f"one that Pillow cannot read ({error})",
+            "replace or remove it",
+        ) from None
+    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def _pillow() -> ModuleType:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise InputError(
+            "images in folders need Pillow, which is not installed: pip install 'remanence[images]'"
+        ) from None
+    return Image

@@ -1,0 +1,211 @@
+"""Data by user in the JSON of LEAF (Caldas et al. 2018): FEMNIST, and MNIST by the person who
+wrote each digit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from remanence.core.errors import InputError
+from remanence.data.fast_json import read_decimals
+from remanence.data.files import damaged, locate, size_of
+from remanence.data.mnist_idx import CHARACTERS, DIGITS
+from remanence.data.source import Source, Split, checked
+
+LIMIT = 4 << 30  # bytes of JSON in one file
+SIDE = 28
+_decode = json.JSONDecoder().raw_decode
+_space = re.compile(r"[ \t\r\n]*")
+
+
+def femnist(root: Path | None) -> Source:
+    """Handwritten characters by writer, 62 classes: LEAF's FEMNIST."""
+    get = (
+        "write LEAF's femnist data (train/ and test/ of its data folder, made by its"
+        " preprocess.sh) to femnist/"
+    )
+    note = (
+        "Handwritten characters of 28x28 pixels by the person who wrote them (LEAF, Caldas et"
+        " al. 2018)."
+    )
+    return _read(
+        "femnist", root, ("femnist", "femnist/data", "leaf/femnist/data"), CHARACTERS, get, note
+    )
+
+
+def mnist_by_writer(root: Path | None) -> Source:
+    """MNIST's digits by the person who wrote them, 10 classes, in LEAF's JSON."""
+    get = (
+        "write MNIST grouped by writer (QMNIST gives the writers), as JSON in the layout of"
+        " LEAF, to leaf-mnist-by-writer/"
+    )
+    note = "MNIST's training digits by the person who wrote them, in the layout of LEAF."
+    return _read("mnist_by_writer", root, ("leaf-mnist-by-writer",), DIGITS, get, note)
+
+
+def _read(
+    name: str,
+    root: Path | None,
+    folders: Sequence[str],
+    classes: tuple[str, ...],
+    get: str,
+    note: str,
+) -> Source:
+    folder = locate(name, root, [(choice, ("train", "test")) for choice in folders], get)
+    parts = [_read_users(folder / part, len(classes)) for part in ("train", "test")]
+    users = sorted(parts[0].keys() | parts[1].keys())
+    numbers = {user: number for number, user in enumerate(users)}
+    splits = []
+    for part in parts:
+        x = np.concatenate([images for images, _ in part.values()])
+        y = np.concatenate([labels for _, labels in part.values()])
+        groups = np.repeat(
+            [numbers[user] for user in part], [len(labels) for _, labels in part.values()]
+        ).astype(np.int64)
+        splits.append(Split(x, y, groups))
+    return checked(Source(name, "image", classes, splits[0], splits[1], tuple(users), note))
+
+
+_Users = dict[str, tuple[np.ndarray, np.ndarray]]  # uint8 [n, 1, 28, 28], int64 [n]
+
+
+def _read_users(folder: Path, classes: int) -> _Users:
+    paths = sorted(folder.glob("*.json"))
+    users: _Users = {}
+    for path in paths:
+        for user, content in _read_file(path, classes).items():
+            if user in users:
+                raise InputError(
+                    f"{path} holds the user {user!r} whom another file of {folder} holds"
+                    " too: keep the files of one sampling only"
+                )
+            users[user] = content
+    if not users:
+        raise InputError(
+            f"{folder} holds no examples in {len(paths)} *.json files: run LEAF's sampling again"
+        )
+    return users
+
+
+def _read_file(path: Path, classes: int) -> _Users:
+    if path.stat().st_size > LIMIT:
+        raise damaged(
+            path,
+            f"at most {size_of(LIMIT)}",
+            size_of(path.stat().st_size),
+            "let LEAF write several smaller files",
+        )
+    users: _Users = {}
+    outline: dict[str, object] = {}
+
+    def read_user(user: str, text: str, at: int) -> int:
+        content: dict[str, Any] = {}
+
+        def read_part(part: str, text: str, at: int) -> int:
+            quick = read_decimals(text, at, SIDE * SIDE) if part == "x" else None
+            content[part], end = quick or _decode(text, at)
+            return end
+
+        end = _walk(text, at, read_part)
+        # at once: a whole file as Python numbers takes ten times the room
+        users[user] = _arrays(path, user, content, classes)
+        return end
+
+    def read_entry(entry: str, text: str, at: int) -> int:
+        if entry == "user_data":
+            return _walk(text, at, read_user)
+        outline[entry], end = _decode(text, at)
+        return end
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        end = _skip(text, _walk(text, _skip(text, 0), read_entry))
+        if end != len(text):
+            raise ValueError(f"text after the end at character {end}")
+    except (ValueError, IndexError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise damaged(path, "a complete JSON file", f"a broken one ({error})") from None
+    names, counts = outline.get("users"), outline.get("num_samples")
+    if (
+        not isinstance(names, list)
+        or not isinstance(counts, list)
+        or len(names) != len(counts)
+        or len(names) != len(users)
+    ):
+        raise damaged(
+            path,
+            "lists 'users' and 'num_samples' as long as 'user_data'",
+            f"other lengths or none ({len(users)} users have data)",
+        )
+    for user, count in zip(names, counts, strict=True):
+        there = len(users[user][1]) if isinstance(user, str) and user in users else "none"
+        if there != count:
+            raise damaged(path, f"{count!r:.20} examples of the user {user!r:.60}", f"{there}")
+    return {user: content for user, content in users.items() if len(content[1])}
+
+
+def _skip(text: str, at: int) -> int:
+    match = _space.match(text, at)
+    return match.end() if match else at
+
+
+def _walk(text: str, at: int, read_value: Callable[[str, str, int], int]) -> int:
+    """Go through the JSON object that starts at `at`, handing over where each value starts;
+    returns where the object ends.
+    """
+    if text[at] != "{":
+        raise ValueError(f"no object at character {at}")
+    at = _skip(text, at + 1)
+    if text[at] == "}":
+        return at + 1
+    while True:
+        name, at = _decode(text, at)
+        at = _skip(text, at)
+        if not isinstance(name, str) or text[at] != ":":
+            raise ValueError(f"no name and colon at character {at}")
+        at = _skip(text, read_value(name, text, _skip(text, at + 1)))
+        if text[at] == "}":
+            return at + 1
+        if text[at] != ",":
+            raise ValueError(f"no comma at character {at}")
+        at = _skip(text, at + 1)
+
+
+def _arrays(
+    path: Path, user: str, content: dict[str, Any], classes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    x, y = content.get("x"), content.get("y")
+    if not isinstance(x, list | np.ndarray) or not isinstance(y, list) or len(x) != len(y):
+        raise damaged(
+            path,
+            f"for the user {user!r:.60} lists 'x' and 'y' of one length",
+            "other lengths or none",
+        )
+    if not all(type(label) is int and 0 <= label < classes for label in y):
+        raise damaged(path, f"labels of the user {user!r:.60} from 0 to {classes - 1}", "others")
+    if isinstance(x, list) and not all(
+        isinstance(image, list) and len(image) == SIDE * SIDE for image in x
+    ):
+        raise damaged(
+            path, f"images of the user {user!r:.60} as lists of {SIDE * SIDE} numbers", "others"
+        )
+    try:
+        pixels = np.array(x, dtype=np.float64).reshape(-1, SIDE * SIDE)
+    except (TypeError, ValueError):
+        raise damaged(
+            path,
+            f"images of the user {user!r:.60} as lists of {SIDE * SIDE} numbers",
+            "something that is no number",
+        ) from None
+    if not (np.isfinite(pixels).all() and (pixels >= 0).all() and (pixels <= 1).all()):
+        raise damaged(path, f"pixels of the user {user!r:.60} from 0 to 1", "others")
+    return np.rint(pixels * 255).astype(np.uint8).reshape(-1, 1, SIDE, SIDE), np.array(
+        y, dtype=np.int64
+    )

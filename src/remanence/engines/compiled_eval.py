@@ -1,0 +1,104 @@
+"""A network in evaluation mode as fast as one core, or one GPU, makes it: images channels-last;
+where steps are compiled, it is, too, piece by piece.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from remanence.core.errors import first_line
+from remanence.core.model import Model, mixes_rows
+from remanence.core.types import Output, Start
+from remanence.engines.base import lay_out
+from remanence.engines.memory import is_out_of_memory
+from remanence.kernels.compile import compile_graph
+from remanence.kernels.trace import substitutes
+
+ROWS = {"cpu": 50, "cuda": 2_500}  # of a compiled piece: they fit the cache, or fill the GPU
+
+
+@dataclass(frozen=True)
+class QuickModel(Model):
+    """The same network. Where it cannot be compiled, it is called as it is, and the reason is
+    added to `problems`.
+    """
+
+    compiled: bool = False
+    rows: int = ROWS["cpu"]  # of a compiled piece
+    problems: list[str] = field(default_factory=list, compare=False, repr=False)
+    # by the form of a row; None: cannot be
+    written: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def judge_rows(self, model: Start, x: Tensor) -> Output:
+        form = (x.shape[1:], x.dtype)
+        if self.compiled and len(x) and self.written.get(form, self) is not None:
+            try:
+                return self._judge_in_pieces(form, model, x)
+            # the compiler may fail in any way, and the network is a user's
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                self.written[form] = None
+                problem = f"what looks at rows could not be compiled ({first_line(error)})"
+                if problem not in self.problems:
+                    self.problems.append(problem)
+        return self._judge_plainly(model, x)
+
+    def _judge_plainly(self, model: Start, x: Tensor) -> Output:
+        return super().judge_rows(
+            Start({name: lay_out(value) for name, value in model.params.items()}, model.buffers),
+            lay_out(x),
+        )
+
+    def _judge_in_pieces(self, form: Any, model: Start, x: Tensor) -> Output:
+        answers: list[Any] = []
+        for piece in torch.split(x, self.rows):
+            # more of it would have to be filled up than there is
+            short = 2 * len(piece) < self.rows
+            answers.append(
+                self._judge_plainly(model, piece)
+                if short
+                else self._judge_piece(form, model, piece)
+            )
+        logits, features = (torch.cat(parts) for parts in zip(*answers, strict=True))
+        return Output(logits, features)
+
+    def _judge_piece(self, form: Any, model: Start, piece: Tensor) -> list[Tensor]:
+        values = [*model.params.values(), *model.buffers.values()]
+        missing = self.rows - len(piece)
+        whole = (
+            torch.cat([piece, piece[:1].expand(missing, *piece.shape[1:])]) if missing else piece
+        )
+        if form not in self.written:
+            self.written[form] = self._write_down(model, values, whole)
+        return [part[: len(piece)] for part in self.written[form](*values, whole)]
+
+    def _write_down(self, model: Start, values: list[Tensor], piece: Tensor) -> Any:
+        judge = super().judge_rows
+
+        def flat(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+            params = dict(zip(model.params, tensors, strict=False))
+            buffers = dict(zip(model.buffers, tensors[len(params) :], strict=False))
+            return tuple(judge(Start(params, buffers), lay_out(tensors[-1])))  # type: ignore[return-value]
+
+        graph = make_fx(flat, substitutes())(*(value.detach() for value in values), piece)
+        return compile_graph(graph)
+
+
+def quicken(model: Model, compiled: bool, problems: list[str], rows: int = ROWS["cpu"]) -> Model:
+    """`compiled` is not for networks whose rows influence each other: they must not be cut into
+    pieces. rows: of a piece
+    """
+    if any(mixes_rows(layer) for layer in model.judge.modules()):
+        compiled = False
+    return QuickModel(
+        **{each.name: getattr(model, each.name) for each in fields(Model)},
+        compiled=compiled,
+        rows=rows,
+        problems=problems,
+    )

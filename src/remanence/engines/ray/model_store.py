@@ -1,0 +1,84 @@
+"""Stacks of models in the object store of the engine `ray`: put there once, whoever works on them.
+
+Where every client has a model of its own, the same models are tried by peers, trained and scored in
+one round. They are put in blocks, so that a node reads only what its clients need, and its workers
+share what it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from remanence.core import pytree
+from remanence.core.types import Start
+from remanence.engines.ray.serialization import pack, unpack
+
+# bytes of a block, about: small ones cost calls, large ones carry models that nobody asked for
+BLOCK = 1 << 20
+KEPT = 3  # stacks at hand: of a round without a server the models before, mixed and trained
+
+
+class Models(NamedTuple):
+    """Some models of a stack, on their way to a worker."""
+
+    blocks: list[Any]  # references to stacks of models, one behind the other
+    place: np.ndarray  # [n] int64: which models of all these
+
+    def open(self, device: torch.device) -> Start:
+        """The models as a stack; of the blocks, which the store lends, only what is needed is
+        copied.
+        """
+        import ray
+
+        offset, parts, order = 0, [], []
+        for block in ray.get(self.blocks):
+            count = len(next(iter(block[0].values())).array)
+            mine = np.flatnonzero((self.place >= offset) & (self.place < offset + count))
+            rows = self.place[mine] - offset
+            picked: Any = tuple(
+                {name: type(item)(item.array[rows]) for name, item in tree.items()}
+                for tree in block
+            )
+            parts.append(unpack(picked, device))
+            order.append(mine)
+            offset += count
+        back = torch.from_numpy(np.argsort(np.concatenate(order), kind="stable")).to(device)
+        params, buffers = (
+            pytree.take(pytree.concatenate([part[kind] for part in parts]), back) for kind in (0, 1)
+        )
+        return Start(params, buffers)
+
+
+class Shelf:
+    """The stacks that were last put into the store by `put`; one is known again by being the
+    same object, since trees never change.
+    """
+
+    def __init__(self, put: Callable[[Any], Any]):
+        self.put = put
+        # the stack, its blocks, models in a block
+        self.stacks: list[tuple[Start, list[Any], int]] = []
+
+    def pick(self, models: Start, index: np.ndarray) -> Models:
+        """Some models of a stack, for a worker: the blocks that hold them. index: [n]"""
+        blocks, size = self._place(models)
+        used, local = np.unique(index // size, return_inverse=True)
+        return Models([blocks[number] for number in used], local * size + index % size)
+
+    def _place(self, models: Start) -> tuple[list[Any], int]:
+        for stack, blocks, size in self.stacks:
+            if stack.params is models.params and stack.buffers is models.buffers:
+                return blocks, size
+        count = models.many
+        one = (pytree.nbytes(models.params) + pytree.nbytes(models.buffers)) // max(count, 1)
+        size = max(1, BLOCK // max(one, 1))
+        blocks = [
+            self.put(pack(tuple(models.take(slice(first, first + size)))))
+            for first in range(0, count, size)
+        ]
+        self.stacks = [*self.stacks[-KEPT + 1 :], (models, blocks, size)]
+        return blocks, size

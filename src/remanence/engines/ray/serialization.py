@@ -1,0 +1,227 @@
+"""What travels to another machine and back: trees as arrays, and a whole task, once.
+
+Arrays cross a process boundary far faster than tensors do, and an object store maps them into every
+worker of a node without a copy. So models and states travel as arrays and are copied on arrival,
+because whoever gets them may own them; the examples are only ever read and stay where the store put
+them.
+
+A task is functions as well as numbers, so it is pickled: it goes to our own workers, never into a
+file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import warnings
+from collections import ChainMap
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from remanence.core import pytree
+from remanence.core.errors import InputError
+from remanence.core.types import Start
+from remanence.data.batches import Examples
+from remanence.training.client_step import Task
+
+Arrays = dict[str, np.ndarray]
+READ_ONLY = ("x", "y", "place")  # of the examples: the bulk of a task, the same for every worker
+
+
+class PackedTensor:
+    """An array that was a tensor, told apart from those that never were."""
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
+
+
+def pack(value: Any) -> Any:
+    """Tensors as arrays on the host, in dictionaries and (named) tuples of any depth."""
+    if isinstance(value, Tensor):
+        return PackedTensor(value.detach().cpu().contiguous().numpy())
+    return _rebuild(value, pack)
+
+
+def unpack(value: Any, device: torch.device) -> Any:
+    """The inverse. Everything is a copy: what a store lends is read-only, and writing to it
+    would end the process.
+    """
+    if isinstance(value, PackedTensor):
+        return torch.tensor(value.array, device=device)
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return _rebuild(value, lambda item: unpack(item, device))
+
+
+def weigh(value: Any) -> int:
+    """Bytes of all arrays in something packed: what its journey costs."""
+    if isinstance(value, PackedTensor | np.ndarray):
+        return int((value.array if isinstance(value, PackedTensor) else value).nbytes)
+    items: Any = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, tuple | list)
+        else ()
+    )
+    return sum(weigh(item) for item in items)
+
+
+@dataclass
+class Traffic:
+    """What an engine sent to its workers and got from them, in bytes of arrays; what is put
+    into a store for all counts once.
+    """
+
+    down: int = 0
+    up: int = 0
+
+    def count(self, *, down: Any = (), up: Any = ()) -> None:
+        self.down += weigh(down)
+        self.up += weigh(up)
+
+
+def _rebuild(value: Any, change: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: change(item) for name, item in value.items()}
+    if isinstance(value, tuple):
+        items = (change(item) for item in value)
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A task on its way: everything but the examples as bytes, and the examples as arrays."""
+
+    shell: bytes
+    examples: Arrays
+
+
+@dataclass(frozen=True)
+class TorchSettings:
+    """Switches that torch keeps for a whole process: a worker must compute as the process that
+    planned its work would.
+    """
+
+    deterministic: bool
+    matmul_tf32: bool
+    cudnn_tf32: bool
+    cudnn_benchmark: bool
+
+    @staticmethod
+    def read() -> TorchSettings:
+        """Of this process."""
+        cudnn = torch.backends.cudnn
+        matmul_tf32 = torch.backends.cuda.matmul.allow_tf32
+        return TorchSettings(
+            torch.are_deterministic_algorithms_enabled(),
+            matmul_tf32,
+            cudnn.allow_tf32,
+            cudnn.benchmark,
+        )
+
+    def apply(self) -> None:
+        """To this process, before it first computes on a GPU."""
+        if self.deterministic:
+            # without it cuBLAS refuses to be deterministic
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(self.deterministic)
+        torch.backends.cuda.matmul.allow_tf32 = self.matmul_tf32
+        torch.backends.cudnn.allow_tf32 = self.cudnn_tf32
+        torch.backends.cudnn.benchmark = self.cudnn_benchmark
+
+
+def send_task(task: Task) -> Parcel:
+    """Make a task ready to travel, from whatever device it is on."""
+    from ray import cloudpickle
+
+    examples = {
+        f"{split}.{name}": array
+        for split in ("train", "test")
+        for name, array in _arrays_of(getattr(task, split)).items()
+    }
+    shell = replace(task, train=_without_arrays(task.train), test=_without_arrays(task.test))
+    file = io.BytesIO()
+    ways = {
+        Tensor: _reduce_on_host,
+        type(torch.classes): _reduce_by_name,
+        type(torch.ops): _reduce_by_name,
+    }
+    usual: Any = cloudpickle.Pickler
+    # ours first
+    pickler = type(
+        "TaskPickler", (usual,), {"dispatch_table": ChainMap(ways, usual.dispatch_table)}
+    )
+    try:
+        pickler(file).dump(shell)
+    # whatever somebody's part or network holds: a lock, an open file, a generator
+    except Exception as error:
+        raise InputError(
+            "engine ray cannot send this experiment to its workers, because something in"
+            f" the method or the model cannot be pickled ({error}):"
+            " make it inside the function that uses it, or use engine=processes"
+        ) from error
+    return Parcel(file.getvalue(), examples)
+
+
+def receive_task(parcel: Parcel, device: torch.device) -> Task:
+    """The task on a device of this machine."""
+    from ray import cloudpickle
+
+    task: Task = cloudpickle.loads(parcel.shell)
+    model = task.model
+    for module in (model.origin, model.trainer, model.judge):
+        assert isinstance(module, nn.Module)
+        module.to(device)
+    initial = Start(
+        pytree.to(model.initial.params, device), pytree.to(model.initial.buffers, device)
+    )
+    return replace(
+        task,
+        model=replace(model, initial=initial),
+        world=replace(task.world, device=device),
+        train=_with_arrays(task.train, "train", parcel.examples, device),
+        test=_with_arrays(task.test, "test", parcel.examples, device),
+    )
+
+
+def _arrays_of(examples: Examples) -> Arrays:
+    held = {name: getattr(examples, name) for name in READ_ONLY}
+    return {name: value.cpu().numpy() for name, value in held.items() if value is not None}
+
+
+def _without_arrays(examples: Examples) -> Examples:
+    return replace(examples, x=torch.empty(0), y=torch.empty(0, dtype=torch.int64), place=None)
+
+
+def _with_arrays(examples: Examples, split: str, arrays: Arrays, device: torch.device) -> Examples:
+    held = {name: arrays[f"{split}.{name}"] for name in READ_ONLY if f"{split}.{name}" in arrays}
+    placed: dict[str, Any] = {
+        name: value.to(device)
+        for name in ("mean", "std")
+        if (value := getattr(examples, name)) is not None
+    }
+    # torch warns that an array is read-only; nobody writes to examples
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        placed |= {name: torch.from_numpy(array).to(device) for name, array in held.items()}
+    return replace(examples, **placed)
+
+
+def _reduce_on_host(tensor: Tensor) -> Any:
+    """A worker numbers its devices differently and may have none."""
+    return tensor.cpu().__reduce_ex__(4)  # type: ignore[no-untyped-call]
+
+
+def _reduce_by_name(module: ModuleType) -> Any:
+    """torch.classes and torch.ops are modules of a kind of their own, which a pickler drags
+    along where a function says `world.classes`.
+    """
+    return importlib.import_module, (module.__name__,)

@@ -1,0 +1,38 @@
+"""Trees of tensors as the arrays that travel, and back."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from remanence.core import pytree
+from remanence.core.pytree import Tree
+from remanence.flower.wire import Arrays
+
+
+def as_arrays(tree: Tree) -> Arrays:
+    """By path, on the host.
+
+    >>> sorted(as_arrays({"start": {"params": {"w": torch.zeros(2)}, "buffers": {}}}))
+    ['start/params/w']
+    """
+    return {path: x.detach().cpu().contiguous().numpy() for path, x in pytree.flatten(tree).items()}
+
+
+def as_tree(arrays: Arrays, root: str, device: torch.device) -> Tree:
+    """What lies below `root`, as a copy on the device: what came is read-only."""
+    prefix = f"{root}{pytree.SEPARATOR}"
+    mine = {
+        path.removeprefix(prefix): array
+        for path, array in arrays.items()
+        if path.startswith(prefix)
+    }
+    for path in mine:
+        parts = path.split(pytree.SEPARATOR)
+        if any(pytree.SEPARATOR.join(parts[:depth]) in mine for depth in range(1, len(parts))):
+            raise ValueError(
+                f"the names below {root} are not those of a tree: {path} is below a leaf"
+            )
+    return pytree.unflatten(
+        {path: torch.from_numpy(np.array(array)).to(device) for path, array in mine.items()}
+    )

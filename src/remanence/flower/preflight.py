@@ -1,0 +1,59 @@
+"""`remanence flower check`: what a site would say and give away in an experiment, told before
+it joins.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from remanence.config import make_spec, read_file
+from remanence.core import pytree
+from remanence.flower.coordinator import check_real, describe_examples, describe_spec, set_up
+from remanence.flower.settings import read_site
+from remanence.flower.site import Site
+from remanence.flower.wire import Parcel
+
+
+def check_site(site_path: Path, experiment_path: Path) -> list[str]:
+    """-> sentences; the last one begins with `declines` where the site would say no"""
+    site = Site(read_site(site_path))
+    experiment, description = set_up(check_real(make_spec(read_file(experiment_path))))
+    preamble = {
+        "run": "inspection",
+        "spec": describe_spec(experiment.spec),
+        "data": describe_examples(experiment, description),
+    }
+    told = site.answer(Parcel({**preamble, "kind": "hello"}, {})).about
+    if told["kind"] == "declined":
+        return [f"declines ({told['code']}): {told['reason']}"]
+    policy, task = site.policy, experiment.task
+    lines = [f"site {told['site']}: tells its name, its clients and how many rows they have"]
+    for client, steps in told["sizes"].items():
+        (train, valid), test = steps[0], steps[-1][0]
+        lines.append(
+            f"  client {client}: {train} training, {valid} validation and {test} test rows"
+        )
+    initial = task.model.initial
+    model = {
+        "params": pytree.restrict(initial.params, task.sent_names()),
+        "buffers": pytree.restrict(initial.buffers, task.sent_buffers()),
+    }
+    extras = pytree.flatten(task.extras_form())
+    lines.append(
+        f"a round sends up, for each client: {pytree.nbytes(model)} bytes of trained"
+        " parameters, its number of rows, its mean loss"
+    )
+    lines += [
+        f"  {path.replace(pytree.SEPARATOR, '.')}: {x.numel()} numbers"
+        for path, x in extras.items()
+    ]
+    if not policy.evaluate:
+        lines.append("gives no counts of right and wrong predictions")
+    else:
+        how = f", those below {policy.suppress} as 0" if policy.suppress else ""
+        noise = f", with noise of epsilon {policy.epsilon:g} an answer" if policy.epsilon else ""
+        lines.append(
+            f"sends up counts of right and wrong predictions by class{how}{noise}, and summed"
+            " losses"
+        )
+    return lines

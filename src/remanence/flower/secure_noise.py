@@ -1,0 +1,75 @@
+"""Noise that protects somebody must not follow from a seed that everybody is told: in a federation
+it comes from the operating system, unwritten.
+
+At the coordinator this is the noise of `dp`, at a site that of `dp_sgd`, of `dp_counts` and of
+FedWAvg's counts. The generator is not a cryptographic one.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from remanence.core.rng import Key
+from remanence.core.types import Facts, Method, Part, ServerContext
+from remanence.experiment.build import Experiment
+from remanence.flower.site_storage import Memory
+
+
+def draw_key() -> Key:
+    return Key(secrets.randbits(64))
+
+
+def hide_noise(p: Part) -> Part:
+    """The coordinator's part `dp` with noise of its own in every call; any other part as it is."""
+    if p.name != "dp" or p.combine is None:
+        return p
+
+    def secretly(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(first: Any, srv: ServerContext) -> Any:
+            return function(first, srv._replace(key=draw_key()))
+
+        return call
+
+    return replace(
+        p,
+        combine=p.combine._replace(finish=secretly(p.combine.finish)),
+        absorb=None if p.absorb is None else secretly(p.absorb),
+    )
+
+
+def draws_noise(method: Method) -> bool:
+    """Do clients draw noise that protects their rows? Then a site's whole randomness in a round
+    is its own.
+    """
+    return any(
+        p.name == "dp_sgd" or (p.name == "fedwavg" and bool(p.arguments.get("noise")))
+        for p in method.parts
+    )
+
+
+def settle_facts(
+    experiment: Experiment, memory: Memory, clients: list[int], time_step: int
+) -> Facts:
+    """Facts of a site's clients. Noised label counts are drawn once a run and time step and
+    kept: drawn anew, they would average out. -> [k, ...]
+    """
+    if experiment.task.method.owner("facts") is None:
+        return experiment.facts(torch.tensor(clients).numpy(), time_step)
+    rows = []
+    for client in clients:
+        kept = memory.recall_facts(client, time_step)
+        if kept is None:
+            own = replace(
+                experiment, spec=experiment.spec.model_copy(update={"seed": secrets.randbits(63)})
+            )
+            drawn = own.facts(torch.tensor([client]).numpy(), time_step)
+            kept = {"size": drawn.size[0], "label_counts": drawn.label_counts[0]}
+            memory.keep_facts(client, time_step, kept)
+        rows.append(kept)
+    device = experiment.task.world.device
+    return Facts(*(torch.stack([row[name] for row in rows]).to(device) for name in Facts._fields))

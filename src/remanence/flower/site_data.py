@@ -1,0 +1,279 @@
+"""A site's own data as a task for an inner engine.
+
+The task has all K clients of the experiment, so that a client has the same number everywhere, and
+rows for those alone that live here. In trials the rows are what the experiment's partition gives
+these clients, with the ids they have everywhere: a federation then gives what one machine would.
+Real sites number their rows for themselves, and nobody else ever sees these numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from remanence.config import Spec, names_code
+from remanence.core.compose import parse_method
+from remanence.core.errors import InputError
+from remanence.core.types import Engine, Method, Part
+from remanence.data import SOURCES, from_dataset
+from remanence.data.population import Holdings, Population, Rows
+from remanence.data.source import Source, Split
+from remanence.engines.autotune import make_engine
+from remanence.experiment.build import Experiment, build
+from remanence.experiment.data_setup import load_data
+from remanence.flower.policy import Declined
+from remanence.flower.settings import SHARE, SiteFile
+from remanence.methods import PARTS
+from remanence.training.client_step import Task
+
+PUBLISHED = frozenset(SOURCES) - {"npz", "folder"}  # sources whose files are the same everywhere
+AT_A_SERVER = (
+    "weigh",
+    "combine",
+    "apply",
+    "refine",
+    "absorb",
+    "server",
+    "share",
+    "assign",
+    "peers",
+)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where a site works on one experiment: the task with its rows, and an engine for it."""
+
+    experiment: Experiment
+    engine: Engine
+    shared: bool  # are the rows shares of the experiment's own data?
+
+    @property
+    def task(self) -> Task:
+        return self.experiment.task
+
+    def sizes(self, clients: Sequence[int]) -> dict[str, list[list[int]]]:
+        """By client and time step: training and validation rows; and at the end of the list,
+        rows of a test set of its own.
+        """
+        population = self.task.population
+        tests = (
+            [0] * population.clients if self.shared else [len(rows) for rows in population.tests]
+        )
+        return {
+            str(client): [
+                *(
+                    [int(step.train.sizes[client]), int(step.valid.sizes[client])]
+                    for step in population.steps
+                ),
+                [tests[client]],
+            ]
+            for client in clients
+        }
+
+
+def set_up(site: SiteFile, spec: Spec, data: Mapping[str, Any]) -> Bench:
+    """Read the site's data and build what an experiment needs here. data: what the coordinator
+    says of examples: classes, shape, kind, mean, std
+    """
+    compute, clients = site.settings.compute, tuple(site.clients)
+    count = spec.clients.count or 0
+    foreign = next((client for client in clients if client >= count), None)
+    if foreign is not None:
+        raise Declined(
+            "setup",
+            f"this site has a client {foreign}, and the experiment's {count} clients are"
+            f" numbered 0 to {count - 1}: change site.toml",
+        )
+    here = spec.model_copy(
+        update={
+            "device": compute.device,
+            "threads": compute.threads,
+            "engine": "loop",
+            "attack": "",
+        }
+    )
+    shared = site.clients[clients[0]] == SHARE
+    experiment = _settle_share(here, clients) if shared else _settle_own(site, here, data, count)
+    return Bench(experiment, make_inner(compute.engine, experiment.task, len(clients)), shared)
+
+
+def make_inner(name: str, task: Task, clients: int) -> Engine:
+    """The engine for a site's own clients: a stack where there are several and the model allows
+    it.
+    """
+    if name != "loop" and clients > 1:
+        with contextlib.suppress(InputError):
+            return make_engine("stacked", task)
+        if name == "stacked":
+            raise Declined(
+                "setup",
+                "compute.engine is stacked, and this model cannot be stacked on clients of"
+                " different sizes: use auto",
+            )
+    return make_engine("loop", task)
+
+
+def _settle_share(spec: Spec, clients: Sequence[int]) -> Experiment:
+    # a coordinator must not be able to make a site read its own files
+    if spec.data.name.partition("(")[0].strip() not in PUBLISHED:
+        raise Declined(
+            "policy",
+            "this site has shares of published data, and the experiment's data are"
+            f" {spec.data.name!r}: name a published set",
+        )
+    experiment = build(spec)
+    population = experiment.task.population
+    steps = tuple(
+        Holdings(_only(step.train, clients), _only(step.valid, clients), step.cluster)
+        for step in population.steps
+    )  # nobody here can touch the rows of others by mistake
+    return replace(
+        experiment, task=replace(experiment.task, population=replace(population, steps=steps))
+    )
+
+
+def _only(rows: Rows, clients: Sequence[int]) -> Rows:
+    return spread({client: rows.of(client) for client in clients}, len(rows.sizes))
+
+
+def spread(held: Mapping[int, np.ndarray], count: int) -> Rows:
+    """The rows of some of `count` clients; the others have none.
+
+    >>> spread({2: np.array([5, 6])}, 4).offsets.tolist()
+    [0, 0, 0, 2, 2]
+    """
+    return Rows.join([held.get(client, np.empty(0, np.int64)) for client in range(count)])
+
+
+def _settle_own(site: SiteFile, spec: Spec, data: Mapping[str, Any], count: int) -> Experiment:
+    if spec.drift.schedule:
+        raise Declined(
+            "setup",
+            "the experiment simulates drift, and this site has data of its own: drift is for"
+            " shares of known data",
+        )
+    sources = {
+        client: _read(site, spec, client, text, data) for client, text in site.clients.items()
+    }
+    source = _join(list(sources.values()), data)
+    local = spec.model_copy(
+        update={
+            "data": spec.data.model_copy(
+                update={"name": site.settings.name, "partition": "by_group", "public": 0}
+            ),
+            "clients": spec.clients.model_copy(update={"count": None, "sample": None}),
+            "round": spec.round.model_copy(update={"min_replies": 1}),
+        }
+    )
+    method = Method(tuple(_at_a_client(p) for p in parse_method(spec.method, PARTS).parts))
+    experiment = build(local, method=method, source=source)
+    task, held = experiment.task, experiment.task.population.at(0)
+    train, valid = (
+        {client: rows.of(place) for place, client in enumerate(sources)}
+        for rows in (held.train, held.valid)
+    )
+    groups = source.test.groups
+    tests = {client: np.flatnonzero(groups == place) for place, client in enumerate(sources)}
+    nobody_differs = np.zeros(count, dtype=np.int64)
+    population = Population(
+        (Holdings(spread(train, count), spread(valid, count), nobody_differs),),
+        # every client is tested on rows of its own
+        tuple(tests.get(client, np.empty(0, np.int64)) for client in range(count)),
+    )
+    task = replace(task, population=population, world=replace(task.world, clients=count))
+    if spec.data.normalise and data.get("std"):
+        shape = (-1, *(1,) * (len(source.shape) - 1))
+        mean, std = (
+            torch.tensor(data[name], dtype=torch.float64).to(task.world.dtype).reshape(shape)
+            for name in ("mean", "std")
+        )
+        known: dict[str, Any] = {
+            "mean": mean.to(task.world.device),
+            "std": std.to(task.world.device),
+        }
+        task = replace(task, train=replace(task.train, **known), test=replace(task.test, **known))
+    return replace(experiment, task=task)
+
+
+def _at_a_client(p: Part) -> Part:
+    """What of a part happens at a client: the rest is the coordinator's, and may need what no
+    single site has.
+    """
+    nothing: dict[str, Any] = dict.fromkeys(AT_A_SERVER)
+    return replace(p, needs_public=False, **nothing)
+
+
+def _read(site: SiteFile, spec: Spec, client: int, text: str, data: Mapping[str, Any]) -> Source:
+    """A client's data, with the experiment's classes."""
+    if names_code(text):
+        source = _call(site, client, text)
+    else:
+        source = load_data(
+            spec.model_copy(
+                update={
+                    "data": spec.data.model_copy(
+                        update={"name": text, "dir": str(site.path.parent)}
+                    )
+                }
+            )
+        )
+    classes, shape = [str(name) for name in data["classes"]], tuple(data["shape"])
+    if source.kind != data["kind"] or source.shape != shape:
+        raise Declined(
+            "data",
+            f"client {client} has {source.kind} examples of shape {source.shape}, and the"
+            f" experiment is about {data['kind']} of shape {shape}",
+        )
+    unknown = next((name for name in source.classes if name not in classes), None)
+    if unknown is not None:
+        raise Declined(
+            "data",
+            f"client {client} has a class {unknown!r}, and the experiment knows"
+            f" {', '.join(classes)}",
+        )
+    label = np.array([classes.index(name) for name in source.classes], dtype=np.int64)
+    train, test = (Split(split.x, label[split.y]) for split in (source.train, source.test))
+    return replace(source, classes=tuple(classes), train=train, test=test, group_names=())
+
+
+def _call(site: SiteFile, client: int, text: str) -> Source:
+    """The user's function. It is the site's own file that names it, never the coordinator."""
+    module, _, name = text.partition(":")
+    here = str(site.path.parent)
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        made: Any = getattr(importlib.import_module(module), name)()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise InputError(
+            f"{site.path}: data.{client} = {text!r} cannot be called ({error}): name a"
+            " function without arguments as package.module:function"
+        ) from error
+    return made if isinstance(made, Source) else from_dataset(made, name=f"client {client}")
+
+
+def _join(sources: Sequence[Source], data: Mapping[str, Any]) -> Source:
+    """All rows of a site, a group for each of its clients."""
+
+    def join(splits: Sequence[Split]) -> Split:
+        groups = np.repeat(np.arange(len(splits)), [len(split) for split in splits])
+        return Split(
+            np.concatenate([split.x for split in splits]),
+            np.concatenate([split.y for split in splits]),
+            groups,
+        )
+
+    train, test = (
+        join([source.train for source in sources]),
+        join([source.test for source in sources]),
+    )
+    names = tuple(str(place) for place in range(len(sources)))
+    return Source("site", sources[0].kind, sources[0].classes, train, test, group_names=names)

@@ -1,0 +1,243 @@
+"""Convolutions of a whole stack of clients as one kernel launch each: every client's images with
+every client's own weights.
+
+cuDNN runs a grouped convolution of a few wide groups as one launch a group, and many narrow groups
+with kernels made for other shapes. Here a launch covers all clients, as products of tiles of
+unfolded images that never exist in memory; sizes are constants of the kernel. Images of 8 channels
+and more are written with the channels innermost, where the next layer reads them fastest. Sums over
+rows are split into parts that are added up in a fixed order, so that results repeat bit by bit.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+# (what a kernel is given has no types that Python knows; and Triton reads annotations as they are,
+# so they cannot be postponed here)
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from remanence.kernels.grouped_conv import empty_images
+
+PROGRAMS = 2112  # of a launch: sixteen for each multiprocessor of a large device
+
+
+@triton.jit
+def _offsets(
+    m, k,
+    x_image, x_channel, x_height, x_width,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, KW: tl.constexpr,
+    ABOVE: tl.constexpr, BESIDE: tl.constexpr,
+):  # fmt: skip
+    """Where output places m look for terms k, each of them any shape that broadcasts with the
+    other. -> offsets, whether that is inside the image
+    """
+    image, place = m // (HO * WO), m % (HO * WO)
+    tap, channel = k // C, k % C
+    top, left = place // WO - ABOVE, place % WO - BESIDE
+    down, right = tap // KW, tap % KW
+    offsets = (image * x_image + top * x_height + left * x_width) + (
+        channel * x_channel + down * x_height + right * x_width
+    )
+    inside = (top + down >= 0) & (top + down < H) & (left + right >= 0) & (left + right < W)
+    return offsets, inside
+
+
+@triton.jit
+def _correlate(
+    x,
+    w,
+    y,
+    rows,  # of all images: images x height x width of the answer
+    x_client, x_image, x_channel, x_height, x_width,
+    y_client, y_image, y_channel, y_height, y_width,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    O: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, ABOVE: tl.constexpr, BESIDE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """w: [client, KH, KW, C, O]"""
+    terms: tl.constexpr = KH * KW * C
+    client = tl.program_id(2).to(tl.int64)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    x += client * x_client
+    w += client * (terms * O)
+    total = tl.zeros((BM, BN), dtype=tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32)
+    for start in range(0, terms, BK):
+        k = start + tl.arange(0, BK)
+        if C % BK == 0:  # all terms of the tile are channels of one tap: only rows need arithmetic
+            at, here = _offsets(
+                m, start, x_image, x_channel, x_height, x_width, C, H, W, HO, WO, KW, ABOVE, BESIDE
+            )
+            at = at[:, None] + (tl.arange(0, BK) * x_channel)[None, :]
+            here = (here & (m < rows))[:, None]
+            b = tl.load(w + k[:, None] * O + n[None, :], mask=(n < O)[None, :], other=0.0)
+        else:
+            at, here = _offsets(
+                m[:, None],
+                k[None, :],
+                x_image,
+                x_channel,
+                x_height,
+                x_width,
+                C,
+                H,
+                W,
+                HO,
+                WO,
+                KW,
+                ABOVE,
+                BESIDE,
+            )
+            within = (m < rows)[:, None] & (k < terms)[None, :]
+            here = within & here if ABOVE + BESIDE > 0 else within
+            b = tl.load(
+                w + k[:, None] * O + n[None, :],
+                mask=(k < terms)[:, None] & (n < O)[None, :],
+                other=0.0,
+            )
+        a = tl.load(x + at, mask=here, other=0.0)
+        total = tl.dot(a, b, total, input_precision=PRECISION, out_dtype=total.dtype)
+    image, place = m // (HO * WO), m % (HO * WO)
+    to = image * y_image + (place // WO) * y_height + (place % WO) * y_width
+    tl.store(
+        y + client * y_client + to[:, None] + (n * y_channel)[None, :],
+        total,
+        mask=(m < rows)[:, None] & (n < O)[None, :],
+    )
+
+
+@triton.jit
+def _correlate_rows(
+    x,
+    dy,
+    parts,  # [part, client, KH, KW, C, O]
+    rows,
+    rows_a_part,
+    clients,
+    x_client, x_image, x_channel, x_height, x_width,
+    y_client, y_image, y_channel, y_height, y_width,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    O: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, ABOVE: tl.constexpr, BESIDE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the weights: for every tap, channel and output the sum over rows, here
+    over one part of them.
+    """
+    terms: tl.constexpr = KH * KW * C
+    tiles: tl.constexpr = (O + BN - 1) // BN
+    part, client = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    first_k = (tl.program_id(0) // tiles) * BK
+    k = first_k + tl.arange(0, BK)
+    n = (tl.program_id(0) % tiles) * BN + tl.arange(0, BN)
+    x += client * x_client
+    dy += client * y_client
+    first = part * rows_a_part
+    last = tl.minimum(first + rows_a_part, rows)
+    total = tl.zeros((BK, BN), dtype=tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32)
+    for start in range(first, last, BM):
+        m = start + tl.arange(0, BM)
+        if C % BK == 0:
+            at, here = _offsets(
+                m,
+                first_k,
+                x_image,
+                x_channel,
+                x_height,
+                x_width,
+                C,
+                H,
+                W,
+                HO,
+                WO,
+                KW,
+                ABOVE,
+                BESIDE,
+            )
+            at = at[None, :] + (tl.arange(0, BK) * x_channel)[:, None]
+            here = (here & (m < last))[None, :]
+        else:
+            at, here = _offsets(
+                m[None, :],
+                k[:, None],
+                x_image,
+                x_channel,
+                x_height,
+                x_width,
+                C,
+                H,
+                W,
+                HO,
+                WO,
+                KW,
+                ABOVE,
+                BESIDE,
+            )
+            within = (m < last)[None, :] & (k < terms)[:, None]
+            here = within & here if ABOVE + BESIDE > 0 else within
+        a = tl.load(x + at, mask=here, other=0.0)
+        image, place = m // (HO * WO), m % (HO * WO)
+        of = image * y_image + (place // WO) * y_height + (place % WO) * y_width
+        b = tl.load(
+            dy + of[:, None] + (n * y_channel)[None, :],
+            mask=(m < last)[:, None] & (n < O)[None, :],
+            other=0.0,
+        )
+        total = tl.dot(a, b, total, input_precision=PRECISION, out_dtype=total.dtype)
+    to = parts + (part * clients + client) * (terms * O)
+    tl.store(to + k[:, None] * O + n[None, :], total, mask=(k < terms)[:, None] & (n < O)[None, :])
+
+
+def correlate(x: Tensor, w: Tensor, padding: tuple[int, int], precision: str) -> Tensor:
+    """x [k, B, C, H, W] with w [k, kh, kw, C, O] -> [k, B, O, h, w]"""
+    (clients, images, channels, height, width), (_, kh, kw, _, outputs) = x.shape, w.shape
+    size = height + 2 * padding[0] - kh + 1, width + 2 * padding[1] - kw + 1
+    y, rows = empty_images(x, (clients, images, outputs, *size)), images * size[0] * size[1]
+    # tiles of rows, outputs and terms, here and below: the fastest of those we tried on an H200
+    tile = (
+        128,
+        _width(outputs),
+        64 if outputs > 32 else 32 if channels >= 16 or outputs <= 8 else 16,
+    )
+    grid = triton.cdiv(rows, tile[0]), triton.cdiv(outputs, tile[1]), clients
+    with torch.cuda.device_of(x):
+        _correlate[grid](
+            x, w.contiguous(), y, rows, *x.stride(), *y.stride(), channels, height, width, outputs, *size, kh, kw, *padding, *tile, precision,
+            num_warps=4, num_stages=3,
+        )  # fmt: skip
+    return y
+
+
+def correlate_rows(
+    x: Tensor, dy: Tensor, kernel: tuple[int, int], padding: tuple[int, int], precision: str
+) -> Tensor:
+    """x [k, B, C, H, W] with dy [k, B, O, h, w] -> [k, kh, kw, C, O]"""
+    (clients, images, channels, height, width), (_, _, outputs, *size) = x.shape, dy.shape
+    rows, terms = images * size[0] * size[1], kernel[0] * kernel[1] * channels
+    tile = 64 if outputs > 32 else 32, _width(outputs), 64 if outputs > 32 else 32
+    tiles = triton.cdiv(terms, tile[2]) * triton.cdiv(outputs, tile[1])
+    count = max(1, min(triton.cdiv(PROGRAMS, tiles * clients), rows // (4 * tile[0])))
+    rows_a_part = triton.cdiv(triton.cdiv(rows, count), tile[0]) * tile[0]
+    count = triton.cdiv(rows, rows_a_part)
+    parts = torch.empty(
+        (count, clients, *kernel, channels, outputs), dtype=_sums(x.dtype), device=x.device
+    )
+    with torch.cuda.device_of(x):
+        _correlate_rows[(tiles, count, clients)](
+            x, dy, parts, rows, rows_a_part, clients, *x.stride(), *dy.stride(), channels, height, width, outputs, *size, *kernel, *padding,
+            *tile, precision, num_warps=4, num_stages=2,
+        )  # fmt: skip
+    return parts.sum(dim=0).to(x.dtype)
+
+
+def _width(outputs: int) -> int:
+    """Of a tile: a product of tiles has at least 16 columns."""
+    return 16 if outputs <= 16 else 32 if outputs <= 32 else 64
+
+
+def _sums(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,0 +1,269 @@
+"""Convolutions of compiled steps on a CPU with fewer products, by the algorithm of Winograd, Toom
+and Cook.
+
+Four by four outputs of a 5x5 filter take 400 products a channel when each output is summed up by
+itself. The same outputs are the product of two polynomials, known once it is known at eight points
+a side: 64 products, and sums around them that are linear in the image, in the filter and in the
+result. The products at one point are a matrix product over all tiles and channels; the sums are
+left to the compiler. `benchmarks/winograd.py` measures single layers.
+
+Rounding errors grow with the points: in float32 a result is off by 3e-6 of its size (5x5) or 1e-6
+(3x3) where a plain convolution's is by 5e-7 or 3e-7, in float64 by less than 1e-14 (all rms).
+Gradients are those of the same sums, by the same products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from remanence.engines.base import lay_out
+from remanence.kernels.compile import call_compiled
+
+aten = torch.ops.aten
+
+TILE = 4  # outputs a side that are computed together
+# by a filter's side; infinity is one more
+POINTS = {3: (0.0, 1.0, -1.0, 0.5, -2.0), 5: (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)}
+SUMS = 40  # the sums of one channel at a tile's point cost as much as so many products
+# times as fast as the library a layer must be by that measure: single ones are off by a tenth
+WORTH = 1.15
+
+
+class Sums(NamedTuple):
+    """The linear maps of one side: at the points' values of an image's stretch [points,
+    points], of a filter [points, filter], and back [TILE, points].
+    """
+
+    image: np.ndarray
+    filter: np.ndarray
+    back: np.ndarray
+
+
+@cache
+def find_sums(side: int) -> Sums:
+    """For filters of that side. Of a product of polynomials what is known at the points gives the
+    coefficients by the inverse of the points' powers; a convolution is the transpose of such a
+    product.
+    """
+    points = POINTS[side]
+
+    def powers(count: int) -> np.ndarray:
+        at_infinity = [[0.0] * (count - 1) + [1.0]]
+        return np.array(
+            [[point**power for power in range(count)] for point in points] + at_infinity
+        )
+
+    inverse = np.linalg.inv(powers(len(points) + 1)).T
+    inverse[np.abs(inverse) < 1e-12] = 0.0
+    # moved into the filter, so that an image's values keep their size
+    scale = np.abs(inverse).max(axis=1, keepdims=True)
+    return Sums(inverse / scale, powers(side) * scale, powers(TILE).T)
+
+
+def convolutions() -> dict[Any, Callable[..., Any]]:
+    """As `make_fx` wants them: what to write down in place of an operation."""
+    return {aten.convolution.default: convolve, aten.convolution_backward.default: differentiate}
+
+
+def convolve(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Any:
+    """Images x [B, C, H, W] under the filters w [O, C, r, r]."""
+    if not suits(x, w, stride, padding, dilation, transposed, groups):
+        return NotImplemented
+    y = convolve_tiles(lay_out(x), lay_out(w), padding[0])
+    return y if bias is None else y + bias.reshape(-1, 1, 1)
+
+
+def differentiate(
+    dy: Tensor,
+    x: Tensor,
+    w: Tensor,
+    bias_sizes: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    wanted: Sequence[bool],
+) -> Any:
+    """The gradient dy [B, O, h, w] of what came out -> those of the images, the filters and the
+    bias, as far as they are wanted.
+    """
+    if not suits(x, w, stride, padding, dilation, transposed, groups):
+        return NotImplemented
+    dy, x, side = lay_out(dy), lay_out(x), w.shape[2]
+    dx = (
+        convolve_tiles(dy, lay_out(w.flip(2, 3).transpose(0, 1)), side - 1 - padding[0])
+        if wanted[0]
+        else None
+    )
+    dw = differentiate_tiles(dy, x, side, padding[0]) if wanted[1] else None
+    return dx, dw, dy.sum(dim=(0, 2, 3)) if wanted[2] else None
+
+
+def suits(
+    x: Tensor, w: Tensor, stride: Any, padding: Any, dilation: Any, transposed: bool, groups: int
+) -> bool:
+    """Is it a plain convolution, on a CPU, that gains?"""
+    side = w.shape[-1]
+    plain = (
+        groups == 1
+        and not transposed
+        and set(stride) == set(dilation) == {1}
+        and len(set(padding)) == 1
+        and padding[0] < side
+    )
+    if (
+        not plain
+        or x.device.type != "cpu"
+        or x.dim() != 4
+        or w.shape[2] != side
+        or side not in POINTS
+    ):
+        return False
+    if (
+        w.dtype not in (torch.float32, torch.float64)
+        or x.dtype != w.dtype
+        or min(x.shape[2:]) + 2 * padding[0] < side
+    ):
+        return False
+    direct, by_tiles = 1, 1
+    for size in x.shape[2:]:
+        outputs = range(-padding[0], size + padding[0] - side + 1)  # where the filter begins
+        direct *= sum(
+            min(begin + side, size) - max(begin, 0) for begin in outputs
+        )  # the library spends no time on the zeros around the image
+        by_tiles *= _tiles(len(outputs)) * (TILE + side - 1)
+    products, sums = w.shape[0] * w.shape[1], SUMS * (w.shape[0] + w.shape[1])
+    return direct * products > WORTH * by_tiles * (products + sums)
+
+
+@torch.library.custom_op("remanence::convolve_tiles", mutates_args=())
+def convolve_tiles(x: Tensor, w: Tensor, zeros: int) -> Tensor:
+    """The convolution with so many rows and columns of zeros around the images, as one operation:
+    its sums are compiled once for all layers of a size, since they would keep the compiler busy for
+    minutes if they were part of a deep network's step.
+    """
+    return call_compiled(_convolve, x, w, zeros=zeros)
+
+
+@convolve_tiles.register_fake
+def _(x: Tensor, w: Tensor, zeros: int) -> Tensor:
+    height, width = (size + 2 * zeros - w.shape[2] + 1 for size in x.shape[2:])
+    return lay_out(x.new_empty(len(x), w.shape[0], height, width))
+
+
+@torch.library.custom_op("remanence::differentiate_tiles", mutates_args=())
+def differentiate_tiles(dy: Tensor, x: Tensor, side: int, zeros: int) -> Tensor:
+    """The gradient of the filters, likewise."""
+    return call_compiled(_differentiate_filters, dy, x, side=side, zeros=zeros)
+
+
+@differentiate_tiles.register_fake
+def _(dy: Tensor, x: Tensor, side: int, zeros: int) -> Tensor:
+    return lay_out(x.new_empty(dy.shape[1], x.shape[1], side, side))
+
+
+def _convolve(x: Tensor, w: Tensor, zeros: int) -> Tensor:
+    side, height, width = w.shape[2], *(size + 2 * zeros - w.shape[2] + 1 for size in x.shape[2:])
+    images, rows, columns = len(x), _tiles(height), _tiles(width)
+    # [points points, B rows columns, O]
+    products = torch.bmm(_see_images(x, side, zeros), _see_filters(w))
+    back, points = find_sums(side).back, TILE + side - 1
+    across = torch.stack(
+        _sum(back, products.view(points, points, images, rows, columns, -1).unbind())
+    )  # [TILE, points, B, rows, columns, O]
+    # [TILE (down), TILE (across), B, rows, columns, O]
+    tiles = torch.stack(_sum(back, across.unbind(dim=1)))
+    whole = tiles.permute(2, 3, 0, 4, 1, 5).reshape(images, rows * TILE, columns * TILE, -1)
+    return lay_out(whole[:, :height, :width].permute(0, 3, 1, 2))
+
+
+def _differentiate_filters(dy: Tensor, x: Tensor, side: int, zeros: int) -> Tensor:
+    """-> [O, C, r, r]"""
+    sums, (_, outputs, height, width) = find_sums(side), dy.shape
+    rows, columns = _tiles(height), _tiles(width)
+    whole = pad(dy.permute(0, 2, 3, 1), (0, 0, 0, columns * TILE - width, 0, rows * TILE - height))
+    tiles = whole.view(len(dy), rows, TILE, columns, TILE, outputs)
+    # [points, B, rows, columns, TILE, O]
+    down = torch.stack(_sum(sums.back.T, tiles.unbind(dim=2)))
+    # across first, as everywhere
+    both = torch.stack(_sum(sums.back.T, down.unbind(dim=4))).reshape(
+        (TILE + side - 1) ** 2, -1, outputs
+    )
+    products = torch.bmm(_see_images(x, side, zeros).transpose(1, 2), both)  # [points points, C, O]
+    filters = _on_both_sides(sums.filter.T, products)
+    return lay_out(filters.view(side, side, -1, outputs).permute(3, 2, 1, 0))
+
+
+def _see_images(x: Tensor, side: int, zeros: int) -> Tensor:
+    """[B, C, H, W] -> the values of all tiles at the points, [points (across) points (down), B
+    rows columns, C]
+    """
+    sums, (images, channels, height, width) = find_sums(side).image, x.shape
+    rows, columns = (_tiles(size + 2 * zeros - side + 1) for size in (height, width))
+    below, beside = (
+        tiles * TILE + side - 1 - size - zeros for tiles, size in ((rows, height), (columns, width))
+    )
+    padded = pad(x.permute(0, 2, 3, 1), (0, 0, zeros, beside, zeros, below))
+    last = (rows - 1) * TILE + 1, (columns - 1) * TILE + 1
+    # [points, B, rows, width, C]
+    down = torch.stack(
+        _sum(sums, [padded[:, place : place + last[0] : TILE] for place in range(len(sums))])
+    )
+    both = torch.stack(
+        _sum(sums, [down[:, :, :, place : place + last[1] : TILE] for place in range(len(sums))])
+    )
+    return both.view(len(sums) ** 2, images * rows * columns, channels)
+
+
+def _see_filters(w: Tensor) -> Tensor:
+    """[O, C, r, r] -> their values at the points, [points (across) points (down), C, O]"""
+    outputs, channels, side, _ = w.shape
+    filters = w.permute(3, 2, 1, 0).reshape(side * side, channels * outputs)
+    return _on_both_sides(find_sums(side).filter, filters).view(-1, channels, outputs)
+
+
+def _on_both_sides(matrix: np.ndarray, values: Tensor) -> Tensor:
+    """A side's sums across and down at once: values [n n, ...] -> [m m, ...]"""
+    return torch.tensor(np.kron(matrix, matrix), dtype=values.dtype) @ values.reshape(
+        matrix.shape[1] ** 2, -1
+    )
+
+
+def _sum(matrix: np.ndarray, parts: Sequence[Tensor]) -> list[Tensor]:
+    """matrix @ parts, written out: most of its numbers are 0 or 1"""
+    return [_weigh(row.tolist(), parts) for row in matrix]
+
+
+def _weigh(weights: list[float], parts: Sequence[Tensor]) -> Tensor:
+    terms = [
+        part if weight == 1.0 else part * weight
+        for weight, part in zip(weights, parts, strict=True)
+        if weight
+    ]
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+def _tiles(size: int) -> int:
+    return -(-size // TILE)

@@ -1,0 +1,22 @@
+"""Losses: any of them works with any method, joined by `+`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from remanence.core.types import Part
+from remanence.losses.fedlc import fedlc
+from remanence.losses.fedrs import fedrs
+from remanence.losses.masked_ce import masked_ce
+from remanence.losses.tce import tce
+from remanence.losses.wsm import wsm
+
+__all__ = ["OBJECTIVES", "fedlc", "fedrs", "masked_ce", "tce", "wsm"]
+
+OBJECTIVES: dict[str, Callable[..., Part]] = {
+    "fedlc": fedlc,
+    "fedrs": fedrs,
+    "masked_ce": masked_ce,
+    "tce": tce,
+    "wsm": wsm,
+}

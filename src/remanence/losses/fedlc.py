@@ -1,0 +1,36 @@
+"""FedLC, calibrated logits: the rarer a class is at a client, the larger the margin its logit must
+win by.
+
+Zhang et al., "Federated learning with label distribution skew via logits calibration", ICML 2022.
+
+Reading: a class the client lacks has n_c = 0 and an infinite margin, so it drops out of the softmax
+and gets no gradient; the denominator has the true class in it, as any softmax has. Then tau -> 0 is
+TCE, and with many examples of every class it is plain cross-entropy.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from remanence.core.compose import part
+from remanence.core.types import Batch, Context, Output, Part
+from remanence.losses.softmax import weighted_softmax_loss
+from remanence.optimizers.sgd import require
+
+
+@part
+def fedlc(*, tau: float = 1.0) -> Part:
+    """Cross-entropy over z_c - tau * n_c^(-1/4), with n_c how many training examples of class c the
+    client has.
+
+    tau: the strength of the calibration.
+    """
+    require(tau > 0, "fedlc", "tau", "above 0 (without calibration it is tce)", tau)
+    return Part("fedlc", hyper={"tau": tau}, base=calibrated)
+
+
+def calibrated(out: Output, batch: Batch, ctx: Context) -> Tensor:
+    counts = ctx.facts.label_counts
+    # [C]; of absent classes any finite number will do: their weight is 0
+    margin = ctx.hyper["tau"] * counts.clamp(min=1) ** -0.25
+    return weighted_softmax_loss(out.logits - margin, batch.y, (counts > 0).to(out.logits.dtype))

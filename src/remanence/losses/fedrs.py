@@ -1,0 +1,36 @@
+"""FedRS, the restricted softmax: classes the client lacks enter with logits scaled down, so that
+they are pushed away less.
+
+Li and Zhan, "FedRS: federated learning with restricted softmax for label distribution non-IID
+data", KDD 2021.
+
+Reading: the paper scales the scores w_c * h of a classifier without bias; here the whole logit is
+    scaled, its bias included.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from remanence.core.compose import part
+from remanence.core.types import Batch, Context, Output, Part
+from remanence.optimizers.sgd import require
+
+
+@part
+def fedrs(*, alpha: float = 0.5) -> Part:
+    """Cross-entropy over z_c for the classes the client has and alpha * z_c for those it lacks.
+
+    alpha: 1 is plain cross-entropy, 0 is masked_ce.
+    """
+    require(0 <= alpha <= 1, "fedrs", "alpha", "from 0 to 1", alpha)
+    return Part("fedrs", hyper={"alpha": alpha}, base=restricted)
+
+
+def restricted(out: Output, batch: Batch, ctx: Context) -> Tensor:
+    present = ctx.facts.label_counts > 0
+    return cross_entropy(
+        torch.where(present, out.logits, ctx.hyper["alpha"] * out.logits), batch.y, reduction="none"
+    )

@@ -1,0 +1,25 @@
+"""TCE, truncated cross-entropy: the denominator runs only over the classes the client has.
+
+WSM with the shares replaced by 0 and 1. Legate, Caccia, Belilovsky, "Re-weighted softmax
+cross-entropy to control forgetting in federated learning", 2022, equation 3 of the workshop paper
+on truncated cross-entropy.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from remanence.core.compose import part
+from remanence.core.types import Batch, Context, Output, Part
+from remanence.losses.softmax import weighted_softmax_loss
+
+
+@part
+def tce() -> Part:
+    """-z_y + log sum_{c in the client's classes} exp(z_c)."""
+    return Part("tce", base=truncated)
+
+
+def truncated(out: Output, batch: Batch, ctx: Context) -> Tensor:
+    present = (ctx.facts.label_counts > 0).to(out.logits.dtype)
+    return weighted_softmax_loss(out.logits, batch.y, present)

@@ -1,0 +1,28 @@
+"""WSM, the re-weighted softmax: cross-entropy that weighs every class by its share of the client's
+own labels.
+
+A client that lacks a class has nothing to say about it: plain cross-entropy would push that class
+down all the same, and the global model forgets it. Legate, "Re-weighted softmax cross-entropy to
+control forgetting in federated learning", Universite de Montreal 2022, equation 15.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from remanence.core.compose import part
+from remanence.core.types import Batch, Context, Output, Part
+from remanence.losses.softmax import weighted_softmax_loss
+
+
+@part
+def wsm() -> Part:
+    """-z_y + log sum_c share_c exp(z_c), with share_c the share of class c among the client's
+    training labels.
+    """
+    return Part("wsm", base=re_weighted)
+
+
+def re_weighted(out: Output, batch: Batch, ctx: Context) -> Tensor:
+    shares = ctx.facts.label_counts / ctx.facts.label_counts.sum()
+    return weighted_softmax_loss(out.logits, batch.y, shares)

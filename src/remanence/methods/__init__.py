@@ -1,0 +1,97 @@
+"""The methods, one file each. This table is the only registry: a new method is a file and a
+line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from remanence.aggregators.robust import ROBUST
+from remanence.core.types import Part
+from remanence.losses import OBJECTIVES
+from remanence.methods.centralized import centralised
+from remanence.methods.dac import dac
+from remanence.methods.fedavg import fedavg
+from remanence.methods.fedbabu import fedbabu
+from remanence.methods.fedbn import fedbn
+from remanence.methods.feddf import feddf
+from remanence.methods.feddrift import feddrift
+from remanence.methods.fednova import fednova
+from remanence.methods.fedntd import fedntd
+from remanence.methods.fedprox import fedprox
+from remanence.methods.fedreg import fedreg
+from remanence.methods.fedwavg import fedwavg
+from remanence.methods.flashback import flashback
+from remanence.methods.frozen_head import frozen_head
+from remanence.methods.gossip import local, oracle, random
+from remanence.methods.hast import hast
+from remanence.methods.moon import moon
+from remanence.methods.scaffold import scaffold
+from remanence.methods.server_optimizers import fedadagrad, fedadam, fedavgm, fedyogi
+from remanence.privacy.client_dp import dp
+from remanence.privacy.dp_sgd import dp_sgd
+from remanence.privacy.label_dp import dp_counts
+
+__all__ = [
+    "METHODS",
+    "PARTS",
+    "centralised",
+    "dac",
+    "dp",
+    "dp_counts",
+    "dp_sgd",
+    "fedadagrad",
+    "fedadam",
+    "fedavg",
+    "fedavgm",
+    "fedbabu",
+    "fedbn",
+    "feddf",
+    "feddrift",
+    "fednova",
+    "fedntd",
+    "fedprox",
+    "fedreg",
+    "fedwavg",
+    "fedyogi",
+    "flashback",
+    "frozen_head",
+    "hast",
+    "local",
+    "moon",
+    "oracle",
+    "random",
+    "scaffold",
+]
+
+METHODS: dict[str, Callable[..., Part]] = {
+    "centralised": centralised,
+    "dac": dac,
+    "fedadagrad": fedadagrad,
+    "fedadam": fedadam,
+    "fedavg": fedavg,
+    "fedavgm": fedavgm,
+    "fedbabu": fedbabu,
+    "fedbn": fedbn,
+    "feddf": feddf,
+    "feddrift": feddrift,
+    "fednova": fednova,
+    "fedntd": fedntd,
+    "fedprox": fedprox,
+    "fedreg": fedreg,
+    "fedwavg": fedwavg,
+    "fedyogi": fedyogi,
+    "flashback": flashback,
+    "frozen_head": frozen_head,
+    "hast": hast,
+    "local": local,
+    "moon": moon,
+    "oracle": oracle,
+    "random": random,
+    "scaffold": scaffold,
+}
+
+PRIVACY: dict[str, Callable[..., Part]] = {"dp": dp, "dp_counts": dp_counts, "dp_sgd": dp_sgd}
+
+# whatever may stand between two `+`
+PARTS: dict[str, Callable[..., Part]] = METHODS | OBJECTIVES | ROBUST | PRIVACY

@@ -1,0 +1,106 @@
+"""Centralised training: one model on everybody's rows in one place, the baseline that no federation
+has; and what it forgets from batch to batch.
+
+Hong et al., "FedWAvg", 2022, section 3.1 and table 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from remanence.core.compose import part
+from remanence.core.pytree import Tree
+from remanence.core.types import Batch, Context, Lent, Output, Part, Start, Track, World
+
+EVENTS = ("right_to_wrong", "margin_rise")
+
+
+@part
+def centralised(*, events: bool = True) -> Part:
+    """All clients' rows are pooled; a round is the local epochs over all of them. With forgetting
+    events, counted example by example.
+
+    A batch A is judged right after the step on it, and again after the step on the next batch B.
+    `right_to_wrong` are A's examples that were right and became wrong; `margin_rise` are those
+    whose margin error grew, max_{c != y} z_c - z_y, which nearly all of the former are among. The
+    paper calls both forgetting events and leaves the margin error open: the one here is a reading,
+    after Toneva et al., ICLR 2019. That batch A is judged after its own step, and so with what it
+    taught, is a reading too. The last batch of a round has no successor and is not judged again.
+
+    events: count them (two more passes a step); their numbers in a round are in the metrics under
+        "extras", those of every example are kept in `own`.
+    """
+    if not events:
+        return Part("centralised", pooled=True)
+    return Part(
+        "centralised",
+        pooled=True,
+        track=Track(begin_counting, judge_again),
+        after=report,
+        own=lambda start, facts, world: no_events(world),
+        extras=lambda start, world: {name: torch.zeros((), dtype=torch.int64) for name in EVENTS},
+        sends="the numbers of forgetting events; the rows themselves are in one place already",
+    )
+
+
+def no_events(world: World) -> Tree:
+    return {
+        name: torch.zeros(world.examples, dtype=torch.int64, device=world.device) for name in EVENTS
+    }
+
+
+def begin_counting(ctx: Context, lent: Lent) -> Tree:
+    """Events of each example in this round, and the batch to be judged again: before the first
+    step one of rows that nothing can happen to.
+    """
+    world, rows = ctx.world, ctx.world.batch
+    nobody = {
+        "x": torch.zeros(rows, *world.row, dtype=world.row_dtype, device=world.device),
+        "y": torch.zeros(rows, dtype=torch.int64, device=world.device),
+        "ids": torch.zeros(rows, dtype=torch.int64, device=world.device),
+        # what was wrong cannot become wrong,
+        "right": torch.zeros(rows, dtype=torch.bool, device=world.device),
+        # and no error is larger than that
+        "error": torch.full((rows,), torch.inf, dtype=world.dtype, device=world.device),
+    }
+    return {"counts": no_events(world), "last": nobody}
+
+
+def judge_again(
+    memory: Tree, before: Start, after: Start, batch: Batch, lent: Lent, ctx: Context
+) -> Tree:
+    """Batch A, with B just learned; then B itself, in the first rows of what is kept, so that a
+    step hands on the same form whatever the batch's width.
+    """
+    last = memory["last"]
+    right, error = judge(lent.forward(after, last["x"]), last["y"])
+    happened = {"right_to_wrong": last["right"] & ~right, "margin_rise": error > last["error"]}
+    counts = {
+        name: memory["counts"][name].index_add(0, last["ids"], happened[name].long())
+        for name in EVENTS
+    }
+    right, error = judge(lent.forward(after, batch.x), batch.y)
+    now = {"x": batch.x, "y": batch.y, "ids": batch.ids, "right": right, "error": error}
+    nobody = begin_counting(ctx, lent)["last"]
+    return {
+        "counts": counts,
+        "last": {
+            name: torch.cat([now[name].to(rest), rest[len(batch.y) :]])
+            for name, rest in nobody.items()
+        },
+    }
+
+
+def judge(out: Output, y: Tensor) -> tuple[Tensor, Tensor]:
+    """-> is it right [B], margin error [B]"""
+    true = y.unsqueeze(1)  # [B, 1]
+    others = out.logits.scatter(1, true, float("-inf"))  # [B, C]
+    return out.logits.argmax(dim=1) == y, others.amax(dim=1) - out.logits.gather(1, true).squeeze(1)
+
+
+def report(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+    counts = ctx.memory["counts"]
+    return {name: ctx.own[name] + counts[name] for name in EVENTS}, {
+        name: counts[name].sum() for name in EVENTS
+    }

@@ -1,0 +1,65 @@
+"""DAC: decentralised adaptive clustering. Clients listen to those whose models do well on their own
+data, and so find their cluster.
+
+Zec et al., "Decentralized adaptive clustering of deep nets is beneficial for client collaboration",
+2022, as algorithm 3 of Klefbom and Toftås 2023.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from remanence.core.compose import part
+from remanence.core.errors import InputError
+from remanence.core.pytree import Tree
+from remanence.core.types import Mix, Part, PeerContext, Peers
+from remanence.methods.gossip import MODELS, check_peers
+from remanence.peers import similarity
+from remanence.peers.peer_sampling import draw_weighted
+
+SPREAD = 0.2  # of the published schedule of tau
+
+
+@part
+def dac(*, peers: int = 6, tau: float = 30.0, schedule: bool = False) -> Part:
+    """Peers are drawn by softmax(tau * s), s being the inverse loss of a peer's model on the
+    client's own training rows.
+
+    peers: m, how many it listens to in a round. tau: how strongly it prefers those alike; 0 is
+    Random. schedule: let tau grow from 1 over the rounds of a time step, 2 tau / (1 + exp(-.2 t)) -
+    tau + 1, as in the authors' code. Similarities start at 1/(K-1); a peer never met is judged by
+    what the most alike of the peers just met holds of it (two hops). Similarities are clipped to
+    [0, 20].
+    """
+    check_peers("dac", peers)
+    check_tau("dac", tau)
+
+    def probe(ctx: PeerContext) -> Tensor:
+        now = (
+            ctx.hyper["tau"]
+            if not schedule
+            else 2 * tau / (1 + math.exp(-SPREAD * (ctx.round - 1))) - tau + 1
+        )
+        return draw_weighted(
+            similarity.logits(ctx.state["similarity"], now),
+            ctx.reachable,
+            peers,
+            ctx.key.fold("similar"),
+        )
+
+    def decide(probed: Tensor, losses: Tensor, ctx: PeerContext) -> tuple[tuple[Mix, ...], Tree]:
+        return (Mix(probed),), similarity.update(ctx.state, probed, losses)
+
+    return Part(
+        "dac",
+        hyper={"tau": tau},
+        peers=Peers(similarity.begin, probe, decide, tells=similarity.BYTES),
+        sends=f"{MODELS}, with its table of similarities",
+    )
+
+
+def check_tau(name: str, tau: float) -> None:
+    if not 0 <= tau < float("inf"):
+        raise InputError(f"{name}: tau must be a number of at least 0, not {tau}")

@@ -1,0 +1,93 @@
+"""FedDF: the averaged model learns at the server to say what the round's clients say together.
+
+Lin et al., "Ensemble distillation for robust model fusion in federated learning", NeurIPS 2020,
+algorithm 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from remanence.core.compose import part
+from remanence.core.errors import InputError
+from remanence.core.pytree import Tree
+from remanence.core.types import (
+    Batch,
+    Optimiser,
+    Output,
+    Part,
+    Reply,
+    ServerContext,
+    ServerLent,
+    Start,
+    World,
+)
+from remanence.losses.dynamic_distillation import distil
+from remanence.optimizers.adam import adam
+from remanence.optimizers.sgd import require
+
+
+@part
+def feddf(
+    *,
+    steps: int = 10_000,
+    patience: int = 1_000,
+    lr: float = 0.001,
+    batch: int = 128,
+    validation: float = 0.1,
+) -> Part:
+    """KL(softmax(mean_k z_k) || softmax(z)) minimised over the server's public set, starting at the
+    average by n_k; z are logits.
+
+    By Adam, its rate falling along a cosine, with the numbers of the authors' code. The labels of
+    the public set only say when to stop: with validation=0 none are needed, all steps are taken and
+    the last model counts. The share kept for validation is our reading.
+
+    steps: the most batches in a round.
+    patience: steps without gain on the validation rows that end a round's distillation; the best
+        model is kept.
+    lr: the learning rate of the first step.
+    batch: rows of the public set in a step.
+    validation: the share of the public set that is kept for validation.
+    """
+    require(steps >= 1, "feddf", "steps", "of at least 1", steps)
+    require(patience >= 1, "feddf", "patience", "of at least 1", patience)
+    require(batch >= 1, "feddf", "batch", "of at least 1", batch)
+    require(lr > 0, "feddf", "lr", "above 0", lr)
+    require(0 <= validation < 1, "feddf", "validation", "from 0 to below 1", validation)
+
+    tools = adam(lr=lr)
+
+    def learn_from_ensemble(
+        merged: Start, previous: Start, replies: Reply, lent: ServerLent, srv: ServerContext
+    ) -> Start:
+        # [1, n, C]: one teacher, believed in every class
+        ensemble = lent.judge(lent.local_models(replies)).mean(dim=0, keepdim=True)
+        given = {"ensemble": ensemble, "alpha": torch.ones_like(ensemble[:, 0])}
+        return lent.fit(
+            merged,
+            agree,
+            given,
+            steps=steps,
+            batch=batch,
+            optimiser=tools,
+            cosine=True,
+            validation=validation,
+            patience=patience,
+        )
+
+    def check(optimiser: Optimiser, world: World) -> None:
+        held = round(validation * world.public)
+        if validation and not 0 < held < world.public:
+            raise InputError(
+                f"feddf: validation={validation} keeps {held} of the {world.public} rows"
+                " of the public set, and both sides need one:"
+                " add rows (data.public), or use validation=0"
+            )
+
+    return Part("feddf", refine=learn_from_ensemble, check=check, needs_public=True)
+
+
+def agree(out: Output, rows: Batch, place: Tensor, given: Tree) -> Tensor:
+    return distil(out.logits, given["ensemble"][:, place], given["alpha"])

@@ -1,0 +1,132 @@
+"""FedDrift: several global models, one for every concept that is around; clients that no model fits
+start a new one, and models that agree are merged.
+
+Jothimurugesan, Hsieh, Wang, Joshi, Gibbons, "Federated learning under distributed concept drift",
+AISTATS 2023, algorithm 1 and section 4.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remanence.core.compose import part
+from remanence.core.errors import InputError
+from remanence.core.pytree import Tree
+from remanence.core.types import Assign, Decision, Part, World
+
+
+@part
+def feddrift(*, delta: float = 0.1, measure: str = "loss") -> Part:
+    """At every time step each client takes the model that does best on its new data, or starts a
+    new one; then models that agree are merged.
+
+    delta: by how much the best model must do worse than the client's model did at the time step
+    before for the client to start a new model, a copy of the best, which it trains alone for one
+    time step; and how far apart models may be that are merged. measure: "loss" (the paper), or
+    "accuracy" (the authors' code, with delta from .04 to .20 by data set). Clients train on the
+    data of the current time step alone. What a client's model did is known from the first decision
+    on, so the first drift that can start a new model is that to the third time step.
+    """
+    if not 0 < delta < float("inf"):
+        raise InputError(f"feddrift: delta must be a number above 0, not {delta}")
+    if measure not in ("loss", "accuracy"):
+        raise InputError(f"feddrift: measure is loss or accuracy, not {measure!r}")
+    return Part(
+        "feddrift",
+        hyper={"delta": delta},
+        assign=Assign(begin, decide, measure),
+        sends="the loss of every global model on its data, at every time step",
+    )
+
+
+def begin(world: World) -> Tree:
+    """Nobody has chosen yet, so no loss can count as worse than the last."""
+    return {"last": torch.full((world.clients,), torch.inf, dtype=torch.float64)}
+
+
+def decide(
+    losses: np.ndarray, uses: np.ndarray, rows: np.ndarray, state: Tree, hyper: dict[str, Tensor]
+) -> Decision:
+    """losses: [K, M] of every model on every client's new data; rows: [K]"""
+    delta, models = float(hyper["delta"].double()), losses.shape[1]
+    best, lowest = losses.argmin(axis=1), losses.min(axis=1)
+    drifted = np.flatnonzero(lowest > state["last"].cpu().numpy() + delta)
+    chosen = best.copy()
+    # each alone with a copy of the model that did best
+    chosen[drifted] = models + np.arange(len(drifted))
+    settled = np.setdiff1d(np.arange(len(losses)), drifted)
+    groups = merge(
+        [int(m) for m in np.unique(chosen[settled])],
+        measure_distances(losses, chosen, rows, settled),
+        delta,
+    )
+    # their concept may come back
+    idle = [[model] for model in range(models) if not any(model in group for group in groups)]
+    kept = sorted([*groups, *idle])  # older models come first, as before: ties are theirs
+    recipe = np.zeros((len(kept) + len(drifted), models))
+    number: dict[int, int] = {}  # of a model as clients chose it -> its row
+    for place, group in enumerate(kept):
+        weights = np.array(
+            [rows[settled][chosen[settled] == model].sum() for model in group], dtype=np.float64
+        )
+        recipe[place, group] = weights / weights.sum() if len(group) > 1 else 1.0
+        number |= dict.fromkeys(group, place)
+    for place, client in enumerate(drifted.tolist(), start=len(kept)):
+        recipe[place, best[client]] = 1.0
+        number[models + place - len(kept)] = place
+    return Decision(
+        np.array([number[int(model)] for model in chosen]),
+        recipe,
+        {"last": torch.from_numpy(lowest)},
+    )
+
+
+def measure_distances(
+    losses: np.ndarray, chosen: np.ndarray, rows: np.ndarray, settled: np.ndarray
+) -> dict[tuple[int, int], float]:
+    """How much worse two models do on each other's data, the larger of the two, and at least 0;
+    by pair.
+    """
+    used = [int(model) for model in np.unique(chosen[settled])]
+    # loss of every model on all rows of the clients that use model i
+    on = {
+        i: np.average(
+            losses[settled][chosen[settled] == i],
+            axis=0,
+            weights=rows[settled][chosen[settled] == i],
+        )
+        for i in used
+    }
+    return {
+        (i, j): max(on[i][j] - on[i][i], on[j][i] - on[j][j], 0.0)
+        for i in used
+        for j in used
+        if i < j
+    }
+
+
+def merge(
+    models: list[int], distances: dict[tuple[int, int], float], delta: float
+) -> list[list[int]]:
+    """Complete linkage: the two closest groups become one while even their farthest members are
+    closer than delta.
+
+    >>> merge([0, 1, 2], {(0, 1): 0.1, (0, 2): 0.5, (1, 2): 0.2}, 0.3)
+    [[0, 1], [2]]
+    """
+    groups = [[model] for model in models]
+
+    def apart(a: list[int], b: list[int]) -> float:
+        return max(distances[min(i, j), max(i, j)] for i in a for j in b)
+
+    while len(groups) > 1:
+        pairs = [
+            (apart(a, b), x, y) for x, a in enumerate(groups) for y, b in enumerate(groups) if x < y
+        ]
+        distance, x, y = min(pairs)
+        if distance >= delta:
+            break
+        groups[x] = sorted(groups[x] + groups.pop(y))
+    return groups

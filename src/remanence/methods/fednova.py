@@ -1,0 +1,91 @@
+"""FedNova: a client that makes more local steps must not pull harder, so every update is divided by
+its own number of steps.
+
+Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization",
+NeurIPS 2020.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from remanence.core import pytree
+from remanence.core.compose import part
+from remanence.core.errors import InputError
+from remanence.core.pytree import Params, Tree
+from remanence.core.types import (
+    Batch,
+    Combine,
+    Context,
+    Lent,
+    Optimiser,
+    Part,
+    Reply,
+    ServerContext,
+    Start,
+    Track,
+    World,
+)
+
+
+@part
+def fednova() -> Part:
+    """x <- x + (sum_i p_i a_i) * sum_i p_i (y_i - x) / a_i, with p_i the clients' weights and a_i =
+    ||a_i||_1 their effective local steps.
+
+    a_i says how many plain steps client i's amounted to: their number with plain SGD; a + m after m
+    <- rho m + 1 with momentum rho; (1 - lr mu) a + 1 with FedProx's mu. Weight decay shrinks
+    earlier steps as FedProx does. It is found by letting the client's own optimiser and penalties
+    walk along a single number that always feels a gradient of 1, so that other penalties and
+    Nesterov's momentum count as well. Where all a_i are equal this is FedAvg.
+    """
+    return Part(
+        "fednova",
+        track=Track(first_step, next_step),
+        after=send_steps,
+        extras=lambda start, world: {"steps": torch.zeros((), dtype=world.dtype)},
+        combine=Combine(sum_normalised, rescale, in_pieces=True),
+        check=check_steps_add_up,
+        sends="one number: its effective local steps",
+    )
+
+
+def check_steps_add_up(optimiser: Optimiser, world: World) -> None:
+    """a_i is defined where the way made is a fixed weighted sum of the gradients."""
+    if optimiser.name in ("adam", "adamw"):
+        raise InputError(
+            f"fednova: the steps of {optimiser.name} are no weighted sum of gradients, so"
+            " they cannot be counted: train with sgd, with or without momentum"
+        )
+
+
+def first_step(ctx: Context, lent: Lent) -> Tree:
+    return lent.walk(None)
+
+
+def next_step(
+    memory: Tree, before: Start, after: Start, batch: Batch, lent: Lent, ctx: Context
+) -> Tree:
+    return lent.walk(memory)
+
+
+def send_steps(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+    """a_i = -u / lr"""
+    lr = ctx.rule["lr"]
+    moving = lr > 0  # a schedule may end at 0: nobody moved then, and any number of steps will do
+    steps = -ctx.memory["at"]["u"] / torch.where(moving, lr, torch.ones_like(lr))
+    return {}, {"steps": torch.where(moving, steps, torch.ones_like(steps))}
+
+
+def sum_normalised(weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
+    steps = replies.extras["fednova"]["steps"].to(weights)  # [k]
+    return {
+        "direction": pytree.weighted_sum(weights / steps, replies.delta(srv.start)),
+        "steps": (weights * steps).sum(),
+    }
+
+
+def rescale(total: Tree, srv: ServerContext) -> Params:
+    """tau_eff = sum_i p_i a_i steps in the mean direction"""
+    return pytree.map(lambda d: total["steps"].to(d) * d, total["direction"])

@@ -1,0 +1,48 @@
+"""FedNTD: a client keeps what the global model says about the classes that are not the answer.
+
+Learning the true class from local labels is what a client is for; what it forgets is the order of
+all the others. So only those are distilled. Lee et al., "Preservation of the global knowledge by
+not-true distillation in federated learning", NeurIPS 2022, equations 4 and 5.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from remanence.core.compose import part
+from remanence.core.types import Batch, Context, Lent, Output, Part
+from remanence.optimizers.sgd import require
+
+
+@part
+def fedntd(*, beta: float = 1.0, tau: float = 1.0) -> Part:
+    """beta * tau^2 * KL(q_global || q_local) added to the loss, where q is softmax(z / tau) over
+    the C - 1 classes that are not true.
+
+    The teacher is the model the client received, in evaluation mode. Of soft targets the largest
+    counts as true.
+
+    beta: the strength of the distillation; 0 is FedAvg.
+    tau: the temperature of both softmaxes.
+    """
+    require(beta >= 0, "fedntd", "beta", "of at least 0", beta)
+    require(tau > 0, "fedntd", "tau", "above 0", tau)
+    return Part("fedntd", hyper={"beta": beta, "tau": tau}, terms=(distil_not_true,))
+
+
+def distil_not_true(out: Output, batch: Batch, lent: Lent, ctx: Context) -> Tensor:
+    tau = ctx.hyper["tau"]
+    student = torch.log_softmax(not_true(out.logits, batch.y) / tau, dim=1)
+    teacher = torch.log_softmax(not_true(lent.forward(ctx.start).logits, batch.y) / tau, dim=1)
+    return ctx.hyper["beta"] * tau**2 * (teacher.exp() * (teacher - student)).sum(dim=1)
+
+
+def not_true(logits: Tensor, y: Tensor) -> Tensor:
+    """The logits of all classes but the true one; gathered, because a mask of -inf leaves NaN
+    in the product. [B, C] -> [B, C - 1]
+    """
+    true = (y.argmax(dim=1) if y.dim() == 2 else y).unsqueeze(1)  # [B, 1]
+    places = torch.arange(logits.shape[1] - 1, device=logits.device).unsqueeze(0)
+    # whoever stands at or behind the true class moves up by one
+    return logits.gather(1, places + (places >= true))

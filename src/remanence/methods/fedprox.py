@@ -1,0 +1,29 @@
+"""FedProx: a spring that ties every local model to the global one.
+
+Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, equation 2.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from remanence.core import pytree
+from remanence.core.compose import part
+from remanence.core.errors import InputError
+from remanence.core.pytree import Params
+from remanence.core.types import Context, Part
+
+
+@part
+def fedprox(*, mu: float = 0.01) -> Part:
+    """mu/2 * ||w - w_t||^2 added to the loss.
+
+    mu: the strength of the spring; 0 is FedAvg.
+    """
+    if not 0 <= mu < float("inf"):
+        raise InputError(f"fedprox: mu must be a number of at least 0, not {mu}")
+    return Part("fedprox", hyper={"mu": mu}, penalties=(proximal,))
+
+
+def proximal(params: Params, ctx: Context) -> Tensor:
+    return ctx.hyper["mu"] / 2 * pytree.squared_norm(pytree.sub(params, ctx.start.params))

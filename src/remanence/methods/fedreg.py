@@ -1,0 +1,114 @@
+"""FedReg: local steps that may not undo what the received model knew, for which made-up inputs
+stand in.
+
+Inputs moved up the received model's loss, labelled by that model, carry its memory; where a local
+gradient works against theirs, that part is taken out. Xu et al., "Acceleration of federated
+learning with alleviated forgetting in local training", ICLR 2022.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from remanence.core import pytree
+from remanence.core.compose import part
+from remanence.core.errors import InputError
+from remanence.core.pytree import Params
+from remanence.core.types import Batch, Context, Lent, Part, Reply, ServerContext
+from remanence.optimizers.sgd import require
+
+# Below this squared length a gradient is rounding: in a client's first step the memory's own
+# answers have none at all. Far above the rounding of float32.
+FLOOR = 1e-8
+TOKENS = (
+    "fedreg moves inputs along their gradient, which token numbers do not have: use it with"
+    " images or tables, or choose another method"
+)
+
+
+@part
+def fedreg(
+    *,
+    gamma: float = 0.4,
+    beta: float = 0.5,
+    eta_s: float = 0.02,
+    eta_p: float = 0.002,
+    ascent: int = 10,
+) -> Part:
+    """g - min(0, <g, s> / |s|^2) * s - min(0, <g, p> / |p|^2) * p instead of the gradient, and the
+    plain mean of the clients' models.
+
+    g is the gradient on the batch at gamma * w + (1 - gamma) * w_old; s and p are gradients at beta
+    * w + (1 - beta) * w_old, on pseudo data and on perturbed data; w_old is the model the client
+    received. Pseudo data: the batch after `ascent` steps x + eta_s * sign(dL/dx) up the loss of
+    w_old, with softmax(w_old's logits) as labels. The batch itself is never changed.
+
+    Our reading, where the text is open: perturbed data are the batch after one such step of size
+    eta_p with their true labels, so that p seldom points against g; both projections are those of g
+    itself, over all parameters as one vector; where |s|^2 is under 1e-8 it counts as that, for in
+    the first step s is 0. Inputs are normalised, so step sizes are in standard deviations. All
+    gradients are those of the whole objective, with the terms of other methods, in training mode. A
+    step costs `ascent` + 4 gradients.
+
+    gamma: how far from w_old towards w the gradient is taken; 0.25 to 0.5 by data set.
+    beta: the same for the gradients of pseudo and perturbed data.
+    eta_s, eta_p: the step sizes of pseudo and of perturbed data (our choice).
+    ascent: steps that make the pseudo data.
+    """
+    require(0 < gamma <= 1, "fedreg", "gamma", "above 0 and up to 1", gamma)
+    require(0 <= beta <= 1, "fedreg", "beta", "from 0 to 1", beta)
+    require(eta_s >= 0, "fedreg", "eta_s", "of at least 0", eta_s)
+    require(eta_p >= 0, "fedreg", "eta_p", "of at least 0", eta_p)
+    require(ascent >= 1, "fedreg", "ascent", "of at least 1", ascent)
+
+    def gradient(params: Params, batch: Batch, lent: Lent, ctx: Context) -> Params:
+        if not batch.x.is_floating_point():
+            raise InputError(TOKENS)
+        old, hyper = pytree.restrict(ctx.start.params, params), ctx.hyper
+        pseudo = batch
+        for _ in range(ascent):
+            pseudo = climb(old, pseudo, hyper["eta_s"], lent)
+        remembered = torch.softmax(lent.forward(ctx.start, pseudo.x).logits, dim=1)  # [B, C]
+        perturbed = climb(old, batch, hyper["eta_p"], lent)
+        between = mix(params, old, hyper["beta"])
+        g = lent.grad(mix(params, old, hyper["gamma"]), batch)
+        memories = (
+            lent.grad(between, pseudo._replace(y=remembered)),
+            lent.grad(between, perturbed),
+        )
+        result: Params = g
+        for memory in memories:
+            against = pytree.dot(g, memory).clamp(max=0) / pytree.squared_norm(memory).clamp(
+                min=FLOOR
+            )
+            result = pytree.axpy(-against, memory, result)
+        return result
+
+    return Part(
+        "fedreg",
+        hyper={"gamma": gamma, "beta": beta, "eta_s": eta_s, "eta_p": eta_p},
+        gradient=gradient,
+        weigh=count_alike,
+        adapt=refuse_tokens,
+    )
+
+
+def climb(params: Params, batch: Batch, size: Tensor, lent: Lent) -> Batch:
+    """One step up the loss, by the sign of the inputs' gradient."""
+    return batch._replace(x=batch.x + size * torch.sign(lent.grad(params, batch, wrt="inputs")))
+
+
+def mix(new: Params, old: Params, share: Tensor) -> Params:
+    """share * new + (1 - share) * old"""
+    return pytree.map(lambda w, w_old: share * w + (1 - share) * w_old, new, old)
+
+
+def count_alike(replies: Reply, srv: ServerContext) -> Tensor:
+    return torch.ones_like(replies.weight)
+
+
+def refuse_tokens(network: nn.Module, classes: int) -> nn.Module:
+    if any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in network.modules()):
+        raise InputError(TOKENS)
+    return network

@@ -1,0 +1,107 @@
+"""FedWAvg: clients whose examples the last aggregation made the model forget weigh more in the next
+one.
+
+Hong et al., "Weighted averaging federated learning based on example forgetting events in label
+imbalanced non-IID", Applied Sciences 2022, algorithm 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from remanence.core import rng
+from remanence.core.compose import part
+from remanence.core.pytree import Tree
+from remanence.core.types import Context, Facts, Lent, Part, Reply, ServerContext, Start, World
+from remanence.optimizers.sgd import require
+
+
+@part
+def fedwavg(*, alpha: float = 0.3, every: int = 1, noise: float = 0.0) -> Part:
+    """W_n = (1 - alpha) + alpha * N * F_n / sum F, and the new model is 1/N * sum_n W_n w_n; sizes
+    n_k play no part.
+
+    F_n counts the forgettable examples of client n: those of its training data that its last local
+    model had right and the received global model has wrong. It is 1 until the client's first count,
+    and where nobody forgot anything all weights are 1. N are the clients of the round; one that was
+    not counted in it brings its last F (both our reading: in the paper all clients take part).
+    Works on top of any method that averages.
+
+    alpha: the update ratio, from 0 (a plain mean) to below 1.
+    every: t, the event period: F is counted in rounds t, 2t, 3t and so on.
+    noise: deviation of Gaussian noise on every F that is sent, never below 0, so that no single
+        example can be told from it; 0: the true number.
+    """
+    require(0 <= alpha < 1, "fedwavg", "alpha", "from 0 to below 1", alpha)
+    require(every >= 1, "fedwavg", "every", "of at least 1", every)
+    require(noise >= 0, "fedwavg", "noise", "of at least 0", noise)
+
+    def count_forgettable(ctx: Context, lent: Lent) -> tuple[Tree, Tree]:
+        """Lines 5 and 10 to 12, before the local model is overwritten by the global one."""
+        due = ctx.own["trained"] & (ctx.round % every == 0)
+        counted = count_lost(last_local(ctx), ctx.start, lent)
+        if noise:
+            drawn = rng.normal(rng.fold_in(ctx.key, "fedwavg"), (), torch.float64).to(counted)
+            counted = (counted + noise * drawn).clamp(min=0)
+        forgettable = torch.where(due, counted, ctx.own["forgettable"])
+        return {"forgettable": forgettable}, {"forgettable": forgettable}
+
+    return Part(
+        "fedwavg",
+        hyper={"alpha": alpha},
+        own=start_at_one,
+        before=count_forgettable,
+        after=keep_model,
+        extras=lambda start, world: {"forgettable": torch.ones((), dtype=world.dtype)},
+        weigh=rebalance,
+        sends="how many of its examples it saw forgotten",
+    )
+
+
+def start_at_one(start: Start, facts: Facts, world: World) -> Tree:
+    """Line 2. A newcomer has no local model yet: what stands in its place is never counted,
+    because `trained` says so.
+    """
+    one, no = torch.ones((), dtype=world.dtype), torch.zeros((), dtype=torch.bool)
+    return {"forgettable": one, "trained": no, "params": start.params, "buffers": start.buffers}
+
+
+def last_local(ctx: Context) -> Start:
+    # a network without buffers has none to keep
+    return Start(ctx.own["params"], ctx.own.get("buffers", {}))
+
+
+def count_lost(local: Start, received: Start, lent: Lent) -> Tensor:
+    """Examples that `local` has right and `received` has wrong. -> scalar"""
+    (before, batch), (now, _) = lent.predict(local), lent.predict(received)
+    lost = (before.logits.argmax(dim=1) == batch.y) & (now.logits.argmax(dim=1) != batch.y)  # [n]
+    return (lost & (batch.weight > 0)).to(batch.weight).sum()
+
+
+def keep_model(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+    return {
+        "params": trained.params,
+        "buffers": trained.buffers,
+        "trained": torch.ones_like(ctx.own["trained"]),
+    }, {}
+
+
+def rebalance(replies: Reply, srv: ServerContext) -> Tensor:
+    """Line 14, equation 2. The weights sum to N, so the new model stays among the clients'
+    models. -> [k]
+    """
+    return forgetting_weights(replies.extras["fedwavg"]["forgettable"], srv.hyper["alpha"])
+
+
+def forgetting_weights(forgettable: Tensor, alpha: Tensor) -> Tensor:
+    """W = (1 - alpha) + alpha * N * F / sum F, and ones where F is all zeros.
+
+    >>> forgetting_weights(torch.tensor([3.0, 1.0]), torch.tensor(0.5))
+    tensor([1.2500, 0.7500])
+
+    forgettable: [N] -> [N]
+    """
+    if not bool(forgettable.any()):
+        return torch.ones_like(forgettable)
+    return (1 - alpha) + alpha * len(forgettable) * forgettable / forgettable.sum()

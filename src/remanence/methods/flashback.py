@@ -1,0 +1,118 @@
+"""Flashback: clients distil from the global model, and the server from the clients and the previous
+global model, each class by label counts.
+
+"Flashback: understanding and mitigating forgetting in federated learning", 2023, algorithm 1.
+Forgetting in local training and in aggregation feed each other; so both are held, and a teacher is
+believed about a class as far as it has seen examples of it.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from remanence.core import pytree
+from remanence.core.compose import part
+from remanence.core.pytree import Tree
+from remanence.core.types import (
+    Batch,
+    Context,
+    Lent,
+    Output,
+    Part,
+    Reply,
+    ServerContext,
+    ServerLent,
+    Start,
+    World,
+)
+from remanence.losses.dynamic_distillation import distil, label_shares
+from remanence.optimizers.sgd import require
+
+
+@part
+def flashback(*, gamma: float = 0.1, server_epochs: int = 5) -> Part:
+    """CE + sum_i sum_c alpha_i^c p_i^c log(p_i^c / q^c), alpha_i = mu_i / (nu + sum_j mu_j), at the
+    clients and then at the server.
+
+    At a client nu are its own label counts, and the global model teaches with mu = pi. The server
+    averages by n_k and trains the average on its labelled public set with the clients' optimiser,
+    rate and batch size: nu = pi, taught by the round's clients, each with its counts, and by the
+    previous global model with mu = pi. Then pi grows by gamma * mu_k for every client k that has
+    not yet been counted in full. The paper's appendix with its settings is
+    missing: the defaults are our reading.
+
+    gamma: the fraction of a client's label counts added to pi each time it takes part, while gamma
+        * r_k <= 1.
+    server_epochs: E_s, epochs on the public set in every round.
+    """
+    require(0 < gamma <= 1, "flashback", "gamma", "above 0 and at most 1", gamma)
+    require(server_epochs >= 1, "flashback", "server_epochs", "of at least 1", server_epochs)
+    return Part(
+        "flashback",
+        hyper={"gamma": gamma},
+        terms=(keep_global,),
+        after=send_counts,
+        extras=lambda start, world: {"label_counts": torch.zeros(world.classes, dtype=world.dtype)},
+        server=count_nothing,
+        share=lambda srv: {"pi": srv.state["pi"]},
+        refine=functools.partial(keep_all, server_epochs),
+        absorb=count_labels,
+        sends="its label counts, which are sensitive",
+        needs_public=True,
+    )
+
+
+def count_nothing(start: Start, world: World) -> Tree:
+    """Line 1: pi = 0; r_k, how often client k took part."""
+    return {
+        "pi": torch.zeros(world.classes, dtype=world.dtype),
+        "r": torch.zeros(world.clients, dtype=torch.int64),
+    }
+
+
+def keep_global(out: Output, batch: Batch, lent: Lent, ctx: Context) -> Tensor:
+    """Lines 7 and 10. In round 1 pi is 0, so alpha is 0 too and cross-entropy is left alone."""
+    alpha = label_shares(nu=ctx.facts.label_counts, mu=ctx.shared["pi"].unsqueeze(0))
+    return distil(out.logits, lent.forward(ctx.start).logits.unsqueeze(0), alpha)
+
+
+def send_counts(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+    return {}, {"label_counts": ctx.facts.label_counts}
+
+
+def keep_all(
+    server_epochs: int,
+    merged: Start,
+    previous: Start,
+    replies: Reply,
+    lent: ServerLent,
+    srv: ServerContext,
+) -> Start:
+    """Lines 16 to 23. In round 1 the previous model has pi = 0, and so no say: the clients
+    alone teach.
+    """
+    # [1, C], [k, C]
+    pi, counts = srv.state["pi"].unsqueeze(0), replies.extras["flashback"]["label_counts"]
+    alpha = label_shares(nu=pi[0], mu=torch.cat([counts, pi]))
+    before = Start(*(pytree.expand(tree, 1) for tree in previous))
+    said = torch.cat([lent.judge(lent.local_models(replies)), lent.judge(before)])  # [k + 1, n, C]
+    return lent.fit(merged, learn_from_all, {"said": said, "alpha": alpha}, epochs=server_epochs)
+
+
+def learn_from_all(out: Output, batch: Batch, place: Tensor, given: Tree) -> Tensor:
+    """Line 21."""
+    return cross_entropy(out.logits, batch.y, reduction="none") + distil(
+        out.logits, given["said"][:, place], given["alpha"]
+    )
+
+
+def count_labels(replies: Reply, srv: ServerContext) -> Tree:
+    """Lines 24 to 29: r_k counts this round already when gamma * r_k is compared with 1."""
+    gamma, counts = srv.hyper["gamma"], replies.extras["flashback"]["label_counts"]
+    r = srv.state["r"].index_add(0, replies.client, torch.ones_like(replies.client))
+    news = (gamma * r[replies.client] <= 1).to(counts)  # [k]
+    return {"pi": srv.state["pi"] + gamma * (news.unsqueeze(1) * counts).sum(dim=0), "r": r}

@@ -1,0 +1,79 @@
+"""Learning without a server, peers chosen by chance, by an oracle, or not at all.
+
+Every client has a model of its own. In a round it averages it with those of some peers, as they
+were at the end of the round before, and trains the result.
+Random: Klefbom and Toftås, "Decentralized deep learning under distributed concept drift", Chalmers
+    2023, algorithm 2, after Zec et al. 2022.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from remanence.core.compose import part
+from remanence.core.errors import InputError
+from remanence.core.pytree import Tree
+from remanence.core.types import Mix, Part, PeerContext, Peers, World
+from remanence.peers.peer_sampling import draw_uniform
+
+
+@part
+def random(*, peers: int = 6) -> Part:
+    """Gossip: each client averages its model with those of `peers` others drawn at random, then
+    trains.
+
+    peers: m, how many it listens to in a round; fewer where fewer can be reached.
+    """
+    check_peers("random", peers)
+
+    def decide(probed: Tensor, losses: Tensor, ctx: PeerContext) -> tuple[tuple[Mix, ...], Tree]:
+        return (Mix(draw_uniform(ctx.reachable, peers, ctx.key.fold("random"))),), ctx.state
+
+    return Part("random", peers=Peers(remember_nothing, probe_nobody, decide), sends=MODELS)
+
+
+@part
+def oracle(*, peers: int = 6) -> Part:
+    """Gossip within the right cluster: what a client could do that knew whose data are like its
+    own. An upper mark for others, not a method for use.
+
+    peers: m, how many it listens to in a round; fewer where its cluster is smaller.
+    """
+    check_peers("oracle", peers)
+
+    def decide(probed: Tensor, losses: Tensor, ctx: PeerContext) -> tuple[tuple[Mix, ...], Tree]:
+        alike = ctx.cluster.unsqueeze(0) == ctx.cluster.unsqueeze(1)
+        return (Mix(draw_uniform(ctx.reachable & alike, peers, ctx.key.fold("random"))),), ctx.state
+
+    return Part("oracle", peers=Peers(remember_nothing, probe_nobody, decide), sends=MODELS)
+
+
+@part
+def local() -> Part:
+    """No exchange: every client trains alone."""
+
+    def decide(probed: Tensor, losses: Tensor, ctx: PeerContext) -> tuple[tuple[Mix, ...], Tree]:
+        return (), ctx.state
+
+    return Part("local", peers=Peers(remember_nothing, probe_nobody, decide))
+
+
+MODELS = "its model, to whoever asks"
+
+
+def remember_nothing(world: World) -> Tree:
+    return {}
+
+
+def probe_nobody(ctx: PeerContext) -> Tensor:
+    return torch.empty(len(ctx.reachable), 0, dtype=torch.int64, device=ctx.reachable.device)
+
+
+def check_peers(name: str, peers: int) -> None:
+    """Any number is allowed; where fewer can be reached, a client listens to those."""
+    if peers < 1:
+        raise InputError(
+            f"{name}: peers must be at least 1, not {peers}: a client that listens to nobody"
+            " is `local`"
+        )

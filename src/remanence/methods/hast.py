@@ -1,0 +1,103 @@
+"""HAST: hierarchical aggregation with similarity-based tuning. The whole model is averaged with
+anybody, the classifier with those alike.
+
+Klefbom and Toftås, "Decentralized deep learning under distributed concept drift", Chalmers 2023,
+algorithm 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from remanence.core.compose import part
+from remanence.core.errors import InputError
+from remanence.core.pytree import Tree
+from remanence.core.types import Context, Lent, Mix, Part, PeerContext, Peers, Phase, Start, World
+from remanence.methods.dac import check_tau
+from remanence.methods.gossip import MODELS, check_peers
+from remanence.peers import similarity
+from remanence.peers.peer_sampling import draw_uniform, draw_weighted
+from remanence.training.client_step import weighted_mean
+
+
+@part
+def hast(
+    *,
+    peers: int = 3,
+    tau: float = 30.0,
+    depth: int = 3,
+    finetune_epochs: int = 3,
+    fresh: bool = False,
+) -> Part:
+    """Average all layers with m random peers, the classifier with m similar ones; train everything,
+    then fine-tune the classifier.
+
+    peers: m, of each kind. tau: how strongly similar peers are preferred. depth: layers of the
+    classifier, counted from the output; 0 does what Random does, and all layers what DAC does,
+    though HAST still averages with random peers first; a model with fewer layers is all classifier.
+    finetune_epochs: passes over the data that train the classifier alone, kept only if they lower
+        the loss on the client's validation rows.
+    fresh: draw similar peers by the similarities of this round, as algorithm 4 is written; the
+    default is those of the round before, as in the authors' code, which made the thesis' numbers.
+    """
+    check_peers("hast", peers)
+    check_tau("hast", tau)
+    if depth < 0 or finetune_epochs < 0:
+        raise InputError(
+            f"hast: depth={depth} and finetune_epochs={finetune_epochs} must be at least 0"
+        )
+
+    def probe(ctx: PeerContext) -> Tensor:
+        return draw_uniform(ctx.reachable, peers, ctx.key.fold("random"))
+
+    def decide(probed: Tensor, losses: Tensor, ctx: PeerContext) -> tuple[tuple[Mix, ...], Tree]:
+        known = similarity.update(ctx.state, probed, losses)
+        if depth == 0:
+            return (Mix(probed),), known
+        seen = (known if fresh else ctx.state)["similarity"]
+        alike = draw_weighted(
+            similarity.logits(seen, ctx.hyper["tau"]), ctx.reachable, peers, ctx.key.fold("similar")
+        )
+        return (Mix(probed), Mix(alike, classifier(ctx.world, depth))), known | {
+            "met": similarity.mark_met(known["met"], alike)
+        }
+
+    def fine_tune(phase: Phase) -> tuple[Phase, ...]:
+        if depth == 0 or finetune_epochs == 0:
+            return (phase,)
+        return phase, Phase(
+            epochs=finetune_epochs,
+            trainable=lambda world, names: classifier(world, depth),
+            accept=validation_improves,
+        )
+
+    return Part(
+        "hast",
+        hyper={"tau": tau},
+        phases=fine_tune,
+        peers=Peers(similarity.begin, probe, decide, tells=similarity.BYTES),
+        sends=f"{MODELS}, with its table of similarities",
+    )
+
+
+def classifier(world: World, depth: int) -> tuple[str, ...]:
+    """The parameters of the last layers."""
+    layers: Sequence[Sequence[str]] = world.layers[:depth]
+    return tuple(name for layer in layers for name in layer)
+
+
+def validation_improves(ctx: Context, old: Start, new: Start, lent: Lent) -> Tensor:
+    """Is the loss on the client's validation rows lower? Without such rows nothing can be
+    shown, and nothing is kept.
+    """
+
+    def loss(model: Start) -> Tensor:
+        out, batch = lent.predict(model, "valid")
+        return weighted_mean(
+            torch.nn.functional.cross_entropy(out.logits, batch.y, reduction="none"), batch.weight
+        )
+
+    return loss(new) < loss(old)

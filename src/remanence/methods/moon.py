@@ -1,0 +1,122 @@
+"""MOON: features are drawn to the global model's and pushed away from those of the client's own
+last model.
+
+Li, He, Song, "Model-contrastive federated learning", CVPR 2021, equation 3.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+
+from remanence.core.compose import part
+from remanence.core.errors import InputError
+from remanence.core.pytree import Tree
+from remanence.core.types import Batch, Context, Facts, Lent, Output, Part, Start, World
+from remanence.optimizers.sgd import require
+
+
+@part
+def moon(*, mu: float = 5.0, temperature: float = 0.5, projection: int = 0) -> Part:
+    """mu * -log(exp(sim(z, z_glob) / T) / (exp(sim(z, z_glob) / T) + exp(sim(z, z_prev) / T)))
+    added to the loss.
+
+    z, z_glob and z_prev are the features (the input of the classifier) of the model in training, of
+    the one the client received and of the one the client ended its last round with, both in
+    evaluation mode; sim is their cosine. In a client's first round there is no last model, and the
+    term is 0. Every client keeps a whole model between its rounds; nothing but its trained model
+    goes up.
+
+    mu: the strength of the contrast, 5 as for CIFAR-10; 0 is FedAvg.
+    temperature: T.
+    projection: the width of a projection head d-d-projection that is put before the classifier, 256
+        in the paper; 0 for none. It changes the network, so compare it with a method on the same
+        one. It needs a network with features(x) and a linear layer called head.
+    """
+    require(mu >= 0, "moon", "mu", "of at least 0", mu)
+    require(temperature > 0, "moon", "temperature", "above 0", temperature)
+    require(projection >= 0, "moon", "projection", "of at least 0", projection)
+
+    def adapt(network: nn.Module, classes: int) -> nn.Module:
+        return project(network, classes, projection)
+
+    return Part(
+        "moon",
+        hyper={"mu": mu, "temperature": temperature},
+        own=nothing_seen,
+        terms=(contrast,),
+        after=remember,
+        adapt=adapt if projection else None,
+    )
+
+
+def nothing_seen(start: Start, facts: Facts, world: World) -> Tree:
+    return {
+        "params": start.params,
+        "buffers": start.buffers,
+        "seen": torch.zeros((), dtype=world.dtype, device=world.device),
+    }
+
+
+def contrast(out: Output, batch: Batch, lent: Lent, ctx: Context) -> Tensor:
+    previous = Start(ctx.own["params"], ctx.own.get("buffers", {}))
+    # [B, 2, d]
+    others = torch.stack(
+        [lent.forward(model).features.flatten(1) for model in (ctx.start, previous)], dim=1
+    )
+    # [B, 2]
+    similar = (
+        cosine_similarity(out.features.flatten(1).unsqueeze(1), others, dim=2)
+        / ctx.hyper["temperature"]
+    )
+    seen: Tensor = ctx.own["seen"]
+    return seen * ctx.hyper["mu"] * (torch.logsumexp(similar, dim=1) - similar[:, 0])
+
+
+def remember(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+    return {
+        "params": trained.params,
+        "buffers": trained.buffers,
+        "seen": torch.ones_like(ctx.own["seen"]),
+    }, {}
+
+
+class Projected(nn.Module):
+    """A network whose features pass two dense layers before they reach a classifier of their
+    own.
+    """
+
+    def __init__(self, network: nn.Module, width: int, classes: int):
+        super().__init__()
+        self.body = copy.deepcopy(network)
+        wide: int = self.body.head.in_features  # type: ignore[union-attr, assignment]
+        # a classifier nobody asks would still be averaged and stored
+        self.body.head = nn.Identity()
+        self.projection = nn.Sequential(nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, width))
+        self.head = nn.Linear(width, classes)
+        if hasattr(network, "vocabulary"):
+            self.vocabulary = network.vocabulary  # whoever holds the tokens compares them with it
+
+    def features(self, x: Tensor) -> Tensor:
+        features: Tensor = self.projection(self.body.features(x))  # type: ignore[operator]  # [B, ...] -> [B, width]
+        return features
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.features(x))  # [B, classes]
+        return logits
+
+
+def project(network: nn.Module, classes: int, width: int) -> nn.Module:
+    """The network with a projection head, or a sentence."""
+    if not callable(getattr(network, "features", None)) or not isinstance(
+        getattr(network, "head", None), nn.Linear
+    ):
+        raise InputError(
+            f"moon cannot put a projection head into {type(network).__name__}: give it a"
+            " method features(x) and a linear layer called head,"
+            " or use projection=0"
+        )
+    return Projected(network, width, classes)

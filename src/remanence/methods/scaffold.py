@@ -1,0 +1,158 @@
+"""SCAFFOLD: control variates turn every client's gradient from its own direction to everyone's.
+
+Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", ICML 2020,
+algorithm 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from remanence.core import pytree
+from remanence.core.compose import part
+from remanence.core.errors import InputError
+from remanence.core.pytree import Params, Tree
+from remanence.core.types import (
+    Batch,
+    Context,
+    Lent,
+    Optimiser,
+    Part,
+    Reply,
+    ServerContext,
+    Start,
+    Transform,
+    World,
+)
+
+# rows of a whole-data gradient taken at once, so that memory does not grow with a client's data
+GRADIENT_ROWS = 500
+
+
+@part
+def scaffold(*, option: int = 2, equal: bool = False) -> Part:
+    """Local steps y <- y - lr * (g(y) - c_i + c); then c_i is renewed, and c moves by the sum of
+    the changes / N.
+
+    c_i estimates client i's gradient and c everyone's; all start at zero, so that c is the mean of
+    all N clients' c_i at any time, whoever takes part. The server's rate is 1: add a server
+    optimiser, `scaffold+fedavgm(lr=0.5, momentum=0)`, for another. Option 2 takes K steps of lr to
+    be K gradients. Momentum makes them more, 1 / (1 - momentum) times in the end, and from a factor
+    of 2 on the variates feed on their own error: with a momentum above 0.5, or with Adam, take
+    option 1.
+
+    option: how c_i is renewed. 2: c_i - c + (x - y_i) / (K lr), from the steps just made (the
+        paper's experiments); 1: the gradient at the received model x over all of the client's
+        training data, without augmentation.
+    equal: true gives all clients of a round the same weight, as the paper does; false weighs them
+        by their examples, as all methods here do by default.
+    """
+    if option not in (1, 2):
+        raise InputError(
+            "scaffold: option must be 1 (a gradient over all data) or 2 (from the local"
+            f" steps), not {option}"
+        )
+    return Part(
+        "scaffold",
+        own=zero_variates,
+        server=zero_variates,
+        share=lambda srv: {"c": srv.state["c"]},
+        transforms=(Transform("correct", correct),),
+        after=renew_from_data if option == 1 else renew_from_steps,
+        extras=lambda start, world: {"change": controlled(start, world)},
+        absorb=absorb,
+        weigh=weigh_equally if equal else None,
+        check=None if option == 1 else check_steps_are_gradients,
+        sends="the change of its control variates, as large as the model",
+    )
+
+
+def controlled(start: Start, world: World) -> Params:
+    """The parameters that have control variates."""
+    return pytree.restrict(start.params, world.sent)
+
+
+def zero_variates(start: Start, *more: Any) -> Tree:
+    return {"c": pytree.zeros_like(controlled(start, more[-1]))}
+
+
+def check_steps_are_gradients(optimiser: Optimiser, world: World) -> None:
+    """Option II reads gradients from the way a client went."""
+    if optimiser.name in ("adam", "adamw") or optimiser.numbers.get("momentum", 0.0) > 0.5:
+        what = (
+            optimiser.name
+            if "adam" in optimiser.name
+            else f"a momentum of {optimiser.numbers['momentum']:g}"
+        )
+        raise InputError(
+            f"scaffold: option 2 cannot read gradients from steps made with {what}: write"
+            " scaffold(option=1), or train with sgd and a momentum of at most 0.5"
+        )
+
+
+def correct(grads: Params, params: Params, ctx: Context) -> Params:
+    """g - c_i + c"""
+    c_i, c = ctx.own["c"], ctx.shared["c"]
+    return {name: g - c_i[name] + c[name] if name in c else g for name, g in grads.items()}
+
+
+def renew_from_steps(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+    """Option II: c_i+ = c_i - c + (x - y_i) / (K lr)."""
+    lr = ctx.rule["lr"]
+    # a schedule may end at 0: nothing moved then, and nothing was learnt about the gradient
+    moving = lr > 0
+    length = ctx.steps * torch.where(moving, lr, torch.ones_like(lr))
+
+    def renew(c_i: Tensor, c: Tensor, x: Tensor, y_i: Tensor) -> Tensor:
+        return torch.where(moving, c_i - c + (x - y_i) / length, c_i)
+
+    return keep(
+        pytree.map(renew, ctx.own["c"], ctx.shared["c"], ctx.start.params, trained.params), ctx
+    )
+
+
+def renew_from_data(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+    """Option I: c_i+ = the gradient at x over all of the client's training data."""
+    _, data = lent.predict(ctx.start)
+    return keep(pytree.restrict(whole_gradient(ctx.start.params, data, lent), ctx.own["c"]), ctx)
+
+
+def keep(renewed: Params, ctx: Context) -> tuple[Tree, Tree]:
+    return {"c": renewed}, {"change": pytree.sub(renewed, ctx.own["c"])}
+
+
+def whole_gradient(params: Params, data: Batch, lent: Lent) -> Params:
+    """The mean gradient over all rows, in pieces of about the same size: a last piece of one
+    row would not pass through batch norm.
+    """
+    pieces = -(-len(data.weight) // GRADIENT_ROWS)
+    total = pytree.zeros_like(params)
+    for piece in zip(*(torch.tensor_split(field, pieces) for field in data), strict=True):
+        batch = Batch(*piece)
+        rows = batch.weight.sum()  # 0 where a shorter client of a stack has only padding left
+        share = rows / data.weight.sum()
+        some = lent.grad(
+            params,
+            batch._replace(
+                weight=torch.where(rows > 0, batch.weight, torch.ones_like(batch.weight))
+            ),
+        )
+        total = pytree.axpy(share, some, total)
+    return total
+
+
+def absorb(replies: Reply, srv: ServerContext) -> Tree:
+    """c + sum_i (c_i+ - c_i) / N"""
+    change = replies.extras["scaffold"]["change"]
+    return {
+        "c": pytree.map(
+            lambda c, changes: c + changes.sum(dim=0) / srv.world.clients, srv.state["c"], change
+        )
+    }
+
+
+def weigh_equally(replies: Reply, srv: ServerContext) -> Tensor:
+    return torch.ones_like(replies.weight)

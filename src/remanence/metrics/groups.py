@@ -1,0 +1,286 @@
+"""Which runs belong together, and their numbers over rounds: the ground on which tables, words
+and figures stand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from remanence.metrics.accuracy_tables import nan_mean
+from remanence.results.run import RUNS, Comparison, Run
+
+
+def counted_model(run: Run) -> str:
+    """The model that every number about this run is of: "global", or "personal" where every
+    client has its own.
+    """
+    return str(run.about.get("evaluated") or "global")
+
+
+T = TypeVar("T")
+
+
+def once_a_run(measure: Callable[[Run], T]) -> Callable[[Run], T]:
+    """Let a costly number of a run, such as a measure of its whole ledger, be computed once:
+    tables, words and pictures all ask for it.
+
+    It is kept with the run as `Run` keeps what it has read, so that a run read again is measured
+    again.
+    """
+
+    @wraps(measure)
+    def remember(run: Run) -> T:
+        kept, name = vars(run), f"report {measure.__module__}.{measure.__qualname__}"
+        if name not in kept:
+            kept[name] = measure(run)
+        return cast(T, kept[name])
+
+    return remember
+
+
+@dataclass(frozen=True)
+class Group:
+    """One method with one setting: runs that differ in their seed alone."""
+
+    method: str
+    setting: str  # what a grid changed; empty without a grid
+    label: str  # what people read; different for every group of a report
+    runs: tuple[Run, ...]
+    planned: int  # seeds asked for, started or not
+    home: str = ""  # the folder it came from
+    select: str = "last"  # how the comparison wants settings to be chosen
+    tried: int = 1  # settings among which this one was chosen
+
+
+def gather(results: Sequence[Run | Comparison]) -> list[Group]:
+    """Everything given as groups, in the order given. Single runs that differ in their seed
+    alone become one group.
+    """
+    groups: list[Group] = []
+    places: dict[str, int] = {}  # of the groups that single runs may join, by experiment
+    # a folder named twice is not two seeds
+    once = {result.folder.resolve(): result for result in results}
+    for result in once.values():
+        if isinstance(result, Comparison):
+            groups += _split_plan(result)
+            continue
+        experiment = result.spec.model_copy(update={"seed": 0}).model_dump_json()
+        if experiment in places:
+            old = groups[places[experiment]]
+            groups[places[experiment]] = replace(
+                old, runs=(*old.runs, result), planned=old.planned + 1
+            )
+        else:
+            places[experiment] = len(groups)
+            groups.append(
+                Group(
+                    result.method,
+                    "",
+                    result.method,
+                    (result,),
+                    1,
+                    home=result.folder.resolve().name,
+                )
+            )
+    return _label(groups)
+
+
+def choose_settings(groups: Sequence[Group]) -> list[Group]:
+    """Where a comparison selects by validation, each method with its best setting on validation
+    data; the test accuracy plays no part.
+    """
+    kept: list[Group] = []
+    for group in groups:
+        rivals = [
+            other for other in groups if (other.home, other.method) == (group.home, group.method)
+        ]
+        scores = [
+            mean_of(last_value(run, "accuracy", "valid") for run in other.runs) for other in rivals
+        ]
+        known = [score for score in scores if score is not None]
+        if group.select != "validation" or len(rivals) == 1 or not known:
+            kept.append(group)
+        elif rivals[scores.index(max(known))] is group:
+            kept.append(replace(group, tried=len(rivals)))
+    return kept
+
+
+def _split_plan(comparison: Comparison) -> list[Group]:
+    there = {run.folder: run for run in comparison.runs}
+    cells: dict[tuple[str, str], list[Run | None]] = {}
+    for cell in comparison.cells:
+        run = there.get(comparison.folder / RUNS / cell["name"])
+        cells.setdefault((cell["method"], cell.get("setting", "")), []).append(run)
+    home, select = comparison.folder.resolve().name, comparison.plan.get("select", "last")
+    return [
+        Group(
+            method,
+            setting,
+            f"{method}, {setting}" if setting else method,
+            tuple(run for run in runs if run),
+            len(runs),
+            home,
+            select,
+        )
+        for (method, setting), runs in cells.items()
+    ]
+
+
+def _label(groups: list[Group]) -> list[Group]:
+    """Names that clash get their folder, and a number where that does not help."""
+    often = Counter(group.label for group in groups)
+    named = [
+        replace(group, label=f"{group.label} ({group.home})") if often[group.label] > 1 else group
+        for group in groups
+    ]
+    seen: Counter[str] = Counter()
+    for place, group in enumerate(named):
+        seen[group.label] += 1
+        if seen[group.label] > 1:
+            named[place] = replace(group, label=f"{group.label} {seen[group.label]}")
+    return named
+
+
+def tell_model(groups: Sequence[Group]) -> str:
+    """Whose numbers these are, in words."""
+    kinds = {counted_model(run) for group in groups for run in group.runs} or {"global"}
+    words = {"global": "the global model", "personal": "the clients' own models"}
+    return (
+        words[kinds.pop()]
+        if len(kinds) == 1
+        else "the model that counts (the global one, or the clients' own)"
+    )
+
+
+def class_names_of(group: Group) -> list[object]:
+    return next(
+        (list(run.about["class_names"]) for run in group.runs if run.about.get("class_names")), []
+    )
+
+
+def clusters_of(run: Run) -> np.ndarray | None:
+    """The cluster of every client at every time step [T, K]; None where the data do not drift."""
+    clusters = run.about.get("clusters")
+    return np.array(clusters, dtype=np.int64) if clusters else None
+
+
+def step_starts(groups: Sequence[Group]) -> list[int]:
+    """The first round of every time step, where all runs agree on them; otherwise, and without
+    drift, nothing.
+    """
+    found = {tuple(_starts(run)) for group in groups for run in group.runs}
+    return list(found.pop()) if len(found) == 1 else []
+
+
+def _starts(run: Run) -> list[int]:
+    clusters, length = clusters_of(run), run.about.get("rounds_per_step")
+    if clusters is None or not length:
+        return []
+    return [1 + step * int(length) for step in range(len(clusters))]
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def curve(run: Run, value: str = "accuracy", split: str = "test") -> dict[int, float]:
+    """A number of the model that counts by round, where it was evaluated."""
+    model = counted_model(run)
+    lines = (line for line in run.metrics if line["split"] == split and line["model"] == model)
+    return {int(line["round"]): float(line[value]) for line in lines if is_number(line.get(value))}
+
+
+def last_value(run: Run, value: str = "accuracy", split: str = "test") -> float | None:
+    """The number at the last recorded round."""
+    points = curve(run, value, split)
+    return points[max(points)] if points else None
+
+
+@once_a_run
+def class_curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """Accuracy per class on the test set. -> rounds [T], accuracy [T, C] with NaN where there
+    are no examples
+    """
+    model = counted_model(run)
+    lines = [
+        line
+        for line in run.metrics
+        if line["split"] == "test" and line["model"] == model and line.get("per_class")
+    ]
+    rows = [
+        [float(share) if is_number(share) else math.nan for share in line["per_class"]]
+        for line in lines
+    ]
+    if not rows:
+        return np.zeros(0, dtype=np.int64), np.zeros((0, 0))
+    return np.array([line["round"] for line in lines]), np.array(rows)
+
+
+def mean_class_curve(group: Group) -> tuple[np.ndarray, np.ndarray]:
+    """The mean over the runs that recorded a round. -> rounds [T], accuracy [T, C]"""
+    curves = [pair for pair in (class_curve(run) for run in group.runs) if len(pair[0])]
+    if not curves:
+        return np.zeros(0, dtype=np.int64), np.zeros((0, 0))
+    rounds = np.unique(np.concatenate([rounds for rounds, _ in curves]))
+    stack = np.full((len(curves), len(rounds), curves[0][1].shape[1]), np.nan)
+    for place, (when, shares) in enumerate(curves):
+        stack[place, np.searchsorted(rounds, when)] = shares
+    return rounds, nan_mean(stack, axis=0)
+
+
+def mean_curve(
+    group: Group, points_of: Callable[[Run], dict[int, float]]
+) -> tuple[list[int], list[float], list[float | None]]:
+    """Mean and deviation over the runs that recorded a round. -> rounds, means, deviations
+    (None for one run)
+    """
+    curves = [points_of(run) for run in group.runs]
+    rounds = sorted({round for points in curves for round in points})
+    values = [[points[round] for points in curves if round in points] for round in rounds]
+    return (
+        rounds,
+        [sum(numbers) / len(numbers) for numbers in values],
+        [deviation_of(numbers) for numbers in values],
+    )
+
+
+def mean_of(values: Any) -> float | None:
+    """The mean of the numbers among the values; None where there is none."""
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
+
+
+def deviation_of(values: Any) -> float | None:
+    """The sample standard deviation (n - 1); None for fewer than two numbers.
+
+    >>> deviation_of([0.25, 0.75, 0.25, 0.75])  # squares 4 * 0.0625 over 4 - 1, and the root of 1 / 12
+    0.28867513459481287
+    """
+    numbers = [value for value in values if value is not None]
+    return float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
+
+
+def refusals(run: Run) -> Counter[tuple[int, str]]:
+    """How often each client was refused, by code. A round's lines, one a split, repeat its
+    refusals: they count once.
+    """
+    by_round: dict[int, list[dict[str, Any]]] = {}
+    for line in run.metrics:
+        if len(line.get("refused") or []) > len(by_round.get(line["round"], [])):
+            by_round[line["round"]] = line["refused"]
+    return Counter(
+        (int(reply["client"]), str(reply["code"]))
+        for replies in by_round.values()
+        for reply in replies
+    )
+
+
+def abandoned_rounds(run: Run) -> list[int]:
+    return sorted({int(line["round"]) for line in run.metrics if line.get("abandoned")})

@@ -1,0 +1,174 @@
+"""A method in numbers: what the tables of a report show, one row for every method and setting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from remanence.metrics.accuracy_tables import nan_mean
+from remanence.metrics.cached import drift_of, local_forgetting_of
+from remanence.metrics.drift import worst_client_curve
+from remanence.metrics.forgetting import forgetting_curve
+from remanence.metrics.groups import (
+    Group,
+    abandoned_rounds,
+    class_curve,
+    curve,
+    deviation_of,
+    is_number,
+    last_value,
+    mean_of,
+    refusals,
+)
+from remanence.results.run import Run
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """A method with a setting. Shares are between 0 and 1; everything is a mean over seeds, of
+    the model that counts (the global one, or the clients' own).
+    """
+
+    label: str
+    method: str
+    setting: str
+    tried: int  # settings among which validation accuracy chose this one
+    seeds: int  # with at least one recorded round
+    planned: int  # seeds asked for
+    accuracy: float | None  # on the test set, at the last recorded round
+    deviation: float | None  # sample standard deviation over seeds; None for one seed
+    best: float | None  # test accuracy at the best round of each seed
+    macro_f1: float | None
+    worst_class: float | None  # the lowest accuracy of any class
+    forgetting: float | None  # mean round-wise forgetting
+    validation: float | None  # accuracy at the last recorded round
+    bytes_per_round: float | None  # up and down together
+    seconds_per_round: float | None
+    refused: int  # replies, over all seeds
+    abandoned: int  # rounds, over all seeds
+    unfinished: int  # seeds that have not reached the last round, or not begun
+    last_round: int | None  # the last recorded round; the earliest where seeds differ
+    # What follows is None where a run did not record it; drift's numbers are those of
+    # metrics/drift.py.
+    local_forgetting: float | None = None  # mean over recorded local models
+    performance: float | None = None  # accuracy at the ends of time steps
+    convergence: float | None = None  # rounds to 90 % of a step's gain
+    robustness: float | None = None  # accuracy lost right after a drift, at worst
+    time_averaged: float | None = None  # accuracy over all rounds
+    recovery: float | None = None  # rounds back to the accuracy before a drift
+    never_recovered: float | None = None  # share of clients and drifts
+    worst_client: float | None = None  # accuracy at the last recorded round
+    worst_tenth: float | None = None
+    left_concepts: float | None = None  # forgotten of clusters that clients have left
+    own_cluster: float | None = None  # share of listening, over rounds
+
+
+def make_row(group: Group) -> MethodRow:
+    """A group's numbers."""
+    runs = [run for run in group.runs if run.metrics]
+    at_the_end = [last_value(run) for run in runs]
+    evaluated = [curve(run) for run in runs]
+    ends = [max(points) for points in evaluated if points]
+    lost = [list(forgetting_curve(run).values()) for run in runs]
+    return MethodRow(
+        label=group.label,
+        method=group.method,
+        setting=group.setting,
+        tried=group.tried,
+        seeds=len(runs),
+        planned=group.planned,
+        accuracy=mean_of(at_the_end),
+        deviation=deviation_of(at_the_end),
+        best=mean_of(max(points.values()) if points else None for points in evaluated),
+        macro_f1=mean_of(last_value(run, "macro_f1") for run in runs),
+        worst_class=mean_of(_worst_class(run) for run in runs),
+        forgetting=mean_of(mean_of(losses) for losses in lost),
+        validation=mean_of(last_value(run, split="valid") for run in runs),
+        bytes_per_round=mean_of(_per_round(run, "bytes_up", "bytes_down") for run in runs),
+        seconds_per_round=mean_of(_per_round(run, "seconds") for run in runs),
+        refused=sum(refusals(run).total() for run in runs),
+        abandoned=sum(len(abandoned_rounds(run)) for run in runs),
+        unfinished=group.planned - sum(run.finished for run in runs),
+        last_round=min(ends) if ends else None,
+        local_forgetting=_mean_number(
+            float(nan_mean(found.value))
+            for run in runs
+            if (found := local_forgetting_of(run)) is not None
+        ),
+        worst_client=mean_of(_worst_client(run) for run in runs),
+        worst_tenth=mean_of(last_value(run, "worst_tenth") for run in runs),
+        own_cluster=mean_of(mean_of(curve(run, "own_cluster").values()) for run in runs),
+        **_measure_drift(runs),
+    )
+
+
+def _measure_drift(runs: Sequence[Run]) -> dict[str, float | None]:
+    """The numbers of runs whose data drift; none for others."""
+    found = [pair[1] for run in runs if (pair := drift_of(run)) is not None]
+    return {
+        "performance": _mean_number(summary.performance for summary in found),
+        "convergence": _mean_number(summary.convergence.mean for summary in found),
+        "robustness": _mean_number(summary.robustness for summary in found),
+        "time_averaged": _mean_number(summary.time_averaged for summary in found),
+        "recovery": _mean_number(summary.recovery.mean for summary in found),
+        "never_recovered": _mean_number(
+            summary.recovery.without / max(summary.recovery.rounds.size, 1) for summary in found
+        ),
+        "left_concepts": _mean_number(summary.concept_forgetting for summary in found),
+    }
+
+
+def _mean_number(values: Iterable[float]) -> float | None:
+    """The mean of what is not NaN."""
+    return mean_of(value for value in values if not math.isnan(value))
+
+
+def _worst_client(run: Run) -> float | None:
+    """As written down, or, where clients share a model and differ by their cluster alone, from
+    the curves of the drift.
+    """
+    written, found = last_value(run, "worst_client"), drift_of(run)
+    if written is not None or found is None:
+        return written
+    value = float(worst_client_curve(found[0])[-1])
+    return None if math.isnan(value) else value
+
+
+def _worst_class(run: Run) -> float | None:
+    rounds, shares = class_curve(run)
+    there = shares[-1][~np.isnan(shares[-1])] if len(rounds) else np.zeros(0)
+    return float(there.min()) if there.size else None
+
+
+def _per_round(run: Run, *values: str) -> float | None:
+    """The mean over rounds of a sum of numbers; a round's lines, one a split, repeat them."""
+    rounds = {
+        line["round"]: sum(line[value] for value in values)
+        for line in run.metrics
+        if all(is_number(line.get(value)) for value in values)
+    }
+    return mean_of(rounds.values())
+
+
+def rank(rows: Sequence[MethodRow]) -> list[MethodRow]:
+    """The rows that have a test accuracy, the highest first."""
+    return sorted(
+        (row for row in rows if row.accuracy is not None), key=lambda row: -(row.accuracy or 0.0)
+    )
+
+
+def best_row(rows: Sequence[MethodRow]) -> MethodRow | None:
+    """The highest test accuracy at the last recorded round; None where nothing is to compare,
+    or the first are level.
+    """
+    ranked = rank(rows)
+    return ranked[0] if len(ranked) > 1 and lead(ranked) > 0 else None
+
+
+def lead(ranked: Sequence[MethodRow]) -> float:
+    """By how much the first is above the second; 0 where only rounding tells them apart."""
+    gap = (ranked[0].accuracy or 0.0) - (ranked[1].accuracy or 0.0)
+    return gap if gap > 1e-9 else 0.0

@@ -1,0 +1,110 @@
+"""Adam and AdamW as torch.optim has them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from remanence.core.pytree import Params, Tree
+from remanence.core.types import Context, Optimiser
+from remanence.optimizers.sgd import require
+
+
+def adam(
+    *,
+    lr: float = 0.001,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> Optimiser:
+    """Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015; weight decay
+    enters the gradient.
+    """
+    return _adam("adam", lr, beta1, beta2, eps, weight_decay, decoupled=False)
+
+
+def adamw(
+    *,
+    lr: float = 0.001,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+) -> Optimiser:
+    """Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019: weight decay
+    acts on the weights.
+    """
+    return _adam("adamw", lr, beta1, beta2, eps, weight_decay, decoupled=True)
+
+
+def _adam(
+    name: str,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    decoupled: bool,
+) -> Optimiser:
+    require(lr > 0, name, "lr", "above 0", lr)
+    require(0 <= beta1 < 1, name, "beta1", "from 0 to below 1", beta1)
+    require(0 <= beta2 < 1, name, "beta2", "from 0 to below 1", beta2)
+    require(eps > 0, name, "eps", "above 0", eps)
+    require(weight_decay >= 0, name, "weight_decay", "of at least 0", weight_decay)
+
+    def init(params: Params) -> Tree:
+        zeros = torch.zeros_like(flatten(params))
+        one = torch.ones_like(zeros[0])
+        return {
+            "first": zeros,
+            "second": zeros.clone(),
+            "beta1_power": one,
+            "beta2_power": one.clone(),
+        }
+
+    def step(params: Params, grads: Params, slots: Tree, ctx: Context) -> tuple[Params, Tree]:
+        rule = ctx.rule
+        w, g = flatten(params), flatten({name: grads[name] for name in params})
+        if weight_decay:
+            if decoupled:
+                w = w * (1 - rule["lr"] * rule["weight_decay"])
+            else:
+                g = rule["weight_decay"] * w + g
+        # multiplied from step to step: of a power of the number of steps, the compiler makes one
+        # for every few parameters
+        beta1_power, beta2_power = (
+            slots["beta1_power"] * rule["beta1"],
+            slots["beta2_power"] * rule["beta2"],
+        )
+        first = torch.lerp(slots["first"], g, 1 - rule["beta1"])
+        second = torch.lerp(slots["second"], g * g, 1 - rule["beta2"])
+        # on the step and on eps: two numbers, instead of on all of `second`
+        correction = torch.sqrt(1 - beta2_power)
+        size = rule["lr"] * correction / (1 - beta1_power)
+        w = torch.addcdiv(w, -size * first, torch.sqrt(second) + rule["eps"] * correction)
+        return unflatten(w, params), {
+            "first": first,
+            "second": second,
+            "beta1_power": beta1_power,
+            "beta2_power": beta2_power,
+        }
+
+    numbers = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
+    return Optimiser(name, numbers, init, step)
+
+
+def flatten(params: Params) -> Tensor:
+    """All parameters as one vector: a dozen operations on it instead of on every one of them,
+    which is most of the time of a small network's step.
+    """
+    return torch.cat([value.reshape(-1) for value in params.values()])
+
+
+def unflatten(vector: Tensor, like: Params) -> Params:
+    """The vector as parameters of these names and shapes."""
+    parts = torch.split(vector, [value.numel() for value in like.values()])
+    return {
+        name: part.reshape(value.shape)
+        for (name, value), part in zip(like.items(), parts, strict=True)
+    }

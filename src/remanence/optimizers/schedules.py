@@ -1,0 +1,44 @@
+"""Learning rates over rounds: each schedule gives the factor by which the optimiser's own rate
+is multiplied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from remanence.optimizers.sgd import require
+
+Schedule = Callable[[int, int], float]  # (round from 1, rounds in all) -> factor
+
+
+def constant() -> Schedule:
+    """The same rate throughout."""
+    return lambda round, rounds: 1.0
+
+
+def exponential(*, decay: float = 0.99) -> Schedule:
+    """decay ** (round - 1): FedNTD uses .99."""
+    require(0 < decay <= 1, "exponential", "decay", "above 0, at most 1", decay)
+    return lambda round, rounds: decay ** (round - 1)
+
+
+def step(*, every: int, factor: float = 0.1) -> Schedule:
+    """Multiplied by `factor` after every so many rounds."""
+    require(every >= 1, "step", "every", "of at least 1", every)
+    require(0 < factor <= 1, "step", "factor", "above 0, at most 1", factor)
+    return lambda round, rounds: factor ** ((round - 1) // every)
+
+
+def cosine(*, final: float = 0.0) -> Schedule:
+    """Half a cosine from 1 in the first round to `final` in the last."""
+    require(0 <= final <= 1, "cosine", "final", "from 0 to 1", final)
+    return lambda round, rounds: (
+        final + (1 - final) * (1 + math.cos(math.pi * (round - 1) / max(1, rounds - 1))) / 2
+    )
+
+
+def warmup(*, rounds: int = 5) -> Schedule:
+    """Rises linearly over the first rounds, then stays."""
+    require(rounds >= 1, "warmup", "rounds", "of at least 1", rounds)
+    return lambda round, _: min(1.0, round / rounds)

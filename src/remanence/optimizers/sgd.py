@@ -1,0 +1,42 @@
+"""Stochastic gradient descent, with momentum and weight decay as torch.optim.SGD has them."""
+
+from __future__ import annotations
+
+from remanence.core import pytree
+from remanence.core.errors import InputError
+from remanence.core.pytree import Params, Tree
+from remanence.core.types import Context, Optimiser
+
+
+def sgd(
+    *, lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False
+) -> Optimiser:
+    """w <- w - lr * (g + weight_decay * w), through a velocity where there is momentum."""
+    require(lr > 0, "sgd", "lr", "above 0", lr)
+    require(0 <= momentum < 1, "sgd", "momentum", "from 0 to below 1", momentum)
+    require(weight_decay >= 0, "sgd", "weight_decay", "of at least 0", weight_decay)
+    if nesterov and momentum == 0:
+        raise InputError("sgd: nesterov needs momentum: write sgd(momentum=0.9, nesterov=true)")
+
+    def init(params: Params) -> Tree:
+        return {"velocity": pytree.zeros_like(params)} if momentum else {}
+
+    def step(params: Params, grads: Params, slots: Tree, ctx: Context) -> tuple[Params, Tree]:
+        rule = ctx.rule
+        if weight_decay:
+            grads = pytree.axpy(rule["weight_decay"], params, grads)
+        if momentum:
+            velocity = pytree.axpy(rule["momentum"], slots["velocity"], grads)
+            slots = {"velocity": velocity}
+            grads = pytree.axpy(rule["momentum"], velocity, grads) if nesterov else velocity
+        return pytree.axpy(-rule["lr"], grads, params), slots
+
+    return Optimiser(
+        "sgd", {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}, init, step
+    )
+
+
+def require(condition: bool, thing: str, name: str, wanted: str, value: float) -> None:
+    """A number in its range, or a sentence."""
+    if not condition or value != value or abs(value) == float("inf"):
+        raise InputError(f"{thing}: {name} must be a number {wanted}, not {value}")

@@ -1,0 +1,277 @@
+"""How much a run tells about any one client: epsilon for a delta, after so many rounds of clipped
+and noised averages.
+
+Neighbours are two populations of which one has a client that contributes nothing (its update is
+zero), everything else being equal: client-level privacy. How many clients reply is taken to be
+known to all. A round releases the sum of clipped updates with Gaussian noise of `noise` times the
+clip.
+
+Sampling, and what is assumed of it:
+- "fixed": so many clients drawn without replacement in every round, which is what our rounds do.
+  Where the client is not in the cohort another is, so the two sums can differ by twice the clip. By
+  advanced joint convexity (Balle, Barthe, Gaboardi: Privacy amplification by subsampling, 2018,
+  theorem 2) the curve of a round is at most q * delta_G(log(1 + (e^eps - 1) / q)), with delta_G
+  that of the Gaussian mechanism with noise / 2. This is a proven bound. It is much larger than the
+  number for coins, and not for want of care: see Lebeda, Regehr, Kamath, Steinke: Avoiding pitfalls
+  for privacy accounting of subsampled mechanisms under composition, 2024.
+- "poisson": every client joins by a coin of its own (clients.sampling = "poisson"), and the sum is
+  divided by how many are expected, so that nobody learns from it how many came. Papers often report
+  this number for fixed cohorts too, for which it does not hold.
+- "any": nothing is assumed, as if everybody were in every round. It bounds the other two, and is
+    one Gaussian mechanism, of noise / sqrt(rounds).
+
+The curves of the others are composed over rounds by privacy loss distributions (dp-accounting, the
+extra `dp`); all rounding is upwards.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from remanence.core.errors import InputError, unknown
+
+SAMPLINGS = ("fixed", "poisson", "any")
+INTERVAL = 1e-4  # width of a cell of the privacy loss; wider where the losses reach far
+CELLS = 100_000  # about as many at most: wider cells round further up
+TAIL = 1e-15  # what may be called impossible in a round, and is added to delta instead
+MOST_ROUNDS = 1_000_000
+NOT_PRIVATE = "the noise of a simulation comes from its seed: not private"
+
+
+def epsilon(
+    rounds: int, *, fraction: float, noise: float, delta: float, sampling: str = "fixed"
+) -> float:
+    """Epsilon at `delta` after `rounds` rounds in which a client takes part with probability
+    `fraction`; infinity without noise.
+
+    rounds: 0 tells nothing. noise: the noise multiplier, a deviation over the clip. sampling: see
+        above.
+    """
+    if sampling not in SAMPLINGS:
+        raise unknown("sampling", sampling, SAMPLINGS)
+    for name, value, good in (
+        ("fraction", fraction, 0 < fraction <= 1),
+        ("delta", delta, 0 < delta < 1),
+        ("noise", noise, noise >= 0),
+    ):
+        if not good:
+            raise InputError(
+                f"epsilon cannot be computed with {name}={value}: fraction and delta lie"
+                " between 0 and 1, noise is at least 0"
+            )
+    if rounds == 0:
+        return 0.0
+    if noise == 0:
+        return math.inf
+    in_any_case = gaussian_epsilon(math.sqrt(rounds) / noise, delta)
+    return (
+        in_any_case
+        if fraction == 1 or sampling == "any"
+        else min(in_any_case, _composed(rounds, fraction, noise, sampling, delta))
+    )
+
+
+def rounds_within(
+    budget: float, *, fraction: float, noise: float, delta: float, sampling: str = "fixed"
+) -> int:
+    """The most rounds after which epsilon is at most `budget`; at most a million."""
+
+    def fits(rounds: int) -> bool:
+        return (
+            epsilon(rounds, fraction=fraction, noise=noise, delta=delta, sampling=sampling)
+            <= budget
+        )
+
+    least, most = 0, 1
+    while most < MOST_ROUNDS and fits(most):
+        least, most = most, min(2 * most, MOST_ROUNDS)
+    if most == MOST_ROUNDS and fits(most):
+        return MOST_ROUNDS
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if fits(middle) else (least, middle)
+    return least
+
+
+def least_noise(
+    budget: float, *, rounds: int, fraction: float, delta: float, sampling: str = "fixed"
+) -> float:
+    """The smallest noise multiplier, to a thousandth upwards, with which so many rounds stay
+    within the budget.
+    """
+    if budget <= 0:
+        raise InputError(
+            f"no noise keeps epsilon within a budget of {budget}: give a budget above 0"
+        )
+
+    def fits(noise: float) -> bool:
+        return (
+            epsilon(rounds, fraction=fraction, noise=noise, delta=delta, sampling=sampling)
+            <= budget
+        )
+
+    low, high = 0.0, 1.0
+    while not fits(high):
+        low, high = high, 2 * high
+    while high - low > 5e-4:
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return math.ceil(high * 1000) / 1000
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What a run promises any one client."""
+
+    noise: float
+    delta: float
+    budget: float  # an epsilon that the run does not pass; 0: none
+    cohort: int  # clients asked in a round; where they join by coins, as many as are expected
+    clients: int
+    sampling: str = "fixed"
+    whom: str = "client"
+
+    @property
+    def fraction(self) -> float:
+        """A client's chance to be in a cohort."""
+        return self.cohort / self.clients
+
+    def epsilon(self, rounds: int, sampling: str = "") -> float:
+        """Spent after so many rounds; with another sampling, what it would be."""
+        return epsilon(
+            rounds,
+            fraction=self.fraction,
+            noise=self.noise,
+            delta=self.delta,
+            sampling=sampling or self.sampling,
+        )
+
+    def last_round(self, planned: int) -> int:
+        """The last round that may be played: the planned one, or the last within the budget."""
+        if not self.budget or self.epsilon(planned) <= self.budget:
+            return planned
+        found = rounds_within(
+            self.budget,
+            fraction=self.fraction,
+            noise=self.noise,
+            delta=self.delta,
+            sampling=self.sampling,
+        )
+        return min(planned, found)
+
+    @property
+    def basis(self) -> str:
+        """What it rests on."""
+        sampling = {
+            "fixed": f"{self.cohort} of {self.clients} clients drawn without replacement",
+            "poisson": f"each of {self.clients} clients drawn by a coin of its own with chance"
+            f" {self.fraction:.3g}",
+            "any": "nothing assumed about who is asked",
+        }[self.sampling]
+        return f"{sampling}, noise {self.noise:g}"
+
+    def describe(self, rounds: int) -> str:
+        """One sentence, with everything it rests on."""
+        limit = f" of a budget of {self.budget:g}" if self.budget else ""
+        spent = (
+            f"epsilon {self.epsilon(rounds):.2f}{limit} at delta {self.delta:g} for any one"
+            f" client after {rounds} rounds"
+        )
+        return f"{spent} ({self.basis}); {NOT_PRIVATE}"
+
+
+def require_accounting() -> None:
+    """Refuse before any work where the package is missing."""
+    try:
+        import dp_accounting.pld  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            f'an epsilon needs the package dp-accounting ({error}): pip install "remanence[dp]"'
+        ) from error
+
+
+def bound_of_a_round(epsilons: np.ndarray, fraction: float, noise: float) -> np.ndarray:
+    """The least delta proven for each epsilon of a round with a fixed cohort, in either direction:
+    a curve, decreasing and convex in e^epsilon.
+
+    epsilons: [n], any sign -> [n]
+    """
+    size = np.abs(epsilons)
+    with np.errstate(over="ignore"):
+        inner = np.where(
+            size > 30,
+            size - math.log(fraction),
+            np.log1p(np.expm1(np.minimum(size, 30)) / fraction),
+        )
+    above = fraction * gaussian_delta(inner, 2 / noise)
+    # H_a(P|Q) = 1 - a + a H_{1/a}(Q|P)
+    return np.where(epsilons >= 0, above, 1 - np.exp(-size) + np.exp(-size) * above)
+
+
+def gaussian_delta(epsilons: np.ndarray, distance: float) -> np.ndarray:
+    """delta of two unit Gaussians at a distance, for epsilon >= 0 (Balle and Wang: Improving
+    the Gaussian mechanism, 2018, theorem 5).
+    """
+    from scipy.special import log_ndtr
+
+    first = log_ndtr(distance / 2 - epsilons / distance)
+    second = epsilons + log_ndtr(-distance / 2 - epsilons / distance)
+    return np.asarray(np.exp(first) * -np.expm1(np.minimum(second - first, 0.0)))
+
+
+def gaussian_epsilon(distance: float, delta: float) -> float:
+    """The least epsilon at `delta` of two unit Gaussians at a distance, to a billionth upwards:
+    many Gaussian mechanisms together are one.
+
+    >>> round(gaussian_epsilon(2.0, 9.94e-6), 2)
+    10.0
+    """
+    if distance == 0:
+        return 0.0
+    low, high = 0.0, 1.0
+    while float(gaussian_delta(np.array([high]), distance)[0]) > delta:
+        low, high = high, 2 * high
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (
+            (low, middle)
+            if float(gaussian_delta(np.array([middle]), distance)[0]) <= delta
+            else (middle, high)
+        )
+    return high
+
+
+@functools.lru_cache(maxsize=256)
+def _composed(rounds: int, fraction: float, noise: float, sampling: str, delta: float) -> float:
+    return float(
+        _one_round(fraction, noise, sampling).self_compose(rounds).get_epsilon_for_delta(delta)
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _one_round(fraction: float, noise: float, sampling: str) -> Any:
+    """The privacy loss distribution of a round."""
+    require_accounting()
+    from dp_accounting.pld import pld_pmf, privacy_loss_distribution
+
+    reach = 1.0
+    while float(bound_of_a_round(np.array([reach]), fraction, noise)[0]) > TAIL:
+        reach *= 1.25
+    interval = max(INTERVAL, 2 * reach / CELLS)
+    if sampling == "poisson" or fraction == 1:
+        return privacy_loss_distribution.from_gaussian_mechanism(
+            standard_deviation=noise,
+            sampling_prob=fraction,
+            value_discretization_interval=interval,
+            use_connect_dots=True,
+        )
+    last = math.ceil(reach / interval)
+    deltas = bound_of_a_round(np.arange(-last, last + 1) * interval, fraction, noise)
+    return privacy_loss_distribution.PrivacyLossDistribution(
+        pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, -last, last, deltas)
+    )

@@ -1,0 +1,209 @@
+"""Client-level differential privacy: every client moves the model by at most a given length, and
+noise hides whether any one of them was there.
+
+McMahan, Ramage, Talwar and Zhang, "Learning differentially private recurrent language models", ICLR
+2018. Adaptive clipping: Andrew, Thakkar, McMahan and Ramaswamy, "Differentially private learning
+with adaptive clipping", NeurIPS 2021. What it amounts to is computed in `accountant.py`.
+
+A modifier: `fedavg+dp`, `fedprox(mu=0.1)+wsm+dp(noise=0.8)`, `fedadam+dp`. Clipping happens where
+replies are combined, so the server of a simulation sees what came before it, and its noise is drawn
+from the experiment's seed: the model is what a private run would give, but the run is not private.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from remanence.core import pytree, rng
+from remanence.core.compose import Composed, part
+from remanence.core.errors import InputError
+from remanence.core.pytree import Params, Tree
+from remanence.core.types import Combine, Part, Reply, ServerContext, Start, World
+from remanence.optimizers.sgd import require
+from remanence.privacy.accountant import Guarantee, require_accounting
+from remanence.training.client_step import Task
+
+NAME = "dp"
+RATE = 0.2  # the paper's eta_C: how fast the clip follows the quantile
+# the paper's sigma_b over the number of replies: noise of the share of clients within the clip
+COUNTED = 1 / 20
+
+# what a part may do that clipping the model's move does not cover, and how it is said
+UNCOVERED = {
+    "extras": "sends more than its model",
+    "refine": "lets the server look at the clients' models",
+    "absorb": "keeps at the server what clients sent",
+    "assign": "asks every client how well each model does",
+}
+
+
+@part
+def dp(
+    *,
+    clip: float = 1.0,
+    noise: float = 1.0,
+    delta: float = 1e-5,
+    adaptive: bool = False,
+    quantile: float = 0.5,
+    budget: float = 0.0,
+) -> Part:
+    """x <- x + 1/k (sum_i min(1, clip / ||y_i - x||) (y_i - x) + N(0, (noise * clip)^2)), every
+    client counting the same
+
+    Adaptive: clip <- clip * exp(-0.2 (b - quantile)), where b is the share of the round's moves
+    that were within the clip, with noise of its own of deviation max(1/20, noise/k); the move's
+    noise grows to (noise^-2 - (2 sigma_b)^-2)^(-1/2), so that both together cost what `noise` alone
+    would. k are the clients that replied or, where each joins by a coin of its own
+    (clients.sampling=poisson), those expected.
+
+    clip: the longest way of a client over all parameters that travel; the first one, where it
+        adapts. noise: the multiplier z; 0: clipping alone, no promise.
+    delta: at which epsilon is told, well below 1 / clients. quantile: of the moves, to which the
+    clip adapts. budget: an epsilon at which the run stops before it is passed; 0: no limit.
+    """
+    require(clip > 0, NAME, "clip", "above 0", clip)
+    require(noise >= 0, NAME, "noise", "of at least 0", noise)
+    require(0 < delta < 1, NAME, "delta", "between 0 and 1", delta)
+    require(0 < quantile < 1, NAME, "quantile", "between 0 and 1", quantile)
+    require(budget >= 0, NAME, "budget", "of at least 0", budget)
+    if not isinstance(adaptive, bool):
+        raise InputError(f"dp: adaptive must be true or false, not {adaptive!r}")
+    if budget and not noise:
+        raise InputError(
+            f"dp: a budget of {budget:g} cannot be kept without noise: give noise, such as"
+            " noise=1, or leave the budget out"
+        )
+    if budget:
+        require_accounting()
+
+    def limit(srv: ServerContext) -> Tensor:
+        return srv.state["clip"] if adaptive else srv.hyper["clip"]
+
+    def clip_and_sum(weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
+        refuse_uncovered(replies)
+        factors = clip_factors(norms_of(replies.delta(srv.start)), limit(srv))
+        count = torch.tensor(float(replies.k), dtype=torch.float64)
+        return {
+            "mean": pytree.weighted_sum(weights * factors.to(weights), replies.delta(srv.start)),
+            "count": count,
+        }
+
+    def add_noise(total: Tree, srv: ServerContext) -> Params:
+        came = float(total["count"])
+        k = srv.world.expected or came
+        deviation = (split_noise(noise, k)[0] if adaptive else noise) * limit(srv).double() / k
+        return {
+            name: came / k * move + deviation.to(move) * draw(srv, name, move)
+            for name, move in total["mean"].items()
+        }
+
+    def follow_quantile(replies: Reply, srv: ServerContext) -> Tree:
+        inside = norms_of(replies.delta(srv.start)) <= srv.state["clip"]  # [k]
+        k = srv.world.expected or replies.k
+        # their share; where nobody may learn how many came, of those expected
+        within = 0.5 + (inside.double() - 0.5).sum() / k
+        share = within + split_noise(noise, k)[1] * draw(srv, "share", within)
+        return {
+            "clip": srv.state["clip"] * torch.exp(-RATE * (share - quantile)).to(srv.state["clip"])
+        }
+
+    def first_clip(start: Start, world: World) -> Tree:
+        return {"clip": torch.tensor(clip, dtype=torch.float64).to(world.dtype)}
+
+    return Part(
+        NAME,
+        hyper={"clip": clip},
+        weigh=weigh_alike,
+        combine=Combine(clip_and_sum, add_noise, in_pieces=True),
+        server=first_clip if adaptive else None,
+        absorb=follow_quantile if adaptive else None,
+    )
+
+
+def weigh_alike(replies: Reply, srv: ServerContext) -> Tensor:
+    """A weight by number of rows would let one client count for many, and tell how many rows it
+    has.
+    """
+    return torch.ones_like(replies.weight)
+
+
+def norms_of(delta: Params) -> Tensor:
+    """The length of each client's whole move. [k, ...] -> [k] float64"""
+    squares = [move.double().flatten(1).square().sum(dim=1) for move in delta.values()]
+    return torch.stack(squares).sum(dim=0).sqrt()
+
+
+def clip_factors(norms: Tensor, limit: Tensor) -> Tensor:
+    """By how much each move is shortened.
+
+    >>> clip_factors(torch.tensor([0.0, 1.0, 4.0]), torch.tensor(2.0))
+    tensor([1.0000, 1.0000, 0.5000])
+    """
+    return torch.where(norms > limit, limit.to(norms) / norms, 1.0)
+
+
+def split_noise(noise: float, count: float) -> tuple[float, float]:
+    """With a clip that adapts: the multiplier of the moves' noise, and the deviation of the noise
+    on the share within the clip.
+
+    A client changes the number within the clip, counted from one half, by 1/2: the two together are
+    one Gaussian mechanism with multiplier `noise` if z_moves^-2 + (2 sigma_b)^-2 = noise^-2. The
+    paper's sigma_b = k/20 would need k > 10 noise; below that we take sigma_b = noise.
+    """
+    if noise == 0:
+        return 0.0, 0.0
+    sigma = max(COUNTED * count, noise)
+    return float((noise**-2 - (2 * sigma) ** -2) ** -0.5), sigma / count
+
+
+def draw(srv: ServerContext, name: str, like: Tensor) -> Tensor:
+    """Standard normal numbers of the shape of a tensor, from a key of their own."""
+    return rng.normal(
+        srv.key.fold(NAME, name).tensor().to(like.device), like.shape, torch.float64
+    ).to(like)
+
+
+def refuse_uncovered(replies: Reply) -> None:
+    """The last line of defence: what `check_private` should have found before the run."""
+    if replies.buffers or next(pytree.leaves(replies.extras), None) is not None:
+        raise InputError(
+            "dp clips the model's move alone, and more came up with it: use a method"
+            " without extras and a model without averaged buffers"
+        )
+
+
+def check_private(task: Task) -> None:
+    """Refuse a method with dp in which anything goes up besides the model's move, which alone
+    is clipped and noised.
+    """
+    if not any(p.name == NAME for p in task.method.parts):
+        return
+    for p in task.method.parts:
+        slots = (words for slot, words in UNCOVERED.items() if getattr(p, slot) is not None)
+        found = "has all data in one place" if p.pooled else next(slots, "")
+        if p.name != NAME and found:
+            raise InputError(
+                f"dp and {p.name} cannot be combined: {p.name} {found}, and dp clips and"
+                " noises the model's move alone; leave one of them out"
+            )
+    if sent := task.sent_buffers():
+        raise InputError(
+            f"dp cannot protect the model's buffers ({sent[0]}), which go up as they are:"
+            " set local.buffers to local or frozen, or use a model with group norm"
+        )
+
+
+def guarantee_of(
+    method: Composed, cohort: int, clients: int, sampling: str = "fixed"
+) -> Guarantee | None:
+    """What a run with `dp` promises; None without it, or without noise.
+
+    Cohorts are drawn among those who answer: where not everybody always does, nothing can be
+    assumed about who is asked (sampling "any").
+    """
+    found = next((p for p in method.parts if p.name == NAME), None)
+    if found is None or not found.arguments["noise"]:
+        return None
+    noise, delta, budget = (float(found.arguments[name]) for name in ("noise", "delta", "budget"))
+    return Guarantee(noise, delta, budget, cohort, clients, sampling)

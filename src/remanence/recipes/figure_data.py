@@ -1,0 +1,145 @@
+"""The data of a figure as CSV, beside the report that draws them: what each kind of figure in
+the papers shows.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from remanence.metrics.forgetting import (
+    client_forgetting,
+    client_forgetting_rounds,
+    forgetting_curve,
+    local_forgetting,
+)
+from remanence.metrics.groups import class_curve, deviation_of
+from remanence.results.ledger import GLOBAL
+from remanence.results.run import Run
+
+FIGURE, PICTURE = "figure.csv", "figure.png"
+
+Cells = Mapping[tuple[str, str], Sequence[Run]]  # (row, column) -> its runs, one a seed
+Rows = Iterator[Sequence[Any]]
+
+
+def curves(row: str, column: str, runs: Sequence[Run]) -> Rows:
+    """Test accuracy over rounds, mean and deviation over seeds."""
+    points = [dict(zip(*run.curve(), strict=True)) for run in runs]
+    for round in sorted({round for found in points for round in found}):
+        values = [found[round] for found in points if round in found]
+        yield row, column, round, sum(values) / len(values), deviation_of(values)
+
+
+def heatmap(row: str, column: str, runs: Sequence[Run]) -> Rows:
+    """Client k's model on client i's data in the last recorded round: before, after, and what
+    was forgotten (positive).
+    """
+    for run in runs[:1]:
+        if not client_forgetting_rounds(run.ledger):
+            continue
+        found = client_forgetting(run.ledger)
+        for k, model in enumerate(found.clients):
+            for i, owner in enumerate(found.clients):
+                yield (
+                    row,
+                    column,
+                    found.round,
+                    int(model),
+                    int(owner),
+                    found.before[i],
+                    found.after[k, i],
+                    found.difference[k, i],
+                )
+
+
+def partition(row: str, column: str, runs: Sequence[Run]) -> Rows:
+    """How many examples of each class each client has."""
+    for run in runs[:1]:
+        for client, counts in enumerate(run.about["label_counts"]):
+            for name, count in zip(run.about["class_names"], counts, strict=True):
+                yield row, column, client, name, count
+
+
+def cdf(row: str, column: str, runs: Sequence[Run]) -> Rows:
+    """Forgetting scores in ascending order with the share of scores that are not above them;
+    global ones by round, local ones by client.
+    """
+    kept = {"global": [value for run in runs for value in forgetting_curve(run).values()]}
+    kept["local"] = [
+        float(value)
+        for run in runs
+        for value in local_forgetting(run.ledger).value
+        if not np.isnan(value)
+    ]
+    for kind, values in kept.items():
+        for place, value in enumerate(sorted(values), start=1):
+            yield row, column, kind, value, place / len(values)
+
+
+def classes(row: str, column: str, runs: Sequence[Run]) -> Rows:
+    """The accuracy of every class over rounds."""
+    for run in runs[:1]:
+        rounds, shares = class_curve(run)
+        for round, line in zip(rounds.tolist(), shares.tolist(), strict=True):
+            for name, share in zip(run.about["class_names"], line, strict=True):
+                yield row, column, round, name, share
+
+
+def one_round(row: str, column: str, runs: Sequence[Run]) -> Rows:
+    """The last recorded round: per class, the global model before, every client after its
+    training, the global model after.
+    """
+    for run in runs[:1]:
+        local = run.ledger.select(moment="local", split="test")
+        if not len(local):
+            continue
+        round = int(local["round"].max())
+        for moment in ("before", "local", "merged", "refined"):
+            records = run.ledger.select(moment=moment, split="test")
+            for record in records[records["round"] == round]:
+                who = "global" if record["model"] == GLOBAL else f"client {record['model']}"
+                for name, right, total in zip(
+                    run.about["class_names"], record["correct"], record["total"], strict=True
+                ):
+                    yield row, column, round, moment, who, name, right / total if total else None
+
+
+KINDS: dict[str, tuple[Callable[[str, str, Sequence[Run]], Rows], tuple[str, ...]]] = {
+    "cdf": (cdf, ("row", "column", "kind", "forgetting", "share_at_most")),
+    "classes": (classes, ("row", "column", "round", "class", "accuracy")),
+    "curves": (curves, ("row", "column", "round", "accuracy", "deviation")),
+    "heatmap": (
+        heatmap,
+        ("row", "column", "round", "model", "data", "before", "after", "forgotten"),
+    ),
+    "one_round": (one_round, ("row", "column", "round", "moment", "model", "class", "accuracy")),
+    "partition": (partition, ("row", "column", "client", "class", "examples")),
+}
+
+
+def figure_csv(draws: str, cells: Cells) -> str:
+    """All data of a figure."""
+    tell, fields = KINDS[draws]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(fields)
+    seen: set[tuple[str, ...]] = set()
+    for (row, column), runs in cells.items():
+        folders = (row, *(str(run.folder) for run in runs))
+        if not runs or folders in seen:  # columns that show other measures of the same runs
+            continue
+        seen.add(folders)
+        for line in tell(row, column, runs):
+            writer.writerow([_write(value) for value in line])
+    return text.getvalue()
+
+
+def _write(value: Any) -> Any:
+    if value is None or value != value:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else value

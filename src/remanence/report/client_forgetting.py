@@ -1,0 +1,75 @@
+"""Whose training forgets: clients and classes as a map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from plotly import graph_objects as go
+
+from remanence.metrics.accuracy_tables import nan_mean
+from remanence.metrics.cached import client_losses
+from remanence.metrics.groups import Group, class_names_of
+from remanence.report.heatmaps import Panel, change_colours, lay_out
+from remanence.report.phase_forgetting import POINTS
+from remanence.report.theme import Choice, Picture, as_text, axis, class_axis, name_classes, rounded
+
+MOST_CLIENTS = 40  # rows: those that lost most
+
+
+def draw_lost_by_client(groups: Sequence[Group]) -> Picture | None:
+    """Whose training forgets which classes, for a method that the reader chooses."""
+    shown = [(group, found) for group in groups if (found := client_losses(group)) is not None]
+    if not shown:
+        return None
+    choices, every, longest, most, cut = [], [], 1, 0, False
+    for group, (clients, loss) in shown:
+        total = nan_mean(loss, axis=1)
+        order = np.argsort(-np.where(np.isnan(total), -np.inf, total), kind="stable")[:MOST_CLIENTS]
+        cut = cut or len(clients) > MOST_CLIENTS
+        classes = name_classes(class_names_of(group), loss.shape[1])
+        cells = np.concatenate([loss[order], total[order, None]], axis=1)
+        longest, most = max(longest, *map(len, classes)), max(most, len(order))
+        every.append(cells.ravel())
+        choices.append(
+            Choice(
+                group.label,
+                "",
+                [
+                    {
+                        "x": [*(as_text(name) for name in classes), "all classes"],
+                        "y": [f"client {client}" for client in clients[order]],
+                        "z": rounded(cells, 3),
+                    }
+                ],
+                f"Heat map of what the local training of {len(order)} clients of"
+                f" {group.label} lost on every class. "
+                f"Client {clients[order[0]]} lost most, {100 * total[order[0]]:.1f} points"
+                " a round on average.",
+            )
+        )
+    cells = go.Heatmap(
+        name="lost",
+        hovertemplate="%{y}, %{x}: %{z:" + POINTS + "}<extra></extra>",
+        meta={"columns": ["", "class", "client", "lost"]},
+        **choices[0].data[0],
+    )
+    panel = Panel("", cells, axis(type="category", showgrid=False), class_axis(most))
+    figure = lay_out(
+        [panel], max(120, min(18 * most, 560)), 7 * 10, [change_colours(np.concatenate(every))]
+    )
+    figure.layout.meta["labels"] = [len(choices[0].data[0]["x"]), max(longest, 11)]
+    return Picture(
+        name="lost-by-client",
+        title="Whose training forgets",
+        figure=figure,
+        reading="Each row is a client, each column a class: orange is what its local training"
+        " loses of the model it received, blue what it gains, "
+        "on the test set. "
+        "The last column is the mean over classes; clients stand from the most forgetful"
+        f" down{f', at most {MOST_CLIENTS} of them' if cut else ''}. "
+        "Shown: the first seed.",
+        alt=choices[0].alt,
+        choices=choices,
+        moment="",
+    )

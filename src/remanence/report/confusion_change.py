@@ -1,0 +1,108 @@
+"""What forgotten classes became: where the examples went that a model no longer gets right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from plotly import graph_objects as go
+
+from remanence.metrics.accuracy_tables import nan_mean
+from remanence.metrics.forgetting import became
+from remanence.metrics.groups import Group, class_names_of, counted_model, once_a_run
+from remanence.report.heatmaps import Panel, lay_out, share_colours
+from remanence.report.theme import Picture, as_text, axis, class_axis, name_classes, rounded
+from remanence.results.ledger import GLOBAL, MOMENTS, SPLITS
+from remanence.results.run import Run
+
+MOST_CLASSES = 120  # beyond, a map of all pairs is finer than a screen
+
+
+@once_a_run
+def moves_of(run: Run) -> np.ndarray | None:
+    """Where forgotten examples went from one recorded round to the next, averaged over rounds
+    [C, C]: rows true, columns predicted, returns not counted.
+    """
+    if run.confusions is None:
+        return None
+    kept = run.confusions[run.confusions["split"] == SPLITS.index("test")]
+    if counted_model(run) == "personal":
+        kept = kept[kept["moment"] == MOMENTS.index("personal")]
+    else:
+        kept = kept[kept["model"] == GLOBAL]
+        after = [
+            name for name in ("refined", "merged") if (kept["moment"] == MOMENTS.index(name)).any()
+        ]
+        kept = kept[kept["moment"] == MOMENTS.index(after[0] if after else "merged")]
+    rounds = np.unique(kept["round"])
+    if len(rounds) < 2:
+        return None
+    tables = [kept["confusion"][kept["round"] == round].sum(axis=0) for round in rounds]
+    moves = [became(earlier, later) for earlier, later in pairwise(tables)]
+    drops = [
+        np.where(
+            np.diagonal(move)[:, None] < 0,
+            np.maximum(move, 0.0),
+            np.where(np.isnan(move), np.nan, 0.0),
+        )
+        for move in moves
+    ]
+    return nan_mean(np.stack(drops), axis=0)
+
+
+def draw_became(groups: Sequence[Group]) -> Picture | None:
+    """A map of true and predicted classes, a panel a method: what a class is taken for when it
+    is forgotten.
+    """
+    panels, facts, highest, most, longest = [], [], 0.0, 0, 0
+    for group in groups:
+        moves = [found for run in group.runs if (found := moves_of(run)) is not None]
+        if not moves or len(moves[0]) > MOST_CLASSES:
+            continue
+        table = nan_mean(np.stack(moves), axis=0)
+        classes = name_classes(class_names_of(group), len(table))
+        most, longest = max(most, len(classes)), max(longest, *map(len, classes))
+        names = [as_text(name) for name in classes]
+        table = np.where(np.eye(len(table), dtype=bool), np.nan, table)
+        if np.isnan(table).all():
+            continue
+        highest = max(highest, float(np.nanmax(table)))
+        cells = go.Heatmap(
+            name=as_text(group.label),
+            x=names,
+            y=names,
+            z=rounded(table),
+            hovertemplate="%{y} taken for %{x}: %{z:.2%}<extra>"
+            + as_text(group.label)
+            + "</extra>",
+            meta={"columns": ["method", "taken for", "class", "moved"]},
+        )
+        panels.append(
+            Panel(
+                group.label if len(groups) > 1 else "",
+                cells,
+                axis("taken for", type="category", showgrid=False),
+                class_axis(len(classes)),
+            )
+        )
+        row, column = divmod(int(np.nanargmax(table)), len(table))
+        facts.append(
+            f"{group.label}: {classes[row]} taken for {classes[column]},"
+            f" {100 * table[row, column]:.2f} points a round"
+        )
+    if not panels:
+        return None
+    figure = lay_out(
+        panels, max(140, min(22 * most, 440)), 7 * longest, [share_colours(highest or 1.0)]
+    )
+    figure.layout.meta["labels"] = [most, longest]
+    return Picture(
+        name="became",
+        title="What forgotten classes became",
+        figure=figure,
+        reading="Each row is a class that lost accuracy, each column what its examples are taken"
+        " for instead; brighter is more of them a round. "
+        "A bright column is a class that swallows others.",
+        alt=f"Heat map of what forgotten examples are taken for. The largest: {'; '.join(facts)}.",
+    )

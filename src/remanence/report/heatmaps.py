@@ -1,0 +1,156 @@
+"""Heat maps in panels: their colour scales, where they stand, and how many of them a page can
+carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from plotly import graph_objects as go
+
+from remanence.report.theme import MAP, as_text, layout
+
+# ends and middle of the scale of changes; safe for colour-blind readers
+LOST, GAINED, EVEN = "#D55E00", "#0072B2", "#f4f3ef"
+MOST_CELLS = 150_000  # of all choices of a picture together: about a megabyte in the page
+MOST_MOMENTS = 40  # of a method, to choose from
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One map of a figure."""
+
+    title: str
+    cells: Any  # plotly's Heatmap
+    across: dict[str, Any]  # axes
+    down: dict[str, Any]
+
+
+def lay_out(
+    panels: Sequence[Panel], height: int, gap: int, colours: Sequence[dict[str, Any]]
+) -> Any:
+    """Panels of equal height (pixels) above one another; the page puts two in a row where there is
+    room. `gap`: pixels that the names beside a panel need.
+
+    With one colour scale its bar stands on top of all; with several, each panel has its own above
+    it.
+    """
+    axes: dict[str, Any] = {}
+    titles, own_bars = [], len(colours) > 1
+    for place, panel in enumerate(panels):
+        number = "" if place == 0 else str(place + 1)
+        top = 1 - place / len(panels) - (0.1 / len(panels) if own_bars else 0)
+        axes[f"xaxis{number}"] = panel.across | {"anchor": f"y{number}", "automargin": False}
+        axes[f"yaxis{number}"] = panel.down | {
+            "anchor": f"x{number}",
+            "domain": [top - 0.7 / len(panels), top],
+        }
+        panel.cells.update(
+            xaxis=f"x{number}",
+            yaxis=f"y{number}",
+            coloraxis=f"coloraxis{number}" if own_bars else "coloraxis",
+        )
+        if own_bars:
+            bar = colours[place]["colorbar"] | {
+                "yref": "paper",
+                "y": top + 0.08 / len(panels),
+                "yanchor": "bottom",
+            }
+            axes[f"coloraxis{number}"] = colours[place] | {"colorbar": bar}
+        if panel.title:
+            titles.append(write_title(panel.title, number))
+    if not own_bars:
+        axes["coloraxis"] = colours[0]
+    return go.Figure(
+        [panel.cells for panel in panels],
+        layout(
+            len(panels) * (height + 80) + 60,
+            annotations=titles,
+            meta={"panels": len(panels), "panel": height, "gap": gap, "bars": own_bars},
+            **axes,
+        ),
+    )
+
+
+def write_title(title: str, number: str) -> dict[str, Any]:
+    """The title of the panel whose axes have this number; the first one's have none."""
+    place = {
+        "xref": f"x{number} domain",
+        "yref": f"y{number} domain",
+        "x": 0,
+        "y": 1,
+        "xanchor": "left",
+        "yanchor": "bottom",
+    }
+    return {"text": f"<b>{as_text(title)}</b>", "showarrow": False, **place}
+
+
+def share_colours(highest: float = 1.0) -> dict[str, Any]:
+    """The colour scale of a map of shares from 0, with its bar on top. It has no title: plotly
+    prints one across the bar of a low figure.
+    """
+    return {"colorscale": MAP, "cmin": 0, "cmax": highest, "colorbar": _bar(".3~p")}
+
+
+def value_colours(lowest: float, highest: float) -> dict[str, Any]:
+    """The colour scale of a map of plain numbers."""
+    return {
+        "colorscale": MAP,
+        "cmin": lowest,
+        "cmax": max(highest, lowest + 1e-9),
+        "colorbar": _bar(".3~g"),
+    }
+
+
+def change_colours(values: Any) -> dict[str, Any]:
+    """The colour scale of a map of changes: what was lost is orange, what was gained is blue,
+    and nothing is pale.
+    """
+    known = np.abs(np.asarray(values, dtype=float))
+    limit = max(float(np.nanmax(known)) if known.size and not np.isnan(known).all() else 0.0, 0.01)
+    return {
+        "colorscale": [[0, GAINED], [0.5, EVEN], [1, LOST]],
+        "cmin": -limit,
+        "cmax": limit,
+        "colorbar": _bar("+.2~p"),
+    }
+
+
+def _bar(ticks: str) -> dict[str, Any]:
+    place = {
+        "orientation": "h",
+        "x": 0,
+        "xanchor": "left",
+        "yref": "container",
+        "y": 1,
+        "yanchor": "top",
+        "xpad": 0,
+        "ypad": 0,
+    }
+    return place | {
+        "len": 200,
+        "lenmode": "pixels",
+        "thickness": 10,
+        "outlinewidth": 0,
+        "tickformat": ticks,
+        "nticks": 5,
+    }
+
+
+def pick_moments(moments: Sequence[int], cells: int, methods: int) -> list[int]:
+    """The moments to choose from, evenly spread with the first and the last, so that maps of
+    `cells` cells for all methods fit into a page.
+
+    >>> pick_moments([1, 2, 3, 4, 5], cells=25_000, methods=2)
+    [1, 3, 5]
+    """
+    most = max(2, min(MOST_MOMENTS, MOST_CELLS // max(1, cells * methods)))
+    if len(moments) <= most:
+        return list(moments)
+    return [
+        moments[place]
+        for place in np.linspace(0, len(moments) - 1, most).round().astype(int).tolist()
+    ]

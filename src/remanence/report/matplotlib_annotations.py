@@ -1,0 +1,179 @@
+"""What stands around the marks of a figure on paper: boundaries, words, colour bars."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from remanence.report.matplotlib_marks import POINTS, Panel, as_list, plain, read_colour
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SIZE = 8  # points of text
+
+
+def draw_shapes(panels: dict[tuple[str, str], Panel], layout: dict[str, Any]) -> None:
+    """Lines and areas behind the marks, such as the boundaries of a drift."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Rectangle
+
+    for shape in layout.get("shapes") or ():
+        panel, transform = _find_place(panels, shape)
+        x0, x1 = (
+            panel.across.place([shape.get("x0"), shape.get("x1")])
+            if panel.across.words is None
+            else (shape["x0"], shape["x1"])
+        )
+        y0, y1 = (
+            panel.up.place([shape.get("y0"), shape.get("y1")])
+            if panel.up.words is None
+            else (shape["y0"], shape["y1"])
+        )
+        line = shape.get("line") or {}
+        look = {
+            "color": read_colour(line.get("color") or "#9a9a9a"),
+            "linewidth": float(line.get("width") or 1) * POINTS,
+        }
+        if shape.get("type") == "line":
+            style: Any = {"dash": "--", "dot": ":", "dashdot": "-."}.get(str(line.get("dash")), "-")
+            panel.ax.add_line(
+                Line2D([x0, x1], [y0, y1], transform=transform, linestyle=style, zorder=1, **look)
+            )
+        elif shape.get("type") == "rect":
+            fill = read_colour(shape.get("fillcolor") or "none")
+            panel.ax.add_patch(
+                Rectangle(
+                    (x0, y0),
+                    x1 - x0,
+                    y1 - y0,
+                    transform=transform,
+                    facecolor=fill,
+                    edgecolor="none",
+                    zorder=0,
+                )
+            )
+        else:
+            raise NotImplementedError(
+                f"figures for paper know lines and rectangles, not {shape.get('type')}"
+            )
+
+
+def write_annotations(panels: dict[tuple[str, str], Panel], layout: dict[str, Any]) -> None:
+    for note in layout.get("annotations") or ():
+        if note.get("visible") is False:
+            continue
+        panel, transform = _find_place(panels, note)
+        text = plain(note.get("text") or "")
+        x: Any = (
+            panel.across.words.get(plain(note["x"]), note["x"])
+            if panel.across.words and isinstance(note["x"], str)
+            else note["x"]
+        )
+        y: Any = (
+            panel.up.words.get(plain(note["y"]), note["y"])
+            if panel.up.words and isinstance(note["y"], str)
+            else note["y"]
+        )
+        if re.fullmatch(r"x\d*", str(note.get("xref"))) and not min(panel.ax.get_xlim()) <= float(
+            x
+        ) <= max(panel.ax.get_xlim()):
+            continue  # beyond the axis, as a time step that nothing is drawn of
+        above = (
+            note.get("yanchor") == "bottom"
+            and y == 1
+            and ("domain" in str(note.get("yref")) or note.get("yref") == "paper")
+        )
+        if above and "domain" in str(note.get("xref")):
+            panel.ax.set_title(text, loc={0: "left", 1: "right"}.get(x, "center"), pad=3)
+            continue
+        side = {"left": "left", "right": "right"}.get(str(note.get("xanchor")), "center")
+        height = {"top": "top", "bottom": "bottom"}.get(
+            str(note.get("yanchor")), "bottom" if note.get("showarrow", True) else "center"
+        )
+        size = SIZE - 1 if (note.get("font") or {}).get("size", 13) <= 12 else SIZE
+        turned = -float(note.get("textangle") or 0)
+        panel.ax.text(
+            x,
+            y,
+            text,
+            transform=transform,
+            ha=side,
+            va=height,
+            fontsize=size,
+            rotation=turned,
+            clip_on=False,
+        )
+
+
+def _find_place(panels: dict[tuple[str, str], Panel], thing: dict[str, Any]) -> tuple[Panel, Any]:
+    """The panel of a shape or an annotation, and the meaning of its numbers there."""
+    from matplotlib.transforms import blended_transform_factory
+
+    x, y = str(thing.get("xref") or "paper"), str(thing.get("yref") or "paper")
+    wanted = [re.sub(r" domain$", "", ref) for ref in (x, y)]
+    panel = next(
+        (
+            panel
+            for pair, panel in panels.items()
+            if all(want in ("paper", have) for want, have in zip(wanted, pair, strict=True))
+        ),
+        next(iter(panels.values())),
+    )
+    share = {True: panel.ax.transAxes, False: panel.ax.transData}
+    return panel, blended_transform_factory(
+        share["domain" in x or x == "paper"], share["domain" in y or y == "paper"]
+    )
+
+
+def add_colour_bars(
+    paper: Figure, panels: dict[tuple[str, str], Panel], layout: dict[str, Any]
+) -> None:
+    """One bar for maps that share a scale, and one each for those with their own."""
+    owners: dict[str, list[tuple[Any, Any]]] = {}
+    for place, panel in enumerate(panels.values()):
+        for mesh in panel.ax.collections:
+            gid = mesh.get_gid()
+            if gid and gid != "none":
+                owners.setdefault(gid if gid != "own" else f"own {place}", []).append(
+                    (panel.ax, mesh)
+                )
+    for name, pairs in owners.items():
+        settings = layout.get(name, {})
+        if settings.get("showscale") is False:
+            continue
+        look = settings.get("colorbar") or {}
+        bar = paper.colorbar(
+            pairs[0][1],
+            ax=[ax for ax, _ in pairs],
+            location="right",
+            fraction=0.06,
+            pad=0.02,
+            aspect=24,
+        )
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(length=2)
+        form = str(look.get("tickformat") or "")
+        if form.endswith(("p", "%")):
+            bar.ax.yaxis.set_major_formatter(
+                write_signed if form.startswith("+") else write_percent
+            )
+        if look.get("tickvals") is not None:
+            bar.set_ticks(
+                as_list(look["tickvals"]),
+                labels=[plain(text) for text in as_list(look.get("ticktext"))] or None,
+            )
+        title = look.get("title") or {}
+        bar.set_label(plain((title.get("text") if isinstance(title, dict) else title) or ""))
+
+
+def write_percent(value: float, place: float = 0) -> str:
+    """
+    >>> write_percent(0.25), write_percent(0.125)
+    ('25%', '12.5%')
+    """
+    return f"{round(100 * value, 6):g}%"
+
+
+def write_signed(value: float, place: float = 0) -> str:
+    return ("+" if value > 0 else "") + write_percent(value)

@@ -1,0 +1,112 @@
+"""One round as a picture: the global model before it, every client's model, and the global
+model after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from plotly import graph_objects as go
+
+from remanence.metrics.accuracy_tables import accuracies_by_model, nan_mean, select_whole
+from remanence.metrics.cached import first_with_losses, ledger_of, losses_of, rounds_of, shares_of
+from remanence.metrics.groups import Group, class_names_of, counted_model
+from remanence.report.heatmaps import Panel, lay_out, pick_moments, share_colours
+from remanence.report.theme import (
+    Choice,
+    Picture,
+    as_text,
+    axis,
+    class_axis,
+    first_shown,
+    name_classes,
+    rounded,
+)
+from remanence.results.ledger import Ledger
+
+MOST_CLIENTS = 40  # columns; beyond, the first by number
+
+
+def draw_one_round(groups: Sequence[Group]) -> Picture | None:
+    """Accuracy per class as columns: before, each client, after; for a round that the reader
+    chooses.
+    """
+    shown = [
+        (group, run)
+        for group in groups
+        if (run := first_with_losses(group)) is not None and counted_model(run) == "global"
+    ]
+    if not shown:
+        return None
+    choices, longest, most, cut = [], 1, 0, False
+    for group, run in shown:
+        ledger, lost = ledger_of(run), losses_of(run)
+        assert ledger is not None
+        assert lost is not None
+        classes = name_classes(class_names_of(group), len(ledger.class_names))
+        longest, most = max(longest, *map(len, classes)), max(most, len(classes))
+        some = pick_moments(lost.round.tolist(), len(classes) * 24, len(shown))
+        for round, alone in rounds_of(ledger, some).items():
+            names, columns = read_round(alone, shares_of(run))
+            cut = cut or len(names) >= MOST_CLIENTS + 4
+            choices.append(_choose(group, round, classes, names, columns))
+    picked = first_shown(choices)
+    cells = go.Heatmap(
+        name="accuracy",
+        hovertemplate="%{x}, %{y}: %{z:.1%}<extra></extra>",
+        meta={"columns": ["", "model", "class", "accuracy"]},
+        **choices[picked].data[0],
+    )
+    panel = Panel("", cells, axis("client", type="category", showgrid=False), class_axis(most))
+    figure = lay_out([panel], max(120, min(20 * most, 420)), 7 * longest, [share_colours()])
+    figure.layout.meta["labels"] = [len(choices[picked].data[0]["x"]), len("before")]
+    return Picture(
+        name="one-round",
+        title="One round as a picture",
+        figure=figure,
+        reading="The first column is the global model before the round, the last the one after it,"
+        " and between them stands every client's model "
+        "after its training; brighter is more accurate on the test set. Dark cells between"
+        " bright ends are classes that clients forget "
+        "and merging restores."
+        f"{f' At most {MOST_CLIENTS} clients are shown.' if cut else ''} Shown: the first seed.",
+        alt=choices[picked].alt,
+        choices=choices,
+        chosen=picked,
+    )
+
+
+def read_round(alone: Ledger, shares: np.ndarray | None) -> tuple[list[str], np.ndarray]:
+    """The models of one round's ledger in their order. -> names, accuracy per class [models,
+    C]; rows of NaN part the global ones from the clients'
+    """
+    found = {
+        moment: accuracies_by_model(select_whole(alone, moment, "test", shares), shares)
+        for moment in ("before", "local", "merged", "refined")
+    }
+    after = "refined" if len(found["refined"].model) else "merged"
+    local = found["local"]
+    gap = np.full((1, len(alone.class_names)), np.nan)
+    order = np.argsort(local.model, kind="stable")[:MOST_CLIENTS]
+    names = ["before", " ", *(str(client) for client in local.model[order]), "  ", "after"]
+    start, end = (
+        nan_mean(found[moment].per_class, axis=0)[None] for moment in ("before", after)
+    )  # a method may have several global models
+    return names, np.concatenate([start, gap, local.per_class[order], gap, end])
+
+
+def _choose(
+    group: Group, round: int, classes: list[str], names: list[str], columns: np.ndarray
+) -> Choice:
+    start, end, clients = (
+        float(nan_mean(part)) for part in (columns[0], columns[-1], columns[2:-2])
+    )
+    return Choice(
+        group.label,
+        str(round),
+        [{"x": names, "y": [as_text(name) for name in classes], "z": rounded(columns.T, 3)}],
+        f"Heat map of the accuracy of every class in round {round} of {group.label}: the"
+        f" mean over classes is {start:.1%} before, "
+        f"{clients:.1%} for the clients' models and {end:.1%} after.",
+    )

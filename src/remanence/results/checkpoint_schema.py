@@ -1,0 +1,59 @@
+"""Does a saved state belong to an experiment? Digests tell a damaged file from a whole one;
+what a stranger wrote and signed is judged by its form.
+"""
+
+from __future__ import annotations
+
+from remanence.core import pytree
+from remanence.core.errors import CheckpointError
+from remanence.core.pytree import Tree
+from remanence.training.state import RunState
+
+
+def check_form(state: RunState, form: RunState) -> None:
+    """Refuse a state whose models or tables over clients are not those of the experiment that
+    `form` is a state of.
+    """
+    if (state.crowd is None) != (form.crowd is None) or (state.uses is None) != (form.uses is None):
+        raise CheckpointError("it is of another kind of method")
+    wanted = _models_tree(form)
+    for server in state.servers:
+        _compare(
+            {"params": server.model.params, "buffers": server.model.buffers},
+            wanted["server"],
+            "model",
+        )
+    if state.crowd is not None:
+        _compare(_models_tree(state)["crowd"], wanted["crowd"], "table over clients")
+    if state.uses is not None and form.uses is not None:
+        _compare({"uses": state.uses}, {"uses": form.uses}, "table over clients")
+        if int(state.uses.min()) < 0 or int(state.uses.max()) >= len(state.servers):
+            raise CheckpointError("clients use a model that it does not hold")
+
+
+def _models_tree(state: RunState) -> Tree:
+    tree: Tree = {
+        "server": {"params": state.server.model.params, "buffers": state.server.model.buffers}
+    }
+    if state.crowd is not None:
+        crowd = state.crowd
+        tree["crowd"] = {"models": crowd.models._asdict(), "best": crowd.best._asdict()}
+        tree["crowd"] |= {
+            name: getattr(crowd, name) for name in ("best_loss", "waited", "stopped", "heard")
+        }
+    return tree
+
+
+def _compare(tree: Tree, form: Tree, what: str) -> None:
+    found, wanted = pytree.flatten(tree), pytree.flatten(form)
+    if found.keys() != wanted.keys():
+        raise CheckpointError(
+            f"its {what} has other names than the experiment's:"
+            f" {sorted(found.keys() ^ wanted.keys())[0]}"
+        )
+    for name, value in found.items():
+        if value.shape != wanted[name].shape or value.dtype != wanted[name].dtype:
+            raise CheckpointError(
+                f"its {what} has {name} of {tuple(value.shape)} {value.dtype}, not"
+                f" {tuple(wanted[name].shape)}"
+            )

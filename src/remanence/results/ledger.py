@@ -1,0 +1,214 @@
+"""The ledger: how many examples of each class each model got right, at every moment of a round.
+
+A file of fixed-width records behind one line of JSON: compact, append-only, readable by numpy
+without this package. A record that a crash cut short is recognised by the length of the file and
+ignored. Every forgetting measure is a function of these records.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from remanence.core.errors import InputError
+from remanence.core.files import write_atomically
+from remanence.results.readers import check_records, damaged
+
+MOMENTS = ("before_drift", "before", "local", "merged", "refined", "personal")
+SPLITS = ("test", "valid", "train", "public")
+GLOBAL = -1  # in the column `model`: the global model
+ALL = -1  # in the column `owner`: rows of everybody
+FORMAT = 1
+
+
+def record_type(classes: int) -> np.dtype:
+    """One record: a model at a moment on somebody's rows."""
+    return np.dtype(
+        [
+            ("round", "<i4"),
+            ("time_step", "<i4"),
+            ("moment", "u1"),  # index into MOMENTS
+            ("split", "u1"),  # index into SPLITS
+            # a client's number, or GLOBAL; where there are several global models, -1, -2 and so on
+            ("model", "<i4"),
+            # whose rows: a client's number, or ALL; on the test split a concept's number, where
+            # there are several
+            ("owner", "<i4"),
+            ("weight", "<f8"),  # the model's share in the aggregation; 0 for the global model
+            ("loss", "<f8"),  # summed cross-entropy
+            ("correct", "<i4", (classes,)),
+            ("total", "<i4", (classes,)),
+            ("predicted", "<i4", (classes,)),
+        ]
+    )
+
+
+def confusion_type(classes: int) -> np.dtype:
+    """One record of a whole confusion matrix: rows are true classes, columns predicted ones."""
+    place = [(name, "<i4") for name in ("round", "time_step", "model", "owner")]
+    return np.dtype(
+        [*place, ("moment", "u1"), ("split", "u1"), ("confusion", "<i4", (classes, classes))]
+    )
+
+
+EXAMPLE = np.dtype(
+    [
+        ("round", "<i4"),
+        ("time_step", "<i4"),
+        ("moment", "u1"),  # index into MOMENTS: before, local or merged
+        ("client", "<i4"),  # whose training row it is
+        ("id", "<i8"),
+        ("right", "u1"),
+        ("margin", "<f4"),  # logit of the true class minus the largest other
+    ]
+)
+
+HEARD, SIMILARITY = 0, 1  # kinds of a record about peers
+PEERS_AT_MOST = 200  # a table over pairs of clients is written for at most so many
+
+
+def peers_type(clients: int) -> np.dtype:
+    """One record of a table over pairs of clients: how often k listened to j since the record
+    before, or how alike j seems to k.
+    """
+    return np.dtype(
+        [
+            ("round", "<i4"),
+            ("time_step", "<i4"),
+            ("kind", "u1"),
+            ("values", "<f4", (clients, clients)),
+        ]
+    )
+
+
+def make_record(classes: int, confusion: np.ndarray, **columns: Any) -> np.ndarray:
+    """A record from a confusion matrix [C, C]; columns by name, moment and split in words."""
+    record = np.zeros(1, dtype=record_type(classes))
+    record["correct"], record["total"], record["predicted"] = (
+        np.diagonal(confusion),
+        confusion.sum(axis=1),
+        confusion.sum(axis=0),
+    )
+    record["moment"], record["split"] = (
+        MOMENTS.index(columns.pop("moment")),
+        SPLITS.index(columns.pop("split")),
+    )
+    for name, value in columns.items():
+        record[name] = value
+    return record
+
+
+def header(class_names: Sequence[str]) -> bytes:
+    """The first line of a ledger."""
+    about = {
+        "format": FORMAT,
+        "class_names": list(class_names),
+        "moments": MOMENTS,
+        "splits": SPLITS,
+    }
+    return json.dumps(about).encode() + b"\n"
+
+
+class Ledger:
+    """A ledger read into memory: one numpy array of records, and views of it."""
+
+    def __init__(self, records: np.ndarray, class_names: Sequence[str]):
+        self.records, self.class_names = records, tuple(class_names)
+
+    @classmethod
+    def read(cls, path: Path) -> Ledger:
+        try:
+            with path.open("rb") as file:
+                about = json.loads(file.readline(10_000_000))
+                if about["format"] != FORMAT:
+                    raise InputError(
+                        f"{path} was written by another version (format {about['format']},"
+                        f" this one reads {FORMAT})"
+                    )
+                names = [str(name) for name in about["class_names"]]
+                kind = record_type(len(names))
+                raw = file.read()
+        except FileNotFoundError:
+            raise InputError(
+                f"no ledger at {path}: the run recorded none, or this is not a run folder"
+            ) from None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{path} is not a ledger: its first line cannot be read") from None
+        whole = len(raw) // kind.itemsize * kind.itemsize
+        records = np.frombuffer(raw[:whole], dtype=kind)
+        check_records(path, records, {"moment": len(MOMENTS), "split": len(SPLITS)})
+        counts = records["correct"], records["total"], records["predicted"]
+        if (
+            any(bool((count < 0).any()) for count in counts)
+            or bool((counts[0] > counts[1]).any())
+            or not np.isfinite(records["weight"]).all()
+        ):
+            raise damaged(path, "it counts what cannot be counted, such as less than nothing")
+        return cls(records, names)
+
+    def select(
+        self, *, moment: str | None = None, split: str | None = None, model: int | None = None
+    ) -> np.ndarray:
+        """The records at a moment, on a split, of a model."""
+        keep = np.ones(len(self.records), dtype=bool)
+        if moment is not None:
+            keep &= self.records["moment"] == MOMENTS.index(moment)
+        if split is not None:
+            keep &= self.records["split"] == SPLITS.index(split)
+        if model is not None:
+            keep &= self.records["model"] == model
+        return np.asarray(self.records[keep])
+
+    def per_class(
+        self, *, moment: str = "merged", split: str = "test"
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The global model's accuracy per class over rounds. -> rounds [T], accuracy [T, C]
+        with NaN where there are no examples
+        """
+        records = self.select(moment=moment, split=split, model=GLOBAL)
+        with np.errstate(invalid="ignore"):
+            return records["round"], records["correct"] / np.where(
+                records["total"] > 0, records["total"], np.nan
+            )
+
+    def to_pandas(self) -> Any:
+        """One row for every record and class."""
+        try:
+            import pandas
+        except ImportError:
+            raise InputError("to_pandas needs pandas: pip install 'remanence[parquet]'") from None
+        classes = len(self.class_names)
+        flat = {
+            name: np.repeat(self.records[name], classes)
+            for name in ("round", "time_step", "model", "owner", "weight", "loss")
+        }
+        words = {
+            "moment": np.repeat(np.array(MOMENTS)[self.records["moment"]], classes),
+            "split": np.repeat(np.array(SPLITS)[self.records["split"]], classes),
+            "class": np.tile(np.arange(classes), len(self.records)),
+            "class_name": np.tile(np.array(self.class_names), len(self.records)),
+        }
+        counts = {
+            name: self.records[name].reshape(-1) for name in ("correct", "total", "predicted")
+        }
+        return pandas.DataFrame(flat | words | counts)
+
+    def to_parquet(self, path: str | Path) -> Path:
+        """The same as a Parquet file, for other tools; whole or not at all. -> its path"""
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError:
+            raise InputError(
+                "to_parquet needs pandas and pyarrow: pip install 'remanence[parquet]'"
+            ) from None
+        content = io.BytesIO()
+        self.to_pandas().to_parquet(content, index=False)
+        write_atomically(Path(path), content.getvalue())
+        return Path(path)

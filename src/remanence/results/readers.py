@@ -1,0 +1,225 @@
+"""Reading what a run left behind, which may come from a stranger: checked before anybody computes
+with it, refused in one sentence.
+
+A last line or record that a crash cut short is no damage and is left out; everything else that is
+not as we write it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from remanence.core.errors import InputError
+
+LARGEST_TOML = 64 << 20  # bytes: a comparison of ten thousand runs writes down every one of them
+LARGEST_NUMBER = 1e300
+MOST_ROUNDS, MOST_STEPS = 100_000_000, 100_000  # what measures make tables for
+NUMBERS = (
+    "accuracy", "loss", "macro_f1", "train_loss", "worst_client", "worst_tenth", "spread", "own_cluster", "seconds", "bytes_up", "bytes_down",
+    "replies", "asked", "late", "late_used", "offline", "stopped", "simulated_seconds", "global_models", "time_step", "attack_success",
+)  # fmt: skip
+# of a run in a comparison: it can lead nowhere else
+FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.=_-]{0,199}")
+
+
+def damaged(path: Path, found: str) -> InputError:
+    """The sentence for a file of a run that nobody can compute with."""
+    return InputError(f"{path} is damaged: {found}; take it from a backup, or leave this run out")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file of ours, not yet checked."""
+    try:
+        if path.stat().st_size > LARGEST_TOML:
+            raise damaged(path, f"it is larger than {LARGEST_TOML} bytes")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    # tomllib's own errors and wrong UTF-8 are ValueErrors
+    except (ValueError, RecursionError) as error:
+        raise damaged(
+            path, f"it is not valid TOML ({str(error) or type(error).__name__})"
+        ) from None
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; the last is left out where a crash cut it short."""
+    if not path.exists():
+        return []
+    raw = path.read_bytes().split(b"\n")
+    texts = [(number, text) for number, text in enumerate(raw, 1) if text.strip()]
+    lines: list[dict[str, Any]] = []
+    for place, (number, text) in enumerate(texts):
+        try:
+            line = json.loads(text, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            # no line end behind it: nobody had finished writing
+            if place == len(texts) - 1 and number == len(raw):
+                break
+            raise damaged(path, f"line {number} is not JSON ({str(error)[:80]})") from None
+        problem = find_fault(line, len(lines[0].get("per_class") or []) if lines else 0)
+        if problem:
+            raise damaged(path, f"line {number} {problem}")
+        lines.append(line)
+    return lines
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
+def find_fault(line: Any, classes: int = 0) -> str:
+    """What is wrong with a line of metrics.jsonl; nothing where it is one of ours. classes: as many
+    as other lines have, where that is known
+
+    >>> find_fault({"round": 1, "model": "global", "split": "test", "accuracy": "high"})
+    'has an accuracy that is no number'
+    """
+    if not isinstance(line, dict):
+        return "is not an object"
+    if not (_is_whole(line.get("round")) and line["round"] >= 0):
+        return "does not say which round it is of"
+    for name in ("model", "split"):
+        if not isinstance(line.get(name), str):
+            return f"does not say which {name} it is of"
+    for name in NUMBERS:
+        if line.get(name) is not None and not _is_number(line[name]):
+            return f"has {'an' if name[0] in 'ao' else 'a'} {name} that is no number"
+    shares = line.get("per_class")
+    if shares is not None and not (
+        isinstance(shares, list) and all(share is None or _is_number(share) for share in shares)
+    ):
+        return "has a per_class that is no list of numbers"
+    if classes and shares and len(shares) != classes:
+        return f"has {len(shares)} classes where others have {classes}"
+    refused, silent = line.get("refused") or [], line.get("silent") or []
+    if not (isinstance(refused, list) and all(_is_refusal(one) for one in refused)):
+        return "has a list of refusals that is none"
+    if not (isinstance(silent, list) and all(_is_whole(client) for client in silent)):
+        return "has a list of silent clients that is none"
+    return ""
+
+
+def _is_number(value: object) -> bool:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and -LARGEST_NUMBER < value < LARGEST_NUMBER
+    )
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**31
+
+
+def _is_refusal(one: object) -> bool:
+    return (
+        isinstance(one, dict) and _is_whole(one.get("client")) and isinstance(one.get("code"), str)
+    )
+
+
+def read_records(path: Path, kind: np.dtype, limits: Mapping[str, int]) -> np.ndarray | None:
+    """Fixed-width records, None where there is no file; one that a crash cut short is left out.
+    limits: columns that are below a number
+    """
+    if not path.exists():
+        return None
+    raw = path.read_bytes()
+    records = np.frombuffer(raw[: len(raw) // kind.itemsize * kind.itemsize], dtype=kind)
+    check_records(path, records, limits)
+    return records
+
+
+def check_records(path: Path, records: np.ndarray, limits: Mapping[str, int]) -> None:
+    """Refuse records that no run writes: rounds and time steps below 0 or too many to be
+    counted, words that do not exist.
+    """
+    for name, limit in limits.items():
+        if len(records) and int(records[name].max()) >= limit:
+            raise damaged(
+                path, f"it has a {name} of {int(records[name].max())}, and there are {limit}"
+            )
+    if not len(records):
+        return
+    for name, most in (("round", MOST_ROUNDS), ("time_step", MOST_STEPS)):
+        if int(records[name].min()) < 0 or int(records[name].max()) > most:
+            raise damaged(path, f"it has a {name} that cannot be")
+
+
+def read_table(path: Path, rows: Any) -> list[list[int]]:
+    """Whole numbers written a line for each client or time step: `["3 0 1", "0 2 2"]`."""
+    if not isinstance(rows, list) or not all(
+        isinstance(row, str) and re.fullmatch(r"(\d{1,9}( |$))*", row, re.ASCII) for row in rows
+    ):
+        raise damaged(path, "a table of whole numbers in it is none")
+    table = [[int(number) for number in row.split()] for row in rows]
+    if any(len(row) != len(table[0]) for row in table):
+        raise damaged(path, "the lines of a table in it differ in length")
+    return table
+
+
+def check_about(path: Path, about: Mapping[str, Any]) -> None:
+    """Refuse facts of a run that are not what their names say."""
+    kinds: dict[str, type | tuple[type, ...]] = {
+        "clients": int, "parameters": int, "rounds_per_step": int, "last_round": int,
+        "evaluated": str, "data": str, "engine": str, "kind": str, "remanence": str, "attackers": str,
+        "class_names": list, "shape": list, "mean": list, "std": list, "objects": list, "concepts": list, "drift_notes": list,
+    }  # fmt: skip
+    for name, kind in kinds.items():
+        if name in about and (not isinstance(about[name], kind) or isinstance(about[name], bool)):
+            raise damaged(path, f"about.{name} is {about[name]!r:.40}")
+    for name in ("class_names", "objects", "concepts", "drift_notes"):
+        if not all(isinstance(item, str) for item in about.get(name, [])):
+            raise damaged(path, f"about.{name} holds something else than words")
+    for name in ("shape", "mean", "std"):
+        if not all(_is_number(item) for item in about.get(name, [])):
+            raise damaged(path, f"about.{name} holds something else than numbers")
+    if not 1 <= about.get("clients", 1) < 2**24 or not all(
+        1 <= side < 2**31 for side in about.get("shape", [])
+    ):
+        raise damaged(path, "about.clients or about.shape is out of all reason")
+    if (
+        not 0 <= about.get("rounds_per_step", 0) < 2**31
+        or not 0 <= about.get("parameters", 0) < 2**62
+    ):
+        raise damaged(path, "about.rounds_per_step or about.parameters is out of all reason")
+
+
+def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
+    """Refuse the plan of a comparison whose cells are no runs of ours: above all, one that
+    names a folder elsewhere.
+    """
+    cells, specs = plan.get("cells"), plan.get("specs")
+    if not isinstance(cells, list) or not (specs is None or isinstance(specs, dict)):
+        raise damaged(path, "it does not list cells and specs")
+    for cell in cells:
+        words = (
+            [cell.get(name) for name in ("name", "method")] if isinstance(cell, dict) else [None]
+        )
+        if (
+            not all(isinstance(word, str) for word in words)
+            or not isinstance(cell.get("setting", ""), str)
+            or not _is_whole(cell.get("seed"))
+        ):
+            raise damaged(path, f"the cell {cell!r:.60} has no name, method or seed")
+        if not FOLDER_NAME.fullmatch(str(words[0])):
+            raise damaged(path, f"the cell {words[0]!r:.60} is not the name of a folder")
+        if specs is not None and not isinstance(specs.get(words[0]), dict):
+            raise damaged(path, f"the cell {words[0]!r:.60} has no spec")
+    engine, texts = plan.get("engine", {}), ("name", "reason", "steps")
+    if not isinstance(engine, dict) or not all(
+        isinstance(value, str) if name in texts else _is_whole(value)
+        for name, value in engine.items()
+    ):
+        raise damaged(path, "its engine is none of ours")
+    if not isinstance(plan.get("select", "last"), str) or not _is_whole(plan.get("together", 0)):
+        raise damaged(path, "its settings are none of ours")

@@ -1,0 +1,295 @@
+"""What a run left behind: `rem.load(DIR)`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from remanence.config import Spec, make_spec
+from remanence.core.errors import InputError
+from remanence.results.readers import (
+    check_about,
+    check_plan,
+    damaged,
+    read_lines,
+    read_records,
+    read_table,
+    read_toml,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from remanence.results.ledger import Ledger
+
+SPEC, METRICS, LEDGER, CONFUSIONS, EXAMPLES, PEERS, REPORT, CHECKPOINTS, COMPARISON, RUNS = (
+    "spec.toml",
+    "metrics.jsonl",
+    "ledger.bin",
+    "confusion.bin",
+    "examples.bin",
+    "peers.bin",
+    "report.html",
+    "checkpoints",
+    "compare.toml",
+    "runs",
+)
+LARGEST_SIMILARITY = 1e15  # an inverse loss, and no loss counts as less than 1e-10
+ABOUT = "about"  # the table of spec.toml that holds what was chosen and seen, not asked for
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished or unfinished run, read from its folder."""
+
+    folder: Path
+
+    @cached_property
+    def _file(self) -> dict[str, Any]:
+        return read_toml(self.folder / SPEC)
+
+    @cached_property
+    def spec(self) -> Spec:
+        """What was asked for, with every choice settled."""
+        return make_spec({name: value for name, value in self._file.items() if name != ABOUT})
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """Versions, choices and facts of the data: class names, label counts of the clients,
+        number of parameters.
+        """
+        path, about = self.folder / SPEC, self._file.get(ABOUT, {})
+        if not isinstance(about, dict):
+            raise damaged(path, f"{ABOUT} is no table")
+        check_about(path, about)
+        about = dict(about)
+        # written a line a client
+        about["label_counts"] = read_table(path, about.get("label_counts", []))
+        if "clusters" in about:
+            # written a line a time step
+            about["clusters"] = table = read_table(path, about["clusters"])
+            if max((max(row, default=0) for row in table), default=0) >= max(
+                [1, len(about.get("concepts", [])), *map(len, table)]
+            ):
+                raise damaged(path, "its clients are in clusters that nobody describes")
+        return about
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl; a line that a crash cut short is left out."""
+        return read_lines(self.folder / METRICS)
+
+    def curve(
+        self, split: str = "test", model: str = "", value: str = "accuracy"
+    ) -> tuple[list[int], list[float]]:
+        """A number over rounds -> rounds, values. Of the global model, or where clients have
+        models of their own, of these; or of the one named.
+        """
+        model = model or self.about.get("evaluated", "global")
+        points = [
+            (line["round"], line[value])
+            for line in self.metrics
+            if line["split"] == split and line["model"] == model and line[value] is not None
+        ]
+        return [round for round, _ in points], [number for _, number in points]
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """Counts per class, model and moment."""
+        from remanence.results.ledger import Ledger
+
+        ledger = Ledger.read(self.folder / LEDGER)
+        self._check_numbers(self.folder / LEDGER, ledger.records)
+        return ledger
+
+    @cached_property
+    def confusions(self) -> np.ndarray | None:
+        """Whole confusion matrices, as `ledger.confusion_type` says; None where they were not
+        recorded.
+        """
+        from remanence.results.ledger import MOMENTS, SPLITS, confusion_type
+
+        kind = confusion_type(len(self._fact("class_names")))
+        return self._read(CONFUSIONS, kind, {"moment": len(MOMENTS), "split": len(SPLITS)})
+
+    @cached_property
+    def examples(self) -> np.ndarray | None:
+        """Right or wrong, and by which margin, for every training row, as `ledger.EXAMPLE`
+        says; None where it was not recorded.
+        """
+        from remanence.results.ledger import EXAMPLE, MOMENTS
+
+        return self._read(EXAMPLES, EXAMPLE, {"moment": len(MOMENTS), "right": 2})
+
+    @cached_property
+    def peers(self) -> np.ndarray | None:
+        """Who listened to whom and who seemed how alike, as `ledger.peers_type` says; None with
+        a server.
+        """
+        from remanence.results.ledger import PEERS_AT_MOST, SIMILARITY, peers_type
+
+        if not (self.folder / PEERS).exists():
+            return None
+        clients = self._fact("clients")
+        if clients > PEERS_AT_MOST:
+            raise damaged(
+                self.folder / PEERS, f"a table over pairs of {clients} clients is never written"
+            )
+        records = self._read(PEERS, peers_type(clients), {"kind": SIMILARITY + 1})
+        if (
+            records is not None
+            and not ((records["values"] >= 0) & (records["values"] < LARGEST_SIMILARITY)).all()
+        ):
+            raise damaged(self.folder / PEERS, "it holds counts or similarities that cannot be")
+        return records
+
+    def model(self, module: nn.Module | None = None, client: int | None = None) -> nn.Module:
+        """The trained global model as an ordinary nn.Module, in evaluation mode; that of a client
+        where clients have their own.
+
+        `module` gives the network where the run was started with an object.
+        """
+        from remanence.export import load_model
+
+        return load_model(self, module, client)
+
+    @property
+    def networks(self) -> list[str]:
+        """The network, as the spec names it."""
+        return [self.spec.model]
+
+    def _read(self, name: str, kind: np.dtype, limits: dict[str, int]) -> np.ndarray | None:
+        records = read_records(self.folder / name, kind, limits)
+        if records is not None:
+            self._check_numbers(self.folder / name, records)
+        return records
+
+    def _check_numbers(self, path: Path, records: np.ndarray) -> None:
+        """Refuse records of clients, concepts and time steps that the run does not have:
+        whoever makes tables for them would run out of memory.
+        """
+        from remanence.results.ledger import ALL, GLOBAL, SPLITS
+
+        if not len(records):
+            return
+        columns: dict[str, np.ndarray] = {
+            name: records[name]
+            for name in ("time_step", "model", "owner", "client")
+            if name in (records.dtype.names or ())
+        }
+        clients = int(self.about.get("clients", 2**24))
+        clusters = self.about.get("clusters", [])
+        concepts = max(
+            [1, len(self.about.get("concepts", [])), *(1 + max(row, default=0) for row in clusters)]
+        )
+        limits = {
+            "time_step": max(1, len(clusters)),
+            "model": clients,
+            "owner": max(clients, concepts),
+            "client": clients,
+        }
+        lowest = {"model": GLOBAL - clients, "owner": ALL}
+        if "owner" in columns and "split" in (records.dtype.names or ()):
+            columns["rows"], limits["rows"], lowest["rows"] = (
+                columns["owner"][records["split"] == SPLITS.index("test")],
+                concepts,
+                ALL,
+            )
+        for name, values in columns.items():
+            if (
+                len(values)
+                and not lowest.get(name, 0) <= int(values.min()) <= int(values.max()) < limits[name]
+            ):
+                raise damaged(
+                    path, f"it speaks of {name} {int(values.max())}, which the run does not have"
+                )
+
+    def _fact(self, name: str) -> Any:
+        """A fact without which records cannot be read."""
+        if name not in self.about:
+            raise damaged(self.folder / SPEC, f"it does not say {ABOUT}.{name}")
+        return self.about[name]
+
+    @property
+    def method(self) -> str:
+        return self.spec.method
+
+    @property
+    def finished(self) -> bool:
+        """Is the last round saved? Metrics may be ahead of what a killed run can go on from, a
+        checkpoint never is.
+        """
+        names = [
+            path.name.removeprefix("round-") for path in (self.folder / CHECKPOINTS).glob("round-*")
+        ]
+        newest = max(
+            (int(name) for name in names if re.fullmatch(r"\d{1,9}", name, re.ASCII)), default=0
+        )
+        # a privacy budget may end a run earlier than planned
+        return newest >= int(self.about.get("last_round", self.spec.total_rounds))
+
+    @property
+    def reached_end(self) -> bool:
+        """Do the metrics go to the last round? They tell where the weights were thrown away to
+        save space.
+        """
+        return (
+            (self.folder / METRICS).exists()
+            and bool(self.metrics)
+            and int(self.metrics[-1]["round"]) >= self.spec.total_rounds
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several runs of one experiment: methods x seeds (x grid)."""
+
+    folder: Path
+
+    @cached_property
+    def plan(self) -> dict[str, Any]:
+        plan = read_toml(self.folder / COMPARISON)
+        check_plan(self.folder / COMPARISON, plan)
+        return plan
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """The runs there are, in the order of the plan."""
+        return [
+            Run(self.folder / RUNS / cell["name"])
+            for cell in self.plan["cells"]
+            if (self.folder / RUNS / cell["name"] / SPEC).exists()
+        ]
+
+    @property
+    def networks(self) -> list[str]:
+        """The networks that the runs' specs name."""
+        if "specs" not in self.plan:
+            raise damaged(self.folder / COMPARISON, "it does not say what its runs are")
+        return sorted(
+            {str(self.plan["specs"][cell["name"]].get("model", "")) for cell in self.plan["cells"]}
+        )
+
+    @cached_property
+    def cells(self) -> list[dict[str, Any]]:
+        """The plan's cells: name, method (the label people read), seed and the settings tried."""
+        return list(self.plan["cells"])
+
+
+def load(folder: str | Path) -> Run | Comparison:
+    """Read a run folder or a comparison folder."""
+    folder = Path(folder)
+    if (folder / COMPARISON).is_file():
+        return Comparison(folder)
+    if (folder / SPEC).is_file():
+        return Run(folder)
+    if not folder.exists():
+        raise InputError(f"no folder at {folder}: check the name")
+    raise InputError(
+        f"{folder} is neither a run nor a comparison: it has no {SPEC} and no {COMPARISON}"
+    )

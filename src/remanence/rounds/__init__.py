@@ -1,0 +1,1 @@
+"""The round loop: with a server, without one, with several models; evaluation and records."""

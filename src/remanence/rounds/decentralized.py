@@ -1,0 +1,404 @@
+"""A round without a server: every client has a model of its own, mixes it with those of some peers
+and trains the result.
+
+    probe -> engine.score_pairs -> gate -> decide -> mix -> engine.train -> gate -> validate ->
+    record
+
+All K clients move at once, and read each other's models as they were at the end of the round
+before. Nobody hears a model that is not finite, and nobody mixes with a peer whose model has no
+loss on its rows.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remanence.core import pytree
+from remanence.core.compose import Scoped
+from remanence.core.rng import Key
+from remanence.core.types import Engine, Job, Mix, PeerContext, Peers, Reply, Start
+from remanence.experiment.build import Experiment
+from remanence.rounds.peer_recorder import PeerRecorder
+from remanence.rounds.replies import describe_replies, expect, find_silent
+from remanence.rounds.stragglers import find_late
+from remanence.training import gate
+from remanence.training.client_step import Task
+from remanence.training.server_step import local_models
+from remanence.training.state import Crowd, RunState, commit_own, gather_own
+
+
+def gather_crowd(task: Task) -> Crowd | None:
+    """All clients before the first round, with the same model; None where there is a server."""
+    owner = task.method.owner("peers")
+    if owner is None or owner.peers is None:
+        return None
+    count, device = task.world.clients, task.world.device
+    models = Start(*(pytree.clone(pytree.expand(tree, count)) for tree in task.model.initial))
+    return Crowd(
+        models=models,
+        best=models,
+        best_loss=torch.full((count,), torch.inf, dtype=torch.float64),
+        waited=torch.zeros(count, dtype=torch.int64),
+        stopped=torch.zeros(count, dtype=torch.bool),
+        peers=pytree.to({owner.name: owner.peers.init(task.world)}, device),
+        heard=torch.zeros(count, count, dtype=torch.int64),
+    )
+
+
+def play_round(
+    experiment: Experiment, engine: Engine, state: RunState, recorder: PeerRecorder
+) -> tuple[RunState, dict[str, Any]]:
+    """One round -> the next state, and the line that was written about it."""
+    spec, task, round, begin = (
+        experiment.spec,
+        experiment.task,
+        state.round + 1,
+        time.perf_counter(),
+    )
+    time_step, key = spec.time_step(round), Key(spec.seed).fold("round", round)
+    refusals: list[gate.Refusal] = []
+    if state.round == 0 and spec.peers.warmup:
+        state, refusals = _warm_up(experiment, engine, state)
+    if time_step != state.time_step:
+        state = replace(
+            state, time_step=time_step, crowd=_meet_new_data(task, engine, _crowd(state), time_step)
+        )
+    crowd = _crowd(state)
+    online = experiment.online(round, key)
+    active = (
+        np.isin(np.arange(task.world.clients), experiment.cohort(round, key))
+        & ~crowd.stopped.numpy()
+    )
+    mixes, remembered, unheard = _choose(
+        experiment, engine, crowd, time_step, round, online, active, key
+    )
+    sizes = torch.from_numpy(task.population.at(time_step).train.sizes)
+    mixed = mix(task, crowd.models, mixes, sizes)
+    clients = np.flatnonzero(active)
+    moments = {"before": crowd.models, "merged": mixed}
+    job = _make_job(experiment, state, mixed, clients, round, key)
+    late, told = find_late(experiment, job)
+    if late.any():  # they run out of time: what they heard stays with them, untrained
+        index = torch.from_numpy(clients[late]).to(task.world.device)
+        crowd = replace(crowd, models=crowd.models.put(index, mixed.take(index)))
+        job = _make_job(experiment, state, mixed, clients[~late], round, key)
+    replies, refused, own = _train(experiment, engine, state, job)
+    if replies is not None:
+        crowd = replace(crowd, models=_put_back(crowd.models, mixed, replies))
+    now = count_heard(mixes, task.world.clients)
+    crowd = replace(crowd, peers=crowd.peers | remembered, heard=crowd.heard + now)
+    improved = _validate(engine, crowd, clients, time_step, spec.peers.patience)
+    answered = np.empty(0, dtype=np.int64) if replies is None else replies.client.cpu().numpy()
+    state = replace(state, round=round, time_step=time_step, crowd=improved, own=own)
+    line = {
+        **describe_replies(
+            replies,
+            sorted({*refusals, *unheard, *refused}),
+            find_silent(job.clients, replies, refused),
+        ),
+        **told,
+        "abandoned": False,
+        **count_bytes(task, mixes),
+        "stopped": int(improved.stopped.sum()),
+        "offline": int((~online).sum()),
+        "seconds": time.perf_counter() - begin,
+    }
+    written = recorder.after(
+        engine, state, line, now, moments | {"local": improved.models}, answered
+    )
+    if recorder.due(round):
+        state = replace(state, crowd=replace(improved, heard=torch.zeros_like(improved.heard)))
+    return replace(state, committed=recorder.commit()), written
+
+
+def count_heard(mixes: tuple[Mix, ...], clients: int) -> Tensor:
+    """How often each client listens to each other one in these mixes. -> [K, K] int64"""
+    heard = torch.zeros(clients, clients + 1, dtype=torch.int64)
+    for peers, _ in mixes:
+        place = torch.where(peers >= 0, peers, clients).cpu()  # nobody has a column of its own
+        heard.scatter_add_(1, place, torch.ones_like(place))
+    return heard[:, :clients]
+
+
+def _crowd(state: RunState) -> Crowd:
+    assert state.crowd is not None
+    return state.crowd
+
+
+def _warm_up(
+    experiment: Experiment, engine: Engine, state: RunState
+) -> tuple[RunState, list[gate.Refusal]]:
+    """Every client trains once before the first exchange; who answers badly keeps the initial
+    model.
+    """
+    crowd, key = _crowd(state), Key(experiment.spec.seed).fold("round", 0)
+    everybody = np.arange(experiment.task.world.clients)
+    replies, refused, own = _train(
+        experiment,
+        engine,
+        state,
+        _make_job(experiment, state, crowd.models, everybody, 0, key, phases=1),
+    )
+    if replies is not None:
+        crowd = replace(crowd, models=_put_back(crowd.models, crowd.models, replies))
+    return replace(state, crowd=_validate(engine, crowd, everybody, 0, 0), own=own), refused
+
+
+def _meet_new_data(task: Task, engine: Engine, crowd: Crowd, time_step: int) -> Crowd:
+    """A new time step: models and memories stay, the best models are measured again on the new
+    validation rows, and everybody trains on.
+    """
+    everybody = np.arange(task.world.clients)
+    loss = (
+        engine.score_pairs(crowd.best, everybody, everybody, "valid", time_step)
+        .mean_loss()
+        .nan_to_num(nan=torch.inf)
+    )
+    return replace(
+        crowd,
+        best_loss=loss,
+        waited=torch.zeros_like(crowd.waited),
+        stopped=torch.zeros_like(crowd.stopped),
+    )
+
+
+def _choose(
+    experiment: Experiment,
+    engine: Engine,
+    crowd: Crowd,
+    time_step: int,
+    round: int,
+    online: np.ndarray,
+    active: np.ndarray,
+    key: Key,
+) -> tuple[tuple[Mix, ...], dict[str, Any], list[gate.Refusal]]:
+    """Whom each client listens to -> mixes, what is remembered of peers by part, whose models
+    nobody may hear
+    """
+    task = experiment.task
+    probe, decide = peer_functions(task)
+    unsound, refusals = gate.find_unsound(crowd.models)
+    assert experiment.topology is not None  # there is no server
+    reachable = experiment.topology & online[None, :] & active[:, None] & ~unsound.numpy()[None, :]
+    ctx = PeerContext(
+        round=(round - 1) % experiment.spec.rounds + 1,
+        state=crowd.peers,
+        reachable=torch.from_numpy(reachable).to(task.world.device),
+        cluster=torch.from_numpy(task.population.at(time_step).cluster).to(task.world.device),
+        hyper=task.number_tensors(),
+        key=key.fold("peers"),
+        world=task.world,
+    )
+    probed = probe(ctx)
+    losses = experiment.adversary.mislead(
+        probed, _try_models(engine, crowd.models, probed, time_step)
+    )
+    rows = torch.from_numpy(task.population.at(time_step).train.sizes)
+    losses, bad, misfits = gate.admit_probes(probed, losses, rows)
+    owner = task.method.owner("peers")
+    assert owner is not None
+    mixes, remembered = decide(probed, losses, ctx)
+    return (
+        leave_out(mixes, probed, bad),
+        {owner.name: remembered} if remembered else {},
+        refusals + misfits,
+    )
+
+
+def leave_out(mixes: tuple[Mix, ...], probed: Tensor, bad: Tensor) -> tuple[Mix, ...]:
+    """The mixes without pairs that a probe has shown to be bad, whatever the method decided.
+    probed: [K, m]; bad: [K, m] bool
+    """
+    if not bool(bad.any()):
+        return mixes
+    names = torch.where(bad, probed, -2)  # -2: no peer at all, so it equals none
+    return tuple(
+        mix._replace(
+            peers=torch.where(
+                (mix.peers.unsqueeze(2) == names.unsqueeze(1)).any(dim=2), -1, mix.peers
+            )
+        )
+        for mix in mixes
+    )
+
+
+def peer_functions(task: Task) -> tuple[Any, Any]:
+    """The method's two functions, each seeing its own part's state."""
+    owner = task.method.owner("peers")
+    assert owner is not None
+    peers: Peers | None = owner.peers
+    assert peers is not None
+    return Scoped(owner, peers.probe), Scoped(owner, peers.decide)
+
+
+def _try_models(engine: Engine, models: Start, probed: Tensor, time_step: int) -> Tensor:
+    """The mean loss of probed peers' models on each client's own training rows. probed: [K, m],
+    -1: nobody -> [K, m] float64, NaN: nobody
+    """
+    table = probed.cpu().numpy()
+    losses = torch.full(probed.shape, torch.nan, dtype=torch.float64)
+    owners, place = np.nonzero(table >= 0)
+    if len(owners):
+        losses[owners, place] = engine.score_pairs(
+            models, table[owners, place], owners, "train", time_step
+        ).mean_loss()
+    return losses.to(probed.device)
+
+
+def mix(task: Task, models: Start, mixes: tuple[Mix, ...], sizes: Tensor) -> Start:
+    """Every client's model averaged with its peers', by numbers of training rows. models: [K, ...];
+    sizes: [K]
+
+    Peers enter as they were, the client itself as mixed so far. What is frozen or personal does not
+    travel, and is not mixed.
+    """
+    sent, buffers = set(task.sent_names()), set(task.sent_buffers())
+    params, kept = dict(models.params), dict(models.buffers)
+    for peers, names in mixes:
+        if peers.shape[1] == 0:
+            continue
+        peers = peers.to(task.world.device)
+        there = peers >= 0
+        # nobody: itself, weighing nothing
+        place = torch.where(
+            there, peers, torch.arange(len(peers), device=peers.device).unsqueeze(1)
+        )
+        rows = sizes.double().to(peers.device)
+        heard = rows[place] * there  # [K, m]
+        total = rows + heard.sum(dim=1)
+        mine, theirs = rows / total, heard / total.unsqueeze(1)
+        for name in params:
+            if name in sent and (names is None or name in names):
+                params[name] = _average(params[name], models.params[name], place, mine, theirs)
+        for name in kept if names is None else ():
+            if name in buffers:
+                # a counter of batches has no mean
+                combine = _average if kept[name].is_floating_point() else _largest
+                kept[name] = combine(kept[name], models.buffers[name], place, mine, theirs)
+    return Start(params, kept)
+
+
+def _average(own: Tensor, peers: Tensor, place: Tensor, mine: Tensor, theirs: Tensor) -> Tensor:
+    """own, peers: [K, ...]; place, theirs: [K, m]; mine: [K]"""
+    shape = (-1, *(1,) * (own.dim() - 1))
+    result = mine.to(own).reshape(shape) * own
+    # peers one after the other: no copy of m models for every client
+    for column in range(place.shape[1]):
+        result = result + theirs[:, column].to(own).reshape(shape) * peers[place[:, column]]
+    return result
+
+
+def _largest(own: Tensor, peers: Tensor, place: Tensor, mine: Tensor, theirs: Tensor) -> Tensor:
+    """As `_average`; whoever is nobody weighs nothing and is passed over."""
+    result = own
+    for column in range(place.shape[1]):
+        there = (theirs[:, column] > 0).reshape(-1, *(1,) * (own.dim() - 1))
+        result = torch.where(there, torch.maximum(result, peers[place[:, column]]), result)
+    return result
+
+
+def _make_job(
+    experiment: Experiment,
+    state: RunState,
+    start: Start,
+    clients: np.ndarray,
+    round: int,
+    key: Key,
+    phases: int = 0,
+) -> Job:
+    """Local training of some clients from their own models. start: [K, ...]"""
+    time_step = experiment.spec.time_step(max(round, 1))
+    facts = experiment.facts(clients, time_step)
+    # then the stack itself: an engine knows again what it has sent before
+    everybody = len(clients) == experiment.task.world.clients
+    return Job(
+        round=round,
+        time_step=time_step,
+        clients=clients,
+        start=start
+        if everybody
+        else start.take(torch.from_numpy(clients).to(experiment.task.world.device)),
+        personal_start=True,
+        shared={},
+        own=gather_own(state, experiment.task, clients, facts),
+        facts=facts,
+        rule=experiment.rule(max(round, 1)),
+        key=key,
+        phases=phases,
+    )
+
+
+def _train(
+    experiment: Experiment, engine: Engine, state: RunState, job: Job
+) -> tuple[Reply | None, list[gate.Refusal], Any]:
+    """-> good replies, refusals, what all clients keep"""
+    if not len(job.clients):
+        return None, [], state.own
+    replies, refusals = gate.admit(
+        experiment.adversary.tamper(engine.train(job), job), expect(experiment, job)
+    )
+    refusals = gate.add_excuses(refusals, engine)
+    return replies, refusals, state.own if replies is None else commit_own(state.own, replies)
+
+
+def _put_back(models: Start, mixed: Start, replies: Reply) -> Start:
+    """All models, with the trained ones in their places; who did not answer keeps what it had."""
+    index = replies.client
+    return models.put(index, local_models(mixed.take(index), replies, stacked=True))
+
+
+def _validate(
+    engine: Engine, crowd: Crowd, clients: np.ndarray, time_step: int, patience: int
+) -> Crowd:
+    """Who has a better model than ever on its validation rows keeps it as its best; who has
+    waited too long stops. Without such rows the last counts.
+    """
+    if not len(clients):
+        return crowd
+    scores, index = (
+        engine.score_pairs(crowd.models, clients, clients, "valid", time_step),
+        torch.from_numpy(clients),
+    )
+    loss = scores.mean_loss()
+    # a loss that is no number for another reason is no better than any
+    without_rows = scores.confusion.sum(dim=(1, 2)) == 0
+    better = (loss < crowd.best_loss[index]) | without_rows
+    chosen = index[better]
+    on_device = chosen.to(next(iter(crowd.models.params.values())).device)
+    waited = crowd.waited.index_copy(0, index, torch.where(better, 0, crowd.waited[index] + 1))
+    return replace(
+        crowd,
+        best=crowd.best.put(on_device, crowd.models.take(on_device)),
+        best_loss=crowd.best_loss.index_copy(0, chosen, loss[better].nan_to_num(nan=torch.inf)),
+        waited=waited,
+        stopped=crowd.stopped | (waited > patience) if patience else crowd.stopped,
+    )
+
+
+def count_bytes(task: Task, mixes: tuple[Mix, ...]) -> dict[str, int]:
+    """What would travel between real machines: every peer that is listened to sends what is
+    mixed, and what it tells besides.
+    """
+    initial, sent = task.model.initial, task.sent_names()
+    owner = task.method.owner("peers")
+    assert owner is not None
+    assert owner.peers is not None
+    told = owner.peers.tells * task.world.clients
+    total = 0
+    for number, (peers, names) in enumerate(mixes):
+        mixed = pytree.restrict(
+            initial.params, [name for name in sent if names is None or name in names]
+        )
+        size = pytree.nbytes(mixed) + (
+            pytree.nbytes(pytree.restrict(initial.buffers, task.sent_buffers()))
+            if names is None
+            else 0
+        )
+        total += int((peers >= 0).sum()) * (size + (told if number == 0 else 0))
+    return {"bytes_up": total, "bytes_down": total}

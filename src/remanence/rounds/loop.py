@@ -1,0 +1,450 @@
+"""The round loop.
+
+    share -> engine.train -> gate -> server.update -> record -> checkpoint
+
+A run can be stopped at any moment and goes on exactly where it was: a state is replaced only when
+its round is complete, and whatever was written after the last checkpoint is cut off and done again.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from remanence.config import Spec, write_toml
+from remanence.core.errors import OUT_OF_TIME, InputError, RunFailed, Stopped
+from remanence.core.files import claim_folder, explain_full_disk, lock, write_atomically
+from remanence.core.progress import Progress, Silent
+from remanence.core.rng import Key
+from remanence.core.signals import catch_termination, exit_code_of
+from remanence.core.types import Engine, Job, Method, Part, Reply, Start
+from remanence.data.source import Source
+from remanence.engines.autotune import Choice, choose_engine, make_engine
+from remanence.engines.memory import is_out_of_memory, tell_memory
+from remanence.engines.processes import count_cores
+from remanence.experiment.build import Experiment, build, check_unchanged, set_precision
+from remanence.results.checkpoint import Vault, fingerprint
+from remanence.results.readers import read_toml
+from remanence.results.run import ABOUT, CHECKPOINTS, COMPARISON, SPEC, Run
+from remanence.rounds import clustered, decentralized
+from remanence.rounds.peer_recorder import PeerRecorder
+from remanence.rounds.privacy_budget import last_round, promises_of, spent, tell, write_down
+from remanence.rounds.recorder import Recorder
+from remanence.rounds.replies import count_bytes, describe_replies, expect, find_silent
+from remanence.rounds.stragglers import wait_for
+from remanence.training import gate, server_step
+from remanence.training.state import RunState, commit_own, gather_own
+
+EngineFor = Callable[[Experiment], Engine]  # gives a run an engine; by default one of its own
+
+
+class Deadline:
+    """A time limit that is kept between rounds: the next round starts only if it can be
+    expected to end in time.
+    """
+
+    def __init__(self, seconds: float | None):
+        self.begin, self.seconds, self.rounds = time.monotonic(), seconds, 0
+
+    def passed(self) -> bool:
+        """Would another round end too late? The first round of a session always runs, so that
+        every session gets somewhere.
+        """
+        if self.seconds is None or self.rounds == 0:
+            return False
+        elapsed = time.monotonic() - self.begin
+        return elapsed + elapsed / self.rounds > self.seconds
+
+    def for_another(self) -> Deadline:
+        """The same end for a run beside this one, which counts rounds of its own."""
+        return Deadline(
+            None if self.seconds is None else self.begin + self.seconds - time.monotonic()
+        )
+
+
+def start_run(
+    spec: Spec,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    deadline: Deadline | None = None,
+    title: str = "",
+    choice: Choice | None = None,
+    engine_for: EngineFor | None = None,
+    method: Method | Part | None = None,
+    module: nn.Module | None = None,
+    source: Source | None = None,
+) -> Run:
+    """Check everything, then make the folder, then run."""
+    experiment = build(spec, method=method, module=module, source=source)
+    given = [
+        name
+        for name, thing in (("method", method), ("model", module), ("data", source))
+        if thing is not None
+    ]
+    experiment, _ = settle_engine(
+        replace(experiment, about=experiment.about | {"objects": given}),
+        progress or Silent(),
+        choice,
+    )
+    claim_folder(out, overwrite, (SPEC, COMPARISON))
+    with explain_full_disk(out), lock(out):
+        write_atomically(
+            out / SPEC,
+            write_toml(experiment.spec, {ABOUT: experiment.about | promised(experiment)}).encode(),
+        )
+        return go_on(
+            experiment, out, progress or Silent(), deadline or Deadline(None), title, engine_for
+        )
+
+
+def resume_run(
+    folder: Path,
+    *,
+    rounds: int | None = None,
+    progress: Progress | None = None,
+    deadline: Deadline | None = None,
+    title: str = "",
+    engine_for: EngineFor | None = None,
+    method: Method | Part | None = None,
+    module: nn.Module | None = None,
+    source: Source | None = None,
+) -> Run:
+    """Go on with a run, to more rounds than it was meant to have where asked."""
+    run = Run(folder)
+    spec = run.spec
+    given = {"method": method, "model": module, "data": source}
+    missing = [name for name in run.about.get("objects", []) if given[name] is None]
+    if missing:
+        raise InputError(
+            f"{folder} was started from Python with its own {missing[0]}: resume it there,"
+            f" with rem.resume({str(folder)!r}, {missing[0]}=...)"
+        )
+    if rounds is not None:
+        if spec.drift.steps > 1 and rounds != spec.rounds:
+            raise InputError(
+                f"{folder} has {spec.drift.steps} time steps of {spec.rounds} rounds:"
+                " other rounds a time step would be another experiment, so start it anew"
+            )
+        if rounds < spec.rounds:
+            raise InputError(
+                f"{folder} was meant to have {spec.rounds} rounds: --rounds {rounds} cannot"
+                " take any back"
+            )
+        spec = spec.model_copy(update={"rounds": rounds})
+    with explain_full_disk(folder), lock(folder):
+        experiment = build(spec, method=method, module=module, source=source)
+        check_unchanged(experiment, run.about)
+        if spec != run.spec:
+            kept = (
+                experiment.about
+                | promised(experiment)
+                | {name: run.about[name] for name in ("engine", "objects")}
+            )
+            write_atomically(folder / SPEC, write_toml(experiment.spec, {ABOUT: kept}).encode())
+        return go_on(
+            experiment, folder, progress or Silent(), deadline or Deadline(None), title, engine_for
+        )
+
+
+def settle_engine(
+    experiment: Experiment, progress: Progress, choice: Choice | None = None
+) -> tuple[Experiment, Choice]:
+    """Choose the engine where it was left open and no choice was made before, and write it down
+    with the reason.
+    """
+    spec, task = experiment.spec, experiment.task
+    if spec.engine != "auto":
+        engine_of(experiment).close()  # refuses what it cannot run, before any work
+        choice = Choice(spec.engine, spec.threads, f"{spec.engine}: as asked", spec.stepping)
+    elif choice is None:
+        job = make_job(experiment, first_state(experiment), 1)
+        choice = choose_engine(task, job, spec.stack, spec.workers, rounds=spec.total_rounds)
+        progress.say(f"engine {choice.reason}")
+    torch.set_num_threads(choice.threads)
+    # a cluster has cores of its own
+    workers = spec.workers or (0 if choice.name == "ray" else count_cores())
+    steps = choice.steps if spec.stepping == "auto" else spec.stepping
+    settled = spec.model_copy(
+        update={
+            "engine": choice.name,
+            "threads": choice.threads,
+            "workers": workers,
+            "stepping": steps,
+            "stack": choice.stack or spec.stack,
+        }
+    )
+    return replace(
+        experiment, spec=settled, about=experiment.about | {"engine": choice.reason}
+    ), choice
+
+
+def go_on(
+    experiment: Experiment,
+    folder: Path,
+    progress: Progress,
+    deadline: Deadline,
+    title: str = "",
+    engine_for: EngineFor | None = None,
+) -> Run:
+    """Run from the last checkpoint, or from the start, to the end."""
+    spec = experiment.spec
+    set_precision(spec)
+    vault = Vault(folder / CHECKPOINTS, fingerprint(spec))
+    first = first_state(experiment)
+    state = vault.load(experiment.task.world.device, progress.say, first) or first
+    recorder = open_recorder(folder, experiment, dict(state.committed))
+    engine = (engine_for or engine_of)(experiment)
+    promises = promises_of(experiment)
+    last = last_round(promises, spec.total_rounds)
+    progress.start(title or spec.method, state.round, last)
+    if last < spec.total_rounds:
+        progress.say(f"the privacy budget ends the run after round {last} of {spec.total_rounds}")
+    for sentence in tell(promises, state.round) if state.round else []:
+        progress.say(f"so far {sentence}")
+    state = replace(state, committed=recorder.commit())
+
+    def save() -> None:
+        recorder.sync()
+        vault.save(state)
+
+    told = ""  # of what the engine could not do
+    try:
+        # the first state too: a model given as an object need not be the same when the run is
+        # resumed
+        save()
+        last_save = time.monotonic()
+        with catch_termination():
+            while state.round < last:
+                if deadline.passed():
+                    save()
+                    raise Stopped(
+                        f"time is up after round {state.round} of {spec.total_rounds}: go"
+                        f" on with remanence resume {folder}",
+                        OUT_OF_TIME,
+                    )
+                state, line = play_round(experiment, engine, state, recorder)
+                fallback = getattr(engine, "fallback", "")
+                if fallback != told:
+                    tell_fallback(fallback.removeprefix(f"{told}; "), folder, progress)
+                    told = fallback
+                deadline.rounds += 1
+                progress.round(line)
+                if time.monotonic() - last_save >= spec.checkpoint.seconds or state.round == last:
+                    save()
+                    last_save = time.monotonic()
+            for sentence in tell(promises, state.round):
+                progress.say(sentence)
+    except KeyboardInterrupt as stop:
+        save()
+        raise Stopped(
+            f"stopped after round {state.round} of {spec.total_rounds}, all saved: go on"
+            f" with remanence resume {folder}",
+            exit_code_of(stop),
+        ) from None
+    # an engine tries again in smaller pieces; what is around it has none
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        save()
+        raise RunFailed(
+            "out of memory in round"
+            f" {state.round + 1}{tell_memory(experiment.task.world.device)}, all before it"
+            " is saved: go on with"
+            f" remanence resume {folder} when there is more, or run it with fewer clients a round"
+        ) from error
+    finally:
+        engine.close()
+        recorder.close()
+        progress.finish()
+    return Run(folder)
+
+
+def tell_fallback(reason: str, folder: Path, progress: Progress) -> None:
+    """An engine that cannot do what it was asked for goes on more slowly: this is said once,
+    and kept with the run.
+    """
+    about = read_toml(folder / SPEC)[ABOUT]
+    if reason not in about["engine"]:
+        progress.say(f"slower than asked for: {reason}")
+        told = about | {"engine": f"{about['engine']}; {reason}"}
+        write_atomically(folder / SPEC, write_toml(Run(folder).spec, {ABOUT: told}).encode())
+
+
+def engine_of(experiment: Experiment) -> Engine:
+    """The engine that the spec names, for this run alone."""
+    spec = experiment.spec
+    return make_engine(
+        spec.engine,
+        experiment.task,
+        spec.stack,
+        spec.workers,
+        spec.stepping,
+        float(spec.timeout),
+        spec.ray,
+    )
+
+
+def promised(experiment: Experiment) -> dict[str, Any]:
+    """What a run's folder says of its clients' privacy."""
+    return write_down(promises_of(experiment), experiment.spec.total_rounds)
+
+
+def open_recorder(
+    folder: Path, experiment: Experiment, committed: dict[str, int]
+) -> Recorder | PeerRecorder:
+    """What writes a run down; with a server there is one model to look at, without there are as
+    many as clients.
+    """
+    kind = Recorder if experiment.task.method.owner("peers") is None else PeerRecorder
+    return kind(folder, experiment, committed)
+
+
+def first_state(experiment: Experiment) -> RunState:
+    """Before the first round."""
+    task = experiment.task
+    state = RunState(round=0, time_step=0, server=server_step.found(task), own={})
+    assigns = task.method.owner("assign")
+    if assigns is not None and assigns.assign is not None:
+        everybody_uses_the_first = torch.zeros(task.world.clients, dtype=torch.int64)
+        state = replace(
+            state,
+            uses=everybody_uses_the_first,
+            assign={assigns.name: assigns.assign.init(task.world)},
+        )
+    return replace(state, crowd=decentralized.gather_crowd(task))
+
+
+def make_job(experiment: Experiment, state: RunState, round: int) -> Job:
+    """The work of a round where there is a server."""
+    key, time_step = (
+        Key(experiment.spec.seed).fold("round", round),
+        experiment.spec.time_step(round),
+    )
+    clients = experiment.cohort(round, key, [int(late.reply.client) for late in state.late])
+    facts = experiment.facts(clients, time_step)
+    each_its_own = len(state.servers) > 1
+    return Job(
+        round=round,
+        time_step=time_step,
+        clients=clients,
+        start=models_of(state, clients) if each_its_own else state.server.model,
+        personal_start=each_its_own,
+        shared=server_step.share(experiment.task, state.server, round, key),
+        own=gather_own(state, experiment.task, clients, facts),
+        facts=facts,
+        rule=experiment.rule(round),
+        key=key,
+    )
+
+
+def models_of(state: RunState, clients: np.ndarray) -> Start:
+    """The global model that each of these clients uses, as a stack."""
+    return Start.stack([state.servers[number].model for number in state.used_by(clients)])
+
+
+def play_round(
+    experiment: Experiment, engine: Engine, state: RunState, recorder: Recorder | PeerRecorder
+) -> tuple[RunState, dict[str, Any]]:
+    """One round -> the next state, and the line that was written about it."""
+    if state.crowd is not None:
+        assert isinstance(recorder, PeerRecorder)
+        return decentralized.play_round(experiment, engine, state, recorder)
+    assert isinstance(recorder, Recorder)
+    task, spec, round, begin = (
+        experiment.task,
+        experiment.spec,
+        state.round + 1,
+        time.perf_counter(),
+    )
+    time_step = spec.time_step(round)
+    recorder.before(engine, state, time_step)
+    if time_step != state.time_step and state.uses is not None:
+        state = clustered.reassign(task, engine, state, time_step)
+    job = make_job(experiment, state, round)
+    replies, refusals = gate.admit(
+        experiment.adversary.tamper(engine.train(job), job) if len(job.clients) else [],
+        expect(experiment, job),
+    )
+    refusals = gate.add_excuses(refusals, engine)
+    silent = find_silent(job.clients, replies, refusals)
+    replies, late, told = wait_for(experiment, state, job, replies)
+    line: dict[str, Any] = {
+        **describe_replies(replies, refusals, silent),
+        **told,
+        "abandoned": replies is None or replies.k < spec.round.min_replies,
+        **count_bytes(experiment, job, replies, len(refusals)),
+        **({"global_models": len(state.servers)} if state.uses is not None else {}),
+        **(spent(promises_of(experiment), round) if recorder.due(round) else {}),
+    }
+    updates: dict[int, server_step.Update] = {}
+    if replies is not None and not line["abandoned"]:
+        try:
+            updates = update_servers(experiment, engine, state, job, replies)
+        except server_step.Unusable as problem:
+            line |= {"abandoned": True, "problem": str(problem)}
+    asked = np.empty(0, dtype=np.int64)
+    if replies is not None and updates:
+        asked = replies.client.cpu().numpy()
+        start = models_of(state, asked) if job.personal_start else job.start
+        models = functools.partial(
+            server_step.local_models, start, replies, stacked=job.personal_start
+        )
+        recorder.local(engine, state, time_step, asked, models, weigh_locals(state, asked, updates))
+        servers = [
+            updates[number].server if number in updates else old
+            for number, old in enumerate(state.servers)
+        ]
+        state = replace(
+            state, server=servers[0], others=tuple(servers[1:]), own=commit_own(state.own, replies)
+        )
+    state = replace(state, round=round, time_step=time_step, late=late)
+    written = recorder.after(
+        engine, updates, state, line | {"seconds": time.perf_counter() - begin}, asked
+    )
+    return replace(state, committed=recorder.commit()), written
+
+
+def update_servers(
+    experiment: Experiment, engine: Engine, state: RunState, job: Job, replies: Reply
+) -> dict[int, server_step.Update]:
+    """The server's half of a round, for every global model that somebody trained. -> by the
+    number of the model
+    """
+    used = state.used_by(replies.client.cpu().numpy())
+    updates = {}
+    for number in np.unique(used).tolist():
+        some = (
+            replies
+            if len(state.servers) == 1
+            else replies.pick(
+                torch.from_numpy(np.flatnonzero(used == number)).to(replies.client.device)
+            )
+        )
+        key = job.key if number == 0 else job.key.fold("model", number)
+        updates[number] = server_step.update(
+            experiment.task, state.servers[number], some, job.round, key, job.rule, engine
+        )
+    return updates
+
+
+def weigh_locals(
+    state: RunState, clients: np.ndarray, updates: dict[int, server_step.Update]
+) -> np.ndarray:
+    """Each client's share in the round, summing to 1: in its model's aggregation, and of that
+    model among the round's clients. -> [k]
+    """
+    used, shares = state.used_by(clients), np.zeros(len(clients))
+    for number, update in updates.items():
+        members = used == number
+        shares[members] = update.weights.cpu().numpy() * members.mean()
+    return shares

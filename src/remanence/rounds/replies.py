@@ -1,0 +1,95 @@
+"""What comes back in a round: what a good reply looks like, what is said of it in the log, how
+many bytes travelled.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from remanence.core import pytree
+from remanence.core.types import Job, Reply
+from remanence.experiment.build import Experiment
+from remanence.training import gate
+
+
+def find_silent(
+    asked: np.ndarray, replies: Reply | None, refusals: list[gate.Refusal]
+) -> list[int]:
+    """Who was asked and neither answered nor was refused: an engine gave up waiting for it."""
+    heard = {refusal.client for refusal in refusals} | (
+        set() if replies is None else set(replies.client.tolist())
+    )
+    return [client for client in asked.tolist() if client not in heard]
+
+
+def describe_replies(
+    replies: Reply | None, refusals: list[gate.Refusal], silent: list[int]
+) -> dict[str, Any]:
+    """What a line says of what came back."""
+    return {
+        "train_loss": None
+        if replies is None
+        else finite_or_none(float(replies.loss.double().mean())),
+        "replies": 0 if replies is None else replies.k,
+        "refused": [{"client": r.client, "code": r.code, "reason": r.reason} for r in refusals],
+        "extras": {} if replies is None else average_numbers(replies),
+        **({"silent": silent} if silent else {}),
+    }
+
+
+def average_numbers(replies: Reply) -> dict[str, float | None]:
+    """What the clients sent as single numbers, averaged: so a method's own measure can be
+    followed over rounds.
+    """
+    single = {
+        name: x.double().mean()
+        for name, x in pytree.flatten(replies.extras).items()
+        if x.dim() == 1
+    }
+    return {
+        name.replace(pytree.SEPARATOR, "."): finite_or_none(float(x)) for name, x in single.items()
+    }
+
+
+def expect(experiment: Experiment, job: Job) -> gate.Expected:
+    """What a good reply looks like."""
+    task = experiment.task
+    return gate.Expected(
+        round=job.round,
+        clients=tuple(int(client) for client in job.clients),
+        params=pytree.restrict(task.model.initial.params, task.sent_names()),
+        buffers=pytree.restrict(task.model.initial.buffers, task.sent_buffers()),
+        extras=task.extras_form(),
+        weight_cap=float(experiment.spec.round.weight_cap),
+        max_norm=float(experiment.spec.round.max_norm) or math.inf,
+        start=job.start,
+        stacked=job.personal_start,
+        own=pytree.take(job.own, 0) if len(job.clients) else None,
+    )
+
+
+def count_bytes(
+    experiment: Experiment, job: Job, replies: Reply | None, refused: int
+) -> dict[str, int]:
+    """What would travel between real machines: down the model and what is shared, up what was
+    trained and the extras.
+    """
+    task = experiment.task
+    initial = task.model.initial
+    model = pytree.nbytes(pytree.restrict(initial.params, task.sent_names())) + pytree.nbytes(
+        pytree.restrict(initial.buffers, task.sent_buffers())
+    )
+    down = len(job.clients) * (model + pytree.nbytes(job.shared))
+    number_of_examples = 8
+    up = ((0 if replies is None else replies.k) + refused) * (
+        model + pytree.nbytes(task.extras_form()) + number_of_examples
+    )
+    return {"bytes_up": up, "bytes_down": down}
+
+
+def finite_or_none(value: float) -> float | None:
+    """A number as JSON can hold it."""
+    return float(value) if np.isfinite(value) else None

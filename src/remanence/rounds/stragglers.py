@@ -1,0 +1,90 @@
+"""Who answers in time: over-selection, deadlines, and what becomes of those who are late. Time
+is simulated, so that the same clients are late everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from remanence.core.types import Job, Reply
+from remanence.engines.base import expected_steps
+from remanence.experiment.build import Experiment
+from remanence.experiment.system import (
+    add_late,
+    answer_times,
+    bring_up_to_date,
+    count_rounds_late,
+    pick_in_time,
+    round_length,
+)
+from remanence.training.state import Late, RunState
+
+
+class Wait(NamedTuple):
+    """The outcome of waiting for the answers of a round."""
+
+    replies: Reply | None  # what the server uses: in time, or late from earlier rounds
+    late: tuple[Late, ...]  # what is still under way
+    told: dict[str, Any]  # for the line about the round
+
+
+def wait_for(experiment: Experiment, state: RunState, job: Job, replies: Reply | None) -> Wait:
+    """Divide the answers of a round into those in time and those late; without slow clients and
+    deadlines everybody is in time.
+    """
+    spec, task = experiment.spec.round, experiment.task
+    if not experiment.has_stragglers:
+        return Wait(replies, (), {})
+    steps = expected_steps(task, job)
+    times = answer_times(job.clients, steps, experiment.seconds, job.key)
+    limit = experiment.deadline(times)
+    used = pick_in_time(times, experiment.cohort_size, limit)
+    length = round_length(times, used, experiment.cohort_size, limit)
+    told = {"asked": len(job.clients), "late": int((~used).sum()), "simulated_seconds": length}
+    if replies is None:
+        return Wait(None, state.late, told)
+    place = np.searchsorted(job.clients, replies.client.cpu().numpy())
+    in_time = replies.pick(_index(used[place], replies)) if used[place].any() else None
+    if spec.late == "discard":
+        return Wait(in_time, (), told)
+    delays = count_rounds_late(times, length)
+    waiting = list(state.late)
+    for number in np.flatnonzero(~used[place]).tolist():
+        one = replies.pick(slice(number, number + 1))
+        waiting.append(Late(one, job.start, job.round + max(1, int(delays[place[number]]))))
+    arrived = [late for late in waiting if late.due <= job.round]
+    for late in arrived:
+        in_time = add_late(
+            in_time,
+            bring_up_to_date(late.reply, late.began, job.start, job.round, float(spec.staleness)),
+        )
+    return Wait(
+        in_time,
+        tuple(late for late in waiting if late.due > job.round),
+        told | {"late_used": len(arrived)},
+    )
+
+
+def find_late(experiment: Experiment, job: Job) -> tuple[np.ndarray, dict[str, Any]]:
+    """Who misses the deadline of a round without a server, where every client waits for itself
+    alone. -> [k] bool, what the line says of it
+    """
+    if not experiment.has_stragglers or not len(job.clients):
+        return np.zeros(len(job.clients), dtype=bool), {}
+    times = answer_times(
+        job.clients, expected_steps(experiment.task, job), experiment.seconds, job.key
+    )
+    limit = experiment.deadline(times)
+    late = times > limit
+    return late, {
+        "asked": len(job.clients),
+        "late": int(late.sum()),
+        "simulated_seconds": float(min(limit, times.max())),
+    }
+
+
+def _index(mask: np.ndarray, replies: Reply) -> torch.Tensor:
+    return torch.from_numpy(np.flatnonzero(mask)).to(replies.client.device)

@@ -1,0 +1,1 @@
+"""Many runs: grids of settings, several runs in one stack of models."""

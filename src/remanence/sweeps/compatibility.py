@@ -1,0 +1,118 @@
+"""Can the clients of two runs train in one stack? Where one function makes the steps of both:
+where they differ in data, seeds and numbers alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remanence.config import Spec, optimizer_call
+from remanence.core import expressions, pytree
+from remanence.core.types import Facts
+from remanence.data.batches import Examples
+from remanence.experiment.build import Experiment
+from remanence.training.client_step import Task
+
+
+def are_alike(one: Experiment, other: Experiment) -> bool:
+    """Do both runs' clients do the same, to their own data with their own numbers?"""
+    a, b = one.task, other.task
+    if any(p.pooled for p in a.method.parts):  # a pool relies on being one client, never padded
+        return False
+    return (
+        fixed_choices(one.spec, a) == fixed_choices(other.spec, b)
+        and replace(a.world, capacity=0, public=0) == replace(b.world, capacity=0, public=0)
+        and _forms(a) == _forms(b)
+        and _same_batches(a, b)
+        and _same_examples(a.train, b.train)
+        and _same_examples(a.test, b.test)
+    )
+
+
+def fixed_choices(spec: Spec, task: Task) -> dict[str, Any]:
+    """What must not differ. Of a number only whether it is 0, which switches things off."""
+    call, local = optimizer_call(spec), spec.local
+    return {
+        "parts": [
+            (p.name, _settle(p.arguments, p.hyper), sorted(p.hyper)) for p in task.method.parts
+        ],
+        "optimiser": (
+            call.name,
+            _settle(call.arguments, task.optimiser.numbers),
+            _settle(task.optimiser.numbers, task.optimiser.numbers),
+        ),
+        "local": (local.epochs, local.steps, local.batch, local.drop_last, local.buffers),
+        "model": spec.model,
+        "precision": (spec.precision, spec.device, spec.deterministic),
+    }
+
+
+def _settle(arguments: Mapping[str, Any], numbers: Mapping[str, float]) -> dict[str, Any]:
+    return {name: value == 0 if name in numbers else value for name, value in arguments.items()}
+
+
+def rough_form(spec: Spec) -> str:
+    """Equal where two runs may well be alike, as far as can be told without building them."""
+    plain = spec.model_dump(
+        mode="json",
+        exclude={"seed": True, "data": {"partition"}, "local": {"lr", "schedule", "optimizer"}},
+    )
+    plain["method"] = [call.name for call in expressions.parse_sum(spec.method)]
+    plain["local"]["optimizer"] = optimizer_call(spec).name
+    return json.dumps(plain, sort_keys=True)
+
+
+def _forms(task: Task) -> dict[str, Any]:
+    """Names, shapes and types of the model, and of what a client keeps and sends."""
+    nothing = torch.zeros((), dtype=task.world.dtype, device=task.world.device)
+    facts = Facts(nothing, nothing.expand(task.world.classes))
+    own = {
+        p.name: p.own(task.model.initial, facts, task.world)
+        for p in task.method.parts
+        if p.own is not None
+    }
+    whole = {
+        "params": task.model.initial.params,
+        "buffers": task.model.initial.buffers,
+        "own": own,
+        "extras": task.extras_form(),
+    }
+    return {
+        name: (tuple(tensor.shape), tensor.dtype) for name, tensor in pytree.flatten(whole).items()
+    }
+
+
+def _same_batches(one: Task, other: Task) -> bool:
+    """Batch norm sees whole batches, so none may be padded: clients of all sizes must be in
+    both runs.
+    """
+    if not one.model.mixes_rows:
+        return True
+    sizes = [
+        [np.unique(holdings.train.sizes).tolist() for holdings in task.population.steps]
+        for task in (one, other)
+    ]
+    return sizes[0] == sizes[1]
+
+
+def _same_examples(one: Examples, other: Examples) -> bool:
+    return (one.dtype, one.augment) == (other.dtype, other.augment) and all(
+        _same(getattr(one, name), getattr(other, name))
+        for name in ("x", "y", "mean", "std", "place")
+    )
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other or (
+        one is not None
+        and other is not None
+        and one.shape == other.shape
+        and torch.equal(one, other)
+    )

@@ -1,0 +1,175 @@
+"""Several methods on the same data and the same draws of clients: methods x grid x seeds, one
+run folder a cell.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from torch import nn
+
+from remanence.config import Spec, make_spec
+from remanence.core.errors import InputError
+from remanence.core.files import claim_folder, explain_full_disk, lock, write_atomically
+from remanence.core.progress import Progress
+from remanence.data.source import Source
+from remanence.engines.autotune import Choice
+from remanence.experiment.build import build, check_names
+from remanence.results.run import COMPARISON, RUNS, SPEC, Comparison, Run
+from remanence.rounds.loop import Deadline, settle_engine
+from remanence.sweeps.scheduler import Planned, run_all
+
+MOST_CELLS = 10_000
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a comparison."""
+
+    name: str  # of its folder
+    method: str
+    setting: str  # the grid's values in words; empty without a grid
+    seed: int
+    spec: Spec
+
+
+def plan_cells(
+    base: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    grid: Mapping[str, Sequence[Any]],
+) -> list[Cell]:
+    """Every combination, checked, seeds innermost so that a method's first results come early."""
+    if not methods:
+        raise InputError('no methods to compare: write --methods "fedavg; fedavg+wsm"')
+    doubled = [method for method in methods if methods.count(method) > 1]
+    if doubled:
+        raise InputError(f"method {doubled[0]!r} stands twice in the comparison: write it once")
+    settings = [
+        dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
+    ]
+    if len(methods) * len(settings) * len(seeds) > MOST_CELLS:
+        raise InputError(
+            f"{len(methods) * len(settings) * len(seeds)} runs are too many for one"
+            f" comparison ({MOST_CELLS} at most): make the grid smaller"
+        )
+    cells = []
+    for method, setting in itertools.product(methods, settings):
+        words = ", ".join(f"{key.split('.')[-1]}={value}" for key, value in setting.items())
+        for seed in seeds:
+            spec = make_spec(base, {**changes, **setting, "method": method, "seed": seed})
+            cells.append(Cell(_slug(f"{method} {words} seed{seed}"), method, words, seed, spec))
+        check_names(cells[-1].spec)
+    names = [cell.name for cell in cells]
+    return [
+        c
+        if names.count(c.name) == 1
+        else Cell(f"{c.name}-{i}", c.method, c.setting, c.seed, c.spec)
+        for i, c in enumerate(cells)
+    ]
+
+
+def start_comparison(
+    cells: Sequence[Cell],
+    out: Path,
+    *,
+    select: str = "last",
+    overwrite: bool = False,
+    progress: Progress,
+    deadline: Deadline,
+    together: int = 0,
+    module: nn.Module | None = None,
+    source: Source | None = None,
+) -> Comparison:
+    """Check, make the folder, run every cell."""
+    if select == "validation" and cells[0].spec.data.validation == 0:
+        raise InputError("--select validation needs validation data: set data.validation above 0")
+    # one engine for all cells: what differs between them is then the method alone
+    _, choice = settle_engine(build(cells[0].spec, module=module, source=source), progress)
+    plan = {
+        "select": select,
+        "engine": choice._asdict(),
+        "together": together,
+        "cells": [
+            {"name": c.name, "method": c.method, "setting": c.setting, "seed": c.seed}
+            for c in cells
+        ],
+        "specs": {c.name: c.spec.model_dump(mode="json", exclude_none=True) for c in cells},
+    }
+    claim_folder(out, overwrite, (SPEC, COMPARISON))
+    with explain_full_disk(out), lock(out):
+        write_atomically(out / COMPARISON, tomli_w.dumps(plan).encode())
+        _run_cells(cells, out, choice, progress, deadline, together, module, source)
+    return Comparison(out)
+
+
+def resume_comparison(
+    folder: Path,
+    *,
+    progress: Progress,
+    deadline: Deadline,
+    module: nn.Module | None = None,
+    source: Source | None = None,
+) -> Comparison:
+    """Finish what is unfinished and start what was not started."""
+    plan = Comparison(folder).plan
+    cells = [
+        Cell(c["name"], c["method"], c["setting"], c["seed"], make_spec(plan["specs"][c["name"]]))
+        for c in plan["cells"]
+    ]
+    with explain_full_disk(folder), lock(folder):
+        _run_cells(
+            cells,
+            folder,
+            Choice(**plan["engine"]),
+            progress,
+            deadline,
+            int(plan.get("together", 0)),
+            module,
+            source,
+        )
+    return Comparison(folder)
+
+
+def _run_cells(
+    cells: Sequence[Cell],
+    out: Path,
+    choice: Choice,
+    progress: Progress,
+    deadline: Deadline,
+    together: int,
+    module: nn.Module | None,
+    source: Source | None,
+) -> None:
+    runs = []
+    for number, cell in enumerate(cells, 1):
+        folder = out / RUNS / cell.name
+        if not (folder / SPEC).exists() or not Run(folder).finished:
+            title = (
+                f"[{number}/{len(cells)}]"
+                f" {cell.method}{' ' + cell.setting if cell.setting else ''}, seed {cell.seed}"
+            )
+            runs.append(Planned(folder, cell.spec, title))
+    go_on_with = f"remanence resume {out}"
+    run_all(
+        runs,
+        {"": choice},
+        go_on_with,
+        progress=progress,
+        deadline=deadline,
+        together=together,
+        module=module,
+        source=source,
+    )
+
+
+def _slug(text: str) -> str:
+    """A folder name that can go nowhere else."""
+    return re.sub(r"[^A-Za-z0-9.=]+", "-", text).strip("-.")[:120]

@@ -1,0 +1,152 @@
+"""Run what a comparison or a recipe plans: one run after the other or, where a stack trains
+them, seeds and settings of a method together.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from remanence.config import Spec
+from remanence.core.errors import Stopped
+from remanence.core.progress import Chorus, Progress
+from remanence.engines.autotune import Choice
+from remanence.engines.vectorized import MOST_CLIENTS, Stacked
+from remanence.experiment.build import Experiment, build, sample_size
+from remanence.experiment.data_setup import DEFAULT_CLIENTS
+from remanence.results.run import SPEC, Run
+from remanence.rounds.loop import Deadline, engine_of, resume_run, settle_engine, start_run
+from remanence.sweeps.compatibility import rough_form
+from remanence.sweeps.shared_engine import Meeting
+
+MOST_TOGETHER = 64  # a thread each
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run that is still to be done, from its beginning or from where it was stopped."""
+
+    folder: Path
+    spec: Spec
+    title: str
+    # runs of one task use one engine: what differs between them is then the method alone
+    task: str = ""
+
+    @property
+    def begun(self) -> bool:
+        return (self.folder / SPEC).exists()
+
+
+def run_all(
+    runs: Sequence[Planned],
+    choices: dict[str, Choice],
+    go_on_with: str,
+    *,
+    progress: Progress,
+    deadline: Deadline,
+    together: int = 0,
+    **objects: Any,
+) -> None:
+    """Run all of them. choices: engines by task, filled where one is missing; together: the
+    most runs in one stack, 0 for as many as fit.
+    """
+    while runs:
+        first = runs[0]
+        choice = choices.get(first.task) or _choose(first, progress, objects)
+        choices[first.task] = choice
+        group = _gather(runs, choice, together)
+        try:
+            if len(group) == 1:
+                _run_one(first, choice, deadline, progress=progress, **objects)
+            else:
+                _run_together(group, choice, progress, deadline, objects)
+        except Stopped as stop:
+            raise Stopped(
+                f"stopped in {_name(group)}, all saved: go on with {go_on_with}", stop.exit_code
+            ) from None
+        runs = runs[len(group) :]
+
+
+def _choose(run: Planned, progress: Progress, objects: dict[str, Any]) -> Choice:
+    if run.begun:
+        spec, about = Run(run.folder).spec, Run(run.folder).about
+        return Choice(
+            spec.engine, spec.threads, str(about.get("engine", "")), spec.stepping, spec.stack
+        )
+    return settle_engine(build(run.spec, **objects), progress)[1]
+
+
+def _gather(runs: Sequence[Planned], choice: Choice, together: int) -> list[Planned]:
+    """The first run and those behind it that can share its stack, as far as can be told before
+    they are built.
+    """
+    first, most = runs[0], together or fitting(runs[0].spec)
+    if choice.name != "stacked" or most == 1:
+        return [first]
+    form = rough_form(first.spec)
+    alike = itertools.takewhile(
+        lambda run: run.task == first.task and rough_form(run.spec) == form, runs
+    )
+    return list(itertools.islice(alike, min(most, MOST_TOGETHER)))
+
+
+def fitting(spec: Spec) -> int:
+    """How many runs fill a stack."""
+    kind = "cuda" if spec.device != "cpu" and torch.cuda.is_available() else "cpu"
+    return max(
+        1,
+        (spec.stack or MOST_CLIENTS[kind])
+        // sample_size(spec, spec.clients.count or DEFAULT_CLIENTS),
+    )
+
+
+def _run_one(run: Planned, choice: Choice, deadline: Deadline, **given: Any) -> Run:
+    if run.begun:
+        return resume_run(run.folder, deadline=deadline, title=run.title, **given)
+    return start_run(
+        run.spec,
+        run.folder,
+        overwrite=True,
+        choice=choice,
+        deadline=deadline,
+        title=run.title,
+        **given,
+    )
+
+
+def _run_together(
+    group: Sequence[Planned],
+    choice: Choice,
+    progress: Progress,
+    deadline: Deadline,
+    objects: dict[str, Any],
+) -> None:
+    meeting, chorus = Meeting(_make_stack), Chorus(progress, _name(group))
+    given = objects | {"engine_for": meeting.sit}
+    ends = meeting.hold(
+        [
+            partial(_run_one, run, choice, deadline.for_another(), progress=chorus.voice(), **given)
+            for run in group
+        ]
+    )
+    deadline.rounds += 1  # time has passed: the next ones must ask whether there is any left
+    errors = [end for end in ends if isinstance(end, BaseException)]
+    # what went wrong before what was stopped because of it
+    for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
+        raise error
+
+
+def _name(group: Sequence[Planned]) -> str:
+    return group[0].title + (f" and {len(group) - 1} more in one stack" if len(group) > 1 else "")
+
+
+def _make_stack(experiment: Experiment) -> Stacked:
+    engine = engine_of(experiment)
+    assert isinstance(engine, Stacked)
+    return engine

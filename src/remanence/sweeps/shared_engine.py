@@ -1,0 +1,339 @@
+"""Several runs that train in one stack: seeds and numeric hyper-parameters of one method.
+
+Every run goes its own way in a thread of its own, with a `Seat` for an engine. Where it needs an
+engine it waits; when all runs wait, what they ask for is computed together where it is alike, else
+in turn, and everyone goes on. No run can tell that it is not alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remanence.core import pytree
+from remanence.core.errors import Stopped
+from remanence.core.signals import catch_termination
+from remanence.core.types import Job, PairScores, Reply, Scores, Start, Verdicts
+from remanence.engines import base
+from remanence.engines.run_slices import Work
+from remanence.engines.vectorized import Stacked
+from remanence.experiment.build import Experiment
+from remanence.sweeps.compatibility import are_alike
+from remanence.training.client_step import Task
+
+
+class Score(NamedTuple):
+    """Models on a split."""
+
+    models: Start
+    split: str
+    owners: np.ndarray | None
+    time_step: int
+
+
+class ScorePairs(NamedTuple):
+    """Models on rows of their own."""
+
+    models: Start
+    which: np.ndarray
+    owners: np.ndarray
+    split: str
+    time_step: int
+    verdicts: bool
+
+
+class ServerWork(NamedTuple):
+    """What a run's server does with the engine. It may compile or record steps, which no two
+    threads can do at once, and takes as long as it takes: so that the runs stay in step, it is one
+    request, whatever the server asks the engine meanwhile.
+    """
+
+    do: Callable[[Stacked], Any]
+
+
+Request = Job | Score | ScorePairs | ServerWork
+
+
+class Table(NamedTuple):
+    """Runs whose work is alike sit at one table: the engine is that of the first of them."""
+
+    lead: Experiment
+    engine: Stacked
+
+
+class Seat:
+    """The engine of one run: asks the meeting, and waits."""
+
+    name = "stacked"
+    # in a run's own thread; those of the shared engine, and of servers, are taken in turn
+    steps = "eager"
+
+    def __init__(self, meeting: Meeting, table: Table, task: Task):
+        self.meeting, self.table, self.task = meeting, table, task
+        self.request: Request | None = None
+        self.answer: Any = None
+
+    def train(self, job: Job) -> Iterator[Reply]:
+        return iter(self.meeting.ask(self, job))
+
+    def score(
+        self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0
+    ) -> Scores:
+        scores: Scores = self.meeting.ask(self, Score(models, split, owners, time_step))
+        return scores
+
+    def score_pairs(
+        self,
+        models: Start,
+        which: np.ndarray,
+        owners: np.ndarray,
+        split: str,
+        time_step: int = 0,
+        verdicts: bool = False,
+    ) -> PairScores:
+        scores: PairScores = self.meeting.ask(
+            self, ScorePairs(models, which, owners, split, time_step, verdicts)
+        )
+        return scores
+
+    def judge(self, models: Start, ids: Tensor) -> Tensor:
+        said: Tensor = self.in_turn(lambda engine: engine.judge(models, ids))
+        return said
+
+    def in_turn(self, work: Callable[[Stacked], Any]) -> Any:
+        return self.meeting.ask(self, ServerWork(work))
+
+    @property
+    def fallback(self) -> str:
+        return self.table.engine.fallback
+
+    def close(self) -> None:
+        self.meeting.leave(self)
+
+
+class Meeting:
+    """Where runs come together. `make` builds the engine of a table."""
+
+    def __init__(self, make: Callable[[Experiment], Stacked]):
+        self.make = make
+        self.change = threading.Condition()
+        self.tables: list[Table] = []
+        self.seats: list[Seat] = []
+        self.running = 0  # threads that have not ended
+        self.stop: BaseException | None = None
+
+    def hold(self, runs: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Run all of them; each takes its engine from `sit`. -> what they return, or the
+        exceptions that ended them
+        """
+        results: list[Any] = [None] * len(runs)
+        self.running = len(runs)
+
+        def go(place: int) -> None:
+            try:
+                results[place] = runs[place]()
+            except BaseException as error:  # handed to the caller, who knows what it means
+                results[place] = error
+            with self.change:
+                self.running -= 1
+                if (
+                    isinstance(results[place], BaseException)
+                    and not isinstance(results[place], Stopped)
+                    and self.stop is None
+                ):
+                    # one has failed: the others save what they have
+                    self.stop = KeyboardInterrupt()
+                self.change.notify_all()
+
+        with catch_termination():
+            for place in range(len(runs)):
+                threading.Thread(target=go, args=(place,), daemon=True).start()
+            while self.running:
+                try:
+                    self._serve()
+                # every run hears of it where it waits, saves and ends
+                except KeyboardInterrupt as stop:
+                    with self.change:
+                        self.stop = stop
+                        self.change.notify_all()
+        for table in self.tables:
+            table.engine.close()
+        return results
+
+    def sit(self, experiment: Experiment) -> Seat:
+        """A place for a run that is about to begin."""
+        with self.change:
+            table = next(
+                (known for known in self.tables if are_alike(known.lead, experiment)), None
+            )
+            if table is None:
+                table = Table(experiment, self.make(experiment))
+                self.tables.append(table)
+            seat = Seat(self, table, experiment.task)
+            self.seats.append(seat)
+        return seat
+
+    def leave(self, seat: Seat) -> None:
+        with self.change:
+            self.seats.remove(seat)
+            self.change.notify_all()
+
+    def ask(self, seat: Seat, request: Request) -> Any:
+        """Called by a run's thread; returns when its request was computed."""
+        with self.change:
+            seat.request = request
+            self.change.notify_all()
+            self.change.wait_for(lambda: seat.request is None or self.stop is not None)
+            if seat.request is not None and self.stop is not None:
+                seat.request = None
+                raise type(self.stop)
+        if isinstance(seat.answer, BaseException):
+            raise seat.answer
+        return seat.answer
+
+    def _serve(self) -> None:
+        """Wait until every run waits, and answer all of them."""
+        with self.change:
+            self.change.wait_for(self._all_wait)
+            waiting = [seat for seat in self.seats if seat.request is not None]
+        for seats in group_requests(waiting):
+            try:
+                answers = compute(seats)
+            except Exception as error:  # each run meets it as if it had been alone
+                answers = [error] * len(seats)
+            for seat, answer in zip(seats, answers, strict=True):
+                seat.answer = answer
+        with self.change:
+            for seat in waiting:
+                seat.request = None
+            self.change.notify_all()
+
+    def _all_wait(self) -> bool:
+        """Does every run that has not ended wait for an answer? Once they were told to stop,
+        none does.
+        """
+        return (
+            sum(seat.request is not None for seat in self.seats) == self.running
+            if self.stop is None
+            else self.running == 0
+        )
+
+
+def group_requests(waiting: Sequence[Seat]) -> list[list[Seat]]:
+    """Those whose requests can be computed as one."""
+    groups: list[list[Seat]] = []
+    for seat in waiting:
+        found = next(
+            (
+                group
+                for group in groups
+                if seat.table is group[0].table and _can_join(seat, group[0])
+            ),
+            None,
+        )
+        if found is None:
+            groups.append([seat])
+        else:
+            found.append(seat)
+    return groups
+
+
+def _can_join(one: Seat, other: Seat) -> bool:
+    a, b = one.request, other.request
+    if isinstance(a, Job) and isinstance(b, Job):
+        return a.phases == b.phases
+    if isinstance(a, Score) and isinstance(b, Score):
+        return a.split == b.split and _same_rows(_rows(one.task, a), _rows(other.task, b))
+    if isinstance(a, ScorePairs) and isinstance(b, ScorePairs):
+        return (a.split, a.verdicts) == (b.split, b.verdicts)
+    return False
+
+
+def _rows(task: Task, request: Score) -> list[np.ndarray]:
+    return base.groups_to_score(task, request.split, request.owners, request.time_step)
+
+
+def _same_rows(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
+    return len(one) == len(other) and all(
+        np.array_equal(a, b) for a, b in zip(one, other, strict=True)
+    )
+
+
+def compute(seats: Sequence[Seat]) -> list[Any]:
+    """What these runs asked for, as one. -> an answer for each"""
+    engine, requests = seats[0].table.engine, [seat.request for seat in seats]
+    jobs = [request for request in requests if isinstance(request, Job)]
+    scores = [request for request in requests if isinstance(request, Score)]
+    pairs = [request for request in requests if isinstance(request, ScorePairs)]
+    errands = [request for request in requests if isinstance(request, ServerWork)]
+    if jobs:
+        return _train(engine, [Work(seat.task, job) for seat, job in zip(seats, jobs, strict=True)])
+    if errands:
+        return [errand.do(engine) for errand in errands]
+    return _score(engine, seats[0].task, scores) if scores else _score_pairs(engine, seats, pairs)
+
+
+def _train(engine: Stacked, works: Sequence[Work]) -> list[list[Reply]]:
+    replies: list[list[Reply]] = [[] for _ in works]
+    for number, reply in engine.train_together(works):
+        replies[number].append(reply)
+    return replies
+
+
+def _score(engine: Stacked, task: Task, requests: Sequence[Score]) -> list[Scores]:
+    models, counts = _join_models([request.models for request in requests])
+    whole = engine.score_groups(models, requests[0].split, _rows(task, requests[0]))
+    return [
+        Scores(*parts)
+        for parts in zip(
+            torch.split(whole.confusion, counts), torch.split(whole.loss, counts), strict=True
+        )
+    ]
+
+
+def _score_pairs(
+    engine: Stacked, seats: Sequence[Seat], requests: Sequence[ScorePairs]
+) -> list[PairScores]:
+    models, counts = _join_models([request.models for request in requests])
+    first = np.cumsum([0, *counts[:-1]])
+    which = np.concatenate(
+        [request.which + offset for request, offset in zip(requests, first, strict=True)]
+    )
+    rows = []
+    for seat, request in zip(seats, requests, strict=True):
+        held = base.split_rows(seat.task, request.split, request.time_step)
+        rows += [held.of(int(owner)) for owner in request.owners]
+    whole = engine.score_on_rows(models, which, rows, requests[0].split, requests[0].verdicts)
+    ends = np.cumsum([len(request.which) for request in requests])
+    return [
+        _cut(whole, int(end) - len(request.which), int(end))
+        for request, end in zip(requests, ends, strict=True)
+    ]
+
+
+def _cut(whole: PairScores, first: int, end: int) -> PairScores:
+    """Some of the pairs, counted from 0 again."""
+    verdicts = whole.verdicts
+    if verdicts is not None:
+        here = (verdicts.pair >= first) & (verdicts.pair < end)
+        verdicts = Verdicts(
+            verdicts.pair[here] - first,
+            verdicts.ids[here],
+            verdicts.right[here],
+            verdicts.margin[here],
+        )
+    return PairScores(whole.confusion[first:end], whole.loss[first:end], verdicts)
+
+
+def _join_models(models: Sequence[Start]) -> tuple[Start, list[int]]:
+    """Stacks of models as one, and how many each of them had."""
+    counts = [stack.many for stack in models]
+    return Start(
+        pytree.concatenate([stack.params for stack in models]),
+        pytree.concatenate([stack.buffers for stack in models]),
+    ), counts

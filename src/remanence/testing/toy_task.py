@@ -1,0 +1,341 @@
+"""A small experiment to try things on, and the means to compare what comes out: what the
+checkers in `__init__.py` and our own tests are made of.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from remanence.config import make_spec
+from remanence.core import pytree
+from remanence.core.compose import parse_method
+from remanence.core.model import initialise
+from remanence.core.pytree import Params, Tree
+from remanence.core.rng import Key
+from remanence.core.types import (
+    Context,
+    Engine,
+    Facts,
+    Job,
+    Lent,
+    Method,
+    Part,
+    Reply,
+    ServerContext,
+    Start,
+    Transform,
+    World,
+)
+from remanence.data.source import Source, Split
+from remanence.experiment.build import Experiment, build
+from remanence.experiment.data_setup import load_data
+from remanence.methods import PARTS
+from remanence.results import checkpoint
+from remanence.rounds.loop import first_state, open_recorder, play_round
+from remanence.training.client_step import weighted_mean
+from remanence.training.state import RunState
+
+# Six clients of about 30 to 1 training rows, four of them in a round: there is always one with a
+# single example, and most lack a class.
+SMALL: dict[str, Any] = {
+    "data.name": "synthetic(samples=76, classes=4, features=5, test=0.25)",
+    "data.partition": "quantity(power=2.5, minimum=1)",
+    "data.validation": 0.2,
+    "clients.count": 6,
+    "clients.sample": 4,
+    "model": "remanence.testing.toy_task:LayerNormNet",
+    "local.batch": 4,
+    "local.optimizer": "sgd(lr=0.05, momentum=0.5)",
+    "precision": "fp64",
+    "device": "cpu",
+    "engine": "loop",
+}
+# Equal clients of 6 training rows: with batch norm, and a last batch that is short for all of them
+# and so needs no padding.
+EQUAL: dict[str, Any] = {"data.partition": "dirichlet(alpha=0.5, samples=8)"}
+
+
+# Equal clients of 4 training rows in two clusters that disagree on two labels, and that every
+# client changes at every round: a time step is a round.
+DRIFTING: dict[str, Any] = {
+    "drift.schedule": "rotation(clusters=2)",
+    "drift.concepts": "swap",
+    "drift.samples": 4,
+    "drift.validation": 2,
+    "rounds": 1,
+}
+
+
+# What to write for a method where its own defaults would take minutes on the built-in task, or
+# would let all six clients listen to everybody; a small rate
+# for feddf, since Adam makes steps of rounding.
+QUICKLY = {
+    "dac": "dac(peers=2)",
+    "feddf": "feddf(steps=6, patience=4, lr=1e-05)",
+    "hast": "hast(peers=2, depth=2, finetune_epochs=1)",
+    "oracle": "oracle(peers=2)",
+    "random": "random(peers=2)",
+}
+
+
+def quickly(name: str) -> str:
+    """The expression with which a method of the table is tried."""
+    return QUICKLY.get(name, name)
+
+
+class LayerNormNet(nn.Module):
+    """A small network with a normalisation that treats every row alone, so that it can always
+    be stacked.
+    """
+
+    def __init__(self, shape: tuple[int, ...], classes: int):
+        super().__init__()
+        self.body, self.norm, self.head = (
+            nn.Linear(shape[0], 6),
+            nn.LayerNorm(6),
+            nn.Linear(6, classes),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(torch.relu(self.norm(self.body(x))))  # [B, classes]
+        return logits
+
+
+class BatchNormNet(nn.Module):
+    """The smallest network with buffers, for the built-in task."""
+
+    def __init__(self, inputs: int = 5, classes: int = 4):
+        super().__init__()
+        # no bias before batch norm: its gradient would be pure rounding, which Adam turns into
+        # steps
+        self.body, self.norm, self.head = (
+            nn.Linear(inputs, 6, bias=False),
+            nn.BatchNorm1d(6),
+            nn.Linear(6, classes),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(torch.relu(self.norm(self.body(x))))  # [B, classes]
+        return logits
+
+
+def batch_norm_net() -> nn.Module:
+    """The same weights every time."""
+    return initialise(BatchNormNet, Key(0))
+
+
+def as_method(method: str | Method | Part) -> Method:
+    if isinstance(method, str):
+        return parse_method(method, PARTS)
+    return Method((method,)) if isinstance(method, Part) else method
+
+
+def small_experiment(
+    method: str | Method | Part = "fedavg",
+    changes: Mapping[str, Any] | None = None,
+    *,
+    module: nn.Module | None = None,
+    source: Source | None = None,
+) -> Experiment:
+    """A method on the built-in task, changed by dotted keys; a public set is there where the method
+    needs one.
+
+    >>> small_experiment("fedavg", {"local.batch": 2}).task.world.clients
+    6
+    """
+    made = as_method(method)
+    public = {"data.public": 8} if any(p.needs_public for p in made.parts) else {}
+    return build(
+        make_spec({}, SMALL | public | dict(changes or {})),
+        method=made,
+        module=module,
+        source=source,
+    )
+
+
+def drifting_experiment(
+    method: str | Method | Part, steps: int, changes: Mapping[str, Any] | None = None
+) -> Experiment:
+    """A method on the built-in task while the data drift, a round a time step.
+
+    >>> drifting_experiment("fedavg", 2).task.population.at(1).cluster.tolist()
+    [1, 1, 1, 0, 0, 0]
+    """
+    return small_experiment(method, DRIFTING | {"drift.steps": steps} | dict(changes or {}))
+
+
+def source_without(label: int) -> Source:
+    """The built-in data, with no training example of a class."""
+    source = load_data(make_spec({}, SMALL))
+    return replace(source, train=source.train.take(np.flatnonzero(source.train.y != label)))
+
+
+def source_for(module: nn.Module, shape: tuple[int, ...], classes: int) -> Source:
+    """Random examples of the kind a network reads."""
+    draw = Key(0).fold("source_for").generator()
+    embeddings = [
+        layer.num_embeddings for layer in module.modules() if isinstance(layer, nn.Embedding)
+    ]
+    kind = "image" if len(shape) == 3 else "tokens" if embeddings else "table"
+    splits = []
+    for count in (48, 8):
+        x: np.ndarray
+        if kind == "table":
+            x = draw.standard_normal((count, *shape), dtype=np.float32)
+        elif kind == "image":
+            x = draw.integers(0, 256, (count, *shape)).astype(np.uint8)
+        else:
+            x = draw.integers(0, embeddings[0], (count, *shape))
+        splits.append(Split(x, np.arange(count, dtype=np.int64) % classes))
+    return Source(
+        "random", kind, tuple(str(label) for label in range(classes)), splits[0], splits[1]
+    )
+
+
+def play(
+    experiment: Experiment, engine: Engine, rounds: int
+) -> tuple[RunState, list[dict[str, Any]]]:
+    """The whole round loop on an engine -> the state after so many rounds, and the line written
+    about each.
+    """
+    state, lines = first_state(experiment), []
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = open_recorder(Path(folder), experiment, {})
+        try:
+            for _ in range(rounds):
+                state, line = play_round(experiment, engine, state, recorder)
+                lines.append(line)
+        finally:
+            recorder.close()
+    return state, lines
+
+
+def pick_clients(job: Job, places: Sequence[int]) -> Job:
+    """The same round for some clients of the cohort only."""
+    index = torch.tensor(list(places))
+    start = job.start.take(index) if job.personal_start else job.start
+    facts = Facts(*(fact[index] for fact in job.facts))
+    return job._replace(
+        clients=job.clients[list(places)], start=start, own=pytree.take(job.own, index), facts=facts
+    )
+
+
+def give_starts(job: Job) -> Job:
+    """The same round with a model of its own for each client: the head's weights times numbers
+    from 0.5 to 1.5.
+    """
+    k = len(job.clients)
+    params, buffers = (pytree.clone(pytree.expand(tree, k)) for tree in job.start)
+    factors = torch.linspace(0.5, 1.5, k, dtype=torch.float64)
+    params["head.weight"] = params["head.weight"] * factors.to(params["head.weight"]).reshape(
+        -1, 1, 1
+    )
+    return job._replace(start=Start(params, buffers), personal_start=True)
+
+
+def job_tree(job: Job) -> Tree:
+    """All tensors of a job as one tree."""
+    return {
+        "start": {"params": job.start.params, "buffers": job.start.buffers},
+        "shared": job.shared,
+        "own": job.own,
+        "facts": job.facts._asdict(),
+    }
+
+
+def state_tree(state: RunState) -> Tree:
+    """All tensors of a run as one tree."""
+    own = {str(client): kept for client, kept in sorted(state.own.items())}
+    return checkpoint.as_tree(state) | {"own": own}
+
+
+def worst_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, float]:
+    """Where two trees differ most, and by how much relative to the larger of 1 and the value;
+    infinity where they cannot be compared.
+
+    >>> worst_difference({"w": torch.tensor([1.0, 4.0])}, {"w": torch.tensor([1.0, 5.0])})
+    ('w', 0.2)
+    """
+    left, right = pytree.flatten(a), pytree.flatten(b)
+    if odd := sorted(set(left) ^ set(right)):
+        return odd[0], float("inf")
+    worst, distance = "", 0.0
+    for name, x in left.items():
+        y = right[name]
+        if x.shape != y.shape or x.dtype != y.dtype:
+            return name, float("inf")
+        gap = (x.double() - y.double()).abs() / y.double().abs().clamp(min=1.0)
+        # infinity, where both have yet to measure something, is equal too
+        gap = torch.where(x == y, 0.0, gap)
+        here = float(gap.nan_to_num(nan=float("inf")).max()) if gap.numel() else 0.0
+        if here > distance:
+            worst, distance = name, here
+    return worst, distance
+
+
+def messenger() -> Part:
+    """A part that fills every slot of a client, so that whatever an engine forgets to carry is
+    missed.
+    """
+
+    def own(start: Start, facts: Facts, world: World) -> Tree:
+        number = torch.zeros((), dtype=torch.int64)
+        return {
+            "moved": pytree.zeros_like(start.params),
+            "seen": torch.zeros_like(facts.label_counts),
+            "key": number,
+            "steps": number,
+        }
+
+    def server(start: Start, world: World) -> Tree:
+        return {"gradient": pytree.zeros_like(start.params)}
+
+    def extras(start: Start, world: World) -> Tree:
+        return {"gradient": start.params, "loss": torch.zeros((), dtype=world.dtype)}
+
+    def before(ctx: Context, lent: Lent) -> tuple[Tree, Tree]:
+        out, batch = lent.predict(ctx.start)
+        rows = nn.functional.cross_entropy(out.logits, batch.y, reduction="none")
+        return {"seen": ctx.own["seen"] + ctx.facts.label_counts}, {
+            "loss": weighted_mean(rows, batch.weight)
+        }
+
+    def correct(grads: Params, params: Params, ctx: Context) -> Params:
+        return pytree.map(
+            lambda g, mine, all: g + ctx.hyper["pull"] * (mine + all),
+            grads,
+            ctx.own["moved"],
+            ctx.shared["gradient"],
+        )
+
+    def after(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+        moved = pytree.sub(trained.params, ctx.start.params)
+        return {"moved": moved, "key": ctx.key, "steps": ctx.steps}, {
+            "gradient": lent.grad(trained.params, lent.predict(trained)[1])
+        }
+
+    def absorb(replies: Reply, srv: ServerContext) -> Tree:
+        return {
+            "gradient": pytree.map(lambda x: x.mean(dim=0), replies.extras["messenger"]["gradient"])
+        }
+
+    return Part(
+        "messenger",
+        hyper={"pull": 0.1},
+        transforms=(Transform("correct", correct),),
+        before=before,
+        after=after,
+        absorb=absorb,
+        own=own,
+        extras=extras,
+        server=server,
+        share=lambda srv: srv.state,
+    )

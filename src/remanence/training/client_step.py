@@ -1,0 +1,477 @@
+"""Local training of one client: the step, and what comes before and after it.
+
+The only place a gradient is taken, and the only one where losses are averaged. Everything here is a
+pure function of one client's tensors; `loop` calls it client by client with plain autograd,
+`stacked` maps it over a stack with `torch.func`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from remanence.core import pytree
+from remanence.core.compose import Composed
+from remanence.core.model import Model
+from remanence.core.pytree import Params, Tree
+from remanence.core.types import (
+    Accept,
+    Batch,
+    Context,
+    Forward,
+    Lent,
+    Optimiser,
+    Output,
+    Phase,
+    Predict,
+    Start,
+    World,
+)
+from remanence.data.batches import Examples
+from remanence.data.population import Population
+from remanence.training.per_example import lend_each, no_penalty
+
+# (function, argument) -> gradient, aux; where function(argument) -> scalar, aux
+Differentiate = Callable[[Callable[[Any], tuple[Tensor, Any]], Any], tuple[Any, Any]]
+
+PERSONAL = "personal"  # in what a client keeps: the parameters and buffers that are its own
+PREDICTION_ROWS = 1000  # rows a model sees at once when it looks at a whole split
+
+
+class Memo(dict[str, Any]):
+    """What engines keep of a task from round to round; it does not travel with it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Memo, ()
+
+
+@dataclass(frozen=True)
+class Task:
+    """What an engine needs once, at the start of a run."""
+
+    model: Model
+    method: Composed
+    optimiser: Optimiser
+    world: World
+    phases: tuple[Phase, ...]
+    batch: int
+    drop_last: bool
+    train: Examples
+    test: Examples
+    public: Tensor  # ids of training rows kept by the server
+    population: Population
+    average_buffers: bool
+    at_sites: bool = (
+        # do clients keep their state and facts for themselves? What is known of a state here is
+        # then the round it is from
+        False
+    )
+    memo: Memo = field(default_factory=Memo, compare=False, repr=False)
+
+    def trained_names(self, phase: Phase) -> tuple[str, ...]:
+        """The parameters this phase changes; what is frozen stays so, whatever a phase asks for."""
+        frozen = {*self.method.frozen(self.world), *self.model.fixed}
+        names = [name for name in self.model.initial.params if name not in frozen]
+        wanted = set(names if phase.trainable is None else phase.trainable(self.world, names))
+        return tuple(name for name in names if name in wanted)
+
+    def sent_names(self) -> tuple[str, ...]:
+        """The parameters that travel: all that are trained and not personal."""
+        personal = self.method.personal(self.world)
+        trained = {name for phase in self.phases for name in self.trained_names(phase)}
+        return tuple(
+            name for name in self.model.initial.params if name in trained and name not in personal
+        )
+
+    def sent_buffers(self) -> tuple[str, ...]:
+        """The buffers that travel."""
+        personal = self.method.personal(self.world)
+        return tuple(
+            name
+            for name in self.model.initial.buffers
+            if self.average_buffers and name not in personal
+        )
+
+    def personal_part(self, model: Start) -> Tree:
+        """What of a model stays with its client; empty where nothing does."""
+        names = self.method.personal(self.world)
+        params = {name: value for name, value in model.params.items() if name in names}
+        buffers = {name: value for name, value in model.buffers.items() if name in names}
+        return {kind: part for kind, part in (("params", params), ("buffers", buffers)) if part}
+
+    @property
+    def keeps_own(self) -> bool:
+        """Does any client keep something between rounds?"""
+        return self.method.stateful or bool(self.method.personal(self.world))
+
+    def extras_form(self) -> Tree:
+        """The form of what one client sends up besides the model, by part."""
+        start = self.model.initial
+        return {
+            p.name: p.extras(start, self.world) for p in self.method.parts if p.extras is not None
+        }
+
+    def number_tensors(self) -> Any:
+        """The parts' numbers, by part; a context is narrowed to one part's before anyone reads
+        them.
+        """
+        return {part: self.tensors(numbers) for part, numbers in self.method.hyper.items()}
+
+    def tensors(self, numbers: dict[str, float]) -> dict[str, Tensor]:
+        """Numbers in the parameters' precision; filled in on the device, because a copy to it
+        would be waited for.
+        """
+        return {
+            name: torch.full((), value, dtype=self.world.dtype, device=self.world.device)
+            for name, value in numbers.items()
+        }
+
+
+class SplitRows(NamedTuple):
+    """A client's rows, as functions that look at all of them need them; weight 0 marks padding."""
+
+    train: Tensor  # [n] ids
+    train_weight: Tensor  # [n]
+    valid: Tensor  # [v]
+    valid_weight: Tensor  # [v]
+
+
+def differentiate_plain(
+    function: Callable[[Any], tuple[Tensor, Any]], argument: Any
+) -> tuple[Any, Any]:
+    """By autograd's tape: the oracle."""
+    single = isinstance(argument, Tensor)
+    tree = {"": argument} if single else argument
+    leaves = {name: value.detach().requires_grad_() for name, value in tree.items()}
+    value, aux = function(leaves[""] if single else leaves)
+    gradients = torch.autograd.grad(
+        value, list(leaves.values()), allow_unused=True, materialize_grads=True
+    )
+    aux = pytree.detach(aux)
+    return (gradients[0] if single else dict(zip(leaves, gradients, strict=True))), aux
+
+
+def differentiate_functional(
+    function: Callable[[Any], tuple[Tensor, Any]], argument: Any
+) -> tuple[Any, Any]:
+    """By torch.func: works inside vmap."""
+    return torch.func.grad(function, has_aux=True)(argument)  # type: ignore[no-any-return]
+
+
+def judge_models(task: Task, models: Start, x: Tensor, dim: int | None) -> Tensor:
+    """Stacked models on the same rows (dim None) or each on its own (dim 0). -> logits [m, n, C]
+
+    One by one where a stack gains nothing: a single model, and convolutions on a CPU, which are
+    three times as slow grouped.
+    """
+    judge, many = task.model.judge_rows, models.many
+    if many == 1 or (task.world.device.type == "cpu" and task.model.has_convolutions):
+        return torch.stack(
+            [
+                judge(models.take(number), x if dim is None else x[number]).logits
+                for number in range(many)
+            ]
+        )
+    logits: Tensor = torch.func.vmap(
+        lambda model, rows: judge(model, rows).logits, in_dims=(0, dim)
+    )(models, x)
+    return logits
+
+
+def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
+    """The mean over real rows; `where` because 0 * NaN is NaN."""
+    return torch.where(weight > 0, weight * values, torch.zeros_like(values)).sum() / weight.sum()
+
+
+class Progress(NamedTuple):
+    """What one local step hands to the next."""
+
+    params: Params  # those that are trained
+    buffers: Params
+    slots: Tree  # the optimiser's
+    memory: Tree  # the trackers', by part
+
+
+def first_progress(
+    task: Task,
+    differentiate: Differentiate,
+    params: Params,
+    fixed: Params,
+    buffers: Params,
+    rows: SplitRows,
+    ctx: Context,
+) -> Progress:
+    """Before the first step of a phase; memory goes on from the phase before."""
+    lent = lend(task, differentiate, fixed, buffers, None, rows, ctx)
+    memory = {
+        hook.name: ctx.memory[hook.name] if hook.name in ctx.memory else hook(ctx, lent)
+        for hook in task.method.trackers("init")
+    }
+    return Progress(params, buffers, task.optimiser.init(params), memory)
+
+
+def take_step(
+    task: Task,
+    differentiate: Differentiate,
+    now: Progress,
+    fixed: Params,
+    batch: Batch,
+    rows: SplitRows,
+    ctx: Context,
+) -> tuple[Progress, Tensor]:
+    """One local step: forward, objective, gradient, rule. -> progress, loss"""
+    ctx = ctx._replace(memory=now.memory)
+    lent = lend(task, differentiate, fixed, now.buffers, batch.x, rows, ctx)
+    objective = make_objective(task, fixed, now.buffers, lent, ctx)
+    gradient = task.method.one("gradient")
+    if gradient is None:
+        grads, aux = differentiate(lambda p: objective(p, batch), now.params)
+    else:
+        grads = gradient(now.params, batch, lent, ctx)
+        # such a rule may look at other points and rows: buffers and loss are those of the batch
+        # itself
+        with torch.no_grad():
+            _, aux = objective(now.params, batch)
+    for transform in task.method.transforms():
+        grads = transform(grads, now.params, ctx)
+    params, slots = task.optimiser.step(now.params, grads, now.slots, ctx)
+    before, after = (
+        Start({**fixed, **now.params}, now.buffers),
+        Start({**fixed, **params}, aux["buffers"]),
+    )
+    memory = {
+        hook.name: hook(now.memory[hook.name], before, after, batch, lent, ctx)
+        for hook in task.method.trackers("step")
+    }
+    return Progress(params, aux["buffers"], slots, memory), aux["loss"]
+
+
+def make_objective(
+    task: Task, fixed: Params, buffers: Params, lent: Lent, ctx: Context, penalised: bool = True
+) -> Callable[[Params, Batch], tuple[Tensor, dict[str, Any]]]:
+    """The whole objective: base and terms averaged over the rows, plus penalties."""
+    base = task.method.one("base")
+    terms = task.method.many("terms")
+    penalties = task.method.many("penalties") if penalised else []
+
+    def objective(params: Params, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+        out, new_buffers = task.model.apply({**fixed, **params}, buffers, batch.x, ctx.key)
+        rows = cross_entropy(out, batch, ctx) if base is None else base(out, batch, ctx)
+        for term in terms:
+            rows = rows + term(out, batch, lent, ctx)
+        loss = weighted_mean(rows, batch.weight)
+        for penalty in penalties:
+            loss = loss + penalty(params, ctx)
+        return loss, {"buffers": new_buffers, "loss": loss.detach()}
+
+    return objective
+
+
+def lend(
+    task: Task,
+    differentiate: Differentiate,
+    fixed: Params,
+    buffers: Params,
+    x: Tensor | None,
+    rows: SplitRows,
+    ctx: Context,
+) -> Lent:
+    """The functions a part may call at this point; `x` are the rows of the step, where there is
+    one.
+    """
+
+    def grad(params: Params, batch: Batch, wrt: str = "params") -> Any:
+        # terms look at the rows the gradient is asked for
+        mine = lend(task, differentiate, fixed, buffers, batch.x, rows, ctx)
+        objective = make_objective(task, fixed, buffers, mine, ctx)
+        if wrt == "inputs":
+            return differentiate(
+                lambda inputs: objective(params, batch._replace(x=inputs)), batch.x
+            )[0]
+        return differentiate(lambda p: objective(p, batch), params)[0]
+
+    def objective_of_row(
+        now: Context, x: Tensor
+    ) -> Callable[[Params, Batch], tuple[Tensor, dict[str, Any]]]:
+        mine = lend(task, differentiate_functional, fixed, buffers, x, rows, now)
+        return make_objective(task, fixed, buffers, mine, now, penalised=False)
+
+    def penalise(params: Params) -> Params:
+        penalties = task.method.many("penalties")
+        gradient: Params = differentiate(
+            lambda p: (torch.stack([penalty(p, ctx) for penalty in penalties]).sum(), {}), params
+        )[0]
+        return gradient
+
+    penalty = penalise if task.method.many("penalties") else no_penalty
+    each = lend_each(objective_of_row, penalty, ctx, shown=task.method.owner("facts") is not None)
+    return Lent(
+        grad,
+        _lend_forward(task, x),
+        _lend_predict(task, rows),
+        lend_walk(task, differentiate, ctx),
+        each,
+    )
+
+
+def lend_walk(
+    task: Task, differentiate: Differentiate, ctx: Context
+) -> Callable[[Tree | None], Tree]:
+    """The same optimiser and the same penalties on a single number that starts at 0 and always
+    feels a gradient of 1.
+
+    After the local steps its distance from 0, divided by the learning rate, is how many plain steps
+    they amounted to: what FedNova divides by.
+    """
+    penalties = task.method.many("penalties")
+
+    def walk(state: Tree | None) -> Tree:
+        if state is None:
+            zero = {"u": torch.zeros_like(ctx.rule["lr"])}
+            return {"at": zero, "slots": task.optimiser.init(zero)}
+        origin = ctx._replace(start=Start(pytree.zeros_like(state["at"]), {}))
+
+        def pull(at: Params) -> tuple[Tensor, dict[str, Any]]:
+            return torch.stack([at["u"], *(penalty(at, origin) for penalty in penalties)]).sum(), {}
+
+        grads, _ = differentiate(pull, state["at"])
+        at, slots = task.optimiser.step(state["at"], grads, state["slots"], ctx)
+        return {"at": at, "slots": slots}
+
+    return walk
+
+
+def _lend_forward(task: Task, rows: Tensor | None) -> Forward:
+    cache: dict[int, tuple[Start, Output]] = {}
+
+    def forward(model: Start, x: Tensor | None = None) -> Output:
+        if x is not None or rows is None:
+            assert x is not None, "outside a step there is no batch: pass x"
+            with torch.no_grad():
+                return task.model.judge_rows(model, x)
+        # the model is kept beside its output, so that its id stays its own
+        if id(model.params) not in cache:
+            with torch.no_grad():
+                cache[id(model.params)] = (model, task.model.judge_rows(model, rows))
+        return cache[id(model.params)][1]
+
+    return forward
+
+
+def cross_entropy(out: Output, batch: Batch, ctx: Context) -> Tensor:
+    """The loss where no part brings its own; soft targets are allowed."""
+    return torch.nn.functional.cross_entropy(out.logits, batch.y, reduction="none")
+
+
+def _lend_predict(task: Task, rows: SplitRows) -> Predict:
+    def predict(model: Start, split: str = "train") -> tuple[Output, Batch]:
+        ids, weight = (
+            (rows.train, rows.train_weight) if split == "train" else (rows.valid, rows.valid_weight)
+        )
+        x, y = task.train.inputs(ids), task.train.labels(ids)
+        with torch.no_grad():
+            outputs = [
+                task.model.judge_rows(model, part) for part in torch.split(x, PREDICTION_ROWS)
+            ]
+        out = Output(
+            torch.cat([o.logits for o in outputs]), torch.cat([o.features for o in outputs])
+        )
+        return out, Batch(x, y, weight, ids)
+
+    return predict
+
+
+def begin(
+    task: Task, differentiate: Differentiate, rows: SplitRows, ctx: Context
+) -> tuple[Start, Tree, Tree]:
+    """What a client does before its first step. -> the model it starts from, own, extras"""
+    own, extras = dict(ctx.own), {}
+    lent = lend(task, differentiate, {}, ctx.start.buffers, None, rows, ctx)
+    for hook in task.method.many("before"):
+        changed, extras[hook.name] = hook(ctx._replace(own=own), lent)
+        own[hook.name] = {**own.get(hook.name, {}), **changed}
+    mine = own.get(PERSONAL, {})
+    start = Start(
+        {**ctx.start.params, **mine.get("params", {})},
+        {**ctx.start.buffers, **mine.get("buffers", {})},
+    )
+    return start, own, extras
+
+
+def finish(
+    task: Task,
+    differentiate: Differentiate,
+    rows: SplitRows,
+    trained: Start,
+    extras: Tree,
+    kept: Tree,
+    ctx: Context,
+) -> tuple[Tree, Tree]:
+    """What a client does after its last step; `kept` has the form of what it keeps. -> own,
+    extras
+    """
+    own, extras = dict(ctx.own), dict(extras)
+    lent = lend(task, differentiate, {}, trained.buffers, None, rows, ctx)
+    for hook in task.method.many("after"):
+        changed, more = hook(ctx._replace(own=own), trained, lent)
+        own[hook.name] = {**own.get(hook.name, {}), **changed}
+        extras[hook.name] = {**extras.get(hook.name, {}), **more}
+    own[PERSONAL] = task.personal_part(trained)
+    return _in_form(own, kept), _declared(
+        {name: tree for name, tree in extras.items() if tree}, task
+    )
+
+
+def _in_form(own: Tree, kept: Tree) -> Tree:
+    """What lasts: the names of the first value, in its shapes and types; anything else was for
+    this round.
+    """
+
+    def check(place: str, new: Tensor, old: Tensor) -> Tensor:
+        if new.shape != old.shape or new.dtype != old.dtype:
+            was, now = f"{tuple(old.shape)} {old.dtype}", f"{tuple(new.shape)} {new.dtype}"
+            raise TypeError(
+                f"what a client keeps must not change its form: {place} was {was} and became {now}"
+            )
+        return new
+
+    flat = pytree.flatten(own)
+    return pytree.unflatten(
+        {place: check(place, flat[place], old) for place, old in pytree.flatten(kept).items()}
+    )
+
+
+def _declared(extras: Tree, task: Task) -> Tree:
+    """What goes up must have been announced: the gate, the byte count and the reader of
+    `remanence list methods` rely on it.
+    """
+    announced, sent = set(pytree.flatten(task.extras_form())), set(pytree.flatten(extras))
+    if announced != sent:
+        odd = sorted(announced ^ sent)[0]
+        problem = (
+            "is announced in the part's extras but not returned"
+            if odd in announced
+            else "is returned but not announced in the part's extras"
+        )
+        raise TypeError(f"what a part sends must be what it announces: {odd} {problem}")
+    return extras
+
+
+def keep_or_revert(
+    task: Task,
+    differentiate: Differentiate,
+    accept: Accept,
+    rows: SplitRows,
+    old: Start,
+    new: Start,
+    ctx: Context,
+) -> Start:
+    """The result of a phase, if its `accept` says so, else what was there before."""
+    kept = accept(ctx, old, new, lend(task, differentiate, {}, new.buffers, None, rows, ctx))
+    return Start(
+        pytree.select(kept, new.params, old.params), pytree.select(kept, new.buffers, old.buffers)
+    )

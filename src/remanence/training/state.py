@@ -1,0 +1,120 @@
+"""Everything that must survive a round, as one immutable value: a run can stop between any two
+instructions and still know where it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remanence.core import pytree
+from remanence.core.pytree import Tree
+from remanence.core.types import Facts, Reply, Start
+from remanence.training.client_step import PERSONAL, Task
+from remanence.training.server_step import Server
+
+SITE = "site"  # in what is known of a client that keeps its state for itself
+NEVER = -1  # the round of a state that is not there yet
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """The clients' own models, where there is no server. All tensors have the K clients as
+    leading axis.
+    """
+
+    models: Start
+    # with the lowest validation loss since the client's data changed: the one that counts
+    best: Start
+    best_loss: Tensor  # [K] float64, infinity before the first validation
+    waited: Tensor  # [K] int64: rounds since then without a lower one
+    stopped: Tensor  # [K] bool: waited too long; trains no more until its data change
+    peers: Tree  # by part: what is remembered of peers
+    heard: Tensor  # [K, K] int64: how often k listened to j since it was last written down
+
+
+class Late(NamedTuple):
+    """An answer that is still under way."""
+
+    reply: Reply  # of one client
+    began: Start  # the global model it began from
+    due: int  # the round in which it comes
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Where a run stands after `round` rounds."""
+
+    round: int
+    time_step: int  # of that round
+    server: Server
+    own: Mapping[int, Tree]  # by client, then by part; only clients that took part have any
+    # lengths of the append-only files that belong to this state
+    committed: Mapping[str, int] = field(default_factory=dict)
+    others: tuple[Server, ...] = ()  # more global models, where a method has several
+    uses: Tensor | None = None  # [K] int64: which of them each client uses; None: there is one
+    assign: Tree = field(default_factory=dict)  # by part: what is remembered of who uses which
+    crowd: Crowd | None = None  # where there is no server
+    late: tuple[Late, ...] = ()  # answers that come in later rounds
+
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        return self.server, *self.others
+
+    @property
+    def models(self) -> Start:
+        """The global models as a stack."""
+        return Start.stack([server.model for server in self.servers])
+
+    def used_by(self, clients: np.ndarray) -> np.ndarray:
+        """Which global model each of these clients uses. -> [k] int64"""
+        return (
+            np.zeros(len(clients), dtype=np.int64)
+            if self.uses is None
+            else self.uses.numpy()[clients]
+        )
+
+
+def gather_own(state: RunState, task: Task, clients: np.ndarray, facts: Facts) -> Tree:
+    """What these clients keep, as a stack on the device; a newcomer's first value comes from
+    its parts.
+    """
+    if not task.keeps_own or not len(clients):
+        return {}
+    if task.at_sites:
+        rounds = [
+            int(state.own[client][SITE]["round"]) if client in state.own else NEVER
+            for client in clients.tolist()
+        ]
+        return {SITE: {"round": torch.tensor(rounds, device=task.world.device)}}
+    rows = []
+    for place, client in enumerate(clients):
+        kept = state.own.get(int(client))
+        if kept is None:
+            mine = Facts(*(fact[place] for fact in facts))
+            kept = {
+                p.name: p.own(state.server.model, mine, task.world)
+                for p in task.method.parts
+                if p.own is not None
+            }
+            kept[PERSONAL] = task.personal_part(state.server.model)
+        flat = pytree.flatten(kept)  # empty branches vanish, as they do in a checkpoint
+        rows.append(pytree.to(pytree.unflatten(flat), task.world.device))
+    return pytree.stack(rows)
+
+
+def commit_own(own: Mapping[int, Tree], replies: Reply) -> Mapping[int, Tree]:
+    """The store with what these clients now keep, on the host; the old store is left as it is."""
+    if not replies.own:
+        return own
+    on_host = pytree.to(replies.own, "cpu")
+    changed = {
+        int(client): pytree.clone(pytree.take(on_host, place))
+        for place, client in enumerate(replies.client)
+    }
+    return {**own, **changed}

@@ -1,0 +1,250 @@
+"""The command line as a person meets it: real processes, exit codes, one sentence for a mistake
+and nothing left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from remanence.cli.main import main
+from remanence.experiment import build  # noqa: F401  (what the commands import late is here before the forks)
+
+QUICK = ["--data", "digits", "--clients", "5", "--rounds", "2", "--engine", "loop"]
+
+
+def remanence(
+    *arguments: str, cwd: Path | None = None, **more: Any
+) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"} | more.pop("env", {})
+    return subprocess.run(
+        [sys.executable, "-m", "remanence", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment,
+        timeout=120,
+        **more,
+    )
+
+
+def forked(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The same in a fork of this process, which has torch already: a process of its own in a
+    tenth of the time.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        child = os.fork()
+        if child == 0:
+            _become_command([*arguments], cwd, out.fileno(), errors.fileno())
+        _, status = os.waitpid(child, 0)
+        written = []
+        for file in (out, errors):
+            file.seek(0)
+            written.append(file.read().decode())
+    return subprocess.CompletedProcess(list(arguments), os.waitstatus_to_exitcode(status), *written)
+
+
+def _become_command(arguments: list[str], cwd: Path | None, out: int, errors: int) -> NoReturn:
+    code = 1
+    try:
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (out, errors))
+        os.environ["COLUMNS"] = "100"
+        if cwd is not None:
+            os.chdir(cwd)
+        sys.argv = ["remanence", *arguments]
+        main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def test_run_report_evaluate_export_resume(tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    done = remanence("run", "--method", "fedavg+wsm", *QUICK, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert "round 2/2, accuracy" in done.stderr  # plain lines: there is no terminal
+    assert (tmp_path / "run" / "report.html").stat().st_size > 100_000
+    assert {"spec.toml", "metrics.jsonl", "ledger.bin", "checkpoints", "report.html"} <= {
+        path.name for path in (tmp_path / "run").iterdir()
+    }
+
+    again = remanence("run", *QUICK, "--out", out)
+    assert again.returncode == 2
+    assert "remanence resume" in again.stderr
+
+    evaluated = remanence("evaluate", out, "--json")
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert 0 <= json.loads(evaluated.stdout)["accuracy"] <= 1
+
+    exported = remanence("export", out)
+    assert exported.returncode == 0, exported.stderr
+    assert (tmp_path / "run" / "export" / "model.safetensors").exists()
+
+    resumed = remanence("resume", out, "--rounds", "3", "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["results"][0]["last_round"] == 3
+
+
+def test_compare_prints_a_table_and_stops_in_time(tmp_path: Path) -> None:
+    out = str(tmp_path / "c")
+    stopped = remanence(
+        "compare",
+        "--methods",
+        "fedavg; fedavg+tce",
+        *QUICK,
+        "--seeds",
+        "2",
+        "--out",
+        out,
+        "--time-limit",
+        "0.001",
+    )
+    assert stopped.returncode == 75
+    assert f"remanence resume {out}" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    done = remanence("resume", out)
+    assert done.returncode == 0, done.stderr
+    assert "fedavg+tce" in done.stdout
+    assert (tmp_path / "c" / "report.html").exists()
+
+
+def test_ctrl_c_saves_and_exits_with_130(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = [
+        sys.executable,
+        "-m",
+        "remanence",
+        "run",
+        "--data",
+        "digits",
+        "--clients",
+        "5",
+        "--rounds",
+        "100000",
+        "--engine",
+        "loop",
+    ]
+    child = subprocess.Popen(
+        [*command, "--out", str(out)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    deadline = time.monotonic() + 60
+    while (
+        not ((out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size > 2000)
+        and time.monotonic() < deadline
+    ):
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "all saved" in errors
+    assert "Traceback" not in errors
+    saved = sorted((out / "checkpoints").glob("round-*"))[-1]
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["round"] >= int(saved.name.removeprefix("round-"))
+
+
+MISTAKES = {
+    "unknown method": (["--method", "fedporx"], "did you mean fedprox"),
+    "unknown option": (["--method", "fedprox(mux=1)"], "did you mean mu?"),
+    "unknown model": (["--model", "mpl"], "did you mean mlp?"),
+    "unknown data": (["--data", "digit"], "did you mean digits?"),
+    "unknown partition": (["--partition", "diriclet"], "did you mean dirichlet"),
+    "unknown optimizer": (["--optimizer", "sdg"], "did you mean sgd?"),
+    "unknown key": (["--set", "local.bach=3"], "did you mean local.batch"),
+    "wrong type": (["--set", "local.batch=many"], "a whole number"),
+    "out of range": (["--batch", "0"], "at least 1"),
+    "not a number": (["--lr", "fast"], "--lr"),
+    "no value": (["--set", "local.batch"], "has no value"),
+    "same slot twice": (["--method", "wsm+tce"], "wsm and tce cannot be combined"),
+    "too many clients": (["--clients", "5000"], "5000"),
+    "more asked than there are": (["--sample", "9", "--clients", "5"], "more than"),
+    "model does not fit": (["--model", "lenet"], "too small"),
+    "no such device": (["--device", "tpu"], "unknown device"),
+    "missing data": (["--data", "cifar10", "--data-dir", "/nonexistent"], "cifar"),
+    "no such file": (["nowhere.toml"], "no experiment file"),
+    "broken expression": (["--method", "fedavg+"], "cannot read"),
+    "code in an expression": (["--method", "fedavg(__import__('os'))"], "cannot read"),
+}
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_a_mistake_gets_one_sentence_and_leaves_nothing(tmp_path: Path, kind: str) -> None:
+    arguments, words = MISTAKES[kind]
+    result = forked("run", *arguments, "--out", str(tmp_path / "run"), cwd=tmp_path)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["wsm/table-3.9"], "did you mean wsm/table-3.3"),
+        (["wsm/table-3.3", "--scale", "moon"], "unknown scale 'moon'"),
+        (["wsm/table-3.3", "--scale", "smoke", "--only", "FedProx"], "has no row 'FedProx'"),
+        (["wsm/table-3.3", "--scale", "smoke"], "--out is missing"),
+    ],
+)
+def test_what_is_wrong_with_a_result_is_said_before_what_is_missing(
+    tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    result = forked("reproduce", *arguments, cwd=tmp_path)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert words in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_is_fast_and_lists_are_machine_readable() -> None:
+    assert "compare" in remanence("--help").stdout
+    for what in (
+        "methods",
+        "objectives",
+        "models",
+        "data",
+        "partitions",
+        "engines",
+        "optimizers",
+        "schedules",
+    ):
+        entries = json.loads(forked("list", what, "--json").stdout)
+        assert len(entries) >= 2
+        assert all(entry["about"] and entry["name"] for entry in entries), what
+
+
+def test_data_show_and_check() -> None:
+    shown = forked(
+        "data",
+        "show",
+        "--data",
+        "digits",
+        "--clients",
+        "3",
+        "--partition",
+        "shards(per_client=2)",
+        "--json",
+    )
+    counts = json.loads(shown.stdout)["label_counts"]
+    assert len(counts) == 3
+    drawn = forked("data", "show", "--data", "digits", "--clients", "3")
+    assert drawn.stdout.count("client ") >= 3
+    checked = forked("data", "check", "digits")
+    assert "1438" in checked.stdout.replace(",", "")

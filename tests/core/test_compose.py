@@ -1,0 +1,361 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from remanence.core.compose import ONE, SLOT_WORDS, Composed, check, describe, parse_method, part
+from remanence.core.errors import InputError
+from remanence.core.expressions import options_of
+from remanence.core.types import (
+    Assign,
+    Combine,
+    Context,
+    Method,
+    Optimiser,
+    Part,
+    Peers,
+    Phase,
+    ServerContext,
+    Transform,
+)
+from remanence.methods import PARTS
+
+
+def client_context(**fields: Any) -> Context:
+    nothing: dict[str, Any] = dict.fromkeys(Context._fields)
+    return Context(**nothing | {"shared": {}, "own": {}, "memory": {}, "hyper": {}} | fields)
+
+
+def server_context(**fields: Any) -> ServerContext:
+    nothing: dict[str, Any] = dict.fromkeys(ServerContext._fields)
+    return ServerContext(**nothing | {"state": {}, "hyper": {}} | fields)
+
+
+def say(word: str) -> Any:
+    """A function that can be recognised by what it returns."""
+    return lambda *args: word
+
+
+FILLINGS: dict[str, Any] = {
+    "base": say("base"),
+    "gradient": say("gradient"),
+    "optimiser": Optimiser("mine", {"lr": 0.1}, say("init"), say("step")),
+    "weigh": say("weigh"),
+    "combine": Combine(say("partial"), say("finish")),
+    "apply": say("apply"),
+    "refine": say("refine"),
+    "phases": lambda phase: (phase,),
+    "peers": Peers(say("init"), say("probe"), say("decide")),
+    "assign": Assign(say("init"), say("decide")),
+    "facts": say("facts"),
+    "personalise": Phase(epochs=1),
+}
+
+
+def test_every_slot_for_one_is_tried_here() -> None:
+    assert set(FILLINGS) == set(ONE) == set(SLOT_WORDS)
+
+
+@pytest.mark.parametrize("slot", ONE)
+def test_two_parts_that_fill_the_same_slot_are_refused_with_both_names(slot: str) -> None:
+    first, second = Part("zebra", **{slot: FILLINGS[slot]}), Part("ant", **{slot: FILLINGS[slot]})
+    with pytest.raises(
+        InputError,
+        match=f"zebra and ant cannot be combined: both replace the {SLOT_WORDS[slot]}; keep one of"
+        " them",
+    ):
+        Composed(first + second)
+    check(first + Part("ant"))
+
+
+def test_a_part_given_twice_is_refused() -> None:
+    with pytest.raises(InputError, match=r"method 'wsm\+fedavg\+wsm' has wsm twice: write it once"):
+        check(Part("wsm") + Part("fedavg") + Part("wsm"))
+
+
+def test_a_transform_with_an_unknown_stage_is_refused() -> None:
+    odd = Part("odd", transforms=(Transform("later", say("x")),))
+    with pytest.raises(
+        InputError, match="odd: a transform's stage is one of correct, clip, noise, not 'later'"
+    ):
+        check(Method((odd,)))
+
+
+def test_methods_are_joined_in_the_order_written() -> None:
+    a, b, c = Part("a"), Part("b"), Part("c")
+    assert (c + a).parts == (c, a)
+    assert ((c + a) + b).parts == (c, a, b)
+    assert (b + (c + a)).parts == (b, c, a)
+    assert ((a + b) + Method((c,))).parts == (a, b, c)
+
+
+def test_slots_of_different_parts_merge() -> None:
+    merged = Composed(
+        Part("a", base=say("loss of a"))
+        + Part("b", weigh=say("weights of b"), terms=(say("term of b"),))
+    )
+    assert merged.one("base")() == "loss of a"
+    assert merged.one("weigh")() == "weights of b"
+    assert [term() for term in merged.many("terms")] == ["term of b"]
+    assert merged.owner("weigh").name == "b"
+
+
+def test_an_empty_part_leaves_every_slot_to_its_default() -> None:
+    empty = Composed(Method((Part("fedavg"),)))
+    assert [empty.one(slot) for slot in ONE] == [None] * len(ONE)
+    assert [
+        empty.many(slot) for slot in ("terms", "penalties", "before", "after", "absorb", "share")
+    ] == [[]] * 6
+    assert empty.transforms() == []
+    assert empty.optimiser() is None
+    assert empty.hyper == {}
+    assert not empty.stateful
+
+
+def test_functions_stand_in_name_order_however_the_method_was_written() -> None:
+    """Sums of floats depend on the order of the terms."""
+    parts = [
+        Part(name, terms=(say(f"{name}1"), say(f"{name}2")), after=say(name))
+        for name in ("wsm", "ant", "moon")
+    ]
+    for written in (parts, parts[::-1], [parts[1], parts[0], parts[2]]):
+        composed = Composed(Method(tuple(written)))
+        assert [term() for term in composed.many("terms")] == [
+            "ant1",
+            "ant2",
+            "moon1",
+            "moon2",
+            "wsm1",
+            "wsm2",
+        ]
+        assert [(hook.name, hook()) for hook in composed.many("after")] == [
+            ("ant", "ant"),
+            ("moon", "moon"),
+            ("wsm", "wsm"),
+        ]
+        assert composed.method.parts == tuple(written)
+
+
+def test_transforms_run_by_stage_and_then_by_name() -> None:
+    privacy = Part(
+        "a_privacy", transforms=(Transform("noise", say("noise")), Transform("clip", say("clip a")))
+    )
+    scaffold = Part(
+        "scaffold",
+        transforms=(
+            Transform("correct", say("correct s1")),
+            Transform("correct", say("correct s2")),
+        ),
+    )
+    clip = Part(
+        "clip",
+        transforms=(Transform("clip", say("clip c")), Transform("correct", say("correct c"))),
+    )
+    for method in (privacy + scaffold + clip, clip + scaffold + privacy):
+        in_turn = [transform() for transform in Composed(method).transforms()]
+        assert in_turn == ["correct c", "correct s1", "correct s2", "clip a", "clip c", "noise"]
+
+
+def test_a_client_function_sees_only_its_own_subtrees() -> None:
+    seen: list[Context] = []
+    watch = Part("mine", terms=(lambda out, batch, lent, ctx: seen.append(ctx),))
+    ctx = client_context(
+        shared={"mine": {"c": 1}, "other": {"c": 2}},
+        own={"mine": {"d": 3}, "other": {"d": 4}},
+        hyper={"mine": {"mu": 5}, "other": {"mu": 6}},
+        rule={"lr": 7},
+        round=8,
+    )
+    Composed(watch + Part("other")).many("terms")[0]("out", "batch", "lent", ctx)
+    assert (seen[0].shared, seen[0].own, seen[0].hyper) == ({"c": 1}, {"d": 3}, {"mu": 5})
+    assert (seen[0].rule, seen[0].round) == ({"lr": 7}, 8)
+    assert ctx.own == {"mine": {"d": 3}, "other": {"d": 4}}  # the context itself is not changed
+
+
+def test_a_server_function_sees_only_its_own_subtrees() -> None:
+    seen: list[ServerContext] = []
+    watch = Part("mine", apply=lambda params, delta, srv: seen.append(srv))
+    srv = server_context(
+        state={"mine": {"m": 1}, "other": {"m": 2}}, hyper={"other": {"beta": 3}}, round=4
+    )
+    Composed(Method((watch,))).one("apply")({}, {}, srv)
+    assert (seen[0].state, seen[0].hyper, seen[0].round) == ({"m": 1}, {}, 4)
+
+
+def test_a_part_without_subtrees_sees_empty_ones() -> None:
+    watch = Part("mine", penalties=(lambda params, ctx: (ctx.shared, ctx.own, ctx.hyper),))
+    ctx = client_context(shared={"other": {"c": 1}}, own={"other": {}}, hyper={"other": {"mu": 1}})
+    assert Composed(Method((watch,))).many("penalties")[0]({}, ctx) == ({}, {}, {})
+
+
+def test_the_context_is_found_wherever_it_stands() -> None:
+    """`before` has it first, `term` last, `share` alone."""
+    watch = Part("mine", before=lambda ctx, lent: (ctx.own, lent), share=lambda srv: srv.state)
+    composed = Composed(Method((watch,)))
+    assert composed.many("before")[0](client_context(own={"mine": {"a": 1}}), "lent") == (
+        {"a": 1},
+        "lent",
+    )
+    assert composed.many("share")[0](server_context(state={"mine": {"b": 2}})) == {"b": 2}
+
+
+def test_an_optimiser_that_a_part_brings_sees_that_parts_subtree() -> None:
+    step = lambda params, grads, slots, ctx: (ctx.hyper, ctx.rule)  # noqa: E731
+    composed = Composed(
+        Method((Part("mine", optimiser=Optimiser("sam", {"lr": 0.5}, say("init"), step)),))
+    )
+    optimiser = composed.optimiser()
+    assert optimiser is not None
+    assert (optimiser.name, optimiser.numbers, optimiser.init({})) == ("sam", {"lr": 0.5}, "init")
+    ctx = client_context(hyper={"mine": {"rho": 1}, "other": {}}, rule={"lr": 2})
+    assert optimiser.step({}, {}, {}, ctx) == ({"rho": 1}, {"lr": 2})
+
+
+def test_a_pair_of_functions_in_one_slot_is_one_thing() -> None:
+    combine = Combine(say("partial"), say("finish"))
+    composed = Composed(Method((Part("mine", combine=combine),)))
+    assert composed.owner("combine").combine is combine
+    assert len(composed.many("combine")) == 1
+
+
+def test_frozen_and_personal_names_of_all_parts_are_joined() -> None:
+    a = Part("a", frozen=lambda world: ["x", "y"], personal=lambda world: [world])
+    b = Part("b", frozen=lambda world: ("y", "z"))
+    composed = Composed(a + b)
+    assert composed.frozen("w") == {"x", "y", "z"}
+    assert composed.personal("w") == {"w"}
+
+
+def test_numbers_by_part_and_who_keeps_state() -> None:
+    composed = Composed(
+        Part("b", hyper={"mu": 0.1}) + Part("a", own=say("own")) + Part("c", hyper={"tau": 2.0})
+    )
+    assert composed.hyper == {"b": {"mu": 0.1}, "c": {"tau": 2.0}}
+    assert composed.stateful
+
+
+@part
+def sample(first: int = 1, *, mu: float = 0.5, mode: str = "plain") -> Part:
+    """A part for the tests."""
+    return Part("sample", hyper={"mu": mu})
+
+
+def test_a_part_remembers_how_it_was_made() -> None:
+    assert sample(mu=2.0).arguments == {"first": 1, "mu": 2.0, "mode": "plain"}
+    assert sample(3).arguments == {"first": 3, "mu": 0.5, "mode": "plain"}
+    assert sample.__name__ == "sample"
+    assert {name: option.type for name, option in options_of(sample).items()} == {
+        "mu": float,
+        "mode": str,
+    }
+
+
+TABLE = {"sample": sample, "empty": part(lambda: Part("empty"))}
+
+
+def test_expressions_become_methods() -> None:
+    method = parse_method("sample(mu=0.25) + empty", TABLE)
+    assert [p.name for p in method.parts] == ["sample", "empty"]
+    assert method.parts[0].hyper == {"mu": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("smaple", "unknown method 'smaple': did you mean sample?"),
+        ("sample(mud=1)", "method 'sample' has no option 'mud': did you mean mu?"),
+        ("sample(mu=x)", "method 'sample': mu must be a number, not x"),
+        ("empty+empty", "has empty twice"),
+        ("", "expected a name"),
+    ],
+)
+def test_wrong_expressions_are_refused(text: str, complaint: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_method(text, TABLE)
+    assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["fedavg", "fedprox(mu=0.25)+wsm", "fedprox+tce"])
+def test_a_description_makes_the_same_method_again(text: str) -> None:
+    method = parse_method(text, PARTS)
+    again = parse_method(describe(method), PARTS)
+    assert [(p.name, dict(p.arguments)) for p in again.parts] == [
+        (p.name, dict(p.arguments)) for p in method.parts
+    ]
+    assert describe(again) == describe(method)
+
+
+def test_descriptions_tell_different_numbers_apart() -> None:
+    """A run started from Python is recognised by its description: another mu is another
+    experiment.
+    """
+    assert describe(parse_method("fedprox(mu=0.1)", PARTS)) != describe(
+        parse_method("fedprox(mu=0.2)", PARTS)
+    )
+
+
+def test_two_losses_are_refused_by_the_words_of_the_paper() -> None:
+    with pytest.raises(
+        InputError, match="wsm and tce cannot be combined: both replace the loss; keep one of them"
+    ):
+        parse_method("fedavg+wsm+tce", PARTS)
+
+
+def test_phases_are_a_function_of_the_experiments_phase() -> None:
+    twice = Part("twice", phases=lambda phase: (phase, phase._replace(epochs=2 * phase.epochs)))
+    phases = Composed(Method((twice,))).one("phases")
+    assert phases is not None
+    assert phases(Phase(epochs=3)) == (Phase(epochs=3), Phase(epochs=6))
+
+
+def test_scoped_functions_work_inside_vmap() -> None:
+    watch = Part(
+        "mine", penalties=(lambda params, ctx: params["w"] * ctx.hyper["mu"] + ctx.own["a"],)
+    )
+    penalty = Composed(Method((watch,))).many("penalties")[0]
+
+    def one(w: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        return penalty(
+            {"w": w},
+            client_context(own={"mine": {"a": a}}, hyper={"mine": {"mu": torch.tensor(10.0)}}),
+        )
+
+    assert torch.func.vmap(one)(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.25])).tolist() == [
+        10.5,
+        20.25,
+    ]
+
+
+def test_a_part_that_works_at_a_server_has_no_place_without_one() -> None:
+    alone = Part("alone", peers=FILLINGS["peers"])
+    for slot in (
+        "weigh",
+        "combine",
+        "apply",
+        "refine",
+        "absorb",
+        "server",
+        "share",
+        "assign",
+        "personalise",
+    ):
+        with pytest.raises(
+            InputError,
+            match="alone and other cannot be combined: other works at a server, and alone has none",
+        ):
+            check(alone + Part("other", **{slot: FILLINGS.get(slot, say(slot))}))
+    check(alone + Part("other", base=say("base"), own=say("own"), phases=FILLINGS["phases"]))
+
+
+def test_what_is_made_for_one_global_model_is_refused_beside_several() -> None:
+    many = Part("many", assign=FILLINGS["assign"])
+    for slot in ("server", "share", "refine", "absorb", "personal", "personalise"):
+        with pytest.raises(
+            InputError,
+            match="many and other cannot be combined: many has several global models, and other"
+            " is made for one",
+        ):
+            check(many + Part("other", **{slot: FILLINGS.get(slot, say(slot))}))
+    check(many + Part("other", weigh=say("weigh"), combine=FILLINGS["combine"]))

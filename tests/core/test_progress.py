@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from remanence.core import progress
+from remanence.core.progress import Bar, Lines, Silent, describe, duration, make_progress
+
+
+def line(
+    number: int,
+    accuracy: float | None = None,
+    refused: tuple[int, ...] = (),
+    abandoned: bool = False,
+) -> dict[str, Any]:
+    refusals = [
+        {"client": client, "code": "weight", "reason": "its weight is [red]0[/]"}
+        for client in refused
+    ]
+    return {"round": number, "accuracy": accuracy, "refused": refusals, "abandoned": abandoned}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "1 s"),
+        (1.4, "1 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (61, "1 min 1 s"),
+        (3599.4, "59 min 59 s"),
+        (3599.6, "1 h 0 min"),
+        (7260, "2 h 1 min"),
+        (360_000, "100 h 0 min"),
+    ],
+)
+def test_durations_in_words(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def test_the_end_of_a_line() -> None:
+    assert describe(line(1)) == ""
+    assert describe(line(1, 0.5)) == ", accuracy 50.0%"
+    assert describe(line(1, 0.5, (3,))) == ", accuracy 50.0%, refused: client 3 (weight)"
+    assert (
+        describe(line(1, None, (1, 2, 3)))
+        == ", refused: client 1 (weight), client 2 (weight), client 3 (weight)"
+    )
+    assert describe(line(1, None, (1, 2, 3, 4, 5), True)).endswith(
+        "client 3 (weight) and 2 more, round abandoned"
+    )
+
+
+def run_lines(
+    capsys: pytest.CaptureFixture[str], total: int, done: int = 0, **special: dict[str, Any]
+) -> list[str]:
+    shown = Lines()
+    shown.start("fedavg", done, total)
+    for number in range(done + 1, total + 1):
+        shown.round(special.get(f"round{number}", line(number, 0.25)))
+    shown.finish()
+    out, err = capsys.readouterr()
+    assert out == ""  # standard output belongs to results
+    return err.splitlines()
+
+
+@pytest.mark.parametrize("total", [1, 2, 19, 20, 21, 100, 1000, 12345])
+def test_about_twenty_lines_whatever_the_length(
+    capsys: pytest.CaptureFixture[str], total: int
+) -> None:
+    lines = run_lines(capsys, total)
+    assert min(total, 19) <= len(lines) <= 22
+    assert lines[0].startswith(f"fedavg: round 1/{total}, accuracy 25.0%, ")
+    assert lines[-1].startswith(f"fedavg: round {total}/{total}, ")
+    assert all(text.endswith(" left") for text in lines)
+
+
+def test_a_refusal_is_always_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert any(
+        "round 503/1000, refused: client 9 (weight)" in text
+        for text in run_lines(capsys, 1000, round503=line(503, None, (9,)))
+    )
+
+
+def test_the_time_left_counts_rounds_since_the_start_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Resumed after 80 of 100: one round took 3 s, so the 19 left take 57 s."""
+    clock = iter([1000.0, 1003.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    shown = Lines()
+    shown.start("wsm", 80, 100)
+    shown.round(line(81, 0.5))
+    assert capsys.readouterr().err == "wsm: round 81/100, accuracy 50.0%, 57 s left\n"
+
+
+def test_a_second_run_starts_afresh(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = Lines()
+    for title in ("a", "b"):
+        shown.start(title, 0, 1000)
+        shown.round(line(1))
+    assert [text[0] for text in capsys.readouterr().err.splitlines()] == ["a", "b"]
+
+
+def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
+    quiet = Silent()
+    quiet.start("fedavg", 0, 3)
+    quiet.round(line(1, 0.5, (2,)))
+    quiet.say("something")
+    quiet.finish()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_bar_shows_what_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    bar = Bar()
+    bar.console = Console(file=screen, force_terminal=True, width=120, color_system=None)
+    bar.start("fedprox[mu]", 2, 4)
+    bar.round(line(3, 0.5))
+    bar.round(line(4, None, (7,)))
+    bar.say("[bold]checkpoint[/bold]")
+    assert bar.bar.tasks[0].completed == 4
+    bar.finish()
+    bar.finish()  # a run that fails early finishes twice or before it began
+    text = screen.getvalue()
+    assert "fedprox[mu]" in text
+    assert "4/4" in text
+    assert "accuracy 50.0%" in text
+    assert "round 4: client 7 refused (weight): its weight is [red]0[/]" in text
+    assert "[bold]checkpoint[/bold]" in text
+
+
+def test_a_bar_that_never_started_can_be_finished() -> None:
+    Bar().finish()
+
+
+def test_terminals_get_a_bar_and_files_get_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(make_progress(quiet=True), Silent)
+    for terminal, kind in ((True, Bar), (False, Lines)):
+        monkeypatch.setattr(
+            progress.sys.stderr, "isatty", lambda terminal=terminal: terminal, raising=False
+        )
+        assert isinstance(make_progress(quiet=False), kind)

@@ -1,0 +1,236 @@
+"""Models that stay where they were trained: what the gate and the server do without fetching
+them, and that whoever reads one has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from remanence.core import pytree
+from remanence.core.compose import parse_method
+from remanence.core.remote_params import FarParams, outline
+from remanence.core.rng import Key
+from remanence.core.types import Job, Reply, ServerContext, Start
+from remanence.engines.sequential import Loop
+from remanence.methods import PARTS
+from remanence.rounds.loop import first_state, make_job
+from remanence.rounds.replies import expect
+from remanence.testing import TOLERANCE
+from remanence.testing.toy_task import play, small_experiment, worst_difference
+from remanence.training import gate
+from remanence.training.server_step import Server, combine_of, local_models, update
+
+
+class Holder:
+    """Keeps the replies of a round in pieces; counts how often it is asked for models."""
+
+    def __init__(self, task: Any, pieces: Sequence[Reply]):
+        self.task, self.pieces, self.fetched = task, pieces, 0
+
+    def fetch(self, pieces: Sequence[int]) -> list[dict[str, Tensor]]:
+        self.fetched += len(pieces)
+        return [dict(self.pieces[number].params) for number in pieces]
+
+    def add_up(self, piece: Tensor, row: Tensor, weights: Tensor, srv: ServerContext) -> Any:
+        sums = [
+            combine_of(self.task.method).partial(
+                weights[piece == number], self.pieces[number].pick(row[piece == number]), srv
+            )
+            for number in torch.unique(piece).tolist()
+        ]
+        total = sums[0]
+        for other in sums[1:]:
+            total = pytree.add(total, other)
+        return total
+
+
+class FarEngine(Loop):
+    """A loop that keeps the models of every two clients, the last ones first."""
+
+    def train(self, job: Job) -> Any:
+        replies = list(super().train(job))
+        pieces = [Reply.join(replies[first : first + 2]) for first in range(0, len(replies), 2)]
+        self.holder = Holder(self.task, pieces)
+        for number in reversed(range(len(pieces))):
+            piece = pieces[number]
+            form = pytree.take(piece.params, 0)
+            moved = (
+                torch.stack(
+                    [x.flatten(1).square().sum(dim=1) for x in piece.delta(job.start).values()]
+                )
+                .sum(dim=0)
+                .sqrt()
+            )
+            finite = pytree.finite({"params": dict(piece.params)}, piece.k)
+            far = FarParams(
+                self.holder,
+                form,
+                torch.full((piece.k,), number),
+                torch.arange(piece.k),
+                finite,
+                moved.double(),
+            )
+            yield piece._replace(params=far)
+
+
+def far_and_near(method: str, **changes: Any) -> tuple[FarEngine, Any, Any]:
+    experiment = small_experiment(parse_method(method, PARTS), {"clients.sample": 5} | changes)
+    engine = FarEngine(experiment.task)
+    state, _ = play(experiment, engine, 2)
+    oracle, _ = play(experiment, Loop(experiment.task), 2)
+    return engine, state, oracle
+
+
+@pytest.mark.parametrize(
+    "method", ["fedavg", "scaffold+wsm", "fednova", "fedadam", "fedavg+dp(noise=0.5)", "fedwavg"]
+)
+def test_a_sum_fetches_nothing(method: str) -> None:
+    engine, state, oracle = far_and_near(method)
+    assert worst_difference(state.server.model.params, oracle.server.model.params)[1] <= TOLERANCE
+    assert engine.holder.fetched == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("fedavg+median", {}),
+        ("flashback", {"data.public": 8}),
+        ("fedavg+dp(adaptive=true)", {}),
+        ("fedavg", {"record.local": True}),
+        ("fedavg", {"attack": "sign_flip(fraction=0.2)"}),
+        ("fedavg", {"round.deadline": "quantile(share=0.5)", "round.late": "use"}),
+    ],
+)
+def test_whoever_reads_a_model_has_it_fetched(method: str, changes: dict[str, Any]) -> None:
+    """Robust aggregators, refinement, records, attacks and late answers need no word of it."""
+    engine, state, oracle = far_and_near(method, **changes)
+    assert worst_difference(state.server.model.params, oracle.server.model.params)[1] <= TOLERANCE
+    assert engine.holder.fetched > 0
+
+
+@pytest.mark.parametrize(("limit", "refused"), [(0.0, 0), (1e-9, 5)])
+def test_the_gate_sees_every_reply(limit: float, refused: int) -> None:
+    """Names, shapes, finite numbers and how far a model went are told by whoever holds it."""
+    experiment = small_experiment("fedavg", {"clients.sample": 5, "round.max_norm": limit})
+    job = make_job(experiment, first_state(experiment), 1)
+    engine = FarEngine(experiment.task)
+    replies, refusals = gate.admit(engine.train(job), expect(experiment, job))
+    assert len(refusals) == refused
+    assert all(refusal.code == "norm" for refusal in refusals)
+    if not refused:
+        assert replies is not None
+        assert replies.client.tolist() == job.clients.tolist()
+        assert isinstance(replies.params, FarParams)
+    assert engine.holder.fetched == 0
+
+
+def chunk_of(job: Job, engine: FarEngine) -> Reply:
+    return next(iter(engine.train(job)))
+
+
+def test_the_gate_refuses_what_is_told_to_be_bad() -> None:
+    experiment = small_experiment("fedavg", {"clients.sample": 5})
+    job = make_job(experiment, first_state(experiment), 1)
+    chunk = chunk_of(job, FarEngine(experiment.task))
+    assert isinstance(chunk.params, FarParams)
+    far = chunk.params
+    unsound = FarParams(
+        far.holder, far.form, far.piece, far.row, torch.zeros_like(far.finite), far.moved
+    )
+    odd = FarParams(
+        far.holder,
+        {**far.form, "head.bias": torch.zeros(9)},
+        far.piece,
+        far.row,
+        far.finite,
+        far.moved,
+    )
+    for bad, code in ((unsound, "not-finite"), (odd, "shape")):
+        _, refusals = gate.admit([chunk._replace(params=bad)], expect(experiment, job))
+        assert {refusal.code for refusal in refusals} == {code}
+
+
+def test_picked_and_joined_they_are_the_same_models() -> None:
+    experiment = small_experiment("fedavg", {"clients.sample": 5})
+    job = make_job(experiment, first_state(experiment), 1)
+    near = Reply.join(list(Loop(experiment.task).train(job)))
+    engine = FarEngine(experiment.task)
+    chunks = list(engine.train(job))
+    joined = Reply.join(chunks)
+    order = torch.argsort(joined.client)
+    some = joined.pick(order).pick(torch.tensor([4, 0, 2]))
+    assert isinstance(some.params, FarParams)
+    assert {name: value.shape for name, value in outline(some.params).items()} == {
+        n: (3, *v.shape[1:]) for n, v in near.params.items()
+    }
+    assert engine.holder.fetched == 0
+    assert worst_difference(
+        dict(some.params), pytree.take(dict(near.params), torch.tensor([4, 0, 2]))
+    ) == ("", 0.0)
+    assert engine.holder.fetched > 0
+    assert worst_difference(
+        local_models(job.start, some).params,
+        local_models(job.start, near.pick(torch.tensor([4, 0, 2]))).params,
+    ) == (
+        "",
+        0.0,
+    )
+    mixed = Reply.join([chunks[0], near.pick(slice(0, 1))])  # far and near together are near
+    assert not isinstance(mixed.params, FarParams)
+
+
+def test_a_method_that_looks_at_all_models_at_once_says_so() -> None:
+    assert combine_of(small_experiment("fedavg").task.method).in_pieces
+    for name in (
+        "median",
+        "trimmed_mean(fraction=0.2)",
+        "krum(byzantine=1)",
+        "geometric_median",
+        "norm_clip",
+    ):
+        assert not combine_of(
+            small_experiment(f"fedavg+{name}", {"clients.sample": 6}).task.method
+        ).in_pieces
+
+
+def test_an_update_of_far_models_alone() -> None:
+    """Two clients of weights 1 and 3 that moved by 4 and 8: 1/4 * 4 + 3/4 * 8 = 7."""
+    task = small_experiment("fedavg").task
+    start = Start({"w": torch.zeros(1, dtype=torch.float64)}, {})
+    one = torch.tensor([1])
+    reply = Reply(
+        one,
+        one,
+        {"w": torch.tensor([[4.0]]).double()},
+        {},
+        {},
+        torch.tensor([1.0]).double(),
+        {},
+        torch.zeros(1),
+    )
+    other = reply._replace(
+        client=one + 1,
+        params={"w": torch.tensor([[8.0]]).double()},
+        weight=torch.tensor([3.0]).double(),
+    )
+    holder = Holder(task, [reply, other])
+    form, sound = {"w": torch.zeros(1, dtype=torch.float64)}, torch.ones(2, dtype=torch.bool)
+    far = FarParams(
+        holder, form, torch.tensor([0, 1]), torch.tensor([0, 0]), sound, torch.tensor([4.0, 8.0])
+    )
+    done = update(
+        task,
+        Server(start, {}),
+        Reply.join([reply, other])._replace(params=far),
+        1,
+        Key(0),
+        {"lr": 0.1},
+        Loop(task),
+    )
+    assert done.server.model.params["w"].tolist() == [7.0]
+    assert holder.fetched == 0

@@ -1,0 +1,221 @@
+"""Which engine `auto` takes on a CPU, and how it runs: measured, and only as far as the run is
+long enough to gain by it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from remanence.core.progress import Silent
+from remanence.core.types import Engine
+from remanence.engines import autotune
+from remanence.engines.autotune import Choice, choose_engine, make_engine
+from remanence.engines.processes import Processes
+from remanence.rounds.loop import first_state, make_job, settle_engine
+from remanence.testing.toy_task import small_experiment
+
+IMAGES = {
+    "data.name": "synthetic(samples=64, classes=4, shape='1x16x16', test=0.25)",
+    "model": "lenet",
+    "data.partition": "iid",
+}
+Times = dict[tuple[str, int, str], float]
+
+
+def kind(engine: Engine) -> tuple[str, int, str]:
+    """Name, stack and steps; a loop has neither, and a stack of its own is as large as it gets."""
+    return engine.name, getattr(engine, "stack", 0), getattr(engine, "steps", "eager")
+
+
+def choose_with(
+    monkeypatch: pytest.MonkeyPatch, times: Times, rounds: int, cores: int = 2, **changes: Any
+) -> tuple[Choice, list[tuple[str, int, str]]]:
+    """times: seconds that a trial is said to take -> the choice, and what was tried for it"""
+    tried: list[tuple[str, int, str]] = []
+
+    def best_of(count: int, engine: Engine, job: Any, clock: Any) -> float:
+        tried.append(kind(engine))
+        return times[tried[-1]]
+
+    monkeypatch.setattr(autotune, "_best_of", best_of)
+    monkeypatch.setattr(autotune, "count_cores", lambda: cores)
+    experiment = small_experiment("fedavg", IMAGES | {"clients.sample": 4} | changes)
+    return choose_engine(
+        experiment.task, make_job(experiment, first_state(experiment), 1), rounds=rounds
+    ), tried[1:]  # the first is for the threads
+
+
+# four clients make 3 steps each in a trial, and 8 in one of steps written down or compiled: 12 and
+# 32 local steps
+SLOW_LOOP: Times = {
+    ("loop", 0, "eager"): 0.12,  # 10 ms a step
+    ("stacked", 64, "eager"): 0.24,  # 20 ms: not hopeless if it were below twice the best
+    ("processes", 1, "eager"): 0.06,  # 5 ms
+    ("processes", 16, "eager"): 0.084,  # 7 ms
+    ("processes", 1, "graph"): 0.128,  # 4 ms
+    ("processes", 16, "graph"): 0.096,  # 3 ms
+    ("processes", 1, "compiled"): 0.032,  # 1 ms
+    ("processes", 16, "compiled"): 0.064,  # 2 ms
+}
+
+
+def test_a_short_run_takes_what_needs_no_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice, tried = choose_with(monkeypatch, SLOW_LOOP, rounds=1)
+    assert tried == [("loop", 0, "eager"), ("processes", 1, "eager")]
+    assert choice[:1] + choice[3:] == ("processes", "auto", 1)
+    assert (
+        choice.reason
+        == "processes: milliseconds a local step of one client: loop 10.00, processes 5.00"
+    )
+
+
+def test_what_is_hardly_faster_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4.9 ms against 5.0 may be chance."""
+    choice, _ = choose_with(
+        monkeypatch, SLOW_LOOP | {("processes", 1, "graph"): 0.1568}, rounds=5_000
+    )
+    assert choice[:1] + choice[3:] == ("processes", "auto", 1)
+
+
+def test_a_longer_run_writes_steps_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """12 rows a client in batches of 4 are 3 or 4 steps, 12 or more for all: 5,000 rounds at 5
+    ms are about 300 s, too few for compiling.
+    """
+    choice, tried = choose_with(monkeypatch, SLOW_LOOP, rounds=5_000)
+    assert tried[2:] == [("processes", 1, "graph")]
+    assert choice[:1] + choice[3:] == ("processes", "graph", 1)
+    told = (
+        "processes graph: milliseconds a local step of one client: loop 10.00, processes 5.00,"
+        " processes graph 4.00"
+    )
+    assert choice.reason == told
+
+
+def test_workers_stack_networks_without_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And only those: one client after the other is for convolutions."""
+    choice, tried = choose_with(monkeypatch, SLOW_LOOP, rounds=5_000, model="mlp(hidden=4)")
+    assert tried == [
+        ("loop", 0, "eager"),
+        ("stacked", 64, "eager"),
+        ("processes", 16, "eager"),
+        ("processes", 16, "graph"),
+    ]
+    assert choice[:1] + choice[3:] == ("processes", "graph", 16)
+    assert choice.reason.endswith(
+        "loop 10.00, stacked 20.00, processes in stacks 7.00, processes in stacks graph 3.00"
+    )
+
+
+def test_a_long_run_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice, tried = choose_with(monkeypatch, SLOW_LOOP, rounds=100_000)
+    assert tried[-2:] == [("processes", 1, "graph"), ("processes", 1, "compiled")]
+    assert choice[:1] + choice[3:] == ("processes", "compiled", 1)
+    experiment = small_experiment("fedavg", IMAGES | {"engine": "auto"})
+    settled, _ = settle_engine(experiment, Silent(), choice)
+    assert (settled.spec.engine, settled.spec.stepping, settled.spec.stack) == (
+        "processes",
+        "compiled",
+        1,
+    )
+    engine = make_engine(choice.name, experiment.task, choice.stack, 1, choice.steps)
+    assert isinstance(engine, Processes)
+    assert kind(engine) == ("processes", 1, "compiled")
+    engine.close()
+
+
+def test_convolutions_are_stacked_only_where_nobody_can_be_forked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stack's steps may be as fast as two workers', but whatever looks at rows, and a whole
+    round does a lot of that, is not.
+    """
+    times = SLOW_LOOP | {
+        ("stacked", 64, "eager"): 0.03,
+        ("stacked", 64, "graph"): 0.05,
+        ("stacked", 64, "compiled"): 0.02,
+    }
+    choice, tried = choose_with(monkeypatch, times, rounds=100_000)
+    assert "stacked" not in {name for name, *_ in tried}
+    assert choice.name == "processes"
+    choice, tried = choose_with(monkeypatch, times, rounds=100_000, cores=1)
+    assert "processes" not in {name for name, *_ in tried}
+    assert choice[:1] + choice[3:4] == ("stacked", "compiled")
+
+
+# -------------------------------------------------- where one step takes longer than a trial should
+
+HEAVY: Times = {
+    ("loop", 0, "eager"): 2.0,
+    ("processes", 1, "eager"): 2.4,  # of two clients, one for each worker: 1.2 s a step
+    ("processes", 1, "compiled"): 1.2,
+}
+
+
+def test_a_short_run_of_a_heavy_network_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice, tried = choose_with(monkeypatch, HEAVY, rounds=1)
+    assert tried == []
+    assert choice[:1] + choice[3:] == ("processes", "auto", 1)
+    assert (
+        choice.reason
+        == "processes: one step takes 2.00 s, so the arithmetic decides and stacking cannot pay"
+    )
+
+
+def test_a_long_run_of_a_heavy_network_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step a trial, and nothing of stacks or of steps that are only written down."""
+    choice, tried = choose_with(monkeypatch, HEAVY, rounds=1_000)
+    assert tried == [("processes", 1, "eager"), ("processes", 1, "compiled")]
+    assert choice[:1] + choice[3:] == ("processes", "compiled", 1)
+    assert choice.reason == (
+        "processes compiled: one step takes 2.00 s, so the arithmetic decides and stacking"
+        " cannot pay;"
+        " milliseconds a local step of one client: processes 1200.00, processes compiled 600.00"
+    )
+
+
+def test_compiling_that_gains_nothing_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice, _ = choose_with(monkeypatch, HEAVY | {("processes", 1, "compiled"): 2.35}, rounds=1_000)
+    assert choice[:1] + choice[3:] == ("processes", "auto", 1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(1.2, ("processes", "compiled", 1)), (2.1, ("loop", "auto", 0))]
+)
+def test_on_one_core_a_worker_may_compile(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, expected: tuple[str, str, int]
+) -> None:
+    choice, tried = choose_with(
+        monkeypatch, HEAVY | {("processes", 1, "compiled"): seconds}, cores=1, rounds=1_000
+    )
+    assert tried == [("loop", 0, "eager"), ("processes", 1, "compiled")]
+    assert choice[:1] + choice[3:] == expected
+
+
+def test_what_falls_back_is_no_contender(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(engine: Processes, job: Any) -> Any:
+        engine.fallback = (
+            "steps could not be written down (no such operation)" if engine.steps == "graph" else ""
+        )
+        return iter(())
+
+    monkeypatch.setattr(Processes, "train", run)
+    times = dict(SLOW_LOOP)
+    choice, _ = choose_with(monkeypatch, times, rounds=1)
+    assert "could not" not in choice.reason
+    best_of = autotune._best_of
+
+    def best_and_run(count: int, engine: Engine, job: Any, clock: Any) -> float:
+        list(engine.train(job))
+        return best_of(count, engine, job, clock)
+
+    monkeypatch.setattr(autotune, "_best_of", best_and_run)
+    experiment = small_experiment("fedavg", IMAGES | {"clients.sample": 4})
+    choice = choose_engine(
+        experiment.task, make_job(experiment, first_state(experiment), 1), rounds=5_000
+    )
+    assert choice[:1] + choice[3:] == ("processes", "auto", 1)
+    assert choice.reason.endswith(
+        "processes 5.00; steps could not be written down (no such operation)"
+    )

@@ -1,0 +1,435 @@
+"""Steps recorded and replayed from fixed places in memory equal `loop`, whatever the method; where
+recording or memory fails, the run goes on.
+
+On a CPU a recording is a flat list of operations. Writing it down takes a second each time, so most
+tests leave that part out and replay the plain step from the same places; on CUDA the very same code
+records a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from engines.test_equal_engines import CASES, EVERYTHING, with_clients
+
+from remanence.core.errors import RunFailed
+from remanence.core.pytree import Tree
+from remanence.core.types import Context, Lent, Part, Reply, Start, Track
+from remanence.engines import cuda_graphs
+from remanence.engines.autotune import choose_engine, choose_steps, make_engine
+from remanence.engines.cuda_graphs import choose_sizes, round_up, write_over
+from remanence.engines.memory import tell_memory
+from remanence.engines.run_slices import Portion
+from remanence.engines.sequential import Loop
+from remanence.engines.vectorized import Stacked
+from remanence.experiment.build import Experiment
+from remanence.methods import METHODS
+from remanence.rounds.loop import first_state, make_job
+from remanence.testing import TOLERANCE, check_engine
+from remanence.testing.toy_task import play, quickly, small_experiment, state_tree, worst_difference
+from remanence.training.client_step import SplitRows
+
+
+@pytest.fixture
+def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "trace_step", lambda step_all, example, compile: step_all)
+
+
+def assert_equals_loop(experiment: Experiment, engine: Stacked, rounds: int = 3) -> None:
+    oracle, _ = play(experiment, Loop(experiment.task), rounds)
+    state, _ = play(experiment, engine, rounds)
+    place, distance = worst_difference(state_tree(state), state_tree(oracle))
+    assert distance <= TOLERANCE, f"differs from loop by {distance:.1e} at {place}"
+
+
+def assert_recorded_equals_loop(
+    experiment: Experiment, stack: int, steps: str = "graph"
+) -> Stacked:
+    engine = Stacked(experiment.task, stack, steps)
+    assert_equals_loop(experiment, engine)
+    assert engine.fallback == ""
+    assert engine.recordings
+    return engine
+
+
+@pytest.mark.usefixtures("untraced")
+@pytest.mark.parametrize("method", [quickly(name) for name in METHODS])
+def test_every_method(method: str) -> None:
+    assert_recorded_equals_loop(small_experiment(method), stack=3)
+
+
+@pytest.mark.parametrize("steps", ["graph", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_what_a_step_hands_on_under_another_name(steps: str) -> None:
+    """A part may remember the parameters before the step: they lie where the new ones are about
+    to be written.
+    """
+    last = Track(
+        lambda ctx, lent: {"last": dict(ctx.start.params)},
+        lambda memory, before, after, batch, lent, ctx: {"last": dict(before.params)},
+    )
+
+    def tell(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+        moved = sum(
+            (trained.params[name] - ctx.memory["last"][name]).square().sum()
+            for name in trained.params
+        )
+        return {}, {"moved": moved}
+
+    part = Part(
+        "last step",
+        track=last,
+        after=tell,
+        extras=lambda start, world: {"moved": torch.zeros((), dtype=world.dtype)},
+        sends="moved",
+    )
+    experiment = small_experiment(part)
+    job = make_job(experiment, first_state(experiment), 1)
+    plain, ours = (
+        torch.cat([reply.extras["last step"]["moved"] for reply in engine.train(job)])
+        for engine in (Loop(experiment.task), Stacked(experiment.task, 64, steps))
+    )
+    assert float(plain.min()) > 0
+    torch.testing.assert_close(ours.sort().values, plain.sort().values, rtol=1e-10, atol=0)
+
+
+def test_memory_is_read_before_it_is_written() -> None:
+    """Two that change places, one that stays, one turned around, one that is new."""
+    a, b, c, d, e = (torch.arange(4.0).reshape(2, 2) + 10 * number for number in range(5))
+    wanted = [b.clone(), a.clone(), c.clone(), d.t().clone(), e + 1]
+    write_over([a, b, c, d, e], [b, a, c, d.t(), e + 1])
+    assert all(torch.equal(*pair) for pair in zip([a, b, c, d, e], wanted, strict=True))
+
+
+@pytest.mark.usefixtures("untraced")
+def test_memory_that_changes_its_form_is_not_recorded() -> None:
+    """A part may remember the batch before, of which there is none in its first step."""
+    remembers = Part(
+        "remembers",
+        track=Track(
+            lambda ctx, lent: {}, lambda memory, before, after, batch, lent, ctx: {"last": batch.y}
+        ),
+    )
+    experiment = small_experiment(remembers)
+    engine = Stacked(experiment.task, 3, "graph")
+    assert_equals_loop(experiment, engine)
+    assert "changes the form" in engine.fallback
+
+
+@pytest.mark.usefixtures("untraced")
+@pytest.mark.parametrize("case", CASES)
+def test_every_setting(case: str) -> None:
+    changes, make_module = CASES[case]
+    assert_recorded_equals_loop(
+        small_experiment(EVERYTHING, changes, module=make_module() if make_module else None),
+        stack=64,
+    )
+
+
+@pytest.mark.usefixtures("untraced")
+def test_the_engine_contract() -> None:
+    check_engine(lambda task: Stacked(task, 3, "graph"))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold+wsm"])
+def test_traced(method: str) -> None:
+    """Really written down: numbers of the round, the step and the client come in as arguments,
+    or the second round would repeat the first.
+    """
+    assert_recorded_equals_loop(
+        small_experiment(method, {"local.schedule": "cosine", "rounds": 3, "local.epochs": 2}),
+        stack=64,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_compiled() -> None:
+    assert_recorded_equals_loop(small_experiment("fedprox(mu=0.1)"), stack=64, steps="compiled")
+
+
+@pytest.mark.usefixtures("untraced")
+def test_few_sizes_are_recorded_and_the_rest_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of 8, 4, 3, 1 and 1 rows in batches of 1: 5 are there in the first step, 3 in the
+    second and third, 2 in the fourth, then 1.
+
+    Sizes are halved, so 5, 2 and 1 are recorded: with 3 clients there are two too many in the stack
+    of 5.
+    """
+    asked: list[cuda_graphs.Shape] = []
+    record = cuda_graphs.Recording._record
+    monkeypatch.setattr(
+        cuda_graphs.Recording,
+        "_record",
+        lambda self, shape, fuse: asked.append(shape) or record(self, shape, fuse),
+    )
+    experiment = with_clients(
+        small_experiment(EVERYTHING, {"local.batch": 1, "data.partition": "iid"}), [3, 1, 8, 1, 4]
+    )
+    assert_recorded_equals_loop(experiment, stack=64)
+    assert [tuple(shape) for shape in asked] == [
+        (5, 1, False),
+        (5, 1, True),
+        (2, 1, False),
+        (1, 1, False),
+    ]
+
+
+def test_a_smaller_stack_uses_the_recording_of_a_larger_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Five clients in stacks of 4 and of 1, then of 3 and of 2. Sizes are halved, so 4, 2 and 1
+    are written down; with 3 the fourth is masked.
+    """
+    written: list[bool] = []
+    monkeypatch.setattr(
+        cuda_graphs,
+        "trace_step",
+        lambda step_all, example, compile: written.append(compile) or step_all,
+    )
+    experiment = with_clients(
+        small_experiment("fedavg", {"data.partition": "iid"}), [4, 4, 4, 4, 4]
+    )
+    engine = Stacked(experiment.task, 4, "graph")
+    assert_equals_loop(experiment, engine)
+    assert len(engine.recordings) == 1
+    assert set(engine.recordings[0].replays) == {(4, 4, False), (1, 4, False)}
+    assert len(written) == 2
+    engine.stack = 3
+    assert_equals_loop(experiment, engine)
+    assert set(engine.recordings[0].replays) == {
+        (4, 4, False),
+        (1, 4, False),
+        (4, 4, True),
+        (2, 4, False),
+    }
+    assert len(written) == 3
+
+
+@pytest.mark.parametrize(
+    ("often", "compiled"), [(0.1, [True, True, True]), (0.2, [False, True, False])]
+)
+def test_what_is_rare_is_not_compiled(
+    often: float, compiled: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients of 7, 6, 1 and 1 rows in batches of 1: of 7 steps the first is of four clients,
+    five are of two, and the last is of one.
+    """
+    seen: list[bool] = []
+    monkeypatch.setattr(
+        cuda_graphs,
+        "trace_step",
+        lambda step_all, example, compile: seen.append(compile) or step_all,
+    )
+    monkeypatch.setattr(cuda_graphs, "OFTEN", often)
+    experiment = with_clients(
+        small_experiment("fedavg", {"local.batch": 1, "data.partition": "iid"}), [7, 6, 1, 1]
+    )
+    assert_recorded_equals_loop(experiment, stack=64, steps="compiled")
+    assert seen == compiled
+
+
+def test_what_cannot_be_recorded_is_run_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise NotImplementedError("no such operation\nin this graph")
+
+    monkeypatch.setattr(cuda_graphs, "trace_step", refuse)
+    experiment = small_experiment(EVERYTHING)
+    engine = Stacked(experiment.task, 3, "graph")
+    assert_equals_loop(experiment, engine)
+    assert engine.fallback == "steps could not be recorded (no such operation)"
+    assert engine.steps == "eager"
+
+
+# ------------------------------------------------------------------------------------------- memory
+
+
+def scarce(monkeypatch: pytest.MonkeyPatch, room: int, error: Exception) -> list[int]:
+    """Memory for so many clients. -> the sizes of the stacks that were tried"""
+    tried: list[int] = []
+    whole = Stacked._train_stack
+
+    def train(self: Stacked, portions: Sequence[Portion]) -> list[Reply]:
+        tried.append(sum(len(portion.places) for portion in portions))
+        if tried[-1] > room:
+            raise error
+        return whole(self, portions)
+
+    monkeypatch.setattr(Stacked, "_train_stack", train)
+    return tried
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
+        MemoryError(),
+    ],
+)
+def test_out_of_memory_halves_the_stack_for_good(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Six clients, room for two: 6 fails, 3 fails, then 1 at a time (half of 3), in this round
+    and the next.
+    """
+    tried = scarce(monkeypatch, 2, error)
+    experiment = small_experiment("fedavg", {"clients.sample": 6})
+    engine = Stacked(experiment.task, 64)
+    assert_equals_loop(experiment, engine, rounds=2)
+    assert tried == [6, 3] + [1] * 12
+    assert engine.stack == 1
+
+
+def test_one_client_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    scarce(monkeypatch, 0, torch.OutOfMemoryError("CUDA out of memory"))
+    experiment = small_experiment("fedavg")
+    with pytest.raises(RunFailed, match=r"smaller local\.batch"):
+        list(Stacked(experiment.task).train(make_job(experiment, first_state(experiment), 1)))
+
+
+def test_whose_the_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 80 GB 2 are free and 5 ours: somebody else has 73."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * 10**9, 80 * 10**9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 5 * 10**9)
+    assert tell_memory(torch.device("cuda")) == " (2.0 of 80.0 GB are free, 5.0 are this run's)"
+    assert tell_memory(torch.device("cpu")) == ""
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = scarce(monkeypatch, 0, RuntimeError("shapes do not match"))
+    experiment = small_experiment("fedavg")
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        list(Stacked(experiment.task).train(make_job(experiment, first_state(experiment), 1)))
+    assert tried == [4]
+
+
+# --------------------------------------------------------------------------------------- the choice
+
+
+class Clock:
+    """Every training takes the seconds that its way of running steps is given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]):
+        self.now = 0.0
+        train = Stacked.train
+
+        def timed(engine: Stacked, job: Any) -> Any:
+            yield from train(engine, job)
+            self.now += seconds[engine.steps]
+
+        monkeypatch.setattr(Stacked, "train", timed)
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.usefixtures("untraced")
+@pytest.mark.parametrize(
+    ("seconds", "rounds", "steps"),
+    [
+        # too short a run for compiling to pay
+        ({"eager": 2.0, "graph": 1.0, "compiled": 0.1}, 10, "graph"),
+        ({"eager": 2.0, "graph": 1.0, "compiled": 0.1}, 10_000, "compiled"),
+        ({"eager": 1.0, "graph": 2.0, "compiled": 3.0}, 10_000, "eager"),
+        ({"eager": 2.0, "graph": 1.0, "compiled": 0.97}, 10_000, "graph"),  # 3% may be chance
+    ],
+)
+def test_how_steps_are_run_is_measured(
+    monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], rounds: int, steps: str
+) -> None:
+    experiment = small_experiment("fedavg")
+    job = make_job(experiment, first_state(experiment), 1)
+    choice = choose_steps(experiment.task, job, 64, rounds, 1, Clock(monkeypatch, seconds))
+    assert (choice.name, choice.steps) == ("stacked", steps)
+    # a trial has 8 steps, so 2 seconds are 250 milliseconds a step
+    assert (
+        f"steps {steps}: milliseconds a step of all of them: eager"
+        f" {1000 * seconds['eager'] / 8:.2f}, graph"
+    ) in choice.reason
+    engine = make_engine(choice.name, experiment.task, steps=choice.steps)
+    assert isinstance(engine, Stacked)
+    assert engine.steps == steps
+
+
+def test_the_choice_says_why_steps_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise NotImplementedError("no such operation")
+
+    monkeypatch.setattr(cuda_graphs, "trace_step", refuse)
+    experiment = small_experiment("fedavg")
+    choice = choose_steps(
+        experiment.task,
+        make_job(experiment, first_state(experiment), 1),
+        64,
+        1,
+        1,
+        iter(range(99)).__next__,
+    )
+    assert choice.steps == "eager"
+    # a second for 8 steps
+    assert choice.reason.endswith("eager 125.00; steps could not be recorded (no such operation)")
+
+
+def test_a_short_run_on_a_cpu_tries_nothing_of_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = small_experiment("fedavg", {"model": "mlp(hidden=6)"})
+    monkeypatch.setattr(cuda_graphs, "trace_step", None)
+    assert (
+        choose_engine(
+            experiment.task, make_job(experiment, first_state(experiment), 1), rounds=3
+        ).steps
+        == "auto"
+    )
+
+
+def test_sizes() -> None:
+    assert choose_sizes(1) == [1]
+    assert choose_sizes(16) == list(range(16, 0, -1))
+    sizes = choose_sizes(100)
+    assert sizes[0] == 100
+    assert sizes[-1] == 1
+    assert all(
+        small < large and small >= int(0.8 * large)
+        for large, small in itertools.pairwise(sizes)
+        if large > 5
+    )
+    assert [round_up(n) for n in (0, 1, 2, 3, 64, 65)] == [0, 1, 2, 4, 64, 128]
+
+
+def test_rooms_hold_real_rows_only() -> None:
+    """Three rows become four by repeating the client's first with weight 0, whatever stood
+    there before; no rows stay none.
+    """
+    rows = SplitRows(
+        torch.tensor([[5, 6, 7]]),
+        torch.ones(1, 3),
+        torch.zeros(1, 0, dtype=torch.int64),
+        torch.zeros(1, 0),
+    )
+    memory = SplitRows(
+        torch.full((1, 4), 9),
+        torch.full((1, 4), 9.0),
+        torch.zeros(1, 0, dtype=torch.int64),
+        torch.zeros(1, 0),
+    )
+    cuda_graphs.load_rows(memory, rows)
+    assert memory.train.tolist() == [[5, 6, 7, 5]]
+    assert memory.train_weight.tolist() == [[1, 1, 1, 0]]
+    assert memory.valid.shape == (1, 0)
+
+
+@pytest.mark.usefixtures("untraced")
+def test_a_narrower_batch_is_filled_up_with_a_row_of_its_client() -> None:
+    """Clients of 8 and of 7 rows, one after the other in the same memory, in one batch each."""
+    experiment = with_clients(
+        small_experiment("fedavg", {"local.batch": 8, "local.epochs": 1, "data.partition": "iid"}),
+        [8, 7],
+    )
+    engine = assert_recorded_equals_loop(experiment, stack=1)
+    assert len(engine.recordings) == 1
+    seen = engine.recordings[0].ids[0, 0].tolist()
+    assert sorted(seen[:7]) == sorted(experiment.task.population.at(0).train.of(1))
+    assert seen[7] == seen[0]

@@ -1,0 +1,77 @@
+"""Looking at rows by a network that was made quick, beside the network itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from remanence.core.model import wrap
+from remanence.engines import compiled_eval
+from remanence.engines.compiled_eval import QuickModel, quicken
+from remanence.models.lenet import lenet
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    "rows",
+    [1, compiled_eval.ROWS["cpu"] - 3, compiled_eval.ROWS["cpu"], compiled_eval.ROWS["cpu"] + 3],
+)
+def test_it_says_the_same(compiled: bool, rows: int) -> None:
+    x = torch.randn(rows + 1, 3, 16, 16, dtype=torch.float64)
+    model = wrap(lenet((3, 16, 16), 4), x, 4, dtype=torch.float64)
+    problems: list[str] = []
+    quick = quicken(model, compiled, problems)
+    assert isinstance(quick, QuickModel)
+    for some in (x, x[:0]):
+        for mine, plain in zip(
+            quick.judge_rows(model.initial, some),
+            model.judge_rows(model.initial, some),
+            strict=True,
+        ):
+            torch.testing.assert_close(mine, plain)
+    assert None not in quick.written.values()
+    # a single row would be filled up with 49 more
+    assert bool(quick.written) == (compiled and rows > 1)
+    assert problems == []
+
+
+class Moody(nn.Module):
+    """Cannot be written down: what it computes depends on what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(x)
+        return y if y.sum() > 0 else -y
+
+
+def test_what_cannot_be_compiled_is_called_as_it_is() -> None:
+    x = torch.randn(compiled_eval.ROWS["cpu"], 3)
+    model, problems = wrap(Moody(), x, 2), list[str]()
+    quick = quicken(model, True, problems)
+    assert isinstance(quick, QuickModel)
+    assert torch.equal(
+        quick.judge_rows(model.initial, x).logits, model.judge_rows(model.initial, x).logits
+    )
+    assert list(quick.written.values()) == [None]
+    quick.judge_rows(model.initial, x)
+    (problem,) = problems  # said once
+    assert problem.startswith("what looks at rows could not be compiled (")
+
+
+def test_rows_that_influence_each_other_are_not_cut_into_pieces() -> None:
+    network = nn.Sequential(
+        nn.Conv2d(1, 2, 1),
+        nn.BatchNorm2d(2, track_running_stats=False),
+        nn.Flatten(),
+        nn.Linear(8, 2),
+    )
+    x = torch.randn(2 * compiled_eval.ROWS["cpu"], 1, 2, 2)
+    model = wrap(network, x, 2)
+    quick = quicken(model, True, [])
+    torch.testing.assert_close(
+        quick.judge_rows(model.initial, x).logits, model.judge_rows(model.initial, x).logits
+    )

@@ -1,0 +1,63 @@
+"""Noise that protects somebody differs between runs of the same seed; whatever does not protect
+anybody does not.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from indoors import Indoors, make_site, play_indoors, small_spec
+from states import last_state
+
+from remanence.flower.secure_noise import draws_noise, settle_facts
+from remanence.flower.site_storage import Memory
+from remanence.testing.toy_task import as_method, small_experiment
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fedavg+dp(noise=1)",
+        "fedavg+dp(noise=1, adaptive=True)",
+        "fedavg+dp_sgd(noise=1)",
+        "fedavg+wsm+dp_counts(noise=5)",
+    ],
+)
+def test_two_runs_of_the_same_seed_differ(method: str, tmp_path: Path) -> None:
+    """The seed goes to every site, so noise drawn from it could be taken off again."""
+    spec = small_spec(method, rounds=1)
+    models = []
+    for name in ("first", "second"):
+        sites = {
+            number: make_site(tmp_path / name, f"site-{number}", (2 * number, 2 * number + 1))
+            for number in range(3)
+        }
+        models.append(
+            last_state(
+                play_indoors(spec, Indoors(sites), tmp_path / name / "run")
+            ).server.model.params
+        )
+    assert any(bool((value != models[1][name]).any()) for name, value in models[0].items())
+
+
+def test_noised_label_counts_are_drawn_once(tmp_path: Path) -> None:
+    """Asked again, also after a restart, a client says the same; another run draws anew."""
+    experiment = small_experiment("fedavg+wsm+dp_counts(noise=5)")
+    first, again, other = (
+        settle_facts(experiment, Memory(tmp_path, run), [0, 2], 0).label_counts
+        for run in ("a-first-run", "a-first-run", "another-run")
+    )
+    assert (first == again).all()
+    assert (first != other).any()
+    plain = small_experiment("fedavg+wsm")
+    exact = settle_facts(plain, Memory(tmp_path, "a-plain-run"), [0, 2], 0)
+    assert (exact.label_counts == plain.facts(np.array([0, 2]), 0).label_counts).all()
+
+
+def test_only_noise_makes_the_randomness_of_a_site_its_own() -> None:
+    assert draws_noise(as_method("fedavg+dp_sgd(noise=1)"))
+    assert draws_noise(as_method("fedwavg(noise=2)"))
+    assert not draws_noise(as_method("fedwavg"))
+    assert not draws_noise(as_method("scaffold+wsm"))

@@ -1,0 +1,111 @@
+"""A site's process that stays: started by the first message, used by the next, gone with its
+owner.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from indoors import small_spec, write_site
+
+from remanence.flower import daemon_client
+from remanence.flower.client_app import answer_message, find_site, hand_over
+from remanence.flower.coordinator import describe_examples, describe_spec, set_up
+from remanence.flower.settings import read_site
+from remanence.flower.wire import Parcel
+
+
+def hello() -> Parcel:
+    experiment, description = set_up(small_spec("fedavg"))
+    told = {
+        "run": "a-run-of-ours",
+        "spec": describe_spec(experiment.spec),
+        "data": describe_examples(experiment, description),
+    }
+    return Parcel({**told, "kind": "hello"}, {})
+
+
+def test_the_process_stays_for_the_next_message_and_ends_with_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = read_site(write_site(tmp_path, "site", (0, 1)))
+    owner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    monkeypatch.setattr(daemon_client.os, "getppid", lambda: owner.pid)
+    started: list[subprocess.Popen[bytes]] = []
+    start = daemon_client.start_worker
+
+    def remember(file: Any) -> subprocess.Popen[bytes]:
+        started.append(start(file))
+        return started[-1]
+
+    monkeypatch.setattr(daemon_client, "start_worker", remember)
+    try:
+        first, second = (hand_over(site, hello()).about for _ in range(2))
+        assert first["sizes"] == second["sizes"]
+        assert first["clients_here"] == [0, 1]
+        assert len(started) == 1
+    finally:
+        owner.kill()
+        owner.wait()
+    assert started[0].wait(20) == 0
+
+
+def test_without_a_process_that_stays_the_answer_is_the_same(tmp_path: Path) -> None:
+    site = read_site(
+        write_site(
+            tmp_path, "site", (0, 1), compute={"device": "cpu", "threads": 1, "resident": False}
+        )
+    )
+    assert hand_over(site, hello()).about["clients_here"] == [0, 1]
+
+
+def test_a_message_imports_nothing_heavy() -> None:
+    """It is a new process for every message: torch alone would take it seconds."""
+    code = (
+        "import sys, remanence.flower.client_app, remanence.flower.daemon_client;"
+        " print('torch' in sys.modules, 'scipy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_a_node_without_a_site_file_says_so() -> None:
+    with pytest.raises(Exception, match="started without a site file"):
+        find_site({})
+
+
+def test_records_of_flower_carry_a_parcel_and_damage_is_an_answer(tmp_path: Path) -> None:
+    pytest.importorskip(
+        "flwr", reason="the package flwr is not installed (the extra remanence[flower])"
+    )
+    import numpy as np
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    from remanence.flower.transport import from_record, to_record
+
+    parcel = Parcel(
+        {"kind": "train"},
+        {"mine": np.arange(3.0)},
+        {"start": np.zeros((2, 2), dtype=np.float32), "n": np.array(4)},
+    )
+    back = from_record(to_record(parcel))
+    assert back.about == parcel.about
+    assert {name: array.tolist() for name, array in back.common.items()} == {
+        "start": [[0, 0], [0, 0]],
+        "n": 4,
+    }
+    assert back.mine["mine"].tolist() == [0, 1, 2]
+    damaged = Array("float64", (3,), "numpy.ndarray", b"no array at all")
+    disguised = RecordDict(
+        {
+            "about": to_record(parcel).config_records["about"],
+            "mine": ArrayRecord({"float64": damaged}),
+        }
+    )
+    for content in (RecordDict({}), RecordDict({"about": ConfigRecord({"text": "{}"})}), disguised):
+        answer = answer_message(content, {"site": str(tmp_path / "site.toml")})
+        assert answer.about["kind"] == "declined"

@@ -1,0 +1,65 @@
+"""Graphs, compiled once for every layout, and parts of a step that are compiled once for all
+the places where they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from remanence.kernels.compile import call_compiled, compile_graph
+
+
+def scale(x: Tensor, y: Tensor, times: int) -> Tensor:
+    return x * y * times
+
+
+@contextmanager
+def counting_compilations() -> Iterator[list[Any]]:
+    """-> what the compiler is called with, call by call"""
+    with mock.patch.object(torch._inductor, "compile", wraps=torch._inductor.compile) as compile:
+        yield compile.call_args_list
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_once_a_form() -> None:
+    x, y = torch.arange(6.0).reshape(2, 3), torch.full((2, 3), 2.0)
+    with counting_compilations() as calls:
+        assert torch.equal(call_compiled(scale, x, y, times=3), 6 * x)
+        assert torch.equal(call_compiled(scale, x + 1, y, times=3), 6 * (x + 1))
+        assert len(calls) == 1
+        assert torch.equal(call_compiled(scale, x, y, times=2), 4 * x)  # a number is written down
+        assert torch.equal(call_compiled(scale, x.double(), y.double(), times=3), 6 * x.double())
+        turned = x.reshape(3, 2).t()
+        assert torch.equal(call_compiled(scale, turned, y, times=3), 6 * turned)
+        assert len(calls) == 4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_once_a_layout() -> None:
+    """Rows and columns of a square have one shape: read by the strides of the other they would
+    be mixed up. One of them is written to.
+    """
+
+    def add(total: Tensor, x: Tensor) -> list[Tensor]:
+        total.add_(2 * x)
+        return [x + 1]
+
+    x = torch.arange(9.0).reshape(3, 3)
+    run = compile_graph(make_fx(add)(torch.zeros(3, 3), x))
+    total = torch.zeros(3, 3)
+    with counting_compilations() as calls:
+        for times, now in enumerate(
+            (x, x.clone(), x.t(), x.t().clone(memory_format=torch.preserve_format), x), start=1
+        ):
+            (more,) = run(total, now)
+            assert torch.equal(more, now + 1)
+            assert len(calls) == (1 if times < 3 else 2)
+    assert torch.equal(total, 6 * x + 4 * x.t())

@@ -1,0 +1,342 @@
+"""Every row's gradient is clipped by itself: by hand, against Opacus, on every engine; and what
+would let a row be felt otherwise is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from remanence.config import make_spec
+from remanence.core import pytree
+from remanence.core.compose import parse_method
+from remanence.core.errors import InputError
+from remanence.core.model import initialise
+from remanence.core.rng import Key
+from remanence.core.types import Batch, Context, Lent, Output, Part
+from remanence.data.batches import plan_batches
+from remanence.engines.sequential import Loop
+from remanence.engines.vectorized import Stacked
+from remanence.experiment.build import Experiment, build_module
+from remanence.methods import PARTS, dp_sgd, fedavg
+from remanence.privacy.dp_sgd import clipped_sum
+from remanence.rounds.loop import first_state, make_job, resume_run, start_run
+from remanence.testing import TOLERANCE
+from remanence.testing.toy_task import (
+    EQUAL,
+    SMALL,
+    LayerNormNet,
+    batch_norm_net,
+    play,
+    small_experiment,
+    state_tree,
+    worst_difference,
+)
+
+needs_opacus = pytest.mark.skipif(
+    find_spec("opacus") is None,
+    reason="the package opacus is not installed (the extra remanence[dp])",
+)
+IMAGES = {
+    "data.name": "synthetic(samples=96, classes=4, shape='2x6x6', test=0.25)",
+    "data.partition": "dirichlet(alpha=100)",
+}
+ONE_STEP = {
+    "local.steps": 1,
+    "local.batch": 6,
+    "local.optimizer": "sgd(lr=1.0)",
+    "data.normalise": False,
+}
+
+
+class GroupNormNet(nn.Module):
+    """Convolutions, group norm and biases: a layer of every kind whose rows do not mix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.head = (
+            nn.Conv2d(2, 4, 3),
+            nn.GroupNorm(2, 4),
+            nn.Linear(4 * 16, 4),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(torch.relu(self.norm(self.body(x))).flatten(1))  # [B, 4]
+        return logits
+
+
+# ------------------------------------------------------------------------------------- clip and sum
+
+
+@given(numbers=st.lists(st.floats(-1e3, 1e3), min_size=8, max_size=8), limit=st.floats(1e-3, 10))
+def test_no_row_moves_the_sum_further_than_the_clip(numbers: list[float], limit: float) -> None:
+    """The promise rests on this: with and without any one row, the sums differ by at most the
+    clip.
+    """
+    rows = {
+        "a": torch.tensor(numbers[:4]).double().reshape(2, 2),
+        "b": torch.tensor(numbers[4:]).double().reshape(2, 1, 2),
+    }
+    clip = torch.tensor(limit, dtype=torch.float64)
+    both, one = (
+        clipped_sum(rows, torch.tensor(weight, dtype=torch.float64), clip)
+        for weight in ([1.0, 1.0], [1.0, 0.0])
+    )
+    assert float(pytree.squared_norm(pytree.sub(both, one)).sqrt()) <= limit * (1 + 1e-9)
+
+
+def test_a_row_without_a_gradient_is_no_division_by_zero() -> None:
+    rows = {"w": torch.tensor([[0.0, 0.0], [0.6, 0.8]])}
+    assert clipped_sum(rows, torch.ones(2), torch.tensor(0.5))["w"].tolist() == pytest.approx(
+        [0.3, 0.4]
+    )
+
+
+def gradients_of(part: Part, rows: Tensor, weight: Tensor, keys: int) -> Tensor:
+    """What a part makes of rows' gradients [B, n], for many keys. -> [keys, n]"""
+    batch = Batch(torch.empty(0), torch.empty(0), weight, torch.empty(0))
+    lent: Any = SimpleNamespace(
+        each=lambda params, batch: ({"w": rows}, {"w": torch.zeros(rows.shape[1])})
+    )
+    assert part.gradient is not None
+    found = []
+    for number in range(keys):
+        hyper = {name: torch.tensor(value) for name, value in part.hyper.items()}
+        ctx: Any = SimpleNamespace(hyper=hyper, key=Key(number).tensor())
+        found.append(part.gradient({"w": rows[0]}, batch, lent, ctx)["w"])
+    return torch.stack(found)
+
+
+def test_the_noise_is_the_clips_and_divided_by_the_rows_that_count() -> None:
+    """z * clip / b = 1.5 * 2 / 3: the fourth row is padding. 600 keys of 4 numbers know a
+    deviation to 1 / sqrt(2 * 2400) = 1.4%; four times that.
+    """
+    rows, weight = (
+        torch.tensor([[4.0, 0, 0, 0], [0, 1.0, 0, 0], [0, 0, 0, 0], [9.0, 9, 9, 9]]),
+        torch.tensor([1.0, 1, 1, 0]),
+    )
+    drawn = gradients_of(dp_sgd(clip=2, noise=1.5), rows, weight, 600)
+    assert float((drawn - drawn.mean(dim=0)).std()) == pytest.approx(1.5 * 2 / 3, rel=0.058)
+    assert drawn.mean(dim=0).tolist() == pytest.approx([2 / 3, 1 / 3, 0, 0], abs=4 / math.sqrt(600))
+    correlation = torch.corrcoef(drawn.T) - torch.eye(4)
+    assert float(correlation.abs().max()) < 4 / math.sqrt(600)
+    plain = gradients_of(dp_sgd(clip=2, noise=0), rows, weight, 1)
+    assert plain[0].tolist() == pytest.approx([2 / 3, 1 / 3, 0, 0])
+
+
+# ----------------------------------------------------------------------------------- against Opacus
+
+
+def first_gradients(experiment: Experiment, engine: Loop | Stacked) -> list[dict[str, Tensor]]:
+    """Of the first step of every client of round 1: at rate 1 a step is the gradient."""
+    job = make_job(experiment, first_state(experiment), 1)
+    moved = [
+        pytree.sub(pytree.expand(job.start.params, reply.k), reply.params)
+        for reply in engine.train(job)
+    ]
+    return [
+        pytree.take(stack, row) for stack in moved for row in range(len(next(iter(stack.values()))))
+    ]
+
+
+@needs_opacus
+@pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"
+)
+@pytest.mark.parametrize("kind", ["convolutions", "dense"])
+@pytest.mark.parametrize("limit", [0.05, 100.0])
+def test_the_same_as_opacus(kind: str, limit: float) -> None:
+    """Opacus computes the gradient of every row by hooks of its own; clipped and averaged, they
+    are ours.
+    """
+    from opacus import GradSampleModule
+
+    changes = {**ONE_STEP, **(IMAGES if kind == "convolutions" else {})}
+    module = initialise(
+        GroupNormNet if kind == "convolutions" else lambda: LayerNormNet((5,), 4), Key(3)
+    )
+    experiment = small_experiment(fedavg() + dp_sgd(clip=limit, noise=0), changes, module=module)
+    task, job = experiment.task, make_job(experiment, first_state(experiment), 1)
+    ours = [first_gradients(experiment, engine) for engine in (Loop(task), Stacked(task, 3))]
+    for place, client in enumerate(job.clients.tolist()):
+        ids = task.population.at(0).train.of(client)
+        plan = plan_batches(job.key.fold("client", client, "plan", 0), len(ids), 6, steps=1)
+        rows = torch.from_numpy(ids[plan.rows[0, : plan.widths[0]]])
+        network = copy.deepcopy(module).double()
+        network.load_state_dict(job.start.params)
+        sampled = GradSampleModule(network, loss_reduction="sum")
+        nn.functional.cross_entropy(
+            sampled(task.train.inputs(rows)), task.train.labels(rows), reduction="sum"
+        ).backward()
+        theirs = {
+            name.removeprefix("_module."): parameter.grad_sample
+            for name, parameter in sampled.named_parameters()
+        }
+        norms = torch.stack([each.flatten(1).norm(dim=1) for each in theirs.values()]).norm(dim=0)
+        factors = (limit / norms).clamp(max=1.0)
+        assert (factors < 1).all() == (limit < 1)  # one limit clips everybody, the other nobody
+        for name, each in theirs.items():
+            wanted = torch.einsum("b,b...->...", factors, each) / len(rows)
+            for engine in ours:
+                assert float((engine[place][name] - wanted).abs().max()) < 1e-10
+
+
+@needs_opacus
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "name",
+    ["mlp", "lenet", "cnn", "resnet18", "resnet18(norm='group')", "shallow_resnet", "densenet121"],
+)
+def test_models_are_refused_where_opacus_would_refuse_them(name: str) -> None:
+    from opacus.validators import ModuleValidator
+
+    module = initialise(lambda: build_module(name, (3, 32, 32), 4), Key(0))
+    changes = {
+        "data.name": "synthetic(samples=48, classes=4, shape='3x32x32', test=0.25)",
+        "data.partition": "dirichlet(alpha=100)",
+    }
+    if ModuleValidator.is_valid(module):
+        small_experiment("fedavg+dp_sgd", changes, module=module)
+    else:
+        with pytest.raises(InputError, match="batch norm mixes rows: use a model with group norm"):
+            small_experiment("fedavg+dp_sgd", changes, module=module)
+
+
+def test_a_clip_that_nobody_feels_leaves_plain_training() -> None:
+    states = []
+    for method in ("fedprox(mu=0.5)+dp_sgd(clip=1e6, noise=0)", "fedprox(mu=0.5)"):
+        experiment = small_experiment(method)
+        states.append(play(experiment, Loop(experiment.task), 2)[0].server.model.params)
+    assert worst_difference(*states)[1] <= TOLERANCE
+
+
+# -------------------------------------------------------------------------------- in the round loop
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fedavg+dp_sgd(noise=0.1)",
+        "fedprox(mu=0.1)+moon+dp_sgd",
+        "flashback+dp_sgd+dp_counts",
+        "wsm+dp_sgd+dp_counts",
+        "fedwavg(noise=3)+dp_sgd",
+        "scaffold+dp_sgd",
+        "fednova+dp_sgd",
+    ],
+)
+def test_equal_on_every_engine(method: str) -> None:
+    experiment = small_experiment(method)
+    oracle, lines = play(experiment, Loop(experiment.task), 2)
+    assert not any(line["abandoned"] for line in lines)
+    state, _ = play(experiment, Stacked(experiment.task, 3), 2)
+    assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+
+
+def test_it_resumes_exactly(tmp_path: Path) -> None:
+    """Noise is a function of round, client and step: there is no generator whose state could be
+    lost.
+    """
+    method = "flashback+dp_sgd+dp_counts"
+    spec = make_spec(
+        {}, SMALL | {"method": method, "data.public": 8, "local.steps": 2, "rounds": 2}
+    )
+    start_run(spec.model_copy(update={"rounds": 1}), tmp_path / "broken")
+    runs = start_run(spec, tmp_path / "straight"), resume_run(tmp_path / "broken", rounds=2)
+    told = [
+        [(line["split"], line["loss"], line["epsilon_example"]) for line in run.metrics]
+        for run in runs
+    ]
+    assert told[0] == told[1]
+    assert told[0][-1][2] is not None
+
+
+# ----------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (
+            "flashback+dp_sgd",
+            "dp_sgd and flashback cannot be combined: flashback sends label counts; add dp_counts",
+        ),
+        (
+            "fedavg+wsm+dp_sgd",
+            "dp_sgd and wsm cannot be combined: wsm weighs every row by the label counts of"
+            " all; add dp_counts",
+        ),
+        ("fedwavg+dp_sgd", r"fedwavg sends how many rows were forgotten; write fedwavg\(noise=5\)"),
+        ("scaffold(option=1)+dp_sgd", r"write scaffold\(option=2\)"),
+        ("hast+dp_sgd", "hast tries models on a client's rows"),
+        ("feddrift+dp_sgd", "feddrift tries models on a client's rows"),
+        ("fedreg+dp_sgd", "both replace the way the gradient is taken"),
+    ],
+)
+def test_what_would_let_a_row_be_felt_is_refused(method: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        small_experiment(parse_method(method, PARTS))
+
+
+def test_batch_norm_is_refused_unless_it_is_frozen() -> None:
+    with pytest.raises(
+        InputError, match="dp_sgd clips the gradient of every single row, and batch norm mixes rows"
+    ):
+        small_experiment("fedavg+dp_sgd", EQUAL, module=batch_norm_net())
+    experiment = small_experiment(
+        "fedavg+dp_sgd", EQUAL | {"local.buffers": "frozen"}, module=batch_norm_net()
+    )
+    play(experiment, Loop(experiment.task), 1)
+
+
+def test_somebodys_own_loss_cannot_look_at_the_label_counts() -> None:
+    def base(out: Output, batch: Batch, ctx: Context) -> Tensor:
+        return nn.functional.cross_entropy(
+            out.logits / ctx.facts.label_counts.sum(), batch.y, reduction="none"
+        )
+
+    experiment = small_experiment(Part("mine", base=base) + dp_sgd())
+    with pytest.raises(
+        InputError, match=r"reads a fact of all of a client's rows \(label_counts\)"
+    ):
+        play(experiment, Loop(experiment.task), 1)
+
+
+def test_somebodys_own_extras_are_refused() -> None:
+    def after(ctx: Context, trained: Any, lent: Lent) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {}, {"seen": ctx.facts.size}
+
+    mine = Part(
+        "mine",
+        after=after,
+        extras=lambda start, world: {"seen": torch.zeros((), dtype=world.dtype)},
+    )
+    with pytest.raises(
+        InputError, match="dp_sgd and mine cannot be combined: mine sends more than its model"
+    ):
+        small_experiment(mine + dp_sgd())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"clip": 0}, "dp_sgd: clip must be a number above 0, not 0"),
+        ({"noise": -1}, "dp_sgd: noise"),
+        ({"delta": 1}, "dp_sgd: delta"),
+        ({"budget": -1}, "dp_sgd: budget"),
+        ({"noise": 0, "budget": 3}, "dp_sgd: a budget of 3 cannot be kept without noise"),
+    ],
+)
+def test_settings_that_cannot_be(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        dp_sgd(**arguments)

@@ -1,0 +1,167 @@
+"""What a run left behind, read with distrust: a cut last line is no damage, everything else
+that we do not write is.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+
+from remanence.core.errors import InputError
+from remanence.results.readers import (
+    check_about,
+    check_plan,
+    find_fault,
+    read_lines,
+    read_records,
+    read_table,
+    read_toml,
+)
+
+LINE: dict[str, Any] = {
+    "round": 1,
+    "model": "global",
+    "split": "test",
+    "accuracy": 0.5,
+    "per_class": [0.5, None],
+    "refused": [],
+    "abandoned": False,
+}
+
+
+def write_lines(path: Path, *texts: str, end: str = "\n") -> Path:
+    path.write_text("\n".join(texts) + end)
+    return path
+
+
+def test_lines_are_read_and_a_cut_last_one_is_left_out(tmp_path: Path) -> None:
+    path, text = tmp_path / "metrics.jsonl", json.dumps(LINE)
+    assert read_lines(path) == []
+    assert read_lines(write_lines(path, text, text)) == [LINE, LINE]
+    assert read_lines(write_lines(path, text, text[:20], end="")) == [LINE]
+    # a whole line, with its end, that is none
+    with pytest.raises(InputError, match="line 2 is not JSON"):
+        read_lines(write_lines(path, text, text[:20]))
+    with pytest.raises(InputError, match="line 1 is not JSON"):
+        read_lines(write_lines(path, text[:20], text))
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"round": "1"}, "which round"),
+        ({"round": -1}, "which round"),
+        ({"round": True}, "which round"),
+        ({"round": 2**40}, "which round"),
+        ({"model": 3}, "which model"),
+        ({"split": None}, "which split"),
+        ({"accuracy": "high"}, "an accuracy that is no number"),
+        ({"seconds": 10**400}, "a seconds that is no number"),
+        ({"per_class": [0.5, "x"]}, "a per_class"),
+        ({"per_class": 3}, "a per_class"),
+        ({"per_class": [0.5]}, "has 1 classes where others have 2"),
+        ({"refused": [{"client": "x", "code": "shape"}]}, "refusals"),
+        ({"refused": 3}, "refusals"),
+        ({"silent": ["x"]}, "silent"),
+    ],
+)
+def test_lines_that_we_do_not_write(tmp_path: Path, changes: dict[str, Any], fault: str) -> None:
+    assert find_fault(LINE) == ""
+    with pytest.raises(InputError, match=f"line 2 .*{fault}"):
+        read_lines(write_lines(tmp_path / "m", json.dumps(LINE), json.dumps(LINE | changes)))
+
+
+@pytest.mark.parametrize(
+    "text", ["NaN", "Infinity", "[" * 100_000, "9" * 10_000, '"\\ud800"', "[]", "3"]
+)
+def test_odd_json(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InputError, match="line 1 "):
+        read_lines(write_lines(tmp_path / "m", text, json.dumps(LINE)))
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "m").write_bytes(b"\xff\xfe\n" + json.dumps(LINE).encode() + b"\n")
+    with pytest.raises(InputError, match="line 1 is not JSON"):
+        read_lines(tmp_path / "m")
+    (tmp_path / "t").write_bytes(b"\xff")
+    with pytest.raises(InputError, match="is not valid TOML"):
+        read_toml(tmp_path / "t")
+    with pytest.raises(InputError, match="cannot read"):
+        read_toml(tmp_path / "absent")
+
+
+def test_records_within_their_limits(tmp_path: Path) -> None:
+    kind = np.dtype([("round", "<i4"), ("time_step", "<i4"), ("moment", "u1")])
+    good = np.array([(1, 0, 2), (2, 1, 0)], dtype=kind)
+    path = tmp_path / "r.bin"
+    assert read_records(path, kind, {"moment": 3}) is None
+    path.write_bytes(good.tobytes()[:-1])
+    read = read_records(path, kind, {"moment": 3})
+    assert read is not None
+    assert read["round"].tolist() == [1]  # the second was cut short
+    for bad in ((1, 0, 3), (-1, 0, 0), (1, -1, 0), (1, 10**6, 0), (2**30, 0, 0)):
+        path.write_bytes(np.array([bad], dtype=kind).tobytes())
+        with pytest.raises(InputError, match="is damaged"):
+            read_records(path, kind, {"moment": 3})
+
+
+def test_tables_of_numbers(tmp_path: Path) -> None:
+    assert read_table(tmp_path, ["3 0 1", "0 2 2"]) == [[3, 0, 1], [0, 2, 2]]
+    for rows in (["3 x"], [3], "3 0", ["1 2", "1"], ["-1"], ["9" * 20]):
+        with pytest.raises(InputError, match="is damaged"):
+            read_table(tmp_path, rows)
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"clients": "6"},
+        {"clients": 0},
+        {"clients": 10**9},
+        {"class_names": [3]},
+        {"mean": ["x"]},
+        {"shape": [0]},
+        {"parameters": True},
+        {"objects": "model"},
+    ],
+)
+def test_facts_that_cannot_be(tmp_path: Path, about: dict[str, Any]) -> None:
+    check_about(tmp_path, {"clients": 6, "class_names": ["a"], "mean": [0.5], "shape": [3]})
+    with pytest.raises(InputError, match=f"about.{next(iter(about))}"):
+        check_about(tmp_path, about)
+
+
+CELL = {"name": "fedavg-seed0", "method": "fedavg", "setting": "", "seed": 0}
+PLAN: dict[str, Any] = {
+    "select": "last",
+    "cells": [CELL],
+    "specs": {"fedavg-seed0": {}},
+    "engine": {"name": "loop", "threads": 1, "reason": ""},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"cells": 3}, "cells and specs"),
+        ({"cells": [3]}, "no name, method or seed"),
+        ({"cells": [CELL | {"seed": "0"}]}, "no name, method or seed"),
+        ({"cells": [CELL | {"name": "../x"}]}, "not the name of a folder"),
+        ({"specs": {}}, "has no spec"),
+        ({"specs": []}, "cells and specs"),
+        ({"engine": {"name": 3}}, "engine"),
+        ({"engine": {"threads": "rm"}}, "engine"),
+        ({"select": 3}, "settings"),
+    ],
+)
+def test_plans_that_are_none_of_ours(tmp_path: Path, changes: dict[str, Any], fault: str) -> None:
+    check_plan(tmp_path, PLAN)
+    path = tmp_path / "compare.toml"
+    path.write_text(tomli_w.dumps(PLAN | changes))
+    with pytest.raises(InputError, match=fault):
+        check_plan(path, read_toml(path))

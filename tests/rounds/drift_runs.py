@@ -1,0 +1,77 @@
+"""Small runs while the data drift, and what their models say row by row: for tests that look
+into a run's folder.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from methods.drifting_task import CLASSES, CLIENTS, STEPS
+
+from remanence.config import Spec, make_spec
+from remanence.core.types import Start
+from remanence.experiment.build import Experiment
+from remanence.results.checkpoint import Vault, fingerprint
+from remanence.results.run import CHECKPOINTS, Run
+from remanence.training.state import Crowd, RunState
+
+HAST = "hast(peers=2, tau=3, depth=1, finetune_epochs=1)"
+SETTINGS: dict[str, Any] = {
+    "data.name": "synthetic(samples=240, classes=4, features=6, test=0.25)",
+    "model": "mlp(hidden=8)",
+    "clients.count": CLIENTS,
+    "drift.schedule": "random(clusters=2)",
+    "drift.concepts": "swap+quantity(shares='1|0.5')",
+    "drift.samples": 10,
+    "drift.validation": 6,
+    "drift.steps": STEPS,
+    "rounds": 3,
+    "local.batch": 4,
+    "local.optimizer": "sgd(lr=0.2, momentum=0.5)",
+    "engine": "loop",
+    "threads": 1,
+    "precision": "fp64",
+    "device": "cpu",
+    "checkpoint.seconds": 0,
+}
+
+
+def spec_of(method: str, **changes: Any) -> Spec:
+    return make_spec({}, SETTINGS | {"method": method} | changes)
+
+
+def last_state(run: Run) -> RunState:
+    state = Vault(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(
+        torch.device("cpu"), lambda _: None
+    )
+    assert state is not None
+    return state
+
+
+def last_crowd(run: Run) -> Crowd:
+    crowd = last_state(run).crowd
+    assert crowd is not None
+    return crowd
+
+
+def judge(
+    experiment: Experiment, model: Start, examples: Any, ids: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """By the module itself, row by row. -> labels, predictions, margins"""
+    module, rows = experiment.task.model.to_module(model), torch.from_numpy(ids)
+    with torch.no_grad():
+        logits = module(examples.inputs(rows)).numpy()
+    labels = examples.labels(rows).numpy()
+    margins = [
+        row[label] - max(np.delete(row, label)) for row, label in zip(logits, labels, strict=True)
+    ]
+    return labels, logits.argmax(axis=1), np.array(margins)
+
+
+def count(labels: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    table = np.zeros((CLASSES, CLASSES), dtype=np.int64)
+    for label, guess in zip(labels, predicted, strict=True):
+        table[label, guess] += 1
+    return table

@@ -1,0 +1,116 @@
+"""How often an attack gets its way: on rows made for it, by a model whose answers are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from remanence.attacks import Adversary, parse_attacks
+from remanence.config import make_spec
+from remanence.core.rng import Key
+from remanence.core.types import Start
+from remanence.engines.sequential import Loop
+from remanence.experiment.build import Experiment, build
+from remanence.rounds.attack_success import watch_success
+from remanence.rounds.loop import start_run
+from remanence.testing.toy_task import play, small_experiment
+
+
+def always(experiment: Experiment, label: int) -> Start:
+    """The model that takes everything for one class: the head has no weights, and one large
+    bias.
+    """
+    params = {
+        name: torch.zeros_like(value).unsqueeze(0)
+        for name, value in experiment.task.model.initial.params.items()
+    }
+    params["head.bias"][0, label] = 10.0
+    return Start(params, {})
+
+
+def success_of(attack: str, model: int) -> float | None:
+    experiment = small_experiment()
+    adversary = Adversary.recruit(parse_attacks(attack), 6, Key(0))
+    measure = watch_success(experiment.task, experiment.source, adversary)
+    return None if measure is None else float(measure(always(experiment, model))[0])
+
+
+def test_a_model_that_says_the_target_always_and_one_that_never_does() -> None:
+    assert success_of("backdoor(target=1, size=1)", model=1) == 1.0
+    assert success_of("backdoor(target=1, size=1)", model=2) == 0.0
+    assert success_of("label_flip(of=1, to='3')", model=3) == 1.0
+    assert success_of("label_flip(of=1, to='3')", model=1) == 0.0
+    assert success_of("label_flip(of=3, to='next')", model=0) == 1.0  # the last becomes 0
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "",
+        "none",
+        "sign_flip",
+        "label_flip(to='random')",
+        "label_flip",
+        "label_flip(of=1, to='random')",
+    ],
+)
+def test_attacks_without_a_goal_that_can_be_seen(attack: str) -> None:
+    assert success_of(attack, model=0) is None
+
+
+def test_two_goals_count_by_their_rows() -> None:
+    """The model always says 1. The mark wants 1, on all test rows of other classes; the flip of
+    class 2 wants 3, on all test rows of class 2.
+    """
+    test = small_experiment().source.test.y
+    others, twos = int((test != 1).sum()), int((test == 2).sum())
+    assert success_of(
+        "backdoor(target=1, size=1)+label_flip(of=2, to='3')", model=1
+    ) == pytest.approx(others / (others + twos))
+
+
+DIGITS: dict[str, Any] = {
+    "data.name": "digits",
+    "data.partition": "iid",
+    "clients.count": 10,
+    "engine": "loop",
+    "threads": 1,
+    "rounds": 3,
+}
+
+
+def test_a_backdoor_is_written_down_and_read_back(tmp_path: Path) -> None:
+    """Every marked row of three in ten clients wants class 0: after a few rounds the mark
+    works, and an honest run has nothing to tell.
+    """
+    spec = make_spec(
+        {}, DIGITS | {"attack": "backdoor(fraction=0.3, share=0.5)", "local.epochs": 3}
+    )
+    run = start_run(spec, tmp_path / "run")
+    _, success = run.curve(value="attack_success")
+    assert len(success) == 3
+    assert success[-1] > 0.5
+    assert all("attack_success" not in line for line in run.metrics if line["split"] != "test")
+
+
+def test_without_a_server_only_honest_clients_count() -> None:
+    """Success is the mean over the clients that do not attack: their best models, each on all
+    rows.
+    """
+    spec = make_spec(
+        {},
+        DIGITS
+        | {"attack": "backdoor(clients='2 5')", "method": "local", "rounds": 1, "clients.count": 6},
+    )
+    experiment = build(spec)
+    state, lines = play(experiment, Loop(experiment.task), 1)
+    measure = watch_success(experiment.task, experiment.source, experiment.adversary)
+    assert measure is not None
+    assert state.crowd is not None
+    each = measure(state.crowd.best)
+    assert lines[0]["attack_success"] == pytest.approx(np.delete(each, [2, 5]).mean())
+    assert each[[2, 5]].min() > lines[0]["attack_success"]

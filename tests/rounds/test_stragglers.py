@@ -1,0 +1,206 @@
+"""Slow clients: who is used, who is thrown away, who comes later; and the whole of it resumed
+exactly.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rounds.test_decentralized import Dying
+from rounds.test_resume import contents
+
+from remanence.config import make_spec
+from remanence.core.errors import InputError
+from remanence.core.rng import Key
+from remanence.engines.base import expected_steps
+from remanence.engines.sequential import Loop
+from remanence.experiment.build import build
+from remanence.experiment.system import answer_times
+from remanence.rounds.loop import (
+    first_state,
+    make_job,
+    open_recorder,
+    play_round,
+    resume_run,
+    start_run,
+)
+from remanence.testing.toy_task import play
+from remanence.training.state import Late
+
+SLOW: dict[str, Any] = {
+    "data.name": "synthetic(samples=300, classes=4, features=5, test=0.25)",
+    "data.partition": "iid",
+    "clients.count": 10,
+    "clients.sample": 5,
+    "clients.speed": "lognormal(sigma=1.0)",
+    "local.batch": 8,
+    "rounds": 6,
+    "precision": "fp64",
+    "engine": "loop",
+    "device": "cpu",
+    "checkpoint.seconds": 0,
+}
+
+
+def test_the_first_to_answer_are_used() -> None:
+    """Five answers are wanted and seven clients asked: the two slowest, by the times drawn for
+    them, are left out.
+    """
+    experiment = build(make_spec({}, SLOW | {"round.over_selection": 1.3, "rounds": 1}))
+    job = make_job(experiment, first_state(experiment), 1)
+    times = answer_times(
+        job.clients, expected_steps(experiment.task, job), experiment.seconds, job.key
+    )
+    state, lines = play(experiment, Loop(experiment.task), 1)
+    assert (lines[0]["asked"], lines[0]["replies"], lines[0]["late"]) == (7, 5, 2)
+    first = np.sort(job.clients[np.argsort(times)[:5]])
+    assert lines[0]["simulated_seconds"] == pytest.approx(np.sort(times)[4])
+    # the same round with only these five clients asked gives the same model
+    sizes = experiment.task.population.at(0).train.sizes[first]
+    replies = [reply for reply in Loop(experiment.task).train(job) if int(reply.client) in first]
+    for name, value in state.server.model.params.items():
+        mean = sum(
+            size / sizes.sum() * reply.params[name][0]
+            for size, reply in zip(sizes, replies, strict=True)
+        )
+        assert torch.allclose(value, torch.as_tensor(mean), rtol=0, atol=1e-12)
+
+
+def test_late_answers_come_with_less_weight_and_nobody_is_asked_while_under_way() -> None:
+    experiment = build(
+        make_spec({}, SLOW | {"round.deadline": "quantile(share=0.6)", "round.late": "use"})
+    )
+    asked: list[set[int]] = []
+    inner = Loop(experiment.task)
+
+    class Listening(Loop):
+        def train(self, job: Any) -> Any:
+            asked.append(set(job.clients.tolist()))
+            yield from inner.train(job)
+
+    seen: list[tuple[int, Late]] = []
+    lines: list[dict[str, Any]] = []
+    engine, state = Listening(experiment.task), first_state(experiment)
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = open_recorder(Path(folder), experiment, {})
+        for number in range(1, 7):
+            state, line = play_round(experiment, engine, state, recorder)
+            seen += [(number, late) for late in state.late if int(late.reply.round) == number]
+            lines.append(line)
+        recorder.close()
+    assert len(seen) >= 6
+    assert sum(line["late_used"] for line in lines) >= 3
+    for line in lines:
+        assert line["replies"] == line["asked"] - line["late"] + line["late_used"]
+    assert all(late.due > 6 for late in state.late)
+    # nobody is asked in the rounds between the one it began in and the one its answer comes in
+    for number, late in seen:
+        client = int(late.reply.client)
+        assert client not in set().union(*asked[number : late.due - 1])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("after", [2, 4])
+def test_answers_under_way_survive_a_kill(tmp_path: Path, method: str, after: int) -> None:
+    spec = make_spec(
+        {}, SLOW | {"method": method, "round.deadline": "quantile(share=0.6)", "round.late": "use"}
+    )
+    start_run(spec, tmp_path / "straight")
+    with pytest.raises(ConnectionAbortedError):
+        start_run(spec, tmp_path / "killed", progress=Dying(after))
+    resume_run(tmp_path / "killed")
+    assert contents(tmp_path / "killed") == contents(tmp_path / "straight")
+
+
+def test_over_selection_makes_good_for_drop_out() -> None:
+    """A tenth of the clients is gone in every round: asking 30% more, no round has fewer
+    answers than wanted.
+    """
+    changes = {
+        "clients.count": 40,
+        "clients.sample": 10,
+        "clients.availability": "random(offline=0.1)",
+        "round.over_selection": 1.3,
+    }
+    experiment = build(
+        make_spec(
+            {},
+            SLOW
+            | changes
+            | {
+                "data.name": "synthetic(samples=800, classes=4, features=5, test=0.25)",
+                "rounds": 10,
+            },
+        )
+    )
+    _, lines = play(experiment, Loop(experiment.task), 10)
+    assert all(
+        line["replies"] == 10 and line["asked"] == 13 and not line["abandoned"] for line in lines
+    )
+
+
+def test_without_a_server_who_is_late_keeps_what_it_heard_untrained() -> None:
+    """One round of gossip without a warm-up: whoever answers within the deadline ends with the
+    trained model of a run without one, the others with the mix.
+
+    The first mix averages equal initial models, so a late client still has the initial model after
+    round 1.
+    """
+    changes = SLOW | {"method": "random(peers=2)", "peers.warmup": False, "rounds": 2}
+    timely = build(make_spec({}, changes))
+    free, _ = play(timely, Loop(timely.task), 1)
+    experiment = build(make_spec({}, changes | {"round.deadline": "quantile(share=0.6)"}))
+    state, lines = play(experiment, Loop(experiment.task), 1)
+    key = Key(experiment.spec.seed).fold("round", 1)
+    clients = experiment.cohort(1, key)
+    sizes = experiment.task.population.at(0).train.sizes[clients]
+    # one epoch in batches of 8
+    times = answer_times(clients, np.ceil(sizes / 8), experiment.seconds, key)
+    assert (lines[0]["asked"], lines[0]["late"], lines[0]["replies"]) == (5, 2, 3)
+    assert lines[0]["simulated_seconds"] == pytest.approx(np.sort(times)[2])
+    in_time = set(clients[np.argsort(times)[:3]].tolist())
+    assert state.crowd is not None
+    assert free.crowd is not None
+    for client in range(10):
+        for name, value in experiment.task.model.initial.params.items():
+            wanted = free.crowd.models.params[name][client] if client in in_time else value
+            assert torch.allclose(
+                state.crowd.models.params[name][client], wanted, rtol=0, atol=1e-14
+            )
+
+
+def test_several_global_models_wait_too() -> None:
+    spec = make_spec(
+        {},
+        SLOW
+        | {
+            "method": "feddrift",
+            "round.over_selection": 1.3,
+            "round.deadline": "quantile(share=0.6)",
+        },
+    )
+    experiment = build(spec)
+    _, lines = play(experiment, Loop(experiment.task), 2)
+    # 0.6 of 7 is 4.2, so 5 are in time
+    assert all((line["asked"], line["late"], line["replies"]) == (7, 2, 5) for line in lines)
+
+
+def test_what_cannot_wait_is_refused() -> None:
+    for method in ("random(peers=2)", "feddrift"):
+        with pytest.raises(
+            InputError, match=r"round\.late=use is for methods with one server model"
+        ):
+            build(
+                make_spec(
+                    {}, SLOW | {"method": method, "round.deadline": "30", "round.late": "use"}
+                )
+            )
+    with pytest.raises(InputError, match="over_selection means nothing without a server"):
+        build(make_spec({}, SLOW | {"method": "random(peers=2)", "round.over_selection": 1.3}))
+    with pytest.raises(InputError, match="over_selection must be at least 1"):
+        make_spec({}, {"round.over_selection": 0.5})

@@ -1,0 +1,123 @@
+"""Comparisons: the same draws for every method, a grid chosen by validation, and cells that can
+be interrupted anywhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import remanence as rem
+from remanence.core.errors import OUT_OF_TIME, InputError, Stopped
+from remanence.report.tables import chosen_rows
+from remanence.results.run import COMPARISON, RUNS, Comparison
+
+SMALL: dict[str, Any] = {
+    "data": "synthetic(samples=300, classes=3, features=5)",
+    "model": "mlp(hidden=6)",
+    "clients": 5,
+    "sample": 3,
+    "rounds": 3,
+    "engine": "loop",
+    "quiet": True,
+}
+
+
+def test_methods_by_seeds_one_folder_each(tmp_path: Path) -> None:
+    done = rem.compare("fedavg; fedavg+wsm", seeds=2, out=tmp_path / "c", **SMALL)
+    assert [(cell["method"], cell["seed"]) for cell in done.cells] == [
+        ("fedavg", 0),
+        ("fedavg", 1),
+        ("fedavg+wsm", 0),
+        ("fedavg+wsm", 1),
+    ]
+    assert all(run.finished for run in done.runs)
+    assert [run.spec.seed for run in done.runs] == [0, 1, 0, 1]
+    # the same clients hold the same rows whatever the method
+    assert done.runs[0].about["label_counts"] == done.runs[2].about["label_counts"]
+    assert done.runs[0].about["label_counts"] != done.runs[1].about["label_counts"]
+    rows = chosen_rows(done)
+    assert [row.method for row in rows] == ["fedavg", "fedavg+wsm"]
+    assert all(row.deviation is not None and row.seeds == 2 for row in rows)
+
+
+def test_a_run_inside_a_comparison_equals_the_run_alone(tmp_path: Path) -> None:
+    done = rem.compare("fedprox(mu=0.1)", seeds=[4], out=tmp_path / "c", **SMALL)
+    alone = rem.run(method="fedprox(mu=0.1)", seed=4, out=tmp_path / "r", **SMALL)
+    assert done.runs[0].curve() == alone.curve()
+
+
+def test_a_grid_is_chosen_by_validation_never_by_test(tmp_path: Path) -> None:
+    done = rem.compare(
+        "fedavg",
+        seeds=2,
+        grid={"lr": [0.0001, 0.2]},
+        select="validation",
+        out=tmp_path / "c",
+        **SMALL,
+    )
+    assert len(done.runs) == 4
+    assert {run.spec.local.lr for run in done.runs} == {0.0001, 0.2}
+    (row,) = chosen_rows(done)
+    by_setting: dict[str, list[float]] = {}
+    for cell, run in zip(done.cells, done.runs, strict=True):
+        by_setting.setdefault(cell["setting"], []).append(run.curve("valid")[1][-1])
+    best = max(by_setting, key=lambda setting: sum(by_setting[setting]))
+    assert row.setting == best
+    with pytest.raises(InputError, match="validation"):
+        rem.compare(
+            "fedavg",
+            grid={"lr": [0.1]},
+            select="validation",
+            validation=0.0,
+            out=tmp_path / "d",
+            **SMALL,
+        )
+
+
+def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
+    straight = rem.compare("fedavg; fedavg+tce", seeds=2, out=tmp_path / "straight", **SMALL)
+    with pytest.raises(Stopped, match="remanence resume") as stop:
+        rem.compare("fedavg; fedavg+tce", seeds=2, out=tmp_path / "c", time_limit=0.0, **SMALL)
+    assert stop.value.exit_code == OUT_OF_TIME
+    assert len(Comparison(tmp_path / "c").runs) == 1
+    sessions = 0
+    while True:
+        try:
+            done = rem.resume(tmp_path / "c", quiet=True, time_limit=0.0)
+            break
+        except Stopped:
+            sessions += 1
+            assert sessions < 20
+    assert isinstance(done, Comparison)
+    assert [run.curve() for run in done.runs] == [run.curve() for run in straight.runs]
+    before = sorted((tmp_path / "c" / RUNS).rglob("*.safetensors"))
+    rem.resume(tmp_path / "c", quiet=True)  # nothing left to do
+    assert sorted((tmp_path / "c" / RUNS).rglob("*.safetensors")) == before
+
+
+def test_mistakes_are_found_before_anything_runs(tmp_path: Path) -> None:
+    for methods, more, words in [
+        ("fedavg; fedavgg", {}, "did you mean fedavg"),
+        ("fedavg; fedavg", {}, "stands twice"),
+        ("", {}, "no methods"),
+        ("fedavg", {"grid": {"lr": []}}, "no values"),
+        ("fedavg", {"grid": {"lrr": [0.1]}}, "unknown key"),
+        ("fedavg", {"seeds": []}, "at least one seed"),
+        ("fedavg", {"select": "best"}, "last or validation"),
+        ("fedavg; fedprox(mu=-1)", {}, "mu must be"),
+        ("fedavg", {"grid": {"batch": [0]}}, "local.batch"),
+    ]:
+        with pytest.raises(InputError, match=words):
+            rem.compare(methods, out=tmp_path / "c", **SMALL, **more)
+        assert not (tmp_path / "c").exists()
+
+
+def test_hostile_method_names_stay_inside_the_folder(tmp_path: Path) -> None:
+    done = rem.compare("fedprox(mu=0.5)", out=tmp_path / "c", **SMALL)
+    (run,) = done.runs
+    assert run.folder.parent == tmp_path / "c" / RUNS
+    assert run.folder.name == "fedprox-mu=0.5-seed0"
+    assert (tmp_path / "c" / COMPARISON).is_file()

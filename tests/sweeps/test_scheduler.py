@@ -1,0 +1,86 @@
+"""How many runs share a stack, and what a person sees of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from remanence.config import make_spec
+from remanence.core.progress import Chorus
+from remanence.sweeps.compatibility import rough_form
+from remanence.sweeps.scheduler import fitting
+
+LINE: dict[str, Any] = {"round": 1, "accuracy": 0.5, "refused": [], "abandoned": False}
+
+
+@pytest.mark.parametrize(
+    ("changes", "runs"),
+    [
+        ({"clients.count": 20, "clients.sample": 5}, 12),  # 64 places, 5 clients a round
+        ({"clients.count": 20, "clients.sample": 0.1}, 32),  # 2 clients
+        ({"clients.count": 50}, 1),
+        ({"clients.count": 500}, 1),
+        ({"clients.count": 50, "stack": 150}, 3),
+        ({}, 6),  # ten clients where nothing is said
+    ],
+)
+def test_as_many_runs_as_fill_a_stack(changes: dict[str, Any], runs: int) -> None:
+    assert fitting(make_spec({}, changes | {"device": "cpu"})) == runs
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({"seed": 3}, True),
+        ({"method": "fedprox(mu=0.5)"}, True),
+        ({"local.lr": 0.5, "local.schedule": "cosine"}, True),
+        ({"data.partition": "iid"}, True),
+        ({"method": "fedprox(mu=0.1)+wsm"}, False),
+        ({"local.optimizer": "adam"}, False),
+        ({"rounds": 3}, False),
+    ],
+)
+def test_what_is_worth_trying_together(changes: dict[str, Any], same: bool) -> None:
+    base = {"method": "fedprox(mu=0.1)"}
+    assert (rough_form(make_spec({}, base)) == rough_form(make_spec({}, base | changes))) is same
+
+
+class Heard:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def start(self, title: str, done: int, total: int) -> None:
+        self.told.append(("start", title, done, total))
+
+    def round(self, line: dict[str, Any]) -> None:
+        self.told.append(("round", line["round"]))
+
+    def say(self, text: str) -> None:
+        self.told.append(("say", text))
+
+    def finish(self) -> None:
+        self.told.append("finish")
+
+
+def test_the_first_run_speaks_for_all_and_the_others_only_of_trouble() -> None:
+    heard = Heard()
+    chorus = Chorus(heard, "three seeds")
+    first, second = chorus.voice(), chorus.voice()
+    first.start("seed 0", 0, 10)
+    second.start("seed 1", 0, 10)
+    first.round(LINE)
+    second.round(LINE)
+    second.round(
+        LINE | {"round": 2, "refused": [{"client": 4, "code": "not_finite", "reason": "NaN"}]}
+    )
+    second.finish()
+    first.finish()
+    assert heard.told == [
+        ("start", "three seeds", 0, 10),
+        ("round", 1),
+        ("say", "seed 1: round 2, accuracy 50.0%, refused: client 4 (not_finite)"),
+        "finish",
+    ]

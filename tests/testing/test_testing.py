@@ -1,0 +1,297 @@
+"""The checkers catch what they are for: each broken thing here is one an author could write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from remanence.core.errors import InputError
+from remanence.core.pytree import Params, Tree
+from remanence.core.types import (
+    Batch,
+    Context,
+    Job,
+    Lent,
+    Output,
+    PairScores,
+    Part,
+    Reply,
+    Scores,
+    Start,
+    Transform,
+)
+from remanence.engines.sequential import Loop
+from remanence.methods import METHODS
+from remanence.models import MODELS
+from remanence.testing import check_engine, check_method, check_model
+from remanence.testing.toy_task import quickly, worst_difference
+from remanence.training.client_step import Task
+
+# ------------------------------------------------------------------------------------- check_method
+
+
+@pytest.mark.parametrize("method", [quickly(name) for name in METHODS])
+def test_our_methods_pass(method: str) -> None:
+    check_method(method, rounds=3)
+
+
+def forgets_weights() -> Part:
+    """The mean over all rows of the split, padding included."""
+
+    def after(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+        return {"mean": lent.predict(trained)[0].logits.mean()}, {}
+
+    return Part(
+        "forgets_weights",
+        own=lambda start, facts, world: {"mean": torch.zeros((), dtype=world.dtype)},
+        after=after,
+    )
+
+
+def branches() -> Part:
+    def correct(grads: Params, params: Params, ctx: Context) -> Params:
+        return grads if ctx.facts.size > 3 else {name: 2 * g for name, g in grads.items()}
+
+    return Part("branches", transforms=(Transform("correct", correct),))
+
+
+def writes_into_its_input() -> Part:
+    def after(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+        return {"n": ctx.own["n"].add_(1)}, {}
+
+    return Part("writes", own=lambda *_: {"n": torch.zeros(())}, after=after)
+
+
+def divides_by_zero() -> Part:
+    """By the number of examples of a class."""
+
+    def base(out: Output, batch: Batch, ctx: Context) -> Tensor:
+        return (
+            nn.functional.cross_entropy(out.logits, batch.y, reduction="none")
+            * (1 / ctx.facts.label_counts).sum()
+        )
+
+    return Part("divides", base=base)
+
+
+def hides_state() -> Part:
+    """A server that counts rounds where no checkpoint looks."""
+    rounds: list[int] = []
+
+    def weigh(replies: Reply, srv: Any) -> Tensor:
+        rounds.append(srv.round)
+        return replies.weight ** len(rounds)
+
+    return Part("hides", weigh=weigh)
+
+
+@pytest.mark.parametrize(
+    ("part", "sentence"),
+    [
+        (
+            forgets_weights(),
+            r"forgets_weights with unequal clients.*stacked \(stack=3\) differs from loop by"
+            r" .* at own/.*weight",
+        ),
+        (branches(), r"branches with unequal clients.*cannot run on the engine stacked.*no `if`"),
+        (
+            writes_into_its_input(),
+            r"writes with unequal clients.*changes its input own/writes/n.*add_",
+        ),
+        (
+            divides_by_zero(),
+            r"divides with unequal clients.*client \d is refused, because .*NaN or infinity",
+        ),
+        (hides_state(), r"hides with unequal clients.*keep no state but in own and server"),
+    ],
+    ids=lambda value: value.name if isinstance(value, Part) else "",
+)
+def test_broken_methods_are_named(part: Part, sentence: str) -> None:
+    with pytest.raises(AssertionError, match=sentence):
+        check_method(part)
+
+
+def test_state_between_rounds_needs_two() -> None:
+    with pytest.raises(InputError, match="rounds=1: give 2 or more"):
+        check_method("fedavg", rounds=1)
+
+
+def test_an_expression_is_checked_like_any() -> None:
+    with pytest.raises(InputError, match="did you mean fedprox"):
+        check_method("fedporx")
+
+
+# ------------------------------------------------------------------------------------- check_engine
+
+
+class Broken(Loop):
+    """A loop with one fault."""
+
+    name = "broken"
+
+    def __init__(self, task: Task, fault: str):
+        super().__init__(task)
+        self.fault = fault
+
+    def train(self, job: Job) -> Iterator[Reply]:
+        if self.fault == "shares nothing":
+            job = job._replace(
+                shared={
+                    part: {"gradient": {n: 0 * v for n, v in tree["gradient"].items()}}
+                    for part, tree in job.shared.items()
+                }
+            )
+        for number, reply in enumerate(super().train(job)):
+            if self.fault == "loses a client" and number == 1:
+                continue
+            if self.fault == "counts the cohort":
+                reply = reply._replace(loss=reply.loss + (len(job.clients) < 4))
+            if self.fault == "rounds":
+                reply = reply._replace(
+                    params={name: value.float().double() for name, value in reply.params.items()}
+                )
+            if self.fault == "touches its input":
+                job.facts.size.add_(1)
+            yield reply
+
+    def score(
+        self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0
+    ) -> Scores:
+        scores = super().score(
+            models, split, None if self.fault == "ignores owners" else owners, time_step
+        )
+        return scores._replace(loss=scores.loss + 1e-9) if self.fault == "miscounts" else scores
+
+    def score_pairs(
+        self,
+        models: Start,
+        which: np.ndarray,
+        owners: np.ndarray,
+        split: str,
+        time_step: int = 0,
+        verdicts: bool = False,
+    ) -> PairScores:
+        step = 0 if self.fault == "stays at the first time step" else time_step
+        scores = super().score_pairs(models, which, owners, split, step, verdicts)
+        if self.fault == "forgets verdicts":
+            return scores._replace(verdicts=None)
+        return (
+            scores._replace(loss=scores.loss.roll(1)) if self.fault == "mixes pairs up" else scores
+        )
+
+    def judge(self, models: Start, ids: Tensor) -> Tensor:
+        said = super().judge(models, ids)
+        return said.roll(1, dims=1) if self.fault == "mixes rows up" else said
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("shares nothing", "engine broken and loop train differently"),
+        ("loses a client", "every client answers once"),
+        (
+            "counts the cohort",
+            "a client's reply depends on who else is in the round: by .* at loss",
+        ),
+        ("rounds", "loop train differently.*params"),
+        ("touches its input", "changes its input facts/size"),
+        ("ignores owners", "score the split valid differently"),
+        ("miscounts", "score the split test differently.*loss"),
+        ("mixes pairs up", "score pairs on the split train differently.*loss"),
+        ("forgets verdicts", "gives verdicts exactly where they are asked for"),
+        ("mixes rows up", "judge the public set differently"),
+        ("stays at the first time step", "score pairs on the split train differently"),
+    ],
+)
+def test_broken_engines_are_named(fault: str, sentence: str) -> None:
+    with pytest.raises(AssertionError, match=sentence):
+        check_engine(lambda task: Broken(task, fault))
+
+
+# -------------------------------------------------------------------------------------- check_model
+
+
+@pytest.mark.parametrize(("name", "shape"), [("mlp", (5,)), ("mlp", (1, 4, 4)), ("text", (6,))])
+def test_our_models_pass(name: str, shape: tuple[int, ...]) -> None:
+    check_model(MODELS[name](shape, 3), shape, 3)
+
+
+class Net(nn.Module):
+    """A net with one fault."""
+
+    def __init__(self, fault: str):
+        super().__init__()
+        self.fault, self.body, self.head = fault, nn.Linear(5, 4), nn.Linear(4, 3)
+        if fault == "unused":
+            self.spare = nn.Linear(2, 2)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = torch.tanh(self.body(x))
+        if self.fault == "logarithm":
+            features = torch.log(features)
+        # finite forward, but the slope of a root at 0 times a mask is infinity times 0
+        if self.fault == "root":
+            features = torch.sqrt(features * (features > 0))
+        if self.fault == "counter":
+            self.calls += 1
+            features = features * self.calls
+        if self.fault == "centred":
+            features = features - features.mean(dim=0)
+        if self.fault == "branch" and features.sum() > 0:
+            features = 2 * features
+        logits: Tensor = self.head(features)
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("unused", "Net never uses its parameter spare.weight"),
+        ("logarithm", "Net gives NaN or infinity"),
+        ("root", "Net has NaN or infinite weights"),
+        ("centred", "Net in evaluation mode lets the rows of a batch influence each other"),
+        ("counter", "Net gives two answers to the same rows"),
+        ("branch", "Net .*(influence each other|cannot be stacked by torch.vmap)"),
+    ],
+)
+def test_broken_models_are_named(fault: str, sentence: str) -> None:
+    with pytest.raises(AssertionError, match=sentence):
+        check_model(Net(fault), (5,), 3)
+
+
+def test_a_healthy_net_passes() -> None:
+    check_model(Net(""), (5,), 3)
+
+
+def test_a_model_of_the_wrong_size_is_refused() -> None:
+    with pytest.raises(InputError, match="7 classes"):
+        check_model(Net(""), (5,), 7)
+
+
+def test_a_shape_that_no_data_have_is_refused() -> None:
+    with pytest.raises(InputError, match="channels, height, width"):
+        check_model(Net(""), (2, 5), 3)
+
+
+# --------------------------------------------------------------------------------- worst_difference
+
+
+def test_trees_that_cannot_be_compared_are_infinitely_far_apart() -> None:
+    one = {"a": torch.zeros(2), "b": {"c": torch.ones(1)}}
+    assert worst_difference(one, one) == ("", 0.0)
+    assert worst_difference(one, {"a": torch.zeros(2)}) == ("b/c", float("inf"))
+    assert worst_difference({"a": torch.zeros(2)}, {"a": torch.zeros(3)}) == ("a", float("inf"))
+    assert worst_difference({"a": torch.zeros(2)}, {"a": torch.zeros(2).double()}) == (
+        "a",
+        float("inf"),
+    )
+    assert worst_difference({"a": torch.tensor([float("nan")])}, {"a": torch.zeros(1)}) == (
+        "a",
+        float("inf"),
+    )
