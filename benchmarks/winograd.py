@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from remanence.engines.base import lay_out
+from remanence.core.memory_format import lay_out
 from remanence.engines.memory import keep_memory
 from remanence.kernels import winograd
 

@@ -13,87 +13,14 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from remanence.core.compose import parse_method
-from remanence.core.errors import CheckpointError, InputError
-from remanence.core.rng import Key
-from remanence.core.types import Start
+from remanence.core.errors import InputError
 from remanence.data.source import Source
-from remanence.experiment.build import adapt_module, build_module
 from remanence.experiment.data_setup import load_data
-from remanence.methods import PARTS
-from remanence.results.checkpoint import Vault, fingerprint
-from remanence.results.run import CHECKPOINTS, Run
+from remanence.results.run import Run
 from remanence.results.summary import summarise
-from remanence.training.state import RunState
+from remanence.results.trained_model import load_model
 
 FORMATS = ("safetensors", "torchscript", "onnx")
-
-
-def load_model(run: Run, module: nn.Module | None = None, client: int | None = None) -> nn.Module:
-    """The global model of the newest checkpoint, or that of a client where clients have their own,
-    in evaluation mode on the CPU.
-
-    It expects normalised inputs.
-    """
-    if module is None and "model" in run.about.get("objects", []):
-        raise InputError(
-            f"{run.folder} was trained with a model object: load it with"
-            " rem.load(DIR).model(module=...)"
-        )
-    if module is None:
-        module = build_module(
-            run.spec.model, tuple(run.about["shape"]), len(run.about["class_names"])
-        )
-        module = adapt_module(
-            parse_method(run.spec.method, PARTS),
-            module,
-            len(run.about["class_names"]),
-            Key(run.spec.seed),
-        )
-    state = Vault(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(
-        torch.device("cpu"), lambda text: warnings.warn(text, stacklevel=4)
-    )
-    if state is None:
-        raise InputError(f"{run.folder} has no checkpoint yet: let it run for some rounds first")
-    model = _pick_model(run, state, client)
-    values = {**model.params, **model.buffers}
-    module = module.to(next(iter(model.params.values())).dtype)
-    try:
-        module.load_state_dict(values, strict=False)
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"the checkpoint of {run.folder} does not fit its network {run.spec.model}:"
-            f" {_last_line(error)}"
-        ) from None
-    return module.eval()
-
-
-def _last_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[-1].strip()
-
-
-def _pick_model(run: Run, state: RunState, client: int | None) -> Start:
-    """The server's model; a client's best one where there is no server; or the one a client
-    uses where there are several.
-    """
-    if state.crowd is None and state.uses is None:
-        if client is not None:
-            raise InputError(
-                f"{run.folder} has one model for all clients: leave out client={client}"
-            )
-        return state.server.model
-    count = int(run.about["clients"])
-    if client is None or not 0 <= client < count:
-        problem = "no client was named" if client is None else f"there is no client {client}"
-        raise InputError(
-            f"{run.folder} has models of the clients' own, and {problem}: name one from 0"
-            f" to {count - 1} (--client 0, or client=0)"
-        )
-    return (
-        state.crowd.best.take(client)
-        if state.crowd is not None
-        else state.servers[int(state.used_by(np.array([client]))[0])].model
-    )
 
 
 def normaliser(run: Run, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -21,14 +21,13 @@ from remanence.aggregators.robust import (
     trimmed_mean,
 )
 from remanence.core.compose import Composed
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, Unusable
 from remanence.core.types import Method, Part
 from remanence.engines.sequential import Loop
 from remanence.losses import wsm
 from remanence.methods import fedavg, fedprox, fedwavg
 from remanence.testing import check_method
 from remanence.testing.toy_task import play, small_experiment
-from remanence.training.server_step import Unusable
 
 LEAST = [
     (median(), 3),

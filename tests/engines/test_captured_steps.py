@@ -21,12 +21,13 @@ from remanence.core.pytree import Tree
 from remanence.core.types import Context, Lent, Part, Reply, Start, Track
 from remanence.engines import cuda_graphs
 from remanence.engines.autotune import choose_engine, choose_steps, make_engine
-from remanence.engines.cuda_graphs import choose_sizes, round_up, write_over
+from remanence.engines.cuda_graphs import choose_sizes, round_up
 from remanence.engines.memory import tell_memory
 from remanence.engines.run_slices import Portion
 from remanence.engines.sequential import Loop
 from remanence.engines.vectorized import Stacked
 from remanence.experiment.build import Experiment
+from remanence.kernels.capture import write_over
 from remanence.methods import METHODS
 from remanence.rounds.loop import first_state, make_job
 from remanence.testing import TOLERANCE, check_engine

@@ -20,7 +20,7 @@ from remanence.engines import base, sequential_fast
 from remanence.engines.processes import Processes, deal
 from remanence.engines.sequential import Loop
 from remanence.engines.sequential_fast import TunedLoop
-from remanence.kernels.trace import TracedStep
+from remanence.engines.traced_step import TracedStep
 from remanence.rounds.loop import first_state, make_job
 from remanence.testing import TOLERANCE, check_engine
 from remanence.testing.toy_task import (

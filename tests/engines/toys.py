@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from remanence.core import pytree, rng
-from remanence.core.pytree import Params, Tree
+from remanence.core.pytree import Params, Tree, weighted_mean
 from remanence.core.types import (
     Batch,
     Combine,
@@ -31,7 +31,6 @@ from remanence.core.types import (
 )
 from remanence.losses import wsm
 from remanence.methods import fedprox
-from remanence.training.client_step import weighted_mean
 
 
 def rows_loss(out: Output, batch: Batch) -> Tensor:

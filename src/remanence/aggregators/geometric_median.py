@@ -16,11 +16,9 @@ from remanence.aggregators.coordinatewise import distances_from, reduce_columns,
 from remanence.aggregators.minimum_replies import Guarded, combine_guarded
 from remanence.core import pytree
 from remanence.core.compose import part
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, Unusable, require
 from remanence.core.pytree import Params
 from remanence.core.types import Part, Reply, ServerContext
-from remanence.optimizers.sgd import require
-from remanence.training.server_step import Unusable
 
 
 @part

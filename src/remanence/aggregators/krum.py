@@ -16,9 +16,9 @@ from remanence.aggregators.coordinatewise import squared_distances
 from remanence.aggregators.minimum_replies import Guarded, combine_guarded
 from remanence.core import pytree
 from remanence.core.compose import part
+from remanence.core.errors import require
 from remanence.core.pytree import Params
 from remanence.core.types import Part, Reply, ServerContext
-from remanence.optimizers.sgd import require
 
 
 @part

@@ -14,9 +14,9 @@ from torch import Tensor
 from remanence.aggregators.coordinatewise import middle, reduce_columns
 from remanence.aggregators.minimum_replies import Guarded, combine_guarded
 from remanence.core.compose import part
+from remanence.core.errors import require
 from remanence.core.pytree import Params
 from remanence.core.types import Part, Reply, ServerContext
-from remanence.optimizers.sgd import require
 
 
 @part

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from remanence.aggregators.coordinatewise import middle, reduce_columns
 from remanence.core.compose import Composed
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, Unusable
 from remanence.core.pytree import Params
 from remanence.core.types import Combine, Reply, ServerContext
-from remanence.training.server_step import Unusable
 
 Rule = Callable[[Tensor, Reply, ServerContext], Params]  # (weights [k], replies, srv) -> delta
 

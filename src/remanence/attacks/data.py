@@ -10,9 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from remanence.attacks.attack import Attack, DataSet, read_who
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, require
 from remanence.core.rng import Key
-from remanence.optimizers.sgd import require
 
 WORDS = ("next", "reverse", "random")
 

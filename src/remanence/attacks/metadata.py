@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from remanence.attacks.attack import Attack, mark, read_who
-from remanence.core.errors import InputError, nearest
+from remanence.core.errors import InputError, nearest, require
 from remanence.core.pytree import Tree
 from remanence.core.rng import Key
 from remanence.core.types import Reply, Start
-from remanence.optimizers.sgd import require
 
 CLAIMS = ("true", "uniform", "inverse")
 # extras that are counts of labels [k, C], by part and name

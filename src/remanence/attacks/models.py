@@ -15,9 +15,9 @@ import torch
 
 from remanence.attacks.attack import Attack, Tamper, mark, read_who, replace_params
 from remanence.core import pytree, rng
+from remanence.core.errors import require
 from remanence.core.rng import Key
 from remanence.core.types import Reply, Start
-from remanence.optimizers.sgd import require
 
 
 def sign_flip(*, fraction: float = 0.1, clients: str = "", scale: float = 1.0) -> Attack:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from remanence.attacks.attack import Attack, read_who
-from remanence.optimizers.sgd import require
+from remanence.core.errors import require
 
 
 def similarity_lies(*, fraction: float = 0.1, clients: str = "", loss: float = 0.01) -> Attack:

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from remanence.attacks.attack import Attack, mark, read_who
+from remanence.core.errors import require
 from remanence.core.rng import Key
 from remanence.core.types import Reply, Start
-from remanence.optimizers.sgd import require
 
 
 def stale(*, fraction: float = 0.1, clients: str = "") -> Attack:

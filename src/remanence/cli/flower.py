@@ -61,7 +61,7 @@ def quickstart(
     train on digits, and end everything.
     """
     require_flower()
-    from remanence.cli.main import conclude
+    from remanence.cli.summary import conclude
     from remanence.flower.quickstart import run_quickstart
 
     conclude(

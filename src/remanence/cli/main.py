@@ -28,6 +28,7 @@ from remanence.cli.options import (
     Together,
 )
 from remanence.cli.recipes import reproduce, results
+from remanence.cli.summary import conclude
 from remanence.core import expressions
 from remanence.core.errors import INTERRUPTED, InputError, RemanenceError
 from remanence.version import __version__
@@ -362,34 +363,6 @@ def list_(
 # after the commands of every day, which is where --help shows them
 for _command in (reproduce, results):
     app.command()(_command)
-
-
-def conclude(folder: Path, quiet: bool, as_json: bool) -> None:
-    """The end of a long command: the report, the table, where things are."""
-    from remanence.report import write_report
-    from remanence.report.tables import chosen_rows, render_text, run_row
-    from remanence.results.run import Run, load
-
-    done = load(folder)
-    page = write_report(folder)
-    rows = [run_row(done)] if isinstance(done, Run) else chosen_rows(done)
-    if as_json:
-        from dataclasses import asdict
-
-        print(
-            json.dumps(
-                {
-                    "folder": str(folder),
-                    "report": str(page),
-                    "results": [asdict(row) for row in rows],
-                }
-            )
-        )
-    elif not quiet:
-        from rich.console import Console
-
-        Console().print(render_text(rows))
-        print(f"report: {page}")
 
 
 def _one_run(folder: Path) -> Any:

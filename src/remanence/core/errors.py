@@ -73,3 +73,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     """The error for a name that is not in a list of names."""
     return InputError(f"unknown {kind} {name!r}: {nearest(name, known)}")
+
+
+class Unusable(Exception):
+    """Replies that passed the gate one by one do not make a model together; the round is
+    abandoned.
+    """
+
+
+def require(condition: bool, thing: str, name: str, wanted: str, value: float) -> None:
+    """A number in its range, or a sentence."""
+    if not condition or value != value or abs(value) == float("inf"):
+        raise InputError(f"{thing}: {name} must be a number {wanted}, not {value}")

@@ -56,3 +56,10 @@ def needs_its_layout(judge: Callable[[Tensor], Any], example: Tensor) -> bool:
     except RuntimeError:
         return True
     return False
+
+
+def lay_out(x: Tensor) -> Tensor:
+    """Images, and the filters they are convolved with, as convolutions on a CPU like them: with
+    the channels innermost.
+    """
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x

@@ -179,3 +179,8 @@ def _pairs(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[Tensor,
             yield from _pairs(value, b[name])
         else:
             yield value, b[name]
+
+
+def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
+    """The mean over real rows; `where` because 0 * NaN is NaN."""
+    return torch.where(weight > 0, weight * values, torch.zeros_like(values)).sum() / weight.sum()

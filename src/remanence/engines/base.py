@@ -62,13 +62,6 @@ def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(numbers).to(device, non_blocking=True)
 
 
-def lay_out(x: Tensor) -> Tensor:
-    """Images, and the filters they are convolved with, as convolutions on a CPU like them: with
-    the channels innermost.
-    """
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
-
-
 def at(ctx: Context, moment: str, steps: int | Tensor | None = None) -> Context:
     """The context at a moment outside the steps, with randomness of its own."""
     return ctx._replace(

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from remanence.core.errors import first_line
+from remanence.core.memory_format import lay_out
 from remanence.core.model import Model, mixes_rows
 from remanence.core.types import Output, Start
-from remanence.engines.base import lay_out
 from remanence.engines.memory import is_out_of_memory
 from remanence.kernels.compile import compile_graph
 from remanence.kernels.trace import substitutes

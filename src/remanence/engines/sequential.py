@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remanence.core import pytree, rng
+from remanence.core import memory_format, pytree, rng
 from remanence.core.pytree import Params, Tree
 from remanence.core.types import Batch, Context, Job, PairScores, Phase, Reply, Scores, Start
 from remanence.data.batches import Plan
@@ -86,7 +86,7 @@ class Loop:
         fixed = {name: value for name, value in model.params.items() if name not in params}
         if self.channels_last:
             params, fixed = (
-                {name: base.lay_out(value) for name, value in tree.items()}
+                {name: memory_format.lay_out(value) for name, value in tree.items()}
                 for tree in (params, fixed)
             )
         first = first_progress(task, differentiate_plain, params, fixed, model.buffers, rows, ctx)
@@ -147,7 +147,7 @@ class Loop:
                 yield batch, numbers[first + place], step_keys[first + place]
 
     def lay_out(self, x: Tensor) -> Tensor:
-        return base.lay_out(x) if self.channels_last else x
+        return memory_format.lay_out(x) if self.channels_last else x
 
     def _rows(self, job: Job, client: int) -> SplitRows:
         holdings, device, dtype = (

@@ -22,7 +22,7 @@ from remanence.core.types import Batch, Context, Start
 from remanence.engines.compiled_eval import quicken
 from remanence.engines.frozen_prefix import Split, find_split
 from remanence.engines.sequential import Loop
-from remanence.kernels.trace import Arguments, TracedStep
+from remanence.engines.traced_step import Arguments, TracedStep
 from remanence.training.client_step import (
     Progress,
     SplitRows,

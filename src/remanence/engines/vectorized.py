@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from remanence.core import pytree
+from remanence.core import memory_format, pytree
 from remanence.core.errors import InputError, RunFailed, first_line
 from remanence.core.model import Model
 from remanence.core.pytree import Params, Tree
@@ -352,7 +352,11 @@ class Stacked:
         )
         for first_row in range(0, len(ids) or 1, at_once):
             part = slice(first_row, first_row + at_once)
-            x = base.lay_out(examples.inputs(ids[part])) if alone else examples.inputs(ids[part])
+            x = (
+                memory_format.lay_out(examples.inputs(ids[part]))
+                if alone
+                else examples.inputs(ids[part])
+            )
             for first in range(0, models.many, together):
                 some = slice(first, first + together)
                 if alone:

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 
 from remanence.core import expressions, pytree
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, require
 from remanence.core.rng import Key
 from remanence.core.types import Reply, Start
-from remanence.optimizers.sgd import require
 
 # (clients, key of the experiment) -> [K] float64: simulated seconds a local step takes
 Speed = Callable[[int, Key], np.ndarray]

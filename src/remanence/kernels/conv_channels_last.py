@@ -166,3 +166,17 @@ def _apart(images: Tensor, many: int) -> Tensor:
 def _in_rows(values: Tensor) -> Tensor:
     """[k, n, C, h, w], in memory [k, n, h, w, C]"""
     return values.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+
+
+CHANNELS_INNERMOST = 8  # of images with at least so many
+
+
+def empty_images(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """Memory for images [k, B, C, H, W]: the channels innermost where there are enough of them
+    for whole lines of memory.
+    """
+    return (
+        like.new_empty(shape)
+        if shape[2] < CHANNELS_INNERMOST
+        else conv_per_client.channels_innermost(like, shape)
+    )

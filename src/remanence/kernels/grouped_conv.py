@@ -25,7 +25,8 @@ from torch.library import custom_op
 from torch.nn.functional import batch_norm
 from torch.overrides import TorchFunctionMode
 
-from remanence.kernels import conv_channels_last, conv_per_client
+from remanence.kernels import conv_channels_last
+from remanence.kernels.conv_channels_last import empty_images
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
@@ -33,7 +34,6 @@ Answer = TypeVar("Answer")
 # input and output channels up to which our kernels are faster
 NARROW = {torch.float32: (16, 32), torch.bfloat16: (32, 64)}
 WIDE = 64  # channels from which on cuDNN is faster with the channels innermost
-CHANNELS_INNERMOST = 8  # of images with at least so many
 OFFSETS = 2**31  # the kernels count within a client's images in 32 bits
 
 
@@ -200,17 +200,6 @@ def is_wide(x: Tensor, weight: Tensor) -> bool:
     outputs, inputs = weight.shape[:2]
     tensor_cores = weight.dtype != torch.float32 or torch.backends.cudnn.allow_tf32
     return x.is_cuda and tensor_cores and min(inputs, outputs) >= WIDE
-
-
-def empty_images(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Memory for images [k, B, C, H, W]: the channels innermost where there are enough of them
-    for whole lines of memory.
-    """
-    return (
-        like.new_empty(shape)
-        if shape[2] < CHANNELS_INNERMOST
-        else conv_per_client.channels_innermost(like, shape)
-    )
 
 
 _conv2d: Callable[..., Tensor] = torch.conv2d

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from remanence.kernels.grouped_conv import empty_images
+from remanence.kernels.conv_channels_last import empty_images
 
 PROGRAMS = 2112  # of a launch: sixteen for each multiprocessor of a large device
 

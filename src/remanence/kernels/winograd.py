@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from remanence.engines.base import lay_out
+from remanence.core.memory_format import lay_out
 from remanence.kernels.compile import call_compiled
 
 aten = torch.ops.aten

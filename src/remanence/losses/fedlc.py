@@ -13,9 +13,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from remanence.core.compose import part
+from remanence.core.errors import require
 from remanence.core.types import Batch, Context, Output, Part
 from remanence.losses.softmax import weighted_softmax_loss
-from remanence.optimizers.sgd import require
 
 
 @part

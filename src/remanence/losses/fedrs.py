@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from remanence.core.compose import part
+from remanence.core.errors import require
 from remanence.core.types import Batch, Context, Output, Part
-from remanence.optimizers.sgd import require
 
 
 @part

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from remanence.core.compose import part
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, require
 from remanence.core.types import Part, Phase, World
 from remanence.methods.frozen_head import head_names, need_head
-from remanence.optimizers.sgd import require
 
 PARTS = ("all", "head", "body")
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from remanence.core.compose import part
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, require
 from remanence.core.pytree import Tree
 from remanence.core.types import (
     Batch,
@@ -25,7 +25,6 @@ from remanence.core.types import (
 )
 from remanence.losses.dynamic_distillation import distil
 from remanence.optimizers.adam import adam
-from remanence.optimizers.sgd import require
 
 
 @part

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from remanence.core.compose import part
+from remanence.core.errors import require
 from remanence.core.types import Batch, Context, Lent, Output, Part
-from remanence.optimizers.sgd import require
 
 
 @part

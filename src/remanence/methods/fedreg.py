@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from remanence.core import pytree
 from remanence.core.compose import part
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, require
 from remanence.core.pytree import Params
 from remanence.core.types import Batch, Context, Lent, Part, Reply, ServerContext
-from remanence.optimizers.sgd import require
 
 # Below this squared length a gradient is rounding: in a client's first step the memory's own
 # answers have none at all. Far above the rounding of float32.

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from remanence.core import rng
 from remanence.core.compose import part
+from remanence.core.errors import require
 from remanence.core.pytree import Tree
 from remanence.core.types import Context, Facts, Lent, Part, Reply, ServerContext, Start, World
-from remanence.optimizers.sgd import require
 
 
 @part

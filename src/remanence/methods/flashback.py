@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from remanence.core import pytree
 from remanence.core.compose import part
+from remanence.core.errors import require
 from remanence.core.pytree import Tree
 from remanence.core.types import (
     Batch,
@@ -30,7 +31,6 @@ from remanence.core.types import (
     World,
 )
 from remanence.losses.dynamic_distillation import distil, label_shares
-from remanence.optimizers.sgd import require
 
 
 @part

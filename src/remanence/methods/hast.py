@@ -14,13 +14,12 @@ from torch import Tensor
 
 from remanence.core.compose import part
 from remanence.core.errors import InputError
-from remanence.core.pytree import Tree
+from remanence.core.pytree import Tree, weighted_mean
 from remanence.core.types import Context, Lent, Mix, Part, PeerContext, Peers, Phase, Start, World
 from remanence.methods.dac import check_tau
 from remanence.methods.gossip import MODELS, check_peers
 from remanence.peers import similarity
 from remanence.peers.peer_sampling import draw_uniform, draw_weighted
-from remanence.training.client_step import weighted_mean
 
 
 @part

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from remanence.core.compose import part
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, require
 from remanence.core.pytree import Tree
 from remanence.core.types import Batch, Context, Facts, Lent, Output, Part, Start, World
-from remanence.optimizers.sgd import require
 
 
 @part

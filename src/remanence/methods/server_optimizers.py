@@ -17,9 +17,9 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.compose import part
+from remanence.core.errors import require
 from remanence.core.pytree import Params, Tree
 from remanence.core.types import Apply, Part, ServerContext, Start, World
-from remanence.optimizers.sgd import require
 
 Second = Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor]  # (v, move squared, hyper) -> v
 

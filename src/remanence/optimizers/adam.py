@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from remanence.core.errors import require
 from remanence.core.pytree import Params, Tree
 from remanence.core.types import Context, Optimiser
-from remanence.optimizers.sgd import require
 
 
 def adam(

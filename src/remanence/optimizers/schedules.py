@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from remanence.optimizers.sgd import require
+from remanence.core.errors import require
 
 Schedule = Callable[[int, int], float]  # (round from 1, rounds in all) -> factor
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from remanence.core import pytree
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, require
 from remanence.core.pytree import Params, Tree
 from remanence.core.types import Context, Optimiser
 
@@ -34,9 +34,3 @@ def sgd(
     return Optimiser(
         "sgd", {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}, init, step
     )
-
-
-def require(condition: bool, thing: str, name: str, wanted: str, value: float) -> None:
-    """A number in its range, or a sentence."""
-    if not condition or value != value or abs(value) == float("inf"):
-        raise InputError(f"{thing}: {name} must be a number {wanted}, not {value}")

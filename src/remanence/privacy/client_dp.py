@@ -17,10 +17,9 @@ from torch import Tensor
 
 from remanence.core import pytree, rng
 from remanence.core.compose import Composed, part
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, require
 from remanence.core.pytree import Params, Tree
 from remanence.core.types import Combine, Part, Reply, ServerContext, Start, World
-from remanence.optimizers.sgd import require
 from remanence.privacy.accountant import Guarantee, require_accounting
 from remanence.training.client_step import Task
 

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from remanence.core import pytree, rng
 from remanence.core.compose import Composed, part
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, require
 from remanence.core.pytree import Params
 from remanence.core.types import Batch, Context, Lent, Part
-from remanence.optimizers.sgd import require
 from remanence.training.client_step import Task
 
 NAME = "dp_sgd"

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from remanence.core import rng
 from remanence.core.compose import part
+from remanence.core.errors import require
 from remanence.core.rng import Key
 from remanence.core.types import Part
-from remanence.optimizers.sgd import require
 
 NAME = "dp_counts"
 

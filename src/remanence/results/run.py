@@ -154,7 +154,7 @@ class Run:
 
         `module` gives the network where the run was started with an object.
         """
-        from remanence.export import load_model
+        from remanence.results.trained_model import load_model
 
         return load_model(self, module, client)
 

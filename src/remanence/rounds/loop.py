@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from remanence.config import Spec, write_toml
+from remanence.core import errors
 from remanence.core.errors import OUT_OF_TIME, InputError, RunFailed, Stopped
 from remanence.core.files import claim_folder, explain_full_disk, lock, write_atomically
 from remanence.core.progress import Progress, Silent
@@ -390,7 +391,7 @@ def play_round(
     if replies is not None and not line["abandoned"]:
         try:
             updates = update_servers(experiment, engine, state, job, replies)
-        except server_step.Unusable as problem:
+        except errors.Unusable as problem:
             line |= {"abandoned": True, "problem": str(problem)}
     asked = np.empty(0, dtype=np.int64)
     if replies is not None and updates:

@@ -18,7 +18,7 @@ from remanence.config import make_spec
 from remanence.core import pytree
 from remanence.core.compose import parse_method
 from remanence.core.model import initialise
-from remanence.core.pytree import Params, Tree
+from remanence.core.pytree import Params, Tree, weighted_mean
 from remanence.core.rng import Key
 from remanence.core.types import (
     Context,
@@ -40,7 +40,6 @@ from remanence.experiment.data_setup import load_data
 from remanence.methods import PARTS
 from remanence.results import checkpoint
 from remanence.rounds.loop import first_state, open_recorder, play_round
-from remanence.training.client_step import weighted_mean
 from remanence.training.state import RunState
 
 # Six clients of about 30 to 1 training rows, four of them in a round: there is always one with a

@@ -17,7 +17,7 @@ from torch import Tensor
 from remanence.core import pytree
 from remanence.core.compose import Composed
 from remanence.core.model import Model
-from remanence.core.pytree import Params, Tree
+from remanence.core.pytree import Params, Tree, weighted_mean
 from remanence.core.types import (
     Accept,
     Batch,
@@ -180,11 +180,6 @@ def judge_models(task: Task, models: Start, x: Tensor, dim: int | None) -> Tenso
         lambda model, rows: judge(model, rows).logits, in_dims=(0, dim)
     )(models, x)
     return logits
-
-
-def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
-    """The mean over real rows; `where` because 0 * NaN is NaN."""
-    return torch.where(weight > 0, weight * values, torch.zeros_like(values)).sum() / weight.sum()
 
 
 class Progress(NamedTuple):

@@ -18,7 +18,7 @@ from torch import Tensor
 from remanence.core.errors import first_line
 from remanence.core.pytree import Params, Tree
 from remanence.core.types import Optimiser, PublicLoss, Start
-from remanence.engines.cuda_graphs import capture, copies, copy_into, kinds_of
+from remanence.kernels.capture import capture, copies, copy_into, kinds_of
 from remanence.kernels.trace import Written
 from remanence.training.client_step import Task
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from remanence.aggregators.mean import mean, move, weigh_by_size
 from remanence.core import pytree
 from remanence.core.compose import Composed, Scoped
+from remanence.core.errors import Unusable
 from remanence.core.pytree import Params, Tree
 from remanence.core.remote_params import FarParams
 from remanence.core.rng import Key
@@ -48,12 +49,6 @@ def share(task: Task, server: Server, round: int, key: Key) -> Tree:
     """What goes down to the clients besides the model."""
     srv = _context(task, server.model, server.state, round, key.fold("share"))
     return {hook.name: hook(srv) for hook in task.method.many("share")}
-
-
-class Unusable(Exception):
-    """Replies that passed the gate one by one do not make a model together; the round is
-    abandoned.
-    """
 
 
 def update(

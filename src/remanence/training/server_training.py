@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree
-from remanence.core.pytree import Params, Tree
+from remanence.core.pytree import Params, Tree, weighted_mean
 from remanence.core.rng import Key, fold_each
 from remanence.core.types import (
     Batch,
@@ -31,7 +31,7 @@ from remanence.core.types import (
     Start,
 )
 from remanence.data.batches import plan_batches
-from remanence.training.client_step import Task, differentiate_plain, weighted_mean
+from remanence.training.client_step import Task, differentiate_plain
 from remanence.training.server_capture import Moving, Scene, find_steps
 
 CHECKS = 20  # how often within the patience the validation rows are looked at

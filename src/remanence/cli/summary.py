@@ -1,0 +1,34 @@
+"""The end of a long command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+
+def conclude(folder: Path, quiet: bool, as_json: bool) -> None:
+    """The end of a long command: the report, the table, where things are."""
+    from remanence.report import write_report
+    from remanence.report.tables import chosen_rows, render_text, run_row
+    from remanence.results.run import Run, load
+
+    done = load(folder)
+    page = write_report(folder)
+    rows = [run_row(done)] if isinstance(done, Run) else chosen_rows(done)
+    if as_json:
+        from dataclasses import asdict
+
+        print(
+            json.dumps(
+                {
+                    "folder": str(folder),
+                    "report": str(page),
+                    "results": [asdict(row) for row in rows],
+                }
+            )
+        )
+    elif not quiet:
+        from rich.console import Console
+
+        Console().print(render_text(rows))
+        print(f"report: {page}")
