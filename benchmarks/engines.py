@@ -31,13 +31,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from remanence.config import Ray, make_spec, write_toml
+from remanence.config import RaySettings, parse_experiment, write_toml
 from remanence.core import pytree
 from remanence.core.errors import InputError
 from remanence.core.types import Engine
 from remanence.engines.autotune import make_engine
-from remanence.experiment.build import Experiment, build
-from remanence.rounds.loop import first_state, open_recorder, play_round
+from remanence.experiment.build import BuiltExperiment, build
+from remanence.rounds.loop import first_state, make_recorder, run_round
 
 METHODS = ("fedavg", "hast(peers=3, finetune_epochs=1)")
 DATA = {"lenet": "synthetic(samples=2500, classes=10, shape='1x28x28', test=0.2)", "mlp": "digits"}
@@ -136,7 +136,7 @@ def play_with_sites(settings: dict[str, Any], rounds: int, sites: int) -> list[S
     from remanence.flower.processes import Federation
     from remanence.flower.quickstart import watch, write_site
 
-    spec = make_spec({}, settings | {"engine": "flower", "rounds": rounds + 1})
+    spec = parse_experiment({}, settings | {"engine": "flower", "rounds": rounds + 1})
     clients = np.array_split(np.arange(spec.clients.count), sites)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -169,18 +169,18 @@ def play_with_sites(settings: dict[str, Any], rounds: int, sites: int) -> list[S
     ]
 
 
-def measure(experiment: Experiment, engine: Engine, rounds: int, pipes: Pipes) -> list[Spent]:
+def measure(experiment: BuiltExperiment, engine: Engine, rounds: int, pipes: Pipes) -> list[Spent]:
     """Rounds one after the other, as a run would play them."""
     watch, state, spent = Stopwatch(engine), first_state(experiment), []
     with (
         tempfile.TemporaryDirectory() as folder,
-        contextlib.closing(open_recorder(Path(folder), experiment, {})) as recorder,
+        contextlib.closing(make_recorder(Path(folder), experiment, {})) as recorder,
     ):
         for _ in range(rounds + 1):
             watch.seconds = dict.fromkeys(watch.seconds, 0.0)
             before = count_traffic(engine, pipes)
             begin = time.perf_counter()
-            state, _ = play_round(experiment, watch, state, recorder)
+            state, _ = run_round(experiment, watch, state, recorder)
             whole = time.perf_counter() - begin
             down, up = (
                 after - earlier
@@ -210,7 +210,7 @@ def main() -> None:
     pipes = Pipes()
     for method in METHODS:
         settings = settings_of(method, options.model, options.clients)
-        experiment = build(make_spec({}, settings))
+        experiment = build(parse_experiment({}, settings))
         one = pytree.nbytes(experiment.task.model.initial.params)
         print(
             f"\n{method}, {options.model} of {one / 1e6:.2f} MB, {options.clients}"
@@ -230,7 +230,7 @@ def main() -> None:
                         name,
                         experiment.task,
                         workers=options.workers,
-                        ray=Ray(address=options.address),
+                        ray=RaySettings(address=options.address),
                     )
                     with contextlib.closing(engine):
                         first, *others = measure(experiment, engine, options.rounds, pipes)

@@ -31,11 +31,11 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from remanence.config import make_spec
+from remanence.config import parse_experiment
 from remanence.engines.autotune import make_engine
-from remanence.experiment.build import Experiment, build
+from remanence.experiment.build import BuiltExperiment, build
 from remanence.models import MODELS
-from remanence.rounds.loop import first_state, open_recorder, play_round
+from remanence.rounds.loop import first_state, make_recorder, run_round
 from remanence.training.state import RunState
 
 PEERS, DEPTH_TENSORS, BATCH, RATE = 3, 6, 8, 8e-5
@@ -48,7 +48,7 @@ OURS = {  # name: engine, most clients in a stack, how steps are run
 }
 
 
-def prepare(clients: int, samples: int, epochs: int) -> Experiment:
+def prepare(clients: int, samples: int, epochs: int) -> BuiltExperiment:
     rows = (samples + samples * 3 // 10) * clients * 5 // 4 + 1000
     settings = {
         "method": f"hast(peers={PEERS}, finetune_epochs={epochs})",
@@ -68,13 +68,13 @@ def prepare(clients: int, samples: int, epochs: int) -> Experiment:
         "device": "cpu",
         "engine": "stacked",
     }
-    return build(make_spec({}, settings))
+    return build(parse_experiment({}, settings))
 
 
 class Plain:
     """The same work by loops over clients, peers and batches."""
 
-    def __init__(self, experiment: Experiment, rows_at_once: int):
+    def __init__(self, experiment: BuiltExperiment, rows_at_once: int):
         self.rows_at_once = rows_at_once
         task, holdings = experiment.task, experiment.task.population.at(0)
         self.clients = task.world.clients
@@ -120,12 +120,12 @@ class Plain:
     ) -> None:
         for param in model.parameters():
             param.requires_grad_(any(param is mine for mine in params))
-        optimiser = torch.optim.Adam(params, lr=RATE)
+        optimizer = torch.optim.Adam(params, lr=RATE)
         for _ in range(self.epochs):
             for batch in torch.randperm(len(y)).split(BATCH):
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 cross_entropy(model(x[batch]), y[batch]).backward()
-                optimiser.step()
+                optimizer.step()
 
     @torch.no_grad()
     def loss(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
@@ -134,18 +134,18 @@ class Plain:
         return float(torch.stack(parts).sum() / len(y))
 
 
-def ours(experiment: Experiment, name: str, folder: Path) -> Callable[[], None]:
+def ours(experiment: BuiltExperiment, name: str, folder: Path) -> Callable[[], None]:
     """A round after the other on one engine."""
     engine_name, stack, steps = OURS[name]
     folder.mkdir()
     engine, recorder = (
         make_engine(engine_name, experiment.task, stack, steps=steps),
-        open_recorder(folder, experiment, {}),
+        make_recorder(folder, experiment, {}),
     )
     state: list[RunState] = [first_state(experiment)]
 
     def play() -> None:
-        state[0] = play_round(experiment, engine, state[0], recorder)[0]
+        state[0] = run_round(experiment, engine, state[0], recorder)[0]
 
     return play
 

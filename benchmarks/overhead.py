@@ -18,19 +18,19 @@ from typing import Any
 
 from remanence.bench.baselines import train_clients
 from remanence.bench.jobs import JOBS, prepare
-from remanence.bench.runner import take_turns, train_ours
-from remanence.engines.sequential import Loop
+from remanence.bench.runner import interleave, train_ours
+from remanence.engines.sequential import SequentialEngine
 
 
 def measure(job: str, clients: int, turns: int) -> dict[str, list[float]]:
     """CPU seconds of every turn."""
     experiment, state, work = prepare(JOBS[job], "cpu", "fp32", {"clients.sample": clients})
-    engine = Loop(experiment.task)
+    engine = SequentialEngine(experiment.task)
     contenders: dict[str, tuple[Callable[[], Any], int]] = {
         "loop": (lambda: train_ours(experiment, state, work, engine), 1),
         "plain": (lambda: train_clients(experiment, state, work), 1),
     }
-    return take_turns(contenders, turns, experiment.task.world.device, time.process_time)
+    return interleave(contenders, turns, experiment.task.world.device, time.process_time)
 
 
 def main() -> None:

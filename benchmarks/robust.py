@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 import remanence as rem
-from remanence.metrics.groups import gather
-from remanence.report.attacks import judge_group
+from remanence.metrics.groups import group_runs
+from remanence.report.attacks import robustness_row
 from remanence.report.table_columns import percent
 
 AGGREGATORS = (
@@ -46,7 +46,7 @@ def main(out: Path) -> None:
         quiet=True,
     )
     rem.write_report(out)
-    stands = [judge_group(group) for group in gather([done])]
+    stands = [robustness_row(group) for group in group_runs([done])]
     print(
         "| aggregator | attack | accuracy, % | rare classes, % | forgotten a round, points |"
         " of rare classes | attack succeeds, % |"

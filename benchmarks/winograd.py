@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from remanence.core.memory_format import lay_out
-from remanence.engines.memory import keep_memory
+from remanence.core.memory_format import to_channels_last
+from remanence.engines.memory import disable_malloc_trim
 from remanence.kernels import winograd
 
 aten = torch.ops.aten
@@ -60,18 +60,18 @@ class Layer(NamedTuple):
             torch.randn(self.outputs, self.inputs, self.side, self.side)
             / (self.inputs * self.side**2) ** 0.5
         )
-        return lay_out(x), lay_out(w), lay_out(dy)
+        return to_channels_last(x), to_channels_last(w), to_channels_last(dy)
 
     @property
     def is_taken(self) -> bool:
         x, w, _ = self.draw()
         stride, padding, dilation, transposed, _, groups = self.settings
-        return winograd.suits(x, w, stride, padding, dilation, transposed, groups)
+        return winograd.use_winograd(x, w, stride, padding, dilation, transposed, groups)
 
 
 def compile_with_tiles(function: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
     """As in a compiled step, whether the layer suits or not."""
-    with mock.patch.object(winograd, "suits", return_value=True):
+    with mock.patch.object(winograd, "use_winograd", return_value=True):
         # it does not take methods
         graph = make_fx(lambda x, w, dy: function(x, w, dy), winograd.convolutions())(*tensors)
     return torch.compile(graph, dynamic=False)
@@ -126,7 +126,7 @@ def measure(
     answers, together = context.SimpleQueue(), context.Barrier(at_once)
 
     def work() -> None:
-        keep_memory()
+        disable_malloc_trim()
         answers.put(take_turns(contenders, tensors, turns, together.wait))
 
     workers = [context.Process(target=work) for _ in range(at_once)]
@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=9)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    keep_memory()
+    disable_malloc_trim()
     print(
         "layer                     forward and backward   forward alone          error  usual "
         " compiling"

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import remanence as rem
-from remanence.data import SOURCES
+from remanence.data import DATASETS
 from remanence.losses import wsm
 from remanence.methods import fedprox
 
@@ -115,4 +115,4 @@ def test_importing_the_package_does_not_import_torch() -> None:
 
 def test_the_tables_and_the_names_agree() -> None:
     assert set(dir(rem)) >= {"run", "compare", "load", "write_report", "resume"}
-    assert all(callable(source) for source in SOURCES.values())
+    assert all(callable(source) for source in DATASETS.values())

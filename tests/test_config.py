@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remanence import config
-from remanence.config import ENGINES, FLAGS, LARGEST_FILE, Spec, all_keys, make_spec
+from remanence.config import ENGINES, FLAGS, LARGEST_FILE, Spec, all_keys, parse_experiment
 from remanence.core.errors import InputError
 from remanence.core.expressions import Call
 
@@ -20,13 +20,13 @@ NAN, INF = float("nan"), float("inf")
 
 
 def test_nothing_given_is_the_default_experiment() -> None:
-    assert make_spec() == Spec()
-    assert make_spec({}, {}) == Spec()
+    assert parse_experiment() == Spec()
+    assert parse_experiment({}, {}) == Spec()
 
 
 def test_sections_and_dotted_changes_meet() -> None:
     base = {"method": "wsm", "local": {"batch": 8, "epochs": 3}}
-    spec = make_spec(base, {"local.batch": 16, "data.partition": "iid"})
+    spec = parse_experiment(base, {"local.batch": 16, "data.partition": "iid"})
     assert (spec.method, spec.local.batch, spec.local.epochs, spec.data.partition) == (
         "wsm",
         16,
@@ -38,9 +38,9 @@ def test_sections_and_dotted_changes_meet() -> None:
 
 def test_a_spec_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        make_spec().rounds = 3
+        parse_experiment().rounds = 3
     with pytest.raises(ValueError, match="frozen"):
-        make_spec().local.batch = 3
+        parse_experiment().local.batch = 3
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_spec_is_frozen() -> None:
 )
 def test_what_is_wrong_is_said_in_a_sentence(base: dict[str, Any], complaint: str) -> None:
     with pytest.raises(InputError) as caught:
-        make_spec(base)
+        parse_experiment(base)
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -109,10 +109,10 @@ def test_a_value_where_a_section_belongs_is_refused(section: str) -> None:
     with pytest.raises(
         InputError, match=rf"{section} must be a section such as \[{section}\], not 3"
     ):
-        make_spec({section: 3})
+        parse_experiment({section: 3})
     key = next(key for key in all_keys() if key.startswith(f"{section}."))
     with pytest.raises(InputError, match=rf"{section} must be a section such as \[{section}\]"):
-        make_spec({section: 3}, {key: 1})
+        parse_experiment({section: 3}, {key: 1})
 
 
 json_like = st.recursive(
@@ -127,7 +127,7 @@ json_like = st.recursive(
 @given(st.sampled_from(sorted(all_keys())), json_like)
 def test_any_value_of_any_key_is_taken_or_refused(key: str, value: Any) -> None:
     try:
-        spec = make_spec({}, {key: value})
+        spec = parse_experiment({}, {key: value})
     except InputError:
         return
     assert isinstance(spec, Spec)
@@ -138,23 +138,23 @@ def test_any_value_of_any_key_is_taken_or_refused(key: str, value: Any) -> None:
 
 
 def test_steps_take_the_place_of_epochs_that_were_not_given() -> None:
-    spec = make_spec({}, {"local.steps": 7})
+    spec = parse_experiment({}, {"local.steps": 7})
     assert (spec.local.steps, spec.local.epochs) == (7, 0)
-    assert make_spec({"local": {"steps": 7}}).local.epochs == 0
+    assert parse_experiment({"local": {"steps": 7}}).local.epochs == 0
     with pytest.raises(InputError, match="exactly one"):
-        make_spec({"local": {"epochs": 1}}, {"local.steps": 7})
+        parse_experiment({"local": {"epochs": 1}}, {"local.steps": 7})
 
 
 def test_unknown_dotted_keys_are_refused_with_the_nearest() -> None:
     with pytest.raises(InputError, match=r"unknown key 'local.bacth': did you mean local.batch"):
-        make_spec({}, {"local.bacth": 3})
+        parse_experiment({}, {"local.bacth": 3})
     with pytest.raises(InputError, match="unknown key 'local'"):
-        make_spec({}, {"local": 3})
+        parse_experiment({}, {"local": 3})
 
 
 @pytest.mark.parametrize("sample", [1, 10, 0.1, 1.0, None])
 def test_samples_of_clients_that_make_sense(sample: float | None) -> None:
-    assert make_spec({"clients": {"count": 10, "sample": sample}}).clients.sample == sample
+    assert parse_experiment({"clients": {"count": 10, "sample": sample}}).clients.sample == sample
 
 
 def test_every_flag_reaches_a_key() -> None:
@@ -214,23 +214,23 @@ SPECS = [
 
 @pytest.mark.parametrize("base", SPECS)
 def test_a_written_spec_reads_back_the_same(base: dict[str, Any]) -> None:
-    spec = make_spec(base)
+    spec = parse_experiment(base)
     tree = tomllib.loads(config.write_toml(spec, {"about": {"torch": "2", "nothing": None}}))
     assert tree.pop("about") == {"torch": "2"}
-    assert make_spec(tree) == spec
+    assert parse_experiment(tree) == spec
 
 
-def test_the_optimiser_takes_the_rate_given_beside_it() -> None:
+def test_the_optimizer_takes_the_rate_given_beside_it() -> None:
     local = {"optimizer": "sgd(lr=0.1, momentum=0.9)"}
-    assert config.optimizer_call(make_spec({"local": local})) == Call(
+    assert config.optimizer_call(parse_experiment({"local": local})) == Call(
         "sgd", {"lr": 0.1, "momentum": 0.9}
     )
-    assert config.optimizer_call(make_spec({"local": local | {"lr": 0.5}})) == Call(
+    assert config.optimizer_call(parse_experiment({"local": local | {"lr": 0.5}})) == Call(
         "sgd", {"lr": 0.5, "momentum": 0.9}
     )
-    assert config.optimizer_call(make_spec({"local": {"optimizer": "adam", "lr": 0.5}})) == Call(
-        "adam", {"lr": 0.5}
-    )
+    assert config.optimizer_call(
+        parse_experiment({"local": {"optimizer": "adam", "lr": 0.5}})
+    ) == Call("adam", {"lr": 0.5})
 
 
 def test_files_are_read_as_toml(tmp_path: Path) -> None:

@@ -35,10 +35,10 @@ def test_evaluate_gives_the_number_of_the_run(run: rem.Run) -> None:
 
 
 def test_evaluate_on_data_of_another_shape_is_refused(run: rem.Run) -> None:
-    from remanence.data import load_source
+    from remanence.data import load_dataset
 
     with pytest.raises(rem.InputError, match="same kind"):
-        evaluate(run, load_source("synthetic", {"samples": 100}, None))
+        evaluate(run, load_dataset("synthetic", {"samples": 100}, None))
 
 
 def test_safetensors_and_what_its_user_must_know(run: rem.Run, tmp_path: Path) -> None:

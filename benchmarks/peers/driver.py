@@ -52,7 +52,7 @@ class PeerJob:
             return dict(file)
 
     def examples(self, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """All rows of a client, already normalised: a gift to the peers, since our own engine
+        """All rows of a client, already normalized: a gift to the peers, since our own engine
         does this for every batch. -> [n, c, h, w], [n]
         """
         rows = self._plan[f"rows_{client}"]

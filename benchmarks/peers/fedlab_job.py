@@ -35,7 +35,7 @@ class PlannedDataset(FedDataset):
 
 
 class Trainer(SGDSerialClientTrainer):
-    """Says how many examples a client has, and begins with a fresh optimiser for each."""
+    """Says how many examples a client has, and begins with a fresh optimizer for each."""
 
     def __init__(self, job: PeerJob):
         super().__init__(make_model(job), job.clients)

@@ -67,7 +67,7 @@ def main() -> None:
     loaders = {client: PlannedLoader(job, client) for client in job.cohort}
     clients = [
         # Who is not in the cohort never trains, and so needs no data. Without persistency an
-        # optimiser lives for one round, as the job wants it.
+        # optimizer lives for one round, as the job wants it.
         Client(
             number,
             loaders.get(number),

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from remanence.bench.jobs import JOBS, prepare
-from remanence.core.types import Job
+from remanence.core.types import ClientWork
 from remanence.data.batches import plan_batches
-from remanence.experiment.build import Experiment
+from remanence.experiment.build import BuiltExperiment
 
 # The jobs of `remanence bench` with a tenth of their rates, which costs as much time: at the full
 # rate, rounding alone moves the end of B2's round by 20% of
@@ -59,7 +59,7 @@ def write_job(name: str, folder: Path, changes: Mapping[str, Any]) -> dict[str, 
         )
         plan[f"order_{client}"] = in_epochs(batches.rows, batches.widths, size)
     if task.train.mean is None or task.train.std is None:
-        raise ValueError("the jobs for other simulators are made of images, which are normalised")
+        raise ValueError("the jobs for other simulators are made of images, which are normalized")
     plan |= {"mean": task.train.mean.numpy(), "std": task.train.std.numpy()}
     folder.mkdir(parents=True)
     (folder / "job.json").write_text(json.dumps(settings))
@@ -85,10 +85,10 @@ def in_epochs(rows: np.ndarray, widths: np.ndarray, size: int) -> np.ndarray:
     )
 
 
-def optimizer_of(experiment: Experiment, work: Job) -> dict[str, Any]:
-    """The client's optimiser as torch.optim calls it."""
+def optimizer_of(experiment: BuiltExperiment, work: ClientWork) -> dict[str, Any]:
+    """The client's optimizer as torch.optim calls it."""
     rule = dict(work.rule)
-    if experiment.task.optimiser.name == "adam":
+    if experiment.task.optimizer.name == "adam":
         return {
             "optimizer": "Adam",
             "rule": {"betas": [rule.pop("beta1"), rule.pop("beta2")], **rule},

@@ -15,7 +15,7 @@ from turns import Score
 HEAD = ("job", "simulator", "versions", "median s", "minimum s", "times ours", "first round apart")
 
 
-def summarise(job: str, scores: Sequence[Score]) -> list[dict[str, Any]]:
+def summarize(job: str, scores: Sequence[Score]) -> list[dict[str, Any]]:
     """One object a contender; `ratio_to_ours` above 1 means slower than us."""
     ours = next((score for score in scores if score.contender is OURS and not score.problem), None)
     return [

@@ -23,11 +23,11 @@ from typing import Any
 from contenders import OURS, PEERS, PLAIN, Contender, choose_peers
 from environments import CannotInstall, make_environment
 from job_folder import GENTLY, QUICK, write_job
-from peer_table import describe_machine, render, summarise
+from peer_table import describe_machine, render, summarize
 from turns import Score, play_job
 
 from remanence.core.errors import InputError, RemanenceError, unknown
-from remanence.core.signals import catch_termination, exit_code_of
+from remanence.core.signals import exit_code_of, sigterm_as_interrupt
 
 TREE = Path(__file__).resolve().parents[2]
 
@@ -124,7 +124,7 @@ def run(
                 f" {max(sizes)} samples, local epochs: {settings['epochs']}"
             )
             scores, stop = play_job(contenders, Path(folder) / job, repeat, say)
-            results += summarise(job, [*scores, *missing])
+            results += summarize(job, [*scores, *missing])
             if stop is not None:
                 say(f"stopped in {job}: what was measured until then follows")
                 break
@@ -165,5 +165,5 @@ def make_environments(
 
 
 if __name__ == "__main__":
-    with catch_termination():  # so that the contenders are stopped and their files removed
+    with sigterm_as_interrupt():  # so that the contenders are stopped and their files removed
         sys.exit(main())

@@ -1,4 +1,4 @@
-"""What the drivers of PyTorch peers share: the network, the optimiser, a client's batches, and
+"""What the drivers of PyTorch peers share: the network, the optimizer, a client's batches, and
 the plainest local training there is.
 """
 

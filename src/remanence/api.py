@@ -10,17 +10,23 @@ from typing import Any
 from torch import nn
 from torch.utils.data import Dataset
 
-from remanence.config import FLAGS, changes_from_flags, make_spec, read_file, refuse_code
+from remanence.config import (
+    FLAGS,
+    changes_from_flags,
+    forbid_import_path,
+    parse_experiment,
+    read_file,
+)
 from remanence.core.compose import describe
 from remanence.core.errors import InputError
 from remanence.core.progress import make_progress
 from remanence.core.types import Method, Part
 from remanence.data import from_dataset
-from remanence.data.source import Source
-from remanence.engines.autotune import Choice
+from remanence.data.source import ArrayDataset
+from remanence.engines.autotune import EngineChoice
 from remanence.results.run import Comparison, Run, load
 from remanence.rounds.loop import Deadline, resume_run, start_run
-from remanence.sweeps.grid import Cell, plan_cells, resume_comparison, start_comparison
+from remanence.sweeps.grid import GridPoint, plan_grid, resume_comparison, start_comparison
 
 
 def run(
@@ -28,7 +34,7 @@ def run(
     *,
     method: str | Method | Part | None = None,
     model: str | nn.Module | None = None,
-    data: str | Source | Dataset[Any] | None = None,
+    data: str | ArrayDataset | Dataset[Any] | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     quiet: bool = False,
@@ -43,7 +49,7 @@ def run(
     with labels. Without `out` the run folder is a temporary one; `run.folder` tells where.
     """
     objects, names = _objects(method, model, data)
-    spec = make_spec(_tree(experiment), {**changes_from_flags(names | flags), **(set or {})})
+    spec = parse_experiment(_tree(experiment), {**changes_from_flags(names | flags), **(set or {})})
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="remanence-"))
     return start_run(
         spec,
@@ -63,7 +69,7 @@ def compare(
     grid: Mapping[str, Sequence[Any]] | None = None,
     select: str = "last",
     model: str | nn.Module | None = None,
-    data: str | Source | Dataset[Any] | None = None,
+    data: str | ArrayDataset | Dataset[Any] | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     quiet: bool = False,
@@ -107,7 +113,7 @@ def resume(
     rounds: int | None = None,
     method: Method | Part | None = None,
     model: nn.Module | None = None,
-    data: Source | Dataset[Any] | None = None,
+    data: ArrayDataset | Dataset[Any] | None = None,
     quiet: bool = False,
     time_limit: float | None = None,
     allow_code: bool = True,
@@ -118,11 +124,11 @@ def resume(
     found = load(folder)
     if not allow_code:
         for network in found.networks:
-            refuse_code(network, found.folder)
+            forbid_import_path(network, found.folder)
     objects, _ = _objects(method, model, data)
     progress, deadline = make_progress(quiet), Deadline(time_limit)
     if isinstance(found, Comparison):
-        if unknown := sorted(set(found.plan.get("engine", {})) - set(Choice._fields)):
+        if unknown := sorted(set(found.plan.get("engine", {})) - set(EngineChoice._fields)):
             raise InputError(
                 f"{found.folder} was written by another version of remanence, or is"
                 f" damaged: its engine has {unknown[0]!r:.40}"
@@ -143,7 +149,7 @@ def make_cells(
     methods: str | Sequence[str],
     seeds: int | Sequence[int],
     grid: Mapping[str, Sequence[Any]],
-) -> list[Cell]:
+) -> list[GridPoint]:
     """The cells of a comparison, from what people write."""
     names = (
         [name.strip() for name in methods.split(";") if name.strip()]
@@ -158,7 +164,7 @@ def make_cells(
         if not values:
             raise InputError(f"the grid gives no values for {name}: write --grid {name}=0.1,0.05")
         keys[FLAGS.get(name, name)] = list(values)
-    return plan_cells(base, changes, names, numbers, keys)
+    return plan_grid(base, changes, names, numbers, keys)
 
 
 def _tree(experiment: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -181,7 +187,7 @@ def _objects(method: Any, model: Any, data: Any) -> tuple[dict[str, Any], dict[s
         objects["module"], names["model"] = model, type(model).__name__
     elif model is not None:
         names["model"] = model
-    if isinstance(data, Source):
+    if isinstance(data, ArrayDataset):
         objects["source"], names["data"] = data, data.name
     elif data is not None and not isinstance(data, str | Path):
         objects["source"] = from_dataset(data)

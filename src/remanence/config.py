@@ -38,7 +38,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Data(Section):
+class DataSettings(Section):
     # a source, with options: synthetic(samples=5000), npz(path="my.npz"); or a path
     name: StrictStr = "digits"
     dir: StrictStr = ""  # where data sets lie; empty: the environment variable REMANENCE_DATA
@@ -47,10 +47,10 @@ class Data(Section):
     validation: Annotated[Number, Field(ge=0, lt=1)] = 0.1
     public: Natural = 0  # training rows held out for the server
     augment: tuple[StrictStr, ...] = ()  # crop, flip
-    normalise: StrictBool = True  # to mean 0 and deviation 1, by channel or column
+    normalize: StrictBool = True  # to mean 0 and deviation 1, by channel or column
 
 
-class Clients(Section):
+class ClientSettings(Section):
     count: Count | None = None  # None: as many as the partition makes, 10 where it does not say
     # a number of clients, or a fraction below 1; None: all
     sample: Annotated[StrictInt | StrictFloat, Field(gt=0)] | None = None
@@ -60,7 +60,7 @@ class Clients(Section):
     speed: StrictStr = "equal"  # simulated seconds a local step takes, such as lognormal(sigma=0.5)
 
 
-class Drift(Section):
+class DriftSettings(Section):
     # who is in which cluster, when, such as random(clusters=2); empty: nothing drifts
     schedule: StrictStr = ""
     steps: Count = 1  # time steps; with drift, `rounds` are those of one time step
@@ -77,26 +77,26 @@ class Drift(Section):
     renew: Literal["", "movers", "everyone"] = ""
 
 
-class Peers(Section):
-    topology: StrictStr = "full"  # who can reach whom, such as ring(neighbours=2)
+class PeerSettings(Section):
+    topology: StrictStr = "full"  # who can reach whom, such as ring(neighbors=2)
     warmup: StrictBool = True  # every client trains once before the first exchange
     # a client stops after so many rounds without a lower validation loss, until its data change; 0:
     # never
     patience: Natural = 0
 
 
-class Local(Section):
+class LocalSettings(Section):
     epochs: Natural = 1
     steps: Natural = 0  # instead of epochs
     batch: Count = 32
     drop_last: StrictBool = False
     optimizer: StrictStr = "sgd(lr=0.1)"
-    lr: Annotated[Number, Field(gt=0)] | None = None  # replaces the optimiser's own
+    lr: Annotated[Number, Field(gt=0)] | None = None  # replaces the optimizer's own
     schedule: StrictStr = "constant"  # of the learning rate over rounds
     buffers: Literal["average", "local", "frozen"] = "average"  # batch norm's statistics
 
 
-class Round(Section):
+class RoundSettings(Section):
     min_replies: Count = 1  # with fewer good replies the round is abandoned
     # a client that claims more examples is refused
     weight_cap: Annotated[Number, Field(gt=0)] = 1e9
@@ -113,7 +113,7 @@ class Round(Section):
     staleness: Annotated[Number, Field(ge=0)] = 0.5
 
 
-class Record(Section):
+class RecordSettings(Section):
     every: Count = 1  # rounds between evaluations; the last round is always evaluated
     # also evaluate every client's model after local training (cost: one evaluation a client)
     local: StrictBool = False
@@ -130,7 +130,7 @@ class Record(Section):
     personal: Natural = 100
 
 
-class Ray(Section):
+class RaySettings(Section):
     address: StrictStr = (
         # of a running cluster; empty: the environment variable RAY_ADDRESS, and without it a
         # cluster on this machine alone
@@ -145,7 +145,7 @@ class Ray(Section):
     retries: Natural = 3
 
 
-class Checkpoint(Section):
+class CheckpointSettings(Section):
     # at most one checkpoint in so many seconds; 0: after every round
     seconds: Annotated[Number, Field(ge=0)] = 5
 
@@ -172,15 +172,15 @@ class Spec(Section):
     # what hostile clients do in this experiment, such as sign_flip(fraction=0.1); empty: nobody is
     # hostile
     attack: StrictStr = ""
-    data: Data = Data()
-    clients: Clients = Clients()
-    drift: Drift = Drift()
-    peers: Peers = Peers()
-    local: Local = Local()
-    round: Round = Round()
-    record: Record = Record()
-    ray: Ray = Ray()  # for engine = "ray"
-    checkpoint: Checkpoint = Checkpoint()
+    data: DataSettings = DataSettings()
+    clients: ClientSettings = ClientSettings()
+    drift: DriftSettings = DriftSettings()
+    peers: PeerSettings = PeerSettings()
+    local: LocalSettings = LocalSettings()
+    round: RoundSettings = RoundSettings()
+    record: RecordSettings = RecordSettings()
+    ray: RaySettings = RaySettings()  # for engine = "ray"
+    checkpoint: CheckpointSettings = CheckpointSettings()
 
     @property
     def total_rounds(self) -> int:
@@ -249,22 +249,22 @@ def read_file(path: Path, allow_code: bool = True) -> dict[str, Any]:
         "check the name, or give everything by flags (remanence run --help)",
     )
     if not allow_code:
-        refuse_code(tree.get("model"), path)
+        forbid_import_path(tree.get("model"), path)
     return tree
 
 
-def refuse_code(model: object, path: Path) -> None:
+def forbid_import_path(model: object, path: Path) -> None:
     """A file or folder from somebody else must not decide which Python code is run: a network
     by import path needs the user's word.
     """
-    if isinstance(model, str) and names_code(model):
+    if isinstance(model, str) and is_import_path(model):
         raise InputError(
             f"{path} imports and runs Python code ({model}): look at that code, then add"
             " --allow-code"
         )
 
 
-def names_code(text: str) -> bool:
+def is_import_path(text: str) -> bool:
     """Is it an import path, package.module:Class(option=value), and not one of our names?"""
     return ":" in text.partition("(")[0]
 
@@ -285,7 +285,7 @@ def read_toml(path: Path, what: str, cure: str) -> dict[str, Any]:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
 
 
-def make_spec(
+def parse_experiment(
     base: Mapping[str, Any] | None = None, changes: Mapping[str, Any] | None = None
 ) -> Spec:
     """A checked spec from nested dictionaries and changes by dotted key."""
@@ -299,7 +299,7 @@ def make_spec(
         spec = Spec.model_validate(tree)
     except ValidationError as error:
         raise InputError(_explain(error)) from None
-    return _cross_check(spec)
+    return _check_combinations(spec)
 
 
 def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
@@ -336,7 +336,7 @@ def write_toml(spec: Spec, extra: Mapping[str, Any]) -> str:
 
 
 def optimizer_call(spec: Spec) -> expressions.Call:
-    """The optimiser with its learning rate settled."""
+    """The optimizer with its learning rate settled."""
     call = expressions.parse_call(spec.local.optimizer)
     return (
         call
@@ -345,7 +345,7 @@ def optimizer_call(spec: Spec) -> expressions.Call:
     )
 
 
-def _cross_check(spec: Spec) -> Spec:
+def _check_combinations(spec: Spec) -> Spec:
     if (spec.local.epochs > 0) == (spec.local.steps > 0):
         raise InputError(
             f"local.epochs={spec.local.epochs} and local.steps={spec.local.steps}: exactly one"
@@ -372,7 +372,7 @@ def _cross_check(spec: Spec) -> Spec:
             (
                 name
                 for name, value in spec.drift.model_dump().items()
-                if value != Drift().model_dump()[name]
+                if value != DriftSettings().model_dump()[name]
             ),
             None,
         )

@@ -14,16 +14,16 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from remanence.core.errors import InputError
-from remanence.data.source import Source
+from remanence.data.source import ArrayDataset
 from remanence.experiment.data_setup import load_data
 from remanence.results.run import Run
-from remanence.results.summary import summarise
+from remanence.results.summary import summarize
 from remanence.results.trained_model import load_model
 
 FORMATS = ("safetensors", "torchscript", "onnx")
 
 
-def normaliser(run: Run, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
+def normalization_stats(run: Run, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Mean and deviation of the training data, in raw units, shaped for one example; None where
     inputs are used as they are.
     """
@@ -38,12 +38,12 @@ def normaliser(run: Run, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor
 @torch.no_grad()
 def evaluate(
     run: Run,
-    source: Source | None = None,
+    source: ArrayDataset | None = None,
     module: nn.Module | None = None,
     client: int | None = None,
 ) -> dict[str, Any]:
     """The run's model on a test set: its own, or another with the same classes; inputs are
-    normalised as in training.
+    normalized as in training.
     """
     if source is None:
         source = load_data(run.spec)
@@ -58,7 +58,7 @@ def evaluate(
         )
     model = load_model(run, module, client)
     dtype = next(model.parameters()).dtype
-    scaling = normaliser(run, dtype)
+    scaling = normalization_stats(run, dtype)
     classes, loss = len(source.classes), 0.0
     confusion = np.zeros((classes, classes), dtype=np.int64)
     for first in range(0, len(source.test), 500):
@@ -77,7 +77,7 @@ def evaluate(
         f"{whose} after round {run.metrics[-1]['round']} on the {len(source.test)} test"
         f" examples of {source.name}"
     )
-    return {"evaluated": evaluated, **summarise(confusion, loss)}
+    return {"evaluated": evaluated, **summarize(confusion, loss)}
 
 
 def export(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remanence.core.types import Part, Reply, Start
+from remanence.core.types import ModelState, Part, Reply
 
 
 def as_replies(
@@ -38,7 +38,7 @@ def combine(
     k, size = points.shape
     at = torch.zeros(size, dtype=points.dtype) if start is None else start
     shares = torch.tensor(weights or [1.0] * k, dtype=torch.float64)
-    srv: Any = SimpleNamespace(start=Start({"a": at[0], "b": at[1:].reshape(1, -1)}, {}))
+    srv: Any = SimpleNamespace(start=ModelState({"a": at[0], "b": at[1:].reshape(1, -1)}, {}))
     assert made.combine is not None
     delta = made.combine.finish(
         made.combine.partial(shares / shares.sum(), as_replies(points, clients), srv), srv

@@ -13,21 +13,21 @@ from aggregators.points import combine
 from remanence.aggregators.robust import (
     check_cohort,
     geometric_median,
-    guard_of,
     krum,
     median,
+    minimum_of,
     multi_krum,
     norm_clip,
     trimmed_mean,
 )
-from remanence.core.compose import Composed
-from remanence.core.errors import InputError, Unusable
+from remanence.core.compose import ComposedMethod
+from remanence.core.errors import AggregationFailed, InputError
 from remanence.core.types import Method, Part
-from remanence.engines.sequential import Loop
+from remanence.engines.sequential import SequentialEngine
 from remanence.losses import wsm
 from remanence.methods import fedavg, fedprox, fedwavg
 from remanence.testing import check_method
-from remanence.testing.toy_task import play, small_experiment
+from remanence.testing.toy_task import run_rounds, small_experiment
 
 LEAST = [
     (median(), 3),
@@ -52,7 +52,7 @@ LEAST = [
 def test_the_least_number_of_replies(made: Part, least: int) -> None:
     """One fewer is refused at set-up and abandons a round; the least itself works."""
     method, points = (
-        Composed(Method((made,))),
+        ComposedMethod(Method((made,))),
         torch.randn(least, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64),
     )
     check_cohort(method, least)
@@ -65,7 +65,8 @@ def test_the_least_number_of_replies(made: Part, least: int) -> None:
         ):
             check_cohort(method, least - 1)
         with pytest.raises(
-            Unusable, match=rf"{made.name} needs {least} replies \(.+\) and {least - 1} came"
+            AggregationFailed,
+            match=rf"{made.name} needs {least} replies \(.+\) and {least - 1} came",
         ):
             combine(made, points[1:])
 
@@ -106,7 +107,7 @@ def test_settings_that_cannot_be(make: Any, words: str) -> None:
 def test_who_holds_half_of_the_weight_decides_nothing() -> None:
     points = torch.eye(3, dtype=torch.float64)
     with pytest.raises(
-        Unusable,
+        AggregationFailed,
         match=r"client 8 has 50% of the weight and would decide alone;"
         r" geometric_median\(weighted=false\)",
     ):
@@ -129,15 +130,15 @@ def test_weights_that_would_do_nothing_are_refused() -> None:
             match=f"fedwavg and {made.name} cannot be combined: {made.name} counts every client"
             " alike",
         ):
-            check_cohort(Composed(fedwavg() + made), 9)
+            check_cohort(ComposedMethod(fedwavg() + made), 9)
     for made in (geometric_median(), norm_clip()):
-        check_cohort(Composed(fedwavg() + made), 9)
+        check_cohort(ComposedMethod(fedwavg() + made), 9)
 
 
 def test_other_methods_promise_nothing() -> None:
-    assert guard_of(Composed(Method((fedavg(),)))) is None
-    check_cohort(Composed(Method((fedavg(),))), 1)
-    found = guard_of(Composed(fedprox(mu=0.1) + krum(byzantine=2)))
+    assert minimum_of(ComposedMethod(Method((fedavg(),)))) is None
+    check_cohort(ComposedMethod(Method((fedavg(),))), 1)
+    found = minimum_of(ComposedMethod(fedprox(mu=0.1) + krum(byzantine=2)))
     assert found is not None
     assert found.least == 7
 
@@ -149,7 +150,7 @@ def test_a_round_with_too_few_replies_is_abandoned_and_named() -> None:
     experiment = small_experiment(
         krum(byzantine=1), {"clients.sample": 5, "clients.availability": "never(clients='0 1')"}
     )
-    state, lines = play(experiment, Loop(experiment.task), 1)
+    state, lines = run_rounds(experiment, SequentialEngine(experiment.task), 1)
     assert lines[0]["abandoned"]
     assert lines[0]["problem"] == "krum needs 5 replies (2 * byzantine + 3) and 4 came"
     for name, value in experiment.task.model.initial.params.items():

@@ -20,9 +20,9 @@ from remanence.aggregators.robust import (
     geometric_median,
     krum,
     median,
+    median_buffers,
     multi_krum,
     norm_clip,
-    settle_buffers,
     trimmed_mean,
 )
 from remanence.core.types import Part
@@ -95,7 +95,7 @@ def test_a_tie_of_krum_goes_to_the_lower_number() -> None:
 
 
 def test_the_geometric_median_by_hand() -> None:
-    """Corners of an equilateral triangle: its centre. A point with half of the weight or more: that
+    """Corners of an equilateral triangle: its center. A point with half of the weight or more: that
     point. On a line with equal weights: the median.
 
     A right angle with sides 1 has its Fermat point on the diagonal at (t, t) with t = (1 - 1/sqrt
@@ -260,15 +260,15 @@ def test_two_of_seven_cannot_move_whole_models_out_of_a_ball(
     Clipping: all lengths are cut to the median, which is at most the longest honest one.
     """
     honest = make_points(seed, 5) + 3.0
-    points, centre = torch.cat([doubles(bad), honest]), honest.mean(dim=0)
-    radius = float((honest - centre).norm(dim=1).max())
+    points, center = torch.cat([doubles(bad), honest]), honest.mean(dim=0)
+    radius = float((honest - center).norm(dim=1).max())
     for made in (krum(byzantine=2), multi_krum(byzantine=2)):
-        assert float((combine(made, points) - centre).norm()) <= (1 + math.sqrt(12)) * radius * (
+        assert float((combine(made, points) - center).norm()) <= (1 + math.sqrt(12)) * radius * (
             1 + 1e-12
         ), made.name
     a = 2 / 7
     assert (
-        float((combine(geometric_median(), points) - centre).norm())
+        float((combine(geometric_median(), points) - center).norm())
         <= (1 - a) / math.sqrt(1 - 2 * a) * radius * 1.001
     )
     assert float(combine(norm_clip(), points).norm()) <= float(honest.norm(dim=1).max()) * (
@@ -322,14 +322,14 @@ def test_buffers_are_settled_by_medians() -> None:
         "norm.count": torch.tensor(0),
         "kept": torch.tensor(5),
     }
-    found = settle_buffers(current, sent, torch.ones(3))
+    found = median_buffers(current, sent, torch.ones(3))
     assert (found["norm.var"].tolist(), found["norm.count"].tolist(), found["kept"].tolist()) == (
         [1.0],
         4,
         5,
     )
     assert found["norm.count"].dtype == torch.int64
-    assert settle_buffers(current, {}, torch.ones(3)) == current
+    assert median_buffers(current, {}, torch.ones(3)) == current
 
 
 def test_the_table_is_complete() -> None:

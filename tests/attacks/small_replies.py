@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from remanence.core.rng import Key
-from remanence.core.types import Job, Reply, Start
+from remanence.core.types import ClientWork, ModelState, Reply
 
-START = Start(
+START = ModelState(
     {
         "a": torch.tensor(1.0, dtype=torch.float64),
         "b": torch.tensor([[2.0, 0.0]], dtype=torch.float64),
@@ -53,9 +53,9 @@ def rows_of(replies: Reply) -> list[list[float]]:
 
 
 def make_job(
-    clients: Sequence[int], start: Start = START, personal: bool = False, round: int = 3
-) -> Job:
+    clients: Sequence[int], start: ModelState = START, personal: bool = False, round: int = 3
+) -> ClientWork:
     empty: Any = None
-    return Job(
+    return ClientWork(
         round, 0, np.array(clients), start, personal, {}, {}, empty, {}, Key(0).fold("round", round)
     )

@@ -19,10 +19,10 @@ from remanence.attacks import Adversary, parse_attacks
 from remanence.core import pytree
 from remanence.core.rng import Key
 from remanence.core.types import Part
-from remanence.engines.sequential import Loop
+from remanence.engines.sequential import SequentialEngine
 from remanence.methods import fedavg
-from remanence.rounds.loop import first_state, make_job
-from remanence.rounds.replies import expect
+from remanence.rounds.loop import first_state, make_work
+from remanence.rounds.replies import reply_schema
 from remanence.testing.toy_task import EQUAL, small_experiment
 from remanence.training import gate, server_step
 
@@ -31,14 +31,14 @@ def merge(made: Part, attack: str) -> tuple[dict[str, torch.Tensor], float]:
     """The model after one round of six equal clients, and the longest way of an honest one."""
     experiment = small_experiment(made, EQUAL | {"clients.sample": 6})
     task, state = experiment.task, first_state(experiment)
-    job = make_job(experiment, state, 1)
+    job = make_work(experiment, state, 1)
     adversary = Adversary.recruit(parse_attacks(attack), task.world.clients, Key(0))
-    chunks = list(Loop(task).train(job))
+    chunks = list(SequentialEngine(task).train(job))
     longest = max(float(pytree.squared_norm(chunk.delta(job.start)).sqrt()) for chunk in chunks)
-    replies, _ = gate.admit(adversary.tamper(chunks, job), expect(experiment, job))
+    replies, _ = gate.validate_replies(adversary.tamper(chunks, job), reply_schema(experiment, job))
     assert replies is not None
     return server_step.update(
-        task, state.server, replies, 1, job.key, job.rule, Loop(task)
+        task, state.server, replies, 1, job.key, job.rule, SequentialEngine(task)
     ).server.model.params, longest
 
 
@@ -80,19 +80,21 @@ def test_a_nan_client_is_as_if_it_had_not_been_asked() -> None:
     """FedAvg with the NaN reply refused equals the mean of the five others, with their weights."""
     experiment = small_experiment("fedavg", {"clients.sample": 6})
     task, state = experiment.task, first_state(experiment)
-    job = make_job(experiment, state, 1)
-    chunks = list(Loop(task).train(job))
+    job = make_work(experiment, state, 1)
+    chunks = list(SequentialEngine(task).train(job))
     adversary = Adversary.recruit(parse_attacks('nan(clients="3")'), 6, Key(0))
-    replies, refused = gate.admit(adversary.tamper(chunks, job), expect(experiment, job))
-    others, _ = gate.admit(
-        [chunk for chunk in chunks if 3 not in chunk.client.tolist()], expect(experiment, job)
+    replies, refused = gate.validate_replies(
+        adversary.tamper(chunks, job), reply_schema(experiment, job)
+    )
+    others, _ = gate.validate_replies(
+        [chunk for chunk in chunks if 3 not in chunk.client.tolist()], reply_schema(experiment, job)
     )
     assert [(refusal.client, refusal.code) for refusal in refused] == [(3, "not-finite")]
     assert replies is not None
     assert others is not None
     attacked, clean = (
         server_step.update(
-            task, state.server, some, 1, job.key, job.rule, Loop(task)
+            task, state.server, some, 1, job.key, job.rule, SequentialEngine(task)
         ).server.model.params
         for some in (replies, others)
     )

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from remanence.config import make_spec
+from remanence.config import parse_experiment
 from remanence.core.errors import InputError
-from remanence.engines.sequential import Loop
-from remanence.engines.vectorized import Stacked
-from remanence.experiment.build import Experiment, build
-from remanence.testing.toy_task import drifting_experiment, play, state_tree, worst_difference
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.vectorized import VectorizedEngine
+from remanence.experiment.build import BuiltExperiment, build
+from remanence.testing.toy_task import drifting_experiment, max_rel_diff, run_rounds, state_tree
 
 TEN: dict[str, Any] = {
     "data.name": "synthetic(samples=400, classes=3, features=4, test=0.25, spread=0.3)",
@@ -30,12 +30,12 @@ TEN: dict[str, Any] = {
 }
 
 
-def attacked(attack: str, method: str = "fedavg", **changes: Any) -> Experiment:
-    return build(make_spec({}, TEN | {"attack": attack, "method": method} | changes))
+def attacked(attack: str, method: str = "fedavg", **changes: Any) -> BuiltExperiment:
+    return build(parse_experiment({}, TEN | {"attack": attack, "method": method} | changes))
 
 
-def accuracy(experiment: Experiment) -> float:
-    return float(play(experiment, Stacked(experiment.task), 6)[1][-1]["accuracy"])
+def accuracy(experiment: BuiltExperiment) -> float:
+    return float(run_rounds(experiment, VectorizedEngine(experiment.task), 6)[1][-1]["accuracy"])
 
 
 def test_two_of_ten_break_the_mean_and_not_the_median() -> None:
@@ -52,12 +52,12 @@ def test_two_of_ten_break_the_mean_and_not_the_median() -> None:
 
 def test_a_nan_client_is_refused_by_name_and_changes_nothing() -> None:
     experiment = attacked("nan(clients='3')")
-    state, lines = play(experiment, Loop(experiment.task), 3)
+    state, lines = run_rounds(experiment, SequentialEngine(experiment.task), 3)
     assert all(
         [(r["client"], r["code"]) for r in line["refused"]] == [(3, "not-finite")] for line in lines
     )
-    without = build(make_spec({}, TEN | {"clients.availability": "never(clients='3')"}))
-    honest, _ = play(without, Loop(without.task), 3)
+    without = build(parse_experiment({}, TEN | {"clients.availability": "never(clients='3')"}))
+    honest, _ = run_rounds(without, SequentialEngine(without.task), 3)
     for name, value in honest.server.model.params.items():
         assert torch.equal(state.server.model.params[name], value)
 
@@ -74,9 +74,9 @@ def test_a_nan_client_is_refused_by_name_and_changes_nothing() -> None:
 )
 def test_attacks_are_the_same_on_every_engine(attack: str) -> None:
     experiment = attacked(attack)
-    by_loop, _ = play(experiment, Loop(experiment.task), 2)
-    stacked, _ = play(experiment, Stacked(experiment.task, 4), 2)
-    place, distance = worst_difference(state_tree(stacked), state_tree(by_loop))
+    by_loop, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
+    stacked, _ = run_rounds(experiment, VectorizedEngine(experiment.task, 4), 2)
+    place, distance = max_rel_diff(state_tree(stacked), state_tree(by_loop))
     assert distance <= 1e-12, place
     assert len(experiment.about["attackers"].split()) == 3
 
@@ -88,8 +88,8 @@ def test_peers_are_deceived_too() -> None:
     )
     plain = drifting_experiment("dac(peers=2)", 1, {"rounds": 6})
 
-    def heard(experiment: Experiment) -> int:
-        state, _ = play(experiment, Loop(experiment.task), 6)
+    def heard(experiment: BuiltExperiment) -> int:
+        state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 6)
         assert state.crowd is not None
         return int((state.crowd.peers["dac"]["similarity"][:, 1] > 1000).sum())
 
@@ -100,7 +100,7 @@ def test_peers_are_deceived_too() -> None:
 def test_what_makes_no_sense_is_refused_before_anything_starts() -> None:
     for attack, method, words in (
         ("similarity_lies", "fedavg", "deceives peers, and this method has a server"),
-        ("sign_flip(fraction=0.2)", "centralised", "no clients that could be hostile"),
+        ("sign_flip(fraction=0.2)", "centralized", "no clients that could be hostile"),
         ("sign_flips", "fedavg", "unknown attack"),
         ("sign_flip", "fedavg+krum(byzantine=5)", "krum needs 13 clients in a round"),
         ("", "fedwavg+median", "median counts every client alike"),

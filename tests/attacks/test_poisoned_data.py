@@ -7,22 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remanence.attacks import Adversary, DataSet, check_attacks, know, parse_attacks
+from remanence.attacks import Adversary, DataInfo, check_attacks, data_info, parse_attacks
 from remanence.attacks.poison import poison
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
-from remanence.data.concept_views import Views
-from remanence.data.population import Holdings, Rows
-from remanence.data.source import Source, Split
+from remanence.data.concept_views import ConceptViews
+from remanence.data.population import ClientData, ClientRows
+from remanence.data.source import ArrayDataset, DatasetSplit
 
-IMAGES = DataSet("image", 4, np.array(16))
-TABLE = DataSet("table", 4, np.array([1.0, 2.0, 3.0], dtype=np.float32))
+IMAGES = DataInfo("image", 4, np.array(16))
+TABLE = DataInfo("table", 4, np.array([1.0, 2.0, 3.0], dtype=np.float32))
 Y = np.array([0, 1, 2, 3, 3])
 X = np.zeros((5, 1, 2, 2), dtype=np.uint8)
 
 
 def alter(
-    text: str, x: np.ndarray = X, y: np.ndarray = Y, known: DataSet = IMAGES, seed: int = 0
+    text: str, x: np.ndarray = X, y: np.ndarray = Y, known: DataInfo = IMAGES, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     (attack,) = parse_attacks(text)
     assert attack.alter is not None
@@ -97,17 +97,19 @@ def test_success_is_shown_on_marked_test_rows_of_other_classes() -> None:
 
 
 def test_what_attackers_know() -> None:
-    table = Split(np.array([[1, 5], [3, 2]], dtype=np.float32), np.array([0, 1]))
-    source = Source("toy", "table", ("a", "b"), table, table)
-    assert know(source).high.tolist() == [3, 5]
-    images = Split(np.full((2, 1, 2, 2), 16, dtype=np.uint8), np.array([0, 1]))
-    assert know(Source("toy", "image", ("a", "b"), images, images)).high.tolist() == 16
+    table = DatasetSplit(np.array([[1, 5], [3, 2]], dtype=np.float32), np.array([0, 1]))
+    source = ArrayDataset("toy", "table", ("a", "b"), table, table)
+    assert data_info(source).high.tolist() == [3, 5]
+    images = DatasetSplit(np.full((2, 1, 2, 2), 16, dtype=np.uint8), np.array([0, 1]))
+    assert data_info(ArrayDataset("toy", "image", ("a", "b"), images, images)).high.tolist() == 16
 
 
-def hold(*clients: list[int]) -> Holdings:
-    rows = Rows.join([np.array(ids, dtype=np.int64) for ids in clients])
-    return Holdings(
-        rows, Rows.join([np.array([4])] * len(clients)), np.zeros(len(clients), dtype=np.int64)
+def hold(*clients: list[int]) -> ClientData:
+    rows = ClientRows.join([np.array(ids, dtype=np.int64) for ids in clients])
+    return ClientData(
+        rows,
+        ClientRows.join([np.array([4])] * len(clients)),
+        np.zeros(len(clients), dtype=np.int64),
     )
 
 
@@ -115,7 +117,7 @@ def test_poisoned_rows_have_ids_of_their_own() -> None:
     """Row 1 is the attacker's now, and an honest client's later: there it keeps its label. n =
     5, so its poisoned form is example 6.
     """
-    views = Views(X, Y, None, (0,))
+    views = ConceptViews(X, Y, None, (0,))
     steps = [hold([0, 1], [2, 3]), hold([2], [1, 3])]
     found, after = poison(
         views, steps, parse_attacks("label_flip"), {"label_flip": np.array([0])}, IMAGES, Key(0)
@@ -136,7 +138,7 @@ def test_poisoned_rows_have_ids_of_their_own() -> None:
 
 def test_two_attacks_on_the_same_rows() -> None:
     """First labels, then marks: x is stored again for the attacker's rows alone."""
-    views = Views(X, Y, np.arange(5), (0,))
+    views = ConceptViews(X, Y, np.arange(5), (0,))
     attacks = parse_attacks(
         'label_flip(clients="1", to=3)+backdoor(clients="1", size=1, share=1, target=2)'
     )
@@ -152,7 +154,7 @@ def test_two_attacks_on_the_same_rows() -> None:
 
 
 def test_nothing_to_poison_changes_nothing() -> None:
-    views, steps = Views(X, Y, None, (0,)), [hold([0], [1])]
+    views, steps = ConceptViews(X, Y, None, (0,)), [hold([0], [1])]
     found, after = poison(
         views, steps, parse_attacks("nan"), {"nan": np.array([0])}, IMAGES, Key(0)
     )
@@ -182,7 +184,7 @@ def test_nothing_to_poison_changes_nothing() -> None:
         ("backdoor(size=4)", TABLE, (3,), True, "give at most 3"),
         (
             "backdoor",
-            DataSet("tokens", 2, np.array(9)),
+            DataInfo("tokens", 2, np.array(9)),
             (80,),
             True,
             "marks are for images and tables, and these data are tokens",
@@ -197,7 +199,7 @@ def test_nothing_to_poison_changes_nothing() -> None:
     ],
 )
 def test_attacks_that_cannot_work_here(
-    text: str, known: DataSet, shape: Any, server: bool, words: str
+    text: str, known: DataInfo, shape: Any, server: bool, words: str
 ) -> None:
     with pytest.raises(InputError, match=words):
         check_attacks(parse_attacks(text), known, shape, server)

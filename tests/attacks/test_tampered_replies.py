@@ -8,10 +8,10 @@ import torch
 from attacks.small_replies import START, make_job, make_replies, rows_of
 
 from remanence.attacks import Adversary, Attack, parse_attacks
-from remanence.attacks.models import hidden_deviations
+from remanence.attacks.models import a_little_std
 from remanence.core import pytree
 from remanence.core.rng import Key
-from remanence.core.types import Reply, Start
+from remanence.core.types import ModelState, Reply
 from remanence.training import gate
 
 ROWS = [[2.0, 2.0, 1.0], [1.0, 3.0, -1.0], [0.0, 2.0, 4.0]]
@@ -19,7 +19,7 @@ BAD = np.array([1])
 
 
 def act(
-    text: str, replies: Reply, attackers: np.ndarray = BAD, start: Start = START, seed: int = 0
+    text: str, replies: Reply, attackers: np.ndarray = BAD, start: ModelState = START, seed: int = 0
 ) -> Reply:
     (attack,) = parse_attacks(text)
     assert attack.tamper is not None
@@ -43,7 +43,7 @@ def test_ways_are_turned_and_stretched() -> None:
 
 def test_each_may_start_from_a_model_of_its_own() -> None:
     """Client 1 started from (0, 0, 0): turned, (1, 3, -1) is (-1, -3, 1)."""
-    own = Start(
+    own = ModelState(
         {
             "a": torch.tensor([9.0, 0.0, 9.0]),
             "b": torch.tensor([[[9.0, 9.0]], [[0.0, 0.0]], [[9.0, 9.0]]]),
@@ -60,7 +60,7 @@ def test_noise_has_its_deviation_and_belongs_to_the_client() -> None:
     """2000 coordinates around a start of 5 with deviation 3: mean within 5 * 3 / sqrt(2000) =
     .34, deviation within 5 * 3 / sqrt(4000) = .24.
     """
-    start = Start({"w": torch.full((2000,), 5.0)}, {})
+    start = ModelState({"w": torch.full((2000,), 5.0)}, {})
     empty = torch.zeros(2)
     replies = Reply(
         torch.tensor([4, 7]),
@@ -106,11 +106,11 @@ def test_how_far_attackers_can_hide() -> None:
     """The paper's example: n = 50, f = 24, s = 26 - 24 = 2, (26 - 2) / 26 = .923, z = 1.43.
     With a majority f > n / 2 one supporter is still asked for.
     """
-    assert hidden_deviations(50, 24) == pytest.approx(1.4260768722728474, abs=1e-9)
+    assert a_little_std(50, 24) == pytest.approx(1.4260768722728474, abs=1e-9)
     # s = 2, (6 - 2) / 6 = 2/3
-    assert hidden_deviations(10, 4) == pytest.approx(0.43072729929545756, abs=1e-9)
-    assert hidden_deviations(10, 9) == 0  # (1 - 1) / 1 = 0
-    assert all(0 <= hidden_deviations(n, f) < 5 for n in range(2, 40) for f in range(1, n))
+    assert a_little_std(10, 4) == pytest.approx(0.43072729929545756, abs=1e-9)
+    assert a_little_std(10, 9) == 0  # (1 - 1) / 1 = 0
+    assert all(0 <= a_little_std(n, f) < 5 for n in range(2, 40) for f in range(1, n))
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_the_gate_refuses_and_names(text: str, code: str, count: int) -> None:
     """Honest replies pass unchanged; of one that is sent several times, the first counts."""
     replies = make_replies(ROWS)
     form = pytree.take(replies.params, 0)
-    expected = gate.Expected(3, (0, 1, 2), form, {}, {}, 1e9)
-    good, refused = gate.admit([act(text, replies)], expected)
+    expected = gate.ReplySchema(3, (0, 1, 2), form, {}, {}, 1e9)
+    good, refused = gate.validate_replies([act(text, replies)], expected)
     assert [(refusal.client, refusal.code) for refusal in refused] == [(1, code)] * count
     assert good is not None
     kept = [0, 1, 2] if code == "duplicate" else [0, 2]
@@ -197,7 +197,7 @@ def test_an_adversary_acts_in_order_and_whoever_answers_first() -> None:
     (found,) = adversary.tamper(iter(chunks), make_job([2, 7, 8]))
     assert found.client.tolist() == [2, 7, 8]
     assert rows_of(found) == [ROWS[0], [1.0, -8.0, 10.0], ROWS[2]]
-    starts = Start(
+    starts = ModelState(
         {
             "a": torch.tensor([9.0, 0.0, 9.0]),
             "b": torch.tensor([[[9.0, 9.0]], [[0.0, 0.0]], [[9.0, 9.0]]]),

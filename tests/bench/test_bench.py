@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from remanence.bench import JOBS, baselines, render, run_jobs, runner
 from remanence.bench.baselines import train_clients
 from remanence.bench.jobs import BenchJob, prepare
-from remanence.bench.runner import compare_with_plain, peak_of_process, take_turns
+from remanence.bench.runner import compare_with_plain, interleave, peak_of_process
 from remanence.cli.main import app
 from remanence.core.errors import InputError, RunFailed
-from remanence.engines.autotune import Choice
+from remanence.engines.autotune import EngineChoice
 
 FIELDS = {
     "job",
@@ -43,8 +43,8 @@ TINY: dict[str, Any] = {
     "local.epochs": 1,
 }
 LOOP, STACKED = (
-    Choice("loop", 1, "loop: as asked"),
-    Choice("stacked", 1, "stacked: as asked", "eager"),
+    EngineChoice("loop", 1, "loop: as asked"),
+    EngineChoice("stacked", 1, "stacked: as asked", "eager"),
 )
 
 
@@ -77,7 +77,7 @@ def tiny_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["A", "B", "B2", "D", "E"])
 @pytest.mark.parametrize("choice", [LOOP, STACKED])
-def test_a_round_equals_the_plain_loop_in_float64(name: str, choice: Choice) -> None:
+def test_a_round_equals_the_plain_loop_in_float64(name: str, choice: EngineChoice) -> None:
     partition = (
         {"data.partition": "dirichlet_by_class(alpha=0.5, minimum=2)"} if name == "B2" else {}
     )
@@ -126,15 +126,15 @@ def test_the_check_in_float64_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -
     """
     seen: list[bool] = []
 
-    def check(job: BenchJob, device: str, choice: Choice) -> float:
+    def check(job: BenchJob, device: str, choice: EngineChoice) -> float:
         torch.backends.cudnn.allow_tf32 = True
         return 0.0
 
     monkeypatch.setattr(runner, "compare_with_plain", check)
     monkeypatch.setattr(
         runner,
-        "take_turns",
-        lambda *arguments: seen.append(torch.backends.cudnn.allow_tf32) or take_turns(*arguments),
+        "interleave",
+        lambda *arguments: seen.append(torch.backends.cudnn.allow_tf32) or interleave(*arguments),
     )
     run_jobs(["B"], device="cpu", repeat=1, say=lambda line: None)
     assert seen == [False]
@@ -211,7 +211,7 @@ def test_refusals(call: Callable[[], Any], sentence: str) -> None:
 def test_turns_are_taken_and_the_first_does_not_count() -> None:
     calls: list[str] = []
     contenders = {name: (lambda name=name: calls.append(name), 1) for name in "ab"}
-    times = take_turns(contenders, 2, torch.device("cpu"))
+    times = interleave(contenders, 2, torch.device("cpu"))
     assert calls == ["a", "b"] * 3
     assert {name: len(seconds) for name, seconds in times.items()} == {"a": 2, "b": 2}
 
@@ -226,10 +226,10 @@ def test_memory_is_that_of_this_process() -> None:
 
 def test_every_job_can_be_built_from_its_settings() -> None:
     """Their sizes are in the tables of issue and README: 250, 500 and 450 rows a client."""
-    from remanence.config import make_spec
+    from remanence.config import parse_experiment
 
     for job in JOBS.values():
-        spec = make_spec({}, dict(job.settings))
+        spec = parse_experiment({}, dict(job.settings))
         assert spec.data.validation == 0
         assert job.relative_to in ("", *JOBS)
 

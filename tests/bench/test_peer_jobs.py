@@ -30,7 +30,7 @@ from remanence.bench.jobs import JOBS, prepare  # noqa: E402
 from remanence.bench.runner import train_ours  # noqa: E402
 from remanence.core.errors import InputError  # noqa: E402
 from remanence.core.signals import Terminated  # noqa: E402
-from remanence.engines.sequential import Loop  # noqa: E402
+from remanence.engines.sequential import SequentialEngine  # noqa: E402
 
 PEERS_FOLDER = Path(contenders.__file__).parent
 # Four of six clients on 60 training rows: batches of 8 leave a short last one.
@@ -67,7 +67,7 @@ def test_a_job_is_written_with_every_row_once_an_epoch(tmp_path: Path) -> None:
 
 
 def test_a_plain_loop_over_the_files_ends_where_our_engine_does(tmp_path: Path) -> None:
-    """The witness that data, order, weights and optimiser in the files are those of the
+    """The witness that data, order, weights and optimizer in the files are those of the
     experiment: ours never reads them.
     """
     job_folder.write_job("A", tmp_path / "A", RAGGED)
@@ -87,7 +87,9 @@ def test_a_plain_loop_over_the_files_ends_where_our_engine_does(tmp_path: Path) 
     experiment, state, work = prepare(JOBS["A"], "cpu", "fp32", RAGGED)
     ours = {
         name: value.numpy()
-        for name, value in train_ours(experiment, state, work, Loop(experiment.task)).params.items()
+        for name, value in train_ours(
+            experiment, state, work, SequentialEngine(experiment.task)
+        ).params.items()
     }
     assert turns.distance(job.start(), ours, merged) < 1e-3
     # an average without weights, the easiest thing to get wrong, is noticed
@@ -208,7 +210,7 @@ def test_the_table() -> None:
         Score(PEERS["flwr"], problem="not installed: no such version"),
         Score(PEERS["fluke"], "fluke 0.8", "1 process", [0.1, 0.1, 0.1], 0.5, "does other work"),
     ]
-    results = peer_table.summarise("B", scores)
+    results = peer_table.summarize("B", scores)
     assert [result["ratio_to_ours"] for result in results] == [1.0, 1.5, 2.5, 3.5, None, None]
     assert (results[2]["seconds"], results[2]["fastest_seconds"]) == (5.0, 4.0)
     json.dumps(results)
@@ -231,7 +233,7 @@ def test_the_table() -> None:
 
 
 def test_a_table_without_peers_says_so() -> None:
-    results = peer_table.summarise("A", [Score(PEERS["pfl"], problem="gone")])
+    results = peer_table.summarize("A", [Score(PEERS["pfl"], problem="gone")])
     assert "A: no peer to compare with." in peer_table.render(results, "a machine")
 
 

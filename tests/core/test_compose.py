@@ -5,17 +5,25 @@ from typing import Any
 import pytest
 import torch
 
-from remanence.core.compose import ONE, SLOT_WORDS, Composed, check, describe, parse_method, part
+from remanence.core.compose import (
+    EXCLUSIVE_SLOTS,
+    SLOT_WORDS,
+    ComposedMethod,
+    check,
+    describe,
+    parse_method,
+    part,
+)
 from remanence.core.errors import InputError
 from remanence.core.expressions import options_of
 from remanence.core.types import (
-    Assign,
-    Combine,
+    Aggregate,
     Context,
     Method,
-    Optimiser,
+    ModelAssignment,
+    Optimizer,
     Part,
-    Peers,
+    PeerSelection,
     Phase,
     ServerContext,
     Transform,
@@ -34,31 +42,31 @@ def server_context(**fields: Any) -> ServerContext:
 
 
 def say(word: str) -> Any:
-    """A function that can be recognised by what it returns."""
+    """A function that can be recognized by what it returns."""
     return lambda *args: word
 
 
 FILLINGS: dict[str, Any] = {
     "base": say("base"),
     "gradient": say("gradient"),
-    "optimiser": Optimiser("mine", {"lr": 0.1}, say("init"), say("step")),
+    "optimizer": Optimizer("mine", {"lr": 0.1}, say("init"), say("step")),
     "weigh": say("weigh"),
-    "combine": Combine(say("partial"), say("finish")),
+    "combine": Aggregate(say("partial"), say("finish")),
     "apply": say("apply"),
     "refine": say("refine"),
     "phases": lambda phase: (phase,),
-    "peers": Peers(say("init"), say("probe"), say("decide")),
-    "assign": Assign(say("init"), say("decide")),
+    "peers": PeerSelection(say("init"), say("probe"), say("decide")),
+    "assign": ModelAssignment(say("init"), say("decide")),
     "facts": say("facts"),
-    "personalise": Phase(epochs=1),
+    "personalize": Phase(epochs=1),
 }
 
 
 def test_every_slot_for_one_is_tried_here() -> None:
-    assert set(FILLINGS) == set(ONE) == set(SLOT_WORDS)
+    assert set(FILLINGS) == set(EXCLUSIVE_SLOTS) == set(SLOT_WORDS)
 
 
-@pytest.mark.parametrize("slot", ONE)
+@pytest.mark.parametrize("slot", EXCLUSIVE_SLOTS)
 def test_two_parts_that_fill_the_same_slot_are_refused_with_both_names(slot: str) -> None:
     first, second = Part("zebra", **{slot: FILLINGS[slot]}), Part("ant", **{slot: FILLINGS[slot]})
     with pytest.raises(
@@ -66,7 +74,7 @@ def test_two_parts_that_fill_the_same_slot_are_refused_with_both_names(slot: str
         match=f"zebra and ant cannot be combined: both replace the {SLOT_WORDS[slot]}; keep one of"
         " them",
     ):
-        Composed(first + second)
+        ComposedMethod(first + second)
     check(first + Part("ant"))
 
 
@@ -92,7 +100,7 @@ def test_methods_are_joined_in_the_order_written() -> None:
 
 
 def test_slots_of_different_parts_merge() -> None:
-    merged = Composed(
+    merged = ComposedMethod(
         Part("a", base=say("loss of a"))
         + Part("b", weigh=say("weights of b"), terms=(say("term of b"),))
     )
@@ -103,13 +111,13 @@ def test_slots_of_different_parts_merge() -> None:
 
 
 def test_an_empty_part_leaves_every_slot_to_its_default() -> None:
-    empty = Composed(Method((Part("fedavg"),)))
-    assert [empty.one(slot) for slot in ONE] == [None] * len(ONE)
+    empty = ComposedMethod(Method((Part("fedavg"),)))
+    assert [empty.one(slot) for slot in EXCLUSIVE_SLOTS] == [None] * len(EXCLUSIVE_SLOTS)
     assert [
         empty.many(slot) for slot in ("terms", "penalties", "before", "after", "absorb", "share")
     ] == [[]] * 6
     assert empty.transforms() == []
-    assert empty.optimiser() is None
+    assert empty.optimizer() is None
     assert empty.hyper == {}
     assert not empty.stateful
 
@@ -121,7 +129,7 @@ def test_functions_stand_in_name_order_however_the_method_was_written() -> None:
         for name in ("wsm", "ant", "moon")
     ]
     for written in (parts, parts[::-1], [parts[1], parts[0], parts[2]]):
-        composed = Composed(Method(tuple(written)))
+        composed = ComposedMethod(Method(tuple(written)))
         assert [term() for term in composed.many("terms")] == [
             "ant1",
             "ant2",
@@ -154,7 +162,7 @@ def test_transforms_run_by_stage_and_then_by_name() -> None:
         transforms=(Transform("clip", say("clip c")), Transform("correct", say("correct c"))),
     )
     for method in (privacy + scaffold + clip, clip + scaffold + privacy):
-        in_turn = [transform() for transform in Composed(method).transforms()]
+        in_turn = [transform() for transform in ComposedMethod(method).transforms()]
         assert in_turn == ["correct c", "correct s1", "correct s2", "clip a", "clip c", "noise"]
 
 
@@ -168,7 +176,7 @@ def test_a_client_function_sees_only_its_own_subtrees() -> None:
         rule={"lr": 7},
         round=8,
     )
-    Composed(watch + Part("other")).many("terms")[0]("out", "batch", "lent", ctx)
+    ComposedMethod(watch + Part("other")).many("terms")[0]("out", "batch", "lent", ctx)
     assert (seen[0].shared, seen[0].own, seen[0].hyper) == ({"c": 1}, {"d": 3}, {"mu": 5})
     assert (seen[0].rule, seen[0].round) == ({"lr": 7}, 8)
     assert ctx.own == {"mine": {"d": 3}, "other": {"d": 4}}  # the context itself is not changed
@@ -180,20 +188,20 @@ def test_a_server_function_sees_only_its_own_subtrees() -> None:
     srv = server_context(
         state={"mine": {"m": 1}, "other": {"m": 2}}, hyper={"other": {"beta": 3}}, round=4
     )
-    Composed(Method((watch,))).one("apply")({}, {}, srv)
+    ComposedMethod(Method((watch,))).one("apply")({}, {}, srv)
     assert (seen[0].state, seen[0].hyper, seen[0].round) == ({"m": 1}, {}, 4)
 
 
 def test_a_part_without_subtrees_sees_empty_ones() -> None:
     watch = Part("mine", penalties=(lambda params, ctx: (ctx.shared, ctx.own, ctx.hyper),))
     ctx = client_context(shared={"other": {"c": 1}}, own={"other": {}}, hyper={"other": {"mu": 1}})
-    assert Composed(Method((watch,))).many("penalties")[0]({}, ctx) == ({}, {}, {})
+    assert ComposedMethod(Method((watch,))).many("penalties")[0]({}, ctx) == ({}, {}, {})
 
 
 def test_the_context_is_found_wherever_it_stands() -> None:
     """`before` has it first, `term` last, `share` alone."""
     watch = Part("mine", before=lambda ctx, lent: (ctx.own, lent), share=lambda srv: srv.state)
-    composed = Composed(Method((watch,)))
+    composed = ComposedMethod(Method((watch,)))
     assert composed.many("before")[0](client_context(own={"mine": {"a": 1}}), "lent") == (
         {"a": 1},
         "lent",
@@ -201,21 +209,21 @@ def test_the_context_is_found_wherever_it_stands() -> None:
     assert composed.many("share")[0](server_context(state={"mine": {"b": 2}})) == {"b": 2}
 
 
-def test_an_optimiser_that_a_part_brings_sees_that_parts_subtree() -> None:
+def test_an_optimizer_that_a_part_brings_sees_that_parts_subtree() -> None:
     step = lambda params, grads, slots, ctx: (ctx.hyper, ctx.rule)  # noqa: E731
-    composed = Composed(
-        Method((Part("mine", optimiser=Optimiser("sam", {"lr": 0.5}, say("init"), step)),))
+    composed = ComposedMethod(
+        Method((Part("mine", optimizer=Optimizer("sam", {"lr": 0.5}, say("init"), step)),))
     )
-    optimiser = composed.optimiser()
-    assert optimiser is not None
-    assert (optimiser.name, optimiser.numbers, optimiser.init({})) == ("sam", {"lr": 0.5}, "init")
+    optimizer = composed.optimizer()
+    assert optimizer is not None
+    assert (optimizer.name, optimizer.numbers, optimizer.init({})) == ("sam", {"lr": 0.5}, "init")
     ctx = client_context(hyper={"mine": {"rho": 1}, "other": {}}, rule={"lr": 2})
-    assert optimiser.step({}, {}, {}, ctx) == ({"rho": 1}, {"lr": 2})
+    assert optimizer.step({}, {}, {}, ctx) == ({"rho": 1}, {"lr": 2})
 
 
 def test_a_pair_of_functions_in_one_slot_is_one_thing() -> None:
-    combine = Combine(say("partial"), say("finish"))
-    composed = Composed(Method((Part("mine", combine=combine),)))
+    combine = Aggregate(say("partial"), say("finish"))
+    composed = ComposedMethod(Method((Part("mine", combine=combine),)))
     assert composed.owner("combine").combine is combine
     assert len(composed.many("combine")) == 1
 
@@ -223,13 +231,13 @@ def test_a_pair_of_functions_in_one_slot_is_one_thing() -> None:
 def test_frozen_and_personal_names_of_all_parts_are_joined() -> None:
     a = Part("a", frozen=lambda world: ["x", "y"], personal=lambda world: [world])
     b = Part("b", frozen=lambda world: ("y", "z"))
-    composed = Composed(a + b)
+    composed = ComposedMethod(a + b)
     assert composed.frozen("w") == {"x", "y", "z"}
     assert composed.personal("w") == {"w"}
 
 
 def test_numbers_by_part_and_who_keeps_state() -> None:
-    composed = Composed(
+    composed = ComposedMethod(
         Part("b", hyper={"mu": 0.1}) + Part("a", own=say("own")) + Part("c", hyper={"tau": 2.0})
     )
     assert composed.hyper == {"b": {"mu": 0.1}, "c": {"tau": 2.0}}
@@ -288,7 +296,7 @@ def test_a_description_makes_the_same_method_again(text: str) -> None:
 
 
 def test_descriptions_tell_different_numbers_apart() -> None:
-    """A run started from Python is recognised by its description: another mu is another
+    """A run started from Python is recognized by its description: another mu is another
     experiment.
     """
     assert describe(parse_method("fedprox(mu=0.1)", PARTS)) != describe(
@@ -305,7 +313,7 @@ def test_two_losses_are_refused_by_the_words_of_the_paper() -> None:
 
 def test_phases_are_a_function_of_the_experiments_phase() -> None:
     twice = Part("twice", phases=lambda phase: (phase, phase._replace(epochs=2 * phase.epochs)))
-    phases = Composed(Method((twice,))).one("phases")
+    phases = ComposedMethod(Method((twice,))).one("phases")
     assert phases is not None
     assert phases(Phase(epochs=3)) == (Phase(epochs=3), Phase(epochs=6))
 
@@ -314,7 +322,7 @@ def test_scoped_functions_work_inside_vmap() -> None:
     watch = Part(
         "mine", penalties=(lambda params, ctx: params["w"] * ctx.hyper["mu"] + ctx.own["a"],)
     )
-    penalty = Composed(Method((watch,))).many("penalties")[0]
+    penalty = ComposedMethod(Method((watch,))).many("penalties")[0]
 
     def one(w: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         return penalty(
@@ -339,7 +347,7 @@ def test_a_part_that_works_at_a_server_has_no_place_without_one() -> None:
         "server",
         "share",
         "assign",
-        "personalise",
+        "personalize",
     ):
         with pytest.raises(
             InputError,
@@ -351,7 +359,7 @@ def test_a_part_that_works_at_a_server_has_no_place_without_one() -> None:
 
 def test_what_is_made_for_one_global_model_is_refused_beside_several() -> None:
     many = Part("many", assign=FILLINGS["assign"])
-    for slot in ("server", "share", "refine", "absorb", "personal", "personalise"):
+    for slot in ("server", "share", "refine", "absorb", "personal", "personalize"):
         with pytest.raises(
             InputError,
             match="many and other cannot be combined: many has several global models, and other"

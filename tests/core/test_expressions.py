@@ -11,10 +11,10 @@ from remanence.core.expressions import (
     LONGEST,
     Call,
     Option,
-    construct,
+    instantiate,
     options_of,
     parse_call,
-    parse_sum,
+    parse_parts,
 )
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.:/\-]{0,8}", fullmatch=True)
@@ -88,7 +88,7 @@ def test_reading_by_hand(text: str, name: str, arguments: dict[str, Any]) -> Non
 
 
 def test_a_sum_keeps_its_order() -> None:
-    assert [str(call) for call in parse_sum("wsm+fedprox(mu=0.1) + fedavg")] == [
+    assert [str(call) for call in parse_parts("wsm+fedprox(mu=0.1) + fedavg")] == [
         "wsm",
         "fedprox(mu=0.1)",
         "fedavg",
@@ -126,7 +126,7 @@ def test_a_sum_keeps_its_order() -> None:
 )
 def test_every_mistake_has_a_sentence_that_shows_the_text(text: str, complaint: str) -> None:
     with pytest.raises(InputError) as caught:
-        parse_sum(text)
+        parse_parts(text)
     assert complaint in str(caught.value)
     assert repr(text) in str(caught.value)
 
@@ -134,7 +134,7 @@ def test_every_mistake_has_a_sentence_that_shows_the_text(text: str, complaint: 
 @given(st.text(st.sampled_from("fa_1.e-+=,()[]\"' \n\\é\x00"), max_size=30))
 def test_no_text_breaks_the_reader(text: str) -> None:
     try:
-        calls = parse_sum(text)
+        calls = parse_parts(text)
     except InputError:
         return
     assert calls
@@ -183,7 +183,7 @@ TABLE = {"build": build, "demand": demand, "bare": bare}
 
 
 def make(text: str, *given: Any) -> Any:
-    return construct(parse_call(text), TABLE, "thing", *given)
+    return instantiate(parse_call(text), TABLE, "thing", *given)
 
 
 @pytest.mark.parametrize(
@@ -280,5 +280,5 @@ def test_options_are_the_keyword_only_arguments() -> None:
             self.shape, self.width = shape, width
 
     assert list(options_of(Net)) == ["width"]
-    made = construct(parse_call("net(width=5)"), {"net": Net}, "model", (4,))
+    made = instantiate(parse_call("net(width=5)"), {"net": Net}, "model", (4,))
     assert (made.shape, made.width) == ((4,), 5)

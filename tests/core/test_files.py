@@ -73,12 +73,12 @@ def test_sha256_of_nothing_is_the_known_one() -> None:
 def test_a_full_or_closed_disk_is_explained(
     tmp_path: Path, number: int, kind: type[Exception], sentence: str
 ) -> None:
-    with pytest.raises(kind, match=sentence), files.explain_full_disk(tmp_path):
+    with pytest.raises(kind, match=sentence), files.translate_disk_errors(tmp_path):
         raise OSError(number, os.strerror(number))
 
 
 def test_other_errors_keep_their_own_name(tmp_path: Path) -> None:
-    with pytest.raises(ConnectionResetError), files.explain_full_disk(tmp_path):
+    with pytest.raises(ConnectionResetError), files.translate_disk_errors(tmp_path):
         raise ConnectionResetError(errno.ECONNRESET, "reset")
 
 
@@ -113,10 +113,10 @@ MARKS = ("spec.toml", "comparison.toml")
 
 
 def test_a_new_or_empty_folder_is_taken(tmp_path: Path) -> None:
-    files.claim_folder(tmp_path / "a" / "b", False, MARKS)
+    files.create_output_dir(tmp_path / "a" / "b", False, MARKS)
     assert (tmp_path / "a" / "b").is_dir()
-    files.claim_folder(tmp_path / "a" / "b", False, MARKS)
-    files.claim_folder(tmp_path / "a" / "b", True, MARKS)
+    files.create_output_dir(tmp_path / "a" / "b", False, MARKS)
+    files.create_output_dir(tmp_path / "a" / "b", True, MARKS)
     assert (tmp_path / "a" / "b").is_dir()
 
 
@@ -129,8 +129,8 @@ def test_a_run_of_ours_is_kept_unless_overwriting_was_asked_for(tmp_path: Path) 
         match=r"exists and is not empty: go on with remanence resume .*, start anew with"
         r" --overwrite, or choose",
     ):
-        files.claim_folder(folder, False, MARKS)
-    files.claim_folder(folder, True, MARKS)
+        files.create_output_dir(folder, False, MARKS)
+    files.create_output_dir(folder, True, MARKS)
     assert list(folder.iterdir()) == []
 
 
@@ -139,16 +139,16 @@ def test_a_strangers_folder_is_never_deleted(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "chapter1.tex").write_text("precious")
     with pytest.raises(InputError, match=r"exists and is not empty: choose another --out$"):
-        files.claim_folder(folder, False, MARKS)
+        files.create_output_dir(folder, False, MARKS)
     with pytest.raises(InputError, match="not a run of ours, so --overwrite will not delete it"):
-        files.claim_folder(folder, True, MARKS)
+        files.create_output_dir(folder, True, MARKS)
     assert (folder / "chapter1.tex").read_text() == "precious"
 
 
 def test_a_run_in_use_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "spec.toml").write_text("")
     with files.lock(tmp_path), pytest.raises(InputError, match="in use by another"):
-        files.claim_folder(tmp_path, True, MARKS)
+        files.create_output_dir(tmp_path, True, MARKS)
     assert (tmp_path / "spec.toml").exists()
 
 
@@ -156,13 +156,13 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_text("")
     with pytest.raises(InputError, match="out is a file: --out names a folder"):
-        files.claim_folder(path, True, MARKS)
+        files.create_output_dir(path, True, MARKS)
 
 
 def test_a_file_among_the_parents_is_named(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     with pytest.raises(InputError, match="out"):
-        files.claim_folder(tmp_path / "out" / "run", False, MARKS)
+        files.create_output_dir(tmp_path / "out" / "run", False, MARKS)
 
 
 def test_a_link_to_a_run_can_be_overwritten_or_is_refused(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_link_to_a_run_can_be_overwritten_or_is_refused(tmp_path: Path) -> Non
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "real")
     try:
-        files.claim_folder(link, True, MARKS)
+        files.create_output_dir(link, True, MARKS)
     except InputError:
         assert (tmp_path / "real" / "spec.toml").exists()
     else:

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from remanence.core import pytree
 from remanence.core.errors import InputError
-from remanence.core.model import Model, initialise, wrap
+from remanence.core.model import Model, functionalize, init_module
 from remanence.core.rng import Key
-from remanence.core.types import Start
+from remanence.core.types import ModelState
 
 CLASSES = 3
 
@@ -20,11 +20,11 @@ def rows(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tens
 
 
 def fresh(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    return initialise(build, Key(seed))
+    return init_module(build, Key(seed))
 
 
 def wrap_double(module: nn.Module, *shape: int, **options: bool) -> Model:
-    return wrap(module, rows(2, *shape), CLASSES, dtype=torch.float64, **options)
+    return functionalize(module, rows(2, *shape), CLASSES, dtype=torch.float64, **options)
 
 
 class Net(nn.Module):
@@ -149,7 +149,7 @@ def test_a_depth_the_model_does_not_have_is_refused(depth: int) -> None:
 
 def test_every_name_of_a_layer_is_a_parameter() -> None:
     """A tied weight has one name; the layers may not speak of another."""
-    model = wrap(Tied(), torch.zeros(2, 4, dtype=torch.int64), CLASSES)
+    model = functionalize(Tied(), torch.zeros(2, 4, dtype=torch.int64), CLASSES)
     named = [name for layer in model.layers for name in layer]
     assert sorted(named) == sorted(model.initial.params)
 
@@ -159,7 +159,7 @@ def test_the_users_module_is_left_as_it_was() -> None:
     module.conv.weight.requires_grad_(False)
     before = {name: value.clone() for name, value in module.state_dict().items()}
     random = torch.get_rng_state()
-    model = wrap(module, rows(2, 1, 4, 4, dtype=torch.float32), CLASSES)
+    model = functionalize(module, rows(2, 1, 4, 4, dtype=torch.float32), CLASSES)
     model.apply(*model.initial, rows(8, 1, 4, 4, dtype=torch.float32), key_of(1))
     model.initial.params["head.bias"] += 1
     assert not module.training
@@ -192,14 +192,15 @@ def test_outputs_follow_the_parameters_given() -> None:
         model.apply(zeros, {}, x)[0].logits, torch.zeros(2, CLASSES, dtype=torch.float64)
     )
     assert torch.equal(
-        model.judge_rows(Start(zeros, {}), x).logits, torch.zeros(2, CLASSES, dtype=torch.float64)
+        model.judge_rows(ModelState(zeros, {}), x).logits,
+        torch.zeros(2, CLASSES, dtype=torch.float64),
     )
 
 
 def test_an_ordinary_module_says_what_the_judge_says() -> None:
     model, x = wrap_double(fresh(Net), 1, 4, 4), rows(8, 1, 4, 4)
     _, buffers = model.apply(*model.initial, x, key_of(0))
-    trained = Start(pytree.scale(model.initial.params, 1.5), buffers)
+    trained = ModelState(pytree.scale(model.initial.params, 1.5), buffers)
     module = model.to_module(trained)
     with torch.no_grad():
         torch.testing.assert_close(
@@ -223,9 +224,9 @@ def test_every_ordinary_module_is_a_copy() -> None:
 def test_tied_weights_stay_tied() -> None:
     tokens = torch.tensor([[0, 1, 1], [2, 2, 0]])
     module = fresh(Tied).double()
-    model = wrap(module, tokens, CLASSES, dtype=torch.float64)
+    model = functionalize(module, tokens, CLASSES, dtype=torch.float64)
     assert set(model.initial.params) == {"table.weight", "head.bias"}
-    changed = Start(pytree.scale(model.initial.params, 2.0), {})
+    changed = ModelState(pytree.scale(model.initial.params, 2.0), {})
     out = model.judge_rows(changed, tokens)
     table = changed.params["table.weight"]
     torch.testing.assert_close(
@@ -249,7 +250,7 @@ def test_tied_weights_stay_tied() -> None:
 def test_weights_are_drawn_from_the_key() -> None:
     random = torch.get_rng_state()
     first, again, other = (
-        initialise(lambda: nn.Linear(5, 4), Key(number)) for number in (1, 1, 2**64 - 1)
+        init_module(lambda: nn.Linear(5, 4), Key(number)) for number in (1, 1, 2**64 - 1)
     )
     assert torch.equal(first.weight, again.weight)
     assert not torch.equal(first.weight, other.weight)
@@ -258,7 +259,7 @@ def test_weights_are_drawn_from_the_key() -> None:
 
 def test_only_a_module_is_a_model() -> None:
     with pytest.raises(InputError, match=r"the model must be a torch.nn.Module, not dict"):
-        initialise(dict, Key(0))
+        init_module(dict, Key(0))
 
 
 def test_the_precision_asked_for_is_that_of_everything() -> None:
@@ -274,7 +275,9 @@ def test_half_precision_inside_still_gives_single_precision_outside() -> None:
         fresh(lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, CLASSES))),
         rows(3, 5, dtype=torch.float32),
     )
-    half, whole = (wrap(module, x, CLASSES, autocast=dtype) for dtype in (torch.bfloat16, None))
+    half, whole = (
+        functionalize(module, x, CLASSES, autocast=dtype) for dtype in (torch.bfloat16, None)
+    )
     out, exact = half.judge_rows(half.initial, x), whole.judge_rows(whole.initial, x)
     assert out.logits.dtype == out.features.dtype == torch.float32
     assert not torch.equal(out.logits, exact.logits)
@@ -304,7 +307,7 @@ class Views(nn.Module):
 @pytest.mark.parametrize("convolves", [True, False])
 def test_images_viewed_as_rows_may_lie_with_the_channels_innermost(convolves: bool) -> None:
     x = torch.randn(3, 3, 2, 2)
-    model = wrap(Views(convolves), x, 2)
+    model = functionalize(Views(convolves), x, 2)
     assert model.views
     turned = x.contiguous(memory_format=torch.channels_last)
     plain = model.judge(x)
@@ -319,7 +322,7 @@ def test_images_viewed_as_rows_may_lie_with_the_channels_innermost(convolves: bo
 
 
 def test_other_networks_are_called_as_they_are() -> None:
-    assert not wrap(
+    assert not functionalize(
         nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten(), nn.Linear(8, 2)), torch.randn(3, 3, 2, 2), 2
     ).views
-    assert not wrap(nn.Linear(3, 2), torch.randn(3, 3), 2).views
+    assert not functionalize(nn.Linear(3, 2), torch.randn(3, 3), 2).views

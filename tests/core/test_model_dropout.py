@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from remanence.core import rng
-from remanence.core.model import KeyedDropout, Model, wrap
+from remanence.core.model import KeyedDropout, Model, functionalize
 from remanence.core.rng import Key
 
 CLASSES = 3
@@ -19,7 +19,7 @@ def rows(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tens
 
 
 def wrap_double(module: nn.Module, *shape: int, **options: bool) -> Model:
-    return wrap(module, rows(2, *shape), CLASSES, dtype=torch.float64, **options)
+    return functionalize(module, rows(2, *shape), CLASSES, dtype=torch.float64, **options)
 
 
 def key_of(number: int) -> Tensor:
@@ -28,7 +28,7 @@ def key_of(number: int) -> Tensor:
 
 def dropped(module: nn.Module, x: Tensor, key: Tensor) -> Tensor:
     """What a head that copies its input would see: the features."""
-    model = wrap(
+    model = functionalize(
         nn.Sequential(module, nn.Flatten(), nn.Linear(x[0].numel(), CLASSES)),
         x[:2],
         CLASSES,

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from remanence.core import pytree
-from remanence.core.model import Model, initialise, wrap
+from remanence.core.model import Model, functionalize, init_module
 from remanence.core.pytree import Params
 from remanence.core.rng import Key
-from remanence.core.types import Start
+from remanence.core.types import ModelState
 
 CLASSES = 3
 
@@ -25,11 +25,11 @@ def rows(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tens
 
 
 def fresh(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    return initialise(build, Key(seed))
+    return init_module(build, Key(seed))
 
 
 def wrap_double(module: nn.Module, *shape: int, **options: bool) -> Model:
-    return wrap(module, rows(2, *shape), CLASSES, dtype=torch.float64, **options)
+    return functionalize(module, rows(2, *shape), CLASSES, dtype=torch.float64, **options)
 
 
 class Net(nn.Module):
@@ -67,7 +67,7 @@ def test_batch_norm_returns_what_torch_would_have_written() -> None:
         torch.testing.assert_close(new[name], value, rtol=1e-12, atol=1e-12)
     assert int(new["1.num_batches_tracked"]) == 1
     with torch.no_grad():
-        judged = model.judge_rows(Start(model.initial.params, new), x).logits
+        judged = model.judge_rows(ModelState(model.initial.params, new), x).logits
         torch.testing.assert_close(judged, plain.eval()(x), rtol=1e-12, atol=1e-12)
 
 
@@ -141,7 +141,7 @@ def test_layers_whose_batch_statistics_padding_would_spoil_are_known() -> None:
 
     def mixes(layer: nn.Module, **options: bool) -> bool:
         module = nn.Sequential(nn.Unflatten(1, (4, 2)), layer, nn.Flatten(), nn.Linear(8, CLASSES))
-        return wrap_double(module, 8, **options).mixes_rows
+        return wrap_double(module, 8, **options).depends_on_batch
 
     assert mixes(nn.BatchNorm1d(4))
     assert not mixes(nn.BatchNorm1d(4), freeze_buffers=True)
@@ -155,7 +155,7 @@ def test_layers_whose_batch_statistics_padding_would_spoil_are_known() -> None:
     ids=["batch norm without running statistics", "instance norm with running statistics"],
 )
 def test_less_common_norms_that_look_across_rows_are_known_too(layer: nn.Module) -> None:
-    """The first normalises by the batch; the second averages its statistics over it."""
+    """The first normalizes by the batch; the second averages its statistics over it."""
     model = wrap_double(
         nn.Sequential(nn.Unflatten(1, (4, 2)), layer, nn.Flatten(), nn.Linear(8, CLASSES)), 8
     )
@@ -167,7 +167,7 @@ def test_less_common_norms_that_look_across_rows_are_known_too(layer: nn.Module)
         torch.allclose(new[name], new_padded[name]) for name in new
     )
     assert spoiled  # else the name would not matter
-    assert model.mixes_rows
+    assert model.depends_on_batch
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_lower_precision_in_a_stack(norm: nn.Module) -> None:
         )
     )
     model, x = (
-        wrap(module, rows(2, 1, 6, 6).float(), CLASSES, autocast=torch.bfloat16),
+        functionalize(module, rows(2, 1, 6, 6).float(), CLASSES, autocast=torch.bfloat16),
         rows(3, 5, 1, 6, 6).float(),
     )
     assert model.initial.params["4.weight"].dtype == torch.float32
@@ -199,7 +199,7 @@ def test_lower_precision_in_a_stack(norm: nn.Module) -> None:
         )
 
     stacked = vmap(gradient, in_dims=(None, 0, 0))(
-        model.initial.params, pytree.clone(pytree.expand(model.initial.buffers, 3)), x
+        model.initial.params, pytree.clone(pytree.broadcast(model.initial.buffers, 3)), x
     )
     for number in range(3):
         for name, alone in gradient(*model.initial, x[number]).items():
@@ -223,13 +223,13 @@ def test_lower_precision_in_a_stack_that_is_judged(shared: bool) -> None:
         )
     )
     model, x = (
-        wrap(module, rows(2, 1, 6, 6).float(), CLASSES, autocast=torch.bfloat16),
+        functionalize(module, rows(2, 1, 6, 6).float(), CLASSES, autocast=torch.bfloat16),
         rows(3, 5, 1, 6, 6).float(),
     )
     seen: list[torch.dtype] = []
     for layer in model.judge:  # type: ignore[union-attr]
         layer.register_forward_hook(lambda layer, inputs, answer: seen.append(answer.dtype))
-    stack = Start(*(pytree.clone(pytree.expand(tree, 3)) for tree in model.initial))
+    stack = ModelState(*(pytree.clone(pytree.broadcast(tree, 3)) for tree in model.initial))
     with torch.no_grad():
         stacked = vmap(model.judge_rows, in_dims=(0, None if shared else 0))(
             stack, x[0] if shared else x

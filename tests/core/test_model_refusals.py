@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from remanence.core.errors import InputError
-from remanence.core.model import Model, initialise, wrap
+from remanence.core.model import Model, functionalize, init_module
 from remanence.core.rng import Key
 
 CLASSES = 3
@@ -21,11 +21,11 @@ def rows(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tens
 
 
 def fresh(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    return initialise(build, Key(seed))
+    return init_module(build, Key(seed))
 
 
 def wrap_double(module: nn.Module, *shape: int, **options: bool) -> Model:
-    return wrap(module, rows(2, *shape), CLASSES, dtype=torch.float64, **options)
+    return functionalize(module, rows(2, *shape), CLASSES, dtype=torch.float64, **options)
 
 
 class Sequence(nn.Module):
@@ -154,13 +154,13 @@ def test_what_cannot_be_made_pure_is_refused_with_the_cure(case: str) -> None:
     random = torch.get_rng_state()
     module = fresh(build)
     with pytest.raises(InputError, match=complaint) as caught:
-        wrap(module, rows(2, *shape), CLASSES, dtype=torch.float64)
+        functionalize(module, rows(2, *shape), CLASSES, dtype=torch.float64)
     assert "\n" not in str(caught.value)
     assert torch.equal(torch.get_rng_state(), random)
 
 
 def test_a_recurrent_network_without_dropout_is_fine() -> None:
-    model = wrap(
+    model = functionalize(
         fresh(lambda: Sequence(nn.GRU(5, 4, 2, batch_first=True))),
         rows(2, 6, 5),
         CLASSES,

@@ -7,7 +7,14 @@ import pytest
 from rich.console import Console
 
 from remanence.core import progress
-from remanence.core.progress import Bar, Lines, Silent, describe, duration, make_progress
+from remanence.core.progress import (
+    BarProgress,
+    LogProgress,
+    NullProgress,
+    describe_round,
+    duration,
+    make_progress,
+)
 
 
 def line(
@@ -42,14 +49,14 @@ def test_durations_in_words(seconds: float, words: str) -> None:
 
 
 def test_the_end_of_a_line() -> None:
-    assert describe(line(1)) == ""
-    assert describe(line(1, 0.5)) == ", accuracy 50.0%"
-    assert describe(line(1, 0.5, (3,))) == ", accuracy 50.0%, refused: client 3 (weight)"
+    assert describe_round(line(1)) == ""
+    assert describe_round(line(1, 0.5)) == ", accuracy 50.0%"
+    assert describe_round(line(1, 0.5, (3,))) == ", accuracy 50.0%, refused: client 3 (weight)"
     assert (
-        describe(line(1, None, (1, 2, 3)))
+        describe_round(line(1, None, (1, 2, 3)))
         == ", refused: client 1 (weight), client 2 (weight), client 3 (weight)"
     )
-    assert describe(line(1, None, (1, 2, 3, 4, 5), True)).endswith(
+    assert describe_round(line(1, None, (1, 2, 3, 4, 5), True)).endswith(
         "client 3 (weight) and 2 more, round abandoned"
     )
 
@@ -57,7 +64,7 @@ def test_the_end_of_a_line() -> None:
 def run_lines(
     capsys: pytest.CaptureFixture[str], total: int, done: int = 0, **special: dict[str, Any]
 ) -> list[str]:
-    shown = Lines()
+    shown = LogProgress()
     shown.start("fedavg", done, total)
     for number in range(done + 1, total + 1):
         shown.round(special.get(f"round{number}", line(number, 0.25)))
@@ -91,14 +98,14 @@ def test_the_time_left_counts_rounds_since_the_start_only(
     """Resumed after 80 of 100: one round took 3 s, so the 19 left take 57 s."""
     clock = iter([1000.0, 1003.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    shown = Lines()
+    shown = LogProgress()
     shown.start("wsm", 80, 100)
     shown.round(line(81, 0.5))
     assert capsys.readouterr().err == "wsm: round 81/100, accuracy 50.0%, 57 s left\n"
 
 
 def test_a_second_run_starts_afresh(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = Lines()
+    shown = LogProgress()
     for title in ("a", "b"):
         shown.start(title, 0, 1000)
         shown.round(line(1))
@@ -106,7 +113,7 @@ def test_a_second_run_starts_afresh(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
-    quiet = Silent()
+    quiet = NullProgress()
     quiet.start("fedavg", 0, 3)
     quiet.round(line(1, 0.5, (2,)))
     quiet.say("something")
@@ -116,7 +123,7 @@ def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_bar_shows_what_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
-    bar = Bar()
+    bar = BarProgress()
     bar.console = Console(file=screen, force_terminal=True, width=120, color_system=None)
     bar.start("fedprox[mu]", 2, 4)
     bar.round(line(3, 0.5))
@@ -134,12 +141,12 @@ def test_a_bar_shows_what_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_bar_that_never_started_can_be_finished() -> None:
-    Bar().finish()
+    BarProgress().finish()
 
 
 def test_terminals_get_a_bar_and_files_get_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(make_progress(quiet=True), Silent)
-    for terminal, kind in ((True, Bar), (False, Lines)):
+    assert isinstance(make_progress(quiet=True), NullProgress)
+    for terminal, kind in ((True, BarProgress), (False, LogProgress)):
         monkeypatch.setattr(
             progress.sys.stderr, "isatty", lambda terminal=terminal: terminal, raising=False
         )

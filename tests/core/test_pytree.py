@@ -68,7 +68,7 @@ def test_arguments_are_left_alone() -> None:
         pytree.add(a, b),
         pytree.axpy(3, a, b),
         pytree.lerp(a, b, 0.3),
-        pytree.select(tensor(True), a, b),
+        pytree.where(tensor(True), a, b),
         pytree.clone(a),
     ):
         result["w"] += 100
@@ -89,12 +89,12 @@ def test_the_names_of_the_first_tree_decide() -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_select_takes_one_whole_tree(first: bool) -> None:
-    assert equal(pytree.select(tensor(first), small(), other()), small() if first else other())
+    assert equal(pytree.where(tensor(first), small(), other()), small() if first else other())
 
 
 def test_select_hides_nan_in_the_tree_not_taken() -> None:
     bad = {"w": tensor([float("nan"), 0.0]), "deep": {"b": tensor(float("inf"))}}
-    assert equal(pytree.select(tensor(False), bad, small()), small())
+    assert equal(pytree.where(tensor(False), bad, small()), small())
 
 
 def test_stacks_by_hand() -> None:
@@ -124,7 +124,7 @@ def test_a_weighted_sum_by_hand() -> None:
 
 def test_expanding_copies_nothing() -> None:
     tree = small()
-    many = pytree.expand(tree, 3)
+    many = pytree.broadcast(tree, 3)
     assert equal(many, pytree.stack([tree, tree, tree]))
     assert many["w"].data_ptr() == tree["w"].data_ptr()
     assert many["w"].stride(0) == 0
@@ -139,9 +139,9 @@ def test_detach_cuts_the_tape_and_clone_copies() -> None:
 
 def test_restrict_keeps_the_order_asked_for() -> None:
     tree = {"a": tensor(1.0), "b": tensor(2.0), "c": tensor(3.0)}
-    assert equal(pytree.restrict(tree, ["c", "a"]), {"c": tensor(3.0), "a": tensor(1.0)})
+    assert equal(pytree.select_keys(tree, ["c", "a"]), {"c": tensor(3.0), "a": tensor(1.0)})
     with pytest.raises(KeyError):
-        pytree.restrict(tree, ["d"])
+        pytree.select_keys(tree, ["d"])
 
 
 def test_flat_names_by_hand() -> None:
@@ -191,7 +191,7 @@ def test_finite_judges_each_member_of_a_stack() -> None:
 def test_arithmetic_works_inside_vmap() -> None:
     stacked = pytree.stack([small(), other()])
     conditions = tensor([True, False])
-    picked = torch.func.vmap(lambda c, t: pytree.select(c, t, pytree.scale(t, 2)))(
+    picked = torch.func.vmap(lambda c, t: pytree.where(c, t, pytree.scale(t, 2)))(
         conditions, stacked
     )
     assert equal(picked, pytree.stack([small(), pytree.scale(other(), 2)]))

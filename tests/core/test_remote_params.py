@@ -13,17 +13,17 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.compose import parse_method
-from remanence.core.remote_params import FarParams, outline
+from remanence.core.remote_params import RemoteParams, to_meta
 from remanence.core.rng import Key
-from remanence.core.types import Job, Reply, ServerContext, Start
-from remanence.engines.sequential import Loop
+from remanence.core.types import ClientWork, ModelState, Reply, ServerContext
+from remanence.engines.sequential import SequentialEngine
 from remanence.methods import PARTS
-from remanence.rounds.loop import first_state, make_job
-from remanence.rounds.replies import expect
+from remanence.rounds.loop import first_state, make_work
+from remanence.rounds.replies import reply_schema
 from remanence.testing import TOLERANCE
-from remanence.testing.toy_task import play, small_experiment, worst_difference
+from remanence.testing.toy_task import max_rel_diff, run_rounds, small_experiment
 from remanence.training import gate
-from remanence.training.server_step import Server, combine_of, local_models, update
+from remanence.training.server_step import Server, aggregator_of, local_models, update
 
 
 class Holder:
@@ -38,7 +38,7 @@ class Holder:
 
     def add_up(self, piece: Tensor, row: Tensor, weights: Tensor, srv: ServerContext) -> Any:
         sums = [
-            combine_of(self.task.method).partial(
+            aggregator_of(self.task.method).partial(
                 weights[piece == number], self.pieces[number].pick(row[piece == number]), srv
             )
             for number in torch.unique(piece).tolist()
@@ -49,10 +49,10 @@ class Holder:
         return total
 
 
-class FarEngine(Loop):
+class FarEngine(SequentialEngine):
     """A loop that keeps the models of every two clients, the last ones first."""
 
-    def train(self, job: Job) -> Any:
+    def train(self, job: ClientWork) -> Any:
         replies = list(super().train(job))
         pieces = [Reply.join(replies[first : first + 2]) for first in range(0, len(replies), 2)]
         self.holder = Holder(self.task, pieces)
@@ -67,7 +67,7 @@ class FarEngine(Loop):
                 .sqrt()
             )
             finite = pytree.finite({"params": dict(piece.params)}, piece.k)
-            far = FarParams(
+            far = RemoteParams(
                 self.holder,
                 form,
                 torch.full((piece.k,), number),
@@ -81,8 +81,8 @@ class FarEngine(Loop):
 def far_and_near(method: str, **changes: Any) -> tuple[FarEngine, Any, Any]:
     experiment = small_experiment(parse_method(method, PARTS), {"clients.sample": 5} | changes)
     engine = FarEngine(experiment.task)
-    state, _ = play(experiment, engine, 2)
-    oracle, _ = play(experiment, Loop(experiment.task), 2)
+    state, _ = run_rounds(experiment, engine, 2)
+    oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     return engine, state, oracle
 
 
@@ -91,7 +91,7 @@ def far_and_near(method: str, **changes: Any) -> tuple[FarEngine, Any, Any]:
 )
 def test_a_sum_fetches_nothing(method: str) -> None:
     engine, state, oracle = far_and_near(method)
-    assert worst_difference(state.server.model.params, oracle.server.model.params)[1] <= TOLERANCE
+    assert max_rel_diff(state.server.model.params, oracle.server.model.params)[1] <= TOLERANCE
     assert engine.holder.fetched == 0
 
 
@@ -109,7 +109,7 @@ def test_a_sum_fetches_nothing(method: str) -> None:
 def test_whoever_reads_a_model_has_it_fetched(method: str, changes: dict[str, Any]) -> None:
     """Robust aggregators, refinement, records, attacks and late answers need no word of it."""
     engine, state, oracle = far_and_near(method, **changes)
-    assert worst_difference(state.server.model.params, oracle.server.model.params)[1] <= TOLERANCE
+    assert max_rel_diff(state.server.model.params, oracle.server.model.params)[1] <= TOLERANCE
     assert engine.holder.fetched > 0
 
 
@@ -117,32 +117,32 @@ def test_whoever_reads_a_model_has_it_fetched(method: str, changes: dict[str, An
 def test_the_gate_sees_every_reply(limit: float, refused: int) -> None:
     """Names, shapes, finite numbers and how far a model went are told by whoever holds it."""
     experiment = small_experiment("fedavg", {"clients.sample": 5, "round.max_norm": limit})
-    job = make_job(experiment, first_state(experiment), 1)
+    job = make_work(experiment, first_state(experiment), 1)
     engine = FarEngine(experiment.task)
-    replies, refusals = gate.admit(engine.train(job), expect(experiment, job))
+    replies, refusals = gate.validate_replies(engine.train(job), reply_schema(experiment, job))
     assert len(refusals) == refused
     assert all(refusal.code == "norm" for refusal in refusals)
     if not refused:
         assert replies is not None
         assert replies.client.tolist() == job.clients.tolist()
-        assert isinstance(replies.params, FarParams)
+        assert isinstance(replies.params, RemoteParams)
     assert engine.holder.fetched == 0
 
 
-def chunk_of(job: Job, engine: FarEngine) -> Reply:
+def chunk_of(job: ClientWork, engine: FarEngine) -> Reply:
     return next(iter(engine.train(job)))
 
 
 def test_the_gate_refuses_what_is_told_to_be_bad() -> None:
     experiment = small_experiment("fedavg", {"clients.sample": 5})
-    job = make_job(experiment, first_state(experiment), 1)
+    job = make_work(experiment, first_state(experiment), 1)
     chunk = chunk_of(job, FarEngine(experiment.task))
-    assert isinstance(chunk.params, FarParams)
+    assert isinstance(chunk.params, RemoteParams)
     far = chunk.params
-    unsound = FarParams(
+    unsound = RemoteParams(
         far.holder, far.form, far.piece, far.row, torch.zeros_like(far.finite), far.moved
     )
-    odd = FarParams(
+    odd = RemoteParams(
         far.holder,
         {**far.form, "head.bias": torch.zeros(9)},
         far.piece,
@@ -151,29 +151,31 @@ def test_the_gate_refuses_what_is_told_to_be_bad() -> None:
         far.moved,
     )
     for bad, code in ((unsound, "not-finite"), (odd, "shape")):
-        _, refusals = gate.admit([chunk._replace(params=bad)], expect(experiment, job))
+        _, refusals = gate.validate_replies(
+            [chunk._replace(params=bad)], reply_schema(experiment, job)
+        )
         assert {refusal.code for refusal in refusals} == {code}
 
 
 def test_picked_and_joined_they_are_the_same_models() -> None:
     experiment = small_experiment("fedavg", {"clients.sample": 5})
-    job = make_job(experiment, first_state(experiment), 1)
-    near = Reply.join(list(Loop(experiment.task).train(job)))
+    job = make_work(experiment, first_state(experiment), 1)
+    near = Reply.join(list(SequentialEngine(experiment.task).train(job)))
     engine = FarEngine(experiment.task)
     chunks = list(engine.train(job))
     joined = Reply.join(chunks)
     order = torch.argsort(joined.client)
     some = joined.pick(order).pick(torch.tensor([4, 0, 2]))
-    assert isinstance(some.params, FarParams)
-    assert {name: value.shape for name, value in outline(some.params).items()} == {
+    assert isinstance(some.params, RemoteParams)
+    assert {name: value.shape for name, value in to_meta(some.params).items()} == {
         n: (3, *v.shape[1:]) for n, v in near.params.items()
     }
     assert engine.holder.fetched == 0
-    assert worst_difference(
+    assert max_rel_diff(
         dict(some.params), pytree.take(dict(near.params), torch.tensor([4, 0, 2]))
     ) == ("", 0.0)
     assert engine.holder.fetched > 0
-    assert worst_difference(
+    assert max_rel_diff(
         local_models(job.start, some).params,
         local_models(job.start, near.pick(torch.tensor([4, 0, 2]))).params,
     ) == (
@@ -181,11 +183,11 @@ def test_picked_and_joined_they_are_the_same_models() -> None:
         0.0,
     )
     mixed = Reply.join([chunks[0], near.pick(slice(0, 1))])  # far and near together are near
-    assert not isinstance(mixed.params, FarParams)
+    assert not isinstance(mixed.params, RemoteParams)
 
 
 def test_a_method_that_looks_at_all_models_at_once_says_so() -> None:
-    assert combine_of(small_experiment("fedavg").task.method).in_pieces
+    assert aggregator_of(small_experiment("fedavg").task.method).in_pieces
     for name in (
         "median",
         "trimmed_mean(fraction=0.2)",
@@ -193,7 +195,7 @@ def test_a_method_that_looks_at_all_models_at_once_says_so() -> None:
         "geometric_median",
         "norm_clip",
     ):
-        assert not combine_of(
+        assert not aggregator_of(
             small_experiment(f"fedavg+{name}", {"clients.sample": 6}).task.method
         ).in_pieces
 
@@ -201,7 +203,7 @@ def test_a_method_that_looks_at_all_models_at_once_says_so() -> None:
 def test_an_update_of_far_models_alone() -> None:
     """Two clients of weights 1 and 3 that moved by 4 and 8: 1/4 * 4 + 3/4 * 8 = 7."""
     task = small_experiment("fedavg").task
-    start = Start({"w": torch.zeros(1, dtype=torch.float64)}, {})
+    start = ModelState({"w": torch.zeros(1, dtype=torch.float64)}, {})
     one = torch.tensor([1])
     reply = Reply(
         one,
@@ -220,7 +222,7 @@ def test_an_update_of_far_models_alone() -> None:
     )
     holder = Holder(task, [reply, other])
     form, sound = {"w": torch.zeros(1, dtype=torch.float64)}, torch.ones(2, dtype=torch.bool)
-    far = FarParams(
+    far = RemoteParams(
         holder, form, torch.tensor([0, 1]), torch.tensor([0, 0]), sound, torch.tensor([4.0, 8.0])
     )
     done = update(
@@ -230,7 +232,7 @@ def test_an_update_of_far_models_alone() -> None:
         1,
         Key(0),
         {"lr": 0.1},
-        Loop(task),
+        SequentialEngine(task),
     )
     assert done.server.model.params["w"].tolist() == [7.0]
     assert holder.fetched == 0

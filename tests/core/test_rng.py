@@ -102,10 +102,10 @@ def test_uniform_numbers_look_uniform() -> None:
     """
     counts, _ = np.histogram(Key(2).uniform(100_000), bins=10, range=(0, 1))
     assert np.abs(counts - 10_000).max() < 475
-    neighbours = np.corrcoef(
+    neighbors = np.corrcoef(
         [Key(i).uniform(1)[0] for i in range(2000)], [Key(i + 1).uniform(1)[0] for i in range(2000)]
     )
-    assert abs(neighbours[0, 1]) < 5 / np.sqrt(2000)
+    assert abs(neighbors[0, 1]) < 5 / np.sqrt(2000)
 
 
 def test_normal_numbers_look_normal() -> None:

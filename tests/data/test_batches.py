@@ -15,12 +15,12 @@ from remanence.core.rng import Key
 from remanence.data import batches
 from remanence.data.batches import (
     CROP_PADDING,
+    BatchPlan,
     Examples,
-    Plan,
     augment_images,
     count_steps,
-    place_examples,
     plan_batches,
+    to_device,
 )
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 counts, widths, seeds = st.integers(1, 40), st.integers(1, 50), st.integers(0, 2**64 - 1)
 
 
-def real_rows(plan: Plan) -> list[list[int]]:
+def real_rows(plan: BatchPlan) -> list[list[int]]:
     return [row[:width].tolist() for row, width in zip(plan.rows, plan.widths, strict=True)]
 
 
@@ -186,9 +186,7 @@ def examples(
     augment: tuple[str, ...] = ("crop", "flip"), dtype: torch.dtype = torch.float32
 ) -> Examples:
     statistics = (np.array([100.0, 50.0]), np.array([20.0, 10.0]))
-    return place_examples(
-        pictures(), np.arange(6), statistics, device=CPU, dtype=dtype, augment=augment
-    )
+    return to_device(pictures(), np.arange(6), statistics, device=CPU, dtype=dtype, augment=augment)
 
 
 def test_padding_a_batch_changes_no_real_row() -> None:
@@ -221,7 +219,7 @@ def test_an_example_is_augmented_the_same_wherever_it_stands_in_a_batch() -> Non
 
 def test_augmentation_follows_key_and_example() -> None:
     same_image = np.repeat(pictures(1), 20, axis=0)
-    data = place_examples(
+    data = to_device(
         same_image, np.zeros(20), None, device=CPU, dtype=torch.float32, augment=("crop",)
     )
     ids = torch.arange(20)
@@ -243,7 +241,7 @@ def test_evaluation_is_never_augmented() -> None:
     assert not torch.equal(examples().augmented(ids, Key(1).tensor()), examples().inputs(ids))
 
 
-def test_padding_of_a_crop_is_black_before_normalisation() -> None:
+def test_padding_of_a_crop_is_black_before_normalization() -> None:
     """A raw 0 becomes (0 - 100) / 20 = -5 in the first channel and (0 - 50) / 10 = -5 in the
     second; no pixel of ours is 0.
     """
@@ -253,7 +251,7 @@ def test_padding_of_a_crop_is_black_before_normalisation() -> None:
     assert torch.equal(outside[:, 0], outside[:, 1])
 
 
-def test_images_are_normalised_by_channel() -> None:
+def test_images_are_normalized_by_channel() -> None:
     """Pixel 1 of the first channel: (1 - 100) / 20 = -4.95; the second channel starts at 36:
     (36 - 50) / 10 = -1.4.
     """
@@ -264,9 +262,9 @@ def test_images_are_normalised_by_channel() -> None:
     assert float(x[0, 1, 0, 0]) == pytest.approx(-1.4, rel=1e-15)
 
 
-def test_tables_are_normalised_by_column() -> None:
+def test_tables_are_normalized_by_column() -> None:
     table = np.array([[1.0, 10.0], [3.0, 30.0]], dtype=np.float32)
-    data = place_examples(
+    data = to_device(
         table,
         np.array([0, 1]),
         (np.array([2.0, 20.0]), np.array([1.0, 5.0])),
@@ -286,21 +284,21 @@ def test_tables_are_normalised_by_column() -> None:
 def test_without_statistics_numbers_are_used_as_they_are(
     raw: np.ndarray, dtype: torch.dtype
 ) -> None:
-    x = place_examples(raw, np.array([0]), None, device=CPU, dtype=dtype).inputs(torch.tensor([0]))
+    x = to_device(raw, np.array([0]), None, device=CPU, dtype=dtype).inputs(torch.tensor([0]))
     assert x.dtype == dtype
     assert x.tolist() == raw.tolist()
 
 
 def test_tokens_stay_whole_numbers() -> None:
     tokens = np.array([[3, 1, 2]], dtype=np.int64)
-    data = place_examples(tokens, np.array([0]), None, device=CPU, dtype=torch.float32)
+    data = to_device(tokens, np.array([0]), None, device=CPU, dtype=torch.float32)
     x: Tensor = data.inputs(torch.tensor([0]))
     assert x.dtype == torch.int64
     assert x.tolist() == tokens.tolist()
 
 
 def test_labels_follow_their_rows_and_are_whole_numbers() -> None:
-    data = place_examples(
+    data = to_device(
         pictures(),
         np.array([5, 4, 3, 2, 1, 0], dtype=np.uint8),
         None,
@@ -316,7 +314,7 @@ def test_a_mapped_file_is_copied_without_a_warning() -> None:
     images.flags.writeable = False
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        data = place_examples(images, np.arange(6), None, device=CPU, dtype=torch.float32)
+        data = to_device(images, np.arange(6), None, device=CPU, dtype=torch.float32)
     data.x[0] = 0
     assert images[0].min() > 0
 
@@ -327,19 +325,19 @@ def test_unknown_augmentations_and_data_that_are_no_images_are_refused() -> None
     with pytest.raises(
         InputError, match=r"crop, flip and cutout are for images: leave data\.augment empty"
     ):
-        place_examples(
+        to_device(
             np.zeros((2, 3)), np.zeros(2), None, device=CPU, dtype=torch.float32, augment=("flip",)
         )
 
 
 def test_cutout_empties_a_square_and_nothing_else() -> None:
-    """Images of 8 x 8 have a square of 4, from centre - 2 to centre + 1, cut off at the border.
-    Inside is the mean, 0 when normalised.
+    """Images of 8 x 8 have a square of 4, from center - 2 to center + 1, cut off at the border.
+    Inside is the mean, 0 when normalized.
     """
     images = np.full((50, 3, 8, 8), 9, dtype=np.uint8)
     statistics = (np.full(3, 4.0), np.ones(3))
     labels = np.zeros(50, dtype=np.int64)
-    examples = place_examples(
+    examples = to_device(
         images,
         labels,
         statistics,

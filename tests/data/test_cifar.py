@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from remanence.core.errors import InputError
-from remanence.data import cifar, load_source
+from remanence.data import cifar, load_dataset
 from remanence.data.restricted_pickle import read_plain_pickle
 
 BATCHES = [f"data_batch_{number}" for number in range(1, 6)]
@@ -112,7 +112,7 @@ def as_python2(content: dict[str, object]) -> bytes:
 
 
 def assert_is_what_was_written(root: Path) -> None:
-    source = load_source("cifar10", {}, root)
+    source = load_dataset("cifar10", {}, root)
     for split, starts in ((source.train, range(5)), (source.test, [5])):
         parts = [records(SMALL, start) for start in starts]
         assert np.array_equal(split.x, np.concatenate([x for x, _ in parts]).reshape(-1, 3, 32, 32))
@@ -164,7 +164,7 @@ def test_cifar100_has_fine_and_coarse_labels(
                 "fine_labels": y[:, 1].tolist(),
             }
             (folder / part).write_bytes(as_python2(content))
-    source = load_source("cifar100", {"labels": labels}, tmp_path)
+    source = load_dataset("cifar100", {"labels": labels}, tmp_path)
     assert np.array_equal(source.train.y, y_of(5 * SMALL, column))
     assert np.array_equal(source.test.x.reshape(SMALL, -1), records(SMALL, 0)[0])
     assert len(source.classes) == (100 if labels == "fine" else 20)
@@ -195,7 +195,7 @@ def test_damaged_binary_files_are_named(tmp_path: Path, change: object, complain
     with pytest.raises(
         InputError, match=rf"data_batch_2\.bin is damaged or not the right file: .*{complaint}"
     ):
-        load_source("cifar10", {}, tmp_path)
+        load_dataset("cifar10", {}, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_pickles_of_something_else_are_refused(
         pickle.dumps(content, protocol=4)
     )
     with pytest.raises(InputError, match=f"data_batch_4 is .*{complaint}"):
-        load_source("cifar10", {}, tmp_path)
+        load_dataset("cifar10", {}, tmp_path)
 
 
 class RunsACommand:
@@ -297,9 +297,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         match=r"source 'cifar10' was not found: .*cifar-10-batches-bin lacks"
         r" data_batch_3\.bin.*cifar-10-binary\.tar\.gz",
     ):
-        load_source("cifar10", {}, tmp_path)
+        load_dataset("cifar10", {}, tmp_path)
 
 
 def test_unknown_labels_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no labels 'medium': choose labels='fine'"):
-        load_source("cifar100", {"labels": "medium"}, tmp_path)
+        load_dataset("cifar100", {"labels": "medium"}, tmp_path)

@@ -14,7 +14,7 @@ from remanence.data.concept_views import (
     turn_images,
 )
 from remanence.data.concepts import CORRUPTIONS, Concept
-from remanence.data.source import Split
+from remanence.data.source import DatasetSplit
 
 SWAP = (1, 0, 2)
 LOOKS = [
@@ -27,9 +27,9 @@ LOOKS = [
 ]
 
 
-def make_split(rows: int = 6, height: int = 4, width: int = 4) -> Split:
+def make_split(rows: int = 6, height: int = 4, width: int = 4) -> DatasetSplit:
     x = (Key(5).bits(rows * 2 * height * width) % np.uint64(17)).astype(np.uint8)
-    return Split(x.reshape(rows, 2, height, width), np.arange(rows, dtype=np.int64) % 3)
+    return DatasetSplit(x.reshape(rows, 2, height, width), np.arange(rows, dtype=np.int64) % 3)
 
 
 def keys_of(count: int) -> list[Key]:
@@ -112,7 +112,7 @@ def test_ids_decode_into_row_and_view(concepts: list[Concept], data: st.DataObje
 
 
 def test_noise_is_fixed_by_row_and_split_alone() -> None:
-    split = Split(np.full((4, 1, 8, 8), 100, np.uint8), np.zeros(4, np.int64))
+    split = DatasetSplit(np.full((4, 1, 8, 8), 100, np.uint8), np.zeros(4, np.int64))
     concepts = [Concept(), Concept(corruption="noise", severity=3)]
 
     def see(ids: list[int], part: str, row: int) -> np.ndarray:
@@ -171,7 +171,7 @@ def test_corruptions_by_hand() -> None:
 
 
 def test_blur_spreads_a_point_like_a_gaussian() -> None:
-    """Severity 4 is one pixel in images of up to 32: neighbours at distance 1 and 2 have
+    """Severity 4 is one pixel in images of up to 32: neighbors at distance 1 and 2 have
     exp(-1/2) and exp(-2) of the middle.
     """
     x = np.zeros((1, 1, 21, 21), np.uint8)
@@ -216,7 +216,9 @@ def test_every_corruption_changes_images_and_stays_within_white(
 
 def test_images_are_turned_before_they_are_corrupted() -> None:
     """Blocks of 2 from the upper left of 3 x 3 are not those of the turned image."""
-    split = Split(np.array([[[[1, 3, 9], [5, 7, 9], [4, 8, 6]]]], np.uint8), np.zeros(1, np.int64))
+    split = DatasetSplit(
+        np.array([[[[1, 3, 9], [5, 7, 9], [4, 8, 6]]]], np.uint8), np.zeros(1, np.int64)
+    )
     views = make_views(
         split, [Concept(turn=180.0, corruption="pixelate", severity=1)], [np.array([1])], "train"
     )

@@ -5,7 +5,7 @@ import pytest
 
 from remanence.core.errors import InputError
 from remanence.data.concepts import CORRUPTIONS, Concept, describe, make_concepts
-from remanence.data.source import Source, Split
+from remanence.data.source import ArrayDataset, DatasetSplit
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 THESIS = (0, 1, 3, 4, 5, 7, 8, 9)
@@ -13,7 +13,7 @@ THESIS = (0, 1, 3, 4, 5, 7, 8, 9)
 
 def make_source(
     kind: str = "image", groups: bool = True, width: int = 4, classes: tuple[str, ...] = NAMES
-) -> Source:
+) -> ArrayDataset:
     """Two rows of each class, the first in group 0 (photo), the second in group 1 (sketch)."""
     y = np.repeat(np.arange(len(classes)), 2)
     x = (
@@ -21,8 +21,8 @@ def make_source(
         if kind == "image"
         else np.zeros((len(y), 4), np.float32)
     )
-    split = Split(x, y, np.tile([0, 1], len(classes)) if groups else None)
-    return Source("toy", kind, classes, split, split, ("photo", "sketch") if groups else ())
+    split = DatasetSplit(x, y, np.tile([0, 1], len(classes)) if groups else None)
+    return ArrayDataset("toy", kind, classes, split, split, ("photo", "sketch") if groups else ())
 
 
 def swapped(*pairs: tuple[int, int]) -> tuple[int, ...]:
@@ -194,7 +194,7 @@ def test_kinds_that_do_not_fit_the_data_are_refused() -> None:
 def test_a_cluster_without_examples_is_refused() -> None:
     source = make_source()
     # no truck to be tested on
-    fewer = Source(
+    fewer = ArrayDataset(
         "toy", "image", NAMES, source.train, source.test.take(np.arange(18)), source.group_names
     )
     with pytest.raises(InputError, match=r"cluster 1 of the drift has no test examples \(truck\)"):

@@ -12,9 +12,9 @@ from remanence.core.rng import Key
 from remanence.data import drift_sampling
 from remanence.data.concept_views import number_views
 from remanence.data.concepts import Concept
-from remanence.data.drift_sampling import Draw, draw, keep
-from remanence.data.drift_schedules import moved, random
-from remanence.data.source import Split
+from remanence.data.drift_sampling import DriftSamples, keep_partition, sample_rows
+from remanence.data.drift_schedules import changed_clients, random
+from remanence.data.source import DatasetSplit
 
 SWAP = (1, 0, 2, 3)
 # each list: two clusters of four classes and two groups
@@ -28,10 +28,10 @@ WORLDS = {
 }
 
 
-def make_split(each: int = 40) -> Split:
+def make_split(each: int = 40) -> DatasetSplit:
     """`each` rows of four classes, every other row in group 1."""
     y = np.repeat(np.arange(4), each)
-    return Split(np.zeros((len(y), 1), np.float32), y, np.arange(len(y)) % 2)
+    return DatasetSplit(np.zeros((len(y), 1), np.float32), y, np.arange(len(y)) % 2)
 
 
 def deal(
@@ -42,10 +42,10 @@ def deal(
     seed: int = 0,
     each: int = 40,
     steps: int = 4,
-) -> Draw:
+) -> DriftSamples:
     split = make_split(each)
     assignment = random()(6, steps, Key(seed))
-    return draw(
+    return sample_rows(
         assignment,
         WORLDS[world],
         split,
@@ -62,7 +62,7 @@ def flatten(steps: list[list[np.ndarray]]) -> np.ndarray:
 
 
 worlds = st.sampled_from(sorted(WORLDS))
-renewals = st.sampled_from(drift_sampling.RENEW)
+renewals = st.sampled_from(drift_sampling.RESAMPLE)
 
 
 @given(worlds, renewals, st.integers(1, 12), st.integers(1, 6), st.integers(0, 99))
@@ -155,7 +155,7 @@ def test_the_same_rows_written_in_two_ways_are_one_pool() -> None:
 @given(worlds, st.integers(0, 99))
 def test_who_does_not_move_keeps_the_very_same_rows(world: str, seed: int) -> None:
     result = deal(world, samples=3, validation=1, renew="movers", seed=seed)
-    changed = moved(random()(6, 4, Key(seed)))
+    changed = changed_clients(random()(6, 4, Key(seed)))
     for step in range(1, 4):
         for client in range(6):
             same = np.array_equal(result.train[step][client], result.train[step - 1][client])
@@ -190,7 +190,7 @@ def test_validation_is_stratified_by_label_within_each_pool() -> None:
     """
     split = make_split()
     sides = drift_sampling._split_rows(
-        split, [np.arange(120), np.arange(40, 160)], drift_sampling._Need(6, 2), Key(3)
+        split, [np.arange(120), np.arange(40, 160)], drift_sampling._Sizes(6, 2), Key(3)
     )
     for train, valid in sides:
         assert not np.intersect1d(train, valid).size
@@ -204,7 +204,9 @@ def test_validation_is_stratified_by_label_within_each_pool() -> None:
 
 def test_only_the_rows_at_hand_are_dealt() -> None:
     split, rows = make_split(), np.arange(1, 160, 2)
-    result = draw(random()(6, 4, Key(0)), WORLDS["label"], split, rows, 3, 1, "everyone", Key(0))
+    result = sample_rows(
+        random()(6, 4, Key(0)), WORLDS["label"], split, rows, 3, 1, "everyone", Key(0)
+    )
     assert (np.concatenate([flatten(result.train), flatten(result.valid)]) % 2 == 1).all()
 
 
@@ -267,7 +269,7 @@ def test_sizes_that_cannot_be_are_refused() -> None:
 
 def test_a_cluster_nobody_visits_may_have_too_few_rows() -> None:
     concepts = [Concept(labels=(0,)), Concept(labels=(1,), share=100.0)]
-    result = draw(
+    result = sample_rows(
         np.zeros((2, 3), np.int64), concepts, make_split(), np.arange(160), 0, 0, "everyone", Key(0)
     )
     assert len(result.train[0][0]) == 6  # 40 rows for 6 draws
@@ -276,7 +278,7 @@ def test_a_cluster_nobody_visits_may_have_too_few_rows() -> None:
 def test_kept_rows_change_their_view_alone() -> None:
     """n = 10; cluster 1 sees view 1, so its ids are 10 + row."""
     parts = [np.array([3, 1]), np.array([5])]
-    result = keep(
+    result = keep_partition(
         np.array([[0, 1], [1, 1]]),
         WORLDS["swap"],
         parts,
@@ -294,7 +296,7 @@ def test_kept_rows_change_their_view_alone() -> None:
 @pytest.mark.parametrize("concept", [Concept(labels=(1,)), Concept(domain=0), Concept(share=0.5)])
 def test_rows_cannot_be_kept_where_a_cluster_selects_its_own(concept: Concept) -> None:
     with pytest.raises(InputError, match=r"cluster 1 of the drift .* cannot keep their rows"):
-        keep(np.array([[0]]), [Concept(), concept], [np.array([0])], [np.array([1])], 10)
+        keep_partition(np.array([[0]]), [Concept(), concept], [np.array([0])], [np.array([1])], 10)
 
 
 def test_a_concept_is_tested_on_all_its_rows_in_its_view() -> None:

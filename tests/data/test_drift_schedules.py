@@ -8,15 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remanence.core.errors import InputError
-from remanence.core.expressions import construct, parse_call
+from remanence.core.expressions import instantiate, parse_call
 from remanence.core.rng import Key
 from remanence.data import drift_schedules
-from remanence.data.drift_schedules import SCHEDULES, divide_clients, moved, read_table
+from remanence.data.drift_schedules import (
+    DRIFT_SCHEDULES,
+    changed_clients,
+    divide_clients,
+    read_table,
+)
 
 
-def make(text: str) -> drift_schedules.Schedule:
-    schedule = construct(parse_call(text), SCHEDULES, "drift")
-    assert isinstance(schedule, drift_schedules.Schedule)
+def make(text: str) -> drift_schedules.DriftSchedule:
+    schedule = instantiate(parse_call(text), DRIFT_SCHEDULES, "drift")
+    assert isinstance(schedule, drift_schedules.DriftSchedule)
     return schedule
 
 
@@ -125,7 +130,7 @@ def test_staggered_is_the_published_pattern_and_the_other_ten_repeat_it(
 
 
 def test_who_moved() -> None:
-    assert moved(np.array([[0, 1, 2], [0, 2, 1], [0, 2, 2]])).tolist() == [
+    assert changed_clients(np.array([[0, 1, 2], [0, 2, 1], [0, 2, 2]])).tolist() == [
         [False] * 3,
         [False, True, True],
         [False, False, True],

@@ -18,7 +18,7 @@ import pytest
 
 from remanence.core.errors import InputError, RunFailed
 from remanence.data import fetch as fetching
-from remanence.data.downloads import BY_HAND, COMES_WITH, OWN, PARCELS, Parcel
+from remanence.data.downloads import BY_HAND, COMES_WITH, DOWNLOADS, USER_DATA, Download
 from remanence.data.fetch import fetch
 
 CONTENT = bytes(range(256)) * 40  # 10,240 bytes
@@ -38,9 +38,9 @@ class Publisher(ThreadingHTTPServer):
 
     def parcel(
         self, name: str, content: bytes, into: str = "set", holds: str = "", md5: str = ""
-    ) -> Parcel:
+    ) -> Download:
         self.files[f"/{name}"] = content
-        return Parcel(
+        return Download(
             f"http://127.0.0.1:{self.server_port}/{name}",
             md5 or hashlib.md5(content).hexdigest(),
             into,
@@ -198,7 +198,7 @@ def test_a_busy_publisher_is_asked_again_and_a_missing_file_is_not(
         fetch(
             "x",
             tmp_path,
-            parcels=[Parcel(f"http://127.0.0.1:{publisher.server_port}/no.bin", "", "other")],
+            parcels=[Download(f"http://127.0.0.1:{publisher.server_port}/no.bin", "", "other")],
         )
     assert len(publisher.asked) == 4
 
@@ -275,7 +275,7 @@ def test_an_archive_without_what_it_should_hold(tmp_path: Path, publisher: Publi
 
 def test_optional_files_come_when_asked_for(tmp_path: Path, publisher: Publisher) -> None:
     first = publisher.parcel("a.bin", CONTENT)
-    more = Parcel(
+    more = Download(
         publisher.parcel("b.bin", b"b").url, hashlib.md5(b"b").hexdigest(), "set", optional=True
     )
     fetch("x", tmp_path, parcels=[first, more])
@@ -304,11 +304,11 @@ def test_without_a_data_folder_there_is_a_sentence() -> None:
 
 
 def test_every_source_can_be_had_somehow() -> None:
-    from remanence.data import SOURCES
+    from remanence.data import DATASETS
 
-    assert set(SOURCES) <= PARCELS.keys() | BY_HAND.keys() | set(COMES_WITH) | set(OWN)
+    assert set(DATASETS) <= DOWNLOADS.keys() | BY_HAND.keys() | set(COMES_WITH) | set(USER_DATA)
     assert all(
         re.fullmatch("[0-9a-f]{32}", parcel.md5)
-        for parcels in PARCELS.values()
+        for parcels in DOWNLOADS.values()
         for parcel in parcels
     )

@@ -153,7 +153,7 @@ class Endless(IterableDataset[Any]):
         ),
         (
             pairs([torch.full((3, 4, 4), -1.0)] * 4),
-            "values outside 0 to 1: give raw images and leave out normalisation",
+            "values outside 0 to 1: give raw images and leave out normalization",
         ),
         (pairs(["text"] * 4), "examples of type str"),
         (pairs([torch.zeros(2, 2, 2, 2)] * 4), r"shape \(2, 2, 2, 2\)"),

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 from remanence.core.errors import InputError
-from remanence.data import image_folders, load_source
+from remanence.data import image_folders, load_dataset
 
 image_module = pytest.importorskip("PIL.Image", reason="images in folders need Pillow")
 
 
 def save(
     path: Path,
-    colour: tuple[int, int, int] = (10, 20, 30),
+    color: tuple[int, int, int] = (10, 20, 30),
     size: tuple[int, int] = (6, 4),
     mode: str = "RGB",
 ) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    image_module.new("RGB", size, colour).convert(mode).save(path)
+    image_module.new("RGB", size, color).convert(mode).save(path)
     return path
 
 
@@ -37,7 +37,7 @@ def test_a_folder_a_class_holds_out_a_test_set(tmp_path: Path) -> None:
     the file; size 6 wide, 4 high.
     """
     make_classes(tmp_path / "mine", {"cat": 5, "dog": 5})
-    source = load_source("folder", {"path": "mine"}, tmp_path)
+    source = load_dataset("folder", {"path": "mine"}, tmp_path)
     assert source.classes == ("cat", "dog")
     assert np.bincount(source.train.y).tolist() == [4, 4]
     assert np.bincount(source.test.y).tolist() == [1, 1]
@@ -63,7 +63,7 @@ def test_a_folder_a_class_holds_out_a_test_set(tmp_path: Path) -> None:
 def test_train_and_test_folders_are_kept_apart(tmp_path: Path, name: str) -> None:
     make_classes(tmp_path / "train", {"a": 3, "b": 2})
     make_classes(tmp_path / name, {"b": 1}, shade=100)
-    source = load_source("folder", {"path": str(tmp_path)}, None)
+    source = load_dataset("folder", {"path": str(tmp_path)}, None)
     assert source.train.y.tolist() == [0, 0, 0, 1, 1]
     assert source.test.y.tolist() == [1]
     assert source.test.x[0, 0, 0, 0] == 100
@@ -75,7 +75,7 @@ def test_folders_inside_a_class_and_other_files_are_fine(tmp_path: Path) -> None
     (tmp_path / "a" / ".hidden.png").write_text("no image")
     (tmp_path / "readme.md").write_text("no class")
     (tmp_path / ".cache").mkdir()
-    source = load_source("folder", {"path": str(tmp_path), "test": 0.5}, None)
+    source = load_dataset("folder", {"path": str(tmp_path), "test": 0.5}, None)
     assert source.classes == ("a", "b")
     assert len(source.train) + len(source.test) == 4
 
@@ -85,18 +85,18 @@ def test_sizes_and_channels_are_chosen(tmp_path: Path) -> None:
     save(tmp_path / "a" / "2.png", size=(8, 8), mode="L")
     save(tmp_path / "b" / "1.jpg", size=(8, 3))
     save(tmp_path / "b" / "2.bmp", size=(2, 2), mode="P")
-    assert load_source("folder", {"path": str(tmp_path), "size": 8, "test": 0.5}, None).shape == (
+    assert load_dataset("folder", {"path": str(tmp_path), "size": 8, "test": 0.5}, None).shape == (
         3,
         8,
         8,
     )
-    assert load_source(
+    assert load_dataset(
         "folder", {"path": str(tmp_path), "size": 5, "channels": 1, "test": 0.5}, None
     ).shape == (1, 5, 5)
     with pytest.raises(
         InputError, match=r"2\.png has 8x8 pixels while .*1\.png has 5x9: give size="
     ):
-        load_source("folder", {"path": str(tmp_path), "test": 0.5}, None)
+        load_dataset("folder", {"path": str(tmp_path), "test": 0.5}, None)
 
 
 def huge_png(path: Path, side: int) -> None:
@@ -124,7 +124,7 @@ def test_decompression_bombs_are_refused(tmp_path: Path, side: int) -> None:
     make_classes(tmp_path, {"a": 1, "b": 1})
     huge_png(tmp_path / "b" / "bomb.png", side)
     with pytest.raises(InputError, match=r"bomb\.png is refused because it unpacks to"):
-        load_source("folder", {"path": str(tmp_path), "size": 8}, None)
+        load_dataset("folder", {"path": str(tmp_path), "size": 8}, None)
 
 
 def test_the_limit_holds_where_a_program_lifted_pillows(
@@ -136,7 +136,7 @@ def test_the_limit_holds_where_a_program_lifted_pillows(
     with pytest.raises(
         InputError, match=r"bomb\.png is refused because it unpacks to 10000x10000 pixels"
     ):
-        load_source("folder", {"path": str(tmp_path), "size": 8}, None)
+        load_dataset("folder", {"path": str(tmp_path), "size": 8}, None)
 
 
 def test_a_lower_limit_of_pillow_holds_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_a_lower_limit_of_pillow_holds_too(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(image_module, "MAX_IMAGE_PIXELS", 20)
     make_classes(tmp_path, {"a": 1, "b": 1})
     with pytest.raises(InputError, match=r"0\.png is refused"):
-        load_source("folder", {"path": str(tmp_path)}, None)
+        load_dataset("folder", {"path": str(tmp_path)}, None)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_damaged_images_are_named(tmp_path: Path, spoil: object) -> None:
     path = tmp_path / "b" / "1.png"
     path.write_bytes(spoil(path.read_bytes()))  # type: ignore[operator]
     with pytest.raises(InputError, match=r"b/1\.png is damaged .*one that Pillow cannot read"):
-        load_source("folder", {"path": str(tmp_path)}, None)
+        load_dataset("folder", {"path": str(tmp_path)}, None)
 
 
 def test_sixteen_bits_are_refused_rather_than_cut(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_sixteen_bits_are_refused_rather_than_cut(tmp_path: Path) -> None:
         tmp_path / "b" / "deep.png"
     )
     with pytest.raises(InputError, match=r"deep\.png has more than 8 bits"):
-        load_source("folder", {"path": str(tmp_path)}, None)
+        load_dataset("folder", {"path": str(tmp_path)}, None)
 
 
 def test_links_that_leave_the_folder_are_refused(tmp_path: Path) -> None:
@@ -178,21 +178,21 @@ def test_links_that_leave_the_folder_are_refused(tmp_path: Path) -> None:
     make_classes(tmp_path / "mine", {"a": 2, "b": 2})
     (tmp_path / "mine" / "b" / "link.png").symlink_to(secret)
     with pytest.raises(InputError, match=r"link\.png is a link that leaves"):
-        load_source("folder", {"path": "mine"}, tmp_path)
+        load_dataset("folder", {"path": "mine"}, tmp_path)
     (tmp_path / "mine" / "b" / "link.png").unlink()
     (tmp_path / "mine" / "c").symlink_to(tmp_path / "outside")
     with pytest.raises(InputError, match=r"mine/c is a link that leaves"):
-        load_source("folder", {"path": "mine"}, tmp_path)
+        load_dataset("folder", {"path": "mine"}, tmp_path)
 
 
 def test_links_inside_the_folder_are_read_if_they_are_files(tmp_path: Path) -> None:
     make_classes(tmp_path, {"a": 2, "b": 2})
     (tmp_path / "b" / "again.png").symlink_to(tmp_path / "a" / "0.png")
-    source = load_source("folder", {"path": str(tmp_path)}, None)
+    source = load_dataset("folder", {"path": str(tmp_path)}, None)
     assert len(source.train) + len(source.test) == 5
     (tmp_path / "b" / "round").symlink_to(tmp_path / "b")
     with pytest.raises(InputError, match="round is a link to a folder"):
-        load_source("folder", {"path": str(tmp_path)}, None)
+        load_dataset("folder", {"path": str(tmp_path)}, None)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
@@ -200,20 +200,20 @@ def test_a_pipe_does_not_keep_us_waiting(tmp_path: Path) -> None:
     make_classes(tmp_path, {"a": 2, "b": 2})
     os.mkfifo(tmp_path / "b" / "pipe.png")
     with pytest.raises(InputError, match=r"pipe\.png is damaged .*an image file"):
-        load_source("folder", {"path": str(tmp_path)}, None)
+        load_dataset("folder", {"path": str(tmp_path)}, None)
 
 
 def test_empty_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"found no images in {tmp_path}"):
-        load_source("folder", {"path": str(tmp_path)}, None)
+        load_dataset("folder", {"path": str(tmp_path)}, None)
     make_classes(tmp_path, {"a": 2})
     (tmp_path / "b").mkdir()
     with pytest.raises(InputError, match=r"found no images in .*/b: .*\.png"):
-        load_source("folder", {"path": str(tmp_path)}, None)
+        load_dataset("folder", {"path": str(tmp_path)}, None)
     make_classes(tmp_path / "split" / "train", {"a": 1, "b": 1})
     (tmp_path / "split" / "test").mkdir()
     with pytest.raises(InputError, match=r"found no images in .*split/test"):
-        load_source("folder", {"path": str(tmp_path / "split")}, None)
+        load_dataset("folder", {"path": str(tmp_path / "split")}, None)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_options_are_checked_first(
 ) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=complaint):
-        load_source("folder", options, tmp_path)
+        load_dataset("folder", options, tmp_path)
 
 
 def test_too_many_pixels_in_all_are_refused(
@@ -241,14 +241,14 @@ def test_too_many_pixels_in_all_are_refused(
     monkeypatch.setattr(image_folders, "MOST_BYTES", 100)  # four images of 4 x 6 x 3 need 288
     make_classes(tmp_path, {"a": 2, "b": 2})
     with pytest.raises(InputError, match=r"4 images of .* need more than 100 bytes"):
-        load_source("folder", {"path": str(tmp_path)}, None)
+        load_dataset("folder", {"path": str(tmp_path)}, None)
 
 
 def test_without_pillow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_classes(tmp_path, {"a": 2, "b": 2})
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(InputError, match=r"pip install 'remanence\[images\]'"):
-        load_source("folder", {"path": str(tmp_path)}, None)
+        load_dataset("folder", {"path": str(tmp_path)}, None)
 
 
 def make_pacs(top: Path) -> None:
@@ -260,14 +260,14 @@ def make_pacs(top: Path) -> None:
 
 def test_pacs_has_domains_as_groups_and_a_test_set_in_each(tmp_path: Path) -> None:
     make_pacs(tmp_path / "PACS")
-    source = load_source("pacs", {"size": 8}, tmp_path)
+    source = load_dataset("pacs", {"size": 8}, tmp_path)
     assert source.classes == image_folders.PACS
     assert source.group_names == image_folders.DOMAINS
     assert source.shape == (3, 8, 8)
     for split, each in ((source.train, 4), (source.test, 1)):
         assert split.groups is not None
         assert np.bincount(split.groups * 7 + split.y).tolist() == [each] * 28
-        # JPEG blurs colours a little
+        # JPEG blurs colors a little
         assert np.abs(split.x[:, 0].mean(axis=(1, 2)) - split.groups * 60).max() < 5
         assert np.abs(split.x[:, 1].mean(axis=(1, 2)) - split.y * 30).max() < 5
 
@@ -277,7 +277,7 @@ def test_incomplete_pacs_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "PACS" / "sketch" / "horse").iterdir():
         path.unlink()
     with pytest.raises(InputError, match=r"no images in .*sketch/horse"):
-        load_source("pacs", {"size": 8}, tmp_path)
+        load_dataset("pacs", {"size": 8}, tmp_path)
     (tmp_path / "PACS" / "sketch").rename(tmp_path / "elsewhere")
     with pytest.raises(InputError, match="PACS lacks sketch"):
-        load_source("pacs", {"size": 8}, tmp_path)
+        load_dataset("pacs", {"size": 8}, tmp_path)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remanence.core.errors import InputError
-from remanence.data import load_source
+from remanence.data import load_dataset
 from remanence.data.fast_json import read_decimals
 
 
@@ -43,7 +43,7 @@ def test_users_become_groups_that_train_and_test_share(
     """
     train = {"train/one": page({"b": [61, 0]}, 1.0), "train/two": page({"c": [5]})}
     write(tmp_path / folder, {**train, "test/one": page({"b": [7], "a": [10]})}, **style)
-    source = load_source("femnist", {}, tmp_path)
+    source = load_dataset("femnist", {}, tmp_path)
     assert source.group_names == ("a", "b", "c")
     assert source.train.y.tolist() == [61, 0, 5]
     assert source.train.groups is not None
@@ -61,7 +61,7 @@ def test_numbers_a_plain_reader_cannot_read_are_left_to_json(tmp_path: Path) -> 
     write(tmp_path / "femnist", {"train/a": page({"a": [0, 1]}), "test/a": page({"a": [0]})})
     path = tmp_path / "femnist" / "train" / "a.json"
     path.write_text(path.read_text().replace("0.01, 0.0,", "1e-1, -0.0,", 1))
-    source = load_source("femnist", {}, tmp_path)
+    source = load_dataset("femnist", {}, tmp_path)
     assert source.train.x[1, 0, 0, :2].tolist() == [26, 0]
 
 
@@ -70,7 +70,7 @@ def test_users_without_examples_are_left_out(tmp_path: Path) -> None:
         tmp_path / "leaf-mnist-by-writer",
         {"train/a": page({"a": [0, 1], "z": []}), "test/a": page({"a": [0]})},
     )
-    source = load_source("mnist_by_writer", {}, tmp_path)
+    source = load_dataset("mnist_by_writer", {}, tmp_path)
     assert source.group_names == ("a",)
     assert len(source.classes) == 10
 
@@ -114,7 +114,7 @@ def test_damage_is_named(tmp_path: Path, content: str, complaint: str) -> None:
     write(tmp_path / "femnist", {"train/a": page({"a": [0]}), "test/a": page({"a": [0]})})
     (tmp_path / "femnist" / "test" / "a.json").write_text(content)
     with pytest.raises(InputError, match=rf"test/a\.json is damaged .*{complaint}"):
-        load_source("femnist", {}, tmp_path)
+        load_dataset("femnist", {}, tmp_path)
 
 
 def test_one_user_in_two_files_is_refused(tmp_path: Path) -> None:
@@ -123,14 +123,14 @@ def test_one_user_in_two_files_is_refused(tmp_path: Path) -> None:
         {"train/a": page({"a": [0]}), "train/b": page({"a": [0]}), "test/a": page({"a": [0]})},
     )
     with pytest.raises(InputError, match="the user 'a' whom another file"):
-        load_source("femnist", {}, tmp_path)
+        load_dataset("femnist", {}, tmp_path)
 
 
 def test_an_empty_folder_is_named(tmp_path: Path) -> None:
     write(tmp_path / "femnist", {"train/a": page({"a": [0]})})
     (tmp_path / "femnist" / "test").mkdir()
     with pytest.raises(InputError, match=r"femnist/test holds no examples in 0 \*\.json files"):
-        load_source("femnist", {}, tmp_path)
+        load_dataset("femnist", {}, tmp_path)
 
 
 plain_numbers = st.one_of(

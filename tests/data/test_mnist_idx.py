@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from remanence.core.errors import InputError
-from remanence.data import load_source, mnist_idx
+from remanence.data import load_dataset, mnist_idx
 
 
 def packed(array: np.ndarray) -> bytes:
@@ -47,7 +47,7 @@ def write(
 )
 def test_mnist_and_fashion_mnist_are_read(tmp_path: Path, name: str, folder: str, gz: bool) -> None:
     images = write(tmp_path / folder, "", ("train", "t10k"), gz=gz)
-    source = load_source(name, {}, tmp_path)
+    source = load_dataset(name, {}, tmp_path)
     assert np.array_equal(source.train.x, images[:, None])
     assert source.train.y.tolist() == [0, 1, 2, 0, 1, 2]
     assert len(source.test) == 4
@@ -57,7 +57,7 @@ def test_mnist_and_fashion_mnist_are_read(tmp_path: Path, name: str, folder: str
 @pytest.mark.parametrize("folder", ["emnist", "emnist/gzip", "EMNIST/raw"])
 def test_emnist_is_turned_upright(tmp_path: Path, folder: str) -> None:
     images = write(tmp_path / folder, "emnist-balanced-", ("train", "test"), gz=True)
-    source = load_source("emnist", {"split": "balanced"}, tmp_path)
+    source = load_dataset("emnist", {"split": "balanced"}, tmp_path)
     assert np.array_equal(source.train.x[:, 0], images.transpose(0, 2, 1))
     assert source.shape == (1, 4, 5)
     assert len(source.classes) == 47
@@ -65,7 +65,7 @@ def test_emnist_is_turned_upright(tmp_path: Path, folder: str) -> None:
 
 def test_letters_are_numbered_from_one_in_the_file_and_from_zero_here(tmp_path: Path) -> None:
     write(tmp_path / "emnist", "emnist-letters-", ("train", "test"), gz=True, first_label=1)
-    source = load_source("emnist", {"split": "letters"}, tmp_path)
+    source = load_dataset("emnist", {"split": "letters"}, tmp_path)
     assert source.train.y.tolist() == [0, 1, 2, 0, 1, 2]
     assert source.classes[0] == "a"
     assert len(source.classes) == 26
@@ -148,10 +148,10 @@ def test_images_and_labels_must_be_as_many(tmp_path: Path) -> None:
     write(tmp_path / "mnist", "", ("train", "t10k"), gz=False)
     (tmp_path / "mnist" / "t10k-labels-idx1-ubyte").write_bytes(packed(np.zeros(3)))
     with pytest.raises(InputError, match=r"t10k-labels-idx1-ubyte .*expected 4 labels.*found 3"):
-        load_source("mnist", {}, tmp_path)
+        load_dataset("mnist", {}, tmp_path)
 
 
 def test_labels_beyond_the_classes_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "mnist", "", ("train", "t10k"), gz=False, first_label=8)
     with pytest.raises(InputError, match="labels from 8 to 10"):
-        load_source("mnist", {}, tmp_path)
+        load_dataset("mnist", {}, tmp_path)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from remanence.core.errors import InputError
-from remanence.data import load_source, npz_reader
+from remanence.data import load_dataset, npz_reader
 
 Y = np.arange(10) % 2
 
 
 def read(path: Path, **options: object) -> Any:
-    return load_source("npz", {"path": str(path), **options}, None)
+    return load_dataset("npz", {"path": str(path), **options}, None)
 
 
 def save(folder: Path, **arrays: Any) -> Path:
@@ -79,7 +79,7 @@ def test_groups_may_be_words(tmp_path: Path) -> None:
 
 def test_a_file_below_the_data_folder_is_found(tmp_path: Path) -> None:
     save(tmp_path, x=np.zeros((10, 2)), y=Y)
-    assert len(load_source("npz", {"path": "mine.npz"}, tmp_path).train) == 8
+    assert len(load_dataset("npz", {"path": "mine.npz"}, tmp_path).train) == 8
 
 
 @pytest.mark.parametrize(

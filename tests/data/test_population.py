@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
-from remanence.data.population import Holdings, Population, Rows, settle
+from remanence.data.population import ClientData, ClientRows, FederatedPopulation, split_train_valid
 
 some_parts = st.lists(st.integers(1, 12), min_size=1, max_size=6)
 
@@ -18,7 +18,7 @@ def cut(sizes: list[int], seed: int = 0) -> list[np.ndarray]:
 
 
 def test_rows_by_hand() -> None:
-    rows = Rows.join([np.array([4, 2]), np.array([], dtype=np.int64), np.array([7])])
+    rows = ClientRows.join([np.array([4, 2]), np.array([], dtype=np.int64), np.array([7])])
     assert rows.ids.tolist() == [4, 2, 7]
     assert rows.offsets.tolist() == [0, 2, 2, 3]
     assert rows.sizes.tolist() == [2, 0, 1]
@@ -27,14 +27,14 @@ def test_rows_by_hand() -> None:
 
 
 def test_nobodys_rows() -> None:
-    rows = Rows.join([])
+    rows = ClientRows.join([])
     assert rows.ids.tolist() == []
     assert rows.sizes.tolist() == []
 
 
 @given(st.lists(st.lists(st.integers(0, 99), max_size=5), min_size=1, max_size=8))
 def test_joined_rows_can_be_taken_apart(parts: list[list[int]]) -> None:
-    rows = Rows.join([np.array(part, dtype=np.int64) for part in parts])
+    rows = ClientRows.join([np.array(part, dtype=np.int64) for part in parts])
     assert [rows.of(client).tolist() for client in range(len(parts))] == parts
 
 
@@ -43,8 +43,10 @@ def test_label_counts_by_hand() -> None:
     on 1, 2, 3 (two zeros, a one).
     """
     labels = np.array([2, 0, 0, 1, 2, 2])
-    train = Rows.join([np.array([0, 4]), np.array([5]), np.array([1, 2, 3])])
-    holdings = Holdings(train, Rows.join([np.array([], dtype=np.int64)] * 3), np.zeros(3, np.int64))
+    train = ClientRows.join([np.array([0, 4]), np.array([5]), np.array([1, 2, 3])])
+    holdings = ClientData(
+        train, ClientRows.join([np.array([], dtype=np.int64)] * 3), np.zeros(3, np.int64)
+    )
     assert holdings.label_counts(np.array([2, 0]), labels, 4).tolist() == [
         [2, 1, 0, 0],
         [0, 0, 2, 0],
@@ -52,11 +54,11 @@ def test_label_counts_by_hand() -> None:
 
 
 def test_capacity_is_the_most_any_client_ever_trains_on() -> None:
-    def hold(*sizes: int) -> Holdings:
-        rows = Rows.join(cut(list(sizes)))
-        return Holdings(rows, rows, np.zeros(len(sizes), np.int64))
+    def hold(*sizes: int) -> ClientData:
+        rows = ClientRows.join(cut(list(sizes)))
+        return ClientData(rows, rows, np.zeros(len(sizes), np.int64))
 
-    population = Population((hold(3, 1), hold(2, 5), hold(4, 4)), (np.arange(3),))
+    population = FederatedPopulation((hold(3, 1), hold(2, 5), hold(4, 4)), (np.arange(3),))
     assert (population.clients, population.capacity) == (2, 5)
     assert population.at(1).train.sizes.tolist() == [2, 5]
 
@@ -66,7 +68,7 @@ def test_settling_divides_everyones_rows_and_loses_none(
     sizes: list[int], validation: float, seed: int
 ) -> None:
     parts, labels = cut(sizes, seed), np.zeros(sum(sizes), dtype=np.int64)
-    holdings = settle(parts, labels, validation, Key(seed))
+    holdings = split_train_valid(parts, labels, validation, Key(seed))
     assert len(holdings.cluster) == len(sizes)
     for client, part in enumerate(parts):
         train, valid = holdings.train.of(client), holdings.valid.of(client)
@@ -82,8 +84,10 @@ def test_settling_divides_everyones_rows_and_loses_none(
 
 def test_validation_rows_are_drawn_anew_for_every_client_and_key() -> None:
     rows, labels = np.arange(100), np.zeros(100, dtype=np.int64)
-    first, second = (settle([rows, rows], labels, 0.2, Key(seed)).valid for seed in (1, 2))
-    again = settle([rows, rows], labels, 0.2, Key(1)).valid
+    first, second = (
+        split_train_valid([rows, rows], labels, 0.2, Key(seed)).valid for seed in (1, 2)
+    )
+    again = split_train_valid([rows, rows], labels, 0.2, Key(1)).valid
     assert np.array_equal(first.ids, again.ids)
     assert not np.array_equal(first.of(0), first.of(1))
     assert not np.array_equal(first.of(0), second.of(0))
@@ -92,8 +96,8 @@ def test_validation_rows_are_drawn_anew_for_every_client_and_key() -> None:
 def test_no_client_of_others_changes_ones_own_rows() -> None:
     """A client's split depends on its number and rows only."""
     labels = np.zeros(60, dtype=np.int64)
-    alone = settle([np.arange(20)], labels, 0.3, Key(4))
-    together = settle([np.arange(20), np.arange(20, 60)], labels, 0.3, Key(4))
+    alone = split_train_valid([np.arange(20)], labels, 0.3, Key(4))
+    together = split_train_valid([np.arange(20), np.arange(20, 60)], labels, 0.3, Key(4))
     assert np.array_equal(alone.valid.of(0), together.valid.of(0))
 
 
@@ -103,4 +107,4 @@ def test_clients_without_data_are_refused() -> None:
         InputError,
         match=r"client 1 has no data \(2 of 3 clients\): use fewer clients or a milder partition",
     ):
-        settle(parts, np.zeros(1, dtype=np.int64), 0.1, Key(0))
+        split_train_valid(parts, np.zeros(1, dtype=np.int64), 0.1, Key(0))

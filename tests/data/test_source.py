@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
 from remanence.data import source as source_module
-from remanence.data.source import Source, Split, checked, hold_out_test
+from remanence.data.source import ArrayDataset, DatasetSplit, hold_out_test, validate
 
 
-def table(rows: int = 6, features: int = 2) -> Source:
+def table(rows: int = 6, features: int = 2) -> ArrayDataset:
     x = np.arange(rows * features, dtype=np.float32).reshape(rows, features)
-    split = Split(x, np.arange(rows) % 2)
-    return Source("mine", "table", ("a", "b"), split, split)
+    split = DatasetSplit(x, np.arange(rows) % 2)
+    return ArrayDataset("mine", "table", ("a", "b"), split, split)
 
 
 def test_a_sound_source_is_returned_as_it_is() -> None:
     source = table()
-    assert checked(source) is source
+    assert validate(source) is source
     assert source.shape == (2,)
     assert len(source.train) == 6
 
@@ -35,8 +35,8 @@ def test_statistics_of_images_are_per_channel(monkeypatch: pytest.MonkeyPatch) -
     x = np.zeros((6, 2, 2, 2), dtype=np.uint8)
     x[:3, 0] = 4
     x[:, 1] = 7
-    split = Split(x, np.arange(6) % 2)
-    mean, std = Source("mine", "image", ("a", "b"), split, split).statistics() or (None, None)
+    split = DatasetSplit(x, np.arange(6) % 2)
+    mean, std = ArrayDataset("mine", "image", ("a", "b"), split, split).statistics() or (None, None)
     assert np.array_equal(mean, [2.0, 7.0])
     assert np.array_equal(std, [2.0, 1.0])
 
@@ -46,15 +46,15 @@ def test_statistics_of_tables_survive_a_large_offset() -> None:
     squares in float32 would give nonsense.
     """
     x = np.tile(np.array([[16777214.0, 5.0], [16777216.0, 5.0]], dtype=np.float32), (500, 1))
-    split = Split(x, np.arange(1000) % 2)
-    mean, std = Source("mine", "table", ("a", "b"), split, split).statistics() or (None, None)
+    split = DatasetSplit(x, np.arange(1000) % 2)
+    mean, std = ArrayDataset("mine", "table", ("a", "b"), split, split).statistics() or (None, None)
     assert np.array_equal(mean, [16777215.0, 5.0])
     assert np.array_equal(std, [1.0, 1.0])
 
 
 def test_tokens_have_no_statistics() -> None:
-    split = Split(np.zeros((4, 3), dtype=np.int64), np.arange(4) % 2)
-    assert checked(Source("mine", "tokens", ("a", "b"), split, split)).statistics() is None
+    split = DatasetSplit(np.zeros((4, 3), dtype=np.int64), np.arange(4) % 2)
+    assert validate(ArrayDataset("mine", "tokens", ("a", "b"), split, split)).statistics() is None
 
 
 GOOD = table()
@@ -68,37 +68,49 @@ ONE = np.zeros(1, dtype=np.int64)
         (replace(GOOD, kind="sound"), "kind 'sound'"),
         (replace(GOOD, classes=("a",)), "1 class"),
         (
-            replace(GOOD, train=Split(GOOD.train.x[:5], GOOD.train.y)),
+            replace(GOOD, train=DatasetSplit(GOOD.train.x[:5], GOOD.train.y)),
             "5 training examples but 6 labels",
         ),
-        (replace(GOOD, test=Split(GOOD.test.x[:0], GOOD.test.y[:0])), "no test examples"),
-        (replace(GOOD, train=Split(GOOD.train.x, GOOD.train.y + 1)), "training labels from 1 to 2"),
-        (replace(GOOD, test=Split(GOOD.test.x, GOOD.test.y - 1)), "test labels from -1 to 0"),
-        (replace(GOOD, test=Split(NAN, ONE)), "NaN or infinity"),
-        (replace(GOOD, train=Split(GOOD.train.x.astype(np.float64), GOOD.train.y)), "type float64"),
+        (replace(GOOD, test=DatasetSplit(GOOD.test.x[:0], GOOD.test.y[:0])), "no test examples"),
         (
-            replace(GOOD, train=Split(GOOD.train.x, GOOD.train.y.astype(np.int32))),
+            replace(GOOD, train=DatasetSplit(GOOD.train.x, GOOD.train.y + 1)),
+            "training labels from 1 to 2",
+        ),
+        (
+            replace(GOOD, test=DatasetSplit(GOOD.test.x, GOOD.test.y - 1)),
+            "test labels from -1 to 0",
+        ),
+        (replace(GOOD, test=DatasetSplit(NAN, ONE)), "NaN or infinity"),
+        (
+            replace(GOOD, train=DatasetSplit(GOOD.train.x.astype(np.float64), GOOD.train.y)),
+            "type float64",
+        ),
+        (
+            replace(GOOD, train=DatasetSplit(GOOD.train.x, GOOD.train.y.astype(np.int32))),
             "labels of type int32",
         ),
         (
-            replace(GOOD, test=Split(np.zeros((1, 3), dtype=np.float32), ONE)),
+            replace(GOOD, test=DatasetSplit(np.zeros((1, 3), dtype=np.float32), ONE)),
             r"shape \(2,\) and test examples of shape \(3,\)",
         ),
         (replace(GOOD, kind="image"), "type float32"),
         (
-            replace(GOOD, train=Split(GOOD.train.x, GOOD.train.y, GOOD.train.y)),
+            replace(GOOD, train=DatasetSplit(GOOD.train.x, GOOD.train.y, GOOD.train.y)),
             "groups from 0 to 1 and 0 group names",
         ),
         (
-            replace(GOOD, train=Split(GOOD.train.x, GOOD.train.y, ONE), group_names=("g",)),
+            replace(GOOD, train=DatasetSplit(GOOD.train.x, GOOD.train.y, ONE), group_names=("g",)),
             r"groups of type int64 and shape \(1,\)",
         ),
-        (replace(GOOD, kind="tokens", train=Split(np.full((1, 1), -1), ONE)), "negative token"),
+        (
+            replace(GOOD, kind="tokens", train=DatasetSplit(np.full((1, 1), -1), ONE)),
+            "negative token",
+        ),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(source: Source, complaint: str) -> None:
+def test_what_is_wrong_is_said_in_a_sentence(source: ArrayDataset, complaint: str) -> None:
     with pytest.raises(InputError, match=f"source 'mine' has .*{complaint}"):
-        checked(source)
+        validate(source)
 
 
 @given(st.lists(st.integers(0, 3), min_size=5, max_size=60), st.floats(0.05, 0.95), st.booleans())
@@ -108,7 +120,7 @@ def test_a_held_out_test_set_is_stratified_and_complete(
     y = np.array(labels, dtype=np.int64)
     if len(np.unique(y)) == len(y):
         y[1] = y[0]
-    split = Split(
+    split = DatasetSplit(
         np.arange(len(y), dtype=np.float32)[:, None], y, np.arange(len(y)) % 2 if grouped else None
     )
     train, test = hold_out_test(split, fraction)
@@ -125,20 +137,20 @@ def test_held_out_shares_are_exact_per_class_and_group() -> None:
     groups, y = (
         axis.reshape(-1) for axis in np.meshgrid(np.repeat(np.arange(4), 40), np.arange(7))
     )
-    _, test = hold_out_test(Split(np.zeros((len(y), 1), dtype=np.float32), y, groups), 0.2)
+    _, test = hold_out_test(DatasetSplit(np.zeros((len(y), 1), dtype=np.float32), y, groups), 0.2)
     assert test.groups is not None
     assert np.array_equal(np.bincount(test.groups * 7 + test.y), [8] * 28)
 
 
 def test_the_test_set_depends_on_its_key_alone() -> None:
-    split = Split(np.arange(100, dtype=np.float32)[:, None], np.arange(100) % 2)
+    split = DatasetSplit(np.arange(100, dtype=np.float32)[:, None], np.arange(100) % 2)
     first, again, other = (hold_out_test(split, 0.2, *key)[1].x for key in ((), (), (Key(1),)))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
 
 
 def test_test_sets_that_cannot_be_held_out_are_refused() -> None:
-    two = Split(np.zeros((2, 1), dtype=np.float32), np.arange(2))
+    two = DatasetSplit(np.zeros((2, 1), dtype=np.float32), np.arange(2))
     for fraction in (0.0, 1.0, float("nan")):
         with pytest.raises(InputError, match="test fraction"):
             hold_out_test(two, fraction)

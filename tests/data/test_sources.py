@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from remanence.core.errors import InputError
-from remanence.data import SOURCES, check_source, load_source
+from remanence.data import DATASETS, check_dataset, load_dataset
 
 NEEDS_FILES = [
     "cifar10",
@@ -39,16 +39,16 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequ
         monkeypatch.delenv("REMANENCE_DATA", raising=False)
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", DATASETS)
 def test_every_source_takes_the_data_folder_and_keyword_options(name: str) -> None:
-    first, *options = inspect.signature(SOURCES[name]).parameters.values()
-    assert SOURCES[name].__name__ == name
+    first, *options = inspect.signature(DATASETS[name]).parameters.values()
+    assert DATASETS[name].__name__ == name
     assert first.name == "root"
     assert all(
         option.kind is option.KEYWORD_ONLY and option.default is not option.empty
         for option in options
     )
-    assert SOURCES[name].__doc__
+    assert DATASETS[name].__doc__
 
 
 @pytest.mark.parametrize("name", NEEDS_FILES)
@@ -58,28 +58,28 @@ def test_missing_data_are_named_with_the_folder_and_the_cure(tmp_path: Path, nam
         match=rf"source '{name}' was not found: looked in {tmp_path} for"
         rf" .*{GETS[name]}.*--data-dir or REMANENCE_DATA",
     ):
-        load_source(name, {}, tmp_path)
+        load_dataset(name, {}, tmp_path)
     with pytest.raises(
         InputError,
         match=rf"source '{name}' .*no data folder is set: .*{GETS[name]}.*--data-dir or"
         r" REMANENCE_DATA",
     ):
-        load_source(name, {}, None)
+        load_dataset(name, {}, None)
     with pytest.raises(
         InputError, match=rf"source '{name}' .*the data folder .*nowhere does not exist"
     ):
-        load_source(name, {}, tmp_path / "nowhere")
+        load_dataset(name, {}, tmp_path / "nowhere")
 
 
 def test_unknown_names_and_options_are_refused() -> None:
     with pytest.raises(InputError, match="unknown source 'cifar11': did you mean cifar10"):
-        load_source("cifar11", {}, None)
+        load_dataset("cifar11", {}, None)
     with pytest.raises(
         InputError, match="source 'synthetic' has no option 'sample': did you mean samples"
     ):
-        load_source("synthetic", {"sample": 3}, None)
+        load_dataset("synthetic", {"sample": 3}, None)
     with pytest.raises(InputError, match="samples must be a whole number"):
-        load_source("synthetic", {"samples": "many"}, None)
+        load_dataset("synthetic", {"samples": "many"}, None)
 
 
 def test_the_environment_names_the_data_folder(
@@ -87,7 +87,7 @@ def test_the_environment_names_the_data_folder(
 ) -> None:
     np.savez(tmp_path / "mine.npz", x=np.zeros((10, 2)), y=np.arange(10) % 2)
     monkeypatch.setenv("REMANENCE_DATA", str(tmp_path))
-    assert len(load_source("npz", {"path": "mine.npz"}, None).train) == 8
+    assert len(load_dataset("npz", {"path": "mine.npz"}, None).train) == 8
 
 
 @pytest.mark.skipif(
@@ -97,13 +97,13 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", x=np.zeros((10, 2)), y=np.arange(10) % 2)
     (tmp_path / "mine.npz").chmod(0)
     with pytest.raises(InputError, match=r"source 'npz' cannot be read .*mine\.npz"):
-        load_source("npz", {"path": "mine.npz"}, tmp_path)
+        load_dataset("npz", {"path": "mine.npz"}, tmp_path)
 
 
 def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "mine.npz").mkdir()
     with pytest.raises(InputError, match=r"source 'npz' cannot be read .*mine\.npz"):
-        load_source("npz", {"path": "mine.npz"}, tmp_path)
+        load_dataset("npz", {"path": "mine.npz"}, tmp_path)
 
 
 def test_a_check_says_what_is_there(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_check_says_what_is_there(tmp_path: Path) -> None:
     np.savez(
         tmp_path / "mine.npz", x=x, y=y, groups=groups, class_names=np.array(["common", "rare"])
     )
-    assert check_source("npz", tmp_path, {"path": "mine.npz"}).splitlines() == [
+    assert check_dataset("npz", tmp_path, {"path": "mine.npz"}).splitlines() == [
         "npz: Arrays of mine.npz.",
         "  examples  20 for training, 5 for testing",
         "  one is    table 3, float32",
@@ -125,7 +125,7 @@ def test_real_cifar10(real_data: Callable[[str], Path]) -> None:
     """Published: 5000 + 1000 of each class; the channel means of the training set are .4914
     .4822 .4465 of 255.
     """
-    source = load_source("cifar10", {}, real_data("cifar-10-batches-bin"))
+    source = load_dataset("cifar10", {}, real_data("cifar-10-batches-bin"))
     assert np.bincount(source.train.y).tolist() == [5000] * 10
     assert np.bincount(source.test.y).tolist() == [1000] * 10
     mean, std = source.statistics() or (None, None)
@@ -138,7 +138,7 @@ def test_real_mnist(real_data: Callable[[str], Path]) -> None:
     """Published: 60,000 + 10,000; mean .1307 and deviation .3081 of 255; the training labels
     begin 5 0 4 1 9.
     """
-    source = load_source("mnist", {}, real_data("mnist"))
+    source = load_dataset("mnist", {}, real_data("mnist"))
     assert (len(source.train), len(source.test)) == (60_000, 10_000)
     mean, std = source.statistics() or (None, None)
     assert mean / 255 == pytest.approx([0.1307], abs=1e-4)
@@ -150,7 +150,7 @@ def test_real_emnist_stands_upright(real_data: Callable[[str], Path]) -> None:
     """A capital L has its foot at the bottom right: more ink there than at the top right. Lying
     on its side it would be the other way round.
     """
-    source = load_source("emnist", {"split": "byclass"}, real_data("emnist"))
+    source = load_dataset("emnist", {"split": "byclass"}, real_data("emnist"))
     assert len(source.classes) == 62
     mean = source.train.x[source.train.y == source.classes.index("L"), 0].mean(axis=0)  # [28, 28]
     assert mean[20:, 16:].mean() > 2 * mean[:8, 16:].mean()
@@ -158,7 +158,7 @@ def test_real_emnist_stands_upright(real_data: Callable[[str], Path]) -> None:
 
 @pytest.mark.slow
 def test_real_mnist_by_writer(real_data: Callable[[str], Path]) -> None:
-    source = load_source("mnist_by_writer", {}, real_data("leaf-mnist-by-writer"))
+    source = load_dataset("mnist_by_writer", {}, real_data("leaf-mnist-by-writer"))
     assert len(source.train) + len(source.test) == 60_000
     assert len(source.group_names) == 539
     assert source.train.groups is not None
@@ -168,7 +168,7 @@ def test_real_mnist_by_writer(real_data: Callable[[str], Path]) -> None:
 @pytest.mark.slow
 def test_real_pacs(real_data: Callable[[str], Path]) -> None:
     pytest.importorskip("PIL", reason="images in folders need Pillow")
-    source = load_source("pacs", {}, real_data("PACS"))
+    source = load_dataset("pacs", {}, real_data("PACS"))
     assert source.shape == (3, 227, 227)
     assert source.group_names == ("art_painting", "cartoon", "photo", "sketch")
     assert source.test.groups is not None

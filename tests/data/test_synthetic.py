@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from remanence.core.errors import InputError
-from remanence.data import load_source
+from remanence.data import load_dataset
 
 
 def nearest_mean_accuracy(
@@ -17,7 +17,7 @@ def nearest_mean_accuracy(
 
 
 def test_a_table_has_balanced_classes_that_can_be_told_apart() -> None:
-    source = load_source("synthetic", {"samples": 1003, "classes": 4, "features": 8}, None)
+    source = load_dataset("synthetic", {"samples": 1003, "classes": 4, "features": 8}, None)
     assert (len(source.train), len(source.test)) == (802, 201)
     for split in (source.train, source.test):
         counts = np.bincount(split.y)
@@ -30,9 +30,9 @@ def test_the_spread_is_the_noise_around_the_prototypes() -> None:
     """Without spread all examples of a class are its prototype; with spread 3 the deviation
     inside a class is 3.
     """
-    still = load_source("synthetic", {"samples": 100, "classes": 2, "spread": 0.0}, None)
+    still = load_dataset("synthetic", {"samples": 100, "classes": 2, "spread": 0.0}, None)
     assert len(np.unique(still.train.x, axis=0)) == 2
-    wide = load_source("synthetic", {"samples": 4000, "classes": 2, "spread": 3.0}, None)
+    wide = load_dataset("synthetic", {"samples": 4000, "classes": 2, "spread": 3.0}, None)
     assert wide.train.x[wide.train.y == 1].std(axis=0).mean() == pytest.approx(3.0, rel=0.02)
     offset = wide.train.x[wide.train.y == 1].mean(axis=0) - still.train.x[still.train.y == 1][0]
     assert np.abs(offset).max() < 0.4  # the same prototypes: 3 / sqrt(1600) = .075, five deviations
@@ -42,7 +42,7 @@ def test_a_shape_gives_images() -> None:
     """128 + 32 z with z of variance 1 + spread^2 = 2: mean 128, deviation 32 sqrt(2) = 45.3, a
     little less for the cut at 0 and 255.
     """
-    source = load_source("synthetic", {"samples": 600, "classes": 3, "shape": "3x8x9"}, None)
+    source = load_dataset("synthetic", {"samples": 600, "classes": 3, "shape": "3x8x9"}, None)
     assert source.kind == "image"
     assert source.shape == (3, 8, 9)
     assert source.train.x.mean() == pytest.approx(128, abs=4)
@@ -53,7 +53,7 @@ def test_a_shape_gives_images() -> None:
 
 
 def test_tokens_show_their_class_in_their_frequencies() -> None:
-    source = load_source(
+    source = load_dataset(
         "tokens", {"samples": 600, "classes": 3, "length": 50, "vocabulary": 20}, None
     )
     assert source.kind == "tokens"
@@ -70,7 +70,7 @@ def test_tokens_show_their_class_in_their_frequencies() -> None:
 @pytest.mark.parametrize("name", ["synthetic", "tokens"])
 def test_the_seed_makes_the_data(name: str) -> None:
     first, again, other = (
-        load_source(name, {"samples": 100, "classes": 2, "seed": seed}, None) for seed in (0, 0, 1)
+        load_dataset(name, {"samples": 100, "classes": 2, "seed": seed}, None) for seed in (0, 0, 1)
     )
     assert np.array_equal(first.train.x, again.train.x)
     assert np.array_equal(first.test.y, again.test.y)
@@ -97,11 +97,11 @@ def test_the_seed_makes_the_data(name: str) -> None:
 )
 def test_impossible_data_are_refused(name: str, options: dict[str, object], complaint: str) -> None:
     with pytest.raises(InputError, match=f"source '{name}' .*{complaint}"):
-        load_source(name, options, None)
+        load_dataset(name, options, None)
 
 
 def test_digits_come_with_scikit_learn() -> None:
-    source = load_source("digits", {}, None)
+    source = load_dataset("digits", {}, None)
     assert (len(source.train), len(source.test)) == (1438, 359)
     assert source.shape == (1, 8, 8)
     assert source.train.x.max() == 16

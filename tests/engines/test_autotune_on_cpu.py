@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from remanence.core.progress import Silent
+from remanence.core.progress import NullProgress
 from remanence.core.types import Engine
 from remanence.engines import autotune
-from remanence.engines.autotune import Choice, choose_engine, make_engine
-from remanence.engines.processes import Processes
-from remanence.rounds.loop import first_state, make_job, settle_engine
+from remanence.engines.autotune import EngineChoice, choose_engine, make_engine
+from remanence.engines.processes import ProcessEngine
+from remanence.rounds.loop import first_state, make_work, resolve_engine
 from remanence.testing.toy_task import small_experiment
 
 IMAGES = {
@@ -31,7 +31,7 @@ def kind(engine: Engine) -> tuple[str, int, str]:
 
 def choose_with(
     monkeypatch: pytest.MonkeyPatch, times: Times, rounds: int, cores: int = 2, **changes: Any
-) -> tuple[Choice, list[tuple[str, int, str]]]:
+) -> tuple[EngineChoice, list[tuple[str, int, str]]]:
     """times: seconds that a trial is said to take -> the choice, and what was tried for it"""
     tried: list[tuple[str, int, str]] = []
 
@@ -39,11 +39,11 @@ def choose_with(
         tried.append(kind(engine))
         return times[tried[-1]]
 
-    monkeypatch.setattr(autotune, "_best_of", best_of)
+    monkeypatch.setattr(autotune, "_min_time", best_of)
     monkeypatch.setattr(autotune, "count_cores", lambda: cores)
     experiment = small_experiment("fedavg", IMAGES | {"clients.sample": 4} | changes)
     return choose_engine(
-        experiment.task, make_job(experiment, first_state(experiment), 1), rounds=rounds
+        experiment.task, make_work(experiment, first_state(experiment), 1), rounds=rounds
     ), tried[1:]  # the first is for the threads
 
 
@@ -113,14 +113,14 @@ def test_a_long_run_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tried[-2:] == [("processes", 1, "graph"), ("processes", 1, "compiled")]
     assert choice[:1] + choice[3:] == ("processes", "compiled", 1)
     experiment = small_experiment("fedavg", IMAGES | {"engine": "auto"})
-    settled, _ = settle_engine(experiment, Silent(), choice)
+    settled, _ = resolve_engine(experiment, NullProgress(), choice)
     assert (settled.spec.engine, settled.spec.stepping, settled.spec.stack) == (
         "processes",
         "compiled",
         1,
     )
     engine = make_engine(choice.name, experiment.task, choice.stack, 1, choice.steps)
-    assert isinstance(engine, Processes)
+    assert isinstance(engine, ProcessEngine)
     assert kind(engine) == ("processes", 1, "compiled")
     engine.close()
 
@@ -194,26 +194,26 @@ def test_on_one_core_a_worker_may_compile(
 
 
 def test_what_falls_back_is_no_contender(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(engine: Processes, job: Any) -> Any:
+    def run(engine: ProcessEngine, job: Any) -> Any:
         engine.fallback = (
             "steps could not be written down (no such operation)" if engine.steps == "graph" else ""
         )
         return iter(())
 
-    monkeypatch.setattr(Processes, "train", run)
+    monkeypatch.setattr(ProcessEngine, "train", run)
     times = dict(SLOW_LOOP)
     choice, _ = choose_with(monkeypatch, times, rounds=1)
     assert "could not" not in choice.reason
-    best_of = autotune._best_of
+    best_of = autotune._min_time
 
     def best_and_run(count: int, engine: Engine, job: Any, clock: Any) -> float:
         list(engine.train(job))
         return best_of(count, engine, job, clock)
 
-    monkeypatch.setattr(autotune, "_best_of", best_and_run)
+    monkeypatch.setattr(autotune, "_min_time", best_and_run)
     experiment = small_experiment("fedavg", IMAGES | {"clients.sample": 4})
     choice = choose_engine(
-        experiment.task, make_job(experiment, first_state(experiment), 1), rounds=5_000
+        experiment.task, make_work(experiment, first_state(experiment), 1), rounds=5_000
     )
     assert choice[:1] + choice[3:] == ("processes", "auto", 1)
     assert choice.reason.endswith(

@@ -13,21 +13,21 @@ import pytest
 from torch import nn
 
 from remanence.core.errors import InputError
-from remanence.core.progress import Silent
-from remanence.data.population import Holdings, Rows
+from remanence.core.progress import NullProgress
+from remanence.data.population import ClientData, ClientRows
 from remanence.engines.autotune import choose_engine
-from remanence.engines.sequential import Loop
-from remanence.engines.vectorized import Stacked
-from remanence.experiment.build import Experiment
-from remanence.rounds.loop import first_state, make_job, start_run
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.vectorized import VectorizedEngine
+from remanence.experiment.build import BuiltExperiment
+from remanence.rounds.loop import first_state, make_work, start_run
 from remanence.testing import TOLERANCE
 from remanence.testing.toy_task import (
     BatchNormNet,
     batch_norm_net,
-    play,
+    max_rel_diff,
+    run_rounds,
     small_experiment,
     state_tree,
-    worst_difference,
 )
 
 UNEQUAL: dict[str, Any] = {
@@ -36,13 +36,13 @@ UNEQUAL: dict[str, Any] = {
 }  # 6 to 12 rows: short last batches, none of one row
 
 
-def distance_from_loop(experiment: Experiment, stack: int) -> float:
-    oracle, _ = play(experiment, Loop(experiment.task), 3)
-    state, _ = play(experiment, Stacked(experiment.task, stack), 3)
-    return worst_difference(state_tree(state), state_tree(oracle))[1]
+def distance_from_loop(experiment: BuiltExperiment, stack: int) -> float:
+    oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 3)
+    state, _ = run_rounds(experiment, VectorizedEngine(experiment.task, stack), 3)
+    return max_rel_diff(state_tree(state), state_tree(oracle))[1]
 
 
-class Listener(Silent):
+class Listener(NullProgress):
     def __init__(self) -> None:
         self.said: list[str] = []
 
@@ -71,13 +71,15 @@ def test_auto_takes_loop_for_padded_batch_norm_and_says_so(tmp_path: Path) -> No
     assert listener.said == [f"engine {run.about['engine']}"]
 
 
-def two_clients(sizes: tuple[int, int], module: nn.Module) -> Experiment:
+def two_clients(sizes: tuple[int, int], module: nn.Module) -> BuiltExperiment:
     """Clients of exactly these sizes."""
     experiment = small_experiment(
         "fedavg", {"clients.count": 2, "clients.sample": 2}, module=module
     )
     parts, nothing = np.split(np.arange(sum(sizes)), [sizes[0]]), np.empty(0, dtype=np.int64)
-    holdings = Holdings(Rows.join(parts), Rows.join([nothing, nothing]), np.zeros(2, np.int64))
+    holdings = ClientData(
+        ClientRows.join(parts), ClientRows.join([nothing, nothing]), np.zeros(2, np.int64)
+    )
     population = replace(experiment.task.population, steps=(holdings,))
     return replace(experiment, task=replace(experiment.task, population=population))
 
@@ -95,7 +97,7 @@ def test_auto_can_run_batch_norm_that_needs_no_padding() -> None:
     """
     experiment = two_clients((6, 4), batch_norm_net())
     assert choose_engine(
-        experiment.task, make_job(experiment, first_state(experiment), 1)
+        experiment.task, make_work(experiment, first_state(experiment), 1)
     ).name in ("loop", "stacked")
 
 
@@ -105,7 +107,7 @@ def test_batch_norm_without_running_statistics_is_refused_too() -> None:
     module.norm = nn.BatchNorm1d(6, track_running_stats=False)
     experiment = small_experiment("fedavg", UNEQUAL, module=module)
     with pytest.raises(InputError, match="batch norm"):
-        Stacked(experiment.task)
+        VectorizedEngine(experiment.task)
 
 
 def test_frozen_batch_norm_can_be_padded() -> None:

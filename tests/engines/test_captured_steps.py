@@ -18,21 +18,27 @@ from engines.test_equal_engines import CASES, EVERYTHING, with_clients
 
 from remanence.core.errors import RunFailed
 from remanence.core.pytree import Tree
-from remanence.core.types import Context, Lent, Part, Reply, Start, Track
+from remanence.core.types import ClientOps, Context, ModelState, Part, Reply, StepTracker
 from remanence.engines import cuda_graphs
 from remanence.engines.autotune import choose_engine, choose_steps, make_engine
 from remanence.engines.cuda_graphs import choose_sizes, round_up
-from remanence.engines.memory import tell_memory
-from remanence.engines.run_slices import Portion
-from remanence.engines.sequential import Loop
-from remanence.engines.vectorized import Stacked
-from remanence.experiment.build import Experiment
-from remanence.kernels.capture import write_over
+from remanence.engines.memory import gpu_memory_text
+from remanence.engines.run_slices import RunSlice
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.vectorized import VectorizedEngine
+from remanence.experiment.build import BuiltExperiment
+from remanence.kernels.capture import copy_tensors
 from remanence.methods import METHODS
-from remanence.rounds.loop import first_state, make_job
+from remanence.rounds.loop import first_state, make_work
 from remanence.testing import TOLERANCE, check_engine
-from remanence.testing.toy_task import play, quickly, small_experiment, state_tree, worst_difference
-from remanence.training.client_step import SplitRows
+from remanence.testing.toy_task import (
+    fast_config,
+    max_rel_diff,
+    run_rounds,
+    small_experiment,
+    state_tree,
+)
+from remanence.training.client_step import ClientIndices
 
 
 @pytest.fixture
@@ -40,17 +46,19 @@ def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "trace_step", lambda step_all, example, compile: step_all)
 
 
-def assert_equals_loop(experiment: Experiment, engine: Stacked, rounds: int = 3) -> None:
-    oracle, _ = play(experiment, Loop(experiment.task), rounds)
-    state, _ = play(experiment, engine, rounds)
-    place, distance = worst_difference(state_tree(state), state_tree(oracle))
+def assert_equals_loop(
+    experiment: BuiltExperiment, engine: VectorizedEngine, rounds: int = 3
+) -> None:
+    oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), rounds)
+    state, _ = run_rounds(experiment, engine, rounds)
+    place, distance = max_rel_diff(state_tree(state), state_tree(oracle))
     assert distance <= TOLERANCE, f"differs from loop by {distance:.1e} at {place}"
 
 
 def assert_recorded_equals_loop(
-    experiment: Experiment, stack: int, steps: str = "graph"
-) -> Stacked:
-    engine = Stacked(experiment.task, stack, steps)
+    experiment: BuiltExperiment, stack: int, steps: str = "graph"
+) -> VectorizedEngine:
+    engine = VectorizedEngine(experiment.task, stack, steps)
     assert_equals_loop(experiment, engine)
     assert engine.fallback == ""
     assert engine.recordings
@@ -58,7 +66,7 @@ def assert_recorded_equals_loop(
 
 
 @pytest.mark.usefixtures("untraced")
-@pytest.mark.parametrize("method", [quickly(name) for name in METHODS])
+@pytest.mark.parametrize("method", [fast_config(name) for name in METHODS])
 def test_every_method(method: str) -> None:
     assert_recorded_equals_loop(small_experiment(method), stack=3)
 
@@ -68,12 +76,12 @@ def test_what_a_step_hands_on_under_another_name(steps: str) -> None:
     """A part may remember the parameters before the step: they lie where the new ones are about
     to be written.
     """
-    last = Track(
+    last = StepTracker(
         lambda ctx, lent: {"last": dict(ctx.start.params)},
         lambda memory, before, after, batch, lent, ctx: {"last": dict(before.params)},
     )
 
-    def tell(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+    def tell(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
         moved = sum(
             (trained.params[name] - ctx.memory["last"][name]).square().sum()
             for name in trained.params
@@ -88,10 +96,13 @@ def test_what_a_step_hands_on_under_another_name(steps: str) -> None:
         sends="moved",
     )
     experiment = small_experiment(part)
-    job = make_job(experiment, first_state(experiment), 1)
+    job = make_work(experiment, first_state(experiment), 1)
     plain, ours = (
         torch.cat([reply.extras["last step"]["moved"] for reply in engine.train(job)])
-        for engine in (Loop(experiment.task), Stacked(experiment.task, 64, steps))
+        for engine in (
+            SequentialEngine(experiment.task),
+            VectorizedEngine(experiment.task, 64, steps),
+        )
     )
     assert float(plain.min()) > 0
     torch.testing.assert_close(ours.sort().values, plain.sort().values, rtol=1e-10, atol=0)
@@ -101,7 +112,7 @@ def test_memory_is_read_before_it_is_written() -> None:
     """Two that change places, one that stays, one turned around, one that is new."""
     a, b, c, d, e = (torch.arange(4.0).reshape(2, 2) + 10 * number for number in range(5))
     wanted = [b.clone(), a.clone(), c.clone(), d.t().clone(), e + 1]
-    write_over([a, b, c, d, e], [b, a, c, d.t(), e + 1])
+    copy_tensors([a, b, c, d, e], [b, a, c, d.t(), e + 1])
     assert all(torch.equal(*pair) for pair in zip([a, b, c, d, e], wanted, strict=True))
 
 
@@ -110,12 +121,12 @@ def test_memory_that_changes_its_form_is_not_recorded() -> None:
     """A part may remember the batch before, of which there is none in its first step."""
     remembers = Part(
         "remembers",
-        track=Track(
+        track=StepTracker(
             lambda ctx, lent: {}, lambda memory, before, after, batch, lent, ctx: {"last": batch.y}
         ),
     )
     experiment = small_experiment(remembers)
-    engine = Stacked(experiment.task, 3, "graph")
+    engine = VectorizedEngine(experiment.task, 3, "graph")
     assert_equals_loop(experiment, engine)
     assert "changes the form" in engine.fallback
 
@@ -132,7 +143,7 @@ def test_every_setting(case: str) -> None:
 
 @pytest.mark.usefixtures("untraced")
 def test_the_engine_contract() -> None:
-    check_engine(lambda task: Stacked(task, 3, "graph"))
+    check_engine(lambda task: VectorizedEngine(task, 3, "graph"))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold+wsm"])
@@ -160,10 +171,10 @@ def test_few_sizes_are_recorded_and_the_rest_is_masked(monkeypatch: pytest.Monke
     Sizes are halved, so 5, 2 and 1 are recorded: with 3 clients there are two too many in the stack
     of 5.
     """
-    asked: list[cuda_graphs.Shape] = []
-    record = cuda_graphs.Recording._record
+    asked: list[cuda_graphs.GraphShape] = []
+    record = cuda_graphs.GraphedPhase._record
     monkeypatch.setattr(
-        cuda_graphs.Recording,
+        cuda_graphs.GraphedPhase,
         "_record",
         lambda self, shape, fuse: asked.append(shape) or record(self, shape, fuse),
     )
@@ -194,7 +205,7 @@ def test_a_smaller_stack_uses_the_recording_of_a_larger_one(
     experiment = with_clients(
         small_experiment("fedavg", {"data.partition": "iid"}), [4, 4, 4, 4, 4]
     )
-    engine = Stacked(experiment.task, 4, "graph")
+    engine = VectorizedEngine(experiment.task, 4, "graph")
     assert_equals_loop(experiment, engine)
     assert len(engine.recordings) == 1
     assert set(engine.recordings[0].replays) == {(4, 4, False), (1, 4, False)}
@@ -239,7 +250,7 @@ def test_what_cannot_be_recorded_is_run_plainly(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(cuda_graphs, "trace_step", refuse)
     experiment = small_experiment(EVERYTHING)
-    engine = Stacked(experiment.task, 3, "graph")
+    engine = VectorizedEngine(experiment.task, 3, "graph")
     assert_equals_loop(experiment, engine)
     assert engine.fallback == "steps could not be recorded (no such operation)"
     assert engine.steps == "eager"
@@ -251,15 +262,15 @@ def test_what_cannot_be_recorded_is_run_plainly(monkeypatch: pytest.MonkeyPatch)
 def scarce(monkeypatch: pytest.MonkeyPatch, room: int, error: Exception) -> list[int]:
     """Memory for so many clients. -> the sizes of the stacks that were tried"""
     tried: list[int] = []
-    whole = Stacked._train_stack
+    whole = VectorizedEngine._train_stack
 
-    def train(self: Stacked, portions: Sequence[Portion]) -> list[Reply]:
+    def train(self: VectorizedEngine, portions: Sequence[RunSlice]) -> list[Reply]:
         tried.append(sum(len(portion.places) for portion in portions))
         if tried[-1] > room:
             raise error
         return whole(self, portions)
 
-    monkeypatch.setattr(Stacked, "_train_stack", train)
+    monkeypatch.setattr(VectorizedEngine, "_train_stack", train)
     return tried
 
 
@@ -279,7 +290,7 @@ def test_out_of_memory_halves_the_stack_for_good(
     """
     tried = scarce(monkeypatch, 2, error)
     experiment = small_experiment("fedavg", {"clients.sample": 6})
-    engine = Stacked(experiment.task, 64)
+    engine = VectorizedEngine(experiment.task, 64)
     assert_equals_loop(experiment, engine, rounds=2)
     assert tried == [6, 3] + [1] * 12
     assert engine.stack == 1
@@ -289,22 +300,30 @@ def test_one_client_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     scarce(monkeypatch, 0, torch.OutOfMemoryError("CUDA out of memory"))
     experiment = small_experiment("fedavg")
     with pytest.raises(RunFailed, match=r"smaller local\.batch"):
-        list(Stacked(experiment.task).train(make_job(experiment, first_state(experiment), 1)))
+        list(
+            VectorizedEngine(experiment.task).train(
+                make_work(experiment, first_state(experiment), 1)
+            )
+        )
 
 
 def test_whose_the_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 80 GB 2 are free and 5 ours: somebody else has 73."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * 10**9, 80 * 10**9))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 5 * 10**9)
-    assert tell_memory(torch.device("cuda")) == " (2.0 of 80.0 GB are free, 5.0 are this run's)"
-    assert tell_memory(torch.device("cpu")) == ""
+    assert gpu_memory_text(torch.device("cuda")) == " (2.0 of 80.0 GB are free, 5.0 are this run's)"
+    assert gpu_memory_text(torch.device("cpu")) == ""
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = scarce(monkeypatch, 0, RuntimeError("shapes do not match"))
     experiment = small_experiment("fedavg")
     with pytest.raises(RuntimeError, match="shapes do not match"):
-        list(Stacked(experiment.task).train(make_job(experiment, first_state(experiment), 1)))
+        list(
+            VectorizedEngine(experiment.task).train(
+                make_work(experiment, first_state(experiment), 1)
+            )
+        )
     assert tried == [4]
 
 
@@ -316,13 +335,13 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]):
         self.now = 0.0
-        train = Stacked.train
+        train = VectorizedEngine.train
 
-        def timed(engine: Stacked, job: Any) -> Any:
+        def timed(engine: VectorizedEngine, job: Any) -> Any:
             yield from train(engine, job)
             self.now += seconds[engine.steps]
 
-        monkeypatch.setattr(Stacked, "train", timed)
+        monkeypatch.setattr(VectorizedEngine, "train", timed)
 
     def __call__(self) -> float:
         return self.now
@@ -343,7 +362,7 @@ def test_how_steps_are_run_is_measured(
     monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], rounds: int, steps: str
 ) -> None:
     experiment = small_experiment("fedavg")
-    job = make_job(experiment, first_state(experiment), 1)
+    job = make_work(experiment, first_state(experiment), 1)
     choice = choose_steps(experiment.task, job, 64, rounds, 1, Clock(monkeypatch, seconds))
     assert (choice.name, choice.steps) == ("stacked", steps)
     # a trial has 8 steps, so 2 seconds are 250 milliseconds a step
@@ -352,7 +371,7 @@ def test_how_steps_are_run_is_measured(
         f" {1000 * seconds['eager'] / 8:.2f}, graph"
     ) in choice.reason
     engine = make_engine(choice.name, experiment.task, steps=choice.steps)
-    assert isinstance(engine, Stacked)
+    assert isinstance(engine, VectorizedEngine)
     assert engine.steps == steps
 
 
@@ -364,7 +383,7 @@ def test_the_choice_says_why_steps_cannot_be_recorded(monkeypatch: pytest.Monkey
     experiment = small_experiment("fedavg")
     choice = choose_steps(
         experiment.task,
-        make_job(experiment, first_state(experiment), 1),
+        make_work(experiment, first_state(experiment), 1),
         64,
         1,
         1,
@@ -380,7 +399,7 @@ def test_a_short_run_on_a_cpu_tries_nothing_of_the_kind(monkeypatch: pytest.Monk
     monkeypatch.setattr(cuda_graphs, "trace_step", None)
     assert (
         choose_engine(
-            experiment.task, make_job(experiment, first_state(experiment), 1), rounds=3
+            experiment.task, make_work(experiment, first_state(experiment), 1), rounds=3
         ).steps
         == "auto"
     )
@@ -404,13 +423,13 @@ def test_rooms_hold_real_rows_only() -> None:
     """Three rows become four by repeating the client's first with weight 0, whatever stood
     there before; no rows stay none.
     """
-    rows = SplitRows(
+    rows = ClientIndices(
         torch.tensor([[5, 6, 7]]),
         torch.ones(1, 3),
         torch.zeros(1, 0, dtype=torch.int64),
         torch.zeros(1, 0),
     )
-    memory = SplitRows(
+    memory = ClientIndices(
         torch.full((1, 4), 9),
         torch.full((1, 4), 9.0),
         torch.zeros(1, 0, dtype=torch.int64),

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remanence.core.model import wrap
+from remanence.core.model import functionalize
 from remanence.engines import compiled_eval
-from remanence.engines.compiled_eval import QuickModel, quicken
+from remanence.engines.compiled_eval import CompiledEvalModel, compile_for_eval
 from remanence.models.lenet import lenet
 
 
@@ -19,10 +19,10 @@ from remanence.models.lenet import lenet
 )
 def test_it_says_the_same(compiled: bool, rows: int) -> None:
     x = torch.randn(rows + 1, 3, 16, 16, dtype=torch.float64)
-    model = wrap(lenet((3, 16, 16), 4), x, 4, dtype=torch.float64)
+    model = functionalize(lenet((3, 16, 16), 4), x, 4, dtype=torch.float64)
     problems: list[str] = []
-    quick = quicken(model, compiled, problems)
-    assert isinstance(quick, QuickModel)
+    quick = compile_for_eval(model, compiled, problems)
+    assert isinstance(quick, CompiledEvalModel)
     for some in (x, x[:0]):
         for mine, plain in zip(
             quick.judge_rows(model.initial, some),
@@ -50,9 +50,9 @@ class Moody(nn.Module):
 
 def test_what_cannot_be_compiled_is_called_as_it_is() -> None:
     x = torch.randn(compiled_eval.ROWS["cpu"], 3)
-    model, problems = wrap(Moody(), x, 2), list[str]()
-    quick = quicken(model, True, problems)
-    assert isinstance(quick, QuickModel)
+    model, problems = functionalize(Moody(), x, 2), list[str]()
+    quick = compile_for_eval(model, True, problems)
+    assert isinstance(quick, CompiledEvalModel)
     assert torch.equal(
         quick.judge_rows(model.initial, x).logits, model.judge_rows(model.initial, x).logits
     )
@@ -70,8 +70,8 @@ def test_rows_that_influence_each_other_are_not_cut_into_pieces() -> None:
         nn.Linear(8, 2),
     )
     x = torch.randn(2 * compiled_eval.ROWS["cpu"], 1, 2, 2)
-    model = wrap(network, x, 2)
-    quick = quicken(model, True, [])
+    model = functionalize(network, x, 2)
+    quick = compile_for_eval(model, True, [])
     torch.testing.assert_close(
         quick.judge_rows(model.initial, x).logits, model.judge_rows(model.initial, x).logits
     )

@@ -19,41 +19,44 @@ from torch import Tensor, nn
 
 from remanence.core import pytree
 from remanence.core.errors import InputError
-from remanence.core.model import initialise
+from remanence.core.model import init_module
 from remanence.core.rng import Key
-from remanence.core.types import Engine, Reply, Start
-from remanence.data.population import Holdings, Rows
-from remanence.engines.processes import Processes
-from remanence.engines.sequential import Loop
-from remanence.engines.vectorized import Stacked
-from remanence.experiment.build import Experiment
-from remanence.losses import OBJECTIVES, wsm
+from remanence.core.types import Engine, ModelState, Reply
+from remanence.data.population import ClientData, ClientRows
+from remanence.engines.processes import ProcessEngine
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.vectorized import VectorizedEngine
+from remanence.experiment.build import BuiltExperiment
+from remanence.losses import LOSSES, wsm
 from remanence.methods import METHODS, fedprox
-from remanence.rounds.loop import first_state, make_job, start_run
+from remanence.rounds.loop import first_state, make_work, start_run
 from remanence.testing import TOLERANCE, check_engine
 from remanence.testing.toy_task import (
     EQUAL,
+    all_slots_part,
     as_method,
     batch_norm_net,
-    give_starts,
-    messenger,
-    play,
-    quickly,
+    fast_config,
+    max_rel_diff,
+    run_rounds,
     small_experiment,
     state_tree,
-    worst_difference,
+    with_client_models,
 )
-from remanence.training.client_step import Task
+from remanence.training.client_step import TrainingTask
 from remanence.training.state import RunState
 
 STACKS = (1, 2, 3, 64)
 # own, server, share, before, after, extras, a transform, a penalty and a loss
-EVERYTHING = messenger() + fedprox(mu=0.1) + wsm()
+EVERYTHING = all_slots_part() + fedprox(mu=0.1) + wsm()
 IMAGES = {"data.name": "synthetic(samples=64, classes=4, shape='2x6x6', test=0.25)"}
 
-MAKERS: dict[str, Callable[[Task], Engine]] = {
-    **{f"stacked-{stack}": lambda task, stack=stack: Stacked(task, stack) for stack in STACKS},
-    "processes": lambda task: Processes(task, workers=2),
+MAKERS: dict[str, Callable[[TrainingTask], Engine]] = {
+    **{
+        f"stacked-{stack}": lambda task, stack=stack: VectorizedEngine(task, stack)
+        for stack in STACKS
+    },
+    "processes": lambda task: ProcessEngine(task, workers=2),
 }
 
 
@@ -62,9 +65,9 @@ def names_of_methods() -> Iterator[str]:
     themselves.
     """
     for name in METHODS:
-        method = quickly(name)
+        method = fast_config(name)
         yield method
-        for objective in OBJECTIVES:
+        for objective in LOSSES:
             try:
                 as_method(f"{method}+{objective}")
             except InputError:
@@ -73,15 +76,17 @@ def names_of_methods() -> Iterator[str]:
 
 
 def assert_equal_engines(
-    experiment: Experiment, rounds: int = 3, makers: tuple[str, ...] = ("stacked-3", "processes")
+    experiment: BuiltExperiment,
+    rounds: int = 3,
+    makers: tuple[str, ...] = ("stacked-3", "processes"),
 ) -> RunState:
     """-> the state on which all of them agree"""
-    oracle, lines = play(experiment, Loop(experiment.task), rounds)
+    oracle, lines = run_rounds(experiment, SequentialEngine(experiment.task), rounds)
     assert not [line["refused"] for line in lines if line["refused"] or line["abandoned"]]
     for name in makers:
         with closing(MAKERS[name](experiment.task)) as engine:
-            state, others = play(experiment, engine, rounds)
-        place, distance = worst_difference(state_tree(state), state_tree(oracle))
+            state, others = run_rounds(experiment, engine, rounds)
+        place, distance = max_rel_diff(state_tree(state), state_tree(oracle))
         assert distance <= TOLERANCE, f"{name} differs from loop by {distance:.1e} at {place}"
         for line, other in zip(lines, others, strict=True):
             assert other["per_class"] == line["per_class"]
@@ -96,7 +101,7 @@ def assert_equal_engines(
 # ------------------------------------------------------------------------------------- every method
 
 
-@pytest.mark.parametrize("method", [quickly(name) for name in METHODS])
+@pytest.mark.parametrize("method", [fast_config(name) for name in METHODS])
 def test_every_method_on_every_engine_and_stack(method: str) -> None:
     """Clients of 30 to 1 examples, four of six in a round, SGD with momentum."""
     assert_equal_engines(small_experiment(method), makers=tuple(MAKERS))
@@ -111,7 +116,7 @@ def test_every_method_with_every_loss(method: str) -> None:
 
 def test_the_tables_are_searched() -> None:
     found = set(names_of_methods())
-    assert {quickly(name) for name in METHODS} <= found
+    assert {fast_config(name) for name in METHODS} <= found
     assert {"fedavg+wsm", "fedavg+tce", "fedprox+wsm", "fedprox+tce"} <= found
 
 
@@ -128,7 +133,7 @@ def net(*layers: nn.Module, features: int) -> nn.Module:
             logits: Tensor = self.head(self.body(x))
             return logits
 
-    return initialise(Net, Key(0))
+    return init_module(Net, Key(0))
 
 
 def conv(norm: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
@@ -221,7 +226,7 @@ def test_batch_norm_with_a_short_last_batch_in_any_stack(stack: int) -> None:
     assert int(state.server.model.buffers["norm.num_batches_tracked"]) == 3 * 2 * 2
 
 
-def with_clients(experiment: Experiment, *steps: list[int]) -> Experiment:
+def with_clients(experiment: BuiltExperiment, *steps: list[int]) -> BuiltExperiment:
     """The experiment with clients of exactly these sizes at each time step; rows change hands
     in between.
     """
@@ -230,9 +235,9 @@ def with_clients(experiment: Experiment, *steps: list[int]) -> Experiment:
         rows = np.roll(np.arange(sum(sizes)), 5 * number)
         parts = np.split(rows, np.cumsum(sizes)[:-1])
         holdings.append(
-            Holdings(
-                Rows.join(parts),
-                Rows.join([part[:1] for part in parts]),
+            ClientData(
+                ClientRows.join(parts),
+                ClientRows.join([part[:1] for part in parts]),
                 np.zeros(len(parts), np.int64),
             )
         )
@@ -272,21 +277,21 @@ def test_any_sizes_in_any_stack(
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_later_time_step_has_its_own_rows(name: str) -> None:
     experiment = with_clients(small_experiment(EVERYTHING), [9, 2, 4], [1, 8, 6])
-    job = make_job(experiment, first_state(experiment), 1)._replace(
+    job = make_work(experiment, first_state(experiment), 1)._replace(
         time_step=1, facts=experiment.facts(np.arange(3), 1)
     )
     with closing(MAKERS[name](experiment.task)) as engine:
         reply, wanted = (
             Reply.join(sorted(e.train(job), key=lambda r: int(r.client[0])))
-            for e in (engine, Loop(experiment.task))
+            for e in (engine, SequentialEngine(experiment.task))
         )
         reply = reply.pick(torch.argsort(reply.client))
         assert reply.weight.tolist() == [1, 8, 6]
-        assert worst_difference(reply._asdict(), wanted._asdict())[1] <= TOLERANCE
-        models = give_starts(job).start
+        assert max_rel_diff(reply._asdict(), wanted._asdict())[1] <= TOLERANCE
+        models = with_client_models(job).start
         scores, by_loop = (
             e.score(models, "train", np.array([1, 2]), time_step=1)
-            for e in (engine, Loop(experiment.task))
+            for e in (engine, SequentialEngine(experiment.task))
         )
         assert scores.confusion.sum(dim=(2, 3)).tolist() == [[8, 6]] * 3
         assert torch.equal(scores.confusion, by_loop.confusion)
@@ -297,21 +302,21 @@ def test_what_draws_at_random_draws(case: str) -> None:
     """Else their agreement above would mean nothing."""
     changes, make_module = CASES[case]
     assert make_module is not None
-    drawn, _ = play(
+    drawn, _ = run_rounds(
         experiment := small_experiment("fedavg", changes, module=make_module()),
-        Loop(experiment.task),
+        SequentialEngine(experiment.task),
         1,
     )
     still = {
         "dropout": ({"seed": 1}, make_module),
         "crop and flip": ({"data.augment": ()}, make_module),
     }[case]
-    other, _ = play(
+    other, _ = run_rounds(
         experiment := small_experiment("fedavg", changes | still[0], module=still[1]()),
-        Loop(experiment.task),
+        SequentialEngine(experiment.task),
         1,
     )
-    assert worst_difference(state_tree(drawn), state_tree(other))[1] > 1e-4
+    assert max_rel_diff(state_tree(drawn), state_tree(other))[1] > 1e-4
 
 
 @pytest.mark.parametrize("buffers", ["average", "local", "frozen"])
@@ -322,10 +327,8 @@ def test_where_the_buffers_go(buffers: str) -> None:
     )
     state = assert_equal_engines(experiment)
     first = experiment.task.model.initial.buffers
-    moved = worst_difference(state.server.model.buffers, first)[1] > 0
-    kept = [
-        worst_difference(own["personal"]["buffers"], first)[1] > 0 for own in state.own.values()
-    ]
+    moved = max_rel_diff(state.server.model.buffers, first)[1] > 0
+    kept = [max_rel_diff(own["personal"]["buffers"], first)[1] > 0 for own in state.own.values()]
     assert (moved, bool(kept) and all(kept)) == {
         "average": (True, False),
         "local": (False, True),
@@ -341,17 +344,17 @@ def test_every_engine_keeps_the_contract(name: str) -> None:
     """Equal to loop in training (also from starts of their own) and in scoring (one model and many,
     every split, groups by owner), inputs untouched, and a client's reply is the same in any cohort.
     """
-    check_engine(Loop if name == "loop" else MAKERS[name])
+    check_engine(SequentialEngine if name == "loop" else MAKERS[name])
 
 
 def test_loop_is_bitwise_the_same_in_any_cohort() -> None:
     experiment = small_experiment(EVERYTHING, {"clients.sample": 6})
-    job = make_job(experiment, first_state(experiment), 1)
-    whole = {int(reply.client): reply for reply in Loop(experiment.task).train(job)}
-    few = make_job(replace(experiment, cohort_size=2), first_state(experiment), 1)
+    job = make_work(experiment, first_state(experiment), 1)
+    whole = {int(reply.client): reply for reply in SequentialEngine(experiment.task).train(job)}
+    few = make_work(replace(experiment, cohort_size=2), first_state(experiment), 1)
     assert len(few.clients) == 2
-    for reply in Loop(experiment.task).train(few):
-        assert worst_difference(reply._asdict(), whole[int(reply.client)]._asdict()) == ("", 0.0)
+    for reply in SequentialEngine(experiment.task).train(few):
+        assert max_rel_diff(reply._asdict(), whole[int(reply.client)]._asdict()) == ("", 0.0)
 
 
 @pytest.mark.parametrize("name", ["loop", "stacked-3", "processes"])
@@ -367,19 +370,19 @@ def test_scores_by_hand(name: str) -> None:
     }
     experiment = small_experiment("fedavg", data)
     task = experiment.task
-    models = give_starts(make_job(experiment, first_state(experiment), 1)).start
+    models = with_client_models(make_work(experiment, first_state(experiment), 1)).start
     split = {
         "test": [torch.arange(700)],
         "valid": [torch.from_numpy(task.population.at(0).valid.of(owner)) for owner in (1, 0)],
     }
-    with closing(Loop(task) if name == "loop" else MAKERS[name](task)) as engine:
+    with closing(SequentialEngine(task) if name == "loop" else MAKERS[name](task)) as engine:
         for kind, groups in split.items():
             scores = engine.score(models, kind, np.array([1, 0]))
             assert scores.confusion.shape == (2, len(groups), 4, 4)
             examples = task.test if kind == "test" else task.train
             for number in range(2):
                 module = task.model.to_module(
-                    Start(*(pytree.take(tree, number) for tree in models))
+                    ModelState(*(pytree.take(tree, number) for tree in models))
                 )
                 for group, ids in enumerate(groups):
                     x, y = examples.inputs(ids), examples.labels(ids)

@@ -11,26 +11,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remanence.core.model import Model, initialise, wrap
+from remanence.core.model import Model, functionalize, init_module
 from remanence.core.rng import Key
-from remanence.core.types import Method, Part, Phase, Reply, Start
-from remanence.engines.frozen_prefix import cut, find_split, only_the_loss_looks
-from remanence.engines.sequential import Loop
-from remanence.engines.sequential_fast import TunedLoop
-from remanence.engines.vectorized import Stacked
+from remanence.core.types import Method, ModelState, Part, Phase, Reply
+from remanence.engines.frozen_prefix import cut, find_split, inputs_only_feed_model
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.sequential_fast import FastSequentialEngine
+from remanence.engines.vectorized import VectorizedEngine
 from remanence.losses import tce
 from remanence.methods import fedprox
-from remanence.rounds.loop import first_state, make_job
+from remanence.rounds.loop import first_state, make_work
 from remanence.testing import TOLERANCE
 from remanence.testing.toy_task import (
-    give_starts,
+    max_rel_diff,
     pick_clients,
-    play,
+    run_rounds,
     small_experiment,
     state_tree,
-    worst_difference,
+    with_client_models,
 )
-from remanence.training.client_step import Task
+from remanence.training.client_step import TrainingTask
 
 IMAGES = {
     "data.name": "synthetic(samples=64, classes=4, shape='2x6x6', test=0.25)",
@@ -74,7 +74,7 @@ class Deciding(Net):
 
 
 def pure(make: Callable[[], nn.Module]) -> Model:
-    return wrap(initialise(make, Key(0)), ROWS, 4, dtype=torch.float64)
+    return functionalize(init_module(make, Key(0)), ROWS, 4, dtype=torch.float64)
 
 
 def names_in(module: nn.Module) -> set[str]:
@@ -129,7 +129,7 @@ def test_where_a_network_is_not_cut(make: Callable[[], nn.Module], trained: set[
 
 
 def test_a_network_that_cannot_be_traced_is_trained_whole() -> None:
-    experiment = small_experiment("fedavg", IMAGES, module=initialise(Deciding, Key(0)))
+    experiment = small_experiment("fedavg", IMAGES, module=init_module(Deciding, Key(0)))
     assert find_split(experiment.task, HEAD) is None
 
 
@@ -139,8 +139,8 @@ def test_who_looks_at_the_inputs() -> None:
     """
 
     def looks(method: str | Method | Part, **changes: Any) -> bool:
-        return not only_the_loss_looks(
-            small_experiment(method, {**IMAGES, **changes}, module=initialise(Net, Key(0))).task
+        return not inputs_only_feed_model(
+            small_experiment(method, {**IMAGES, **changes}, module=init_module(Net, Key(0))).task
         )
 
     assert not looks("fedavg")
@@ -148,7 +148,7 @@ def test_who_looks_at_the_inputs() -> None:
     assert not looks(fedprox(mu=0.1) + tce())
     assert looks("fedavg", **{"data.augment": ("flip",)})
     assert looks("fedreg")
-    assert looks("centralised")
+    assert looks("centralized")
     assert looks(
         Part("curious", terms=(lambda out, batch, lent, ctx: batch.x.flatten(1).sum(dim=1),))
     )
@@ -175,29 +175,32 @@ def test_the_numbers_are_the_same(middle: Callable[[], nn.Module] | None) -> Non
     experiment = small_experiment(
         tuning(TWO_PHASES),
         IMAGES,
-        module=initialise(lambda: Net(middle() if middle else None), Key(0)),
+        module=init_module(lambda: Net(middle() if middle else None), Key(0)),
     )
-    oracle, _ = play(experiment, Loop(experiment.task), 2)
-    for engine in (TunedLoop(experiment.task), Stacked(experiment.task, 4)):
-        state, _ = play(experiment, engine, 2)
-        assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+    oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
+    for engine in (FastSequentialEngine(experiment.task), VectorizedEngine(experiment.task, 4)):
+        state, _ = run_rounds(experiment, engine, 2)
+        assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
 
 
 @pytest.mark.parametrize(
     "make",
-    [lambda task: TunedLoop(task, "graph"), lambda task: Stacked(task, 4, "graph")],
+    [
+        lambda task: FastSequentialEngine(task, "graph"),
+        lambda task: VectorizedEngine(task, 4, "graph"),
+    ],
     ids=["loop", "stack"],
 )
 def test_the_numbers_are_the_same_where_steps_are_written_down(
-    make: Callable[[Task], TunedLoop | Stacked],
+    make: Callable[[TrainingTask], FastSequentialEngine | VectorizedEngine],
 ) -> None:
     """The second round has other rows behind the same recorded steps."""
     changes = IMAGES | {"data.partition": "dirichlet(alpha=0.5, samples=8)", "clients.sample": 3}
-    experiment = small_experiment(tuning(TWO_PHASES), changes, module=initialise(Net, Key(0)))
-    oracle, _ = play(experiment, Loop(experiment.task), 2)
+    experiment = small_experiment(tuning(TWO_PHASES), changes, module=init_module(Net, Key(0)))
+    oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     engine = make(experiment.task)
-    state, _ = play(experiment, engine, 2)
-    assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+    state, _ = run_rounds(experiment, engine, 2)
+    assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
     assert engine.fallback == ""
 
 
@@ -206,15 +209,17 @@ def test_a_stack_s_recording_serves_rounds_of_fewer_and_smaller_clients() -> Non
     rounded up, have recordings of their own.
     """
     changes = IMAGES | {"data.partition": "quantity(power=0.3, minimum=1)"}
-    experiment = small_experiment(tuning(TWO_PHASES), changes, module=initialise(Net, Key(0)))
-    job = make_job(experiment, first_state(experiment), 1)
-    engine, task = Stacked(experiment.task, 6, "graph"), experiment.task
+    experiment = small_experiment(tuning(TWO_PHASES), changes, module=init_module(Net, Key(0)))
+    job = make_work(experiment, first_state(experiment), 1)
+    engine, task = VectorizedEngine(experiment.task, 6, "graph"), experiment.task
     for places in ([0, 1, 2, 3, 4, 5], [1, 2, 4], [3, 5], [0, 5]):
         some = pick_clients(job, places)
-        mine, wanted = (Reply.join(list(each.train(some))) for each in (engine, Loop(task)))
+        mine, wanted = (
+            Reply.join(list(each.train(some))) for each in (engine, SequentialEngine(task))
+        )
         mine = mine.pick(torch.argsort(mine.client))
         assert (
-            worst_difference(mine._asdict(), wanted.pick(torch.argsort(wanted.client))._asdict())[1]
+            max_rel_diff(mine._asdict(), wanted.pick(torch.argsort(wanted.client))._asdict())[1]
             <= TOLERANCE
         )
     assert engine.fallback == ""
@@ -229,10 +234,12 @@ def test_a_stack_is_not_cut_where_its_steps_see_fewer_rows_than_its_fronts_would
     def is_cut(partition: str, epochs: int) -> bool:
         phase = Phase(epochs=epochs, trainable=lambda world, names: tuple(sorted(HEAD)))
         experiment = small_experiment(
-            tuning((phase,)), IMAGES | {"data.partition": partition}, module=initialise(Net, Key(0))
+            tuning((phase,)),
+            IMAGES | {"data.partition": partition},
+            module=init_module(Net, Key(0)),
         )
-        engine = Stacked(experiment.task, 6, "graph")
-        list(engine.train(make_job(experiment, first_state(experiment), 1)))
+        engine = VectorizedEngine(experiment.task, 6, "graph")
+        list(engine.train(make_work(experiment, first_state(experiment), 1)))
         return engine.recordings[0].behind
 
     equal = "dirichlet(alpha=0.5, samples=8)"
@@ -251,13 +258,13 @@ def test_batch_norm_behind_the_front_keeps_its_statistics() -> None:
     )
     changes = IMAGES | {"data.partition": "dirichlet(alpha=0.5, samples=8)"}
     experiment = small_experiment(
-        tuning(phases), changes, module=initialise(lambda: Net(nn.BatchNorm2d(3)), Key(0))
+        tuning(phases), changes, module=init_module(lambda: Net(nn.BatchNorm2d(3)), Key(0))
     )
-    oracle, _ = play(experiment, Loop(experiment.task), 2)
+    oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     assert float(oracle.server.model.buffers["middle.running_mean"].abs().max()) > 0
-    for engine in (TunedLoop(experiment.task), Stacked(experiment.task, 4)):
-        state, _ = play(experiment, engine, 2)
-        assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+    for engine in (FastSequentialEngine(experiment.task), VectorizedEngine(experiment.task, 4)):
+        state, _ = run_rounds(experiment, engine, 2)
+        assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
 
 
 def test_the_front_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,16 +281,20 @@ def test_the_front_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     phases = (Phase(epochs=1), Phase(epochs=3, trainable=lambda world, names: tuple(sorted(HEAD))))
     changes = IMAGES | {"data.partition": "dirichlet(alpha=0.5, samples=8)", "data.validation": 0.0}
-    experiment = small_experiment(tuning(phases), changes, module=initialise(Net, Key(0)))
-    job = make_job(experiment, first_state(experiment), 1)
+    experiment = small_experiment(tuning(phases), changes, module=init_module(Net, Key(0)))
+    job = make_work(experiment, first_state(experiment), 1)
     one = job._replace(clients=job.clients[:1], facts=experiment.facts(job.clients[:1], 0))
-    tuned, stack = TunedLoop(experiment.task), Stacked(experiment.task, 1)
+    tuned, stack = FastSequentialEngine(experiment.task), VectorizedEngine(experiment.task, 1)
     for engine in (tuned, stack):
         # where the network can be cut is found once, by looking at a few rows
         list(engine.train(one))
     seen = {}
     monkeypatch.setattr(nn.Conv2d, "forward", counted)
-    for name, each in (("plain", Loop(experiment.task)), ("tuned", tuned), ("stack", stack)):
+    for name, each in (
+        ("plain", SequentialEngine(experiment.task)),
+        ("tuned", tuned),
+        ("stack", stack),
+    ):
         list(each.train(one))
         seen[name] = list(calls)
         calls.clear()
@@ -297,16 +308,20 @@ def test_no_room_for_activations(monkeypatch: pytest.MonkeyPatch) -> None:
     with a front of its own here.
     """
     phases = (Phase(epochs=2, trainable=lambda world, names: tuple(sorted(HEAD))),)
-    experiment = small_experiment(tuning(phases), IMAGES, module=initialise(Net, Key(0)))
-    job = give_starts(make_job(experiment, first_state(experiment), 1))
+    experiment = small_experiment(tuning(phases), IMAGES, module=init_module(Net, Key(0)))
+    job = with_client_models(make_work(experiment, first_state(experiment), 1))
     params = {
         name: value * (1 + torch.arange(6).reshape(-1, *(1,) * (value.dim() - 1)) / 10)
         for name, value in job.start.params.items()
     }
-    job = job._replace(start=Start(params, {}))
+    job = job._replace(start=ModelState(params, {}))
 
     def train() -> list[Reply]:
-        engines = (Loop(experiment.task), TunedLoop(experiment.task), Stacked(experiment.task, 4))
+        engines = (
+            SequentialEngine(experiment.task),
+            FastSequentialEngine(experiment.task),
+            VectorizedEngine(experiment.task, 4),
+        )
         replies = (Reply.join(list(engine.train(job))) for engine in engines)
         return [reply.pick(torch.argsort(reply.client)) for reply in replies]
 
@@ -314,4 +329,4 @@ def test_no_room_for_activations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remanence.engines.sequential_fast.ROOM", 0)
     monkeypatch.setattr("remanence.engines.vectorized.ROOM", {"cpu": 0})
     for reply in [*with_room, *train()]:
-        assert worst_difference(reply._asdict(), with_room[0]._asdict())[1] <= TOLERANCE
+        assert max_rel_diff(reply._asdict(), with_room[0]._asdict())[1] <= TOLERANCE

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from remanence.core import pytree
-from remanence.core.types import Output, Start
+from remanence.core.types import ModelState, Output
 from remanence.engines import vectorized
-from remanence.engines.sequential import Loop
-from remanence.engines.sequential_fast import TunedLoop
-from remanence.engines.vectorized import Stacked
-from remanence.experiment.build import Experiment
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.sequential_fast import FastSequentialEngine
+from remanence.engines.vectorized import VectorizedEngine
+from remanence.experiment.build import BuiltExperiment
 from remanence.testing.toy_task import small_experiment
 
 MODELS = 3
@@ -39,8 +39,8 @@ class Viewing(nn.Module):
 
 
 @pytest.fixture
-def experiment(monkeypatch: pytest.MonkeyPatch) -> Experiment:
-    monkeypatch.setattr(vectorized, "FILLING", 5)
+def experiment(monkeypatch: pytest.MonkeyPatch) -> BuiltExperiment:
+    monkeypatch.setattr(vectorized, "GPU_FILL_ROWS", 5)
     return small_experiment(
         "fedavg",
         {
@@ -51,9 +51,9 @@ def experiment(monkeypatch: pytest.MonkeyPatch) -> Experiment:
     )
 
 
-def models_of(experiment: Experiment) -> Start:
+def models_of(experiment: BuiltExperiment) -> ModelState:
     """Three that differ."""
-    return Start(
+    return ModelState(
         *(
             pytree.map(lambda x: torch.stack([x, 2 * x, 3 * x]), tree)
             for tree in experiment.task.model.initial
@@ -61,14 +61,14 @@ def models_of(experiment: Experiment) -> Start:
     )
 
 
-def on_a_gpu(experiment: Experiment, steps: str = "eager") -> Stacked:
-    engine = Stacked(experiment.task, 64, steps)
+def on_a_gpu(experiment: BuiltExperiment, steps: str = "eager") -> VectorizedEngine:
+    engine = VectorizedEngine(experiment.task, 64, steps)
     engine.cuda = engine.ours = True
     return engine
 
 
 def watch(
-    engine: Stacked,
+    engine: VectorizedEngine,
     monkeypatch: pytest.MonkeyPatch,
     before: Callable[[int], None] = lambda rows: None,
 ) -> list[int]:
@@ -76,7 +76,7 @@ def watch(
     seen: list[int] = []
     judge = type(engine.quick).judge_rows
 
-    def spy(model: object, values: Start, x: Tensor) -> Output:
+    def spy(model: object, values: ModelState, x: Tensor) -> Output:
         before(len(x))
         seen.append(len(x))
         return judge(model, values, x)  # type: ignore[arg-type]
@@ -87,9 +87,13 @@ def watch(
 
 @pytest.mark.parametrize("steps", ["eager", "compiled"])
 def test_scores_and_answers_are_the_loops(
-    experiment: Experiment, steps: str, monkeypatch: pytest.MonkeyPatch
+    experiment: BuiltExperiment, steps: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, loop, models = on_a_gpu(experiment, steps), Loop(experiment.task), models_of(experiment)
+    engine, loop, models = (
+        on_a_gpu(experiment, steps),
+        SequentialEngine(experiment.task),
+        models_of(experiment),
+    )
     seen = watch(engine, monkeypatch)
     ours, plain = (each.score(models, "test") for each in (engine, loop))
     assert torch.equal(ours.confusion, plain.confusion)
@@ -103,7 +107,7 @@ def test_scores_and_answers_are_the_loops(
 
 
 def test_few_rows_are_looked_at_together(
-    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+    experiment: BuiltExperiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, models = on_a_gpu(experiment), models_of(experiment)
     seen = watch(engine, monkeypatch)
@@ -111,12 +115,15 @@ def test_few_rows_are_looked_at_together(
     # its kernels have tests of their own
     monkeypatch.setattr(vectorized, "with_convolutions", lambda judge: judge)
     torch.testing.assert_close(
-        engine.judge(models, few), Loop(experiment.task).judge(models, few), rtol=1e-12, atol=1e-12
+        engine.judge(models, few),
+        SequentialEngine(experiment.task).judge(models, few),
+        rtol=1e-12,
+        atol=1e-12,
     )
     assert seen == []
 
 
-def test_kernels_that_fail(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_fail(experiment: BuiltExperiment, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking at few rows, and what clients do outside their steps: torch does it then, and the
     reason is said once. A fault of the network's is its own.
     """
@@ -132,7 +139,7 @@ def test_kernels_that_fail(experiment: Experiment, monkeypatch: pytest.MonkeyPat
     for _ in range(2):
         torch.testing.assert_close(
             engine.judge(models, few),
-            Loop(experiment.task).judge(models, few),
+            SequentialEngine(experiment.task).judge(models, few),
             rtol=1e-12,
             atol=1e-12,
         )
@@ -146,7 +153,7 @@ def test_kernels_that_fail(experiment: Experiment, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_network_that_views_images_as_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectorized, "FILLING", 5)
+    monkeypatch.setattr(vectorized, "GPU_FILL_ROWS", 5)
     changes = {
         "data.name": "synthetic(samples=60, classes=3, shape='3x6x6', test=0.5)",
         "data.public": 9,
@@ -156,16 +163,18 @@ def test_a_network_that_views_images_as_rows(monkeypatch: pytest.MonkeyPatch) ->
     for engine in (
         on_a_gpu(experiment),
         on_a_gpu(experiment, "compiled"),
-        TunedLoop(experiment.task),
-        TunedLoop(experiment.task, "compiled"),
+        FastSequentialEngine(experiment.task),
+        FastSequentialEngine(experiment.task, "compiled"),
     ):
-        ours, plain = (each.score(models, "test") for each in (engine, Loop(experiment.task)))
+        ours, plain = (
+            each.score(models, "test") for each in (engine, SequentialEngine(experiment.task))
+        )
         assert torch.equal(ours.confusion, plain.confusion)
         assert engine.fallback == ""
 
 
 def test_memory_that_does_not_suffice(
-    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+    experiment: BuiltExperiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pieces of the compiled network become smaller, too."""
     engine, models = on_a_gpu(experiment, "compiled"), models_of(experiment)
@@ -178,7 +187,7 @@ def test_memory_that_does_not_suffice(
     seen = watch(engine, monkeypatch, refuse)
     assert torch.equal(
         engine.score(models, "test").confusion,
-        Loop(experiment.task).score(models, "test").confusion,
+        SequentialEngine(experiment.task).score(models, "test").confusion,
     )
     assert set(seen) == {10}
     assert engine.quick.rows == engine.score_rows == 10  # type: ignore[attr-defined]

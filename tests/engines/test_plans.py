@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remanence.core.rng import Key, fold_each, fold_in, permutations
-from remanence.data.batches import plan_batches, plan_many
+from remanence.core.rng import Key, fold_in, fold_in_batch, permutations
+from remanence.data.batches import plan_batches, plan_batches_many
 from remanence.engines import base
-from remanence.rounds.loop import first_state, make_job
+from remanence.rounds.loop import first_state, make_work
 from remanence.testing.toy_task import small_experiment
 
 
@@ -24,7 +24,7 @@ def test_plans(sizes: list[int], batch: int, length: tuple[int, int], drop_last:
     epochs, steps = length
     each = [Key(3).fold("client", number) for number in range(len(sizes))]
     values = np.array([key.value for key in each], dtype=np.uint64)
-    rows, widths = plan_many(values, np.array(sizes), batch, epochs, steps, drop_last)
+    rows, widths = plan_batches_many(values, np.array(sizes), batch, epochs, steps, drop_last)
     for number, (key, size) in enumerate(zip(each, sizes, strict=True)):
         plan = plan_batches(key, size, batch, epochs, steps, drop_last)
         mine, wide = plan.rows.shape
@@ -43,7 +43,7 @@ def test_plans(sizes: list[int], batch: int, length: tuple[int, int], drop_last:
     word=st.text(max_size=5),
 )
 def test_keys(seed: int, numbers: list[int], word: str) -> None:
-    folded = fold_each(Key(seed), word, np.array(numbers), 3)
+    folded = fold_in_batch(Key(seed), word, np.array(numbers), 3)
     assert folded.dtype == np.uint64
     assert folded.tolist() == [Key(seed).fold(word, number, 3).value for number in numbers]
 
@@ -58,10 +58,10 @@ def test_orders(count: int) -> None:
 def test_keys_of_a_phase_and_its_steps() -> None:
     """What a stack folds on the host is what `loop` folds client by client."""
     experiment = small_experiment("fedavg")
-    task, job = experiment.task, make_job(experiment, first_state(experiment), 1)
+    task, job = experiment.task, make_work(experiment, first_state(experiment), 1)
     values = base.phase_keys(base.client_keys(job, job.clients), 1)
-    of_steps = fold_each(values[:, None], np.arange(4)).view(np.int64)
+    of_steps = fold_in_batch(values[:, None], np.arange(4)).view(np.int64)
     for place in range(len(job.clients)):
-        ctx = base.enter_phase(base.make_context(task, job, place), 1, 4)
+        ctx = base.at_phase(base.make_context(task, job, place), 1, 4)
         assert int(ctx.key) == int(values.view(np.int64)[place])
         assert fold_in(ctx.key, torch.arange(4)).tolist() == of_steps[place].tolist()

@@ -25,32 +25,32 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remanence.config import make_spec
+from remanence.config import parse_experiment
 from remanence.core import pytree
 from remanence.core.errors import InputError, RunFailed
-from remanence.core.model import initialise
+from remanence.core.model import init_module
 from remanence.core.rng import Key
-from remanence.core.types import Context, Facts, Lent, Part, Start
+from remanence.core.types import ClientOps, ClientStats, Context, ModelState, Part
 from remanence.engines.autotune import make_engine
 from remanence.engines.ray.connection import connect
-from remanence.engines.ray.engine import RayEngine, deal
-from remanence.engines.ray.model_store import Shelf
-from remanence.engines.ray.partial_sums import Harvest
-from remanence.engines.ray.pool import Call
+from remanence.engines.ray.engine import RayEngine, balance
+from remanence.engines.ray.model_store import ModelStore
+from remanence.engines.ray.partial_sums import RemoteReplies
+from remanence.engines.ray.pool import ActorRequest
 from remanence.engines.ray.serialization import pack, receive_task, send_task, unpack
 from remanence.engines.ray.worker import choose_inner
-from remanence.engines.sequential import Loop
-from remanence.experiment.build import Experiment
+from remanence.engines.sequential import SequentialEngine
+from remanence.experiment.build import BuiltExperiment
 from remanence.results.checkpoint import fingerprint
-from remanence.rounds.loop import first_state, make_job, open_recorder, play_round
+from remanence.rounds.loop import first_state, make_recorder, make_work, run_round
 from remanence.testing import TOLERANCE, check_engine
 from remanence.testing.toy_task import (
     drifting_experiment,
-    play,
-    quickly,
+    fast_config,
+    max_rel_diff,
+    run_rounds,
     small_experiment,
     state_tree,
-    worst_difference,
 )
 
 ray = pytest.importorskip(
@@ -66,7 +66,7 @@ pytestmark = [
 
 def wide_net() -> torch.nn.Module:
     """For the built-in task, and large enough that nothing but models matters."""
-    return initialise(
+    return init_module(
         lambda: torch.nn.Sequential(
             torch.nn.Linear(5, 4000), torch.nn.ReLU(), torch.nn.Linear(4000, 4)
         ),
@@ -98,12 +98,12 @@ def cluster() -> Iterator[Any]:
 
 
 def assert_equals_loop(
-    experiment: Experiment, engine: RayEngine, rounds: int = 2, tolerance: float = TOLERANCE
+    experiment: BuiltExperiment, engine: RayEngine, rounds: int = 2, tolerance: float = TOLERANCE
 ) -> None:
-    oracle, lines = play(experiment, Loop(experiment.task), rounds)
-    state, others = play(experiment, engine, rounds)
+    oracle, lines = run_rounds(experiment, SequentialEngine(experiment.task), rounds)
+    state, others = run_rounds(experiment, engine, rounds)
     assert not [line for line in lines if line.get("refused") or line.get("abandoned")]
-    place, distance = worst_difference(state_tree(state), state_tree(oracle))
+    place, distance = max_rel_diff(state_tree(state), state_tree(oracle))
     assert distance <= tolerance, f"ray differs from loop by {distance:.1e} at {place}"
     for line, other in zip(lines, others, strict=True):
         assert {name: other[name] for name in ("per_class", "bytes_up") if name in line} == {
@@ -117,7 +117,7 @@ def wait_for_workers(engine: RayEngine) -> list[int]:
     """
     crew = engine.assemble()
     while any(member.starting is not None for member in crew.members):
-        list(crew.carry([Call("ready", ())]))
+        list(crew.carry([ActorRequest("ready", ())]))
         time.sleep(0.1)
     processes: list[int] = ray.get(
         [member.actor.ready.remote() for member in engine.assemble().members]
@@ -142,7 +142,9 @@ def test_the_same_as_loop_on_two_nodes(
     method: str, precision: str, tolerance: float, cluster: Any
 ) -> None:
     changes = {"record.local": method == "fedavg", "precision": precision}
-    experiment = small_experiment("+".join(quickly(name) for name in method.split("+")), changes)
+    experiment = small_experiment(
+        "+".join(fast_config(name) for name in method.split("+")), changes
+    )
     with closing(RayEngine(experiment.task, 2, inner=METHODS[method])) as engine:
         before = len(engine.assemble().losses)
         assert_equals_loop(experiment, engine, tolerance=tolerance)
@@ -150,7 +152,7 @@ def test_the_same_as_loop_on_two_nodes(
 
 
 def test_the_same_while_the_data_drift(cluster: Any) -> None:
-    experiment = drifting_experiment(quickly("hast"), 2)
+    experiment = drifting_experiment(fast_config("hast"), 2)
     with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
         assert_equals_loop(experiment, engine)
 
@@ -164,7 +166,7 @@ def test_one_worker_for_each_core_of_the_cluster(cluster: Any) -> None:
     experiment = small_experiment("fedavg", WHOLE)
     with closing(RayEngine(experiment.task)) as engine:
         assert len(engine.assemble().members) == 4
-        job = make_job(experiment, first_state(experiment), 1)
+        job = make_work(experiment, first_state(experiment), 1)
         replies = list(engine.train(job))
         assert sorted(client for reply in replies for client in reply.client.tolist()) == list(
             range(6)
@@ -209,10 +211,10 @@ def mishap(armed: Path, client: int, *, kind: str) -> Part:
     """
     once, path = kind.startswith("once"), str(armed)
 
-    def own(start: Start, facts: Facts, world: Any) -> dict[str, Any]:
+    def own(start: ModelState, facts: ClientStats, world: Any) -> dict[str, Any]:
         return {"visits": torch.zeros((), dtype=torch.int64)}
 
-    def before(ctx: Context, lent: Lent) -> tuple[dict[str, Any], dict[str, Any]]:
+    def before(ctx: Context, lent: ClientOps) -> tuple[dict[str, Any], dict[str, Any]]:
         if int(ctx.client) == client and os.path.exists(path):
             if once:
                 os.unlink(path)
@@ -232,7 +234,7 @@ def test_a_node_that_dies_moves_its_work(cluster: Any) -> None:
     """
     experiment = small_experiment("scaffold", WHOLE)
     node = next(node for node in cluster.list_all_nodes() if node is not cluster.head_node)
-    oracle, _ = play(experiment, Loop(experiment.task), 2)
+    oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
         wait_for_workers(engine)
         before = len(engine.assemble().losses)
@@ -247,13 +249,13 @@ def test_a_node_that_dies_moves_its_work(cluster: Any) -> None:
 
         engine.train = train_and_lose_a_node  # type: ignore[method-assign]
         try:
-            state, _ = play(experiment, engine, 2)
+            state, _ = run_rounds(experiment, engine, 2)
         finally:
             cluster.add_node(num_cpus=2)
         losses = engine.assemble().losses[before:]
         assert losses
         assert all(sentence.startswith("Ray worker ") for sentence in losses)
-    assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+    assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
 
 
 @pytest.mark.parametrize("kind", ["once killed", "once hung"])
@@ -261,16 +263,16 @@ def test_a_worker_lost_in_a_round_costs_a_retry(kind: str, cluster: Any, tmp_pat
     """The model is the right one, and every client's own state has counted the round once."""
     armed = tmp_path / "armed"
     experiment = small_experiment(mishap(armed, 3, kind=kind), WHOLE)
-    oracle, _ = play(experiment, Loop(experiment.task), 2)
+    oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     armed.touch()
     patience = {"timeout": 10.0} if kind == "once hung" else {}
     with closing(RayEngine(experiment.task, 2, inner="loop", **patience)) as engine:
         wait_for_workers(engine)  # starting may take longer than that on a busy machine
         before = len(engine.assemble().losses)
-        state, _ = play(experiment, engine, 2)
+        state, _ = run_rounds(experiment, engine, 2)
         losses = engine.assemble().losses[before:]
     assert not armed.exists()
-    assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+    assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
     assert [int(state.own[client]["mishap"]["visits"]) for client in range(6)] == [2] * 6
     assert losses
     assert "another does its work" in losses[0]
@@ -282,7 +284,7 @@ def test_work_that_kills_every_worker_ends_the_run(cluster: Any, tmp_path: Path)
     armed.touch()
     experiment = small_experiment(mishap(armed, 0, kind="always killed"), WHOLE)
     job, words = (
-        make_job(experiment, first_state(experiment), 1),
+        make_work(experiment, first_state(experiment), 1),
         r"the same work was lost 2 times .* go on with remanence resume",
     )
     with (
@@ -299,14 +301,14 @@ def test_a_mistake_in_a_part_is_told_and_not_tried_again(cluster: Any, tmp_path:
     with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
         before = len(engine.assemble().losses)
         with pytest.raises(RunFailed, match="the part's own mistake"):
-            list(engine.train(make_job(experiment, first_state(experiment), 1)))
+            list(engine.train(make_work(experiment, first_state(experiment), 1)))
         assert len(engine.assemble().losses) == before
 
 
 def test_models_lost_before_they_are_summed_are_trained_again(cluster: Any) -> None:
     """Both workers die between the last reply and the sum, with the models they keep."""
     experiment = small_experiment("scaffold", WHOLE)
-    oracle, _ = play(experiment, Loop(experiment.task), 2)
+    oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
         train, rounds = engine.train, []
 
@@ -318,8 +320,8 @@ def test_models_lost_before_they_are_summed_are_trained_again(cluster: Any) -> N
                     os.kill(process, signal.SIGKILL)
 
         engine.train = train_and_lose_the_workers  # type: ignore[method-assign]
-        state, _ = play(experiment, engine, 2)
-    assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+        state, _ = run_rounds(experiment, engine, 2)
+    assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
 
 
 # ------------------------------------------------------------------------------ starting and ending
@@ -440,7 +442,7 @@ def test_a_cluster_without_a_gpu(cluster: Any) -> None:
 
 
 def test_settings_reach_the_engine() -> None:
-    spec = make_spec(
+    spec = parse_experiment(
         {},
         {
             f"ray.{name}": value
@@ -472,13 +474,14 @@ def test_settings_reach_the_engine() -> None:
         ("retries", -1, "at least 0"),
     ):
         with pytest.raises(InputError, match=words):
-            make_spec({}, {f"ray.{key}": value})
+            parse_experiment({}, {f"ray.{key}": value})
 
 
 def test_where_it_runs_is_not_what_it_is() -> None:
     """A run may be resumed on another cluster."""
     one, other = (
-        fingerprint(make_spec({}, {"ray.address": address})) for address in ("here:1", "there:1")
+        fingerprint(parse_experiment({}, {"ray.address": address}))
+        for address in ("here:1", "there:1")
     )
     assert one == other
 
@@ -493,18 +496,20 @@ def test_sums_travel_and_models_stay(
     """Six clients on two workers: of six models two come back, as sums. Frames of other things
     are small beside a model of this width.
     """
-    monkeypatch.setattr(Harvest, "fetch", lambda self, pieces: pytest.fail("a model was fetched"))
+    monkeypatch.setattr(
+        RemoteReplies, "fetch", lambda self, pieces: pytest.fail("a model was fetched")
+    )
     experiment = small_experiment(
         method, WHOLE | {"record.every": 10, "rounds": 10}, module=wide_net()
     )
     model = pytree.nbytes(experiment.task.model.initial.params)
     with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
-        state, _ = play(experiment, engine, 1)
+        state, _ = run_rounds(experiment, engine, 1)
         # control variates: those that are sent, and those that are kept
         extras = 6 * 2 * model if method.startswith("scaffold") else 0
         assert 2 * model <= engine.traffic.up - extras < 2.3 * model
-    oracle, _ = play(experiment, Loop(experiment.task), 1)
-    assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+    oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
+    assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
 
 
 def test_a_crowd_is_put_once(cluster: Any) -> None:
@@ -513,16 +518,16 @@ def test_a_crowd_is_put_once(cluster: Any) -> None:
     in the round before.
     """
     changes = {"clients.sample": 6, "local.steps": 1, "rounds": 10, "record.every": 10}
-    experiment = small_experiment(quickly("hast"), changes, module=wide_net())
+    experiment = small_experiment(fast_config("hast"), changes, module=wide_net())
     crowd = 6 * pytree.nbytes(experiment.task.model.initial.params)
     with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
-        state, _ = play(experiment, engine, 1)
+        state, _ = run_rounds(experiment, engine, 1)
         down, up = engine.traffic.down, engine.traffic.up
         with (
             tempfile.TemporaryDirectory() as folder,
-            closing(open_recorder(Path(folder), experiment, {})) as recorder,
+            closing(make_recorder(Path(folder), experiment, {})) as recorder,
         ):
-            play_round(experiment, engine, state, recorder)
+            run_round(experiment, engine, state, recorder)
         assert 2 * crowd <= engine.traffic.down - down < 2.2 * crowd
         assert crowd <= engine.traffic.up - up < 1.1 * crowd
 
@@ -533,22 +538,22 @@ def test_a_worker_takes_only_the_models_it_needs() -> None:
     """
     model = {"w": torch.arange(4 * (1 << 17), dtype=torch.float64).reshape(4, -1)}  # 1 MiB each
     store: list[Any] = []
-    shelf = Shelf(lambda packed: store.append(packed) or len(store) - 1)
-    stack = Start(model, {})
+    shelf = ModelStore(lambda packed: store.append(packed) or len(store) - 1)
+    stack = ModelState(model, {})
     picked = shelf.pick(stack, np.array([3, 1, 3]))
     assert len(store) == 4
     assert picked.blocks == [1, 3]
     assert picked.place.tolist() == [1, 0, 1]
     shelf.pick(stack, np.array([0]))
     assert len(store) == 4  # known again
-    shelf.pick(Start(dict(model), {}), np.array([0]))
+    shelf.pick(ModelState(dict(model), {}), np.array([0]))
     assert len(store) == 8
 
 
 def test_what_cannot_be_pickled_is_refused_at_once() -> None:
     lock = threading.Lock()
 
-    def before(ctx: Context, lent: Lent) -> tuple[dict[str, Any], dict[str, Any]]:
+    def before(ctx: Context, lent: ClientOps) -> tuple[dict[str, Any], dict[str, Any]]:
         with lock:
             return {}, {}
 
@@ -563,7 +568,7 @@ def test_a_function_that_says_torch_and_classes_travels() -> None:
     be pickled in the usual way.
     """
 
-    def before(ctx: Context, lent: Lent) -> tuple[dict[str, Any], dict[str, Any]]:
+    def before(ctx: Context, lent: ClientOps) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {"ones": torch.ones(ctx.world.classes)}
 
     task = receive_task(
@@ -581,22 +586,24 @@ def test_a_task_travels_whole() -> None:
     for array in parcel.examples.values():
         array.flags.writeable = False  # as an object store lends them
     task = receive_task(parcel, torch.device("cpu"))
-    job = make_job(experiment, first_state(experiment), 1)
-    for mine, theirs in zip(Loop(task).train(job), Loop(sent).train(job), strict=True):
-        assert worst_difference(mine._asdict(), theirs._asdict()) == ("", 0.0)
+    job = make_work(experiment, first_state(experiment), 1)
+    for mine, theirs in zip(
+        SequentialEngine(task).train(job), SequentialEngine(sent).train(job), strict=True
+    ):
+        assert max_rel_diff(mine._asdict(), theirs._asdict()) == ("", 0.0)
     # read where it lies, not copied
     assert task.train.x.data_ptr() == parcel.examples["train.x"].ctypes.data
 
 
 def test_packed_and_unpacked() -> None:
-    job = make_job(experiment := small_experiment("scaffold"), first_state(experiment), 1)
+    job = make_work(experiment := small_experiment("scaffold"), first_state(experiment), 1)
     there = pack(job)
     assert not any(isinstance(leaf, torch.Tensor) for leaf in pytree.leaves(there.own))
     back = unpack(there, torch.device("cpu"))
     assert type(back) is type(job)
-    assert type(back.facts) is Facts
+    assert type(back.facts) is ClientStats
     assert (back.key, back.rule, back.clients.tolist()) == (job.key, job.rule, job.clients.tolist())
-    assert worst_difference(back.own, job.own) == ("", 0.0)
+    assert max_rel_diff(back.own, job.own) == ("", 0.0)
     assert back.clients is not job.clients
 
 
@@ -616,7 +623,7 @@ def test_work_is_dealt_evenly(work: list[int], hands: int) -> None:
     """Everybody once; nobody has more than the mean and one client above it (Graham's bound),
     and the largest slice comes first.
     """
-    slices = deal(np.array(work), hands)
+    slices = balance(np.array(work), hands)
     assert sorted(place for places in slices for place in places) == list(range(len(work)))
     assert len(slices) <= hands
     loads = [sum(max(work[place], 1) for place in places) for places in slices]

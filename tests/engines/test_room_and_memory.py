@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from remanence.core.model import wrap
-from remanence.engines.memory import MOST_ROWS, find_widest, keep_memory, rows_that_fit
+from remanence.core.model import functionalize
+from remanence.engines.memory import MOST_ROWS, disable_malloc_trim, max_activation_bytes, max_batch
 
 FAULTS = """
 import resource
@@ -43,7 +43,7 @@ def test_freed_memory_is_used_again() -> None:
 
 def test_other_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    keep_memory()
+    disable_malloc_trim()
 
 
 def test_the_widest_activation_of_a_row() -> None:
@@ -51,18 +51,18 @@ def test_the_widest_activation_of_a_row() -> None:
     nothing.
     """
     x = torch.randn(2, 1, 4, 4, dtype=torch.float64)
-    model = wrap(
+    model = functionalize(
         nn.Sequential(nn.Conv2d(1, 5, 1), nn.ReLU(), nn.Flatten(), nn.Linear(80, 2)),
         x,
         2,
         dtype=torch.float64,
     )
-    assert find_widest(model, x) == find_widest(model, x[:1]) == 640
+    assert max_activation_bytes(model, x) == max_activation_bytes(model, x[:1]) == 640
     assert not any(layer._forward_hooks for layer in model.judge.modules())
-    narrow = wrap(nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), x, 2, dtype=torch.float64)
-    assert find_widest(narrow, x) == 128  # the row itself
+    narrow = functionalize(nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), x, 2, dtype=torch.float64)
+    assert max_activation_bytes(narrow, x) == 128  # the row itself
 
 
 def test_rows_have_a_lowest_and_a_highest_number() -> None:
-    assert rows_that_fit(10**6, 10**9) == 1
-    assert rows_that_fit(10**12, 100) == MOST_ROWS
+    assert max_batch(10**6, 10**9) == 1
+    assert max_batch(10**12, 100) == MOST_ROWS

@@ -17,21 +17,21 @@ from remanence.core.rng import Key
 from remanence.core.types import Engine
 from remanence.data.batches import plan_batches
 from remanence.engines import base, sequential_fast
-from remanence.engines.processes import Processes, deal
-from remanence.engines.sequential import Loop
-from remanence.engines.sequential_fast import TunedLoop
+from remanence.engines.processes import ProcessEngine, balance
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.sequential_fast import FastSequentialEngine
 from remanence.engines.traced_step import TracedStep
-from remanence.rounds.loop import first_state, make_job
+from remanence.rounds.loop import first_state, make_work
 from remanence.testing import TOLERANCE, check_engine
 from remanence.testing.toy_task import (
     EQUAL,
     batch_norm_net,
-    play,
+    max_rel_diff,
+    run_rounds,
     small_experiment,
     state_tree,
-    worst_difference,
 )
-from remanence.training.client_step import Task, differentiate_functional, first_progress, take_step
+from remanence.training.client_step import TrainingTask, grad_func, init_train_state, train_step
 
 IMAGES = {
     "data.name": "synthetic(samples=64, classes=4, shape='1x16x16', test=0.25)",
@@ -42,15 +42,15 @@ IMAGES = {
 def assert_equals_loop(
     method: Any,
     changes: dict[str, Any],
-    make: Callable[[Task], Engine],
+    make: Callable[[TrainingTask], Engine],
     rounds: int = 2,
     module: Any = None,
 ) -> Any:
     experiment = small_experiment(method, changes, module=module)
-    oracle, _ = play(experiment, Loop(experiment.task), rounds)
+    oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), rounds)
     with closing(make(experiment.task)) as engine:
-        state, _ = play(experiment, engine, rounds)
-    place, distance = worst_difference(state_tree(state), state_tree(oracle))
+        state, _ = run_rounds(experiment, engine, rounds)
+    place, distance = max_rel_diff(state_tree(state), state_tree(oracle))
     assert distance <= TOLERANCE, f"{place} differs by {distance:.1e}"
     return engine
 
@@ -65,7 +65,7 @@ def test_steps_written_down(method: str) -> None:
     engine = assert_equals_loop(
         method,
         {"local.schedule": "cosine", "rounds": 3, "local.batch": 8},
-        partial(TunedLoop, steps="graph"),
+        partial(FastSequentialEngine, steps="graph"),
     )
     assert engine.fallback == ""
     assert engine.traced
@@ -86,7 +86,7 @@ def test_rows_that_mix_are_not_padded() -> None:
     engine = assert_equals_loop(
         "fedavg",
         EQUAL | {"local.epochs": 2},
-        partial(TunedLoop, steps="graph"),
+        partial(FastSequentialEngine, steps="graph"),
         module=batch_norm_net(),
     )
     (known,) = engine.traced.values()
@@ -97,7 +97,7 @@ def test_rows_that_mix_are_not_padded() -> None:
 def test_too_many_forms_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequential_fast, "FORMS", 1)
     engine = assert_equals_loop(
-        "fedavg", EQUAL, partial(TunedLoop, steps="graph"), module=batch_norm_net()
+        "fedavg", EQUAL, partial(FastSequentialEngine, steps="graph"), module=batch_norm_net()
     )
     assert (
         engine.fallback
@@ -137,7 +137,9 @@ def test_all_steps_see_parameters_in_one_layout(
 
     monkeypatch.setattr(sequential_fast, "TracedStep", Watched)
     engine = assert_equals_loop(
-        "fedavg", IMAGES | {"local.optimizer": optimizer}, partial(TunedLoop, steps="graph")
+        "fedavg",
+        IMAGES | {"local.optimizer": optimizer},
+        partial(FastSequentialEngine, steps="graph"),
     )
     assert engine.fallback == ""
     (strides,) = seen
@@ -148,21 +150,21 @@ def test_all_steps_see_parameters_in_one_layout(
 @pytest.mark.filterwarnings("ignore")
 def test_compiled() -> None:
     """In the workers themselves, each of which compiles."""
-    engine = assert_equals_loop("fedavg", {}, lambda task: Processes(task, 2, steps="compiled"))
+    engine = assert_equals_loop("fedavg", {}, lambda task: ProcessEngine(task, 2, steps="compiled"))
     assert engine.fallback == ""
 
 
 # ------------------------------------------------------------------------------ a step written down
 
 
-def one_step(steps: int = 2) -> tuple[Task, Any, list[Any]]:
+def one_step(steps: int = 2) -> tuple[TrainingTask, Any, list[Any]]:
     """The first client's task, the arguments of its first step, and its moments."""
     experiment = small_experiment("fedavg", {"local.optimizer": "adam(lr=0.01, eps=1e-4)"})
-    task, job = experiment.task, make_job(experiment, first_state(experiment), 1)
-    loop, client = Loop(task), int(job.clients[0])
+    task, job = experiment.task, make_work(experiment, first_state(experiment), 1)
+    loop, client = SequentialEngine(task), int(job.clients[0])
     rows = loop._rows(job, client)
-    ctx = base.enter_phase(base.make_context(task, job, 0), 0, steps)
-    progress = first_progress(task, differentiate_functional, ctx.start.params, {}, {}, rows, ctx)
+    ctx = base.at_phase(base.make_context(task, job, 0), 0, steps)
+    progress = init_train_state(task, grad_func, ctx.start.params, {}, {}, rows, ctx)
     plan = plan_batches(Key(3), len(rows.train), batch=2, steps=steps)
     moments = list(
         loop.see_batches(task, ctx, rows.train[torch.from_numpy(plan.rows)], np.full(steps, 2))
@@ -180,7 +182,7 @@ def test_a_tensor_at_two_places_is_told_apart() -> None:
     """
     task, arguments, moments = one_step()
     assert arguments[0].params["head.bias"] is arguments[4].start.params["head.bias"]
-    step = partial(take_step, task, differentiate_functional)
+    step = partial(train_step, task, grad_func)
     written, wanted, losses = TracedStep(step, arguments), arguments[0], []
     for batch, number, key in moments:
         wanted, loss = step(
@@ -188,7 +190,7 @@ def test_a_tensor_at_two_places_is_told_apart() -> None:
         )
         losses.append(loss)
     found, seen = written.walk(arguments, moments)
-    assert worst_difference(found._asdict(), wanted._asdict())[1] <= TOLERANCE
+    assert max_rel_diff(found._asdict(), wanted._asdict())[1] <= TOLERANCE
     assert [float(loss) for loss in seen] == pytest.approx(
         [float(loss) for loss in losses], abs=TOLERANCE
     )
@@ -199,7 +201,7 @@ def test_only_what_is_read_is_asked_for() -> None:
     and lr, beta1, beta2, eps: rows of other clients fit, too.
     """
     task, arguments, _ = one_step()
-    written = TracedStep(partial(take_step, task, differentiate_functional), arguments)
+    written = TracedStep(partial(train_step, task, grad_func), arguments)
     assert len(written.places) == 6 + 4 + 3 + 4
     progress, fixed, batch, rows, ctx = arguments
     assert written.fits((progress, fixed, batch, rows._replace(train=rows.train[:1]), ctx))
@@ -213,13 +215,13 @@ def test_only_what_is_read_is_asked_for() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_stacks_in_workers_keep_the_contract(workers: int) -> None:
-    check_engine(lambda task: Processes(task, workers, stack=2))
+    check_engine(lambda task: ProcessEngine(task, workers, stack=2))
 
 
 def test_convolutions_are_never_stacked_in_workers() -> None:
-    with closing(Processes(small_experiment("fedavg", IMAGES).task, 2, stack=3)) as engine:
+    with closing(ProcessEngine(small_experiment("fedavg", IMAGES).task, 2, stack=3)) as engine:
         assert engine.stack == 1
-    assert_equals_loop("flashback", IMAGES, lambda task: Processes(task, 2, stack=3), rounds=1)
+    assert_equals_loop("flashback", IMAGES, lambda task: ProcessEngine(task, 2, stack=3), rounds=1)
 
 
 def test_a_worker_says_why_it_steps_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +230,7 @@ def test_a_worker_says_why_it_steps_plainly(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(sequential_fast, "TracedStep", refuse)  # before the fork
     engine = assert_equals_loop(
-        "fedavg", {}, lambda task: Processes(task, 2, steps="graph"), rounds=1
+        "fedavg", {}, lambda task: ProcessEngine(task, 2, steps="graph"), rounds=1
     )
     assert engine.fallback == "steps could not be written down (no such operation)"
 
@@ -238,7 +240,7 @@ def test_work_is_dealt_out() -> None:
     holds one or two, as four.
     """
     order = np.array([4, 0, 3, 1, 2])
-    assert [share.tolist() for share in deal(order, 2, 0)] == [[4], [0], [3], [1], [2]]
-    assert [share.tolist() for share in deal(order, 2, 3)] == [[4, 1, 2], [0, 3]]
-    assert [share.tolist() for share in deal(order, 2, 2)] == [[4], [0], [3], [1, 2]]
-    assert [share.tolist() for share in deal(order[:1], 4, 8)] == [[4]]
+    assert [share.tolist() for share in balance(order, 2, 0)] == [[4], [0], [3], [1], [2]]
+    assert [share.tolist() for share in balance(order, 2, 3)] == [[4, 1, 2], [0, 3]]
+    assert [share.tolist() for share in balance(order, 2, 2)] == [[4], [0], [3], [1, 2]]
+    assert [share.tolist() for share in balance(order[:1], 4, 8)] == [[4]]

@@ -13,10 +13,10 @@ import pytest
 from engines.toys import TOYS
 
 from remanence.core.types import Method, Part
-from remanence.engines.processes import Processes
-from remanence.engines.sequential import Loop
-from remanence.engines.vectorized import Stacked
-from remanence.experiment.build import Experiment
+from remanence.engines.processes import ProcessEngine
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.vectorized import VectorizedEngine
+from remanence.experiment.build import BuiltExperiment
 from remanence.losses import wsm
 from remanence.methods import fedprox
 from remanence.results.run import LEDGER, Run
@@ -26,14 +26,14 @@ from remanence.testing.toy_task import (
     EQUAL,
     as_method,
     batch_norm_net,
-    play,
+    max_rel_diff,
+    run_rounds,
     small_experiment,
     state_tree,
-    worst_difference,
 )
 
 
-def with_norms(method: Part | Method, **changes: Any) -> Experiment:
+def with_norms(method: Part | Method, **changes: Any) -> BuiltExperiment:
     return small_experiment(method, EQUAL | changes, module=batch_norm_net())
 
 
@@ -43,13 +43,13 @@ def test_the_same_on_every_engine(toy: str, setting: str) -> None:
     experiment = (
         small_experiment(TOYS[toy]()) if setting == "unequal clients" else with_norms(TOYS[toy]())
     )
-    oracle, lines = play(experiment, Loop(experiment.task), 3)
+    oracle, lines = run_rounds(experiment, SequentialEngine(experiment.task), 3)
     assert not [line["refused"] for line in lines if line["refused"] or line["abandoned"]]
     # other stacks: by the checker below
-    for engine in (Stacked(experiment.task, 2), Processes(experiment.task, 2)):
+    for engine in (VectorizedEngine(experiment.task, 2), ProcessEngine(experiment.task, 2)):
         with closing(engine):
-            state, _ = play(experiment, engine, 3)
-        place, distance = worst_difference(state_tree(state), state_tree(oracle))
+            state, _ = run_rounds(experiment, engine, 3)
+        place, distance = max_rel_diff(state_tree(state), state_tree(oracle))
         assert distance <= TOLERANCE, f"{engine.name} differs by {distance:.1e} at {place}"
 
 
@@ -63,10 +63,10 @@ def test_every_toy_does_something(toy: str) -> None:
     """Else nothing of the above would mean anything."""
     plain = fedprox(mu=0.1) + wsm() if toy == "many at once" else fedprox(mu=0)
     states = [
-        play(made, Loop(made.task), 3)[0].server.model.params
+        run_rounds(made, SequentialEngine(made.task), 3)[0].server.model.params
         for made in (with_norms(TOYS[toy]()), with_norms(plain))
     ]
-    assert worst_difference(states[0], states[1])[1] > 1e-6
+    assert max_rel_diff(states[0], states[1])[1] > 1e-6
 
 
 @pytest.mark.parametrize(

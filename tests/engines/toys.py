@@ -13,21 +13,21 @@ from torch import Tensor, nn
 from remanence.core import pytree, rng
 from remanence.core.pytree import Params, Tree, weighted_mean
 from remanence.core.types import (
+    Aggregate,
     Batch,
-    Combine,
+    ClientOps,
     Context,
-    Lent,
     Method,
-    Optimiser,
+    ModelState,
+    Optimizer,
     Output,
     Part,
     Phase,
     Reply,
     ServerContext,
-    ServerLent,
-    Start,
+    ServerOps,
+    TaskInfo,
     Transform,
-    World,
 )
 from remanence.losses import wsm
 from remanence.methods import fedprox
@@ -40,13 +40,13 @@ def rows_loss(out: Output, batch: Batch) -> Tensor:
 def control_variates() -> Part:
     """SCAFFOLD, option II: own, server, share, extras, a correction, after, absorb."""
 
-    def zeros(start: Start, *_: Any) -> Tree:
+    def zeros(start: ModelState, *_: Any) -> Tree:
         return {"c": pytree.zeros_like(start.params)}
 
     def correct(grads: Params, params: Params, ctx: Context) -> Params:
         return pytree.map(lambda g, c_i, c: g - c_i + c, grads, ctx.own["c"], ctx.shared["c"])
 
-    def after(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+    def after(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
         def renew(c_i: Tensor, c: Tensor, x: Tensor, y: Tensor) -> Tensor:
             return c_i - c + (x - y) / ctx.steps / ctx.rule["lr"]
 
@@ -76,11 +76,11 @@ def control_variates() -> Part:
 def loss_weighted() -> Part:
     """Weighs a client by the loss of the model it received: before, extras, weigh."""
 
-    def before(ctx: Context, lent: Lent) -> tuple[Tree, Tree]:
+    def before(ctx: Context, lent: ClientOps) -> tuple[Tree, Tree]:
         out, batch = lent.predict(ctx.start)
         return {}, {"loss": weighted_mean(rows_loss(out, batch), batch.weight)}
 
-    def extras(start: Start, world: World) -> Tree:
+    def extras(start: ModelState, world: TaskInfo) -> Tree:
         return {"loss": torch.zeros((), dtype=world.dtype)}
 
     return Part(
@@ -95,10 +95,14 @@ def refined() -> Part:
     """Trains the merged model on the public set and holds it near the previous one: refine, fit."""
 
     def refine(
-        merged: Start, previous: Start, replies: Reply, lent: ServerLent, srv: ServerContext
-    ) -> Start:
+        merged: ModelState,
+        previous: ModelState,
+        replies: Reply,
+        lent: ServerOps,
+        srv: ServerContext,
+    ) -> ModelState:
         said = lent.judge(
-            Start(*(pytree.map(lambda x: x.unsqueeze(0), tree) for tree in previous))
+            ModelState(*(pytree.map(lambda x: x.unsqueeze(0), tree) for tree in previous))
         )[0]
         return lent.fit(merged, hold_near, {"said": said, "hold": srv.hyper["hold"]}, epochs=2)
 
@@ -115,7 +119,7 @@ def frozen_head() -> Part:
 
 
 def own_norms() -> Part:
-    """FedBN: normalisation layers, weights and statistics, stay with their client: personal."""
+    """FedBN: normalization layers, weights and statistics, stay with their client: personal."""
     return Part("own_norms", personal=lambda world: world.norms + world.buffers)
 
 
@@ -124,7 +128,7 @@ def tuned_head(margin: float = 0.0) -> Part:
     than a margin: phases, trainable, accept.
     """
 
-    def accept(ctx: Context, old: Start, new: Start, lent: Lent) -> Tensor:
+    def accept(ctx: Context, old: ModelState, new: ModelState, lent: ClientOps) -> Tensor:
         before, after = (
             weighted_mean(rows_loss(out, batch), batch.weight)
             for out, batch in (lent.predict(old, "valid"), lent.predict(new, "valid"))
@@ -146,7 +150,7 @@ def close_to_start() -> Part:
     model's output.
     """
 
-    def term(out: Output, batch: Batch, lent: Lent, ctx: Context) -> Tensor:
+    def term(out: Output, batch: Batch, lent: ClientOps, ctx: Context) -> Tensor:
         return ctx.hyper["strength"] * ((out.logits - lent.forward(ctx.start).logits) ** 2).sum(
             dim=1
         )
@@ -159,7 +163,7 @@ def look_ahead() -> Part:
     them on moved inputs.
     """
 
-    def gradient(params: Params, batch: Batch, lent: Lent, ctx: Context) -> Params:
+    def gradient(params: Params, batch: Batch, lent: ClientOps, ctx: Context) -> Params:
         ahead = pytree.axpy(-ctx.rule["lr"], lent.grad(params, batch), params)
         moved = batch.x + ctx.hyper["size"] * lent.grad(params, batch, wrt="inputs").sign()
         result: Params = lent.grad(ahead, batch._replace(x=moved))
@@ -188,20 +192,20 @@ def heavy_server() -> Part:
         )
         return pytree.add(params, velocity), {"velocity": velocity}
 
-    def server(start: Start, world: World) -> Tree:
+    def server(start: ModelState, world: TaskInfo) -> Tree:
         return {"velocity": pytree.zeros_like(start.params)}
 
     return Part(
         "heavy_server",
         hyper={"momentum": 0.5},
         server=server,
-        combine=Combine(partial, finish),
+        combine=Aggregate(partial, finish),
         apply=apply,
     )
 
 
 def signed() -> Part:
-    """Steps by the sign of the gradient, with a counter: an optimiser of one's own."""
+    """Steps by the sign of the gradient, with a counter: an optimizer of one's own."""
 
     def step(params: Params, grads: Params, slots: Tree, ctx: Context) -> tuple[Params, Tree]:
         count = slots["count"] + 1
@@ -212,7 +216,7 @@ def signed() -> Part:
     def init(params: Params) -> Tree:
         return {"count": torch.zeros_like(next(iter(params.values())).sum())}
 
-    return Part("signed", optimiser=Optimiser("signed", {"lr": 0.05}, init, step))
+    return Part("signed", optimizer=Optimizer("signed", {"lr": 0.05}, init, step))
 
 
 def private() -> Part:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ ROOT = HERE.parents[1]
 DRIVER = "tests/equivalence/final_states.py"
 
 # A word between two slashes or dots of a tensor's name, in the base -> in this tree.
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {"centralised": "centralized"}
 
 
 def run_jobs(tree: Path, out: Path, only: str) -> None:
@@ -46,7 +47,7 @@ def run_jobs(tree: Path, out: Path, only: str) -> None:
 
 def translate(name: str) -> str:
     """The name of a tensor of the base in the words of this tree."""
-    return "/".join(RENAMED.get(word, word) for word in name.split("/"))
+    return "".join(RENAMED.get(word, word) for word in re.split(r"([/.])", name))
 
 
 def compare(old: Path, new: Path, tolerance: float) -> list[str]:

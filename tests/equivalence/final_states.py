@@ -24,19 +24,19 @@ from safetensors.torch import save_file
 
 import remanence as rem
 from remanence.core import pytree
-from remanence.engines.processes import Processes
-from remanence.engines.sequential import Loop
-from remanence.engines.vectorized import Stacked
-from remanence.experiment.build import Experiment
+from remanence.engines.processes import ProcessEngine
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.vectorized import VectorizedEngine
+from remanence.experiment.build import BuiltExperiment
 from remanence.methods import METHODS, PARTS
-from remanence.results.checkpoint import Vault, fingerprint
+from remanence.results.checkpoint import CheckpointStore, fingerprint
 from remanence.results.run import CHECKPOINTS, Comparison, Run
 from remanence.testing.toy_task import (
     EQUAL,
     batch_norm_net,
     drifting_experiment,
-    play,
-    quickly,
+    fast_config,
+    run_rounds,
     small_experiment,
     state_tree,
 )
@@ -44,7 +44,7 @@ from remanence.testing.toy_task import (
 Tensors = dict[str, torch.Tensor]
 
 IMAGES = {"data.name": "synthetic(samples=80, classes=4, shape='1x8x8', test=0.25)", "model": "cnn"}
-COLOURS = {
+COLORS = {
     "data.name": "synthetic(samples=80, classes=4, shape='3x16x16', test=0.25)",
     "local.steps": 2,
 }
@@ -88,15 +88,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sign_flip": {"attack": "sign_flip(fraction=0.3)"},
     "label_flip": {"attack": "label_flip(fraction=0.3)"},
     "images": IMAGES,
-    "winograd": COLOURS | {"model": "cnn", "precision": "fp32"},
-    "resnet": COLOURS | EQUAL | {"model": "shallow_resnet"},
+    "winograd": COLORS | {"model": "cnn", "precision": "fp32"},
+    "resnet": COLORS | EQUAL | {"model": "shallow_resnet"},
 }
 
 
-def engines() -> dict[str, Callable[[Experiment], Any]]:
+def engines() -> dict[str, Callable[[BuiltExperiment], Any]]:
     return {
-        "sequential": lambda e: Loop(e.task),
-        "vectorized": lambda e: Stacked(e.task, 3, "eager"),
+        "sequential": lambda e: SequentialEngine(e.task),
+        "vectorized": lambda e: VectorizedEngine(e.task, 3, "eager"),
     }
 
 
@@ -106,11 +106,11 @@ def list_jobs() -> dict[str, Callable[[], Tensors]]:
     for engine, make in engines().items():
         for name in PARTS:
             jobs[f"part/{name}/{engine}"] = lambda name=name, make=make: play_small(
-                small_experiment(SPECIAL.get(name, quickly(name)), SIX), make
+                small_experiment(SPECIAL.get(name, fast_config(name)), SIX), make
             )
         for name in METHODS:
             jobs[f"drift/{name}/{engine}"] = lambda name=name, make=make: play_small(
-                drifting_experiment(quickly(name), 3), make
+                drifting_experiment(fast_config(name), 3), make
             )
         for name, changes in SETTINGS.items():
             jobs[f"setting/{name}/{engine}"] = lambda changes=changes, make=make: play_small(
@@ -130,16 +130,16 @@ def list_jobs() -> dict[str, Callable[[], Tensors]]:
             )
         for name in ("fedavg", "fedbn", "scaffold", "fednova", "random"):
             jobs[f"batch_norm/{name}/{engine}"] = lambda name=name, make=make: play_small(
-                small_experiment(quickly(name), EQUAL, module=batch_norm_net()), make
+                small_experiment(fast_config(name), EQUAL, module=batch_norm_net()), make
             )
     for name in ("fedavg", "scaffold", "flashback", "hast", "images"):
         changes = IMAGES if name == "images" else {}
-        method = "fedavg" if name == "images" else quickly(name)
+        method = "fedavg" if name == "images" else fast_config(name)
         jobs[f"traced/{name}"] = lambda method=method, changes=changes: play_small(
-            small_experiment(method, changes), lambda e: Stacked(e.task, 3, "graph")
+            small_experiment(method, changes), lambda e: VectorizedEngine(e.task, 3, "graph")
         )
         jobs[f"processes/{name}"] = lambda method=method, changes=changes: play_small(
-            small_experiment(method, changes), lambda e: Processes(e.task, 2)
+            small_experiment(method, changes), lambda e: ProcessEngine(e.task, 2)
         )
     for engine in ("loop", "stacked"):
         public = {"sequential": "loop", "vectorized": "stacked"}
@@ -166,10 +166,10 @@ def list_jobs() -> dict[str, Callable[[], Tensors]]:
     return jobs
 
 
-def play_small(experiment: Experiment, make: Callable[[Experiment], Any]) -> Tensors:
+def play_small(experiment: BuiltExperiment, make: Callable[[BuiltExperiment], Any]) -> Tensors:
     engine = make(experiment)
     try:
-        state, lines = play(experiment, engine, 3)
+        state, lines = run_rounds(experiment, engine, 3)
     finally:
         engine.close()
     return pytree.flatten(state_tree(state)) | metric_tensors(lines)
@@ -220,7 +220,7 @@ def run_sweep(engine: str) -> Tensors:
 
 def read_run(run: Run) -> Tensors:
     """Everything a finished run wrote down: the last state, the metrics and the ledger."""
-    state = Vault(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(
+    state = CheckpointStore(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(
         torch.device("cpu"), lambda _: None
     )
     assert state is not None

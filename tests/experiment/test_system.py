@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
-from remanence.core.types import Reply, Start
+from remanence.core.types import ModelState, Reply
 from remanence.experiment.system import (
-    add_late,
-    answer_times,
-    ask_more,
-    bring_up_to_date,
-    count_rounds_late,
+    merge_stale,
+    on_time_mask,
+    oversample,
     parse_deadline,
     parse_speed,
-    pick_in_time,
-    round_length,
+    rebase_stale,
+    response_times,
+    round_duration,
+    rounds_late,
     staleness_weight,
 )
 
@@ -46,13 +46,13 @@ def test_an_answer_takes_its_steps_and_belongs_to_its_client() -> None:
     who else is asked.
     """
     seconds = np.array([9.0, 2.0, 9.0, 1.0])
-    plain = answer_times(np.array([1, 3]), np.array([3, 5]), seconds, Key(0), jitter=0)
+    plain = response_times(np.array([1, 3]), np.array([3, 5]), seconds, Key(0), jitter=0)
     assert plain.tolist() == [6, 5]
-    both = answer_times(np.array([1, 3]), np.array([3, 5]), seconds, Key(0))
-    alone = answer_times(np.array([3]), np.array([5]), seconds, Key(0))
+    both = response_times(np.array([1, 3]), np.array([3, 5]), seconds, Key(0))
+    alone = response_times(np.array([3]), np.array([5]), seconds, Key(0))
     assert both[1] == alone[0] != 5
-    assert answer_times(np.array([3]), np.array([5]), seconds, Key(1))[0] != alone[0]
-    many = answer_times(np.arange(4000), np.ones(4000), np.ones(4000), Key(0), jitter=0.1)
+    assert response_times(np.array([3]), np.array([5]), seconds, Key(1))[0] != alone[0]
+    many = response_times(np.arange(4000), np.ones(4000), np.ones(4000), Key(0), jitter=0.1)
     assert abs(np.log(many).std() - 0.1) < 5 * 0.1 / math.sqrt(8000)
 
 
@@ -65,19 +65,19 @@ times_lists = st.lists(st.floats(0.01, 1000), min_size=0, max_size=30).map(np.ar
     deadline=st.one_of(st.floats(0.01, 1000), st.just(math.inf)),
 )
 def test_the_first_in_time_and_nobody_else(times: np.ndarray, wanted: int, deadline: float) -> None:
-    used = pick_in_time(times, wanted, deadline)
+    used = on_time_mask(times, wanted, deadline)
     assert used.sum() == min(wanted, int((times <= deadline).sum()))
     assert not used.any() or times[used].max() <= deadline
     left = ~used & (times <= deadline)
     assert not left.any() or times[used].max() <= times[left].min()
-    length = round_length(times, used, wanted, deadline)
+    length = round_duration(times, used, wanted, deadline)
     assert math.isfinite(length)
     assert length <= deadline
     assert not used.any() or length >= times[used].max()
 
 
 def test_of_equal_times_the_first_in_order() -> None:
-    assert pick_in_time(np.array([2.0, 1.0, 1.0, 1.0]), 2, math.inf).tolist() == [
+    assert on_time_mask(np.array([2.0, 1.0, 1.0, 1.0]), 2, math.inf).tolist() == [
         False,
         True,
         True,
@@ -100,9 +100,9 @@ def test_how_long_a_round_takes() -> None:
         (9, 20.0, 9),
     ):
         assert (
-            round_length(times, pick_in_time(times, wanted, deadline), wanted, deadline) == length
+            round_duration(times, on_time_mask(times, wanted, deadline), wanted, deadline) == length
         ), (wanted, deadline)
-    assert round_length(np.empty(0), np.empty(0, dtype=bool), 3, 5.0) == 0
+    assert round_duration(np.empty(0), np.empty(0, dtype=bool), 3, 5.0) == 0
 
 
 def test_deadlines() -> None:
@@ -120,9 +120,9 @@ def test_deadlines() -> None:
 
 
 def test_more_are_asked_than_wanted() -> None:
-    assert [ask_more(wanted, 1.3, 1000) for wanted in (1, 3, 10, 100)] == [2, 4, 13, 130]
-    assert ask_more(7, 1.0, 1000) == 7
-    assert ask_more(7, 2.0, 5) == 5
+    assert [oversample(wanted, 1.3, 1000) for wanted in (1, 3, 10, 100)] == [2, 4, 13, 130]
+    assert oversample(7, 1.0, 1000) == 7
+    assert oversample(7, 2.0, 5) == 5
 
 
 @pytest.mark.parametrize(
@@ -154,10 +154,10 @@ def test_more_are_asked_than_wanted() -> None:
             r"deadline 'after' needs seconds: write after\(seconds=...\)",
         ),
         (
-            lambda: ask_more(10, 0.9, 100),
+            lambda: oversample(10, 0.9, 100),
             "round.over_selection=0.9 would ask fewer clients than are wanted: give 1 or more",
         ),
-        (lambda: ask_more(10, math.inf, 100), "round.over_selection=inf"),
+        (lambda: oversample(10, math.inf, 100), "round.over_selection=inf"),
     ],
 )
 def test_what_cannot_be_is_refused(make: object, words: str) -> None:
@@ -166,9 +166,9 @@ def test_what_cannot_be_is_refused(make: object, words: str) -> None:
 
 
 def test_how_many_rounds_late() -> None:
-    assert count_rounds_late(np.array([0.1, 4.0, 4.1, 8.0, 8.1]), 4.0).tolist() == [0, 0, 1, 1, 2]
-    assert count_rounds_late(np.array([3.0]), math.inf).tolist() == [0]
-    assert count_rounds_late(np.array([3.0]), 0.0).tolist() == [0]
+    assert rounds_late(np.array([0.1, 4.0, 4.1, 8.0, 8.1]), 4.0).tolist() == [0, 0, 1, 1, 2]
+    assert rounds_late(np.array([3.0]), math.inf).tolist() == [0]
+    assert rounds_late(np.array([3.0]), 0.0).tolist() == [0]
 
 
 def test_staleness() -> None:
@@ -200,9 +200,9 @@ def test_a_late_answer_by_hand() -> None:
     """It began at 10 in round 3 and came to 12; today, in round 5, the model is 7: it says 9,
     with a third of its weight for a = 1. Frozen names stay away.
     """
-    began = Start({"w": torch.tensor(10.0), "frozen": torch.tensor(0.0)}, {})
-    now = Start({"w": torch.tensor(7.0), "frozen": torch.tensor(0.0)}, {})
-    found = bring_up_to_date(make([4], [12.0], [3]), began, now, round=5, a=1.0)
+    began = ModelState({"w": torch.tensor(10.0), "frozen": torch.tensor(0.0)}, {})
+    now = ModelState({"w": torch.tensor(7.0), "frozen": torch.tensor(0.0)}, {})
+    found = rebase_stale(make([4], [12.0], [3]), began, now, round=5, a=1.0)
     assert (found.params["w"].tolist(), found.round.tolist()) == ([9.0], [5])
     assert found.weight.tolist() == pytest.approx([2.0], abs=1e-12)
     assert set(found.params) == {"w"}
@@ -210,10 +210,10 @@ def test_a_late_answer_by_hand() -> None:
 
 def test_late_answers_join_the_others() -> None:
     """Client 4 answers in time as well: its late answer is dropped, and clients stand in order."""
-    both = add_late(make([2, 4], [1.0, 2.0], [5, 5]), make([4, 3], [8.0, 9.0], [5, 5]))
+    both = merge_stale(make([2, 4], [1.0, 2.0], [5, 5]), make([4, 3], [8.0, 9.0], [5, 5]))
     assert both is not None
     assert (both.client.tolist(), both.params["w"].tolist()) == ([2, 3, 4], [1.0, 9.0, 2.0])
     some = make([4], [8.0], [5])
-    assert add_late(None, some) is some
-    assert add_late(some, None) is some
-    assert add_late(None, None) is None
+    assert merge_stale(None, some) is some
+    assert merge_stale(some, None) is some
+    assert merge_stale(None, None) is None

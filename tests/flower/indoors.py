@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from remanence.config import Spec, make_spec
-from remanence.core.progress import Silent
+from remanence.config import Spec, parse_experiment
+from remanence.core.progress import NullProgress
 from remanence.flower.coordinator import run_experiment
-from remanence.flower.session import Patience
+from remanence.flower.session import Timeouts
 from remanence.flower.settings import read_site
 from remanence.flower.site import Site
 from remanence.flower.transport import Answer
-from remanence.flower.wire import Parcel, from_bytes, to_bytes
+from remanence.flower.wire import WireMessage, from_bytes, to_bytes
 from remanence.results.run import Run
 from remanence.testing.toy_task import SMALL
 
-QUICK = Patience(arrival=1.0, answer=0.6, nudge=0.2, absence=0.3)
+QUICK = Timeouts(arrival=1.0, answer=0.6, nudge=0.2, absence=0.3)
 EVERYTHING = {"code": True, "label_counts": True}
 
 
@@ -29,17 +29,19 @@ class Indoors:
     """
 
     def __init__(
-        self, sites: dict[int, Site], fate: Callable[[int, Parcel], str] = lambda node, parcel: ""
+        self,
+        sites: dict[int, Site],
+        fate: Callable[[int, WireMessage], str] = lambda node, parcel: "",
     ):
         self.sites, self.fate = sites, fate
         self.ready: dict[str, Answer] = {}
-        self.sent: list[tuple[int, Parcel]] = []
+        self.sent: list[tuple[int, WireMessage]] = []
         self.sent_bytes = self.received_bytes = 0
 
     def nodes(self) -> set[int]:
         return set(self.sites)
 
-    def send(self, node: int, parcel: Parcel, kind: str, group: str) -> str:
+    def send(self, node: int, parcel: WireMessage, kind: str, group: str) -> str:
         number = f"message {len(self.sent)}"
         self.sent.append((node, parcel))
         self.sent_bytes += parcel.nbytes
@@ -98,8 +100,8 @@ def small_spec(method: str, **changes: Any) -> Spec:
     """The small experiment of `testing/toy_task.py` for two rounds; the public set is there where it is
     needed.
     """
-    return make_spec({}, SMALL | {"engine": "auto", "method": method, "rounds": 2} | changes)
+    return parse_experiment({}, SMALL | {"engine": "auto", "method": method, "rounds": 2} | changes)
 
 
-def play_indoors(spec: Spec, carrier: Indoors, out: Path, patience: Patience = QUICK) -> Run:
-    return run_experiment(spec, out, carrier, patience, Silent())
+def play_indoors(spec: Spec, carrier: Indoors, out: Path, patience: Timeouts = QUICK) -> Run:
+    return run_experiment(spec, out, carrier, patience, NullProgress())

@@ -8,15 +8,17 @@ import pytest
 import torch
 
 from remanence.config import Spec
-from remanence.results.checkpoint import Vault, fingerprint
+from remanence.results.checkpoint import CheckpointStore, fingerprint
 from remanence.results.run import CHECKPOINTS, Run
 from remanence.rounds.loop import start_run
-from remanence.testing.toy_task import state_tree, worst_difference
+from remanence.testing.toy_task import max_rel_diff, state_tree
 from remanence.training.state import RunState
 
 
 def last_state(run: Run) -> RunState:
-    state = Vault(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(torch.device("cpu"), print)
+    state = CheckpointStore(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(
+        torch.device("cpu"), print
+    )
     assert state is not None
     return state
 
@@ -30,7 +32,7 @@ def assert_equals_loop(run: Run, spec: Spec, folder: Path, tolerance: float) -> 
     ours, theirs = (state_tree(last_state(r)) for r in (run, oracle))
     for tree in (ours, theirs):
         del tree["own"]
-    place, distance = worst_difference(ours, theirs)
+    place, distance = max_rel_diff(ours, theirs)
     assert distance <= tolerance, f"flower differs from loop by {distance:.1e} at {place}"
     for mine, other in zip(run.metrics, oracle.metrics, strict=True):
         assert (mine["split"], mine["model"]) == (other["split"], other["model"])

@@ -14,11 +14,11 @@ from states import assert_equals_loop
 from remanence.flower.site import Site
 from remanence.methods import METHODS
 from remanence.rounds.loop import start_run
-from remanence.testing.toy_task import DRIFTING, as_method, quickly
+from remanence.testing.toy_task import DRIFTING, as_method, fast_config
 
 
 def names_of_methods() -> Iterator[str]:
-    yield from (quickly(name) for name in METHODS if name != "centralised")
+    yield from (fast_config(name) for name in METHODS if name != "centralized")
     yield from ("scaffold+wsm", "fedavg+tce", "fedwavg+fedprox(mu=0.1)")
 
 

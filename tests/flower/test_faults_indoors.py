@@ -16,7 +16,7 @@ from states import assert_equals_loop, last_state
 from remanence.core.errors import InputError, RunFailed
 from remanence.flower.site import Site
 from remanence.flower.transport import Answer
-from remanence.flower.wire import Parcel
+from remanence.flower.wire import WireMessage
 from remanence.results.run import Run
 
 WHOLE = {"clients.sample": 6, "record.validation": False}
@@ -43,7 +43,7 @@ class Script:
     def __init__(self, decide: Callable[[int, str, int], str]):
         self.decide, self.seen = decide, {}  # type: ignore[var-annotated]
 
-    def __call__(self, node: int, parcel: Parcel) -> str:
+    def __call__(self, node: int, parcel: WireMessage) -> str:
         kind = parcel.about["kind"]
         self.seen[node, kind] = self.seen.get((node, kind), 0) + 1
         return self.decide(node, kind, self.seen[node, kind])
@@ -116,12 +116,12 @@ class Waking(Indoors):
         super().__init__(inner.sites, inner.fate)
         self.node, self.late = node, ""
 
-    def send(self, node: int, parcel: Parcel, kind: str, group: str) -> str:
+    def send(self, node: int, parcel: WireMessage, kind: str, group: str) -> str:
         number = super().send(node, parcel, kind, group)
         if node == self.node and parcel.about["kind"] == "hello":
             self.late = number
         if parcel.about.get("round") == 3 and self.late:
-            reply = self.sites[self.node].answer(Parcel({**parcel.about, "kind": "hello"}, {}))
+            reply = self.sites[self.node].answer(WireMessage({**parcel.about, "kind": "hello"}, {}))
             self.ready[self.late], self.late = Answer(self.late, reply), ""
         return number
 
@@ -133,7 +133,7 @@ def test_a_site_comes_back_under_another_node_id(tmp_path: Path) -> None:
     spec = small_spec("scaffold", **WHOLE)
     carrier = Indoors(three_sites(tmp_path))
 
-    def move(node: int, parcel: Parcel) -> str:
+    def move(node: int, parcel: WireMessage) -> str:
         if parcel.about.get("round") == 2 and 11 in carrier.sites:
             del carrier.sites[11]
             carrier.sites[77] = make_site(tmp_path, "site-1", (2, 3))
@@ -149,7 +149,7 @@ def test_a_site_comes_back_under_another_node_id(tmp_path: Path) -> None:
 def test_a_site_that_stays_away_costs_its_clients_the_round(tmp_path: Path) -> None:
     carrier = Indoors(three_sites(tmp_path))
 
-    def leave(node: int, parcel: Parcel) -> str:
+    def leave(node: int, parcel: WireMessage) -> str:
         if parcel.about.get("round") == 2:
             carrier.sites.pop(11, None)
         return ""
@@ -223,9 +223,9 @@ def test_a_coordinator_cannot_make_a_site_read_its_files(tmp_path: Path) -> None
 class Lying(Site):
     """Answers training with a tampered reply."""
 
-    lie: Callable[[Parcel], Parcel]
+    lie: Callable[[WireMessage], WireMessage]
 
-    def answer(self, request: Parcel) -> Parcel:
+    def answer(self, request: WireMessage) -> WireMessage:
         reply = super().answer(request)
         return self.lie(reply) if reply.about["kind"] == "trained" else reply
 
@@ -262,7 +262,7 @@ class Lying(Site):
     ],
 )
 def test_a_lying_site_is_refused(
-    lie: Callable[[Parcel], Parcel], code: str, tmp_path: Path
+    lie: Callable[[WireMessage], WireMessage], code: str, tmp_path: Path
 ) -> None:
     sites = three_sites(tmp_path)
     liar = Lying(sites[11].file)
@@ -290,11 +290,11 @@ def test_a_lying_site_is_refused(
             about=reply.about | {"round": None, "seconds": "long", "clients_here": "all"}
         ),
         lambda reply: reply._replace(about=reply.about | {"clients": None}),
-        lambda reply: Parcel({}, {}),
-        lambda reply: Parcel({"kind": "declined", "code": 7, "reason": ["?"]}, {}),
+        lambda reply: WireMessage({}, {}),
+        lambda reply: WireMessage({"kind": "declined", "code": 7, "reason": ["?"]}, {}),
     ],
 )
-def test_no_lie_ends_the_run(lie: Callable[[Parcel], Parcel], tmp_path: Path) -> None:
+def test_no_lie_ends_the_run(lie: Callable[[WireMessage], WireMessage], tmp_path: Path) -> None:
     """Without a server, where counts come with the models and are used before anything else."""
     sites = three_sites(tmp_path)
     liar = Lying(sites[11].file)
@@ -322,7 +322,7 @@ def test_a_coordinator_that_was_cut_off_goes_on(method: str, moment: int, tmp_pa
     sites = three_sites(tmp_path)
     carrier = Indoors(sites)
 
-    def cut(node: int, parcel: Parcel) -> str:
+    def cut(node: int, parcel: WireMessage) -> str:
         if len(carrier.sent) > moment:
             raise CutOff
         return ""
@@ -350,7 +350,7 @@ def test_a_lost_state_is_told_and_can_be_begun_anew(tmp_path: Path) -> None:
     sites = three_sites(tmp_path)
     carrier = Indoors(sites)
 
-    def burn(node: int, parcel: Parcel) -> str:
+    def burn(node: int, parcel: WireMessage) -> str:
         for file in (
             (tmp_path / "site-1" / "state").rglob("round-*.safetensors")
             if parcel.about.get("round") == 2
@@ -413,7 +413,7 @@ def test_when_too_few_are_left_the_run_stops_and_goes_on_later(tmp_path: Path) -
     sites = three_sites(tmp_path)
     carrier = Indoors(dict(sites))
 
-    def leave(node: int, parcel: Parcel) -> str:
+    def leave(node: int, parcel: WireMessage) -> str:
         if parcel.about.get("round") == 2:
             carrier.sites.clear()
         return ""

@@ -14,10 +14,10 @@ from ground import PATIENCE, Ground, count_lines, lean, wait_until
 from states import assert_equals_loop, last_state
 
 from remanence.config import Spec
-from remanence.engines.sequential import Loop
+from remanence.engines.sequential import SequentialEngine
 from remanence.experiment.build import build
 from remanence.results.run import Run
-from remanence.testing.toy_task import play, worst_difference
+from remanence.testing.toy_task import max_rel_diff, run_rounds
 
 pytestmark = [pytest.mark.xdist_group("flower"), pytest.mark.timeout(400)]
 
@@ -101,8 +101,8 @@ def test_the_rounds_go_on_without_a_killed_site(ground: Ground, tmp_path: Path) 
     experiment = build(spec.model_copy(update={"engine": "loop"}))
     without = np.array([True, True, False, False, True, True])
     oracle = replace(experiment, availability=lambda clients, round, key: without | (round < 3))
-    state, _ = play(oracle, Loop(oracle.task), 3)
+    state, _ = run_rounds(oracle, SequentialEngine(oracle.task), 3)
     assert (
-        worst_difference(last_state(run).server.model._asdict(), state.server.model._asdict())[1]
+        max_rel_diff(last_state(run).server.model._asdict(), state.server.model._asdict())[1]
         <= 1e-10
     )

@@ -13,11 +13,11 @@ import pytest
 from indoors import Indoors, make_site, play_indoors
 from states import last_state
 
-from remanence.config import Spec, make_spec
+from remanence.config import Spec, parse_experiment
 from remanence.core.errors import InputError, RunFailed
 from remanence.flower.data_description import describe_data
 from remanence.flower.site import Site
-from remanence.flower.wire import Parcel
+from remanence.flower.wire import WireMessage
 
 TABLE = "sites(kind='table', shape='3', classes='a b')"
 
@@ -32,7 +32,7 @@ def spec_for(name: str = TABLE, **changes: Any) -> Spec:
         "device": "cpu",
         "precision": "fp64",
     }
-    return make_spec({}, base | {"model": "mlp(hidden='4')"} | changes)
+    return parse_experiment({}, base | {"model": "mlp(hidden='4')"} | changes)
 
 
 def write_table(
@@ -126,7 +126,7 @@ def test_data_by_a_function_of_the_site(tmp_path: Path, monkeypatch: pytest.Monk
     assert [line["replies"] for line in run.metrics if line["split"] == "test"] == [3, 3]
     broken = make_site(tmp_path, "own", (0,), {}, data="ward_data:nothing")
     about = broken.answer(
-        Parcel(
+        WireMessage(
             {"kind": "hello", "run": "some-run-1", "spec": {"clients": {"count": 3}}, "data": {}},
             {},
         )

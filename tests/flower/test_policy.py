@@ -13,8 +13,8 @@ from remanence.flower.policy import (
     check_code,
     check_evaluation,
     check_method,
-    disguise,
     draw_geometric,
+    privatize_counts,
 )
 from remanence.flower.settings import Policy
 from remanence.testing.toy_task import small_experiment
@@ -24,7 +24,7 @@ LOSS = np.array([30.0])
 
 
 def test_counts_leave_as_they_are_where_nothing_is_asked_for() -> None:
-    shown, loss = disguise(Policy(), CONFUSION, LOSS)
+    shown, loss = privatize_counts(Policy(), CONFUSION, LOSS)
     assert shown.tolist() == CONFUSION.tolist()
     assert loss.tolist() == [30.0]
 
@@ -33,21 +33,21 @@ def test_small_counts_are_suppressed_and_the_mean_loss_stays() -> None:
     """Below 5: the 3 becomes 0, 5 stays. 12 of 15 rows are left, so the summed loss is 30 * 12
     / 15 = 24, and the mean 2 as before.
     """
-    shown, loss = disguise(Policy(suppress=5), CONFUSION, LOSS)
+    shown, loss = privatize_counts(Policy(suppress=5), CONFUSION, LOSS)
     assert shown.tolist() == [[[7, 0], [0, 5]]]
     assert loss.tolist() == [24.0]
     assert loss[0] / shown.sum() == LOSS[0] / CONFUSION.sum()
 
 
 def test_nothing_left_is_nothing_told() -> None:
-    shown, loss = disguise(Policy(suppress=100), CONFUSION, LOSS)
+    shown, loss = privatize_counts(Policy(suppress=100), CONFUSION, LOSS)
     assert not shown.any()
     assert loss.tolist() == [0.0]
 
 
 @given(st.floats(0.05, 5.0), st.integers(0, 2**32))
 def test_noised_counts_are_counts(epsilon: float, seed: int) -> None:
-    shown, loss = disguise(Policy(epsilon=epsilon), CONFUSION, LOSS, Key(seed))
+    shown, loss = privatize_counts(Policy(epsilon=epsilon), CONFUSION, LOSS, Key(seed))
     assert shown.dtype == np.int64
     assert (shown >= 0).all()
     assert np.isfinite(loss).all()
@@ -67,7 +67,7 @@ def test_noise_has_the_promised_distribution() -> None:
 def test_noise_comes_from_the_operating_system() -> None:
     """Two answers about the same rows differ, although the experiment and its seed are the same."""
     many = np.repeat(CONFUSION, 50, axis=0)
-    shown = [disguise(Policy(epsilon=0.1), many, np.repeat(LOSS, 50))[0] for _ in range(2)]
+    shown = [privatize_counts(Policy(epsilon=0.1), many, np.repeat(LOSS, 50))[0] for _ in range(2)]
     assert (shown[0] != shown[1]).any()
 
 

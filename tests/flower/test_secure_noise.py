@@ -11,8 +11,8 @@ import pytest
 from indoors import Indoors, make_site, play_indoors, small_spec
 from states import last_state
 
-from remanence.flower.secure_noise import draws_noise, settle_facts
-from remanence.flower.site_storage import Memory
+from remanence.flower.secure_noise import fixed_stats, needs_secret_noise
+from remanence.flower.site_storage import SiteStorage
 from remanence.testing.toy_task import as_method, small_experiment
 
 
@@ -46,18 +46,18 @@ def test_noised_label_counts_are_drawn_once(tmp_path: Path) -> None:
     """Asked again, also after a restart, a client says the same; another run draws anew."""
     experiment = small_experiment("fedavg+wsm+dp_counts(noise=5)")
     first, again, other = (
-        settle_facts(experiment, Memory(tmp_path, run), [0, 2], 0).label_counts
+        fixed_stats(experiment, SiteStorage(tmp_path, run), [0, 2], 0).label_counts
         for run in ("a-first-run", "a-first-run", "another-run")
     )
     assert (first == again).all()
     assert (first != other).any()
     plain = small_experiment("fedavg+wsm")
-    exact = settle_facts(plain, Memory(tmp_path, "a-plain-run"), [0, 2], 0)
+    exact = fixed_stats(plain, SiteStorage(tmp_path, "a-plain-run"), [0, 2], 0)
     assert (exact.label_counts == plain.facts(np.array([0, 2]), 0).label_counts).all()
 
 
 def test_only_noise_makes_the_randomness_of_a_site_its_own() -> None:
-    assert draws_noise(as_method("fedavg+dp_sgd(noise=1)"))
-    assert draws_noise(as_method("fedwavg(noise=2)"))
-    assert not draws_noise(as_method("fedwavg"))
-    assert not draws_noise(as_method("scaffold+wsm"))
+    assert needs_secret_noise(as_method("fedavg+dp_sgd(noise=1)"))
+    assert needs_secret_noise(as_method("fedwavg(noise=2)"))
+    assert not needs_secret_noise(as_method("fedwavg"))
+    assert not needs_secret_noise(as_method("scaffold+wsm"))

@@ -8,7 +8,7 @@ import pytest
 from indoors import small_spec
 
 from remanence.core.errors import InputError
-from remanence.flower.coordinator import check_real, parse_real_deadline
+from remanence.flower.coordinator import check_deployable, parse_real_deadline
 from remanence.flower.server_app import DEFAULTS, parse_changes, read_settings
 from remanence.flower.session import current_session
 from remanence.flower.settings import read_site
@@ -94,7 +94,7 @@ def test_what_only_a_simulation_can_do_is_refused(key: str, value: object) -> No
     if key == "attack":
         spec = spec.model_copy(update={"attack": value})
     with pytest.raises(InputError, match=f"{key}=.* cannot be used with the engine flower"):
-        check_real(spec)
+        check_deployable(spec)
 
 
 def test_what_personal_parts_cannot_do_is_refused() -> None:
@@ -107,9 +107,9 @@ def test_what_personal_parts_cannot_do_is_refused() -> None:
             match=rf"{peers} needs whole models of clients, and with fedbn a part of them never"
             r" leaves",
         ):
-            check_real(small_spec(method, **changes))
+            check_deployable(small_spec(method, **changes))
     with pytest.raises(InputError, match="engine='loop' in a Flower app"):
-        check_real(small_experiment().spec)
+        check_deployable(small_experiment().spec)
 
 
 def test_outside_an_app_the_engine_says_where_it_works() -> None:

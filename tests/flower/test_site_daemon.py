@@ -14,19 +14,19 @@ from indoors import small_spec, write_site
 
 from remanence.flower import daemon_client
 from remanence.flower.client_app import answer_message, find_site, hand_over
-from remanence.flower.coordinator import describe_examples, describe_spec, set_up
+from remanence.flower.coordinator import build_coordinator, describe_examples, describe_spec
 from remanence.flower.settings import read_site
-from remanence.flower.wire import Parcel
+from remanence.flower.wire import WireMessage
 
 
-def hello() -> Parcel:
-    experiment, description = set_up(small_spec("fedavg"))
+def hello() -> WireMessage:
+    experiment, description = build_coordinator(small_spec("fedavg"))
     told = {
         "run": "a-run-of-ours",
         "spec": describe_spec(experiment.spec),
         "data": describe_examples(experiment, description),
     }
-    return Parcel({**told, "kind": "hello"}, {})
+    return WireMessage({**told, "kind": "hello"}, {})
 
 
 def test_the_process_stays_for_the_next_message_and_ends_with_its_owner(
@@ -87,7 +87,7 @@ def test_records_of_flower_carry_a_parcel_and_damage_is_an_answer(tmp_path: Path
 
     from remanence.flower.transport import from_record, to_record
 
-    parcel = Parcel(
+    parcel = WireMessage(
         {"kind": "train"},
         {"mine": np.arange(3.0)},
         {"start": np.zeros((2, 2), dtype=np.float32), "n": np.array(4)},

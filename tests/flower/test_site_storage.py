@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from remanence.flower.policy import Declined
-from remanence.flower.site_storage import RUNS, Memory
-from remanence.flower.wire import Parcel
+from remanence.flower.site_storage import RUNS, SiteStorage
+from remanence.flower.wire import WireMessage
 
 RUN = "0123abcd-run"
 
@@ -29,21 +29,21 @@ def state_of(round: int) -> dict[str, object]:
 
 
 def test_a_state_comes_back_with_types_and_order(tmp_path: Path) -> None:
-    Memory(tmp_path, RUN).keep(3, 1, state_of(1), -1)
-    back = Memory(tmp_path, RUN).recall(3, 1)
+    SiteStorage(tmp_path, RUN).keep(3, 1, state_of(1), -1)
+    back = SiteStorage(tmp_path, RUN).recall(3, 1)
     assert back is not None
     assert list(back["scaffold"]["c"]) == ["weight", "seen"]
     assert back["scaffold"]["c"]["weight"].dtype == torch.float64
     assert back["scaffold"]["c"]["seen"].dtype == torch.bool
-    assert Memory(tmp_path, RUN).recall(3, 2) is None
-    assert Memory(tmp_path, "another-run").recall(3, 1) is None
+    assert SiteStorage(tmp_path, RUN).recall(3, 2) is None
+    assert SiteStorage(tmp_path, "another-run").recall(3, 1) is None
 
 
 def test_the_named_state_stays_while_replies_are_not_used(tmp_path: Path) -> None:
     """Rounds 2 to 5 all began from round 1, because the coordinator used none of them: 1 must
     still be there, and so are the two newest.
     """
-    memory = Memory(tmp_path, RUN)
+    memory = SiteStorage(tmp_path, RUN)
     memory.keep(0, 1, state_of(1), -1)
     for round in (2, 3, 4, 5):
         memory.keep(0, round, state_of(round), named=1)
@@ -53,7 +53,7 @@ def test_the_named_state_stays_while_replies_are_not_used(tmp_path: Path) -> Non
 
 
 def test_a_damaged_state_is_a_lost_one(tmp_path: Path) -> None:
-    memory = Memory(tmp_path, RUN)
+    memory = SiteStorage(tmp_path, RUN)
     memory.keep(0, 1, state_of(1), -1)
     file = next(tmp_path.rglob("round-*.safetensors"))
     file.write_bytes(file.read_bytes()[:-3])
@@ -61,9 +61,9 @@ def test_a_damaged_state_is_a_lost_one(tmp_path: Path) -> None:
 
 
 def test_a_request_that_comes_again_gets_its_answer(tmp_path: Path) -> None:
-    memory = Memory(tmp_path, RUN)
-    memory.keep_reply(1, "a" * 64, Parcel({"kind": "trained"}, {"w": np.arange(3.0)}))
-    found = Memory(tmp_path, RUN).find_reply(1, "a" * 64)
+    memory = SiteStorage(tmp_path, RUN)
+    memory.keep_reply(1, "a" * 64, WireMessage({"kind": "trained"}, {"w": np.arange(3.0)}))
+    found = SiteStorage(tmp_path, RUN).find_reply(1, "a" * 64)
     assert found is not None
     assert found.arrays["w"].tolist() == [0, 1, 2]
     assert memory.find_reply(1, "b" * 64) is None
@@ -71,9 +71,9 @@ def test_a_request_that_comes_again_gets_its_answer(tmp_path: Path) -> None:
 
 def test_old_replies_and_old_runs_go(tmp_path: Path) -> None:
     for number in range(RUNS + 3):
-        memory = Memory(tmp_path, f"run-number-{number:02d}")
+        memory = SiteStorage(tmp_path, f"run-number-{number:02d}")
         for round in (1, 2, 3):
-            memory.keep_reply(round, f"{round}" * 64, Parcel({}, {}))
+            memory.keep_reply(round, f"{round}" * 64, WireMessage({}, {}))
     assert len(list(tmp_path.iterdir())) == RUNS
     assert sorted(
         path.name[:13] for path in (tmp_path / f"run-number-{RUNS + 2:02d}").iterdir()
@@ -83,4 +83,4 @@ def test_old_replies_and_old_runs_go(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../../etc", "", "a/b", "A" * 10, "None"])
 def test_a_run_cannot_name_another_folder(name: str, tmp_path: Path) -> None:
     with pytest.raises(Declined, match="not the name of a run"):
-        Memory(tmp_path, name)
+        SiteStorage(tmp_path, name)

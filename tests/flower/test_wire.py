@@ -14,8 +14,8 @@ from hypothesis.extra import numpy as arrays
 from remanence.flower.array_codec import as_arrays, as_tree
 from remanence.flower.wire import (
     DTYPES,
-    Parcel,
     WireError,
+    WireMessage,
     flatten_arrays,
     from_bytes,
     restore_arrays,
@@ -57,7 +57,7 @@ def test_arrays_come_back_bit_by_bit_and_in_order(given_arrays: dict[str, np.nda
 def test_a_parcel_comes_back_from_its_bytes(
     mine: dict[str, np.ndarray], about: dict[str, float]
 ) -> None:
-    back = from_bytes(to_bytes(Parcel(dict(about), mine)))
+    back = from_bytes(to_bytes(WireMessage(dict(about), mine)))
     # floats exactly: JSON writes the shortest text that reads back as the same number
     assert back.about == about
     assert {name: array.tobytes() for name, array in back.arrays.items()} == {
@@ -106,7 +106,7 @@ def test_garbage_is_no_parcel(content: bytes) -> None:
 
 
 def test_a_cut_parcel_is_no_parcel() -> None:
-    content = to_bytes(Parcel({"kind": "trained"}, {"w": np.ones(9)}))
+    content = to_bytes(WireMessage({"kind": "trained"}, {"w": np.ones(9)}))
     for length in range(0, len(content), 7):
         with pytest.raises(WireError):
             from_bytes(content[:length])

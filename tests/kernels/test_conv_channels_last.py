@@ -92,13 +92,13 @@ def test_images_are_turned_around_once() -> None:
     )
     assert y.shape == (3, 2, 6, 8, 8)
     assert y.stride(2) == 1  # channels innermost
-    assert conv_channels_last._side_by_side(y).data_ptr() == y.data_ptr()
-    assert conv_channels_last._side_by_side(y.relu()).shape == (2, 18, 8, 8)
+    assert conv_channels_last._to_grouped(y).data_ptr() == y.data_ptr()
+    assert conv_channels_last._to_grouped(y.relu()).shape == (2, 18, 8, 8)
     strided = vmap(conv_channels_last.convolve, in_dims=(0, 0, None, None))(
         y, draw("v", 3, 5, 6, 3, 3), (2, 2), (1, 1)
     )
     assert strided.shape == (3, 2, 5, 4, 4)
-    assert conv_channels_last._in_rows(strided).data_ptr() == strided.data_ptr()
+    assert conv_channels_last._to_nhwc(strided).data_ptr() == strided.data_ptr()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -111,11 +111,11 @@ def test_streams_on_cuda(dtype: torch.dtype, close: float, monkeypatch: pytest.M
     """
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     x, w = (
-        conv_channels_last._in_rows(draw(name, *shape).to("cuda", dtype))
+        conv_channels_last._to_nhwc(draw(name, *shape).to("cuda", dtype))
         for name, shape in (("x", (6, 8, 64, 16, 16)), ("w", (6, 64, 64, 3, 3)))
     )
     y = conv_per_client.convolve(x, w, (2, 2), (1, 1))
-    dy = conv_channels_last._in_rows(torch.ones_like(y))
+    dy = conv_channels_last._to_nhwc(torch.ones_like(y))
     dx, dw = (
         conv_per_client.differentiate(dy, x, w, (2, 2), (1, 1), of_images)
         for of_images in (True, False)
@@ -165,13 +165,16 @@ def test_which_are_wide(
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     images: Any = SimpleNamespace(is_cuda=cuda)
-    assert grouped_conv.is_wide(images, torch.zeros(*channels, 3, 3, dtype=dtype)) is expected
+    assert (
+        grouped_conv.use_channels_last(images, torch.zeros(*channels, 3, 3, dtype=dtype))
+        is expected
+    )
 
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_only_compiled_steps_take_the_layout(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouped_conv, "is_wide", lambda x, weight: True)
-    monkeypatch.setattr(grouped_conv, "suits", lambda x, weight, padding: False)
+    monkeypatch.setattr(grouped_conv, "use_channels_last", lambda x, weight: True)
+    monkeypatch.setattr(grouped_conv, "use_triton", lambda x, weight, padding: False)
     monkeypatch.setattr(
         conv_channels_last, "convolve", lambda x, w, stride, padding: torch.full((1, 1, 1, 1), 7.0)
     )
@@ -194,8 +197,8 @@ def test_networks_are_reached(case: str, monkeypatch: pytest.MonkeyPatch) -> Non
         return convolve(x, w, *sizes)
 
     convolve = conv_channels_last.convolve
-    monkeypatch.setattr(grouped_conv, "is_wide", lambda x, weight: True)
-    monkeypatch.setattr(grouped_conv, "suits", lambda x, weight, padding: False)
+    monkeypatch.setattr(grouped_conv, "use_channels_last", lambda x, weight: True)
+    monkeypatch.setattr(grouped_conv, "use_triton", lambda x, weight, padding: False)
     monkeypatch.setattr(conv_channels_last, "convolve", spy)
     trace = cuda_graphs.trace_step
     monkeypatch.setattr(

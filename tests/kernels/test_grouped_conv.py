@@ -24,12 +24,12 @@ from torch.utils import _pytree as pytree
 
 from remanence.core import pytree as trees
 from remanence.core.rng import Key
-from remanence.core.types import Start
+from remanence.core.types import ModelState
 from remanence.engines import cuda_graphs
 from remanence.kernels import grouped_conv, triton_conv
-from remanence.kernels.grouped_conv import convolve, correlate, correlate_rows
+from remanence.kernels.grouped_conv import conv_forward, conv_weight_grad, convolve
 from remanence.testing.toy_task import small_experiment
-from remanence.training.client_step import judge_models
+from remanence.training.client_step import predict_logits_stacked
 
 EXACT = {torch.float64: 1e-10, torch.float32: 1e-4}
 
@@ -41,7 +41,7 @@ def draw(name: str, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 @pytest.fixture
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Float64 and wide layers go to our kernels, too."""
-    monkeypatch.setattr(grouped_conv, "suits", lambda x, weight, padding: True)
+    monkeypatch.setattr(grouped_conv, "use_triton", lambda x, weight, padding: True)
 
 
 @pytest.mark.usefixtures("everywhere")
@@ -99,7 +99,7 @@ def test_sums_over_rows_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     for programs in (1, 100):  # one part of 576 rows, and four
         monkeypatch.setattr(triton_conv, "PROGRAMS", programs)
         torch.testing.assert_close(
-            correlate_rows(x, dy, 3, 3, 0, 0, False)[0].permute(3, 2, 0, 1),
+            conv_weight_grad(x, dy, 3, 3, 0, 0, False)[0].permute(3, 2, 0, 1),
             whole,
             rtol=1e-10,
             atol=1e-10,
@@ -123,11 +123,11 @@ def test_operations_are_what_the_compiler_is_told(channels: int) -> None:
         draw("w", 2, 3, 3, 3, channels, dtype=torch.float32),
     )
     torch.library.opcheck(
-        correlate, (x, w, 1, 1, False), test_utils=("test_schema", "test_faketensor")
+        conv_forward, (x, w, 1, 1, False), test_utils=("test_schema", "test_faketensor")
     )
-    dy = correlate(x, w, 1, 1, False)
+    dy = conv_forward(x, w, 1, 1, False)
     torch.library.opcheck(
-        correlate_rows, (x, dy, 3, 3, 1, 1, False), test_utils=("test_schema", "test_faketensor")
+        conv_weight_grad, (x, dy, 3, 3, 1, 1, False), test_utils=("test_schema", "test_faketensor")
     )
 
 
@@ -205,7 +205,7 @@ def test_models_look_at_rows(each: int | None) -> None:
     changes, make_module = CASES["max pooling"]
     assert make_module is not None
     task = small_experiment("fedavg", changes, module=make_module()).task
-    models = Start(
+    models = ModelState(
         *(
             trees.map(lambda x: torch.stack([x, 0.5 * x, 2 * x]), tree)
             for tree in task.model.initial
@@ -215,7 +215,10 @@ def test_models_look_at_rows(each: int | None) -> None:
     with torch.no_grad():
         ours, plain = (
             judge(task, models, x, each)
-            for judge in (grouped_conv.with_convolutions(judge_models), judge_models)
+            for judge in (
+                grouped_conv.with_convolutions(predict_logits_stacked),
+                predict_logits_stacked,
+            )
         )
     torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
 
@@ -227,9 +230,9 @@ def test_batch_norms_of_networks_are_reached(monkeypatch: pytest.MonkeyPatch) ->
         seen.append(training)
         return batch_norm(*values, training=training, **more)
 
-    monkeypatch.setattr(grouped_conv, "normalise", spy)
-    normalise: Any = nn.BatchNorm2d(3)
-    grouped_conv.with_convolutions(normalise, fused=True)(
+    monkeypatch.setattr(grouped_conv, "stacked_batch_norm", spy)
+    normalize: Any = nn.BatchNorm2d(3)
+    grouped_conv.with_convolutions(normalize, fused=True)(
         draw("x", 2, 3, 4, 4, dtype=torch.float32)
     )  # type: ignore[call-arg, arg-type]
     assert seen == [True]
@@ -249,15 +252,17 @@ def test_batch_norm_of_images_as_they_lie(training: bool) -> None:
     )
 
     def loss(
-        normalise: Any, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor
+        normalize: Any, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor
     ) -> Any:
         mean, var = mean.clone(), var.clone()  # what is remembered is written in place
-        y = normalise(x, mean, var, weight, bias, training, 0.3, 1e-3)
+        y = normalize(x, mean, var, weight, bias, training, 0.3, 1e-3)
         return (
             y * torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).reshape(y.shape)
         ).square().sum(), (y, mean, var)
 
-    ours = vmap(grad(partial(loss, grouped_conv.normalise), (0, 3, 4), has_aux=True))(*values)
+    ours = vmap(grad(partial(loss, grouped_conv.stacked_batch_norm), (0, 3, 4), has_aux=True))(
+        *values
+    )
     for client in range(3):
         theirs = grad(partial(loss, batch_norm), (0, 3, 4), has_aux=True)(
             *(value[client].contiguous() for value in values)
@@ -269,7 +274,7 @@ def test_batch_norm_of_images_as_they_lie(training: bool) -> None:
 
 def test_batch_norm_of_a_single_value() -> None:
     with pytest.raises(ValueError, match="more than one value a channel"):
-        grouped_conv.normalise(torch.ones(1, 3, 1, 1), None, None, training=True)
+        grouped_conv.stacked_batch_norm(torch.ones(1, 3, 1, 1), None, None, training=True)
 
 
 @pytest.mark.usefixtures("everywhere")

@@ -24,7 +24,7 @@ def test_it_is_torchs_also_where_pixels_are_equal(
     dy = torch.arange(y.numel(), dtype=x.dtype).reshape(y.shape)
     settings = (list(kernel), list(kernel), [0, 0], [1, 1], False, indices)
     assert torch.equal(
-        maxpool_backward.hand_back(dy, x, *settings),
+        maxpool_backward.max_pool2d_backward(dy, x, *settings),
         library.max_pool2d_with_indices_backward(dy, x, *settings),
     )
 
@@ -38,6 +38,8 @@ def test_windows_that_do_not_tile_the_image_are_left_to_torch(
     x = torch.zeros(1, 1, side, side)
     y, indices = library.max_pool2d_with_indices(x, [kernel], [stride], [padding])
     assert (
-        maxpool_backward.hand_back(y, x, [kernel], [stride], [padding], [1], False, indices)
+        maxpool_backward.max_pool2d_backward(
+            y, x, [kernel], [stride], [padding], [1], False, indices
+        )
         is NotImplemented
     )

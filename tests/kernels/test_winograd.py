@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from remanence.core.model import wrap
+from remanence.core.model import functionalize
 from remanence.engines import compiled_eval
-from remanence.engines.compiled_eval import QuickModel, quicken
-from remanence.engines.processes import Processes
-from remanence.engines.sequential import Loop
-from remanence.engines.sequential_fast import TunedLoop
+from remanence.engines.compiled_eval import CompiledEvalModel, compile_for_eval
+from remanence.engines.processes import ProcessEngine
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.sequential_fast import FastSequentialEngine
 from remanence.kernels import trace, winograd
-from remanence.kernels.winograd import lay_out
+from remanence.kernels.winograd import to_channels_last
 from remanence.testing import TOLERANCE
-from remanence.testing.toy_task import play, small_experiment, state_tree, worst_difference
+from remanence.testing.toy_task import max_rel_diff, run_rounds, small_experiment, state_tree
 
 library = torch.ops.aten
 IMAGES = {"data.name": "synthetic(samples=64, classes=4, shape='2x10x9', test=0.25)"}
@@ -76,7 +76,7 @@ def test_four_outputs_by_hand() -> None:
     polynomial 1 + 2t + 3t^2: 1 at 0, 6 at 1, 2 at -1 and 3 at infinity, up to a scale each; six
     products are enough.
     """
-    sums = winograd.find_sums(3)
+    sums = winograd.winograd_matrices(3)
     at_points = sums.filter @ [1.0, 2.0, 3.0]
     scale = sums.filter[:, 0]  # at each point but infinity the constant's coefficient is 1
     np.testing.assert_allclose((at_points / np.where(scale, scale, 1.0))[:3], [1.0, 6.0, 2.0])
@@ -112,7 +112,7 @@ def test_it_is_torchs_convolution(
         draw(channels[1]),
     )
     plain = ([1, 1], [zeros, zeros], [1, 1], False, [0, 0], 1)
-    with without_compiler(), mock.patch.object(winograd, "WORTH", 0.0):
+    with without_compiler(), mock.patch.object(winograd, "MIN_SPEEDUP", 0.0):
         y = winograd.convolve(x, w, bias if has_bias else None, *plain)
         expected = torch.conv2d(x, w, bias if has_bias else None, padding=zeros)
         assert_close(y, expected)
@@ -158,7 +158,8 @@ def _gradients(
 def test_the_operations_say_beforehand_how_their_answers_lie(dtype: torch.dtype) -> None:
     """The compiler relies on it."""
     x, w, dy = (
-        lay_out(draw(*shape, dtype=dtype)) for shape in ((2, 3, 7, 6), (4, 3, 3, 3), (2, 4, 7, 6))
+        to_channels_last(draw(*shape, dtype=dtype))
+        for shape in ((2, 3, 7, 6), (4, 3, 3, 3), (2, 4, 7, 6))
     )
     with without_compiler():
         torch.library.opcheck(winograd.convolve_tiles, (x, w, 1))
@@ -239,11 +240,11 @@ def test_a_gpu_keeps_its_own() -> None:
 
 def test_a_step_is_written_down_with_them(uncompiled: None) -> None:
     experiment = small_experiment("fedavg", IMAGES, module=two_layers())
-    oracle, _ = play(experiment, Loop(experiment.task), 2)
-    engine = TunedLoop(experiment.task, "compiled")
-    state, _ = play(experiment, engine, 2)
+    oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
+    engine = FastSequentialEngine(experiment.task, "compiled")
+    state, _ = run_rounds(experiment, engine, 2)
     assert engine.fallback == ""
-    assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+    assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
     ((step,),) = engine.traced.values()
     done = operations(step.run)
     tiles = torch.ops.remanence
@@ -259,9 +260,9 @@ def test_a_step_is_written_down_with_them(uncompiled: None) -> None:
 
 def test_judging_is_written_down_with_them(uncompiled: None) -> None:
     x = draw(compiled_eval.ROWS["cpu"], 2, 10, 9)
-    model = wrap(two_layers(), x, 4, dtype=torch.float64)
-    quick = quicken(model, True, [])
-    assert isinstance(quick, QuickModel)
+    model = functionalize(two_layers(), x, 4, dtype=torch.float64)
+    quick = compile_for_eval(model, True, [])
+    assert isinstance(quick, CompiledEvalModel)
     assert_close(
         quick.judge_rows(model.initial, x).logits, model.judge_rows(model.initial, x).logits
     )
@@ -272,8 +273,8 @@ def test_judging_is_written_down_with_them(uncompiled: None) -> None:
 def test_steps_that_are_not_compiled_are_torchs() -> None:
     """Without the compiler the sums would cost more than the products they save."""
     experiment = small_experiment("fedavg", IMAGES, module=two_layers())
-    engine = TunedLoop(experiment.task, "graph")
-    play(experiment, engine, 1)
+    engine = FastSequentialEngine(experiment.task, "graph")
+    run_rounds(experiment, engine, 1)
     for step, *_ in engine.traced.values():
         assert not [each for each in operations(step.run) if "remanence" in str(each)]
 
@@ -282,8 +283,8 @@ def test_steps_that_are_not_compiled_are_torchs() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_workers_compile_them() -> None:
     experiment = small_experiment("fedavg", IMAGES, module=two_layers())
-    oracle, _ = play(experiment, Loop(experiment.task), 2)
-    with closing(Processes(experiment.task, 2, steps="compiled")) as engine:
-        state, _ = play(experiment, engine, 2)
+    oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
+    with closing(ProcessEngine(experiment.task, 2, steps="compiled")) as engine:
+        state, _ = run_rounds(experiment, engine, 2)
         assert engine.fallback == ""
-    assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+    assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE

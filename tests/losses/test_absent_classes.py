@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from remanence.core.errors import InputError
-from remanence.core.types import Batch, Facts, Output, Part
+from remanence.core.types import Batch, ClientStats, Output, Part
 from remanence.losses.fedlc import calibrated, fedlc
 from remanence.losses.fedrs import fedrs, restricted
 from remanence.losses.masked_ce import masked, masked_ce
@@ -81,7 +81,7 @@ def losses(
     """-> the loss of each row [B], the gradient of their sum with respect to the logits [B, C]"""
     logits = logits.clone().requires_grad_()
     numbers = {name: torch.tensor(value, dtype=torch.float64) for name, value in hyper.items()}
-    facts = Facts(torch.tensor(float(sum(counts))), torch.tensor(counts, dtype=torch.float64))
+    facts = ClientStats(torch.tensor(float(sum(counts))), torch.tensor(counts, dtype=torch.float64))
     batch = Batch(logits.detach(), y, torch.ones(len(y)), torch.arange(len(y)))
     rows = function(Output(logits, logits), batch, SimpleNamespace(facts=facts, hyper=numbers))
     return rows.detach(), torch.autograd.grad(rows.sum(), logits)[0]

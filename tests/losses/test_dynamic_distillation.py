@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference import flashback as reference
 
-from remanence.losses.dynamic_distillation import distil, label_shares
+from remanence.losses.dynamic_distillation import distill, label_shares
 
 
 def numbers(*values: object) -> torch.Tensor:
@@ -59,7 +59,7 @@ def test_distil_by_hand() -> None:
         numbers([1 / 4, 1 / 2, 1 / 4]),
         numbers([[1 / 2, 1 / 4, 1 / 4]], [[1 / 4, 1 / 4, 1 / 2]]),
     )
-    rows = distil(torch.log(q) + 7, torch.log(teachers) - 2, numbers([1, 1 / 2, 1], [0, 1 / 2, 1]))
+    rows = distill(torch.log(q) + 7, torch.log(teachers) - 2, numbers([1, 1 / 2, 1], [0, 1 / 2, 1]))
     assert rows.shape == (1,)
     assert float(rows) == pytest.approx(3 / 4 * math.log(2), abs=1e-14)
 
@@ -68,7 +68,7 @@ def test_a_student_is_drawn_to_its_teacher() -> None:
     """With alpha = 1 the gradient with respect to the student's logits is q - p."""
     student = numbers([0.0, 1.0, -1.0]).requires_grad_()
     teacher = numbers([[2.0, 0.0, 1.0]])
-    distil(student, teacher, torch.ones(1, 3, dtype=torch.float64)).sum().backward()
+    distill(student, teacher, torch.ones(1, 3, dtype=torch.float64)).sum().backward()
     assert student.grad is not None
     wanted = torch.softmax(student.detach(), dim=1) - torch.softmax(teacher[0], dim=1)
     assert torch.allclose(student.grad, wanted, rtol=0, atol=1e-15)
@@ -79,6 +79,6 @@ def test_a_teacher_that_is_certain_gives_no_nan() -> None:
     -log q_1 = log 3.
     """
     student = torch.zeros(1, 3, dtype=torch.float64, requires_grad=True)
-    rows = distil(student, numbers([[2000.0, 0.0, 0.0]]), torch.ones(1, 3, dtype=torch.float64))
+    rows = distill(student, numbers([[2000.0, 0.0, 0.0]]), torch.ones(1, 3, dtype=torch.float64))
     assert float(rows.detach()) == pytest.approx(math.log(3), abs=1e-14)
     assert bool(torch.isfinite(torch.autograd.grad(rows.sum(), student)[0]).all())

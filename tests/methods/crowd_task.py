@@ -20,16 +20,16 @@ from methods.drifting_task import (
     read_batches,
     read_rows,
 )
-from reference.decentralised import Method, World
+from reference.decentralized import Method, World
 from reference.gossip import State
 
 from remanence.core.rng import Key
-from remanence.core.types import Start
-from remanence.engines.vectorized import Stacked
-from remanence.experiment.build import Experiment
-from remanence.peers.peer_sampling import draw_uniform, draw_weighted
-from remanence.testing.toy_task import state_tree, worst_difference
-from remanence.training.state import Crowd, RunState
+from remanence.core.types import ModelState
+from remanence.engines.vectorized import VectorizedEngine
+from remanence.experiment.build import BuiltExperiment
+from remanence.peers.peer_sampling import sample_uniform, sample_weighted
+from remanence.testing.toy_task import max_rel_diff, state_tree
+from remanence.training.state import ClientModels, RunState
 
 CASES: dict[str, tuple[str, Method]] = {
     "random": ("random(peers=2)", Method("random", peers=2)),
@@ -68,7 +68,9 @@ CASES: dict[str, tuple[str, Method]] = {
 }
 
 
-def make_world(experiment: Experiment, optimizer: str, kind: str = "mlp", **changes: Any) -> World:
+def make_world(
+    experiment: BuiltExperiment, optimizer: str, kind: str = "mlp", **changes: Any
+) -> World:
     """The experiment as the reference sees it. It says who may be asked and with what chances;
     only the noise of a draw is the program's.
     """
@@ -91,9 +93,9 @@ def make_world(experiment: Experiment, optimizer: str, kind: str = "mlp", **chan
         table[client, candidates] = torch.tensor(scores, dtype=torch.float64)
         key = Key(SEED).fold("round", round, "peers", purpose)
         drawn = (
-            draw_uniform(reachable, count, key)
+            sample_uniform(reachable, count, key)
             if purpose == "random"
-            else draw_weighted(table, reachable, count, key)
+            else sample_weighted(table, reachable, count, key)
         )
         return [int(peer) for peer in drawn[client] if peer >= 0]
 
@@ -117,12 +119,12 @@ def make_world(experiment: Experiment, optimizer: str, kind: str = "mlp", **chan
     return World(**given | changes)
 
 
-def crowd(state: RunState) -> Crowd:
+def crowd(state: RunState) -> ClientModels:
     assert state.crowd is not None
     return state.crowd
 
 
-def model_of(models: Start, client: int) -> State:
+def model_of(models: ModelState, client: int) -> State:
     """A client's model as a state dict."""
     return {name: value[client] for tree in models for name, value in tree.items()}
 
@@ -160,10 +162,12 @@ def assert_as_the_reference(
             assert remembered["met"].tolist() == wanted["met"]
 
 
-def assert_stacks_agree(experiment: Experiment, states: list[RunState], stack: int = 4) -> None:
-    stacked, _ = play_states(experiment, Stacked(experiment.task, stack))
+def assert_stacks_agree(
+    experiment: BuiltExperiment, states: list[RunState], stack: int = 4
+) -> None:
+    stacked, _ = play_states(experiment, VectorizedEngine(experiment.task, stack))
     for mine, wanted in zip(stacked, states, strict=True):
-        place, distance = worst_difference(state_tree(mine), state_tree(wanted))
+        place, distance = max_rel_diff(state_tree(mine), state_tree(wanted))
         assert distance <= 1e-12, f"round {wanted.round}: {distance:.1e} at {place}"
 
 

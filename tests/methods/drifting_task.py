@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from reference.federated import normalise
+from reference.federated import normalize
 from reference.gossip import Rows, Training
 from torch import nn
 
 from remanence.core.rng import Key
 from remanence.core.types import Engine, Method, Part
 from remanence.data.batches import plan_batches
-from remanence.experiment.build import Experiment
-from remanence.rounds.loop import first_state, open_recorder, play_round
+from remanence.experiment.build import BuiltExperiment
+from remanence.rounds.loop import first_state, make_recorder, run_round
 from remanence.testing.toy_task import small_experiment
 from remanence.training.state import RunState
 
@@ -79,17 +79,17 @@ def make_net(kind: str = "mlp") -> nn.Module:
 
 def make_experiment(
     method: str | Part | Method, optimizer: str = "sgd", kind: str = "mlp", **changes: Any
-) -> Experiment:
+) -> BuiltExperiment:
     settings = SETTINGS | {"local.optimizer": OPTIMIZERS[optimizer][0]} | changes
     return small_experiment(method, settings, module=make_net(kind))
 
 
-def read_rows(experiment: Experiment) -> Callable[[str], Callable[[int, int], Rows]]:
+def read_rows(experiment: BuiltExperiment) -> Callable[[str], Callable[[int, int], Rows]]:
     """`read_rows(experiment)("train")(time step, client)`: inputs and labels, the labels worked
     out here from the clusters.
     """
     source, population = experiment.source, experiment.task.population
-    x, y = normalise(source.train.x), source.train.y
+    x, y = normalize(source.train.x), source.train.y
     sizes = [step.train.sizes.tolist() for step in population.steps]
     assert sizes[0] != sizes[-1] or len(population.steps) == 1 or len(set(sizes[0])) == 1, (
         "sizes must change, or old ones would pass"
@@ -108,7 +108,7 @@ def read_rows(experiment: Experiment) -> Callable[[str], Callable[[int, int], Ro
 
 
 def read_batches(
-    experiment: Experiment, epochs: dict[int, int]
+    experiment: BuiltExperiment, epochs: dict[int, int]
 ) -> Callable[[int, int, int | str], list[Rows]]:
     """(round, client, phase) -> its batches, planned by the program's keys; epochs: of each
     phase.
@@ -130,7 +130,7 @@ def read_batches(
 
 
 def play_states(
-    experiment: Experiment, engine: Engine, rounds: int = 0
+    experiment: BuiltExperiment, engine: Engine, rounds: int = 0
 ) -> tuple[list[RunState], list[dict[str, Any]]]:
     """-> the state after every round, the first state among them, and the line written about
     each round
@@ -138,10 +138,10 @@ def play_states(
     states, lines = [first_state(experiment)], []
     with (
         tempfile.TemporaryDirectory() as folder,
-        closing(open_recorder(Path(folder), experiment, {})) as recorder,
+        closing(make_recorder(Path(folder), experiment, {})) as recorder,
     ):
         for _ in range(rounds or experiment.spec.total_rounds):
-            state, line = play_round(experiment, engine, states[-1], recorder)
+            state, line = run_round(experiment, engine, states[-1], recorder)
             states.append(state)
             lines.append(line)
     return states, lines

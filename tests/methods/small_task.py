@@ -12,9 +12,9 @@ from reference import federated
 from torch import Tensor, nn
 
 from remanence.core.types import Method, Part
-from remanence.engines.sequential import Loop
-from remanence.experiment.build import Experiment
-from remanence.testing.toy_task import play, small_experiment
+from remanence.engines.sequential import SequentialEngine
+from remanence.experiment.build import BuiltExperiment
+from remanence.testing.toy_task import run_rounds, small_experiment
 from remanence.training.state import RunState
 
 CLASSES, ROUNDS, COHORT, BATCH, SEED = 5, 3, 3, 4, 4
@@ -35,7 +35,7 @@ SAME |= {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "schedule": "exponent
 class Plain(NamedTuple):
     """The same experiment in plain tensors."""
 
-    x: Tensor  # [n, ...] normalised
+    x: Tensor  # [n, ...] normalized
     y: Tensor  # [n]
     rows: list[np.ndarray]  # each client's training rows
     public: np.ndarray  # the server's rows
@@ -71,20 +71,20 @@ def make_net(kind: str) -> nn.Module:
     return net.double()
 
 
-def make_experiment(method: Part | Method, kind: str, **changes: Any) -> Experiment:
+def make_experiment(method: Part | Method, kind: str, **changes: Any) -> BuiltExperiment:
     form = "features=6" if kind == "mlp" else "shape='2x6x6'"
     data = {"data.name": f"synthetic(samples=100, classes={CLASSES}, {form})"}
     return small_experiment(method, data | SETTINGS | changes, module=make_net(kind))
 
 
-def in_plain_tensors(experiment: Experiment, **setting: Any) -> Plain:
+def in_plain_tensors(experiment: BuiltExperiment, **setting: Any) -> Plain:
     held = experiment.task.population.at(0).train
     assert len(set(held.sizes.tolist())) > 1, "clients of equal size would hide a wrong weight"
     train = experiment.source.train
     rows = [held.of(client) for client in range(len(held.sizes))]
     chosen = federated.Setting(**SAME | setting)
     return Plain(
-        federated.normalise(train.x),
+        federated.normalize(train.x),
         torch.from_numpy(train.y),
         rows,
         experiment.task.public.numpy(),
@@ -92,9 +92,9 @@ def in_plain_tensors(experiment: Experiment, **setting: Any) -> Plain:
     )
 
 
-def play_all(experiment: Experiment) -> RunState:
+def play_all(experiment: BuiltExperiment) -> RunState:
     """All rounds on the plain engine."""
-    return play(experiment, Loop(experiment.task), ROUNDS)[0]
+    return run_rounds(experiment, SequentialEngine(experiment.task), ROUNDS)[0]
 
 
 def largest_gap(state: RunState, wanted: dict[str, Tensor], kind: str) -> float:

@@ -1,4 +1,4 @@
-"""Centralised training against plain PyTorch: the model, and every forgetting event of every
+"""Centralized training against plain PyTorch: the model, and every forgetting event of every
 example.
 """
 
@@ -9,27 +9,29 @@ import pytest
 import torch
 from methods.small_task import in_plain_tensors, largest_gap, make_experiment, make_net
 from methods.test_frozen_head import TWO, two_layers
-from reference import centralised as witness
+from reference import centralized as witness
 
 from remanence.core.rng import Key
 from remanence.core.types import Output
 from remanence.data.batches import plan_batches
-from remanence.data.source import Source, Split
-from remanence.engines.sequential import Loop
-from remanence.engines.vectorized import Stacked
-from remanence.methods.centralized import centralised, judge
+from remanence.data.source import ArrayDataset, DatasetSplit
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.vectorized import VectorizedEngine
+from remanence.methods.centralized import centralized, correct_and_margin
 from remanence.methods.frozen_head import frozen_head
 from remanence.testing import check_method
-from remanence.testing.toy_task import play, small_experiment
+from remanence.testing.toy_task import run_rounds, small_experiment
 
 
-@pytest.mark.parametrize("engine", [Loop, Stacked])
-def test_three_rounds_equal_plain_pytorch(engine: type[Loop] | type[Stacked]) -> None:
+@pytest.mark.parametrize("engine", [SequentialEngine, VectorizedEngine])
+def test_three_rounds_equal_plain_pytorch(
+    engine: type[SequentialEngine] | type[VectorizedEngine],
+) -> None:
     """Six clients' rows as one client's; a last batch that is shorter than the others; events
     of every round and, kept, of every example.
     """
     bold = {"local.optimizer": "sgd(lr=0.5, momentum=0.9)", "local.epochs": 2}
-    experiment = make_experiment(centralised(), "mlp", **bold)
+    experiment = make_experiment(centralized(), "mlp", **bold)
     rows = experiment.task.population.at(0).train.of(0)
     assert experiment.task.world.clients == 1
     assert len(rows) % 4 > 0
@@ -37,7 +39,7 @@ def test_three_rounds_equal_plain_pytorch(engine: type[Loop] | type[Stacked]) ->
     plain, net = in_plain_tensors(parted, lr=0.5, weight_decay=0.0, epochs=2), make_net("mlp")
     assert sorted(rows.tolist()) == sorted(np.concatenate(plain.rows).tolist())
     history = witness.train(net, plain.x, plain.y, rows, plain.setting)
-    state, lines = play(experiment, engine(experiment.task), 3)
+    state, lines = run_rounds(experiment, engine(experiment.task), 3)
     assert (
         largest_gap(
             state, {name: value.detach() for name, value in net.state_dict().items()}, "mlp"
@@ -46,37 +48,37 @@ def test_three_rounds_equal_plain_pytorch(engine: type[Loop] | type[Stacked]) ->
     )
     for kind in ("right_to_wrong", "margin_rise"):
         in_rounds = [sum(events[kind].values()) for events in history]
-        assert [line["extras"][f"centralised.{kind}"] for line in lines] == in_rounds
+        assert [line["extras"][f"centralized.{kind}"] for line in lines] == in_rounds
         assert len(set(in_rounds)) == 3
         wanted = torch.zeros(len(plain.y), dtype=torch.int64)
         for events in history:
             for example, times in events[kind].items():
                 wanted[example] += times
-        assert torch.equal(state.own[0]["centralised"][kind], wanted)
+        assert torch.equal(state.own[0]["centralized"][kind], wanted)
         assert int(wanted.max()) > 0
 
 
-def pair(second_label: int) -> Source:
-    train = Split(
+def pair(second_label: int) -> ArrayDataset:
+    train = DatasetSplit(
         np.array([[1.0], [3.0]], dtype=np.float32), np.array([0, second_label]), np.array([0, 1])
     )
-    return Source(
-        "pair", "table", ("0", "1"), train, Split(train.x, train.y), group_names=("A", "B")
+    return ArrayDataset(
+        "pair", "table", ("0", "1"), train, DatasetSplit(train.x, train.y), group_names=("A", "B")
     )
 
 
-def events_of_one_round(source: Source, seed: int) -> tuple[bool, dict[str, list[int]]]:
+def events_of_one_round(source: ArrayDataset, seed: int) -> tuple[bool, dict[str, list[int]]]:
     """-> did the row x = 1 come first, the events of both rows"""
     experiment = small_experiment(
-        centralised() + frozen_head(),
+        centralized() + frozen_head(),
         TWO | {"local.batch": 1, "seed": seed},
         module=two_layers(0.0, (1.0, -1.0)),
         source=source,
     )
-    state, _ = play(experiment, Loop(experiment.task), 1)
+    state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
     plan = plan_batches(Key(seed).fold("round", 1, "client", 0, "plan", 0), 2, 1, epochs=1)
     return bool(plan.rows[0, 0] == 0), {
-        kind: counts.tolist() for kind, counts in state.own[0]["centralised"].items()
+        kind: counts.tolist() for kind, counts in state.own[0]["centralized"].items()
     }
 
 
@@ -115,17 +117,18 @@ def test_margin_error_by_hand() -> None:
     is the answer, as in every score.
     """
     logits = torch.tensor([[1.0, 2.0, 3.0], [1.0, -1.0, 3.0], [0.0, 0.0, -1.0]])
-    right, error = judge(Output(logits, logits), torch.tensor([1, 2, 1]))
+    right, error = correct_and_margin(Output(logits, logits), torch.tensor([1, 2, 1]))
     assert right.tolist() == [False, True, False]
     assert error.tolist() == [1.0, -2.0, 0.0]
 
 
 def test_counting_changes_nothing() -> None:
     with_events, without = (
-        make_experiment(centralised(events=events), "mlp") for events in (True, False)
+        make_experiment(centralized(events=events), "mlp") for events in (True, False)
     )
     (counted, _), (plain, lines) = (
-        play(experiment, Loop(experiment.task), 2) for experiment in (with_events, without)
+        run_rounds(experiment, SequentialEngine(experiment.task), 2)
+        for experiment in (with_events, without)
     )
     assert all(
         torch.equal(value, plain.server.model.params[name])
@@ -137,4 +140,4 @@ def test_counting_changes_nothing() -> None:
 
 @pytest.mark.parametrize("events", [True, False])
 def test_contract(events: bool) -> None:
-    check_method(centralised(events=events))
+    check_method(centralized(events=events))

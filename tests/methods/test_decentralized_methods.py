@@ -28,16 +28,16 @@ from methods.drifting_task import (
     play_states,
     read_rows,
 )
-from reference import decentralised
+from reference import decentralized
 from reference.federated import re_weighted_softmax
 from reference.gossip import Loss, Rows, State, Training, clone, cross_entropy, equip
 from torch import nn
 
 from remanence.core.errors import InputError
-from remanence.core.types import Start
-from remanence.engines.processes import Processes
-from remanence.engines.sequential import Loop
-from remanence.testing.toy_task import state_tree, worst_difference
+from remanence.core.types import ModelState
+from remanence.engines.processes import ProcessEngine
+from remanence.engines.sequential import SequentialEngine
+from remanence.testing.toy_task import max_rel_diff, state_tree
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -45,8 +45,8 @@ from remanence.testing.toy_task import state_tree, worst_difference
 def test_two_time_steps_equal_explicit_loops(case: str, optimizer: str) -> None:
     text, method = CASES[case]
     experiment = make_experiment(text, optimizer)
-    history = decentralised.play(make_world(experiment, optimizer), method)
-    states, lines = play_states(experiment, Loop(experiment.task))
+    history = decentralized.play(make_world(experiment, optimizer), method)
+    states, lines = play_states(experiment, SequentialEngine(experiment.task))
     assert_moved(history)
     assert_as_the_reference(states, history, method.name in ("dac", "hast"))
     assert_stacks_agree(experiment, states)
@@ -67,7 +67,7 @@ def test_two_time_steps_equal_explicit_loops(case: str, optimizer: str) -> None:
 def test_tuning_is_kept_by_some_and_refused_by_others() -> None:
     """Else the cases above would say little of what is kept."""
     experiment = make_experiment(CASES["hast"][0])
-    history = decentralised.play(make_world(experiment, "sgd"), CASES["hast"][1])
+    history = decentralized.play(make_world(experiment, "sgd"), CASES["hast"][1])
     kept = [kept for record in history[1:] for kept in record["kept"].values()]
     assert {True, False} == set(kept)
 
@@ -80,8 +80,8 @@ def test_batch_norm_is_mixed_like_weights(case: str) -> None:
     text, method = CASES[case]
     same_size = {"drift.concepts": "swap"}
     experiment = make_experiment(text, kind="batch norm", **same_size)
-    history = decentralised.play(make_world(experiment, "sgd", "batch norm"), method)
-    states, _ = play_states(experiment, Loop(experiment.task))
+    history = decentralized.play(make_world(experiment, "sgd", "batch norm"), method)
+    states, _ = play_states(experiment, SequentialEngine(experiment.task))
     assert_as_the_reference(states, history, case == "hast")
     assert_stacks_agree(experiment, states)
 
@@ -100,8 +100,8 @@ def test_hast_with_wsm() -> None:
         counts = np.bincount(train(step, client)[1], minlength=CLASSES).tolist()
         return lambda logits, labels: re_weighted_softmax(logits, labels, counts)
 
-    history = decentralised.play(make_world(experiment, "sgd", loss=loss), CASES["hast"][1])
-    states, _ = play_states(experiment, Loop(experiment.task))
+    history = decentralized.play(make_world(experiment, "sgd", loss=loss), CASES["hast"][1])
+    states, _ = play_states(experiment, SequentialEngine(experiment.task))
     assert_moved(history)
     assert_as_the_reference(states, history, True)
     assert_stacks_agree(experiment, states)
@@ -150,10 +150,10 @@ class Proximal:
 
 
 def test_hast_with_fedprox(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decentralised, "train", Proximal(0.5))
+    monkeypatch.setattr(decentralized, "train", Proximal(0.5))
     experiment = make_experiment("hast(peers=2, tau=3, depth=1, finetune_epochs=2)+fedprox(mu=0.5)")
-    history = decentralised.play(make_world(experiment, "sgd"), CASES["hast"][1])
-    states, _ = play_states(experiment, Loop(experiment.task))
+    history = decentralized.play(make_world(experiment, "sgd"), CASES["hast"][1])
+    states, _ = play_states(experiment, SequentialEngine(experiment.task))
     assert_moved(history)
     assert_as_the_reference(states, history, True)
     assert_stacks_agree(experiment, states)
@@ -161,16 +161,16 @@ def test_hast_with_fedprox(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_depth_0_is_random_bit_by_bit() -> None:
     hast, random = (
-        play_states(e, Loop(e.task))[0]
+        play_states(e, SequentialEngine(e.task))[0]
         for e in map(make_experiment, (CASES["hast, no layer"][0], CASES["random"][0]))
     )
     for mine, wanted in zip(hast, random, strict=True):
         for name in ("models", "best", "best_loss", "waited", "stopped", "heard"):
             a, b = getattr(crowd(mine), name), getattr(crowd(wanted), name)
             assert (
-                worst_difference(
-                    {"x": a._asdict() if isinstance(a, Start) else a},
-                    {"x": b._asdict() if isinstance(b, Start) else b},
+                max_rel_diff(
+                    {"x": a._asdict() if isinstance(a, ModelState) else a},
+                    {"x": b._asdict() if isinstance(b, ModelState) else b},
                 )[1]
                 == 0
             )
@@ -180,11 +180,11 @@ def test_processes_agree_too() -> None:
     experiment = make_experiment(
         CASES["hast"][0], **{"clients.availability": "random(offline=0.4)"}
     )
-    states, _ = play_states(experiment, Loop(experiment.task))
-    with closing(Processes(experiment.task, workers=2)) as engine:
+    states, _ = play_states(experiment, SequentialEngine(experiment.task))
+    with closing(ProcessEngine(experiment.task, workers=2)) as engine:
         others, _ = play_states(experiment, engine)
     for mine, wanted in zip(others, states, strict=True):
-        assert worst_difference(state_tree(mine), state_tree(wanted))[1] <= 1e-12
+        assert max_rel_diff(state_tree(mine), state_tree(wanted))[1] <= 1e-12
 
 
 # ----------------------------------------------------------------------------------------- refusals
@@ -199,7 +199,7 @@ def test_processes_agree_too() -> None:
         ("hast(depth=-1)", "depth=-1 and finetune_epochs=3 must be at least 0"),
         ("hast(peers=2)+fedadam", "fedadam works at a server, and hast has none"),
         ("random(peers=2)+dac(peers=2)", "both replace the choice of peers"),
-        ("local+centralised", "centralised works at a server, and local has none"),
+        ("local+centralized", "centralized works at a server, and local has none"),
     ],
 )
 def test_refusals(method: str, words: str) -> None:
@@ -213,6 +213,6 @@ def test_a_graph_that_leaves_someone_alone_lets_it_train_alone(tmp_path: Any) ->
         "random(peers=2)", **{"peers.topology": f"edges(path='{tmp_path / 'graph.csv'}')"}
     )
     alone = make_experiment("local")
-    mine, wanted = (play_states(e, Loop(e.task))[0][-1] for e in (experiment, alone))
+    mine, wanted = (play_states(e, SequentialEngine(e.task))[0][-1] for e in (experiment, alone))
     assert gap_of(model_of(crowd(mine).models, 5), model_of(crowd(wanted).models, 5)) == 0
     assert gap_of(model_of(crowd(mine).models, 4), model_of(crowd(wanted).models, 4)) > 0.01

@@ -33,16 +33,16 @@ from methods.drifting_task import (
     make_net,
     play_states,
 )
-from reference import decentralised
+from reference import decentralized as reference_rounds
 from rounds.test_run import Tampered, poison
 
 from remanence.core.rng import Key
-from remanence.core.types import PairScores, Start
-from remanence.engines.sequential import Loop
-from remanence.engines.vectorized import Stacked
+from remanence.core.types import ModelState, PairCounts
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.vectorized import VectorizedEngine
 from remanence.rounds import decentralized
-from remanence.rounds.loop import open_recorder, play_round
-from remanence.testing.toy_task import worst_difference
+from remanence.rounds.loop import make_recorder, run_round
+from remanence.testing.toy_task import max_rel_diff
 
 OFFLINE = "random(offline=0.4)"
 
@@ -68,18 +68,18 @@ SITUATIONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     ),
     "a ring": (
         {"peers.topology": "ring"},
-        {"neighbours": lambda k: [(k - 1) % CLIENTS, (k + 1) % CLIENTS]},
+        {"neighbors": lambda k: [(k - 1) % CLIENTS, (k + 1) % CLIENTS]},
         {},
     ),
     "all at once": (
         {
-            "peers.topology": "ring(neighbours=2)",
+            "peers.topology": "ring(neighbors=2)",
             "clients.availability": OFFLINE,
             "peers.patience": 1,
         },
         {
             "online": drawn_online,
-            "neighbours": lambda k: [(k + d) % CLIENTS for d in (-2, -1, 1, 2)],
+            "neighbors": lambda k: [(k + d) % CLIENTS for d in (-2, -1, 1, 2)],
         },
         {"patience": 1},
     ),
@@ -98,8 +98,8 @@ def test_situations_equal_explicit_loops(situation: str, case: str) -> None:
         else None
     )
     more = world | ({"training": training} if training else {})
-    history = decentralised.play(make_world(experiment, "sgd", **more), replace(method, **rules))
-    states, lines = play_states(experiment, Loop(experiment.task))
+    history = reference_rounds.play(make_world(experiment, "sgd", **more), replace(method, **rules))
+    states, lines = play_states(experiment, SequentialEngine(experiment.task))
     assert_as_the_reference(states, history, case != "random")
     assert_stacks_agree(experiment, states)
     for line, wanted in zip(lines, history[1:], strict=True):
@@ -116,7 +116,7 @@ def test_situations_equal_explicit_loops(situation: str, case: str) -> None:
         assert len({line["offline"] for line in lines}) > 1
 
 
-@pytest.mark.parametrize("make_engine", [Loop, Stacked])
+@pytest.mark.parametrize("make_engine", [SequentialEngine, VectorizedEngine])
 def test_a_client_that_is_refused_keeps_its_model_and_the_others_go_on(
     make_engine: Callable[[Any], Any],
 ) -> None:
@@ -142,18 +142,18 @@ def test_a_client_that_is_refused_keeps_its_model_and_the_others_go_on(
     assert crowd(states[ROUNDS]).waited[3] == ROUNDS
 
 
-class Unreadable(Loop):
+class Unreadable(SequentialEngine):
     """Looking at the model of client 2 on training rows gives no number."""
 
     def score_pairs(
         self,
-        models: Start,
+        models: ModelState,
         which: np.ndarray,
         owners: np.ndarray,
         split: str,
         time_step: int = 0,
         verdicts: bool = False,
-    ) -> PairScores:
+    ) -> PairCounts:
         scores = super().score_pairs(models, which, owners, split, time_step, verdicts)
         return (
             scores._replace(loss=scores.loss.masked_fill(torch.from_numpy(which == 2), math.nan))
@@ -171,7 +171,8 @@ def test_a_loss_that_is_no_number_makes_a_peer_unlike_and_keeps_it_out_of_the_mi
     """
     experiment = make_experiment(CASES[case][0])
     tampered, plain = (
-        play_states(experiment, engine(experiment.task), rounds=1) for engine in (Unreadable, Loop)
+        play_states(experiment, engine(experiment.task), rounds=1)
+        for engine in (Unreadable, SequentialEngine)
     )
     assert [(refusal["client"], refusal["code"]) for refusal in tampered[1][0]["refused"]] == [
         (2, "probe")
@@ -193,10 +194,10 @@ def test_a_loss_that_is_no_number_makes_a_peer_unlike_and_keeps_it_out_of_the_mi
         assert (away > 0.001) if tried[client] else (away == 0)
 
 
-class Diverged(Loop):
+class Diverged(SequentialEngine):
     """Looks at what the clients start from."""
 
-    started: list[Start]
+    started: list[ModelState]
 
     def train(self, job: Any) -> Any:
         self.started.append(job.start)
@@ -209,7 +210,7 @@ def test_nobody_hears_a_model_that_is_not_finite(case: str) -> None:
     0 * NaN either: all others stay finite, and it is named.
     """
     experiment = make_experiment(CASES[case][0])
-    states, _ = play_states(experiment, Loop(experiment.task), rounds=1)
+    states, _ = play_states(experiment, SequentialEngine(experiment.task), rounds=1)
     models = crowd(states[-1]).models
     broken = {name: value.clone() for name, value in models.params.items()}
     next(iter(broken.values()))[0] = math.nan
@@ -219,8 +220,8 @@ def test_nobody_hears_a_model_that_is_not_finite(case: str) -> None:
     engine = Diverged(experiment.task)
     engine.started = []
     with tempfile.TemporaryDirectory() as folder:
-        recorder = open_recorder(Path(folder), experiment, {})
-        after, line = play_round(experiment, engine, state, recorder)
+        recorder = make_recorder(Path(folder), experiment, {})
+        after, line = run_round(experiment, engine, state, recorder)
         recorder.close()
     assert {(refusal["client"], refusal["code"]) for refusal in line["refused"]} == {
         (0, "not-finite")
@@ -230,7 +231,7 @@ def test_nobody_hears_a_model_that_is_not_finite(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("engine", [Loop, Stacked])
+@pytest.mark.parametrize("engine", [SequentialEngine, VectorizedEngine])
 def test_a_round_of_nobody_ends_well(case: str, engine: Callable[[Any], Any]) -> None:
     experiment = make_experiment(
         CASES[case][0], **{"clients.availability": "never(clients='0 1 2 3 4 5')"}
@@ -262,7 +263,7 @@ def test_all_stop_and_go_on_with_new_data() -> None:
     experiment = make_experiment(
         "local", **{"peers.patience": 1, "local.optimizer": "sgd(lr=1e-300)"}
     )
-    states, lines = play_states(experiment, Loop(experiment.task))
+    states, lines = play_states(experiment, SequentialEngine(experiment.task))
     assert [line["replies"] for line in lines] == [6, 6, 0] * 2
     assert [line["stopped"] for line in lines] == [0, 6, 6] * 2
     assert [int(crowd(state).waited.max()) for state in states[1:]] == [1, 2, 2] * 2
@@ -273,14 +274,14 @@ def test_without_warm_up_all_start_alike() -> None:
     second on they part.
     """
     local, random = (
-        play_states(e, Loop(e.task), rounds=2)[0]
+        play_states(e, SequentialEngine(e.task), rounds=2)[0]
         for e in (
             make_experiment(text, **{"peers.warmup": False})
             for text in ("local", "random(peers=2)")
         )
     )
     differences = [
-        worst_difference(crowd(a).models._asdict(), crowd(b).models._asdict())[1]
+        max_rel_diff(crowd(a).models._asdict(), crowd(b).models._asdict())[1]
         for a, b in zip(local, random, strict=True)
     ]
     assert differences[0] == 0
@@ -291,7 +292,7 @@ def test_without_validation_rows_the_last_model_counts() -> None:
     for name in ("hast", "random"):
         changes = {"drift.validation": 0, "data.validation": 0, "peers.patience": 1}
         experiment = make_experiment(CASES[name][0], **changes)
-        for engine in (Loop(experiment.task), Stacked(experiment.task, 4)):
+        for engine in (SequentialEngine(experiment.task), VectorizedEngine(experiment.task, 4)):
             states, _ = play_states(experiment, engine)
             now = crowd(states[-1])
             assert all(
@@ -306,16 +307,16 @@ def test_a_model_whose_loss_is_no_number_is_not_the_best() -> None:
     has waited a round more.
     """
 
-    class Confused(Loop):
+    class Confused(SequentialEngine):
         def score_pairs(
             self,
-            models: Start,
+            models: ModelState,
             which: np.ndarray,
             owners: np.ndarray,
             split: str,
             *rest: Any,
             **more: Any,
-        ) -> PairScores:
+        ) -> PairCounts:
             scores = super().score_pairs(models, which, owners, split, *rest, **more)
             bad = (
                 torch.from_numpy(owners == 1)
@@ -330,6 +331,6 @@ def test_a_model_whose_loss_is_no_number_is_not_the_best() -> None:
     engine = Confused(experiment.task)
     first, _ = play_states(experiment, engine, rounds=1)
     engine.confused = True
-    now = decentralized._validate(engine, crowd(first[-1]), np.arange(CLIENTS), 0, 0)
+    now = decentralized._update_early_stopping(engine, crowd(first[-1]), np.arange(CLIENTS), 0, 0)
     assert now.waited[1] == crowd(first[-1]).waited[1] + 1
     assert now.best_loss[1] == crowd(first[-1]).best_loss[1]

@@ -67,7 +67,7 @@ def test_fine_tuned_models_equal_plain_pytorch(tmp_path: Path, part: str, kind: 
     holders = [client for client in range(6) if len(valid.of(client))]
     assert sorted(records) == holders
     for client in holders:
-        model = witness.personalise(
+        model = witness.personalize(
             net, state, tuned, plain.x, plain.y, plain.rows[client], client, 2, plain.setting
         )
         correct, loss = witness.count(model, plain.x[valid.of(client)], plain.y[valid.of(client)])
@@ -109,7 +109,7 @@ def test_two_clients_by_hand(
     )
     state = first_state(experiment)
     models = personalization.make_models(
-        experiment, personalization.make_tuner(experiment), state, np.arange(2)
+        experiment, personalization.make_finetune_engine(experiment), state, np.arange(2)
     )
     found = [
         (

@@ -20,16 +20,16 @@ from reference.fedbabu import count
 from torch import Tensor, nn
 
 from remanence.core.errors import InputError
-from remanence.data.source import Source, Split
-from remanence.engines.sequential import Loop
+from remanence.data.source import ArrayDataset, DatasetSplit
+from remanence.engines.sequential import SequentialEngine
 from remanence.methods.fedbn import fedbn
 from remanence.rounds.loop import start_run
 from remanence.testing import check_method, toy_task
-from remanence.testing.toy_task import batch_norm_net, play, small_experiment
+from remanence.testing.toy_task import batch_norm_net, run_rounds, small_experiment
 
 
 class LayerNormNet(nn.Module):
-    """Normalisation that clients of any size can train, on the built-in task."""
+    """Normalization that clients of any size can train, on the built-in task."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class LayerNormNet(nn.Module):
 
 
 def test_three_rounds_equal_plain_pytorch() -> None:
-    """The server's model, and the normalisation that every client keeps."""
+    """The server's model, and the normalization that every client keeps."""
     experiment = make_experiment(fedbn(), "conv")
     plain, state = in_plain_tensors(experiment), play_all(experiment)
     wanted, own = witness.train(
@@ -61,7 +61,7 @@ def test_three_rounds_equal_plain_pytorch() -> None:
 
 
 def test_personal_models_equal_plain_pytorch(tmp_path: Path) -> None:
-    """Every client's model is the server's with its own normalisation; it is counted on the
+    """Every client's model is the server's with its own normalization; it is counted on the
     client's own validation rows.
     """
     experiment = make_experiment(fedbn(), "conv")
@@ -103,24 +103,24 @@ def test_statistics_by_hand() -> None:
     After two rounds: A 0.9 * 0.2 + 0.1 * 2 = 0.38 and 0.9 * 1.1 + 0.2 = 1.19; B 0.9 * 0.7 + 0.7 =
     1.33 and 0.9 * 1.7 + 0.8 = 2.33. The server has 0 and 1.
     """
-    train = Split(
+    train = DatasetSplit(
         np.array([[1.0], [3.0], [5.0], [9.0]], dtype=np.float32),
         np.array([0, 1, 0, 1]),
         np.array([0, 0, 1, 1]),
     )
-    source = Source(
-        "two", "table", ("0", "1"), train, Split(train.x, train.y), group_names=("A", "B")
+    source = ArrayDataset(
+        "two", "table", ("0", "1"), train, DatasetSplit(train.x, train.y), group_names=("A", "B")
     )
     settings = {
         "data.partition": "by_group",
         "data.validation": 0.0,
-        "data.normalise": False,
+        "data.normalize": False,
         "clients.count": 2,
         "clients.sample": 2,
     }
     net = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2)).double()
     experiment = small_experiment(fedbn(), settings, module=net, source=source)
-    state, _ = play(experiment, Loop(experiment.task), 2)
+    state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     kept = [state.own[client]["personal"]["buffers"] for client in (0, 1)]
     assert [float(buffers["0.running_mean"]) for buffers in kept] == pytest.approx(
         [0.38, 1.33], abs=1e-14
@@ -134,15 +134,15 @@ def test_statistics_by_hand() -> None:
     ]
 
 
-def test_normalisation_does_not_travel() -> None:
+def test_normalization_does_not_travel() -> None:
     """BatchNormNet: 5 * 6 and 6 * 4 + 4 numbers of 8 bytes, and the number of examples."""
     experiment = small_experiment(fedbn(), toy_task.EQUAL, module=batch_norm_net())
-    _, lines = play(experiment, Loop(experiment.task), 1)
+    _, lines = run_rounds(experiment, SequentialEngine(experiment.task), 1)
     assert lines[0]["bytes_up"] == 4 * ((30 + 28) * 8 + 8)
 
 
 def test_contract(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The built-in task has no normalisation: here it gets a network that has some."""
+    """The built-in task has no normalization: here it gets a network that has some."""
     monkeypatch.setitem(toy_task.SMALL, "model", "methods.test_fedbn:LayerNormNet")
     check_method(fedbn())
 
@@ -157,10 +157,10 @@ def test_statistics_alone_are_enough() -> None:
     }
 
 
-def test_a_model_without_normalisation_is_refused() -> None:
+def test_a_model_without_normalization_is_refused() -> None:
     with pytest.raises(
         InputError,
-        match="fedbn keeps normalisation layers local, and this model has none: choose one with"
+        match="fedbn keeps normalization layers local, and this model has none: choose one with"
         " them",
     ):
         small_experiment(fedbn(), {"model": "mlp(hidden=6)"})

@@ -18,11 +18,11 @@ from reference import feddf as reference
 
 from remanence.core.errors import InputError
 from remanence.core.types import Method, Part, Reply
-from remanence.engines.sequential import Loop
-from remanence.experiment.build import Experiment
+from remanence.engines.sequential import SequentialEngine
+from remanence.experiment.build import BuiltExperiment
 from remanence.losses import wsm
 from remanence.methods.feddf import feddf
-from remanence.rounds.loop import first_state, make_job
+from remanence.rounds.loop import first_state, make_work
 from remanence.testing import check_method
 from remanence.testing.toy_task import small_experiment
 from remanence.training.server_step import local_models, update
@@ -75,7 +75,9 @@ def test_the_loss_by_hand() -> None:
     ) == pytest.approx(wanted, abs=1e-15)
 
 
-def distance_from_ensemble(experiment: Experiment, replies: Reply, logits: torch.Tensor) -> float:
+def distance_from_ensemble(
+    experiment: BuiltExperiment, replies: Reply, logits: torch.Tensor
+) -> float:
     clients = local_models(experiment.task.model.initial, replies)
     ids = experiment.task.public
     judge = torch.func.vmap(
@@ -87,9 +89,9 @@ def distance_from_ensemble(experiment: Experiment, replies: Reply, logits: torch
     return float((p * torch.log(p / q)).sum(dim=1).mean())
 
 
-def play_first_round(experiment: Experiment) -> tuple[Reply, Any]:
-    job = make_job(experiment, first_state(experiment), 1)
-    replies = Reply.join(list(Loop(experiment.task).train(job)))
+def play_first_round(experiment: BuiltExperiment) -> tuple[Reply, Any]:
+    job = make_work(experiment, first_state(experiment), 1)
+    replies = Reply.join(list(SequentialEngine(experiment.task).train(job)))
     return replies, update(
         experiment.task,
         first_state(experiment).server,
@@ -97,7 +99,7 @@ def play_first_round(experiment: Experiment) -> tuple[Reply, Any]:
         1,
         job.key,
         job.rule,
-        Loop(experiment.task),
+        SequentialEngine(experiment.task),
     )
 
 

@@ -26,13 +26,13 @@ from reference.gossip import State
 
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
-from remanence.core.types import Decision
-from remanence.engines.processes import Processes
-from remanence.engines.sequential import Loop
-from remanence.engines.vectorized import Stacked
-from remanence.experiment.build import Experiment
+from remanence.core.types import AssignmentDecision
+from remanence.engines.processes import ProcessEngine
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.vectorized import VectorizedEngine
+from remanence.experiment.build import BuiltExperiment
 from remanence.methods.feddrift import decide, feddrift, measure_distances, merge
-from remanence.testing.toy_task import state_tree, worst_difference
+from remanence.testing.toy_task import max_rel_diff, state_tree
 from remanence.training.state import RunState
 
 # everybody moves on to the next of three clusters at every time step, and comes back: models are
@@ -40,11 +40,11 @@ from remanence.training.state import RunState
 CHANGES: dict[str, Any] = {"drift.steps": 6, "rounds": 2, "local.epochs": 5}
 
 
-def build(method: str, optimizer: str = "sgd", **changes: Any) -> Experiment:
+def build(method: str, optimizer: str = "sgd", **changes: Any) -> BuiltExperiment:
     return make_experiment(method, optimizer, **CHANGES | changes)
 
 
-def make_world(experiment: Experiment, optimizer: str, **changes: Any) -> witness.World:
+def make_world(experiment: BuiltExperiment, optimizer: str, **changes: Any) -> witness.World:
     given: dict[str, Any] = {
         "net": make_net(),
         "clients": CLIENTS,
@@ -99,11 +99,11 @@ def test_six_time_steps_equal_explicit_loops(
 ) -> None:
     experiment = build(text, optimizer)
     history = witness.play(make_world(experiment, optimizer), method)
-    states, lines = play_states(experiment, Loop(experiment.task))
+    states, lines = play_states(experiment, SequentialEngine(experiment.task))
     assert_as_the_reference(states, history)
-    stacked, _ = play_states(experiment, Stacked(experiment.task, 4))
+    stacked, _ = play_states(experiment, VectorizedEngine(experiment.task, 4))
     for mine, wanted in zip(stacked, states, strict=True):
-        place, distance = worst_difference(state_tree(mine), state_tree(wanted))
+        place, distance = max_rel_diff(state_tree(mine), state_tree(wanted))
         assert distance <= 1e-12, (wanted.round, place)
     assert [line["global_models"] for line in lines] == [
         len(record["models"]) for record in history["rounds"]
@@ -130,7 +130,7 @@ def test_the_story_has_splits_merges_and_idle_models() -> None:
 def test_by_accuracy_as_the_authors_code() -> None:
     experiment = build("feddrift(delta=0.1, measure='accuracy')")
     history = witness.play(make_world(experiment, "sgd"), witness.Method(0.1, "accuracy"))
-    states, _ = play_states(experiment, Loop(experiment.task))
+    states, _ = play_states(experiment, SequentialEngine(experiment.task))
     assert_as_the_reference(states, history)
     assert any(decision["alone"] for decision in history["decisions"])
 
@@ -145,18 +145,18 @@ def test_with_half_of_the_clients_in_a_round() -> None:
         return sorted(Key(SEED).fold("round", round, "cohort").permutation(CLIENTS)[:3].tolist())
 
     history = witness.play(make_world(experiment, "sgd", cohort=cohort), witness.Method(0.3))
-    states, lines = play_states(experiment, Loop(experiment.task))
+    states, lines = play_states(experiment, SequentialEngine(experiment.task))
     assert_as_the_reference(states, history)
     assert {line["replies"] for line in lines} == {3}
 
 
 def test_processes_agree_too() -> None:
     experiment = build("feddrift(delta=0.3)+wsm", **{"drift.steps": 3})
-    states, _ = play_states(experiment, Loop(experiment.task))
-    with closing(Processes(experiment.task, workers=2)) as engine:
+    states, _ = play_states(experiment, SequentialEngine(experiment.task))
+    with closing(ProcessEngine(experiment.task, workers=2)) as engine:
         others, _ = play_states(experiment, engine)
     for mine, wanted in zip(others, states, strict=True):
-        assert worst_difference(state_tree(mine), state_tree(wanted))[1] <= 1e-12
+        assert max_rel_diff(state_tree(mine), state_tree(wanted))[1] <= 1e-12
 
 
 def test_without_drift_it_is_fedavg() -> None:
@@ -168,10 +168,10 @@ def test_without_drift_it_is_fedavg() -> None:
         "drift.validation": 0,
     }
     mine, wanted = (
-        play_states(e, Loop(e.task))[0][-1]
+        play_states(e, SequentialEngine(e.task))[0][-1]
         for e in (build(method, **still) for method in ("feddrift", "fedavg"))
     )
-    assert worst_difference(mine.server.model._asdict(), wanted.server.model._asdict())[1] == 0
+    assert max_rel_diff(mine.server.model._asdict(), wanted.server.model._asdict())[1] == 0
 
 
 # ------------------------------------------------------------------------------------------ by hand
@@ -179,7 +179,7 @@ def test_without_drift_it_is_fedavg() -> None:
 
 def decide_by_hand(
     losses: list[list[float]], last: list[float], rows: list[int], delta: float
-) -> Decision:
+) -> AssignmentDecision:
     state = {"last": torch.tensor(last, dtype=torch.float64)}
     hyper = {"delta": torch.tensor(delta, dtype=torch.float64)}
     return decide(

@@ -11,21 +11,23 @@ import pytest
 import torch
 from methods.three_of_six import make_experiment, make_net
 from reference import fednova as witness
-from reference.federated import Setting, normalise
+from reference.federated import Setting, normalize
 
 from remanence.core.errors import InputError
-from remanence.core.types import Reply, Start
-from remanence.engines.sequential import Loop
-from remanence.engines.vectorized import Stacked
+from remanence.core.types import ModelState, Reply
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.vectorized import VectorizedEngine
 from remanence.losses import tce
 from remanence.methods import fedprox
-from remanence.methods.fednova import fednova, rescale, sum_normalised
-from remanence.rounds.loop import first_state, make_job
+from remanence.methods.fednova import fednova, rescale, sum_normalized
+from remanence.rounds.loop import first_state, make_work
 from remanence.testing import check_method
-from remanence.testing.toy_task import play
+from remanence.testing.toy_task import run_rounds
 
 
-def sent_steps(method: Any, optimizer: str, engine: type = Loop) -> tuple[list[float], list[int]]:
+def sent_steps(
+    method: Any, optimizer: str, engine: type = SequentialEngine
+) -> tuple[list[float], list[int]]:
     """What every client says its effective steps are, and how many steps it makes: rows / 4,
     twice.
     """
@@ -33,7 +35,7 @@ def sent_steps(method: Any, optimizer: str, engine: type = Loop) -> tuple[list[f
         method, **{"local.optimizer": optimizer, "local.epochs": 2, "clients.sample": 6}
     )
     replies = Reply.join(
-        list(engine(experiment.task).train(make_job(experiment, first_state(experiment), 1)))
+        list(engine(experiment.task).train(make_work(experiment, first_state(experiment), 1)))
     )
     order = torch.argsort(replies.client)
     sizes = experiment.task.population.at(0).train.sizes
@@ -71,11 +73,11 @@ def test_three_rounds_equal_plain_pytorch(optimizer: dict[str, float], mu: float
         seed=4,
         **optimizer,
     )
-    x, y = normalise(experiment.source.train.x), torch.from_numpy(experiment.source.train.y)
+    x, y = normalize(experiment.source.train.x), torch.from_numpy(experiment.source.train.y)
     wanted = witness.train(make_net(), x, y, 5, [rows.of(client) for client in range(6)], chosen)
-    state, _ = play(experiment, Loop(experiment.task), 3)
+    state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 3)
     plain = make_experiment(fedprox(mu=mu) if mu else "fedavg", **more)
-    other, _ = play(plain, Loop(plain.task), 3)
+    other, _ = run_rounds(plain, SequentialEngine(plain.task), 3)
     for name, value in wanted.items():
         assert torch.allclose(state.server.model.params[name], value, rtol=0, atol=1e-10)
         assert float((other.server.model.params[name] - value).abs().max()) > 1e-3, (
@@ -83,7 +85,7 @@ def test_three_rounds_equal_plain_pytorch(optimizer: dict[str, float], mu: float
         )
 
 
-@pytest.mark.parametrize("engine", [Loop, Stacked])
+@pytest.mark.parametrize("engine", [SequentialEngine, VectorizedEngine])
 def test_effective_steps_equal_closed_forms(engine: type) -> None:
     """Plain SGD: a = K.
 
@@ -139,8 +141,10 @@ def test_two_clients_by_hand() -> None:
         {},
         empty,
     )
-    srv: Any = SimpleNamespace(start=Start({"w": torch.tensor([1.0], dtype=torch.float64)}, {}))
-    total = sum_normalised(torch.tensor([0.25, 0.75], dtype=torch.float64), replies, srv)
+    srv: Any = SimpleNamespace(
+        start=ModelState({"w": torch.tensor([1.0], dtype=torch.float64)}, {})
+    )
+    total = sum_normalized(torch.tensor([0.25, 0.75], dtype=torch.float64), replies, srv)
     assert rescale(total, srv)["w"].tolist() == [-2.5]
 
 
@@ -156,7 +160,9 @@ def test_equal_steps_are_fedavg(optimizer: str) -> None:
         experiment = make_experiment(
             method, **{"local.optimizer": optimizer, "local.steps": 3, "local.epochs": 0}
         )
-        models.append(play(experiment, Loop(experiment.task), 3)[0].server.model.params)
+        models.append(
+            run_rounds(experiment, SequentialEngine(experiment.task), 3)[0].server.model.params
+        )
     for name, value in models[0].items():
         assert torch.allclose(value, models[1][name], rtol=0, atol=1e-13)
 
@@ -164,8 +170,8 @@ def test_equal_steps_are_fedavg(optimizer: str) -> None:
 def test_a_learning_rate_that_ends_at_zero_moves_nothing() -> None:
     """-u / lr would be 0 / 0 in the last round of a cosine."""
     experiment = make_experiment(fednova(), **{"local.schedule": "cosine"})
-    before, _ = play(experiment, Loop(experiment.task), 2)
-    after, lines = play(experiment, Loop(experiment.task), 3)
+    before, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
+    after, lines = run_rounds(experiment, SequentialEngine(experiment.task), 3)
     assert not lines[2]["abandoned"]
     for name, value in before.server.model.params.items():
         assert torch.equal(after.server.model.params[name], value)

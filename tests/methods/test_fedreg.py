@@ -22,12 +22,12 @@ from reference import fedreg as witness
 from torch import Tensor
 
 from remanence.core.errors import InputError
-from remanence.core.types import Batch, Output, Part, Start
+from remanence.core.types import Batch, ModelState, Output, Part
 from remanence.losses import wsm
-from remanence.methods.fedreg import count_alike, fedreg
+from remanence.methods.fedreg import fedreg, uniform_weights
 from remanence.models import text
 from remanence.testing import check_method
-from remanence.testing.toy_task import small_experiment, source_for
+from remanence.testing.toy_task import dataset_for, small_experiment
 
 
 @pytest.mark.parametrize("kind", ["mlp", "conv"])
@@ -72,7 +72,7 @@ class Lender:
         self.asked[name] = (params["w"].tolist(), batch)
         return {"w": self.answers[name]}
 
-    def forward(self, model: Start, x: Tensor) -> Output:
+    def forward(self, model: ModelState, x: Tensor) -> Output:
         self.remembered = (model, float(x))
         return Output(torch.zeros(1, 2), torch.zeros(1, 2))
 
@@ -81,14 +81,14 @@ def vector(numbers: list[float]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-def take_gradient(lender: Lender) -> tuple[list[float], Batch, Start]:
+def take_gradient(lender: Lender) -> tuple[list[float], Batch, ModelState]:
     """One gradient at w = (1, 2) with w_old = (0, 1) on one row of input 1. -> the gradient,
     the batch, the received model
     """
     gradient = fedreg(gamma=0.25, beta=0.5, eta_s=0.02, eta_p=0.002).gradient
     assert gradient is not None
     numbers = {"gamma": 0.25, "beta": 0.5, "eta_s": 0.02, "eta_p": 0.002}
-    old = Start({"w": vector([0.0, 1.0]), "frozen": vector([7.0])}, {})
+    old = ModelState({"w": vector([0.0, 1.0]), "frozen": vector([7.0])}, {})
     ctx: Any = SimpleNamespace(
         start=old, hyper={name: vector([number])[0] for name, number in numbers.items()}
     )
@@ -147,14 +147,14 @@ def test_two_clients_count_alike() -> None:
     """30 rows and 1 row: the same weight, whatever the size."""
     replies: Any = SimpleNamespace(weight=vector([30.0, 1.0]))
     srv: Any = None
-    assert count_alike(replies, srv).tolist() == [1.0, 1.0]
+    assert uniform_weights(replies, srv).tolist() == [1.0, 1.0]
 
 
 def test_with_one_local_step_it_is_fedavg_with_equal_weights() -> None:
     """In the first step w = w_old: both mixed points are w_old, the memory's own answers have
     no gradient, and the perturbed rows' is g itself.
     """
-    alike = Part("alike", weigh=count_alike)
+    alike = Part("alike", weigh=uniform_weights)
     changes: dict[str, Any] = {"local.steps": 1, "local.epochs": 0}
     states = [
         global_values(play_loop(make_experiment(method, "mlp", **changes)))
@@ -173,7 +173,7 @@ def test_refuses_tokens_before_any_work() -> None:
         InputError,
         match="fedreg moves inputs along their gradient, which token numbers do not have",
     ):
-        small_experiment(fedreg(), module=network, source=source_for(network, (7,), 3))
+        small_experiment(fedreg(), module=network, source=dataset_for(network, (7,), 3))
 
 
 def test_refuses_whole_numbers() -> None:

@@ -15,14 +15,14 @@ from reference import fedwavg as reference
 from torch import Tensor
 
 from remanence.core.errors import InputError
-from remanence.core.types import Batch, Method, Output, Part, Start
-from remanence.engines.sequential import Loop
+from remanence.core.types import Batch, Method, ModelState, Output, Part
+from remanence.engines.sequential import SequentialEngine
 from remanence.losses import wsm
 from remanence.methods import fedprox
-from remanence.methods.fedwavg import count_lost, fedwavg, forgetting_weights, rebalance
-from remanence.rounds.loop import first_state, make_job
+from remanence.methods.fedwavg import client_weights, count_forgotten, fedwavg, forgetting_weights
+from remanence.rounds.loop import first_state, make_work
 from remanence.testing import check_method
-from remanence.testing.toy_task import play
+from remanence.testing.toy_task import run_rounds
 
 ROUNDS = 4  # with half of the clients in a round, most have come back by then
 CASES: dict[str, tuple[Part | Method, dict[str, Any], int]] = {
@@ -39,7 +39,7 @@ CASES: dict[str, tuple[Part | Method, dict[str, Any], int]] = {
 def run_both(case: str, kind: str) -> tuple[float, list[dict[int, float]], list[dict[str, Any]]]:
     method, setting, every = CASES[case]
     experiment = make_experiment(method, kind, rounds=ROUNDS)
-    state, lines = play(experiment, Loop(experiment.task), ROUNDS)
+    state, lines = run_rounds(experiment, SequentialEngine(experiment.task), ROUNDS)
     x, y, rows, _, chosen = in_plain_tensors(experiment, rounds=ROUNDS, **setting)
     wanted, uploads = reference.train(make_net(kind), x, y, CLASSES, rows, chosen, 0.8, every)
     return largest_gap(state, wanted, kind), uploads, lines
@@ -76,7 +76,7 @@ def test_the_weights_by_hand() -> None:
         weight=torch.tensor([900.0, 1.0]),
     )
     srv: Any = SimpleNamespace(hyper={"alpha": torch.tensor(0.5)})
-    weights = rebalance(replies, srv)
+    weights = client_weights(replies, srv)
     assert weights.tolist() == [1.25, 0.75]
     assert float((weights * torch.tensor([8.0, 16.0])).mean()) == 11
 
@@ -112,16 +112,16 @@ def test_forgettable_examples_by_hand() -> None:
     """
     y, weight = torch.tensor([0, 1, 0, 1, 0]), torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0])
 
-    def predict(model: Start, split: str = "train") -> tuple[Output, Batch]:
+    def predict(model: ModelState, split: str = "train") -> tuple[Output, Batch]:
         logits = torch.nn.functional.one_hot(model.params["says"], 2).float()
         return Output(logits, logits), Batch(y, y, weight, y)
 
     local, received = (
-        Start({"says": torch.tensor(says)}, {}) for says in ([0, 1, 0, 0, 0], [0, 0, 1, 1, 1])
+        ModelState({"says": torch.tensor(says)}, {}) for says in ([0, 1, 0, 0, 0], [0, 0, 1, 1, 1])
     )
     lent: Any = SimpleNamespace(predict=predict)
-    assert float(count_lost(local, received, lent)) == 2
-    assert float(count_lost(received, local, lent)) == 1
+    assert float(count_forgotten(local, received, lent)) == 2
+    assert float(count_forgotten(received, local, lent)) == 1
 
 
 def test_a_newcomer_has_nothing_to_forget() -> None:
@@ -132,15 +132,15 @@ def test_a_newcomer_has_nothing_to_forget() -> None:
     known: set[int] = set()
     state, counts = first_state(experiment), []
     for round in range(1, ROUNDS + 1):
-        job = make_job(experiment, state, round)
-        for reply in Loop(experiment.task).train(job):
+        job = make_work(experiment, state, round)
+        for reply in SequentialEngine(experiment.task).train(job):
             sent = float(reply.extras["fedwavg"]["forgettable"])
             if int(reply.client) in known:
                 counts.append(sent)
             else:
                 assert sent == 1
         known |= set(job.clients.tolist())
-        state, _ = play(experiment, Loop(experiment.task), round)
+        state, _ = run_rounds(experiment, SequentialEngine(experiment.task), round)
     assert len(known) < ROUNDS * 3
     assert max(counts) > 1
 
@@ -148,9 +148,9 @@ def test_a_newcomer_has_nothing_to_forget() -> None:
 def test_alpha_0_is_the_plain_mean() -> None:
     """And not FedAvg's: the largest client weighs as much as the smallest."""
     experiment = make_experiment(fedwavg(alpha=0.0), "mlp")
-    job = make_job(experiment, first_state(experiment), 1)
-    state, _ = play(experiment, Loop(experiment.task), 1)
-    replies = list(Loop(experiment.task).train(job))
+    job = make_work(experiment, first_state(experiment), 1)
+    state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
+    replies = list(SequentialEngine(experiment.task).train(job))
     for name, value in state.server.model.params.items():
         mean: Tensor = sum(reply.params[name][0] for reply in replies) / len(replies)  # type: ignore[assignment]
         assert torch.allclose(value, mean, rtol=0, atol=1e-14)

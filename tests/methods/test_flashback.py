@@ -19,13 +19,13 @@ from methods.small_task import (
 from reference import flashback as reference
 
 from remanence.core.errors import InputError
-from remanence.engines.sequential import Loop
+from remanence.engines.sequential import SequentialEngine
 from remanence.losses import wsm
 from remanence.methods import fedavg
-from remanence.methods.flashback import count_labels, flashback
-from remanence.rounds.loop import first_state, make_job
+from remanence.methods.flashback import flashback, update_label_counts
+from remanence.rounds.loop import first_state, make_work
 from remanence.testing import check_method
-from remanence.testing.toy_task import play, small_experiment
+from remanence.testing.toy_task import run_rounds, small_experiment
 
 
 def run_reference(
@@ -90,7 +90,7 @@ def test_pi_by_hand() -> None:
         srv: Any = SimpleNamespace(
             state=state, hyper={"gamma": torch.tensor(0.5, dtype=torch.float64)}
         )
-        state = count_labels(replies, srv)
+        state = update_label_counts(replies, srv)
         seen.append(state["pi"].tolist())
     assert seen == [[3, 3], [5, 3], [6, 6], [6, 6]]
     assert state["r"].tolist() == [3, 0, 3]
@@ -111,7 +111,7 @@ def test_a_client_counts_once_in_full(times: int, dtype: torch.dtype) -> None:
         srv: Any = SimpleNamespace(
             state=state, hyper={"gamma": torch.tensor(1 / times, dtype=torch.float64).to(dtype)}
         )
-        state = count_labels(replies, srv)
+        state = update_label_counts(replies, srv)
     assert float(state["pi"]) == pytest.approx(7, abs=1e-4)
 
 
@@ -123,18 +123,20 @@ def test_order_of_updates() -> None:
         flashback(gamma=1.0, server_epochs=1), "mlp", **{"data.public": 10}
     )
     plain = make_experiment(fedavg(), "mlp", **{"data.public": 10})
-    first = make_job(experiment, first_state(experiment), 1)
+    first = make_work(experiment, first_state(experiment), 1)
     assert first.shared["flashback"]["pi"].tolist() == [0.0] * CLASSES
     for mine, theirs in zip(
-        Loop(experiment.task).train(first),
-        Loop(plain.task).train(first._replace(shared={})),
+        SequentialEngine(experiment.task).train(first),
+        SequentialEngine(plain.task).train(first._replace(shared={})),
         strict=True,
     ):
         assert all(torch.equal(mine.params[name], theirs.params[name]) for name in theirs.params)
-    state, _ = play(experiment, Loop(experiment.task), 1)
-    second = make_job(experiment, state, 2)
+    state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
+    second = make_work(experiment, state, 2)
     assert torch.equal(second.shared["flashback"]["pi"], first.facts.label_counts.sum(dim=0))
-    taught, alone = (next(Loop(task).train(second)) for task in (experiment.task, plain.task))
+    taught, alone = (
+        next(SequentialEngine(task).train(second)) for task in (experiment.task, plain.task)
+    )
     assert any(not torch.equal(taught.params[name], alone.params[name]) for name in alone.params)
 
 

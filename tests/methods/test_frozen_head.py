@@ -18,29 +18,29 @@ from torch import nn
 
 from remanence.core.errors import InputError
 from remanence.core.types import Method
-from remanence.data.source import Source, Split
-from remanence.engines.sequential import Loop
+from remanence.data.source import ArrayDataset, DatasetSplit
+from remanence.engines.sequential import SequentialEngine
 from remanence.losses import wsm
 from remanence.methods import fedprox
 from remanence.methods.frozen_head import frozen_head
 from remanence.testing import check_method
-from remanence.testing.toy_task import play, small_experiment
+from remanence.testing.toy_task import run_rounds, small_experiment
 
 
-def two_clients() -> Source:
+def two_clients() -> ArrayDataset:
     """A has the rows 1 and 3 of class 0, B the row 1 of class 1."""
-    train = Split(
+    train = DatasetSplit(
         np.array([[1.0], [3.0], [1.0]], dtype=np.float32), np.array([0, 0, 1]), np.array([0, 0, 1])
     )
-    return Source(
-        "two", "table", ("0", "1"), train, Split(train.x, train.y), group_names=("A", "B")
+    return ArrayDataset(
+        "two", "table", ("0", "1"), train, DatasetSplit(train.x, train.y), group_names=("A", "B")
     )
 
 
 TWO = {
     "data.partition": "by_group",
     "data.validation": 0.0,
-    "data.normalise": False,
+    "data.normalize": False,
     "clients.count": 2,
     "clients.sample": 2,
     "local.optimizer": "sgd(lr=0.1)",
@@ -76,9 +76,9 @@ def test_two_clients_by_hand() -> None:
     experiment = small_experiment(
         frozen_head(), TWO, module=two_layers(0.0, (1.0, -1.0)), source=two_clients()
     )
-    state, lines = play(experiment, Loop(experiment.task), 1)
+    state, lines = run_rounds(experiment, SequentialEngine(experiment.task), 1)
     assert float(state.server.model.params["0.weight"]) == pytest.approx(0.1, abs=1e-15)
-    state, _ = play(experiment, Loop(experiment.task), 2)
+    state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     assert torch.equal(
         state.server.model.params["1.weight"], torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
     )

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from reference import federated
 from torch import Tensor, nn
 
-from remanence.core.types import Batch, Facts, Output
-from remanence.engines.sequential import Loop
-from remanence.experiment.build import Experiment
+from remanence.core.types import Batch, ClientStats, Output
+from remanence.engines.sequential import SequentialEngine
+from remanence.experiment.build import BuiltExperiment
 from remanence.losses.tce import truncated
 from remanence.losses.wsm import re_weighted
-from remanence.rounds.loop import first_state, make_job
-from remanence.testing.toy_task import play, small_experiment
+from remanence.rounds.loop import first_state, make_work
+from remanence.testing.toy_task import run_rounds, small_experiment
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
@@ -64,7 +64,7 @@ def make_net(kind: str) -> nn.Module:
 
 def make_experiment(
     method: str, kind: str, partition: str, optimizer: str, **more: Any
-) -> Experiment:
+) -> BuiltExperiment:
     data = (
         "synthetic(samples=100, classes=5, features=6)"
         if kind == "mlp"
@@ -81,19 +81,19 @@ def make_experiment(
     return small_experiment(method, settings | more, module=make_net(kind))
 
 
-def compare(experiment: Experiment, kind: str, **setting: Any) -> float:
+def compare(experiment: BuiltExperiment, kind: str, **setting: Any) -> float:
     """The largest difference after all rounds between the program and the reference."""
     rows = experiment.task.population.at(0).train
     assert len(set(rows.sizes.tolist())) > 1, "clients of equal size would hide a wrong weight"
     x, y = (
-        federated.normalise(experiment.source.train.x),
+        federated.normalize(experiment.source.train.x),
         torch.from_numpy(experiment.source.train.y),
     )
     chosen = federated.Setting(rounds=3, cohort=3, batch=4, seed=4, **{"epochs": 1} | setting)
     wanted = federated.train(
         make_net(kind), x, y, 5, [rows.of(client) for client in range(len(rows.sizes))], chosen
     )
-    state, _ = play(experiment, Loop(experiment.task), 3)
+    state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 3)
     found = {**state.server.model.params, **state.server.model.buffers}
     assert found.keys() == wanted.keys()
     moved = max(
@@ -164,7 +164,7 @@ def test_the_reference_tells_the_methods_apart() -> None:
 def losses(function: Any, logits: Tensor, y: Tensor, counts: list[float]) -> tuple[Tensor, Tensor]:
     """-> the loss of each row [B], the gradient of their sum with respect to the logits [B, C]"""
     logits = logits.clone().requires_grad_()
-    facts = Facts(
+    facts = ClientStats(
         size=torch.tensor(sum(counts), dtype=torch.float64),
         label_counts=torch.tensor(counts, dtype=torch.float64),
     )
@@ -283,11 +283,11 @@ def test_local_training_leaves_absent_classes_untouched(method: str) -> None:
         "sgd(lr=0.1, momentum=0.9)",
         **{"clients.sample": 6},
     )
-    job = make_job(experiment, first_state(experiment), 1)
+    job = make_work(experiment, first_state(experiment), 1)
     lacking = 0
     for reply, other, counts in zip(
-        Loop(experiment.task).train(job),
-        Loop(plain.task).train(job),
+        SequentialEngine(experiment.task).train(job),
+        SequentialEngine(plain.task).train(job),
         job.facts.label_counts,
         strict=True,
     ):

@@ -11,25 +11,25 @@ from typing import Any
 import pytest
 
 import remanence as rem
-from remanence.core.compose import ONE, SERVER_SLOTS, STATEFUL_SERVER_SLOTS, check
+from remanence.core.compose import EXCLUSIVE_SLOTS, SERVER_SLOTS, STATEFUL_SERVER_SLOTS, check
 from remanence.core.errors import InputError
 from remanence.core.types import Part
-from remanence.engines.sequential import Loop
-from remanence.engines.vectorized import Stacked
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.vectorized import VectorizedEngine
 from remanence.methods import METHODS
 from remanence.testing.toy_task import (
     as_method,
-    play,
-    quickly,
+    fast_config,
+    max_rel_diff,
+    run_rounds,
     small_experiment,
     state_tree,
-    worst_difference,
 )
 
 
 def fits(pair: tuple[str, str]) -> bool:
     try:
-        check(as_method(f"{quickly(pair[0])}+{quickly(pair[1])}"))
+        check(as_method(f"{fast_config(pair[0])}+{fast_config(pair[1])}"))
     except InputError:
         return False
     return True
@@ -40,10 +40,10 @@ PAIRS = [pair for pair in itertools.combinations(sorted(METHODS), 2) if fits(pai
 
 @pytest.mark.parametrize("pair", PAIRS, ids="+".join)
 def test_every_pair_that_fits_runs_the_same_stacked(pair: tuple[str, str]) -> None:
-    experiment = small_experiment(f"{quickly(pair[0])}+{quickly(pair[1])}")
-    oracle, lines = play(experiment, Loop(experiment.task), 2)
-    state, _ = play(experiment, Stacked(experiment.task, 3), 2)
-    place, distance = worst_difference(state_tree(state), state_tree(oracle))
+    experiment = small_experiment(f"{fast_config(pair[0])}+{fast_config(pair[1])}")
+    oracle, lines = run_rounds(experiment, SequentialEngine(experiment.task), 2)
+    state, _ = run_rounds(experiment, VectorizedEngine(experiment.task, 3), 2)
+    place, distance = max_rel_diff(state_tree(state), state_tree(oracle))
     assert distance <= 1e-12, place
     assert not any(line["abandoned"] or line["refused"] for line in lines)
 
@@ -56,7 +56,7 @@ def clash(a: Part, b: Part) -> bool:
     """Both fill a slot that takes one; or one has no server and the other works there; or one
     has several global models and the other is made for one.
     """
-    same_slot = any(fills(a, [slot]) and fills(b, [slot]) for slot in ONE)
+    same_slot = any(fills(a, [slot]) and fills(b, [slot]) for slot in EXCLUSIVE_SLOTS)
     nowhere_to_work = a.peers is not None and (fills(b, SERVER_SLOTS) or b.pooled)
     made_for_one = a.assign is not None and (fills(b, STATEFUL_SERVER_SLOTS) or b.pooled)
     return same_slot or nowhere_to_work or made_for_one
@@ -76,7 +76,7 @@ def test_pairs_that_do_not_fit_are_refused_for_a_reason() -> None:
     assert not {
         ("dac", "hast"),
         ("fedadam", "hast"),
-        ("centralised", "random"),
+        ("centralized", "random"),
         ("feddrift", "hast"),
         ("feddrift", "scaffold"),
     } & set(PAIRS)
@@ -97,7 +97,7 @@ SPECIAL: dict[str, dict[str, Any]] = {"fedreg": {"rounds": 12}}
 
 
 @pytest.mark.slow
-# fedbn's global model has no normalisation of its own, and without a server there is no global
+# fedbn's global model has no normalization of its own, and without a server there is no global
 # model
 @pytest.mark.parametrize(
     "name", [name for name in METHODS if name != "fedbn" and METHODS[name]().peers is None]
@@ -151,4 +151,4 @@ def test_every_method_without_a_server_gains_by_listening(name: str) -> None:
     def accuracy(method: str) -> float:
         return rem.run(method=method, set={"threads": 1}, **ALONE).curve(model="personal")[1][-1]
 
-    assert accuracy(quickly(name)) > accuracy("local") + 0.05
+    assert accuracy(fast_config(name)) > accuracy("local") + 0.05

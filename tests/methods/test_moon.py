@@ -25,13 +25,13 @@ from torch import Tensor, nn
 
 from remanence.core.errors import InputError
 from remanence.core.types import Batch, Output
-from remanence.engines.sequential import Loop
-from remanence.engines.vectorized import Stacked
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.vectorized import VectorizedEngine
 from remanence.losses import wsm
 from remanence.methods.moon import contrast, moon
 from remanence.models import MODELS
 from remanence.testing import check_method
-from remanence.testing.toy_task import play, small_experiment, state_tree, worst_difference
+from remanence.testing.toy_task import max_rel_diff, run_rounds, small_experiment, state_tree
 
 
 @pytest.mark.parametrize("kind", ["mlp", "conv"])
@@ -160,10 +160,10 @@ def test_projection_equals_plain_pytorch() -> None:
 def test_projection_on_a_stack() -> None:
     experiment = make_projected()
     states = [
-        state_tree(play(experiment, engine, 2)[0])
-        for engine in (Loop(experiment.task), Stacked(experiment.task, 3))
+        state_tree(run_rounds(experiment, engine, 2)[0])
+        for engine in (SequentialEngine(experiment.task), VectorizedEngine(experiment.task, 3))
     ]
-    assert worst_difference(*states)[1] < 1e-12
+    assert max_rel_diff(*states)[1] < 1e-12
 
 
 def make_projected() -> Any:

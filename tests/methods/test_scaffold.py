@@ -12,25 +12,25 @@ import pytest
 import torch
 from methods.three_of_six import make_experiment, make_net
 from reference import scaffold as witness
-from reference.federated import Setting, normalise
+from reference.federated import Setting, normalize
 from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.errors import InputError
-from remanence.core.types import Batch, Part, Start
-from remanence.engines.sequential import Loop
+from remanence.core.types import Batch, ModelState, Part
+from remanence.engines.sequential import SequentialEngine
 from remanence.losses import wsm
 from remanence.methods import fedprox
 from remanence.methods.scaffold import (
-    absorb,
+    control_from_steps,
     correct,
-    renew_from_steps,
+    full_gradient,
     scaffold,
-    whole_gradient,
+    update_server_control,
 )
-from remanence.rounds.loop import first_state, make_job
+from remanence.rounds.loop import first_state, make_work
 from remanence.testing import check_method
-from remanence.testing.toy_task import EQUAL, batch_norm_net, play, small_experiment
+from remanence.testing.toy_task import EQUAL, batch_norm_net, run_rounds, small_experiment
 
 EVERYONE = {"clients.sample": 6}
 
@@ -68,11 +68,11 @@ def test_three_rounds_equal_plain_pytorch(option: int, equal: bool, optimizer: s
     chosen = Setting(
         rounds=3, cohort=3, epochs=2, batch=4, schedule="exponential", decay=0.8, seed=4, **numbers
     )
-    x, y = normalise(experiment.source.train.x), torch.from_numpy(experiment.source.train.y)
+    x, y = normalize(experiment.source.train.x), torch.from_numpy(experiment.source.train.y)
     model, c, c_i = witness.train(
         make_net(), x, y, [rows.of(client) for client in range(6)], chosen, option, equal
     )
-    state, _ = play(experiment, Loop(experiment.task), 3)
+    state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 3)
     for name, start in make_net().state_dict().items():
         assert float((model[name] - start).abs().max()) > 0.01
         assert torch.allclose(state.server.model.params[name], model[name], rtol=0, atol=1e-10)
@@ -103,24 +103,24 @@ def test_two_clients_by_hand() -> None:
     seen = []
     for _ in range(2):
         ends, changes = [], []
-        for client, centre in enumerate((0.0, 4.0)):
+        for client, center in enumerate((0.0, 4.0)):
             ctx: Any = SimpleNamespace(
                 own={"c": {"w": c_i[client]}},
                 shared={"c": {"w": c}},
-                start=Start({"w": x}, {}),
+                start=ModelState({"w": x}, {}),
                 steps=torch.tensor(2),
                 rule={"lr": number(0.5)},
             )
             w = x
             for _ in range(2):
-                w = w - 0.5 * correct({"w": w - centre}, {"w": w}, ctx)["w"]
-            own, extras = renew_from_steps(ctx, Start({"w": w}, {}), None)  # type: ignore[arg-type]
+                w = w - 0.5 * correct({"w": w - center}, {"w": w}, ctx)["w"]
+            own, extras = control_from_steps(ctx, ModelState({"w": w}, {}), None)  # type: ignore[arg-type]
             c_i[client] = own["c"]["w"]
             changes.append(extras["change"]["w"])
             ends.append(w)
         replies: Any = SimpleNamespace(extras={"scaffold": {"change": {"w": torch.stack(changes)}}})
         srv: Any = SimpleNamespace(state={"c": {"w": c}}, world=SimpleNamespace(clients=2))
-        c, x = absorb(replies, srv)["c"]["w"], (ends[0] + ends[1]) / 2
+        c, x = update_server_control(replies, srv)["c"]["w"], (ends[0] + ends[1]) / 2
         seen.append([float(value) for value in (*c_i, c, x)])
     assert seen == [[0.0, -3.0, -1.5, 1.5], [1.5, -2.25, -0.375, 1.875]]
 
@@ -130,7 +130,9 @@ def test_the_first_round_is_fedavg() -> None:
     models = []
     for method in (scaffold(), "fedavg"):
         experiment = make_experiment(method)
-        models.append(play(experiment, Loop(experiment.task), 1)[0].server.model.params)
+        models.append(
+            run_rounds(experiment, SequentialEngine(experiment.task), 1)[0].server.model.params
+        )
     for name in models[0]:
         assert torch.equal(models[0][name], models[1][name])
 
@@ -141,7 +143,7 @@ def test_c_is_the_mean_of_all_c_i(option: int, sample: int) -> None:
     """In every round, with all clients or some: who has not taken part yet still has zeros."""
     for rounds in (1, 2, 3):
         experiment = make_experiment(scaffold(option=option), **{"clients.sample": sample})
-        state, _ = play(experiment, Loop(experiment.task), rounds)
+        state, _ = run_rounds(experiment, SequentialEngine(experiment.task), rounds)
         assert len(state.own) == 6 or sample == 2
         for name, c in state.server.state["scaffold"]["c"].items():
             total = sum(
@@ -156,12 +158,12 @@ def test_a_full_batch_client_is_moved_along_everyones_gradient() -> None:
     x the corrected gradient g_i - c_i + c is c for all.
     """
     experiment = make_experiment(scaffold(option=1), **EVERYONE, **{"local.batch": 100})
-    state, _ = play(experiment, Loop(experiment.task), 1)
+    state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
     before = first_state(experiment).server.model
     # the model of round 1 again, with the variates it left
-    job = make_job(experiment, state, 2)._replace(start=before)
+    job = make_work(experiment, state, 2)._replace(start=before)
     c = state.server.state["scaffold"]["c"]
-    for reply in Loop(experiment.task).train(job):
+    for reply in SequentialEngine(experiment.task).train(job):
         for name, value in reply.params.items():
             assert torch.allclose(value[0], before.params[name] - 0.1 * c[name], rtol=0, atol=1e-14)
 
@@ -172,22 +174,22 @@ def test_a_frozen_head_stays_and_the_rest_is_corrected(option: int) -> None:
         make_experiment(method, **EVERYONE)
         for method in (scaffold(option=option) + frozen_head(), frozen_head())
     )
-    state, _ = play(experiment, Loop(experiment.task), 2)
+    state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     start, head = experiment.task.model.initial.params, experiment.task.world.head
     assert head
     for name, value in state.server.model.params.items():
         assert torch.equal(value, start[name]) == (name in head)
     assert not torch.equal(
         state.server.model.params["0.weight"],
-        play(plain, Loop(plain.task), 2)[0].server.model.params["0.weight"],
+        run_rounds(plain, SequentialEngine(plain.task), 2)[0].server.model.params["0.weight"],
     )
 
 
 def test_a_learning_rate_that_ends_at_zero_leaves_the_variates_alone() -> None:
     """(x - y_i) / (K lr) would be 0 / 0 in the last round of a cosine."""
     experiment = make_experiment(scaffold(), **EVERYONE, **{"local.schedule": "cosine"})
-    before, _ = play(experiment, Loop(experiment.task), 2)
-    after, lines = play(experiment, Loop(experiment.task), 3)
+    before, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
+    after, lines = run_rounds(experiment, SequentialEngine(experiment.task), 3)
     assert not lines[2]["abandoned"]
     for name, c in before.server.state["scaffold"]["c"].items():
         assert torch.equal(after.server.state["scaffold"]["c"][name], c)
@@ -209,7 +211,7 @@ def test_the_whole_gradient_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatc
 
     lent: Any = SimpleNamespace(grad=grad)
     monkeypatch.setattr(importlib.import_module("remanence.methods.scaffold"), "GRADIENT_ROWS", 2)
-    assert float(whole_gradient({"w": number(1.0)}, data, lent)["w"]) == pytest.approx(
+    assert float(full_gradient({"w": number(1.0)}, data, lent)["w"]) == pytest.approx(
         3.0, abs=1e-15
     )
     assert asked == [2, 2, 2, 2]

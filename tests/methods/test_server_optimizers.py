@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 import torch
-from reference import server_optimisers as witness
-from reference.federated import Setting, normalise
+from reference import server_optimizers as witness
+from reference.federated import Setting, normalize
 from torch import Tensor, nn
 
 from remanence.core.compose import check
 from remanence.core.errors import InputError
-from remanence.core.types import Part, Start
-from remanence.engines.sequential import Loop
-from remanence.experiment.build import Experiment
+from remanence.core.types import ModelState, Part
+from remanence.engines.sequential import SequentialEngine
+from remanence.experiment.build import BuiltExperiment
 from remanence.losses import wsm
 from remanence.methods import fedprox
 from remanence.methods.server_optimizers import fedadagrad, fedadam, fedavgm, fedyogi
 from remanence.testing import check_method
-from remanence.testing.toy_task import play, small_experiment
+from remanence.testing.toy_task import run_rounds, small_experiment
 
 PARTS: dict[str, tuple[Callable[..., Part], dict[str, float]]] = {
     "fedavgm": (fedavgm, {"lr": 0.7, "momentum": 0.8}),
@@ -39,7 +39,7 @@ def make_net() -> nn.Module:
         return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 5)).double()
 
 
-def make_experiment(method: Any) -> Experiment:
+def make_experiment(method: Any) -> BuiltExperiment:
     settings = {
         "data.name": "synthetic(samples=100, classes=5, features=6)",
         "data.partition": "dirichlet_by_class(alpha=0.3, minimum=2)",
@@ -58,7 +58,7 @@ def walk(part: Part, moves: list[float]) -> tuple[list[float], dict[str, Tensor]
     start = {"x": torch.zeros(1, dtype=torch.float64), "frozen": torch.ones(1, dtype=torch.float64)}
     assert part.server is not None
     assert part.apply is not None
-    params, state = start, part.server(Start(start, {}), None)  # type: ignore[arg-type]
+    params, state = start, part.server(ModelState(start, {}), None)  # type: ignore[arg-type]
     hyper = {name: torch.tensor(value, dtype=torch.float64) for name, value in part.hyper.items()}
     seen = []
     for move in moves:
@@ -79,13 +79,15 @@ def test_three_rounds_equal_plain_pytorch(kind: str) -> None:
     make, numbers = PARTS[kind]
     experiment = make_experiment(make(**numbers))
     rows = experiment.task.population.at(0).train
-    x, y = normalise(experiment.source.train.x), torch.from_numpy(experiment.source.train.y)
+    x, y = normalize(experiment.source.train.x), torch.from_numpy(experiment.source.train.y)
     chosen = Setting(rounds=3, cohort=3, epochs=1, batch=4, lr=0.1, momentum=0.9, seed=4)
     wanted = witness.train(
         make_net(), x, y, 5, [rows.of(client) for client in range(6)], chosen, kind, **numbers
     )
-    state, _ = play(experiment, Loop(experiment.task), 3)
-    plain, _ = play(make_experiment("fedavg"), Loop(make_experiment("fedavg").task), 3)
+    state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 3)
+    plain, _ = run_rounds(
+        make_experiment("fedavg"), SequentialEngine(make_experiment("fedavg").task), 3
+    )
     for name, value in wanted.items():
         assert torch.allclose(state.server.model.params[name], value, rtol=0, atol=1e-10)
         assert float((plain.server.model.params[name] - value).abs().max()) > 1e-3, (
@@ -137,7 +139,9 @@ def test_fedavgm_without_momentum_is_fedavg() -> None:
     models = []
     for method in (fedavgm(momentum=0.0), "fedavg"):
         experiment = make_experiment(method)
-        models.append(play(experiment, Loop(experiment.task), 3)[0].server.model.params)
+        models.append(
+            run_rounds(experiment, SequentialEngine(experiment.task), 3)[0].server.model.params
+        )
     for name, value in models[0].items():
         assert torch.allclose(value, models[1][name], rtol=0, atol=1e-15)
 
@@ -150,7 +154,7 @@ def test_a_large_tau_makes_fedadam_a_plain_step() -> None:
 
 def test_a_frozen_head_stays() -> None:
     experiment = make_experiment(fedadam() + Part("frozen_head", frozen=lambda world: world.head))
-    state, _ = play(experiment, Loop(experiment.task), 2)
+    state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     for name, value in state.server.model.params.items():
         assert torch.equal(value, experiment.task.model.initial.params[name]) == (
             name in experiment.task.world.head

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from remanence.experiment.build import Experiment
+from remanence.experiment.build import BuiltExperiment
 from remanence.testing.toy_task import small_experiment
 
 
@@ -19,7 +19,7 @@ def make_net() -> nn.Module:
         return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 5)).double()
 
 
-def make_experiment(method: Any, **more: Any) -> Experiment:
+def make_experiment(method: Any, **more: Any) -> BuiltExperiment:
     settings = {
         "data.name": "synthetic(samples=100, classes=5, features=6)",
         "data.partition": "dirichlet_by_class(alpha=0.3, minimum=2)",

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from methods.small_task import CLASSES, make_net
-from reference.federated import Setting, normalise
+from reference.federated import Setting, normalize
 from torch import Tensor
 
 from remanence.core.types import Method, Part
-from remanence.engines.sequential import Loop
-from remanence.experiment.build import Experiment
-from remanence.testing.toy_task import play, small_experiment
+from remanence.engines.sequential import SequentialEngine
+from remanence.experiment.build import BuiltExperiment
+from remanence.testing.toy_task import run_rounds, small_experiment
 from remanence.training.state import RunState
 
 SETTING = Setting(
@@ -24,7 +24,7 @@ SETTING = Setting(
 )
 
 
-def make_experiment(method: str | Part | Method, kind: str, **changes: Any) -> Experiment:
+def make_experiment(method: str | Part | Method, kind: str, **changes: Any) -> BuiltExperiment:
     settings = {
         "data.name": f"synthetic(samples=100, classes={CLASSES},"
         f" {'features=6' if kind == 'mlp' else 'shape=' + repr('2x6x6')})",
@@ -38,16 +38,16 @@ def make_experiment(method: str | Part | Method, kind: str, **changes: Any) -> E
     return small_experiment(method, settings | changes, module=make_net(kind))
 
 
-def the_data(experiment: Experiment) -> tuple[Tensor, Tensor, list[np.ndarray]]:
-    """-> x [n, ...] normalised, y [n], the training rows of each client"""
+def the_data(experiment: BuiltExperiment) -> tuple[Tensor, Tensor, list[np.ndarray]]:
+    """-> x [n, ...] normalized, y [n], the training rows of each client"""
     rows = experiment.task.population.at(0).train
     assert len(set(rows.sizes.tolist())) > 1, "clients of equal size would hide a wrong weight"
-    x, y = normalise(experiment.source.train.x), torch.from_numpy(experiment.source.train.y)
+    x, y = normalize(experiment.source.train.x), torch.from_numpy(experiment.source.train.y)
     return x, y, [rows.of(client) for client in range(len(rows.sizes))]
 
 
-def play_loop(experiment: Experiment, rounds: int = 3) -> RunState:
-    return play(experiment, Loop(experiment.task), rounds)[0]
+def play_loop(experiment: BuiltExperiment, rounds: int = 3) -> RunState:
+    return run_rounds(experiment, SequentialEngine(experiment.task), rounds)[0]
 
 
 def global_values(state: RunState) -> dict[str, Tensor]:

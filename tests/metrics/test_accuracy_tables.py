@@ -14,7 +14,7 @@ from remanence.metrics.accuracy_tables import (
     accuracy_of,
     concept_shares,
     divide,
-    is_decentralised,
+    is_decentralized,
     local_models,
     nan_mean,
 )
@@ -89,7 +89,7 @@ def test_a_server_hands_out_one_start_to_all() -> None:
 def test_without_a_server_a_client_starts_from_its_own_mixture() -> None:
     """The model before mixing (1 of 4, 0 of 4) plays no part."""
     ledger = make_ledger(*mix_and_train([4], {0: ([1], [2], [3]), 1: ([0], [4], [1])}))
-    assert is_decentralised(ledger)
+    assert is_decentralized(ledger)
     local = local_models(ledger)
     assert local.start.tolist() == [[0.5], [1.0]]
     assert local.end.tolist() == [[0.75], [0.25]]

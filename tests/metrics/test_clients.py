@@ -14,11 +14,11 @@ from metrics.small_ledger import judged, make_ledger, play_round
 from remanence.metrics.clients import (
     accuracy_by_client,
     accuracy_spread,
+    bottom_decile,
     in_local_accuracy,
     local_accuracies,
     out_local_accuracy,
     worst_client,
-    worst_tenth,
 )
 
 NAN = math.nan
@@ -36,11 +36,11 @@ def test_spread_is_the_deviation_of_all_clients() -> None:
 )
 def test_a_tenth_is_rounded_down_but_never_empty(clients: int, wanted: float) -> None:
     """Client n has accuracy n: the mean of 0, of 0 and 1, of 0, 1 and 2."""
-    assert worst_tenth([float(n) for n in reversed(range(clients))]) == wanted
+    assert bottom_decile([float(n) for n in reversed(range(clients))]) == wanted
 
 
 def test_nobody_has_no_numbers() -> None:
-    for measure in (accuracy_spread, worst_client, worst_tenth):
+    for measure in (accuracy_spread, worst_client, bottom_decile):
         assert math.isnan(measure([]))
         assert math.isnan(measure([NAN, NAN]))
 
@@ -50,8 +50,8 @@ def test_the_order_of_clients_does_not_matter(values: list[float], random: Any) 
     mixed = list(values)
     random.shuffle(mixed)
     assert worst_client(mixed) == worst_client(values) == min(values)
-    assert worst_client(values) <= worst_tenth(mixed) + 1e-12
-    assert worst_tenth(values) <= sum(values) / len(values) + 1e-12
+    assert worst_client(values) <= bottom_decile(mixed) + 1e-12
+    assert bottom_decile(values) <= sum(values) / len(values) + 1e-12
     assert accuracy_spread(mixed) == pytest.approx(accuracy_spread(values))
 
 

@@ -24,7 +24,7 @@ from remanence.metrics.drift import (
     recovery_of_mean,
     recovery_rounds,
     robustness,
-    summarise_drift,
+    summarize_drift,
     time_averaged_accuracy,
     worst_client_curve,
 )
@@ -248,7 +248,7 @@ def test_everything_about_a_run() -> None:
     1/2; the worst 3/4 and 1/2; forgotten 1/2 each. One record a step shows no gain, and only client
     1 is back at its level.
     """
-    found = summarise_drift(
+    found = summarize_drift(
         make_run(
             ledger=moving_ledger(lambda client: ("personal", client)),
             clusters=CLUSTERS,

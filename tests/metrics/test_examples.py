@@ -1,4 +1,4 @@
-"""Single examples: forgettable ones, learning and forgetting events, and what centralised
+"""Single examples: forgettable ones, learning and forgetting events, and what centralized
 training reports.
 """
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from metrics.small_ledger import line, make_examples, make_run
 
 from remanence.metrics.examples import (
-    centralised_events,
+    centralized_events,
     example_events,
     find_forgettable,
     forgettable_examples,
@@ -157,9 +157,9 @@ def test_forgettable_equals_counting_one_by_one(pairs: list[tuple[bool, bool]]) 
 
 
 def test_centralised_events_by_round() -> None:
-    extras = {"centralised.right_to_wrong": 3, "centralised.margin_rise": 9}
-    more = {"centralised.right_to_wrong": 1, "centralised.margin_rise": 4}
-    events = centralised_events(
+    extras = {"centralized.right_to_wrong": 3, "centralized.margin_rise": 9}
+    more = {"centralized.right_to_wrong": 1, "centralized.margin_rise": 4}
+    events = centralized_events(
         make_run(
             [line(1, extras=extras), line(1, split="valid", extras=extras), line(2, extras=more)]
         )
@@ -171,4 +171,4 @@ def test_centralised_events_by_round() -> None:
         [9, 4],
     )
     assert np.sum(events.right_to_wrong) == 4
-    assert centralised_events(make_run([line(1), line(2, extras={"fedwavg.forgotten": 1})])) is None
+    assert centralized_events(make_run([line(1), line(2, extras={"fedwavg.forgotten": 1})])) is None

@@ -25,11 +25,11 @@ from metrics.small_ledger import (
 
 from remanence.core.errors import InputError
 from remanence.metrics.forgetting import (
-    became,
     class_drops,
     class_forgetting_since_best,
     client_forgetting,
     client_forgetting_rounds,
+    confusion_change,
     confusion_of_forgotten,
     forgetting_curve,
     forgetting_since_best,
@@ -226,13 +226,13 @@ def test_what_a_forgotten_class_became() -> None:
     """Of 4 cats 3 were right and 1 a dog; now 1 is right, 1 a dog, 2 birds. The number of dogs
     differs between the rounds: rates, not counts.
     """
-    gone = became([[3, 1, 0], [0, 2, 0], [0, 0, 0]], [[1, 1, 2], [2, 6, 0], [0, 0, 0]])
+    gone = confusion_change([[3, 1, 0], [0, 2, 0], [0, 0, 0]], [[1, 1, 2], [2, 6, 0], [0, 0, 0]])
     np.testing.assert_array_equal(gone, [[-0.5, 0.0, 0.5], [0.25, -0.25, 0.0], [NAN] * 3])
 
 
 @given(arrays.arrays(np.int64, (2, 3, 3), elements=st.integers(0, 9)))
 def test_what_a_class_lost_went_somewhere(pair: np.ndarray) -> None:
-    rows = became(*pair).sum(axis=1)
+    rows = confusion_change(*pair).sum(axis=1)
     assert np.all(np.isnan(rows) | (np.abs(rows) < 1e-12))
     np.testing.assert_array_equal(np.isnan(rows), (pair.sum(axis=2) == 0).any(axis=0))
 

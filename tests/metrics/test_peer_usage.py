@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from metrics.small_ledger import make_peers
 
-from remanence.metrics.peer_usage import own_cluster_listening
+from remanence.metrics.peer_usage import same_cluster_usage
 
 CLUSTERS = [[0, 0, 0, 1], [0, 1, 1, 1]]
 
@@ -24,32 +24,32 @@ def test_own_cluster_against_chance() -> None:
         (5, 0, [[9, 1, 0, 1], [0, 0, 0, 0], [0, 0, 0, 0], [2, 0, 0, 0]]),
         (10, 1, [[0] * 4, [0] * 4, [0, 1, 0, 1], [0] * 4]),
     )
-    found = own_cluster_listening(heard, CLUSTERS)
+    found = same_cluster_usage(heard, CLUSTERS)
     assert found.round.tolist() == [5, 10]
     assert found.own.tolist() == [0.25, 1.0]
     np.testing.assert_allclose(found.chance, [1 / 3, 2 / 3])
 
 
 def test_silence_has_no_share_and_likeness_is_not_listening() -> None:
-    found = own_cluster_listening(make_peers((5, 0, [[0] * 4] * 4)), CLUSTERS)
+    found = same_cluster_usage(make_peers((5, 0, [[0] * 4] * 4)), CLUSTERS)
     assert np.isnan(found.own).all()
     assert np.isnan(found.chance).all()
-    assert own_cluster_listening(
+    assert same_cluster_usage(
         make_peers((5, 0, [[1] * 4] * 4), kind="similarity"), CLUSTERS
     ).round.shape == (0,)
 
 
 @given(arrays.arrays(np.int64, 5, elements=st.integers(0, 2)))
 def test_hearing_everybody_alike_is_chance(clusters: np.ndarray) -> None:
-    found = own_cluster_listening(make_peers((1, 0, np.ones((5, 5)).tolist())), [clusters.tolist()])
+    found = same_cluster_usage(make_peers((1, 0, np.ones((5, 5)).tolist())), [clusters.tolist()])
     np.testing.assert_allclose(found.own, found.chance)
 
 
 @given(arrays.arrays(np.int64, (4, 4), elements=st.integers(0, 3)), st.permutations(range(4)))
 def test_bounds_and_any_numbering_of_clients(heard: np.ndarray, order: list[int]) -> None:
     clusters = np.array(CLUSTERS[0])
-    found = own_cluster_listening(make_peers((1, 0, heard.tolist())), [clusters.tolist()])
-    moved = own_cluster_listening(
+    found = same_cluster_usage(make_peers((1, 0, heard.tolist())), [clusters.tolist()])
+    moved = same_cluster_usage(
         make_peers((1, 0, heard[np.ix_(order, order)].tolist())), [clusters[order].tolist()]
     )
     np.testing.assert_allclose(moved.own, found.own)

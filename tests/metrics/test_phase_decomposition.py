@@ -15,13 +15,18 @@ from metrics.small_ledger import judged, make_ledger, mix_and_train, play_round,
 
 from remanence.core.errors import InputError
 from remanence.metrics.accuracy_tables import concept_shares
-from remanence.metrics.forgetting import PHASES, WhereLost, local_losses_by_client, where_lost
+from remanence.metrics.forgetting import (
+    PHASES,
+    PhaseDecomposition,
+    local_losses_by_client,
+    phase_decomposition,
+)
 from remanence.results.ledger import Ledger
 
 NAN = math.nan
 
 
-def table(lost: WhereLost) -> dict[str, list[list[float]]]:
+def table(lost: PhaseDecomposition) -> dict[str, list[list[float]]]:
     return {phase: part.tolist() for phase, part in lost.parts.items()}
 
 
@@ -32,7 +37,7 @@ def test_local_aggregation_and_server_by_hand() -> None:
     Local 1 - 5/8 = 3/8, aggregation 5/8 - 1/4 = 3/8, server 1/4 - 3/4 = -1/2 (a gain); together 1/4
     = 1 - 3/4.
     """
-    lost = where_lost(
+    lost = phase_decomposition(
         make_ledger(
             *play_round([4], [4], {0: (0.75, [2]), 1: (0.25, [4])}, [1], refined=[3], round=6)
         )
@@ -47,7 +52,7 @@ def test_classes_are_counted_apart() -> None:
     """Class 0 is lost in training (1 -> 1/2), class 1 in merging (1/2 -> 0), class 2 has no
     examples.
     """
-    lost = where_lost(
+    lost = phase_decomposition(
         make_ledger(*play_round([2, 2, 0], [2, 1, 0], {0: (1.0, [1, 1, 0])}, [1, 0, 0]))
     )
     np.testing.assert_array_equal(lost.parts["local"], [[0.5, 0.0, NAN]])
@@ -58,7 +63,7 @@ def test_classes_are_counted_apart() -> None:
 def test_a_phase_that_took_no_place_in_a_round_lost_nothing_in_it() -> None:
     """Only round 2 has a drift (4/4 -> 2/4) and only round 3 a server step (2/4 -> 3/4)."""
     still = {0: (1.0, [2])}
-    lost = where_lost(
+    lost = phase_decomposition(
         make_ledger(
             *play_round([4], [4], {0: (1.0, [4])}, [4], round=1),
             *play_round([4], [2], still, [2], before_drift=[4], round=2, time_step=1),
@@ -92,7 +97,9 @@ def test_a_drift_changes_the_weights_of_the_concepts(step_of_the_record: int) ->
         records += play_round(
             [2], [right], {3: (1.0, [right])}, [right], owner=owner, round=5, time_step=1
         )
-    lost = where_lost(make_ledger(*records), shares=concept_shares([[0, 0, 0, 0], [0, 1, 1, 1]]))
+    lost = phase_decomposition(
+        make_ledger(*records), shares=concept_shares([[0, 0, 0, 0], [0, 1, 1, 1]])
+    )
     assert table(lost) == {"drift": [[0.75]], "local": [[0.0]], "aggregation": [[0.0]]}
 
 
@@ -103,14 +110,16 @@ def test_concepts_need_their_shares() -> None:
         for record in play_round([2], [1], {0: (1.0, [1])}, [1], owner=owner)
     ]
     with pytest.raises(InputError, match="several concepts"):
-        where_lost(make_ledger(*records))
+        phase_decomposition(make_ledger(*records))
 
 
 def test_without_a_server_mixing_comes_first() -> None:
     """Mixing: client 0 4/4 -> 2/4, client 1 2/4 -> 2/4: mean 3/4 -> 1/2. Training: 2/4 -> 3/4
     and 2/4 -> 1/4: 1/2 -> 1/2.
     """
-    lost = where_lost(make_ledger(*mix_and_train([4], {0: ([4], [2], [3]), 1: ([2], [2], [1])})))
+    lost = phase_decomposition(
+        make_ledger(*mix_and_train([4], {0: ([4], [2], [3]), 1: ([2], [2], [1])}))
+    )
     assert table(lost) == {"mixing": [[0.25]], "local": [[0.0]]}
     assert lost.change.tolist() == [[0.25]]
     assert lost.clients.clients.tolist() == [0, 1]
@@ -126,7 +135,7 @@ def test_a_peer_recorded_at_some_moments_only_is_left_out() -> None:
         judged([0], [4], "before", 1),
         judged([0], [4], "merged", 1),
     )
-    assert table(where_lost(ledger)) == {"mixing": [[0.5]], "local": [[-0.25]]}
+    assert table(phase_decomposition(ledger)) == {"mixing": [[0.5]], "local": [[-0.25]]}
 
 
 def test_peers_in_different_concepts_are_averaged_where_they_have_the_class() -> None:
@@ -137,7 +146,7 @@ def test_peers_in_different_concepts_are_averaged_where_they_have_the_class() ->
         *mix_and_train([4, 0], {0: ([4, 0], [2, 0], [2, 0])}, owner=0),
         *mix_and_train([0, 2], {1: ([0, 1], [0, 1], [0, 2])}, owner=1),
     )
-    lost = where_lost(ledger, shares=concept_shares([[0, 1]]))
+    lost = phase_decomposition(ledger, shares=concept_shares([[0, 1]]))
     assert table(lost) == {"mixing": [[0.5, 0.0]], "local": [[0.0, -0.5]]}
 
 
@@ -151,15 +160,15 @@ def test_rounds_without_local_records_have_no_answer() -> None:
         judged([1], [2], "merged", round=2),
         *play_round([2], [2], {0: (1.0, [1])}, [1], round=3),
     )
-    assert where_lost(ledger).round.tolist() == [3]
-    empty = where_lost(make_ledger(judged([1, 1], [2, 2], "merged")))
+    assert phase_decomposition(ledger).round.tolist() == [3]
+    empty = phase_decomposition(make_ledger(judged([1, 1], [2, 2], "merged")))
     assert (empty.round.tolist(), empty.parts, empty.change.shape, empty.clients.loss.shape) == (
         [],
         {},
         (0, 2),
         (0, 2),
     )
-    assert where_lost(make_ledger(classes=3)).change.shape == (0, 3)
+    assert phase_decomposition(make_ledger(classes=3)).change.shape == (0, 3)
 
 
 def test_whose_training_forgets() -> None:
@@ -176,7 +185,9 @@ def test_whose_training_forgets() -> None:
 
 
 def test_clients_without_known_weights_count_the_same() -> None:
-    lost = where_lost(make_ledger(*play_round([4], [4], {0: (0.0, [0]), 1: (0.0, [4])}, [2])))
+    lost = phase_decomposition(
+        make_ledger(*play_round([4], [4], {0: (0.0, [0]), 1: (0.0, [4])}, [2]))
+    )
     assert table(lost) == {"local": [[0.5]], "aggregation": [[0.0]]}
 
 
@@ -216,13 +227,13 @@ SHARES = concept_shares([[0, 0, 1], [0, 1, 1]])
 
 @given(rounds_with_a_server(), st.randoms())
 def test_the_parts_add_up_whatever_the_numbers_and_the_order(ledger: Ledger, random: Any) -> None:
-    lost = where_lost(ledger, shares=SHARES)
+    lost = phase_decomposition(ledger, shares=SHARES)
     assert len(lost.round)
     np.testing.assert_allclose(sum(lost.parts.values()), lost.change, atol=1e-12)
     assert np.all(np.isnan(lost.change) | (np.abs(lost.change) <= 1 + 1e-12))
     order = list(range(len(ledger.records)))
     random.shuffle(order)
-    again = where_lost(shuffle(ledger, order), shares=SHARES)
+    again = phase_decomposition(shuffle(ledger, order), shares=SHARES)
     for phase, part in lost.parts.items():
         np.testing.assert_allclose(again.parts[phase], part, atol=1e-12)
 
@@ -232,7 +243,7 @@ def test_the_parts_of_peers_add_up(rights: list[tuple[int, int, int]]) -> None:
     ledger = make_ledger(
         *mix_and_train([5], {client: ([a], [b], [c]) for client, (a, b, c) in enumerate(rights)})
     )
-    lost = where_lost(ledger)
+    lost = phase_decomposition(ledger)
     np.testing.assert_allclose(lost.parts["mixing"] + lost.parts["local"], lost.change, atol=1e-12)
     np.testing.assert_allclose(
         lost.change, np.mean([(a - c) / 5 for a, _, c in rights]), atol=1e-12
@@ -257,7 +268,7 @@ def test_validation_rows_where_the_merged_model_was_judged_on_them_too() -> None
         judged([2], [2], "merged", owner=1, **place),
         judged([0], [9], "merged", owner=9, **place),
     ]
-    assert table(where_lost(make_ledger(*records), "valid")) == {
+    assert table(phase_decomposition(make_ledger(*records), "valid")) == {
         "local": [[0.25]],
         "aggregation": [[0.0]],
     }

@@ -90,7 +90,7 @@ def test_no_dropout_and_nothing_in_place(case: str) -> None:
 def stack_of_clients(
     case: str,
 ) -> tuple[nn.Module, list[nn.Module], dict[str, Tensor], dict[str, Tensor], Tensor, Tensor]:
-    """Three differently initialised networks, their stacked parameters and buffers, and a batch
+    """Three differently initialized networks, their stacked parameters and buffers, and a batch
     for each.
     """
     torch.manual_seed(1)

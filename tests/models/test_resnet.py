@@ -134,7 +134,7 @@ def test_same_function_written_out() -> None:
         weight, bias = next(weights), next(weights)
         return torch.conv2d(h, weight, bias, stride=stride, padding=weight.shape[-1] // 2)
 
-    def normalise(h: Tensor, over: tuple[int, ...]) -> Tensor:
+    def normalize(h: Tensor, over: tuple[int, ...]) -> Tensor:
         weight, bias = next(weights), next(weights)
         h = (h - h.mean(over, keepdim=True)) / (
             h.var(over, keepdim=True, unbiased=False) + 1e-5
@@ -145,10 +145,10 @@ def test_same_function_written_out() -> None:
         )
 
     def batch(h: Tensor) -> Tensor:
-        return normalise(h, (0, 2, 3))
+        return normalize(h, (0, 2, 3))
 
     def group(h: Tensor) -> Tensor:
-        return normalise(h.reshape(h.shape[0], 2, h.shape[1] // 2, *h.shape[2:]), (2, 3, 4))
+        return normalize(h.reshape(h.shape[0], 2, h.shape[1] // 2, *h.shape[2:]), (2, 3, 4))
 
     h = batch(convolve(x)).clamp(min=0)
     for stride in (1, 1, 2, 1, 2, 1, 2, 1):

@@ -1,4 +1,4 @@
-"""Our optimisers beside torch.optim's, in float64."""
+"""Our optimizers beside torch.optim's, in float64."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.func import vmap
 
 from remanence.core import pytree
 from remanence.core.errors import InputError
-from remanence.core.expressions import construct, parse_call
+from remanence.core.expressions import instantiate, parse_call
 from remanence.core.pytree import Params
-from remanence.core.types import Context, Optimiser
-from remanence.optimizers import OPTIMISERS
+from remanence.core.types import Context, Optimizer
+from remanence.optimizers import OPTIMIZERS
 
 STEPS, CLIENTS = 20, 3
 TOLERANCE = {"rtol": 1e-12, "atol": 1e-12}
@@ -47,12 +47,12 @@ CASES: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
 }
 
 
-def make(text: str) -> Optimiser:
-    return construct(parse_call(text), OPTIMISERS, "optimizer")
+def make(text: str) -> Optimizer:
+    return instantiate(parse_call(text), OPTIMIZERS, "optimizer")
 
 
 def context(numbers: dict[str, float], dtype: torch.dtype = torch.float64) -> Context:
-    """All an optimiser may read are its numbers."""
+    """All an optimizer may read are its numbers."""
     rule = {
         name: torch.tensor(value, dtype=torch.float64).to(dtype) for name, value in numbers.items()
     }
@@ -75,20 +75,20 @@ def gradient(params: Params, step: int | Tensor) -> Params:
 
 def run_theirs(text: str, client: int) -> Params:
     params = {name: value.clone().requires_grad_() for name, value in first_params(client).items()}
-    optimiser = CASES[text](list(params.values()))
+    optimizer = CASES[text](list(params.values()))
     for step in range(STEPS):
         for name, value in gradient(pytree.detach(params), step).items():
             params[name].grad = value
-        optimiser.step()
+        optimizer.step()
     return pytree.detach(params)
 
 
 def run_ours(text: str, params: Params) -> Params:
-    optimiser = make(text)
-    slots = optimiser.init(params)
+    optimizer = make(text)
+    slots = optimizer.init(params)
     for step in range(STEPS):
-        params, slots = optimiser.step(
-            params, gradient(params, step), slots, context(dict(optimiser.numbers))
+        params, slots = optimizer.step(
+            params, gradient(params, step), slots, context(dict(optimizer.numbers))
         )
     return params
 
@@ -117,11 +117,11 @@ def test_a_stack_of_clients_equals_torch_client_by_client(text: str) -> None:
 
 @pytest.mark.parametrize("text", CASES)
 def test_init_works_inside_vmap_and_slots_keep_their_form(text: str) -> None:
-    optimiser = make(text)
+    optimizer = make(text)
     params = pytree.stack([first_params(client) for client in range(CLIENTS)])
-    slots = vmap(optimiser.init)(params)
+    slots = vmap(optimizer.init)(params)
     _, after = vmap(
-        lambda p, s: optimiser.step(p, gradient(p, 0), s, context(dict(optimiser.numbers)))
+        lambda p, s: optimizer.step(p, gradient(p, 0), s, context(dict(optimizer.numbers)))
     )(params, slots)
     before, after = pytree.flatten(slots), pytree.flatten(after)
     assert {name: (x.shape, x.dtype) for name, x in before.items()} == {
@@ -131,13 +131,13 @@ def test_init_works_inside_vmap_and_slots_keep_their_form(text: str) -> None:
 
 @pytest.mark.parametrize("text", CASES)
 def test_single_precision_stays_single(text: str) -> None:
-    optimiser = make(text)
+    optimizer = make(text)
     params = {"w": torch.ones(2)}
-    new, slots = optimiser.step(
+    new, slots = optimizer.step(
         params,
         {"w": torch.ones(2)},
-        optimiser.init(params),
-        context(dict(optimiser.numbers), torch.float32),
+        optimizer.init(params),
+        context(dict(optimizer.numbers), torch.float32),
     )
     assert {x.dtype for x in (new["w"], *pytree.leaves(slots))} == {torch.float32}
 
@@ -145,22 +145,22 @@ def test_single_precision_stays_single(text: str) -> None:
 @pytest.mark.parametrize("text", CASES)
 def test_every_number_is_read_from_the_context(text: str) -> None:
     """Two runs may share a stack though their numbers differ: none may be caught in a closure."""
-    optimiser, params = make(text), first_params(0)
-    _, slots = optimiser.step(
-        params, gradient(params, 0), optimiser.init(params), context(dict(optimiser.numbers))
+    optimizer, params = make(text), first_params(0)
+    _, slots = optimizer.step(
+        params, gradient(params, 0), optimizer.init(params), context(dict(optimizer.numbers))
     )
-    for name, value in optimiser.numbers.items():
+    for name, value in optimizer.numbers.items():
         if value == 0:  # left out of the computation altogether
             continue
-        numbers = {**optimiser.numbers, name: value * 0.5}
+        numbers = {**optimizer.numbers, name: value * 0.5}
         arguments = ", ".join(f"{key}={number}" for key, number in numbers.items())
         other = make(
-            f"{optimiser.name}({arguments}{', nesterov=true' if 'nesterov' in text else ''})"
+            f"{optimizer.name}({arguments}{', nesterov=true' if 'nesterov' in text else ''})"
         )
-        ours, _ = optimiser.step(params, gradient(params, 1), slots, context(numbers))
+        ours, _ = optimizer.step(params, gradient(params, 1), slots, context(numbers))
         theirs, _ = other.step(params, gradient(params, 1), slots, context(numbers))
-        unchanged, _ = optimiser.step(
-            params, gradient(params, 1), slots, context(dict(optimiser.numbers))
+        unchanged, _ = optimizer.step(
+            params, gradient(params, 1), slots, context(dict(optimizer.numbers))
         )
         assert all(torch.equal(ours[key], theirs[key]) for key in params)
         assert not torch.equal(ours["w"], unchanged["w"])
@@ -168,14 +168,14 @@ def test_every_number_is_read_from_the_context(text: str) -> None:
 
 def step_twice(text: str) -> list[float]:
     """From w = 1 with the gradient 2, twice."""
-    optimiser, w, passed = make(text), {"w": torch.tensor(1.0, dtype=torch.float64)}, []
-    slots = optimiser.init(w)
+    optimizer, w, passed = make(text), {"w": torch.tensor(1.0, dtype=torch.float64)}, []
+    slots = optimizer.init(w)
     for _ in range(2):
-        w, slots = optimiser.step(
+        w, slots = optimizer.step(
             w,
             {"w": torch.tensor(2.0, dtype=torch.float64)},
             slots,
-            context(dict(optimiser.numbers)),
+            context(dict(optimizer.numbers)),
         )
         passed.append(float(w["w"]))
     return passed
@@ -240,9 +240,9 @@ def test_numbers_out_of_range_are_refused(text: str, complaint: str) -> None:
         make(text)
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_numbers_that_are_not_finite_are_refused(name: str, value: float) -> None:
     for option in make(name).numbers:
         with pytest.raises(InputError, match=f"{name}: {option} must be a number"):
-            OPTIMISERS[name](**{option: value})
+            OPTIMIZERS[name](**{option: value})

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remanence.core.errors import InputError
-from remanence.core.expressions import construct, parse_call
-from remanence.optimizers import SCHEDULES, Schedule
+from remanence.core.expressions import instantiate, parse_call
+from remanence.optimizers import LR_SCHEDULES, LrSchedule
 
 TEXTS = ["constant", "exponential", "step(every=3)", "cosine", "cosine(final=0.1)", "warmup"]
 
 
-def make(text: str) -> Schedule:
-    return construct(parse_call(text), SCHEDULES, "schedule")
+def make(text: str) -> LrSchedule:
+    return instantiate(parse_call(text), LR_SCHEDULES, "schedule")
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,6 @@ def test_impossible_schedules_are_refused(text: str, complaint: str) -> None:
 
 
 def test_every_schedule_of_the_table_is_tried() -> None:
-    assert {parse_call(text).name for text in TEXTS} == set(SCHEDULES)
+    assert {parse_call(text).name for text in TEXTS} == set(LR_SCHEDULES)
     with pytest.raises(InputError, match="decay"):
-        SCHEDULES["exponential"](decay=float("nan"))
+        LR_SCHEDULES["exponential"](decay=float("nan"))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remanence.core.rng import Key
-from remanence.peers.peer_sampling import draw_uniform, draw_weighted, gumbel
+from remanence.peers.peer_sampling import gumbel, sample_uniform, sample_weighted
 
 DRAWS = 20_000
 
@@ -54,7 +54,7 @@ def draw_often(
     """
     table = torch.tensor(scores, dtype=torch.float64).expand(DRAWS, len(scores))
     there = torch.tensor(reachable or [True] * len(scores)).expand(DRAWS, len(scores))
-    return Counter(tuple(row) for row in draw_weighted(table, there, count, Key(5)).tolist())
+    return Counter(tuple(row) for row in sample_weighted(table, there, count, Key(5)).tolist())
 
 
 def test_sequences_by_hand() -> None:
@@ -81,7 +81,7 @@ def test_uniform_draws_make_all_sets_alike() -> None:
     """Two of the four others of client 0: six sets."""
     found: Counter[tuple[int, ...]] = Counter()
     for seed in range(1_500):
-        found[tuple(sorted(draw_uniform(others(5), 2, Key(seed))[0].tolist()))] += 1
+        found[tuple(sorted(sample_uniform(others(5), 2, Key(seed))[0].tolist()))] += 1
     assert_as_often(found, dict.fromkeys(itertools.combinations((1, 2, 3, 4), 2), 1 / 6))
 
 
@@ -89,7 +89,7 @@ def test_clients_draw_independently() -> None:
     """Clients 1 and 2 of three each ask one of the two others: all four pairs of answers alike."""
     found: Counter[tuple[int, ...]] = Counter()
     for seed in range(1_500):
-        found[tuple(draw_uniform(others(3), 1, Key(seed))[1:, 0].tolist())] += 1
+        found[tuple(sample_uniform(others(3), 1, Key(seed))[1:, 0].tolist())] += 1
     assert_as_often(found, dict.fromkeys(itertools.product((0, 2), (0, 1)), 1 / 4))
 
 
@@ -109,7 +109,7 @@ def test_different_reachable_peers_as_many_as_there_are(
     cells = data.draw(st.lists(st.booleans(), min_size=clients**2, max_size=clients**2))
     reachable = torch.tensor(cells).reshape(clients, clients) & others(clients)
     scores = torch.arange(clients**2, dtype=torch.float64).reshape(clients, clients)
-    drawn = draw_weighted(scores, reachable, count, Key(seed))
+    drawn = sample_weighted(scores, reachable, count, Key(seed))
     assert drawn.shape == (clients, min(count, clients))
     for client, row in enumerate(drawn.tolist()):
         real = [peer for peer in row if peer >= 0]
@@ -121,13 +121,15 @@ def test_different_reachable_peers_as_many_as_there_are(
 def test_huge_scores_overflow_nothing() -> None:
     """exp(600) is beyond float64: the two largest by far are drawn, in order."""
     table = torch.tensor([[0.0, 600.0, 10_000.0, -10_000.0]], dtype=torch.float64)
-    assert draw_weighted(table, torch.ones(1, 4, dtype=torch.bool), 2, Key(0)).tolist() == [[2, 1]]
+    assert sample_weighted(table, torch.ones(1, 4, dtype=torch.bool), 2, Key(0)).tolist() == [
+        [2, 1]
+    ]
 
 
 def test_uniform_is_weighted_with_equal_scores() -> None:
     equal = torch.full((6, 6), 7.0, dtype=torch.float64)
     assert torch.equal(
-        draw_uniform(others(6), 3, Key(2)), draw_weighted(equal - 7, others(6), 3, Key(2))
+        sample_uniform(others(6), 3, Key(2)), sample_weighted(equal - 7, others(6), 3, Key(2))
     )
 
 

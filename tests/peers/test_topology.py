@@ -17,7 +17,7 @@ from remanence.peers.topology import TOPOLOGIES, edges, erdos_renyi, full, regul
 clients, seeds = st.integers(2, 17), st.integers(0, 2**32)
 
 
-def neighbours(joined: np.ndarray) -> list[list[int]]:
+def neighbors(joined: np.ndarray) -> list[list[int]]:
     return [np.flatnonzero(row).tolist() for row in joined]
 
 
@@ -30,19 +30,19 @@ def assert_a_graph(joined: np.ndarray, count: int) -> None:
 
 
 def test_everybody_reaches_everybody() -> None:
-    assert neighbours(full()(4, Key(0))) == [[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]]
+    assert neighbors(full()(4, Key(0))) == [[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]]
 
 
 def test_a_ring_of_five_by_hand() -> None:
-    assert neighbours(ring()(5, Key(0))) == [[1, 4], [0, 2], [1, 3], [2, 4], [0, 3]]
-    assert neighbours(ring(neighbours=2)(6, Key(0)))[0] == [1, 2, 4, 5]  # all but the one opposite
+    assert neighbors(ring()(5, Key(0))) == [[1, 4], [0, 2], [1, 3], [2, 4], [0, 3]]
+    assert neighbors(ring(neighbors=2)(6, Key(0)))[0] == [1, 2, 4, 5]  # all but the one opposite
     # a circle cannot have more than all
-    assert neighbours(ring(neighbours=9)(4, Key(0))) == neighbours(full()(4, Key(0)))
+    assert neighbors(ring(neighbors=9)(4, Key(0))) == neighbors(full()(4, Key(0)))
 
 
 @given(clients, st.integers(1, 9), seeds)
 def test_a_ring_knows_the_nearest_on_either_side(count: int, near: int, seed: int) -> None:
-    joined = ring(neighbours=near)(count, Key(seed))
+    joined = ring(neighbors=near)(count, Key(seed))
     assert_a_graph(joined, count)
     assert set(joined.sum(axis=1).tolist()) == {min(2 * near, count - 1)}
 
@@ -79,14 +79,14 @@ def test_an_erdos_renyi_graph_has_its_share_of_edges() -> None:
     for graph in graphs[:20]:
         assert_a_graph(graph, 8)
     assert np.abs(graphs.mean(axis=0)[~np.eye(8, dtype=bool)] - 0.3).max() < 0.115
-    assert neighbours(erdos_renyi(p=0)(3, Key(1))) == [[], [], []]
-    assert neighbours(erdos_renyi(p=1)(3, Key(1))) == [[1, 2], [0, 2], [0, 1]]
+    assert neighbors(erdos_renyi(p=0)(3, Key(1))) == [[], [], []]
+    assert neighbors(erdos_renyi(p=1)(3, Key(1))) == [[1, 2], [0, 2], [0, 1]]
 
 
 def test_a_users_edges(tmp_path: Path) -> None:
     path = tmp_path / "graph.csv"
     path.write_text("# a path with a comment\n0,1\n\n 2 1 \n3;2\n1\t0\n")
-    assert neighbours(edges(path=str(path))(5, Key(0))) == [[1], [0, 2], [1, 3], [2], []]
+    assert neighbors(edges(path=str(path))(5, Key(0))) == [[1], [0, 2], [1, 3], [2], []]
 
 
 @pytest.mark.parametrize(
@@ -124,14 +124,14 @@ def test_an_edge_list_must_be_there_and_short(
 
 
 def test_graphs_that_cannot_be_are_refused() -> None:
-    with pytest.raises(InputError, match="5 clients cannot have 3 neighbours each"):
+    with pytest.raises(InputError, match="5 clients cannot have 3 neighbors each"):
         regular(degree=3)(5, Key(0))  # 15 ends of edges is odd
-    with pytest.raises(InputError, match="4 clients cannot have 4 neighbours each"):
+    with pytest.raises(InputError, match="4 clients cannot have 4 neighbors each"):
         regular(degree=4)(4, Key(0))
     with pytest.raises(InputError, match="degree must be at least 1"):
         regular(degree=0)
-    with pytest.raises(InputError, match="neighbours must be at least 1"):
-        ring(neighbours=0)
+    with pytest.raises(InputError, match="neighbors must be at least 1"):
+        ring(neighbors=0)
     with pytest.raises(InputError, match="p is a probability"):
         erdos_renyi(p=1.5)
 

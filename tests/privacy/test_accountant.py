@@ -16,13 +16,13 @@ from scipy.stats import norm
 
 from remanence.core.errors import InputError
 from remanence.privacy.accountant import (
-    Guarantee,
+    ClientGuarantee,
     bound_of_a_round,
+    calibrate_noise,
     epsilon,
     gaussian_delta,
-    least_noise,
+    max_rounds_for_budget,
     require_accounting,
-    rounds_within,
 )
 
 needs_accounting = pytest.mark.skipif(
@@ -188,7 +188,7 @@ def test_sampling_never_costs(fraction: float, noise: float, rounds: int) -> Non
 @needs_accounting
 @pytest.mark.parametrize("budget", [0.5, 3.0])
 def test_rounds_within_a_budget(budget: float) -> None:
-    found = rounds_within(budget, fraction=0.2, noise=4.0, delta=DELTA)
+    found = max_rounds_for_budget(budget, fraction=0.2, noise=4.0, delta=DELTA)
     assert (
         epsilon(found, fraction=0.2, noise=4.0, delta=DELTA)
         <= budget
@@ -198,14 +198,14 @@ def test_rounds_within_a_budget(budget: float) -> None:
 
 @needs_accounting
 def test_the_noise_for_a_budget() -> None:
-    found = least_noise(3.0, rounds=10, fraction=1, delta=DELTA)
+    found = calibrate_noise(3.0, rounds=10, fraction=1, delta=DELTA)
     assert (
         epsilon(10, fraction=1, noise=found, delta=DELTA)
         <= 3
         < epsilon(10, fraction=1, noise=found - 0.01, delta=DELTA)
     )
     with pytest.raises(InputError, match="no noise keeps epsilon within a budget of 0"):
-        least_noise(0, rounds=10, fraction=1, delta=DELTA)
+        calibrate_noise(0, rounds=10, fraction=1, delta=DELTA)
 
 
 # ------------------------------------------------------------------------------ what a run promises
@@ -213,27 +213,32 @@ def test_the_noise_for_a_budget() -> None:
 
 @needs_accounting
 def test_a_guarantee_keeps_its_budget() -> None:
-    kept = Guarantee(noise=4.0, delta=DELTA, budget=3.0, cohort=2, clients=10)
+    kept = ClientGuarantee(noise=4.0, delta=DELTA, budget=3.0, cohort=2, clients=10)
     last = kept.last_round(10_000)
     assert kept.epsilon(last) <= 3 < kept.epsilon(last + 1)
     assert kept.last_round(last - 1) == last - 1
     assert (
-        Guarantee(noise=4.0, delta=DELTA, budget=0.0, cohort=2, clients=10).last_round(10_000)
+        ClientGuarantee(noise=4.0, delta=DELTA, budget=0.0, cohort=2, clients=10).last_round(10_000)
         == 10_000
     )
-    assert Guarantee(noise=1.0, delta=DELTA, budget=0.01, cohort=2, clients=10).last_round(5) == 0
+    assert (
+        ClientGuarantee(noise=1.0, delta=DELTA, budget=0.01, cohort=2, clients=10).last_round(5)
+        == 0
+    )
 
 
 @needs_accounting
 def test_a_guarantee_says_what_it_rests_on() -> None:
-    fixed = Guarantee(noise=2.0, delta=DELTA, budget=20.0, cohort=10, clients=10)
+    fixed = ClientGuarantee(noise=2.0, delta=DELTA, budget=20.0, cohort=10, clients=10)
     assert fixed.describe(16) == (
         f"epsilon {fixed.epsilon(16):.2f} of a budget of 20 at delta 1e-05 for any one"
         " client after 16 rounds"
         " (10 of 10 clients drawn without replacement, noise 2); the noise of a simulation"
         " comes from its seed: not private"
     )
-    anybody = Guarantee(noise=2.0, delta=DELTA, budget=0.0, cohort=1, clients=10, sampling="any")
+    anybody = ClientGuarantee(
+        noise=2.0, delta=DELTA, budget=0.0, cohort=1, clients=10, sampling="any"
+    )
     assert anybody.epsilon(16) == fixed.epsilon(16)
     assert "nothing assumed about who is asked" in anybody.describe(16)
     assert "not private" in anybody.describe(16)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree
-from remanence.core.compose import Composed, check
+from remanence.core.compose import ComposedMethod, check
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
-from remanence.core.types import Method, Part, Reply, Start
-from remanence.engines.sequential import Loop
-from remanence.engines.vectorized import Stacked
-from remanence.experiment.build import Experiment
+from remanence.core.types import Method, ModelState, Part, Reply
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.vectorized import VectorizedEngine
+from remanence.experiment.build import BuiltExperiment
 from remanence.losses import wsm
 from remanence.methods import (
     fedadam,
@@ -30,18 +30,18 @@ from remanence.methods import (
     moon,
     scaffold,
 )
-from remanence.methods.centralized import centralised
+from remanence.methods.centralized import centralized
 from remanence.privacy.client_dp import check_private, dp, guarantee_of, norms_of, split_noise
 from remanence.testing import TOLERANCE
 from remanence.testing.toy_task import (
     EQUAL,
     batch_norm_net,
-    play,
+    max_rel_diff,
+    run_rounds,
     small_experiment,
     state_tree,
-    worst_difference,
 )
-from remanence.training.server_step import Server, Update, update
+from remanence.training.server_step import Server, ServerResult, update
 
 SHAPES = {"a": (2,), "b": (1, 2)}
 
@@ -66,18 +66,24 @@ def replies_of(moves: list[list[float]], rows: list[int] | None = None) -> Reply
 
 def one_round(
     method: Part | Method, replies: Reply, key: Key | None = None, state: Any = None
-) -> Update:
+) -> ServerResult:
     """The server's half of a round, on a model of ones."""
     task = small_experiment(method).task
-    start = Start(
+    start = ModelState(
         {name: torch.ones(shape, dtype=torch.float64) for name, shape in SHAPES.items()}, {}
     )
     return update(
-        task, Server(start, state or {}), replies, 1, key or Key(0), {"lr": 0.1}, Loop(task)
+        task,
+        Server(start, state or {}),
+        replies,
+        1,
+        key or Key(0),
+        {"lr": 0.1},
+        SequentialEngine(task),
     )
 
 
-def move_of(done: Update) -> list[float]:
+def move_of(done: ServerResult) -> list[float]:
     return (torch.cat([done.server.model.params[name].flatten() for name in SHAPES]) - 1).tolist()
 
 
@@ -114,17 +120,19 @@ def test_where_clients_join_by_coins_the_sum_is_divided_by_those_expected() -> N
     experiment = small_experiment(
         dp(clip=2, noise=0), {"clients.sample": 3, "clients.sampling": "poisson"}
     )
-    start = Start(
+    start = ModelState(
         {name: torch.ones(shape, dtype=torch.float64) for name, shape in SHAPES.items()}, {}
     )
     task, replies = experiment.task, replies_of([[3, 0, 0, 0], [0, 1, 0, 0]])
-    done = update(task, Server(start, {}), replies, 1, Key(0), {"lr": 0.1}, Loop(task))
+    done = update(task, Server(start, {}), replies, 1, Key(0), {"lr": 0.1}, SequentialEngine(task))
     assert move_of(done) == pytest.approx([2 / 3, 1 / 3, 0, 0])
     adaptive = small_experiment(
         dp(noise=0, adaptive=True), {"clients.sample": 3, "clients.sampling": "poisson"}
     ).task
     state = {"dp": {"clip": torch.tensor(2.0, dtype=torch.float64)}}
-    again = update(adaptive, Server(start, state), replies, 1, Key(0), {"lr": 0.1}, Loop(adaptive))
+    again = update(
+        adaptive, Server(start, state), replies, 1, Key(0), {"lr": 0.1}, SequentialEngine(adaptive)
+    )
     clip = again.server.state["dp"]["clip"]
     # one within and one beyond: 1/2 + (1/2 - 1/2) / 3 is the quantile already
     assert float(clip) == pytest.approx(2.0)
@@ -144,7 +152,7 @@ def test_a_loose_clip_without_noise_is_the_plain_mean() -> None:
 def test_the_norm_is_over_the_whole_model() -> None:
     assert norms_of(
         replies_of([[3, 0, 0, 4], [1, 1, 1, 1]]).delta(
-            Start({name: torch.ones(s) for name, s in SHAPES.items()}, {})
+            ModelState({name: torch.ones(s) for name, s in SHAPES.items()}, {})
         )
     ).tolist() == [5, 2]
 
@@ -157,10 +165,10 @@ def noises(made: Part, k: int, keys: int) -> Tensor:
     still = replies_of([[0.0] * 4] * k)
     state = {"dp": {"clip": torch.tensor(2.0, dtype=torch.float64)}}
     task = small_experiment(made).task
-    start = Start(
+    start = ModelState(
         {name: torch.ones(shape, dtype=torch.float64) for name, shape in SHAPES.items()}, {}
     )
-    server, engine = Server(start, state), Loop(task)
+    server, engine = Server(start, state), SequentialEngine(task)
     return torch.tensor(
         [
             move_of(update(task, server, still, 1, Key(number), {"lr": 0.1}, engine))
@@ -245,12 +253,14 @@ def test_both_noises_together_cost_what_one_would(noise: float, k: int) -> None:
 def test_with_any_averaging_method_on_every_engine(method: Method) -> None:
     experiment = small_experiment(method)
     check_private(experiment.task)
-    oracle, lines = play(experiment, Loop(experiment.task), 3)
+    oracle, lines = run_rounds(experiment, SequentialEngine(experiment.task), 3)
     assert not any(line["abandoned"] for line in lines)
-    state, _ = play(experiment, Stacked(experiment.task, 3), 3)
-    assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
-    plain, _ = play(small_experiment("fedavg"), Loop(small_experiment("fedavg").task), 3)
-    assert worst_difference(oracle.server.model.params, plain.server.model.params)[1] > 1e-3
+    state, _ = run_rounds(experiment, VectorizedEngine(experiment.task, 3), 3)
+    assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+    plain, _ = run_rounds(
+        small_experiment("fedavg"), SequentialEngine(small_experiment("fedavg").task), 3
+    )
+    assert max_rel_diff(oracle.server.model.params, plain.server.model.params)[1] > 1e-3
 
 
 # ----------------------------------------------------------------------------------------- refusals
@@ -266,8 +276,8 @@ def test_with_any_averaging_method_on_every_engine(method: Method) -> None:
             "dp and feddf cannot be combined: feddf lets the server look at the clients' models",
         ),
         (
-            centralised(),
-            "dp and centralised cannot be combined: centralised has all data in one place",
+            centralized(),
+            "dp and centralized cannot be combined: centralized has all data in one place",
         ),
     ],
 )
@@ -290,7 +300,7 @@ def test_another_part_that_weighs_is_refused() -> None:
         check(dp() + Part("mine", weigh=lambda replies, srv: replies.weight))
 
 
-def with_norms(buffers: str) -> Experiment:
+def with_norms(buffers: str) -> BuiltExperiment:
     return small_experiment(
         fedavg() + dp(), EQUAL | {"local.buffers": buffers}, module=batch_norm_net()
     )
@@ -348,7 +358,7 @@ def test_a_budget_needs_the_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_run_promises() -> None:
-    method = Composed(fedavg() + dp(noise=2, delta=1e-6))
+    method = ComposedMethod(fedavg() + dp(noise=2, delta=1e-6))
     found = guarantee_of(method, 4, 6)
     assert found is not None
     assert (found.noise, found.delta, found.budget, found.sampling) == (2.0, 1e-6, 0.0, "fixed")
@@ -356,8 +366,8 @@ def test_what_a_run_promises() -> None:
     sometimes = guarantee_of(method, 4, 6, "any")
     assert sometimes is not None
     assert sometimes.sampling == "any"
-    assert guarantee_of(Composed(fedavg() + wsm()), 4, 6) is None
-    assert guarantee_of(Composed(fedavg() + dp(noise=0)), 4, 6) is None
+    assert guarantee_of(ComposedMethod(fedavg() + wsm()), 4, 6) is None
+    assert guarantee_of(ComposedMethod(fedavg() + dp(noise=0)), 4, 6) is None
 
 
 @pytest.mark.skipif(
@@ -366,7 +376,7 @@ def test_what_a_run_promises() -> None:
 )
 def test_an_adaptive_clip_costs_no_more() -> None:
     fixed, adaptive = (
-        guarantee_of(Composed(Method((dp(noise=2, adaptive=kind),))), 4, 6)
+        guarantee_of(ComposedMethod(Method((dp(noise=2, adaptive=kind),))), 4, 6)
         for kind in (False, True)
     )
     assert fixed is not None
@@ -378,4 +388,4 @@ def test_the_replies_are_left_alone() -> None:
     replies = replies_of([[3, 0, 0, 4], [0, 1, 0, 0]])
     before = pytree.clone(replies.params)
     one_round(dp(), replies)
-    assert worst_difference(replies.params, before) == ("", 0.0)
+    assert max_rel_diff(replies.params, before) == ("", 0.0)

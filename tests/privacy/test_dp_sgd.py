@@ -17,30 +17,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from remanence.config import make_spec
+from remanence.config import parse_experiment
 from remanence.core import pytree
 from remanence.core.compose import parse_method
 from remanence.core.errors import InputError
-from remanence.core.model import initialise
+from remanence.core.model import init_module
 from remanence.core.rng import Key
-from remanence.core.types import Batch, Context, Lent, Output, Part
+from remanence.core.types import Batch, ClientOps, Context, Output, Part
 from remanence.data.batches import plan_batches
-from remanence.engines.sequential import Loop
-from remanence.engines.vectorized import Stacked
-from remanence.experiment.build import Experiment, build_module
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.vectorized import VectorizedEngine
+from remanence.experiment.build import BuiltExperiment, build_module
 from remanence.methods import PARTS, dp_sgd, fedavg
 from remanence.privacy.dp_sgd import clipped_sum
-from remanence.rounds.loop import first_state, make_job, resume_run, start_run
+from remanence.rounds.loop import first_state, make_work, resume_run, start_run
 from remanence.testing import TOLERANCE
 from remanence.testing.toy_task import (
     EQUAL,
     SMALL,
     LayerNormNet,
     batch_norm_net,
-    play,
+    max_rel_diff,
+    run_rounds,
     small_experiment,
     state_tree,
-    worst_difference,
 )
 
 needs_opacus = pytest.mark.skipif(
@@ -55,7 +55,7 @@ ONE_STEP = {
     "local.steps": 1,
     "local.batch": 6,
     "local.optimizer": "sgd(lr=1.0)",
-    "data.normalise": False,
+    "data.normalize": False,
 }
 
 
@@ -137,11 +137,13 @@ def test_the_noise_is_the_clips_and_divided_by_the_rows_that_count() -> None:
 # ----------------------------------------------------------------------------------- against Opacus
 
 
-def first_gradients(experiment: Experiment, engine: Loop | Stacked) -> list[dict[str, Tensor]]:
+def first_gradients(
+    experiment: BuiltExperiment, engine: SequentialEngine | VectorizedEngine
+) -> list[dict[str, Tensor]]:
     """Of the first step of every client of round 1: at rate 1 a step is the gradient."""
-    job = make_job(experiment, first_state(experiment), 1)
+    job = make_work(experiment, first_state(experiment), 1)
     moved = [
-        pytree.sub(pytree.expand(job.start.params, reply.k), reply.params)
+        pytree.sub(pytree.broadcast(job.start.params, reply.k), reply.params)
         for reply in engine.train(job)
     ]
     return [
@@ -162,12 +164,15 @@ def test_the_same_as_opacus(kind: str, limit: float) -> None:
     from opacus import GradSampleModule
 
     changes = {**ONE_STEP, **(IMAGES if kind == "convolutions" else {})}
-    module = initialise(
+    module = init_module(
         GroupNormNet if kind == "convolutions" else lambda: LayerNormNet((5,), 4), Key(3)
     )
     experiment = small_experiment(fedavg() + dp_sgd(clip=limit, noise=0), changes, module=module)
-    task, job = experiment.task, make_job(experiment, first_state(experiment), 1)
-    ours = [first_gradients(experiment, engine) for engine in (Loop(task), Stacked(task, 3))]
+    task, job = experiment.task, make_work(experiment, first_state(experiment), 1)
+    ours = [
+        first_gradients(experiment, engine)
+        for engine in (SequentialEngine(task), VectorizedEngine(task, 3))
+    ]
     for place, client in enumerate(job.clients.tolist()):
         ids = task.population.at(0).train.of(client)
         plan = plan_batches(job.key.fold("client", client, "plan", 0), len(ids), 6, steps=1)
@@ -200,7 +205,7 @@ def test_the_same_as_opacus(kind: str, limit: float) -> None:
 def test_models_are_refused_where_opacus_would_refuse_them(name: str) -> None:
     from opacus.validators import ModuleValidator
 
-    module = initialise(lambda: build_module(name, (3, 32, 32), 4), Key(0))
+    module = init_module(lambda: build_module(name, (3, 32, 32), 4), Key(0))
     changes = {
         "data.name": "synthetic(samples=48, classes=4, shape='3x32x32', test=0.25)",
         "data.partition": "dirichlet(alpha=100)",
@@ -216,8 +221,10 @@ def test_a_clip_that_nobody_feels_leaves_plain_training() -> None:
     states = []
     for method in ("fedprox(mu=0.5)+dp_sgd(clip=1e6, noise=0)", "fedprox(mu=0.5)"):
         experiment = small_experiment(method)
-        states.append(play(experiment, Loop(experiment.task), 2)[0].server.model.params)
-    assert worst_difference(*states)[1] <= TOLERANCE
+        states.append(
+            run_rounds(experiment, SequentialEngine(experiment.task), 2)[0].server.model.params
+        )
+    assert max_rel_diff(*states)[1] <= TOLERANCE
 
 
 # -------------------------------------------------------------------------------- in the round loop
@@ -237,10 +244,10 @@ def test_a_clip_that_nobody_feels_leaves_plain_training() -> None:
 )
 def test_equal_on_every_engine(method: str) -> None:
     experiment = small_experiment(method)
-    oracle, lines = play(experiment, Loop(experiment.task), 2)
+    oracle, lines = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     assert not any(line["abandoned"] for line in lines)
-    state, _ = play(experiment, Stacked(experiment.task, 3), 2)
-    assert worst_difference(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+    state, _ = run_rounds(experiment, VectorizedEngine(experiment.task, 3), 2)
+    assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
 
 
 def test_it_resumes_exactly(tmp_path: Path) -> None:
@@ -248,7 +255,7 @@ def test_it_resumes_exactly(tmp_path: Path) -> None:
     lost.
     """
     method = "flashback+dp_sgd+dp_counts"
-    spec = make_spec(
+    spec = parse_experiment(
         {}, SMALL | {"method": method, "data.public": 8, "local.steps": 2, "rounds": 2}
     )
     start_run(spec.model_copy(update={"rounds": 1}), tmp_path / "broken")
@@ -296,7 +303,7 @@ def test_batch_norm_is_refused_unless_it_is_frozen() -> None:
     experiment = small_experiment(
         "fedavg+dp_sgd", EQUAL | {"local.buffers": "frozen"}, module=batch_norm_net()
     )
-    play(experiment, Loop(experiment.task), 1)
+    run_rounds(experiment, SequentialEngine(experiment.task), 1)
 
 
 def test_somebodys_own_loss_cannot_look_at_the_label_counts() -> None:
@@ -309,11 +316,11 @@ def test_somebodys_own_loss_cannot_look_at_the_label_counts() -> None:
     with pytest.raises(
         InputError, match=r"reads a fact of all of a client's rows \(label_counts\)"
     ):
-        play(experiment, Loop(experiment.task), 1)
+        run_rounds(experiment, SequentialEngine(experiment.task), 1)
 
 
 def test_somebodys_own_extras_are_refused() -> None:
-    def after(ctx: Context, trained: Any, lent: Lent) -> tuple[dict[str, Any], dict[str, Any]]:
+    def after(ctx: Context, trained: Any, lent: ClientOps) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {"seen": ctx.facts.size}
 
     mine = Part(

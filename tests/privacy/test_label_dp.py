@@ -11,24 +11,24 @@ import torch
 
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
-from remanence.engines.sequential import Loop
-from remanence.engines.vectorized import Stacked
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.vectorized import VectorizedEngine
 from remanence.methods import dp_counts, fedwavg
-from remanence.privacy.label_dp import blur_all
-from remanence.rounds.loop import first_state, make_job
+from remanence.privacy.label_dp import privatize_counts
+from remanence.rounds.loop import first_state, make_work
 from remanence.testing import TOLERANCE
 from remanence.testing.toy_task import (
     drifting_experiment,
-    play,
+    max_rel_diff,
+    run_rounds,
     small_experiment,
     state_tree,
-    worst_difference,
 )
 
 
 def blurred(noise: float, counts: list[float], keys: int) -> torch.Tensor:
     """-> [keys, C]"""
-    return blur_all(
+    return privatize_counts(
         dp_counts(noise=noise),
         torch.tensor([counts] * keys, dtype=torch.float64),
         np.arange(keys),
@@ -69,14 +69,14 @@ def test_drawn_once_for_the_data_of_a_time_step() -> None:
         "flashback+dp_counts(noise=2)", {"clients.sample": 6, "rounds": 3}
     )
     state = first_state(experiment)
-    first, third = (make_job(experiment, state, round).facts.label_counts for round in (1, 3))
+    first, third = (make_work(experiment, state, round).facts.label_counts for round in (1, 3))
     assert torch.equal(first, third)
-    plain = make_job(small_experiment("flashback", {"clients.sample": 6}), state, 1).facts
+    plain = make_work(small_experiment("flashback", {"clients.sample": 6}), state, 1).facts
     assert not torch.equal(first, plain.label_counts)
     # every client and class has noise of its own
     assert len(torch.unique(first - plain.label_counts)) > 6
     # how many rows there are is taken to be known
-    assert torch.equal(make_job(experiment, state, 1).facts.size, plain.size)
+    assert torch.equal(make_work(experiment, state, 1).facts.size, plain.size)
     drifting = drifting_experiment("fedavg+dp_counts", 2)
     everybody = np.arange(6)
     steps = [drifting.facts(everybody, step).label_counts for step in (0, 1)]
@@ -89,17 +89,20 @@ def test_what_is_sent_is_what_is_seen() -> None:
     counts.
     """
     experiment = small_experiment("flashback(gamma=1.0)+dp_counts(noise=2)", {"clients.sample": 6})
-    job = make_job(experiment, first_state(experiment), 1)
+    job = make_work(experiment, first_state(experiment), 1)
     sent = torch.cat(
-        [reply.extras["flashback"]["label_counts"] for reply in Loop(experiment.task).train(job)]
+        [
+            reply.extras["flashback"]["label_counts"]
+            for reply in SequentialEngine(experiment.task).train(job)
+        ]
     )
     assert torch.equal(sent, job.facts.label_counts)
-    state, _ = play(experiment, Loop(experiment.task), 1)
+    state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
     assert torch.allclose(
         state.server.state["flashback"]["pi"], job.facts.label_counts.sum(dim=0), rtol=0, atol=1e-10
     )
-    other, _ = play(experiment, Stacked(experiment.task, 3), 1)
-    assert worst_difference(state_tree(other), state_tree(state))[1] <= TOLERANCE
+    other, _ = run_rounds(experiment, VectorizedEngine(experiment.task, 3), 1)
+    assert max_rel_diff(state_tree(other), state_tree(state))[1] <= TOLERANCE
 
 
 def test_forgotten_rows_are_counted_with_noise() -> None:
@@ -109,13 +112,13 @@ def test_forgotten_rows_are_counted_with_noise() -> None:
     counts = []
     for method in (fedwavg(), fedwavg(noise=4.0)):
         experiment = small_experiment(method, {"clients.sample": 6})
-        state, _ = play(experiment, Loop(experiment.task), 1)
-        job = make_job(experiment, state, 2)
+        state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
+        job = make_work(experiment, state, 2)
         counts.append(
             torch.cat(
                 [
                     reply.extras["fedwavg"]["forgettable"]
-                    for reply in Loop(experiment.task).train(job)
+                    for reply in SequentialEngine(experiment.task).train(job)
                 ]
             )
         )

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from recipes.small_recipe import TABLE
 
-from remanence.recipes.claims import FAILS, HOLDS, IN_PART, UNTESTED, Verdict, judge_claims
-from remanence.recipes.loader import lay_over, read_recipe
+from remanence.recipes.claims import FAILS, HOLDS, IN_PART, UNTESTED, ClaimVerdict, evaluate_claims
+from remanence.recipes.loader import deep_merge, read_recipe
 from remanence.recipes.plan import make_plan
-from remanence.recipes.recipe import Number, Recipe
+from remanence.recipes.recipe import PublishedNumber, Recipe
 from remanence.recipes.tables import (
-    Outcome,
+    ResultOutcome,
     as_csv,
     as_markdown,
     as_table,
-    tell_claims,
-    tell_disagreements,
+    describe_claims,
+    describe_disagreements,
     write_difference,
     write_number,
 )
@@ -30,17 +30,17 @@ NEVER = float("inf")
 
 
 def recipe_with(*claims: dict[str, Any], **changes: Any) -> Recipe:
-    return read_recipe("wsm/table-9", lay_over(TABLE, {"claims": list(claims), **changes}))
+    return read_recipe("wsm/table-9", deep_merge(TABLE, {"claims": list(claims), **changes}))
 
 
-def verdict_of(recipe: Recipe, **rows: list[float | None]) -> Verdict:
+def verdict_of(recipe: Recipe, **rows: list[float | None]) -> ClaimVerdict:
     """The first claim on rows a, b, c over columns x, y."""
     numbers = {
-        (row, column): Number(value)
+        (row, column): PublishedNumber(value)
         for row, values in rows.items()
         for column, value in zip("xy", values, strict=True)
     }
-    return judge_claims(recipe, numbers)[0]
+    return evaluate_claims(recipe, numbers)[0]
 
 
 BETTER = {"says": "b beats a", "better": "b", "worse": "a"}
@@ -130,20 +130,20 @@ def test_most_is_more_than_half() -> None:
     assert verdict_of(recipe, a=[1, 1], b=[2, 2], c=[3, 3]).word == IN_PART
 
 
-def outcome_of(scale: str = "desk", **changes: Any) -> Outcome:
+def outcome_of(scale: str = "desk", **changes: Any) -> ResultOutcome:
     recipe = read_recipe("wsm/table-9", {**TABLE, "claims": [{**BETTER, "by": 0.1}], **changes})
     ours = {
-        ("a", "x"): Number(0.5, 0.01),
-        ("b", "x"): Number(0.55),
-        ("a", "y"): Number(0.25),
-        ("b", "y"): Number(0.2),
+        ("a", "x"): PublishedNumber(0.5, 0.01),
+        ("b", "x"): PublishedNumber(0.55),
+        ("a", "y"): PublishedNumber(0.25),
+        ("b", "y"): PublishedNumber(0.2),
     }
     plan = make_plan(recipe, scale)
-    return Outcome(
+    return ResultOutcome(
         plan,
         ours,
         {("a", "y"): "on digits", ("b", "y"): "on digits"},
-        tuple(judge_claims(recipe, ours)),
+        tuple(evaluate_claims(recipe, ours)),
     )
 
 
@@ -190,13 +190,13 @@ def test_the_terminal_gets_what_fits() -> None:
 
 
 def test_claims_in_words_state_the_scale() -> None:
-    (told,) = tell_claims(outcome_of())
+    (told,) = describe_claims(outcome_of())
     assert told == "b beats a HOLDS IN PART at scale desk: 0 of 2 comparisons as claimed."
-    assert tell_disagreements(outcome_of()) == [
+    assert describe_disagreements(outcome_of()) == [
         "b against a, x: ours +0.05, published +0.2, claimed at least 0.1",
         "b against a, y: ours -0.05, published not printed, claimed at least 0.1",
     ]
-    (smoke,) = tell_claims(outcome_of("smoke"))
+    (smoke,) = describe_claims(outcome_of("smoke"))
     assert "NOT TESTED: scale smoke only shows that the recipe runs" in smoke
     assert (outcome_of("smoke").word(), outcome_of().word()) == (UNTESTED, IN_PART)
 
@@ -204,20 +204,23 @@ def test_claims_in_words_state_the_scale() -> None:
 @pytest.mark.parametrize(
     ("number", "unit", "text"),
     [
-        (Number(), "share", "-"),
-        (Number(None, 0.1), "percent", "-"),
-        (Number(float("inf"), None, "never"), "rounds", "never"),
-        (Number(33.0, 16.69), "rounds", "33 ± 16.69"),
-        (Number(24.66, 17.97), "rounds", "24.66 ± 17.97"),
-        (Number(1137.0), "count", "1137"),
-        (Number(2.0, None, "0.1, 0.03"), "count", "0.1, 0.03"),
+        (PublishedNumber(), "share", "-"),
+        (PublishedNumber(None, 0.1), "percent", "-"),
+        (PublishedNumber(float("inf"), None, "never"), "rounds", "never"),
+        (PublishedNumber(33.0, 16.69), "rounds", "33 ± 16.69"),
+        (PublishedNumber(24.66, 17.97), "rounds", "24.66 ± 17.97"),
+        (PublishedNumber(1137.0), "count", "1137"),
+        (PublishedNumber(2.0, None, "0.1, 0.03"), "count", "0.1, 0.03"),
     ],
 )
-def test_numbers_as_the_papers_print_them(number: Number, unit: str, text: str) -> None:
+def test_numbers_as_the_papers_print_them(number: PublishedNumber, unit: str, text: str) -> None:
     assert write_number(number, unit) == text
 
 
 def test_differences() -> None:
-    assert write_difference(Number(112.0), Number(90.0), "rounds") == "-22"
-    assert write_difference(Number(5.0), Number(NEVER, None, "never"), "rounds") == "-"
-    assert write_difference(Number(50.0), Number(50.0), "percent") == "+0.00"
+    assert write_difference(PublishedNumber(112.0), PublishedNumber(90.0), "rounds") == "-22"
+    assert (
+        write_difference(PublishedNumber(5.0), PublishedNumber(NEVER, None, "never"), "rounds")
+        == "-"
+    )
+    assert write_difference(PublishedNumber(50.0), PublishedNumber(50.0), "percent") == "+0.00"

@@ -35,7 +35,7 @@ def test_every_kind_of_figure_has_a_drawing() -> None:
 
 
 def test_curves_stand_in_the_panel_of_their_setting() -> None:
-    """A method has one colour in all panels, also where it is missing from some; deviations
+    """A method has one color in all panels, also where it is missing from some; deviations
     become a band.
     """
     figure = draw(

@@ -12,13 +12,13 @@ from remanence.core import expressions
 from remanence.core.errors import InputError
 from remanence.experiment.build import check_names
 from remanence.recipes import SCALES, list_recipes, load_recipe
-from remanence.recipes.claims import FAILS, check_claims, judge_claims
+from remanence.recipes.claims import FAILS, check_claims, evaluate_claims
 from remanence.recipes.estimate import estimate
 from remanence.recipes.figure_data import KINDS
-from remanence.recipes.loader import lay_over, read_number, read_recipe
+from remanence.recipes.loader import deep_merge, read_number, read_recipe
 from remanence.recipes.measures import MEASURES
 from remanence.recipes.plan import make_plan
-from remanence.recipes.recipe import Number, Recipe, RecipeError
+from remanence.recipes.recipe import PublishedNumber, Recipe, RecipeError
 
 ASKED_FOR = {
     "wsm": [
@@ -66,7 +66,7 @@ def test_a_recipe_is_whole(name: str) -> None:
             check_names(run.spec)
         for row in plan.rows:
             for column in plan.columns:
-                expressions.construct(plan.measure_of(row, column), MEASURES, "measure")
+                expressions.instantiate(plan.measure_of(row, column), MEASURES, "measure")
     assert all(plan.recipe.scales[scale].about for scale in ("smoke", "desk", "gpu"))
     whole = make_plan(recipe, "paper")
     assert (whole.rows, whole.columns) == (recipe.rows, recipe.columns)
@@ -145,7 +145,7 @@ def test_the_papers_own_numbers_do_not_refute_their_claims(name: str) -> None:
     recipe = load_recipe(name)
     refuted = {
         verdict.says: [question.what for question in verdict.questions if question.outcome == FAILS]
-        for verdict in judge_claims(recipe, recipe.published)
+        for verdict in evaluate_claims(recipe, recipe.published)
     }
     known = {
         # lr 0.03 on CIFAR-100, lr 0.01 and 0.007 on FEMNIST: "most" learning rates, and so claimed
@@ -155,18 +155,18 @@ def test_the_papers_own_numbers_do_not_refute_their_claims(name: str) -> None:
         "tce/table-1": 8,
     }
     assert sum(len(questions) for questions in refuted.values()) == known.get(name, 0), refuted
-    assert {verdict.word for verdict in judge_claims(recipe, recipe.published)} <= {
+    assert {verdict.word for verdict in evaluate_claims(recipe, recipe.published)} <= {
         "holds",
         "not tested",
     }
 
 
 def test_published_entries() -> None:
-    assert read_number(0.5) == Number(0.5)
-    assert read_number(["-", 0.1]) == Number(None, 0.1)
-    assert read_number("NC") == Number(None, None, "NC")
+    assert read_number(0.5) == PublishedNumber(0.5)
+    assert read_number(["-", 0.1]) == PublishedNumber(None, 0.1)
+    assert read_number("NC") == PublishedNumber(None, None, "NC")
     assert read_number("never").value == float("inf")
-    assert read_number("0.796 (0.1)") == Number(0.796, None, "0.796 (0.1)")
+    assert read_number("0.796 (0.1)") == PublishedNumber(0.796, None, "0.796 (0.1)")
     assert read_number("0.1").value == 1.0  # a list with one rate in it
 
 
@@ -185,9 +185,9 @@ SMALL: dict[str, Any] = {
 
 def test_a_recipe_from_its_table() -> None:
     recipe = read_recipe(
-        "wsm/table-9", lay_over(SMALL, {"published": {"a": [1, "-"], "b": [[2, 0.5], 3]}})
+        "wsm/table-9", deep_merge(SMALL, {"published": {"a": [1, "-"], "b": [[2, 0.5], 3]}})
     )
-    assert recipe.published["b", "x"] == Number(2.0, 0.5)
+    assert recipe.published["b", "x"] == PublishedNumber(2.0, 0.5)
     assert not recipe.published["a", "y"].known
     assert recipe.columns[1].set == {"data.name": "mnist"}
 
@@ -206,14 +206,14 @@ def test_a_recipe_from_its_table() -> None:
         ({"scales": {"desk": {"rows": ["c"]}}}, "no row or column 'c'"),
         ({"scales": {"desk": {"sset": {}}}}, "unexpected keyword"),
         ({"unit": "miles"}, "unit is one of"),
-        ({"colour": 1}, "unknown entry 'colour'"),
+        ({"color": 1}, "unknown entry 'color'"),
         ({"cells": {"a | z": {}}}, "not there"),
         ({"title": 3}, "title must be str"),
     ],
 )
 def test_a_wrong_recipe_is_a_sentence(change: dict[str, Any], says: str) -> None:
     with pytest.raises(RecipeError, match=says):
-        read_recipe("wsm/table-9", lay_over(SMALL, change))
+        read_recipe("wsm/table-9", deep_merge(SMALL, change))
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remanence.config import make_spec, write_toml
+from remanence.config import parse_experiment, write_toml
 from remanence.recipes import measures
-from remanence.recipes.measures import Evidence, nearest_round
-from remanence.recipes.recipe import Number
+from remanence.recipes.measures import ClaimEvidence, nearest_round
+from remanence.recipes.recipe import PublishedNumber
 from remanence.results.ledger import EXAMPLE, MOMENTS
 from remanence.results.run import EXAMPLES, METRICS, SPEC, Run
 
@@ -34,7 +34,7 @@ def write(tmp_path: Path) -> Write:
         folder = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         (folder / SPEC).write_text(
-            write_toml(make_spec(changes={"rounds": rounds}), {"about": about or {}})
+            write_toml(parse_experiment(changes={"rounds": rounds}), {"about": about or {}})
         )
         lines = []
         for round, value in curve.items():
@@ -53,8 +53,8 @@ def write(tmp_path: Path) -> Write:
     return make
 
 
-def of(measure: measures.Measure, *runs: Run) -> Number:
-    return measure(Evidence(runs, {}, ()))
+def of(measure: measures.RecipeMeasure, *runs: Run) -> PublishedNumber:
+    return measure(ClaimEvidence(runs, {}, ()))
 
 
 def test_one_number_of_a_curve(write: Write) -> None:
@@ -79,7 +79,7 @@ def test_mean_and_deviation_over_seeds(write: Write) -> None:
     found = of(measures.last(), write({10: 0.5}), write({10: 0.7}))
     assert found.value == pytest.approx(0.6)
     assert found.deviation == pytest.approx(0.1 * 2**0.5)
-    assert of(measures.last()) == Number()
+    assert of(measures.last()) == PublishedNumber()
 
 
 def test_rounds_to_a_target_that_all_share(write: Write) -> None:
@@ -89,15 +89,15 @@ def test_rounds_to_a_target_that_all_share(write: Write) -> None:
     fast, slow = write({1: 0.6, 2: 0.8, 3: 0.7}), write({1: 0.3, 2: 0.5, 3: 0.6})
     rivals = {"fast": (fast,), "slow": (slow,), "not run": ()}
 
-    def rounds(run: Run, fraction: float) -> Number:
-        return measures.rounds_to(fraction=fraction)(Evidence((run,), rivals, ()))
+    def rounds(run: Run, fraction: float) -> PublishedNumber:
+        return measures.rounds_to(fraction=fraction)(ClaimEvidence((run,), rivals, ()))
 
     assert (rounds(fast, 0.75).value, rounds(fast, 1.0).value, rounds(slow, 0.75).value) == (
         1,
         2,
         3,
     )
-    assert rounds(slow, 1.0) == Number(float("inf"), None, "never")
+    assert rounds(slow, 1.0) == PublishedNumber(float("inf"), None, "never")
 
 
 def test_rounds_are_a_share_of_the_training() -> None:
@@ -114,9 +114,9 @@ def test_values_tried(write: Write) -> None:
         (f"lr={rate}", (write({10: value}),))
         for rate, value in ((0.3, 0.76), (0.1, 0.8), (0.03, 0.79), (0.01, 0.2))
     )
-    evidence = Evidence(tried[0][1], {}, tried)
-    assert measures.best_over()(evidence) == Number(0.8, None, "0.800 (0.1)")
-    assert measures.within_best(points=2)(evidence) == Number(2.0, None, "0.1, 0.03")
+    evidence = ClaimEvidence(tried[0][1], {}, tried)
+    assert measures.best_over()(evidence) == PublishedNumber(0.8, None, "0.800 (0.1)")
+    assert measures.within_best(points=2)(evidence) == PublishedNumber(2.0, None, "0.1, 0.03")
     assert measures.within_best(points=5)(evidence).text == "0.3, 0.1, 0.03"
 
 
@@ -167,12 +167,12 @@ def test_forgettable_examples_and_events(write: Write) -> None:
 
 def test_centralised_events_are_those_from_right_to_wrong(write: Write) -> None:
     run = write(
-        {5: 0.5, 10: 0.5}, extras={"centralised.right_to_wrong": 7, "centralised.margin_rise": 100}
+        {5: 0.5, 10: 0.5}, extras={"centralized.right_to_wrong": 7, "centralized.margin_rise": 100}
     )
     assert of(measures.forgetting_events(), run).value == 14
 
 
 def test_without_records_there_is_no_number(write: Write) -> None:
     run = write({10: 0.5})
-    assert of(measures.forgettable(), run) == Number()
-    assert of(measures.forgetting_events(), run) == Number()
+    assert of(measures.forgettable(), run) == PublishedNumber()
+    assert of(measures.forgetting_events(), run) == PublishedNumber()

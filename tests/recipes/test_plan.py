@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from remanence.config import make_spec
+from remanence.config import parse_experiment
 from remanence.core.errors import InputError
-from remanence.recipes.estimate import estimate_run, tell_plan
+from remanence.recipes.estimate import describe_plan, estimate_run
 from remanence.recipes.loader import read_recipe
 from remanence.recipes.plan import change_options, make_plan, source_of
 from remanence.recipes.recipe import Recipe
@@ -183,7 +183,7 @@ def test_values_tried_in_every_cell() -> None:
 
 
 def test_options_inside_expressions() -> None:
-    spec = make_spec(
+    spec = parse_experiment(
         changes={"method": "fedprox(mu=0.1)+wsm", "data.partition": "dirichlet(alpha=0.5)"}
     )
     changed = change_options(
@@ -205,7 +205,7 @@ def test_an_estimate_by_hand() -> None:
     test rows and 143.8 validation rows come on top. 5 clients make 2 x 5 steps of 64 a round, 60
     microseconds a layer; and a round takes 5 ms whatever it does.
     """
-    spec = make_spec(
+    spec = parse_experiment(
         changes={
             "data.name": "digits",
             "model": "mlp(hidden=10)",
@@ -222,10 +222,10 @@ def test_an_estimate_by_hand() -> None:
 
 
 def test_a_plan_in_words(recipe: Recipe) -> None:
-    told = tell_plan(make_plan(recipe, "gpu", absent=["femnist"], seeds=1))
+    told = describe_plan(make_plan(recipe, "gpu", absent=["femnist"], seeds=1))
     assert "a, cifar: 9 rounds, about" in told
     assert "left out, femnist is not in the data folder: LEAF makes it" in told
     assert "2 runs, 18 rounds in all: about" in told
-    assert "as stand-in for femnist" in tell_plan(
+    assert "as stand-in for femnist" in describe_plan(
         make_plan(recipe, "gpu", absent=["femnist"], stand_in=True)
     )

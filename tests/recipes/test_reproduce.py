@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from remanence.core.errors import OUT_OF_TIME, InputError, Stopped
-from remanence.data import SOURCES, downloads, load_source
+from remanence.data import DATASETS, downloads, load_dataset
 from remanence.recipes import list_recipes
-from remanence.recipes.estimate import tell_plan
+from remanence.recipes.estimate import describe_plan
 from remanence.recipes.figure_data import FIGURE
 from remanence.recipes.loader import PAPERS, load_recipe
 from remanence.recipes.reproduce import PAGE, TABLE, plan_result, reproduce
@@ -94,7 +94,7 @@ def test_a_figure_has_its_data_and_the_report(tmp_path: Path) -> None:
     assert (tmp_path / "f" / "report.html").stat().st_size > 10_000
 
 
-def test_a_decentralised_row(tmp_path: Path) -> None:
+def test_a_decentralized_row(tmp_path: Path) -> None:
     done = reproduce(
         "hast/table-a.8",
         tmp_path / "h",
@@ -135,7 +135,7 @@ def test_missing_data_say_how_to_get_them(tmp_path: Path) -> None:
 
 
 def test_a_plan_can_be_looked_at_without_the_data(tmp_path: Path) -> None:
-    told = tell_plan(
+    told = describe_plan(
         plan_result("wsm/table-3.2", scale="gpu", data_dir=str(tmp_path), only_to_look=True)
     )
     assert "FedAvg+WSM, CIFAR-10: 80 rounds, about" in told
@@ -143,7 +143,7 @@ def test_a_plan_can_be_looked_at_without_the_data(tmp_path: Path) -> None:
         "first of all, cifar10 is not in the data folder: get it with remanence data fetch cifar10"
     ) in told
     (tmp_path / "mnist").mkdir()
-    told = tell_plan(
+    told = describe_plan(
         plan_result("fedwavg/table-1", scale="desk", data_dir=str(tmp_path), only_to_look=True)
     )
     assert "Federated, MNIST: 3 rounds" in told
@@ -230,15 +230,15 @@ def test_a_claim_has_a_line_for_every_setting_in_which_it_was_tested(tmp_path: P
 
 def test_what_is_absent_is_what_readers_do_not_find(tmp_path: Path) -> None:
     for name in downloads.FOLDERS:
-        assert downloads.is_absent(name, tmp_path)
-        assert downloads.is_absent(name, None)
-        if name in SOURCES:
+        assert downloads.is_missing(name, tmp_path)
+        assert downloads.is_missing(name, None)
+        if name in DATASETS:
             with pytest.raises(InputError, match="was not found") as error:
-                load_source(name, {}, tmp_path)
+                load_dataset(name, {}, tmp_path)
             assert all(f"{folder}/" in str(error.value) for folder in downloads.FOLDERS[name])
     (tmp_path / "PACS").mkdir()
-    assert not downloads.is_absent("pacs", tmp_path)
-    assert not downloads.is_absent("digits", None)
+    assert not downloads.is_missing("pacs", tmp_path)
+    assert not downloads.is_missing("digits", None)
 
 
 def test_pages_come_from_what_was_written_down(tmp_path: Path) -> None:

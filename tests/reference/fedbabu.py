@@ -34,7 +34,7 @@ def train(
     return federated.train(net, x, y, classes, rows, setting)
 
 
-def personalise(
+def personalize(
     net: nn.Module,
     state: dict[str, Tensor],
     tuned: Sequence[str],

@@ -15,7 +15,7 @@ from remanence.core.rng import Key
 from remanence.data.batches import plan_batches
 
 
-def names_of_normalisation(net: nn.Module) -> list[str]:
+def names_of_normalization(net: nn.Module) -> list[str]:
     """Everything in a state dict that belongs to a batch, group or layer norm."""
     names = []
     for path, module in net.named_modules():
@@ -27,10 +27,10 @@ def names_of_normalisation(net: nn.Module) -> list[str]:
 def train(
     net: nn.Module, x: Tensor, y: Tensor, classes: int, rows: Sequence[np.ndarray], setting: Setting
 ) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
-    """-> the global state dict, the normalisation of every client. rows: the training rows of
+    """-> the global state dict, the normalization of every client. rows: the training rows of
     each client
     """
-    state, local_names = copy.deepcopy(net.state_dict()), names_of_normalisation(net)
+    state, local_names = copy.deepcopy(net.state_dict()), names_of_normalization(net)
     own = [{name: state[name].clone() for name in local_names} for _ in rows]
     for round in range(1, setting.rounds + 1):
         key = Key(setting.seed).fold("round", round)

@@ -67,7 +67,7 @@ def snapshot(net: nn.Module) -> State:
     return {name: value.detach().clone() for name, value in net.state_dict().items()}
 
 
-def distil(
+def distill(
     student: nn.Module,
     teachers: Sequence[nn.Module],
     x: Tensor,
@@ -147,7 +147,7 @@ def train(
         student.load_state_dict(
             average([snapshot(local) for local in clients], [len(rows[k]) for k in cohort])
         )
-        state, outcome = distil(
+        state, outcome = distill(
             student,
             clients,
             x[public],

@@ -1,6 +1,6 @@
 """FedAvg, FedProx, WSM and TCE once more, in plain PyTorch and explicit loops: the second witness.
 
-Nothing of the program's own training is used here. Modules, autograd and optimisers are torch's;
+Nothing of the program's own training is used here. Modules, autograd and optimizers are torch's;
 losses, averages, sampling and schedules are written out after the papers. Only the draws are
 shared: keys say which clients take part, and `plan_batches` which rows they see, for otherwise
 nothing could be compared.
@@ -40,7 +40,7 @@ class Setting:
     seed: int = 0
 
 
-def normalise(x: np.ndarray) -> Tensor:
+def normalize(x: np.ndarray) -> Tensor:
     """To mean 0 and standard deviation 1, by column of a table [n, f] or by channel of images
     [n, c, h, w].
     """

@@ -1,7 +1,7 @@
 """FedNova (Wang et al. 2020) once more, in plain PyTorch and explicit loops; only the draws are the
 program's.
 
-The effective steps come from the paper's vectors a_i written out, not from an optimiser: entry s of
+The effective steps come from the paper's vectors a_i written out, not from an optimizer: entry s of
 a_i is the weight that gradient s has in the way made.
 """
 

@@ -1,7 +1,7 @@
 """What a client does by itself and with its peers' models, by explicit loops: local training,
 looking at rows, and data-weighted mixing.
 
-Nothing of the program is used here, not even torch's optimisers: the update rules are written out
+Nothing of the program is used here, not even torch's optimizers: the update rules are written out
 parameter by parameter. A model is a state dict.
 """
 
@@ -21,9 +21,9 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # logits [B, C], labels [B] -> scalar
 
 @dataclass(frozen=True)
 class Training:
-    """How a client trains; its optimiser is made anew at every call."""
+    """How a client trains; its optimizer is made anew at every call."""
 
-    optimiser: str = "adam"  # adam | sgd
+    optimizer: str = "adam"  # adam | sgd
     lr: float = 0.001
     momentum: float = 0.0  # sgd
     beta1: float = 0.9  # adam
@@ -104,7 +104,7 @@ def train(
                     continue
                 gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
                 gradient = gradient + how.weight_decay * weight
-                if how.optimiser == "sgd":
+                if how.optimizer == "sgd":
                     velocity[name] = (
                         momentum * velocity.get(name, torch.zeros_like(weight)) + gradient
                     )

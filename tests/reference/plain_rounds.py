@@ -68,7 +68,7 @@ def descend(
     lr: float,
     loss_of: Callable[[np.ndarray], Tensor],
 ) -> None:
-    """Local training by torch's optimiser on the loss of each batch."""
+    """Local training by torch's optimizer on the loss of each batch."""
     optimizer = make_optimizer(net, setting, lr)
     net.train()
     for batch in batches:

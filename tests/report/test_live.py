@@ -20,7 +20,7 @@ import pytest
 from report.rich_runs import write_server_run
 
 from remanence.core.errors import InputError
-from remanence.report.live import Board, find_results, make_server, read_progress
+from remanence.report.live import ReportState, find_results, make_server, read_progress
 from remanence.results.ledger import header
 from remanence.results.run import CHECKPOINTS, LEDGER, METRICS, SPEC, Run
 
@@ -175,7 +175,7 @@ def test_only_this_machine_can_see_it(tmp_path: Path) -> None:
 
 
 def test_files_that_grow_shrink_break_and_go(growing: Growing) -> None:
-    board = Board([growing.folder])
+    board = ReportState([growing.folder])
     nothing = board.version()
     assert b"Waiting for a run" in board.page()[1]
     growing.reach(5)
@@ -209,7 +209,7 @@ def test_files_that_grow_shrink_break_and_go(growing: Growing) -> None:
 def test_a_page_that_never_could_be_drawn_says_why(growing: Growing) -> None:
     growing.folder.mkdir(parents=True)
     (growing.folder / SPEC).write_text(f'method = "{HOSTILE}"\nrounds = "many"\n')
-    version, page = Board([growing.folder]).page()
+    version, page = ReportState([growing.folder]).page()
     assert version == ""
     assert b"cannot be drawn yet" in page
     assert b"<img" not in page
@@ -222,11 +222,11 @@ def test_runs_are_found_below_a_folder(growing: Growing, tmp_path: Path) -> None
     (home / "notes.txt").touch()
     Growing(growing.whole, home / "another").reach(2)
     assert find_results(home) == [home / "another", home / "run"]
-    assert [run["round"] for run in Board([home]).state()["runs"]] == [2, 1]
+    assert [run["round"] for run in ReportState([home]).state()["runs"]] == [2, 1]
 
 
 def test_names_of_folders_stay_text(tmp_path: Path) -> None:
-    page = Board([tmp_path / HOSTILE]).page()[1]
+    page = ReportState([tmp_path / HOSTILE]).page()[1]
     assert HOSTILE.encode() not in page
     assert b"&lt;img" in page
 

@@ -17,27 +17,27 @@ from report.rich_runs import write_comparison, write_peers_run, write_server_run
 
 from remanence.cli.main import app
 from remanence.core.errors import InputError
-from remanence.metrics.groups import choose_settings, gather
+from remanence.metrics.groups import group_runs, select_by_validation
 from remanence.report.classes import draw_classes_over_rounds
 from remanence.report.curves import draw_accuracy
 from remanence.report.figure_files import render_picture, tabulate, write_figures
 from remanence.report.figures import FIGURES
 from remanence.report.latex import SIGNS, escape_latex, render_latex
-from remanence.report.theme import Picture, layout, share_axis
+from remanence.report.theme import Figure, layout, share_axis
 from remanence.results.run import load
 
 matplotlib = pytest.importorskip(
     "matplotlib", reason="matplotlib is not installed: pip install 'remanence[figures]'"
 )
 
-from remanence.report.to_matplotlib import COLUMN, PAGE, STYLE, redraw  # noqa: E402
+from remanence.report.to_matplotlib import COLUMN, PAGE, STYLE, to_matplotlib  # noqa: E402
 
 HOSTILE = r"$x_1$ \frac{ <script>alert(1)</script> =1+1"
 
 
 def draw(traces: list[Any], **more: Any) -> Any:
     with matplotlib.rc_context(STYLE):
-        paper = redraw(
+        paper = to_matplotlib(
             go.Figure(traces, layout(300, [trace.name or "" for trace in traces], **more))
         )
         paper.draw_without_rendering()
@@ -48,7 +48,7 @@ def words(axis: Any) -> list[str]:
     return [label.get_text() for label in axis.get_ticklabels()]
 
 
-def test_a_line_keeps_its_numbers_colour_and_band() -> None:
+def test_a_line_keeps_its_numbers_color_and_band() -> None:
     band = go.Scatter(
         x=[1, 2, 2, 1],
         y=[0.4, 0.6, 0.4, 0.2],
@@ -96,7 +96,7 @@ def test_bars_stand_side_by_side() -> None:
     ]
 
 
-def test_a_map_has_the_colours_of_its_scale_and_classes_from_top_to_bottom() -> None:
+def test_a_map_has_the_colors_of_its_scale_and_classes_from_top_to_bottom() -> None:
     cells = go.Heatmap(x=[1, 2], y=["cat", "dog"], z=[[0, 1], [None, 0.5]], coloraxis="coloraxis")
     scale = {
         "colorscale": [[0, "#000000"], [1, "#ffffff"]],
@@ -109,11 +109,11 @@ def test_a_map_has_the_colours_of_its_scale_and_classes_from_top_to_bottom() -> 
     (mesh,) = ax.collections
     paper.draw_without_rendering()
     mesh.update_scalarmappable()
-    colours = mesh.get_facecolors().reshape(2, 2, 4)
-    assert colours[0, 0].tolist() == [0, 0, 0, 1]
-    assert colours[0, 1].tolist() == [1, 1, 1, 1]
-    assert colours[1, 0][3] == 0  # nothing is known there, so nothing is drawn
-    assert colours[1, 1][0] == pytest.approx(0.5, abs=0.01)
+    colors = mesh.get_facecolors().reshape(2, 2, 4)
+    assert colors[0, 0].tolist() == [0, 0, 0, 1]
+    assert colors[0, 1].tolist() == [1, 1, 1, 1]
+    assert colors[1, 0][3] == 0  # nothing is known there, so nothing is drawn
+    assert colors[1, 1][0] == pytest.approx(0.5, abs=0.01)
     assert words(ax.yaxis) == ["cat", "dog"]
     assert ax.get_ylim() == (1.5, -0.5)
     assert "100%" in words(bar.yaxis)
@@ -210,11 +210,11 @@ def written(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 def test_every_picture_can_be_redrawn(folders: tuple[Path, Path]) -> None:
     drawn = set()
     for folder in folders:
-        groups = choose_settings(gather([load(folder)]))
+        groups = select_by_validation(group_runs([load(folder)]))
         with matplotlib.rc_context(STYLE):
             for make in FIGURES:
                 if (picture := make(groups)) is not None:
-                    assert redraw(picture.figure).axes
+                    assert to_matplotlib(picture.figure).axes
                     drawn.add(make)
     assert drawn == set(FIGURES)
 
@@ -275,14 +275,14 @@ def test_tables_are_written(written: Path) -> None:
 
 
 def test_pictures_are_the_same_bytes_every_time() -> None:
-    picture = Picture(
+    picture = Figure(
         "p", "P", go.Figure([go.Scatter(x=[1, 2], y=[1, 2])], layout(300)), "reading", "alt"
     )
     assert render_picture(picture) == render_picture(picture)
 
 
 def test_a_script_without_a_font_is_no_error() -> None:
-    picture = Picture(
+    picture = Figure(
         "p",
         "P",
         go.Figure(
@@ -302,7 +302,7 @@ def test_data_of_a_picture() -> None:
         customdata=[0.1, None],
         meta={"columns": ["method", "round", "accuracy", "deviation"]},
     )
-    picture = Picture(
+    picture = Figure(
         "p", "P", go.Figure([go.Scatter(x=[0], y=[0]), line], layout(300)), "reading", "alt"
     )
     assert list(csv.reader(io.StringIO(tabulate(picture)))) == [
@@ -314,7 +314,7 @@ def test_data_of_a_picture() -> None:
         name="m", x=["a", "b"], y=["c"], z=[[1, 2]], meta={"columns": ["", "x", "y", "z"]}
     )
     assert (
-        tabulate(Picture("p", "P", go.Figure([cells], layout(300)), "", ""))
+        tabulate(Figure("p", "P", go.Figure([cells], layout(300)), "", ""))
         == "x,y,z\r\na,c,1\r\nb,c,2\r\n"
     )
 

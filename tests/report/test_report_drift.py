@@ -9,14 +9,14 @@ from rich_runs import write_comparison, write_peers_run
 from test_report_tables import printed
 from test_report_words import say
 
-from remanence.metrics.groups import gather
+from remanence.metrics.groups import group_runs
 from remanence.metrics.summary_rows import make_row
 from remanence.report import setup_table
-from remanence.report.clusters import draw_clusters, draw_left_concepts
+from remanence.report.clusters import draw_clusters, draw_previous_concepts
 from remanence.report.network import draw_network
 from remanence.report.page import render_report, write_partition
 from remanence.report.partition import draw_partition
-from remanence.report.peers import draw_listening, draw_own_cluster
+from remanence.report.peers import draw_peer_usage, draw_same_cluster
 from remanence.report.schedule import draw_drift, draw_schedule
 from remanence.report.tables import columns_for, render_markdown, rounds_to_target
 from remanence.results.ledger import HEARD, SIMILARITY, peers_type
@@ -79,7 +79,7 @@ def test_clients_are_sorted_by_cluster_and_rows_are_shares(four: Run) -> None:
     """In step 1 the order is 1, 2 (cluster 0), then 0, 3 (cluster 1). Client 0 listened 3 of 4
     times to client 1; client 2 to nobody.
     """
-    picture = draw_listening(gather([four]))
+    picture = draw_peer_usage(group_runs([four]))
     assert picture is not None
     heard, alike = picture.figure.data
     assert list(heard.x) == list(heard.y) == ["1", "2", "0", "3"]
@@ -99,7 +99,7 @@ def test_network_joins_listeners_to_whom_they_heard(four: Run) -> None:
     """Three clients listened, to 1 and 2, to 0, and to 0, 1 and 2: six lines, of which only 3
     -> 0 stays within a cluster.
     """
-    picture = draw_network(gather([four]))
+    picture = draw_network(group_runs([four]))
     assert picture is not None
     lines = [trace for trace in picture.figure.data if trace.mode == "lines"]
     count = {
@@ -114,7 +114,9 @@ def test_network_joins_listeners_to_whom_they_heard(four: Run) -> None:
 
 
 def test_listening_to_the_own_cluster_stands_beside_chance(tmp_path: Path) -> None:
-    picture = draw_own_cluster(gather([write_peers_run(tmp_path / "run", clients=6, skill=0.9)]))
+    picture = draw_same_cluster(
+        group_runs([write_peers_run(tmp_path / "run", clients=6, skill=0.9)])
+    )
     assert picture is not None
     own, chance = picture.figure.data
     assert chance.name == "by chance"
@@ -124,7 +126,9 @@ def test_listening_to_the_own_cluster_stands_beside_chance(tmp_path: Path) -> No
 
 def test_a_method_without_similarity_says_so(tmp_path: Path) -> None:
     cells = [{"label": "random", "similarity": False}, {"label": "hast"}]
-    picture = draw_listening(gather([write_comparison(tmp_path / "both", cells, write_peers_run)]))
+    picture = draw_peer_usage(
+        group_runs([write_comparison(tmp_path / "both", cells, write_peers_run)])
+    )
     assert picture is not None
     assert picture.methods == ["hast", "random"]  # what is seen first has both maps
     titles = {choice.method: choice.axes["annotations"][1]["text"] for choice in picture.choices}
@@ -132,13 +136,13 @@ def test_a_method_without_similarity_says_so(tmp_path: Path) -> None:
         "random": "<b>This method keeps no similarity</b>",
         "hast": "<b>Similarity, as the listener believes</b>",
     }
-    alone = draw_listening(gather([write_peers_run(tmp_path / "alone", similarity=False)]))
+    alone = draw_peer_usage(group_runs([write_peers_run(tmp_path / "alone", similarity=False)]))
     assert alone is not None
     assert len(alone.figure.data) == 1
 
 
 def test_every_cluster_has_a_line(tmp_path: Path) -> None:
-    picture = draw_clusters(gather([write_peers_run(tmp_path / "run", rounds=4, steps=3)]))
+    picture = draw_clusters(group_runs([write_peers_run(tmp_path / "run", rounds=4, steps=3)]))
     assert picture is not None
     assert [line.name for line in picture.figure.data] == ["cluster 0", "cluster 1"]
     assert list(picture.figure.data[0].x) == list(range(1, 13))
@@ -149,7 +153,9 @@ def test_what_clients_left_behind_starts_with_the_first_drift(tmp_path: Path) ->
     """The builder's clients lose 0.02 a round of what they do not train: one round after the
     drift they have lost that much, but for rounding to examples.
     """
-    picture = draw_left_concepts(gather([write_peers_run(tmp_path / "run", rounds=4, steps=3)]))
+    picture = draw_previous_concepts(
+        group_runs([write_peers_run(tmp_path / "run", rounds=4, steps=3)])
+    )
     assert picture is not None
     assert list(picture.figure.data[0].x) == list(range(5, 13))
     assert picture.figure.data[0].y[0] == pytest.approx(0.02, abs=0.011)
@@ -157,7 +163,7 @@ def test_what_clients_left_behind_starts_with_the_first_drift(tmp_path: Path) ->
 
 def test_the_three_numbers_of_drift_have_columns_and_words(tmp_path: Path) -> None:
     run = write_peers_run(tmp_path / "run")
-    row = make_row(gather([run])[0])
+    row = make_row(group_runs([run])[0])
     headings = [column.heading for column in columns_for([row])]
     assert {
         "Performance, %",
@@ -192,9 +198,9 @@ def test_the_three_numbers_of_drift_have_columns_and_words(tmp_path: Path) -> No
 
 
 def test_without_drift_there_are_no_such_columns(make_run: Callable[..., Run]) -> None:
-    row = make_row(gather([make_run([[0.5, 0.5]])])[0])
+    row = make_row(group_runs([make_run([[0.5, 0.5]])])[0])
     assert not [column.heading for column in columns_for([row]) if column.theme]
-    assert draw_drift(gather([make_run([[0.5, 0.5]], "other")])) is None
+    assert draw_drift(group_runs([make_run([[0.5, 0.5]], "other")])) is None
 
 
 def test_drift_has_a_table_of_its_own_in_the_page(tmp_path: Path) -> None:
@@ -207,14 +213,14 @@ def test_drift_has_a_table_of_its_own_in_the_page(tmp_path: Path) -> None:
 def test_a_target_is_no_measure_of_curves_that_fall_at_every_drift(tmp_path: Path) -> None:
     cells = [{"label": "random"}, {"label": "hast"}]
     assert (
-        rounds_to_target(gather([write_comparison(tmp_path / "both", cells, write_peers_run)]))
+        rounds_to_target(group_runs([write_comparison(tmp_path / "both", cells, write_peers_run)]))
         is None
     )
 
 
 def test_conditions_tell_the_drift(tmp_path: Path) -> None:
     run = write_peers_run(tmp_path / "run", rounds=4, steps=3)
-    facts = dict(setup_table.describe(gather([run])))
+    facts = dict(setup_table.describe(group_runs([run])))
     assert facts["Rounds"] == "4 in each of 3 time steps"
     assert facts["Drift"] == "random(clusters=2) (cluster 0: labels 0 1; cluster 1: labels 2 3)"
     assert (
@@ -222,6 +228,6 @@ def test_conditions_tell_the_drift(tmp_path: Path) -> None:
         == "the clients' own models, the best on validation so far, each on test examples of"
         " its own cluster, every round"
     )
-    picture = draw_partition(gather([run]))
+    picture = draw_partition(group_runs([run]))
     assert picture is not None
     assert "before anything has drifted (time step 0)" in picture.reading

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich_runs import write_peers_run, write_server_run
 
-from remanence.metrics.groups import gather
+from remanence.metrics.groups import group_runs
 from remanence.report.classes import draw_classes_at_end, draw_classes_over_rounds
 from remanence.report.curves import draw_accuracy, draw_forgetting
 from remanence.report.figures import FIGURES
-from remanence.report.partition import draw_holdings, draw_partition
+from remanence.report.partition import draw_client_data, draw_partition
 from remanence.results.run import Comparison, Run
 
 CELLS = [
@@ -26,7 +26,7 @@ CELLS = [
 def test_accuracy_has_a_line_a_method_and_a_band_over_seeds(
     make_comparison: Callable[..., Comparison],
 ) -> None:
-    picture = draw_accuracy(gather([make_comparison(CELLS)]))
+    picture = draw_accuracy(group_runs([make_comparison(CELLS)]))
     assert picture is not None
     band, line, other = picture.figure.data
     # (0.4 + 0.5) / 2 and (0.6 + 0.7) / 2
@@ -42,7 +42,7 @@ def test_accuracy_has_a_line_a_method_and_a_band_over_seeds(
 
 
 def test_accuracy_of_one_run_shows_test_and_validation(make_run: Callable[..., Run]) -> None:
-    picture = draw_accuracy(gather([make_run([[0.2, 0.6], [0.4, 0.8]], valid=[0.3, 0.5])]))
+    picture = draw_accuracy(group_runs([make_run([[0.2, 0.6], [0.4, 0.8]], valid=[0.3, 0.5])]))
     assert picture is not None
     assert [(line.name, list(line.y)) for line in picture.figure.data] == [
         ("test", [0.4, 0.6]),
@@ -53,7 +53,7 @@ def test_accuracy_of_one_run_shows_test_and_validation(make_run: Callable[..., R
 def test_map_shows_the_mean_over_seeds_with_a_panel_a_method(
     make_comparison: Callable[..., Comparison],
 ) -> None:
-    picture = draw_classes_over_rounds(gather([make_comparison(CELLS)]))
+    picture = draw_classes_over_rounds(group_runs([make_comparison(CELLS)]))
     assert picture is not None
     first, second = picture.figure.data
     # [classes][rounds]
@@ -66,7 +66,7 @@ def test_map_shows_the_mean_over_seeds_with_a_panel_a_method(
 def test_dots_show_the_last_round_with_the_deviation(
     make_comparison: Callable[..., Comparison],
 ) -> None:
-    picture = draw_classes_at_end(gather([make_comparison(CELLS)]))
+    picture = draw_classes_at_end(group_runs([make_comparison(CELLS)]))
     assert picture is not None
     first, second = picture.figure.data
     assert dict(zip(first.y, first.x, strict=True)) == {"cat": 0.5, "dog": 0.8}
@@ -78,14 +78,14 @@ def test_dots_show_the_last_round_with_the_deviation(
 def test_many_classes_stand_from_the_hardest_to_the_easiest(make_run: Callable[..., Run]) -> None:
     shares = [(37 * place % 30) / 30 for place in range(30)]
     picture = draw_classes_at_end(
-        gather([make_run([shares], class_names=[f"c{place}" for place in range(30)])])
+        group_runs([make_run([shares], class_names=[f"c{place}" for place in range(30)])])
     )
     assert picture is not None
     assert list(picture.figure.data[0].y) == sorted(round(share, 4) for share in shares)
 
 
 def test_forgetting_counts_drops_only(make_comparison: Callable[..., Comparison]) -> None:
-    picture = draw_forgetting(gather([make_comparison(CELLS)]))
+    picture = draw_forgetting(group_runs([make_comparison(CELLS)]))
     assert picture is not None
     first, second = picture.figure.data
     assert (list(first.x), list(first.y)) == ([2], [0])
@@ -94,7 +94,7 @@ def test_forgetting_counts_drops_only(make_comparison: Callable[..., Comparison]
 
 def test_partition_as_bars(make_run: Callable[..., Run]) -> None:
     picture = draw_partition(
-        gather([make_run([[0.5, 0.5]], label_counts=[[8, 2], [0, 5]], clients=9)])
+        group_runs([make_run([[0.5, 0.5]], label_counts=[[8, 2], [0, 5]], clients=9)])
     )
     assert picture is not None
     cat, dog = picture.figure.data
@@ -114,19 +114,21 @@ def test_partition_as_bars(make_run: Callable[..., Run]) -> None:
 def test_partition_becomes_a_map_where_bars_are_too_many(
     clients: int, classes: int, kind: str
 ) -> None:
-    picture = draw_holdings(
+    picture = draw_client_data(
         [[1] * classes] * clients, [str(place) for place in range(classes)], clients
     )
     assert picture.figure.data[0].type == kind
 
 
 def test_a_client_without_examples_has_no_shares() -> None:
-    picture = draw_holdings([[0, 0], [3, 1]], ["cat", "dog"], 2)
+    picture = draw_client_data([[0, 0], [3, 1]], ["cat", "dog"], 2)
     assert [list(bar.y) for bar in picture.figure.data] == [[0, 0.75], [0, 0.25]]
 
 
 def test_equal_class_names_stay_apart(make_run: Callable[..., Run]) -> None:
-    picture = draw_classes_over_rounds(gather([make_run([[0.1, 0.9]], class_names=["cat", "cat"])]))
+    picture = draw_classes_over_rounds(
+        group_runs([make_run([[0.1, 0.9]], class_names=["cat", "cat"])])
+    )
     assert picture is not None
     assert list(picture.figure.data[0].y) == ["cat (0)", "cat (1)"]
 
@@ -137,7 +139,7 @@ PLAIN = [
 
 
 def test_absent_classes_are_gaps_and_everything_is_valid_json(make_run: Callable[..., Run]) -> None:
-    groups = gather([make_run([[0.5, None], [0.4, None]])])
+    groups = group_runs([make_run([[0.5, None], [0.4, None]])])
     pictures = [picture for draw in FIGURES if (picture := draw(groups)) is not None]
     assert [picture.name for picture in pictures] == PLAIN
     for picture in pictures:
@@ -147,7 +149,7 @@ def test_absent_classes_are_gaps_and_everything_is_valid_json(make_run: Callable
 
 
 def test_nothing_recorded_draws_nothing_but_the_partition(make_run: Callable[..., Run]) -> None:
-    groups = gather([make_run([], rounds=4)])
+    groups = group_runs([make_run([], rounds=4)])
     assert [draw.__name__ for draw in FIGURES if draw(groups) is not None] == ["draw_partition"]
 
 
@@ -170,7 +172,7 @@ def test_every_picture_of_a_run_that_recorded_everything(
     """Names are unique, every picture and each of its choices is JSON and fits its traces, and
     explains itself.
     """
-    groups = gather(
+    groups = group_runs(
         [
             write(tmp_path / "run", seed=seed)
             if seed == 0
@@ -199,7 +201,7 @@ def test_time_steps_are_marked_where_the_data_drift(
     tmp_path: Path, make_run: Callable[..., Run]
 ) -> None:
     """Three steps of four rounds: boundaries lie between rounds 4 and 5, and 8 and 9."""
-    groups = gather([write_peers_run(tmp_path / "peers", rounds=4, steps=3)])
+    groups = group_runs([write_peers_run(tmp_path / "peers", rounds=4, steps=3)])
     for draw in (draw_accuracy, draw_forgetting):
         picture = draw(groups)
         assert picture is not None
@@ -210,14 +212,14 @@ def test_time_steps_are_marked_where_the_data_drift(
             "step 2",
         ]
         assert "Dotted lines part the time steps" in picture.reading
-    plain = draw_accuracy(gather([make_run([[0.5, 0.5]])]))
+    plain = draw_accuracy(group_runs([make_run([[0.5, 0.5]])]))
     assert plain is not None
     assert not plain.figure.layout.shapes
 
 
 def test_without_a_server_the_clients_own_models_count(tmp_path: Path) -> None:
     run = write_peers_run(tmp_path / "peers")
-    picture = draw_accuracy(gather([run]))
+    picture = draw_accuracy(group_runs([run]))
     assert picture is not None
     lines = {line["round"]: line for line in run.metrics if line["split"] == "test"}
     names = {trace.name: list(trace.y) for trace in picture.figure.data}

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from report.rich_runs import write_server_run
 
-from remanence.metrics.groups import gather
+from remanence.metrics.groups import group_runs
 from remanence.report.attacks import (
     count_holders,
     draw_rare_classes,
     draw_success,
-    judge_group,
     rare_classes,
+    robustness_row,
     tabulate,
 )
 from remanence.report.page import render_report
@@ -50,13 +50,13 @@ def test_a_method_under_attack_by_hand(make_run: Callable[..., Run]) -> None:
         label_counts=((8, 0), (5, 9)),
         refused={1: [bad], 3: [bad]},
     )
-    stand = judge_group(gather([run])[0])
+    stand = robustness_row(group_runs([run])[0])
     assert stand.attack == "none"
     assert stand.rare == pytest.approx(0.6)
     assert stand.forgetting == pytest.approx((0.2 + 0.3 + 0 + 0) / 4)
     assert stand.rare_forgetting == pytest.approx(0.3 / 2)
     assert (stand.refused, stand.silent, stand.success) == (2, 0, None)
-    _, who = tabulate(gather([run]))
+    _, who = tabulate(group_runs([run]))
     assert who["rows"] == [["fedavg", "0", "1", "not-finite", "2", "1 to 3", "its model holds NaN"]]
 
 
@@ -73,15 +73,15 @@ def test_a_client_that_went_silent_is_named(make_run: Callable[..., Run]) -> Non
         make_run([[0.5, 0.5], [0.5, 0.6]], valid=[0.5, 0.5]),
         lambda line: line.update(silent=[4] if line["round"] == 2 else []),
     )
-    stand = judge_group(gather([run])[0])
+    stand = robustness_row(group_runs([run])[0])
     assert (stand.refused, stand.silent) == (0, 1)  # a round's two lines are one silence
-    assert tabulate(gather([run]))[1]["rows"][0][2:6] == ["4", "no answer", "1", "2"]
+    assert tabulate(group_runs([run]))[1]["rows"][0][2:6] == ["4", "no answer", "1", "2"]
 
 
 def test_where_nobody_is_hostile_nothing_is_said(
     make_run: Callable[..., Run], make_comparison: Callable[..., Comparison]
 ) -> None:
-    groups = gather([make_run([[0.5, 0.5], [0.5, 0.6]])])
+    groups = group_runs([make_run([[0.5, 0.5], [0.5, 0.6]])])
     assert tabulate(groups) == []
     assert draw_rare_classes(groups) is None
     assert draw_success(groups) is None
@@ -90,13 +90,13 @@ def test_where_nobody_is_hostile_nothing_is_said(
 
 def test_the_page_of_an_attacked_run(tmp_path: Path) -> None:
     run = write_server_run(tmp_path / "run", attack="backdoor(fraction=0.2)")
-    groups = gather([run])
+    groups = group_runs([run])
     success = draw_success(groups)
     assert success is not None
     assert success.figure.data[-1].y == pytest.approx(
         [round(1 / number, 4) for number in range(1, 7)]
     )
-    assert judge_group(groups[0]).success == pytest.approx(1 / 6)
+    assert robustness_row(groups[0]).success == pytest.approx(1 / 6)
     rare = draw_rare_classes(groups)
     assert rare is not None
     shares = np.array([line["per_class"] for line in run.metrics if line["split"] == "test"])[-1]
@@ -112,5 +112,5 @@ def test_attackers_are_marked(make_run: Callable[..., Run]) -> None:
     text = (run.folder / SPEC).read_text().replace("[about]", '[about]\nattackers = "0 1"')
     (run.folder / SPEC).write_text(text)
     run = Run(run.folder)
-    assert tabulate(gather([run]))[1]["rows"][0][2] == "1 (attacker)"
+    assert tabulate(group_runs([run]))[1]["rows"][0][2] == "1 (attacker)"
     assert "<b>far</b>" not in render_report([run])

@@ -96,7 +96,7 @@ def test_page_lives_in_a_browser(
     assert all(not row[2].startswith("=") for row in table)
     assert read_csv(page, "partition")[0] == ["class", "client", "share", "examples"]
 
-    # the figures follow the screen and the reader's colours, and nothing runs over the edge
+    # the figures follow the screen and the reader's colors, and nothing runs over the edge
     ink = "getComputedStyle(document.querySelector('#accuracy .legendtext')).fill"
     light = page.evaluate(ink)
     page.emulate_media(color_scheme="dark")

@@ -7,15 +7,15 @@ import pytest
 from rich_runs import records
 from test_report_words import say
 
-from remanence.metrics.groups import gather
-from remanence.report.client_forgetting import draw_lost_by_client
+from remanence.metrics.groups import group_runs
+from remanence.report.client_forgetting import draw_forgetting_by_client
 from remanence.report.clients_map import draw_client_forgetting
-from remanence.report.confusion_change import draw_became
-from remanence.report.heatmaps import change_colours, pick_moments
+from remanence.report.confusion_change import draw_confusion_change
+from remanence.report.heatmaps import change_colors, pick_moments
 from remanence.report.phase_forgetting import (
-    draw_lost_by_class,
-    draw_lost_over_rounds,
-    draw_where_lost,
+    draw_phase_decomposition,
+    draw_phases_by_class,
+    draw_phases_over_rounds,
 )
 from remanence.report.round_heatmap import draw_one_round
 from remanence.results.ledger import ALL, GLOBAL, header
@@ -57,14 +57,14 @@ def lossy(make_run: Callable[..., Run]) -> Run:
 
 
 def test_bars_show_what_each_phase_lost_and_their_sum(lossy: Run) -> None:
-    picture = draw_where_lost(gather([lossy]))
+    picture = draw_phase_decomposition(group_runs([lossy]))
     assert picture is not None
     local, merging, together = picture.figure.data
     assert (local.name, list(local.y), list(local.x)) == ("local training", ["fedavg"], [0.15])
     assert (merging.name, list(merging.x)) == ("merging at the server", [-0.15])
     assert list(together.x) == [0]
     assert "fedavg: local training +15.0 points, merging at the server -15.0 points" in picture.alt
-    over_rounds = draw_lost_over_rounds(gather([lossy]))
+    over_rounds = draw_phases_over_rounds(group_runs([lossy]))
     assert over_rounds is not None
     assert [(list(bars.x), list(bars.y)) for bars in over_rounds.figure.data] == [
         ([1], [0.15]),
@@ -74,7 +74,7 @@ def test_bars_show_what_each_phase_lost_and_their_sum(lossy: Run) -> None:
 
 def test_classes_are_marked_where_they_lose_most(lossy: Run) -> None:
     """Cats lose most in merging (0.1 against 0), dogs in local training (0.3)."""
-    picture = draw_lost_by_class(gather([lossy]))
+    picture = draw_phases_by_class(group_runs([lossy]))
     assert picture is not None
     [cells] = picture.figure.data
     assert (list(cells.x), list(cells.y)) == (["local", "merging", "all"], ["cat", "dog"])
@@ -84,7 +84,7 @@ def test_classes_are_marked_where_they_lose_most(lossy: Run) -> None:
 
 
 def test_clients_stand_from_the_most_forgetful_down(lossy: Run) -> None:
-    picture = draw_lost_by_client(gather([lossy]))
+    picture = draw_forgetting_by_client(group_runs([lossy]))
     assert picture is not None
     [cells] = picture.figure.data
     assert list(cells.y) == ["client 7", "client 3"]
@@ -93,7 +93,7 @@ def test_clients_stand_from_the_most_forgetful_down(lossy: Run) -> None:
 
 
 def test_one_round_has_a_column_for_every_model(lossy: Run) -> None:
-    picture = draw_one_round(gather([lossy]))
+    picture = draw_one_round(group_runs([lossy]))
     assert picture is not None
     [cells] = picture.figure.data
     assert list(cells.x) == ["before", " ", "3", "7", "  ", "after"]
@@ -107,10 +107,10 @@ def test_one_round_has_a_column_for_every_model(lossy: Run) -> None:
 
 def test_after_a_server_that_trains_stands_the_refined_model(lossy: Run) -> None:
     run = write_ledger(lossy, [lossy.ledger.records, judged([0.9, 0.6], "refined")])
-    picture = draw_one_round(gather([run]))
+    picture = draw_one_round(group_runs([run]))
     assert picture is not None
     assert [row[-1] for row in picture.figure.data[0].z] == [0.9, 0.6]
-    bars = draw_where_lost(gather([run]))
+    bars = draw_phase_decomposition(group_runs([run]))
     assert bars is not None
     # (0.7 - 0.9 + 0.5 - 0.6) / 2
     assert (bars.figure.data[2].name, list(bars.figure.data[2].x)) == (
@@ -141,7 +141,7 @@ def test_deviation_over_seeds_stands_beside_a_phase(
     ]
     calm = write_ledger(make_run([[0.8, 0.4]], "calm", seed=1, label_counts=[[1, 1]] * 8), parts)
     assert "local training cost 7.5 ± 10.6 points a round" in say(lossy, calm)
-    picture = draw_where_lost(gather([lossy, calm]))
+    picture = draw_phase_decomposition(group_runs([lossy, calm]))
     assert picture is not None
     assert (list(picture.figure.data[0].x), list(picture.figure.data[0].customdata)) == (
         [0.075],
@@ -161,15 +161,15 @@ def test_nothing_lost_is_said_so(make_run: Callable[..., Run]) -> None:
 
 
 def test_without_local_records_there_is_nothing_to_show(make_run: Callable[..., Run]) -> None:
-    groups = gather([make_run([[0.5, 0.5], [0.6, 0.4]])])
+    groups = group_runs([make_run([[0.5, 0.5], [0.6, 0.4]])])
     drawings = (
-        draw_where_lost,
-        draw_lost_over_rounds,
-        draw_lost_by_class,
-        draw_lost_by_client,
+        draw_phase_decomposition,
+        draw_phases_over_rounds,
+        draw_phases_by_class,
+        draw_forgetting_by_client,
         draw_one_round,
         draw_client_forgetting,
-        draw_became,
+        draw_confusion_change,
     )
     assert [draw(groups) for draw in drawings] == [None] * len(drawings)
 
@@ -185,7 +185,7 @@ def test_client_against_client(make_run: Callable[..., Run]) -> None:
         for (moment, model), shares in accuracy.items()
         for owner, share in enumerate(shares)
     ]
-    picture = draw_client_forgetting(gather([write_ledger(make_run([[0.5, 0.5]]), parts)]))
+    picture = draw_client_forgetting(group_runs([write_ledger(make_run([[0.5, 0.5]]), parts)]))
     assert picture is not None
     changes, accuracies = picture.figure.data
     assert (list(changes.x), list(changes.y)) == (["0", "1", " ", "mean"], ["0", "1"])
@@ -217,7 +217,7 @@ def test_what_forgotten_classes_became(make_run: Callable[..., Run]) -> None:
     )
     tables["confusion"] = [[[8, 2], [6, 4]], [[6, 4], [5, 5]]]
     (run.folder / CONFUSIONS).write_bytes(tables.tobytes())
-    picture = draw_became(gather([Run(run.folder)]))
+    picture = draw_confusion_change(group_runs([Run(run.folder)]))
     assert picture is not None
     assert [list(row) for row in picture.figure.data[0].z] == [[None, 0.2], [0, None]]
     assert "cat taken for dog, 20.00 points a round" in picture.alt
@@ -234,6 +234,6 @@ def test_moments_to_choose_from_are_spread_and_few() -> None:
 
 
 def test_scale_of_changes_is_even_around_nothing() -> None:
-    colours = change_colours([-0.1, float("nan"), 0.4])
-    assert (colours["cmin"], colours["cmax"]) == (-0.4, 0.4)
-    assert change_colours([float("nan")])["cmax"] == 0.01
+    colors = change_colors([-0.1, float("nan"), 0.4])
+    assert (colors["cmin"], colors["cmax"]) == (-0.4, 0.4)
+    assert change_colors([float("nan")])["cmax"] == 0.01

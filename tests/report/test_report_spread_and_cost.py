@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_report_lost import judged, write_ledger
 
-from remanence.metrics.groups import gather
+from remanence.metrics.groups import group_runs
 from remanence.report.cost import draw_bytes, draw_time
 from remanence.report.distributions import (
     draw_forgettable,
@@ -26,7 +26,7 @@ def test_rounds_as_a_staircase(make_comparison: Callable[..., Comparison]) -> No
         {"method": "a", "shares": [[0.8, 0.8], [0.4, 0.8], [0.2, 0.8]]},
         {"method": "b", "shares": [[0.5, 0.5]] * 3},
     ]
-    picture = draw_global_distribution(gather([make_comparison(cells)]))
+    picture = draw_global_distribution(group_runs([make_comparison(cells)]))
     assert picture is not None
     first, second = picture.figure.data
     assert (list(first.x), list(first.y)) == ([0, 0.1, 0.2, 0.2], [0, 0.5, 1, 1])
@@ -41,7 +41,7 @@ def test_local_models_as_a_staircase(make_run: Callable[..., Run]) -> None:
         judged([0.4, 0.9], "local", model=0),
         judged([0.9, 0.4], "local", model=1),
     ]
-    picture = draw_local_distribution(gather([write_ledger(make_run([[0.5, 0.5]]), parts)]))
+    picture = draw_local_distribution(group_runs([write_ledger(make_run([[0.5, 0.5]]), parts)]))
     assert picture is not None
     assert (list(picture.figure.data[0].x), list(picture.figure.data[0].y)) == (
         [0, 0, 0.2, 0.2],
@@ -61,7 +61,7 @@ def test_forgettable_examples_as_shares_of_a_clients_own(make_run: Callable[...,
     ]  # fmt: skip
     run = make_run([[0.5, 0.5]])
     (run.folder / EXAMPLES).write_bytes(np.array(rows, dtype=EXAMPLE).tobytes())
-    picture = draw_forgettable(gather([Run(run.folder)]))
+    picture = draw_forgettable(group_runs([Run(run.folder)]))
     assert picture is not None
     assert [list(row) for row in picture.figure.data[0].z] == [[0.5], [0]]
     assert "fedavg: 1 of 3 (33.3%), most at client 0" in picture.alt
@@ -71,7 +71,7 @@ def test_accuracy_against_bytes_and_time_counts_every_round(make_run: Callable[.
     """A round sends 3,000 bytes and takes half a second; the second is not evaluated but paid
     for.
     """
-    groups = gather([make_run([[0.2, 0.2], None, [0.6, 0.6]], valid=[0.2, None, 0.6])])
+    groups = group_runs([make_run([[0.2, 0.2], None, [0.6, 0.6]], valid=[0.2, None, 0.6])])
     picture = draw_bytes(groups)
     assert picture is not None
     assert (list(picture.figure.data[0].x), list(picture.figure.data[0].y)) == ([3, 9], [0.2, 0.6])
@@ -86,7 +86,7 @@ def test_seeds_are_averaged_with_their_deviation(
     make_comparison: Callable[..., Comparison],
 ) -> None:
     cells = [{"method": "a", "seed": seed, "shares": [[0.2 + 0.2 * seed] * 2]} for seed in (0, 1)]
-    picture = draw_bytes(gather([make_comparison(cells)]))
+    picture = draw_bytes(group_runs([make_comparison(cells)]))
     assert picture is not None
     line = picture.figure.data[-1]
     assert (list(line.x), list(line.y)) == ([3], [0.3])
@@ -99,8 +99,8 @@ def test_rounds_to_a_target_by_method(make_comparison: Callable[..., Comparison]
         {"method": "a", "shares": [[0.6, 0.6], [0.7, 0.7], [0.8, 0.8]]},
         {"method": "b", "shares": [[0.5, 0.5], [0.6, 0.6], [0.6, 0.6]]},
     ]
-    targets = rounds_to_target(gather([make_comparison(cells)]))
+    targets = rounds_to_target(group_runs([make_comparison(cells)]))
     assert targets is not None
     assert targets.target == pytest.approx(0.76)
     assert targets.rounds == {"a": (1, 2, 3), "b": (2, None, None)}
-    assert rounds_to_target(gather([make_comparison(cells[:1], name="one")])) is None
+    assert rounds_to_target(group_runs([make_comparison(cells[:1], name="one")])) is None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from remanence.metrics.forgetting import forgetting_curve, roundwise_forgetting
-from remanence.metrics.groups import gather
+from remanence.metrics.groups import group_runs
 from remanence.report.tables import (
     MethodRow,
     best_row,
@@ -172,7 +172,7 @@ def test_single_runs_that_differ_in_seed_alone_are_one_group(make_run: Callable[
         make_run(SEED1, "x1", seed=1),
         make_run(SEED0, "y0", local={"batch": 8}),
     ]
-    groups = gather(runs)
+    groups = group_runs(runs)
     assert [(group.label, len(group.runs)) for group in groups] == [
         ("fedavg (x0)", 2),
         ("fedavg (y0)", 1),
@@ -182,7 +182,7 @@ def test_single_runs_that_differ_in_seed_alone_are_one_group(make_run: Callable[
 
 def test_a_folder_named_twice_counts_once(make_run: Callable[..., Run]) -> None:
     run = make_run(SEED0)
-    [group] = gather([run, Run(run.folder / ".." / run.folder.name)])
+    [group] = group_runs([run, Run(run.folder / ".." / run.folder.name)])
     assert len(group.runs) == 1
 
 

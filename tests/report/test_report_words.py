@@ -4,16 +4,16 @@ from collections.abc import Callable
 
 import pytest
 
-from remanence.metrics.groups import gather
+from remanence.metrics.groups import group_runs
 from remanence.report import setup_table
-from remanence.report.summary_text import summarise
+from remanence.report.summary_text import summarize_groups
 from remanence.report.tables import make_row
 from remanence.results.run import LEDGER, Comparison, Run
 
 
 def say(*results: Run | Comparison) -> str:
-    groups = gather(results)
-    return " ".join(summarise(groups, [make_row(group) for group in groups]))
+    groups = group_runs(results)
+    return " ".join(summarize_groups(groups, [make_row(group) for group in groups]))
 
 
 def seeds(method: str, ends: list[float], **options: object) -> list[dict[str, object]]:
@@ -105,7 +105,7 @@ def test_conditions_of_one_experiment(make_comparison: Callable[..., Comparison]
     comparison = make_comparison(
         seeds("a", [0.5, 0.6]) + seeds("b", [0.5, 0.6], local={"batch": 8})
     )
-    facts = dict(setup_table.describe(gather([comparison])))
+    facts = dict(setup_table.describe(group_runs([comparison])))
     assert facts["Seeds"] == "0, 1"
     assert facts["Model"] == "mlp, 1,234 parameters"
     assert facts["Data"] == "fake: 20 training examples"
@@ -122,13 +122,13 @@ def test_conditions_of_one_experiment(make_comparison: Callable[..., Comparison]
 def test_conditions_without_a_ledger_do_not_guess_its_size(make_run: Callable[..., Run]) -> None:
     run = make_run([[0.5, 0.5]])
     (run.folder / LEDGER).unlink()
-    assert dict(setup_table.describe(gather([run])))["Evaluated"].startswith(
+    assert dict(setup_table.describe(group_runs([run])))["Evaluated"].startswith(
         "the global model on the whole test set, every round"
     )
 
 
 def test_settings_keep_paths_to_themselves(make_run: Callable[..., Run]) -> None:
-    keys = [key for key, _ in setup_table.list_settings(gather([make_run([[0.5, 0.5]])]))]
+    keys = [key for key, _ in setup_table.list_settings(group_runs([make_run([[0.5, 0.5]])]))]
     assert "local.optimizer" in keys
     assert "data.dir" not in keys
 
@@ -141,4 +141,4 @@ def test_results_of_different_experiments_are_told_apart(
         make_run([[0.5, 0.5]], "one"),
         make_run([[0.5, 0.5]], "two", method="fedavg+wsm", local={"batch": batch}),
     ]
-    assert setup_table.differences(gather(runs)) == expected
+    assert setup_table.differences(group_runs(runs)) == expected

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from remanence.config import make_spec
+from remanence.config import parse_experiment
 from remanence.core import pytree
 from remanence.core.files import sha256
 from remanence.core.pytree import Tree
-from remanence.core.types import Start
+from remanence.core.types import ModelState
 from remanence.results import checkpoint
-from remanence.results.checkpoint import OWN, STATE, Vault, fingerprint, read_manifest
+from remanence.results.checkpoint import OWN, STATE, CheckpointStore, fingerprint, read_manifest
 from remanence.training.server_step import Server
 from remanence.training.state import RunState
 
@@ -40,7 +40,7 @@ def state_at(round: int, own: dict[int, Tree] | None = None) -> RunState:
     return RunState(
         round,
         round // 2,
-        Server(Start(params, buffers), memory),
+        Server(ModelState(params, buffers), memory),
         own or {},
         {"metrics.jsonl": 10 * round, "ledger.bin": 3},
     )
@@ -67,7 +67,7 @@ def assert_same(a: RunState, b: RunState) -> None:
 
 
 def load(folder: Path, warnings: list[str] | None = None, run: str = RUN) -> RunState | None:
-    return Vault(folder, run).load(CPU, (warnings if warnings is not None else []).append)
+    return CheckpointStore(folder, run).load(CPU, (warnings if warnings is not None else []).append)
 
 
 def rounds_kept(folder: Path) -> list[str]:
@@ -76,15 +76,15 @@ def rounds_kept(folder: Path) -> list[str]:
 
 def test_what_is_saved_is_loaded_bit_by_bit(tmp_path: Path) -> None:
     saved = state_at(12, {3: kept(0.1), 0: kept(2.0)})
-    Vault(tmp_path, RUN).save(saved)
+    CheckpointStore(tmp_path, RUN).save(saved)
     loaded = load(tmp_path)
     assert loaded is not None
     assert_same(loaded, saved)
 
 
 def test_a_state_before_any_part_remembers_anything(tmp_path: Path) -> None:
-    saved = RunState(1, 0, Server(Start({"w": torch.zeros(2)}, {}), {}), {})
-    Vault(tmp_path, RUN).save(saved)
+    saved = RunState(1, 0, Server(ModelState({"w": torch.zeros(2)}, {}), {}), {})
+    CheckpointStore(tmp_path, RUN).save(saved)
     loaded = load(tmp_path)
     assert loaded is not None
     assert_same(loaded, saved)
@@ -93,8 +93,8 @@ def test_a_state_before_any_part_remembers_anything(tmp_path: Path) -> None:
 def test_infinity_is_a_fine_thing_to_remember(tmp_path: Path) -> None:
     """Only the model must be finite: the best loss before the first round is infinity."""
     best = {"part": {"best": torch.tensor(float("inf"))}}
-    saved = RunState(1, 0, Server(Start({"w": torch.zeros(2)}, {}), best), {3: best})
-    Vault(tmp_path, RUN).save(saved)
+    saved = RunState(1, 0, Server(ModelState({"w": torch.zeros(2)}, {}), best), {3: best})
+    CheckpointStore(tmp_path, RUN).save(saved)
     loaded = load(tmp_path)
     assert loaded is not None
     assert_same(loaded, saved)
@@ -106,8 +106,8 @@ def test_names_come_back_in_their_order(tmp_path: Path) -> None:
     """
     names = [f"layer{(7 * place) % 12}.weight" for place in range(12)]
     tree = {name: torch.zeros(1) for name in names}
-    Vault(tmp_path, RUN).save(
-        RunState(1, 0, Server(Start(tree, {}), {"part": tree}), {0: {"part": tree}})
+    CheckpointStore(tmp_path, RUN).save(
+        RunState(1, 0, Server(ModelState(tree, {}), {"part": tree}), {0: {"part": tree}})
     )
     loaded = load(tmp_path)
     assert loaded is not None
@@ -125,7 +125,7 @@ def test_views_and_shared_memory_are_saved_as_what_they_show(tmp_path: Path) -> 
         "d": torch.ones(2, requires_grad=True),
         "e": torch.ones(1).expand(3),
     }
-    Vault(tmp_path, RUN).save(RunState(1, 0, Server(Start(params, {}), {}), {}))
+    CheckpointStore(tmp_path, RUN).save(RunState(1, 0, Server(ModelState(params, {}), {}), {}))
     loaded = load(tmp_path)
     assert loaded is not None
     assert same(loaded.server.model.params, params)
@@ -137,7 +137,7 @@ def test_an_empty_or_missing_folder_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_the_last_two_are_kept_and_the_newest_is_loaded(tmp_path: Path) -> None:
-    vault = Vault(tmp_path, RUN)
+    vault = CheckpointStore(tmp_path, RUN)
     for round in (1, 2, 9, 10):
         vault.save(state_at(round))
     assert rounds_kept(tmp_path) == ["round-0000009", "round-0000010"]
@@ -148,7 +148,7 @@ def test_the_last_two_are_kept_and_the_newest_is_loaded(tmp_path: Path) -> None:
 
 def test_only_changed_clients_are_written(tmp_path: Path) -> None:
     first, second, third = kept(1.0), kept(2.0), kept(3.0)
-    vault = Vault(tmp_path, RUN)
+    vault = CheckpointStore(tmp_path, RUN)
     vault.save(state_at(1, {0: first, 1: second}))
     vault.save(state_at(2, {0: first, 1: third}))
     assert sorted(path.name for path in (tmp_path / OWN).iterdir()) == [
@@ -167,8 +167,8 @@ def test_only_changed_clients_are_written(tmp_path: Path) -> None:
 
 
 def test_a_loaded_vault_goes_on_without_writing_what_is_there(tmp_path: Path) -> None:
-    Vault(tmp_path, RUN).save(state_at(1, {0: kept(1.0), 1: kept(2.0)}))
-    vault = Vault(tmp_path, RUN)
+    CheckpointStore(tmp_path, RUN).save(state_at(1, {0: kept(1.0), 1: kept(2.0)}))
+    vault = CheckpointStore(tmp_path, RUN)
     state = vault.load(CPU, pytest.fail)
     assert state is not None
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
@@ -182,7 +182,7 @@ def test_a_loaded_vault_goes_on_without_writing_what_is_there(tmp_path: Path) ->
 
 
 def test_leftovers_of_a_killed_process_are_no_checkpoint_and_go(tmp_path: Path) -> None:
-    vault = Vault(tmp_path, RUN)
+    vault = CheckpointStore(tmp_path, RUN)
     vault.save(state_at(1))
     half = tmp_path / ".round-0000002.999.tmp"
     half.mkdir()
@@ -199,7 +199,7 @@ def test_leftovers_of_a_killed_process_are_no_checkpoint_and_go(tmp_path: Path) 
 def test_a_write_that_fails_leaves_the_checkpoints_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vault = Vault(tmp_path, RUN)
+    vault = CheckpointStore(tmp_path, RUN)
     vault.save(state_at(1, {0: kept(1.0)}))
 
     def fail(file: Any) -> None:
@@ -222,7 +222,7 @@ def test_a_write_that_fails_leaves_the_checkpoints_before_it(
 
 
 def test_the_manifest_says_what_belongs_together(tmp_path: Path) -> None:
-    Vault(tmp_path, RUN).save(state_at(2, {0: kept(2.0)}))
+    CheckpointStore(tmp_path, RUN).save(state_at(2, {0: kept(2.0)}))
     manifest = read_manifest(tmp_path / "round-0000002")
     assert (manifest["program"], manifest["format"], manifest["round"], manifest["time_step"]) == (
         "remanence",
@@ -237,7 +237,7 @@ def test_the_manifest_says_what_belongs_together(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_was_copied_still_loads(tmp_path: Path) -> None:
-    Vault(tmp_path / "here", RUN).save(state_at(2, {0: kept(2.0)}))
+    CheckpointStore(tmp_path / "here", RUN).save(state_at(2, {0: kept(2.0)}))
     shutil.copytree(tmp_path / "here", tmp_path / "there")
     shutil.rmtree(tmp_path / "here")
     loaded = load(tmp_path / "there")
@@ -261,4 +261,4 @@ def test_a_folder_that_was_copied_still_loads(tmp_path: Path) -> None:
     ],
 )
 def test_what_makes_two_runs_the_same_experiment(change: dict[str, Any], equal: bool) -> None:
-    assert (fingerprint(make_spec()) == fingerprint(make_spec({}, change))) is equal
+    assert (fingerprint(parse_experiment()) == fingerprint(parse_experiment({}, change))) is equal

@@ -14,8 +14,8 @@ from safetensors.torch import save
 
 from remanence.core.errors import CheckpointError
 from remanence.core.files import sha256
-from remanence.core.types import Start
-from remanence.results.checkpoint import MANIFEST, OWN, STATE, Vault
+from remanence.core.types import ModelState
+from remanence.results.checkpoint import MANIFEST, OWN, STATE, CheckpointStore
 from remanence.training.server_step import Server
 from remanence.training.state import RunState
 
@@ -29,7 +29,7 @@ def state_at(round: int) -> RunState:
     return RunState(
         round,
         0,
-        Server(Start({"w": here}, {}), {"part": {"m": here}}),
+        Server(ModelState({"w": here}, {}), {"part": {"m": here}}),
         {0: {"part": {"kept": here}}},
         {"metrics.jsonl": round},
     )
@@ -47,7 +47,7 @@ def assert_whole(state: RunState | None, round: int) -> None:
 
 
 def load(folder: Path, warnings: list[str] | None = None, run: str = RUN) -> RunState | None:
-    return Vault(folder, run).load(CPU, (warnings if warnings is not None else []).append)
+    return CheckpointStore(folder, run).load(CPU, (warnings if warnings is not None else []).append)
 
 
 def flip_a_byte(path: Path) -> None:
@@ -172,7 +172,7 @@ STRANGE: dict[str, Callable[[Path], Any]] = {
 
 @pytest.fixture
 def two_checkpoints(tmp_path: Path) -> Path:
-    vault = Vault(tmp_path, RUN)
+    vault = CheckpointStore(tmp_path, RUN)
     vault.save(state_at(1))
     vault.save(state_at(2))
     return tmp_path
@@ -208,7 +208,7 @@ def test_when_none_can_be_trusted_the_run_stops_and_says_why(two_checkpoints: Pa
         load(two_checkpoints)
 
 
-def test_a_foreign_checkpoint_is_recognised(two_checkpoints: Path) -> None:
+def test_a_foreign_checkpoint_is_recognized(two_checkpoints: Path) -> None:
     with pytest.raises(CheckpointError, match="it belongs to another experiment"):
         load(two_checkpoints, run="another")
 
@@ -232,7 +232,7 @@ def test_a_run_that_goes_on_from_the_older_one_replaces_the_damaged_one(
     two_checkpoints: Path,
 ) -> None:
     flip_a_byte(two_checkpoints / "round-0000002" / STATE)
-    vault = Vault(two_checkpoints, RUN)
+    vault = CheckpointStore(two_checkpoints, RUN)
     assert_whole(vault.load(CPU, lambda _: None), 1)
     vault.save(state_at(2))
     warnings: list[str] = []

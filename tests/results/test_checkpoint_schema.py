@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from remanence.core.errors import CheckpointError
-from remanence.core.types import Start
-from remanence.results.checkpoint import Vault
-from remanence.results.checkpoint_schema import check_form
+from remanence.core.types import ModelState
+from remanence.results.checkpoint import CheckpointStore
+from remanence.results.checkpoint_schema import check_schema
 from remanence.rounds.loop import first_state
 from remanence.testing.toy_task import drifting_experiment, small_experiment
 from remanence.training.server_step import Server
@@ -24,7 +24,7 @@ from remanence.training.state import RunState
 def with_params(state: RunState, **changes: torch.Tensor) -> RunState:
     model = state.server.model
     return replace(
-        state, server=Server(Start(model.params | changes, model.buffers), state.server.state)
+        state, server=Server(ModelState(model.params | changes, model.buffers), state.server.state)
     )
 
 
@@ -34,7 +34,7 @@ def test_a_state_fits_itself() -> None:
         drifting_experiment("hast(peers=2)", 2),
         drifting_experiment("feddrift", 2),
     ):
-        check_form(first_state(made), first_state(made))
+        check_schema(first_state(made), first_state(made))
 
 
 @pytest.mark.parametrize(
@@ -59,20 +59,20 @@ def test_a_state_fits_itself() -> None:
 def test_a_state_of_something_else(spoil: Callable[[RunState], RunState], fault: str) -> None:
     form = first_state(small_experiment("fedavg"))
     with pytest.raises(CheckpointError, match=fault):
-        check_form(spoil(form), form)
+        check_schema(spoil(form), form)
 
 
 def test_clients_use_models_that_exist() -> None:
     form = first_state(drifting_experiment("feddrift", 2))
     with pytest.raises(CheckpointError, match="a model that it does not hold"):
-        check_form(replace(form, uses=torch.full((6,), 3)), form)
+        check_schema(replace(form, uses=torch.full((6,), 3)), form)
 
 
 def test_a_table_over_clients_has_as_many_as_there_are() -> None:
     form = first_state(drifting_experiment("random(peers=2)", 2))
     assert form.crowd is not None
     with pytest.raises(CheckpointError, match="waited"):
-        check_form(
+        check_schema(
             replace(form, crowd=replace(form.crowd, waited=torch.zeros(5, dtype=torch.int64))), form
         )
 
@@ -85,6 +85,8 @@ def test_a_checkpoint_vouches_only_for_what_is_there(
 ) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b"0123456789")
     form = first_state(small_experiment("fedavg"))
-    Vault(tmp_path / "checkpoints", "run").save(replace(form, committed={name: length}))
+    CheckpointStore(tmp_path / "checkpoints", "run").save(replace(form, committed={name: length}))
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be used"):
-        Vault(tmp_path / "checkpoints", "run").load(torch.device("cpu"), lambda text: None, form)
+        CheckpointStore(tmp_path / "checkpoints", "run").load(
+            torch.device("cpu"), lambda text: None, form
+        )

@@ -14,13 +14,13 @@ import tomli_w
 
 from remanence.core.errors import InputError
 from remanence.results.readers import (
-    check_about,
+    check_metadata,
     check_plan,
-    find_fault,
     read_lines,
     read_records,
     read_table,
     read_toml,
+    validate_metrics_row,
 )
 
 LINE: dict[str, Any] = {
@@ -71,7 +71,7 @@ def test_lines_are_read_and_a_cut_last_one_is_left_out(tmp_path: Path) -> None:
     ],
 )
 def test_lines_that_we_do_not_write(tmp_path: Path, changes: dict[str, Any], fault: str) -> None:
-    assert find_fault(LINE) == ""
+    assert validate_metrics_row(LINE) == ""
     with pytest.raises(InputError, match=f"line 2 .*{fault}"):
         read_lines(write_lines(tmp_path / "m", json.dumps(LINE), json.dumps(LINE | changes)))
 
@@ -131,9 +131,9 @@ def test_tables_of_numbers(tmp_path: Path) -> None:
     ],
 )
 def test_facts_that_cannot_be(tmp_path: Path, about: dict[str, Any]) -> None:
-    check_about(tmp_path, {"clients": 6, "class_names": ["a"], "mean": [0.5], "shape": [3]})
+    check_metadata(tmp_path, {"clients": 6, "class_names": ["a"], "mean": [0.5], "shape": [3]})
     with pytest.raises(InputError, match=f"about.{next(iter(about))}"):
-        check_about(tmp_path, about)
+        check_metadata(tmp_path, about)
 
 
 CELL = {"name": "fedavg-seed0", "method": "fedavg", "setting": "", "seed": 0}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
-from remanence.results.summary import summarise
+from remanence.results.summary import summarize
 
 
 def test_three_classes_by_hand() -> None:
@@ -17,7 +17,7 @@ def test_three_classes_by_hand() -> None:
     Columns: class 0 was predicted 5 times, class 1 3 times, class 2 never.
     F1: 2*3/(5+4) = 2/3, 2*1/(3+2) = 2/5, 0/(0+2) = 0; their mean is 16/45.
     """
-    summary = summarise(np.array([[3, 1, 0], [1, 1, 0], [1, 1, 0]]), 4.0)
+    summary = summarize(np.array([[3, 1, 0], [1, 1, 0], [1, 1, 0]]), 4.0)
     assert summary["accuracy"] == 4 / 8
     assert summary["per_class"] == [3 / 4, 1 / 2, 0.0]
     assert summary["loss"] == 0.5
@@ -26,19 +26,19 @@ def test_three_classes_by_hand() -> None:
 
 def test_a_class_without_examples_has_no_accuracy_and_no_share_in_f1() -> None:
     """Class 1 is predicted once but never there: class 0 alone counts, with 2*1/(1+2)."""
-    summary = summarise(np.array([[1, 1], [0, 0]]), 1.0)
+    summary = summarize(np.array([[1, 1], [0, 0]]), 1.0)
     assert summary["per_class"] == [0.5, None]
     assert summary["macro_f1"] == pytest.approx(2 / 3, rel=1e-15)
 
 
 def test_no_examples_at_all() -> None:
-    summary = summarise(np.zeros((2, 2), dtype=int), 0.0)
+    summary = summarize(np.zeros((2, 2), dtype=int), 0.0)
     assert summary == {"accuracy": None, "per_class": [None, None], "loss": None, "macro_f1": None}
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_is_none(loss: float) -> None:
-    assert summarise(np.eye(2, dtype=int), loss)["loss"] is None
+    assert summarize(np.eye(2, dtype=int), loss)["loss"] is None
 
 
 @given(
@@ -51,7 +51,7 @@ def test_every_summary_is_plain_json_and_agrees_with_a_direct_count(
     confusion = np.zeros((4, 4), dtype=np.int64)
     for truth, guess in pairs:
         confusion[truth, guess] += 1
-    summary = summarise(confusion, loss)
+    summary = summarize(confusion, loss)
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     truth, guess = zip(*pairs, strict=True)
     assert summary["accuracy"] == sum(t == g for t, g in pairs) / len(pairs)

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from methods.drifting_task import CLASSES, CLIENTS, STEPS
 
-from remanence.config import Spec, make_spec
-from remanence.core.types import Start
-from remanence.experiment.build import Experiment
-from remanence.results.checkpoint import Vault, fingerprint
+from remanence.config import Spec, parse_experiment
+from remanence.core.types import ModelState
+from remanence.experiment.build import BuiltExperiment
+from remanence.results.checkpoint import CheckpointStore, fingerprint
 from remanence.results.run import CHECKPOINTS, Run
-from remanence.training.state import Crowd, RunState
+from remanence.training.state import ClientModels, RunState
 
 HAST = "hast(peers=2, tau=3, depth=1, finetune_epochs=1)"
 SETTINGS: dict[str, Any] = {
@@ -39,25 +39,25 @@ SETTINGS: dict[str, Any] = {
 
 
 def spec_of(method: str, **changes: Any) -> Spec:
-    return make_spec({}, SETTINGS | {"method": method} | changes)
+    return parse_experiment({}, SETTINGS | {"method": method} | changes)
 
 
 def last_state(run: Run) -> RunState:
-    state = Vault(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(
+    state = CheckpointStore(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(
         torch.device("cpu"), lambda _: None
     )
     assert state is not None
     return state
 
 
-def last_crowd(run: Run) -> Crowd:
+def last_crowd(run: Run) -> ClientModels:
     crowd = last_state(run).crowd
     assert crowd is not None
     return crowd
 
 
 def judge(
-    experiment: Experiment, model: Start, examples: Any, ids: np.ndarray
+    experiment: BuiltExperiment, model: ModelState, examples: Any, ids: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """By the module itself, row by row. -> labels, predictions, margins"""
     module, rows = experiment.task.model.to_module(model), torch.from_numpy(ids)

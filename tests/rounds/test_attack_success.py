@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from remanence.attacks import Adversary, parse_attacks
-from remanence.config import make_spec
+from remanence.config import parse_experiment
 from remanence.core.rng import Key
-from remanence.core.types import Start
-from remanence.engines.sequential import Loop
-from remanence.experiment.build import Experiment, build
-from remanence.rounds.attack_success import watch_success
+from remanence.core.types import ModelState
+from remanence.engines.sequential import SequentialEngine
+from remanence.experiment.build import BuiltExperiment, build
+from remanence.rounds.attack_success import attack_success
 from remanence.rounds.loop import start_run
-from remanence.testing.toy_task import play, small_experiment
+from remanence.testing.toy_task import run_rounds, small_experiment
 
 
-def always(experiment: Experiment, label: int) -> Start:
+def always(experiment: BuiltExperiment, label: int) -> ModelState:
     """The model that takes everything for one class: the head has no weights, and one large
     bias.
     """
@@ -29,13 +29,13 @@ def always(experiment: Experiment, label: int) -> Start:
         for name, value in experiment.task.model.initial.params.items()
     }
     params["head.bias"][0, label] = 10.0
-    return Start(params, {})
+    return ModelState(params, {})
 
 
 def success_of(attack: str, model: int) -> float | None:
     experiment = small_experiment()
     adversary = Adversary.recruit(parse_attacks(attack), 6, Key(0))
-    measure = watch_success(experiment.task, experiment.source, adversary)
+    measure = attack_success(experiment.task, experiment.source, adversary)
     return None if measure is None else float(measure(always(experiment, model))[0])
 
 
@@ -87,7 +87,7 @@ def test_a_backdoor_is_written_down_and_read_back(tmp_path: Path) -> None:
     """Every marked row of three in ten clients wants class 0: after a few rounds the mark
     works, and an honest run has nothing to tell.
     """
-    spec = make_spec(
+    spec = parse_experiment(
         {}, DIGITS | {"attack": "backdoor(fraction=0.3, share=0.5)", "local.epochs": 3}
     )
     run = start_run(spec, tmp_path / "run")
@@ -101,14 +101,14 @@ def test_without_a_server_only_honest_clients_count() -> None:
     """Success is the mean over the clients that do not attack: their best models, each on all
     rows.
     """
-    spec = make_spec(
+    spec = parse_experiment(
         {},
         DIGITS
         | {"attack": "backdoor(clients='2 5')", "method": "local", "rounds": 1, "clients.count": 6},
     )
     experiment = build(spec)
-    state, lines = play(experiment, Loop(experiment.task), 1)
-    measure = watch_success(experiment.task, experiment.source, experiment.adversary)
+    state, lines = run_rounds(experiment, SequentialEngine(experiment.task), 1)
+    measure = attack_success(experiment.task, experiment.source, experiment.adversary)
     assert measure is not None
     assert state.crowd is not None
     each = measure(state.crowd.best)

@@ -14,12 +14,12 @@ from rounds.drift_runs import HAST, count, judge, last_crowd, last_state, spec_o
 from rounds.test_resume import contents
 
 from remanence.config import Spec
-from remanence.engines.sequential import Loop
-from remanence.experiment.build import Experiment, build
+from remanence.engines.sequential import SequentialEngine
+from remanence.experiment.build import BuiltExperiment, build
 from remanence.results.ledger import HEARD, MOMENTS, SIMILARITY
 from remanence.results.run import CONFUSIONS, EXAMPLES, PEERS, Run
 from remanence.rounds.loop import resume_run, start_run
-from remanence.testing.toy_task import state_tree, worst_difference
+from remanence.testing.toy_task import max_rel_diff, state_tree
 
 EVERYTHING = {
     "record.local": True,
@@ -89,14 +89,14 @@ def test_a_checkpoint_holds_everything(tmp_path: Path) -> None:
     spec = spec_of(f"{HAST}+moon", **{"record.every": 5})
     run = start_run(spec, tmp_path / "run")
     experiment = build(spec)
-    states, _ = play_states(experiment, Loop(experiment.task))
-    assert worst_difference(state_tree(last_state(run)), state_tree(states[-1])) == ("", 0.0)
+    states, _ = play_states(experiment, SequentialEngine(experiment.task))
+    assert max_rel_diff(state_tree(last_state(run)), state_tree(states[-1])) == ("", 0.0)
     # and of a round that is not recorded, whom everybody has listened to since the last record
     with pytest.raises(ConnectionAbortedError):
         start_run(spec, tmp_path / "killed", progress=Dying(3))
     crowd = last_crowd(Run(tmp_path / "killed"))
     assert crowd.heard.sum() == 2 * CLIENTS * (2 + 2)
-    assert worst_difference(
+    assert max_rel_diff(
         state_tree(last_state(Run(tmp_path / "killed"))), state_tree(states[2])
     ) == ("", 0.0)
     assert set(crowd.peers["hast"]) == {"similarity", "met"}
@@ -106,7 +106,7 @@ def test_a_checkpoint_holds_everything(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Experiment]:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, BuiltExperiment]:
     spec = spec_of(
         HAST,
         **{
@@ -119,7 +119,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Experiment]
     return start_run(spec, tmp_path_factory.mktemp("recorded") / "run"), build(spec)
 
 
-def test_every_clients_best_model_on_every_concept(recorded: tuple[Run, Experiment]) -> None:
+def test_every_clients_best_model_on_every_concept(recorded: tuple[Run, BuiltExperiment]) -> None:
     run, experiment = recorded
     records, best = run.ledger.select(moment="personal", split="test"), last_crowd(run).best
     # rounds 2, 4, 6 by record.every, 3 as the last of its time step
@@ -151,7 +151,7 @@ def test_every_clients_best_model_on_every_concept(recorded: tuple[Run, Experime
         assert record["predicted"].tolist() == table.sum(axis=0).tolist()
 
 
-def test_the_line_speaks_of_each_clients_own_concept(recorded: tuple[Run, Experiment]) -> None:
+def test_the_line_speaks_of_each_clients_own_concept(recorded: tuple[Run, BuiltExperiment]) -> None:
     run, experiment = recorded
     records = run.ledger.select(moment="personal", split="test")
     for line in run.metrics:
@@ -185,7 +185,7 @@ def test_the_line_speaks_of_each_clients_own_concept(recorded: tuple[Run, Experi
 
 
 def test_validation_is_of_everybodys_best_model_on_its_own_rows(
-    recorded: tuple[Run, Experiment],
+    recorded: tuple[Run, BuiltExperiment],
 ) -> None:
     run, experiment = recorded
     best, holdings = last_crowd(run).best, experiment.task.population.at(1)
@@ -251,7 +251,7 @@ def test_the_moments_of_a_round(tmp_path: Path) -> None:
     assert first.tolist() == second.tolist()  # nobody mixes
 
 
-def test_who_was_heard_and_who_seems_alike(recorded: tuple[Run, Experiment]) -> None:
+def test_who_was_heard_and_who_seems_alike(recorded: tuple[Run, BuiltExperiment]) -> None:
     run, experiment = recorded
     assert run.peers is not None
     heard, alike = (run.peers[run.peers["kind"] == kind] for kind in (HEARD, SIMILARITY))
@@ -293,9 +293,9 @@ def test_bytes_by_hand(tmp_path: Path) -> None:
     }
     for method, size in wanted.items():
         experiment = build(spec_of(method))
-        _, lines = play_states(experiment, Loop(experiment.task), rounds=1)
+        _, lines = play_states(experiment, SequentialEngine(experiment.task), rounds=1)
         assert (lines[0]["bytes_up"], lines[0]["bytes_down"]) == (size, size), method
-    # in a ring of which one is away, four clients have one neighbour or two: 0-1-2-3-4-(5), ends
+    # in a ring of which one is away, four clients have one neighbor or two: 0-1-2-3-4-(5), ends
     # have one
     experiment = build(
         spec_of(
@@ -303,11 +303,11 @@ def test_bytes_by_hand(tmp_path: Path) -> None:
             **{"peers.topology": "ring", "clients.availability": "never(clients='5')"},
         )
     )
-    _, lines = play_states(experiment, Loop(experiment.task), rounds=1)
+    _, lines = play_states(experiment, SequentialEngine(experiment.task), rounds=1)
     assert lines[0]["bytes_up"] == (1 + 2 + 2 + 2 + 1) * model
 
 
-def test_examples_and_confusions_of_a_crowd(recorded: tuple[Run, Experiment]) -> None:
+def test_examples_and_confusions_of_a_crowd(recorded: tuple[Run, BuiltExperiment]) -> None:
     """Every training row of every client at three moments of a recorded round; at the last one,
     by the module itself.
     """

@@ -25,13 +25,13 @@ from methods.drifting_task import (
 from reference import federated
 from rounds.drift_runs import SETTINGS, count, judge, last_state, spec_of
 
-from remanence.config import make_spec
+from remanence.config import parse_experiment
 from remanence.core.errors import InputError
-from remanence.core.types import Start
-from remanence.engines.processes import Processes
-from remanence.engines.sequential import Loop
-from remanence.engines.vectorized import Stacked
-from remanence.experiment.build import Experiment, build
+from remanence.core.types import ModelState
+from remanence.engines.processes import ProcessEngine
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.vectorized import VectorizedEngine
+from remanence.experiment.build import BuiltExperiment, build
 from remanence.results.ledger import GLOBAL, MOMENTS
 from remanence.results.run import Run
 from remanence.rounds.loop import resume_run, start_run
@@ -100,7 +100,7 @@ def test_a_server_under_drift_equals_plain_pytorch(method: str, loss: str) -> No
             )
             sizes.append(len(y))
         state = federated.average(trained, sizes)
-    found = play_states(experiment, Loop(experiment.task))[0][-1].server.model.params
+    found = play_states(experiment, SequentialEngine(experiment.task))[0][-1].server.model.params
     assert max(float((found[name] - value).abs().max()) for name, value in state.items()) < 1e-10
 
 
@@ -190,7 +190,11 @@ def test_other_rounds_a_time_step_would_be_another_experiment(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "make",
-    [Loop, lambda task: Stacked(task, 2), lambda task: Processes(task, workers=2)],
+    [
+        SequentialEngine,
+        lambda task: VectorizedEngine(task, 2),
+        lambda task: ProcessEngine(task, workers=2),
+    ],
     ids=["loop", "stacked", "processes"],
 )
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
@@ -229,9 +233,9 @@ def test_pairs_by_hand(make: Callable[[Any], Any], split: str) -> None:
         assert float(scores.loss[pair]) == pytest.approx(float(loss), rel=1e-12)
 
 
-def all_different(model: Start) -> Start:
+def all_different(model: ModelState) -> ModelState:
     """As many models as clients."""
-    return Start(
+    return ModelState(
         {
             name: torch.stack([value * (0.5 + 0.2 * number) for number in range(CLIENTS)])
             for name, value in model.params.items()
@@ -274,9 +278,9 @@ def test_one_command(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
 
 
-def show_clusters(**changes: Any) -> Experiment:
+def show_clusters(**changes: Any) -> BuiltExperiment:
     base = {name: value for name, value in SETTINGS.items() if not name.startswith("drift")}
-    return build(make_spec({}, base | {"method": "local"} | changes))
+    return build(parse_experiment({}, base | {"method": "local"} | changes))
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from remanence.core.compose import check
 from remanence.core.errors import InputError
-from remanence.core.types import Context, Lent, Method, Part, Phase, Start
-from remanence.engines.sequential import Loop
-from remanence.experiment.build import Experiment
+from remanence.core.types import ClientOps, Context, Method, ModelState, Part, Phase
+from remanence.engines.sequential import SequentialEngine
+from remanence.experiment.build import BuiltExperiment
 from remanence.losses import wsm
 from remanence.methods import fedavg, fedprox
 from remanence.methods.fedbabu import fedbabu
@@ -30,10 +30,10 @@ from remanence.testing.toy_task import (
     EQUAL,
     as_method,
     batch_norm_net,
-    play,
+    max_rel_diff,
+    run_rounds,
     small_experiment,
     state_tree,
-    worst_difference,
 )
 
 TUNED = fedbabu(finetune_epochs=1)
@@ -58,10 +58,13 @@ def without_time(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
-def tune(experiment: Experiment) -> Start:
+def tune(experiment: BuiltExperiment) -> ModelState:
     """The personal models of all clients before the first round."""
     return personalization.make_models(
-        experiment, personalization.make_tuner(experiment), first_state(experiment), EVERYONE
+        experiment,
+        personalization.make_finetune_engine(experiment),
+        first_state(experiment),
+        EVERYONE,
     )
 
 
@@ -123,8 +126,8 @@ def test_the_training_does_not_notice(method: Part | Method) -> None:
         experiment = small_experiment(
             method, EQUAL | {"record.personal": limit}, module=batch_norm_net()
         )
-        trees.append(state_tree(play(experiment, Loop(experiment.task), 2)[0]))
-    assert worst_difference(*trees)[1] == 0
+        trees.append(state_tree(run_rounds(experiment, SequentialEngine(experiment.task), 2)[0]))
+    assert max_rel_diff(*trees)[1] == 0
 
 
 def test_engines_agree_and_a_resumed_run_repeats_the_lines(tmp_path: Path) -> None:
@@ -147,13 +150,13 @@ def test_engines_agree_and_a_resumed_run_repeats_the_lines(tmp_path: Path) -> No
 
 
 def test_a_personal_model_has_the_client_s_own_part() -> None:
-    """FedBN alone: the server's model, the normalisation of those who took part, the initial
+    """FedBN alone: the server's model, the normalization of those who took part, the initial
     one of those who did not.
     """
     experiment = small_experiment(fedbn(), EQUAL, module=batch_norm_net())
-    state, _ = play(experiment, Loop(experiment.task), 1)
+    state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
     models = personalization.make_models(
-        experiment, personalization.make_tuner(experiment), state, EVERYONE
+        experiment, personalization.make_finetune_engine(experiment), state, EVERYONE
     )
     assert len(state.own) == 4
     for client in range(6):
@@ -174,12 +177,14 @@ def test_fine_tuning_starts_from_the_client_s_own_part() -> None:
     experiment = small_experiment(
         fedbn() + TUNED, EQUAL | {"local.optimizer": "sgd(lr=0.5)"}, module=batch_norm_net()
     )
-    state, _ = play(experiment, Loop(experiment.task), 1)
+    state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
     still = small_experiment(
         fedbn() + TUNED, EQUAL | {"local.optimizer": "sgd(lr=1e-13)"}, module=batch_norm_net()
     )
     clients = np.array(sorted(state.own))
-    models = personalization.make_models(still, personalization.make_tuner(still), state, clients)
+    models = personalization.make_models(
+        still, personalization.make_finetune_engine(still), state, clients
+    )
     for place, client in enumerate(clients.tolist()):
         mine = state.own[client]["personal"]
         assert torch.allclose(
@@ -201,22 +206,22 @@ def test_fine_tuning_starts_from_the_client_s_own_part() -> None:
 def test_fine_tuning_keeps_the_loss_and_drops_what_serves_the_aggregation() -> None:
     plain = tune(small_experiment(TUNED))
     assert (
-        worst_difference(
+        max_rel_diff(
             tune(small_experiment(TUNED + fedprox(mu=5.0) + frozen_head())).params, plain.params
         )[1]
         == 0
     )
-    assert worst_difference(tune(small_experiment(TUNED + wsm())).params, plain.params)[1] > 1e-3
+    assert max_rel_diff(tune(small_experiment(TUNED + wsm())).params, plain.params)[1] > 1e-3
 
 
 def test_a_phase_may_accept_and_sees_its_own_part() -> None:
     """A fine-tuning that is kept only where a number of its part says so."""
 
-    def keep(ctx: Context, old: Start, new: Start, lent: Lent) -> Tensor:
+    def keep(ctx: Context, old: ModelState, new: ModelState, lent: ClientOps) -> Tensor:
         return ctx.hyper["keep"] > 0
 
     for number in (0.0, 1.0):
-        picky = Part("picky", hyper={"keep": number}, personalise=Phase(steps=2, accept=keep))
+        picky = Part("picky", hyper={"keep": number}, personalize=Phase(steps=2, accept=keep))
         for engine in ("loop", "stacked"):
             experiment = small_experiment(picky, {"engine": engine})
             start, models = experiment.task.model.initial.params, tune(experiment).params
@@ -238,7 +243,7 @@ def test_where_only_the_fine_tuning_cannot_be_stacked_it_is_looped(tmp_path: Pat
         "rounds": 1,
     }
     experiment = make_experiment(TUNED, "conv", **changes)
-    tuner = personalization.make_tuner(experiment)
+    tuner = personalization.make_finetune_engine(experiment)
     assert tuner is not None
     assert tuner.name == "loop"
     assert (
@@ -251,8 +256,8 @@ def test_where_only_the_fine_tuning_cannot_be_stacked_it_is_looped(tmp_path: Pat
     )
 
 
-def test_two_ways_to_personalise_are_refused() -> None:
-    other = Part("other", personalise=Phase(epochs=1))
+def test_two_ways_to_personalize_are_refused() -> None:
+    other = Part("other", personalize=Phase(epochs=1))
     with pytest.raises(
         InputError,
         match="fedbabu and other cannot be combined: both replace the fine-tuning of personal"

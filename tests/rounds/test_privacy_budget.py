@@ -14,24 +14,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remanence.config import make_spec
+from remanence.config import parse_experiment
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
-from remanence.metrics.groups import gather
+from remanence.metrics.groups import group_runs
 from remanence.privacy import accountant as privacy
 from remanence.privacy.accountant import gaussian_epsilon
 from remanence.report.page import render_report
-from remanence.report.privacy import list_promises
+from remanence.report.privacy import list_guarantees
 from remanence.results.run import Run
 from remanence.rounds.loop import resume_run, start_run
 from remanence.rounds.privacy_budget import (
     count_passes,
+    describe_guarantees,
+    epsilon_spent,
+    example_guarantee,
+    guarantees_of,
     last_round,
-    promise_examples,
-    promises_of,
-    spent,
-    tell,
-    write_down,
+    to_metadata,
 )
 from remanence.testing.toy_task import SMALL, drifting_experiment, small_experiment
 
@@ -47,7 +47,7 @@ QUICK = {"local.epochs": 1, "clients.sample": 6}
 
 
 def epsilon_of(method: str, rounds: int, changes: dict[str, Any] | None = None) -> float:
-    (promise,) = promises_of(small_experiment(method, QUICK | (changes or {})))
+    (promise,) = guarantees_of(small_experiment(method, QUICK | (changes or {})))
     return promise.epsilon(rounds)
 
 
@@ -70,12 +70,12 @@ def test_passes_and_counts_add_up_as_squares() -> None:
 
 
 def test_counts_alone_cost_once_for_a_time_step() -> None:
-    alone = promise_examples(small_experiment("flashback+dp_counts(noise=0.5)").task, 100)
+    alone = example_guarantee(small_experiment("flashback+dp_counts(noise=0.5)").task, 100)
     assert alone is not None
     assert alone.epsilon(1) == alone.epsilon(100) == pytest.approx(gaussian_epsilon(2.0, 1e-5))
     assert alone.whom == "label_counts"
     assert "in the label counts alone, the models being open to all" in alone.describe(1)
-    twice = promises_of(
+    twice = guarantees_of(
         drifting_experiment("flashback+dp_counts(noise=0.5)", 2, {"data.public": 8})
     )[0]
     # a time step is a round there
@@ -147,13 +147,13 @@ def test_coins_and_more_clients_than_needed_do_not_go_together() -> None:
     with pytest.raises(
         InputError, match=r"clients.sampling=poisson and round.over_selection cannot be combined"
     ):
-        make_spec({}, {"clients.sampling": "poisson", "round.over_selection": 1.5})
+        parse_experiment({}, {"clients.sampling": "poisson", "round.over_selection": 1.5})
 
 
 @needs_accounting
 def test_the_real_sampling_is_the_assumed_one() -> None:
     def sampling(changes: dict[str, Any]) -> str:
-        return str(promises_of(small_experiment("fedavg+dp", changes))[0].sampling)  # type: ignore[attr-defined]
+        return str(guarantees_of(small_experiment("fedavg+dp", changes))[0].sampling)  # type: ignore[attr-defined]
 
     assert sampling({}) == "fixed"
     assert sampling({"clients.sampling": "poisson"}) == "poisson"
@@ -169,7 +169,7 @@ def test_the_real_sampling_is_the_assumed_one() -> None:
 def run_small(
     method: str, folder: Path, changes: dict[str, Any] | None = None, said: list[str] | None = None
 ) -> Run:
-    spec = make_spec(
+    spec = parse_experiment(
         {}, SMALL | {"method": method, "rounds": 5, "local.epochs": 1} | (changes or {})
     )
     return start_run(spec, folder, progress=Listener(said if said is not None else []))
@@ -224,7 +224,7 @@ def test_without_a_promise_nothing_is_said(tmp_path: Path) -> None:
     assert said == []
     assert not [name for name in run.metrics[0] if name.startswith("epsilon")]
     assert "promises" not in run.about
-    assert list_promises(gather([run])) == []
+    assert list_guarantees(group_runs([run])) == []
     assert 'id="privacy"' not in render_report([run])
 
 
@@ -233,14 +233,16 @@ def test_what_is_not_known_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         raise InputError("an epsilon needs the package dp-accounting")
 
     monkeypatch.setattr(privacy, "_composed", missing)
-    promises = promises_of(small_experiment("fedavg+dp(noise=1.375)", {"clients.sample": 2}))
-    assert tell(promises, 7) == ["epsilon is not known: an epsilon needs the package dp-accounting"]
-    assert spent(promises, 7) == {"epsilon": None}
+    promises = guarantees_of(small_experiment("fedavg+dp(noise=1.375)", {"clients.sample": 2}))
+    assert describe_guarantees(promises, 7) == [
+        "epsilon is not known: an epsilon needs the package dp-accounting"
+    ]
+    assert epsilon_spent(promises, 7) == {"epsilon": None}
 
 
 @needs_accounting
 def test_two_promises_and_the_shorter_counts() -> None:
-    both = promises_of(
+    both = guarantees_of(
         small_experiment(
             "fedavg+dp(noise=4, budget=50)+dp_sgd(noise=2, budget=4.5)",
             {"clients.sample": 6, "local.epochs": 1},
@@ -248,11 +250,11 @@ def test_two_promises_and_the_shorter_counts() -> None:
     )
     assert [promise.whom for promise in both] == ["client", "example"]
     assert last_round(both, 5) == 4
-    assert set(spent(both, 3)) == {"epsilon", "epsilon_example"}
-    written = write_down(both, 5)
+    assert set(epsilon_spent(both, 3)) == {"epsilon", "epsilon_example"}
+    written = to_metadata(both, 5)
     assert written["last_round"] == 4
     assert [promise["budget"] for promise in written["promises"]] == [50.0, 4.5]
-    assert write_down((), 5) == {}
+    assert to_metadata((), 5) == {}
 
 
 # ------------------------------------------------------------------------------------ in the report
@@ -264,7 +266,7 @@ def test_the_report_has_a_section(tmp_path: Path) -> None:
         tmp_path / "run",
         {"data.public": 8, "rounds": 2},
     )
-    (kept,) = list_promises(gather([run]))
+    (kept,) = list_guarantees(group_runs([run]))
     assert (kept.whom, kept.budget, kept.delta) == ("any one example", "4.5", "1e-05")
     wanted = gaussian_epsilon(math.sqrt(2 / 4 + 1 / 100), 1e-5)
     assert kept.epsilon == f"{wanted:.2f} after round 2"

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from trust.killing import in_child
 
-from remanence.config import Spec, make_spec
+from remanence.config import Spec, parse_experiment
 from remanence.core.errors import (
     INTERRUPTED,
     OUT_OF_TIME,
@@ -59,14 +59,14 @@ def small_spec(**changes: Any) -> Spec:
         "record.local": True,
         "checkpoint.seconds": 0,
     }
-    return make_spec({}, keys | changes)
+    return parse_experiment({}, keys | changes)
 
 
 def seeded_net() -> nn.Module:
-    from remanence.core.model import initialise
+    from remanence.core.model import init_module
     from remanence.core.rng import Key
 
-    return initialise(small_net, Key(0))
+    return init_module(small_net, Key(0))
 
 
 def contents(folder: Path) -> dict[str, Any]:

@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 import torch
 
-from remanence.config import Spec, make_spec
+from remanence.config import Spec, parse_experiment
 from remanence.core import pytree
 from remanence.core.errors import InputError
-from remanence.core.progress import Lines
-from remanence.core.types import Engine, Job, PairScores, Reply, Scores, Start
+from remanence.core.progress import LogProgress
+from remanence.core.types import ClientWork, ConfusionCounts, Engine, ModelState, PairCounts, Reply
 from remanence.engines.autotune import make_engine
-from remanence.engines.cuda_graphs import Recording
-from remanence.engines.vectorized import Stacked
-from remanence.experiment.build import Experiment, build
+from remanence.engines.cuda_graphs import GraphedPhase
+from remanence.engines.vectorized import VectorizedEngine
+from remanence.experiment.build import BuiltExperiment, build
 from remanence.results.run import METRICS, SPEC, load
-from remanence.rounds.loop import first_state, play_round, start_run
+from remanence.rounds.loop import first_state, run_round, start_run
 from remanence.rounds.recorder import Recorder
 from remanence.training.state import RunState
 
@@ -39,7 +39,7 @@ def spec_of(**changes: Any) -> Spec:
         "model": "mlp(hidden=8)",
         "precision": "fp64",
     }
-    return make_spec({}, keys | changes)
+    return parse_experiment({}, keys | changes)
 
 
 class Tampered:
@@ -51,28 +51,28 @@ class Tampered:
     def __init__(self, inner: Engine, tamper: Any):
         self.inner, self.tamper = inner, tamper
 
-    def train(self, job: Job) -> Iterator[Reply]:
+    def train(self, job: ClientWork) -> Iterator[Reply]:
         for chunk in self.inner.train(job):
             for place in range(chunk.k):
                 yield from self.tamper(chunk.pick(slice(place, place + 1)))
 
     def score(
-        self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0
-    ) -> Scores:
+        self, models: ModelState, split: str, owners: np.ndarray | None = None, time_step: int = 0
+    ) -> ConfusionCounts:
         return self.inner.score(models, split, owners, time_step)
 
     def score_pairs(
         self,
-        models: Start,
+        models: ModelState,
         which: np.ndarray,
         owners: np.ndarray,
         split: str,
         time_step: int = 0,
         verdicts: bool = False,
-    ) -> PairScores:
+    ) -> PairCounts:
         return self.inner.score_pairs(models, which, owners, split, time_step, verdicts)
 
-    def judge(self, models: Start, ids: torch.Tensor) -> torch.Tensor:
+    def judge(self, models: ModelState, ids: torch.Tensor) -> torch.Tensor:
         return self.inner.judge(models, ids)
 
     def close(self) -> None:
@@ -80,13 +80,13 @@ class Tampered:
 
 
 def play(
-    experiment: Experiment, engine: Engine, folder: Path
+    experiment: BuiltExperiment, engine: Engine, folder: Path
 ) -> tuple[RunState, list[dict[str, Any]]]:
     """All rounds -> the last state and the lines on the test set."""
     folder.mkdir()
     recorder, state, lines = Recorder(folder, experiment, {}), first_state(experiment), []
     while state.round < experiment.spec.rounds:
-        state, line = play_round(experiment, engine, state, recorder)
+        state, line = run_round(experiment, engine, state, recorder)
         lines.append(line)
     recorder.close()
     engine.close()
@@ -246,9 +246,9 @@ def test_an_engine_that_cannot_do_what_was_asked_says_so(
     def fail(*_: Any) -> None:
         raise ValueError("no such kernel\nand more")
 
-    monkeypatch.setattr(Recording, "run", fail)
+    monkeypatch.setattr(GraphedPhase, "run", fail)
     spec = spec_of(engine="stacked", stepping="graph", rounds=3)
-    start_run(spec, tmp_path / "run", progress=Lines())
+    start_run(spec, tmp_path / "run", progress=LogProgress())
     reason = "steps could not be recorded (no such kernel)"
     assert capsys.readouterr().err.count(f"slower than asked for: {reason}") == 1
     slow, plain = (
@@ -263,15 +263,17 @@ def test_an_engine_that_cannot_do_what_was_asked_says_so(
 def test_a_second_reason_is_said_without_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    train = Stacked.train
+    train = VectorizedEngine.train
 
-    def complain(engine: Stacked, *rest: Any) -> Any:
+    def complain(engine: VectorizedEngine, *rest: Any) -> Any:
         engine.problems += ["one thing", "another"][len(engine.problems) : len(engine.problems) + 1]
         return train(engine, *rest)
 
-    monkeypatch.setattr(Stacked, "train", complain)
+    monkeypatch.setattr(VectorizedEngine, "train", complain)
     start_run(
-        spec_of(engine="stacked", stepping="eager", rounds=3), tmp_path / "run", progress=Lines()
+        spec_of(engine="stacked", stepping="eager", rounds=3),
+        tmp_path / "run",
+        progress=LogProgress(),
     )
     told = [
         line.partition(": ")[2]
@@ -302,7 +304,7 @@ def test_bad_experiments_leave_no_folder(tmp_path: Path) -> None:
     for changes, words in [
         ({"clients.count": 4000}, "clients"),
         ({"model": "lenet"}, "model"),
-        ({"data.name": "synthetic(samples=400, classes=4, features=6, colour=3)"}, "colour"),
+        ({"data.name": "synthetic(samples=400, classes=4, features=6, color=3)"}, "color"),
         ({"engine": "stacked", "model": "test_run:BatchNormNet"}, "batch norm"),
         ({"local.optimizer": "sgd(lr=-1)"}, "lr must be"),
         ({"method": "fedprox(mu=-1)"}, "mu must be"),
@@ -340,7 +342,7 @@ def test_a_users_network_by_import_path(tmp_path: Path) -> None:
 
 def test_the_memory_of_a_federation_does_not_grow_with_its_clients() -> None:
     """Everybody beside everybody else would be 64 MB; the rows themselves are half a megabyte."""
-    spec = make_spec(
+    spec = parse_experiment(
         {},
         {
             "data.name": "synthetic(samples=18000, features=8)",

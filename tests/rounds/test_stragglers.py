@@ -14,23 +14,23 @@ import torch
 from rounds.test_decentralized import Dying
 from rounds.test_resume import contents
 
-from remanence.config import make_spec
+from remanence.config import parse_experiment
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
 from remanence.engines.base import expected_steps
-from remanence.engines.sequential import Loop
+from remanence.engines.sequential import SequentialEngine
 from remanence.experiment.build import build
-from remanence.experiment.system import answer_times
+from remanence.experiment.system import response_times
 from remanence.rounds.loop import (
     first_state,
-    make_job,
-    open_recorder,
-    play_round,
+    make_recorder,
+    make_work,
     resume_run,
+    run_round,
     start_run,
 )
-from remanence.testing.toy_task import play
-from remanence.training.state import Late
+from remanence.testing.toy_task import run_rounds
+from remanence.training.state import StaleReply
 
 SLOW: dict[str, Any] = {
     "data.name": "synthetic(samples=300, classes=4, features=5, test=0.25)",
@@ -51,18 +51,22 @@ def test_the_first_to_answer_are_used() -> None:
     """Five answers are wanted and seven clients asked: the two slowest, by the times drawn for
     them, are left out.
     """
-    experiment = build(make_spec({}, SLOW | {"round.over_selection": 1.3, "rounds": 1}))
-    job = make_job(experiment, first_state(experiment), 1)
-    times = answer_times(
+    experiment = build(parse_experiment({}, SLOW | {"round.over_selection": 1.3, "rounds": 1}))
+    job = make_work(experiment, first_state(experiment), 1)
+    times = response_times(
         job.clients, expected_steps(experiment.task, job), experiment.seconds, job.key
     )
-    state, lines = play(experiment, Loop(experiment.task), 1)
+    state, lines = run_rounds(experiment, SequentialEngine(experiment.task), 1)
     assert (lines[0]["asked"], lines[0]["replies"], lines[0]["late"]) == (7, 5, 2)
     first = np.sort(job.clients[np.argsort(times)[:5]])
     assert lines[0]["simulated_seconds"] == pytest.approx(np.sort(times)[4])
     # the same round with only these five clients asked gives the same model
     sizes = experiment.task.population.at(0).train.sizes[first]
-    replies = [reply for reply in Loop(experiment.task).train(job) if int(reply.client) in first]
+    replies = [
+        reply
+        for reply in SequentialEngine(experiment.task).train(job)
+        if int(reply.client) in first
+    ]
     for name, value in state.server.model.params.items():
         mean = sum(
             size / sizes.sum() * reply.params[name][0]
@@ -73,23 +77,23 @@ def test_the_first_to_answer_are_used() -> None:
 
 def test_late_answers_come_with_less_weight_and_nobody_is_asked_while_under_way() -> None:
     experiment = build(
-        make_spec({}, SLOW | {"round.deadline": "quantile(share=0.6)", "round.late": "use"})
+        parse_experiment({}, SLOW | {"round.deadline": "quantile(share=0.6)", "round.late": "use"})
     )
     asked: list[set[int]] = []
-    inner = Loop(experiment.task)
+    inner = SequentialEngine(experiment.task)
 
-    class Listening(Loop):
+    class Listening(SequentialEngine):
         def train(self, job: Any) -> Any:
             asked.append(set(job.clients.tolist()))
             yield from inner.train(job)
 
-    seen: list[tuple[int, Late]] = []
+    seen: list[tuple[int, StaleReply]] = []
     lines: list[dict[str, Any]] = []
     engine, state = Listening(experiment.task), first_state(experiment)
     with tempfile.TemporaryDirectory() as folder:
-        recorder = open_recorder(Path(folder), experiment, {})
+        recorder = make_recorder(Path(folder), experiment, {})
         for number in range(1, 7):
-            state, line = play_round(experiment, engine, state, recorder)
+            state, line = run_round(experiment, engine, state, recorder)
             seen += [(number, late) for late in state.late if int(late.reply.round) == number]
             lines.append(line)
         recorder.close()
@@ -107,7 +111,7 @@ def test_late_answers_come_with_less_weight_and_nobody_is_asked_while_under_way(
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
 @pytest.mark.parametrize("after", [2, 4])
 def test_answers_under_way_survive_a_kill(tmp_path: Path, method: str, after: int) -> None:
-    spec = make_spec(
+    spec = parse_experiment(
         {}, SLOW | {"method": method, "round.deadline": "quantile(share=0.6)", "round.late": "use"}
     )
     start_run(spec, tmp_path / "straight")
@@ -128,7 +132,7 @@ def test_over_selection_makes_good_for_drop_out() -> None:
         "round.over_selection": 1.3,
     }
     experiment = build(
-        make_spec(
+        parse_experiment(
             {},
             SLOW
             | changes
@@ -138,7 +142,7 @@ def test_over_selection_makes_good_for_drop_out() -> None:
             },
         )
     )
-    _, lines = play(experiment, Loop(experiment.task), 10)
+    _, lines = run_rounds(experiment, SequentialEngine(experiment.task), 10)
     assert all(
         line["replies"] == 10 and line["asked"] == 13 and not line["abandoned"] for line in lines
     )
@@ -152,15 +156,15 @@ def test_without_a_server_who_is_late_keeps_what_it_heard_untrained() -> None:
     round 1.
     """
     changes = SLOW | {"method": "random(peers=2)", "peers.warmup": False, "rounds": 2}
-    timely = build(make_spec({}, changes))
-    free, _ = play(timely, Loop(timely.task), 1)
-    experiment = build(make_spec({}, changes | {"round.deadline": "quantile(share=0.6)"}))
-    state, lines = play(experiment, Loop(experiment.task), 1)
+    timely = build(parse_experiment({}, changes))
+    free, _ = run_rounds(timely, SequentialEngine(timely.task), 1)
+    experiment = build(parse_experiment({}, changes | {"round.deadline": "quantile(share=0.6)"}))
+    state, lines = run_rounds(experiment, SequentialEngine(experiment.task), 1)
     key = Key(experiment.spec.seed).fold("round", 1)
     clients = experiment.cohort(1, key)
     sizes = experiment.task.population.at(0).train.sizes[clients]
     # one epoch in batches of 8
-    times = answer_times(clients, np.ceil(sizes / 8), experiment.seconds, key)
+    times = response_times(clients, np.ceil(sizes / 8), experiment.seconds, key)
     assert (lines[0]["asked"], lines[0]["late"], lines[0]["replies"]) == (5, 2, 3)
     assert lines[0]["simulated_seconds"] == pytest.approx(np.sort(times)[2])
     in_time = set(clients[np.argsort(times)[:3]].tolist())
@@ -175,7 +179,7 @@ def test_without_a_server_who_is_late_keeps_what_it_heard_untrained() -> None:
 
 
 def test_several_global_models_wait_too() -> None:
-    spec = make_spec(
+    spec = parse_experiment(
         {},
         SLOW
         | {
@@ -185,7 +189,7 @@ def test_several_global_models_wait_too() -> None:
         },
     )
     experiment = build(spec)
-    _, lines = play(experiment, Loop(experiment.task), 2)
+    _, lines = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     # 0.6 of 7 is 4.2, so 5 are in time
     assert all((line["asked"], line["late"], line["replies"]) == (7, 2, 5) for line in lines)
 
@@ -196,11 +200,13 @@ def test_what_cannot_wait_is_refused() -> None:
             InputError, match=r"round\.late=use is for methods with one server model"
         ):
             build(
-                make_spec(
+                parse_experiment(
                     {}, SLOW | {"method": method, "round.deadline": "30", "round.late": "use"}
                 )
             )
     with pytest.raises(InputError, match="over_selection means nothing without a server"):
-        build(make_spec({}, SLOW | {"method": "random(peers=2)", "round.over_selection": 1.3}))
+        build(
+            parse_experiment({}, SLOW | {"method": "random(peers=2)", "round.over_selection": 1.3})
+        )
     with pytest.raises(InputError, match="over_selection must be at least 1"):
-        make_spec({}, {"round.over_selection": 0.5})
+        parse_experiment({}, {"round.over_selection": 0.5})

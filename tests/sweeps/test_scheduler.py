@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from remanence.config import make_spec
-from remanence.core.progress import Chorus
-from remanence.sweeps.compatibility import rough_form
-from remanence.sweeps.scheduler import fitting
+from remanence.config import parse_experiment
+from remanence.core.progress import SharedProgress
+from remanence.sweeps.compatibility import batch_key
+from remanence.sweeps.scheduler import max_runs_per_stack
 
 LINE: dict[str, Any] = {"round": 1, "accuracy": 0.5, "refused": [], "abandoned": False}
 
@@ -26,7 +26,7 @@ LINE: dict[str, Any] = {"round": 1, "accuracy": 0.5, "refused": [], "abandoned":
     ],
 )
 def test_as_many_runs_as_fill_a_stack(changes: dict[str, Any], runs: int) -> None:
-    assert fitting(make_spec({}, changes | {"device": "cpu"})) == runs
+    assert max_runs_per_stack(parse_experiment({}, changes | {"device": "cpu"})) == runs
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,9 @@ def test_as_many_runs_as_fill_a_stack(changes: dict[str, Any], runs: int) -> Non
 )
 def test_what_is_worth_trying_together(changes: dict[str, Any], same: bool) -> None:
     base = {"method": "fedprox(mu=0.1)"}
-    assert (rough_form(make_spec({}, base)) == rough_form(make_spec({}, base | changes))) is same
+    assert (
+        batch_key(parse_experiment({}, base)) == batch_key(parse_experiment({}, base | changes))
+    ) is same
 
 
 class Heard:
@@ -67,7 +69,7 @@ class Heard:
 
 def test_the_first_run_speaks_for_all_and_the_others_only_of_trouble() -> None:
     heard = Heard()
-    chorus = Chorus(heard, "three seeds")
+    chorus = SharedProgress(heard, "three seeds")
     first, second = chorus.voice(), chorus.voice()
     first.start("seed 0", 0, 10)
     second.start("seed 1", 0, 10)

@@ -16,25 +16,25 @@ import remanence as rem
 from remanence.core.errors import INTERRUPTED, OUT_OF_TIME, RunFailed, Stopped
 from remanence.core.expressions import Call
 from remanence.core.model import Model
-from remanence.core.types import Start
+from remanence.core.types import ModelState
 from remanence.engines import vectorized
-from remanence.engines.sequential import Loop
+from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vector_steps import run_eagerly
-from remanence.engines.vectorized import Stacked
-from remanence.experiment.build import Experiment
+from remanence.engines.vectorized import VectorizedEngine
+from remanence.experiment.build import BuiltExperiment
 from remanence.methods import METHODS
 from remanence.sweeps import shared_engine
-from remanence.sweeps.compatibility import are_alike
-from remanence.sweeps.shared_engine import Meeting, Seat, compute
+from remanence.sweeps.compatibility import can_batch
+from remanence.sweeps.shared_engine import EngineProxy, RunBatcher, compute
 from remanence.testing import TOLERANCE
 from remanence.testing.toy_task import (
     DRIFTING,
     batch_norm_net,
-    play,
-    quickly,
+    fast_config,
+    max_rel_diff,
+    run_rounds,
     small_experiment,
     state_tree,
-    worst_difference,
 )
 
 WITHOUT_SERVER = ("random", "dac", "hast", "oracle", "local")
@@ -42,15 +42,15 @@ IMAGES = {"data.name": "synthetic(samples=80, classes=4, shape='1x8x8', test=0.2
 
 
 def play_together(
-    experiments: Sequence[Experiment], rounds: int, stack: int = 64, steps: str = "eager"
-) -> tuple[list[Any], Meeting]:
+    experiments: Sequence[BuiltExperiment], rounds: int, stack: int = 64, steps: str = "eager"
+) -> tuple[list[Any], RunBatcher]:
     """-> how each of them ended, the meeting"""
-    meeting = Meeting(lambda experiment: Stacked(experiment.task, stack, steps))
+    meeting = RunBatcher(lambda experiment: VectorizedEngine(experiment.task, stack, steps))
 
-    def run(experiment: Experiment) -> Any:
+    def run(experiment: BuiltExperiment) -> Any:
         seat = meeting.sit(experiment)
         try:
-            return play(experiment, seat, rounds)[0]
+            return run_rounds(experiment, seat, rounds)[0]
         finally:
             seat.close()
 
@@ -58,15 +58,15 @@ def play_together(
 
 
 def assert_equal_alone(
-    experiments: Sequence[Experiment], rounds: int = 2, tables: int = 1, **options: Any
+    experiments: Sequence[BuiltExperiment], rounds: int = 2, tables: int = 1, **options: Any
 ) -> None:
     ends, meeting = play_together(experiments, rounds, **options)
     assert len(meeting.tables) == tables
     for experiment, end in zip(experiments, ends, strict=True):
         if isinstance(end, BaseException):
             raise end
-        alone, _ = play(experiment, Stacked(experiment.task, 64, "eager"), rounds)
-        place, distance = worst_difference(state_tree(end), state_tree(alone))
+        alone, _ = run_rounds(experiment, VectorizedEngine(experiment.task, 64, "eager"), rounds)
+        place, distance = max_rel_diff(state_tree(end), state_tree(alone))
         assert distance <= TOLERANCE, f"differs from the run alone by {distance:.1e} at {place}"
 
 
@@ -74,7 +74,7 @@ def drift(method: str) -> Mapping[str, Any]:
     return DRIFTING | {"drift.steps": 2} if method in WITHOUT_SERVER else {}
 
 
-def with_other_numbers(experiment: Experiment) -> str:
+def with_other_numbers(experiment: BuiltExperiment) -> str:
     """The same method with every number half as large."""
     parts = experiment.task.method.method.parts
     return "+".join(
@@ -85,13 +85,13 @@ def with_other_numbers(experiment: Experiment) -> str:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_two_seeds_of_every_method_and_a_third_run_with_other_numbers(method: str) -> None:
-    first = small_experiment(quickly(method), {"seed": 1, **drift(method)})
-    second = small_experiment(quickly(method), {"seed": 2, **drift(method)})
+    first = small_experiment(fast_config(method), {"seed": 1, **drift(method)})
+    second = small_experiment(fast_config(method), {"seed": 2, **drift(method)})
     third = small_experiment(
         with_other_numbers(first), {"seed": 3, "local.lr": 0.02, **drift(method)}
     )
     # a pool is never padded, and so stays alone
-    assert_equal_alone([first, second, third], tables=3 if method == "centralised" else 1)
+    assert_equal_alone([first, second, third], tables=3 if method == "centralized" else 1)
 
 
 @pytest.mark.parametrize("stack", [1, 3, 5])
@@ -141,12 +141,12 @@ def test_runs_that_do_different_things_take_turns() -> None:
         ({}, {"local.epochs": 2}, False),
         ({}, {"clients.count": 5}, False),
         ({}, {"data.partition": "iid"}, True),
-        ({}, {"data.normalise": False}, False),
+        ({}, {"data.normalize": False}, False),
         ({}, {"precision": "fp32"}, False),
     ],
 )
 def test_what_may_differ(one: dict[str, Any], other: dict[str, Any], alike: bool) -> None:
-    assert are_alike(small_experiment("fedavg", one), small_experiment("fedavg", other)) is alike
+    assert can_batch(small_experiment("fedavg", one), small_experiment("fedavg", other)) is alike
 
 
 def test_batch_norm_is_never_padded() -> None:
@@ -158,7 +158,7 @@ def test_batch_norm_is_never_padded() -> None:
         small_experiment("fedavg", {"data.partition": partition}, module=batch_norm_net())
         for partition in sizes
     )
-    assert not are_alike(one, other)
+    assert not can_batch(one, other)
     assert_equal_alone([one, other], tables=2)
 
 
@@ -167,12 +167,12 @@ def test_batch_norm_is_never_padded() -> None:
 
 def test_one_run_that_fails_is_named_and_the_others_are_told_to_stop() -> None:
     good, bad = (small_experiment("fedavg", {"seed": seed}) for seed in (1, 2))
-    meeting = Meeting(lambda experiment: Stacked(experiment.task))
+    meeting = RunBatcher(lambda experiment: VectorizedEngine(experiment.task))
 
     def fail() -> None:
         seat = meeting.sit(bad)
         try:
-            play(bad, seat, 1)
+            run_rounds(bad, seat, 1)
             raise RunFailed("the disk is full")
         finally:
             seat.close()
@@ -180,7 +180,7 @@ def test_one_run_that_fails_is_named_and_the_others_are_told_to_stop() -> None:
     def run() -> Any:
         seat = meeting.sit(good)
         try:
-            return play(good, seat, 500)
+            return run_rounds(good, seat, 500)
         finally:
             seat.close()
 
@@ -231,16 +231,16 @@ def test_a_comparison_that_is_stopped_goes_on_together(tmp_path: Path) -> None:
 
 
 def test_control_c_saves_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, calls = Stacked.train_together, []
+    whole, calls = VectorizedEngine.train_together, []
 
-    def interrupted(self: Stacked, works: Any) -> Any:
+    def interrupted(self: VectorizedEngine, works: Any) -> Any:
         calls.append(works)
         if len(calls) == 3:
             raise KeyboardInterrupt
         return whole(self, works)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stacked, "train_together", interrupted)
+        patch.setattr(VectorizedEngine, "train_together", interrupted)
         with pytest.raises(Stopped, match="all saved") as stop:
             rem.compare("fedavg", seeds=2, out=tmp_path / "cut", **SMALL)
     assert stop.value.exit_code == INTERRUPTED
@@ -257,11 +257,14 @@ def test_scoring_with_too_little_memory_looks_at_fewer_rows(
     are the same.
     """
     experiment = small_experiment("fedavg", {"data.public": 9})
-    engine, models = Stacked(experiment.task), Start.stack([experiment.task.model.initial] * 2)
+    engine, models = (
+        VectorizedEngine(experiment.task),
+        ModelState.stack([experiment.task.model.initial] * 2),
+    )
     whole, said = engine.score(models, "test"), engine.judge(models, experiment.task.public)
     judge = Model.judge_rows
 
-    def scarce(self: Model, model: Start, x: Any) -> Any:
+    def scarce(self: Model, model: ModelState, x: Any) -> Any:
         if 2 * len(x) > 7:
             raise MemoryError
         return judge(self, model, x)
@@ -285,7 +288,7 @@ def test_servers_that_stop_early_do_not_part_the_runs(monkeypatch: pytest.Monkey
         list[tuple[str, int]](),
     )
 
-    def watched(seats: Sequence[Seat]) -> list[Any]:
+    def watched(seats: Sequence[EngineProxy]) -> list[Any]:
         computed.append((type(seats[0].request).__name__, len(seats)))
         return compute(seats)
 
@@ -299,7 +302,9 @@ def test_servers_that_stop_early_do_not_part_the_runs(monkeypatch: pytest.Monkey
     for seed, end in zip((1, 2, 3), ends, strict=True):
         alone = small_experiment(method, {"seed": seed, "data.public": 20})
         assert (
-            worst_difference(state_tree(end), state_tree(play(alone, Stacked(alone.task), 4)[0]))[1]
+            max_rel_diff(
+                state_tree(end), state_tree(run_rounds(alone, VectorizedEngine(alone.task), 4)[0])
+            )[1]
             <= TOLERANCE
         )
 
@@ -313,7 +318,7 @@ def test_servers_compile_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         small_experiment("flashback(server_epochs=2)", changes | {"seed": seed}) for seed in (1, 2)
     ]
 
-    class Compiling(Stacked):
+    class Compiling(VectorizedEngine):
         """Takes the clients' steps plainly, which is quicker to try."""
 
         def __init__(self, task: Any, *_: Any):
@@ -325,7 +330,7 @@ def test_servers_compile_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch:
         # which is what runs that play together are given
-        patch.setitem(globals(), "Stacked", Compiling)
+        patch.setitem(globals(), "VectorizedEngine", Compiling)
         ends, _ = play_together(experiments, rounds=2)
     for experiment, end in zip(experiments, ends, strict=True):
         (known,) = experiment.task.memo["server steps"]
@@ -334,7 +339,9 @@ def test_servers_compile_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
             "flashback(server_epochs=2)", changes | {"seed": experiment.spec.seed}
         )
         assert (
-            worst_difference(state_tree(end), state_tree(play(alone, Stacked(alone.task), 2)[0]))[1]
+            max_rel_diff(
+                state_tree(end), state_tree(run_rounds(alone, VectorizedEngine(alone.task), 2)[0])
+            )[1]
             <= TOLERANCE
         )
 
@@ -344,19 +351,19 @@ def test_more_teachers_than_a_stack_holds_are_judged_in_turn(
 ) -> None:
     experiment = small_experiment("fedavg", {"data.public": 9})
     models, seen, judge = (
-        Start.stack([experiment.task.model.initial] * 5),
+        ModelState.stack([experiment.task.model.initial] * 5),
         [],
-        vectorized.judge_models,
+        vectorized.predict_logits_stacked,
     )
 
-    def watched(task: Any, some: Start, *rest: Any) -> Any:
+    def watched(task: Any, some: ModelState, *rest: Any) -> Any:
         seen.append(len(next(iter(some.params.values()))))
         return judge(task, some, *rest)
 
-    wanted = Loop(experiment.task).judge(models, experiment.task.public)
-    monkeypatch.setattr(vectorized, "judge_models", watched)
+    wanted = SequentialEngine(experiment.task).judge(models, experiment.task.public)
+    monkeypatch.setattr(vectorized, "predict_logits_stacked", watched)
     assert torch.allclose(
-        Stacked(experiment.task, 2).judge(models, experiment.task.public),
+        VectorizedEngine(experiment.task, 2).judge(models, experiment.task.public),
         wanted,
         rtol=0,
         atol=1e-12,

@@ -14,28 +14,28 @@ from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
 from remanence.core.types import (
     Batch,
+    ClientOps,
+    ClientWork,
+    ConfusionCounts,
     Context,
-    Job,
-    Lent,
+    ModelState,
     Output,
-    PairScores,
+    PairCounts,
     Part,
     Reply,
-    Scores,
-    Start,
     Transform,
 )
-from remanence.engines.sequential import Loop
+from remanence.engines.sequential import SequentialEngine
 from remanence.methods import METHODS
 from remanence.models import MODELS
 from remanence.testing import check_engine, check_method, check_model
-from remanence.testing.toy_task import quickly, worst_difference
-from remanence.training.client_step import Task
+from remanence.testing.toy_task import fast_config, max_rel_diff
+from remanence.training.client_step import TrainingTask
 
 # ------------------------------------------------------------------------------------- check_method
 
 
-@pytest.mark.parametrize("method", [quickly(name) for name in METHODS])
+@pytest.mark.parametrize("method", [fast_config(name) for name in METHODS])
 def test_our_methods_pass(method: str) -> None:
     check_method(method, rounds=3)
 
@@ -43,7 +43,7 @@ def test_our_methods_pass(method: str) -> None:
 def forgets_weights() -> Part:
     """The mean over all rows of the split, padding included."""
 
-    def after(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+    def after(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
         return {"mean": lent.predict(trained)[0].logits.mean()}, {}
 
     return Part(
@@ -61,7 +61,7 @@ def branches() -> Part:
 
 
 def writes_into_its_input() -> Part:
-    def after(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+    def after(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
         return {"n": ctx.own["n"].add_(1)}, {}
 
     return Part("writes", own=lambda *_: {"n": torch.zeros(())}, after=after)
@@ -129,16 +129,16 @@ def test_an_expression_is_checked_like_any() -> None:
 # ------------------------------------------------------------------------------------- check_engine
 
 
-class Broken(Loop):
+class Broken(SequentialEngine):
     """A loop with one fault."""
 
     name = "broken"
 
-    def __init__(self, task: Task, fault: str):
+    def __init__(self, task: TrainingTask, fault: str):
         super().__init__(task)
         self.fault = fault
 
-    def train(self, job: Job) -> Iterator[Reply]:
+    def train(self, job: ClientWork) -> Iterator[Reply]:
         if self.fault == "shares nothing":
             job = job._replace(
                 shared={
@@ -160,8 +160,8 @@ class Broken(Loop):
             yield reply
 
     def score(
-        self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0
-    ) -> Scores:
+        self, models: ModelState, split: str, owners: np.ndarray | None = None, time_step: int = 0
+    ) -> ConfusionCounts:
         scores = super().score(
             models, split, None if self.fault == "ignores owners" else owners, time_step
         )
@@ -169,13 +169,13 @@ class Broken(Loop):
 
     def score_pairs(
         self,
-        models: Start,
+        models: ModelState,
         which: np.ndarray,
         owners: np.ndarray,
         split: str,
         time_step: int = 0,
         verdicts: bool = False,
-    ) -> PairScores:
+    ) -> PairCounts:
         step = 0 if self.fault == "stays at the first time step" else time_step
         scores = super().score_pairs(models, which, owners, split, step, verdicts)
         if self.fault == "forgets verdicts":
@@ -184,7 +184,7 @@ class Broken(Loop):
             scores._replace(loss=scores.loss.roll(1)) if self.fault == "mixes pairs up" else scores
         )
 
-    def judge(self, models: Start, ids: Tensor) -> Tensor:
+    def judge(self, models: ModelState, ids: Tensor) -> Tensor:
         said = super().judge(models, ids)
         return said.roll(1, dims=1) if self.fault == "mixes rows up" else said
 
@@ -284,14 +284,14 @@ def test_a_shape_that_no_data_have_is_refused() -> None:
 
 def test_trees_that_cannot_be_compared_are_infinitely_far_apart() -> None:
     one = {"a": torch.zeros(2), "b": {"c": torch.ones(1)}}
-    assert worst_difference(one, one) == ("", 0.0)
-    assert worst_difference(one, {"a": torch.zeros(2)}) == ("b/c", float("inf"))
-    assert worst_difference({"a": torch.zeros(2)}, {"a": torch.zeros(3)}) == ("a", float("inf"))
-    assert worst_difference({"a": torch.zeros(2)}, {"a": torch.zeros(2).double()}) == (
+    assert max_rel_diff(one, one) == ("", 0.0)
+    assert max_rel_diff(one, {"a": torch.zeros(2)}) == ("b/c", float("inf"))
+    assert max_rel_diff({"a": torch.zeros(2)}, {"a": torch.zeros(3)}) == ("a", float("inf"))
+    assert max_rel_diff({"a": torch.zeros(2)}, {"a": torch.zeros(2).double()}) == (
         "a",
         float("inf"),
     )
-    assert worst_difference({"a": torch.tensor([float("nan")])}, {"a": torch.zeros(1)}) == (
+    assert max_rel_diff({"a": torch.tensor([float("nan")])}, {"a": torch.zeros(1)}) == (
         "a",
         float("inf"),
     )

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from remanence.core import pytree
-from remanence.core.types import Reply, Start
+from remanence.core.types import ModelState, Reply
 from remanence.training import gate
-from remanence.training.gate import Expected, admit
+from remanence.training.gate import ReplySchema, validate_replies
 
 COHORT, ROUND, CAP = (2, 5, 7, 11), 4, 1000.0
 NAN, INF = float("nan"), float("inf")
 
 
-def expected() -> Expected:
+def expected() -> ReplySchema:
     params = {"w": torch.zeros(2), "b": torch.zeros(())}
     buffers, extras = {"n": torch.zeros((), dtype=torch.int64)}, {"part": {"e": torch.zeros(())}}
-    return Expected(
+    return ReplySchema(
         round=ROUND, clients=COHORT, params=params, buffers=buffers, extras=extras, weight_cap=CAP
     )
 
@@ -46,7 +46,7 @@ def chunk(*clients: int, **changes: Any) -> Reply:
     return good._replace(**changes)
 
 
-def codes(refusals: list[gate.Refusal]) -> list[tuple[int, str]]:
+def codes(refusals: list[gate.Rejection]) -> list[tuple[int, str]]:
     return [(refusal.client, refusal.code) for refusal in refusals]
 
 
@@ -67,16 +67,16 @@ def test_a_norm_limit_by_hand() -> None:
     """Client c began at w = (1, 1), b = 0 and sends (c, c) and c: it moved by sqrt(2 (c - 1)^2
     + c^2), which is sqrt(6) for 2 and sqrt(57) for 5.
     """
-    start = Start({"w": torch.ones(2), "b": torch.zeros(())}, {})
+    start = ModelState({"w": torch.ones(2), "b": torch.zeros(())}, {})
     limited = expected()._replace(max_norm=2.45, start=start)  # sqrt(6) = 2.449...
-    replies, refusals = admit([chunk(2, 5)], limited)
+    replies, refusals = validate_replies([chunk(2, 5)], limited)
     assert codes(refusals) == [(5, "norm")]
     assert (
         refusals[0].reason == "its model moved by 7.55, beyond the limit of 2.45 (round.max_norm)"
     )
     assert replies is not None
     assert replies.client.tolist() == [2]
-    assert codes(admit([chunk(2)], limited._replace(max_norm=2.44))[1]) == [(2, "norm")]
+    assert codes(validate_replies([chunk(2)], limited._replace(max_norm=2.44))[1]) == [(2, "norm")]
 
 
 def test_a_norm_is_measured_from_where_each_began() -> None:
@@ -84,18 +84,20 @@ def test_a_norm_is_measured_from_where_each_began() -> None:
     as it would be 7, who moved sqrt(3) * 2.
     """
     c = torch.tensor(COHORT).float()
-    start = Start({"w": torch.stack([c, c], dim=1), "b": c}, {})
+    start = ModelState({"w": torch.stack([c, c], dim=1), "b": c}, {})
     limited = expected()._replace(max_norm=1e-6, start=start, stacked=True)
-    assert admit([chunk(11), chunk(5, 7)], limited)[1] == []
+    assert validate_replies([chunk(11), chunk(5, 7)], limited)[1] == []
     moved = chunk(7)._replace(client=torch.tensor([5]))
-    assert codes(admit([moved], limited)[1]) == [(5, "norm")]
+    assert codes(validate_replies([moved], limited)[1]) == [(5, "norm")]
     # a stranger has no place to begin
-    assert codes(admit([chunk(3)], limited)[1]) == [(3, "unknown-client")]
+    assert codes(validate_replies([chunk(3)], limited)[1]) == [(3, "unknown-client")]
 
 
 def test_what_is_much_too_large_is_not_looked_into() -> None:
     spy = {"spy": torch.zeros(2, 100_000)}
-    _, refusals = admit([chunk(2, 5)._replace(params=GOOD.params | spy), chunk(7)], expected())
+    _, refusals = validate_replies(
+        [chunk(2, 5)._replace(params=GOOD.params | spy), chunk(7)], expected()
+    )
     assert codes(refusals) == [(2, "oversized"), (5, "oversized")]
     assert refusals[0].reason == "it sent 400024 bytes where 24 are expected"  # w 8, b 4, n 8, e 4
 
@@ -111,15 +113,17 @@ def test_what_is_much_too_large_is_not_looked_into() -> None:
     ],
 )
 def test_a_reply_that_does_not_say_who_it_is_from(client: Any) -> None:
-    replies, refusals = admit([GOOD._replace(client=client), chunk(7)], expected())
+    replies, refusals = validate_replies([GOOD._replace(client=client), chunk(7)], expected())
     assert len(refusals) == 1
-    assert refusals[0].client in (2, gate.NOBODY)
+    assert refusals[0].client in (2, gate.UNKNOWN_CLIENT)
     assert replies is not None
     assert replies.client.tolist() == [7]
 
 
 def test_an_empty_chunk_is_nothing() -> None:
-    replies, refusals = admit([chunk(7), chunk(5).pick(slice(0, 0)), chunk(2)], expected())
+    replies, refusals = validate_replies(
+        [chunk(7), chunk(5).pick(slice(0, 0)), chunk(2)], expected()
+    )
     assert refusals == []
     assert replies is not None
     assert replies.client.tolist() == [2, 7]
@@ -127,13 +131,13 @@ def test_an_empty_chunk_is_nothing() -> None:
 
 def test_what_clients_keep_cannot_change_its_form() -> None:
     known = expected()._replace(own={"part": {"kept": torch.zeros(2)}})
-    assert admit([chunk(2)], known)[1] == []
+    assert validate_replies([chunk(2)], known)[1] == []
     for own, code in (
         ({}, "names"),
         ({"part": {"kept": torch.zeros(1, 3)}}, "shape"),
         ({"part": {"kept": torch.zeros(1, 2).double()}}, "dtype"),
     ):
-        assert codes(admit([chunk(2)._replace(own=own)], known)[1]) == [(2, code)]
+        assert codes(validate_replies([chunk(2)._replace(own=own)], known)[1]) == [(2, code)]
 
 
 def test_probes_by_hand() -> None:
@@ -142,25 +146,25 @@ def test_probes_by_hand() -> None:
     """
     probed = torch.tensor([[1, 2], [0, -1], [0, 1]])
     losses = torch.tensor([[NAN, 0.5], [-0.1, NAN], [NAN, NAN]])
-    heard, bad, refusals = gate.admit_probes(probed, losses, torch.tensor([5, 5, 0]))
+    heard, bad, refusals = gate.validate_probe_losses(probed, losses, torch.tensor([5, 5, 0]))
     assert bad.tolist() == [[True, False], [True, False], [False, False]]
     assert [(refusal.client, refusal.code) for refusal in refusals] == [(0, "probe"), (1, "probe")]
     assert heard[0].tolist() == [INF, 0.5]
     assert heard[1, 0] == INF
     assert bool(torch.isnan(heard[1, 1]))
     plain = torch.tensor([[0.1, 0.2]] * 3)
-    assert gate.admit_probes(probed, plain, torch.tensor([5, 5, 5]))[0] is plain
+    assert gate.validate_probe_losses(probed, plain, torch.tensor([5, 5, 5]))[0] is plain
 
 
 def test_good_replies_pass_unchanged_in_cohort_order() -> None:
-    replies, refusals = admit([chunk(11), chunk(5, 2), chunk(7)], expected())
+    replies, refusals = validate_replies([chunk(11), chunk(5, 2), chunk(7)], expected())
     assert refusals == []
     assert replies is not None
     assert same(replies, chunk(2, 5, 7, 11))
 
 
 def test_no_replies_at_all() -> None:
-    assert admit([], expected()) == (None, [])
+    assert validate_replies([], expected()) == (None, [])
 
 
 GOOD = chunk(2, 5)
@@ -226,7 +230,9 @@ GOOD = chunk(2, 5)
 def test_a_wrong_form_refuses_the_whole_chunk(
     changes: dict[str, Any], code: str, reason: str
 ) -> None:
-    replies, refusals = admit([chunk(7), GOOD._replace(**changes), chunk(11)], expected())
+    replies, refusals = validate_replies(
+        [chunk(7), GOOD._replace(**changes), chunk(11)], expected()
+    )
     assert replies is not None
     assert same(replies, chunk(7, 11))
     assert codes(refusals) == [(2, code), (5, code)]
@@ -235,14 +241,18 @@ def test_a_wrong_form_refuses_the_whole_chunk(
 
 def test_strange_names_in_extras_are_refused_not_a_crash() -> None:
     """A name may hold the separator of flattened trees."""
-    replies, refusals = admit([chunk(2), chunk(5, extras={"part/e": torch.zeros(1)})], expected())
+    replies, refusals = validate_replies(
+        [chunk(2), chunk(5, extras={"part/e": torch.zeros(1)})], expected()
+    )
     assert replies is not None
     assert same(replies, chunk(2))
     assert codes(refusals) == [(5, "names")]
 
 
 def test_a_client_number_that_is_none_is_refused_not_a_crash() -> None:
-    replies, refusals = admit([chunk(2), chunk(5, client=torch.tensor([NAN]))], expected())
+    replies, refusals = validate_replies(
+        [chunk(2), chunk(5, client=torch.tensor([NAN]))], expected()
+    )
     assert replies is not None
     assert same(replies, chunk(2))
     assert len(refusals) == 1
@@ -255,7 +265,9 @@ def test_a_client_number_that_is_none_is_refused_not_a_crash() -> None:
 def test_a_value_that_is_not_finite_refuses_its_client_alone(
     field: str, path: str, value: float
 ) -> None:
-    replies, refusals = admit([with_value(chunk(2, 5, 7), field, path, 1, value)], expected())
+    replies, refusals = validate_replies(
+        [with_value(chunk(2, 5, 7), field, path, 1, value)], expected()
+    )
     assert replies is not None
     assert same(replies, chunk(2, 7))
     assert codes(refusals) == [(5, "not-finite")]
@@ -264,7 +276,7 @@ def test_a_value_that_is_not_finite_refuses_its_client_alone(
 def test_what_stays_with_the_client_is_its_own_affair() -> None:
     """`own` never travels: a best loss of infinity is a fine first value."""
     reply = with_value(chunk(2, 5), "own", "part/kept", 0, INF)
-    replies, refusals = admit([reply], expected())
+    replies, refusals = validate_replies([reply], expected())
     assert replies is not None
     assert same(replies, reply)
     assert refusals == []
@@ -281,7 +293,7 @@ def test_what_stays_with_the_client_is_its_own_affair() -> None:
     ],
 )
 def test_impossible_weights_are_refused(weight: float, reason: str) -> None:
-    replies, refusals = admit(
+    replies, refusals = validate_replies(
         [chunk(2, 5, weight=torch.tensor([weight, 5.0], dtype=torch.float64))], expected()
     )
     assert replies is not None
@@ -291,7 +303,7 @@ def test_impossible_weights_are_refused(weight: float, reason: str) -> None:
 
 
 def test_a_weight_at_the_cap_passes() -> None:
-    replies, refusals = admit(
+    replies, refusals = validate_replies(
         [chunk(2, weight=torch.tensor([CAP], dtype=torch.float64))], expected()
     )
     assert replies is not None
@@ -299,7 +311,7 @@ def test_a_weight_at_the_cap_passes() -> None:
 
 
 def test_strangers_and_stale_replies_are_refused() -> None:
-    replies, refusals = admit(
+    replies, refusals = validate_replies(
         [chunk(2, 3), chunk(5, round=torch.tensor([ROUND - 1])), chunk(-1)], expected()
     )
     assert replies is not None
@@ -315,14 +327,14 @@ def test_the_first_good_reply_of_a_client_counts() -> None:
     first_bad = with_value(chunk(5), "params", "b", 0, NAN)
     second = chunk(5, loss=torch.tensor([0.5]))
     third = chunk(5, 2, loss=torch.tensor([0.25, 2.0]))
-    replies, refusals = admit([first_bad, second, third], expected())
+    replies, refusals = validate_replies([first_bad, second, third], expected())
     assert replies is not None
     assert (replies.client.tolist(), replies.loss.tolist()) == ([2, 5], [2.0, 0.5])
     assert codes(refusals) == [(5, "duplicate"), (5, "not-finite")]
 
 
 def test_the_first_chunk_does_not_decide_what_extras_look_like() -> None:
-    replies, refusals = admit(
+    replies, refusals = validate_replies(
         [chunk(5, extras={"other": {"e": torch.zeros(1)}}), chunk(2), chunk(7)], expected()
     )
     assert replies is not None
@@ -404,7 +416,9 @@ def test_any_mix_of_good_and_bad_replies(
                 bad.append((client, "duplicate"))
             else:
                 good[client] = mark
-    replies, refusals = admit([spoil(members, form) for members, form in mix], expected())
+    replies, refusals = validate_replies(
+        [spoil(members, form) for members, form in mix], expected()
+    )
     assert sorted(codes(refusals)) == sorted(bad)
     assert refusals == sorted(refusals)
     if not good:

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from remanence.core.pytree import Tree
 from remanence.core.types import Batch, Output
-from remanence.engines.sequential import Loop
-from remanence.testing.toy_task import play, small_experiment, state_tree, worst_difference
+from remanence.engines.sequential import SequentialEngine
+from remanence.testing.toy_task import max_rel_diff, run_rounds, small_experiment, state_tree
 from remanence.training import server_capture, server_training
-from remanence.training.client_step import Memo
-from remanence.training.server_capture import RecordedSteps, find_recorded, find_steps, is_pure
+from remanence.training.client_step import EngineCache
+from remanence.training.server_capture import CapturedServerSteps, get_captured, get_steps, is_pure
 
 METHODS = [
     "flashback(server_epochs=2)",
@@ -28,39 +28,43 @@ METHODS = [
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[RecordedSteps]:
+def made(monkeypatch: pytest.MonkeyPatch) -> list[CapturedServerSteps]:
     """Steps are recorded, as on a GPU. -> all recordings"""
-    recordings: list[RecordedSteps] = []
+    recordings: list[CapturedServerSteps] = []
 
-    class Watched(RecordedSteps):
+    class Watched(CapturedServerSteps):
         def __init__(self, *arguments: Any):
             super().__init__(*arguments)
             recordings.append(self)
 
-    monkeypatch.setattr(server_capture, "RecordedSteps", Watched)
-    monkeypatch.setattr(server_training, "find_steps", find_recorded)
+    monkeypatch.setattr(server_capture, "CapturedServerSteps", Watched)
+    monkeypatch.setattr(server_training, "get_steps", get_captured)
     return recordings
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("optimizer", ["sgd(lr=0.1, momentum=0.9)", "adam(lr=0.01)"])
 def test_recorded_steps_equal_plain_ones(
-    method: str, optimizer: str, made: list[RecordedSteps], monkeypatch: pytest.MonkeyPatch
+    method: str, optimizer: str, made: list[CapturedServerSteps], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three rounds, each with another model, other teachers, other batches and, for FedDF,
     falling rates; one recording serves all of them.
     """
     changes = {"data.public": 18, "local.optimizer": optimizer}
-    recorded, _ = play(experiment := small_experiment(method, changes), Loop(experiment.task), 3)
+    recorded, _ = run_rounds(
+        experiment := small_experiment(method, changes), SequentialEngine(experiment.task), 3
+    )
     assert len(made) == 1
     assert made[0].replays
-    monkeypatch.setattr(server_training, "find_steps", find_steps)
-    plain, _ = play(experiment := small_experiment(method, changes), Loop(experiment.task), 3)
+    monkeypatch.setattr(server_training, "get_steps", get_steps)
+    plain, _ = run_rounds(
+        experiment := small_experiment(method, changes), SequentialEngine(experiment.task), 3
+    )
     assert len(made) == 1
-    assert worst_difference(state_tree(recorded), state_tree(plain))[1] == 0
+    assert max_rel_diff(state_tree(recorded), state_tree(plain))[1] == 0
 
 
-class Compiling(Loop):
+class Compiling(SequentialEngine):
     """Trains its clients plainly, but says that steps are compiled: so the server's are."""
 
     steps = "compiled"
@@ -72,12 +76,14 @@ def test_compiled_steps_equal_plain_ones() -> None:
     """
     changes = {"data.public": 18, "local.optimizer": "sgd(lr=0.1, momentum=0.9)"}
     compiled, plain = (small_experiment("flashback(server_epochs=2)", changes) for _ in range(2))
-    after, _ = play(compiled, Compiling(compiled.task), 2)
+    after, _ = run_rounds(compiled, Compiling(compiled.task), 2)
     (known,) = compiled.task.memo["server steps"]
     assert known.steps.compile  # it did not fall back
     assert sorted(known.steps.replays) == [2, 4]
     assert (
-        worst_difference(state_tree(after), state_tree(play(plain, Loop(plain.task), 2)[0]))[1]
+        max_rel_diff(
+            state_tree(after), state_tree(run_rounds(plain, SequentialEngine(plain.task), 2)[0])
+        )[1]
         <= 1e-12
     )
 
@@ -88,37 +94,39 @@ def test_what_cannot_be_compiled_is_done_plainly_and_said(
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr(server_capture, "Written", fail)
+    monkeypatch.setattr(server_capture, "TracedFunction", fail)
     tried, plain = (
         small_experiment("flashback(server_epochs=2)", {"data.public": 18}) for _ in range(2)
     )
-    after, _ = play(tried, Compiling(tried.task), 2)
+    after, _ = run_rounds(tried, Compiling(tried.task), 2)
     assert caplog.messages == [
         "training at the server could not be compiled (no compiler here): its steps are plain ones"
     ]
     assert (
-        worst_difference(state_tree(after), state_tree(play(plain, Loop(plain.task), 2)[0]))[1]
+        max_rel_diff(
+            state_tree(after), state_tree(run_rounds(plain, SequentialEngine(plain.task), 2)[0])
+        )[1]
         <= 1e-12
     )
 
 
-def test_two_tasks_share_nothing(made: list[RecordedSteps]) -> None:
+def test_two_tasks_share_nothing(made: list[CapturedServerSteps]) -> None:
     for seed in (0, 1):
         experiment = small_experiment(METHODS[0], {"data.public": 18, "seed": seed})
-        play(experiment, Loop(experiment.task), 1)
+        run_rounds(experiment, SequentialEngine(experiment.task), 1)
     assert len(made) == 2
 
 
 def test_what_is_read_does_not_change_with_the_next_step() -> None:
     """Memory moves on; a model that was kept does not."""
-    moving = server_capture.Moving({"w": torch.tensor([1.0])}, {}, {})
-    scene = server_capture.Scene(
-        server_training.Start({}, {}),
+    moving = server_capture.ServerTrainState({"w": torch.tensor([1.0])}, {}, {})
+    scene = server_capture.StepInputs(
+        server_training.ModelState({}, {}),
         {},
         *(torch.zeros(3, 1, dtype=torch.int64) for _ in range(3)),
         {},
     )
-    steps = RecordedSteps(
+    steps = CapturedServerSteps(
         lambda scene, now, at, width: now._replace(params={"w": now.params["w"] * 2 + at}),
         moving,
         scene,
@@ -147,4 +155,4 @@ def test_a_loss_that_remembers_is_not_recorded() -> None:
 
 
 def test_recordings_do_not_travel_with_a_task() -> None:
-    assert pickle.loads(pickle.dumps(Memo({"server steps": [1]}))) == {}
+    assert pickle.loads(pickle.dumps(EngineCache({"server steps": [1]}))) == {}

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from remanence.core import pytree
-from remanence.core.types import Reply, Start
-from remanence.training.gate import Expected
+from remanence.core.types import ModelState, Reply
+from remanence.training.gate import ReplySchema
 
 HUGE = 1e12
 
@@ -86,10 +86,10 @@ KINDS: dict[str, Callable[[Reply], Reply | list[Reply]]] = {
 COHORT = (2, 5, 7, 11)
 
 
-def expect_small() -> Expected:
+def expect_small() -> ReplySchema:
     params = {"w": torch.zeros(2, 3), "b": torch.zeros(())}
     buffers, extras = {"n": torch.zeros((), dtype=torch.int64)}, {"part": {"e": torch.zeros(2)}}
-    return Expected(
+    return ReplySchema(
         4,
         COHORT,
         params,
@@ -97,7 +97,7 @@ def expect_small() -> Expected:
         extras,
         1000.0,
         max_norm=1e4,
-        start=Start(params, buffers),
+        start=ModelState(params, buffers),
         own={"part": {"kept": torch.zeros(2)}},
     )
 

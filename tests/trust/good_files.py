@@ -19,34 +19,34 @@ from report.conftest import write_comparison
 from report.rich_runs import write_peers_run, write_server_run
 
 from remanence.attacks import parse_attacks
-from remanence.config import make_spec, read_file
+from remanence.config import parse_experiment, read_file
 from remanence.core import expressions
 from remanence.core.compose import parse_method
 from remanence.core.files import sha256
 from remanence.core.rng import Key
-from remanence.core.types import Start
+from remanence.core.types import ModelState
 from remanence.data import PARTITIONS
 from remanence.data.cifar import PIXELS, _read_binary, _read_python
 from remanence.data.concepts import make_concepts
-from remanence.data.drift_schedules import SCHEDULES as DRIFTS
+from remanence.data.drift_schedules import DRIFT_SCHEDULES as DRIFTS
 from remanence.data.drift_schedules import read_table
 from remanence.data.image_folders import folder
 from remanence.data.leaf_json import _read_file
 from remanence.data.mnist_idx import read_idx
-from remanence.data.source import Source, Split
+from remanence.data.source import ArrayDataset, DatasetSplit
 from remanence.data.svhn_mat import read_mat
 from remanence.data.user_data import npz
 from remanence.experiment.build import check_names
 from remanence.experiment.system import parse_deadline, parse_speed
 from remanence.methods import PARTS
-from remanence.metrics.groups import gather
+from remanence.metrics.groups import group_runs
 from remanence.metrics.summary_rows import make_row
-from remanence.optimizers import OPTIMISERS, SCHEDULES
+from remanence.optimizers import DRIFT_SCHEDULES, OPTIMIZERS
 from remanence.peers.availability import parse_availability
 from remanence.peers.topology import TOPOLOGIES
 from remanence.report.figures import FIGURES
-from remanence.report.summary_text import summarise
-from remanence.results.checkpoint import MANIFEST, OWN, STATE, Vault
+from remanence.report.summary_text import summarize_groups
+from remanence.results.checkpoint import MANIFEST, OWN, STATE, CheckpointStore
 from remanence.results.run import (
     COMPARISON,
     CONFUSIONS,
@@ -59,7 +59,7 @@ from remanence.results.run import (
     Run,
 )
 from remanence.training.server_step import Server
-from remanence.training.state import Crowd, RunState
+from remanence.training.state import ClientModels, RunState
 
 IMAGES = (np.arange(3 * PIXELS) % 251).astype(np.uint8).reshape(3, PIXELS)
 
@@ -200,18 +200,18 @@ max_norm = 10.0
 
 
 def read_experiment(home: Path, number: int) -> None:
-    check_names(make_spec(read_file(home / "experiment.toml", allow_code=False)))
+    check_names(parse_experiment(read_file(home / "experiment.toml", allow_code=False)))
 
 
 METHODS = (
     "fedprox(mu=0.1)+wsm", "scaffold+trimmed_mean(fraction=0.2)", "flashback+tce", "hast(peers=3, tau=30, depth=2)", "fedavg+krum(byzantine=1)",
     "feddrift(delta=0.1)", "fedadam(lr=0.01)+fedlc", "moon(mu=1.0, temperature=0.5)",
 )  # fmt: skip
-SOURCE = Source(
+SOURCE = ArrayDataset(
     "small",
     "image",
     ("cat", "dog", "ant", "bee"),
-    *(Split(np.zeros((8, 1, 4, 4), np.uint8), np.arange(8) % 4) for _ in range(2)),
+    *(DatasetSplit(np.zeros((8, 1, 4, 4), np.uint8), np.arange(8) % 4) for _ in range(2)),
 )
 EXPRESSIONS: tuple[tuple[str, Callable[[str], Any]], ...] = (
     ("sign_flip(fraction=0.1)+backdoor(target=1, size=2, clients='3 7')", parse_attacks),
@@ -219,12 +219,12 @@ EXPRESSIONS: tuple[tuple[str, Callable[[str], Any]], ...] = (
     ("random(offline=0.2)", parse_availability),
     ("lognormal(sigma=0.5)", parse_speed),
     ("quantile(share=0.8)", parse_deadline),
-    ("dirichlet_by_class(alpha=0.1, minimum=2)", lambda text: expressions.construct(expressions.parse_call(text), PARTITIONS, "partition")),
-    ("shards(per_client=2)", lambda text: expressions.construct(expressions.parse_call(text), PARTITIONS, "partition")),
-    ("random(clusters=2, sizes='70:30')", lambda text: expressions.construct(expressions.parse_call(text), DRIFTS, "drift")(6, 3, Key(0))),
-    ("ring(neighbours=2)", lambda text: expressions.construct(expressions.parse_call(text), TOPOLOGIES, "topology")(6, Key(0))),
-    ("sgd(lr=0.1, momentum=0.9)", lambda text: expressions.construct(expressions.parse_call(text), OPTIMISERS, "optimizer")),
-    ("cosine(final=0.1)", lambda text: expressions.construct(expressions.parse_call(text), SCHEDULES, "schedule")),
+    ("dirichlet_by_class(alpha=0.1, minimum=2)", lambda text: expressions.instantiate(expressions.parse_call(text), PARTITIONS, "partition")),
+    ("shards(per_client=2)", lambda text: expressions.instantiate(expressions.parse_call(text), PARTITIONS, "partition")),
+    ("random(clusters=2, sizes='70:30')", lambda text: expressions.instantiate(expressions.parse_call(text), DRIFTS, "drift")(6, 3, Key(0))),
+    ("ring(neighbors=2)", lambda text: expressions.instantiate(expressions.parse_call(text), TOPOLOGIES, "topology")(6, Key(0))),
+    ("sgd(lr=0.1, momentum=0.9)", lambda text: expressions.instantiate(expressions.parse_call(text), OPTIMIZERS, "optimizer")),
+    ("cosine(final=0.1)", lambda text: expressions.instantiate(expressions.parse_call(text), DRIFT_SCHEDULES, "schedule")),
     ('label(groups="0 1|2 3")', lambda text: make_concepts(text, 2, SOURCE)),
     ("swap(pairs='|0 1')+quantity(shares='1|0.5')", lambda text: make_concepts(text, 2, SOURCE)),
     ("rotate", lambda text: make_concepts(text, 2, SOURCE)),
@@ -242,21 +242,21 @@ TABLES = (
 def small_state(round: int) -> RunState:
     """Everything a state can hold, with two clients."""
     here, both = torch.full((2, 3), float(round)), torch.zeros(2, 2, 3)
-    crowd = Crowd(
-        models=Start({"w": both}, {"n": torch.zeros(2, dtype=torch.int64)}),
-        best=Start({"w": both}, {"n": torch.zeros(2, dtype=torch.int64)}),
+    crowd = ClientModels(
+        models=ModelState({"w": both}, {"n": torch.zeros(2, dtype=torch.int64)}),
+        best=ModelState({"w": both}, {"n": torch.zeros(2, dtype=torch.int64)}),
         best_loss=torch.zeros(2, dtype=torch.float64),
         waited=torch.zeros(2, dtype=torch.int64),
         stopped=torch.zeros(2, dtype=torch.bool),
         peers={"part": {"similarity": torch.zeros(2, 2)}},
         heard=torch.zeros(2, 2, dtype=torch.int64),
     )
-    server = Server(Start({"w": here}, {"n": torch.tensor(round)}), {"part": {"m": here}})
+    server = Server(ModelState({"w": here}, {"n": torch.tensor(round)}), {"part": {"m": here}})
     return RunState(round, 0, server, {0: {"part": {"kept": here}}}, crowd=crowd)
 
 
 def write_checkpoints(home: Path) -> list[Path]:
-    Vault(home / "checkpoints", "run").save(small_state(2))
+    CheckpointStore(home / "checkpoints", "run").save(small_state(2))
     newest = home / "checkpoints" / "round-0000002"
     return [newest / MANIFEST, newest / STATE, next((home / "checkpoints" / OWN).iterdir())]
 
@@ -278,7 +278,9 @@ def mend_checkpoint(path: Path) -> None:
 
 
 def read_checkpoint(home: Path, number: int) -> None:
-    Vault(home / "checkpoints", "run").load(torch.device("cpu"), lambda text: None, small_state(0))
+    CheckpointStore(home / "checkpoints", "run").load(
+        torch.device("cpu"), lambda text: None, small_state(0)
+    )
 
 
 def write_runs(home: Path) -> None:
@@ -327,17 +329,17 @@ def read_runs(home: Path, number: int) -> None:
     for name in spoiled_runs(home, number):
         if name == "compare":
             comparison = Comparison(home / "compare")
-            gather([comparison])
+            group_runs([comparison])
             assert all(home / "compare" in run.folder.resolve().parents for run in comparison.runs)
             continue
         run = Run(home / name)
-        groups = gather([run])
+        groups = group_runs([run])
         rows = [make_row(group) for group in groups]
         assert run.confusions is None or len(run.confusions) >= 0
         assert run.examples is None or len(run.examples) >= 0
         assert run.peers is None or len(run.peers) >= 0
         if number % 100 < 4:
-            summarise(groups, rows)
+            summarize_groups(groups, rows)
             for draw in FIGURES if number % 100 < 2 else ():
                 draw(groups)
 

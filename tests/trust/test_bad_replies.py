@@ -19,9 +19,9 @@ from trust.faults import BAD_REPLIES, tried
 
 from remanence.core.types import Engine, Reply
 from remanence.engines.autotune import make_engine
-from remanence.engines.sequential import Loop
-from remanence.experiment.build import Experiment
-from remanence.testing.toy_task import play, small_experiment, state_tree, worst_difference
+from remanence.engines.sequential import SequentialEngine
+from remanence.experiment.build import BuiltExperiment
+from remanence.testing.toy_task import max_rel_diff, run_rounds, small_experiment, state_tree
 
 BAD, ROUNDS = 3, 2
 ENGINES = (
@@ -32,7 +32,7 @@ ENGINES = (
 )
 
 
-def experiment_of(method: str = "scaffold") -> Experiment:
+def experiment_of(method: str = "scaffold") -> BuiltExperiment:
     """All six clients in every round; scaffold has something in every place: extras, client
     states, a server state.
     """
@@ -57,11 +57,11 @@ def test_a_bad_reply_is_named_and_changes_nothing(name: str) -> None:
     assert set(KINDS) == set(BAD_REPLIES)
     experiment = experiment_of()
     with closing(make_engine(name, experiment.task, workers=2)) as engine:
-        good, _ = play(experiment, engine, ROUNDS)
-        without, quiet = play(experiment, Tampered(engine, silence), ROUNDS)
+        good, _ = run_rounds(experiment, engine, ROUNDS)
+        without, quiet = run_rounds(experiment, Tampered(engine, silence), ROUNDS)
         assert all(line["silent"] == [BAD] and line["refused"] == [] for line in quiet)
         for kind, code in BAD_REPLIES.items():
-            state, lines = play(experiment, Tampered(engine, spoil_one(kind)), ROUNDS)
+            state, lines = run_rounds(experiment, Tampered(engine, spoil_one(kind)), ROUNDS)
             sender = BAD + 1000 if code == "unknown-client" else BAD
             for line in lines:
                 assert [(refusal["client"], refusal["code"]) for refusal in line["refused"]] == [
@@ -70,7 +70,7 @@ def test_a_bad_reply_is_named_and_changes_nothing(name: str) -> None:
                 assert line["refused"][0]["reason"]
                 assert not line["abandoned"]
             wanted = good if code == "duplicate" else without
-            assert worst_difference(state_tree(state), state_tree(wanted)) == ("", 0.0), kind
+            assert max_rel_diff(state_tree(state), state_tree(wanted)) == ("", 0.0), kind
             tried(kind, f"refused as {code}", ROUNDS, engine=name)
 
 
@@ -89,7 +89,7 @@ def test_a_round_of_bad_replies_is_abandoned(name: str) -> None:
         (all_nan, "not-finite", "all replies of a round are bad"),
         (no_weight, "weight", "all weights are zero"),
     ):
-        state, lines = play(
+        state, lines = run_rounds(
             experiment, Tampered(make_engine(name, experiment.task), tamper), ROUNDS
         )
         for line in lines:
@@ -113,9 +113,9 @@ def test_one_nan_client_of_ten_is_as_nine(name: str) -> None:
         },
     )
     with closing(make_engine(name, experiment.task, workers=2)) as engine:
-        poisoned, lines = play(experiment, Tampered(engine, poison), 4)
-        without, _ = play(experiment, Tampered(engine, silence), 4)
-    assert worst_difference(state_tree(poisoned), state_tree(without)) == ("", 0.0)
+        poisoned, lines = run_rounds(experiment, Tampered(engine, poison), 4)
+        without, _ = run_rounds(experiment, Tampered(engine, silence), 4)
+    assert max_rel_diff(state_tree(poisoned), state_tree(without)) == ("", 0.0)
     assert all(
         [refusal["code"] for refusal in line["refused"]] == ["not-finite"] and line["replies"] == 9
         for line in lines
@@ -131,7 +131,9 @@ def test_one_nan_client_of_ten_is_as_nine(name: str) -> None:
 )
 def test_a_nan_does_not_reach_a_robust_aggregator(aggregator: str) -> None:
     experiment = experiment_of(f"fedavg+{aggregator}")
-    state, lines = play(experiment, Tampered(Loop(experiment.task), poison), ROUNDS)
+    state, lines = run_rounds(
+        experiment, Tampered(SequentialEngine(experiment.task), poison), ROUNDS
+    )
     assert all(
         [(refusal["client"], refusal["code"]) for refusal in line["refused"]] == [(3, "not-finite")]
         for line in lines
@@ -145,7 +147,7 @@ def test_a_nan_does_not_reach_a_robust_aggregator(aggregator: str) -> None:
     )
 
 
-def engines_of(experiment: Experiment) -> dict[str, Engine]:
+def engines_of(experiment: BuiltExperiment) -> dict[str, Engine]:
     return {
         name: make_engine(name, experiment.task, workers=2)
         for name in ("loop", "stacked", "processes")

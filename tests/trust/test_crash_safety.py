@@ -21,7 +21,7 @@ from rounds.test_stragglers import SLOW
 from trust.faults import SCALE, not_tried, tried
 from trust.killing import in_child
 
-from remanence.config import make_spec
+from remanence.config import parse_experiment
 from remanence.core.errors import INTERRUPTED, TERMINATED, InputError, RunFailed, Stopped
 from remanence.report import write_report
 from remanence.results.run import LEDGER, METRICS, SPEC
@@ -227,19 +227,19 @@ def test_a_second_interrupt_ends_at_once_and_still_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second Ctrl-C comes while the first is saving: the checkpoint is whole or not there."""
-    from remanence.results.checkpoint import Vault
+    from remanence.results.checkpoint import CheckpointStore
 
     start_run(small_spec(rounds=5), tmp_path / "straight", module=seeded_net())
-    write, saves = Vault._write_folder, []
+    write, saves = CheckpointStore._write_folder, []
 
-    def interrupted(self: Vault, name: str, files: dict[str, bytes]) -> None:
+    def interrupted(self: CheckpointStore, name: str, files: dict[str, bytes]) -> None:
         saves.append(name)
         if len(saves) == 2:  # the first is that of round 0
             raise KeyboardInterrupt
         write(self, name, files)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Vault, "_write_folder", interrupted)
+        patch.setattr(CheckpointStore, "_write_folder", interrupted)
         with pytest.raises(KeyboardInterrupt):
             start_run(
                 small_spec(rounds=5, **{"checkpoint.seconds": 1000}),
@@ -279,7 +279,7 @@ def test_files_shorter_than_a_checkpoint_says(tmp_path: Path, name: str) -> None
 def test_late_answers_survive(tmp_path: Path, after: int) -> None:
     from rounds.test_decentralized import Dying
 
-    spec = make_spec(
+    spec = parse_experiment(
         {},
         SLOW | {"method": "scaffold", "round.deadline": "quantile(share=0.6)", "round.late": "use"},
     )

@@ -9,10 +9,10 @@ import pytest
 import torch
 from trust.faults import tried
 
-from remanence.config import make_spec
+from remanence.config import parse_experiment
 from remanence.engines.autotune import make_engine
 from remanence.experiment.build import build
-from remanence.testing.toy_task import play, small_experiment
+from remanence.testing.toy_task import run_rounds, small_experiment
 
 MANY = {
     "data.name": "synthetic(samples=400, classes=4, features=5, test=0.25)",
@@ -28,7 +28,7 @@ def test_rounds_end_with_those_that_answer(share: int, method: str) -> None:
     experiment = small_experiment(
         method, MANY | {"clients.availability": f"random(offline={share / 100})"}
     )
-    state, lines = play(experiment, make_engine("stacked", experiment.task), 8)
+    state, lines = run_rounds(experiment, make_engine("stacked", experiment.task), 8)
     there = [line["replies"] for line in lines]
     assert all(count > 0 for count in there)
     assert not any(line["abandoned"] or line["refused"] for line in lines)
@@ -49,7 +49,7 @@ def test_a_round_of_nobody_is_abandoned() -> None:
     nobody = "never(clients='0 1 2 3 4 5')"
     for method in ("fedavg", "scaffold"):
         experiment = small_experiment(method, {"clients.availability": nobody})
-        state, lines = play(experiment, make_engine("loop", experiment.task), 2)
+        state, lines = run_rounds(experiment, make_engine("loop", experiment.task), 2)
         assert all(line["abandoned"] and line["replies"] == 0 for line in lines)
         for name, value in experiment.task.model.initial.params.items():
             assert torch.equal(state.server.model.params[name], value)
@@ -71,8 +71,8 @@ def test_over_selection_keeps_accuracy_on_digits_over_five_seeds() -> None:
             ("without", {}),
             ("with", {"clients.availability": "random(offline=0.1)", "round.over_selection": 1.3}),
         ):
-            experiment = build(make_spec({}, base | {"seed": seed} | changes))
-            _, lines = play(experiment, make_engine("stacked", experiment.task), 20)
+            experiment = build(parse_experiment({}, base | {"seed": seed} | changes))
+            _, lines = run_rounds(experiment, make_engine("stacked", experiment.task), 20)
             assert not any(line["abandoned"] for line in lines)
             assert all(line["replies"] == 10 for line in lines)
             ends[name].append(lines[-1]["accuracy"])

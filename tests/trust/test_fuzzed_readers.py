@@ -15,7 +15,7 @@ from trust.mutations import bounded, spoil, spoil_text
 
 from remanence.core import pytree
 from remanence.core.errors import RemanenceError
-from remanence.training.gate import NOBODY, admit
+from remanence.training.gate import UNKNOWN_CLIENT, validate_replies
 
 SHARE = SCALE.inputs // SCALE.parts
 WORDY = {
@@ -104,13 +104,13 @@ def test_spoiled_replies() -> None:
         for number in range(SCALE.inputs):
             limit()
             chunks = spoil_reply(number)
-            replies, refusals = admit(chunks, expected)
+            replies, refusals = validate_replies(chunks, expected)
             refused += len(refusals)
             assert all(
                 refusal.code and refusal.reason and isinstance(refusal.client, int)
                 for refusal in refusals
             )
-            assert all(refusal.client >= NOBODY or refusal.code for refusal in refusals)
+            assert all(refusal.client >= UNKNOWN_CLIENT or refusal.code for refusal in refusals)
             if replies is None:
                 continue
             clients = replies.client.tolist()

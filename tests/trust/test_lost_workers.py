@@ -20,13 +20,13 @@ from trust.faults import tried
 from trust.killing import in_child
 
 from remanence.core.errors import RunFailed
-from remanence.core.types import Job, Reply
-from remanence.engines.processes import Processes
-from remanence.engines.sequential import Loop
-from remanence.engines.worker_pool import Forks
+from remanence.core.types import ClientWork, Reply
+from remanence.engines.processes import ProcessEngine
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.worker_pool import WorkerPool
 from remanence.results.run import SPEC
 from remanence.rounds.loop import resume_run, start_run
-from remanence.testing.toy_task import play, small_experiment, state_tree, worst_difference
+from remanence.testing.toy_task import max_rel_diff, run_rounds, small_experiment, state_tree
 
 TIMEOUT = 3.0
 
@@ -40,21 +40,21 @@ def once(mark: Path) -> bool:
     return True
 
 
-def trouble(monkeypatch: pytest.MonkeyPatch, happens: Callable[[Job], object]) -> None:
+def trouble(monkeypatch: pytest.MonkeyPatch, happens: Callable[[ClientWork], object]) -> None:
     """Something happens in the worker that trains; set before the workers are forked."""
-    train = Loop.train_client
+    train = SequentialEngine.train_client
 
-    def troubled(self: Loop, job: Job, place: int) -> Reply:
+    def troubled(self: SequentialEngine, job: ClientWork, place: int) -> Reply:
         if self.channels_last:  # only workers lay images out like this
             happens(job)
         return train(self, job, place)
 
-    monkeypatch.setattr(Loop, "train_client", troubled)
+    monkeypatch.setattr(SequentialEngine, "train_client", troubled)
 
 
 def straight() -> Any:
     experiment = small_experiment("scaffold", {"clients.sample": 6})
-    return state_tree(play(experiment, Loop(experiment.task), 2)[0])
+    return state_tree(run_rounds(experiment, SequentialEngine(experiment.task), 2)[0])
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
@@ -63,17 +63,17 @@ def test_the_work_of_a_dead_worker_is_done_again(
 ) -> None:
     wanted = straight()
 
-    def die(job: Job) -> None:
+    def die(job: ClientWork) -> None:
         if int(job.clients[0]) == 2 and once(tmp_path / "mark"):
             faulthandler.disable()  # pytest's would print pages about what is meant to happen
             os.kill(os.getpid(), number)
 
     trouble(monkeypatch, die)
     experiment = small_experiment("scaffold", {"clients.sample": 6})
-    with closing(Processes(experiment.task, 2, timeout=60)) as engine:
-        state, lines = play(experiment, engine, 2)
+    with closing(ProcessEngine(experiment.task, 2, timeout=60)) as engine:
+        state, lines = run_rounds(experiment, engine, 2)
         assert len(engine.forks.losses) == 1
-    assert worst_difference(state_tree(state), wanted)[1] < 1e-12
+    assert max_rel_diff(state_tree(state), wanted)[1] < 1e-12
     assert all(line["replies"] == 6 and "silent" not in line for line in lines)
     tried("a worker process is killed", "another did its work; the same model", engine="processes")
 
@@ -85,10 +85,10 @@ def test_work_that_kills_every_worker_ends_the_run(monkeypatch: pytest.MonkeyPat
     )
     experiment = small_experiment("fedavg", {"clients.sample": 6})
     with (
-        closing(Processes(experiment.task, 2)) as engine,
+        closing(ProcessEngine(experiment.task, 2)) as engine,
         pytest.raises(RunFailed, match=r"lost 3 times .* go on with remanence resume"),
     ):
-        play(experiment, engine, 1)
+        run_rounds(experiment, engine, 1)
 
 
 def test_the_work_of_a_worker_that_hangs_is_done_again(
@@ -106,10 +106,10 @@ def test_the_work_of_a_worker_that_hangs_is_done_again(
     )
     experiment = small_experiment("scaffold", {"clients.sample": 6})
     begin = time.monotonic()
-    with closing(Processes(experiment.task, 2, timeout=TIMEOUT)) as engine:
-        state, lines = play(experiment, engine, 2)
+    with closing(ProcessEngine(experiment.task, 2, timeout=TIMEOUT)) as engine:
+        state, lines = run_rounds(experiment, engine, 2)
     assert TIMEOUT < time.monotonic() - begin < 2 * TIMEOUT + 5
-    assert worst_difference(state_tree(state), wanted)[1] < 1e-12
+    assert max_rel_diff(state_tree(state), wanted)[1] < 1e-12
     assert all(line["replies"] == 6 for line in lines)
     tried("a worker process hangs", "ended after the timeout; the same model", engine="processes")
 
@@ -118,8 +118,8 @@ def test_a_client_that_always_hangs_is_passed_over(monkeypatch: pytest.MonkeyPat
     trouble(monkeypatch, lambda job: int(job.clients[0]) == 4 and time.sleep(1000))
     experiment = small_experiment("fedavg", {"clients.sample": 6})
     begin = time.monotonic()
-    with closing(Processes(experiment.task, 2, timeout=1.0)) as engine:
-        _, lines = play(experiment, engine, 2)
+    with closing(ProcessEngine(experiment.task, 2, timeout=1.0)) as engine:
+        _, lines = run_rounds(experiment, engine, 2)
     assert time.monotonic() - begin < 2 * (2 * 1.0) + 6  # two rounds, twice the timeout each
     assert [(line["replies"], line["silent"], line["abandoned"]) for line in lines] == [
         (5, [4], False)
@@ -133,19 +133,19 @@ def test_a_client_that_always_hangs_is_passed_over(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_evaluation_that_always_hangs_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    score = Loop.score_rows
+    score = SequentialEngine.score_rows
 
-    def hang(self: Loop, *arguments: Any) -> Any:
+    def hang(self: SequentialEngine, *arguments: Any) -> Any:
         return time.sleep(1000) if self.channels_last else score(self, *arguments)
 
-    monkeypatch.setattr(Loop, "score_rows", hang)
+    monkeypatch.setattr(SequentialEngine, "score_rows", hang)
     experiment = small_experiment("fedavg", {"clients.sample": 6})
     begin = time.monotonic()
     with (
-        closing(Processes(experiment.task, 2, timeout=1.0)) as engine,
+        closing(ProcessEngine(experiment.task, 2, timeout=1.0)) as engine,
         pytest.raises(RunFailed, match="did not end within 1 s"),
     ):
-        play(experiment, engine, 1)
+        run_rounds(experiment, engine, 1)
     assert time.monotonic() - begin < 2 * 1.0 + 6
     tried(
         "an evaluation that hangs every time",
@@ -197,7 +197,7 @@ def test_a_worker_does_not_do_what_its_parent_would_at_the_end(tmp_path: Path) -
     before = signal.signal(signal.SIGTERM, lambda *_: (tmp_path / str(os.getpid())).touch())
     try:
         for _ in range(20):
-            forks = Forks(lambda pipe, inherited: time.sleep(60), 2, timeout=0)
+            forks = WorkerPool(lambda pipe, inherited: time.sleep(60), 2, timeout=0)
             children = [fork.child for fork in forks.members]
             forks.close()
             assert [child.exitcode for child in children] == [-signal.SIGTERM, -signal.SIGTERM]

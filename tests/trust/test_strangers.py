@@ -22,7 +22,7 @@ from trust.mutations import bounded
 
 from remanence import api
 from remanence.cli.main import app
-from remanence.config import make_spec
+from remanence.config import parse_experiment
 from remanence.core.errors import InputError
 from remanence.data.mnist_idx import read_idx
 from remanence.data.npz_reader import read_npz
@@ -175,7 +175,7 @@ def test_a_drift_table_that_changed_is_named(tmp_path: Path) -> None:
         "data.name": "synthetic(samples=240, classes=4, features=6, test=0.25)", "model": "mlp(hidden=8)", "drift.schedule": f"table(path='{table}')",
         "drift.concepts": "swap", "drift.steps": 2, "clients.count": 4, "rounds": 2, "engine": "loop", "threads": 1, "checkpoint.seconds": 0,
     }  # fmt: skip
-    spec = make_spec({}, keys)
+    spec = parse_experiment({}, keys)
     start_run(spec, tmp_path / "straight")
     from rounds.test_decentralized import Dying
 
@@ -201,7 +201,7 @@ def test_data_that_changed_are_named(tmp_path: Path) -> None:
     file = tmp_path / "own.npz"
     x = np.arange(400, dtype=np.float32).reshape(100, 4)
     np.savez(file, x=x, y=np.arange(100) % 3)
-    spec = make_spec(
+    spec = parse_experiment(
         {},
         {
             "data.name": str(file),

@@ -46,14 +46,14 @@ def squared_distances(stacked: Params) -> Tensor:
 def distances_from(point: Params, stacked: Params) -> Tensor:
     """Of k models from one. point: [...]; stacked: [k, ...] -> [k] float64"""
     parts = [
-        (piece.double() - centre.double()).square().sum(dim=1)
+        (piece.double() - center.double()).square().sum(dim=1)
         for name, x in stacked.items()
-        for piece, centre in zip(_cut(x), _cut(point[name].unsqueeze(0), len(x)), strict=True)
+        for piece, center in zip(_cut(x), _cut(point[name].unsqueeze(0), len(x)), strict=True)
     ]
     return torch.stack(parts).sum(dim=0).sqrt()
 
 
-def middle(values: Tensor) -> Tensor:
+def median_of(values: Tensor) -> Tensor:
     """The median of every column; of an even number of values, the mean of the two in the middle,
     or the higher one of whole numbers.
 
@@ -68,7 +68,7 @@ def middle(values: Tensor) -> Tensor:
     return high if count % 2 or not values.is_floating_point() else low / 2 + high / 2
 
 
-def weighted_middle(values: Tensor, weights: Tensor) -> Tensor:
+def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
     """In every column the smallest value that, with those below it, has half of the weight.
 
     >>> weighted_middle(torch.tensor([[1.0], [9.0], [2.0]]), torch.tensor([0.2, 0.5, 0.3]))

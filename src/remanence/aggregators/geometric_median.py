@@ -12,11 +12,11 @@ import functools
 import torch
 from torch import Tensor
 
-from remanence.aggregators.coordinatewise import distances_from, reduce_columns, weighted_middle
-from remanence.aggregators.minimum_replies import Guarded, combine_guarded
+from remanence.aggregators.coordinatewise import distances_from, reduce_columns, weighted_median
+from remanence.aggregators.minimum_replies import MinimumReplies, aggregate_with_minimum
 from remanence.core import pytree
 from remanence.core.compose import part
-from remanence.core.errors import InputError, Unusable, require
+from remanence.core.errors import AggregationFailed, InputError, check_range
 from remanence.core.pytree import Params
 from remanence.core.types import Part, Reply, ServerContext
 
@@ -39,17 +39,19 @@ def geometric_median(
     weighted: w_i are the clients' weights, numbers of examples unless a method says otherwise;
         false: all alike.
     """
-    require(iterations >= 1, "geometric_median", "iterations", "of at least 1", iterations)
-    require(0 < tolerance < 1, "geometric_median", "tolerance", "above 0 and below 1", tolerance)
+    check_range(iterations >= 1, "geometric_median", "iterations", "of at least 1", iterations)
+    check_range(
+        0 < tolerance < 1, "geometric_median", "tolerance", "above 0 and below 1", tolerance
+    )
     if not isinstance(weighted, bool):
         raise InputError(f"geometric_median: weighted must be true or false, not {weighted!r}")
 
-    def minimise_distances(weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
+    def minimize_distances(weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
         if not weighted:
             weights = torch.ones_like(weights) / len(weights)
         elif float(weights.max()) >= 0.5:
             client = int(replies.client[weights.argmax()])
-            raise Unusable(
+            raise AggregationFailed(
                 f"geometric_median: client {client} has {float(weights.max()):.0%} of the"
                 " weight and would decide alone;"
                 " geometric_median(weighted=false) counts all alike, and round.weight_cap"
@@ -57,24 +59,24 @@ def geometric_median(
             )
         return find_geometric_median(weights, replies.delta(srv.start), iterations, tolerance)
 
-    guarded = Guarded(
+    guarded = MinimumReplies(
         "geometric_median",
         3,
         "a majority of one is none",
         "take the mean (fedavg)",
         weighted,
-        minimise_distances,
+        minimize_distances,
     )
-    return Part("geometric_median", combine=combine_guarded(guarded))
+    return Part("geometric_median", combine=aggregate_with_minimum(guarded))
 
 
 def find_geometric_median(
     weights: Tensor, stacked: Params, iterations: int, tolerance: float
 ) -> Params:
     """weights: [k], summing to 1; stacked: [k, ...] -> [...]"""
-    at = reduce_columns(lambda values: weighted_middle(values.double(), weights), stacked)
+    at = reduce_columns(lambda values: weighted_median(values.double(), weights), stacked)
     away = distances_from(at, stacked)  # [k]
-    scale = float(weighted_middle(away.unsqueeze(1), weights))
+    scale = float(weighted_median(away.unsqueeze(1), weights))
     # with half of the weight in one point, that point is the minimum
     for step in range(iterations if scale > 0 else 0):
         nu = scale * max(0.5**step, tolerance)

@@ -1,4 +1,4 @@
-"""Krum and Multi-Krum: the replies that lie closest to their neighbours.
+"""Krum and Multi-Krum: the replies that lie closest to their neighbors.
 
 Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine learning with adversaries: Byzantine tolerant
 gradient descent", NeurIPS 2017. Whole models are chosen or left out, so a client whose data differ
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from remanence.aggregators.coordinatewise import squared_distances
-from remanence.aggregators.minimum_replies import Guarded, combine_guarded
+from remanence.aggregators.minimum_replies import MinimumReplies, aggregate_with_minimum
 from remanence.core import pytree
 from remanence.core.compose import part
-from remanence.core.errors import require
+from remanence.core.errors import check_range
 from remanence.core.pytree import Params
 from remanence.core.types import Part, Reply, ServerContext
 
@@ -28,15 +28,15 @@ def krum(*, byzantine: int = 1) -> Part:
 
     byzantine: f, how many hostile replies it shall withstand; n >= 2 f + 3 replies are needed.
     """
-    require(byzantine >= 0, "krum", "byzantine", "of at least 0", byzantine)
+    check_range(byzantine >= 0, "krum", "byzantine", "of at least 0", byzantine)
 
     def choose_one(weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
         return average_closest(replies, srv, byzantine, keep=1)
 
-    guarded = Guarded(
+    guarded = MinimumReplies(
         "krum", 2 * byzantine + 3, "2 * byzantine + 3", "lower byzantine", False, choose_one
     )
-    return Part("krum", combine=combine_guarded(guarded))
+    return Part("krum", combine=aggregate_with_minimum(guarded))
 
 
 @part
@@ -48,8 +48,8 @@ def multi_krum(*, byzantine: int = 1, keep: int = 0) -> Part:
     keep: m, at most n - f - 2, beyond which a hostile reply may be among them; 0: exactly that
         many.
     """
-    require(byzantine >= 0, "multi_krum", "byzantine", "of at least 0", byzantine)
-    require(keep >= 0, "multi_krum", "keep", "of at least 0", keep)
+    check_range(byzantine >= 0, "multi_krum", "byzantine", "of at least 0", byzantine)
+    check_range(keep >= 0, "multi_krum", "keep", "of at least 0", keep)
 
     def choose_some(weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
         return average_closest(replies, srv, byzantine, keep or replies.k - byzantine - 2)
@@ -57,8 +57,10 @@ def multi_krum(*, byzantine: int = 1, keep: int = 0) -> Part:
     least, why = max(
         (2 * byzantine + 3, "2 * byzantine + 3"), (keep + byzantine + 2, "keep + byzantine + 2")
     )
-    guarded = Guarded("multi_krum", least, why, "lower byzantine or keep", False, choose_some)
-    return Part("multi_krum", combine=combine_guarded(guarded))
+    guarded = MinimumReplies(
+        "multi_krum", least, why, "lower byzantine or keep", False, choose_some
+    )
+    return Part("multi_krum", combine=aggregate_with_minimum(guarded))
 
 
 def average_closest(replies: Reply, srv: ServerContext, byzantine: int, keep: int) -> Params:

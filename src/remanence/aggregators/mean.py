@@ -6,10 +6,10 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.pytree import Params, Tree
-from remanence.core.types import Combine, Reply, ServerContext
+from remanence.core.types import Aggregate, Reply, ServerContext
 
 
-def weigh_by_size(replies: Reply, srv: ServerContext) -> Tensor:
+def size_weights(replies: Reply, srv: ServerContext) -> Tensor:
     """By number of training examples. -> [k]"""
     return replies.weight
 
@@ -18,13 +18,13 @@ def partial_sum(weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
     return pytree.weighted_sum(weights, replies.delta(srv.start))
 
 
-def finish_sum(total: Tree, srv: ServerContext) -> Params:
+def finalize_sum(total: Tree, srv: ServerContext) -> Params:
     return total
 
 
-def move(params: Params, delta: Params, srv: ServerContext) -> tuple[Params, Tree]:
+def apply_delta(params: Params, delta: Params, srv: ServerContext) -> tuple[Params, Tree]:
     """The step as it is: names that nobody sent stay where they are."""
     return params | pytree.add(delta, params), srv.state
 
 
-mean = Combine(partial_sum, finish_sum, in_pieces=True)
+mean = Aggregate(partial_sum, finalize_sum, in_pieces=True)

@@ -11,10 +11,10 @@ import math
 
 from torch import Tensor
 
-from remanence.aggregators.coordinatewise import middle, reduce_columns
-from remanence.aggregators.minimum_replies import Guarded, combine_guarded
+from remanence.aggregators.coordinatewise import median_of, reduce_columns
+from remanence.aggregators.minimum_replies import MinimumReplies, aggregate_with_minimum
 from remanence.core.compose import part
-from remanence.core.errors import require
+from remanence.core.errors import check_range
 from remanence.core.pytree import Params
 from remanence.core.types import Part, Reply, ServerContext
 
@@ -27,14 +27,14 @@ def median() -> Part:
     Withstands any minority of hostile replies, and so needs three replies or more. All clients
     count alike, whatever number of examples they claim.
     """
-    guarded = Guarded(
+    guarded = MinimumReplies(
         "median", 3, "a majority of one is none", "take the mean (fedavg)", False, take_median
     )
-    return Part("median", combine=combine_guarded(guarded))
+    return Part("median", combine=aggregate_with_minimum(guarded))
 
 
 def take_median(weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
-    return reduce_columns(middle, replies.delta(srv.start))
+    return reduce_columns(median_of, replies.delta(srv.start))
 
 
 @part
@@ -48,14 +48,14 @@ def trimmed_mean(*, fraction: float = 0.1) -> Part:
 
     fraction: cut at each end, above 0 and below a half.
     """
-    require(0 < fraction < 0.5, "trimmed_mean", "fraction", "above 0 and below 0.5", fraction)
+    check_range(0 < fraction < 0.5, "trimmed_mean", "fraction", "above 0 and below 0.5", fraction)
 
     def average_the_rest(weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
         cut = count_cut(replies.k, fraction)
         return reduce_columns(lambda values: trim(values, cut), replies.delta(srv.start))
 
     least = math.ceil(1 / fraction - 1e-9)
-    guarded = Guarded(
+    guarded = MinimumReplies(
         "trimmed_mean",
         least,
         "with fewer nothing is cut",
@@ -63,7 +63,7 @@ def trimmed_mean(*, fraction: float = 0.1) -> Part:
         False,
         average_the_rest,
     )
-    return Part("trimmed_mean", combine=combine_guarded(guarded))
+    return Part("trimmed_mean", combine=aggregate_with_minimum(guarded))
 
 
 def count_cut(replies: int, fraction: float) -> int:

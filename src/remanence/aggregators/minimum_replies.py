@@ -13,19 +13,21 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from remanence.aggregators.coordinatewise import middle, reduce_columns
-from remanence.core.compose import Composed
-from remanence.core.errors import InputError, Unusable
+from remanence.aggregators.coordinatewise import median_of, reduce_columns
+from remanence.core.compose import ComposedMethod
+from remanence.core.errors import AggregationFailed, InputError
 from remanence.core.pytree import Params
-from remanence.core.types import Combine, Reply, ServerContext
+from remanence.core.types import Aggregate, Reply, ServerContext
 
-Rule = Callable[[Tensor, Reply, ServerContext], Params]  # (weights [k], replies, srv) -> delta
+RobustRule = Callable[
+    [Tensor, Reply, ServerContext], Params
+]  # (weights [k], replies, srv) -> delta
 
 
 @dataclass(frozen=True)
-class Guarded:
+class MinimumReplies:
     """A way to combine the replies of a round, seen all at once. It stands where
-    `Combine.partial` stands.
+    `Aggregate.partial` stands.
     """
 
     name: str
@@ -33,11 +35,11 @@ class Guarded:
     why: str  # where that number comes from, in words
     cure: str  # what else a user may change
     weighted: bool  # do the clients' weights count?
-    rule: Rule
+    rule: RobustRule
 
     def __call__(self, weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
         if replies.k < self.least:
-            raise Unusable(
+            raise AggregationFailed(
                 f"{self.name} needs {self.least} replies ({self.why}) and {replies.k} came"
             )
         return self.rule(weights, replies, srv)
@@ -52,32 +54,32 @@ class Guarded:
             )
 
 
-def combine_guarded(guarded: Guarded) -> Combine:
+def aggregate_with_minimum(guarded: MinimumReplies) -> Aggregate:
     """The slot of a part, filled."""
-    return Combine(guarded, lambda delta, srv: delta, settle_buffers)
+    return Aggregate(guarded, lambda delta, srv: delta, median_buffers)
 
 
-def settle_buffers(current: Params, sent: Params, weights: Tensor) -> Params:
+def median_buffers(current: Params, sent: Params, weights: Tensor) -> Params:
     """Statistics and counters under any of these aggregators: the median of each, because a norm
     over the whole model would not see a single bad variance.
 
     current: [...]; sent: [k, ...]; weights: [k], claims that a median does not need
     """
-    return current | reduce_columns(middle, sent)
+    return current | reduce_columns(median_of, sent)
 
 
-def guard_of(method: Composed) -> Guarded | None:
+def minimum_of(method: ComposedMethod) -> MinimumReplies | None:
     """The promise of a method's aggregator, where it makes one."""
     owner = method.owner("combine")
     found = None if owner is None or owner.combine is None else owner.combine.partial
-    return found if isinstance(found, Guarded) else None
+    return found if isinstance(found, MinimumReplies) else None
 
 
-def check_cohort(method: Composed, clients: int) -> None:
+def check_cohort(method: ComposedMethod, clients: int) -> None:
     """Refuse a method whose aggregator cannot keep its promise with so many clients in a round,
     or that would ignore another part's weights.
     """
-    guarded, weighs = guard_of(method), method.owner("weigh")
+    guarded, weighs = minimum_of(method), method.owner("weigh")
     if guarded is None:
         return
     guarded.check_cohort(clients)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from remanence.aggregators.coordinatewise import distances_from, middle
-from remanence.aggregators.minimum_replies import Guarded, combine_guarded
+from remanence.aggregators.coordinatewise import distances_from, median_of
+from remanence.aggregators.minimum_replies import MinimumReplies, aggregate_with_minimum
 from remanence.core import pytree
 from remanence.core.compose import part
-from remanence.core.errors import require
+from remanence.core.errors import check_range
 from remanence.core.pytree import Params
 from remanence.core.types import Part, Reply, ServerContext
 
@@ -29,7 +29,7 @@ def norm_clip(*, limit: float = 0.0) -> Part:
     limit: the longest way of a client; 0: the median of the round's, which a hostile minority
         cannot push beyond the honest ones and which needs three replies.
     """
-    require(limit >= 0, "norm_clip", "limit", "of at least 0", limit)
+    check_range(limit >= 0, "norm_clip", "limit", "of at least 0", limit)
 
     def clip_and_average(weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
         delta = replies.delta(srv.start)
@@ -37,10 +37,10 @@ def norm_clip(*, limit: float = 0.0) -> Part:
         return pytree.weighted_sum(weights * clip_factors(norms, limit), delta)
 
     least, why = (1, "any") if limit else (3, "a median of two is no limit")
-    guarded = Guarded(
+    guarded = MinimumReplies(
         "norm_clip", least, why, "give a limit, such as norm_clip(limit=1)", True, clip_and_average
     )
-    return Part("norm_clip", combine=combine_guarded(guarded))
+    return Part("norm_clip", combine=aggregate_with_minimum(guarded))
 
 
 def clip_factors(norms: Tensor, limit: float) -> Tensor:
@@ -52,6 +52,6 @@ def clip_factors(norms: Tensor, limit: float) -> Tensor:
     norms: [k] -> [k]
     """
     longest = (
-        torch.full_like(norms, limit) if limit else middle(norms.unsqueeze(1)).expand_as(norms)
+        torch.full_like(norms, limit) if limit else median_of(norms.unsqueeze(1)).expand_as(norms)
     )
     return torch.where(norms > longest, longest / norms, 1.0)

@@ -7,17 +7,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from remanence.attacks.adversary import Adversary
-from remanence.attacks.attack import Attack, DataSet
+from remanence.attacks.attack import Attack, DataInfo
 from remanence.attacks.data import backdoor, label_flip
 from remanence.attacks.metadata import count_lies
 from remanence.attacks.models import a_little_is_enough, gaussian, nan, scaling, sign_flip
-from remanence.attacks.poison import know
+from remanence.attacks.poison import data_info
 from remanence.attacks.probes import similarity_lies
 from remanence.attacks.protocol import replay, stale
 from remanence.core import expressions
 from remanence.core.errors import InputError
 
-__all__ = ["ATTACKS", "Adversary", "Attack", "DataSet", "check_attacks", "know", "parse_attacks"]
+__all__ = [
+    "ATTACKS",
+    "Adversary",
+    "Attack",
+    "DataInfo",
+    "check_attacks",
+    "data_info",
+    "parse_attacks",
+]
 
 ATTACKS: dict[str, Callable[..., Attack]] = {
     "a_little_is_enough": a_little_is_enough,
@@ -44,7 +52,7 @@ def parse_attacks(text: str) -> tuple[Attack, ...]:
     if text.strip() in ("", "none"):
         return ()
     attacks = tuple(
-        expressions.construct(call, ATTACKS, "attack") for call in expressions.parse_sum(text)
+        expressions.instantiate(call, ATTACKS, "attack") for call in expressions.parse_parts(text)
     )
     for place, attack in enumerate(attacks):
         if attack.name in {other.name for other in attacks[:place]}:
@@ -53,7 +61,7 @@ def parse_attacks(text: str) -> tuple[Attack, ...]:
 
 
 def check_attacks(
-    attacks: tuple[Attack, ...], known: DataSet, shape: tuple[int, ...], has_server: bool
+    attacks: tuple[Attack, ...], known: DataInfo, shape: tuple[int, ...], has_server: bool
 ) -> None:
     """Refuse attacks that these data do not allow, or that would touch nothing."""
     for attack in attacks:

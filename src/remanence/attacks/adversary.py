@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remanence.attacks.attack import Attack, DataSet
+from remanence.attacks.attack import Attack, DataInfo
 from remanence.attacks.poison import poison
 from remanence.core.rng import Key
-from remanence.core.types import Job, Reply, Start
-from remanence.data.concept_views import Views
-from remanence.data.population import Holdings
+from remanence.core.types import ClientWork, ModelState, Reply
+from remanence.data.concept_views import ConceptViews
+from remanence.data.population import ClientData
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Adversary:
         return np.unique(np.concatenate([np.empty(0, np.int64), *self.attackers.values()]))
 
     def poison(
-        self, views: Views, steps: Sequence[Holdings], known: DataSet, key: Key
-    ) -> tuple[Views, tuple[Holdings, ...]]:
+        self, views: ConceptViews, steps: Sequence[ClientData], known: DataInfo, key: Key
+    ) -> tuple[ConceptViews, tuple[ClientData, ...]]:
         """Before a run: the training rows of attackers. `key` is the experiment's."""
         return poison(views, steps, self.attacks, self.attackers, known, key)
 
-    def tamper(self, chunks: Iterable[Reply], job: Job) -> Iterable[Reply]:
+    def tamper(self, chunks: Iterable[Reply], job: ClientWork) -> Iterable[Reply]:
         """Between engine and gate: the answers of attackers, who see those of all others.
         Without such attacks the chunks stream through untouched.
         """
@@ -73,7 +73,7 @@ class Adversary:
         return losses
 
     def show_success(
-        self, x: np.ndarray, y: np.ndarray, known: DataSet
+        self, x: np.ndarray, y: np.ndarray, known: DataInfo
     ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """By attack, where one can tell: test rows on which accuracy is the attack's rate of
         success. x, y: the plain test rows
@@ -85,7 +85,7 @@ class Adversary:
         }
 
 
-def _starts(job: Job, replies: Reply) -> Start:
+def _starts(job: ClientWork, replies: Reply) -> ModelState:
     """What the replies started from: one model for all, or a stack in their order."""
     if not job.personal_start:
         return job.start

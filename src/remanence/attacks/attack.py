@@ -20,10 +20,10 @@ from torch import Tensor
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params
 from remanence.core.rng import Key
-from remanence.core.types import Reply, Start
+from remanence.core.types import ModelState, Reply
 
 
-class DataSet(NamedTuple):
+class DataInfo(NamedTuple):
     """What an attacker knows of the whole data set besides its own rows."""
 
     kind: str  # image | table | tokens
@@ -33,16 +33,16 @@ class DataSet(NamedTuple):
 
 # (its rows x [n, ...], their labels y [n], the data set, key) -> x, y; the same x object where
 # inputs stay as they are
-Alter = Callable[[np.ndarray, np.ndarray, DataSet, Key], tuple[np.ndarray, np.ndarray]]
+PoisonData = Callable[[np.ndarray, np.ndarray, DataInfo, Key], tuple[np.ndarray, np.ndarray]]
 # (all replies of the round, attackers, the model they started from, key) -> replies; `start` is one
 # model for all, or a stack in the order of the replies
-Tamper = Callable[[Reply, np.ndarray, Start, Key], Reply]
+TamperReplies = Callable[[Reply, np.ndarray, ModelState, Key], Reply]
 # (test rows x, their labels y, the data set) -> x, y on which accuracy is the rate of success
-Measure = Callable[[np.ndarray, np.ndarray, DataSet], tuple[np.ndarray, np.ndarray]]
+AttackMeasure = Callable[[np.ndarray, np.ndarray, DataInfo], tuple[np.ndarray, np.ndarray]]
 # (the data set, shape of an example): raises InputError where the attack cannot work
-Check = Callable[[DataSet, tuple[int, ...]], None]
+CheckAttack = Callable[[DataInfo, tuple[int, ...]], None]
 # (probed peers [K, m], losses [K, m], attackers) -> losses
-Mislead = Callable[[Tensor, Tensor, np.ndarray], Tensor]
+TamperProbes = Callable[[Tensor, Tensor, np.ndarray], Tensor]
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,16 @@ class Attack:
     """A named set of slots, like a part of a method; most attacks fill one."""
 
     name: str
-    who: Who
-    alter: Alter | None = None
-    tamper: Tamper | None = None
-    mislead: Mislead | None = None
-    measure: Measure | None = None
-    check: Check | None = None
+    who: AttackerSelection
+    alter: PoisonData | None = None
+    tamper: TamperReplies | None = None
+    mislead: TamperProbes | None = None
+    measure: AttackMeasure | None = None
+    check: CheckAttack | None = None
 
 
 @dataclass(frozen=True)
-class Who:
+class AttackerSelection:
     """The attackers: a fixed random share of the clients, or those with these numbers."""
 
     name: str  # of the attack, for sentences
@@ -90,7 +90,7 @@ class Who:
         return np.sort(key.fold("attackers").permutation(clients)[:count]).astype(np.int64)
 
 
-def read_who(name: str, fraction: float, clients: str) -> Who:
+def parse_attackers(name: str, fraction: float, clients: str) -> AttackerSelection:
     """The two options that every attack has, checked."""
     if not 0 < fraction < 1:
         raise InputError(
@@ -101,12 +101,12 @@ def read_who(name: str, fraction: float, clients: str) -> Who:
             f"attack {name}: cannot read clients={clients!r}: write the numbers of the"
             " clients, such as '3 7'"
         )
-    return Who(
+    return AttackerSelection(
         name, fraction, tuple(sorted({int(number) for number in re.findall(r"\d+", clients)}))
     )
 
 
-def mark(replies: Reply, attackers: np.ndarray) -> Tensor:
+def attacker_mask(replies: Reply, attackers: np.ndarray) -> Tensor:
     """Which replies come from attackers. -> [k] bool"""
     return torch.isin(replies.client, torch.from_numpy(attackers).to(replies.client))
 

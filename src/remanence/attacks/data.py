@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from remanence.attacks.attack import Attack, DataSet, read_who
-from remanence.core.errors import InputError, require
+from remanence.attacks.attack import Attack, DataInfo, parse_attackers
+from remanence.core.errors import InputError, check_range
 from remanence.core.rng import Key
 
 WORDS = ("next", "reverse", "random")
@@ -27,7 +27,7 @@ def label_flip(
     to: next (c + 1, the last becomes 0), reverse (C - 1 - c), random (any other class), or the
         number of a class.
     """
-    require(of >= -1, "attack label_flip", "of", "of at least -1", of)
+    check_range(of >= -1, "attack label_flip", "of", "of at least -1", of)
     if to not in WORDS and not (to.isascii() and to.isdigit() and len(to) < 10):
         raise InputError(
             f"attack label_flip: cannot read to={to!r}: write {', '.join(WORDS)} or the number"
@@ -38,7 +38,7 @@ def label_flip(
             f"attack label_flip: of={of} and to={to} are the same class: give another one"
         )
 
-    def check(known: DataSet, shape: tuple[int, ...]) -> None:
+    def check(known: DataInfo, shape: tuple[int, ...]) -> None:
         for number in (of, int(to) if to.isdigit() else 0):
             if number >= known.classes:
                 raise InputError(
@@ -47,19 +47,21 @@ def label_flip(
                 )
 
     def alter(
-        x: np.ndarray, y: np.ndarray, known: DataSet, key: Key
+        x: np.ndarray, y: np.ndarray, known: DataInfo, key: Key
     ) -> tuple[np.ndarray, np.ndarray]:
         return x, np.where((y == of) | (of < 0), _relabel(y, to, known.classes, key), y).astype(
             np.int64
         )
 
-    def show_success(x: np.ndarray, y: np.ndarray, known: DataSet) -> tuple[np.ndarray, np.ndarray]:
+    def show_success(
+        x: np.ndarray, y: np.ndarray, known: DataInfo
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Test rows of the class whose labels are changed, with the label they shall get."""
         chosen = np.flatnonzero(y == of)
         return x[chosen], _relabel(y[chosen], to, known.classes, Key(0))
 
     aimed = of >= 0 and to != "random"
-    who = read_who("label_flip", fraction, clients)
+    who = parse_attackers("label_flip", fraction, clients)
     return Attack(
         "label_flip", who, alter=alter, check=check, measure=show_success if aimed else None
     )
@@ -91,11 +93,11 @@ def backdoor(
     size: side of the square in pixels, or number of features.
     share: of an attacker's rows, at least one.
     """
-    require(target >= 0, "attack backdoor", "target", "of at least 0", target)
-    require(size >= 1, "attack backdoor", "size", "of at least 1", size)
-    require(0 < share <= 1, "attack backdoor", "share", "above 0 and at most 1", share)
+    check_range(target >= 0, "attack backdoor", "target", "of at least 0", target)
+    check_range(size >= 1, "attack backdoor", "size", "of at least 1", size)
+    check_range(0 < share <= 1, "attack backdoor", "share", "above 0 and at most 1", share)
 
-    def check(known: DataSet, shape: tuple[int, ...]) -> None:
+    def check(known: DataInfo, shape: tuple[int, ...]) -> None:
         if known.kind == "tokens":
             raise InputError(
                 "attack backdoor: marks are for images and tables, and these data are tokens:"
@@ -114,14 +116,16 @@ def backdoor(
             )
 
     def alter(
-        x: np.ndarray, y: np.ndarray, known: DataSet, key: Key
+        x: np.ndarray, y: np.ndarray, known: DataInfo, key: Key
     ) -> tuple[np.ndarray, np.ndarray]:
         chosen = key.fold("backdoor").choice(len(y), min(len(y), max(1, round(share * len(y)))))
         x, y = x.copy(), y.copy()
         x[chosen], y[chosen] = stamp(x[chosen], size, known), target
         return x, y
 
-    def show_success(x: np.ndarray, y: np.ndarray, known: DataSet) -> tuple[np.ndarray, np.ndarray]:
+    def show_success(
+        x: np.ndarray, y: np.ndarray, known: DataInfo
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Test rows of all other classes, marked, with the target as label: accuracy on them is
         the rate of success.
         """
@@ -130,14 +134,14 @@ def backdoor(
 
     return Attack(
         "backdoor",
-        read_who("backdoor", fraction, clients),
+        parse_attackers("backdoor", fraction, clients),
         alter=alter,
         check=check,
         measure=show_success,
     )
 
 
-def stamp(x: np.ndarray, size: int, known: DataSet) -> np.ndarray:
+def stamp(x: np.ndarray, size: int, known: DataInfo) -> np.ndarray:
     """Examples with the mark. x: [n, ...] -> the same shape
 
     >>> stamp(np.zeros((1, 1, 2, 3), np.uint8), 1, DataSet("image", 2, np.array(16))).tolist()

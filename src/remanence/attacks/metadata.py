@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remanence.attacks.attack import Attack, mark, read_who
-from remanence.core.errors import InputError, nearest, require
+from remanence.attacks.attack import Attack, attacker_mask, parse_attackers
+from remanence.core.errors import InputError, check_range, nearest
 from remanence.core.pytree import Tree
 from remanence.core.rng import Key
-from remanence.core.types import Reply, Start
+from remanence.core.types import ModelState, Reply
 
 CLAIMS = ("true", "uniform", "inverse")
 # extras that are counts of labels [k, C], by part and name
@@ -40,15 +40,15 @@ def count_lies(
     """
     if claim not in CLAIMS:
         raise InputError(f"attack count_lies: unknown claim {claim!r}: {nearest(claim, CLAIMS)}")
-    require(factor > 0, "attack count_lies", "factor", "above 0", factor)
+    check_range(factor > 0, "attack count_lies", "factor", "above 0", factor)
     if factor == 1 and claim == "true":
         raise InputError(
             "attack count_lies: factor=1 with claim=true tells the truth: give another factor,"
             " or claim=inverse"
         )
 
-    def tamper(replies: Reply, attackers: np.ndarray, start: Start, key: Key) -> Reply:
-        bad = mark(replies, attackers)
+    def tamper(replies: Reply, attackers: np.ndarray, start: ModelState, key: Key) -> Reply:
+        bad = attacker_mask(replies, attackers)
         weight = torch.where(bad, factor * replies.weight, replies.weight)
         extras = replies.extras
         for part, name in COUNTS:
@@ -64,7 +64,7 @@ def count_lies(
             )
         return replies._replace(weight=weight, extras=extras)
 
-    return Attack("count_lies", read_who("count_lies", fraction, clients), tamper=tamper)
+    return Attack("count_lies", parse_attackers("count_lies", fraction, clients), tamper=tamper)
 
 
 def _change(extras: Tree, part: str, name: str, lie: Callable[[Tensor], Tensor]) -> Tree:

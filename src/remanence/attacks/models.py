@@ -13,11 +13,17 @@ from statistics import NormalDist
 import numpy as np
 import torch
 
-from remanence.attacks.attack import Attack, Tamper, mark, read_who, replace_params
+from remanence.attacks.attack import (
+    Attack,
+    TamperReplies,
+    attacker_mask,
+    parse_attackers,
+    replace_params,
+)
 from remanence.core import pytree, rng
-from remanence.core.errors import require
+from remanence.core.errors import check_range
 from remanence.core.rng import Key
-from remanence.core.types import Reply, Start
+from remanence.core.types import ModelState, Reply
 
 
 def sign_flip(*, fraction: float = 0.1, clients: str = "", scale: float = 1.0) -> Attack:
@@ -27,8 +33,10 @@ def sign_flip(*, fraction: float = 0.1, clients: str = "", scale: float = 1.0) -
     clients: their numbers instead, such as "3 7".
     scale: how far, in units of the way it would have gone.
     """
-    require(scale > 0, "attack sign_flip", "scale", "above 0", scale)
-    return Attack("sign_flip", read_who("sign_flip", fraction, clients), tamper=_stretch(-scale))
+    check_range(scale > 0, "attack sign_flip", "scale", "above 0", scale)
+    return Attack(
+        "sign_flip", parse_attackers("sign_flip", fraction, clients), tamper=_stretch(-scale)
+    )
 
 
 def scaling(*, fraction: float = 0.1, clients: str = "", factor: float = 10.0) -> Attack:
@@ -39,15 +47,15 @@ def scaling(*, fraction: float = 0.1, clients: str = "", factor: float = 10.0) -
     clients: their numbers instead, such as "3 7".
     factor: by how much; 1 would be honest.
     """
-    require(factor > 0 and factor != 1, "attack scaling", "factor", "above 0 and not 1", factor)
-    return Attack("scaling", read_who("scaling", fraction, clients), tamper=_stretch(factor))
+    check_range(factor > 0 and factor != 1, "attack scaling", "factor", "above 0 and not 1", factor)
+    return Attack("scaling", parse_attackers("scaling", fraction, clients), tamper=_stretch(factor))
 
 
-def _stretch(factor: float) -> Tamper:
-    def tamper(replies: Reply, attackers: np.ndarray, start: Start, key: Key) -> Reply:
+def _stretch(factor: float) -> TamperReplies:
+    def tamper(replies: Reply, attackers: np.ndarray, start: ModelState, key: Key) -> Reply:
         return replace_params(
             replies,
-            mark(replies, attackers),
+            attacker_mask(replies, attackers),
             pytree.axpy(factor, replies.delta(start), start.params),
         )
 
@@ -61,10 +69,10 @@ def gaussian(*, fraction: float = 0.1, clients: str = "", std: float = 1.0) -> A
     clients: their numbers instead, such as "3 7".
     std: standard deviation of a coordinate.
     """
-    require(std > 0, "attack gaussian", "std", "above 0", std)
+    check_range(std > 0, "attack gaussian", "std", "above 0", std)
 
-    def tamper(replies: Reply, attackers: np.ndarray, start: Start, key: Key) -> Reply:
-        bad, forged = mark(replies, attackers), dict(replies.params)
+    def tamper(replies: Reply, attackers: np.ndarray, start: ModelState, key: Key) -> Reply:
+        bad, forged = attacker_mask(replies, attackers), dict(replies.params)
         for place in bad.nonzero().flatten().tolist():
             # by client, so that the order of replies does not matter
             mine = key.fold("gaussian", int(replies.client[place]))
@@ -73,15 +81,15 @@ def gaussian(*, fraction: float = 0.1, clients: str = "", std: float = 1.0) -> A
                     mine.fold(name).tensor().to(x.device), x.shape[1:], x.dtype
                 )
                 base = start.params[name]
-                centre = base if base.dim() < x.dim() else base[place]
+                center = base if base.dim() < x.dim() else base[place]
                 forged[name] = x.index_copy(
                     0,
                     torch.tensor([place], device=x.device),
-                    (centre + noise).unsqueeze(0).to(x.dtype),
+                    (center + noise).unsqueeze(0).to(x.dtype),
                 )
         return replace_params(replies, bad, forged)
 
-    return Attack("gaussian", read_who("gaussian", fraction, clients), tamper=tamper)
+    return Attack("gaussian", parse_attackers("gaussian", fraction, clients), tamper=tamper)
 
 
 def nan(*, fraction: float = 0.1, clients: str = "") -> Attack:
@@ -91,14 +99,14 @@ def nan(*, fraction: float = 0.1, clients: str = "") -> Attack:
     clients: their numbers instead, such as "3 7".
     """
 
-    def tamper(replies: Reply, attackers: np.ndarray, start: Start, key: Key) -> Reply:
+    def tamper(replies: Reply, attackers: np.ndarray, start: ModelState, key: Key) -> Reply:
         return replace_params(
             replies,
-            mark(replies, attackers),
+            attacker_mask(replies, attackers),
             pytree.map(lambda x: torch.full_like(x, torch.nan), replies.params),
         )
 
-    return Attack("nan", read_who("nan", fraction, clients), tamper=tamper)
+    return Attack("nan", parse_attackers("nan", fraction, clients), tamper=tamper)
 
 
 def a_little_is_enough(*, fraction: float = 0.1, clients: str = "", z: float = 0.0) -> Attack:
@@ -113,24 +121,26 @@ def a_little_is_enough(*, fraction: float = 0.1, clients: str = "", z: float = 0
     z: how many standard deviations; 0: the most that stays hidden by the paper's equation 3, from
         the numbers of replies and of attackers among them.
     """
-    require(z >= 0, "attack a_little_is_enough", "z", "of at least 0", z)
+    check_range(z >= 0, "attack a_little_is_enough", "z", "of at least 0", z)
 
-    def tamper(replies: Reply, attackers: np.ndarray, start: Start, key: Key) -> Reply:
-        bad = mark(replies, attackers)
+    def tamper(replies: Reply, attackers: np.ndarray, start: ModelState, key: Key) -> Reply:
+        bad = attacker_mask(replies, attackers)
         n, f = replies.k, int(bad.sum())
         if f in (0, n):
             return replies
-        far = z or hidden_deviations(n, f)
+        far = z or a_little_std(n, f)
         honest = pytree.take(replies.params, (~bad).nonzero().flatten())
         forged = pytree.map(lambda x: x.mean(dim=0) - far * x.std(dim=0, correction=0), honest)
         return replace_params(replies, bad, forged)
 
     return Attack(
-        "a_little_is_enough", read_who("a_little_is_enough", fraction, clients), tamper=tamper
+        "a_little_is_enough",
+        parse_attackers("a_little_is_enough", fraction, clients),
+        tamper=tamper,
     )
 
 
-def hidden_deviations(n: int, f: int) -> float:
+def a_little_std(n: int, f: int) -> float:
     """z_max = max z with Phi(z) < (n - f - s) / (n - f), where s = floor(n / 2 + 1) - f honest ones
     must look worse than the attackers; 0 at least.
 

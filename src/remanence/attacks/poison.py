@@ -12,31 +12,31 @@ from dataclasses import replace
 
 import numpy as np
 
-from remanence.attacks.attack import Attack, DataSet
+from remanence.attacks.attack import Attack, DataInfo
 from remanence.core.rng import Key
-from remanence.data.concept_views import Views
-from remanence.data.population import Holdings, Rows
-from remanence.data.source import Source
+from remanence.data.concept_views import ConceptViews
+from remanence.data.population import ClientData, ClientRows
+from remanence.data.source import ArrayDataset
 
 
-def know(source: Source) -> DataSet:
+def data_info(source: ArrayDataset) -> DataInfo:
     """What attackers know of a data set; the brightest pixel of the training images, because
     some sets do not use all of 0 .. 255.
     """
     high = (
         source.train.x.max(axis=0) if source.kind == "table" else np.asarray(source.train.x.max())
     )
-    return DataSet(source.kind, len(source.classes), high)
+    return DataInfo(source.kind, len(source.classes), high)
 
 
 def poison(
-    views: Views,
-    steps: Sequence[Holdings],
+    views: ConceptViews,
+    steps: Sequence[ClientData],
     attacks: Sequence[Attack],
     attackers: Mapping[str, np.ndarray],
-    known: DataSet,
+    known: DataInfo,
     key: Key,
-) -> tuple[Views, tuple[Holdings, ...]]:
+) -> tuple[ConceptViews, tuple[ClientData, ...]]:
     """The training examples and who holds them, after the attacks on data, one after the other.
     Validation rows stay honest: they measure.
 
@@ -72,9 +72,9 @@ def poison(
     )
 
 
-def _renumber(rows: Rows, clients: Sequence[int], shift: int) -> Rows:
+def _renumber(rows: ClientRows, clients: Sequence[int], shift: int) -> ClientRows:
     """The same rows, in which those of some clients are the poisoned forms."""
     ids = rows.ids.copy()
     for client in clients:
         ids[rows.offsets[client] : rows.offsets[client + 1]] += shift
-    return Rows(ids, rows.offsets)
+    return ClientRows(ids, rows.offsets)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remanence.attacks.attack import Attack, read_who
-from remanence.core.errors import require
+from remanence.attacks.attack import Attack, parse_attackers
+from remanence.core.errors import check_range
 
 
 def similarity_lies(*, fraction: float = 0.1, clients: str = "", loss: float = 0.01) -> Attack:
@@ -22,7 +22,7 @@ def similarity_lies(*, fraction: float = 0.1, clients: str = "", loss: float = 0
     clients: their numbers instead, such as "3 7".
     loss: the mean cross-entropy that is believed.
     """
-    require(loss >= 0, "attack similarity_lies", "loss", "of at least 0", loss)
+    check_range(loss >= 0, "attack similarity_lies", "loss", "of at least 0", loss)
 
     def mislead(probed: Tensor, losses: Tensor, attackers: np.ndarray) -> Tensor:
         bad = torch.from_numpy(attackers).to(probed)
@@ -31,5 +31,5 @@ def similarity_lies(*, fraction: float = 0.1, clients: str = "", loss: float = 0
         return torch.where(torch.isin(probed, bad) & honest.unsqueeze(1), loss, losses)
 
     return Attack(
-        "similarity_lies", read_who("similarity_lies", fraction, clients), mislead=mislead
+        "similarity_lies", parse_attackers("similarity_lies", fraction, clients), mislead=mislead
     )

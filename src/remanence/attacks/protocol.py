@@ -7,10 +7,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from remanence.attacks.attack import Attack, mark, read_who
-from remanence.core.errors import require
+from remanence.attacks.attack import Attack, attacker_mask, parse_attackers
+from remanence.core.errors import check_range
 from remanence.core.rng import Key
-from remanence.core.types import Reply, Start
+from remanence.core.types import ModelState, Reply
 
 
 def stale(*, fraction: float = 0.1, clients: str = "") -> Attack:
@@ -20,12 +20,12 @@ def stale(*, fraction: float = 0.1, clients: str = "") -> Attack:
     clients: their numbers instead, such as "3 7".
     """
 
-    def tamper(replies: Reply, attackers: np.ndarray, start: Start, key: Key) -> Reply:
+    def tamper(replies: Reply, attackers: np.ndarray, start: ModelState, key: Key) -> Reply:
         return replies._replace(
-            round=torch.where(mark(replies, attackers), replies.round - 1, replies.round)
+            round=torch.where(attacker_mask(replies, attackers), replies.round - 1, replies.round)
         )
 
-    return Attack("stale", read_who("stale", fraction, clients), tamper=tamper)
+    return Attack("stale", parse_attackers("stale", fraction, clients), tamper=tamper)
 
 
 def replay(*, fraction: float = 0.1, clients: str = "", times: int = 2) -> Attack:
@@ -35,12 +35,12 @@ def replay(*, fraction: float = 0.1, clients: str = "", times: int = 2) -> Attac
     clients: their numbers instead, such as "3 7".
     times: how often it sends in all.
     """
-    require(times >= 2, "attack replay", "times", "of at least 2", times)
+    check_range(times >= 2, "attack replay", "times", "of at least 2", times)
 
-    def tamper(replies: Reply, attackers: np.ndarray, start: Start, key: Key) -> Reply:
-        again = mark(replies, attackers).nonzero().flatten()
+    def tamper(replies: Reply, attackers: np.ndarray, start: ModelState, key: Key) -> Reply:
+        again = attacker_mask(replies, attackers).nonzero().flatten()
         return (
             Reply.join([replies, *[replies.pick(again)] * (times - 1)]) if len(again) else replies
         )
 
-    return Attack("replay", read_who("replay", fraction, clients), tamper=tamper)
+    return Attack("replay", parse_attackers("replay", fraction, clients), tamper=tamper)

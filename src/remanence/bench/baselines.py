@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from remanence.core.rng import Key
-from remanence.core.types import Job
+from remanence.core.types import ClientWork
 from remanence.data.batches import plan_batches
-from remanence.experiment.build import Experiment
+from remanence.experiment.build import BuiltExperiment
 from remanence.training.state import RunState
 
 BATCH_OF_SCORES = 500
 
 
-def train_clients(experiment: Experiment, state: RunState, job: Job) -> nn.Module:
+def train_clients(experiment: BuiltExperiment, state: RunState, job: ClientWork) -> nn.Module:
     """One round of federated averaging (or of Flashback), client by client. -> the new global
     model
     """
@@ -64,7 +64,7 @@ def train_clients(experiment: Experiment, state: RunState, job: Job) -> nn.Modul
     return merged
 
 
-def plain_model(experiment: Experiment) -> nn.Module:
+def plain_model(experiment: BuiltExperiment) -> nn.Module:
     return copy.deepcopy(experiment.task.model.origin).train()
 
 
@@ -74,14 +74,14 @@ Teacher = tuple[Callable[[Tensor, Tensor], Tensor], Tensor]
 
 def fit(
     model: nn.Module,
-    experiment: Experiment,
-    job: Job,
+    experiment: BuiltExperiment,
+    job: ClientWork,
     rows: Tensor,
     plan: np.ndarray,
     widths: np.ndarray,
     teacher: Teacher | None,
 ) -> None:
-    task, optimiser = experiment.task, make_optimizer(model, experiment, job)
+    task, optimizer = experiment.task, make_optimizer(model, experiment, job)
     for step, width in enumerate(widths.tolist()):
         place = torch.from_numpy(plan[step, :width]).to(rows.device)
         batch = rows[place]
@@ -99,9 +99,9 @@ def fit(
                 loss
                 + (teacher[1].unsqueeze(1) * log_p.exp() * (log_p - log_q)).sum(dim=(0, 2)).mean()
             )
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
+        optimizer.step()
 
 
 def distil_at_server(
@@ -110,8 +110,8 @@ def distil_at_server(
     models: list[nn.Module],
     counts: Tensor,
     pi: Tensor,
-    experiment: Experiment,
-    job: Job,
+    experiment: BuiltExperiment,
+    job: ClientWork,
 ) -> None:
     task = experiment.task
     public = task.public.to(task.world.device)
@@ -161,8 +161,10 @@ def average(models: list[nn.Module], sizes: list[int]) -> nn.Module:
     return merged
 
 
-def make_optimizer(model: nn.Module, experiment: Experiment, job: Job) -> torch.optim.Optimizer:
-    rule, name = job.rule, experiment.task.optimiser.name
+def make_optimizer(
+    model: nn.Module, experiment: BuiltExperiment, job: ClientWork
+) -> torch.optim.Optimizer:
+    rule, name = job.rule, experiment.task.optimizer.name
     if name == "adam":
         return torch.optim.Adam(
             model.parameters(),
@@ -176,13 +178,13 @@ def make_optimizer(model: nn.Module, experiment: Experiment, job: Job) -> torch.
     )
 
 
-def autocast(experiment: Experiment) -> torch.autocast:
+def autocast(experiment: BuiltExperiment) -> torch.autocast:
     bf16 = experiment.spec.precision == "bf16"
     return torch.autocast(experiment.task.world.device.type, dtype=torch.bfloat16, enabled=bf16)
 
 
 @torch.no_grad()
-def score_models(experiment: Experiment, models: list[nn.Module]) -> Tensor:
+def score_models(experiment: BuiltExperiment, models: list[nn.Module]) -> Tensor:
     """Each model on the whole test set. -> correct answers [m]"""
     return torch.stack(
         [
@@ -193,7 +195,7 @@ def score_models(experiment: Experiment, models: list[nn.Module]) -> Tensor:
 
 
 def _count_right(
-    experiment: Experiment,
+    experiment: BuiltExperiment,
     judge: Callable[[Tensor], Tensor],
     batch: int,
     layout: torch.memory_format,
@@ -207,7 +209,9 @@ def _count_right(
     return right
 
 
-def make_scoring_floor(experiment: Experiment, model: nn.Module, times: int) -> Callable[[], None]:
+def make_scoring_floor(
+    experiment: BuiltExperiment, model: nn.Module, times: int
+) -> Callable[[], None]:
     """One model on the whole test set, so many times: compiled where torch can, channels
     innermost, on a GPU all rows at once.
     """
@@ -224,11 +228,11 @@ def make_scoring_floor(experiment: Experiment, model: nn.Module, times: int) -> 
     return run
 
 
-def make_floor(experiment: Experiment, job: Job) -> Callable[[], None]:
+def make_floor(experiment: BuiltExperiment, job: ClientWork) -> Callable[[], None]:
     """As many examples through one model, in batches as large as the whole stack's: the arithmetic
     alone.
 
-    Compiled where torch can, and on CUDA the whole step, with its optimiser, is one CUDA graph.
+    Compiled where torch can, and on CUDA the whole step, with its optimizer, is one CUDA graph.
     """
     task, device = experiment.task, experiment.task.world.device
     rows = np.concatenate(
@@ -244,9 +248,9 @@ def make_floor(experiment: Experiment, job: Job) -> Callable[[], None]:
     )
     ids = torch.from_numpy(rows[order[: steps * batch]].reshape(steps, batch)).to(device)
     model = plain_model(experiment)
-    optimiser = make_optimizer(model, experiment, job)
+    optimizer = make_optimizer(model, experiment, job)
     if device.type == "cuda":
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["capturable"] = True
     forward = torch.compile(model, dynamic=False) if compiler_works(device) else model
     number = torch.zeros(1, dtype=torch.int64, device=device)
@@ -257,9 +261,9 @@ def make_floor(experiment: Experiment, job: Job) -> Callable[[], None]:
         with autocast(experiment):
             logits = forward(x)
         loss = cross_entropy(logits.float() if logits.dtype == torch.bfloat16 else logits, y)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
+        optimizer.step()
         number.add_(1).remainder_(steps)
 
     take = capture(step) if device.type == "cuda" else step

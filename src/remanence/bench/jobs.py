@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from remanence.config import make_spec
-from remanence.core.types import Job
-from remanence.experiment.build import Experiment, build
-from remanence.rounds.loop import first_state, make_job
+from remanence.config import parse_experiment
+from remanence.core.types import ClientWork
+from remanence.experiment.build import BuiltExperiment, build
+from remanence.rounds.loop import first_state, make_work
 from remanence.training.state import RunState
 
 IMAGES = "synthetic(samples={samples}, classes=10, shape='3x32x32', test={test})"
@@ -179,10 +179,10 @@ JOBS: dict[str, BenchJob] = {
 
 def prepare(
     job: BenchJob, device: str, precision: str, changes: Mapping[str, Any] | None = None
-) -> tuple[Experiment, RunState, Job]:
+) -> tuple[BuiltExperiment, RunState, ClientWork]:
     """An experiment, and its first round."""
     experiment = build(
-        make_spec(
+        parse_experiment(
             {},
             {
                 **job.settings,
@@ -199,4 +199,4 @@ def prepare(
         for name, tree in state.server.state.items()
     }
     state = replace(state, server=replace(state.server, state=seen))
-    return experiment, state, make_job(experiment, state, 1)
+    return experiment, state, make_work(experiment, state, 1)

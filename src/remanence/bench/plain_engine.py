@@ -17,22 +17,22 @@ from torch.nn.functional import cross_entropy
 
 from remanence.bench.baselines import fit, plain_model
 from remanence.core import pytree
-from remanence.core.types import Job, PairScores, Phase, Reply, Scores, Start
+from remanence.core.types import ClientWork, ConfusionCounts, ModelState, PairCounts, Phase, Reply
 from remanence.engines import base
-from remanence.experiment.build import Experiment
+from remanence.experiment.build import BuiltExperiment
 
 
-class OneAtATime:
+class PlainEngine:
     """For methods whose phases end by whether the validation loss has fallen, as HAST's do."""
 
     name = "plain"
     steps = "eager"
 
-    def __init__(self, experiment: Experiment):
+    def __init__(self, experiment: BuiltExperiment):
         self.experiment, self.task = experiment, experiment.task
         self.module = plain_model(experiment)
 
-    def train(self, job: Job) -> Iterator[Reply]:
+    def train(self, job: ClientWork) -> Iterator[Reply]:
         for place, client in enumerate(job.clients.tolist()):
             self._load(job.start.take(place) if job.personal_start else job.start)
             for number, phase in enumerate(base.phases_of(self.task, job)):
@@ -48,13 +48,13 @@ class OneAtATime:
                 self.task,
                 job,
                 np.array([client]),
-                Start.stack([self._state()]),
+                ModelState.stack([self._state()]),
                 {},
                 kept,
                 nothing_for_the_log,
             )
 
-    def _fit(self, job: Job, client: int, number: int, phase: Phase) -> None:
+    def _fit(self, job: ClientWork, client: int, number: int, phase: Phase) -> None:
         rows = torch.from_numpy(self.task.population.at(job.time_step).train.of(client)).to(
             self.task.world.device
         )
@@ -64,7 +64,7 @@ class OneAtATime:
         plan = base.plan_phase(self.task, job, client, number, phase)
         fit(self.module, self.experiment, job, rows, plan.rows, plan.widths, None)
 
-    def _improved(self, before: Start, job: Job, client: int) -> bool:
+    def _improved(self, before: ModelState, job: ClientWork, client: int) -> bool:
         now, ids = self._state(), self.task.population.at(job.time_step).valid.of(client)
         new = self._mean_loss(ids)
         self._load(before)
@@ -73,22 +73,22 @@ class OneAtATime:
         return new < old
 
     def score(
-        self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0
-    ) -> Scores:
+        self, models: ModelState, split: str, owners: np.ndarray | None = None, time_step: int = 0
+    ) -> ConfusionCounts:
         raise NotImplementedError("a timed round evaluates nothing")
 
-    def judge(self, models: Start, ids: Tensor) -> Tensor:
+    def judge(self, models: ModelState, ids: Tensor) -> Tensor:
         raise NotImplementedError("a round without a server has no public set")
 
     def score_pairs(
         self,
-        models: Start,
+        models: ModelState,
         which: np.ndarray,
         owners: np.ndarray,
         split: str,
         time_step: int = 0,
         verdicts: bool = False,
-    ) -> PairScores:
+    ) -> PairCounts:
         rows, classes = base.split_rows(self.task, split, time_step), self.task.world.classes
         confusion, loss = (
             torch.zeros(len(which), classes, classes, dtype=torch.int64),
@@ -99,7 +99,7 @@ class OneAtATime:
             self._load(models.take(model))
             loss[pair] = self._mean_loss(ids) * len(ids)
             confusion[pair, 0, 0] = len(ids)  # a round needs the mean loss alone
-        return PairScores(confusion, loss)
+        return PairCounts(confusion, loss)
 
     @torch.no_grad()
     def _mean_loss(self, ids: np.ndarray) -> float:
@@ -113,12 +113,12 @@ class OneAtATime:
             ).double()
         return float(total) / len(ids)
 
-    def _load(self, model: Start) -> None:
+    def _load(self, model: ModelState) -> None:
         self.module.load_state_dict({**model.params, **model.buffers}, strict=False)
 
-    def _state(self) -> Start:
+    def _state(self) -> ModelState:
         params = {name: value.detach().clone() for name, value in self.module.named_parameters()}
-        return Start(
+        return ModelState(
             params, {name: value.detach().clone() for name, value in self.module.named_buffers()}
         )
 

@@ -27,16 +27,16 @@ from remanence.bench.baselines import (
     train_clients,
 )
 from remanence.bench.jobs import JOBS, BenchJob, prepare
-from remanence.bench.plain_engine import OneAtATime
+from remanence.bench.plain_engine import PlainEngine
 from remanence.core.errors import InputError, RunFailed, unknown
-from remanence.core.signals import catch_termination
-from remanence.core.types import Engine, Job, Reply, Start
-from remanence.engines.autotune import Choice, choose_engine, make_engine
-from remanence.engines.run_slices import Work
-from remanence.engines.vectorized import MOST_CLIENTS, Stacked
-from remanence.experiment.build import Experiment, set_precision
-from remanence.rounds.loop import open_recorder, play_round
-from remanence.testing.toy_task import play, worst_difference
+from remanence.core.signals import sigterm_as_interrupt
+from remanence.core.types import ClientWork, Engine, ModelState, Reply
+from remanence.engines.autotune import EngineChoice, choose_engine, make_engine
+from remanence.engines.run_slices import RunWork
+from remanence.engines.vectorized import MOST_CLIENTS, VectorizedEngine
+from remanence.experiment.build import BuiltExperiment, set_precision
+from remanence.rounds.loop import make_recorder, run_round
+from remanence.testing.toy_task import max_rel_diff, run_rounds
 from remanence.training import server_step
 from remanence.training.server_step import local_models
 from remanence.training.state import RunState
@@ -66,7 +66,7 @@ def run_jobs(
             raise unknown("job", name, JOBS)
     results: dict[str, dict[str, Any]] = {}
     # stopped: what was measured until then is not lost
-    with contextlib.suppress(KeyboardInterrupt), catch_termination():
+    with contextlib.suppress(KeyboardInterrupt), sigterm_as_interrupt():
         for name in chosen:
             for needed in (JOBS[name].relative_to, name):
                 if needed and needed not in results:
@@ -95,7 +95,7 @@ def measure(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str
     if job.measure == "memory":
         return measure_memory(job, device, precision)
     if job.measure == "together":
-        return measure_together(job, device, precision, repeat)
+        return measure_batched(job, device, precision, repeat)
     threads = torch.get_num_threads()
     experiment, state, work = prepare(job, device, precision)
     choice, engine = start_engine(experiment, work)
@@ -109,15 +109,15 @@ def measure(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str
             plain, ours, floor, rows = scoring(experiment, state, work, engine)
         elif job.measure == "round":
             plain, ours = (
-                partial(play_once, experiment, state, each)
-                for each in (OneAtATime(experiment), engine)
+                partial(run_once, experiment, state, each)
+                for each in (PlainEngine(experiment), engine)
             )
         else:
             plain, ours, floor = training(experiment, state, work, engine)
         contenders = {"plain": (plain, threads), "ours": (ours, ours_threads)} | (
             {"floor": (floor, threads)} if floor else {}
         )
-        times = take_turns(contenders, repeat, experiment.task.world.device)
+        times = interleave(contenders, repeat, experiment.task.world.device)
         with watching_memory(experiment.task.world.device) as peak:
             ours()
     finally:
@@ -139,7 +139,7 @@ def measure(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str
 
 def describe(
     job: BenchJob,
-    experiment: Experiment,
+    experiment: BuiltExperiment,
     threads: int,
     times: Sequence[float],
     rows: int,
@@ -165,13 +165,13 @@ def describe(
     }
 
 
-def start_engine(experiment: Experiment, work: Job) -> tuple[Choice, Engine]:
+def start_engine(experiment: BuiltExperiment, work: ClientWork) -> tuple[EngineChoice, Engine]:
     choice = choose_engine(experiment.task, work, rounds=LONG_RUN)
     return choice, make_engine(choice.name, experiment.task, choice.stack, steps=choice.steps)
 
 
 def training(
-    experiment: Experiment, state: RunState, work: Job, engine: Engine
+    experiment: BuiltExperiment, state: RunState, work: ClientWork, engine: Engine
 ) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]:
     """A round up to the new global model, three ways."""
     return (
@@ -181,7 +181,9 @@ def training(
     )
 
 
-def train_ours(experiment: Experiment, state: RunState, work: Job, engine: Engine) -> Start:
+def train_ours(
+    experiment: BuiltExperiment, state: RunState, work: ClientWork, engine: Engine
+) -> ModelState:
     replies = Reply.join(list(engine.train(work)))
     return server_step.update(
         experiment.task, state.server, replies, work.round, work.key, work.rule, engine
@@ -189,7 +191,7 @@ def train_ours(experiment: Experiment, state: RunState, work: Job, engine: Engin
 
 
 def scoring(
-    experiment: Experiment, state: RunState, work: Job, engine: Engine
+    experiment: BuiltExperiment, state: RunState, work: ClientWork, engine: Engine
 ) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any], int]:
     """The local models of a round on the test set, three ways; the floor is one model that sees
     as many rows.
@@ -213,23 +215,23 @@ def scoring(
     )
 
 
-def load(module: nn.Module, model: Start) -> nn.Module:
+def load(module: nn.Module, model: ModelState) -> nn.Module:
     module.load_state_dict({**model.params, **model.buffers}, strict=False)
     return module
 
 
-def play_once(experiment: Experiment, state: RunState, engine: Engine) -> Start:
+def run_once(experiment: BuiltExperiment, state: RunState, engine: Engine) -> ModelState:
     """A whole round without a server, from the same state every time. -> all clients' models"""
     with (
         tempfile.TemporaryDirectory() as folder,
-        contextlib.closing(open_recorder(Path(folder), experiment, {})) as recorder,
+        contextlib.closing(make_recorder(Path(folder), experiment, {})) as recorder,
     ):
-        after, _ = play_round(experiment, engine, state, recorder)
+        after, _ = run_round(experiment, engine, state, recorder)
     assert after.crowd is not None
     return after.crowd.models
 
 
-def compare_with_plain(job: BenchJob, device: str, choice: Choice) -> float | None:
+def compare_with_plain(job: BenchJob, device: str, choice: EngineChoice) -> float | None:
     """One whole round in float64 on our engine and in the plain loop; raises where they differ.
     -> the largest difference
     """
@@ -241,13 +243,13 @@ def compare_with_plain(job: BenchJob, device: str, choice: Choice) -> float | No
     ) as engine:
         if job.measure == "round":
             plain, ours = (
-                play_once(experiment, state, each).params
-                for each in (OneAtATime(experiment), engine)
+                run_once(experiment, state, each).params
+                for each in (PlainEngine(experiment), engine)
             )
         else:
             plain = train_clients(experiment, state, work).state_dict()
             ours = train_ours(experiment, state, work, engine).params
-    place, difference = worst_difference(ours, {name: plain[name] for name in ours})
+    place, difference = max_rel_diff(ours, {name: plain[name] for name in ours})
     if difference > CLOSE:
         raise RunFailed(
             f"job {job.name}: {place} differs from the plain loop by {difference:.1e} in"
@@ -256,20 +258,20 @@ def compare_with_plain(job: BenchJob, device: str, choice: Choice) -> float | No
     return difference
 
 
-def measure_together(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str, Any]:
+def measure_batched(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str, Any]:
     """The training of several seeds as one stack; nothing to compare with but the same for one
     seed, which is another job.
     """
     threads = torch.get_num_threads()
     prepared = [prepare(job, device, precision, {"seed": seed}) for seed in range(job.seeds)]
     experiment, _, work = prepared[0]
-    works = [Work(each.task, one) for each, _, one in prepared]
+    works = [RunWork(each.task, one) for each, _, one in prepared]
     choice = choose_engine(experiment.task, work, rounds=LONG_RUN)
     with contextlib.closing(
-        Stacked(experiment.task, MOST_CLIENTS["cuda"], choice.steps)
+        VectorizedEngine(experiment.task, MOST_CLIENTS["cuda"], choice.steps)
     ) as engine:  # on a CPU too: that is what is measured
         ours = partial(train_works, engine, works)
-        times = take_turns({"ours": (ours, choice.threads)}, repeat, experiment.task.world.device)[
+        times = interleave({"ours": (ours, choice.threads)}, repeat, experiment.task.world.device)[
             "ours"
         ]
         with watching_memory(experiment.task.world.device) as peak:
@@ -281,12 +283,12 @@ def measure_together(job: BenchJob, device: str, precision: str, repeat: int) ->
     )
 
 
-def train_works(engine: Stacked, works: Sequence[Work]) -> None:
+def train_works(engine: VectorizedEngine, works: Sequence[RunWork]) -> None:
     for _ in engine.train_together(works):
         pass
 
 
-def take_turns(
+def interleave(
     contenders: dict[str, tuple[Callable[[], Any], int]],
     repeat: int,
     device: torch.device,
@@ -313,7 +315,7 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def count_rows(experiment: Experiment, work: Job) -> int:
+def count_rows(experiment: BuiltExperiment, work: ClientWork) -> int:
     """Training rows seen in a round."""
     sizes = experiment.task.population.at(work.time_step).train.sizes[work.clients]
     return int(sizes.sum()) * experiment.spec.local.epochs
@@ -331,7 +333,7 @@ def measure_memory(job: BenchJob, device: str, precision: str) -> dict[str, Any]
             choice, engine = start_engine(experiment, work)
             begin = time.perf_counter()
             with contextlib.closing(engine):
-                play(experiment, engine, job.rounds)
+                run_rounds(experiment, engine, job.rounds)
             seconds, rows = (time.perf_counter() - begin) / job.rounds, count_rows(experiment, work)
         peaks.append(peak())
         threads = torch.get_num_threads()
@@ -368,7 +370,7 @@ def peak_of_process() -> int:
     )
 
 
-def about_machine(experiment: Experiment, threads: int) -> dict[str, Any]:
+def about_machine(experiment: BuiltExperiment, threads: int) -> dict[str, Any]:
     """Where a number was measured: without that it means nothing."""
     device = experiment.task.world.device
     name = (

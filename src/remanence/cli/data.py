@@ -70,7 +70,7 @@ def data_show(
     as_json: AsJson = False,
 ) -> None:
     """Draw who gets what: the share of each class in each client's data."""
-    spec = config.make_spec(
+    spec = config.parse_experiment(
         config.read_file(experiment) if experiment else {},
         {**flags, **config.parse_assignments(set_ or [])},
     )

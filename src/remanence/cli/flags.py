@@ -24,7 +24,7 @@ HELP: dict[str, tuple[Any, str]] = {
     "time_steps": (int, "how often the data may change; rounds are counted per time step"),
     "concepts": (str, "what each cluster's data are, such as \"label(groups='0 1|2 3')\""),
     "samples": (int, "training rows a client draws at a time step"),
-    "topology": (str, 'who can reach whom without a server, such as "ring(neighbours=2)"'),
+    "topology": (str, 'who can reach whom without a server, such as "ring(neighbors=2)"'),
     "patience": (int, "rounds without gain after which a client without a server stops"),
     "epochs": (int, "local passes over a client's data in a round"),
     "steps": (int, "local steps instead of epochs"),

@@ -61,10 +61,10 @@ def quickstart(
     train on digits, and end everything.
     """
     require_flower()
-    from remanence.cli.summary import conclude
+    from remanence.cli.summary import print_summary
     from remanence.flower.quickstart import run_quickstart
 
-    conclude(
+    print_summary(
         run_quickstart(
             out,
             method,

@@ -18,14 +18,14 @@ from remanence.config import Spec
 from remanence.core import expressions
 from remanence.core.errors import unknown
 from remanence.core.rng import Key
-from remanence.data.concepts import KINDS
-from remanence.data.drift_schedules import SCHEDULES as DRIFTS
-from remanence.experiment.data_setup import divide, load_data
+from remanence.data.concepts import CONCEPTS
+from remanence.data.drift_schedules import DRIFT_SCHEDULES
+from remanence.experiment.data_setup import load_data, partition_data
 from remanence.experiment.system import SPEEDS
-from remanence.losses import OBJECTIVES
+from remanence.losses import LOSSES
 from remanence.methods import METHODS, PRIVACY
 from remanence.models import MODELS
-from remanence.optimizers import OPTIMISERS, SCHEDULES
+from remanence.optimizers import LR_SCHEDULES, OPTIMIZERS
 from remanence.peers.availability import AVAILABILITIES
 from remanence.peers.topology import TOPOLOGIES
 
@@ -41,20 +41,20 @@ ENGINES = {
 
 TABLES: dict[str, Mapping[str, Callable[..., Any]]] = {
     "methods": METHODS,
-    "objectives": OBJECTIVES,
+    "objectives": LOSSES,
     "aggregators": ROBUST,
     "privacy": PRIVACY,
     "attacks": ATTACKS,
     "models": MODELS,
-    "data": data.SOURCES,
+    "data": data.DATASETS,
     "partitions": data.PARTITIONS,
-    "drifts": DRIFTS,
-    "concepts": KINDS,
+    "drifts": DRIFT_SCHEDULES,
+    "concepts": CONCEPTS,
     "topologies": TOPOLOGIES,
     "availabilities": AVAILABILITIES,
     "speeds": SPEEDS,
-    "optimizers": OPTIMISERS,
-    "schedules": SCHEDULES,
+    "optimizers": OPTIMIZERS,
+    "schedules": LR_SCHEDULES,
 }
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -101,7 +101,7 @@ def check_data(name: str, directory: str) -> str:
         if not name.endswith(".npz") or "(" in name
         else expressions.Call("npz", {"path": name})
     )
-    return data.check_source(call.name, Path(directory) if directory else None, call.arguments)
+    return data.check_dataset(call.name, Path(directory) if directory else None, call.arguments)
 
 
 def show_partition(spec: Spec, out: Path | None, as_json: bool) -> None:
@@ -109,7 +109,7 @@ def show_partition(spec: Spec, out: Path | None, as_json: bool) -> None:
     import numpy as np
 
     source = load_data(spec)
-    division = divide(spec, source, Key(spec.seed))
+    division = partition_data(spec, source, Key(spec.seed))
     public, population = division.public, division.population
     everyone = np.arange(population.clients)
     holdings = population.at(0)

@@ -20,15 +20,15 @@ from remanence.cli.options import (
     AllowCode,
     AsJson,
     ExperimentFile,
-    Out,
+    OutFolder,
     Overwrite,
     Quiet,
     Sets,
-    TimeLimit,
+    TimeLimitSeconds,
     Together,
 )
 from remanence.cli.recipes import reproduce, results
-from remanence.cli.summary import conclude
+from remanence.cli.summary import print_summary
 from remanence.core import expressions
 from remanence.core.errors import INTERRUPTED, InputError, RemanenceError
 from remanence.version import __version__
@@ -44,7 +44,7 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")
 
-Client = Annotated[
+ClientOption = Annotated[
     int | None,
     typer.Option(
         "--client", help="whose model, where clients have models of their own", show_default=False
@@ -65,18 +65,18 @@ BenchJobs = Annotated[
 def run(
     experiment: ExperimentFile = None,
     *,
-    out: Out,
+    out: OutFolder,
     flags: dict[str, Any],
     set_: Sets = None,
     overwrite: Overwrite = False,
     allow_code: AllowCode = False,
-    time_limit: TimeLimit = None,
+    time_limit: TimeLimitSeconds = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Run one experiment, from a file or by flags, and write its report."""
     base = config.read_file(experiment, allow_code) if experiment else {}
-    spec = config.make_spec(base, {**flags, **config.parse_assignments(set_ or [])})
+    spec = config.parse_experiment(base, {**flags, **config.parse_assignments(set_ or [])})
     from remanence.core.progress import make_progress
     from remanence.rounds.loop import Deadline, start_run
 
@@ -87,7 +87,7 @@ def run(
         progress=make_progress(quiet or as_json),
         deadline=Deadline(time_limit),
     )
-    conclude(done.folder, quiet, as_json)
+    print_summary(done.folder, quiet, as_json)
 
 
 @app.command()
@@ -98,7 +98,7 @@ def compare(
     methods: Annotated[
         str, typer.Option("--methods", help='separated by semicolons: "fedavg; fedavg+wsm"')
     ],
-    out: Out,
+    out: OutFolder,
     flags: dict[str, Any],
     seeds: Annotated[str, typer.Option("--seeds", help="how many, or a list such as 0,7,42")] = "1",
     grid: Annotated[
@@ -115,7 +115,7 @@ def compare(
     set_: Sets = None,
     overwrite: Overwrite = False,
     allow_code: AllowCode = False,
-    time_limit: TimeLimit = None,
+    time_limit: TimeLimitSeconds = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -139,7 +139,7 @@ def compare(
         deadline=Deadline(time_limit),
         **settings,
     )
-    conclude(done.folder, quiet, as_json)
+    print_summary(done.folder, quiet, as_json)
 
 
 @app.command()
@@ -148,7 +148,7 @@ def resume(
     rounds: Annotated[
         int | None, typer.Option("--rounds", help="go on to so many rounds in all")
     ] = None,
-    time_limit: TimeLimit = None,
+    time_limit: TimeLimitSeconds = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -161,7 +161,7 @@ def resume(
     done = api.resume(
         folder, rounds=rounds, quiet=quiet or as_json, time_limit=time_limit, allow_code=allow_code
     )
-    conclude(done.folder, quiet, as_json)
+    print_summary(done.folder, quiet, as_json)
 
 
 @app.command()
@@ -241,7 +241,7 @@ def evaluate(
         ),
     ] = None,
     data_dir: Annotated[str | None, typer.Option("--data-dir", help="where data sets lie")] = None,
-    client: Client = None,
+    client: ClientOption = None,
     allow_code: AllowCode = False,
     as_json: AsJson = False,
 ) -> None:
@@ -251,7 +251,7 @@ def evaluate(
 
     done = _one_run(folder)
     if not allow_code:
-        config.refuse_code(done.spec.model, folder)
+        config.forbid_import_path(done.spec.model, folder)
     changes = {
         name: value for name, value in (("name", data), ("dir", data_dir)) if value is not None
     }
@@ -287,7 +287,7 @@ def export(
         Path | None,
         typer.Option("--out", help="the folder to write; default: export in the run's folder"),
     ] = None,
-    client: Client = None,
+    client: ClientOption = None,
     allow_code: AllowCode = False,
 ) -> None:
     """Write the trained model, or its numbers over rounds, for use elsewhere."""
@@ -302,7 +302,7 @@ def export(
 
     done = _one_run(folder)
     if not allow_code:
-        config.refuse_code(done.spec.model, folder)
+        config.forbid_import_path(done.spec.model, folder)
     for path in write(done, out or done.folder / "export", kind, client=client):
         print(path)
 
@@ -383,7 +383,7 @@ def _split_grid(text: str) -> tuple[str, list[Any]]:
         raise InputError(f"--grid {text!r} has no values: write --grid lr=0.1,0.05")
     return name.strip(), [
         config.parse_value(value.strip())
-        for value in expressions.split_outside(values)
+        for value in expressions.split_top_level(values)
         if value.strip()
     ]
 

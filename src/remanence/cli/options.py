@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-Out = Annotated[Path, typer.Option("--out", help="the folder to write")]
+OutFolder = Annotated[Path, typer.Option("--out", help="the folder to write")]
 Sets = Annotated[
     list[str] | None,
     typer.Option(
@@ -26,7 +26,7 @@ AllowCode = Annotated[
         help="let the experiment's file or folder name Python code to import and run",
     ),
 ]
-TimeLimit = Annotated[
+TimeLimitSeconds = Annotated[
     float | None,
     typer.Option(
         "--time-limit", metavar="SECONDS", help="save and exit with 75 after so long; resumable"

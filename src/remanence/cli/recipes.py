@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from remanence import config
-from remanence.cli.options import AsJson, DataDir, Quiet, Sets, TimeLimit, Together
+from remanence.cli.options import AsJson, DataDir, Quiet, Sets, TimeLimitSeconds, Together
 from remanence.core.errors import InputError
 
 
@@ -54,7 +54,7 @@ def reproduce(
     ] = None,
     together: Together = 0,
     set_: Sets = None,
-    time_limit: TimeLimit = None,
+    time_limit: TimeLimitSeconds = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -84,9 +84,9 @@ def reproduce(
         "data_dir": data_dir or "",
     }
     if plan:
-        from remanence.recipes.estimate import tell_plan
+        from remanence.recipes.estimate import describe_plan
 
-        print(tell_plan(plan_result(name, **options, only_to_look=True)))
+        print(describe_plan(plan_result(name, **options, only_to_look=True)))
         return
     if out is None:
         # what is wrong with what was asked for is said before what is missing
@@ -108,7 +108,7 @@ def reproduce(
 
         from remanence.recipes.figure_data import PICTURE
         from remanence.recipes.reproduce import PAGE
-        from remanence.recipes.tables import as_table, tell_claims, tell_notes
+        from remanence.recipes.tables import as_table, describe_claims, describe_notes
         from remanence.results.run import REPORT
 
         console = Console()
@@ -122,7 +122,7 @@ def reproduce(
             for kind, file in (("page", PAGE), ("figure", PICTURE), ("report", REPORT))
             if (out / file).exists()
         ]
-        print("\n".join([*tell_notes(done), *tell_claims(done), *made]))
+        print("\n".join([*describe_notes(done), *describe_claims(done), *made]))
 
 
 def results(

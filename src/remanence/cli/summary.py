@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 
-def conclude(folder: Path, quiet: bool, as_json: bool) -> None:
+def print_summary(folder: Path, quiet: bool, as_json: bool) -> None:
     """The end of a long command: the report, the table, where things are."""
     from remanence.report import write_report
     from remanence.report.tables import chosen_rows, render_text, run_row

@@ -1,6 +1,6 @@
 """Parts become a method: merged slot by slot, refused where two fill the same one.
 
-`Composed` is what the rest of the program reads: every slot with its default filled in, and every
+`ComposedMethod` is what the rest of the program reads: every slot with its default filled in, and every
 function bound to the subtree of its own part, so that names cannot clash and no function sees
 another part's state.
 """
@@ -20,17 +20,17 @@ from remanence.core.types import (
     STAGES,
     Context,
     Method,
-    Optimiser,
+    Optimizer,
     Part,
     PeerContext,
     ServerContext,
-    World,
+    TaskInfo,
 )
 
-ONE = (
+EXCLUSIVE_SLOTS = (
     "base",
     "gradient",
-    "optimiser",
+    "optimizer",
     "weigh",
     "combine",
     "apply",
@@ -39,7 +39,7 @@ ONE = (
     "peers",
     "assign",
     "facts",
-    "personalise",
+    "personalize",
 )
 
 P = ParamSpec("P")
@@ -67,7 +67,8 @@ def parse_method(text: str, table: Mapping[str, Callable[..., Part]]) -> Method:
     return check(
         Method(
             tuple(
-                expressions.construct(call, table, "method") for call in expressions.parse_sum(text)
+                expressions.instantiate(call, table, "method")
+                for call in expressions.parse_parts(text)
             )
         )
     )
@@ -78,7 +79,7 @@ def check(method: Method) -> Method:
     for name, count in Counter(p.name for p in method.parts).items():
         if count > 1:
             raise InputError(f"method {describe(method)!r} has {name} twice: write it once")
-    for slot in ONE:
+    for slot in EXCLUSIVE_SLOTS:
         filled = [p.name for p in method.parts if getattr(p, slot) is not None]
         if len(filled) > 1:
             raise InputError(
@@ -115,16 +116,16 @@ def check(method: Method) -> Method:
 SLOT_WORDS = {
     "base": "loss",
     "gradient": "way the gradient is taken",
-    "optimiser": "local optimiser",
+    "optimizer": "local optimizer",
     "weigh": "weights of the clients",
     "combine": "way replies are combined",
-    "apply": "server's optimiser",
+    "apply": "server's optimizer",
     "refine": "server's refinement",
     "phases": "phases of local training",
     "peers": "choice of peers",
     "assign": "assignment of clients to global models",
     "facts": "way label counts are shown",
-    "personalise": "fine-tuning of personal models",
+    "personalize": "fine-tuning of personal models",
 }
 
 SERVER_SLOTS = (
@@ -136,10 +137,10 @@ SERVER_SLOTS = (
     "server",
     "share",
     "assign",
-    "personalise",
+    "personalize",
 )  # nothing for them without a server
 # what belongs to one global model alone
-STATEFUL_SERVER_SLOTS = ("server", "share", "refine", "absorb", "personal", "personalise")
+STATEFUL_SERVER_SLOTS = ("server", "share", "refine", "absorb", "personal", "personalize")
 
 
 def describe(method: Method) -> str:
@@ -147,17 +148,17 @@ def describe(method: Method) -> str:
     return "+".join(str(expressions.Call(p.name, p.arguments)) for p in method.parts)
 
 
-class Scoped:
+class BoundHook:
     """A function of a part, called with a context narrowed to that part's subtrees."""
 
     def __init__(self, part: Part, function: Callable[..., Any]):
         self.name, self.function = part.name, function
 
     def __call__(self, *args: Any) -> Any:
-        # where the context stands differs from slot to slot: it is recognised by its type
+        # where the context stands differs from slot to slot: it is recognized by its type
         return self.function(
             *(
-                narrow(arg, self.name)
+                scope_context(arg, self.name)
                 if isinstance(arg, Context | ServerContext | PeerContext)
                 else arg
                 for arg in args
@@ -165,7 +166,7 @@ class Scoped:
         )
 
 
-def narrow(ctx: Any, name: str) -> Any:
+def scope_context(ctx: Any, name: str) -> Any:
     """The context, of a client, of the server or of all peers, as the part of that name may see
     it.
     """
@@ -175,7 +176,7 @@ def narrow(ctx: Any, name: str) -> Any:
     return ctx._replace(**{field: getattr(ctx, field).get(name, {}) for field in subtrees})
 
 
-class Composed:
+class ComposedMethod:
     """A method ready to run: iterate over a slot's functions, in name order so that sums have
     stable bits.
     """
@@ -184,34 +185,35 @@ class Composed:
         self.method = check(method)
         self.parts = tuple(sorted(method.parts, key=lambda p: p.name))
 
-    def one(self, slot: str) -> Scoped | None:
+    def one(self, slot: str) -> BoundHook | None:
         """The function of a slot that at most one part fills."""
         return next(
-            (Scoped(p, getattr(p, slot)) for p in self.parts if getattr(p, slot) is not None), None
+            (BoundHook(p, getattr(p, slot)) for p in self.parts if getattr(p, slot) is not None),
+            None,
         )
 
-    def many(self, slot: str) -> list[Scoped]:
+    def many(self, slot: str) -> list[BoundHook]:
         """All functions of a slot that any number of parts fill."""
-        return [Scoped(p, function) for p, function in self._filled(slot)]
+        return [BoundHook(p, function) for p, function in self._filled(slot)]
 
     def owner(self, slot: str) -> Part | None:
         return next((p for p in self.parts if getattr(p, slot) is not None), None)
 
-    def trackers(self, half: str) -> list[Scoped]:
+    def trackers(self, half: str) -> list[BoundHook]:
         """One half, `init` or `step`, of every tracker."""
-        return [Scoped(p, getattr(track, half)) for p, track in self._filled("track")]
+        return [BoundHook(p, getattr(track, half)) for p, track in self._filled("track")]
 
-    def optimiser(self) -> Optimiser | None:
-        """The optimiser a part brings, which then sees that part's subtree."""
-        owner = self.owner("optimiser")
-        if owner is None or owner.optimiser is None:
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer a part brings, which then sees that part's subtree."""
+        owner = self.owner("optimizer")
+        if owner is None or owner.optimizer is None:
             return None
-        return owner.optimiser._replace(step=Scoped(owner, owner.optimiser.step))
+        return owner.optimizer._replace(step=BoundHook(owner, owner.optimizer.step))
 
-    def transforms(self) -> list[Scoped]:
+    def transforms(self) -> list[BoundHook]:
         """Gradient transforms, by stage and then by name."""
         staged = sorted(self._filled("transforms"), key=lambda pair: STAGES.index(pair[1].stage))
-        return [Scoped(p, transform.function) for p, transform in staged]
+        return [BoundHook(p, transform.function) for p, transform in staged]
 
     def _filled(self, slot: str) -> Iterator[tuple[Part, Any]]:
         for p in self.parts:
@@ -221,11 +223,11 @@ class Composed:
             elif value is not None:
                 yield p, value
 
-    def frozen(self, world: World) -> frozenset[str]:
+    def frozen(self, world: TaskInfo) -> frozenset[str]:
         """Parameters that keep their initial values everywhere."""
         return frozenset(name for p, function in self._filled("frozen") for name in function(world))
 
-    def personal(self, world: World) -> frozenset[str]:
+    def personal(self, world: TaskInfo) -> frozenset[str]:
         """Parameters that are trained but never leave the client."""
         return frozenset(
             name for p, function in self._filled("personal") for name in function(world)

@@ -75,13 +75,13 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     return InputError(f"unknown {kind} {name!r}: {nearest(name, known)}")
 
 
-class Unusable(Exception):
+class AggregationFailed(Exception):
     """Replies that passed the gate one by one do not make a model together; the round is
     abandoned.
     """
 
 
-def require(condition: bool, thing: str, name: str, wanted: str, value: float) -> None:
+def check_range(condition: bool, thing: str, name: str, wanted: str, value: float) -> None:
     """A number in its range, or a sentence."""
     if not condition or value != value or abs(value) == float("inf"):
         raise InputError(f"{thing}: {name} must be a number {wanted}, not {value}")

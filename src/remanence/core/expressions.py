@@ -1,6 +1,6 @@
 """Names with arguments, as people write them: `dirichlet(alpha=0.1)`, `fedprox(mu=0.1)+wsm`.
 
-One small grammar serves methods, partitions, optimisers, schedules, models and data sources.
+One small grammar serves methods, partitions, optimizers, schedules, models and data sources.
 Nothing is ever evaluated: values are numbers, words, quoted strings, true, false, none and lists of
 these.
 
@@ -49,7 +49,7 @@ class Call:
         return f"{self.name}({inside})" if inside else self.name
 
 
-def parse_sum(text: str) -> list[Call]:
+def parse_parts(text: str) -> list[Call]:
     """The calls of a sum.
 
     >>> [str(call) for call in parse_sum("fedprox(mu=0.1) + wsm")]
@@ -65,13 +65,13 @@ def parse_sum(text: str) -> list[Call]:
 
 def parse_call(text: str) -> Call:
     """One call."""
-    calls = parse_sum(text)
+    calls = parse_parts(text)
     if len(calls) != 1:
         raise InputError(f"{text!r} is a sum: one name with its arguments was expected here")
     return calls[0]
 
 
-def construct(call: Call, table: Mapping[str, Callable[..., Any]], kind: str, *given: Any) -> Any:
+def instantiate(call: Call, table: Mapping[str, Callable[..., Any]], kind: str, *given: Any) -> Any:
     """Call the constructor of that name with checked arguments; `given` are passed first, by
     position.
     """
@@ -84,7 +84,7 @@ def construct(call: Call, table: Mapping[str, Callable[..., Any]], kind: str, *g
             help_ = nearest(name, options) if options else "it takes none"
             raise InputError(f"{kind} {call.name!r} has no option {name!r}: {help_}")
     arguments = {
-        name: _fit(value, options[name], f"{kind} {call.name!r}: {name}")
+        name: _coerce(value, options[name], f"{kind} {call.name!r}: {name}")
         for name, value in call.arguments.items()
     }
     missing = [
@@ -124,7 +124,7 @@ def options_of(constructor: Callable[..., Any]) -> dict[str, Option]:
     }
 
 
-def _fit(value: Any, option: Option, thing: str) -> Any:
+def _coerce(value: Any, option: Option, thing: str) -> Any:
     """The value as the type its constructor asks for, or a sentence."""
     kinds = _alternatives(option.type)
     if Any in kinds or (value is None and type(None) in kinds):
@@ -146,7 +146,7 @@ def _fit(value: Any, option: Option, thing: str) -> Any:
         if lists:
             item = (typing.get_args(lists[0]) or (Any,))[0]
             return tuple(
-                _fit(entry, Option(option.name, item, None), f"{thing}: each entry")
+                _coerce(entry, Option(option.name, item, None), f"{thing}: each entry")
                 for entry in value
             )
     wanted = " or ".join(_plain(kind) for kind in kinds if kind is not type(None))
@@ -274,7 +274,7 @@ class _Reader:
             raise InputError(f"cannot read {self.text!r}: {self.peek()[1]!r} is one too many")
 
 
-def split_outside(text: str) -> list[str]:
+def split_top_level(text: str) -> list[str]:
     """What stands between commas that are in no bracket and no quotes.
 
     >>> split_outside("none,backdoor(target=1, clients='3, 7'),0.5")

@@ -50,7 +50,7 @@ def sha256(content: bytes) -> str:
 
 
 @contextmanager
-def explain_full_disk(folder: Path) -> Iterator[None]:
+def translate_disk_errors(folder: Path) -> Iterator[None]:
     """A full or read-only disk in one sentence; what was saved before stays good."""
     try:
         yield
@@ -67,7 +67,7 @@ def explain_full_disk(folder: Path) -> Iterator[None]:
         raise
 
 
-_held: list[IO[str]] = []  # lock files of this process
+_held_locks: list[IO[str]] = []  # lock files of this process
 
 
 @contextmanager
@@ -83,23 +83,23 @@ def lock(folder: Path) -> Iterator[None]:
                 f"{folder} is in use by another remanence process: wait for it, or choose"
                 " another --out"
             ) from None
-        _held.append(file)
+        _held_locks.append(file)
         try:
             yield
         finally:
-            _held.remove(file)
+            _held_locks.remove(file)
 
 
-def _let_go() -> None:
+def _release_locks() -> None:
     """In a child just forked: its copy of a lock would keep a folder locked after the parent is
     gone, until the child has ended too.
     """
-    while _held:
-        _held.pop().close()
+    while _held_locks:
+        _held_locks.pop().close()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
+    os.register_at_fork(after_in_child=_release_locks)
 
 
 def _is_leftover(path: Path) -> bool:
@@ -107,7 +107,7 @@ def _is_leftover(path: Path) -> bool:
     return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".tmp"))
 
 
-def claim_folder(folder: Path, overwrite: bool, marks: tuple[str, ...]) -> None:
+def create_output_dir(folder: Path, overwrite: bool, marks: tuple[str, ...]) -> None:
     """Make an output folder, or say why not. Only a folder that carries one of our marks is
     ever overwritten.
     """
@@ -137,5 +137,5 @@ def claim_folder(folder: Path, overwrite: bool, marks: tuple[str, ...]) -> None:
                 )
             with lock(folder):
                 shutil.rmtree(folder)
-    with explain_full_disk(folder):
+    with translate_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 
-class Reshaping(TorchFunctionMode):
+class ViewAsReshape(TorchFunctionMode):
     """While it is on, `view` copies where it must."""
 
     def __torch_function__(
@@ -30,7 +30,7 @@ class Reshaping(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-class ChannelsInnermost(TorchFunctionMode):
+class ChannelsLast(TorchFunctionMode):
     """While it is on, convolutions answer in the layout in which engines may compute them."""
 
     def __torch_function__(
@@ -44,21 +44,21 @@ class ChannelsInnermost(TorchFunctionMode):
         )
 
 
-def needs_its_layout(judge: Callable[[Tensor], Any], example: Tensor) -> bool:
+def depends_on_layout(judge: Callable[[Tensor], Any], example: Tensor) -> bool:
     """Does a network fail where the channels are innermost? example: rows that it takes as they
     lie
     """
     if example.dim() != 4:
         return False
     try:
-        with torch.no_grad(), ChannelsInnermost():
+        with torch.no_grad(), ChannelsLast():
             judge(example.contiguous(memory_format=torch.channels_last))
     except RuntimeError:
         return True
     return False
 
 
-def lay_out(x: Tensor) -> Tensor:
+def to_channels_last(x: Tensor) -> Tensor:
     """Images, and the filters they are convolved with, as convolutions on a CPU like them: with
     the channels innermost.
     """

@@ -20,10 +20,10 @@ from torch.func import functional_call, vjp
 
 from remanence.core import rng
 from remanence.core.errors import InputError
-from remanence.core.memory_format import Reshaping, needs_its_layout
+from remanence.core.memory_format import ViewAsReshape, depends_on_layout
 from remanence.core.pytree import SEPARATOR, Params
 from remanence.core.rng import Key
-from remanence.core.types import Output, Start
+from remanence.core.types import ModelState, Output
 
 BatchNorms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 InstanceNorms = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -61,9 +61,9 @@ class Model:
     # the same in evaluation mode: switching modes at every call would cost more than small layers
     # do
     judge: nn.Module
-    trainer_tap: Tap
-    judge_tap: Tap
-    initial: Start
+    trainer_tap: FeatureHook
+    judge_tap: FeatureHook
+    initial: ModelState
     head: tuple[str, ...]  # parameter names of the classifier
     # parameter names of each parameterised layer, counted from the output
     layers: tuple[tuple[str, ...], ...]
@@ -95,15 +95,17 @@ class Model:
         out = self._call(self.trainer, self.trainer_tap, values, x)
         return out, {name: values[name] for name in buffers}
 
-    def judge_rows(self, model: Start, x: Tensor) -> Output:
+    def judge_rows(self, model: ModelState, x: Tensor) -> Output:
         """One pass in evaluation mode."""
         judge = partial(
             self._call, self.judge, self.judge_tap, {**model.params, **model.buffers}, x
         )
-        return judge() if self.autocast is None else _beside_a_gradient(judge)
+        return judge() if self.autocast is None else _autocast_vmap_workaround(judge)
 
-    def _call(self, module: nn.Module, tap: Tap, values: dict[str, Tensor], x: Tensor) -> Output:
-        with Reshaping() if self.views else contextlib.nullcontext():
+    def _call(
+        self, module: nn.Module, tap: FeatureHook, values: dict[str, Tensor], x: Tensor
+    ) -> Output:
+        with ViewAsReshape() if self.views else contextlib.nullcontext():
             if self.autocast is None:
                 logits = functional_call(module, values, (x,), tie_weights=self.tied)
             else:
@@ -113,11 +115,11 @@ class Model:
         return Output(logits, logits if features is None else features.to(logits.dtype))
 
     @property
-    def mixes_rows(self) -> bool:
+    def depends_on_batch(self) -> bool:
         """Does a row's output in training depend on the other rows of its batch? With batch
         norm it does, unless it is frozen.
         """
-        return any(mixes_rows(module) for module in self.trainer.modules())
+        return any(depends_on_batch(module) for module in self.trainer.modules())
 
     @property
     def has_convolutions(self) -> bool:
@@ -132,7 +134,7 @@ class Model:
             )
         return tuple(name for layer in self.layers[:depth] for name in layer)
 
-    def to_module(self, model: Start) -> nn.Module:
+    def to_module(self, model: ModelState) -> nn.Module:
         """An ordinary nn.Module with these values, in evaluation mode."""
         module = copy.deepcopy(self.origin).eval()
         # tied weights stand in a state dict twice
@@ -140,7 +142,7 @@ class Model:
         return module
 
 
-class Tap:
+class FeatureHook:
     """Remembers what last entered the head of a module."""
 
     def __init__(self, module: nn.Module, head_path: str | None):
@@ -157,7 +159,7 @@ class Tap:
         return seen
 
 
-def wrap(
+def functionalize(
     module: nn.Module,
     example: Tensor,
     classes: int,
@@ -168,16 +170,16 @@ def wrap(
     autocast: torch.dtype | None = None,
 ) -> Model:
     """Copy a module into a pure model, after checking it on a few rows. example: [2 or more,
-    ...], already normalised.
+    ...], already normalized.
     """
     for name, layer in module.named_modules():
-        _refuse_impure(name, layer)
+        _reject_impure(name, layer)
     origin = copy.deepcopy(module).to(dtype=dtype, device=device)
     fixed = tuple(name for name, p in origin.named_parameters() if not p.requires_grad)
     template = copy.deepcopy(origin).train()
-    key_dropout(template)
+    make_dropout_keyed(template)
     if autocast is not None:
-        keep_precision(template, autocast)
+        norms_in_fp32(template, autocast)
     if freeze_buffers:
         for layer in template.modules():
             if isinstance(layer, (*BatchNorms, *InstanceNorms)) and layer.track_running_stats:
@@ -201,7 +203,7 @@ def wrap(
     }
     template.requires_grad_(False)
     head_path = _find_head(template, classes)
-    layers = tuple(_layers_from_the_output(template, names))
+    layers = tuple(_layers_from_output(template, names))
     norms = [
         names[id(p)]
         for m in template.modules()
@@ -213,9 +215,9 @@ def wrap(
         origin=origin,
         trainer=template,
         judge=judge,
-        trainer_tap=Tap(template, head_path),
-        judge_tap=Tap(judge, head_path),
-        initial=Start(params, buffers),
+        trainer_tap=FeatureHook(template, head_path),
+        judge_tap=FeatureHook(judge, head_path),
+        initial=ModelState(params, buffers),
         head=()
         if head_path is None
         else tuple(names[id(p)] for p in template.get_submodule(head_path).parameters()),
@@ -224,16 +226,16 @@ def wrap(
         fixed=fixed,
         dropout_keys=dropout_keys,
         autocast=autocast,
-        tied=_has_ties(template),
+        tied=_has_tied_weights(template),
     )
-    _try_out(model, example.to(device), classes, type(module).__name__)
-    _refuse_hidden_randomness(model, example.to(device), type(module).__name__)
+    _check_calls(model, example.to(device), classes, type(module).__name__)
+    _reject_hidden_randomness(model, example.to(device), type(module).__name__)
     return replace(
-        model, views=needs_its_layout(partial(model.judge_rows, model.initial), example.to(device))
+        model, views=depends_on_layout(partial(model.judge_rows, model.initial), example.to(device))
     )
 
 
-def _try_out(model: Model, example: Tensor, classes: int, name: str) -> None:
+def _check_calls(model: Model, example: Tensor, classes: int, name: str) -> None:
     """The model must accept the data and name every class, before any work starts."""
     try:
         with torch.no_grad():
@@ -257,7 +259,7 @@ def _try_out(model: Model, example: Tensor, classes: int, name: str) -> None:
         )
 
 
-def _refuse_hidden_randomness(model: Model, example: Tensor, name: str) -> None:
+def _reject_hidden_randomness(model: Model, example: Tensor, name: str) -> None:
     """A pass in training mode must not touch torch's generator: its draws could be repeated
     neither on resume nor on another engine.
     """
@@ -292,7 +294,7 @@ def _refuse_hidden_randomness(model: Model, example: Tensor, name: str) -> None:
         )
 
 
-def initialise(build: Any, key: Key) -> nn.Module:
+def init_module(build: Any, key: Key) -> nn.Module:
     """Build a module with weights drawn from the key, leaving torch's global generator as it
     was.
     """
@@ -304,7 +306,7 @@ def initialise(build: Any, key: Key) -> nn.Module:
     return module
 
 
-def _refuse_impure(name: str, layer: nn.Module) -> None:
+def _reject_impure(name: str, layer: nn.Module) -> None:
     kind, name = type(layer).__name__, name or "of the model itself"
     if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
         raise InputError(
@@ -332,7 +334,7 @@ def _refuse_impure(name: str, layer: nn.Module) -> None:
         )
 
 
-def key_dropout(module: nn.Module) -> None:
+def make_dropout_keyed(module: nn.Module) -> None:
     """Replace every dropout below by one that draws from keys."""
     index = 0
     for parent in list(module.modules()):
@@ -345,7 +347,7 @@ def key_dropout(module: nn.Module) -> None:
                 index += 1
 
 
-def keep_precision(module: nn.Module, lower: torch.dtype) -> None:
+def norms_in_fp32(module: nn.Module, lower: torch.dtype) -> None:
     """Let batch and instance norms below compute in float32 and answer in the lower precision:
     so they do of themselves, but not mapped over a stack.
     """
@@ -355,7 +357,7 @@ def keep_precision(module: nn.Module, lower: torch.dtype) -> None:
             layer.register_forward_hook(partial(_lower_precision, lower))
 
 
-def _beside_a_gradient(compute: Callable[[], Output]) -> Output:
+def _autocast_vmap_workaround(compute: Callable[[], Output]) -> Output:
     """Mapped over a stack, autocast leaves convolutions and linear layers as they are, unless
     something is differentiated: so something is, on which nothing depends.
     """
@@ -373,7 +375,7 @@ def _lower_precision(
     return answer.to(lower)
 
 
-def mixes_rows(layer: nn.Module) -> bool:
+def depends_on_batch(layer: nn.Module) -> bool:
     """Does what this layer makes of a row depend on the other rows, or on how many batches it
     has seen?
     """
@@ -382,7 +384,7 @@ def mixes_rows(layer: nn.Module) -> bool:
     return isinstance(layer, InstanceNorms) and layer.training and layer.track_running_stats
 
 
-def _has_ties(module: nn.Module) -> bool:
+def _has_tied_weights(module: nn.Module) -> bool:
     """Does a parameter or buffer stand at two places, by itself or with a module that does?"""
     places = [
         *module.named_parameters(remove_duplicate=False),
@@ -405,7 +407,7 @@ def _find_head(module: nn.Module, classes: int) -> str | None:
     return linear[-1] if linear else None
 
 
-def _layers_from_the_output(module: nn.Module, names: dict[int, str]) -> Iterator[tuple[str, ...]]:
+def _layers_from_output(module: nn.Module, names: dict[int, str]) -> Iterator[tuple[str, ...]]:
     """Last layer first; a tied weight belongs to the one nearer to the output."""
     seen: set[str] = set()
     for layer in reversed(list(_parameter_layers(module, names))):
@@ -416,7 +418,7 @@ def _layers_from_the_output(module: nn.Module, names: dict[int, str]) -> Iterato
 
 
 def _parameter_layers(module: nn.Module, names: dict[int, str]) -> Iterator[tuple[str, ...]]:
-    """Layers with weights, in order; a normalisation belongs to the layer it follows, so that
+    """Layers with weights, in order; a normalization belongs to the layer it follows, so that
     depth counts what people call layers.
     """
     current: list[str] = []

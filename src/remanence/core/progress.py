@@ -19,7 +19,7 @@ class Progress(Protocol):
     def finish(self) -> None: ...
 
 
-class Silent:
+class NullProgress:
     """For programs and for --quiet."""
 
     def start(self, title: str, done: int, total: int) -> None: ...
@@ -28,7 +28,7 @@ class Silent:
     def finish(self) -> None: ...
 
 
-class Lines:
+class LogProgress:
     """Where there is no terminal: about twenty lines a run, whatever its length, each complete
     in itself.
     """
@@ -58,7 +58,7 @@ class Lines:
         self.shown = twentieth
         left = (time.monotonic() - self.begin) / max(1, number - self.first) * (self.total - number)
         self.say(
-            f"{self.title}: round {number}/{self.total}{describe(line)}, {duration(left)} left"
+            f"{self.title}: round {number}/{self.total}{describe_round(line)}, {duration(left)} left"
         )
 
     def say(self, text: str) -> None:
@@ -67,7 +67,7 @@ class Lines:
     def finish(self) -> None: ...
 
 
-class Bar:
+class BarProgress:
     """A bar in the terminal."""
 
     def __init__(self) -> None:
@@ -94,7 +94,9 @@ class Bar:
 
     def round(self, line: dict[str, Any]) -> None:
         changes = (
-            {"state": describe(line).removeprefix(", ")} if line["accuracy"] is not None else {}
+            {"state": describe_round(line).removeprefix(", ")}
+            if line["accuracy"] is not None
+            else {}
         )
         self.bar.update(self.task, completed=line["round"], **changes)
         for refusal in line["refused"]:
@@ -114,7 +116,7 @@ class Bar:
             self.bar = None
 
 
-class Chorus:
+class SharedProgress:
     """Several runs at once as one bar: they keep step, so the first of them speaks for all;
     what befalls the others is said in words.
     """
@@ -122,15 +124,15 @@ class Chorus:
     def __init__(self, progress: Progress, title: str):
         self.progress, self.title, self.lead = progress, title, threading.Lock()
 
-    def voice(self) -> Voice:
+    def voice(self) -> RunProgress:
         """For one of the runs."""
-        return Voice(self)
+        return RunProgress(self)
 
 
-class Voice:
+class RunProgress:
     """The progress of one run of several."""
 
-    def __init__(self, chorus: Chorus):
+    def __init__(self, chorus: SharedProgress):
         self.chorus, self.leads, self.title = chorus, False, ""
 
     def start(self, title: str, done: int, total: int) -> None:
@@ -142,7 +144,7 @@ class Voice:
         if self.leads:
             self.chorus.progress.round(line)
         elif line["refused"] or line["abandoned"]:
-            self.say(f"{self.title}: round {line['round']}{describe(line)}")
+            self.say(f"{self.title}: round {line['round']}{describe_round(line)}")
 
     def say(self, text: str) -> None:
         self.chorus.progress.say(text)
@@ -155,11 +157,11 @@ class Voice:
 
 def make_progress(quiet: bool) -> Progress:
     if quiet:
-        return Silent()
-    return Bar() if sys.stderr.isatty() else Lines()
+        return NullProgress()
+    return BarProgress() if sys.stderr.isatty() else LogProgress()
 
 
-def describe(line: dict[str, Any]) -> str:
+def describe_round(line: dict[str, Any]) -> str:
     """The end of a progress line.
 
     >>> describe({"accuracy": 0.912, "refused": [], "abandoned": False})

@@ -67,7 +67,7 @@ def zeros_like(tree: Mapping[str, Any]) -> Tree:
     return map(torch.zeros_like, tree)
 
 
-def select(condition: Tensor, a: Mapping[str, Any], b: Mapping[str, Any]) -> Tree:
+def where(condition: Tensor, a: Mapping[str, Any], b: Mapping[str, Any]) -> Tree:
     """`a` where the scalar condition holds, else `b`; usable inside vmap, where `if` is not."""
     return map(lambda x, y: torch.where(condition, x, y), a, b)
 
@@ -95,7 +95,7 @@ def take(stacked: Mapping[str, Any], index: int | slice | Tensor) -> Tree:
     return map(lambda x: x[index], stacked)
 
 
-def expand(tree: Mapping[str, Any], count: int) -> Tree:
+def broadcast(tree: Mapping[str, Any], count: int) -> Tree:
     """The same tree `count` times, without copying."""
     return map(lambda x: x.expand(count, *x.shape), tree)
 
@@ -112,7 +112,7 @@ def clone(tree: Mapping[str, Any]) -> Tree:
     return map(torch.clone, tree)
 
 
-def restrict(tree: Mapping[str, Any], names: Iterable[str]) -> Tree:
+def select_keys(tree: Mapping[str, Any], names: Iterable[str]) -> Tree:
     """The part of a flat tree with these names."""
     return {name: tree[name] for name in names}
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from remanence.core.types import ServerContext
 
 
-class Holder(Protocol):
+class RemoteStore(Protocol):
     """Whoever knows where the models of a round lie, in pieces of some clients each."""
 
     def fetch(self, pieces: Sequence[int]) -> list[Params]:
@@ -35,10 +35,10 @@ class Holder(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class FarParams(Mapping[str, Tensor]):
+class RemoteParams(Mapping[str, Tensor]):
     """The parameters of k clients, as a stack that reads like any other."""
 
-    holder: Holder
+    holder: RemoteStore
     form: Params  # one client's: names, shapes and dtypes, without values
     piece: Tensor  # [k] int64: in which piece each client's are
     row: Tensor  # [k] int64: and in which row of it
@@ -69,7 +69,7 @@ class FarParams(Mapping[str, Tensor]):
         place = self.row + torch.tensor([offsets[number] for number in self.piece.tolist()])
         return {name: torch.cat([stack[name] for stack in fetched])[place] for name in self.form}
 
-    def outline(self) -> Params:
+    def to_meta(self) -> Params:
         """The stack without values: what can be said of it from here."""
         k = len(self.piece)
         # one number in memory
@@ -78,7 +78,7 @@ class FarParams(Mapping[str, Tensor]):
             for name, one in self.form.items()
         }
 
-    def pick(self, index: Tensor | slice) -> FarParams:
+    def pick(self, index: Tensor | slice) -> RemoteParams:
         """Some of the clients, in the order of the index; nothing travels."""
         here = index.cpu() if isinstance(index, Tensor) else index
         return replace(
@@ -90,26 +90,27 @@ class FarParams(Mapping[str, Tensor]):
         )
 
     @staticmethod
-    def join(parts: Sequence[Mapping[str, Tensor]]) -> FarParams | None:
+    def join(parts: Sequence[Mapping[str, Tensor]]) -> RemoteParams | None:
         """Stacks one behind the other; None where they are not all of one holder and one form."""
-        far = [part for part in parts if isinstance(part, FarParams)]
+        far = [part for part in parts if isinstance(part, RemoteParams)]
         if len(far) < len(parts) or any(
-            part.holder is not far[0].holder or not _alike(part.form, far[0].form) for part in far
+            part.holder is not far[0].holder or not _same_layout(part.form, far[0].form)
+            for part in far
         ):
             return None
         columns = (
             torch.cat([getattr(part, name) for part in far])
             for name in ("piece", "row", "finite", "moved")
         )
-        return FarParams(far[0].holder, far[0].form, *columns)
+        return RemoteParams(far[0].holder, far[0].form, *columns)
 
 
-def outline(params: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def to_meta(params: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Names, shapes and dtypes of a stack, wherever it is."""
-    return params.outline() if isinstance(params, FarParams) else params
+    return params.to_meta() if isinstance(params, RemoteParams) else params
 
 
-def _alike(form: Params, other: Params) -> bool:
+def _same_layout(form: Params, other: Params) -> bool:
     return list(form) == list(other) and all(
         a.shape == other[name].shape and a.dtype == other[name].dtype for name, a in form.items()
     )

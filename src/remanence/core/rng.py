@@ -3,7 +3,7 @@
 Nothing here has state, so there is nothing to save: a run resumes exactly, and a client draws the
 same numbers on every engine, in any order of clients and in any stack. `Key` works on the host with
 Python integers; the functions below it work on int64 tensors, also inside `torch.vmap`, and give
-the very same bits. The hash is the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable
+the very same bits. The hash is the finalizer of SplitMix64 (Steele, Lea, Flood: Fast splittable
 pseudorandom number generators, 2014).
 """
 
@@ -97,7 +97,7 @@ class Key:
         return torch.tensor(_signed(self.value & _MASK), dtype=torch.int64)
 
 
-def fold_each(key: Key | np.ndarray, *parts: int | str | np.ndarray) -> np.ndarray:
+def fold_in_batch(key: Key | np.ndarray, *parts: int | str | np.ndarray) -> np.ndarray:
     """`Key.fold` for many keys at once: below one key or an array of their values, along a path in
     which each step may be an array. -> uint64 [n]
 

@@ -21,7 +21,7 @@ def exit_code_of(stop: KeyboardInterrupt) -> int:
 
 
 @contextmanager
-def catch_termination() -> Iterator[None]:
+def sigterm_as_interrupt() -> Iterator[None]:
     """Only the main thread may handle signals; elsewhere nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.pytree import Params, Tree
-from remanence.core.remote_params import FarParams
+from remanence.core.remote_params import RemoteParams
 from remanence.core.rng import Key
 
 # ------------------------------------------------------------------------------- what a client sees
@@ -42,7 +42,7 @@ class Output(NamedTuple):
     features: Tensor  # [B, d]: the input of the head
 
 
-class Start(NamedTuple):
+class ModelState(NamedTuple):
     """A model as two flat trees: where a client starts, and where it ends."""
 
     params: Params
@@ -53,28 +53,28 @@ class Start(NamedTuple):
         """How many models there are in a stack of them."""
         return len(next(iter(self.params.values())))
 
-    def take(self, index: int | slice | Tensor) -> Start:
+    def take(self, index: int | slice | Tensor) -> ModelState:
         """Of a stack of models, one (an integer) or some."""
-        return Start(pytree.take(self.params, index), pytree.take(self.buffers, index))
+        return ModelState(pytree.take(self.params, index), pytree.take(self.buffers, index))
 
-    def put(self, index: Tensor, models: Start) -> Start:
+    def put(self, index: Tensor, models: ModelState) -> ModelState:
         """The stack with other models in these places, [k] int64 for a stack of k."""
 
         def place(old: Params, new: Params) -> Params:
             return {name: value.index_copy(0, index, new[name]) for name, value in old.items()}
 
-        return Start(place(self.params, models.params), place(self.buffers, models.buffers))
+        return ModelState(place(self.params, models.params), place(self.buffers, models.buffers))
 
     @staticmethod
-    def stack(models: Sequence[Start]) -> Start:
+    def stack(models: Sequence[ModelState]) -> ModelState:
         """Models one on top of the other."""
-        return Start(
+        return ModelState(
             pytree.stack([model.params for model in models]),
             pytree.stack([model.buffers for model in models]),
         )
 
 
-class Facts(NamedTuple):
+class ClientStats(NamedTuple):
     """What is known of a client's data in this round; recomputed each round, because data drift."""
 
     size: Tensor  # number of training rows
@@ -82,7 +82,7 @@ class Facts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class World:
+class TaskInfo:
     """What a method may know of the experiment. Nothing in it changes during a run."""
 
     clients: int
@@ -93,7 +93,7 @@ class World:
     device: torch.device
     head: tuple[str, ...]  # parameter names of the classifier
     layers: tuple[tuple[str, ...], ...]  # parameter names of each layer, counted from the output
-    norms: tuple[str, ...]  # parameter names of normalisation layers
+    norms: tuple[str, ...]  # parameter names of normalization layers
     buffers: tuple[str, ...]  # buffer names: their statistics
     public: int  # rows in the server's public set
     sent: tuple[str, ...] = ()  # parameter names that travel: trained and not personal
@@ -112,17 +112,17 @@ class Context(NamedTuple):
     client: Tensor  # int64
     round: Tensor  # int64, from 1
     # the model this client starts from: the one it received, with its personal parts in place
-    start: Start
+    start: ModelState
     shared: Tree  # what the server sent besides it
     own: Tree  # what this client keeps
     memory: Tree  # what the part's tracker has gathered over the steps so far
-    facts: Facts
+    facts: ClientStats
     step: Tensor  # int64, from 0, within the phase
     steps: Tensor  # int64: local steps of the phase; in `after`, of all phases
     hyper: dict[str, Tensor]  # the part's numbers
-    rule: dict[str, Tensor]  # the optimiser's numbers: lr, momentum, weight_decay ...
+    rule: dict[str, Tensor]  # the optimizer's numbers: lr, momentum, weight_decay ...
     key: Tensor  # this client's randomness in this step: fold in a word of your own before you draw
-    world: World
+    world: TaskInfo
 
 
 # -------------------------------------------------------------- functions lent to client-side parts
@@ -136,7 +136,7 @@ class Grad(Protocol):
     def __call__(self, params: Params, batch: Batch, wrt: str = "params") -> Any: ...
 
 
-class Each(Protocol):
+class PerExampleGrad(Protocol):
     """The gradient of every row of a batch by itself, each tensor [B, ...], and that of the
     penalties, which look at no row.
 
@@ -152,16 +152,16 @@ class Forward(Protocol):
     update; cached within a step.
     """
 
-    def __call__(self, model: Start, x: Tensor | None = None) -> Output: ...
+    def __call__(self, model: ModelState, x: Tensor | None = None) -> Output: ...
 
 
 class Predict(Protocol):
     """A model on all of the client's rows of a split ("train" or "valid"), in evaluation mode."""
 
-    def __call__(self, model: Start, split: str = "train") -> tuple[Output, Batch]: ...
+    def __call__(self, model: ModelState, split: str = "train") -> tuple[Output, Batch]: ...
 
 
-class Lent(NamedTuple):
+class ClientOps(NamedTuple):
     """What a client-side function may ask the house to compute."""
 
     grad: Grad
@@ -169,42 +169,42 @@ class Lent(NamedTuple):
     predict: Predict
     # (None) -> first state, (state) -> next: see `client_step.lend_walk`
     walk: Callable[[Tree | None], Tree]
-    each: Each
+    each: PerExampleGrad
 
 
 # ------------------------------------------------------------------------------ the slots of a part
 
-Base = Callable[[Output, Batch, Context], Tensor]  # -> [B]
-Term = Callable[[Output, Batch, Lent, Context], Tensor]  # -> [B], added to the base
-Penalty = Callable[[Params, Context], Tensor]  # -> scalar, added to the weighted mean
-Gradient = Callable[[Params, Batch, Lent, Context], Params]
+Loss = Callable[[Output, Batch, Context], Tensor]  # -> [B]
+LossTerm = Callable[[Output, Batch, ClientOps, Context], Tensor]  # -> [B], added to the base
+Regularizer = Callable[[Params, Context], Tensor]  # -> scalar, added to the weighted mean
+Gradient = Callable[[Params, Batch, ClientOps, Context], Params]
 # own is merged into what the client keeps; names that the part's first value does not have live
 # until the end of the round
 # -> own, extras; before the first local step, ctx.start is the received model
-Before = Callable[[Context, Lent], tuple[Tree, Tree]]
+OnClientStart = Callable[[Context, ClientOps], tuple[Tree, Tree]]
 # -> own, extras; the model is the trained one, ctx.steps those of all phases
-After = Callable[[Context, Start, Lent], tuple[Tree, Tree]]
+OnClientEnd = Callable[[Context, ModelState, ClientOps], tuple[Tree, Tree]]
 # (old, new) -> bool scalar: is the phase's result kept?
-Accept = Callable[[Context, Start, Start, Lent], Tensor]
+Accept = Callable[[Context, ModelState, ModelState, ClientOps], Tensor]
 
 STAGES = ("correct", "clip", "noise")  # transforms do not commute: they run in this order
 
 
 class Transform(NamedTuple):
-    """A change to the gradient before the optimiser sees it."""
+    """A change to the gradient before the optimizer sees it."""
 
     stage: str
     function: Callable[[Params, Params, Context], Params]  # (grads, params, ctx) -> grads
 
 
-class Track(NamedTuple):
+class StepTracker(NamedTuple):
     """Something gathered over the local steps, readable as ctx.memory: in the next step, and in
     `after`.
     """
 
-    init: Callable[[Context, Lent], Tree]  # -> memory
+    init: Callable[[Context, ClientOps], Tree]  # -> memory
     # (memory, model before, model after, batch, lent, ctx) -> memory
-    step: Callable[[Tree, Start, Start, Batch, Lent, Context], Tree]
+    step: Callable[[Tree, ModelState, ModelState, Batch, ClientOps, Context], Tree]
 
 
 class Phase(NamedTuple):
@@ -213,11 +213,11 @@ class Phase(NamedTuple):
     epochs: int = 0
     steps: int = 0
     # all names -> those trained; None: all
-    trainable: Callable[[World, Sequence[str]], Sequence[str]] | None = None
+    trainable: Callable[[TaskInfo, Sequence[str]], Sequence[str]] | None = None
     accept: Accept | None = None
 
 
-class Optimiser(NamedTuple):
+class Optimizer(NamedTuple):
     """What a client does with a gradient."""
 
     name: str
@@ -233,11 +233,11 @@ class ServerContext(NamedTuple):
     """
 
     round: int  # from 1
-    start: Start  # the model the clients received
+    start: ModelState  # the model the clients received
     state: Tree
     hyper: dict[str, Tensor]
     key: Key
-    world: World
+    world: TaskInfo
 
 
 class Reply(NamedTuple):
@@ -245,7 +245,7 @@ class Reply(NamedTuple):
 
     client: Tensor  # [k] int64
     round: Tensor  # [k] int64
-    params: Params | FarParams  # the trained parameters; frozen and personal ones are absent
+    params: Params | RemoteParams  # the trained parameters; frozen and personal ones are absent
     buffers: Params
     extras: Tree  # by part: what else travels up
     weight: Tensor  # [k] float64: number of training rows
@@ -257,7 +257,7 @@ class Reply(NamedTuple):
         """How many clients there are in the stack."""
         return int(self.client.shape[0])
 
-    def delta(self, start: Start) -> Params:
+    def delta(self, start: ModelState) -> Params:
         """How far each client moved. -> [k, ...] over the names that were trained"""
         return pytree.sub(self.params, start.params)
 
@@ -265,7 +265,7 @@ class Reply(NamedTuple):
         """Some of the clients, in the order of the index."""
         picked: Any = (
             part.pick(index)
-            if isinstance(part, FarParams)
+            if isinstance(part, RemoteParams)
             else pytree.take(part, index)
             if isinstance(part, dict)
             else part[index]
@@ -284,11 +284,11 @@ class Reply(NamedTuple):
 
 
 def _join_trees(parts: Sequence[Any]) -> Any:
-    together = FarParams.join(parts)
+    together = RemoteParams.join(parts)
     return pytree.concatenate(parts) if together is None else together
 
 
-class Combine(NamedTuple):
+class Aggregate(NamedTuple):
     """How replies become one step of the global model, in two halves so that it can stream over
     chunks and workers.
     """
@@ -303,10 +303,10 @@ class Combine(NamedTuple):
     in_pieces: bool = False
 
 
-Weigh = Callable[[Reply, ServerContext], Tensor]  # -> [k]; the loop normalises it to sum 1
+ClientWeights = Callable[[Reply, ServerContext], Tensor]  # -> [k]; the loop normalizes it to sum 1
 # (params, delta, srv) -> params, state
-Apply = Callable[[Params, Params, ServerContext], tuple[Params, Tree]]
-Absorb = Callable[[Reply, ServerContext], Tree]  # -> state, after the new model stands
+ServerUpdate = Callable[[Params, Params, ServerContext], tuple[Params, Tree]]
+UpdateServerState = Callable[[Reply, ServerContext], Tree]  # -> state, after the new model stands
 
 
 # (output, batch, place, given) -> loss [B]; `place` [B] are positions in the public set, `given`
@@ -315,43 +315,43 @@ PublicLoss = Callable[[Output, Batch, Tensor, Tree], Tensor]
 
 
 class Fit(Protocol):
-    """Server-side training on the public set: minimises the mean of `loss(out, batch, place,
+    """Server-side training on the public set: minimizes the mean of `loss(out, batch, place,
     given)`.
 
     Whatever the loss knows of the round comes in through `given`, since the steps of a pure
-    function can be recorded once and replayed in every round. With the clients' optimiser, batch
+    function can be recorded once and replayed in every round. With the clients' optimizer, batch
     size and rates unless told otherwise; honours what is frozen. `patience` steps without a better
     accuracy on the `validation` share of the set end it, and the best model is kept.
     """
 
     def __call__(
         self,
-        model: Start,
+        model: ModelState,
         loss: PublicLoss,
         given: Tree,
         *,
         epochs: int = 0,
         steps: int = 0,
         batch: int = 0,
-        optimiser: Optimiser | None = None,
+        optimizer: Optimizer | None = None,
         cosine: bool = False,
         validation: float = 0.0,
         patience: int = 0,
-    ) -> Start: ...
+    ) -> ModelState: ...
 
 
-class ServerLent(NamedTuple):
+class ServerOps(NamedTuple):
     """What a server-side function may ask the house to compute on the public set."""
 
     fit: Fit
     # stacked models [m, ...] -> logits on the whole public set [m, n, C]
-    judge: Callable[[Start], Tensor]
+    judge: Callable[[ModelState], Tensor]
     labels: Tensor  # of the public set [n]; -1 where it has none
-    local_models: Callable[[Reply], Start]  # the clients' complete models, stacked
+    local_models: Callable[[Reply], ModelState]  # the clients' complete models, stacked
 
 
 # (merged, previous, replies, lent, srv) -> model
-Refine = Callable[[Start, Start, Reply, ServerLent, ServerContext], Start]
+ServerTrain = Callable[[ModelState, ModelState, Reply, ServerOps, ServerContext], ModelState]
 
 
 # --------------------------------------------------------------------------------- without a server
@@ -368,10 +368,10 @@ class PeerContext(NamedTuple):
     cluster: Tensor  # [K] int64: whose data are alike. For the oracle alone: no client knows it
     hyper: dict[str, Tensor]
     key: Key
-    world: World
+    world: TaskInfo
 
 
-class Mix(NamedTuple):
+class PeerAverage(NamedTuple):
     """An average of a client's model with those of some peers, weighted by their numbers of
     training rows.
 
@@ -383,18 +383,18 @@ class Mix(NamedTuple):
     names: tuple[str, ...] | None = None  # parameters it covers; None: all, and the buffers
 
 
-class Peers(NamedTuple):
+class PeerSelection(NamedTuple):
     """Whom clients listen to where there is no server."""
 
-    init: Callable[[World], Tree]  # -> state [K, ...]
+    init: Callable[[TaskInfo], Tree]  # -> state [K, ...]
     # -> [K, m]: whose models each client tries on its own training rows; -1: nobody
     probe: Callable[[PeerContext], Tensor]
     # (probed, losses [K, m], ctx) -> mixes, state
-    decide: Callable[[Tensor, Tensor, PeerContext], tuple[tuple[Mix, ...], Tree]]
+    decide: Callable[[Tensor, Tensor, PeerContext], tuple[tuple[PeerAverage, ...], Tree]]
     tells: int = 0  # bytes a probed peer sends for every client there is, besides its model
 
 
-class Decision(NamedTuple):
+class AssignmentDecision(NamedTuple):
     """Which of several global models each client uses from now on, and which are made, copied or
     merged for it.
 
@@ -407,13 +407,15 @@ class Decision(NamedTuple):
     state: Tree
 
 
-class Assign(NamedTuple):
+class ModelAssignment(NamedTuple):
     """Several global models, and who uses which: decided at the beginning of every time step."""
 
-    init: Callable[[World], Tree]  # -> state
+    init: Callable[[TaskInfo], Tree]  # -> state
     # (loss or error of every model on every client's training rows [K, models], who uses which [K],
     # rows of each client [K], state, hyper) -> decision
-    decide: Callable[[np.ndarray, np.ndarray, np.ndarray, Tree, dict[str, Tensor]], Decision]
+    decide: Callable[
+        [np.ndarray, np.ndarray, np.ndarray, Tree, dict[str, Tensor]], AssignmentDecision
+    ]
     # "loss" or "accuracy": what the first argument is made of (accuracy as 1 - accuracy)
     measure: str = "loss"
 
@@ -428,47 +430,47 @@ class Part:
     # numbers, handed to the functions as tensors
     hyper: Mapping[str, float] = field(default_factory=dict)
     # one of each in a whole method
-    base: Base | None = None
+    base: Loss | None = None
     gradient: Gradient | None = None
-    optimiser: Optimiser | None = None
-    weigh: Weigh | None = None
-    combine: Combine | None = None
-    apply: Apply | None = None
-    refine: Refine | None = None
+    optimizer: Optimizer | None = None
+    weigh: ClientWeights | None = None
+    combine: Aggregate | None = None
+    apply: ServerUpdate | None = None
+    refine: ServerTrain | None = None
     # the experiment's phase -> those of this method
     phases: Callable[[Phase], tuple[Phase, ...]] | None = None
-    peers: Peers | None = None  # no server: every client has a model of its own
-    assign: Assign | None = None  # several global models
+    peers: PeerSelection | None = None  # no server: every client has a model of its own
+    assign: ModelAssignment | None = None  # several global models
     # (a client's label counts [C], a key for it) -> what everybody sees of them
     facts: Callable[[Tensor, Key], Tensor] | None = None
     # fine-tuning by which a client makes its personal model, for evaluation alone; see
     # `rounds/personalization.py`
-    personalise: Phase | None = None
+    personalize: Phase | None = None
     # any number
-    terms: tuple[Term, ...] = ()
-    penalties: tuple[Penalty, ...] = ()
+    terms: tuple[LossTerm, ...] = ()
+    penalties: tuple[Regularizer, ...] = ()
     transforms: tuple[Transform, ...] = ()
-    before: Before | None = None
-    after: After | None = None
-    track: Track | None = None
-    absorb: Absorb | None = None
+    before: OnClientStart | None = None
+    after: OnClientEnd | None = None
+    track: StepTracker | None = None
+    absorb: UpdateServerState | None = None
     # parameters that keep their initial values everywhere
-    frozen: Callable[[World], Sequence[str]] | None = None
+    frozen: Callable[[TaskInfo], Sequence[str]] | None = None
     # parameters and buffers that every client keeps for itself
-    personal: Callable[[World], Sequence[str]] | None = None
+    personal: Callable[[TaskInfo], Sequence[str]] | None = None
     # a subtree of this part's own
     # a client's first value; fixes names, shapes and types
-    own: Callable[[Start, Facts, World], Tree] | None = None
+    own: Callable[[ModelState, ClientStats, TaskInfo], Tree] | None = None
     # the form of what one client sends up besides the model
-    extras: Callable[[Start, World], Tree] | None = None
-    server: Callable[[Start, World], Tree] | None = None  # the server's first value
+    extras: Callable[[ModelState, TaskInfo], Tree] | None = None
+    server: Callable[[ModelState, TaskInfo], Tree] | None = None  # the server's first value
     share: Callable[[ServerContext], Tree] | None = None  # what goes down besides the model
     # before a run
     # (network, classes) -> the network this method needs
     adapt: Callable[[Any, int], Any] | None = None
     # raises InputError where the method cannot work
-    check: Callable[[Optimiser, World], None] | None = None
-    pooled: bool = False  # all data in one place: the centralised baseline
+    check: Callable[[Optimizer, TaskInfo], None] | None = None
+    pooled: bool = False  # all data in one place: the centralized baseline
     # for people
     sends: str = ""  # what goes up besides the model, in words
     needs_public: bool = False
@@ -490,30 +492,30 @@ class Method:
 # -------------------------------------------------------------------------- between loop and engine
 
 
-class Job(NamedTuple):
+class ClientWork(NamedTuple):
     """One round's work for an engine: k clients, and all they need besides their data."""
 
     round: int
     time_step: int
     clients: np.ndarray  # [k] int64, ascending
-    start: Start  # one model for all, or stacked [k, ...] where clients differ
+    start: ModelState  # one model for all, or stacked [k, ...] where clients differ
     personal_start: bool  # is `start` stacked?
     shared: Tree  # by part
     own: Tree  # by part, stacked [k, ...]
-    facts: Facts  # stacked [k, ...]
+    facts: ClientStats  # stacked [k, ...]
     rule: dict[str, float]
     key: Key  # of the round
     phases: int = 0  # only the first so many of the task's phases; 0: all
 
 
-class Scores(NamedTuple):
+class ConfusionCounts(NamedTuple):
     """How m models do on g groups of rows: everything else follows from these counts."""
 
     confusion: Tensor  # [m, g, C, C] int64: rows are true classes, columns predicted ones
     loss: Tensor  # [m, g] float64: summed cross-entropy
 
 
-class Verdicts(NamedTuple):
+class ExampleResults(NamedTuple):
     """How models do on single examples, pair after pair."""
 
     pair: np.ndarray  # [n] int64
@@ -522,12 +524,12 @@ class Verdicts(NamedTuple):
     margin: np.ndarray  # [n] float32: logit of the true class minus the largest other
 
 
-class PairScores(NamedTuple):
+class PairCounts(NamedTuple):
     """How n models do, each on rows of its own."""
 
     confusion: Tensor  # [n, C, C] int64
     loss: Tensor  # [n] float64: summed cross-entropy
-    verdicts: Verdicts | None = None  # where asked for
+    verdicts: ExampleResults | None = None  # where asked for
 
     def mean_loss(self) -> Tensor:
         """[n] float64; NaN where a pair has no rows"""
@@ -542,13 +544,13 @@ class Engine(Protocol):
     # server's are compiled where these are
     steps: str
 
-    def train(self, job: Job) -> Iterator[Reply]:
+    def train(self, job: ClientWork) -> Iterator[Reply]:
         """Local training; replies come in chunks, each of one client or more."""
         ...
 
     def score(
-        self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0
-    ) -> Scores:
+        self, models: ModelState, split: str, owners: np.ndarray | None = None, time_step: int = 0
+    ) -> ConfusionCounts:
         """Models (stacked [m, ...]) on a split: all its rows as one group, or one group for each of
         the owners' rows.
 
@@ -558,19 +560,19 @@ class Engine(Protocol):
 
     def score_pairs(
         self,
-        models: Start,
+        models: ModelState,
         which: np.ndarray,
         owners: np.ndarray,
         split: str,
         time_step: int = 0,
         verdicts: bool = False,
-    ) -> PairScores:
+    ) -> PairCounts:
         """Model which[i] of a stack on the rows of owners[i]: a client, or on the test split a
         concept.
         """
         ...
 
-    def judge(self, models: Start, ids: Tensor) -> Tensor:
+    def judge(self, models: ModelState, ids: Tensor) -> Tensor:
         """What models (stacked [m, ...]) say of these training rows, which are the server's to
         see: of its public set. ids: [n] -> logits [m, n, C]
         """

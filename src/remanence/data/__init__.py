@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from remanence.core.errors import InputError
-from remanence.core.expressions import Call, construct
+from remanence.core.expressions import Call, instantiate
 from remanence.data.cifar import cifar10, cifar100
 from remanence.data.cinic import cinic10
 from remanence.data.image_folders import folder, pacs
@@ -29,26 +29,26 @@ from remanence.data.partitions import (
     split_validation,
 )
 from remanence.data.sklearn_digits import digits
-from remanence.data.source import Source, Split
+from remanence.data.source import ArrayDataset, DatasetSplit
 from remanence.data.structured_partitions import by_group, label_clusters
 from remanence.data.svhn_mat import svhn
 from remanence.data.synthetic import synthetic, tokens
 from remanence.data.user_data import from_dataset, npz
 
 __all__ = [
+    "DATASETS",
     "PARTITIONS",
-    "SOURCES",
+    "ArrayDataset",
+    "DatasetSplit",
     "Partition",
-    "Source",
-    "Split",
-    "check_source",
+    "check_dataset",
     "from_dataset",
     "hold_out",
-    "load_source",
+    "load_dataset",
     "split_validation",
 ]
 
-SOURCES: dict[str, Callable[..., Source]] = {
+DATASETS: dict[str, Callable[..., ArrayDataset]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
     "cinic10": cinic10,
@@ -77,17 +77,17 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
 }
 
 
-def load_source(name: str, options: Mapping[str, Any], root: Path | None) -> Source:
+def load_dataset(name: str, options: Mapping[str, Any], root: Path | None) -> ArrayDataset:
     """Read a source by its name; `root` is the data folder, and without it the variable
     REMANENCE_DATA names it.
     """
     if root is None and os.environ.get("REMANENCE_DATA"):
         root = Path(os.environ["REMANENCE_DATA"])
-    source: Source
+    source: ArrayDataset
     try:
-        source = construct(
+        source = instantiate(
             Call(name, options),
-            SOURCES,
+            DATASETS,
             "source",
             None if root is None else Path(root).expanduser(),
         )
@@ -99,9 +99,9 @@ def load_source(name: str, options: Mapping[str, Any], root: Path | None) -> Sou
     return source
 
 
-def check_source(name: str, root: Path | None, options: Mapping[str, Any] | None = None) -> str:
+def check_dataset(name: str, root: Path | None, options: Mapping[str, Any] | None = None) -> str:
     """Read a source from end to end and say what is in it, for `remanence data check`."""
-    source = load_source(name, options or {}, root)
+    source = load_dataset(name, options or {}, root)
     per_class = np.bincount(source.train.y, minlength=len(source.classes))
     shown = ", ".join(source.classes[:10]) + (
         f" and {len(source.classes) - 10} more" if len(source.classes) > 10 else ""

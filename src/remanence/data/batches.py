@@ -1,7 +1,7 @@
 """From row numbers to batches: the plan of a round, and the data on the device.
 
 The plan is a pure function of (key, number of rows): it is computed where the data are, and is the
-same on every engine. Images stay uint8 on the device; a batch is gathered, normalised and augmented
+same on every engine. Images stay uint8 on the device; a batch is gathered, normalized and augmented
 there, and augmentation draws from (key, example), so padding and stacking change nothing.
 """
 
@@ -25,7 +25,7 @@ CROP_PADDING = 4
 CUTOUT = 16
 
 
-class Plan(NamedTuple):
+class BatchPlan(NamedTuple):
     """Which of its rows a client sees in each local step."""
 
     # [steps, batch] int64, positions 0 .. n-1; beyond the width, the first row of the step again
@@ -35,7 +35,7 @@ class Plan(NamedTuple):
 
 def plan_batches(
     key: Key, count: int, batch: int, epochs: int = 0, steps: int = 0, drop_last: bool = False
-) -> Plan:
+) -> BatchPlan:
     """Every epoch visits all rows once in a fresh order; with `steps`, epochs follow each other
     until there are enough steps.
 
@@ -55,10 +55,10 @@ def plan_batches(
         rows[step, : len(part)] = part
         rows[step, len(part) :] = part[0]
         widths[step] = len(part)
-    return Plan(rows, widths)
+    return BatchPlan(rows, widths)
 
 
-def plan_many(
+def plan_batches_many(
     key_values: np.ndarray,
     counts: np.ndarray,
     batch: int,
@@ -84,7 +84,7 @@ def plan_many(
         some, wide = np.flatnonzero(counts == count), min(batch, count)
         per_epoch = count // wide if drop_last else -(-count // wide)
         rounds = -(-total // per_epoch)
-        values = rng.fold_each(key_values[some, None], np.arange(rounds)).reshape(-1)
+        values = rng.fold_in_batch(key_values[some, None], np.arange(rounds)).reshape(-1)
         # [clients * epochs, rows used]
         orders = rng.permutations(values, count)[:, : per_epoch * wide]
         short = per_epoch * wide - orders.shape[1]
@@ -119,8 +119,8 @@ class Examples:
     place: Tensor | None = None  # [n] int64: where in x an example lies; None: at its id
 
     def inputs(self, ids: Tensor) -> Tensor:
-        """Normalised inputs. ids: [...] -> [..., example shape]"""
-        return self._normalise(self._raw(ids))
+        """Normalized inputs. ids: [...] -> [..., example shape]"""
+        return self._normalize(self._raw(ids))
 
     def augmented(self, ids: Tensor, key: Tensor) -> Tensor:
         """Inputs for training. ids: [..., B]; key: [...], one for each batch."""
@@ -130,9 +130,9 @@ class Examples:
             x = augment_images(x.reshape(-1, *x.shape[ids.dim() :]), flat, self.augment).reshape(
                 x.shape
             )
-        x = self._normalise(x)
-        if "cutout" in self.augment:  # after normalising, so that the hole is the mean
-            x = x * keep_outside(flat, *x.shape[-2:]).reshape(*ids.shape, 1, *x.shape[-2:])
+        x = self._normalize(x)
+        if "cutout" in self.augment:  # after normalizing, so that the hole is the mean
+            x = x * cutout_mask(flat, *x.shape[-2:]).reshape(*ids.shape, 1, *x.shape[-2:])
         return x
 
     def labels(self, ids: Tensor) -> Tensor:
@@ -141,13 +141,13 @@ class Examples:
     def _raw(self, ids: Tensor) -> Tensor:
         return self.x[ids if self.place is None else self.place[ids]]
 
-    def _normalise(self, x: Tensor) -> Tensor:
+    def _normalize(self, x: Tensor) -> Tensor:
         if self.mean is None or self.std is None:
             return x.to(self.dtype) if x.is_floating_point() or x.dtype == torch.uint8 else x
         return (x.to(self.dtype) - self.mean) / self.std
 
 
-def place_examples(
+def to_device(
     x: np.ndarray,
     y: np.ndarray,
     statistics: tuple[np.ndarray, np.ndarray] | None,
@@ -207,7 +207,7 @@ def augment_images(x: Tensor, key: Tensor, names: Sequence[str]) -> Tensor:
     return torch.where(inside.unsqueeze(3), picked, torch.zeros_like(picked)).permute(0, 3, 1, 2)
 
 
-def keep_outside(key: Tensor, height: int, width: int) -> Tensor:
+def cutout_mask(key: Tensor, height: int, width: int) -> Tensor:
     """Cutout (DeVries and Taylor 2017): False in a square around a random pixel, cut off at the
     border, one key an image. key: [n] -> [n, h, w]
     """

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from remanence.core.errors import InputError
-from remanence.data.files import damaged, locate
+from remanence.data.files import damaged_file, find_files
 from remanence.data.restricted_pickle import read_plain_pickle
-from remanence.data.source import Source, Split, checked
+from remanence.data.source import ArrayDataset, DatasetSplit, validate
 
 # images in one file of CIFAR-10 and in the test file of CIFAR-100; the training file of CIFAR-100
 # holds five times as many
@@ -37,14 +37,14 @@ non-insect_invertebrates people reptiles small_mammals trees vehicles_1 vehicles
 CIFAR10, CIFAR100_FINE, CIFAR100_COARSE = (tuple(names.split()) for names in (_TEN, _FINE, _COARSE))
 
 
-def cifar10(root: Path | None) -> Source:
-    """60,000 colour images of 32x32 in 10 classes."""
+def cifar10(root: Path | None) -> ArrayDataset:
+    """60,000 color images of 32x32 in 10 classes."""
     batches = [f"data_batch_{number}" for number in range(1, 6)]
     choices = [
         ("cifar-10-batches-bin", [f"{name}.bin" for name in (*batches, "test_batch")]),
         ("cifar-10-batches-py", [*batches, "test_batch"]),
     ]
-    folder = locate(
+    folder = find_files(
         "cifar10",
         root,
         choices,
@@ -65,20 +65,20 @@ def cifar10(root: Path | None) -> Source:
     else:
         train = _read_python([folder / name for name in batches], BATCH, "labels", classes=10)
         test = _read_python([folder / "test_batch"], BATCH, "labels", classes=10)
-    return checked(
-        Source(
+    return validate(
+        ArrayDataset(
             "cifar10",
             "image",
             CIFAR10,
             train,
             test,
-            note="60,000 colour images of 32x32 pixels in 10 classes (Krizhevsky 2009).",
+            note="60,000 color images of 32x32 pixels in 10 classes (Krizhevsky 2009).",
         )
     )
 
 
-def cifar100(root: Path | None, *, labels: str = "fine") -> Source:
-    """60,000 colour images of 32x32 in 100 fine classes, or their 20 coarse ones."""
+def cifar100(root: Path | None, *, labels: str = "fine") -> ArrayDataset:
+    """60,000 color images of 32x32 in 100 fine classes, or their 20 coarse ones."""
     if labels not in ("fine", "coarse"):
         raise InputError(
             f"source 'cifar100' has no labels {labels!r}: choose labels='fine' (100 classes)"
@@ -88,7 +88,7 @@ def cifar100(root: Path | None, *, labels: str = "fine") -> Source:
         ("cifar-100-binary", ["train.bin", "test.bin"]),
         ("cifar-100-python", ["train", "test"]),
     ]
-    folder = locate(
+    folder = find_files(
         "cifar100",
         root,
         choices,
@@ -114,32 +114,32 @@ def cifar100(root: Path | None, *, labels: str = "fine") -> Source:
                 _read_python([folder / part], records, f"{labels}_labels", classes=len(names))
             )
     note = (
-        f"60,000 colour images of 32x32 pixels in {len(names)} {labels} classes (Krizhevsky 2009)."
+        f"60,000 color images of 32x32 pixels in {len(names)} {labels} classes (Krizhevsky 2009)."
     )
-    return checked(Source("cifar100", "image", names, parts[0], parts[1], note=note))
+    return validate(ArrayDataset("cifar100", "image", names, parts[0], parts[1], note=note))
 
 
 def _read_binary(
     paths: Sequence[Path], records: int, *, label_bytes: int, label_at: int, classes: int
-) -> Split:
+) -> DatasetSplit:
     width = label_bytes + PIXELS
     x = np.empty((len(paths) * records, PIXELS), dtype=np.uint8)
     y = np.empty(len(paths) * records, dtype=np.int64)
     for number, path in enumerate(paths):
         expected = f"{records} records of {width} bytes, {records * width} bytes in all"
         if path.stat().st_size != records * width:
-            raise damaged(path, expected, f"{path.stat().st_size} bytes")
+            raise damaged_file(path, expected, f"{path.stat().st_size} bytes")
         content = np.fromfile(path, dtype=np.uint8, count=records * width)
         if len(content) != records * width:
-            raise damaged(path, expected, f"{len(content)} bytes")
+            raise damaged_file(path, expected, f"{len(content)} bytes")
         rows = slice(number * records, (number + 1) * records)
         x[rows] = content.reshape(records, width)[:, label_bytes:]
         y[rows] = content.reshape(records, width)[:, label_at]
         _check_labels(path, y[rows], classes)
-    return Split(x.reshape(-1, 3, 32, 32), y)
+    return DatasetSplit(x.reshape(-1, 3, 32, 32), y)
 
 
-def _read_python(paths: Sequence[Path], records: int, labels: str, *, classes: int) -> Split:
+def _read_python(paths: Sequence[Path], records: int, labels: str, *, classes: int) -> DatasetSplit:
     x = np.empty((len(paths) * records, PIXELS), dtype=np.uint8)
     y = np.empty(len(paths) * records, dtype=np.int64)
     for number, path in enumerate(paths):
@@ -147,23 +147,23 @@ def _read_python(paths: Sequence[Path], records: int, labels: str, *, classes: i
         images, numbers = content.get("data"), content.get(labels)
         if not isinstance(images, np.ndarray) or images.shape != (records, PIXELS):
             found = f"one of {images.shape}" if isinstance(images, np.ndarray) else "none"
-            raise damaged(path, f"an array 'data' of {(records, PIXELS)}", found)
+            raise damaged_file(path, f"an array 'data' of {(records, PIXELS)}", found)
         if (
             not isinstance(numbers, list)
             or len(numbers) != records
             or not all(type(label) is int for label in numbers)
         ):
             found = f"a list of {len(numbers)}" if isinstance(numbers, list) else "none"
-            raise damaged(path, f"a list '{labels}' of {records} numbers", found)
+            raise damaged_file(path, f"a list '{labels}' of {records} numbers", found)
         _check_labels(path, np.array([min(max(numbers), classes), max(min(numbers), -1)]), classes)
         rows = slice(number * records, (number + 1) * records)
         x[rows] = images
         y[rows] = numbers
-    return Split(x.reshape(-1, 3, 32, 32), y)
+    return DatasetSplit(x.reshape(-1, 3, 32, 32), y)
 
 
 def _check_labels(path: Path, labels: np.ndarray, classes: int) -> None:
     if labels.min() < 0 or labels.max() >= classes:
-        raise damaged(
+        raise damaged_file(
             path, f"labels from 0 to {classes - 1}", f"labels from {labels.min()} to {labels.max()}"
         )

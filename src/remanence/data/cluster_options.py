@@ -8,20 +8,20 @@ import re
 from collections.abc import Sequence
 
 from remanence.core.errors import InputError, nearest
-from remanence.data.source import Source
+from remanence.data.source import ArrayDataset
 
 
-def refuse(name: str, problem: str, cure: str) -> InputError:
+def concept_error(name: str, problem: str, cure: str) -> InputError:
     """The sentence for a kind of drift that cannot be."""
     return InputError(f"kind of drift {name!r} {problem}: {cure}")
 
 
-def cut(name: str, option: str, text: str, clusters: int) -> list[str]:
+def split_clusters(name: str, option: str, text: str, clusters: int) -> list[str]:
     """What was written for each cluster, separated by bars."""
     groups = text.split("|")
     if len(groups) != clusters:
         cure = "write one for each cluster, separated by |"
-        raise refuse(
+        raise concept_error(
             name,
             f"has {len(groups)} entries in {option}={text!r} but the drift has {clusters} clusters",
             cure,
@@ -32,9 +32,9 @@ def cut(name: str, option: str, text: str, clusters: int) -> list[str]:
 def read_numbers(name: str, option: str, text: str, clusters: int) -> list[float]:
     """One number for each cluster."""
     values = []
-    for entry in cut(name, option, text, clusters):
+    for entry in split_clusters(name, option, text, clusters):
         if not re.fullmatch(r"\s*[+-]?(\d{1,9}(\.\d{0,20})?|\.\d{1,20})\s*", entry, re.ASCII):
-            raise refuse(
+            raise concept_error(
                 name,
                 f"cannot read {entry.strip()!r} in {option}={text!r}",
                 "write a number for each cluster, separated by |",
@@ -43,11 +43,11 @@ def read_numbers(name: str, option: str, text: str, clusters: int) -> list[float
     return values
 
 
-def find(name: str, thing: str, word: str, names: Sequence[str]) -> int:
+def resolve(name: str, thing: str, word: str, names: Sequence[str]) -> int:
     """The number of a class or group that was written as a number or a name."""
     number = _look_up(word, names)
     if number is None:
-        raise refuse(
+        raise concept_error(
             name,
             f"does not know the {thing} {word!r}",
             f"give a number below {len(names)} or a name, {_suggest(word, names)}",
@@ -65,7 +65,7 @@ def _suggest(word: str, names: Sequence[str]) -> str:
     return nearest(word, names) if len(names) <= 100 else f"such as {names[0]}"
 
 
-def read_labels(name: str, text: str, source: Source) -> tuple[int, ...]:
+def read_labels(name: str, text: str, source: ArrayDataset) -> tuple[int, ...]:
     """Classes separated by commas or spaces; where a name has spaces in it, by commas."""
     entries = [entry.strip() for entry in text.split(",")] if text.strip() else []
     words = [
@@ -73,19 +73,19 @@ def read_labels(name: str, text: str, source: Source) -> tuple[int, ...]:
         for entry in entries
         for word in ([entry] if entry in source.classes else entry.split() or [""])
     ]
-    found = [find(name, "label", word, source.classes) for word in words]
+    found = [resolve(name, "label", word, source.classes) for word in words]
     if not found:
-        raise refuse(
+        raise concept_error(
             name,
             "has a cluster without labels",
             "write the labels of every cluster, such as '0 1|2 3'",
         )
     if len(set(found)) < len(found):
-        raise refuse(name, f"names a label twice in {text.strip()!r}", "name each once")
+        raise concept_error(name, f"names a label twice in {text.strip()!r}", "name each once")
     return tuple(sorted(found))
 
 
-def read_pairs(text: str, source: Source) -> list[tuple[int, int]]:
+def read_pairs(text: str, source: ArrayDataset) -> list[tuple[int, int]]:
     """Pairs separated by commas, the two of a pair by a space, also where names have spaces in
     them.
     """
@@ -94,7 +94,7 @@ def read_pairs(text: str, source: Source) -> list[tuple[int, int]]:
         words = entry.split()
         halves = [(" ".join(words[:end]), " ".join(words[end:])) for end in range(1, len(words))]
         if not halves:
-            raise refuse(
+            raise concept_error(
                 "swap",
                 f"cannot read the pair {entry.strip()!r}",
                 "write two labels with a space between them, such as '|0 1'",
@@ -107,8 +107,8 @@ def read_pairs(text: str, source: Source) -> list[tuple[int, int]]:
         first, second = (known or halves)[0]
         pairs.append(
             (
-                find("swap", "label", first, source.classes),
-                find("swap", "label", second, source.classes),
+                resolve("swap", "label", first, source.classes),
+                resolve("swap", "label", second, source.classes),
             )
         )
     return pairs

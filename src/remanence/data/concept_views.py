@@ -17,14 +17,14 @@ import numpy as np
 
 from remanence.core.rng import Key
 from remanence.data.concepts import Concept
-from remanence.data.source import Split
+from remanence.data.source import DatasetSplit
 
 _VALUES_AT_ONCE = 1 << 21  # pixels that are float64 at one time
 _Look = tuple[float, str, int, int]  # turn, corruption, severity, white
 _PLAIN: _Look = (0.0, "", 0, 255)
 
 
-class Views(NamedTuple):
+class ConceptViews(NamedTuple):
     """All examples of a split in all views."""
 
     x: np.ndarray  # [stored, ...]: the split's own rows, then altered ones
@@ -49,8 +49,8 @@ def number_views(concepts: Sequence[Concept]) -> tuple[int, ...]:
 
 
 def make_views(
-    split: Split, concepts: Sequence[Concept], used: Sequence[np.ndarray], part: str
-) -> Views:
+    split: DatasetSplit, concepts: Sequence[Concept], used: Sequence[np.ndarray], part: str
+) -> ConceptViews:
     """Labels of all ids, and the inputs of the ids in `used`.
 
     `part` names the split ("train", "test"): row 5 of the one must not get the same noise as row 5
@@ -65,7 +65,7 @@ def make_views(
         ]
     )
     if len(shown) == 1:
-        return Views(split.x, y.astype(np.int64), None, view_of)
+        return ConceptViews(split.x, y.astype(np.int64), None, view_of)
     wanted = np.zeros((len(shown), rows), dtype=bool)
     for ids in used:
         wanted.reshape(-1)[ids] = True
@@ -82,7 +82,7 @@ def make_views(
             stored += len(held)
         place[view] = places[look]
     x = split.x if stored == rows else np.concatenate(parts)
-    return Views(x, y.astype(np.int64), place.reshape(-1), view_of)
+    return ConceptViews(x, y.astype(np.int64), place.reshape(-1), view_of)
 
 
 def _shown_by(concepts: Sequence[Concept], view_of: Sequence[int], view: int) -> Concept:

@@ -17,9 +17,16 @@ from typing import Any
 import numpy as np
 
 from remanence.core.errors import InputError, nearest
-from remanence.core.expressions import construct, parse_sum
-from remanence.data.cluster_options import cut, find, read_labels, read_numbers, read_pairs, refuse
-from remanence.data.source import Source, Split
+from remanence.core.expressions import instantiate, parse_parts
+from remanence.data.cluster_options import (
+    concept_error,
+    read_labels,
+    read_numbers,
+    read_pairs,
+    resolve,
+    split_clusters,
+)
+from remanence.data.source import ArrayDataset, DatasetSplit
 
 CORRUPTIONS = ("clean", "noise", "blur", "contrast", "brightness", "pixelate", "invert")
 
@@ -39,7 +46,7 @@ class Concept:
     white: int = 255  # the largest pixel, for corruptions
     share: float = 1.0  # of the rows a client would have
 
-    def select(self, split: Split) -> np.ndarray:
+    def select(self, split: DatasetSplit) -> np.ndarray:
         """The rows of a split that belong to this concept, ascending."""
         chosen = np.ones(len(split), dtype=bool)
         if self.labels is not None:
@@ -54,22 +61,22 @@ class Concept:
 
 
 # (clusters, source) -> for each field that this kind fills, one value a cluster
-Kind = Callable[[int, Source], Mapping[str, Sequence[Any]]]
+ConceptRule = Callable[[int, ArrayDataset], Mapping[str, Sequence[Any]]]
 
 
-def make_concepts(text: str, clusters: int, source: Source) -> tuple[Concept, ...]:
+def make_concepts(text: str, clusters: int, source: ArrayDataset) -> tuple[Concept, ...]:
     """One concept a cluster from kinds such as `label(groups="0 1|2 3")+rotate`; nothing at all
     means `label`, or `none` for a single cluster.
     """
-    calls = parse_sum(text or ("label" if clusters > 1 else "none"))
+    calls = parse_parts(text or ("label" if clusters > 1 else "none"))
     fields: dict[str, Sequence[Any]] = {}
     filled: dict[str, str] = {}
     for place, call in enumerate(calls):
         if call.name in {other.name for other in calls[:place]}:
-            raise refuse(call.name, f"stands twice in {text!r}", "write it once")
-        for field, values in construct(call, KINDS, "kind of drift")(clusters, source).items():
+            raise concept_error(call.name, f"stands twice in {text!r}", "write it once")
+        for field, values in instantiate(call, CONCEPTS, "kind of drift")(clusters, source).items():
             if field in filled:
-                raise refuse(
+                raise concept_error(
                     call.name,
                     f"says which {field} a cluster has, and so does {filled[field]!r}",
                     "let one of them say it",
@@ -90,7 +97,7 @@ def make_concepts(text: str, clusters: int, source: Source) -> tuple[Concept, ..
     return concepts
 
 
-def describe(concept: Concept, source: Source) -> str:
+def describe(concept: Concept, source: ArrayDataset) -> str:
     """A concept in words, for tables and sentences."""
     words = (
         []
@@ -116,18 +123,18 @@ def describe(concept: Concept, source: Source) -> str:
     return "; ".join(words) or "as they are"
 
 
-def none(*, labels: str = "") -> Kind:
+def none(*, labels: str = "") -> ConceptRule:
     """One distribution for all clusters; `labels` are the classes that take part, by number or
     name, such as "0 1 3"; without it, all.
     """
 
-    def fill(clusters: int, source: Source) -> Mapping[str, Sequence[Any]]:
+    def fill(clusters: int, source: ArrayDataset) -> Mapping[str, Sequence[Any]]:
         return {"labels": [read_labels("none", labels, source)] * clusters} if labels else {}
 
     return fill
 
 
-def label(*, groups: str = "") -> Kind:
+def label(*, groups: str = "") -> ConceptRule:
     """Each cluster sees some of the classes: label shift or drift.
 
     `groups` are the classes of each cluster, by number or name, such as "0 1|2 3" or "cat,
@@ -135,17 +142,17 @@ def label(*, groups: str = "") -> Kind:
     called. Without `groups` the classes are divided evenly, in order.
     """
 
-    def fill(clusters: int, source: Source) -> Mapping[str, Sequence[Any]]:
+    def fill(clusters: int, source: ArrayDataset) -> Mapping[str, Sequence[Any]]:
         if groups:
             return {
                 "labels": [
                     read_labels("label", group, source)
-                    for group in cut("label", "groups", groups, clusters)
+                    for group in split_clusters("label", "groups", groups, clusters)
                 ]
             }
         if clusters > len(source.classes):
             cure = "have fewer clusters or write groups that overlap"
-            raise refuse(
+            raise concept_error(
                 "label",
                 f"cannot divide {len(source.classes)} classes over {clusters} clusters",
                 cure,
@@ -160,7 +167,7 @@ def label(*, groups: str = "") -> Kind:
     return fill
 
 
-def swap(*, pairs: str = "", labels: str = "") -> Kind:
+def swap(*, pairs: str = "", labels: str = "") -> ConceptRule:
     """Each cluster exchanges some labels with each other: the same inputs mean something else
     (sentiment and feature together).
 
@@ -169,17 +176,20 @@ def swap(*, pairs: str = "", labels: str = "") -> Kind:
     two classes, cluster 2 the next two. `labels` are the classes that take part.
     """
 
-    def fill(clusters: int, source: Source) -> Mapping[str, Sequence[Any]]:
+    def fill(clusters: int, source: ArrayDataset) -> Mapping[str, Sequence[Any]]:
         part = read_labels("swap", labels, source) if labels else tuple(range(len(source.classes)))
         if pairs:
-            written = [read_pairs(group, source) for group in cut("swap", "pairs", pairs, clusters)]
+            written = [
+                read_pairs(group, source)
+                for group in split_clusters("swap", "pairs", pairs, clusters)
+            ]
         elif 2 * (clusters - 1) <= len(part):
             written = [
                 [],
                 *([(part[2 * cluster], part[2 * cluster + 1])] for cluster in range(clusters - 1)),
             ]
         else:
-            raise refuse(
+            raise concept_error(
                 "swap",
                 f"cannot find {clusters - 1} pairs in {len(part)} classes",
                 "write pairs such as '|0 1|0 2'",
@@ -187,7 +197,7 @@ def swap(*, pairs: str = "", labels: str = "") -> Kind:
         for outside in (
             name for group in written for pair in group for name in pair if name not in part
         ):
-            raise refuse(
+            raise concept_error(
                 "swap",
                 f"exchanges label {outside}, which is not in labels={labels!r}",
                 "add it to labels or leave it alone",
@@ -198,29 +208,30 @@ def swap(*, pairs: str = "", labels: str = "") -> Kind:
     return fill
 
 
-def domain(*, groups: str = "") -> Kind:
+def domain(*, groups: str = "") -> ConceptRule:
     """Each cluster sees the examples of one domain, writer or user: covariate shift or drift.
 
     `groups` are those of the clusters, by number or name, such as "photo|sketch"; without it, group
     0 for cluster 0 and so on.
     """
 
-    def fill(clusters: int, source: Source) -> Mapping[str, Sequence[Any]]:
+    def fill(clusters: int, source: ArrayDataset) -> Mapping[str, Sequence[Any]]:
         if source.train.groups is None:
-            raise refuse(
+            raise concept_error(
                 "domain",
                 f"needs data with domains, writers or users, which {source.name!r} has not",
                 "use rotate or corrupt",
             )
         if groups:
-            entries = cut("domain", "groups", groups, clusters)
+            entries = split_clusters("domain", "groups", groups, clusters)
             return {
                 "domain": [
-                    find("domain", "group", entry.strip(), source.group_names) for entry in entries
+                    resolve("domain", "group", entry.strip(), source.group_names)
+                    for entry in entries
                 ]
             }
         if clusters > len(source.group_names):
-            raise refuse(
+            raise concept_error(
                 "domain",
                 f"has {len(source.group_names)} groups for {clusters} clusters",
                 "have fewer clusters or write groups",
@@ -230,7 +241,7 @@ def domain(*, groups: str = "") -> Kind:
     return fill
 
 
-def rotate(*, degrees: str = "") -> Kind:
+def rotate(*, degrees: str = "") -> ConceptRule:
     """Each cluster sees its images turned: covariate shift or drift.
 
     `degrees` are those of the clusters, against the clock, such as "0|90|180|270"; without it they
@@ -238,7 +249,7 @@ def rotate(*, degrees: str = "") -> Kind:
     and corners that come from outside the image are 0.
     """
 
-    def fill(clusters: int, source: Source) -> Mapping[str, Sequence[Any]]:
+    def fill(clusters: int, source: ArrayDataset) -> Mapping[str, Sequence[Any]]:
         _check_images("rotate", source)
         even = [360 * cluster / clusters for cluster in range(clusters)]
         turns = (
@@ -249,7 +260,7 @@ def rotate(*, degrees: str = "") -> Kind:
         height, width = source.shape[1:]
         if height != width and (90 in turns or 270 in turns):
             cure = "use 0 and 180, or crop the images"
-            raise refuse(
+            raise concept_error(
                 "rotate",
                 f"cannot make a quarter turn of images that are not square ({height} x {width})",
                 cure,
@@ -259,7 +270,7 @@ def rotate(*, degrees: str = "") -> Kind:
     return fill
 
 
-def corrupt(*, kinds: str = "", severity: int = 3) -> Kind:
+def corrupt(*, kinds: str = "", severity: int = 3) -> ConceptRule:
     """Each cluster sees its images corrupted in one way: covariate shift or drift.
 
     `kinds` are those of the clusters; without it,
@@ -275,19 +286,21 @@ def corrupt(*, kinds: str = "", severity: int = 3) -> Kind:
     clipped to 0 .. w and rounded. The noise of an example is always the same.
     """
     if not 1 <= severity <= 5:
-        raise refuse(
+        raise concept_error(
             "corrupt", f"cannot use severity={severity}", "give a whole number from 1 to 5"
         )
 
-    def fill(clusters: int, source: Source) -> Mapping[str, Sequence[Any]]:
+    def fill(clusters: int, source: ArrayDataset) -> Mapping[str, Sequence[Any]]:
         _check_images("corrupt", source)
         names = [
             name.strip()
-            for name in cut("corrupt", "kinds", kinds or "|".join(CORRUPTIONS[:clusters]), clusters)
+            for name in split_clusters(
+                "corrupt", "kinds", kinds or "|".join(CORRUPTIONS[:clusters]), clusters
+            )
         ]
         for name in names:
             if name not in CORRUPTIONS:
-                raise refuse(
+                raise concept_error(
                     "corrupt", f"does not know the corruption {name!r}", nearest(name, CORRUPTIONS)
                 )
         white = int(source.train.x.max())
@@ -300,18 +313,18 @@ def corrupt(*, kinds: str = "", severity: int = 3) -> Kind:
     return fill
 
 
-def quantity(*, shares: str = "") -> Kind:
+def quantity(*, shares: str = "") -> ConceptRule:
     """Clients of different clusters have different numbers of examples: quantity shift or drift.
 
     `shares` are what a client of each cluster has of the size asked for, such as "1|0.5"; without
     it every cluster has half of the one before.
     """
 
-    def fill(clusters: int, source: Source) -> Mapping[str, Sequence[Any]]:
+    def fill(clusters: int, source: ArrayDataset) -> Mapping[str, Sequence[Any]]:
         halves = [0.5**cluster for cluster in range(clusters)]
         values = read_numbers("quantity", "shares", shares, clusters) if shares else halves
         if not all(0 < value <= 1000 for value in values):
-            raise refuse(
+            raise concept_error(
                 "quantity", f"cannot use shares={shares!r}", "give numbers above 0 and up to 1000"
             )
         return {"share": values}
@@ -319,7 +332,7 @@ def quantity(*, shares: str = "") -> Kind:
     return fill
 
 
-KINDS: dict[str, Callable[..., Kind]] = {
+CONCEPTS: dict[str, Callable[..., ConceptRule]] = {
     "corrupt": corrupt,
     "domain": domain,
     "label": label,
@@ -330,9 +343,9 @@ KINDS: dict[str, Callable[..., Kind]] = {
 }
 
 
-def _check_images(name: str, source: Source) -> None:
+def _check_images(name: str, source: ArrayDataset) -> None:
     if source.kind != "image":
-        raise refuse(
+        raise concept_error(
             name,
             f"is for images, and {source.name!r} is {source.kind}",
             "use label, swap, domain or quantity",
@@ -344,7 +357,7 @@ def _exchange(pairs: Sequence[tuple[int, int]], classes: int) -> tuple[int, ...]
     named = list(itertools.chain.from_iterable(pairs))
     if len(set(named)) < len(named):
         twice = next(name for name in named if named.count(name) > 1)
-        raise refuse(
+        raise concept_error(
             "swap",
             f"exchanges label {twice} more than once in a cluster",
             "let every label of a cluster stand in one pair",

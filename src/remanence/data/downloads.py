@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Download:
     """One file of a publisher."""
 
     url: str
@@ -24,13 +24,13 @@ class Parcel:
         return self.url.rsplit("/", 1)[-1]
 
 
-def _files(base: str, into: str, hashes: dict[str, str]) -> tuple[Parcel, ...]:
-    return tuple(Parcel(f"{base}/{name}", md5, into) for name, md5 in hashes.items())
+def _files(base: str, into: str, hashes: dict[str, str]) -> tuple[Download, ...]:
+    return tuple(Download(f"{base}/{name}", md5, into) for name, md5 in hashes.items())
 
 
-PARCELS: dict[str, tuple[Parcel, ...]] = {
+DOWNLOADS: dict[str, tuple[Download, ...]] = {
     "cifar10": (
-        Parcel(
+        Download(
             "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
             "c32a1d4ab5d03f1284b67883e8d87530",
             "cifar-10-batches-bin",
@@ -38,7 +38,7 @@ PARCELS: dict[str, tuple[Parcel, ...]] = {
         ),
     ),
     "cifar100": (
-        Parcel(
+        Download(
             "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
             "03b5dce01913d631647c71ecec9e9cb8",
             "cifar-100-binary",
@@ -46,7 +46,7 @@ PARCELS: dict[str, tuple[Parcel, ...]] = {
         ),
     ),
     "cinic10": (
-        Parcel(
+        Download(
             "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
             "6ee4d0c996905fe93221de577967a372",
             "CINIC-10",
@@ -54,7 +54,7 @@ PARCELS: dict[str, tuple[Parcel, ...]] = {
         ),
     ),
     "emnist": (
-        Parcel(
+        Download(
             "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
             "58c8d27c78d21e728a6bc7b3cc06412e",
             "emnist",
@@ -83,17 +83,17 @@ PARCELS: dict[str, tuple[Parcel, ...]] = {
         },
     ),
     "svhn": (
-        Parcel(
+        Download(
             "http://ufldl.stanford.edu/housenumbers/train_32x32.mat",
             "e26dedcc434d2e4c54c9b2d4a06d8373",
             "svhn",
         ),
-        Parcel(
+        Download(
             "http://ufldl.stanford.edu/housenumbers/test_32x32.mat",
             "eb5a983be6a315427106f1b164d9cef3",
             "svhn",
         ),
-        Parcel(
+        Download(
             "http://ufldl.stanford.edu/housenumbers/extra_32x32.mat",
             "a93ce644f1a588dc4d68dda5feec44a7",
             "svhn",
@@ -113,7 +113,7 @@ BY_HAND = {
     " its four domain folders below PACS/",
 }
 COMES_WITH = ("digits", "synthetic", "tokens")  # needs no files
-OWN = ("npz", "folder")  # a user's own
+USER_DATA = ("npz", "folder")  # a user's own
 
 # Where readers look, below the data folder: enough to say that a set is not there without reading
 # it.
@@ -131,17 +131,17 @@ FOLDERS: dict[str, tuple[str, ...]] = {
 }
 
 
-def is_absent(name: str, root: Path | None) -> bool:
+def is_missing(name: str, root: Path | None) -> bool:
     """Whether none of the folders of a published set is there."""
     return name in FOLDERS and (
         root is None or not any((root / folder).is_dir() for folder in FOLDERS[name])
     )
 
 
-def tell_how_to_get(name: str) -> str:
+def download_hint(name: str) -> str:
     """The rest of a sentence."""
     return (
         f"get it with remanence data fetch {name}"
-        if name in PARCELS
+        if name in DOWNLOADS
         else BY_HAND.get(name, "name its folder with --data-dir")
     )

@@ -19,14 +19,14 @@ from remanence.core.errors import InputError
 from remanence.core.rng import Key
 from remanence.data.concept_views import number_views
 from remanence.data.concepts import Concept
-from remanence.data.drift_schedules import moved
-from remanence.data.source import Split
+from remanence.data.drift_schedules import changed_clients
+from remanence.data.source import DatasetSplit
 from remanence.data.splits import draw_stratified
 
-RENEW = ("movers", "everyone")
+RESAMPLE = ("movers", "everyone")
 
 
-class Draw(NamedTuple):
+class DriftSamples(NamedTuple):
     """What each client holds at each time step: ids, ascending."""
 
     train: list[list[np.ndarray]]  # [T][K]
@@ -34,7 +34,7 @@ class Draw(NamedTuple):
     reused: list[str]  # a sentence for each pool that was dealt out more than once
 
 
-class _Need(NamedTuple):
+class _Sizes(NamedTuple):
     """How many rows a client of a concept gets."""
 
     train: int
@@ -66,16 +66,16 @@ class _Pool:
         return np.sort(taken)
 
 
-def draw(
+def sample_rows(
     assignment: np.ndarray,
     concepts: Sequence[Concept],
-    split: Split,
+    split: DatasetSplit,
     rows: np.ndarray,
     samples: int,
     validation: float,
     renew: str,
     key: Key,
-) -> Draw:
+) -> DriftSamples:
     """Deal `rows` of a split out to clients by the cluster they are in. assignment: [T, K]
 
     A client gets `samples` training rows and `validation` validation rows, times the share of its
@@ -83,23 +83,25 @@ def draw(
     `validation` below 1 is a fraction of all the rows a client draws. `renew` says who gets new
     rows at a time step: "movers", whose cluster has changed, or "everyone".
     """
-    if renew not in RENEW:
+    if renew not in RESAMPLE:
         raise InputError(
-            f"data cannot be renewed for {renew!r}: set drift.renew to one of {', '.join(RENEW)}"
+            f"data cannot be renewed for {renew!r}: set drift.renew to one of {', '.join(RESAMPLE)}"
         )
     if samples < 0 or validation < 0:
         raise InputError(
             f"a client cannot draw {samples} samples and {validation} for validation: give"
             " drift.samples and drift.validation 0 or more"
         )
-    fresh = moved(assignment) if renew == "movers" else np.ones(assignment.shape, dtype=bool)
+    fresh = (
+        changed_clients(assignment) if renew == "movers" else np.ones(assignment.shape, dtype=bool)
+    )
     fresh[0] = True
     # [M], how many clients are dealt to, over all time steps
     draws = np.bincount(assignment[fresh], minlength=len(concepts))
     pools, pool_of = _find_pools(concepts, split, rows)
     key = key.fold("pools")
     samples = samples or _find_size(concepts, draws, split, pools, pool_of, validation, key)
-    whole = _Need(samples, _count_validation(samples, validation))
+    whole = _Sizes(samples, _count_validation(samples, validation))
     needs = [_scale(concept, whole) for concept in concepts]
     sides = _split_rows(split, pools, whole, key)
     _check_pools(needs, draws, sides, pool_of)
@@ -120,16 +122,16 @@ def draw(
                 (train, valid), piles[pool_of[cluster]], needs[cluster], strict=True
             ):
                 held[step][client] = start + pile.deal(count)
-    return Draw(train, valid, _tell_reuse(piles, pool_of))
+    return DriftSamples(train, valid, _describe_reuse(piles, pool_of))
 
 
-def keep(
+def keep_partition(
     assignment: np.ndarray,
     concepts: Sequence[Concept],
     parts_train: Sequence[np.ndarray],
     parts_valid: Sequence[np.ndarray],
     rows: int,
-) -> Draw:
+) -> DriftSamples:
     """Clients keep the rows that a partition gave them, and only the view changes with their
     cluster. `rows` is the number in the split.
     """
@@ -148,10 +150,10 @@ def keep(
             for firsts in start.tolist()
         ]
 
-    return Draw(show(parts_train), show(parts_valid), [])
+    return DriftSamples(show(parts_train), show(parts_valid), [])
 
 
-def test_rows(concepts: Sequence[Concept], test: Split) -> list[np.ndarray]:
+def test_rows(concepts: Sequence[Concept], test: DatasetSplit) -> list[np.ndarray]:
     """The test ids of each concept: all rows with its labels and domain, in its view."""
     return [
         view * len(test) + concept.select(test)
@@ -160,7 +162,7 @@ def test_rows(concepts: Sequence[Concept], test: Split) -> list[np.ndarray]:
 
 
 def _find_pools(
-    concepts: Sequence[Concept], split: Split, rows: np.ndarray
+    concepts: Sequence[Concept], split: DatasetSplit, rows: np.ndarray
 ) -> tuple[list[np.ndarray], list[int]]:
     """The distinct sets of rows that concepts select, and which one is whose."""
     pools: list[np.ndarray] = []
@@ -175,7 +177,7 @@ def _find_pools(
 
 
 def _split_rows(
-    split: Split, pools: Sequence[np.ndarray], whole: _Need, key: Key
+    split: DatasetSplit, pools: Sequence[np.ndarray], whole: _Sizes, key: Key
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """The training and the validation rows of each pool: one split by row, stratified by label,
     and by group where there are groups.
@@ -213,11 +215,11 @@ def _count_validation(samples: int, validation: float) -> int:
     return max(1, math.floor(samples * validation / (1 - validation) + 0.5))
 
 
-def _scale(concept: Concept, whole: _Need) -> _Need:
+def _scale(concept: Concept, whole: _Sizes) -> _Sizes:
     """What is left of the whole number for a client with its concept's share of it: something
     of everything.
     """
-    return _Need(
+    return _Sizes(
         *(max(1, math.floor(concept.share * count + 0.5)) if count else 0 for count in whole)
     )
 
@@ -225,7 +227,7 @@ def _scale(concept: Concept, whole: _Need) -> _Need:
 def _find_size(
     concepts: Sequence[Concept],
     draws: np.ndarray,
-    split: Split,
+    split: DatasetSplit,
     pools: Sequence[np.ndarray],
     pool_of: Sequence[int],
     validation: float,
@@ -248,7 +250,7 @@ def _find_size(
     some = count > 0
     guess = math.floor(((sizes + count)[some] / weight[some]).min()) - int(validation)
     for samples in range(guess, 0, -1):
-        whole = _Need(samples, _count_validation(samples, validation))
+        whole = _Sizes(samples, _count_validation(samples, validation))
         needed = np.zeros((len(pools), 2), dtype=np.int64)
         for cluster in visited:
             needed[pool_of[cluster]] += draws[cluster] * np.array(_scale(concepts[cluster], whole))
@@ -269,7 +271,7 @@ def _find_size(
 
 
 def _check_pools(
-    needs: Sequence[_Need],
+    needs: Sequence[_Sizes],
     draws: np.ndarray,
     sides: Sequence[tuple[np.ndarray, np.ndarray]],
     pool_of: Sequence[int],
@@ -285,7 +287,7 @@ def _check_pools(
             )
 
 
-def _tell_reuse(piles: Sequence[tuple[_Pool, ...]], pool_of: Sequence[int]) -> list[str]:
+def _describe_reuse(piles: Sequence[tuple[_Pool, ...]], pool_of: Sequence[int]) -> list[str]:
     sentences = []
     for number, pair in enumerate(piles):
         clusters = [str(cluster) for cluster, pool in enumerate(pool_of) if pool == number]

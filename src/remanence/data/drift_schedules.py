@@ -33,7 +33,7 @@ STAGGERED = {
 
 
 @dataclass(frozen=True)
-class Schedule:
+class DriftSchedule:
     """Who is in which cluster, when: call it with the numbers of clients and time steps and a
     key. -> [T, K] int64, all below `clusters`
     """
@@ -47,12 +47,12 @@ class Schedule:
         return self.assign(clients, steps, key)
 
 
-def refuse(name: str, problem: str, cure: str) -> InputError:
+def option_error(name: str, problem: str, cure: str) -> InputError:
     """The sentence for a schedule that cannot be made."""
     return InputError(f"drift {name!r} {problem}: {cure}")
 
 
-def moved(assignment: np.ndarray) -> np.ndarray:
+def changed_clients(assignment: np.ndarray) -> np.ndarray:
     """Who is in another cluster than the time step before: [T, K] -> bool [T, K]. Nobody has moved
     at the first time step.
 
@@ -80,17 +80,17 @@ def divide_clients(clients: int, ratios: Sequence[int]) -> list[int]:
     return [size + (cluster in first) for cluster, size in enumerate(sizes)]
 
 
-def none(*, clusters: int = 1, sizes: str = "") -> Schedule:
+def none(*, clusters: int = 1, sizes: str = "") -> DriftSchedule:
     """No drift: every client stays in its cluster. With more than one cluster this is a shift.
 
     Clusters hold consecutive clients. `sizes` are the ratios of their numbers, such as "70:30";
     without it they are equal.
     """
     blocks = _plan_blocks("none", clusters, sizes)
-    return Schedule(clusters, lambda clients, steps, key: np.tile(blocks(clients), (steps, 1)))
+    return DriftSchedule(clusters, lambda clients, steps, key: np.tile(blocks(clients), (steps, 1)))
 
 
-def random(*, clusters: int = 2, sizes: str = "") -> Schedule:
+def random(*, clusters: int = 2, sizes: str = "") -> DriftSchedule:
     """A fresh random assignment at every time step but the first, where clusters hold consecutive
     clients (Klefbom and Örtenberg Toftås 2023).
 
@@ -106,19 +106,19 @@ def random(*, clusters: int = 2, sizes: str = "") -> Schedule:
         ]
         return np.stack([start, *shuffled])
 
-    return Schedule(clusters, assign)
+    return DriftSchedule(clusters, assign)
 
 
-def rotation(*, clusters: int = 2, every: int = 1, sizes: str = "") -> Schedule:
+def rotation(*, clusters: int = 2, every: int = 1, sizes: str = "") -> DriftSchedule:
     """Every `every` time steps each client moves on to the next cluster, from the last to the
     first. It starts as `none` does.
     """
     blocks = _plan_blocks("rotation", clusters, sizes)
     if every < 1:
-        raise refuse(
+        raise option_error(
             "rotation", f"cannot move clients every {every} time steps", "give every 1 or more"
         )
-    return Schedule(
+    return DriftSchedule(
         clusters,
         lambda clients, steps, key: (
             (blocks(clients) + np.arange(steps)[:, None] // every) % clusters
@@ -126,7 +126,7 @@ def rotation(*, clusters: int = 2, every: int = 1, sizes: str = "") -> Schedule:
     )
 
 
-def staggered(*, clusters: int = 2) -> Schedule:
+def staggered(*, clusters: int = 2) -> DriftSchedule:
     """The published patterns in which clusters appear one after the other and clients move at
     different times (Jothimurugesan et al. 2022).
 
@@ -134,7 +134,7 @@ def staggered(*, clusters: int = 2) -> Schedule:
     follows the pattern of client k % 10.
     """
     if clusters not in STAGGERED:
-        raise refuse(
+        raise option_error(
             "staggered",
             f"has no pattern for clusters={clusters}",
             "give 2 or 4, or write a pattern of your own for table(path='...')",
@@ -146,17 +146,17 @@ def staggered(*, clusters: int = 2) -> Schedule:
 
     def assign(clients: int, steps: int, key: Key) -> np.ndarray:
         if steps > len(pattern):
-            raise refuse(
+            raise option_error(
                 "staggered",
                 f"is written for {len(pattern)} time steps, not {steps}",
                 f"ask for at most {len(pattern)}",
             )
         return pattern[:steps, np.arange(clients) % pattern.shape[1]]
 
-    return Schedule(clusters, assign, steps=len(pattern))
+    return DriftSchedule(clusters, assign, steps=len(pattern))
 
 
-def table(*, path: str = "") -> Schedule:
+def table(*, path: str = "") -> DriftSchedule:
     """A schedule of your own from a CSV file; with fewer time steps than it has, the first are
     taken.
 
@@ -164,28 +164,28 @@ def table(*, path: str = "") -> Schedule:
     below the header time_step,client,cluster. All numbers count from 0.
     """
     if not path:
-        raise refuse("table", "needs to know what to read", "write table(path='FILE.csv')")
+        raise option_error("table", "needs to know what to read", "write table(path='FILE.csv')")
     cells = read_table(Path(path).expanduser())
 
     def assign(clients: int, steps: int, key: Key) -> np.ndarray:
         if clients != cells.shape[1]:
-            raise refuse(
+            raise option_error(
                 "table",
                 f"has {cells.shape[1]} clients in {path} but {clients} are asked for",
                 f"set clients.count to {cells.shape[1]}",
             )
         if steps > len(cells):
-            raise refuse(
+            raise option_error(
                 "table",
                 f"has {len(cells)} time steps in {path} but {steps} are asked for",
                 "add lines or ask for fewer",
             )
         return cells[:steps].copy()
 
-    return Schedule(int(cells.max()) + 1, assign, clients=cells.shape[1], steps=len(cells))
+    return DriftSchedule(int(cells.max()) + 1, assign, clients=cells.shape[1], steps=len(cells))
 
 
-SCHEDULES: dict[str, Callable[..., Schedule]] = {
+DRIFT_SCHEDULES: dict[str, Callable[..., DriftSchedule]] = {
     "none": none,
     "random": random,
     "rotation": rotation,
@@ -199,20 +199,20 @@ def _plan_blocks(name: str, clusters: int, sizes: str) -> Callable[[int], np.nda
     [K] int64
     """
     if clusters < 1:
-        raise refuse(name, f"cannot have {clusters} clusters", "give clusters 1 or more")
+        raise option_error(name, f"cannot have {clusters} clusters", "give clusters 1 or more")
     ratios = (
         [int(ratio) for ratio in sizes.split(":")]
         if re.fullmatch(r"\d{1,6}(:\d{1,6})*", sizes, re.ASCII)
         else []
     )
     if sizes and (not ratios or 0 in ratios):
-        raise refuse(
+        raise option_error(
             name,
             f"cannot read sizes={sizes!r}",
             "write the ratios of the clusters in whole numbers above 0, such as '70:30'",
         )
     if sizes and len(ratios) != clusters:
-        raise refuse(
+        raise option_error(
             name,
             f"has {len(ratios)} ratios in sizes={sizes!r} for {clusters} clusters",
             f"write clusters={len(ratios)} or correct sizes",
@@ -221,7 +221,7 @@ def _plan_blocks(name: str, clusters: int, sizes: str) -> Callable[[int], np.nda
     def assign(clients: int) -> np.ndarray:
         members = divide_clients(clients, ratios or [1] * clusters) if clients >= clusters else [0]
         if 0 in members:
-            raise refuse(
+            raise option_error(
                 name,
                 f"leaves a cluster of {sizes or clusters} without any of {clients} clients",
                 "have more clients or fewer clusters",

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from remanence.core.errors import InputError, RunFailed, unknown
-from remanence.core.files import explain_full_disk, flush_folder
-from remanence.data.downloads import BY_HAND, COMES_WITH, OWN, PARCELS, Parcel
+from remanence.core.files import flush_folder, translate_disk_errors
+from remanence.data.downloads import BY_HAND, COMES_WITH, DOWNLOADS, USER_DATA, Download
 from remanence.data.files import size_of
 
 PIECE = 1 << 20
@@ -34,7 +34,7 @@ PAUSE = 1.0  # seconds before the second try, doubled each time
 TIMEOUT = 60.0  # seconds without a byte
 
 # file name, bytes there, bytes in all where the publisher says
-Tell = Callable[[str, int, int | None], None]
+Report = Callable[[str, int, int | None], None]
 
 
 def fetch(
@@ -42,15 +42,15 @@ def fetch(
     root: Path | None,
     *,
     everything: bool = False,
-    tell: Tell | None = None,
-    parcels: Sequence[Parcel] | None = None,
+    tell: Report | None = None,
+    parcels: Sequence[Download] | None = None,
 ) -> Path:
     """Fetch a data set into the data folder. -> the folder in which the reader will find it
 
     everything: also the optional files (SVHN's third). Files that are already there are left alone.
     """
     if parcels is None:
-        parcels = _parcels_of(name)
+        parcels = _downloads_of(name)
     if root is None:
         raise InputError(
             f"no data folder is set, so {name} has nowhere to go: name one with --data-dir or"
@@ -59,16 +59,16 @@ def fetch(
     root = Path(root).expanduser()
     if root.exists() and not root.is_dir():
         raise InputError(f"{root} is a file: the data folder is a folder")
-    with explain_full_disk(root):
+    with translate_disk_errors(root):
         root.mkdir(parents=True, exist_ok=True)
         for parcel in parcels:
             if everything or not parcel.optional:
-                _fetch_parcel(parcel, root, tell or (lambda name, done, total: None))
+                _fetch_download(parcel, root, tell or (lambda name, done, total: None))
     return root / parcels[0].into
 
 
 @contextmanager
-def show_progress(quiet: bool = False) -> Iterator[Tell]:
+def show_progress(quiet: bool = False) -> Iterator[Report]:
     """A bar for each file in a terminal, a line each tenth elsewhere, nothing where quiet was
     asked for; all on standard error.
     """
@@ -115,22 +115,22 @@ def show_progress(quiet: bool = False) -> Iterator[Tell]:
         yield draw
 
 
-def _parcels_of(name: str) -> Sequence[Parcel]:
-    if name in PARCELS:
-        return PARCELS[name]
+def _downloads_of(name: str) -> Sequence[Download]:
+    if name in DOWNLOADS:
+        return DOWNLOADS[name]
     if name in BY_HAND:
         raise InputError(f"{name} cannot be fetched from one address: {BY_HAND[name]}")
     if name in COMES_WITH:
         raise InputError(f"{name} needs no files: use it at once, with --data {name}")
-    if name in OWN:
+    if name in USER_DATA:
         raise InputError(
             f"{name} reads your own files, and there is no publisher to fetch them from:"
             f" give a path, such as {name}(path='...')"
         )
-    raise unknown("data to fetch", name, [*PARCELS, *BY_HAND])
+    raise unknown("data to fetch", name, [*DOWNLOADS, *BY_HAND])
 
 
-def _fetch_parcel(parcel: Parcel, root: Path, tell: Tell) -> None:
+def _fetch_download(parcel: Download, root: Path, tell: Report) -> None:
     folder = root / parcel.into
     final = folder / (parcel.holds or parcel.name)
     if final.exists():
@@ -160,7 +160,7 @@ def _fetch_parcel(parcel: Parcel, root: Path, tell: Tell) -> None:
         flush_folder(folder)
 
 
-def download(url: str, part: Path, tell: Tell) -> None:
+def download(url: str, part: Path, tell: Report) -> None:
     """All bytes of an address in a file; what an earlier attempt left there is kept and the
     rest asked for. A broken line is tried again.
     """
@@ -194,7 +194,7 @@ def download(url: str, part: Path, tell: Tell) -> None:
         pause *= 2
 
 
-def _ask(url: str, part: Path, tell: Tell) -> bool:
+def _ask(url: str, part: Path, tell: Report) -> bool:
     """One request for what is missing. -> is the file complete?"""
     have = _size(part)
     request = urllib.request.Request(
@@ -248,7 +248,7 @@ def _md5(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def _unpack(archive: Path, parcel: Parcel, folder: Path) -> None:
+def _unpack(archive: Path, parcel: Download, folder: Path) -> None:
     """Into a folder beside the target, then in place by one rename, so that nobody ever reads
     half of it.
     """

@@ -12,7 +12,7 @@ from remanence.core.errors import InputError
 WHERE = "--data-dir or REMANENCE_DATA"
 
 
-def locate(
+def find_files(
     source: str, root: Path | None, choices: Sequence[tuple[str, Sequence[str]]], get: str
 ) -> Path:
     """The first folder of `choices` (folder below root, names it must hold) that is complete; a
@@ -33,7 +33,7 @@ def locate(
         )
     started = []
     for folder, names in choices:
-        absent = [name for name in names if not present(root / folder, name)]
+        absent = [name for name in names if not has_files(root / folder, name)]
         if not absent:
             return root / folder
         if len(absent) < len(names):
@@ -49,7 +49,7 @@ def locate(
     )
 
 
-def present(folder: Path, name: str) -> bool:
+def has_files(folder: Path, name: str) -> bool:
     """Whether the folder holds this file or folder, packed or not."""
     return (folder / name).exists() or (folder / f"{name}.gz").is_file()
 
@@ -73,7 +73,7 @@ def resolve(source: str, root: Path | None, path: str) -> Path:
     )
 
 
-def damaged(
+def damaged_file(
     path: Path, expected: str, found: str, cure: str = "fetch the file again"
 ) -> InputError:
     """The sentence for a file that is not what its name promises."""

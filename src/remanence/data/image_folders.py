@@ -13,8 +13,14 @@ from types import ModuleType
 import numpy as np
 
 from remanence.core.errors import InputError
-from remanence.data.files import damaged, locate, resolve, size_of
-from remanence.data.source import Source, Split, check_fraction, checked, hold_out_test
+from remanence.data.files import damaged_file, find_files, resolve, size_of
+from remanence.data.source import (
+    ArrayDataset,
+    DatasetSplit,
+    check_fraction,
+    hold_out_test,
+    validate,
+)
 
 FORMATS = {
     "PNG": (".png",),
@@ -24,7 +30,7 @@ FORMATS = {
     "PPM": (".ppm", ".pgm"),
 }
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
-# Pillow's own limit, a quarter of a GiB in colour, held even where a program has lifted it
+# Pillow's own limit, a quarter of a GiB in color, held even where a program has lifted it
 MOST_PIXELS = 89_478_485
 MOST_BYTES = 32 << 30
 TEST_FOLDERS = ("test", "val", "valid", "validation")
@@ -35,13 +41,13 @@ PACS = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 
 def folder(
     root: Path | None, *, path: str = "", size: int = 0, test: float = 0.2, channels: int = 3
-) -> Source:
+) -> ArrayDataset:
     """Your own images: `path`/CLASS/..., or `path`/train/CLASS/... with `path`/test (or val, valid,
     validation)/CLASS/....
 
     Where there is no test folder a share `test` of the images of each class is held out. `size` = 0
     asks for images that are all of one size; any other number makes them `size` x `size`.
-    `channels` is 3 for colour or 1 for grey.
+    `channels` is 3 for color or 1 for grey.
     """
     _check_options(size, channels, test)
     top = resolve("folder", root, path).resolve()
@@ -74,12 +80,12 @@ def folder(
     y = np.array([label for images in found for _, label in images], dtype=np.int64)
     cut = len(found[0])
     parts = (
-        hold_out_test(Split(x, y), test)
+        hold_out_test(DatasetSplit(x, y), test)
         if test_top is None
-        else (Split(x[:cut], y[:cut]), Split(x[cut:], y[cut:]))
+        else (DatasetSplit(x[:cut], y[:cut]), DatasetSplit(x[cut:], y[cut:]))
     )
-    return checked(
-        Source(
+    return validate(
+        ArrayDataset(
             "folder",
             "image",
             tuple(classes),
@@ -89,7 +95,7 @@ def folder(
     )
 
 
-def pacs(root: Path | None, *, size: int = 227, test: float = 0.2) -> Source:
+def pacs(root: Path | None, *, size: int = 227, test: float = 0.2) -> ArrayDataset:
     """Photos, art, cartoons and sketches of seven things (Li, Yang, Song, Hospedales 2017); groups
     are the four domains.
 
@@ -100,7 +106,7 @@ def pacs(root: Path | None, *, size: int = 227, test: float = 0.2) -> Source:
         "unpack PACS (folders art_painting, cartoon, photo, sketch with a folder for each of"
         " the seven classes)"
     )
-    top = locate(
+    top = find_files(
         "pacs", root, [("PACS", DOMAINS), ("pacs", DOMAINS), ("PACS/kfold", DOMAINS)], get
     ).resolve()
     images, y, groups = [], [], []
@@ -115,14 +121,14 @@ def pacs(root: Path | None, *, size: int = 227, test: float = 0.2) -> Source:
             images += here
             y += [label] * len(here)
             groups += [group] * len(here)
-    split = Split(
+    split = DatasetSplit(
         _decode(images, size, 3), np.array(y, dtype=np.int64), np.array(groups, dtype=np.int64)
     )
     note = (
         "Photos, art, cartoons and sketches of seven things at"
         f" {split.x.shape[3]}x{split.x.shape[2]} pixels (Li et al. 2017)."
     )
-    return checked(Source("pacs", "image", PACS, *hold_out_test(split, test), DOMAINS, note))
+    return validate(ArrayDataset("pacs", "image", PACS, *hold_out_test(split, test), DOMAINS, note))
 
 
 def _check_options(size: int, channels: int, test: float) -> None:
@@ -134,7 +140,7 @@ def _check_options(size: int, channels: int, test: float) -> None:
         )
     if channels not in (1, 3):
         raise InputError(
-            f"images cannot have {channels} channels: give channels=3 for colour or channels=1"
+            f"images cannot have {channels} channels: give channels=3 for color or channels=1"
             " for grey"
         )
 
@@ -210,7 +216,7 @@ def _decode(paths: Sequence[Path], size: int, channels: int) -> np.ndarray:
 
 def _decode_one(pillow: ModuleType, path: Path, size: int, channels: int) -> np.ndarray:
     if not path.is_file():  # a pipe or a device would keep us waiting for ever
-        raise damaged(path, "an image file", "something else", "replace or remove it")
+        raise damaged_file(path, "an image file", "something else", "replace or remove it")
     try:
         with pillow.open(path, formats=tuple(FORMATS)) as image:
             if image.width * image.height > MOST_PIXELS:
@@ -237,7 +243,7 @@ def _decode_one(pillow: ModuleType, path: Path, size: int, channels: int) -> np.
     # Pillow raises nearly anything on a damaged file: OSError, SyntaxError, struct.error,
     # ValueError
     except Exception as error:
-        raise damaged(
+        raise damaged_file(
             path,
             f"a whole image ({', '.join(FORMATS)})",
             f"one that Pillow cannot read ({error})",

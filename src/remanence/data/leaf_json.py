@@ -14,9 +14,9 @@ import numpy as np
 
 from remanence.core.errors import InputError
 from remanence.data.fast_json import read_decimals
-from remanence.data.files import damaged, locate, size_of
+from remanence.data.files import damaged_file, find_files, size_of
 from remanence.data.mnist_idx import CHARACTERS, DIGITS
-from remanence.data.source import Source, Split, checked
+from remanence.data.source import ArrayDataset, DatasetSplit, validate
 
 LIMIT = 4 << 30  # bytes of JSON in one file
 SIDE = 28
@@ -24,7 +24,7 @@ _decode = json.JSONDecoder().raw_decode
 _space = re.compile(r"[ \t\r\n]*")
 
 
-def femnist(root: Path | None) -> Source:
+def femnist(root: Path | None) -> ArrayDataset:
     """Handwritten characters by writer, 62 classes: LEAF's FEMNIST."""
     get = (
         "write LEAF's femnist data (train/ and test/ of its data folder, made by its"
@@ -39,7 +39,7 @@ def femnist(root: Path | None) -> Source:
     )
 
 
-def mnist_by_writer(root: Path | None) -> Source:
+def mnist_by_writer(root: Path | None) -> ArrayDataset:
     """MNIST's digits by the person who wrote them, 10 classes, in LEAF's JSON."""
     get = (
         "write MNIST grouped by writer (QMNIST gives the writers), as JSON in the layout of"
@@ -56,8 +56,8 @@ def _read(
     classes: tuple[str, ...],
     get: str,
     note: str,
-) -> Source:
-    folder = locate(name, root, [(choice, ("train", "test")) for choice in folders], get)
+) -> ArrayDataset:
+    folder = find_files(name, root, [(choice, ("train", "test")) for choice in folders], get)
     parts = [_read_users(folder / part, len(classes)) for part in ("train", "test")]
     users = sorted(parts[0].keys() | parts[1].keys())
     numbers = {user: number for number, user in enumerate(users)}
@@ -68,8 +68,8 @@ def _read(
         groups = np.repeat(
             [numbers[user] for user in part], [len(labels) for _, labels in part.values()]
         ).astype(np.int64)
-        splits.append(Split(x, y, groups))
-    return checked(Source(name, "image", classes, splits[0], splits[1], tuple(users), note))
+        splits.append(DatasetSplit(x, y, groups))
+    return validate(ArrayDataset(name, "image", classes, splits[0], splits[1], tuple(users), note))
 
 
 _Users = dict[str, tuple[np.ndarray, np.ndarray]]  # uint8 [n, 1, 28, 28], int64 [n]
@@ -95,7 +95,7 @@ def _read_users(folder: Path, classes: int) -> _Users:
 
 def _read_file(path: Path, classes: int) -> _Users:
     if path.stat().st_size > LIMIT:
-        raise damaged(
+        raise damaged_file(
             path,
             f"at most {size_of(LIMIT)}",
             size_of(path.stat().st_size),
@@ -131,7 +131,7 @@ def _read_file(path: Path, classes: int) -> _Users:
     except (ValueError, IndexError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
-        raise damaged(path, "a complete JSON file", f"a broken one ({error})") from None
+        raise damaged_file(path, "a complete JSON file", f"a broken one ({error})") from None
     names, counts = outline.get("users"), outline.get("num_samples")
     if (
         not isinstance(names, list)
@@ -139,7 +139,7 @@ def _read_file(path: Path, classes: int) -> _Users:
         or len(names) != len(counts)
         or len(names) != len(users)
     ):
-        raise damaged(
+        raise damaged_file(
             path,
             "lists 'users' and 'num_samples' as long as 'user_data'",
             f"other lengths or none ({len(users)} users have data)",
@@ -147,7 +147,7 @@ def _read_file(path: Path, classes: int) -> _Users:
     for user, count in zip(names, counts, strict=True):
         there = len(users[user][1]) if isinstance(user, str) and user in users else "none"
         if there != count:
-            raise damaged(path, f"{count!r:.20} examples of the user {user!r:.60}", f"{there}")
+            raise damaged_file(path, f"{count!r:.20} examples of the user {user!r:.60}", f"{there}")
     return {user: content for user, content in users.items() if len(content[1])}
 
 
@@ -183,29 +183,31 @@ def _arrays(
 ) -> tuple[np.ndarray, np.ndarray]:
     x, y = content.get("x"), content.get("y")
     if not isinstance(x, list | np.ndarray) or not isinstance(y, list) or len(x) != len(y):
-        raise damaged(
+        raise damaged_file(
             path,
             f"for the user {user!r:.60} lists 'x' and 'y' of one length",
             "other lengths or none",
         )
     if not all(type(label) is int and 0 <= label < classes for label in y):
-        raise damaged(path, f"labels of the user {user!r:.60} from 0 to {classes - 1}", "others")
+        raise damaged_file(
+            path, f"labels of the user {user!r:.60} from 0 to {classes - 1}", "others"
+        )
     if isinstance(x, list) and not all(
         isinstance(image, list) and len(image) == SIDE * SIDE for image in x
     ):
-        raise damaged(
+        raise damaged_file(
             path, f"images of the user {user!r:.60} as lists of {SIDE * SIDE} numbers", "others"
         )
     try:
         pixels = np.array(x, dtype=np.float64).reshape(-1, SIDE * SIDE)
     except (TypeError, ValueError):
-        raise damaged(
+        raise damaged_file(
             path,
             f"images of the user {user!r:.60} as lists of {SIDE * SIDE} numbers",
             "something that is no number",
         ) from None
     if not (np.isfinite(pixels).all() and (pixels >= 0).all() and (pixels <= 1).all()):
-        raise damaged(path, f"pixels of the user {user!r:.60} from 0 to 1", "others")
+        raise damaged_file(path, f"pixels of the user {user!r:.60} from 0 to 1", "others")
     return np.rint(pixels * 255).astype(np.uint8).reshape(-1, 1, SIDE, SIDE), np.array(
         y, dtype=np.int64
     )

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from remanence.core.errors import unknown
-from remanence.data.files import damaged, locate, size_of
-from remanence.data.source import Source, Split, checked
+from remanence.data.files import damaged_file, find_files, size_of
+from remanence.data.source import ArrayDataset, DatasetSplit, validate
 
 LIMIT = 2 << 30  # the largest published file, EMNIST by class, unpacks to 0.5 GiB
 _PIECE = 1 << 20
@@ -46,7 +46,7 @@ EMNIST = {
 }
 
 
-def mnist(root: Path | None) -> Source:
+def mnist(root: Path | None) -> ArrayDataset:
     """70,000 handwritten digits of 28x28 (LeCun, Cortes, Burges 1998)."""
     note = "70,000 handwritten digits of 28x28 pixels (LeCun, Cortes and Burges 1998)."
     train, test = _read_pair(
@@ -57,17 +57,17 @@ def mnist(root: Path | None) -> Source:
         ("train", "t10k"),
         "put the four *-ubyte.gz files of MNIST in mnist/",
     )
-    return checked(Source("mnist", "image", DIGITS, train, test, note=note))
+    return validate(ArrayDataset("mnist", "image", DIGITS, train, test, note=note))
 
 
-def fashion_mnist(root: Path | None) -> Source:
+def fashion_mnist(root: Path | None) -> ArrayDataset:
     """70,000 pictures of clothes of 28x28 (Xiao, Rasul, Vollgraf 2017)."""
     get = "put the four *-ubyte.gz files of Zalando Research's Fashion-MNIST in fashion-mnist/"
     train, test = _read_pair(
         "fashion_mnist", root, ("fashion-mnist", "FashionMNIST/raw"), "", ("train", "t10k"), get
     )
-    return checked(
-        Source(
+    return validate(
+        ArrayDataset(
             "fashion_mnist",
             "image",
             FASHION,
@@ -78,7 +78,7 @@ def fashion_mnist(root: Path | None) -> Source:
     )
 
 
-def emnist(root: Path | None, *, split: str = "byclass") -> Source:
+def emnist(root: Path | None, *, split: str = "byclass") -> ArrayDataset:
     """Handwritten characters of 28x28 (Cohen, Afshar, Tapson, van Schaik 2017), in one of six
     choices of classes.
     """
@@ -95,11 +95,13 @@ def emnist(root: Path | None, *, split: str = "byclass") -> Source:
     )
     # published lying on their side: rows and columns are exchanged
     train, test = (
-        Split(np.ascontiguousarray(part.x.transpose(0, 1, 3, 2)), part.y - (split == "letters"))
+        DatasetSplit(
+            np.ascontiguousarray(part.x.transpose(0, 1, 3, 2)), part.y - (split == "letters")
+        )
         for part in (train, test)
     )
-    return checked(
-        Source(
+    return validate(
+        ArrayDataset(
             "emnist",
             "image",
             EMNIST[split],
@@ -117,13 +119,13 @@ def _read_pair(
     prefix: str,
     parts: tuple[str, str],
     get: str,
-) -> tuple[Split, Split]:
+) -> tuple[DatasetSplit, DatasetSplit]:
     names = [
         f"{prefix}{part}-{what}-idx{rank}-ubyte"
         for part in parts
         for what, rank in (("images", 3), ("labels", 1))
     ]
-    folder = locate(source, root, [(name, names) for name in folders], get)
+    folder = find_files(source, root, [(name, names) for name in folders], get)
     splits = []
     for images, labels in (names[:2], names[2:]):
         x, y = (
@@ -131,13 +133,13 @@ def _read_pair(
             read_idx(_packed_or_not(folder / labels), 1),
         )
         if len(x) != len(y):
-            raise damaged(
+            raise damaged_file(
                 folder / labels,
                 f"{len(x)} labels, as many as there are images",
                 f"{len(y)}",
                 "fetch both files again",
             )
-        splits.append(Split(x[:, None], y.astype(np.int64)))
+        splits.append(DatasetSplit(x[:, None], y.astype(np.int64)))
     return splits[0], splits[1]
 
 
@@ -156,24 +158,24 @@ def read_idx(path: Path, rank: int) -> np.ndarray:
         with path.open("rb") as file:
             return _read_open(path, file, rank)
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise damaged(path, "a complete gzip file", f"a broken one ({error})") from None
+        raise damaged_file(path, "a complete gzip file", f"a broken one ({error})") from None
 
 
 def _read_open(path: Path, file: gzip.GzipFile | io.BufferedReader, rank: int) -> np.ndarray:
     header = file.read(4 + 4 * rank)
     magic = bytes((0, 0, 8, rank))  # two zeros, the code of unsigned bytes, the number of axes
     if header[:4] != magic:
-        raise damaged(
+        raise damaged_file(
             path,
             f"an IDX file of bytes with {rank} axes, which starts with {magic.hex(' ')}",
             header[:4].hex(" ") or "nothing",
         )
     if len(header) < 4 + 4 * rank:
-        raise damaged(path, f"a header of {4 + 4 * rank} bytes", f"{len(header)} bytes")
+        raise damaged_file(path, f"a header of {4 + 4 * rank} bytes", f"{len(header)} bytes")
     shape = struct.unpack(f">{rank}I", header[4:])
     declared = math.prod(shape)
     if declared > LIMIT:
-        raise damaged(
+        raise damaged_file(
             path,
             f"at most {size_of(LIMIT)} of data",
             f"a header that declares {size_of(declared)} {shape}",
@@ -183,8 +185,10 @@ def _read_open(path: Path, file: gzip.GzipFile | io.BufferedReader, rank: int) -
     while len(content) < declared:
         piece = file.read(min(_PIECE, declared - len(content)))
         if not piece:
-            raise damaged(path, f"{declared} bytes of data after the header", f"{len(content)}")
+            raise damaged_file(
+                path, f"{declared} bytes of data after the header", f"{len(content)}"
+            )
         content += piece
     if file.read(1):
-        raise damaged(path, f"{declared} bytes of data after the header", "more")
+        raise damaged_file(path, f"{declared} bytes of data after the header", "more")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)

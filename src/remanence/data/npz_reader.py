@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from remanence.core.errors import InputError
-from remanence.data.files import damaged, size_of
+from remanence.data.files import damaged_file, size_of
 
 LIMIT = 16 << 30  # all arrays together
 _DEFLATE_AT_BEST = 1_100  # no deflate stream unpacks to more than about 1032 times its size
@@ -45,7 +45,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         NotImplementedError,
         RuntimeError,
     ) as error:
-        raise damaged(
+        raise damaged_file(
             path,
             "a complete .npz file",
             f"a broken one ({error})",
@@ -56,14 +56,14 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 def _check_members(path: Path, members: list[zipfile.ZipInfo]) -> None:
     total = sum(member.file_size for member in members)
     if total > LIMIT:
-        raise damaged(
+        raise damaged_file(
             path,
             f"at most {size_of(LIMIT)} of arrays",
             f"{size_of(total)} declared",
             "split the data or store smaller types",
         )
     if len({member.filename for member in members}) != len(members):
-        raise damaged(
+        raise damaged_file(
             path, "arrays with different names", "one name twice", "save it again with numpy.savez"
         )
     for member in members:
@@ -72,7 +72,7 @@ def _check_members(path: Path, members: list[zipfile.ZipInfo]) -> None:
             or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
             or member.flag_bits & 1
         ):
-            raise damaged(
+            raise damaged_file(
                 path,
                 "plain .npy arrays, stored or deflated",
                 f"the member {member.filename!r:.60}",
@@ -83,7 +83,7 @@ def _check_members(path: Path, members: list[zipfile.ZipInfo]) -> None:
                 f"{member.filename!r:.60} with {member.compress_size} bytes that declare"
                 f" {size_of(member.file_size)}"
             )
-            raise damaged(
+            raise damaged_file(
                 path,
                 "members that can be as large as they say",
                 found,
@@ -103,14 +103,14 @@ def _read_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
             )(file)
             data = member.file_size - file.tell()
         if dtype.kind not in _KINDS or dtype.hasobject:
-            raise damaged(
+            raise damaged_file(
                 path,
                 f"{what} of plain numbers or text",
                 f"type {dtype}",
                 "save plain arrays; Python objects are never unpickled",
             )
         if any(side < 0 for side in shape) or math.prod(shape) * dtype.itemsize != data:
-            raise damaged(
+            raise damaged_file(
                 path,
                 f"{what} of {shape} {dtype} with {math.prod(shape) * dtype.itemsize} bytes",
                 f"{data} bytes",
@@ -121,7 +121,7 @@ def _read_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
     except (ValueError, SyntaxError, TypeError) as error:
         if isinstance(error, InputError):
             raise
-        raise damaged(
+        raise damaged_file(
             path,
             f"{what} in numpy's format",
             f"something else ({error})",

@@ -32,7 +32,7 @@ __all__ = [
 Partition = Callable[[np.ndarray, np.ndarray | None, int | None, int, Key], list[np.ndarray]]
 
 
-def refuse(name: str, problem: str, cure: str) -> InputError:
+def partition_error(name: str, problem: str, cure: str) -> InputError:
     """The sentence for a partition that cannot be made."""
     return InputError(f"partition {name!r} {problem}: {cure}")
 
@@ -40,9 +40,9 @@ def refuse(name: str, problem: str, cure: str) -> InputError:
 def count_clients(name: str, rows: int, clients: int | None) -> int:
     """The number of clients, or a sentence on why there cannot be that many."""
     if clients is None:
-        raise refuse(name, "needs to know how many clients there are", "set clients.count")
+        raise partition_error(name, "needs to know how many clients there are", "set clients.count")
     if not 1 <= clients <= rows:
-        raise refuse(
+        raise partition_error(
             name,
             f"cannot share {rows} training examples over {clients} clients",
             f"give from 1 to {rows} clients",
@@ -50,14 +50,14 @@ def count_clients(name: str, rows: int, clients: int | None) -> int:
     return clients
 
 
-def gather(owner: np.ndarray, clients: int) -> list[np.ndarray]:
+def rows_by_client(owner: np.ndarray, clients: int) -> list[np.ndarray]:
     """The rows of each client from the owner of each row [n], -1 for rows nobody gets."""
     order = np.argsort(owner, kind="stable")
     ends = np.searchsorted(owner[order], np.arange(clients + 1))
     return [order[ends[client] : ends[client + 1]] for client in range(clients)]
 
 
-def deal(labels: np.ndarray, counts: np.ndarray, key: Key) -> list[np.ndarray]:
+def assign_rows(labels: np.ndarray, counts: np.ndarray, key: Key) -> list[np.ndarray]:
     """Random rows such that client k gets counts[k, c] of class c."""
     owner = np.full(len(labels), -1, dtype=np.int64)
     for label in range(counts.shape[1]):
@@ -65,7 +65,7 @@ def deal(labels: np.ndarray, counts: np.ndarray, key: Key) -> list[np.ndarray]:
         rows = rows[key.fold("class", label).permutation(len(rows))]
         taken = int(counts[:, label].sum())
         owner[rows[:taken]] = np.repeat(np.arange(len(counts)), counts[:, label])
-    return gather(owner, len(counts))
+    return rows_by_client(owner, len(counts))
 
 
 def iid() -> Partition:
@@ -87,13 +87,13 @@ def dirichlet(*, alpha: float = 0.1, samples: int = 0) -> Partition:
     """Each client's label mix is drawn from Dirichlet(alpha), and all clients are equally large
     (Legate 2022; Hsu, Qi and Brown 2019).
 
-    A client draws its examples without replacement; when a class runs out, its mix is renormalised
+    A client draws its examples without replacement; when a class runs out, its mix is renormalized
     over the classes that are left. Clients draw in random order. `samples` is the size of a client;
     0 shares out all rows but a remainder smaller than their number.
     """
     _check_alpha("dirichlet", alpha)
     if samples < 0:
-        raise refuse(
+        raise partition_error(
             "dirichlet",
             f"cannot give each client {samples} samples",
             "give a positive number, or 0 for an equal share of all",
@@ -104,7 +104,7 @@ def dirichlet(*, alpha: float = 0.1, samples: int = 0) -> Partition:
     ) -> list[np.ndarray]:
         clients = count_clients("dirichlet", len(labels), clients)
         if samples * clients > len(labels):
-            raise refuse(
+            raise partition_error(
                 "dirichlet",
                 f"cannot give {clients} clients {samples} samples each out of {len(labels)}",
                 "lower samples or clients",
@@ -117,7 +117,7 @@ def dirichlet(*, alpha: float = 0.1, samples: int = 0) -> Partition:
         for client in draw.permutation(clients):
             counts[client] = _draw_counts(draw, log_mix[client], pool, size)
             pool = pool - counts[client]
-        return deal(labels, counts, key.fold("rows"))
+        return assign_rows(labels, counts, key.fold("rows"))
 
     return share
 
@@ -159,7 +159,7 @@ def dirichlet_by_class(*, alpha: float = 0.1, minimum: int = 10) -> Partition:
     """
     _check_alpha("dirichlet_by_class", alpha)
     if minimum < 0:
-        raise refuse(
+        raise partition_error(
             "dirichlet_by_class",
             f"cannot guarantee {minimum} examples a client",
             "give minimum 0 or more",
@@ -171,7 +171,7 @@ def dirichlet_by_class(*, alpha: float = 0.1, minimum: int = 10) -> Partition:
         clients = count_clients("dirichlet_by_class", len(labels), clients)
         if clients * minimum > len(labels):
             cure = "lower minimum or clients"
-            raise refuse(
+            raise partition_error(
                 "dirichlet_by_class",
                 f"cannot guarantee {minimum} of {len(labels)} examples to each of {clients}"
                 " clients",
@@ -187,7 +187,7 @@ def dirichlet_by_class(*, alpha: float = 0.1, minimum: int = 10) -> Partition:
         )
         counts = np.diff(cuts, axis=1, prepend=0).T  # [clients, classes]
         _fill_up(counts, minimum, draw)
-        return deal(labels, counts, key.fold("rows"))
+        return assign_rows(labels, counts, key.fold("rows"))
 
     return share
 
@@ -214,7 +214,7 @@ def shards(*, per_client: int = 2) -> Partition:
     ones (McMahan et al. 2017).
     """
     if per_client < 1:
-        raise refuse(
+        raise partition_error(
             "shards", f"cannot give {per_client} shards a client", "give per_client 1 or more"
         )
 
@@ -223,7 +223,7 @@ def shards(*, per_client: int = 2) -> Partition:
     ) -> list[np.ndarray]:
         clients = count_clients("shards", len(labels), clients)
         if clients * per_client > len(labels):
-            raise refuse(
+            raise partition_error(
                 "shards",
                 f"cannot cut {len(labels)} examples into {clients} x {per_client} shards",
                 "lower per_client or clients",
@@ -245,7 +245,7 @@ def quantity(*, power: float = 1.5, sigma: float = 0.0, minimum: int = 1) -> Par
     if not (
         math.isfinite(power) and math.isfinite(sigma) and power >= 0 and sigma >= 0 and minimum >= 0
     ):
-        raise refuse(
+        raise partition_error(
             "quantity",
             f"cannot use power={power}, sigma={sigma}, minimum={minimum}",
             "give finite numbers of 0 or more",
@@ -257,7 +257,7 @@ def quantity(*, power: float = 1.5, sigma: float = 0.0, minimum: int = 1) -> Par
         clients = count_clients("quantity", len(labels), clients)
         spare = len(labels) - clients * minimum
         if spare < 0:
-            raise refuse(
+            raise partition_error(
                 "quantity",
                 f"cannot guarantee {minimum} of {len(labels)} examples to each of"
                 f" {clients} clients",
@@ -291,7 +291,7 @@ def _interleave(labels: np.ndarray, key: Key) -> np.ndarray:
 def _check_alpha(name: str, alpha: float) -> None:
     # also refuses NaN; further out, logarithms of draws leave the range of float64
     if not 1e-9 <= alpha <= 1e9:
-        raise refuse(
+        raise partition_error(
             name,
             f"cannot use alpha={alpha}",
             "give a number above 0, such as 0.1 (small: clients differ much, large: little)",

@@ -19,7 +19,7 @@ from remanence.data.partitions import split_validation
 
 
 @dataclass(frozen=True)
-class Rows:
+class ClientRows:
     """Row numbers of many clients in two arrays: as small as it gets, whatever the number of
     clients.
     """
@@ -35,7 +35,7 @@ class Rows:
         return np.diff(self.offsets)
 
     @classmethod
-    def join(cls, parts: Sequence[np.ndarray]) -> Rows:
+    def join(cls, parts: Sequence[np.ndarray]) -> ClientRows:
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
         return cls(
             np.concatenate(parts).astype(np.int64) if len(parts) else np.empty(0, np.int64), offsets
@@ -43,11 +43,11 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Holdings:
+class ClientData:
     """What every client holds at one time step."""
 
-    train: Rows
-    valid: Rows
+    train: ClientRows
+    valid: ClientRows
     cluster: np.ndarray  # [K] int64: the concept that each client's data follow
 
     def label_counts(self, clients: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
@@ -61,15 +61,15 @@ class Holdings:
 
 
 @dataclass(frozen=True)
-class Population:
+class FederatedPopulation:
     """The clients of an experiment over time. Without drift there is one time step, and one
     concept.
     """
 
-    steps: tuple[Holdings, ...]
+    steps: tuple[ClientData, ...]
     tests: tuple[np.ndarray, ...]  # ids of the test rows of every concept
 
-    def at(self, time_step: int) -> Holdings:
+    def at(self, time_step: int) -> ClientData:
         return self.steps[time_step]
 
     @property
@@ -84,22 +84,22 @@ class Population:
         """Which share of the clients is in each concept. -> [concepts] float64, summing to 1"""
         return np.bincount(self.at(time_step).cluster, minlength=self.concepts) / self.clients
 
-    def pool(self) -> Population:
+    def pool(self) -> FederatedPopulation:
         """The same rows in the hands of a single client."""
 
-        def whole(rows: Rows) -> Rows:
-            return Rows(np.sort(rows.ids), np.array([0, len(rows.ids)], dtype=np.int64))
+        def whole(rows: ClientRows) -> ClientRows:
+            return ClientRows(np.sort(rows.ids), np.array([0, len(rows.ids)], dtype=np.int64))
 
         if self.concepts > 1:
             raise InputError(
-                "centralised pools all data in one place, which has no meaning while"
+                "centralized pools all data in one place, which has no meaning while"
                 " clients differ in their concepts: leave drift out"
             )
         nobody_differs = np.zeros(1, dtype=np.int64)
         return replace(
             self,
             steps=tuple(
-                Holdings(whole(holdings.train), whole(holdings.valid), nobody_differs)
+                ClientData(whole(holdings.train), whole(holdings.valid), nobody_differs)
                 for holdings in self.steps
             ),
         )
@@ -109,9 +109,9 @@ class Population:
         return max(int(holdings.train.sizes.max()) for holdings in self.steps)
 
 
-def settle(
+def split_train_valid(
     parts: Sequence[np.ndarray], labels: np.ndarray, validation: float, key: Key
-) -> Holdings:
+) -> ClientData:
     """Split each client's rows into training and validation."""
     empty = [client for client, rows in enumerate(parts) if len(rows) == 0]
     if empty:
@@ -124,6 +124,8 @@ def settle(
         for client, rows in enumerate(parts)
     ]
     alike = np.zeros(len(parts), dtype=np.int64)
-    return Holdings(
-        Rows.join([train for train, _ in pairs]), Rows.join([valid for _, valid in pairs]), alike
+    return ClientData(
+        ClientRows.join([train for train, _ in pairs]),
+        ClientRows.join([valid for _, valid in pairs]),
+        alike,
     )

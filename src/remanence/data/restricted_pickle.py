@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from remanence.core.errors import InputError
-from remanence.data.files import damaged, size_of
+from remanence.data.files import damaged_file, size_of
 
 _VALUES = {"NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1"}
 _TEXTS = {
@@ -175,7 +175,7 @@ def read_plain_pickle(path: Path, limit: int) -> dict[str, object]:
     """
     found = path.stat().st_size
     if found > limit:
-        raise damaged(path, f"at most {size_of(limit)}", size_of(found))
+        raise damaged_file(path, f"at most {size_of(limit)}", size_of(found))
     raw = path.read_bytes()
     try:
         _scan(raw)
@@ -186,11 +186,11 @@ def read_plain_pickle(path: Path, limit: int) -> dict[str, object]:
             " labels needs: fetch it again from its publisher"
         ) from None
     except Exception as error:  # whatever a broken instruction stream makes the unpickler say
-        raise damaged(
+        raise damaged_file(
             path, "a complete pickle", f"an unreadable one ({str(error) or type(error).__name__})"
         ) from None
     if not isinstance(content, dict):
-        raise damaged(path, "a pickled dictionary", f"a pickled {type(content).__name__}")
+        raise damaged_file(path, "a pickled dictionary", f"a pickled {type(content).__name__}")
     return {
         _text(name): value.value if isinstance(value, _Array) else value
         for name, value in content.items()

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from remanence.data.source import Source, Split, check_fraction, checked, hold_out_test
+from remanence.data.source import (
+    ArrayDataset,
+    DatasetSplit,
+    check_fraction,
+    hold_out_test,
+    validate,
+)
 
 
 def read_digits() -> tuple[np.ndarray, np.ndarray]:
@@ -29,17 +35,19 @@ def read_digits() -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-def digits(root: Path | None, *, test: float = 0.2) -> Source:
+def digits(root: Path | None, *, test: float = 0.2) -> ArrayDataset:
     """1,797 handwritten digits of 8x8 with 17 shades (Alpaydin and Kaynak 1998), as
     scikit-learn carries them.
     """
     check_fraction(test)
     x, y = read_digits()
-    split = Split(np.rint(x).astype(np.uint8).reshape(-1, 1, 8, 8), np.asarray(y, dtype=np.int64))
+    split = DatasetSplit(
+        np.rint(x).astype(np.uint8).reshape(-1, 1, 8, 8), np.asarray(y, dtype=np.int64)
+    )
     note = (
         "1,797 handwritten digits of 8x8 pixels with values 0 to 16 (Alpaydin and Kaynak"
         " 1998), from scikit-learn."
     )
-    return checked(
-        Source("digits", "image", tuple("0123456789"), *hold_out_test(split, test), note=note)
+    return validate(
+        ArrayDataset("digits", "image", tuple("0123456789"), *hold_out_test(split, test), note=note)
     )

@@ -1,4 +1,4 @@
-"""What every reader returns: a `Source`, two splits of examples with labels and, where there
+"""What every reader returns: a `ArrayDataset`, two splits of examples with labels and, where there
 are any, groups.
 """
 
@@ -14,7 +14,7 @@ from remanence.core.errors import InputError
 from remanence.core.rng import Key
 from remanence.data.splits import draw_stratified
 
-KINDS = {"image": 4, "table": 2, "tokens": 2}  # kind: axes of x
+INPUT_KINDS = {"image": 4, "table": 2, "tokens": 2}  # kind: axes of x
 # fixed: the test set is the same for every seed of an experiment
 TEST_KEY = Key(0).fold("held-out test set")
 _VALUES_AT_ONCE = 1 << 21
@@ -22,7 +22,7 @@ _Refuse = Callable[[str, str], InputError]
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class DatasetSplit:
     """Examples that belong together, with one label each."""
 
     x: np.ndarray  # image: uint8 [n, c, h, w]; table: float32 [n, f]; tokens: int64 [n, length]
@@ -33,20 +33,22 @@ class Split:
     def __len__(self) -> int:
         return len(self.y)
 
-    def take(self, rows: np.ndarray) -> Split:
+    def take(self, rows: np.ndarray) -> DatasetSplit:
         """The split that holds only these rows."""
-        return Split(self.x[rows], self.y[rows], None if self.groups is None else self.groups[rows])
+        return DatasetSplit(
+            self.x[rows], self.y[rows], None if self.groups is None else self.groups[rows]
+        )
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class ArrayDataset:
     """A data set in memory."""
 
     name: str
     kind: str  # image | table | tokens
     classes: tuple[str, ...]
-    train: Split
-    test: Split
+    train: DatasetSplit
+    test: DatasetSplit
     group_names: tuple[str, ...] = ()
     note: str = ""
 
@@ -69,12 +71,12 @@ class Source:
         mean = (
             sum(chunk.sum(axis=axes, dtype=np.float64) for chunk in _chunks(self.train.x)) / count
         )
-        centre = np.expand_dims(mean, axes)
+        center = np.expand_dims(mean, axes)
         # around the mean, in a second pass: the textbook sum of squares loses all digits where the
         # mean is large
         variance = (
             sum(
-                np.square(chunk - centre, dtype=np.float64).sum(axis=axes)
+                np.square(chunk - center, dtype=np.float64).sum(axis=axes)
                 for chunk in _chunks(self.train.x)
             )
             / count
@@ -88,14 +90,14 @@ def _chunks(x: np.ndarray) -> Iterator[np.ndarray]:
     return (x[start : start + step] for start in range(0, len(x), step))
 
 
-def checked(source: Source) -> Source:
+def validate(source: ArrayDataset) -> ArrayDataset:
     """The source itself, or one sentence on what is wrong with it."""
 
     def refuse(what: str, cure: str) -> InputError:
         return InputError(f"source {source.name!r} {what}: {cure}")
 
-    if source.kind not in KINDS:
-        raise refuse(f"has the kind {source.kind!r}", f"a kind is one of {', '.join(KINDS)}")
+    if source.kind not in INPUT_KINDS:
+        raise refuse(f"has the kind {source.kind!r}", f"a kind is one of {', '.join(INPUT_KINDS)}")
     if len(source.classes) < 2:
         raise refuse(
             f"has {len(source.classes)} class",
@@ -112,7 +114,7 @@ def checked(source: Source) -> Source:
     return source
 
 
-def _check_split(source: Source, part: str, split: Split, refuse: _Refuse) -> None:
+def _check_split(source: ArrayDataset, part: str, split: DatasetSplit, refuse: _Refuse) -> None:
     if split.y.ndim != 1 or split.y.dtype != np.int64:
         raise refuse(
             f"has {part} labels of type {split.y.dtype} and shape {split.y.shape}",
@@ -129,7 +131,7 @@ def _check_split(source: Source, part: str, split: Split, refuse: _Refuse) -> No
             "give one label for each example",
         )
     dtype = {"image": np.uint8, "table": np.float32, "tokens": np.int64}[source.kind]
-    if split.x.ndim != KINDS[source.kind] or split.x.dtype != dtype or 0 in split.x.shape:
+    if split.x.ndim != INPUT_KINDS[source.kind] or split.x.dtype != dtype or 0 in split.x.shape:
         shape = {
             "image": "[n, channels, height, width]",
             "table": "[n, features]",
@@ -157,7 +159,7 @@ def _check_split(source: Source, part: str, split: Split, refuse: _Refuse) -> No
     _check_groups(source, part, split, refuse)
 
 
-def _check_groups(source: Source, part: str, split: Split, refuse: _Refuse) -> None:
+def _check_groups(source: ArrayDataset, part: str, split: DatasetSplit, refuse: _Refuse) -> None:
     if split.groups is None:
         return
     if split.groups.shape != split.y.shape or split.groups.dtype != np.int64:
@@ -182,7 +184,9 @@ def check_fraction(test: float) -> None:
         )
 
 
-def hold_out_test(split: Split, fraction: float, key: Key = TEST_KEY) -> tuple[Split, Split]:
+def hold_out_test(
+    split: DatasetSplit, fraction: float, key: Key = TEST_KEY
+) -> tuple[DatasetSplit, DatasetSplit]:
     """(train, test) for data that come without a test set: stratified by class, and by group where
     there are groups.
 

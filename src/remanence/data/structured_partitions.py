@@ -10,7 +10,7 @@ import re
 import numpy as np
 
 from remanence.core.rng import Key
-from remanence.data.partitions import Partition, count_clients, gather, refuse
+from remanence.data.partitions import Partition, count_clients, partition_error, rows_by_client
 
 
 def label_clusters(
@@ -30,20 +30,20 @@ def label_clusters(
         else []
     )
     if not members or 0 in members:
-        raise refuse(
+        raise partition_error(
             "label_clusters",
             f"cannot read clients={clients!r}",
             "write how many clients each cluster has, such as '2:3:4'",
         )
     label_sets = _label_sets(classes)
     if len(label_sets) != len(members):
-        raise refuse(
+        raise partition_error(
             "label_clusters",
             f"has {len(members)} clusters in {clients!r} but {len(label_sets)} in {classes!r}",
             "give both for each cluster",
         )
     if samples < 0:
-        raise refuse(
+        raise partition_error(
             "label_clusters",
             f"cannot give each client {samples} samples",
             "give a positive number, or 0 for as many as possible",
@@ -58,13 +58,13 @@ def label_clusters(
         key: Key,
     ) -> list[np.ndarray]:
         if clients_asked not in (None, total):
-            raise refuse(
+            raise partition_error(
                 "label_clusters",
                 f"has {clients} = {total} clients but clients.count is {clients_asked}",
                 "make them equal",
             )
         if known > classes_there:
-            raise refuse(
+            raise partition_error(
                 "label_clusters",
                 f"uses label {known - 1} of {classes!r} but the data have labels 0 to"
                 f" {classes_there - 1}",
@@ -79,7 +79,7 @@ def label_clusters(
                 f"cluster {tightest} has {len(pools[tightest])} examples for"
                 f" {members[tightest]} clients"
             )
-            raise refuse(
+            raise partition_error(
                 "label_clusters",
                 f"cannot give each client {max(1, size)} examples because {short}",
                 "lower samples or change the clusters",
@@ -105,10 +105,10 @@ def _label_sets(classes: str) -> list[tuple[int, ...]]:
         cure = (
             "write how many labels each cluster has, such as '3:3:4', or which, such as '0,1|2,3'"
         )
-        raise refuse("label_clusters", f"cannot read classes={classes!r}", cure)
+        raise partition_error("label_clusters", f"cannot read classes={classes!r}", cure)
     every = [label for labels in sets for label in labels]
     if len(set(every)) != len(every) or not all(sets):
-        raise refuse(
+        raise partition_error(
             "label_clusters",
             f"has a label in two clusters or a cluster without labels in classes={classes!r}",
             "give each its own labels",
@@ -125,7 +125,7 @@ def by_group(*, minimum: int = 1, limit: int = 0, spread: bool = False) -> Parti
     cuts each group at random into equal parts. Clients are numbered group by group.
     """
     if minimum < 1 or limit < 0 or 0 < limit < minimum:
-        raise refuse(
+        raise partition_error(
             "by_group",
             f"cannot use minimum={minimum} and limit={limit}",
             "give minimum 1 or more and limit 0 or at least minimum",
@@ -135,7 +135,7 @@ def by_group(*, minimum: int = 1, limit: int = 0, spread: bool = False) -> Parti
         labels: np.ndarray, groups: np.ndarray | None, clients: int | None, classes: int, key: Key
     ) -> list[np.ndarray]:
         if groups is None:
-            raise refuse(
+            raise partition_error(
                 "by_group",
                 "needs data with writers, users or domains, which these have not",
                 "choose such a source or another partition",
@@ -146,7 +146,7 @@ def by_group(*, minimum: int = 1, limit: int = 0, spread: bool = False) -> Parti
         names, sizes = np.unique(groups, return_counts=True)
         names, sizes = names[sizes >= minimum], sizes[sizes >= minimum]
         if not len(names):
-            raise refuse(
+            raise partition_error(
                 "by_group", f"found no group with {minimum} examples or more", "lower minimum"
             )
         clients = len(names) if clients is None else clients
@@ -155,7 +155,7 @@ def by_group(*, minimum: int = 1, limit: int = 0, spread: bool = False) -> Parti
                 "ask for fewer clients, or write by_group(spread=true) to give a group several"
                 " clients"
             )
-            raise refuse(
+            raise partition_error(
                 "by_group",
                 f"has {len(names)} groups of at least {minimum} examples for {clients} clients",
                 cure,
@@ -167,14 +167,14 @@ def by_group(*, minimum: int = 1, limit: int = 0, spread: bool = False) -> Parti
         parts[np.argsort(-sizes, kind="stable")[: clients % len(names)]] += 1
         if (sizes // parts < minimum).any():
             tight = int(np.argmin(sizes // parts))
-            raise refuse(
+            raise partition_error(
                 "by_group",
                 f"cannot cut group {names[tight]} with {sizes[tight]} examples into"
                 f" {parts[tight]} clients of {minimum}",
                 "lower clients",
             )
         place = np.minimum(np.searchsorted(names, groups), len(names) - 1)
-        members = gather(np.where(names[place] == groups, place, -1), len(names))
+        members = rows_by_client(np.where(names[place] == groups, place, -1), len(names))
         shares = []
         for name, count, rows in zip(names.tolist(), parts.tolist(), members, strict=True):
             order = rows[key.fold("rows", name).permutation(len(rows))]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from remanence.data.files import damaged, locate, size_of
-from remanence.data.mat_reader import NotOurs, read_arrays
-from remanence.data.source import Source, Split, checked
+from remanence.data.files import damaged_file, find_files, size_of
+from remanence.data.mat_reader import UnsupportedFile, read_arrays
+from remanence.data.source import ArrayDataset, DatasetSplit, validate
 
 # bytes of a file, and of the images in it; the largest published one, `extra`, unpacks to 1.5 GiB
 LIMIT = 2 << 30
@@ -16,8 +16,8 @@ SIDE = 32
 DIGITS = tuple("0123456789")
 
 
-def svhn(root: Path | None, *, extra: bool = False) -> Source:
-    """99,289 colour pictures of digits on house numbers, 32x32 (Netzer, Wang, Coates, Bissacco, Wu,
+def svhn(root: Path | None, *, extra: bool = False) -> ArrayDataset:
+    """99,289 color pictures of digits on house numbers, 32x32 (Netzer, Wang, Coates, Bissacco, Wu,
     Ng 2011).
 
     extra: add the 531,131 easier pictures of the third file to the training set.
@@ -27,38 +27,38 @@ def svhn(root: Path | None, *, extra: bool = False) -> Source:
         f"put {', '.join(names)} from the SVHN page of Stanford in svhn/ (remanence data fetch"
         " svhn)"
     )
-    folder = locate("svhn", root, [("svhn", names), ("SVHN", names)], get)
+    folder = find_files("svhn", root, [("svhn", names), ("SVHN", names)], get)
     train, test = (read_mat(folder / name) for name in names[:2])
     if extra:
         more = read_mat(folder / names[2])
-        train = Split(np.concatenate([train.x, more.x]), np.concatenate([train.y, more.y]))
-    note = "Digits of house numbers, colour pictures of 32x32 pixels (Netzer et al. 2011)."
-    return checked(Source("svhn", "image", DIGITS, train, test, note=note))
+        train = DatasetSplit(np.concatenate([train.x, more.x]), np.concatenate([train.y, more.y]))
+    note = "Digits of house numbers, color pictures of 32x32 pixels (Netzer et al. 2011)."
+    return validate(ArrayDataset("svhn", "image", DIGITS, train, test, note=note))
 
 
-def read_mat(path: Path) -> Split:
+def read_mat(path: Path) -> DatasetSplit:
     """X [32, 32, 3, n] and y [n, 1] of a .mat file."""
     expected = "the arrays X [32, 32, 3, n] and y [n, 1] of bytes in MATLAB's format 5"
     if path.stat().st_size > LIMIT:
-        raise damaged(path, f"at most {size_of(LIMIT)}", size_of(path.stat().st_size))
+        raise damaged_file(path, f"at most {size_of(LIMIT)}", size_of(path.stat().st_size))
     try:
         arrays = read_arrays(path.read_bytes(), ("X", "y"), LIMIT)
-    except NotOurs as found:
-        raise damaged(path, expected, str(found)) from None
+    except UnsupportedFile as found:
+        raise damaged_file(path, expected, str(found)) from None
     if arrays.keys() != {"X", "y"}:
-        raise damaged(
+        raise damaged_file(
             path, expected, f"the arrays {', '.join(sorted(arrays)) or 'of other names or none'}"
         )
     images, labels = arrays["X"], arrays["y"]
     count = images.shape[-1]
     if images.shape != (SIDE, SIDE, 3, count) or labels.shape != (count, 1) or count < 1:
-        raise damaged(path, expected, f"X {images.shape} and y {labels.shape}")
+        raise damaged_file(path, expected, f"X {images.shape} and y {labels.shape}")
     y = labels.reshape(-1).astype(np.int64)
     if y.min() < 1 or y.max() > 10:
-        raise damaged(
+        raise damaged_file(
             path,
             "labels from 1 to 10, where 10 stands for the digit 0",
             f"labels from {y.min()} to {y.max()}",
         )
     x = np.ascontiguousarray(images.transpose(3, 2, 0, 1))  # [n, 3, 32, 32]
-    return Split(x, y % 10)
+    return DatasetSplit(x, y % 10)

@@ -12,7 +12,7 @@ import numpy as np
 
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
-from remanence.data.source import Source, Split, checked
+from remanence.data.source import ArrayDataset, DatasetSplit, validate
 
 _VALUES_AT_ONCE = 1 << 22
 
@@ -27,7 +27,7 @@ def synthetic(
     test: float = 0.2,
     spread: float = 1.0,
     seed: int = 0,
-) -> Source:
+) -> ArrayDataset:
     """Each class is a point drawn from a standard normal distribution; an example is this point
     plus `spread` times standard normal noise.
 
@@ -69,12 +69,12 @@ def synthetic(
                 values += 128
                 np.clip(np.rint(values, out=values), 0, 255, out=values)
             x[start : start + step] = values
-        splits.append(Split(x.reshape(size, *sides), y))
+        splits.append(DatasetSplit(x.reshape(size, *sides), y))
     note = (
         f"Gaussian noise of spread {spread:g} around one prototype a class, made with seed {seed}."
     )
-    return checked(
-        Source(
+    return validate(
+        ArrayDataset(
             "synthetic",
             "image" if shape else "table",
             _names(classes),
@@ -94,7 +94,7 @@ def tokens(
     vocabulary: int = 1_000,
     test: float = 0.2,
     seed: int = 0,
-) -> Source:
+) -> ArrayDataset:
     """Sequences of `length` tokens drawn independently; each class has its own frequencies, in
     proportion to exp(normal numbers).
     """
@@ -118,12 +118,14 @@ def tokens(
                 * steps[label, -1]
             )
             x[rows] = np.minimum(np.searchsorted(steps[label], draws, side="right"), vocabulary - 1)
-        splits.append(Split(x, y))
+        splits.append(DatasetSplit(x, y))
     note = (
         f"Random sequences of {length} tokens out of {vocabulary}; each class has its own"
         f" token frequencies; made with seed {seed}."
     )
-    return checked(Source("tokens", "tokens", _names(classes), splits[0], splits[1], note=note))
+    return validate(
+        ArrayDataset("tokens", "tokens", _names(classes), splits[0], splits[1], note=note)
+    )
 
 
 def _sizes(name: str, samples: int, classes: int, test: float) -> tuple[int, int]:

@@ -10,16 +10,23 @@ import numpy as np
 import torch
 
 from remanence.core.errors import InputError
-from remanence.data.files import damaged, resolve
+from remanence.data.files import damaged_file, resolve
 from remanence.data.npz_reader import read_npz
-from remanence.data.source import KINDS, Source, Split, check_fraction, checked, hold_out_test
+from remanence.data.source import (
+    INPUT_KINDS,
+    ArrayDataset,
+    DatasetSplit,
+    check_fraction,
+    hold_out_test,
+    validate,
+)
 
 CHANNELS = (1, 3, 4)
 MOST_CLASSES = 100_000
 _PROBES = 8
 
 
-def npz(root: Path | None, *, path: str = "", test: float = 0.2, kind: str = "") -> Source:
+def npz(root: Path | None, *, path: str = "", test: float = 0.2, kind: str = "") -> ArrayDataset:
     """Arrays x and y, and optionally x_test, y_test, groups, groups_test, class_names, from one
     .npz file.
 
@@ -27,9 +34,9 @@ def npz(root: Path | None, *, path: str = "", test: float = 0.2, kind: str = "")
     a table, or tokens where it holds integers wider than a byte; `kind` settles what this rule
     would guess wrongly. Without x_test a share `test` is held out.
     """
-    if kind and kind not in KINDS:
+    if kind and kind not in INPUT_KINDS:
         raise InputError(
-            f"source 'npz' has no kind {kind!r}: choose one of {', '.join(KINDS)} or leave it out"
+            f"source 'npz' has no kind {kind!r}: choose one of {', '.join(INPUT_KINDS)} or leave it out"
         )
     check_fraction(test)
     file = resolve("npz", root, path)
@@ -38,9 +45,11 @@ def npz(root: Path | None, *, path: str = "", test: float = 0.2, kind: str = "")
         found = (
             ", ".join(f"{name} ({array.dtype})" for name, array in sorted(arrays.items())) or "none"
         )
-        raise damaged(file, "arrays x and y", found, "save it with numpy.savez(file, x=..., y=...)")
+        raise damaged_file(
+            file, "arrays x and y", found, "save it with numpy.savez(file, x=..., y=...)"
+        )
     if ("x_test" in arrays) != ("y_test" in arrays):
-        raise damaged(
+        raise damaged_file(
             file,
             "x_test and y_test together or neither",
             "one of them",
@@ -53,7 +62,7 @@ def npz(root: Path | None, *, path: str = "", test: float = 0.2, kind: str = "")
         if groups is not None:
             groups = np.searchsorted(names, groups.astype(names.dtype)).astype(np.int64)
         splits.append(
-            Split(
+            DatasetSplit(
                 _as_examples(arrays[f"x{end}"], kind, str(file)),
                 _as_labels(arrays[f"y{end}"], str(file)),
                 groups,
@@ -62,7 +71,7 @@ def npz(root: Path | None, *, path: str = "", test: float = 0.2, kind: str = "")
         if len(splits[-1].x) != len(splits[-1].y) or (
             groups is not None and groups.shape != splits[-1].y.shape
         ):
-            raise damaged(
+            raise damaged_file(
                 file,
                 f"as many rows in x{end}, y{end} and groups{end}",
                 f"{len(splits[-1].x)} and {len(splits[-1].y)}",
@@ -76,8 +85,8 @@ def npz(root: Path | None, *, path: str = "", test: float = 0.2, kind: str = "")
         else None
     )
     named = tuple(str(name) for name in names)
-    return checked(
-        Source(
+    return validate(
+        ArrayDataset(
             "npz",
             kind,
             _class_names(splits, classes, str(file)),
@@ -91,8 +100,8 @@ def npz(root: Path | None, *, path: str = "", test: float = 0.2, kind: str = "")
 
 def from_dataset(
     dataset: Any, test: Any = None, classes: Sequence[str] | None = None, name: str = "dataset"
-) -> Source:
-    """A `Source` from any torch dataset with a length whose items are (x, y, ...).
+) -> ArrayDataset:
+    """A `ArrayDataset` from any torch dataset with a length whose items are (x, y, ...).
 
     x: a PIL image; a tensor or array of an image (uint8, or floats from 0 to 1); one axis of floats
         (a table) or of integers (tokens).
@@ -104,7 +113,7 @@ def from_dataset(
         if part is not None:
             x, y = _stored(part, what) or _iterated(part, what)
             kind = kind or _guess_kind(x)
-            splits.append(Split(_as_examples(x, kind, what), y))
+            splits.append(DatasetSplit(_as_examples(x, kind, what), y))
     if len(splits) == 1:
         splits = list(hold_out_test(splits[0], 0.2))
     if classes is None:
@@ -114,8 +123,8 @@ def from_dataset(
             if isinstance(given, list | tuple) and all(isinstance(label, str) for label in given)
             else None
         )
-    return checked(
-        Source(
+    return validate(
+        ArrayDataset(
             name,
             kind,
             _class_names(splits, classes, name),
@@ -279,7 +288,7 @@ def _as_examples(x: np.ndarray, kind: str, what: str) -> np.ndarray:
         if not (np.isfinite(x).all() and (x >= 0).all() and (x <= 1).all()):
             raise InputError(
                 f"{what!r} has images with values outside 0 to 1: give raw images and"
-                " leave out normalisation, which is done later"
+                " leave out normalization, which is done later"
             )
         x = np.rint(x * x.dtype.type(255))
     elif x.dtype != np.uint8 and x.size and (x.min() < 0 or x.max() > 255):
@@ -310,7 +319,7 @@ def _group_names(arrays: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def _class_names(
-    splits: Sequence[Split], classes: Sequence[str] | None, what: str
+    splits: Sequence[DatasetSplit], classes: Sequence[str] | None, what: str
 ) -> tuple[str, ...]:
     if classes is not None:
         return tuple(classes)

@@ -8,10 +8,15 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remanence.diagnosis.clients import tell_clients, tell_drift, tell_examples
-from remanence.diagnosis.findings import compare, tell_forgetting, tell_phases, tell_trouble
+from remanence.diagnosis.clients import describe_clients, describe_drift, describe_examples
+from remanence.diagnosis.findings import (
+    compare,
+    describe_forgetting,
+    describe_phases,
+    describe_warnings,
+)
 from remanence.diagnosis.wording import Finding
-from remanence.metrics.groups import Group, choose_settings, gather
+from remanence.metrics.groups import Group, group_runs, select_by_validation
 from remanence.metrics.summary_rows import make_row
 from remanence.results.run import Comparison, Run
 
@@ -26,7 +31,7 @@ class Diagnosis:
 
 def diagnose(results: Sequence[Run | Comparison]) -> list[Diagnosis]:
     """A diagnosis for every method, then one of all against each other where there are several."""
-    groups = choose_settings(gather(results))
+    groups = select_by_validation(group_runs(results))
     found = [_examine(group) for group in groups]
     return [*found, Diagnosis("", (compare(groups),))] if len(groups) > 1 else found
 
@@ -45,12 +50,12 @@ def _examine(group: Group) -> Diagnosis:
             ),
         )
     found = [
-        tell_forgetting(group, row),
-        *tell_phases(group),
-        *tell_clients(group),
-        *tell_examples(group),
+        describe_forgetting(group, row),
+        *describe_phases(group),
+        *describe_clients(group),
+        *describe_examples(group),
     ]
-    found += [*tell_drift(group, row), *tell_trouble(row)]
+    found += [*describe_drift(group, row), *describe_warnings(row)]
     return Diagnosis(group.label, tuple(found))
 
 

@@ -8,40 +8,40 @@ from typing import Any
 
 import numpy as np
 
-from remanence.diagnosis.recommendations import cure_drift
+from remanence.diagnosis.recommendations import recommend_for_drift
 from remanence.diagnosis.wording import (
     MATTERS,
     NAMED,
     Finding,
+    describe_noise,
     join,
     label_counts,
     points,
-    tell_noise,
 )
 from remanence.metrics.accuracy_tables import nan_mean
 from remanence.metrics.cached import (
+    decomposition_of,
     drift_of,
     first_with_losses,
     forgettable_of,
     ledger_of,
-    listening_of,
-    losses_of,
+    peer_usage_of,
 )
 from remanence.metrics.forgetting import client_forgetting, client_forgetting_rounds
 from remanence.metrics.groups import Group, mean_of
-from remanence.metrics.seed_noise import weigh
+from remanence.metrics.seed_noise import seed_noise
 from remanence.metrics.summary_rows import MethodRow
 
 FEW_CLIENTS = 10  # with fewer, no statement on what large or small clients have in common
 PROBABLE = 0.05  # of a chance finding, for such a statement
 
 
-def tell_clients(group: Group) -> list[Finding]:
+def describe_clients(group: Group) -> list[Finding]:
     """Whose training loses most, and what they have in common; of one seed, since clients
     differ between seeds.
     """
     run = first_with_losses(group)
-    lost = losses_of(run) if run is not None else None
+    lost = decomposition_of(run) if run is not None else None
     if run is None or lost is None or len(lost.clients.clients) < 2:
         return []
     clients, loss = lost.clients.clients, nan_mean(lost.clients.loss, axis=1)
@@ -88,12 +88,14 @@ def tell_clients(group: Group) -> list[Finding]:
     return [Finding("clients", sentence, evidence)]
 
 
-def tell_examples(group: Group) -> list[Finding]:
+def describe_examples(group: Group) -> list[Finding]:
     """What merging makes the clients lose of their own training rows, where single examples
     were recorded.
     """
     found = [examples for run in group.runs if (examples := forgettable_of(run)) is not None]
-    share = weigh(float(examples.count.sum() / max(examples.judged.sum(), 1)) for examples in found)
+    share = seed_noise(
+        float(examples.count.sum() / max(examples.judged.sum(), 1)) for examples in found
+    )
     if share is None:
         return []
     sentence = (
@@ -103,9 +105,11 @@ def tell_examples(group: Group) -> list[Finding]:
     return [Finding("examples", sentence, {"forgettable": share.as_dict()})]
 
 
-def tell_drift(group: Group, row: MethodRow) -> list[Finding]:
+def describe_drift(group: Group, row: MethodRow) -> list[Finding]:
     """What a drift costs, and whether clients without a server find their own kind."""
-    drops = weigh(pair[1].robustness for run in group.runs if (pair := drift_of(run)) is not None)
+    drops = seed_noise(
+        pair[1].robustness for run in group.runs if (pair := drift_of(run)) is not None
+    )
     if drops is None:
         return []
     fall = (
@@ -133,7 +137,7 @@ def tell_drift(group: Group, row: MethodRow) -> list[Finding]:
             f" On clusters that they have left they {word} {points(abs(row.left_concepts))}"
             " points since."
         )
-    heard = [listening for run in group.runs if (listening := listening_of(run)) is not None]
+    heard = [listening for run in group.runs if (listening := peer_usage_of(run)) is not None]
     own = mean_of(float(nan_mean(one.own)) for one in heard)
     chance = mean_of(float(nan_mean(one.chance)) for one in heard)
     if own is not None and chance is not None:
@@ -142,9 +146,13 @@ def tell_drift(group: Group, row: MethodRow) -> list[Finding]:
             f" {points(own, 0)} % of their listening went to their own cluster, where chance"
             f" gives {points(chance, 0)} %."
         )
-    sentence += f" {tell_noise(drops)}"
+    sentence += f" {describe_noise(drops)}"
     needs = drops.mean >= MATTERS and drops.verdict != "noise"
-    return [Finding("drift", sentence, evidence, cure_drift(group, own, chance) if needs else ())]
+    return [
+        Finding(
+            "drift", sentence, evidence, recommend_for_drift(group, own, chance) if needs else ()
+        )
+    ]
 
 
 def _rank_correlation(values: np.ndarray, loss: np.ndarray) -> tuple[float, float]:

@@ -13,30 +13,36 @@ from typing import Any
 
 import numpy as np
 
-from remanence.diagnosis.recommendations import Cure, cure_phase
+from remanence.diagnosis.recommendations import Recommendation, recommend_for_phase
 from remanence.diagnosis.wording import (
     MATTERS,
     Finding,
+    describe_change,
+    describe_noise,
     join,
     label_counts,
     largest,
     points,
-    tell_change,
-    tell_noise,
 )
 from remanence.metrics.accuracy_tables import local_models, nan_mean
-from remanence.metrics.cached import PHASE_WORDS, class_losses, ledger_of, losses_of, phase_losses
+from remanence.metrics.cached import (
+    PHASE_WORDS,
+    class_losses,
+    decomposition_of,
+    ledger_of,
+    phase_means,
+)
 from remanence.metrics.forgetting import class_drops, forgetting_curve, forgetting_since_best
 from remanence.metrics.groups import Group, class_curve, class_names_of, mean_of
-from remanence.metrics.seed_noise import weigh
+from remanence.metrics.seed_noise import seed_noise
 from remanence.metrics.summary_rows import MethodRow
 from remanence.report.theme import name_classes
 
 
-def tell_forgetting(group: Group, row: MethodRow) -> Finding:
+def describe_forgetting(group: Group, row: MethodRow) -> Finding:
     """The model that counts, from round to round and against its best."""
     curves = [shares for rounds, shares in map(class_curve, group.runs) if len(rounds) > 1]
-    lost = weigh(
+    lost = seed_noise(
         mean_of(found.values()) or 0.0 for run in group.runs if (found := forgetting_curve(run))
     )
     place = f"after round {row.last_round} the test accuracy is {points(row.accuracy)} %"
@@ -46,7 +52,7 @@ def tell_forgetting(group: Group, row: MethodRow) -> Finding:
             f"{place[0].upper()}{place[1:]}; one recorded round alone shows no forgetting.",
             {"accuracy": row.accuracy},
         )
-    since_best = weigh(forgetting_since_best(shares) for shares in curves)
+    since_best = seed_noise(forgetting_since_best(shares) for shares in curves)
     drops = nan_mean(np.concatenate([class_drops(shares) for shares in curves]), axis=0)
     names = _classes(group, len(drops))
     worst = largest(drops, names)
@@ -73,7 +79,7 @@ def tell_forgetting(group: Group, row: MethodRow) -> Finding:
         )
         sentence += (
             f" At the end classes are on average {level} their best earlier round."
-            f" {tell_noise(abs(since_best))}"
+            f" {describe_noise(abs(since_best))}"
         )
     evidence = {
         "accuracy": row.accuracy, "accuracy_deviation": row.deviation, "lost_a_round": lost.as_dict(), 
@@ -83,15 +89,15 @@ def tell_forgetting(group: Group, row: MethodRow) -> Finding:
     return Finding("forgetting", sentence, evidence)
 
 
-def tell_phases(group: Group) -> list[Finding]:
+def describe_phases(group: Group) -> list[Finding]:
     """Which phase loses, which classes in it, and what fits that."""
     losses = {
         phase: noise
-        for phase, values in phase_losses(group).items()
-        if (noise := weigh(values)) is not None
+        for phase, values in phase_means(group).items()
+        if (noise := seed_noise(values)) is not None
     }
     if not losses:
-        cure = Cure(
+        cure = Recommendation(
             "--record-local",
             "evaluates every client's model after local training, so that the phases of a"
             " round can be told apart",
@@ -105,7 +111,9 @@ def tell_phases(group: Group) -> list[Finding]:
                 (cure,),
             )
         ]
-    told = [f"{PHASE_WORDS[phase]} {tell_change(noise.mean)}" for phase, noise in losses.items()]
+    told = [
+        f"{PHASE_WORDS[phase]} {describe_change(noise.mean)}" for phase, noise in losses.items()
+    ]
     worst = max(losses, key=lambda phase: losses[phase].mean)
     evidence: dict[str, Any] = {
         "phases": {phase: noise.as_dict() for phase, noise in losses.items()}
@@ -122,12 +130,16 @@ def tell_phases(group: Group) -> list[Finding]:
         f" Most is lost in {PHASE_WORDS[worst]}, above all of"
         f" {join(f'{name} ({points(value)})' for name, value in classes)}."
     )
-    sentence = f"{start} {tell_noise(losses[worst])}"
+    sentence = f"{start} {describe_noise(losses[worst])}"
     if losses[worst].verdict == "noise":
         return [Finding("where it was lost", sentence, evidence)]
     absent = _compare_absent(group) if worst == "local" else None
     if absent is None:
-        return [Finding("where it was lost", sentence, evidence, cure_phase(worst, group, None))]
+        return [
+            Finding(
+                "where it was lost", sentence, evidence, recommend_for_phase(worst, group, None)
+            )
+        ]
     lacking, held, numbers = absent
     both = (
         f"Of a class that a client does not hold, its training loses {points(lacking)} points;"
@@ -136,7 +148,9 @@ def tell_phases(group: Group) -> list[Finding]:
     both += f"{points(held)}." if held >= 0 else f"nothing: it gains {points(-held)}."
     return [
         Finding("where it was lost", sentence, evidence),
-        Finding("absent classes", both, numbers, cure_phase(worst, group, (lacking, held))),
+        Finding(
+            "absent classes", both, numbers, recommend_for_phase(worst, group, (lacking, held))
+        ),
     ]
 
 
@@ -147,7 +161,7 @@ def _compare_absent(group: Group) -> tuple[float, float, dict[str, Any]] | None:
     lacking, held, pairs = [], [], [0, 0]
     for run in group.runs:
         counts, ledger = label_counts(run), ledger_of(run)
-        if losses_of(run) is None or ledger is None or not counts.size:
+        if decomposition_of(run) is None or ledger is None or not counts.size:
             continue
         local = local_models(ledger)
         known = local.client < len(counts)
@@ -155,7 +169,7 @@ def _compare_absent(group: Group) -> tuple[float, float, dict[str, Any]] | None:
         lacking.append(float(nan_mean(np.where(holds, np.nan, lost))))
         held.append(float(nan_mean(np.where(holds, lost, np.nan))))
         pairs = [pairs[0] + int((~holds).sum()), pairs[1] + int(holds.sum())]
-    absent, present = weigh(lacking), weigh(held)
+    absent, present = seed_noise(lacking), seed_noise(held)
     if absent is None or present is None:
         return None
     evidence = {
@@ -166,7 +180,7 @@ def _compare_absent(group: Group) -> tuple[float, float, dict[str, Any]] | None:
     return absent.mean, present.mean, evidence
 
 
-def tell_trouble(row: MethodRow) -> list[Finding]:
+def describe_warnings(row: MethodRow) -> list[Finding]:
     """What makes the numbers above weaker than they look."""
     told = []
     if row.unfinished:
@@ -208,7 +222,7 @@ def compare(groups: Sequence[Group]) -> Finding:
         )
     first, second = sorted(means, key=lambda label: means[label])[:2]
     shared = sorted(forgotten[first].keys() & forgotten[second].keys())
-    gap = weigh(forgotten[second][seed] - forgotten[first][seed] for seed in shared)
+    gap = seed_noise(forgotten[second][seed] - forgotten[first][seed] for seed in shared)
     sentence = (
         f"{first} forgets least from round to round ({points(means[first], 2)} points),"
         f" next is {second} ({points(means[second], 2)})."
@@ -216,7 +230,7 @@ def compare(groups: Sequence[Group]) -> Finding:
     if gap is None:
         sentence += " They share no seed, so the difference is not weighed against noise."
     else:
-        sentence += f" {tell_noise(gap, 'Seed by seed the difference')}"
+        sentence += f" {describe_noise(gap, 'Seed by seed the difference')}"
     return Finding(
         "comparison",
         sentence,

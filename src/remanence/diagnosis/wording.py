@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from remanence.diagnosis.recommendations import Cure
+from remanence.diagnosis.recommendations import Recommendation
 from remanence.metrics.groups import clusters_of
-from remanence.metrics.seed_noise import Noise
+from remanence.metrics.seed_noise import SeedNoise
 from remanence.results.run import Run
 
 MATTERS = 0.005  # half a point of accuracy a round: less is not worth a cure
@@ -24,10 +24,10 @@ class Finding:
     topic: str
     sentence: str
     evidence: dict[str, Any]
-    cures: tuple[Cure, ...] = ()
+    cures: tuple[Recommendation, ...] = ()
 
 
-def tell_change(loss: float) -> str:
+def describe_change(loss: float) -> str:
     return (
         "changes nothing"
         if abs(loss) < 0.0005
@@ -35,7 +35,7 @@ def tell_change(loss: float) -> str:
     )
 
 
-def tell_noise(noise: Noise, subject: str = "") -> str:
+def describe_noise(noise: SeedNoise, subject: str = "") -> str:
     """Mean, deviation, and what they allow to say."""
     if noise.deviation is None or noise.interval is None:
         return "With one seed nobody can say whether that is more than noise."

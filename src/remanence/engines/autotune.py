@@ -11,19 +11,21 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from remanence.config import Ray
+from remanence.config import RaySettings
 from remanence.core.errors import InputError
-from remanence.core.types import Engine, Job, Phase
+from remanence.core.types import ClientWork, Engine, Phase
 from remanence.engines.base import expected_steps
-from remanence.engines.processes import Processes, count_cores
-from remanence.engines.sequential import Loop
-from remanence.engines.vectorized import MOST_CLIENTS, Stacked, needs_padding
-from remanence.training.client_step import Task
+from remanence.engines.processes import ProcessEngine, count_cores
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.vectorized import MOST_CLIENTS, VectorizedEngine, needs_padding
+from remanence.training.client_step import TrainingTask
 
 # most clients that a worker process trains together: more fall out of its cache
 STACK_OF_WORKER = 16
-LIGHT = 0.005  # seconds of one step below which one thread is enough
-HEAVY = 0.25  # seconds of one step from which on a CPU computes for real: stacking cannot pay there
+FAST_STEP_S = 0.005  # seconds of one step below which one thread is enough
+SLOW_STEP_S = (
+    0.25  # seconds of one step from which on a CPU computes for real: stacking cannot pay there
+)
 STEPS = 3  # steps a client makes in a trial
 CLIENTS = 16  # clients in a trial
 LONGER_STEPS = 8  # steps in a trial of ways to run them
@@ -34,14 +36,14 @@ COMPILING_PAYS = 600.0  # the same for compiling them, which takes a minute or s
 COMPILING_HEAVY_PAYS = 3600.0
 # times as slow as the fastest, and still as good: then the way that was tried first is taken, which
 # is the simplest
-NOISE = 1.05
+TIE = 1.05
 # times as slow as the best: writing steps down or compiling them does not make up for that
-HOPELESS = 2.0
+MAX_SLOWDOWN = 2.0
 
-Kind = TypeVar("Kind")
+EngineKey = TypeVar("EngineKey")
 
 
-class Choice(NamedTuple):
+class EngineChoice(NamedTuple):
     """Which engine, with how many threads, why in a sentence, how steps are run, and how many
     clients are trained together (0: left to the engine).
     """
@@ -53,7 +55,7 @@ class Choice(NamedTuple):
     stack: int = 0
 
 
-class Way(NamedTuple):
+class Candidate(NamedTuple):
     """An engine for a CPU and how it runs; processes with a stack of 1 train one client after
     the other.
     """
@@ -73,48 +75,53 @@ class Way(NamedTuple):
 
 def make_engine(
     name: str,
-    task: Task,
+    task: TrainingTask,
     stack: int = 0,
     workers: int = 0,
     steps: str = "auto",
     timeout: float = 1800.0,
-    ray: Ray | None = None,
+    ray: RaySettings | None = None,
 ) -> Engine:
     """The engine of that name; 0 leaves its size to us, `steps` is for stacks and processes,
     `timeout` for engines with workers and `ray` for that one.
     """
     if name == "stacked":
-        return Stacked(task, stack or MOST_CLIENTS[task.world.device.type], steps)
+        return VectorizedEngine(task, stack or MOST_CLIENTS[task.world.device.type], steps)
     if name == "processes":
-        return Processes(task, workers, timeout, stack, steps)
+        return ProcessEngine(task, workers, timeout, stack, steps)
     if name == "ray":
         from remanence.engines.ray.engine import RayEngine
 
         return RayEngine(
-            task, workers, stack=stack, steps=steps, timeout=timeout, **(ray or Ray()).model_dump()
+            task,
+            workers,
+            stack=stack,
+            steps=steps,
+            timeout=timeout,
+            **(ray or RaySettings()).model_dump(),
         )
     if name == "flower":
         from remanence.flower.engine import FlowerEngine
 
         return FlowerEngine(task)
-    return Loop(task)
+    return SequentialEngine(task)
 
 
 def choose_engine(
-    task: Task,
-    job: Job,
+    task: TrainingTask,
+    job: ClientWork,
     stack: int = 0,
     workers: int = 0,
     clock: Callable[[], float] = time.perf_counter,
     rounds: int = 0,
-) -> Choice:
+) -> EngineChoice:
     """Measure on the job's own clients; leaves torch with the number of threads it chose.
     `rounds` says whether compiling can pay.
     """
-    padded, threads = task.model.mixes_rows and needs_padding(task), torch.get_num_threads()
+    padded, threads = task.model.depends_on_batch and needs_padding(task), torch.get_num_threads()
     if task.world.device.type == "cuda":
         if padded:
-            return Choice(
+            return EngineChoice(
                 "loop",
                 threads,
                 "loop: batch norm with clients of different sizes cannot be stacked",
@@ -122,49 +129,53 @@ def choose_engine(
         try:
             return choose_steps(task, job, stack or MOST_CLIENTS["cuda"], rounds, threads, clock)
         except InputError as error:  # a model that torch cannot map over a stack
-            return Choice("loop", threads, f"loop: {error}")
+            return EngineChoice("loop", threads, f"loop: {error}")
     trial = replace(task, phases=(Phase(steps=1),))
-    first = _best_of(2, Loop(trial), _few(job, 1), clock)
+    first = _min_time(2, SequentialEngine(trial), _subset(job, 1), clock)
     # threads that wait for each other cost small nets more than they gain
-    if threads > 1 and first < LIGHT:
+    if threads > 1 and first < FAST_STEP_S:
         torch.set_num_threads(1)
         threads = 1
     cores, forks = workers or count_cores(), "fork" in multiprocessing.get_all_start_methods()
     can_fork = cores > 1 and len(job.clients) > 1 and forks
     length = rounds * int(expected_steps(task, job).sum())  # local steps of the whole run
-    if first > HEAVY:
-        trials = Trials(task, _few(job, cores), workers, clock)  # one client a worker
-        return choose_for_heavy(
+    if first > SLOW_STEP_S:
+        trials = Timings(task, _subset(job, cores), workers, clock)  # one client a worker
+        return choose_for_slow_steps(
             trials,
-            Way("processes", 1) if can_fork else Way("loop"),
+            Candidate("processes", 1) if can_fork else Candidate("loop"),
             first,
             length if forks else 0,
             threads,
         )
-    some = _few(job, CLIENTS)
+    some = _subset(job, CLIENTS)
     # never as a stack then: its steps may be as fast, but looking at rows is not
     by_workers = can_fork and task.model.has_convolutions
     stackable = not padded and len(some.clients) > 1 and not by_workers
-    trials = Trials(task, some, workers, clock)
-    trials.run(Way("loop"), STEPS)
+    trials = Timings(task, some, workers, clock)
+    trials.run(Candidate("loop"), STEPS)
     if stackable:
-        trials.run(Way("stacked", stack or MOST_CLIENTS["cpu"]), STEPS)
+        trials.run(Candidate("stacked", stack or MOST_CLIENTS["cpu"]), STEPS)
     if by_workers:
-        trials.run(Way("processes", 1), STEPS)
+        trials.run(Candidate("processes", 1), STEPS)
     if length * trials.fastest > TRACING_PAYS:
         if can_fork and stackable and len(job.clients) >= 2 * cores:
-            trials.run(Way("processes", min(stack or STACK_OF_WORKER, STACK_OF_WORKER)), STEPS)
+            trials.run(
+                Candidate("processes", min(stack or STACK_OF_WORKER, STACK_OF_WORKER)), STEPS
+            )
         trials.refine(length)
     why = "; batch norm with clients of different sizes cannot be stacked" if padded else ""
     best = trials.best
     reason = f"{best}: milliseconds a local step of one client: {trials}{why}{trials.failure}"
     together = best.stack if best.name == "processes" else stack
-    return Choice(
+    return EngineChoice(
         best.name, threads, reason, "auto" if best.steps == "eager" else best.steps, together
     )
 
 
-def choose_for_heavy(trials: Trials, plain: Way, first: float, length: int, threads: int) -> Choice:
+def choose_for_slow_steps(
+    trials: Timings, plain: Candidate, first: float, length: int, threads: int
+) -> EngineChoice:
     """Where one step takes seconds: plainly, or compiled, which saves products, if the run is
     long enough; tried for one step, since more take minutes.
     """
@@ -172,7 +183,7 @@ def choose_for_heavy(trials: Trials, plain: Way, first: float, length: int, thre
     if length * first > COMPILING_HEAVY_PAYS:
         trials.run(plain, 1)
         if length * trials.fastest > COMPILING_HEAVY_PAYS:
-            trials.run(Way("processes", 1, "compiled"), 1)
+            trials.run(Candidate("processes", 1, "compiled"), 1)
         best, measured = (
             trials.best,
             f"; milliseconds a local step of one client: {trials}{trials.failure}",
@@ -181,20 +192,22 @@ def choose_for_heavy(trials: Trials, plain: Way, first: float, length: int, thre
         f"{best}: one step takes {first:.2f} s, so the arithmetic decides and stacking cannot"
         f" pay{measured}"
     )
-    return Choice(
+    return EngineChoice(
         best.name, threads, reason, "auto" if best.steps == "eager" else best.steps, best.stack
     )
 
 
-class Trials:
+class Timings:
     """What was measured of a task on a CPU."""
 
-    def __init__(self, task: Task, job: Job, workers: int, clock: Callable[[], float]):
+    def __init__(
+        self, task: TrainingTask, job: ClientWork, workers: int, clock: Callable[[], float]
+    ):
         self.task, self.job, self.workers, self.clock = task, job, workers, clock
-        self.times: dict[Way, float] = {}  # seconds a local step of one client
+        self.times: dict[Candidate, float] = {}  # seconds a local step of one client
         self.failure = ""  # why a way is not among them
 
-    def run(self, way: Way, steps: int) -> None:
+    def run(self, way: Candidate, steps: int) -> None:
         """Measure; what cannot run is left out."""
         try:
             engine = make_engine(
@@ -207,7 +220,7 @@ class Trials:
         except InputError:  # the trial's few steps may need padding where the run itself does not
             return
         with contextlib.closing(engine):
-            seconds = _best_of(2, engine, self.job, self.clock)
+            seconds = _min_time(2, engine, self.job, self.clock)
         fallback = getattr(engine, "fallback", "")
         if fallback:
             self.failure = f"; {fallback}"
@@ -219,7 +232,7 @@ class Trials:
         to pay, of all that are not hopeless.
         """
         eager = {way: seconds for way, seconds in self.times.items() if way.name != "loop"}
-        hopeful = [way for way, seconds in eager.items() if seconds < HOPELESS * self.fastest]
+        hopeful = [way for way, seconds in eager.items() if seconds < MAX_SLOWDOWN * self.fastest]
         for steps in STEPS_OF_A_STACK[1:]:
             if steps == "compiled" and length * self.fastest < COMPILING_PAYS:
                 break
@@ -227,7 +240,7 @@ class Trials:
                 self.run(way._replace(steps=steps), LONGER_STEPS)
 
     @property
-    def best(self) -> Way:
+    def best(self) -> Candidate:
         return take_simplest(self.times)
 
     @property
@@ -238,31 +251,36 @@ class Trials:
         return ", ".join(f"{way} {1e3 * seconds:.2f}" for way, seconds in self.times.items())
 
 
-def take_simplest(times: Mapping[Kind, float]) -> Kind:
+def take_simplest(times: Mapping[EngineKey, float]) -> EngineKey:
     """Of ways to run, the simplest first, the first that is hardly slower than the fastest.
 
     >>> take_simplest({"eager": 3.0, "graph": 1.04, "compiled": 1.0})
     'graph'
     """
-    return next(way for way, seconds in times.items() if seconds <= NOISE * min(times.values()))
+    return next(way for way, seconds in times.items() if seconds <= TIE * min(times.values()))
 
 
 def choose_steps(
-    task: Task, job: Job, stack: int, rounds: int, threads: int, clock: Callable[[], float]
-) -> Choice:
+    task: TrainingTask,
+    job: ClientWork,
+    stack: int,
+    rounds: int,
+    threads: int,
+    clock: Callable[[], float],
+) -> EngineChoice:
     """How a stack's steps are best run: plainly, recorded, or, where the run is long enough for
     it, compiled.
     """
     trial = replace(task, phases=(Phase(steps=LONGER_STEPS),))
-    some = _few(job, stack)
+    some = _subset(job, stack)
     times: dict[str, float] = {}
     why = ""
     share = int(expected_steps(task, job).max()) / LONGER_STEPS  # of the trial's length: a round's
     for steps in STEPS_OF_A_STACK:
         if steps == "compiled" and rounds * share * min(times.values()) < COMPILING_PAYS:
             break
-        engine = Stacked(trial, stack, steps)
-        seconds = _best_of(3, engine, some, clock)
+        engine = VectorizedEngine(trial, stack, steps)
+        seconds = _min_time(3, engine, some, clock)
         engine.close()
         if engine.fallback:
             why = f"; {engine.fallback}"
@@ -273,7 +291,7 @@ def choose_steps(
         f"{steps} {1e3 * seconds / LONGER_STEPS:.2f}" for steps, seconds in times.items()
     )
     where = f"{len(some.clients)} clients as one batched computation on {task.world.device}"
-    return Choice(
+    return EngineChoice(
         "stacked",
         threads,
         f"stacked: {where}, steps {best}: milliseconds a step of all of them: {measured}{why}",
@@ -281,10 +299,10 @@ def choose_steps(
     )
 
 
-def _few(job: Job, count: int) -> Job:
+def _subset(job: ClientWork, count: int) -> ClientWork:
     """The first clients of a job."""
     from remanence.core import pytree
-    from remanence.core.types import Facts
+    from remanence.core.types import ClientStats
 
     some = slice(0, count)
     start = job.start.take(some) if job.personal_start else job.start
@@ -292,11 +310,11 @@ def _few(job: Job, count: int) -> Job:
         clients=job.clients[some],
         start=start,
         own=pytree.take(job.own, some),
-        facts=Facts(*(fact[some] for fact in job.facts)),
+        facts=ClientStats(*(fact[some] for fact in job.facts)),
     )
 
 
-def _best_of(times: int, engine: Engine, job: Job, clock: Callable[[], float]) -> float:
+def _min_time(times: int, engine: Engine, job: ClientWork, clock: Callable[[], float]) -> float:
     """The shortest of several tries: the first one also warms up."""
     best = float("inf")
     for _ in range(times):

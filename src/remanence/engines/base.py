@@ -10,26 +10,26 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from remanence.core import pytree, rng
-from remanence.core.compose import Scoped
+from remanence.core.compose import BoundHook
 from remanence.core.pytree import Tree
 from remanence.core.types import (
     Accept,
+    ClientStats,
+    ClientWork,
+    ConfusionCounts,
     Context,
-    Facts,
-    Job,
-    PairScores,
+    ExampleResults,
+    ModelState,
+    PairCounts,
     Phase,
     Reply,
-    Scores,
-    Start,
-    Verdicts,
 )
-from remanence.data.batches import Examples, Plan, count_steps, plan_batches, plan_many
-from remanence.data.population import Rows
-from remanence.training.client_step import Task, judge_models
+from remanence.data.batches import BatchPlan, Examples, count_steps, plan_batches, plan_batches_many
+from remanence.data.population import ClientRows
+from remanence.training.client_step import TrainingTask, predict_logits_stacked
 
 
-def make_context(task: Task, job: Job, place: int | Tensor) -> Context:
+def make_context(task: TrainingTask, job: ClientWork, place: int | Tensor) -> Context:
     """The context of one client of the cohort (an integer) or of a stack of them (a tensor of
     places).
     """
@@ -45,7 +45,7 @@ def make_context(task: Task, job: Job, place: int | Tensor) -> Context:
         shared=job.shared,
         own=pytree.take(job.own, there),
         memory={},
-        facts=Facts(*(fact[there] for fact in job.facts)),
+        facts=ClientStats(*(fact[there] for fact in job.facts)),
         step=torch.zeros((), dtype=torch.int64, device=device),
         steps=torch.zeros_like(client),
         hyper=task.number_tensors(),
@@ -62,7 +62,7 @@ def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(numbers).to(device, non_blocking=True)
 
 
-def at(ctx: Context, moment: str, steps: int | Tensor | None = None) -> Context:
+def at_hook(ctx: Context, moment: str, steps: int | Tensor | None = None) -> Context:
     """The context at a moment outside the steps, with randomness of its own."""
     return ctx._replace(
         steps=ctx.steps if steps is None else torch.zeros_like(ctx.steps) + steps,
@@ -70,7 +70,7 @@ def at(ctx: Context, moment: str, steps: int | Tensor | None = None) -> Context:
     )
 
 
-def enter_phase(ctx: Context, number: int, steps: int | Tensor) -> Context:
+def at_phase(ctx: Context, number: int, steps: int | Tensor) -> Context:
     """The context of a phase: its number of steps, and randomness of its own."""
     return ctx._replace(
         steps=torch.zeros_like(ctx.steps) + steps,
@@ -78,17 +78,19 @@ def enter_phase(ctx: Context, number: int, steps: int | Tensor) -> Context:
     )
 
 
-def client_keys(job: Job, clients: np.ndarray) -> np.ndarray:
+def client_keys(job: ClientWork, clients: np.ndarray) -> np.ndarray:
     """Each client's randomness in a round. -> uint64 [k]"""
-    return rng.fold_each(job.key.fold("client"), clients)
+    return rng.fold_in_batch(job.key.fold("client"), clients)
 
 
 def phase_keys(values: np.ndarray, number: int) -> np.ndarray:
-    """What `enter_phase` makes of the clients' keys. uint64 [k] -> uint64 [k]"""
-    return rng.fold_each(values, "phase", number)
+    """What `at_phase` makes of the clients' keys. uint64 [k] -> uint64 [k]"""
+    return rng.fold_in_batch(values, "phase", number)
 
 
-def plan_phase(task: Task, job: Job, client: int, number: int, phase: Phase) -> Plan:
+def plan_phase(
+    task: TrainingTask, job: ClientWork, client: int, number: int, phase: Phase
+) -> BatchPlan:
     """The batches of one client in one phase: a function of keys and of how many rows it has,
     nothing else.
     """
@@ -98,14 +100,19 @@ def plan_phase(task: Task, job: Job, client: int, number: int, phase: Phase) -> 
 
 
 def plan_phases(
-    task: Task, job: Job, clients: np.ndarray, values: np.ndarray, number: int, phase: Phase
+    task: TrainingTask,
+    job: ClientWork,
+    clients: np.ndarray,
+    values: np.ndarray,
+    number: int,
+    phase: Phase,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The plans of many clients, by their keys, as one: rows [k, steps, batch] and widths [k,
     steps], which are 0 where a client is done.
     """
     counts = task.population.at(job.time_step).train.sizes[clients]
-    return plan_many(
-        rng.fold_each(values, "plan", number),
+    return plan_batches_many(
+        rng.fold_in_batch(values, "plan", number),
         counts,
         task.batch,
         phase.epochs,
@@ -114,7 +121,7 @@ def plan_phases(
     )
 
 
-def expected_steps(task: Task, job: Job) -> np.ndarray:
+def expected_steps(task: TrainingTask, job: ClientWork) -> np.ndarray:
     """Local steps of each client of the cohort over all phases. -> [k]"""
     sizes = task.population.at(job.time_step).train.sizes[job.clients]
     return np.array(
@@ -128,28 +135,34 @@ def expected_steps(task: Task, job: Job) -> np.ndarray:
     )
 
 
-def phases_of(task: Task, job: Job) -> tuple[Phase, ...]:
+def phases_of(task: TrainingTask, job: ClientWork) -> tuple[Phase, ...]:
     """The phases a job asks for."""
     return task.phases[: job.phases or None]
 
 
-def scoped_accept(task: Task, phase: Phase) -> Accept:
+def scoped_accept(task: TrainingTask, phase: Phase) -> Accept:
     """A phase's `accept`, seeing the subtree of the part that brought the phases."""
     owner = task.method.owner("phases")
     assert phase.accept is not None
-    return phase.accept if owner is None else Scoped(owner, phase.accept)
+    return phase.accept if owner is None else BoundHook(owner, phase.accept)
 
 
 def make_reply(
-    task: Task, job: Job, clients: np.ndarray, model: Start, extras: Tree, own: Tree, loss: Tensor
+    task: TrainingTask,
+    job: ClientWork,
+    clients: np.ndarray,
+    model: ModelState,
+    extras: Tree,
+    own: Tree,
+    loss: Tensor,
 ) -> Reply:
     """What k clients send back; all trees stacked."""
     sizes, device = task.population.at(job.time_step).train.sizes[clients], task.world.device
     return Reply(
         client=to_device(clients.astype(np.int64), device),
         round=torch.full((len(clients),), job.round, dtype=torch.int64, device=device),
-        params=pytree.restrict(model.params, task.sent_names()),
-        buffers=pytree.restrict(model.buffers, task.sent_buffers()),
+        params=pytree.select_keys(model.params, task.sent_names()),
+        buffers=pytree.select_keys(model.buffers, task.sent_buffers()),
         extras=extras,
         weight=to_device(sizes.astype(np.float64), device),
         own=own,
@@ -157,12 +170,12 @@ def make_reply(
     )
 
 
-def examples_of(task: Task, split: str) -> Examples:
+def examples_of(task: TrainingTask, split: str) -> Examples:
     return task.test if split == "test" else task.train
 
 
-def groups_to_score(
-    task: Task, split: str, owners: np.ndarray | None, time_step: int
+def eval_groups(
+    task: TrainingTask, split: str, owners: np.ndarray | None, time_step: int
 ) -> list[np.ndarray]:
     """The ids of every group of rows that a score counts apart."""
     if split == "test":
@@ -173,16 +186,14 @@ def groups_to_score(
     return [rows.ids] if owners is None else [rows.of(int(owner)) for owner in owners]
 
 
-def rows_to_score(
-    task: Task, split: str, owners: np.ndarray | None, time_step: int
+def eval_rows(
+    task: TrainingTask, split: str, owners: np.ndarray | None, time_step: int
 ) -> tuple[Tensor, Tensor, int]:
     """-> ids [n], group of each row [n], number of groups"""
-    return lay_out_groups(groups_to_score(task, split, owners, time_step), task.world.device)
+    return pad_groups(eval_groups(task, split, owners, time_step), task.world.device)
 
 
-def lay_out_groups(
-    groups: Sequence[np.ndarray], device: torch.device
-) -> tuple[Tensor, Tensor, int]:
+def pad_groups(groups: Sequence[np.ndarray], device: torch.device) -> tuple[Tensor, Tensor, int]:
     """-> ids [n], group of each row [n], number of groups"""
     numbers = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
     return (
@@ -192,10 +203,10 @@ def lay_out_groups(
     )
 
 
-def split_rows(task: Task, split: str, time_step: int) -> Rows:
+def split_rows(task: TrainingTask, split: str, time_step: int) -> ClientRows:
     """The rows of every client, or on the test split of every concept."""
     if split == "test":
-        return Rows.join(task.population.tests)
+        return ClientRows.join(task.population.tests)
     holdings = task.population.at(time_step)
     return holdings.train if split == "train" else holdings.valid
 
@@ -207,18 +218,18 @@ CELLS = 20_000_000
 
 
 @torch.no_grad()
-def judge(task: Task, models: Start, ids: Tensor) -> Tensor:
+def predict_logits(task: TrainingTask, models: ModelState, ids: Tensor) -> Tensor:
     """Stacked models on these training rows. ids: [n] -> logits [m, n, C]"""
     return torch.cat(
         [
-            judge_models(task, models, task.train.inputs(part), None)
+            predict_logits_stacked(task, models, task.train.inputs(part), None)
             for part in torch.split(ids, CACHED_ROWS)
         ],
         dim=1,
     )
 
 
-class Tally:
+class ConfusionCounter:
     """Counts what models predict, group by group."""
 
     def __init__(self, models: int, groups: int, classes: int, device: torch.device):
@@ -256,12 +267,12 @@ class Tally:
             1, group, rows
         )
 
-    def scores(self) -> Scores:
+    def scores(self) -> ConfusionCounts:
         shape = (len(self.loss), self.groups, self.classes, self.classes)
-        return Scores(self.confusion.reshape(shape).cpu(), self.loss.cpu())
+        return ConfusionCounts(self.confusion.reshape(shape).cpu(), self.loss.cpu())
 
 
-class PairTally:
+class PairCounter:
     """Counts what models predict, each on rows of its own. A row that only pads counts for a
     pair behind the last, which nobody reads.
     """
@@ -285,15 +296,15 @@ class PairTally:
             margin = logits.gather(1, y.unsqueeze(1)).squeeze(1) - others
             self.seen.append((pair, ids, predicted == y, margin.float()))
 
-    def scores(self) -> PairScores:
+    def scores(self) -> PairCounts:
         confusion = self.confusion.reshape(-1, self.classes, self.classes)[: self.pairs].cpu()
-        return PairScores(
+        return PairCounts(
             confusion,
             self.loss[: self.pairs].cpu(),
             None if self.seen is None else self._verdicts(),
         )
 
-    def _verdicts(self) -> Verdicts:
+    def _verdicts(self) -> ExampleResults:
         assert self.seen is not None
         columns = (
             [torch.cat(parts).cpu().numpy() for parts in zip(*self.seen, strict=True)]
@@ -303,7 +314,7 @@ class PairTally:
         pair, ids, right, margin = columns
         order = np.lexsort((ids, pair))  # the same on every engine
         order = order[pair[order] < self.pairs]
-        return Verdicts(
+        return ExampleResults(
             pair[order].astype(np.int64),
             ids[order].astype(np.int64),
             right[order].astype(bool),

@@ -12,18 +12,18 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from remanence.core.errors import first_line
-from remanence.core.memory_format import lay_out
-from remanence.core.model import Model, mixes_rows
-from remanence.core.types import Output, Start
+from remanence.core.memory_format import to_channels_last
+from remanence.core.model import Model, depends_on_batch
+from remanence.core.types import ModelState, Output
 from remanence.engines.memory import is_out_of_memory
 from remanence.kernels.compile import compile_graph
-from remanence.kernels.trace import substitutes
+from remanence.kernels.trace import decompositions
 
 ROWS = {"cpu": 50, "cuda": 2_500}  # of a compiled piece: they fit the cache, or fill the GPU
 
 
 @dataclass(frozen=True)
-class QuickModel(Model):
+class CompiledEvalModel(Model):
     """The same network. Where it cannot be compiled, it is called as it is, and the reason is
     added to `problems`.
     """
@@ -34,7 +34,7 @@ class QuickModel(Model):
     # by the form of a row; None: cannot be
     written: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
-    def judge_rows(self, model: Start, x: Tensor) -> Output:
+    def judge_rows(self, model: ModelState, x: Tensor) -> Output:
         form = (x.shape[1:], x.dtype)
         if self.compiled and len(x) and self.written.get(form, self) is not None:
             try:
@@ -49,13 +49,16 @@ class QuickModel(Model):
                     self.problems.append(problem)
         return self._judge_plainly(model, x)
 
-    def _judge_plainly(self, model: Start, x: Tensor) -> Output:
+    def _judge_plainly(self, model: ModelState, x: Tensor) -> Output:
         return super().judge_rows(
-            Start({name: lay_out(value) for name, value in model.params.items()}, model.buffers),
-            lay_out(x),
+            ModelState(
+                {name: to_channels_last(value) for name, value in model.params.items()},
+                model.buffers,
+            ),
+            to_channels_last(x),
         )
 
-    def _judge_in_pieces(self, form: Any, model: Start, x: Tensor) -> Output:
+    def _judge_in_pieces(self, form: Any, model: ModelState, x: Tensor) -> Output:
         answers: list[Any] = []
         for piece in torch.split(x, self.rows):
             # more of it would have to be filled up than there is
@@ -68,7 +71,7 @@ class QuickModel(Model):
         logits, features = (torch.cat(parts) for parts in zip(*answers, strict=True))
         return Output(logits, features)
 
-    def _judge_piece(self, form: Any, model: Start, piece: Tensor) -> list[Tensor]:
+    def _judge_piece(self, form: Any, model: ModelState, piece: Tensor) -> list[Tensor]:
         values = [*model.params.values(), *model.buffers.values()]
         missing = self.rows - len(piece)
         whole = (
@@ -78,25 +81,27 @@ class QuickModel(Model):
             self.written[form] = self._write_down(model, values, whole)
         return [part[: len(piece)] for part in self.written[form](*values, whole)]
 
-    def _write_down(self, model: Start, values: list[Tensor], piece: Tensor) -> Any:
+    def _write_down(self, model: ModelState, values: list[Tensor], piece: Tensor) -> Any:
         judge = super().judge_rows
 
         def flat(*tensors: Tensor) -> tuple[Tensor, Tensor]:
             params = dict(zip(model.params, tensors, strict=False))
             buffers = dict(zip(model.buffers, tensors[len(params) :], strict=False))
-            return tuple(judge(Start(params, buffers), lay_out(tensors[-1])))  # type: ignore[return-value]
+            return tuple(judge(ModelState(params, buffers), to_channels_last(tensors[-1])))  # type: ignore[return-value]
 
-        graph = make_fx(flat, substitutes())(*(value.detach() for value in values), piece)
+        graph = make_fx(flat, decompositions())(*(value.detach() for value in values), piece)
         return compile_graph(graph)
 
 
-def quicken(model: Model, compiled: bool, problems: list[str], rows: int = ROWS["cpu"]) -> Model:
+def compile_for_eval(
+    model: Model, compiled: bool, problems: list[str], rows: int = ROWS["cpu"]
+) -> Model:
     """`compiled` is not for networks whose rows influence each other: they must not be cut into
     pieces. rows: of a piece
     """
-    if any(mixes_rows(layer) for layer in model.judge.modules()):
+    if any(depends_on_batch(layer) for layer in model.judge.modules()):
         compiled = False
-    return QuickModel(
+    return CompiledEvalModel(
         **{each.name: getattr(model, each.name) for each in fields(Model)},
         compiled=compiled,
         rows=rows,

@@ -28,11 +28,18 @@ from remanence.core import pytree as trees
 from remanence.core.pytree import Params
 from remanence.core.types import Batch, Context
 from remanence.data.batches import Examples
-from remanence.engines.vector_steps import Course, Live, StepAll, make_batch, map_step, round_up
-from remanence.kernels.capture import capture, copies, kinds_of, write_over
+from remanence.engines.vector_steps import (
+    ActiveClients,
+    BatchSchedule,
+    StepAll,
+    make_batch,
+    map_step,
+    round_up,
+)
+from remanence.kernels.capture import capture, clone_tree, copy_tensors, signature
 from remanence.kernels.grouped_conv import with_convolutions
 from remanence.kernels.trace import trace_step
-from remanence.training.client_step import Progress, SplitRows, Task
+from remanence.training.client_step import ClientIndices, TrainingTask, TrainState
 
 # (progress, summed loss, fixed, batch, rows, context): a step that is written to where the first
 # two lie
@@ -47,7 +54,7 @@ RATIO_TRACED = 0.5
 OFTEN = 0.2
 
 
-class Shape(NamedTuple):
+class GraphShape(NamedTuple):
     """What a recording is made for."""
 
     clients: int
@@ -55,16 +62,16 @@ class Shape(NamedTuple):
     masked: bool  # may the last ones of these clients be done already?
 
 
-class Recording:
+class GraphedPhase:
     """The steps of one phase, with memory for so many clients; used round after round."""
 
     def __init__(
         self,
-        task: Task,
+        task: TrainingTask,
         phase: int,
         dims: Context,
-        live: Live,
-        course: Course,
+        live: ActiveClients,
+        course: BatchSchedule,
         width: int,
         compile: bool,
         behind: bool,
@@ -73,16 +80,21 @@ class Recording:
         # are its examples what fronts made of a round's rows? They are then its own, and others in
         # every round
         self.behind = behind
-        self.cuda, self.mixes_rows = task.world.device.type == "cuda", task.model.mixes_rows
+        self.cuda, self.depends_on_batch = (
+            task.world.device.type == "cuda",
+            task.model.depends_on_batch,
+        )
         self.clients, self.batch = len(course.ids), width
-        _, self.form = take_apart(live, dims)
-        roomy = SplitRows(*(x.new_empty(len(x), round_up(x.shape[1])) for x in live.rows))
-        self.live: Live = pytree.tree_map_only(
+        _, self.form = flatten(live, dims)
+        roomy = ClientIndices(*(x.new_empty(len(x), round_up(x.shape[1])) for x in live.rows))
+        self.live: ActiveClients = pytree.tree_map_only(
             Tensor,
             lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device),
             live._replace(rows=roomy),
         )
-        self.fronts: dict[int, tuple[Live, list[Tensor]]] = {}  # by number of clients; see _front
+        self.fronts: dict[
+            int, tuple[ActiveClients, list[Tensor]]
+        ] = {}  # by number of clients; see _front
         self.sizes = sorted(
             choose_sizes(self.clients, RATIO if self.cuda and not compile else RATIO_TRACED)
         )
@@ -92,14 +104,20 @@ class Recording:
         self.widths, self.keys = self.told.unbind(dim=1)
         self.step = torch.zeros((), dtype=torch.int64, device=course.ids.device)
         self.mapped = map_step(task, dims)
-        self.replays: dict[Shape, Callable[[], None]] = {}
-        self.fused: set[Shape] = set()  # those of them that are compiled
+        self.replays: dict[GraphShape, Callable[[], None]] = {}
+        self.fused: set[GraphShape] = set()  # those of them that are compiled
         # by clients, width, and whether it is compiled
         self.written: dict[tuple[int, int, bool], Any] = {}
         self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
 
     def fits(
-        self, phase: int, dims: Context, live: Live, course: Course, width: int, behind: bool
+        self,
+        phase: int,
+        dims: Context,
+        live: ActiveClients,
+        course: BatchSchedule,
+        width: int,
+        behind: bool,
     ) -> bool:
         """Is there room for this stack, with everything else of the same form? `width` is the
         batch of the whole experiment.
@@ -111,10 +129,12 @@ class Recording:
         return (
             room
             and (phase, dims, behind) == (self.phase, self.dims, self.behind)
-            and take_apart(live, dims)[1] == self.form
+            and flatten(live, dims)[1] == self.form
         )
 
-    def run(self, live: Live, course: Course, examples: Examples) -> tuple[Progress, Tensor]:
+    def run(
+        self, live: ActiveClients, course: BatchSchedule, examples: Examples
+    ) -> tuple[TrainState, Tensor]:
         """-> progress and summed loss of all clients"""
         self._load(live, course)
         # what fronts made of this round's rows: into the memory of the first round's
@@ -135,12 +155,12 @@ class Recording:
         for shape in shapes:
             self.replays[shape]()
         after, _ = self._front(len(live.loss))
-        return Progress(*(trees.clone(part) for part in after.progress)), after.loss.clone()
+        return TrainState(*(trees.clone(part) for part in after.progress)), after.loss.clone()
 
-    def _load(self, live: Live, course: Course) -> None:
+    def _load(self, live: ActiveClients, course: BatchSchedule) -> None:
         clients, steps, batch = course.ids.shape
         memory, tensors = self._front(clients)
-        torch._foreach_copy_(tensors, take_apart(live, self.dims)[0])
+        torch._foreach_copy_(tensors, flatten(live, self.dims)[0])
         load_rows(memory.rows, live.rows)
         self.ids[:clients, :steps, :batch] = course.ids
         if batch < self.batch:
@@ -151,16 +171,16 @@ class Recording:
         told[:, 1, :steps] = course.keys
         self.told[:clients].copy_(torch.from_numpy(told), non_blocking=True)
 
-    def _front(self, count: int) -> tuple[Live, list[Tensor]]:
+    def _front(self, count: int) -> tuple[ActiveClients, list[Tensor]]:
         """The memory of the first clients, and its tensors in the order in which they are
         loaded.
         """
         if count not in self.fronts:
             front = self.live.cut(slice(0, count), self.dims)
-            self.fronts[count] = front, take_apart(front, self.dims)[0]
+            self.fronts[count] = front, flatten(front, self.dims)[0]
         return self.fronts[count]
 
-    def _shapes(self, course: Course) -> Iterator[Shape]:
+    def _shapes(self, course: BatchSchedule) -> Iterator[GraphShape]:
         """One for each step of the phase; of few sizes, also where the number of clients
         changes from round to round.
         """
@@ -168,17 +188,17 @@ class Recording:
             if count == 0:
                 return
             size = self.sizes[bisect_left(self.sizes, count)]
-            width = int(course.widths[:count, step].max()) if self.mixes_rows else self.batch
-            yield Shape(size, width, masked=size > count)
+            width = int(course.widths[:count, step].max()) if self.depends_on_batch else self.batch
+            yield GraphShape(size, width, masked=size > count)
 
-    def _record(self, shape: Shape, fuse: bool) -> Callable[[], None]:
+    def _record(self, shape: GraphShape, fuse: bool) -> Callable[[], None]:
         advance = self._written_step(shape, fuse)
         take = partial(self._take, shape, advance)
         return (
             capture(partial(self._rehearse, shape, advance), take, self.pool) if self.cuda else take
         )
 
-    def _written_step(self, shape: Shape, fuse: bool) -> Advance:
+    def _written_step(self, shape: GraphShape, fuse: bool) -> Advance:
         """The step as it will be recorded: for CUDA only what is compiled is written down
         before.
         """
@@ -191,7 +211,7 @@ class Recording:
             # writing back is part of it, and so is masking, which then costs nothing: both kinds
             # share one
             if fuse:
-                example = (*copies(live.progress, live.loss), live.fixed, batch, live.rows, now)
+                example = (*clone_tree(live.progress, live.loss), live.fixed, batch, live.rows, now)
                 self.written[form] = trace_step(partial(write_step, step_all, True), example, True)
             else:
                 self.written[form] = trace_step(
@@ -199,7 +219,7 @@ class Recording:
                 )
         return self.written[form] if fuse else partial(write_step, self.written[form], shape.masked)
 
-    def _arguments(self, shape: Shape) -> tuple[Live, Context, Any]:
+    def _arguments(self, shape: GraphShape) -> tuple[ActiveClients, Context, Any]:
         (live, _), at = self._front(shape.clients), self.step.reshape(1)
         now = live.ctx._replace(
             step=self.step, key=self.keys[: shape.clients].index_select(1, at).squeeze(1)
@@ -211,33 +231,33 @@ class Recording:
             make_batch(self.task, ids, self.widths[: shape.clients].index_select(1, at), now.key),
         )
 
-    def _take(self, shape: Shape, advance: Advance) -> None:
+    def _take(self, shape: GraphShape, advance: Advance) -> None:
         """One step, written back in place."""
         live, now, batch = self._arguments(shape)
         advance(live.progress, live.loss, live.fixed, batch, live.rows, now)
         self.step.add_(1)
 
-    def _rehearse(self, shape: Shape, advance: Advance) -> None:
+    def _rehearse(self, shape: GraphShape, advance: Advance) -> None:
         """The same, and nothing is changed by it."""
         live, now, batch = self._arguments(shape)
-        advance(*copies(live.progress, live.loss), live.fixed, batch, live.rows, now)
+        advance(*clone_tree(live.progress, live.loss), live.fixed, batch, live.rows, now)
 
 
 def write_step(
     step_all: StepAll,
     masked: bool,
-    progress: Progress,
+    progress: TrainState,
     loss: Tensor,
     fixed: Params,
     batch: Batch,
-    rows: SplitRows,
+    rows: ClientIndices,
     now: Context,
 ) -> None:
     """One step of a stack, written to where its progress and its summed loss lie; where
     `masked`, not for clients that are done.
     """
     after, more = step_all(progress, fixed, batch, rows, now)
-    if kinds_of(after) != kinds_of(progress):
+    if signature(after) != signature(progress):
         raise TypeError("a local step changes the form of what it hands to the next")
     old, new = pytree.tree_leaves((progress, loss)), pytree.tree_leaves((after, loss + more))
     if masked:
@@ -247,7 +267,7 @@ def write_step(
             torch.where(here.reshape(-1, *(1,) * (x.dim() - 1)), x, y)
             for x, y in zip(new, old, strict=True)
         ]
-    write_over(old, new)
+    copy_tensors(old, new)
 
 
 def choose_sizes(clients: int, ratio: float = RATIO) -> list[int]:
@@ -266,7 +286,7 @@ def choose_sizes(clients: int, ratio: float = RATIO) -> list[int]:
     return sizes
 
 
-def take_apart(live: Live, dims: Context) -> tuple[list[Tensor], list[Any]]:
+def flatten(live: ActiveClients, dims: Context) -> tuple[list[Tensor], list[Any]]:
     """-> the tensors of a stack but for its rows, and their form: names, shapes without the
     clients' axis, types
 
@@ -296,7 +316,7 @@ def take_apart(live: Live, dims: Context) -> tuple[list[Tensor], list[Any]]:
     return tensors, form
 
 
-def load_rows(memory: SplitRows, rows: SplitRows) -> None:
+def load_rows(memory: ClientIndices, rows: ClientIndices) -> None:
     """Into memory that may be longer: it is filled up with a row of the client itself, which
     weighs nothing.
     """

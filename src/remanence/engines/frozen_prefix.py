@@ -16,22 +16,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from remanence.core.model import BatchNorms, InstanceNorms, KeyedDropout, Model, Tap
+from remanence.core.model import BatchNorms, FeatureHook, InstanceNorms, KeyedDropout, Model
 from remanence.core.pytree import Params
-from remanence.core.types import Start
+from remanence.core.types import ModelState
 from remanence.data.batches import Examples
 from remanence.engines.vector_steps import round_up
-from remanence.losses import OBJECTIVES
-from remanence.training.client_step import Task
+from remanence.losses import LOSSES
+from remanence.training.client_step import TrainingTask
 
 ROWS = 250  # rows the front sees at once
 CLOSE = 1e-3  # of the largest activation: a front that mixed rows would be off by far more,
-ROUGHLY = 3e-2  # also where bf16 or tf32 rounds, and other kernels see one row than three
+LOOSE = 3e-2  # also where bf16 or tf32 rounds, and other kernels see one row than three
 
-JudgeStack = Callable[[Task, Start, Tensor, int | None], Tensor]  # as `judge_models` does
+PredictStacked = Callable[
+    [TrainingTask, ModelState, Tensor, int | None], Tensor
+]  # as `judge_models` does
 
 
-class Split(NamedTuple):
+class PrefixSplit(NamedTuple):
     """A network in two pieces."""
 
     front: Model  # inputs -> what the rear starts from, as if they were logits
@@ -43,19 +45,19 @@ class Split(NamedTuple):
         return restrict_to(self.rear.trainer, tree)
 
     @torch.no_grad()
-    def look(self, model: Start, x: Tensor) -> Tensor:
+    def look(self, model: ModelState, x: Tensor) -> Tensor:
         """What the front makes of some rows."""
         return self.front.judge_rows(
-            Start(*(restrict_to(self.front.judge, tree) for tree in model)), x
+            ModelState(*(restrict_to(self.front.judge, tree) for tree in model)), x
         ).logits
 
-    def look_at(self, model: Start, examples: Examples, ids: Tensor) -> Tensor:
+    def look_at(self, model: ModelState, examples: Examples, ids: Tensor) -> Tensor:
         """What the front makes of many rows, a part at a time. ids: [n] -> [n, ...]"""
         return torch.cat(
             [self.look(model, examples.inputs(part)) for part in torch.split(ids, ROWS)]
         )
 
-    def start_behind(self, task: Task, model: Start, ids: Tensor) -> Task:
+    def start_behind(self, task: TrainingTask, model: ModelState, ids: Tensor) -> TrainingTask:
         """The task of training the rear alone on these rows, which the front of `model` has
         seen. ids: [n], each row once
         """
@@ -75,16 +77,21 @@ class Split(NamedTuple):
 
     @torch.no_grad()
     def stack_behind(
-        self, task: Task, models: Start, rows: Tensor, at_once: int, judge: JudgeStack
-    ) -> Task:
+        self,
+        task: TrainingTask,
+        models: ModelState,
+        rows: Tensor,
+        at_once: int,
+        judge: PredictStacked,
+    ) -> TrainingTask:
         """The same for a stack of clients, each of whose fronts sees the client's own rows; they
-        are called by other numbers then, those of `number_rows`.
+        are called by other numbers then, those of `flat_indices`.
 
         models: [k, ...]; rows: [k, n] ids; at_once: of n, how many are looked at together; judge:
             by what
         """
         front, (clients, many) = replace(task, model=self.front), rows.shape
-        fronts = Start(*(restrict_to(self.front.judge, tree) for tree in models))
+        fronts = ModelState(*(restrict_to(self.front.judge, tree) for tree in models))
         x, y = torch.empty(0, device=rows.device), rows.new_zeros(clients, round_up(many))
         y[:, :many] = task.train.labels(rows)
         for first in range(0, many, at_once):
@@ -99,7 +106,7 @@ class Split(NamedTuple):
         )
 
 
-def number_rows(rows: Tensor) -> Tensor:
+def flat_indices(rows: Tensor) -> Tensor:
     """What the rows of a stack's clients are called where each has activations of its own: [k, n]
     -> [k, n]
 
@@ -118,13 +125,13 @@ def restrict_to(module: nn.Module, tree: Params) -> Params:
     return {name: value for name, value in tree.items() if name in mine}
 
 
-def find_split(task: Task, trained: Collection[str]) -> Split | None:
+def find_split(task: TrainingTask, trained: Collection[str]) -> PrefixSplit | None:
     """Where the network can be cut if only these parameters are trained; None where it cannot,
     or nothing would be gained.
     """
     everything = set(task.model.initial.params) <= set(trained)
     # a tied weight could stand on both sides
-    if everything or task.model.tied or not only_the_loss_looks(task):
+    if everything or task.model.tied or not inputs_only_feed_model(task):
         return None
     try:
         split = cut(
@@ -141,12 +148,12 @@ def find_split(task: Task, trained: Collection[str]) -> Split | None:
     return split
 
 
-def only_the_loss_looks(task: Task) -> bool:
+def inputs_only_feed_model(task: TrainingTask) -> bool:
     """Does nobody but the network read the inputs of a step? And are those of a row the same in
     every epoch?
     """
     method, owner = task.method, task.method.owner("base")
-    known = owner is None or owner.name in OBJECTIVES  # our losses read outputs and labels
+    known = owner is None or owner.name in LOSSES  # our losses read outputs and labels
     return known and not (
         task.train.augment
         or method.many("terms")
@@ -155,10 +162,10 @@ def only_the_loss_looks(task: Task) -> bool:
     )
 
 
-def cut(model: Model, trained: Collection[str], example: Tensor) -> Split | None:
+def cut(model: Model, trained: Collection[str], example: Tensor) -> PrefixSplit | None:
     """Raises where the module cannot be traced. example: [3 or more rows, ...]"""
     graph = _Tracer().trace(model.trainer)
-    late = _late_nodes(model.trainer, graph, trained)
+    late = _trainable_nodes(model.trainer, graph, trained)
     early = [node for node in graph.nodes if node not in late and node.op != "get_attr"]
     crossing = [node for node in early if any(user in late for user in node.users)]
     works = [
@@ -170,7 +177,7 @@ def cut(model: Model, trained: Collection[str], example: Tensor) -> Split | None
     if len(crossing) != 1 or not works:
         return None
     first, second = (_copy(model.trainer, graph, kept, crossing[0]) for kept in (set(early), late))
-    front = replace(model, judge=first, judge_tap=Tap(first, None), dropout_keys=())
+    front = replace(model, judge=first, judge_tap=FeatureHook(first, None), dropout_keys=())
     names = {name for name, _ in second.named_buffers()}
     rear = replace(
         model,
@@ -190,7 +197,7 @@ class _Tracer(fx.Tracer):
         )
 
 
-def _late_nodes(module: nn.Module, graph: fx.Graph, trained: Collection[str]) -> set[fx.Node]:
+def _trainable_nodes(module: nn.Module, graph: fx.Graph, trained: Collection[str]) -> set[fx.Node]:
     """What depends on a trained parameter, on chance, or on the other rows of a batch; the
     output, too.
     """
@@ -234,16 +241,16 @@ def _copy(
     return fx.GraphModule(module, part)
 
 
-def _check(model: Model, front: Model, rear: Model, example: Tensor) -> Split | None:
+def _check(model: Model, front: Model, rear: Model, example: Tensor) -> PrefixSplit | None:
     """Both pieces together must be the network, and the front must treat every row by itself."""
     params, buffers = model.initial
     key = torch.zeros((), dtype=torch.int64, device=example.device)
     with torch.no_grad():
-        split = Split(front, rear, 0)
+        split = PrefixSplit(front, rear, 0)
         seen, alone = split.look(model.initial, example), split.look(model.initial, example[:1])
         whole, _ = model.apply(params, buffers, example, key)
         pieces, _ = rear.apply(split.rear_of(params), split.rear_of(buffers), seen, key)
-    allowed = CLOSE if example.device.type == "cpu" and model.autocast is None else ROUGHLY
+    allowed = CLOSE if example.device.type == "cpu" and model.autocast is None else LOOSE
     if len(seen) != len(example) or not all(
         _close(*pair, allowed) for pair in ((seen[:1], alone), (whole.logits, pieces.logits))
     ):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from remanence.core.model import Model
-from remanence.training.client_step import Task
+from remanence.training.client_step import TrainingTask
 
 # looking at rows takes at most one part of so many of a GPU's memory (of all of it: what is free
 # differs from start to resume, and bits with it),
@@ -35,7 +35,7 @@ def is_out_of_memory(error: Exception) -> bool:
     ) or "can't allocate memory" in str(error)
 
 
-def tell_memory(device: torch.device) -> str:
+def gpu_memory_text(device: torch.device) -> str:
     """How much of a GPU's memory is free, and how much of the rest is ours: the others' may be
     why it does not suffice.
     """
@@ -46,16 +46,16 @@ def tell_memory(device: torch.device) -> str:
     return f" ({free / 1e9:.1f} of {total / 1e9:.1f} GB are free, {ours / 1e9:.1f} are this run's)"
 
 
-def count_rows(task: Task) -> int:
+def rows_per_forward(task: TrainingTask) -> int:
     """How many rows the models of a stack look at together."""
     if task.world.device.type != "cuda":
         return ROWS
     rows = torch.zeros(2, dtype=torch.int64, device=task.world.device)
     total = torch.cuda.get_device_properties(task.world.device).total_memory
-    return rows_that_fit(total, find_widest(task.model, task.train.inputs(rows)))
+    return max_batch(total, max_activation_bytes(task.model, task.train.inputs(rows)))
 
 
-def rows_that_fit(total: int, widest: int) -> int:
+def max_batch(total: int, widest: int) -> int:
     """Rows of whose activations the widest takes so many bytes. 96 GB, LeNet and ResNet-18 on 32x32
     pixels, then 16 GB:
 
@@ -66,7 +66,7 @@ def rows_that_fit(total: int, widest: int) -> int:
 
 
 @torch.no_grad()
-def find_widest(model: Model, x: Tensor) -> int:
+def max_activation_bytes(model: Model, x: Tensor) -> int:
     """Bytes of the largest of what a network's layers make of one row, the row itself included.
     x: one row or more
     """
@@ -85,7 +85,7 @@ def find_widest(model: Model, x: Tensor) -> int:
     return max(sizes) // len(x)
 
 
-def keep_memory() -> None:
+def disable_malloc_trim() -> None:
     """From now on freed memory stays with this process, for what it asks for next.
 
     glibc maps every buffer of some megabytes anew and unmaps it when it is freed; each of its pages

@@ -26,16 +26,24 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.errors import InputError, RunFailed
-from remanence.core.types import Facts, Job, PairScores, Reply, Scores, Start, Verdicts
+from remanence.core.types import (
+    ClientStats,
+    ClientWork,
+    ConfusionCounts,
+    ExampleResults,
+    ModelState,
+    PairCounts,
+    Reply,
+)
 from remanence.engines import base
-from remanence.engines.memory import keep_memory
-from remanence.engines.sequential_fast import TunedLoop
-from remanence.engines.vectorized import Stacked
-from remanence.engines.worker_pool import Forks
-from remanence.training.client_step import Task
+from remanence.engines.memory import disable_malloc_trim
+from remanence.engines.sequential_fast import FastSequentialEngine
+from remanence.engines.vectorized import VectorizedEngine
+from remanence.engines.worker_pool import WorkerPool
+from remanence.training.client_step import TrainingTask
 
 
-class Processes:
+class ProcessEngine:
     """`workers` processes; 0 means one a core. timeout: real seconds after which a worker that has
     not answered is given up on; 0: never.
 
@@ -48,7 +56,7 @@ class Processes:
 
     def __init__(
         self,
-        task: Task,
+        task: TrainingTask,
         workers: int = 0,
         timeout: float = 1800.0,
         stack: int = 0,
@@ -67,22 +75,22 @@ class Processes:
                 f"engine processes is for the CPU, not {task.world.device}: use engine=stacked"
             )
         if self.stack > 1:
-            Stacked(task, self.stack)  # refuses here what a worker could not stack
-        self.forks = Forks(
+            VectorizedEngine(task, self.stack)  # refuses here what a worker could not stack
+        self.forks = WorkerPool(
             functools.partial(_serve, task, self.stack, steps), self.workers, timeout
         )
 
-    def train(self, job: Job) -> Iterator[Reply]:
+    def train(self, job: ClientWork) -> Iterator[Reply]:
         """A client whose training hangs twice is passed over, with those it is trained with:
         they did not answer in this round.
         """
         one_for_all = None if job.personal_start else _pack(tuple(job.start))
         order = np.argsort(-base.expected_steps(self.task, job), kind="stable")
-        shares = deal(order, self.workers, self.stack)
+        shares = balance(order, self.workers, self.stack)
         preface = ("round", one_for_all, _pack(job.shared))
         for _, answer in self.forks.carry(
             range(len(shares)),
-            lambda number: ("train", _some_clients(job, shares[number])),
+            lambda number: ("train", _subset_work(job, shares[number])),
             preface,
         ):
             if answer is not None:
@@ -91,37 +99,37 @@ class Processes:
                 yield Reply(*_unpack(reply))
 
     def score(
-        self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0
-    ) -> Scores:
-        ids, groups, count = base.rows_to_score(self.task, split, owners, time_step)
+        self, models: ModelState, split: str, owners: np.ndarray | None = None, time_step: int = 0
+    ) -> ConfusionCounts:
+        ids, groups, count = base.eval_rows(self.task, split, owners, time_step)
         # nobody is asked about no rows at all
         packed, shares = _pack(tuple(models)), max(1, min(self.workers, len(ids)))
         rows, group = np.array_split(ids.numpy(), shares), np.array_split(groups.numpy(), shares)
         parts = [
-            Scores(*part)
+            ConfusionCounts(*part)
             for part in self._ask_all(
                 [("score", packed, split, *some, count) for some in zip(rows, group, strict=True)]
             )
         ]
-        return Scores(
+        return ConfusionCounts(
             torch.stack([part.confusion for part in parts]).sum(dim=0),
             torch.stack([part.loss for part in parts]).sum(dim=0),
         )
 
     def score_pairs(
         self,
-        models: Start,
+        models: ModelState,
         which: np.ndarray,
         owners: np.ndarray,
         split: str,
         time_step: int = 0,
         verdicts: bool = False,
-    ) -> PairScores:
+    ) -> PairCounts:
         shares = [
             share for share in np.array_split(np.arange(len(which)), self.workers) if len(share)
         ]
         if not shares:
-            return base.PairTally(
+            return base.PairCounter(
                 0, self.task.world.classes, self.task.world.device, verdicts
             ).scores()
         questions = []
@@ -133,13 +141,13 @@ class Processes:
         parts = self._ask_all(questions)
         confusion, loss = (torch.cat([part[column] for part in parts]) for column in (0, 1))
         if not verdicts:
-            return PairScores(confusion, loss)
+            return PairCounts(confusion, loss)
         columns = [part[2] for part in parts]
         pair = np.concatenate([share[mine[0]] for share, mine in zip(shares, columns, strict=True)])
         rest = (np.concatenate([mine[place] for mine in columns]) for place in (1, 2, 3))
-        return PairScores(confusion, loss, Verdicts(pair, *rest))
+        return PairCounts(confusion, loss, ExampleResults(pair, *rest))
 
-    def judge(self, models: Start, ids: Tensor) -> Tensor:
+    def judge(self, models: ModelState, ids: Tensor) -> Tensor:
         many, rows = models.many, ids.numpy()
         # a model or more for everybody; else all of them, and some of the rows
         by_models = many >= self.workers
@@ -179,7 +187,7 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def deal(order: np.ndarray, workers: int, stack: int) -> list[np.ndarray]:
+def balance(order: np.ndarray, workers: int, stack: int) -> list[np.ndarray]:
     """Places of a cohort, the largest client first, as pieces of work: single ones, or stacks that
     are as large as they may and equally so for all workers.
 
@@ -197,7 +205,7 @@ def deal(order: np.ndarray, workers: int, stack: int) -> list[np.ndarray]:
 
 
 def _serve(
-    task: Task, stack: int, steps: str, pipe: Connection, inherited: list[Connection]
+    task: TrainingTask, stack: int, steps: str, pipe: Connection, inherited: list[Connection]
 ) -> None:
     """A worker's life. It ends when its parent closes the pipe or dies."""
     # a copy of the parent's end in a sibling would keep a pipe open after the parent is gone
@@ -205,16 +213,16 @@ def _serve(
         other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
-    keep_memory()
-    one_by_one, start, shared = TunedLoop(task, steps), None, {}
-    trainer = Stacked(task, stack, steps) if stack > 1 else one_by_one
+    disable_malloc_trim()
+    one_by_one, start, shared = FastSequentialEngine(task, steps), None, {}
+    trainer = VectorizedEngine(task, stack, steps) if stack > 1 else one_by_one
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             kind, *rest = pipe.recv()
             try:
                 if kind == "round":
                     start, shared = (
-                        (None if rest[0] is None else Start(*_unpack(rest[0]))),
+                        (None if rest[0] is None else ModelState(*_unpack(rest[0]))),
                         _unpack(rest[1]),
                     )
                     continue
@@ -228,17 +236,19 @@ def _serve(
                     models, which, owners, split, time_step, verdicts = rest
                     answer = tuple(
                         one_by_one.score_pairs(
-                            Start(*_unpack(models)), which, owners, split, time_step, verdicts
+                            ModelState(*_unpack(models)), which, owners, split, time_step, verdicts
                         )
                     )
                 elif kind == "judge":
                     models, ids = rest
-                    answer = (one_by_one.judge(Start(*_unpack(models)), torch.from_numpy(ids)),)
+                    answer = (
+                        one_by_one.judge(ModelState(*_unpack(models)), torch.from_numpy(ids)),
+                    )
                 else:
                     models, split, ids, groups, count = rest
                     answer = tuple(
                         one_by_one.score_rows(
-                            Start(*_unpack(models)),
+                            ModelState(*_unpack(models)),
                             split,
                             torch.from_numpy(ids),
                             torch.from_numpy(groups),
@@ -250,7 +260,7 @@ def _serve(
                 pipe.send(("failed", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
 
 
-def _some_clients(job: Job, places: np.ndarray) -> Any:
+def _subset_work(job: ClientWork, places: np.ndarray) -> Any:
     """The part of a job that concerns some clients; the model and what is shared went to every
     worker before.
     """
@@ -269,12 +279,12 @@ def _some_clients(job: Job, places: np.ndarray) -> Any:
     return constants, _pack((start, pytree.take(job.own, here), facts))
 
 
-def _restore(message: Any, start: Start | None, shared: Any) -> Job:
+def _restore(message: Any, start: ModelState | None, shared: Any) -> ClientWork:
     (round_, time_step, clients, personal_start, rule, key, phases), packed = message
     own_start, own, facts = _unpack(packed)
-    whole = start if own_start is None else Start(*own_start)
+    whole = start if own_start is None else ModelState(*own_start)
     assert whole is not None
-    return Job(
+    return ClientWork(
         round_,
         time_step,
         clients,
@@ -282,7 +292,7 @@ def _restore(message: Any, start: Start | None, shared: Any) -> Job:
         personal_start,
         shared,
         own,
-        Facts(*facts),
+        ClientStats(*facts),
         rule,
         key,
         phases,

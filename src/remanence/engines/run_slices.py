@@ -17,17 +17,17 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.pytree import Tree
-from remanence.core.types import Context, Facts, Job, Phase, Reply, Start
+from remanence.core.types import ClientStats, ClientWork, Context, ModelState, Phase, Reply
 from remanence.engines import base
 from remanence.engines.vector_steps import context_dims
-from remanence.training.client_step import SplitRows, Task
+from remanence.training.client_step import ClientIndices, TrainingTask
 
 
-class Work(NamedTuple):
+class RunWork(NamedTuple):
     """A job, and the task of the run it belongs to."""
 
-    task: Task
-    job: Job
+    task: TrainingTask
+    job: ClientWork
 
     @property
     def sizes(self) -> np.ndarray:
@@ -35,17 +35,17 @@ class Work(NamedTuple):
         return np.asarray(self.task.population.at(self.job.time_step).train.sizes[self.job.clients])
 
 
-class Portion(NamedTuple):
+class RunSlice(NamedTuple):
     """The clients of one run in a stack."""
 
-    work: Work
+    work: RunWork
     places: np.ndarray  # in the cohort
     seats: np.ndarray  # where in the stack each of them stands
     clients: np.ndarray
     keys: np.ndarray  # uint64: their randomness in this round
 
 
-def line_up(works: Sequence[Work]) -> np.ndarray:
+def sort_by_size(works: Sequence[RunWork]) -> np.ndarray:
     """All clients of all runs, largest first. -> [total, 2] int64: which work, which place in
     its cohort
     """
@@ -55,7 +55,7 @@ def line_up(works: Sequence[Work]) -> np.ndarray:
     return np.stack([owner, place], axis=1)[order]
 
 
-def divide(works: Sequence[Work], members: np.ndarray) -> list[Portion]:
+def split_by_run(works: Sequence[RunWork], members: np.ndarray) -> list[RunSlice]:
     """The stack of these members, by run. members: [k, 2]"""
     portions = []
     for number, work in enumerate(works):
@@ -63,14 +63,14 @@ def divide(works: Sequence[Work], members: np.ndarray) -> list[Portion]:
         if len(seats):
             clients = work.job.clients[members[seats, 1]]
             portions.append(
-                Portion(
+                RunSlice(
                     work, members[seats, 1], seats, clients, base.client_keys(work.job, clients)
                 )
             )
     return portions
 
 
-def make_context(portions: Sequence[Portion]) -> tuple[Context, Context]:
+def make_context(portions: Sequence[RunSlice]) -> tuple[Context, Context]:
     """-> the context of the stack, and which parts of it have the clients as leading axis"""
     parts = [
         base.make_context(p.work.task, p.work.job, torch.from_numpy(p.places)) for p in portions
@@ -88,10 +88,12 @@ def make_context(portions: Sequence[Portion]) -> tuple[Context, Context]:
         name: _join(portions, [getattr(ctx, name) for ctx in parts])
         for name in ("client", "key", "steps", "own")
     }
-    joined["facts"] = Facts(
+    joined["facts"] = ClientStats(
         *(_join(portions, list(facts)) for facts in zip(*(ctx.facts for ctx in parts), strict=True))
     )
-    joined["start"] = Start(*(_join(portions, list(kind)) for kind in zip(*starts, strict=True)))
+    joined["start"] = ModelState(
+        *(_join(portions, list(kind)) for kind in zip(*starts, strict=True))
+    )
     for name in differ:
         joined[name] = _join(
             portions,
@@ -104,7 +106,7 @@ def make_context(portions: Sequence[Portion]) -> tuple[Context, Context]:
     return parts[0]._replace(**joined), context_dims(True)._replace(**dims)
 
 
-def rows_of(portions: Sequence[Portion]) -> SplitRows:
+def rows_of(portions: Sequence[RunSlice]) -> ClientIndices:
     """The rows of all clients of the stack, padded to equal length."""
     device, dtype = portions[0].work.task.world.device, portions[0].work.task.world.dtype
     count = sum(len(p.places) for p in portions)
@@ -115,7 +117,7 @@ def rows_of(portions: Sequence[Portion]) -> SplitRows:
         for seat, client in zip(p.seats.tolist(), p.clients.tolist(), strict=True):
             train[seat], valid[seat] = holdings.train.of(client), holdings.valid.of(client)
     filler = int(train[0][0])
-    return SplitRows(
+    return ClientIndices(
         *pad_rows(train, filler, device, dtype), *pad_rows(valid, filler, device, dtype)
     )
 
@@ -132,7 +134,7 @@ def pad_rows(
     return base.to_device(ids, device), base.to_device(weight, device).to(dtype)
 
 
-def plan(portions: Sequence[Portion], number: int, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
+def plan(portions: Sequence[RunSlice], number: int, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
     """The batches of all clients in one phase: rows [k, steps, batch] and widths [k, steps],
     which are 0 where a client is done.
     """
@@ -158,7 +160,7 @@ def plan(portions: Sequence[Portion], number: int, phase: Phase) -> tuple[np.nda
     return places, widths
 
 
-def phase_keys(portions: Sequence[Portion], number: int) -> np.ndarray:
+def phase_keys(portions: Sequence[RunSlice], number: int) -> np.ndarray:
     """Every client's randomness in one phase. -> uint64 [k]"""
     values = np.empty(sum(len(p.places) for p in portions), dtype=np.uint64)
     for p in portions:
@@ -167,7 +169,7 @@ def phase_keys(portions: Sequence[Portion], number: int) -> np.ndarray:
 
 
 def make_replies(
-    portions: Sequence[Portion], model: Start, extras: Tree, own: Tree, loss: Tensor
+    portions: Sequence[RunSlice], model: ModelState, extras: Tree, own: Tree, loss: Tensor
 ) -> list[Reply]:
     """What each run's clients send back."""
     replies = []
@@ -180,21 +182,21 @@ def make_replies(
     return replies
 
 
-def _own_start(portion: Portion, start: Start) -> Start:
+def _own_start(portion: RunSlice, start: ModelState) -> ModelState:
     """A model for each client, whether the run gave them one each or one for all."""
     return (
         start
         if portion.work.job.personal_start
-        else Start(*(pytree.expand(tree, len(portion.places)) for tree in start))
+        else ModelState(*(pytree.broadcast(tree, len(portion.places)) for tree in start))
     )
 
 
 def _spread(value: Any, count: int) -> Any:
     """The same for each of so many clients."""
-    return pytree.expand(value, count) if isinstance(value, dict) else value.expand(count)
+    return pytree.broadcast(value, count) if isinstance(value, dict) else value.expand(count)
 
 
-def _join(portions: Sequence[Portion], values: Sequence[Any]) -> Any:
+def _join(portions: Sequence[RunSlice], values: Sequence[Any]) -> Any:
     """Stacks of single runs as one, every client in its seat."""
     seats = np.concatenate([p.seats for p in portions])
     order = torch.from_numpy(np.argsort(seats))

@@ -18,72 +18,72 @@ from torch import Tensor
 
 from remanence.core.errors import first_line
 from remanence.core.pytree import Params
-from remanence.core.types import Batch, Context, Start
-from remanence.engines.compiled_eval import quicken
-from remanence.engines.frozen_prefix import Split, find_split
-from remanence.engines.sequential import Loop
+from remanence.core.types import Batch, Context, ModelState
+from remanence.engines.compiled_eval import compile_for_eval
+from remanence.engines.frozen_prefix import PrefixSplit, find_split
+from remanence.engines.sequential import SequentialEngine
 from remanence.engines.traced_step import Arguments, TracedStep
 from remanence.training.client_step import (
-    Progress,
-    SplitRows,
-    Task,
-    differentiate_functional,
-    take_step,
+    ClientIndices,
+    TrainingTask,
+    TrainState,
+    grad_func,
+    train_step,
 )
 
-ROOM = 2**28  # bytes of activations that may be kept
+CACHE_BYTES = 2**28  # bytes of activations that may be kept
 # forms of a phase's arguments for which steps are written down: beyond that it would never end
 FORMS = 16
 # of batches, for which steps are written down; where they are compiled, which takes longer, one
 WIDTHS = 4
 
-Moment = tuple[Batch, Tensor, Tensor]
+StepRows = tuple[Batch, Tensor, Tensor]
 
 
-class TunedLoop(Loop):
+class FastSequentialEngine(SequentialEngine):
     """`steps`: "eager", "graph" (written down once and then called without the Python they came
     from) or "compiled" (fused, too).
     """
 
-    def __init__(self, task: Task, steps: str = "eager"):
+    def __init__(self, task: TrainingTask, steps: str = "eager"):
         super().__init__(task, channels_last=task.world.device.type == "cpu")
         self.steps = "eager" if steps == "auto" else steps
         # why steps are no longer written down, or something else is not compiled
         self.problems: list[str] = []
         self.judging = replace(
-            task, model=quicken(task.model, self.steps == "compiled", self.problems)
+            task, model=compile_for_eval(task.model, self.steps == "compiled", self.problems)
         )
-        self.splits: dict[tuple[str, ...], Split | None] = {}  # by what is trained
+        self.splits: dict[tuple[str, ...], PrefixSplit | None] = {}  # by what is trained
         self.traced: dict[tuple[str, ...], list[TracedStep]] = {}
 
     @property
     def fallback(self) -> str:
         return "; ".join(self.problems)
 
-    def find_split(self, trained: tuple[str, ...]) -> Split | None:
+    def find_split(self, trained: tuple[str, ...]) -> PrefixSplit | None:
         """Where the network can be cut in a phase that trains these parameters."""
         if trained not in self.splits:
             split = find_split(self.task, trained)
             self.splits[trained] = split and split._replace(
-                front=quicken(split.front, self.steps == "compiled", self.problems)
+                front=compile_for_eval(split.front, self.steps == "compiled", self.problems)
             )
         return self.splits[trained]
 
     def take_steps(
         self,
-        task: Task,
-        progress: Progress,
+        task: TrainingTask,
+        progress: TrainState,
         fixed: Params,
         ctx: Context,
-        rows: SplitRows,
+        rows: ClientIndices,
         ids: Tensor,
         widths: np.ndarray,
-    ) -> tuple[Progress, list[Tensor]]:
+    ) -> tuple[TrainState, list[Tensor]]:
         split, seen = self.find_split(tuple(progress.params)), torch.unique(ids)
-        if split is None or split.width * len(seen) > ROOM:
+        if split is None or split.width * len(seen) > CACHE_BYTES:
             return self.step_through(task, progress, fixed, ctx, rows, ids, widths)
         buffers = progress.buffers
-        behind = split.start_behind(task, Start({**fixed, **progress.params}, buffers), seen)
+        behind = split.start_behind(task, ModelState({**fixed, **progress.params}, buffers), seen)
         short = progress._replace(buffers=split.rear_of(buffers))
         after, losses = self.step_through(
             behind, short, split.rear_of(fixed), ctx, rows, ids, widths
@@ -92,14 +92,14 @@ class TunedLoop(Loop):
 
     def step_through(
         self,
-        task: Task,
-        progress: Progress,
+        task: TrainingTask,
+        progress: TrainState,
         fixed: Params,
         ctx: Context,
-        rows: SplitRows,
+        rows: ClientIndices,
         ids: Tensor,
         widths: np.ndarray,
-    ) -> tuple[Progress, list[Tensor]]:
+    ) -> tuple[TrainState, list[Tensor]]:
         """Written down where that is asked for and possible, else plainly; once it proved
         impossible, plainly for good.
         """
@@ -114,17 +114,17 @@ class TunedLoop(Loop):
 
     def _replay(
         self,
-        task: Task,
-        progress: Progress,
+        task: TrainingTask,
+        progress: TrainState,
         fixed: Params,
         ctx: Context,
-        rows: SplitRows,
+        rows: ClientIndices,
         ids: Tensor,
         widths: np.ndarray,
-    ) -> tuple[Progress, list[Tensor]]:
+    ) -> tuple[TrainState, list[Tensor]]:
         losses: list[Tensor] = []
         # both rely on rows that are all real
-        alone = task.model.mixes_rows or any(p.pooled for p in task.method.parts)
+        alone = task.model.depends_on_batch or any(p.pooled for p in task.method.parts)
         moments = (
             self.see_batches(task, ctx, ids, widths)
             if alone
@@ -146,8 +146,8 @@ class TunedLoop(Loop):
         return progress, losses
 
     def _see_padded(
-        self, task: Task, ctx: Context, ids: Tensor, widths: np.ndarray
-    ) -> Iterator[Moment]:
+        self, task: TrainingTask, ctx: Context, ids: Tensor, widths: np.ndarray
+    ) -> Iterator[StepRows]:
         """The same batches in few widths, up to the widest of the experiment: what is too much
         repeats a row and weighs nothing.
         """
@@ -163,7 +163,7 @@ class TunedLoop(Loop):
         ):
             yield batch._replace(weight=weights[width, :room]), number, key
 
-    def _find_step(self, task: Task, arguments: Arguments) -> TracedStep:
+    def _find_step(self, task: TrainingTask, arguments: Arguments) -> TracedStep:
         """One that was written down for arguments of this form."""
         known = self.traced.setdefault(tuple(arguments[0].params), [])
         found = next((step for step in known if step.fits(arguments)), None)
@@ -171,7 +171,7 @@ class TunedLoop(Loop):
             if len(known) == FORMS:
                 raise ValueError(f"more than {FORMS} different forms of arguments")
             found = TracedStep(
-                partial(take_step, task, differentiate_functional),
+                partial(train_step, task, grad_func),
                 arguments,
                 self.steps == "compiled",
             )

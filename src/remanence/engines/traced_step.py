@@ -10,18 +10,18 @@ from torch.utils import _pytree as pytree
 
 from remanence.core.pytree import Params
 from remanence.core.types import Batch, Context
-from remanence.kernels.trace import Written
-from remanence.training.client_step import Progress, SplitRows
+from remanence.kernels.trace import TracedFunction
+from remanence.training.client_step import ClientIndices, TrainState
 
-Arguments = tuple[Progress, Params, Batch, SplitRows, Context]
+Arguments = tuple[TrainState, Params, Batch, ClientIndices, Context]
 
 
-class TracedStep(Written):
+class TracedStep(TracedFunction):
     """A local step of one client."""
 
     def walk(
         self, arguments: Arguments, moments: Iterable[tuple[Batch, Tensor, Tensor]]
-    ) -> tuple[Progress, list[Tensor]]:
+    ) -> tuple[TrainState, list[Tensor]]:
         """Steps one after the other, each with its batch, number and key. -> progress, the loss of
         every step
 

@@ -17,35 +17,35 @@ from torch.func import vmap
 
 from remanence.core import pytree
 from remanence.core.pytree import Params
-from remanence.core.types import Batch, Context, Start
+from remanence.core.types import Batch, Context, ModelState
 from remanence.training.client_step import (
-    Progress,
-    SplitRows,
-    Task,
-    differentiate_functional,
-    take_step,
+    ClientIndices,
+    TrainingTask,
+    TrainState,
+    grad_func,
+    train_step,
 )
 
 # (progress, fixed, batch, rows, context), all of them stacks -> progress, loss [k]
-StepAll = Callable[[Progress, Params, Batch, SplitRows, Context], tuple[Progress, Tensor]]
+StepAll = Callable[[TrainState, Params, Batch, ClientIndices, Context], tuple[TrainState, Tensor]]
 
 
-class Live(NamedTuple):
+class ActiveClients(NamedTuple):
     """The clients of a stack that still have steps to make."""
 
-    progress: Progress
+    progress: TrainState
     fixed: Params
     loss: Tensor  # [k], summed over steps
-    rows: SplitRows
+    rows: ClientIndices
     ctx: Context
 
-    def cut(self, part: slice, dims: Context) -> Live:
+    def cut(self, part: slice, dims: Context) -> ActiveClients:
         """Some of the clients; what `dims` says all of them share stays whole."""
         rest: Any = (_cut(value, part) for value in self[:-1])
-        return Live._make((*rest, _cut_where(self.ctx, dims, part)))
+        return ActiveClients._make((*rest, _cut_where(self.ctx, dims, part)))
 
 
-class Course(NamedTuple):
+class BatchSchedule(NamedTuple):
     """Which rows the clients of a stack see in each step of a phase, and what they draw from;
     the client with most steps stands first.
     """
@@ -67,25 +67,27 @@ class Course(NamedTuple):
         return live
 
 
-def map_step(task: Task, dims: Context) -> StepAll:
+def map_step(task: TrainingTask, dims: Context) -> StepAll:
     """The local step of one client, for a stack of them."""
-    return vmap(partial(take_step, task, differentiate_functional), in_dims=(0, 0, 0, 0, dims))
+    return vmap(partial(train_step, task, grad_func), in_dims=(0, 0, 0, 0, dims))
 
 
-def make_batch(task: Task, ids: Tensor, widths: Tensor, key: Tensor) -> Batch:
+def make_batch(task: TrainingTask, ids: Tensor, widths: Tensor, key: Tensor) -> Batch:
     """Gathered and augmented where the data are. ids: [k, B]; widths: [k, 1]; key: [k]"""
     weight = (torch.arange(ids.shape[1], device=ids.device) < widths).to(task.world.dtype)
     return Batch(task.train.augmented(ids, key), task.train.labels(ids), weight, ids)
 
 
-def run_eagerly(task: Task, dims: Context, live: Live, course: Course) -> tuple[Progress, Tensor]:
+def run_eagerly(
+    task: TrainingTask, dims: Context, live: ActiveClients, course: BatchSchedule
+) -> tuple[TrainState, Tensor]:
     """Step by step, the stack shrinking as clients end. -> progress and summed loss of all of
     them, in their order
     """
     step_all, device = map_step(task, dims), course.ids.device
     widths, step_keys = (torch.from_numpy(each).to(device) for each in (course.widths, course.keys))
     numbers = torch.arange(course.widths.shape[1], device=device)
-    done: list[Live] = []
+    done: list[ActiveClients] = []
     for step, count in enumerate(course.live.tolist()):
         if count < len(live.loss):
             done.append(live.cut(slice(count, None), dims))
@@ -104,7 +106,7 @@ def run_eagerly(task: Task, dims: Context, live: Live, course: Course) -> tuple[
         pytree.concatenate(parts)
         for parts in zip(*(part.progress for part in last_first), strict=True)
     )
-    return Progress(*whole), torch.cat([part.loss for part in last_first])
+    return TrainState(*whole), torch.cat([part.loss for part in last_first])
 
 
 def round_up(count: int) -> int:
@@ -120,7 +122,7 @@ def context_dims(personal_start: bool) -> Context:
     dims: dict[str, Any] = dict.fromkeys(Context._fields, each)
     dims |= dict.fromkeys(("round", "shared", "step", "hyper", "rule", "world"), same)
     start: Any = (each if personal_start else same, each)
-    return Context(**dims | {"start": Start(*start)})
+    return Context(**dims | {"start": ModelState(*start)})
 
 
 def _cut(value: Any, part: slice) -> Any:

@@ -21,49 +21,63 @@ from remanence.core import memory_format, pytree
 from remanence.core.errors import InputError, RunFailed, first_line
 from remanence.core.model import Model
 from remanence.core.pytree import Params, Tree
-from remanence.core.rng import Key, fold_each
-from remanence.core.types import Context, Job, PairScores, Phase, Reply, Scores, Start
+from remanence.core.rng import Key, fold_in_batch
+from remanence.core.types import (
+    ClientWork,
+    ConfusionCounts,
+    Context,
+    ModelState,
+    PairCounts,
+    Phase,
+    Reply,
+)
 from remanence.data.batches import Examples, plan_batches
 from remanence.engines import base
-from remanence.engines.compiled_eval import ROWS, quicken
-from remanence.engines.cuda_graphs import Recording
-from remanence.engines.frozen_prefix import Split, find_split, number_rows
-from remanence.engines.memory import count_rows, is_out_of_memory, tell_memory
+from remanence.engines.compiled_eval import ROWS, compile_for_eval
+from remanence.engines.cuda_graphs import GraphedPhase
+from remanence.engines.frozen_prefix import PrefixSplit, find_split, flat_indices
+from remanence.engines.memory import gpu_memory_text, is_out_of_memory, rows_per_forward
 from remanence.engines.run_slices import (
-    Portion,
-    Work,
-    divide,
-    line_up,
+    RunSlice,
+    RunWork,
     make_context,
     make_replies,
     pad_rows,
     phase_keys,
     plan,
     rows_of,
+    sort_by_size,
+    split_by_run,
 )
-from remanence.engines.vector_steps import Course, Live, context_dims, round_up, run_eagerly
+from remanence.engines.vector_steps import (
+    ActiveClients,
+    BatchSchedule,
+    context_dims,
+    round_up,
+    run_eagerly,
+)
 from remanence.kernels.grouped_conv import with_convolutions
 from remanence.training.client_step import (
-    Progress,
-    SplitRows,
-    Task,
-    begin,
-    differentiate_functional,
-    finish,
-    first_progress,
-    judge_models,
-    keep_or_revert,
+    ClientIndices,
+    TrainingTask,
+    TrainState,
+    accept_or_rollback,
+    client_final,
+    client_init,
+    grad_func,
+    init_train_state,
+    predict_logits_stacked,
 )
 
 MOST_CLIENTS = {"cpu": 64, "cuda": 256}  # in one stack, where nobody asks for another size
 # rows from which on one network with convolutions fills a GPU by itself (measured with ten CNNs)
-FILLING = 1_000
-ROOM = {"cpu": 2**28, "cuda": 2**31}  # bytes of activations of a stack that may be kept
+GPU_FILL_ROWS = 1_000
+CACHE_BYTES = {"cpu": 2**28, "cuda": 2**31}  # bytes of activations of a stack that may be kept
 Answer = TypeVar("Answer")
-RECORDINGS = 4  # stacks of different form, of which recorded steps are kept
+MAX_GRAPHS = 4  # stacks of different form, of which recorded steps are kept
 
 
-class Stacked:
+class VectorizedEngine:
     """`stack` is the most clients trained together, and shrinks where memory does not suffice; the
     result does not depend on it.
 
@@ -73,10 +87,10 @@ class Stacked:
 
     name = "stacked"
 
-    def __init__(self, task: Task, stack: int = 64, steps: str = "auto"):
+    def __init__(self, task: TrainingTask, stack: int = 64, steps: str = "auto"):
         self.task, self.stack = task, stack
         # of all models that look together; fewer where memory does not suffice
-        self.score_rows = count_rows(task)
+        self.score_rows = rows_per_forward(task)
         self.cuda = task.world.device.type == "cuda"
         self.steps = ("graph" if self.cuda else "eager") if steps == "auto" else steps
         # why steps are no longer recorded, or something else is not as fast as it could be
@@ -85,33 +99,33 @@ class Stacked:
         # for good, also where steps turn out not to be: bits depend on it
         self.compiles = self.steps == "compiled"
         self.quick = self._make_quick()
-        self.recordings: list[Recording] = []  # the one used last stands last
-        self.splits: dict[tuple[str, ...], Split | None] = {}  # by what is trained
+        self.recordings: list[GraphedPhase] = []  # the one used last stands last
+        self.splits: dict[tuple[str, ...], PrefixSplit | None] = {}  # by what is trained
         # else there is nothing to map, and mapping is not free
-        self.keeps_slots = bool(task.optimiser.init(task.model.initial.params))
-        refuse_padded_batch_norm(task)
-        refuse_unstackable(task)
+        self.keeps_slots = bool(task.optimizer.init(task.model.initial.params))
+        reject_padded_batch_norm(task)
+        reject_unvectorizable(task)
 
     @property
     def fallback(self) -> str:
         return "; ".join(self.problems)
 
-    def train(self, job: Job) -> Iterator[Reply]:
-        return (reply for _, reply in self.train_together([Work(self.task, job)]))
+    def train(self, job: ClientWork) -> Iterator[Reply]:
+        return (reply for _, reply in self.train_together([RunWork(self.task, job)]))
 
-    def train_together(self, works: Sequence[Work]) -> Iterator[tuple[int, Reply]]:
+    def train_together(self, works: Sequence[RunWork]) -> Iterator[tuple[int, Reply]]:
         """Jobs of several runs of one method, as if they were one; the runs' tasks may differ
         in data, seeds and numbers. -> which work, reply
         """
-        members, first = line_up(works), 0
+        members, first = sort_by_size(works), 0
         while first < len(members):
             some = members[first : first + self.stack]
-            replies = self._try_stack(divide(works, some))
+            replies = self._try_stack(split_by_run(works, some))
             if replies is not None:
                 first += len(some)
                 yield from zip(np.unique(some[:, 0]).tolist(), replies, strict=True)
 
-    def _try_stack(self, portions: Sequence[Portion]) -> list[Reply] | None:
+    def _try_stack(self, portions: Sequence[RunSlice]) -> list[Reply] | None:
         """None where memory did not suffice: the stack is then smaller for good."""
         count = sum(len(portion.places) for portion in portions)
         try:
@@ -122,7 +136,7 @@ class Stacked:
             if count == 1:
                 raise RunFailed(
                     "one client alone does not fit into the memory of"
-                    f" {self.task.world.device}{tell_memory(self.task.world.device)}:"
+                    f" {self.task.world.device}{gpu_memory_text(self.task.world.device)}:"
                     " use a smaller local.batch or a smaller model, or wait until other"
                     " processes leave more of it free"
                 ) from error
@@ -132,14 +146,14 @@ class Stacked:
             torch.cuda.empty_cache()
         return None
 
-    def _train_stack(self, portions: Sequence[Portion]) -> list[Reply]:
+    def _train_stack(self, portions: Sequence[RunSlice]) -> list[Reply]:
         task, job, device = self.task, portions[0].work.job, self.task.world.device
         (ctx, dims), rows = make_context(portions), rows_of(portions)
         count = len(ctx.client)
         # batch norm writes into buffers even before the first step: every client needs its own
         if dims.start.params is None:
             ctx = ctx._replace(
-                start=Start(ctx.start.params, pytree.expand(ctx.start.buffers, count))
+                start=ModelState(ctx.start.params, pytree.broadcast(ctx.start.buffers, count))
             )
         kept, total, losses = ctx.own, np.zeros(count, dtype=np.int64), torch.zeros(())
         model, own, extras = self._begin(rows, ctx, dims)
@@ -152,8 +166,8 @@ class Stacked:
                 plan(portions, number, phase),
             )
             split = self._find_split(phase, rows.train, int(widths.sum()))
-            called = rows.train if split is None else number_rows(rows.train)
-            course = _lay_course(called, places, widths, drawn_from)
+            called = rows.train if split is None else flat_indices(rows.train)
+            course = _make_schedule(called, places, widths, drawn_from)
             steps, key = base.to_device(
                 np.stack([course.steps, drawn_from.view(np.int64)]), device
             ).unbind()
@@ -163,31 +177,37 @@ class Stacked:
             total += course.steps
             if phase.accept is not None:
                 accept = partial(
-                    keep_or_revert,
+                    accept_or_rollback,
                     task,
-                    differentiate_functional,
+                    grad_func,
                     base.scoped_accept(task, phase),
                 )
-                model = self._map(accept, (0, 0, 0, dims))(rows, old, model, base.at(now, "accept"))
-        close: Callable[..., tuple[Tree, Tree]] = partial(finish, task, differentiate_functional)
+                model = self._map(accept, (0, 0, 0, dims))(
+                    rows, old, model, base.at_hook(now, "accept")
+                )
+        close: Callable[..., tuple[Tree, Tree]] = partial(client_final, task, grad_func)
         if task.method.many("after"):  # else there is nothing in it to map, and mapping is not free
             close, ctx = (
                 self._map(close, (0, 0, 0, 0, dims)),
-                base.at(ctx, "after", torch.from_numpy(total).to(device)),
+                base.at_hook(ctx, "after", torch.from_numpy(total).to(device)),
             )
         own, extras = close(rows, model, extras, kept, ctx)
         return make_replies(portions, model, extras, own, losses)
 
-    def _begin(self, rows: SplitRows, ctx: Context, dims: Context) -> tuple[Start, Tree, Tree]:
+    def _begin(
+        self, rows: ClientIndices, ctx: Context, dims: Context
+    ) -> tuple[ModelState, Tree, Tree]:
         """What the clients do before their first step. -> the models they start from, own,
         extras
         """
-        start = partial(begin, self.task, differentiate_functional)
+        start = partial(client_init, self.task, grad_func)
         if self.task.method.many("before"):
-            return self._map(start, (0, dims))(rows, base.at(ctx, "before"))
+            return self._map(start, (0, dims))(rows, base.at_hook(ctx, "before"))
         if dims.start.params is None:
             ctx = ctx._replace(
-                start=Start(pytree.expand(ctx.start.params, len(ctx.client)), ctx.start.buffers)
+                start=ModelState(
+                    pytree.broadcast(ctx.start.params, len(ctx.client)), ctx.start.buffers
+                )
             )
         return start(rows, ctx)
 
@@ -218,7 +238,7 @@ class Stacked:
 
         return tried
 
-    def _find_split(self, phase: Phase, rows: Tensor, looks: int) -> Split | None:
+    def _find_split(self, phase: Phase, rows: Tensor, looks: int) -> PrefixSplit | None:
         """Where the network can be cut in a phase that leaves its front alone; None where nothing
         is gained, or there is no room for what the fronts make of the rows. rows: [k, n], those
         that pad included; looks: rows that all steps see
@@ -230,21 +250,25 @@ class Stacked:
             self.splits[trained] = find_split(self.task, trained)
         split = self.splits[trained]
         room = len(rows) * round_up(rows.shape[1])
-        return split if split is not None and split.width * room <= ROOM[rows.device.type] else None
+        return (
+            split
+            if split is not None and split.width * room <= CACHE_BYTES[rows.device.type]
+            else None
+        )
 
     def _train_phase(
         self,
-        model: Start,
+        model: ModelState,
         ctx: Context,
         dims: Context,
         number: int,
-        course: Course,
-        rows: SplitRows,
-        split: Split | None,
-    ) -> tuple[Start, Tree, Tensor]:
+        course: BatchSchedule,
+        rows: ClientIndices,
+        split: PrefixSplit | None,
+    ) -> tuple[ModelState, Tree, Tensor]:
         """-> the trained models, what was tracked, the summed loss of each client"""
         task, buffers = self.task, model.buffers
-        params = pytree.restrict(model.params, task.trained_names(task.phases[number]))
+        params = pytree.select_keys(model.params, task.trained_names(task.phases[number]))
         fixed = {name: value for name, value in model.params.items() if name not in params}
         if split is not None:
             task = split.stack_behind(
@@ -252,15 +276,13 @@ class Stacked:
             )
             fixed, buffers = split.rear_of(fixed), split.rear_of(buffers)
         if task.method.trackers("init"):
-            start_all = vmap(
-                partial(first_progress, task, differentiate_functional), in_dims=(0, 0, 0, 0, dims)
-            )
+            start_all = vmap(partial(init_train_state, task, grad_func), in_dims=(0, 0, 0, 0, dims))
             first = start_all(params, fixed, buffers, rows, ctx)
         else:
-            first = Progress(
-                params, buffers, vmap(task.optimiser.init)(params) if self.keeps_slots else {}, {}
+            first = TrainState(
+                params, buffers, vmap(task.optimizer.init)(params) if self.keeps_slots else {}, {}
             )
-        live = Live(
+        live = ActiveClients(
             first,
             fixed,
             torch.zeros(len(course.ids), dtype=task.world.dtype, device=task.world.device),
@@ -269,14 +291,19 @@ class Stacked:
         )
         progress, loss = self._take_steps(task, number, dims, live, course)
         return (
-            Start(model.params | progress.params, model.buffers | progress.buffers),
+            ModelState(model.params | progress.params, model.buffers | progress.buffers),
             progress.memory,
             loss,
         )
 
     def _take_steps(
-        self, task: Task, number: int, dims: Context, live: Live, course: Course
-    ) -> tuple[Progress, Tensor]:
+        self,
+        task: TrainingTask,
+        number: int,
+        dims: Context,
+        live: ActiveClients,
+        course: BatchSchedule,
+    ) -> tuple[TrainState, Tensor]:
         """Recorded where that is asked for and possible, else plainly; once it proved
         impossible, plainly for good.
         """
@@ -298,8 +325,14 @@ class Stacked:
         return run_eagerly(task, dims, live._replace(progress=clone), course)
 
     def _find_recording(
-        self, task: Task, number: int, dims: Context, live: Live, course: Course, widest: int
-    ) -> Recording:
+        self,
+        task: TrainingTask,
+        number: int,
+        dims: Context,
+        live: ActiveClients,
+        course: BatchSchedule,
+        widest: int,
+    ) -> GraphedPhase:
         """The one that fits, or a new one in place of that which was not used for longest."""
         behind = task is not self.task
         found = next(
@@ -311,49 +344,53 @@ class Stacked:
             None,
         )
         if found is None:
-            found = Recording(
+            found = GraphedPhase(
                 task, number, dims, live, course, widest, self.steps == "compiled", behind
             )
         self.recordings = [*(known for known in self.recordings if known is not found), found][
-            -RECORDINGS:
+            -MAX_GRAPHS:
         ]
         return found
 
     def score(
-        self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0
-    ) -> Scores:
+        self, models: ModelState, split: str, owners: np.ndarray | None = None, time_step: int = 0
+    ) -> ConfusionCounts:
         return self.score_groups(
-            models, split, base.groups_to_score(self.task, split, owners, time_step)
+            models, split, base.eval_groups(self.task, split, owners, time_step)
         )
 
-    def score_groups(self, models: Start, split: str, rows: Sequence[np.ndarray]) -> Scores:
+    def score_groups(
+        self, models: ModelState, split: str, rows: Sequence[np.ndarray]
+    ) -> ConfusionCounts:
         """Every model of a stack on every group of examples."""
         return self._try_scoring(lambda: self._score_groups(models, split, rows))
 
     @torch.no_grad()
-    def _score_groups(self, models: Start, split: str, rows: Sequence[np.ndarray]) -> Scores:
-        ids, groups, count = base.lay_out_groups(rows, self.task.world.device)
+    def _score_groups(
+        self, models: ModelState, split: str, rows: Sequence[np.ndarray]
+    ) -> ConfusionCounts:
+        ids, groups, count = base.pad_groups(rows, self.task.world.device)
         examples = base.examples_of(self.task, split)
-        tally = base.Tally(models.many, count, self.task.world.classes, ids.device)
+        tally = base.ConfusionCounter(models.many, count, self.task.world.classes, ids.device)
         for part, some, logits in self._look_at(models, examples, ids):
             tally.add(some.start, logits, examples.labels(ids[part]), groups[part])
         return tally.scores()
 
     @torch.no_grad()
     def _look_at(
-        self, models: Start, examples: Examples, ids: Tensor
+        self, models: ModelState, examples: Examples, ids: Tensor
     ) -> Iterator[tuple[slice, slice, Tensor]]:
         """All models on the same rows, some at a time. ids: [n] -> which rows, which models,
         their logits [m, n, C]
         """
-        alone = self.cuda and self.task.model.has_convolutions and len(ids) >= FILLING
+        alone = self.cuda and self.task.model.has_convolutions and len(ids) >= GPU_FILL_ROWS
         at_once, together = (
             (self.score_rows, 1) if alone else (self._rows_at_once(models), self.stack)
         )
         for first_row in range(0, len(ids) or 1, at_once):
             part = slice(first_row, first_row + at_once)
             x = (
-                memory_format.lay_out(examples.inputs(ids[part]))
+                memory_format.to_channels_last(examples.inputs(ids[part]))
                 if alone
                 else examples.inputs(ids[part])
             )
@@ -368,15 +405,17 @@ class Stacked:
                 else:
                     yield part, some, self._judge_together(self.task, models.take(some), x, None)
 
-    def _judge_together(self, task: Task, models: Start, x: Tensor, dim: int | None) -> Tensor:
-        return self._by_our_kernels(judge_models)(task, models, x, dim)
+    def _judge_together(
+        self, task: TrainingTask, models: ModelState, x: Tensor, dim: int | None
+    ) -> Tensor:
+        return self._by_our_kernels(predict_logits_stacked)(task, models, x, dim)
 
     def _make_quick(self) -> Model:
         """The network for many rows of one model; it is compiled where steps are."""
         pieces = min(ROWS[self.task.world.device.type], self.score_rows)
-        return quicken(self.task.model, self.compiles, self.problems, pieces)
+        return compile_for_eval(self.task.model, self.compiles, self.problems, pieces)
 
-    def _rows_at_once(self, models: Start) -> int:
+    def _rows_at_once(self, models: ModelState) -> int:
         """Rows that these models, or as many of them as a stack holds, look at together."""
         most = self.score_rows if self.cuda else base.CACHED_ROWS
         return min(most, max(1, self.score_rows // min(models.many, self.stack)))
@@ -396,13 +435,13 @@ class Stacked:
 
     def score_pairs(
         self,
-        models: Start,
+        models: ModelState,
         which: np.ndarray,
         owners: np.ndarray,
         split: str,
         time_step: int = 0,
         verdicts: bool = False,
-    ) -> PairScores:
+    ) -> PairCounts:
         rows = base.split_rows(self.task, split, time_step)
         return self.score_on_rows(
             models, which, [rows.of(int(owner)) for owner in owners], split, verdicts
@@ -410,30 +449,30 @@ class Stacked:
 
     def score_on_rows(
         self,
-        models: Start,
+        models: ModelState,
         which: np.ndarray,
         rows: Sequence[np.ndarray],
         split: str,
         verdicts: bool,
-    ) -> PairScores:
+    ) -> PairCounts:
         """Model which[i] of a stack on the examples rows[i]."""
         return self._try_scoring(lambda: self._score_on_rows(models, which, rows, split, verdicts))
 
     @torch.no_grad()
     def _score_on_rows(
         self,
-        models: Start,
+        models: ModelState,
         which: np.ndarray,
         rows: Sequence[np.ndarray],
         split: str,
         verdicts: bool,
-    ) -> PairScores:
+    ) -> PairCounts:
         task, examples, device = (
             self.task,
             base.examples_of(self.task, split),
             self.task.world.device,
         )
-        tally = base.PairTally(len(which), task.world.classes, device, verdicts)
+        tally = base.PairCounter(len(which), task.world.classes, device, verdicts)
         sizes = np.array([len(part) for part in rows])
         order = np.argsort(-sizes, kind="stable")  # pairs of one stack have about as many rows
         for first in range(0, len(order), self.stack):
@@ -457,10 +496,10 @@ class Stacked:
                 )
         return tally.scores()
 
-    def judge(self, models: Start, ids: Tensor) -> Tensor:
+    def judge(self, models: ModelState, ids: Tensor) -> Tensor:
         return self._try_scoring(lambda: self._judge(models, ids))
 
-    def _judge(self, models: Start, ids: Tensor) -> Tensor:
+    def _judge(self, models: ModelState, ids: Tensor) -> Tensor:
         logits = torch.empty(0, device=ids.device)
         for part, some, seen in self._look_at(models, self.task.train, ids):
             if not len(logits):
@@ -472,20 +511,20 @@ class Stacked:
         self.recordings.clear()
 
 
-def _lay_course(
+def _make_schedule(
     rows: Tensor, places: np.ndarray, widths: np.ndarray, drawn_from: np.ndarray
-) -> Course:
+) -> BatchSchedule:
     """The planned batches of a phase as numbers of examples on the device.
 
     rows: [k, n]; places: [k, steps, batch] among them; widths: [k, steps]; drawn_from: the clients'
         keys in this phase
     """
     ids = torch.gather(rows, 1, base.to_device(places.reshape(len(places), -1), rows.device))
-    step_keys = fold_each(drawn_from[:, None], np.arange(widths.shape[1]))
-    return Course(ids.reshape(places.shape), widths, step_keys.view(np.int64))
+    step_keys = fold_in_batch(drawn_from[:, None], np.arange(widths.shape[1]))
+    return BatchSchedule(ids.reshape(places.shape), widths, step_keys.view(np.int64))
 
 
-def needs_padding(task: Task) -> bool:
+def needs_padding(task: TrainingTask) -> bool:
     """Do two clients ever have batches of different width at the same step?"""
     for holdings in task.population.steps:
         for phase in task.phases:
@@ -501,9 +540,9 @@ def needs_padding(task: Task) -> bool:
     return False
 
 
-def refuse_padded_batch_norm(task: Task) -> None:
+def reject_padded_batch_norm(task: TrainingTask) -> None:
     """Padded rows would enter the statistics of batch norm."""
-    if task.model.mixes_rows and needs_padding(task):
+    if task.model.depends_on_batch and needs_padding(task):
         raise InputError(
             "engine stacked cannot train this model with batch norm: the clients' sizes"
             " differ, and rows that pad a batch would enter its statistics;"
@@ -512,11 +551,11 @@ def refuse_padded_batch_norm(task: Task) -> None:
         )
 
 
-def refuse_unstackable(task: Task) -> None:
+def reject_unvectorizable(task: TrainingTask) -> None:
     """Some layers cannot be mapped over a stack: better found on two rows than in the middle of
     a run.
     """
-    two = Start(*(pytree.expand(tree, 2) for tree in task.model.initial))
+    two = ModelState(*(pytree.broadcast(tree, 2) for tree in task.model.initial))
     x = task.train.inputs(torch.zeros(2, 2, dtype=torch.int64, device=task.world.device))
     key = torch.zeros(2, dtype=torch.int64, device=task.world.device)
 

@@ -25,9 +25,9 @@ from remanence.core.errors import RunFailed
 log = logging.getLogger("remanence")
 # of workers at the same piece of work before the run fails: the machine has too little memory for
 # it
-DEATHS = 3
-HANGS = 2  # times the same work may hang
-GRACE = 1.0  # seconds a worker has to end by itself
+MAX_CRASHES = 3
+MAX_TIMEOUTS = 2  # times the same work may hang
+SHUTDOWN_S = 1.0  # seconds a worker has to end by itself
 
 Serve = Callable[
     [Connection, list[Connection]], None
@@ -35,7 +35,7 @@ Serve = Callable[
 
 
 @dataclass
-class Fork:
+class WorkerProcess:
     """A worker, as its parent sees it."""
 
     pipe: Connection
@@ -44,15 +44,15 @@ class Fork:
 
 
 @dataclass
-class Question:
+class Pending:
     """What a worker is busy with."""
 
-    fork: Fork
+    fork: WorkerProcess
     number: int
     since: float
 
 
-class Forks:
+class WorkerPool:
     """`count` workers that live as `serve` says. timeout: real seconds; 0: they are waited for
     without end.
     """
@@ -60,7 +60,7 @@ class Forks:
     def __init__(self, serve: Serve, count: int, timeout: float):
         self.serve, self.timeout, self.errands = serve, timeout, 0
         self.context = multiprocessing.get_context("fork")
-        self.members: list[Fork] = []
+        self.members: list[WorkerProcess] = []
         self.losses: list[str] = []  # what happened, for the log and for tests
         for _ in range(count):
             self.members.append(self._start())
@@ -76,12 +76,12 @@ class Forks:
         """
         self.errands += 1
         waiting, deaths, hangs = list(order)[::-1], dict.fromkeys(order, 0), dict.fromkeys(order, 0)
-        busy: dict[Connection, Question] = {}
+        busy: dict[Connection, Pending] = {}
         while waiting or busy:
             for fork in self.members:
                 if waiting and fork.pipe not in busy:
                     number = waiting.pop()
-                    busy[fork.pipe] = Question(fork, number, time.monotonic())
+                    busy[fork.pipe] = Pending(fork, number, time.monotonic())
                     self._ask(fork, ask(number), preface)
             for pipe in multiprocessing.connection.wait(list(busy), self._patience(busy)):
                 question = busy.pop(cast(Connection, pipe))
@@ -98,7 +98,7 @@ class Forks:
                 del busy[question.fork.pipe]
                 hangs[question.number] += 1
                 number = self._replace(question, f"it did not answer in {self.timeout:g} s", 0)
-                if hangs[number] < HANGS:
+                if hangs[number] < MAX_TIMEOUTS:
                     waiting.append(number)
                 else:
                     yield number, None
@@ -109,21 +109,21 @@ class Forks:
             fork.pipe.close()
             fork.child.terminate()
         for fork in self.members:
-            _end(fork)
+            _stop(fork)
         self.members = []
 
-    def _start(self) -> Fork:
+    def _start(self) -> WorkerProcess:
         mine, theirs = self.context.Pipe()
         inherited = [*(fork.pipe for fork in self.members), mine]
         child = self.context.Process(
-            target=_live, args=(self.serve, theirs, inherited), daemon=True
+            target=_worker_main, args=(self.serve, theirs, inherited), daemon=True
         )
         with _termination_held():
             child.start()
         theirs.close()
-        return Fork(mine, child)
+        return WorkerProcess(mine, child)
 
-    def _ask(self, fork: Fork, message: Any, preface: Any) -> None:
+    def _ask(self, fork: WorkerProcess, message: Any, preface: Any) -> None:
         try:
             if preface is not None and fork.prepared != self.errands:
                 fork.pipe.send(preface)
@@ -132,7 +132,7 @@ class Forks:
         except (BrokenPipeError, ConnectionResetError):
             pass  # it is dead, which waiting for its answer will show
 
-    def _patience(self, busy: dict[Connection, Question]) -> float | None:
+    def _patience(self, busy: dict[Connection, Pending]) -> float | None:
         """Seconds until somebody is overdue."""
         if not self.timeout:
             return None
@@ -140,12 +140,12 @@ class Forks:
             0.0, min(question.since for question in busy.values()) + self.timeout - time.monotonic()
         )
 
-    def _is_overdue(self, question: Question) -> bool:
+    def _is_overdue(self, question: Pending) -> bool:
         return bool(self.timeout) and time.monotonic() - question.since >= self.timeout
 
-    def _replace(self, question: Question, reason: str, deaths: int) -> int:
+    def _replace(self, question: Pending, reason: str, deaths: int) -> int:
         """Somebody new for a worker that is dead or hangs. -> the question it left open"""
-        if deaths >= DEATHS:
+        if deaths >= MAX_CRASHES:
             raise RunFailed(
                 f"the same work was lost {deaths} times with the worker process that did"
                 " it (out of memory, or killed): nothing is lost,"
@@ -163,14 +163,14 @@ class Forks:
         return question.number
 
 
-def _end(fork: Fork) -> None:
-    fork.child.join(GRACE)
+def _stop(fork: WorkerProcess) -> None:
+    fork.child.join(SHUTDOWN_S)
     if fork.child.is_alive():  # stopped, or deaf to SIGTERM
         fork.child.kill()
         fork.child.join()
 
 
-def _live(serve: Serve, pipe: Connection, inherited: list[Connection]) -> None:
+def _worker_main(serve: Serve, pipe: Connection, inherited: list[Connection]) -> None:
     """A worker's life, which SIGTERM simply ends: what its parent wanted to do then (Ray, say,
     would end its cluster) is not for a worker to do.
     """

@@ -26,26 +26,31 @@ from remanence.attacks import Adversary, parse_attacks
 from remanence.config import Spec, optimizer_call
 from remanence.core import expressions
 from remanence.core import model as models_
-from remanence.core.compose import Composed, check, describe, parse_method
+from remanence.core.compose import ComposedMethod, check, describe, parse_method
 from remanence.core.errors import InputError
 from remanence.core.files import sha256
 from remanence.core.hardware import describe_machine
 from remanence.core.rng import Key
-from remanence.core.types import Facts, Method, Part, Phase, World
-from remanence.data.batches import place_examples
-from remanence.data.drift_schedules import SCHEDULES as SCHEDULES_OF_DRIFT
-from remanence.data.source import Source
-from remanence.experiment.data_setup import Division, divide, load_data, recruit
-from remanence.experiment.system import Deadline, ask_more, parse_deadline, parse_speed
+from remanence.core.types import ClientStats, Method, Part, Phase, TaskInfo
+from remanence.data.batches import to_device
+from remanence.data.drift_schedules import DRIFT_SCHEDULES
+from remanence.data.source import ArrayDataset
+from remanence.experiment.data_setup import (
+    FederatedData,
+    load_data,
+    partition_data,
+    select_attackers,
+)
+from remanence.experiment.system import ReplyDeadline, oversample, parse_deadline, parse_speed
 from remanence.methods import PARTS
 from remanence.models import MODELS, default_model
-from remanence.optimizers import OPTIMISERS, SCHEDULES, Schedule, local_buffers
+from remanence.optimizers import LR_SCHEDULES, OPTIMIZERS, LrSchedule, local_buffers
 from remanence.peers.availability import Availability, parse_availability
 from remanence.peers.topology import TOPOLOGIES
 from remanence.privacy.client_dp import check_private
 from remanence.privacy.dp_sgd import check_examples
-from remanence.privacy.label_dp import blur_all
-from remanence.training.client_step import Task
+from remanence.privacy.label_dp import privatize_counts
+from remanence.training.client_step import TrainingTask
 from remanence.version import __version__
 
 SHOWN_CLIENTS = 200  # clients whose label counts are written down for the report
@@ -55,13 +60,13 @@ _BUILDING = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Experiment:
+class BuiltExperiment:
     """An experiment ready to run."""
 
     spec: Spec  # with every choice but the engine's settled
-    source: Source
-    task: Task
-    schedule: Schedule
+    source: ArrayDataset
+    task: TrainingTask
+    schedule: LrSchedule
     cohort_size: int
     about: dict[str, Any]
     labels: np.ndarray  # of every training example, by id
@@ -71,7 +76,7 @@ class Experiment:
     topology: np.ndarray | None
     availability: Availability
     seconds: np.ndarray  # [K]: simulated seconds a local step takes
-    deadline: Deadline
+    deadline: ReplyDeadline
 
     @property
     def has_stragglers(self) -> bool:
@@ -97,27 +102,29 @@ class Experiment:
             # one for each client, whoever else is there
             coins = key.fold("cohort").uniform(self.task.world.clients)
             return np.asarray(there[coins[there] < self.cohort_size / self.task.world.clients])
-        count = ask_more(self.cohort_size, float(self.spec.round.over_selection), len(there))
+        count = oversample(self.cohort_size, float(self.spec.round.over_selection), len(there))
         return np.asarray(there[key.fold("cohort").choice(len(there), count)])
 
-    def facts(self, clients: np.ndarray, time_step: int) -> Facts:
+    def facts(self, clients: np.ndarray, time_step: int) -> ClientStats:
         """Facts of these clients at a time step. -> [k, ...]"""
         world = self.task.world
         if self.task.at_sites:  # nobody here knows them
-            return Facts(torch.zeros(len(clients)), torch.zeros(len(clients), world.classes))
+            return ClientStats(torch.zeros(len(clients)), torch.zeros(len(clients), world.classes))
         counts = self.task.population.at(time_step).label_counts(
             clients, self.labels, world.classes
         )
         label_counts = torch.from_numpy(counts).to(world.device, world.dtype)
         size, blur = label_counts.sum(dim=1), self.task.method.owner("facts")
-        return Facts(
+        return ClientStats(
             size=size,
-            label_counts=blur_all(blur, label_counts, clients, time_step, Key(self.spec.seed)),
+            label_counts=privatize_counts(
+                blur, label_counts, clients, time_step, Key(self.spec.seed)
+            ),
         )
 
     def rule(self, round: int) -> dict[str, float]:
-        """The optimiser's numbers in a round."""
-        numbers = dict(self.task.optimiser.numbers)
+        """The optimizer's numbers in a round."""
+        numbers = dict(self.task.optimizer.numbers)
         return numbers | {"lr": numbers["lr"] * self.schedule(round, self.spec.total_rounds)}
 
 
@@ -126,8 +133,8 @@ def build(
     *,
     method: Method | Part | None = None,
     module: nn.Module | None = None,
-    source: Source | None = None,
-) -> Experiment:
+    source: ArrayDataset | None = None,
+) -> BuiltExperiment:
     """Objects given here take the place of what the spec names. One at a time: networks draw
     their weights from torch's one global generator.
     """
@@ -136,25 +143,27 @@ def build(
 
 
 def _build(
-    spec: Spec, method: Method | Part | None, module: nn.Module | None, source: Source | None
-) -> Experiment:
-    composed = _compose(spec, method)
-    optimiser = expressions.construct(optimizer_call(spec), OPTIMISERS, "optimizer")
-    schedule = expressions.construct(
-        expressions.parse_call(spec.local.schedule), SCHEDULES, "schedule"
+    spec: Spec, method: Method | Part | None, module: nn.Module | None, source: ArrayDataset | None
+) -> BuiltExperiment:
+    composed = make_method(spec, method)
+    optimizer = expressions.instantiate(optimizer_call(spec), OPTIMIZERS, "optimizer")
+    schedule = expressions.instantiate(
+        expressions.parse_call(spec.local.schedule), LR_SCHEDULES, "schedule"
     )
     device, dtype = _set_up_torch(spec)
     if source is None:
         source = load_data(spec)
     key = Key(spec.seed)
-    adversary, division = recruit(spec, composed, source, divide(spec, source, key), key)
+    adversary, division = select_attackers(
+        spec, composed, source, partition_data(spec, source, key), key
+    )
     public, population = division.public, division.population
     named_clients = population.clients
     if any(p.pooled for p in composed.parts):
         population = population.pool()
-    statistics = _statistics(source) if spec.data.normalise else None
+    statistics = _statistics(source) if spec.data.normalize else None
     seen = division.train, division.test
-    train = place_examples(
+    train = to_device(
         seen[0].x,
         seen[0].y,
         statistics,
@@ -163,19 +172,19 @@ def _build(
         augment=spec.data.augment,
         place=seen[0].place,
     )
-    test = place_examples(
+    test = to_device(
         seen[1].x, seen[1].y, statistics, device=device, dtype=dtype, place=seen[1].place
     )
     classes, shape = len(source.classes), source.shape
     model_name = spec.model or default_model(source.kind, source.name, shape)
     if module is None:
-        module = models_.initialise(
+        module = models_.init_module(
             lambda: build_module(model_name, shape, classes), key.fold("model")
         )
-    module = adapt_module(composed.method, module, classes, key)
+    module = apply_model_changes(composed.method, module, classes, key)
     _check_vocabulary(module, source)
     two_rows = train.inputs(torch.arange(2, device=device))
-    model = models_.wrap(
+    model = models_.functionalize(
         module,
         two_rows,
         classes,
@@ -184,7 +193,7 @@ def _build(
         freeze_buffers=spec.local.buffers == "frozen",
         autocast=torch.bfloat16 if spec.precision == "bf16" else None,
     )
-    world = World(
+    world = TaskInfo(
         clients=population.clients,
         classes=classes,
         capacity=population.capacity,
@@ -202,10 +211,10 @@ def _build(
     )
     phase = Phase(epochs=spec.local.epochs, steps=spec.local.steps)
     phases = composed.one("phases")
-    task = Task(
+    task = TrainingTask(
         model=model,
         method=composed,
-        optimiser=composed.optimiser() or optimiser,
+        optimizer=composed.optimizer() or optimizer,
         world=world,
         phases=(phase,) if phases is None else phases(phase),
         batch=spec.local.batch,
@@ -220,15 +229,17 @@ def _build(
     _check_task(task)
     for p in composed.parts:
         if p.check is not None:
-            p.check(task.optimiser, task.world)
+            p.check(task.optimizer, task.world)
     check_private(task)
     check_examples(task)
     size = min(_cohort_size(spec, named_clients), population.clients)
     if spec.clients.sampling == "poisson":
         task = replace(task, world=replace(task.world, expected=float(size)))
-    settled = _settle(spec, model_name, named_clients, device)
-    about = _describe(settled, source, task, division, adversary.clients.tolist())
-    lay = expressions.construct(expressions.parse_call(spec.peers.topology), TOPOLOGIES, "topology")
+    settled = _resolve_defaults(spec, model_name, named_clients, device)
+    about = _run_metadata(settled, source, task, division, adversary.clients.tolist())
+    lay = expressions.instantiate(
+        expressions.parse_call(spec.peers.topology), TOPOLOGIES, "topology"
+    )
     topology = (
         lay(population.clients, key.fold("topology"))
         if composed.owner("peers") is not None
@@ -241,7 +252,7 @@ def _build(
         parse_speed(spec.clients.speed)(population.clients, key),
         parse_deadline(spec.round.deadline),
     )
-    experiment = Experiment(
+    experiment = BuiltExperiment(
         settled,
         source,
         task,
@@ -259,7 +270,7 @@ def _build(
     return experiment
 
 
-def _check_stragglers(spec: Spec, method: Composed) -> None:
+def _check_stragglers(spec: Spec, method: ComposedMethod) -> None:
     """Refuse ways of waiting that mean nothing for a method."""
     if method.owner("peers") is not None and spec.round.over_selection > 1:
         raise InputError(
@@ -275,7 +286,7 @@ def _check_stragglers(spec: Spec, method: Composed) -> None:
 
 
 @functools.lru_cache(maxsize=2)
-def _statistics(source: Source) -> tuple[np.ndarray, np.ndarray] | None:
+def _statistics(source: ArrayDataset) -> tuple[np.ndarray, np.ndarray] | None:
     """Once a source, not once a run: a comparison uses the same data many times."""
     return source.statistics()
 
@@ -284,22 +295,24 @@ def check_names(spec: Spec, method: Method | Part | None = None) -> None:
     """What can be checked without data: for the cells of a comparison, before the first one
     starts.
     """
-    _compose(spec, method)
-    expressions.construct(optimizer_call(spec), OPTIMISERS, "optimizer")
-    expressions.construct(expressions.parse_call(spec.local.schedule), SCHEDULES, "schedule")
-    expressions.construct(expressions.parse_call(spec.data.partition), data.PARTITIONS, "partition")
-    expressions.construct(expressions.parse_call(spec.peers.topology), TOPOLOGIES, "topology")
+    make_method(spec, method)
+    expressions.instantiate(optimizer_call(spec), OPTIMIZERS, "optimizer")
+    expressions.instantiate(expressions.parse_call(spec.local.schedule), LR_SCHEDULES, "schedule")
+    expressions.instantiate(
+        expressions.parse_call(spec.data.partition), data.PARTITIONS, "partition"
+    )
+    expressions.instantiate(expressions.parse_call(spec.peers.topology), TOPOLOGIES, "topology")
     parse_availability(spec.clients.availability)
     parse_attacks(spec.attack)
     parse_speed(spec.clients.speed)
     parse_deadline(spec.round.deadline)
     if spec.drift.schedule:
-        expressions.construct(
-            expressions.parse_call(spec.drift.schedule), SCHEDULES_OF_DRIFT, "drift"
+        expressions.instantiate(
+            expressions.parse_call(spec.drift.schedule), DRIFT_SCHEDULES, "drift"
         )
 
 
-def _compose(spec: Spec, method: Method | Part | None) -> Composed:
+def make_method(spec: Spec, method: Method | Part | None) -> ComposedMethod:
     if isinstance(method, Part):
         method = Method((method,))
     made = parse_method(spec.method, PARTS) if method is None else check(method)
@@ -311,14 +324,14 @@ def _compose(spec: Spec, method: Method | Part | None) -> Composed:
                 f"{p.name} trains at the server and needs a public set: add --public 1000"
                 " (data.public=1000)"
             )
-    return Composed(made)
+    return ComposedMethod(made)
 
 
 def build_module(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     """A network of ours by name, or the user's by import path (`package.module:Class(width=3)`)."""
     call = expressions.parse_call(name)
     if ":" not in call.name:
-        built: nn.Module = expressions.construct(call, MODELS, "model", shape, classes)
+        built: nn.Module = expressions.instantiate(call, MODELS, "model", shape, classes)
         return built
     maker = _import(call.name)
     accepted = inspect.signature(maker).parameters
@@ -333,14 +346,14 @@ def build_module(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
         raise InputError(f"model {call.name} cannot be built: {error}") from error
 
 
-def adapt_module(method: Method, module: nn.Module, classes: int, key: Key) -> nn.Module:
+def apply_model_changes(method: Method, module: nn.Module, classes: int, key: Key) -> nn.Module:
     """The network as the method's parts need it; new layers draw their weights from keys of
     their own.
     """
     for p in method.parts:
         if p.adapt is not None:
             adapt, before = p.adapt, module
-            module = models_.initialise(
+            module = models_.init_module(
                 lambda adapt=adapt, before=before: adapt(before, classes), key.fold("adapt", p.name)
             )
     return module
@@ -407,7 +420,7 @@ def set_precision(spec: Spec) -> None:
     torch.use_deterministic_algorithms(spec.deterministic)
 
 
-def _check_vocabulary(module: nn.Module, source: Source) -> None:
+def _check_vocabulary(module: nn.Module, source: ArrayDataset) -> None:
     vocabulary = getattr(module, "vocabulary", None)
     if source.kind == "tokens" and isinstance(vocabulary, int):
         largest = int(max(source.train.x.max(), source.test.x.max()))
@@ -418,13 +431,13 @@ def _check_vocabulary(module: nn.Module, source: Source) -> None:
             )
 
 
-def _check_task(task: Task) -> None:
+def _check_task(task: TrainingTask) -> None:
     if not all(task.trained_names(phase) for phase in task.phases):
         raise InputError(
             f"method {describe(task.method.method)} leaves nothing to train: every parameter"
             " of the model is frozen"
         )
-    if task.model.mixes_rows and _has_batch_of_one(task):
+    if task.model.depends_on_batch and _has_batch_of_one(task):
         one = task.train.inputs(torch.zeros(1, dtype=torch.int64, device=task.world.device))
         try:
             task.model.apply(
@@ -438,7 +451,7 @@ def _check_task(task: Task) -> None:
             ) from None
 
 
-def _has_batch_of_one(task: Task) -> bool:
+def _has_batch_of_one(task: TrainingTask) -> bool:
     for holdings in task.population.steps:
         for size in np.unique(holdings.train.sizes):
             batch = min(task.batch, int(size))
@@ -466,7 +479,7 @@ def _cohort_size(spec: Spec, clients: int) -> int:
     return size
 
 
-def _settle(spec: Spec, model_name: str, clients: int, device: torch.device) -> Spec:
+def _resolve_defaults(spec: Spec, model_name: str, clients: int, device: torch.device) -> Spec:
     """Write every default into the spec that depends on where it runs, so that a resumed run
     uses the same.
     """
@@ -484,8 +497,12 @@ def _settle(spec: Spec, model_name: str, clients: int, device: torch.device) -> 
     )
 
 
-def _describe(
-    spec: Spec, source: Source, task: Task, division: Division, attackers: Sequence[int]
+def _run_metadata(
+    spec: Spec,
+    source: ArrayDataset,
+    task: TrainingTask,
+    division: FederatedData,
+    attackers: Sequence[int],
 ) -> dict[str, Any]:
     some = np.arange(min(task.world.clients, SHOWN_CLIENTS))
     label_counts = task.population.at(0).label_counts(some, division.train.y, task.world.classes)
@@ -513,7 +530,7 @@ def _describe(
         "evaluated": "global"
         if task.method.owner("peers") is None and task.method.owner("assign") is None
         else "personal",
-    } | _describe_drift(spec, task, division)
+    } | _drift_metadata(spec, task, division)
 
 
 def _table_of(spec: Spec) -> Path | None:
@@ -526,7 +543,7 @@ def _table_of(spec: Spec) -> Path | None:
     )
 
 
-def check_unchanged(experiment: Experiment, about: Mapping[str, Any]) -> None:
+def check_same_data(experiment: BuiltExperiment, about: Mapping[str, Any]) -> None:
     """Refuse to go on where data or drift are no longer what they were when the run began: the
     rest would be of another experiment.
     """
@@ -552,7 +569,7 @@ def check_unchanged(experiment: Experiment, about: Mapping[str, Any]) -> None:
         )
 
 
-def _describe_drift(spec: Spec, task: Task, division: Division) -> dict[str, Any]:
+def _drift_metadata(spec: Spec, task: TrainingTask, division: FederatedData) -> dict[str, Any]:
     if not spec.drift.schedule:
         return {}
     return {

@@ -12,51 +12,51 @@ from pathlib import Path
 import numpy as np
 
 from remanence import data
-from remanence.attacks import Adversary, check_attacks, know, parse_attacks
+from remanence.attacks import Adversary, check_attacks, data_info, parse_attacks
 from remanence.config import Spec
 from remanence.core import expressions
-from remanence.core.compose import Composed
+from remanence.core.compose import ComposedMethod
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
 from remanence.data import drift_sampling
-from remanence.data.concept_views import Views, make_views
+from remanence.data.concept_views import ConceptViews, make_views
 from remanence.data.concepts import describe as describe_concept
 from remanence.data.concepts import make_concepts
-from remanence.data.drift_schedules import SCHEDULES
-from remanence.data.population import Holdings, Population, Rows, settle
-from remanence.data.source import Source
+from remanence.data.drift_schedules import DRIFT_SCHEDULES
+from remanence.data.population import ClientData, ClientRows, FederatedPopulation, split_train_valid
+from remanence.data.source import ArrayDataset
 
 DEFAULT_CLIENTS = 10
 
 
-def load_data(spec: Spec) -> Source:
+def load_data(spec: Spec) -> ArrayDataset:
     """Read the data the spec names: a source with options, an .npz file or a folder of images."""
     return _load(spec.data.name, spec.data.dir or os.environ.get("REMANENCE_DATA", ""))
 
 
 @functools.lru_cache(maxsize=1)
-def _load(name: str, directory: str) -> Source:
+def _load(name: str, directory: str) -> ArrayDataset:
     """The last source stays in memory: a comparison uses it in every run."""
     root = Path(directory) if directory else None
     if "(" not in name and name.endswith(".npz"):
         call = expressions.Call("npz", {"path": name})
-    elif "(" not in name and name not in data.SOURCES and Path(name).is_dir():
+    elif "(" not in name and name not in data.DATASETS and Path(name).is_dir():
         call = expressions.Call("folder", {"path": str(Path(name).resolve())})
     else:
         call = expressions.parse_call(name)
-    return data.load_source(call.name, call.arguments, root)
+    return data.load_dataset(call.name, call.arguments, root)
 
 
-def recruit(
-    spec: Spec, method: Composed, source: Source, division: Division, key: Key
-) -> tuple[Adversary, Division]:
+def select_attackers(
+    spec: Spec, method: ComposedMethod, source: ArrayDataset, division: FederatedData, key: Key
+) -> tuple[Adversary, FederatedData]:
     """Hostile clients, and the data as they have tampered with them; nobody and nothing where
     the spec names no attack.
     """
     attacks = parse_attacks(spec.attack)
     if attacks and any(p.pooled for p in method.parts):
-        raise InputError("centralised has no clients that could be hostile: leave out --attack")
-    known = know(source)
+        raise InputError("centralized has no clients that could be hostile: leave out --attack")
+    known = data_info(source)
     check_attacks(attacks, known, source.shape, method.owner("peers") is None)
     adversary = Adversary.recruit(attacks, division.population.clients, key)
     views, steps = adversary.poison(division.train, division.population.steps, known, key)
@@ -66,18 +66,18 @@ def recruit(
 
 
 @dataclass(frozen=True)
-class Division:
+class FederatedData:
     """Who holds what over time, and the examples as their holders see them."""
 
     public: np.ndarray  # rows of the server
-    population: Population
-    train: Views
-    test: Views
+    population: FederatedPopulation
+    train: ConceptViews
+    test: ConceptViews
     concepts: tuple[str, ...] = ()  # in words; none where nothing drifts
     notes: tuple[str, ...] = ()  # what a user should know of it
 
 
-def divide(spec: Spec, source: Source, key: Key) -> Division:
+def partition_data(spec: Spec, source: ArrayDataset, key: Key) -> FederatedData:
     """Public rows of the server, and who holds the rest, at every time step."""
     labels = source.train.y
     rows = np.arange(len(labels))
@@ -85,18 +85,22 @@ def divide(spec: Spec, source: Source, key: Key) -> Division:
     if spec.data.public:
         public, rows = data.hold_out(rows, labels, spec.data.public, key.fold("public"))
     if spec.drift.schedule:
-        return _divide_over_time(spec, source, public, rows, key)
-    holdings = settle(_partition(spec, source, rows, key), labels, float(spec.data.validation), key)
+        return _partition_over_time(spec, source, public, rows, key)
+    holdings = split_train_valid(
+        _partition(spec, source, rows, key), labels, float(spec.data.validation), key
+    )
     everything = (np.arange(len(source.test)),)
-    train, test = (Views(split.x, split.y, None, (0,)) for split in (source.train, source.test))
-    return Division(public, Population((holdings,), everything), train, test)
+    train, test = (
+        ConceptViews(split.x, split.y, None, (0,)) for split in (source.train, source.test)
+    )
+    return FederatedData(public, FederatedPopulation((holdings,), everything), train, test)
 
 
-def _partition(spec: Spec, source: Source, rows: np.ndarray, key: Key) -> list[np.ndarray]:
+def _partition(spec: Spec, source: ArrayDataset, rows: np.ndarray, key: Key) -> list[np.ndarray]:
     """The rows of every client by data.partition."""
     labels, groups = source.train.y, source.train.groups
     call = expressions.parse_call(spec.data.partition)
-    partition = expressions.construct(call, data.PARTITIONS, "partition")
+    partition = expressions.instantiate(call, data.PARTITIONS, "partition")
     count = (
         spec.clients.count
         if spec.clients.count is not None or call.name in ("by_group", "label_clusters")
@@ -112,17 +116,17 @@ def _partition(spec: Spec, source: Source, rows: np.ndarray, key: Key) -> list[n
     return [rows[part] for part in parts]
 
 
-def _divide_over_time(
-    spec: Spec, source: Source, public: np.ndarray, rows: np.ndarray, key: Key
-) -> Division:
+def _partition_over_time(
+    spec: Spec, source: ArrayDataset, public: np.ndarray, rows: np.ndarray, key: Key
+) -> FederatedData:
     """Drift: the schedule says who is in which cluster when, the concepts what a cluster's data
     are.
     """
     drift, call = spec.drift, expressions.parse_call(spec.drift.schedule)
-    schedule = expressions.construct(call, SCHEDULES, "drift")
+    schedule = expressions.instantiate(call, DRIFT_SCHEDULES, "drift")
     concepts = make_concepts(drift.concepts, schedule.clusters, source)
     if drift.rows == "partition":
-        kept = settle(
+        kept = split_train_valid(
             _partition(spec, source, rows, key), source.train.y, float(spec.data.validation), key
         )
         clients = len(kept.train.sizes)
@@ -130,7 +134,9 @@ def _divide_over_time(
         trained, validated = (
             [part.of(client) for client in range(clients)] for part in (kept.train, kept.valid)
         )
-        dealt = drift_sampling.keep(assignment, concepts, trained, validated, len(source.train))
+        dealt = drift_sampling.keep_partition(
+            assignment, concepts, trained, validated, len(source.train)
+        )
     else:
         assignment = schedule(
             spec.clients.count or schedule.clients or DEFAULT_CLIENTS,
@@ -139,11 +145,11 @@ def _divide_over_time(
         )
         renew = drift.renew or ("movers" if call.name in ("staggered", "table") else "everyone")
         valid = drift.validation or float(spec.data.validation)
-        dealt = drift_sampling.draw(
+        dealt = drift_sampling.sample_rows(
             assignment, concepts, source.train, rows, drift.samples, valid, renew, key.fold("drift")
         )
     steps = tuple(
-        Holdings(Rows.join(train), Rows.join(valid), clusters.astype(np.int64))
+        ClientData(ClientRows.join(train), ClientRows.join(valid), clusters.astype(np.int64))
         for train, valid, clusters in zip(dealt.train, dealt.valid, assignment, strict=True)
     )
     tests = drift_sampling.test_rows(concepts, source.test)
@@ -155,6 +161,6 @@ def _divide_over_time(
     )
     test = make_views(source.test, concepts, tests, "test")
     words = tuple(describe_concept(concept, source) for concept in concepts)
-    return Division(
-        public, Population(steps, tuple(tests)), train, test, words, tuple(dealt.reused)
+    return FederatedData(
+        public, FederatedPopulation(steps, tuple(tests)), train, test, words, tuple(dealt.reused)
     )

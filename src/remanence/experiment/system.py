@@ -15,14 +15,14 @@ import numpy as np
 import torch
 
 from remanence.core import expressions, pytree
-from remanence.core.errors import InputError, require
+from remanence.core.errors import InputError, check_range
 from remanence.core.rng import Key
-from remanence.core.types import Reply, Start
+from remanence.core.types import ModelState, Reply
 
 # (clients, key of the experiment) -> [K] float64: simulated seconds a local step takes
 Speed = Callable[[int, Key], np.ndarray]
 # (simulated seconds until each answer [k]) -> simulated seconds after which nobody is waited for
-Deadline = Callable[[np.ndarray], float]
+ReplyDeadline = Callable[[np.ndarray], float]
 
 
 # ----------------------------------------------------------------------------- how fast clients are
@@ -33,7 +33,7 @@ def equal(*, seconds: float = 1.0) -> Speed:
 
     seconds: a local step takes so long.
     """
-    require(seconds > 0, "speed equal", "seconds", "above 0", seconds)
+    check_range(seconds > 0, "speed equal", "seconds", "above 0", seconds)
     return lambda clients, key: np.full(clients, seconds)
 
 
@@ -44,7 +44,7 @@ def lognormal(*, sigma: float = 0.5) -> Speed:
     sigma: standard deviation of the logarithm; with 0.5 the slowest of 100 clients takes about
         three times as long as the median one.
     """
-    require(sigma >= 0, "speed lognormal", "sigma", "of at least 0", sigma)
+    check_range(sigma >= 0, "speed lognormal", "sigma", "of at least 0", sigma)
     return lambda clients, key: np.exp(sigma * _normal(key.fold("speed"), clients))
 
 
@@ -54,8 +54,8 @@ def classes(*, slow: float = 0.3, factor: float = 5.0) -> Speed:
     slow: share of the clients that are slow, chosen at random.
     factor: how many times longer they take.
     """
-    require(0 <= slow <= 1, "speed classes", "slow", "from 0 to 1", slow)
-    require(factor >= 1, "speed classes", "factor", "of at least 1", factor)
+    check_range(0 <= slow <= 1, "speed classes", "slow", "from 0 to 1", slow)
+    check_range(factor >= 1, "speed classes", "factor", "of at least 1", factor)
 
     def draw(clients: int, key: Key) -> np.ndarray:
         seconds = np.ones(clients)
@@ -78,11 +78,11 @@ def parse_speed(text: str) -> Speed:
     >>> parse_speed("classes(slow=0.5, factor=5)")(2, Key(0)).tolist()
     [1.0, 5.0]
     """
-    speed: Speed = expressions.construct(expressions.parse_call(text), SPEEDS, "speed")
+    speed: Speed = expressions.instantiate(expressions.parse_call(text), SPEEDS, "speed")
     return speed
 
 
-def answer_times(
+def response_times(
     clients: np.ndarray, steps: np.ndarray, seconds: np.ndarray, key: Key, jitter: float = 0.1
 ) -> np.ndarray:
     """When the answers of a round come: steps * seconds a step, times exp(jitter * N(0, 1)).
@@ -104,29 +104,33 @@ def _normal(key: Key, count: int) -> np.ndarray:
 # -------------------------------------------------------------------------------- who is waited for
 
 
-def none() -> Deadline:
+def none() -> ReplyDeadline:
     """Everybody is waited for."""
     return lambda times: math.inf
 
 
-def after(*, seconds: float) -> Deadline:
+def after(*, seconds: float) -> ReplyDeadline:
     """A round ends after so many simulated seconds."""
-    require(seconds > 0, "deadline after", "seconds", "above 0", seconds)
+    check_range(seconds > 0, "deadline after", "seconds", "above 0", seconds)
     return lambda times: seconds
 
 
-def quantile(*, share: float = 0.8) -> Deadline:
+def quantile(*, share: float = 0.8) -> ReplyDeadline:
     """A round ends when this share of those asked, rounded up, has answered."""
-    require(0 < share <= 1, "deadline quantile", "share", "above 0 and at most 1", share)
+    check_range(0 < share <= 1, "deadline quantile", "share", "above 0 and at most 1", share)
     return lambda times: (
         float(np.sort(times)[math.ceil(share * len(times) - 1e-9) - 1]) if len(times) else 0.0
     )
 
 
-DEADLINES: dict[str, Callable[..., Deadline]] = {"after": after, "none": none, "quantile": quantile}
+DEADLINES: dict[str, Callable[..., ReplyDeadline]] = {
+    "after": after,
+    "none": none,
+    "quantile": quantile,
+}
 
 
-def parse_deadline(text: str) -> Deadline:
+def parse_deadline(text: str) -> ReplyDeadline:
     """`after(seconds=30)`, `quantile(share=0.8)` or `none`; a plain number means seconds.
 
     >>> parse_deadline("quantile(share=0.5)")(np.array([4.0, 1.0, 2.0, 9.0]))
@@ -138,11 +142,11 @@ def parse_deadline(text: str) -> Deadline:
         call = expressions.Call("after", {"seconds": float(text)})
     except ValueError:
         call = expressions.parse_call(text)
-    deadline: Deadline = expressions.construct(call, DEADLINES, "deadline")
+    deadline: ReplyDeadline = expressions.instantiate(call, DEADLINES, "deadline")
     return deadline
 
 
-def ask_more(wanted: int, over_selection: float, available: int) -> int:
+def oversample(wanted: int, over_selection: float, available: int) -> int:
     """How many clients are asked where `wanted` answers shall be used: a share more, rounded up, as
     far as there are any.
 
@@ -157,7 +161,7 @@ def ask_more(wanted: int, over_selection: float, available: int) -> int:
     return min(available, math.ceil(wanted * over_selection - 1e-9))
 
 
-def pick_in_time(times: np.ndarray, wanted: int, deadline: float) -> np.ndarray:
+def on_time_mask(times: np.ndarray, wanted: int, deadline: float) -> np.ndarray:
     """The first `wanted` to answer, as far as they answer in time; of equal times, the first in
     order.
 
@@ -171,7 +175,7 @@ def pick_in_time(times: np.ndarray, wanted: int, deadline: float) -> np.ndarray:
     return mask & (times <= deadline)
 
 
-def round_length(times: np.ndarray, used: np.ndarray, wanted: int, deadline: float) -> float:
+def round_duration(times: np.ndarray, used: np.ndarray, wanted: int, deadline: float) -> float:
     """How long a round takes: until the last answer that is used or, with fewer than wanted, until
     the deadline; until everybody answered without one.
 
@@ -189,7 +193,7 @@ def round_length(times: np.ndarray, used: np.ndarray, wanted: int, deadline: flo
 # ------------------------------------------------------------------------- what becomes of the late
 
 
-def count_rounds_late(times: np.ndarray, length: float) -> np.ndarray:
+def rounds_late(times: np.ndarray, length: float) -> np.ndarray:
     """In how many rounds from its own an answer comes, where rounds take that long: 0 within it, 1
     in the next.
 
@@ -215,7 +219,7 @@ def staleness_weight(age: int, a: float) -> float:
     return float((1.0 + age) ** -a)
 
 
-def bring_up_to_date(late: Reply, began: Start, now: Start, round: int, a: float) -> Reply:
+def rebase_stale(late: Reply, began: ModelState, now: ModelState, round: int, a: float) -> Reply:
     """Late answers as answers of this round: the same way from today's model, weighing less.
 
     What they learned counts from where they began; taken as models, they would pull everything back
@@ -229,13 +233,13 @@ def bring_up_to_date(late: Reply, began: Start, now: Start, round: int, a: float
         dtype=late.weight.dtype,
         device=late.weight.device,
     )
-    moved = pytree.add(late.delta(began), pytree.restrict(now.params, late.params))
+    moved = pytree.add(late.delta(began), pytree.select_keys(now.params, late.params))
     return late._replace(
         params=moved, round=torch.full_like(late.round, round), weight=late.weight * shares
     )
 
 
-def add_late(replies: Reply | None, late: Reply | None) -> Reply | None:
+def merge_stale(replies: Reply | None, late: Reply | None) -> Reply | None:
     """Answers in time and late ones together, in the order of clients; of a client that gives
     both, the one in time counts.
     """

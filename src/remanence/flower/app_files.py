@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tomli_w
 
-from remanence.config import make_spec, read_file
+from remanence.config import parse_experiment, read_file
 from remanence.core.errors import InputError
 from remanence.flower.server_app import DEFAULTS
 from remanence.version import __version__
@@ -59,7 +59,7 @@ def write_app(folder: Path, experiments: list[Path], name: str = "") -> list[Pat
             " an experiment with --config"
         )
     for path in experiments:
-        make_spec(read_file(path))  # refuses a wrong file before anything is written
+        parse_experiment(read_file(path))  # refuses a wrong file before anything is written
     if len({path.name for path in experiments}) < len(experiments):
         raise InputError(
             "two of the experiment files have the same name: they lie side by side in the app,"

@@ -7,10 +7,10 @@ import torch
 
 from remanence.core import pytree
 from remanence.core.pytree import Tree
-from remanence.flower.wire import Arrays
+from remanence.flower.wire import WireArrays
 
 
-def as_arrays(tree: Tree) -> Arrays:
+def as_arrays(tree: Tree) -> WireArrays:
     """By path, on the host.
 
     >>> sorted(as_arrays({"start": {"params": {"w": torch.zeros(2)}, "buffers": {}}}))
@@ -19,7 +19,7 @@ def as_arrays(tree: Tree) -> Arrays:
     return {path: x.detach().cpu().contiguous().numpy() for path, x in pytree.flatten(tree).items()}
 
 
-def as_tree(arrays: Arrays, root: str, device: torch.device) -> Tree:
+def as_tree(arrays: WireArrays, root: str, device: torch.device) -> Tree:
     """What lies below `root`, as a copy on the device: what came is read-only."""
     prefix = f"{root}{pytree.SEPARATOR}"
     mine = {

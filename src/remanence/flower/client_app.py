@@ -13,7 +13,7 @@ from typing import Any
 from remanence.core.errors import InputError, RemanenceError
 from remanence.flower.settings import SiteFile, read_site
 from remanence.flower.transport import from_record, to_record
-from remanence.flower.wire import Parcel
+from remanence.flower.wire import WireMessage
 
 
 def make_client_app() -> Any:
@@ -33,7 +33,7 @@ def make_client_app() -> Any:
     return app
 
 
-def answer_message(content: Any, node_config: dict[str, Any]) -> Parcel:
+def answer_message(content: Any, node_config: dict[str, Any]) -> WireMessage:
     """What this site says; a mistake in its own settings is an answer too, so that the
     coordinator can name it.
     """
@@ -42,7 +42,7 @@ def answer_message(content: Any, node_config: dict[str, Any]) -> Parcel:
         site = find_site(node_config)
         return hand_over(site, request)
     except RemanenceError as error:
-        return Parcel({"kind": "declined", "code": "setup", "reason": str(error)}, {})
+        return WireMessage({"kind": "declined", "code": "setup", "reason": str(error)}, {})
 
 
 def find_site(node_config: dict[str, Any]) -> SiteFile:
@@ -55,7 +55,7 @@ def find_site(node_config: dict[str, Any]) -> SiteFile:
     return read_site(Path(path))
 
 
-def hand_over(site: SiteFile, request: Parcel) -> Parcel:
+def hand_over(site: SiteFile, request: WireMessage) -> WireMessage:
     """To the process that stays, or to this one."""
     if site.settings.compute.resident:
         from remanence.flower.daemon_client import call_worker

@@ -21,27 +21,27 @@ import numpy as np
 
 from remanence.config import Spec, write_toml
 from remanence.core import expressions
-from remanence.core.compose import Composed
+from remanence.core.compose import ComposedMethod
 from remanence.core.errors import InputError, RunFailed
-from remanence.core.files import claim_folder, explain_full_disk, lock, write_atomically
+from remanence.core.files import create_output_dir, lock, translate_disk_errors, write_atomically
 from remanence.core.progress import Progress
 from remanence.core.rng import Key
 from remanence.core.types import Method, Part
-from remanence.experiment.build import Experiment, build
+from remanence.experiment.build import BuiltExperiment, build
 from remanence.flower.data_description import Description, describe_data
-from remanence.flower.node_registry import RemotePopulation, Roster
-from remanence.flower.secure_noise import hide_noise
-from remanence.flower.session import Deadline, Patience, Session, hold
-from remanence.flower.transport import Carrier
-from remanence.flower.wire import Parcel
+from remanence.flower.node_registry import NodeRegistry, RemotePopulation
+from remanence.flower.secure_noise import secret_noise
+from remanence.flower.session import RealDeadline, Session, Timeouts, activate
+from remanence.flower.transport import Transport
+from remanence.flower.wire import WireMessage
 from remanence.results.checkpoint import fingerprint
-from remanence.results.run import ABOUT, COMPARISON, SPEC, Run
+from remanence.results.run import COMPARISON, METADATA, SPEC, Run
 from remanence.rounds.loop import Deadline as TimeLimit
-from remanence.rounds.loop import go_on
+from remanence.rounds.loop import train
 
 LOG = "federation.log"  # what happened, a line each
 RUN_NAME = "federation"  # in `about`: the name under which sites keep what belongs to this run
-SIMULATED = {  # what an experiment may simulate, and a federation has for real
+SIMULATION_ONLY = {  # what an experiment may simulate, and a federation has for real
     "attack": ("", "hostile sites are not simulated in a real federation"),
     "clients.availability": ("always", "real sites are there or not"),
     "clients.speed": ("equal", "real sites have a speed of their own"),
@@ -51,16 +51,16 @@ SIMULATED = {  # what an experiment may simulate, and a federation has for real
 
 
 def run_experiment(
-    spec: Spec, out: Path, carrier: Carrier, patience: Patience, progress: Progress
+    spec: Spec, out: Path, carrier: Transport, patience: Timeouts, progress: Progress
 ) -> Run:
     """Start a run on the sites behind `carrier`, or go on with the one in that folder."""
-    spec = check_real(spec)
-    experiment, description = set_up(spec)
+    spec = check_deployable(spec)
+    experiment, description = build_coordinator(spec)
     task = experiment.task
     found = _find(out, experiment.spec)
     name = str(uuid.uuid4()) if found is None else found
     if found is None:
-        claim_folder(out, False, (SPEC, COMPARISON))
+        create_output_dir(out, False, (SPEC, COMPARISON))
     say = make_log(out / LOG, progress.say)
     preamble = {
         "run": name,
@@ -68,11 +68,11 @@ def run_experiment(
         "data": describe_examples(experiment, description),
     }
 
-    def write_down(told: Experiment) -> None:
+    def write_down(told: BuiltExperiment) -> None:
         known = told.about | {"engine": "flower: real sites", RUN_NAME: name}
-        write_atomically(out / SPEC, write_toml(told.spec, {ABOUT: known}).encode())
+        write_atomically(out / SPEC, write_toml(told.spec, {METADATA: known}).encode())
 
-    with explain_full_disk(out), lock(out):
+    with translate_disk_errors(out), lock(out):
         if found is None:
             # so that even the wait for sites can be cut off
             write_down(replace(experiment, about=experiment.about | {"label_counts": []}))
@@ -80,9 +80,11 @@ def run_experiment(
             f"{'new run' if found is None else 'going on with run'} {name}: {spec.method},"
             f" {task.world.clients} clients"
         )
-        roster = Roster(carrier, Parcel({**preamble, "kind": "hello"}, {}), task.world.clients, say)
+        roster = NodeRegistry(
+            carrier, WireMessage({**preamble, "kind": "hello"}, {}), task.world.clients, say
+        )
         gather(roster, patience)
-        remote = settle_at_sites(experiment, roster, description, patience)
+        remote = bind_to_sites(experiment, roster, description, patience)
         write_down(remote)
         session = Session(
             roster=roster,
@@ -93,13 +95,13 @@ def run_experiment(
             deadline=parse_real_deadline(spec.round.deadline),
             has_test=description is None,
         )
-        with hold(session):
-            run = go_on(remote, out, progress, TimeLimit(None))
-        say(tell_end(session, carrier, spec.total_rounds))
+        with activate(session):
+            run = train(remote, out, progress, TimeLimit(None))
+        say(notify_end(session, carrier, spec.total_rounds))
     return run
 
 
-def tell_end(session: Session, carrier: Carrier, rounds: int) -> str:
+def notify_end(session: Session, carrier: Transport, rounds: int) -> str:
     """What it took, so that one can see what a federation costs beside the work itself."""
     if not session.spent:
         return f"done: {rounds} rounds"
@@ -113,12 +115,12 @@ def tell_end(session: Session, carrier: Carrier, rounds: int) -> str:
     )
 
 
-def check_real(spec: Spec) -> Spec:
+def check_deployable(spec: Spec) -> Spec:
     """Refuse what only a simulation can do; a checkpoint follows every round, because a round
     of a federation is dear.
     """
     flat = spec.model_dump()
-    for key, (allowed, reason) in SIMULATED.items():
+    for key, (allowed, reason) in SIMULATION_ONLY.items():
         section, _, name = key.rpartition(".")
         value = (flat[section] if section else flat)[name]
         if value != allowed:
@@ -148,7 +150,7 @@ def check_real(spec: Spec) -> Spec:
     )
 
 
-def set_up(spec: Spec) -> tuple[Experiment, Description | None]:
+def build_coordinator(spec: Spec) -> tuple[BuiltExperiment, Description | None]:
     """The coordinator's side of an experiment: with data of its own, or with a description of
     what the sites have.
     """
@@ -216,7 +218,9 @@ def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def describe_examples(experiment: Experiment, description: Description | None) -> dict[str, Any]:
+def describe_examples(
+    experiment: BuiltExperiment, description: Description | None
+) -> dict[str, Any]:
     """What examples look like: sites with data of their own must agree with it."""
     source, about = experiment.source, experiment.about
     return {
@@ -228,10 +232,10 @@ def describe_examples(experiment: Experiment, description: Description | None) -
     }
 
 
-def gather(roster: Roster, patience: Patience) -> None:
+def gather(roster: NodeRegistry, patience: Timeouts) -> None:
     """Wait until all clients are there, or for as long as was said; some at least must come."""
     everybody = roster.wait_until(
-        lambda: bool((roster.present() | _said_no(roster)).all()), patience.arrival
+        lambda: bool((roster.present() | _declined_sites(roster)).all()), patience.arrival
     )
     there = roster.present()
     if not there.any():
@@ -260,15 +264,18 @@ def gather(roster: Roster, patience: Patience) -> None:
         )
 
 
-def _said_no(roster: Roster) -> np.ndarray:
+def _declined_sites(roster: NodeRegistry) -> np.ndarray:
     mask = np.zeros(roster.count, dtype=bool)
     mask[list(roster.declined())] = True
     return mask
 
 
-def settle_at_sites(
-    experiment: Experiment, roster: Roster, description: Description | None, patience: Patience
-) -> Experiment:
+def bind_to_sites(
+    experiment: BuiltExperiment,
+    roster: NodeRegistry,
+    description: Description | None,
+    patience: Timeouts,
+) -> BuiltExperiment:
     """The experiment as a coordinator can run it: who is there is who can be asked, and how
     many rows they have is what they say.
     """
@@ -288,7 +295,7 @@ def settle_at_sites(
         task,
         at_sites=True,
         population=population,
-        method=Composed(Method(tuple(map(hide_noise, task.method.parts)))),
+        method=ComposedMethod(Method(tuple(map(secret_noise, task.method.parts)))),
     )
     needed = max(1, spec.round.min_replies)
 
@@ -313,23 +320,23 @@ def settle_at_sites(
     return replace(experiment, task=task, availability=there, about=about)
 
 
-def parse_real_deadline(text: str) -> Deadline:
+def parse_real_deadline(text: str) -> RealDeadline:
     """`round.deadline` in real seconds.
 
     >>> parse_real_deadline("30").seconds, parse_real_deadline("quantile(share=0.8)").share
     (30.0, 0.8)
     """
     try:
-        return Deadline(seconds=float(text))
+        return RealDeadline(seconds=float(text))
     except ValueError:
         call = expressions.parse_call(text)
     given = call.arguments
     if call.name == "quantile":
-        return Deadline(share=float(given.get("share", 0.8)))
+        return RealDeadline(share=float(given.get("share", 0.8)))
     return (
-        Deadline(seconds=float(given["seconds"]))
+        RealDeadline(seconds=float(given["seconds"]))
         if call.name == "after"
-        else Deadline(seconds=math.inf)
+        else RealDeadline(seconds=math.inf)
     )
 
 

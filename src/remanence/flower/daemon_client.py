@@ -20,7 +20,7 @@ from pathlib import Path
 
 from remanence.core.errors import InputError, RunFailed
 from remanence.flower.settings import SiteFile
-from remanence.flower.wire import Parcel, from_bytes, to_bytes
+from remanence.flower.wire import WireMessage, from_bytes, to_bytes
 
 # seconds a new process has until it listens: torch takes some to load, on a busy machine many
 STARTING = 120.0
@@ -28,7 +28,7 @@ LOG = "worker.log"
 _LENGTH = struct.Struct("<Q")
 
 
-def call_worker(site: SiteFile, request: Parcel) -> Parcel:
+def call_worker(site: SiteFile, request: WireMessage) -> WireMessage:
     """Hand a message over and wait for the answer, however long it takes."""
     with contextlib.closing(reach_worker(site)) as line:
         send(line, to_bytes(request))

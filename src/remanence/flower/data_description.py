@@ -15,7 +15,7 @@ import numpy as np
 from remanence.config import Spec
 from remanence.core import expressions
 from remanence.core.errors import InputError
-from remanence.data.source import KINDS, Source, Split
+from remanence.data.source import INPUT_KINDS, ArrayDataset, DatasetSplit
 
 NAME = "sites"
 DTYPES = {"image": np.uint8, "table": np.float32, "tokens": np.int64}
@@ -26,7 +26,7 @@ class Description(NamedTuple):
     try its shapes on.
     """
 
-    source: Source
+    source: ArrayDataset
     mean: tuple[float, ...]  # empty: every site uses its own
     std: tuple[float, ...]
 
@@ -44,15 +44,15 @@ def sites(
 
     kind: image, table or tokens. shape: of one example, such as 1x28x28 (channels first). classes:
         their names, separated by spaces, or how many there are.
-    mean, std: by channel or column, in raw units, to which all sites normalise; without them every
+    mean, std: by channel or column, in raw units, to which all sites normalize; without them every
         site uses its own.
     """
-    if kind not in KINDS:
-        raise InputError(f"data sites: kind must be one of {', '.join(KINDS)}, not {kind!r}")
+    if kind not in INPUT_KINDS:
+        raise InputError(f"data sites: kind must be one of {', '.join(INPUT_KINDS)}, not {kind!r}")
     sides = shape.split("x")
     if (
         not all(side.isascii() and side.isdigit() and int(side) > 0 for side in sides)
-        or len(sides) != KINDS[kind] - 1
+        or len(sides) != INPUT_KINDS[kind] - 1
     ):
         raise InputError(
             f"data sites: shape must be that of one {kind} example, such as"
@@ -76,9 +76,9 @@ def sites(
         )
     rows = max(2, len(names)) * clients
     x = np.zeros((rows, *map(int, sides)), dtype=DTYPES[kind])
-    stand_in = Split(x, np.arange(rows, dtype=np.int64) % len(names))
+    stand_in = DatasetSplit(x, np.arange(rows, dtype=np.int64) % len(names))
     return Description(
-        Source(NAME, kind, names, stand_in, stand_in, note="The examples are at the sites."),
+        ArrayDataset(NAME, kind, names, stand_in, stand_in, note="The examples are at the sites."),
         *numbers,
     )
 
@@ -92,7 +92,7 @@ def describe_data(spec: Spec) -> Description | None:
             "data sites: say how many clients there are in all, such as clients.count=3;"
             " every site's site.toml says which of them it has"
         )
-    found: Description = expressions.construct(
+    found: Description = expressions.instantiate(
         expressions.parse_call(spec.data.name), {NAME: sites}, "source", spec.clients.count
     )
     return found

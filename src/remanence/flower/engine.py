@@ -22,23 +22,23 @@ from remanence.core import pytree
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params
 from remanence.core.rng import Key
-from remanence.core.types import Job, PairScores, Reply, Scores, Start
-from remanence.engines.sequential import Loop
-from remanence.experiment.build import Experiment
+from remanence.core.types import ClientWork, ConfusionCounts, ModelState, PairCounts, Reply
+from remanence.engines.sequential import SequentialEngine
+from remanence.experiment.build import BuiltExperiment
 from remanence.flower.array_codec import as_arrays, as_tree
 from remanence.flower.node_registry import Node
-from remanence.flower.session import Outcome, Wait, current_session
-from remanence.flower.wire import Parcel
+from remanence.flower.session import ReplyWait, RequestResult, current_session
+from remanence.flower.wire import WireMessage
 from remanence.training import server_step
-from remanence.training.client_step import Task
-from remanence.training.gate import Refusal
-from remanence.training.state import NEVER, SITE, RunState, gather_own
+from remanence.training.client_step import TrainingTask
+from remanence.training.gate import Rejection
+from remanence.training.state import NO_STATE, REMOTE, RunState, load_client_states
 
 # no run has as many; a number beyond what a tensor holds would be an error, not a refusal
 LARGEST_ROUND = 1 << 40
 
 
-class Judged(NamedTuple):
+class CachedCounts(NamedTuple):
     """A client's model and its counts on the client's validation rows."""
 
     time_step: int
@@ -54,23 +54,25 @@ class FlowerEngine:
     name = "flower"
     steps = "eager"
 
-    def __init__(self, task: Task):
+    def __init__(self, task: TrainingTask):
         self.task, self.session = task, current_session()
-        self.excuses: list[Refusal] = []
-        self.desk = Loop(task)  # for the coordinator's own test set and public set
+        self.excuses: list[Rejection] = []
+        self.desk = SequentialEngine(task)  # for the coordinator's own test set and public set
         # such methods go by validation rows in every round
         self.validates = task.method.owner("peers") is not None
         # by client: counts that came with its last models
-        self.told: dict[int, list[Judged]] = defaultdict(list)
+        self.told: dict[int, list[CachedCounts]] = defaultdict(list)
 
     # ---------------------------------------------------------------------------------------- train
 
-    def train(self, job: Job) -> Iterator[Reply]:
+    def train(self, job: ClientWork) -> Iterator[Reply]:
         session, common = self.session, as_arrays({"shared": job.shared})
-        self.excuses = [Refusal(client, *why) for client, why in session.roster.declined().items()]
+        self.excuses = [
+            Rejection(client, *why) for client, why in session.roster.declined().items()
+        ]
         if not job.personal_start:
             common |= as_arrays({"start": job.start._asdict()})
-        questions: list[tuple[Node, tuple[int, ...], Parcel]] = []
+        questions: list[tuple[Node, tuple[int, ...], WireMessage]] = []
         lost: list[int] = []
         for node, places in self._by_site(job.clients, lost):
             own = (
@@ -80,10 +82,10 @@ class FlowerEngine:
             )
             mine = {} if own is None else as_arrays({"start": own._asdict()})
             parcel = session.parcel(
-                "train", describe_job(job, places) | {"validate": self.validates}, mine, common
+                "train", describe_work(job, places) | {"validate": self.validates}, mine, common
             )
             questions.append((node, tuple(job.clients[places].tolist()), parcel))
-        self.excuses += [Refusal(client, "away", "its site is not connected") for client in lost]
+        self.excuses += [Rejection(client, "away", "its site is not connected") for client in lost]
         for outcome in session.ask(
             "train", questions, f"round {job.round}", self._wait(len(job.clients))
         ):
@@ -91,18 +93,18 @@ class FlowerEngine:
             if reply is not None:
                 yield reply
 
-    def take_excuses(self) -> list[Refusal]:
+    def take_excuses(self) -> list[Rejection]:
         """Clients of the last round that do not reply, and why; told once."""
         told, self.excuses = self.excuses, []
         return told
 
-    def _wait(self, asked: int) -> Wait:
+    def _wait(self, asked: int) -> ReplyWait:
         session, deadline = self.session, self.session.deadline
         seconds = deadline.seconds if math.isfinite(deadline.seconds) else session.patience.answer
         enough = min(math.ceil(deadline.share * asked - 1e-9), session.wanted or asked)
-        return Wait(seconds, enough if enough < asked else 0)
+        return ReplyWait(seconds, enough if enough < asked else 0)
 
-    def _read_reply(self, outcome: Outcome, job: Job) -> Reply | None:
+    def _read_reply(self, outcome: RequestResult, job: ClientWork) -> Reply | None:
         """A site's answer as a reply; what does not even have the form of one is refused here,
         everything else by the gate.
         """
@@ -130,10 +132,10 @@ class FlowerEngine:
         said = about.get("round")
         rounds = torch.full(
             (len(asked),),
-            said if type(said) is int and 0 <= said < LARGEST_ROUND else NEVER,
+            said if type(said) is int and 0 <= said < LARGEST_ROUND else NO_STATE,
             device=device,
         )
-        own = {SITE: {"round": rounds}} if self.task.keeps_own else {}
+        own = {REMOTE: {"round": rounds}} if self.task.keeps_own else {}
         reply = Reply(
             client=torch.tensor(asked, device=device), round=rounds, own=own, **numbers, **trained
         )
@@ -141,11 +143,11 @@ class FlowerEngine:
         return reply
 
     def _refuse(self, clients: tuple[int, ...], code: str, reason: str) -> Reply | None:
-        self.excuses += [Refusal(client, code, reason) for client in clients]
+        self.excuses += [Rejection(client, code, reason) for client in clients]
         self.session.say(f"clients {', '.join(map(str, clients))}: {reason} ({code})")
         return None
 
-    def _remember(self, outcome: Outcome, reply: Reply, time_step: int) -> None:
+    def _remember(self, outcome: RequestResult, reply: Reply, time_step: int) -> None:
         """Counts on validation rows that came with the models."""
         counts = _read_counts(outcome, reply.k, self.task.world.classes, "valid/")
         whole = all(
@@ -160,12 +162,14 @@ class FlowerEngine:
                 pytree.take(dict(reply.params), place),
                 pytree.take(reply.buffers, place),
             )
-            judged = Judged(
+            judged = CachedCounts(
                 time_step, params, buffers, confusion[place : place + 1], loss[place : place + 1]
             )
             self.told[client] = [*self.told[client][-1:], judged]
 
-    def _recall(self, models: Start, number: int, owner: int, time_step: int) -> Judged | None:
+    def _recall(
+        self, models: ModelState, number: int, owner: int, time_step: int
+    ) -> CachedCounts | None:
         """What a site has told of this very model before."""
         for judged in self.told.get(owner, ()):
             same = all(
@@ -186,8 +190,8 @@ class FlowerEngine:
     # ---------------------------------------------------------------------------------------- count
 
     def score(
-        self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0
-    ) -> Scores:
+        self, models: ModelState, split: str, owners: np.ndarray | None = None, time_step: int = 0
+    ) -> ConfusionCounts:
         if split == "public" or (split == "test" and self.session.has_test):
             return self.desk.score(models, split, owners, time_step)
         many = models.many
@@ -197,18 +201,18 @@ class FlowerEngine:
         confusion = scores.confusion.reshape(many, len(clients), *scores.confusion.shape[1:])
         loss = scores.loss.reshape(many, len(clients))
         if owners is not None:
-            return Scores(confusion, loss)
-        return Scores(confusion.sum(dim=1, keepdim=True), loss.sum(dim=1, keepdim=True))
+            return ConfusionCounts(confusion, loss)
+        return ConfusionCounts(confusion.sum(dim=1, keepdim=True), loss.sum(dim=1, keepdim=True))
 
     def score_pairs(
         self,
-        models: Start,
+        models: ModelState,
         which: np.ndarray,
         owners: np.ndarray,
         split: str,
         time_step: int = 0,
         verdicts: bool = False,
-    ) -> PairScores:
+    ) -> PairCounts:
         if verdicts:
             raise InputError(
                 "record.examples keeps what models say of single examples, which never leaves"
@@ -219,7 +223,7 @@ class FlowerEngine:
                 return self.desk.score_pairs(models, which, owners, split, time_step)
             # one concept: the sites' test rows together
             pooled = self.score(models.take(torch.from_numpy(which)), "test")
-            return PairScores(pooled.confusion[:, 0], pooled.loss[:, 0])
+            return PairCounts(pooled.confusion[:, 0], pooled.loss[:, 0])
         told = (
             [
                 self._recall(models, number, owner, time_step)
@@ -242,37 +246,39 @@ class FlowerEngine:
         confusion[asked], loss[asked] = scores.confusion, scores.loss
         confusion[~asked] = torch.cat([judged.confusion for judged in told if judged is not None])
         loss[~asked] = torch.cat([judged.loss for judged in told if judged is not None])
-        return PairScores(confusion, loss)
+        return PairCounts(confusion, loss)
 
     def score_personal(
-        self, experiment: Experiment, state: RunState, clients: np.ndarray
-    ) -> PairScores:
+        self, experiment: BuiltExperiment, state: RunState, clients: np.ndarray
+    ) -> PairCounts:
         """Personal models on their owners' validation rows; they are made, and stay, at the
         sites.
         """
         key = Key(experiment.spec.seed).fold("round", state.round, "personal")
-        job = Job(
+        job = ClientWork(
             round=state.round,
             time_step=state.time_step,
             clients=clients,
             start=state.server.model,
             personal_start=False,
-            shared=server_step.share(self.task, state.server, state.round, key),
-            own=gather_own(state, self.task, clients, experiment.facts(clients, state.time_step)),
+            shared=server_step.make_broadcast(self.task, state.server, state.round, key),
+            own=load_client_states(
+                state, self.task, clients, experiment.facts(clients, state.time_step)
+            ),
             facts=experiment.facts(clients, state.time_step),
             rule=experiment.rule(state.round),
             key=key,
         )
         common = as_arrays({"start": job.start._asdict(), "shared": job.shared})
         questions = [
-            (node, places, self.session.parcel("personal", describe_job(job, places), {}, common))
+            (node, places, self.session.parcel("personal", describe_work(job, places), {}, common))
             for node, places in self._by_site(clients)
         ]
         return self._count(questions, clients, len(clients))
 
     def _score_at_sites(
-        self, models: Start, which: np.ndarray, owners: np.ndarray, split: str, time_step: int
-    ) -> PairScores:
+        self, models: ModelState, which: np.ndarray, owners: np.ndarray, split: str, time_step: int
+    ) -> PairCounts:
         questions = []
         for node, places in self._by_site(owners):
             # no site needs the models of the others
@@ -294,8 +300,8 @@ class FlowerEngine:
         return self._count(questions, owners, len(which))
 
     def _count(
-        self, questions: list[tuple[Node, np.ndarray, Parcel]], owners: np.ndarray, pairs: int
-    ) -> PairScores:
+        self, questions: list[tuple[Node, np.ndarray, WireMessage]], owners: np.ndarray, pairs: int
+    ) -> PairCounts:
         """Ask sites for counts; where none come, they are 0, as for a client without rows."""
         classes = self.task.world.classes
         confusion, loss = (
@@ -309,7 +315,7 @@ class FlowerEngine:
             if node.evaluates
         ]
         for outcome in self.session.ask(
-            "evaluate", asked, "counts", Wait(self.session.patience.answer)
+            "evaluate", asked, "counts", ReplyWait(self.session.patience.answer)
         ):
             places = places_of[id(outcome.errand.parcel)]
             counts = _read_counts(outcome, len(places), classes)
@@ -321,9 +327,9 @@ class FlowerEngine:
                 )
                 continue
             confusion[torch.from_numpy(places)], loss[torch.from_numpy(places)] = counts
-        return PairScores(confusion, loss)
+        return PairCounts(confusion, loss)
 
-    def judge(self, models: Start, ids: Tensor) -> Tensor:
+    def judge(self, models: ModelState, ids: Tensor) -> Tensor:
         return self.desk.judge(models, ids)
 
     def close(self) -> None:
@@ -347,14 +353,14 @@ class FlowerEngine:
         return [(homes[number], np.array(mine, dtype=np.int64)) for number, mine in places.items()]
 
 
-def describe_job(job: Job, places: np.ndarray) -> dict[str, Any]:
+def describe_work(job: ClientWork, places: np.ndarray) -> dict[str, Any]:
     """What a site is told of a job besides models, for the clients at these places."""
-    tags = pytree.flatten(job.own).get(f"{SITE}{pytree.SEPARATOR}round")
+    tags = pytree.flatten(job.own).get(f"{REMOTE}{pytree.SEPARATOR}round")
     return {
         "round": job.round,
         "time_step": job.time_step,
         "clients": job.clients[places].tolist(),
-        "from": [NEVER] * len(places)
+        "from": [NO_STATE] * len(places)
         if tags is None
         else tags[torch.from_numpy(places).to(tags.device)].tolist(),
         "personal_start": job.personal_start,
@@ -365,7 +371,7 @@ def describe_job(job: Job, places: np.ndarray) -> dict[str, Any]:
 
 
 def _read_counts(
-    outcome: Outcome, pairs: int, classes: int, prefix: str = ""
+    outcome: RequestResult, pairs: int, classes: int, prefix: str = ""
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Counts from a stranger: whole numbers of at least 0 in the right shape, and finite losses."""
     if outcome.parcel is None:

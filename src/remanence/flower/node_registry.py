@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from remanence.data.population import Holdings, Population, Rows
-from remanence.flower.transport import Answer, Carrier
-from remanence.flower.wire import Parcel
+from remanence.data.population import ClientData, ClientRows, FederatedPopulation
+from remanence.flower.transport import Answer, Transport
+from remanence.flower.wire import WireMessage
 
 LOOK = 2.0  # seconds between two looks at who is connected
 
@@ -44,10 +44,12 @@ class Node:
         return bool(self.clients) and not self.silent and self.declined is None
 
 
-class Roster:
+class NodeRegistry:
     """The sites of a run. `hello` is the greeting; `say` is told what happens, in sentences."""
 
-    def __init__(self, carrier: Carrier, hello: Parcel, clients: int, say: Callable[[str], None]):
+    def __init__(
+        self, carrier: Transport, hello: WireMessage, clients: int, say: Callable[[str], None]
+    ):
         self.carrier, self.hello, self.count, self.say = carrier, hello, clients, say
         self.nodes: dict[int, Node] = {}
         # by client, as last told (`Bench.sizes`): a site that is away still has its rows
@@ -225,14 +227,14 @@ def _read_sizes(told: Any, clients: tuple[int, ...]) -> dict[int, list[list[int]
 
 
 @dataclass(frozen=True)
-class RemotePopulation(Population):
+class RemotePopulation(FederatedPopulation):
     """How many rows every client has, as its site tells; which ones they are nobody else knows.
     A client that never came has none.
     """
 
-    roster: Roster | None = None
+    roster: NodeRegistry | None = None
 
-    def at(self, time_step: int) -> Holdings:
+    def at(self, time_step: int) -> ClientData:
         assert self.roster is not None
         told = [self.roster.sizes.get(client, [[0, 0], [0]]) for client in range(self.roster.count)]
         # [K, 2]
@@ -240,10 +242,10 @@ class RemotePopulation(Population):
             [steps[min(time_step, len(steps) - 2)] for steps in told], dtype=np.int64
         ).reshape(-1, 2)
         train, valid = (_unseen(pairs[:, column]) for column in (0, 1))
-        return Holdings(train, valid, np.zeros(self.roster.count, dtype=np.int64))
+        return ClientData(train, valid, np.zeros(self.roster.count, dtype=np.int64))
 
 
-def _unseen(sizes: np.ndarray) -> Rows:
+def _unseen(sizes: np.ndarray) -> ClientRows:
     """Rows of which only the numbers are known; their ids are one 0 that takes no memory."""
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    return Rows(np.broadcast_to(np.zeros((), np.int64), (int(offsets[-1]),)), offsets)
+    return ClientRows(np.broadcast_to(np.zeros((), np.int64), (int(offsets[-1]),)), offsets)

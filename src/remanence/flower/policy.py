@@ -6,12 +6,12 @@ import secrets
 
 import numpy as np
 
-from remanence.config import names_code
+from remanence.config import is_import_path
 from remanence.core import pytree
 from remanence.core.errors import RemanenceError
 from remanence.core.rng import Key
 from remanence.flower.settings import Policy
-from remanence.training.client_step import Task
+from remanence.training.client_step import TrainingTask
 
 LABEL_COUNTS = "label_counts"  # the name under which every part sends them
 
@@ -26,7 +26,7 @@ class Declined(RemanenceError):
         self.code, self.reason = code, reason
 
 
-def check_method(policy: Policy, task: Task) -> None:
+def check_method(policy: Policy, task: TrainingTask) -> None:
     """Before anything is trained: is the method one that this site takes part in, and does it
     ask for what may not leave?
     """
@@ -50,7 +50,7 @@ def check_method(policy: Policy, task: Task) -> None:
 
 def check_code(policy: Policy, model: str) -> None:
     """Before anything is built: does the experiment name Python code of its own?"""
-    if names_code(model) and not policy.code:
+    if is_import_path(model) and not policy.code:
         raise Declined(
             "policy",
             f"the experiment imports and runs Python code ({model}), and this site does not"
@@ -65,7 +65,7 @@ def check_evaluation(policy: Policy) -> None:
         )
 
 
-def disguise(
+def privatize_counts(
     policy: Policy, confusion: np.ndarray, loss: np.ndarray, key: Key | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Counts as they may leave: with noise, then without those that are too small. confusion: [n,

@@ -6,24 +6,31 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from remanence.config import make_spec, read_file
+from remanence.config import parse_experiment, read_file
 from remanence.core import pytree
-from remanence.flower.coordinator import check_real, describe_examples, describe_spec, set_up
+from remanence.flower.coordinator import (
+    build_coordinator,
+    check_deployable,
+    describe_examples,
+    describe_spec,
+)
 from remanence.flower.settings import read_site
 from remanence.flower.site import Site
-from remanence.flower.wire import Parcel
+from remanence.flower.wire import WireMessage
 
 
 def check_site(site_path: Path, experiment_path: Path) -> list[str]:
     """-> sentences; the last one begins with `declines` where the site would say no"""
     site = Site(read_site(site_path))
-    experiment, description = set_up(check_real(make_spec(read_file(experiment_path))))
+    experiment, description = build_coordinator(
+        check_deployable(parse_experiment(read_file(experiment_path)))
+    )
     preamble = {
         "run": "inspection",
         "spec": describe_spec(experiment.spec),
         "data": describe_examples(experiment, description),
     }
-    told = site.answer(Parcel({**preamble, "kind": "hello"}, {})).about
+    told = site.answer(WireMessage({**preamble, "kind": "hello"}, {})).about
     if told["kind"] == "declined":
         return [f"declines ({told['code']}): {told['reason']}"]
     policy, task = site.policy, experiment.task
@@ -35,8 +42,8 @@ def check_site(site_path: Path, experiment_path: Path) -> list[str]:
         )
     initial = task.model.initial
     model = {
-        "params": pytree.restrict(initial.params, task.sent_names()),
-        "buffers": pytree.restrict(initial.buffers, task.sent_buffers()),
+        "params": pytree.select_keys(initial.params, task.sent_names()),
+        "buffers": pytree.select_keys(initial.buffers, task.sent_buffers()),
     }
     extras = pytree.flatten(task.extras_form())
     lines.append(

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import tomli_w
 
-from remanence.config import make_spec, write_toml
+from remanence.config import parse_experiment, write_toml
 from remanence.core.errors import InputError, RunFailed
-from remanence.core.files import claim_folder
+from remanence.core.files import create_output_dir
 from remanence.flower.app_files import write_app
 from remanence.flower.processes import HOST, Federation
 from remanence.results.run import SPEC
@@ -37,7 +37,7 @@ def run_quickstart(
     if sites < 1:
         raise InputError(f"--sites {sites}: a federation needs one site at least")
     clients = 2 * sites
-    spec = make_spec(
+    spec = parse_experiment(
         {},
         {
             "method": method,
@@ -52,7 +52,7 @@ def run_quickstart(
         },
     )
     _check(method)
-    claim_folder(out, overwrite, (MARK,))
+    create_output_dir(out, overwrite, (MARK,))
     out = out.resolve()
     (out / MARK).write_text(write_toml(spec, {}))
     write_app(

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 
 from remanence.core.rng import Key
-from remanence.core.types import Facts, Method, Part, ServerContext
-from remanence.experiment.build import Experiment
-from remanence.flower.site_storage import Memory
+from remanence.core.types import ClientStats, Method, Part, ServerContext
+from remanence.experiment.build import BuiltExperiment
+from remanence.flower.site_storage import SiteStorage
 
 
 def draw_key() -> Key:
     return Key(secrets.randbits(64))
 
 
-def hide_noise(p: Part) -> Part:
+def secret_noise(p: Part) -> Part:
     """The coordinator's part `dp` with noise of its own in every call; any other part as it is."""
     if p.name != "dp" or p.combine is None:
         return p
@@ -42,7 +42,7 @@ def hide_noise(p: Part) -> Part:
     )
 
 
-def draws_noise(method: Method) -> bool:
+def needs_secret_noise(method: Method) -> bool:
     """Do clients draw noise that protects their rows? Then a site's whole randomness in a round
     is its own.
     """
@@ -52,9 +52,9 @@ def draws_noise(method: Method) -> bool:
     )
 
 
-def settle_facts(
-    experiment: Experiment, memory: Memory, clients: list[int], time_step: int
-) -> Facts:
+def fixed_stats(
+    experiment: BuiltExperiment, memory: SiteStorage, clients: list[int], time_step: int
+) -> ClientStats:
     """Facts of a site's clients. Noised label counts are drawn once a run and time step and
     kept: drawn anew, they would average out. -> [k, ...]
     """
@@ -72,4 +72,6 @@ def settle_facts(
             memory.keep_facts(client, time_step, kept)
         rows.append(kept)
     device = experiment.task.world.device
-    return Facts(*(torch.stack([row[name] for row in rows]).to(device) for name in Facts._fields))
+    return ClientStats(
+        *(torch.stack([row[name] for row in rows]).to(device) for name in ClientStats._fields)
+    )

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from remanence.config import make_spec, parse_value, read_file
+from remanence.config import parse_experiment, parse_value, read_file
 from remanence.core.errors import InputError, RemanenceError
-from remanence.flower.session import Patience
-from remanence.flower.transport import GridCarrier
+from remanence.flower.session import Timeouts
+from remanence.flower.transport import GridTransport
 
 DEFAULTS: dict[str, Any] = {
     # in the app; several, separated by spaces, are run one after the other
@@ -23,7 +23,7 @@ DEFAULTS: dict[str, Any] = {
     # parent
     "out": "runs/experiment",
     "set": "",  # changes by dotted key, separated by semicolons: rounds=5; local.lr=0.05
-    **Patience()._asdict(),
+    **Timeouts()._asdict(),
 }
 
 
@@ -44,23 +44,23 @@ def run_app(folder: Path, grid: Any, given: dict[str, Any]) -> None:
     """Run every experiment the settings name; a mistake in them is one sentence in the log, and
     the run fails.
     """
-    from remanence.core.progress import Lines
+    from remanence.core.progress import LogProgress
     from remanence.flower.coordinator import run_experiment
 
     try:
         settings = read_settings(given)
         changes = parse_changes(str(settings["set"]))
         names = str(settings["experiment"]).split()
-        specs = {name: make_spec(read_file(folder / name), changes) for name in names}
-        patience = Patience(*(float(settings[name]) for name in Patience._fields))
+        specs = {name: parse_experiment(read_file(folder / name), changes) for name in names}
+        patience = Timeouts(*(float(settings[name]) for name in Timeouts._fields))
         for name, spec in specs.items():
             out = Path(str(settings["out"])).expanduser()
             run_experiment(
                 spec,
                 out if len(names) == 1 else out / Path(name).stem,
-                GridCarrier(grid),
+                GridTransport(grid),
                 patience,
-                Lines(),
+                LogProgress(),
             )
     except RemanenceError as error:
         print(f"remanence: {error}", file=sys.stderr, flush=True)
@@ -77,7 +77,7 @@ def read_settings(given: dict[str, Any]) -> dict[str, Any]:
             f"unknown setting {unknown!r} in [tool.flwr.app.config]: {nearest(unknown, DEFAULTS)}"
         )
     settings = DEFAULTS | given
-    for name in Patience._fields:
+    for name in Timeouts._fields:
         if (
             isinstance(settings[name], bool)
             or not isinstance(settings[name], int | float)

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from remanence.core.errors import InputError
-from remanence.flower.node_registry import Node, Roster
+from remanence.flower.node_registry import Node, NodeRegistry
 from remanence.flower.transport import Answer
-from remanence.flower.wire import Arrays, Parcel
+from remanence.flower.wire import WireArrays, WireMessage
 
 SHORTEST, LONGEST = 0.1, 1.0  # seconds between two looks for answers
 
 
-class Patience(NamedTuple):
+class Timeouts(NamedTuple):
     """How long the coordinator waits, in real seconds."""
 
     arrival: float = 600.0  # for sites to come, at the start and whenever too few are there
@@ -31,7 +31,7 @@ class Patience(NamedTuple):
     absence: float = 180.0
 
 
-class Wait(NamedTuple):
+class ReplyWait(NamedTuple):
     """When the answers of a round are no longer waited for: after some seconds, or when enough
     clients have answered (0: all).
     """
@@ -40,7 +40,7 @@ class Wait(NamedTuple):
     enough: int = 0
 
 
-class Deadline(NamedTuple):
+class RealDeadline(NamedTuple):
     """`round.deadline` in real time: after some seconds (infinity: never), or when a share of
     those asked has answered.
     """
@@ -50,11 +50,11 @@ class Deadline(NamedTuple):
 
 
 @dataclass
-class Errand:
+class PendingRequest:
     """Work that a site was given."""
 
     node: Node
-    parcel: Parcel
+    parcel: WireMessage
     kind: str
     clients: tuple[int, ...]
     number: str
@@ -62,11 +62,11 @@ class Errand:
     lost: float | None = None  # since when its site is away, or back without a memory of it
 
 
-class Outcome(NamedTuple):
+class RequestResult(NamedTuple):
     """What became of an errand: a parcel, or a code and a reason."""
 
-    errand: Errand
-    parcel: Parcel | None
+    errand: PendingRequest
+    parcel: WireMessage | None
     code: str = ""
     reason: str = ""
 
@@ -77,33 +77,33 @@ class Session:
     look like.
     """
 
-    roster: Roster
+    roster: NodeRegistry
     preamble: dict[str, Any]
-    patience: Patience
+    patience: Timeouts
     say: Callable[[str], None]
     wanted: int  # answers a round needs where more clients are asked than that; 0: all
-    deadline: Deadline
+    deadline: RealDeadline
     has_test: bool  # does the coordinator have a test set of its own?
     spent: list[tuple[float, float]] = field(
         default_factory=list
     )  # of every answer: seconds until it came, and seconds of work at its site
 
     def parcel(
-        self, kind: str, about: dict[str, Any], mine: Arrays, common: Arrays | None = None
-    ) -> Parcel:
-        return Parcel({**self.preamble, "kind": kind, **about}, mine, common or {})
+        self, kind: str, about: dict[str, Any], mine: WireArrays, common: WireArrays | None = None
+    ) -> WireMessage:
+        return WireMessage({**self.preamble, "kind": kind, **about}, mine, common or {})
 
     def ask(
         self,
         kind: str,
-        questions: Sequence[tuple[Node, tuple[int, ...], Parcel]],
+        questions: Sequence[tuple[Node, tuple[int, ...], WireMessage]],
         group: str,
-        wait: Wait,
-    ) -> Iterator[Outcome]:
+        wait: ReplyWait,
+    ) -> Iterator[RequestResult]:
         """Give work to sites, and yield what becomes of each, as it comes."""
-        open_: dict[str, Errand] = {}
+        open_: dict[str, PendingRequest] = {}
         for node, clients, parcel in questions:
-            errand = Errand(node, parcel, kind, clients, "")
+            errand = PendingRequest(node, parcel, kind, clients, "")
             self._send(errand, open_, group)
         end, answered, pause = time.monotonic() + wait.seconds, 0, SHORTEST
         while open_:
@@ -115,7 +115,7 @@ class Session:
                     errand.lost = time.monotonic()
                     open_[f"lost with {answer.number}"] = errand
                     continue
-                outcome = _judge(errand, answer)
+                outcome = _to_result(errand, answer)
                 worked = 0.0 if answer.parcel is None else answer.parcel.about.get("seconds")
                 self.spent.append(
                     (time.monotonic() - errand.since, worked if isinstance(worked, float) else 0.0)
@@ -138,7 +138,7 @@ class Session:
             if open_:
                 time.sleep(pause)
 
-    def _look_after(self, open_: dict[str, Errand], group: str) -> Iterator[Outcome]:
+    def _look_after(self, open_: dict[str, PendingRequest], group: str) -> Iterator[RequestResult]:
         """Greet sites that are slow; send work again that a site has lost by a restart; give up
         on sites that stay away.
         """
@@ -157,11 +157,13 @@ class Session:
                 self.say(f"site {home.name} has lost its work by a restart, and gets it again")
                 self.roster.carrier.forget([open_.pop(number).number])
                 self._send(
-                    Errand(home, errand.parcel, errand.kind, errand.clients, ""), open_, group
+                    PendingRequest(home, errand.parcel, errand.kind, errand.clients, ""),
+                    open_,
+                    group,
                 )
             elif now - errand.lost > self.patience.absence:
                 del open_[number]
-                yield Outcome(
+                yield RequestResult(
                     errand,
                     None,
                     "away",
@@ -169,7 +171,7 @@ class Session:
                     f" {self.patience.absence:g} s",
                 )
 
-    def _send(self, errand: Errand, open_: dict[str, Errand], group: str) -> None:
+    def _send(self, errand: PendingRequest, open_: dict[str, PendingRequest], group: str) -> None:
         errand.number = self.roster.carrier.send(
             errand.node.number, errand.parcel, errand.kind, group
         )
@@ -177,32 +179,34 @@ class Session:
             errand.lost = time.monotonic()
         open_[errand.number or f"not sent to {errand.node.number}"] = errand
 
-    def _give_up(self, open_: dict[str, Errand], code: str, reason: str) -> Iterator[Outcome]:
+    def _give_up(
+        self, open_: dict[str, PendingRequest], code: str, reason: str
+    ) -> Iterator[RequestResult]:
         for number in list(open_):
             errand = open_.pop(number)
             self.roster.carrier.forget([errand.number])
-            yield Outcome(errand, None, code, reason)
+            yield RequestResult(errand, None, code, reason)
 
 
-def _judge(errand: Errand, answer: Answer) -> Outcome:
+def _to_result(errand: PendingRequest, answer: Answer) -> RequestResult:
     parcel = answer.parcel
     if parcel is None:
-        return Outcome(errand, None, "failed", answer.problem)
+        return RequestResult(errand, None, "failed", answer.problem)
     if parcel.about.get("kind") == "declined":
-        return Outcome(
+        return RequestResult(
             errand,
             None,
             str(parcel.about.get("code", "failed"))[:40],
             str(parcel.about.get("reason", ""))[:500],
         )
-    return Outcome(errand, parcel)
+    return RequestResult(errand, parcel)
 
 
 _current: ContextVar[Session | None] = ContextVar("session", default=None)
 
 
 @contextlib.contextmanager
-def hold(session: Session) -> Iterator[Session]:
+def activate(session: Session) -> Iterator[Session]:
     """While this lasts, engines called `flower` are engines of this session."""
     token = _current.set(session)
     try:

@@ -26,7 +26,7 @@ from pydantic import Field, StrictBool, StrictStr, ValidationError
 from remanence.config import Natural, Number, Section, read_toml
 from remanence.core.errors import InputError, nearest
 
-SHARE = "share"
+SIMULATED_SHARE = "share"
 
 
 class Policy(Section):
@@ -111,7 +111,7 @@ def read_site(path: Path) -> SiteFile:
             f"{path}: data.{wrong} does not name a client: clients are numbered from 0, such"
             " as 3 = \"npz(path='mine.npz')\""
         )
-    if settings.data and len({source == SHARE for source in settings.data.values()}) > 1:
+    if settings.data and len({source == SIMULATED_SHARE for source in settings.data.values()}) > 1:
         raise InputError(
             f'{path}: some clients have data of their own and some a "share" of the'
             " experiment's: a site is for one or the other"

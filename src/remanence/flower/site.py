@@ -23,28 +23,34 @@ from typing import Any
 import numpy as np
 import torch
 
-from remanence.config import Spec, make_spec
+from remanence.config import Spec, parse_experiment
 from remanence.core import pytree
 from remanence.core.errors import RemanenceError
 from remanence.core.pytree import Tree
 from remanence.core.rng import Key
-from remanence.core.types import Job, Reply, Start
+from remanence.core.types import ClientWork, ModelState, Reply
 from remanence.engines.autotune import make_engine
 from remanence.flower.array_codec import as_arrays, as_tree
-from remanence.flower.policy import Declined, check_code, check_evaluation, check_method, disguise
-from remanence.flower.secure_noise import draw_key, draws_noise, settle_facts
+from remanence.flower.policy import (
+    Declined,
+    check_code,
+    check_evaluation,
+    check_method,
+    privatize_counts,
+)
+from remanence.flower.secure_noise import draw_key, fixed_stats, needs_secret_noise
 from remanence.flower.settings import SiteFile
-from remanence.flower.site_data import Bench, set_up
-from remanence.flower.site_storage import Memory
-from remanence.flower.wire import Arrays, Parcel
+from remanence.flower.site_data import SiteTask, build_site_task
+from remanence.flower.site_storage import SiteStorage
+from remanence.flower.wire import WireArrays, WireMessage
 from remanence.rounds import personalization
 from remanence.training.client_step import PERSONAL
 from remanence.training.server_step import Server, local_models
-from remanence.training.state import NEVER, RunState, gather_own
+from remanence.training.state import NO_STATE, RunState, load_client_states
 from remanence.version import __version__
 
 log = logging.getLogger("remanence")
-BENCHES = 2  # experiments whose data stay in memory
+MAX_TASKS = 2  # experiments whose data stay in memory
 
 
 class Site:
@@ -52,12 +58,12 @@ class Site:
 
     def __init__(self, file: SiteFile):
         self.file, self.policy, self.folder = file, file.settings.policy, file.make_state()
-        self.benches: dict[str, Bench] = {}
+        self.benches: dict[str, SiteTask] = {}
 
-    def answer(self, request: Parcel) -> Parcel:
+    def answer(self, request: WireMessage) -> WireMessage:
         """Never raises: whatever goes wrong is an answer too."""
         about, begin = request.about, time.perf_counter()
-        answers: dict[Any, Callable[[dict[str, Any], Arrays], Parcel]] = {
+        answers: dict[Any, Callable[[dict[str, Any], WireArrays], WireMessage]] = {
             "hello": self._greet,
             "train": self._train,
             "score": self._score,
@@ -69,15 +75,15 @@ class Site:
             reply = answers[about["kind"]](about, request.arrays)
         except Declined as declined:
             log.warning("declined %s: %s (%s)", about.get("kind"), declined.reason, declined.code)
-            reply = Parcel(
+            reply = WireMessage(
                 {"kind": "declined", "code": declined.code, "reason": declined.reason}, {}
             )
         except RemanenceError as error:
             log.warning("cannot %s: %s", about.get("kind"), error)
-            reply = Parcel({"kind": "declined", "code": "setup", "reason": str(error)}, {})
+            reply = WireMessage({"kind": "declined", "code": "setup", "reason": str(error)}, {})
         except Exception as error:
             log.exception("%s failed", about.get("kind"))
-            reply = Parcel(
+            reply = WireMessage(
                 {
                     "kind": "declined",
                     "code": "failed",
@@ -94,12 +100,12 @@ class Site:
 
     # ----------------------------------------------------------------------------- the four answers
 
-    def _greet(self, about: dict[str, Any], arrays: Arrays) -> Parcel:
+    def _greet(self, about: dict[str, Any], arrays: WireArrays) -> WireMessage:
         clients = list(self.file.clients)
         told = {"kind": "hello", "version": __version__, "kept": self._kept(about)}
         bench = self._bench(about)
         check_method(self.policy, bench.task)
-        return Parcel(
+        return WireMessage(
             {
                 **told,
                 "shared": bench.shared,
@@ -109,7 +115,7 @@ class Site:
             {},
         )
 
-    def _train(self, about: dict[str, Any], arrays: Arrays) -> Parcel:
+    def _train(self, about: dict[str, Any], arrays: WireArrays) -> WireMessage:
         bench, memory, round = self._bench(about), self._memory(about), int(about["round"])
         check_method(self.policy, bench.task)
         digest = digest_of(about, arrays)
@@ -133,7 +139,7 @@ class Site:
             if about["validate"] and self.policy.evaluate
             else {}
         )
-        reply = Parcel(
+        reply = WireMessage(
             {"kind": "trained", "round": round, "clients": replies.client.tolist()},
             as_arrays(up | numbers) | counts,
         )
@@ -141,7 +147,7 @@ class Site:
         log.info("round %d: trained clients %s", round, about["clients"])
         return reply
 
-    def _score(self, about: dict[str, Any], arrays: Arrays) -> Parcel:
+    def _score(self, about: dict[str, Any], arrays: WireArrays) -> WireMessage:
         check_evaluation(self.policy)
         bench, device = self._bench(about), self._bench(about).task.world.device
         models = self._model(as_tree(arrays, "models", device))
@@ -156,19 +162,19 @@ class Site:
         scores = bench.engine.score_pairs(models, which, owners, split, int(about["time_step"]))
         return self._tell_counts(scores.confusion.numpy(), scores.loss.numpy())
 
-    def _score_personal(self, about: dict[str, Any], arrays: Arrays) -> Parcel:
+    def _score_personal(self, about: dict[str, Any], arrays: WireArrays) -> WireMessage:
         """As `personalization.make_models` makes them, with the state that the coordinator names."""
         check_evaluation(self.policy)
         bench = self._bench(about)
         job = self._job(bench, self._memory(about), about, arrays)
         mine = job.own.get(PERSONAL, {})
-        models = Start(
+        models = ModelState(
             *(
-                pytree.expand(tree, len(job.clients)) | mine.get(kind, {})
+                pytree.broadcast(tree, len(job.clients)) | mine.get(kind, {})
                 for kind, tree in job.start._asdict().items()
             )
         )
-        tuning = personalization.tuning_task(bench.task)
+        tuning = personalization.finetune_task(bench.task)
         if tuning is not None:
             own = {name: tree for name, tree in job.own.items() if name != PERSONAL}
             tuned = Reply.join(
@@ -178,7 +184,7 @@ class Site:
                     )
                 )
             )
-            models = Start(models.params | tuned.params, models.buffers | tuned.buffers)
+            models = ModelState(models.params | tuned.params, models.buffers | tuned.buffers)
         scores = bench.engine.score_pairs(
             models, np.arange(len(job.clients)), job.clients, "valid", job.time_step
         )
@@ -186,7 +192,7 @@ class Site:
 
     # ------------------------------------------------------------------------------- what they need
 
-    def _validate(self, bench: Bench, job: Job, replies: Reply) -> Arrays:
+    def _validate(self, bench: SiteTask, job: ClientWork, replies: Reply) -> WireArrays:
         """Where a method goes by validation rows, the trained models' counts on them come with
         the reply: a message less.
         """
@@ -197,11 +203,11 @@ class Site:
         told = self._tell_counts(scores.confusion.numpy(), scores.loss.numpy()).mine
         return {f"valid/{name}": array for name, array in told.items()}
 
-    def _tell_counts(self, confusion: np.ndarray, loss: np.ndarray) -> Parcel:
-        shown, lost = disguise(self.policy, confusion, loss)
-        return Parcel({"kind": "counts"}, {"confusion": shown, "loss": lost})
+    def _tell_counts(self, confusion: np.ndarray, loss: np.ndarray) -> WireMessage:
+        shown, lost = privatize_counts(self.policy, confusion, loss)
+        return WireMessage({"kind": "counts"}, {"confusion": shown, "loss": lost})
 
-    def _bench(self, about: dict[str, Any]) -> Bench:
+    def _bench(self, about: dict[str, Any]) -> SiteTask:
         """Built once for an experiment, then kept; the experiment comes with every message,
         because any of them may be the first one here.
         """
@@ -209,16 +215,16 @@ class Site:
             json.dumps([about.get("spec"), about.get("data")], sort_keys=True).encode()
         ).hexdigest()
         if key not in self.benches:
-            spec: Spec = make_spec(about["spec"])
+            spec: Spec = parse_experiment(about["spec"])
             check_code(self.policy, spec.model)
-            bench = set_up(self.file, spec, about["data"])
-            while len(self.benches) >= BENCHES:
+            bench = build_site_task(self.file, spec, about["data"])
+            while len(self.benches) >= MAX_TASKS:
                 self.benches.pop(next(iter(self.benches))).engine.close()
             self.benches[key] = bench
         return self.benches[key]
 
-    def _memory(self, about: dict[str, Any]) -> Memory:
-        return Memory(self.folder, str(about.get("run")))
+    def _memory(self, about: dict[str, Any]) -> SiteStorage:
+        return SiteStorage(self.folder, str(about.get("run")))
 
     def _kept(self, about: dict[str, Any]) -> dict[str, list[int]]:
         memory = self._memory(about)
@@ -229,10 +235,12 @@ class Site:
         if foreign is not None:
             raise Declined("unknown-client", f"client {foreign} does not live here")
 
-    def _model(self, tree: Tree) -> Start:
-        return Start(tree.get("params", {}), tree.get("buffers", {}))
+    def _model(self, tree: Tree) -> ModelState:
+        return ModelState(tree.get("params", {}), tree.get("buffers", {}))
 
-    def _job(self, bench: Bench, memory: Memory, about: dict[str, Any], arrays: Arrays) -> Job:
+    def _job(
+        self, bench: SiteTask, memory: SiteStorage, about: dict[str, Any], arrays: WireArrays
+    ) -> ClientWork:
         """The coordinator's job for the clients that live here, with what they keep and the
         facts of their data.
         """
@@ -243,7 +251,7 @@ class Site:
             int(about["time_step"]),
         )
         start = self._model(as_tree(arrays, "start", task.world.device))
-        facts = settle_facts(bench.experiment, memory, clients.tolist(), time_step)
+        facts = fixed_stats(bench.experiment, memory, clients.tolist(), time_step)
         state = RunState(
             round=int(about["round"]),
             time_step=time_step,
@@ -251,21 +259,23 @@ class Site:
             server=Server(task.model.initial if about["personal_start"] else start, {}),
             own=self._recall(bench, memory, about),
         )
-        return Job(
+        return ClientWork(
             round=state.round,
             time_step=time_step,
             clients=clients,
             start=start,
             personal_start=bool(about["personal_start"]),
             shared=as_tree(arrays, "shared", task.world.device),
-            own=gather_own(state, replace(task, at_sites=False), clients, facts),
+            own=load_client_states(state, replace(task, at_sites=False), clients, facts),
             facts=facts,
             rule={str(name): float(value) for name, value in about["rule"].items()},
-            key=draw_key() if draws_noise(task.method.method) else Key(int(about["key"])),
+            key=draw_key() if needs_secret_noise(task.method.method) else Key(int(about["key"])),
             phases=int(about["phases"]),
         )
 
-    def _recall(self, bench: Bench, memory: Memory, about: dict[str, Any]) -> dict[int, Tree]:
+    def _recall(
+        self, bench: SiteTask, memory: SiteStorage, about: dict[str, Any]
+    ) -> dict[int, Tree]:
         """What the clients kept after the rounds that the coordinator names; who never trained
         in this run has nothing yet.
         """
@@ -273,7 +283,7 @@ class Site:
         for client, named in (
             zip(about["clients"], about["from"], strict=True) if bench.task.keeps_own else ()
         ):
-            if named == NEVER:
+            if named == NO_STATE:
                 continue
             found = memory.recall(int(client), int(named))
             if found is not None:
@@ -289,7 +299,7 @@ class Site:
         return kept
 
 
-def digest_of(about: dict[str, Any], arrays: Arrays) -> str:
+def digest_of(about: dict[str, Any], arrays: WireArrays) -> str:
     """What makes two requests the same."""
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for name, array in sorted(arrays.items()):

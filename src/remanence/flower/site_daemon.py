@@ -34,7 +34,7 @@ def main() -> int:
     given = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("remanence").setLevel(logging.INFO)
-    threading.Thread(target=follow, args=(given.owner,), daemon=True).start()
+    threading.Thread(target=exit_with_parent, args=(given.owner,), daemon=True).start()
     try:
         serve(given.site)
     except RemanenceError as error:
@@ -43,7 +43,7 @@ def main() -> int:
     return 0
 
 
-def follow(owner: int) -> None:
+def exit_with_parent(owner: int) -> None:
     """End when the owner ends, even in the middle of a round: whoever asked is gone too."""
     while _alive(owner):
         time.sleep(LOOK)

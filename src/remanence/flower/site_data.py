@@ -18,22 +18,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from remanence.config import Spec, names_code
+from remanence.config import Spec, is_import_path
 from remanence.core.compose import parse_method
 from remanence.core.errors import InputError
 from remanence.core.types import Engine, Method, Part
-from remanence.data import SOURCES, from_dataset
-from remanence.data.population import Holdings, Population, Rows
-from remanence.data.source import Source, Split
+from remanence.data import DATASETS, from_dataset
+from remanence.data.population import ClientData, ClientRows, FederatedPopulation
+from remanence.data.source import ArrayDataset, DatasetSplit
 from remanence.engines.autotune import make_engine
-from remanence.experiment.build import Experiment, build
+from remanence.experiment.build import BuiltExperiment, build
 from remanence.experiment.data_setup import load_data
 from remanence.flower.policy import Declined
-from remanence.flower.settings import SHARE, SiteFile
+from remanence.flower.settings import SIMULATED_SHARE, SiteFile
 from remanence.methods import PARTS
-from remanence.training.client_step import Task
+from remanence.training.client_step import TrainingTask
 
-PUBLISHED = frozenset(SOURCES) - {"npz", "folder"}  # sources whose files are the same everywhere
+PUBLISHED = frozenset(DATASETS) - {"npz", "folder"}  # sources whose files are the same everywhere
 AT_A_SERVER = (
     "weigh",
     "combine",
@@ -48,15 +48,15 @@ AT_A_SERVER = (
 
 
 @dataclass(frozen=True)
-class Bench:
+class SiteTask:
     """Where a site works on one experiment: the task with its rows, and an engine for it."""
 
-    experiment: Experiment
+    experiment: BuiltExperiment
     engine: Engine
     shared: bool  # are the rows shares of the experiment's own data?
 
     @property
-    def task(self) -> Task:
+    def task(self) -> TrainingTask:
         return self.experiment.task
 
     def sizes(self, clients: Sequence[int]) -> dict[str, list[list[int]]]:
@@ -79,7 +79,7 @@ class Bench:
         }
 
 
-def set_up(site: SiteFile, spec: Spec, data: Mapping[str, Any]) -> Bench:
+def build_site_task(site: SiteFile, spec: Spec, data: Mapping[str, Any]) -> SiteTask:
     """Read the site's data and build what an experiment needs here. data: what the coordinator
     says of examples: classes, shape, kind, mean, std
     """
@@ -100,12 +100,14 @@ def set_up(site: SiteFile, spec: Spec, data: Mapping[str, Any]) -> Bench:
             "attack": "",
         }
     )
-    shared = site.clients[clients[0]] == SHARE
-    experiment = _settle_share(here, clients) if shared else _settle_own(site, here, data, count)
-    return Bench(experiment, make_inner(compute.engine, experiment.task, len(clients)), shared)
+    shared = site.clients[clients[0]] == SIMULATED_SHARE
+    experiment = (
+        _build_simulated(here, clients) if shared else _build_from_files(site, here, data, count)
+    )
+    return SiteTask(experiment, make_inner(compute.engine, experiment.task, len(clients)), shared)
 
 
-def make_inner(name: str, task: Task, clients: int) -> Engine:
+def make_inner(name: str, task: TrainingTask, clients: int) -> Engine:
     """The engine for a site's own clients: a stack where there are several and the model allows
     it.
     """
@@ -121,7 +123,7 @@ def make_inner(name: str, task: Task, clients: int) -> Engine:
     return make_engine("loop", task)
 
 
-def _settle_share(spec: Spec, clients: Sequence[int]) -> Experiment:
+def _build_simulated(spec: Spec, clients: Sequence[int]) -> BuiltExperiment:
     # a coordinator must not be able to make a site read its own files
     if spec.data.name.partition("(")[0].strip() not in PUBLISHED:
         raise Declined(
@@ -132,7 +134,7 @@ def _settle_share(spec: Spec, clients: Sequence[int]) -> Experiment:
     experiment = build(spec)
     population = experiment.task.population
     steps = tuple(
-        Holdings(_only(step.train, clients), _only(step.valid, clients), step.cluster)
+        ClientData(_only(step.train, clients), _only(step.valid, clients), step.cluster)
         for step in population.steps
     )  # nobody here can touch the rows of others by mistake
     return replace(
@@ -140,20 +142,22 @@ def _settle_share(spec: Spec, clients: Sequence[int]) -> Experiment:
     )
 
 
-def _only(rows: Rows, clients: Sequence[int]) -> Rows:
+def _only(rows: ClientRows, clients: Sequence[int]) -> ClientRows:
     return spread({client: rows.of(client) for client in clients}, len(rows.sizes))
 
 
-def spread(held: Mapping[int, np.ndarray], count: int) -> Rows:
+def spread(held: Mapping[int, np.ndarray], count: int) -> ClientRows:
     """The rows of some of `count` clients; the others have none.
 
     >>> spread({2: np.array([5, 6])}, 4).offsets.tolist()
     [0, 0, 0, 2, 2]
     """
-    return Rows.join([held.get(client, np.empty(0, np.int64)) for client in range(count)])
+    return ClientRows.join([held.get(client, np.empty(0, np.int64)) for client in range(count)])
 
 
-def _settle_own(site: SiteFile, spec: Spec, data: Mapping[str, Any], count: int) -> Experiment:
+def _build_from_files(
+    site: SiteFile, spec: Spec, data: Mapping[str, Any], count: int
+) -> BuiltExperiment:
     if spec.drift.schedule:
         raise Declined(
             "setup",
@@ -173,7 +177,7 @@ def _settle_own(site: SiteFile, spec: Spec, data: Mapping[str, Any], count: int)
             "round": spec.round.model_copy(update={"min_replies": 1}),
         }
     )
-    method = Method(tuple(_at_a_client(p) for p in parse_method(spec.method, PARTS).parts))
+    method = Method(tuple(_client_side(p) for p in parse_method(spec.method, PARTS).parts))
     experiment = build(local, method=method, source=source)
     task, held = experiment.task, experiment.task.population.at(0)
     train, valid = (
@@ -183,13 +187,13 @@ def _settle_own(site: SiteFile, spec: Spec, data: Mapping[str, Any], count: int)
     groups = source.test.groups
     tests = {client: np.flatnonzero(groups == place) for place, client in enumerate(sources)}
     nobody_differs = np.zeros(count, dtype=np.int64)
-    population = Population(
-        (Holdings(spread(train, count), spread(valid, count), nobody_differs),),
+    population = FederatedPopulation(
+        (ClientData(spread(train, count), spread(valid, count), nobody_differs),),
         # every client is tested on rows of its own
         tuple(tests.get(client, np.empty(0, np.int64)) for client in range(count)),
     )
     task = replace(task, population=population, world=replace(task.world, clients=count))
-    if spec.data.normalise and data.get("std"):
+    if spec.data.normalize and data.get("std"):
         shape = (-1, *(1,) * (len(source.shape) - 1))
         mean, std = (
             torch.tensor(data[name], dtype=torch.float64).to(task.world.dtype).reshape(shape)
@@ -203,7 +207,7 @@ def _settle_own(site: SiteFile, spec: Spec, data: Mapping[str, Any], count: int)
     return replace(experiment, task=task)
 
 
-def _at_a_client(p: Part) -> Part:
+def _client_side(p: Part) -> Part:
     """What of a part happens at a client: the rest is the coordinator's, and may need what no
     single site has.
     """
@@ -211,9 +215,11 @@ def _at_a_client(p: Part) -> Part:
     return replace(p, needs_public=False, **nothing)
 
 
-def _read(site: SiteFile, spec: Spec, client: int, text: str, data: Mapping[str, Any]) -> Source:
+def _read(
+    site: SiteFile, spec: Spec, client: int, text: str, data: Mapping[str, Any]
+) -> ArrayDataset:
     """A client's data, with the experiment's classes."""
-    if names_code(text):
+    if is_import_path(text):
         source = _call(site, client, text)
     else:
         source = load_data(
@@ -240,11 +246,11 @@ def _read(site: SiteFile, spec: Spec, client: int, text: str, data: Mapping[str,
             f" {', '.join(classes)}",
         )
     label = np.array([classes.index(name) for name in source.classes], dtype=np.int64)
-    train, test = (Split(split.x, label[split.y]) for split in (source.train, source.test))
+    train, test = (DatasetSplit(split.x, label[split.y]) for split in (source.train, source.test))
     return replace(source, classes=tuple(classes), train=train, test=test, group_names=())
 
 
-def _call(site: SiteFile, client: int, text: str) -> Source:
+def _call(site: SiteFile, client: int, text: str) -> ArrayDataset:
     """The user's function. It is the site's own file that names it, never the coordinator."""
     module, _, name = text.partition(":")
     here = str(site.path.parent)
@@ -257,15 +263,15 @@ def _call(site: SiteFile, client: int, text: str) -> Source:
             f"{site.path}: data.{client} = {text!r} cannot be called ({error}): name a"
             " function without arguments as package.module:function"
         ) from error
-    return made if isinstance(made, Source) else from_dataset(made, name=f"client {client}")
+    return made if isinstance(made, ArrayDataset) else from_dataset(made, name=f"client {client}")
 
 
-def _join(sources: Sequence[Source], data: Mapping[str, Any]) -> Source:
+def _join(sources: Sequence[ArrayDataset], data: Mapping[str, Any]) -> ArrayDataset:
     """All rows of a site, a group for each of its clients."""
 
-    def join(splits: Sequence[Split]) -> Split:
+    def join(splits: Sequence[DatasetSplit]) -> DatasetSplit:
         groups = np.repeat(np.arange(len(splits)), [len(split) for split in splits])
-        return Split(
+        return DatasetSplit(
             np.concatenate([split.x for split in splits]),
             np.concatenate([split.y for split in splits]),
             groups,
@@ -276,4 +282,4 @@ def _join(sources: Sequence[Source], data: Mapping[str, Any]) -> Source:
         join([source.test for source in sources]),
     )
     names = tuple(str(place) for place in range(len(sources)))
-    return Source("site", sources[0].kind, sources[0].classes, train, test, group_names=names)
+    return ArrayDataset("site", sources[0].kind, sources[0].classes, train, test, group_names=names)

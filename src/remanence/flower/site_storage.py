@@ -26,7 +26,7 @@ from remanence.core import pytree
 from remanence.core.files import write_atomically
 from remanence.core.pytree import Tree
 from remanence.flower.policy import Declined
-from remanence.flower.wire import Parcel, WireError, from_bytes, to_bytes
+from remanence.flower.wire import WireError, WireMessage, from_bytes, to_bytes
 
 KEPT = 2  # newest states of a client, besides the one that was named
 REPLIES = 2
@@ -34,7 +34,7 @@ RUNS = 8  # runs of which anything is kept
 _ROUND = re.compile(r"round-(\d{7,})\.safetensors")
 
 
-class Memory:
+class SiteStorage:
     """The memory of one site for one run."""
 
     def __init__(self, folder: Path, run: str):
@@ -63,7 +63,7 @@ class Memory:
         flat = {name: x.detach().cpu().numpy() for name, x in pytree.flatten(kept).items()}
         path = self._file(client, round)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, to_bytes(Parcel({"client": client, "round": round}, flat)))
+        write_atomically(path, to_bytes(WireMessage({"client": client, "round": round}, flat)))
         rounds = self.rounds(client)
         for old in rounds[:-KEPT]:
             if old != named:
@@ -82,7 +82,9 @@ class Memory:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(
             path,
-            to_bytes(Parcel({}, {name: x.detach().cpu().numpy() for name, x in facts.items()})),
+            to_bytes(
+                WireMessage({}, {name: x.detach().cpu().numpy() for name, x in facts.items()})
+            ),
         )
 
     def rounds(self, client: int) -> list[int]:
@@ -93,7 +95,7 @@ class Memory:
         )
         return sorted(int(match[1]) for match in found if match)
 
-    def find_reply(self, round: int, digest: str) -> Parcel | None:
+    def find_reply(self, round: int, digest: str) -> WireMessage | None:
         """The answer that this very request got; None where it is new, or where the answer was
         cut short.
         """
@@ -102,7 +104,7 @@ class Memory:
         except (FileNotFoundError, WireError):
             return None
 
-    def keep_reply(self, round: int, digest: str, reply: Parcel) -> None:
+    def keep_reply(self, round: int, digest: str, reply: WireMessage) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self._reply(round, digest), to_bytes(reply))
         for old in sorted(

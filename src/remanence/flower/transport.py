@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
 from remanence.flower.wire import (
-    Parcel,
     WireError,
+    WireMessage,
     flatten_arrays,
     pack_text,
     restore_arrays,
@@ -29,24 +29,24 @@ class Answer(NamedTuple):
     """What came back for a message: a parcel, or why there is none."""
 
     number: str
-    parcel: Parcel | None
+    parcel: WireMessage | None
     problem: str = ""
     gone: bool = False  # is it the node that cannot be reached?
 
 
-class Carrier(Protocol):
+class Transport(Protocol):
     """What the roster and the engine need of a network."""
 
     sent_bytes: int  # of arrays, so far
     received_bytes: int
 
     def nodes(self) -> set[int]: ...
-    def send(self, node: int, parcel: Parcel, kind: str, group: str) -> str: ...
+    def send(self, node: int, parcel: WireMessage, kind: str, group: str) -> str: ...
     def collect(self) -> list[Answer]: ...
     def forget(self, numbers: Iterable[str]) -> None: ...
 
 
-class GridCarrier:
+class GridTransport:
     """Over the grid that Flower gives to a ServerApp. `ttl`: seconds after which the relay
     throws a message away, answered or not.
     """
@@ -63,7 +63,7 @@ class GridCarrier:
     def nodes(self) -> set[int]:
         return {int(node) for node in self.grid.get_node_ids()}
 
-    def send(self, node: int, parcel: Parcel, kind: str, group: str) -> str:
+    def send(self, node: int, parcel: WireMessage, kind: str, group: str) -> str:
         """kind: "train", "evaluate" or "query", as Flower routes it; group: shown in its logs"""
         from flwr.app import Message
 
@@ -109,7 +109,7 @@ def _read(number: str, message: Any) -> Answer:
         return Answer(number, None, str(error))
 
 
-def to_record(parcel: Parcel) -> Any:
+def to_record(parcel: WireMessage) -> Any:
     """A parcel as the content of a message."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
@@ -122,7 +122,7 @@ def to_record(parcel: Parcel) -> Any:
     return RecordDict(record | {ABOUT: ConfigRecord({TEXT: pack_text(parcel, layouts)})})
 
 
-def from_record(record: Any) -> Parcel:
+def from_record(record: Any) -> WireMessage:
     """The inverse. Arrays are read-only views of what came."""
     try:
         text = record.config_records[ABOUT][TEXT]
@@ -136,6 +136,6 @@ def from_record(record: Any) -> Parcel:
     except (KeyError, ValueError, TypeError, OSError, EOFError) as error:
         raise WireError(f"the message holds no parcel of ours ({type(error).__name__})") from None
     about, layouts = unpack_text(str(text))
-    return Parcel(
+    return WireMessage(
         about, *(restore_arrays(layouts.get(group, []), flat[group]) for group in reversed(GROUPS))
     )

@@ -25,7 +25,7 @@ from remanence.core.errors import RemanenceError
 
 PROTOCOL = 1  # what the two ends must agree on
 DTYPES = ("bool", "float16", "float32", "float64", "int32", "int64", "uint8")
-Arrays = dict[str, np.ndarray]
+WireArrays = dict[str, np.ndarray]
 FlatArrays = dict[str, np.ndarray]  # by dtype, one dimension each
 
 
@@ -33,15 +33,15 @@ class WireError(RemanenceError):
     """What came in is not what one of our programs would send."""
 
 
-class Parcel(NamedTuple):
+class WireMessage(NamedTuple):
     """One message: what it says, and the numbers it brings."""
 
     about: dict[str, Any]  # plain JSON
-    mine: Arrays  # for, or from, one site
-    common: Arrays = {}  # noqa: RUF012  the same for all sites; a named tuple's defaults are never changed
+    mine: WireArrays  # for, or from, one site
+    common: WireArrays = {}  # noqa: RUF012  the same for all sites; a named tuple's defaults are never changed
 
     @property
-    def arrays(self) -> Arrays:
+    def arrays(self) -> WireArrays:
         return self.common | self.mine
 
     @property
@@ -69,9 +69,9 @@ def flatten_arrays(arrays: Mapping[str, np.ndarray]) -> tuple[list[list[Any]], F
     return layout, {kind: np.concatenate(parts) for kind, parts in pieces.items()}
 
 
-def restore_arrays(layout: Any, flat: Mapping[str, np.ndarray]) -> Arrays:
+def restore_arrays(layout: Any, flat: Mapping[str, np.ndarray]) -> WireArrays:
     """The inverse; refuses whatever does not fit together exactly."""
-    arrays: Arrays = {}
+    arrays: WireArrays = {}
     used = dict.fromkeys(flat, 0)
     for entry in layout if isinstance(layout, list) else [None]:
         if not (
@@ -97,7 +97,7 @@ def restore_arrays(layout: Any, flat: Mapping[str, np.ndarray]) -> Arrays:
     return arrays
 
 
-def pack_text(parcel: Parcel, layouts: Mapping[str, list[list[Any]]]) -> str:
+def pack_text(parcel: WireMessage, layouts: Mapping[str, list[list[Any]]]) -> str:
     """Everything of a parcel but the numbers."""
     return json.dumps(
         {"remanence": PROTOCOL, "about": parcel.about, "layouts": layouts}, allow_nan=False
@@ -124,13 +124,13 @@ def unpack_text(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return read["about"], read["layouts"]
 
 
-def to_bytes(parcel: Parcel) -> bytes:
+def to_bytes(parcel: WireMessage) -> bytes:
     """For a file or a socket: safetensors, with the text beside the numbers."""
     layout, flat = flatten_arrays(parcel.arrays)
     return save_arrays(flat, metadata={"text": pack_text(parcel, {"mine": layout})})
 
 
-def from_bytes(content: bytes) -> Parcel:
+def from_bytes(content: bytes) -> WireMessage:
     """The inverse; what was common and what was not is no longer told apart."""
     try:
         flat = load_arrays(content)
@@ -139,4 +139,4 @@ def from_bytes(content: bytes) -> Parcel:
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise WireError(f"this is no parcel of ours ({type(error).__name__})") from None
     about, layouts = unpack_text(text)
-    return Parcel(about, restore_arrays(layouts.get("mine"), flat))
+    return WireMessage(about, restore_arrays(layouts.get("mine"), flat))

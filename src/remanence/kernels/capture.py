@@ -11,25 +11,25 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 
-def copies(*values: Any) -> Any:
+def clone_tree(*values: Any) -> Any:
     """The same trees in memory of their own."""
     return pytree.tree_map_only(Tensor, torch.clone, values)
 
 
-def kinds_of(tree: Any) -> Any:
+def signature(tree: Any) -> Any:
     """Names, shapes and types of all tensors of a tree; whatever else is in it as it is."""
     leaves, names = pytree.tree_flatten(tree)
     return names, [(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else x for x in leaves]
 
 
-def copy_into(memory: Any, values: Any) -> None:
+def copy_tree(memory: Any, values: Any) -> None:
     """The tensors of one tree into those of another of the same form."""
     pairs = zip(pytree.tree_leaves(memory), pytree.tree_leaves(values), strict=True)
     here, there = zip(*((a, b) for a, b in pairs if isinstance(a, Tensor)), strict=True)
-    write_over(here, there)
+    copy_tensors(here, there)
 
 
-def write_over(memory: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+def copy_tensors(memory: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Values into memory, each into its own. Some may lie in it themselves, as when a step hands on
     what it was given under another name: they are read before anything is written.
     """
@@ -54,12 +54,12 @@ def capture(
     """
     here, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(here)
-    with torch.cuda.stream(aside), choosing_kernels():
+    with torch.cuda.stream(aside), cudnn_benchmark():
         for _ in range(2):
             compute()
     here.wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool), choosing_kernels():
+    with torch.cuda.graph(graph, pool=pool), cudnn_benchmark():
         take()
 
     # a graph reads memory that only what it was made from keeps alive
@@ -70,7 +70,7 @@ def capture(
 
 
 @contextlib.contextmanager
-def choosing_kernels() -> Iterator[None]:
+def cudnn_benchmark() -> Iterator[None]:
     """Shapes recur, so it pays to let cuDNN try its algorithms; not where results must repeat
     bit by bit.
     """

@@ -25,10 +25,10 @@ from remanence.kernels import conv_per_client
 # channels from which on a client's own convolution is faster than its share of a grouped one
 DEEP = 512
 
-Sizes = Sequence[int]
+ConvSizes = Sequence[int]
 
 
-def convolve(x: Tensor, w: Tensor, stride: Sizes, padding: Sizes) -> Tensor:
+def convolve(x: Tensor, w: Tensor, stride: ConvSizes, padding: ConvSizes) -> Tensor:
     """One model's images x [B, C, H, W] under its weights w [O, C, kh, kw]."""
     # a product of matrices: a grouped convolution is a detour
     if tuple(w.shape[2:]) == (1, 1) and tuple(padding) == (0, 0):
@@ -40,12 +40,12 @@ def convolve(x: Tensor, w: Tensor, stride: Sizes, padding: Sizes) -> Tensor:
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(x: Tensor, w: Tensor, stride: Sizes, padding: Sizes) -> Tensor:
+    def forward(x: Tensor, w: Tensor, stride: ConvSizes, padding: ConvSizes) -> Tensor:
         return _convolve_stack(x.unsqueeze(0), w.unsqueeze(0), stride, padding).squeeze(0)
 
     @staticmethod
     def setup_context(
-        ctx: Any, inputs: tuple[Tensor, Tensor, Sizes, Sizes], output: Tensor
+        ctx: Any, inputs: tuple[Tensor, Tensor, ConvSizes, ConvSizes], output: Tensor
     ) -> None:
         ctx.save_for_backward(*inputs[:2])
         ctx.settings = inputs[2:]
@@ -68,10 +68,10 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: Any, x: Tensor, w: Tensor, stride: Sizes, padding: Sizes
+        info: Any, in_dims: Any, x: Tensor, w: Tensor, stride: ConvSizes, padding: ConvSizes
     ) -> tuple[Tensor, int]:
         x, w = (
-            lead(value, dim, info.batch_size)
+            batch_first(value, dim, info.batch_size)
             for value, dim in zip((x, w), in_dims[:2], strict=True)
         )
         return _convolve_stack(x, w, stride, padding), 0
@@ -84,7 +84,7 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        dy: Tensor, x: Tensor, w: Tensor, stride: Sizes, padding: Sizes, of_images: bool
+        dy: Tensor, x: Tensor, w: Tensor, stride: ConvSizes, padding: ConvSizes, of_images: bool
     ) -> Tensor:
         return _differentiate_stack(
             dy.unsqueeze(0), x.unsqueeze(0), w.unsqueeze(0), stride, padding, of_images
@@ -101,82 +101,82 @@ class _Gradient(torch.autograd.Function):
         dy: Tensor,
         x: Tensor,
         w: Tensor,
-        stride: Sizes,
-        padding: Sizes,
+        stride: ConvSizes,
+        padding: ConvSizes,
         of_images: bool,
     ) -> tuple[Tensor, int]:
         dy, x, w = (
-            lead(value, dim, info.batch_size)
+            batch_first(value, dim, info.batch_size)
             for value, dim in zip((dy, x, w), in_dims[:3], strict=True)
         )
         return _differentiate_stack(dy, x, w, stride, padding, of_images), 0
 
 
-def _convolve_stack(x: Tensor, w: Tensor, stride: Sizes, padding: Sizes) -> Tensor:
+def _convolve_stack(x: Tensor, w: Tensor, stride: ConvSizes, padding: ConvSizes) -> Tensor:
     """x [k, B, C, H, W], w [k, O, C, kh, kw] -> [k, B, O, h, w]"""
     if _is_separate(w, stride):
-        y: Tensor = conv_per_client.convolve(_in_rows(x), _in_rows(w), stride, padding)
+        y: Tensor = conv_per_client.convolve(_to_nhwc(x), _to_nhwc(w), stride, padding)
         return y
     groups = len(x)
-    return _apart(
+    return _from_grouped(
         torch.ops.aten.convolution(
-            _side_by_side(x), _in_rows(w).flatten(0, 1), None, stride, padding, *_PLAIN, groups
+            _to_grouped(x), _to_nhwc(w).flatten(0, 1), None, stride, padding, *_PLAIN, groups
         ),
         groups,
     )
 
 
 def _differentiate_stack(
-    dy: Tensor, x: Tensor, w: Tensor, stride: Sizes, padding: Sizes, of_images: bool
+    dy: Tensor, x: Tensor, w: Tensor, stride: ConvSizes, padding: ConvSizes, of_images: bool
 ) -> Tensor:
     if _is_separate(w, stride):
         gradient: Tensor = conv_per_client.differentiate(
-            _in_rows(dy), _in_rows(x), _in_rows(w), stride, padding, of_images
+            _to_nhwc(dy), _to_nhwc(x), _to_nhwc(w), stride, padding, of_images
         )
         return gradient
-    groups, images = len(x), (_side_by_side(dy), _side_by_side(x))
+    groups, images = len(x), (_to_grouped(dy), _to_grouped(x))
     settings = (None, stride, padding, *_PLAIN, groups, [of_images, not of_images, False])
-    answer = torch.ops.aten.convolution_backward(*images, _in_rows(w).flatten(0, 1), *settings)
-    return _apart(answer[0], groups) if of_images else answer[1].unflatten(0, (groups, -1))
+    answer = torch.ops.aten.convolution_backward(*images, _to_nhwc(w).flatten(0, 1), *settings)
+    return _from_grouped(answer[0], groups) if of_images else answer[1].unflatten(0, (groups, -1))
 
 
 _PLAIN = ((1, 1), False, (0, 0))  # not dilated, not transposed
 
 
-def _is_separate(w: Tensor, stride: Sizes) -> bool:
+def _is_separate(w: Tensor, stride: ConvSizes) -> bool:
     return tuple(stride) != (1, 1) or min(w.shape[1:3]) >= DEEP
 
 
-def lead(value: Tensor, dim: int | None, many: int) -> Tensor:
+def batch_first(value: Tensor, dim: int | None, many: int) -> Tensor:
     """The stack's axis in front, also where all of it share one."""
     return value.unsqueeze(0).expand(many, *value.shape) if dim is None else value.movedim(dim, 0)
 
 
-def _side_by_side(images: Tensor) -> Tensor:
+def _to_grouped(images: Tensor) -> Tensor:
     """[k, B, C, H, W] -> [B, k C, H, W], in memory [B, H, W, k, C]"""
     return images.permute(1, 3, 4, 0, 2).contiguous().flatten(3).permute(0, 3, 1, 2)
 
 
-def _apart(images: Tensor, many: int) -> Tensor:
+def _from_grouped(images: Tensor, many: int) -> Tensor:
     """[B, k C, H, W] -> [k, B, C, H, W], where it lies"""
     batch, _, height, width = images.shape
     return images.view(batch, many, -1, height, width).movedim(1, 0)
 
 
-def _in_rows(values: Tensor) -> Tensor:
+def _to_nhwc(values: Tensor) -> Tensor:
     """[k, n, C, h, w], in memory [k, n, h, w, C]"""
     return values.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
 
 
-CHANNELS_INNERMOST = 8  # of images with at least so many
+CHANNELS_LAST = 8  # of images with at least so many
 
 
-def empty_images(like: Tensor, shape: Sequence[int]) -> Tensor:
+def empty_channels_last(like: Tensor, shape: Sequence[int]) -> Tensor:
     """Memory for images [k, B, C, H, W]: the channels innermost where there are enough of them
     for whole lines of memory.
     """
     return (
         like.new_empty(shape)
-        if shape[2] < CHANNELS_INNERMOST
+        if shape[2] < CHANNELS_LAST
         else conv_per_client.channels_innermost(like, shape)
     )

@@ -26,7 +26,7 @@ from torch.nn.functional import batch_norm
 from torch.overrides import TorchFunctionMode
 
 from remanence.kernels import conv_channels_last
-from remanence.kernels.conv_channels_last import empty_images
+from remanence.kernels.conv_channels_last import empty_channels_last
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
@@ -38,36 +38,38 @@ OFFSETS = 2**31  # the kernels count within a client's images in 32 bits
 
 
 @custom_op("remanence::correlate", mutates_args=())
-def correlate(x: Tensor, w: Tensor, above: int, beside: int, tf32: bool) -> Tensor:
+def conv_forward(x: Tensor, w: Tensor, above: int, beside: int, tf32: bool) -> Tensor:
     """Images x [k, B, C, H, W], with so many rows of zeros above and below and columns beside
     them, under w [k, kh, kw, C, O] -> [k, B, O, h, w]
     """
     from remanence.kernels import triton_conv
 
-    return triton_conv.correlate(x, w, (above, beside), "tf32" if tf32 else "ieee")
+    return triton_conv.conv_forward(x, w, (above, beside), "tf32" if tf32 else "ieee")
 
 
 @custom_op("remanence::correlate_rows", mutates_args=())
-def correlate_rows(
+def conv_weight_grad(
     x: Tensor, dy: Tensor, kh: int, kw: int, above: int, beside: int, tf32: bool
 ) -> Tensor:
-    """What `correlate` says about the gradient of its weights: x [k, B, C, H, W], dy [k, B, O,
+    """What `conv_forward` says about the gradient of its weights: x [k, B, C, H, W], dy [k, B, O,
     h, w] -> [k, kh, kw, C, O]
     """
     from remanence.kernels import triton_conv
 
-    return triton_conv.correlate_rows(x, dy, (kh, kw), (above, beside), "tf32" if tf32 else "ieee")
+    return triton_conv.conv_weight_grad(
+        x, dy, (kh, kw), (above, beside), "tf32" if tf32 else "ieee"
+    )
 
 
-@correlate.register_fake
+@conv_forward.register_fake
 def _(x: Tensor, w: Tensor, above: int, beside: int, tf32: bool) -> Tensor:
     (clients, images, _, height, width), (_, kh, kw, _, outputs) = x.shape, w.shape
-    return empty_images(
+    return empty_channels_last(
         x, (clients, images, outputs, height + 2 * above - kh + 1, width + 2 * beside - kw + 1)
     )
 
 
-@correlate_rows.register_fake
+@conv_weight_grad.register_fake
 def _(x: Tensor, dy: Tensor, kh: int, kw: int, above: int, beside: int, tf32: bool) -> Tensor:
     return x.new_empty((x.shape[0], kh, kw, x.shape[2], dy.shape[2]))
 
@@ -77,7 +79,7 @@ def _fold(operation: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, int]]
 
     def mapped(info: Any, in_dims: Any, *arguments: Any) -> tuple[Tensor, int]:
         tensors = [
-            conv_channels_last.lead(value, dim, info.batch_size)
+            conv_channels_last.batch_first(value, dim, info.batch_size)
             for value, dim in zip(arguments[:2], in_dims[:2], strict=True)
         ]
         answer = operation(*(value.flatten(0, 1) for value in tensors), *arguments[2:])
@@ -86,8 +88,8 @@ def _fold(operation: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, int]]
     return mapped
 
 
-correlate.register_vmap(_fold(correlate))
-correlate_rows.register_vmap(_fold(correlate_rows))
+conv_forward.register_vmap(_fold(conv_forward))
+conv_weight_grad.register_vmap(_fold(conv_weight_grad))
 
 
 class _Convolution(torch.autograd.Function):
@@ -99,7 +101,7 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, above: int, beside: int, tf32: bool) -> Tensor:
-        y: Tensor = correlate(
+        y: Tensor = conv_forward(
             x.unsqueeze(0), w.permute(2, 3, 1, 0).unsqueeze(0), above, beside, tf32
         ).squeeze(0)
         return y
@@ -138,7 +140,7 @@ class _WeightGradient(torch.autograd.Function):
     def forward(
         x: Tensor, dy: Tensor, kh: int, kw: int, above: int, beside: int, tf32: bool
     ) -> Tensor:
-        dw: Tensor = correlate_rows(
+        dw: Tensor = conv_weight_grad(
             x.unsqueeze(0), dy.unsqueeze(0), kh, kw, above, beside, tf32
         ).squeeze(0)
         return dw.permute(3, 2, 0, 1)
@@ -167,16 +169,16 @@ def convolve(
     plain = (
         x.dim() == 4 and groups == 1 and _pair(dilation) == (1, 1) and not isinstance(padding, str)
     )
-    if plain and _pair(stride) == (1, 1) and suits(x, weight, padding):
+    if plain and _pair(stride) == (1, 1) and use_triton(x, weight, padding):
         y: Tensor = _Convolution.apply(x, weight, *_pair(padding), torch.backends.cudnn.allow_tf32)  # type: ignore[no-untyped-call, arg-type]
-    elif plain and fused and is_wide(x, weight):
+    elif plain and fused and use_channels_last(x, weight):
         y = conv_channels_last.convolve(x, weight, _pair(stride), _pair(padding))  # type: ignore[arg-type]
     else:
         return _conv2d(x, weight, bias, stride, padding, dilation, groups)
     return y if bias is None else y + bias.reshape(-1, 1, 1)
 
 
-def suits(x: Tensor, weight: Tensor, padding: Any) -> bool:
+def use_triton(x: Tensor, weight: Tensor, padding: Any) -> bool:
     """Are our kernels faster for these images [B, C, H, W] and weights [O, C, kh, kw]? More
     padding than a kernel's size would be cropped by its gradient.
     """
@@ -193,7 +195,7 @@ def suits(x: Tensor, weight: Tensor, padding: Any) -> bool:
     )
 
 
-def is_wide(x: Tensor, weight: Tensor) -> bool:
+def use_channels_last(x: Tensor, weight: Tensor) -> bool:
     """Is a stack of these faster with the channels innermost? cuDNN's kernels for this layout are
     those of the tensor cores; float64, in which engines are compared, goes the same way.
     """
@@ -205,7 +207,7 @@ def is_wide(x: Tensor, weight: Tensor) -> bool:
 _conv2d: Callable[..., Tensor] = torch.conv2d
 
 
-def normalise(
+def stacked_batch_norm(
     x: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
@@ -234,7 +236,7 @@ class _Layers(TorchFunctionMode):
         super().__init__()
         self.ours: dict[Any, Callable[..., Tensor]] = {
             torch.conv2d: partial(convolve, fused=fused),
-            batch_norm: normalise,
+            batch_norm: stacked_batch_norm,
         }
 
     def __torch_function__(

@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 aten = torch.ops.aten
-Sizes = Sequence[int]
+PoolSizes = Sequence[int]
 
 
 def gradients() -> dict[Any, Callable[..., Any]]:
     """As `make_fx` wants them: what to write down in place of an operation."""
-    return {aten.max_pool2d_with_indices_backward.default: hand_back}
+    return {aten.max_pool2d_with_indices_backward.default: max_pool2d_backward}
 
 
-def hand_back(
+def max_pool2d_backward(
     dy: Tensor,
     x: Tensor,
-    kernel: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
+    kernel: PoolSizes,
+    stride: PoolSizes,
+    padding: PoolSizes,
+    dilation: PoolSizes,
     ceil: bool,
     indices: Tensor,
 ) -> Any:
@@ -60,5 +60,5 @@ def hand_back(
     return torch.stack(rows, dim=2).reshape(x.shape).permute(0, 3, 1, 2)
 
 
-def _pair(value: Sizes) -> tuple[int, ...]:
+def _pair(value: PoolSizes) -> tuple[int, ...]:
     return tuple(value) if len(value) == 2 else tuple(value) * 2

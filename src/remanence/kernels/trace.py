@@ -22,7 +22,7 @@ from remanence.kernels import maxpool_backward, winograd
 from remanence.kernels.compile import compile_graph
 
 
-class Written:
+class TracedFunction:
     """A function for arguments of the form of an example; `compile` fuses it, which takes tens
     of seconds the first time (torch keeps what it compiled).
     """
@@ -44,11 +44,11 @@ class Written:
 
         # one tensor may stand at two places, as parameters do before the first step: told apart, or
         # the wrong one would be read later
-        graph = make_fx(flat, substitutes() if compile else None)(
+        graph = make_fx(flat, decompositions() if compile else None)(
             *(leaves[place].detach() for place in places)
         )
         self.places = [
-            place for place, used in zip(places, drop_unused(graph), strict=True) if used
+            place for place, used in zip(places, prune_inputs(graph), strict=True) if used
         ]
         self.kinds = [_kind(leaves[place]) for place in self.places]
         self.form, self.answer_form = form, answer_form[0]
@@ -72,19 +72,19 @@ class Written:
 
 def trace_step(
     step: Callable[..., Any], example: tuple[Any, ...], compile: bool = False
-) -> Written:
+) -> TracedFunction:
     """Write the step of a stack down."""
-    return Written(step, example, compile)
+    return TracedFunction(step, example, compile)
 
 
-def substitutes() -> dict[Any, Any]:
+def decompositions() -> dict[Any, Any]:
     """What is written down for the compiler in place of operations that are faster in other
     ways.
     """
     return {**maxpool_backward.gradients(), **winograd.convolutions()}
 
 
-def drop_unused(graph: GraphModule) -> list[bool]:
+def prune_inputs(graph: GraphModule) -> list[bool]:
     """Take away the inputs that nothing reads: each costs something at every call, and most of
     a context is not read. -> which were kept
     """

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from remanence.kernels.conv_channels_last import empty_images
+from remanence.kernels.conv_channels_last import empty_channels_last
 
 PROGRAMS = 2112  # of a launch: sixteen for each multiprocessor of a large device
 
@@ -44,7 +44,7 @@ def _offsets(
 
 
 @triton.jit
-def _correlate(
+def _conv_forward_kernel(
     x,
     w,
     y,
@@ -110,7 +110,7 @@ def _correlate(
 
 
 @triton.jit
-def _correlate_rows(
+def _conv_weight_grad_kernel(
     x,
     dy,
     parts,  # [part, client, KH, KW, C, O]
@@ -192,11 +192,11 @@ def _correlate_rows(
     tl.store(to + k[:, None] * O + n[None, :], total, mask=(k < terms)[:, None] & (n < O)[None, :])
 
 
-def correlate(x: Tensor, w: Tensor, padding: tuple[int, int], precision: str) -> Tensor:
+def conv_forward(x: Tensor, w: Tensor, padding: tuple[int, int], precision: str) -> Tensor:
     """x [k, B, C, H, W] with w [k, kh, kw, C, O] -> [k, B, O, h, w]"""
     (clients, images, channels, height, width), (_, kh, kw, _, outputs) = x.shape, w.shape
     size = height + 2 * padding[0] - kh + 1, width + 2 * padding[1] - kw + 1
-    y, rows = empty_images(x, (clients, images, outputs, *size)), images * size[0] * size[1]
+    y, rows = empty_channels_last(x, (clients, images, outputs, *size)), images * size[0] * size[1]
     # tiles of rows, outputs and terms, here and below: the fastest of those we tried on an H200
     tile = (
         128,
@@ -205,14 +205,14 @@ def correlate(x: Tensor, w: Tensor, padding: tuple[int, int], precision: str) ->
     )
     grid = triton.cdiv(rows, tile[0]), triton.cdiv(outputs, tile[1]), clients
     with torch.cuda.device_of(x):
-        _correlate[grid](
+        _conv_forward_kernel[grid](
             x, w.contiguous(), y, rows, *x.stride(), *y.stride(), channels, height, width, outputs, *size, kh, kw, *padding, *tile, precision,
             num_warps=4, num_stages=3,
         )  # fmt: skip
     return y
 
 
-def correlate_rows(
+def conv_weight_grad(
     x: Tensor, dy: Tensor, kernel: tuple[int, int], padding: tuple[int, int], precision: str
 ) -> Tensor:
     """x [k, B, C, H, W] with dy [k, B, O, h, w] -> [k, kh, kw, C, O]"""
@@ -227,7 +227,7 @@ def correlate_rows(
         (count, clients, *kernel, channels, outputs), dtype=_sums(x.dtype), device=x.device
     )
     with torch.cuda.device_of(x):
-        _correlate_rows[(tiles, count, clients)](
+        _conv_weight_grad_kernel[(tiles, count, clients)](
             x, dy, parts, rows, rows_a_part, clients, *x.stride(), *dy.stride(), channels, height, width, outputs, *size, *kernel, *padding,
             *tile, precision, num_warps=4, num_stages=2,
         )  # fmt: skip

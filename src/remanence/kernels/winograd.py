@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from remanence.core.memory_format import lay_out
+from remanence.core.memory_format import to_channels_last
 from remanence.kernels.compile import call_compiled
 
 aten = torch.ops.aten
@@ -31,12 +31,12 @@ aten = torch.ops.aten
 TILE = 4  # outputs a side that are computed together
 # by a filter's side; infinity is one more
 POINTS = {3: (0.0, 1.0, -1.0, 0.5, -2.0), 5: (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)}
-SUMS = 40  # the sums of one channel at a tile's point cost as much as so many products
+SUM_COST = 40  # the sums of one channel at a tile's point cost as much as so many products
 # times as fast as the library a layer must be by that measure: single ones are off by a tenth
-WORTH = 1.15
+MIN_SPEEDUP = 1.15
 
 
-class Sums(NamedTuple):
+class WinogradMatrices(NamedTuple):
     """The linear maps of one side: at the points' values of an image's stretch [points,
     points], of a filter [points, filter], and back [TILE, points].
     """
@@ -47,7 +47,7 @@ class Sums(NamedTuple):
 
 
 @cache
-def find_sums(side: int) -> Sums:
+def winograd_matrices(side: int) -> WinogradMatrices:
     """For filters of that side. Of a product of polynomials what is known at the points gives the
     coefficients by the inverse of the points' powers; a convolution is the transpose of such a
     product.
@@ -64,7 +64,7 @@ def find_sums(side: int) -> Sums:
     inverse[np.abs(inverse) < 1e-12] = 0.0
     # moved into the filter, so that an image's values keep their size
     scale = np.abs(inverse).max(axis=1, keepdims=True)
-    return Sums(inverse / scale, powers(side) * scale, powers(TILE).T)
+    return WinogradMatrices(inverse / scale, powers(side) * scale, powers(TILE).T)
 
 
 def convolutions() -> dict[Any, Callable[..., Any]]:
@@ -84,9 +84,9 @@ def convolve(
     groups: int,
 ) -> Any:
     """Images x [B, C, H, W] under the filters w [O, C, r, r]."""
-    if not suits(x, w, stride, padding, dilation, transposed, groups):
+    if not use_winograd(x, w, stride, padding, dilation, transposed, groups):
         return NotImplemented
-    y = convolve_tiles(lay_out(x), lay_out(w), padding[0])
+    y = convolve_tiles(to_channels_last(x), to_channels_last(w), padding[0])
     return y if bias is None else y + bias.reshape(-1, 1, 1)
 
 
@@ -106,11 +106,11 @@ def differentiate(
     """The gradient dy [B, O, h, w] of what came out -> those of the images, the filters and the
     bias, as far as they are wanted.
     """
-    if not suits(x, w, stride, padding, dilation, transposed, groups):
+    if not use_winograd(x, w, stride, padding, dilation, transposed, groups):
         return NotImplemented
-    dy, x, side = lay_out(dy), lay_out(x), w.shape[2]
+    dy, x, side = to_channels_last(dy), to_channels_last(x), w.shape[2]
     dx = (
-        convolve_tiles(dy, lay_out(w.flip(2, 3).transpose(0, 1)), side - 1 - padding[0])
+        convolve_tiles(dy, to_channels_last(w.flip(2, 3).transpose(0, 1)), side - 1 - padding[0])
         if wanted[0]
         else None
     )
@@ -118,7 +118,7 @@ def differentiate(
     return dx, dw, dy.sum(dim=(0, 2, 3)) if wanted[2] else None
 
 
-def suits(
+def use_winograd(
     x: Tensor, w: Tensor, stride: Any, padding: Any, dilation: Any, transposed: bool, groups: int
 ) -> bool:
     """Is it a plain convolution, on a CPU, that gains?"""
@@ -151,8 +151,8 @@ def suits(
             min(begin + side, size) - max(begin, 0) for begin in outputs
         )  # the library spends no time on the zeros around the image
         by_tiles *= _tiles(len(outputs)) * (TILE + side - 1)
-    products, sums = w.shape[0] * w.shape[1], SUMS * (w.shape[0] + w.shape[1])
-    return direct * products > WORTH * by_tiles * (products + sums)
+    products, sums = w.shape[0] * w.shape[1], SUM_COST * (w.shape[0] + w.shape[1])
+    return direct * products > MIN_SPEEDUP * by_tiles * (products + sums)
 
 
 @torch.library.custom_op("remanence::convolve_tiles", mutates_args=())
@@ -167,7 +167,7 @@ def convolve_tiles(x: Tensor, w: Tensor, zeros: int) -> Tensor:
 @convolve_tiles.register_fake
 def _(x: Tensor, w: Tensor, zeros: int) -> Tensor:
     height, width = (size + 2 * zeros - w.shape[2] + 1 for size in x.shape[2:])
-    return lay_out(x.new_empty(len(x), w.shape[0], height, width))
+    return to_channels_last(x.new_empty(len(x), w.shape[0], height, width))
 
 
 @torch.library.custom_op("remanence::differentiate_tiles", mutates_args=())
@@ -178,27 +178,27 @@ def differentiate_tiles(dy: Tensor, x: Tensor, side: int, zeros: int) -> Tensor:
 
 @differentiate_tiles.register_fake
 def _(dy: Tensor, x: Tensor, side: int, zeros: int) -> Tensor:
-    return lay_out(x.new_empty(dy.shape[1], x.shape[1], side, side))
+    return to_channels_last(x.new_empty(dy.shape[1], x.shape[1], side, side))
 
 
 def _convolve(x: Tensor, w: Tensor, zeros: int) -> Tensor:
     side, height, width = w.shape[2], *(size + 2 * zeros - w.shape[2] + 1 for size in x.shape[2:])
     images, rows, columns = len(x), _tiles(height), _tiles(width)
     # [points points, B rows columns, O]
-    products = torch.bmm(_see_images(x, side, zeros), _see_filters(w))
-    back, points = find_sums(side).back, TILE + side - 1
+    products = torch.bmm(_transform_input(x, side, zeros), _transform_filter(w))
+    back, points = winograd_matrices(side).back, TILE + side - 1
     across = torch.stack(
         _sum(back, products.view(points, points, images, rows, columns, -1).unbind())
     )  # [TILE, points, B, rows, columns, O]
     # [TILE (down), TILE (across), B, rows, columns, O]
     tiles = torch.stack(_sum(back, across.unbind(dim=1)))
     whole = tiles.permute(2, 3, 0, 4, 1, 5).reshape(images, rows * TILE, columns * TILE, -1)
-    return lay_out(whole[:, :height, :width].permute(0, 3, 1, 2))
+    return to_channels_last(whole[:, :height, :width].permute(0, 3, 1, 2))
 
 
 def _differentiate_filters(dy: Tensor, x: Tensor, side: int, zeros: int) -> Tensor:
     """-> [O, C, r, r]"""
-    sums, (_, outputs, height, width) = find_sums(side), dy.shape
+    sums, (_, outputs, height, width) = winograd_matrices(side), dy.shape
     rows, columns = _tiles(height), _tiles(width)
     whole = pad(dy.permute(0, 2, 3, 1), (0, 0, 0, columns * TILE - width, 0, rows * TILE - height))
     tiles = whole.view(len(dy), rows, TILE, columns, TILE, outputs)
@@ -208,16 +208,18 @@ def _differentiate_filters(dy: Tensor, x: Tensor, side: int, zeros: int) -> Tens
     both = torch.stack(_sum(sums.back.T, down.unbind(dim=4))).reshape(
         (TILE + side - 1) ** 2, -1, outputs
     )
-    products = torch.bmm(_see_images(x, side, zeros).transpose(1, 2), both)  # [points points, C, O]
+    products = torch.bmm(
+        _transform_input(x, side, zeros).transpose(1, 2), both
+    )  # [points points, C, O]
     filters = _on_both_sides(sums.filter.T, products)
-    return lay_out(filters.view(side, side, -1, outputs).permute(3, 2, 1, 0))
+    return to_channels_last(filters.view(side, side, -1, outputs).permute(3, 2, 1, 0))
 
 
-def _see_images(x: Tensor, side: int, zeros: int) -> Tensor:
+def _transform_input(x: Tensor, side: int, zeros: int) -> Tensor:
     """[B, C, H, W] -> the values of all tiles at the points, [points (across) points (down), B
     rows columns, C]
     """
-    sums, (images, channels, height, width) = find_sums(side).image, x.shape
+    sums, (images, channels, height, width) = winograd_matrices(side).image, x.shape
     rows, columns = (_tiles(size + 2 * zeros - side + 1) for size in (height, width))
     below, beside = (
         tiles * TILE + side - 1 - size - zeros for tiles, size in ((rows, height), (columns, width))
@@ -234,11 +236,11 @@ def _see_images(x: Tensor, side: int, zeros: int) -> Tensor:
     return both.view(len(sums) ** 2, images * rows * columns, channels)
 
 
-def _see_filters(w: Tensor) -> Tensor:
+def _transform_filter(w: Tensor) -> Tensor:
     """[O, C, r, r] -> their values at the points, [points (across) points (down), C, O]"""
     outputs, channels, side, _ = w.shape
     filters = w.permute(3, 2, 1, 0).reshape(side * side, channels * outputs)
-    return _on_both_sides(find_sums(side).filter, filters).view(-1, channels, outputs)
+    return _on_both_sides(winograd_matrices(side).filter, filters).view(-1, channels, outputs)
 
 
 def _on_both_sides(matrix: np.ndarray, values: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ from remanence.losses.masked_ce import masked_ce
 from remanence.losses.tce import tce
 from remanence.losses.wsm import wsm
 
-__all__ = ["OBJECTIVES", "fedlc", "fedrs", "masked_ce", "tce", "wsm"]
+__all__ = ["LOSSES", "fedlc", "fedrs", "masked_ce", "tce", "wsm"]
 
-OBJECTIVES: dict[str, Callable[..., Part]] = {
+LOSSES: dict[str, Callable[..., Part]] = {
     "fedlc": fedlc,
     "fedrs": fedrs,
     "masked_ce": masked_ce,

@@ -24,7 +24,7 @@ def label_shares(nu: Tensor, mu: Tensor) -> Tensor:
     return torch.where(seen > 0, mu / seen, torch.zeros_like(mu))
 
 
-def distil(student: Tensor, teachers: Tensor, alpha: Tensor) -> Tensor:
+def distill(student: Tensor, teachers: Tensor, alpha: Tensor) -> Tensor:
     """sum_i sum_c alpha_i^c p_i^c log(p_i^c / q^c), where p_i are the teachers' probabilities and q
     the student's.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from remanence.core.compose import part
-from remanence.core.errors import require
+from remanence.core.errors import check_range
 from remanence.core.types import Batch, Context, Output, Part
 from remanence.losses.softmax import weighted_softmax_loss
 
@@ -25,7 +25,7 @@ def fedlc(*, tau: float = 1.0) -> Part:
 
     tau: the strength of the calibration.
     """
-    require(tau > 0, "fedlc", "tau", "above 0 (without calibration it is tce)", tau)
+    check_range(tau > 0, "fedlc", "tau", "above 0 (without calibration it is tce)", tau)
     return Part("fedlc", hyper={"tau": tau}, base=calibrated)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from remanence.core.compose import part
-from remanence.core.errors import require
+from remanence.core.errors import check_range
 from remanence.core.types import Batch, Context, Output, Part
 
 
@@ -25,7 +25,7 @@ def fedrs(*, alpha: float = 0.5) -> Part:
 
     alpha: 1 is plain cross-entropy, 0 is masked_ce.
     """
-    require(0 <= alpha <= 1, "fedrs", "alpha", "from 0 to 1", alpha)
+    check_range(0 <= alpha <= 1, "fedrs", "alpha", "from 0 to 1", alpha)
     return Part("fedrs", hyper={"alpha": alpha}, base=restricted)
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from remanence.aggregators.robust import ROBUST
 from remanence.core.types import Part
-from remanence.losses import OBJECTIVES
-from remanence.methods.centralized import centralised
+from remanence.losses import LOSSES
+from remanence.methods.centralized import centralized
 from remanence.methods.dac import dac
 from remanence.methods.fedavg import fedavg
 from remanence.methods.fedbabu import fedbabu
@@ -35,7 +35,7 @@ from remanence.privacy.label_dp import dp_counts
 __all__ = [
     "METHODS",
     "PARTS",
-    "centralised",
+    "centralized",
     "dac",
     "dp",
     "dp_counts",
@@ -65,7 +65,7 @@ __all__ = [
 ]
 
 METHODS: dict[str, Callable[..., Part]] = {
-    "centralised": centralised,
+    "centralized": centralized,
     "dac": dac,
     "fedadagrad": fedadagrad,
     "fedadam": fedadam,
@@ -94,4 +94,4 @@ METHODS: dict[str, Callable[..., Part]] = {
 PRIVACY: dict[str, Callable[..., Part]] = {"dp": dp, "dp_counts": dp_counts, "dp_sgd": dp_sgd}
 
 # whatever may stand between two `+`
-PARTS: dict[str, Callable[..., Part]] = METHODS | OBJECTIVES | ROBUST | PRIVACY
+PARTS: dict[str, Callable[..., Part]] = METHODS | LOSSES | ROBUST | PRIVACY

@@ -1,4 +1,4 @@
-"""Centralised training: one model on everybody's rows in one place, the baseline that no federation
+"""Centralized training: one model on everybody's rows in one place, the baseline that no federation
 has; and what it forgets from batch to batch.
 
 Hong et al., "FedWAvg", 2022, section 3.1 and table 1.
@@ -11,13 +11,22 @@ from torch import Tensor
 
 from remanence.core.compose import part
 from remanence.core.pytree import Tree
-from remanence.core.types import Batch, Context, Lent, Output, Part, Start, Track, World
+from remanence.core.types import (
+    Batch,
+    ClientOps,
+    Context,
+    ModelState,
+    Output,
+    Part,
+    StepTracker,
+    TaskInfo,
+)
 
 EVENTS = ("right_to_wrong", "margin_rise")
 
 
 @part
-def centralised(*, events: bool = True) -> Part:
+def centralized(*, events: bool = True) -> Part:
     """All clients' rows are pooled; a round is the local epochs over all of them. With forgetting
     events, counted example by example.
 
@@ -32,25 +41,25 @@ def centralised(*, events: bool = True) -> Part:
         "extras", those of every example are kept in `own`.
     """
     if not events:
-        return Part("centralised", pooled=True)
+        return Part("centralized", pooled=True)
     return Part(
-        "centralised",
+        "centralized",
         pooled=True,
-        track=Track(begin_counting, judge_again),
+        track=StepTracker(init_counts, recheck_previous_batch),
         after=report,
-        own=lambda start, facts, world: no_events(world),
+        own=lambda start, facts, world: init_events(world),
         extras=lambda start, world: {name: torch.zeros((), dtype=torch.int64) for name in EVENTS},
         sends="the numbers of forgetting events; the rows themselves are in one place already",
     )
 
 
-def no_events(world: World) -> Tree:
+def init_events(world: TaskInfo) -> Tree:
     return {
         name: torch.zeros(world.examples, dtype=torch.int64, device=world.device) for name in EVENTS
     }
 
 
-def begin_counting(ctx: Context, lent: Lent) -> Tree:
+def init_counts(ctx: Context, lent: ClientOps) -> Tree:
     """Events of each example in this round, and the batch to be judged again: before the first
     step one of rows that nothing can happen to.
     """
@@ -64,25 +73,25 @@ def begin_counting(ctx: Context, lent: Lent) -> Tree:
         # and no error is larger than that
         "error": torch.full((rows,), torch.inf, dtype=world.dtype, device=world.device),
     }
-    return {"counts": no_events(world), "last": nobody}
+    return {"counts": init_events(world), "last": nobody}
 
 
-def judge_again(
-    memory: Tree, before: Start, after: Start, batch: Batch, lent: Lent, ctx: Context
+def recheck_previous_batch(
+    memory: Tree, before: ModelState, after: ModelState, batch: Batch, lent: ClientOps, ctx: Context
 ) -> Tree:
     """Batch A, with B just learned; then B itself, in the first rows of what is kept, so that a
     step hands on the same form whatever the batch's width.
     """
     last = memory["last"]
-    right, error = judge(lent.forward(after, last["x"]), last["y"])
+    right, error = correct_and_margin(lent.forward(after, last["x"]), last["y"])
     happened = {"right_to_wrong": last["right"] & ~right, "margin_rise": error > last["error"]}
     counts = {
         name: memory["counts"][name].index_add(0, last["ids"], happened[name].long())
         for name in EVENTS
     }
-    right, error = judge(lent.forward(after, batch.x), batch.y)
+    right, error = correct_and_margin(lent.forward(after, batch.x), batch.y)
     now = {"x": batch.x, "y": batch.y, "ids": batch.ids, "right": right, "error": error}
-    nobody = begin_counting(ctx, lent)["last"]
+    nobody = init_counts(ctx, lent)["last"]
     return {
         "counts": counts,
         "last": {
@@ -92,14 +101,14 @@ def judge_again(
     }
 
 
-def judge(out: Output, y: Tensor) -> tuple[Tensor, Tensor]:
+def correct_and_margin(out: Output, y: Tensor) -> tuple[Tensor, Tensor]:
     """-> is it right [B], margin error [B]"""
     true = y.unsqueeze(1)  # [B, 1]
     others = out.logits.scatter(1, true, float("-inf"))  # [B, C]
     return out.logits.argmax(dim=1) == y, others.amax(dim=1) - out.logits.gather(1, true).squeeze(1)
 
 
-def report(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+def report(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
     counts = ctx.memory["counts"]
     return {name: ctx.own[name] + counts[name] for name in EVENTS}, {
         name: counts[name].sum() for name in EVENTS

@@ -1,4 +1,4 @@
-"""DAC: decentralised adaptive clustering. Clients listen to those whose models do well on their own
+"""DAC: decentralized adaptive clustering. Clients listen to those whose models do well on their own
 data, and so find their cluster.
 
 Zec et al., "Decentralized adaptive clustering of deep nets is beneficial for client collaboration",
@@ -14,10 +14,10 @@ from torch import Tensor
 from remanence.core.compose import part
 from remanence.core.errors import InputError
 from remanence.core.pytree import Tree
-from remanence.core.types import Mix, Part, PeerContext, Peers
+from remanence.core.types import Part, PeerAverage, PeerContext, PeerSelection
 from remanence.methods.gossip import MODELS, check_peers
 from remanence.peers import similarity
-from remanence.peers.peer_sampling import draw_weighted
+from remanence.peers.peer_sampling import sample_weighted
 
 SPREAD = 0.2  # of the published schedule of tau
 
@@ -42,20 +42,22 @@ def dac(*, peers: int = 6, tau: float = 30.0, schedule: bool = False) -> Part:
             if not schedule
             else 2 * tau / (1 + math.exp(-SPREAD * (ctx.round - 1))) - tau + 1
         )
-        return draw_weighted(
+        return sample_weighted(
             similarity.logits(ctx.state["similarity"], now),
             ctx.reachable,
             peers,
             ctx.key.fold("similar"),
         )
 
-    def decide(probed: Tensor, losses: Tensor, ctx: PeerContext) -> tuple[tuple[Mix, ...], Tree]:
-        return (Mix(probed),), similarity.update(ctx.state, probed, losses)
+    def decide(
+        probed: Tensor, losses: Tensor, ctx: PeerContext
+    ) -> tuple[tuple[PeerAverage, ...], Tree]:
+        return (PeerAverage(probed),), similarity.update(ctx.state, probed, losses)
 
     return Part(
         "dac",
         hyper={"tau": tau},
-        peers=Peers(similarity.begin, probe, decide, tells=similarity.BYTES),
+        peers=PeerSelection(similarity.init_similarity, probe, decide, tells=similarity.BYTES),
         sends=f"{MODELS}, with its table of similarities",
     )
 

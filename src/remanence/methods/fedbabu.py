@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from remanence.core.compose import part
-from remanence.core.errors import InputError, require
-from remanence.core.types import Part, Phase, World
+from remanence.core.errors import InputError, check_range
+from remanence.core.types import Part, Phase, TaskInfo
 from remanence.methods.frozen_head import head_names, need_head
 
 PARTS = ("all", "head", "body")
@@ -24,23 +24,25 @@ def fedbabu(*, finetune_epochs: int = 5, part: str = "all") -> Part:
 
     The fine-tuned models are scored on the clients' own validation rows (`model = "personal"` in
     the metrics) and thrown away: they change nothing.
-    Reading: the fine-tuning takes the experiment's loss, batch size and optimiser, with the
+    Reading: the fine-tuning takes the experiment's loss, batch size and optimizer, with the
         learning rate of the round.
 
     finetune_epochs: passes over a client's rows, the paper's tau_f.
     part: what is fine-tuned, "all", "head" or "body". The paper compares the three; the whole
         network is its choice.
     """
-    require(finetune_epochs >= 1, "fedbabu", "finetune_epochs", "of at least 1", finetune_epochs)
+    check_range(
+        finetune_epochs >= 1, "fedbabu", "finetune_epochs", "of at least 1", finetune_epochs
+    )
     if part not in PARTS:
         raise InputError(f"fedbabu: part must be one of {', '.join(PARTS)}, not {part!r}")
 
-    def trainable(world: World, names: Sequence[str]) -> Sequence[str]:
+    def trainable(world: TaskInfo, names: Sequence[str]) -> Sequence[str]:
         return [name for name in names if part == "all" or (name in world.head) == (part == "head")]
 
     return Part(
         "fedbabu",
         frozen=head_names,
-        personalise=Phase(epochs=finetune_epochs, trainable=trainable),
-        check=lambda optimiser, world: need_head("fedbabu", world),
+        personalize=Phase(epochs=finetune_epochs, trainable=trainable),
+        check=lambda optimizer, world: need_head("fedbabu", world),
     )

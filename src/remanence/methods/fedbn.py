@@ -1,4 +1,4 @@
-"""FedBN: normalisation stays at home, so that clients whose inputs look different can share
+"""FedBN: normalization stays at home, so that clients whose inputs look different can share
 everything else.
 
 Li, Jiang, Zhang, Kamp, Dou, "FedBN: federated learning on non-IID features via local batch
@@ -9,29 +9,29 @@ from __future__ import annotations
 
 from remanence.core.compose import part
 from remanence.core.errors import InputError
-from remanence.core.types import Optimiser, Part, World
+from remanence.core.types import Optimizer, Part, TaskInfo
 
 
 @part
 def fedbn() -> Part:
-    """Weights and statistics of the normalisation layers are trained, but never leave their client;
+    """Weights and statistics of the normalization layers are trained, but never leave their client;
     the server averages the rest.
 
     The paper speaks of batch norm; group and layer norm are kept at home likewise. The global model
     has these layers as they were initially: look at the personal models (`model = "personal"` in
     the metrics), which are the method's result.
     """
-    return Part("fedbn", personal=normalisation, check=need_normalisation)
+    return Part("fedbn", personal=normalization_params, check=require_normalization)
 
 
-def normalisation(world: World) -> tuple[str, ...]:
+def normalization_params(world: TaskInfo) -> tuple[str, ...]:
     return world.norms + world.buffers
 
 
-def need_normalisation(optimiser: Optimiser, world: World) -> None:
+def require_normalization(optimizer: Optimizer, world: TaskInfo) -> None:
     # affine=False leaves statistics alone
     if not world.norms and not any(name.endswith("running_mean") for name in world.buffers):
         raise InputError(
-            "fedbn keeps normalisation layers local, and this model has none: choose one"
+            "fedbn keeps normalization layers local, and this model has none: choose one"
             " with them, such as resnet18, or use fedavg"
         )

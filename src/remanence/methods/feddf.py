@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from remanence.core.compose import part
-from remanence.core.errors import InputError, require
+from remanence.core.errors import InputError, check_range
 from remanence.core.pytree import Tree
 from remanence.core.types import (
     Batch,
-    Optimiser,
+    ModelState,
+    Optimizer,
     Output,
     Part,
     Reply,
     ServerContext,
-    ServerLent,
-    Start,
-    World,
+    ServerOps,
+    TaskInfo,
 )
-from remanence.losses.dynamic_distillation import distil
+from remanence.losses.dynamic_distillation import distill
 from remanence.optimizers.adam import adam
 
 
@@ -36,7 +36,7 @@ def feddf(
     batch: int = 128,
     validation: float = 0.1,
 ) -> Part:
-    """KL(softmax(mean_k z_k) || softmax(z)) minimised over the server's public set, starting at the
+    """KL(softmax(mean_k z_k) || softmax(z)) minimized over the server's public set, starting at the
     average by n_k; z are logits.
 
     By Adam, its rate falling along a cosine, with the numbers of the authors' code. The labels of
@@ -50,33 +50,37 @@ def feddf(
     batch: rows of the public set in a step.
     validation: the share of the public set that is kept for validation.
     """
-    require(steps >= 1, "feddf", "steps", "of at least 1", steps)
-    require(patience >= 1, "feddf", "patience", "of at least 1", patience)
-    require(batch >= 1, "feddf", "batch", "of at least 1", batch)
-    require(lr > 0, "feddf", "lr", "above 0", lr)
-    require(0 <= validation < 1, "feddf", "validation", "from 0 to below 1", validation)
+    check_range(steps >= 1, "feddf", "steps", "of at least 1", steps)
+    check_range(patience >= 1, "feddf", "patience", "of at least 1", patience)
+    check_range(batch >= 1, "feddf", "batch", "of at least 1", batch)
+    check_range(lr > 0, "feddf", "lr", "above 0", lr)
+    check_range(0 <= validation < 1, "feddf", "validation", "from 0 to below 1", validation)
 
     tools = adam(lr=lr)
 
     def learn_from_ensemble(
-        merged: Start, previous: Start, replies: Reply, lent: ServerLent, srv: ServerContext
-    ) -> Start:
+        merged: ModelState,
+        previous: ModelState,
+        replies: Reply,
+        lent: ServerOps,
+        srv: ServerContext,
+    ) -> ModelState:
         # [1, n, C]: one teacher, believed in every class
         ensemble = lent.judge(lent.local_models(replies)).mean(dim=0, keepdim=True)
         given = {"ensemble": ensemble, "alpha": torch.ones_like(ensemble[:, 0])}
         return lent.fit(
             merged,
-            agree,
+            ensemble_loss,
             given,
             steps=steps,
             batch=batch,
-            optimiser=tools,
+            optimizer=tools,
             cosine=True,
             validation=validation,
             patience=patience,
         )
 
-    def check(optimiser: Optimiser, world: World) -> None:
+    def check(optimizer: Optimizer, world: TaskInfo) -> None:
         held = round(validation * world.public)
         if validation and not 0 < held < world.public:
             raise InputError(
@@ -88,5 +92,5 @@ def feddf(
     return Part("feddf", refine=learn_from_ensemble, check=check, needs_public=True)
 
 
-def agree(out: Output, rows: Batch, place: Tensor, given: Tree) -> Tensor:
-    return distil(out.logits, given["ensemble"][:, place], given["alpha"])
+def ensemble_loss(out: Output, rows: Batch, place: Tensor, given: Tree) -> Tensor:
+    return distill(out.logits, given["ensemble"][:, place], given["alpha"])

@@ -14,7 +14,7 @@ from torch import Tensor
 from remanence.core.compose import part
 from remanence.core.errors import InputError
 from remanence.core.pytree import Tree
-from remanence.core.types import Assign, Decision, Part, World
+from remanence.core.types import AssignmentDecision, ModelAssignment, Part, TaskInfo
 
 
 @part
@@ -36,19 +36,19 @@ def feddrift(*, delta: float = 0.1, measure: str = "loss") -> Part:
     return Part(
         "feddrift",
         hyper={"delta": delta},
-        assign=Assign(begin, decide, measure),
+        assign=ModelAssignment(init_state, decide, measure),
         sends="the loss of every global model on its data, at every time step",
     )
 
 
-def begin(world: World) -> Tree:
+def init_state(world: TaskInfo) -> Tree:
     """Nobody has chosen yet, so no loss can count as worse than the last."""
     return {"last": torch.full((world.clients,), torch.inf, dtype=torch.float64)}
 
 
 def decide(
     losses: np.ndarray, uses: np.ndarray, rows: np.ndarray, state: Tree, hyper: dict[str, Tensor]
-) -> Decision:
+) -> AssignmentDecision:
     """losses: [K, M] of every model on every client's new data; rows: [K]"""
     delta, models = float(hyper["delta"].double()), losses.shape[1]
     best, lowest = losses.argmin(axis=1), losses.min(axis=1)
@@ -76,7 +76,7 @@ def decide(
     for place, client in enumerate(drifted.tolist(), start=len(kept)):
         recipe[place, best[client]] = 1.0
         number[models + place - len(kept)] = place
-    return Decision(
+    return AssignmentDecision(
         np.array([number[int(model)] for model in chosen]),
         recipe,
         {"last": torch.from_numpy(lowest)},

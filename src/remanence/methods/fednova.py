@@ -15,17 +15,17 @@ from remanence.core.compose import part
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
 from remanence.core.types import (
+    Aggregate,
     Batch,
-    Combine,
+    ClientOps,
     Context,
-    Lent,
-    Optimiser,
+    ModelState,
+    Optimizer,
     Part,
     Reply,
     ServerContext,
-    Start,
-    Track,
-    World,
+    StepTracker,
+    TaskInfo,
 )
 
 
@@ -36,41 +36,41 @@ def fednova() -> Part:
 
     a_i says how many plain steps client i's amounted to: their number with plain SGD; a + m after m
     <- rho m + 1 with momentum rho; (1 - lr mu) a + 1 with FedProx's mu. Weight decay shrinks
-    earlier steps as FedProx does. It is found by letting the client's own optimiser and penalties
+    earlier steps as FedProx does. It is found by letting the client's own optimizer and penalties
     walk along a single number that always feels a gradient of 1, so that other penalties and
     Nesterov's momentum count as well. Where all a_i are equal this is FedAvg.
     """
     return Part(
         "fednova",
-        track=Track(first_step, next_step),
+        track=StepTracker(init_effective_steps, next_effective_steps),
         after=send_steps,
         extras=lambda start, world: {"steps": torch.zeros((), dtype=world.dtype)},
-        combine=Combine(sum_normalised, rescale, in_pieces=True),
+        combine=Aggregate(sum_normalized, rescale, in_pieces=True),
         check=check_steps_add_up,
         sends="one number: its effective local steps",
     )
 
 
-def check_steps_add_up(optimiser: Optimiser, world: World) -> None:
+def check_steps_add_up(optimizer: Optimizer, world: TaskInfo) -> None:
     """a_i is defined where the way made is a fixed weighted sum of the gradients."""
-    if optimiser.name in ("adam", "adamw"):
+    if optimizer.name in ("adam", "adamw"):
         raise InputError(
-            f"fednova: the steps of {optimiser.name} are no weighted sum of gradients, so"
+            f"fednova: the steps of {optimizer.name} are no weighted sum of gradients, so"
             " they cannot be counted: train with sgd, with or without momentum"
         )
 
 
-def first_step(ctx: Context, lent: Lent) -> Tree:
+def init_effective_steps(ctx: Context, lent: ClientOps) -> Tree:
     return lent.walk(None)
 
 
-def next_step(
-    memory: Tree, before: Start, after: Start, batch: Batch, lent: Lent, ctx: Context
+def next_effective_steps(
+    memory: Tree, before: ModelState, after: ModelState, batch: Batch, lent: ClientOps, ctx: Context
 ) -> Tree:
     return lent.walk(memory)
 
 
-def send_steps(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+def send_steps(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
     """a_i = -u / lr"""
     lr = ctx.rule["lr"]
     moving = lr > 0  # a schedule may end at 0: nobody moved then, and any number of steps will do
@@ -78,7 +78,7 @@ def send_steps(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
     return {}, {"steps": torch.where(moving, steps, torch.ones_like(steps))}
 
 
-def sum_normalised(weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
+def sum_normalized(weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
     steps = replies.extras["fednova"]["steps"].to(weights)  # [k]
     return {
         "direction": pytree.weighted_sum(weights / steps, replies.delta(srv.start)),

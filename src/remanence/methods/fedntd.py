@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from remanence.core.compose import part
-from remanence.core.errors import require
-from remanence.core.types import Batch, Context, Lent, Output, Part
+from remanence.core.errors import check_range
+from remanence.core.types import Batch, ClientOps, Context, Output, Part
 
 
 @part
@@ -26,12 +26,12 @@ def fedntd(*, beta: float = 1.0, tau: float = 1.0) -> Part:
     beta: the strength of the distillation; 0 is FedAvg.
     tau: the temperature of both softmaxes.
     """
-    require(beta >= 0, "fedntd", "beta", "of at least 0", beta)
-    require(tau > 0, "fedntd", "tau", "above 0", tau)
+    check_range(beta >= 0, "fedntd", "beta", "of at least 0", beta)
+    check_range(tau > 0, "fedntd", "tau", "above 0", tau)
     return Part("fedntd", hyper={"beta": beta, "tau": tau}, terms=(distil_not_true,))
 
 
-def distil_not_true(out: Output, batch: Batch, lent: Lent, ctx: Context) -> Tensor:
+def distil_not_true(out: Output, batch: Batch, lent: ClientOps, ctx: Context) -> Tensor:
     tau = ctx.hyper["tau"]
     student = torch.log_softmax(not_true(out.logits, batch.y) / tau, dim=1)
     teacher = torch.log_softmax(not_true(lent.forward(ctx.start).logits, batch.y) / tau, dim=1)

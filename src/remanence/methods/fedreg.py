@@ -1,7 +1,7 @@
 """FedReg: local steps that may not undo what the received model knew, for which made-up inputs
 stand in.
 
-Inputs moved up the received model's loss, labelled by that model, carry its memory; where a local
+Inputs moved up the received model's loss, labeled by that model, carry its memory; where a local
 gradient works against theirs, that part is taken out. Xu et al., "Acceleration of federated
 learning with alleviated forgetting in local training", ICLR 2022.
 """
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from remanence.core import pytree
 from remanence.core.compose import part
-from remanence.core.errors import InputError, require
+from remanence.core.errors import InputError, check_range
 from remanence.core.pytree import Params
-from remanence.core.types import Batch, Context, Lent, Part, Reply, ServerContext
+from remanence.core.types import Batch, ClientOps, Context, Part, Reply, ServerContext
 
 # Below this squared length a gradient is rounding: in a client's first step the memory's own
 # answers have none at all. Far above the rounding of float32.
@@ -46,7 +46,7 @@ def fedreg(
     Our reading, where the text is open: perturbed data are the batch after one such step of size
     eta_p with their true labels, so that p seldom points against g; both projections are those of g
     itself, over all parameters as one vector; where |s|^2 is under 1e-8 it counts as that, for in
-    the first step s is 0. Inputs are normalised, so step sizes are in standard deviations. All
+    the first step s is 0. Inputs are normalized, so step sizes are in standard deviations. All
     gradients are those of the whole objective, with the terms of other methods, in training mode. A
     step costs `ascent` + 4 gradients.
 
@@ -55,23 +55,23 @@ def fedreg(
     eta_s, eta_p: the step sizes of pseudo and of perturbed data (our choice).
     ascent: steps that make the pseudo data.
     """
-    require(0 < gamma <= 1, "fedreg", "gamma", "above 0 and up to 1", gamma)
-    require(0 <= beta <= 1, "fedreg", "beta", "from 0 to 1", beta)
-    require(eta_s >= 0, "fedreg", "eta_s", "of at least 0", eta_s)
-    require(eta_p >= 0, "fedreg", "eta_p", "of at least 0", eta_p)
-    require(ascent >= 1, "fedreg", "ascent", "of at least 1", ascent)
+    check_range(0 < gamma <= 1, "fedreg", "gamma", "above 0 and up to 1", gamma)
+    check_range(0 <= beta <= 1, "fedreg", "beta", "from 0 to 1", beta)
+    check_range(eta_s >= 0, "fedreg", "eta_s", "of at least 0", eta_s)
+    check_range(eta_p >= 0, "fedreg", "eta_p", "of at least 0", eta_p)
+    check_range(ascent >= 1, "fedreg", "ascent", "of at least 1", ascent)
 
-    def gradient(params: Params, batch: Batch, lent: Lent, ctx: Context) -> Params:
+    def gradient(params: Params, batch: Batch, lent: ClientOps, ctx: Context) -> Params:
         if not batch.x.is_floating_point():
             raise InputError(TOKENS)
-        old, hyper = pytree.restrict(ctx.start.params, params), ctx.hyper
+        old, hyper = pytree.select_keys(ctx.start.params, params), ctx.hyper
         pseudo = batch
         for _ in range(ascent):
-            pseudo = climb(old, pseudo, hyper["eta_s"], lent)
+            pseudo = sign_ascent(old, pseudo, hyper["eta_s"], lent)
         remembered = torch.softmax(lent.forward(ctx.start, pseudo.x).logits, dim=1)  # [B, C]
-        perturbed = climb(old, batch, hyper["eta_p"], lent)
-        between = mix(params, old, hyper["beta"])
-        g = lent.grad(mix(params, old, hyper["gamma"]), batch)
+        perturbed = sign_ascent(old, batch, hyper["eta_p"], lent)
+        between = interpolate(params, old, hyper["beta"])
+        g = lent.grad(interpolate(params, old, hyper["gamma"]), batch)
         memories = (
             lent.grad(between, pseudo._replace(y=remembered)),
             lent.grad(between, perturbed),
@@ -88,26 +88,26 @@ def fedreg(
         "fedreg",
         hyper={"gamma": gamma, "beta": beta, "eta_s": eta_s, "eta_p": eta_p},
         gradient=gradient,
-        weigh=count_alike,
-        adapt=refuse_tokens,
+        weigh=uniform_weights,
+        adapt=reject_tokens,
     )
 
 
-def climb(params: Params, batch: Batch, size: Tensor, lent: Lent) -> Batch:
+def sign_ascent(params: Params, batch: Batch, size: Tensor, lent: ClientOps) -> Batch:
     """One step up the loss, by the sign of the inputs' gradient."""
     return batch._replace(x=batch.x + size * torch.sign(lent.grad(params, batch, wrt="inputs")))
 
 
-def mix(new: Params, old: Params, share: Tensor) -> Params:
+def interpolate(new: Params, old: Params, share: Tensor) -> Params:
     """share * new + (1 - share) * old"""
     return pytree.map(lambda w, w_old: share * w + (1 - share) * w_old, new, old)
 
 
-def count_alike(replies: Reply, srv: ServerContext) -> Tensor:
+def uniform_weights(replies: Reply, srv: ServerContext) -> Tensor:
     return torch.ones_like(replies.weight)
 
 
-def refuse_tokens(network: nn.Module, classes: int) -> nn.Module:
+def reject_tokens(network: nn.Module, classes: int) -> nn.Module:
     if any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in network.modules()):
         raise InputError(TOKENS)
     return network

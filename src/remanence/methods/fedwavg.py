@@ -12,9 +12,18 @@ from torch import Tensor
 
 from remanence.core import rng
 from remanence.core.compose import part
-from remanence.core.errors import require
+from remanence.core.errors import check_range
 from remanence.core.pytree import Tree
-from remanence.core.types import Context, Facts, Lent, Part, Reply, ServerContext, Start, World
+from remanence.core.types import (
+    ClientOps,
+    ClientStats,
+    Context,
+    ModelState,
+    Part,
+    Reply,
+    ServerContext,
+    TaskInfo,
+)
 
 
 @part
@@ -33,14 +42,14 @@ def fedwavg(*, alpha: float = 0.3, every: int = 1, noise: float = 0.0) -> Part:
     noise: deviation of Gaussian noise on every F that is sent, never below 0, so that no single
         example can be told from it; 0: the true number.
     """
-    require(0 <= alpha < 1, "fedwavg", "alpha", "from 0 to below 1", alpha)
-    require(every >= 1, "fedwavg", "every", "of at least 1", every)
-    require(noise >= 0, "fedwavg", "noise", "of at least 0", noise)
+    check_range(0 <= alpha < 1, "fedwavg", "alpha", "from 0 to below 1", alpha)
+    check_range(every >= 1, "fedwavg", "every", "of at least 1", every)
+    check_range(noise >= 0, "fedwavg", "noise", "of at least 0", noise)
 
-    def count_forgettable(ctx: Context, lent: Lent) -> tuple[Tree, Tree]:
+    def count_forgettable(ctx: Context, lent: ClientOps) -> tuple[Tree, Tree]:
         """Lines 5 and 10 to 12, before the local model is overwritten by the global one."""
         due = ctx.own["trained"] & (ctx.round % every == 0)
-        counted = count_lost(last_local(ctx), ctx.start, lent)
+        counted = count_forgotten(last_local_model(ctx), ctx.start, lent)
         if noise:
             drawn = rng.normal(rng.fold_in(ctx.key, "fedwavg"), (), torch.float64).to(counted)
             counted = (counted + noise * drawn).clamp(min=0)
@@ -50,16 +59,16 @@ def fedwavg(*, alpha: float = 0.3, every: int = 1, noise: float = 0.0) -> Part:
     return Part(
         "fedwavg",
         hyper={"alpha": alpha},
-        own=start_at_one,
+        own=init_client_state,
         before=count_forgettable,
-        after=keep_model,
+        after=store_model,
         extras=lambda start, world: {"forgettable": torch.ones((), dtype=world.dtype)},
-        weigh=rebalance,
+        weigh=client_weights,
         sends="how many of its examples it saw forgotten",
     )
 
 
-def start_at_one(start: Start, facts: Facts, world: World) -> Tree:
+def init_client_state(start: ModelState, facts: ClientStats, world: TaskInfo) -> Tree:
     """Line 2. A newcomer has no local model yet: what stands in its place is never counted,
     because `trained` says so.
     """
@@ -67,19 +76,19 @@ def start_at_one(start: Start, facts: Facts, world: World) -> Tree:
     return {"forgettable": one, "trained": no, "params": start.params, "buffers": start.buffers}
 
 
-def last_local(ctx: Context) -> Start:
+def last_local_model(ctx: Context) -> ModelState:
     # a network without buffers has none to keep
-    return Start(ctx.own["params"], ctx.own.get("buffers", {}))
+    return ModelState(ctx.own["params"], ctx.own.get("buffers", {}))
 
 
-def count_lost(local: Start, received: Start, lent: Lent) -> Tensor:
+def count_forgotten(local: ModelState, received: ModelState, lent: ClientOps) -> Tensor:
     """Examples that `local` has right and `received` has wrong. -> scalar"""
     (before, batch), (now, _) = lent.predict(local), lent.predict(received)
     lost = (before.logits.argmax(dim=1) == batch.y) & (now.logits.argmax(dim=1) != batch.y)  # [n]
     return (lost & (batch.weight > 0)).to(batch.weight).sum()
 
 
-def keep_model(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+def store_model(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
     return {
         "params": trained.params,
         "buffers": trained.buffers,
@@ -87,7 +96,7 @@ def keep_model(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
     }, {}
 
 
-def rebalance(replies: Reply, srv: ServerContext) -> Tensor:
+def client_weights(replies: Reply, srv: ServerContext) -> Tensor:
     """Line 14, equation 2. The weights sum to N, so the new model stays among the clients'
     models. -> [k]
     """

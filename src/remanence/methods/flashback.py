@@ -1,4 +1,4 @@
-"""Flashback: clients distil from the global model, and the server from the clients and the previous
+"""Flashback: clients distill from the global model, and the server from the clients and the previous
 global model, each class by label counts.
 
 "Flashback: understanding and mitigating forgetting in federated learning", 2023, algorithm 1.
@@ -16,21 +16,21 @@ from torch.nn.functional import cross_entropy
 
 from remanence.core import pytree
 from remanence.core.compose import part
-from remanence.core.errors import require
+from remanence.core.errors import check_range
 from remanence.core.pytree import Tree
 from remanence.core.types import (
     Batch,
+    ClientOps,
     Context,
-    Lent,
+    ModelState,
     Output,
     Part,
     Reply,
     ServerContext,
-    ServerLent,
-    Start,
-    World,
+    ServerOps,
+    TaskInfo,
 )
-from remanence.losses.dynamic_distillation import distil, label_shares
+from remanence.losses.dynamic_distillation import distill, label_shares
 
 
 @part
@@ -39,7 +39,7 @@ def flashback(*, gamma: float = 0.1, server_epochs: int = 5) -> Part:
     clients and then at the server.
 
     At a client nu are its own label counts, and the global model teaches with mu = pi. The server
-    averages by n_k and trains the average on its labelled public set with the clients' optimiser,
+    averages by n_k and trains the average on its labeled public set with the clients' optimizer,
     rate and batch size: nu = pi, taught by the round's clients, each with its counts, and by the
     previous global model with mu = pi. Then pi grows by gamma * mu_k for every client k that has
     not yet been counted in full. The paper's appendix with its settings is
@@ -49,24 +49,24 @@ def flashback(*, gamma: float = 0.1, server_epochs: int = 5) -> Part:
         * r_k <= 1.
     server_epochs: E_s, epochs on the public set in every round.
     """
-    require(0 < gamma <= 1, "flashback", "gamma", "above 0 and at most 1", gamma)
-    require(server_epochs >= 1, "flashback", "server_epochs", "of at least 1", server_epochs)
+    check_range(0 < gamma <= 1, "flashback", "gamma", "above 0 and at most 1", gamma)
+    check_range(server_epochs >= 1, "flashback", "server_epochs", "of at least 1", server_epochs)
     return Part(
         "flashback",
         hyper={"gamma": gamma},
-        terms=(keep_global,),
+        terms=(client_distillation,),
         after=send_counts,
         extras=lambda start, world: {"label_counts": torch.zeros(world.classes, dtype=world.dtype)},
-        server=count_nothing,
+        server=init_label_counts,
         share=lambda srv: {"pi": srv.state["pi"]},
-        refine=functools.partial(keep_all, server_epochs),
-        absorb=count_labels,
+        refine=functools.partial(server_distillation, server_epochs),
+        absorb=update_label_counts,
         sends="its label counts, which are sensitive",
         needs_public=True,
     )
 
 
-def count_nothing(start: Start, world: World) -> Tree:
+def init_label_counts(start: ModelState, world: TaskInfo) -> Tree:
     """Line 1: pi = 0; r_k, how often client k took part."""
     return {
         "pi": torch.zeros(world.classes, dtype=world.dtype),
@@ -74,43 +74,43 @@ def count_nothing(start: Start, world: World) -> Tree:
     }
 
 
-def keep_global(out: Output, batch: Batch, lent: Lent, ctx: Context) -> Tensor:
+def client_distillation(out: Output, batch: Batch, lent: ClientOps, ctx: Context) -> Tensor:
     """Lines 7 and 10. In round 1 pi is 0, so alpha is 0 too and cross-entropy is left alone."""
     alpha = label_shares(nu=ctx.facts.label_counts, mu=ctx.shared["pi"].unsqueeze(0))
-    return distil(out.logits, lent.forward(ctx.start).logits.unsqueeze(0), alpha)
+    return distill(out.logits, lent.forward(ctx.start).logits.unsqueeze(0), alpha)
 
 
-def send_counts(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+def send_counts(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
     return {}, {"label_counts": ctx.facts.label_counts}
 
 
-def keep_all(
+def server_distillation(
     server_epochs: int,
-    merged: Start,
-    previous: Start,
+    merged: ModelState,
+    previous: ModelState,
     replies: Reply,
-    lent: ServerLent,
+    lent: ServerOps,
     srv: ServerContext,
-) -> Start:
+) -> ModelState:
     """Lines 16 to 23. In round 1 the previous model has pi = 0, and so no say: the clients
     alone teach.
     """
     # [1, C], [k, C]
     pi, counts = srv.state["pi"].unsqueeze(0), replies.extras["flashback"]["label_counts"]
     alpha = label_shares(nu=pi[0], mu=torch.cat([counts, pi]))
-    before = Start(*(pytree.expand(tree, 1) for tree in previous))
+    before = ModelState(*(pytree.broadcast(tree, 1) for tree in previous))
     said = torch.cat([lent.judge(lent.local_models(replies)), lent.judge(before)])  # [k + 1, n, C]
-    return lent.fit(merged, learn_from_all, {"said": said, "alpha": alpha}, epochs=server_epochs)
+    return lent.fit(merged, server_loss, {"said": said, "alpha": alpha}, epochs=server_epochs)
 
 
-def learn_from_all(out: Output, batch: Batch, place: Tensor, given: Tree) -> Tensor:
+def server_loss(out: Output, batch: Batch, place: Tensor, given: Tree) -> Tensor:
     """Line 21."""
-    return cross_entropy(out.logits, batch.y, reduction="none") + distil(
+    return cross_entropy(out.logits, batch.y, reduction="none") + distill(
         out.logits, given["said"][:, place], given["alpha"]
     )
 
 
-def count_labels(replies: Reply, srv: ServerContext) -> Tree:
+def update_label_counts(replies: Reply, srv: ServerContext) -> Tree:
     """Lines 24 to 29: r_k counts this round already when gamma * r_k is compared with 1."""
     gamma, counts = srv.hyper["gamma"], replies.extras["flashback"]["label_counts"]
     r = srv.state["r"].index_add(0, replies.client, torch.ones_like(replies.client))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from remanence.core.compose import part
 from remanence.core.errors import InputError
-from remanence.core.types import Part, World
+from remanence.core.types import Part, TaskInfo
 
 
 @part
@@ -20,15 +20,15 @@ def frozen_head() -> Part:
     return Part(
         "frozen_head",
         frozen=head_names,
-        check=lambda optimiser, world: need_head("frozen_head", world),
+        check=lambda optimizer, world: need_head("frozen_head", world),
     )
 
 
-def head_names(world: World) -> tuple[str, ...]:
+def head_names(world: TaskInfo) -> tuple[str, ...]:
     return world.head
 
 
-def need_head(name: str, world: World) -> None:
+def need_head(name: str, world: TaskInfo) -> None:
     """Refuse a network whose classifier cannot be told from its body."""
     if not world.head:
         raise InputError(

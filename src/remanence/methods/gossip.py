@@ -14,8 +14,8 @@ from torch import Tensor
 from remanence.core.compose import part
 from remanence.core.errors import InputError
 from remanence.core.pytree import Tree
-from remanence.core.types import Mix, Part, PeerContext, Peers, World
-from remanence.peers.peer_sampling import draw_uniform
+from remanence.core.types import Part, PeerAverage, PeerContext, PeerSelection, TaskInfo
+from remanence.peers.peer_sampling import sample_uniform
 
 
 @part
@@ -27,10 +27,14 @@ def random(*, peers: int = 6) -> Part:
     """
     check_peers("random", peers)
 
-    def decide(probed: Tensor, losses: Tensor, ctx: PeerContext) -> tuple[tuple[Mix, ...], Tree]:
-        return (Mix(draw_uniform(ctx.reachable, peers, ctx.key.fold("random"))),), ctx.state
+    def decide(
+        probed: Tensor, losses: Tensor, ctx: PeerContext
+    ) -> tuple[tuple[PeerAverage, ...], Tree]:
+        return (
+            PeerAverage(sample_uniform(ctx.reachable, peers, ctx.key.fold("random"))),
+        ), ctx.state
 
-    return Part("random", peers=Peers(remember_nothing, probe_nobody, decide), sends=MODELS)
+    return Part("random", peers=PeerSelection(no_state, no_candidates, decide), sends=MODELS)
 
 
 @part
@@ -42,31 +46,37 @@ def oracle(*, peers: int = 6) -> Part:
     """
     check_peers("oracle", peers)
 
-    def decide(probed: Tensor, losses: Tensor, ctx: PeerContext) -> tuple[tuple[Mix, ...], Tree]:
+    def decide(
+        probed: Tensor, losses: Tensor, ctx: PeerContext
+    ) -> tuple[tuple[PeerAverage, ...], Tree]:
         alike = ctx.cluster.unsqueeze(0) == ctx.cluster.unsqueeze(1)
-        return (Mix(draw_uniform(ctx.reachable & alike, peers, ctx.key.fold("random"))),), ctx.state
+        return (
+            PeerAverage(sample_uniform(ctx.reachable & alike, peers, ctx.key.fold("random"))),
+        ), ctx.state
 
-    return Part("oracle", peers=Peers(remember_nothing, probe_nobody, decide), sends=MODELS)
+    return Part("oracle", peers=PeerSelection(no_state, no_candidates, decide), sends=MODELS)
 
 
 @part
 def local() -> Part:
     """No exchange: every client trains alone."""
 
-    def decide(probed: Tensor, losses: Tensor, ctx: PeerContext) -> tuple[tuple[Mix, ...], Tree]:
+    def decide(
+        probed: Tensor, losses: Tensor, ctx: PeerContext
+    ) -> tuple[tuple[PeerAverage, ...], Tree]:
         return (), ctx.state
 
-    return Part("local", peers=Peers(remember_nothing, probe_nobody, decide))
+    return Part("local", peers=PeerSelection(no_state, no_candidates, decide))
 
 
 MODELS = "its model, to whoever asks"
 
 
-def remember_nothing(world: World) -> Tree:
+def no_state(world: TaskInfo) -> Tree:
     return {}
 
 
-def probe_nobody(ctx: PeerContext) -> Tensor:
+def no_candidates(ctx: PeerContext) -> Tensor:
     return torch.empty(len(ctx.reachable), 0, dtype=torch.int64, device=ctx.reachable.device)
 
 

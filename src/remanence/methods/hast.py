@@ -15,11 +15,21 @@ from torch import Tensor
 from remanence.core.compose import part
 from remanence.core.errors import InputError
 from remanence.core.pytree import Tree, weighted_mean
-from remanence.core.types import Context, Lent, Mix, Part, PeerContext, Peers, Phase, Start, World
+from remanence.core.types import (
+    ClientOps,
+    Context,
+    ModelState,
+    Part,
+    PeerAverage,
+    PeerContext,
+    PeerSelection,
+    Phase,
+    TaskInfo,
+)
 from remanence.methods.dac import check_tau
 from remanence.methods.gossip import MODELS, check_peers
 from remanence.peers import similarity
-from remanence.peers.peer_sampling import draw_uniform, draw_weighted
+from remanence.peers.peer_sampling import sample_uniform, sample_weighted
 
 
 @part
@@ -50,17 +60,19 @@ def hast(
         )
 
     def probe(ctx: PeerContext) -> Tensor:
-        return draw_uniform(ctx.reachable, peers, ctx.key.fold("random"))
+        return sample_uniform(ctx.reachable, peers, ctx.key.fold("random"))
 
-    def decide(probed: Tensor, losses: Tensor, ctx: PeerContext) -> tuple[tuple[Mix, ...], Tree]:
+    def decide(
+        probed: Tensor, losses: Tensor, ctx: PeerContext
+    ) -> tuple[tuple[PeerAverage, ...], Tree]:
         known = similarity.update(ctx.state, probed, losses)
         if depth == 0:
-            return (Mix(probed),), known
+            return (PeerAverage(probed),), known
         seen = (known if fresh else ctx.state)["similarity"]
-        alike = draw_weighted(
+        alike = sample_weighted(
             similarity.logits(seen, ctx.hyper["tau"]), ctx.reachable, peers, ctx.key.fold("similar")
         )
-        return (Mix(probed), Mix(alike, classifier(ctx.world, depth))), known | {
+        return (PeerAverage(probed), PeerAverage(alike, classifier(ctx.world, depth))), known | {
             "met": similarity.mark_met(known["met"], alike)
         }
 
@@ -77,23 +89,23 @@ def hast(
         "hast",
         hyper={"tau": tau},
         phases=fine_tune,
-        peers=Peers(similarity.begin, probe, decide, tells=similarity.BYTES),
+        peers=PeerSelection(similarity.init_similarity, probe, decide, tells=similarity.BYTES),
         sends=f"{MODELS}, with its table of similarities",
     )
 
 
-def classifier(world: World, depth: int) -> tuple[str, ...]:
+def classifier(world: TaskInfo, depth: int) -> tuple[str, ...]:
     """The parameters of the last layers."""
     layers: Sequence[Sequence[str]] = world.layers[:depth]
     return tuple(name for layer in layers for name in layer)
 
 
-def validation_improves(ctx: Context, old: Start, new: Start, lent: Lent) -> Tensor:
+def validation_improves(ctx: Context, old: ModelState, new: ModelState, lent: ClientOps) -> Tensor:
     """Is the loss on the client's validation rows lower? Without such rows nothing can be
     shown, and nothing is kept.
     """
 
-    def loss(model: Start) -> Tensor:
+    def loss(model: ModelState) -> Tensor:
         out, batch = lent.predict(model, "valid")
         return weighted_mean(
             torch.nn.functional.cross_entropy(out.logits, batch.y, reduction="none"), batch.weight

@@ -13,9 +13,18 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from remanence.core.compose import part
-from remanence.core.errors import InputError, require
+from remanence.core.errors import InputError, check_range
 from remanence.core.pytree import Tree
-from remanence.core.types import Batch, Context, Facts, Lent, Output, Part, Start, World
+from remanence.core.types import (
+    Batch,
+    ClientOps,
+    ClientStats,
+    Context,
+    ModelState,
+    Output,
+    Part,
+    TaskInfo,
+)
 
 
 @part
@@ -35,9 +44,9 @@ def moon(*, mu: float = 5.0, temperature: float = 0.5, projection: int = 0) -> P
         in the paper; 0 for none. It changes the network, so compare it with a method on the same
         one. It needs a network with features(x) and a linear layer called head.
     """
-    require(mu >= 0, "moon", "mu", "of at least 0", mu)
-    require(temperature > 0, "moon", "temperature", "above 0", temperature)
-    require(projection >= 0, "moon", "projection", "of at least 0", projection)
+    check_range(mu >= 0, "moon", "mu", "of at least 0", mu)
+    check_range(temperature > 0, "moon", "temperature", "above 0", temperature)
+    check_range(projection >= 0, "moon", "projection", "of at least 0", projection)
 
     def adapt(network: nn.Module, classes: int) -> nn.Module:
         return project(network, classes, projection)
@@ -45,14 +54,14 @@ def moon(*, mu: float = 5.0, temperature: float = 0.5, projection: int = 0) -> P
     return Part(
         "moon",
         hyper={"mu": mu, "temperature": temperature},
-        own=nothing_seen,
+        own=init_client_state,
         terms=(contrast,),
-        after=remember,
+        after=store_model,
         adapt=adapt if projection else None,
     )
 
 
-def nothing_seen(start: Start, facts: Facts, world: World) -> Tree:
+def init_client_state(start: ModelState, facts: ClientStats, world: TaskInfo) -> Tree:
     return {
         "params": start.params,
         "buffers": start.buffers,
@@ -60,8 +69,8 @@ def nothing_seen(start: Start, facts: Facts, world: World) -> Tree:
     }
 
 
-def contrast(out: Output, batch: Batch, lent: Lent, ctx: Context) -> Tensor:
-    previous = Start(ctx.own["params"], ctx.own.get("buffers", {}))
+def contrast(out: Output, batch: Batch, lent: ClientOps, ctx: Context) -> Tensor:
+    previous = ModelState(ctx.own["params"], ctx.own.get("buffers", {}))
     # [B, 2, d]
     others = torch.stack(
         [lent.forward(model).features.flatten(1) for model in (ctx.start, previous)], dim=1
@@ -75,7 +84,7 @@ def contrast(out: Output, batch: Batch, lent: Lent, ctx: Context) -> Tensor:
     return seen * ctx.hyper["mu"] * (torch.logsumexp(similar, dim=1) - similar[:, 0])
 
 
-def remember(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+def store_model(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
     return {
         "params": trained.params,
         "buffers": trained.buffers,

@@ -17,15 +17,15 @@ from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
 from remanence.core.types import (
     Batch,
+    ClientOps,
     Context,
-    Lent,
-    Optimiser,
+    ModelState,
+    Optimizer,
     Part,
     Reply,
     ServerContext,
-    Start,
+    TaskInfo,
     Transform,
-    World,
 )
 
 # rows of a whole-data gradient taken at once, so that memory does not grow with a client's data
@@ -39,7 +39,7 @@ def scaffold(*, option: int = 2, equal: bool = False) -> Part:
 
     c_i estimates client i's gradient and c everyone's; all start at zero, so that c is the mean of
     all N clients' c_i at any time, whoever takes part. The server's rate is 1: add a server
-    optimiser, `scaffold+fedavgm(lr=0.5, momentum=0)`, for another. Option 2 takes K steps of lr to
+    optimizer, `scaffold+fedavgm(lr=0.5, momentum=0)`, for another. Option 2 takes K steps of lr to
     be K gradients. Momentum makes them more, 1 / (1 - momentum) times in the end, and from a factor
     of 2 on the variates feed on their own error: with a momentum above 0.5, or with Adam, take
     option 1.
@@ -57,35 +57,35 @@ def scaffold(*, option: int = 2, equal: bool = False) -> Part:
         )
     return Part(
         "scaffold",
-        own=zero_variates,
-        server=zero_variates,
+        own=zero_control_variates,
+        server=zero_control_variates,
         share=lambda srv: {"c": srv.state["c"]},
         transforms=(Transform("correct", correct),),
-        after=renew_from_data if option == 1 else renew_from_steps,
-        extras=lambda start, world: {"change": controlled(start, world)},
-        absorb=absorb,
-        weigh=weigh_equally if equal else None,
+        after=control_from_data if option == 1 else control_from_steps,
+        extras=lambda start, world: {"change": communicated(start, world)},
+        absorb=update_server_control,
+        weigh=uniform_weights if equal else None,
         check=None if option == 1 else check_steps_are_gradients,
         sends="the change of its control variates, as large as the model",
     )
 
 
-def controlled(start: Start, world: World) -> Params:
+def communicated(start: ModelState, world: TaskInfo) -> Params:
     """The parameters that have control variates."""
-    return pytree.restrict(start.params, world.sent)
+    return pytree.select_keys(start.params, world.sent)
 
 
-def zero_variates(start: Start, *more: Any) -> Tree:
-    return {"c": pytree.zeros_like(controlled(start, more[-1]))}
+def zero_control_variates(start: ModelState, *more: Any) -> Tree:
+    return {"c": pytree.zeros_like(communicated(start, more[-1]))}
 
 
-def check_steps_are_gradients(optimiser: Optimiser, world: World) -> None:
+def check_steps_are_gradients(optimizer: Optimizer, world: TaskInfo) -> None:
     """Option II reads gradients from the way a client went."""
-    if optimiser.name in ("adam", "adamw") or optimiser.numbers.get("momentum", 0.0) > 0.5:
+    if optimizer.name in ("adam", "adamw") or optimizer.numbers.get("momentum", 0.0) > 0.5:
         what = (
-            optimiser.name
-            if "adam" in optimiser.name
-            else f"a momentum of {optimiser.numbers['momentum']:g}"
+            optimizer.name
+            if "adam" in optimizer.name
+            else f"a momentum of {optimizer.numbers['momentum']:g}"
         )
         raise InputError(
             f"scaffold: option 2 cannot read gradients from steps made with {what}: write"
@@ -99,7 +99,7 @@ def correct(grads: Params, params: Params, ctx: Context) -> Params:
     return {name: g - c_i[name] + c[name] if name in c else g for name, g in grads.items()}
 
 
-def renew_from_steps(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+def control_from_steps(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
     """Option II: c_i+ = c_i - c + (x - y_i) / (K lr)."""
     lr = ctx.rule["lr"]
     # a schedule may end at 0: nothing moved then, and nothing was learnt about the gradient
@@ -109,22 +109,24 @@ def renew_from_steps(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tr
     def renew(c_i: Tensor, c: Tensor, x: Tensor, y_i: Tensor) -> Tensor:
         return torch.where(moving, c_i - c + (x - y_i) / length, c_i)
 
-    return keep(
+    return state_and_change(
         pytree.map(renew, ctx.own["c"], ctx.shared["c"], ctx.start.params, trained.params), ctx
     )
 
 
-def renew_from_data(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+def control_from_data(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
     """Option I: c_i+ = the gradient at x over all of the client's training data."""
     _, data = lent.predict(ctx.start)
-    return keep(pytree.restrict(whole_gradient(ctx.start.params, data, lent), ctx.own["c"]), ctx)
+    return state_and_change(
+        pytree.select_keys(full_gradient(ctx.start.params, data, lent), ctx.own["c"]), ctx
+    )
 
 
-def keep(renewed: Params, ctx: Context) -> tuple[Tree, Tree]:
+def state_and_change(renewed: Params, ctx: Context) -> tuple[Tree, Tree]:
     return {"c": renewed}, {"change": pytree.sub(renewed, ctx.own["c"])}
 
 
-def whole_gradient(params: Params, data: Batch, lent: Lent) -> Params:
+def full_gradient(params: Params, data: Batch, lent: ClientOps) -> Params:
     """The mean gradient over all rows, in pieces of about the same size: a last piece of one
     row would not pass through batch norm.
     """
@@ -144,7 +146,7 @@ def whole_gradient(params: Params, data: Batch, lent: Lent) -> Params:
     return total
 
 
-def absorb(replies: Reply, srv: ServerContext) -> Tree:
+def update_server_control(replies: Reply, srv: ServerContext) -> Tree:
     """c + sum_i (c_i+ - c_i) / N"""
     change = replies.extras["scaffold"]["change"]
     return {
@@ -154,5 +156,5 @@ def absorb(replies: Reply, srv: ServerContext) -> Tree:
     }
 
 
-def weigh_equally(replies: Reply, srv: ServerContext) -> Tensor:
+def uniform_weights(replies: Reply, srv: ServerContext) -> Tensor:
     return torch.ones_like(replies.weight)

@@ -1,4 +1,4 @@
-"""Server optimisers: the mean of the clients' moves is taken for a gradient, and the server steps
+"""Server optimizers: the mean of the clients' moves is taken for a gradient, and the server steps
 along it with momentum or adaptive rates.
 
 FedAvgM: Hsu et al., "Measuring the effects of non-identical data distribution for federated visual
@@ -17,11 +17,13 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.compose import part
-from remanence.core.errors import require
+from remanence.core.errors import check_range
 from remanence.core.pytree import Params, Tree
-from remanence.core.types import Apply, Part, ServerContext, Start, World
+from remanence.core.types import ModelState, Part, ServerContext, ServerUpdate, TaskInfo
 
-Second = Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor]  # (v, move squared, hyper) -> v
+SecondMoment = Callable[
+    [Tensor, Tensor, dict[str, Tensor]], Tensor
+]  # (v, move squared, hyper) -> v
 
 
 @part
@@ -30,10 +32,13 @@ def fedavgm(*, lr: float = 1.0, momentum: float = 0.9) -> Part:
 
     lr: the server's rate, eta. momentum: beta; 0 with lr = 1 is FedAvg.
     """
-    require(lr > 0, "fedavgm", "lr", "above 0", lr)
-    require(0 <= momentum < 1, "fedavgm", "momentum", "from 0 to below 1", momentum)
+    check_range(lr > 0, "fedavgm", "lr", "above 0", lr)
+    check_range(0 <= momentum < 1, "fedavgm", "momentum", "from 0 to below 1", momentum)
     return Part(
-        "fedavgm", hyper={"lr": lr, "momentum": momentum}, server=no_momentum, apply=apply_momentum
+        "fedavgm",
+        hyper={"lr": lr, "momentum": momentum},
+        server=init_momentum,
+        apply=apply_momentum,
     )
 
 
@@ -47,7 +52,7 @@ def fedadam(
     lr: the server's rate, eta: the paper tunes it task by task, so this default is ours. beta1,
         beta2: how slowly m and v change. tau: how little it adapts.
     """
-    return adaptive("fedadam", lr, beta1, beta2, tau, fade)
+    return adaptive("fedadam", lr, beta1, beta2, tau, adam_second_moment)
 
 
 @part
@@ -60,7 +65,7 @@ def fedyogi(
     lr: the server's rate, eta: the paper tunes it task by task, so this default is ours. beta1,
         beta2: how slowly m and v change. tau: how little it adapts.
     """
-    return adaptive("fedyogi", lr, beta1, beta2, tau, step_towards)
+    return adaptive("fedyogi", lr, beta1, beta2, tau, yogi_second_moment)
 
 
 @part
@@ -70,22 +75,22 @@ def fedadagrad(*, lr: float = 0.01, beta1: float = 0.0, tau: float = 1e-3) -> Pa
     lr: the server's rate, eta: the paper tunes it task by task, so this default is ours. beta1: how
         slowly m changes. tau: how little it adapts.
     """
-    return adaptive("fedadagrad", lr, beta1, None, tau, gather)
+    return adaptive("fedadagrad", lr, beta1, None, tau, adagrad_second_moment)
 
 
-def fade(v: Tensor, squared: Tensor, hyper: dict[str, Tensor]) -> Tensor:
+def adam_second_moment(v: Tensor, squared: Tensor, hyper: dict[str, Tensor]) -> Tensor:
     return hyper["beta2"] * v + (1 - hyper["beta2"]) * squared
 
 
-def step_towards(v: Tensor, squared: Tensor, hyper: dict[str, Tensor]) -> Tensor:
+def yogi_second_moment(v: Tensor, squared: Tensor, hyper: dict[str, Tensor]) -> Tensor:
     return v - (1 - hyper["beta2"]) * squared * torch.sign(v - squared)
 
 
-def gather(v: Tensor, squared: Tensor, hyper: dict[str, Tensor]) -> Tensor:
+def adagrad_second_moment(v: Tensor, squared: Tensor, hyper: dict[str, Tensor]) -> Tensor:
     return v + squared
 
 
-def no_momentum(start: Start, world: World) -> Tree:
+def init_momentum(start: ModelState, world: TaskInfo) -> Tree:
     return {"m": pytree.zeros_like(start.params)}
 
 
@@ -95,15 +100,15 @@ def apply_momentum(params: Params, delta: Params, srv: ServerContext) -> tuple[P
 
 
 def adaptive(
-    name: str, lr: float, beta1: float, beta2: float | None, tau: float, second: Second
+    name: str, lr: float, beta1: float, beta2: float | None, tau: float, second: SecondMoment
 ) -> Part:
     """The three of algorithm 2, which differ in `second` alone."""
-    require(lr > 0, name, "lr", "above 0", lr)
-    require(0 <= beta1 < 1, name, "beta1", "from 0 to below 1", beta1)
-    require(beta2 is None or 0 <= beta2 < 1, name, "beta2", "from 0 to below 1", beta2 or 0.0)
-    require(tau > 0, name, "tau", "above 0", tau)
+    check_range(lr > 0, name, "lr", "above 0", lr)
+    check_range(0 <= beta1 < 1, name, "beta1", "from 0 to below 1", beta1)
+    check_range(beta2 is None or 0 <= beta2 < 1, name, "beta2", "from 0 to below 1", beta2 or 0.0)
+    check_range(tau > 0, name, "tau", "above 0", tau)
 
-    def server(start: Start, world: World) -> Tree:
+    def server(start: ModelState, world: TaskInfo) -> Tree:
         v = pytree.map(lambda x: torch.full_like(x, tau**2), start.params)
         return {"m": pytree.zeros_like(start.params), "v": v}
 
@@ -111,7 +116,7 @@ def adaptive(
     return Part(name, hyper=numbers, server=server, apply=apply_adaptive(second))
 
 
-def apply_adaptive(second: Second) -> Apply:
+def apply_adaptive(second: SecondMoment) -> ServerUpdate:
     def apply(params: Params, delta: Params, srv: ServerContext) -> tuple[Params, Tree]:
         hyper, state = srv.hyper, srv.state
         m = pytree.map(

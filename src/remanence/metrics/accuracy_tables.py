@@ -125,7 +125,7 @@ def local_models(
     out: the ledger does not say which of them a client received.
     """
     ends = select_whole(ledger, "local", split, shares)
-    starts = select_whole(ledger, "merged" if is_decentralised(ledger) else "before", split, shares)
+    starts = select_whole(ledger, "merged" if is_decentralized(ledger) else "before", split, shares)
     if split != "test":  # the same rows on both sides
         ends, starts = ends[on_rows_of(ends, starts)], starts[on_rows_of(starts, ends)]
     starts = starts[~np.isin(starts["round"], starts["round"][starts["model"] < GLOBAL])]
@@ -151,7 +151,7 @@ def local_models(
     )
 
 
-def is_decentralised(ledger: Ledger) -> bool:
+def is_decentralized(ledger: Ledger) -> bool:
     """Do clients mix models of their own?"""
     return bool((ledger.select(moment="merged")["model"] >= 0).any())
 

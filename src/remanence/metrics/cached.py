@@ -10,18 +10,18 @@ import numpy as np
 
 from remanence.core.errors import InputError
 from remanence.metrics.accuracy_tables import concept_shares, nan_mean
-from remanence.metrics.drift import DriftCurves, DriftSummary, drift_curves, summarise_drift
+from remanence.metrics.drift import DriftCurves, DriftSummary, drift_curves, summarize_drift
 from remanence.metrics.examples import ForgettableExamples, forgettable_examples
 from remanence.metrics.forgetting import (
     PHASES,
     ClientLosses,
     LocalForgetting,
-    WhereLost,
+    PhaseDecomposition,
     local_forgetting,
-    where_lost,
+    phase_decomposition,
 )
-from remanence.metrics.groups import Group, clusters_of, once_a_run
-from remanence.metrics.peer_usage import Listening, own_cluster_listening
+from remanence.metrics.groups import Group, cached_per_run, clusters_of
+from remanence.metrics.peer_usage import PeerUsage, same_cluster_usage
 from remanence.results.ledger import Ledger
 from remanence.results.run import LEDGER, Run
 
@@ -60,17 +60,17 @@ def shares_of(run: Run) -> np.ndarray | None:
     return None if clusters is None else concept_shares(clusters)
 
 
-@once_a_run
-def losses_of(run: Run) -> WhereLost | None:
+@cached_per_run
+def decomposition_of(run: Run) -> PhaseDecomposition | None:
     """Where it was lost, for runs that recorded their local models."""
     ledger = ledger_of(run)
     if ledger is None or not len(ledger.select(moment="local", split="test")):
         return None
-    lost = where_lost(ledger, shares=shares_of(run))
+    lost = phase_decomposition(ledger, shares=shares_of(run))
     return lost if len(lost.round) else None
 
 
-@once_a_run
+@cached_per_run
 def local_forgetting_of(run: Run) -> LocalForgetting | None:
     """Local forgetting of every recorded local model."""
     ledger = ledger_of(run)
@@ -80,28 +80,28 @@ def local_forgetting_of(run: Run) -> LocalForgetting | None:
     return forgotten if len(forgotten.value) else None
 
 
-@once_a_run
+@cached_per_run
 def drift_of(run: Run) -> tuple[DriftCurves, DriftSummary] | None:
     """How the clients lived through the drift: curves, and the numbers that sum them up."""
     if clusters_of(run) is None or ledger_of(run) is None:
         return None
     try:
-        return drift_curves(run), summarise_drift(run)
+        return drift_curves(run), summarize_drift(run)
     except InputError:  # nothing recorded yet
         return None
 
 
-@once_a_run
-def listening_of(run: Run) -> Listening | None:
+@cached_per_run
+def peer_usage_of(run: Run) -> PeerUsage | None:
     """How often clients listened to their own cluster, where there are clusters and no server."""
     clusters = clusters_of(run)
     if clusters is None or run.peers is None:
         return None
-    listening = own_cluster_listening(run.peers, clusters)
+    listening = same_cluster_usage(run.peers, clusters)
     return listening if len(listening.round) else None
 
 
-@once_a_run
+@cached_per_run
 def forgettable_of(run: Run) -> ForgettableExamples | None:
     """What merging made the clients lose of their own training rows."""
     if run.examples is None:
@@ -122,21 +122,21 @@ def first_with_losses(group: Group) -> Run | None:
     """The first seed that recorded its local models: pictures of single rounds and clients show
     one seed, since clients differ between seeds.
     """
-    return next((run for run in group.runs if losses_of(run) is not None), None)
+    return next((run for run in group.runs if decomposition_of(run) is not None), None)
 
 
 def client_losses(group: Group) -> ClientLosses | None:
     """What each client's training lost, in the first seed that recorded it."""
     run = first_with_losses(group)
-    lost = losses_of(run) if run is not None else None
+    lost = decomposition_of(run) if run is not None else None
     return lost.clients if lost is not None else None
 
 
-def phase_losses(group: Group) -> dict[str, list[float]]:
+def phase_means(group: Group) -> dict[str, list[float]]:
     """The mean loss a round of each phase, a number a seed; in the order of a round."""
     found: dict[str, list[float]] = {}
     for run in group.runs:
-        lost = losses_of(run)
+        lost = decomposition_of(run)
         for phase, value in (lost.phase_means() if lost else {}).items():
             found.setdefault(phase, []).append(value)
     return {phase: found[phase] for phase in PHASES if phase in found}
@@ -146,7 +146,7 @@ def class_losses(group: Group) -> dict[str, np.ndarray]:
     """The mean loss a round of each class in each phase [C], over rounds and seeds."""
     found: dict[str, list[np.ndarray]] = {}
     for run in group.runs:
-        lost = losses_of(run)
+        lost = decomposition_of(run)
         for phase, part in (lost.parts if lost else {}).items():
             found.setdefault(phase, []).append(part)
     return {

@@ -55,7 +55,7 @@ def worst_client(accuracies: Any) -> float:
     return float(known.min()) if len(known) else float("nan")
 
 
-def worst_tenth(accuracies: Any) -> float:
+def bottom_decile(accuracies: Any) -> float:
     """The mean accuracy of the worst 10% of the clients, their number rounded down, but at least
     one.
 

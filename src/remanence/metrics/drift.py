@@ -270,7 +270,7 @@ def concept_forgetting(curves: DriftCurves) -> np.ndarray:
     return nan_mean(lost, axis=2)
 
 
-def summarise_drift(run: Run) -> DriftSummary:
+def summarize_drift(run: Run) -> DriftSummary:
     """All numbers of a run under drift; the worst client is taken at the end of each step and
     averaged over steps, as performance is.
     """

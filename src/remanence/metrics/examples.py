@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from remanence.results.run import Run
 
 LOCAL, MERGED = MOMENTS.index("local"), MOMENTS.index("merged")
-EVENTS = ("right_to_wrong", "margin_rise")  # as the method `centralised` reports them
+EVENTS = ("right_to_wrong", "margin_rise")  # as the method `centralized` reports them
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class ExampleEvents:
 
 
 @dataclass(frozen=True)
-class CentralisedEvents:
-    """Forgetting events of centralised training, batch to batch, added up over the examples of
+class CentralizedEvents:
+    """Forgetting events of centralized training, batch to batch, added up over the examples of
     a round.
     """
 
@@ -147,19 +147,19 @@ def example_events(examples: np.ndarray, moment: str = "merged") -> ExampleEvent
     )
 
 
-def centralised_events(run: Run) -> CentralisedEvents | None:
-    """Forgetting events of a run with the method `centralised` (FedWAvg, table 1), by round;
+def centralized_events(run: Run) -> CentralizedEvents | None:
+    """Forgetting events of a run with the method `centralized` (FedWAvg, table 1), by round;
     None where they were not counted.
     """
     rounds: dict[int, tuple[int, int]] = {}
     for line in run.metrics:
         extras = line.get("extras") or {}
-        if all(f"centralised.{kind}" in extras for kind in EVENTS):
+        if all(f"centralized.{kind}" in extras for kind in EVENTS):
             rounds[int(line["round"])] = (
-                int(extras["centralised.right_to_wrong"]),
-                int(extras["centralised.margin_rise"]),
+                int(extras["centralized.right_to_wrong"]),
+                int(extras["centralized.margin_rise"]),
             )
     if not rounds:
         return None
     counts = np.array([rounds[round] for round in sorted(rounds)])
-    return CentralisedEvents(np.array(sorted(rounds)), counts[:, 0], counts[:, 1])
+    return CentralizedEvents(np.array(sorted(rounds)), counts[:, 0], counts[:, 1])

@@ -29,9 +29,9 @@ from remanence.metrics.accuracy_tables import (
 from remanence.metrics.phase_decomposition import (
     PHASES,
     ClientLosses,
-    WhereLost,
+    PhaseDecomposition,
     local_losses_by_client,
-    where_lost,
+    phase_decomposition,
 )
 from remanence.results.ledger import GLOBAL, MOMENTS, SPLITS, Ledger
 
@@ -39,9 +39,24 @@ if TYPE_CHECKING:
     from remanence.results.run import Run
 
 __all__ = [
-    "PHASES", "ClientForgetting", "ClientLosses", "LocalForgetting", "WhereLost", "became", "class_drops", "class_forgetting_since_best",
-    "client_forgetting", "client_forgetting_rounds", "concept_shares", "confusion_of_forgotten", "forgetting_curve", "forgetting_since_best",
-    "local_forgetting", "local_losses_by_client", "roundwise_forgetting", "where_lost",
+    "PHASES",
+    "ClientForgetting",
+    "ClientLosses",
+    "LocalForgetting",
+    "PhaseDecomposition",
+    "class_drops",
+    "class_forgetting_since_best",
+    "client_forgetting",
+    "client_forgetting_rounds",
+    "concept_shares",
+    "confusion_change",
+    "confusion_of_forgotten",
+    "forgetting_curve",
+    "forgetting_since_best",
+    "local_forgetting",
+    "local_losses_by_client",
+    "phase_decomposition",
+    "roundwise_forgetting",
 ]  # fmt: skip
 
 
@@ -223,7 +238,7 @@ def client_forgetting(ledger: Ledger, round: int | None = None) -> ClientForgett
     return ClientForgetting(chosen, clients, start, after, difference, nan_mean(others, axis=1))
 
 
-def became(before: Any, after: Any) -> np.ndarray:
+def confusion_change(before: Any, after: Any) -> np.ndarray:
     """What classes are taken for that were not before: after's rates minus before's, rows true,
     columns predicted. [C, C], [C, C] -> [C, C]
 
@@ -252,7 +267,7 @@ def confusion_of_forgotten(
     model: int | None = GLOBAL,
 ) -> np.ndarray:
     """Where the examples of one class went between two recorded rounds (the first and the last
-    unless named): row `label` of `became`. -> [C]
+    unless named): row `label` of `confusion_change`. -> [C]
 
     moment: that of the finished round unless named (refined where the server trains, personal where
     the models that count are the clients' own). Rows of several owners count together; model None
@@ -278,9 +293,9 @@ def confusion_of_forgotten(
         if round not in known:
             raise InputError(f"round {round} has no confusion matrix: {_name_rounds(known)}")
     return np.asarray(
-        became(*(kept["confusion"][kept["round"] == round].sum(axis=0) for round in (first, last)))[
-            label
-        ]
+        confusion_change(
+            *(kept["confusion"][kept["round"] == round].sum(axis=0) for round in (first, last))
+        )[label]
     )
 
 

@@ -17,7 +17,7 @@ from remanence.metrics.accuracy_tables import nan_mean
 from remanence.results.run import RUNS, Comparison, Run
 
 
-def counted_model(run: Run) -> str:
+def primary_model(run: Run) -> str:
     """The model that every number about this run is of: "global", or "personal" where every
     client has its own.
     """
@@ -27,7 +27,7 @@ def counted_model(run: Run) -> str:
 T = TypeVar("T")
 
 
-def once_a_run(measure: Callable[[Run], T]) -> Callable[[Run], T]:
+def cached_per_run(measure: Callable[[Run], T]) -> Callable[[Run], T]:
     """Let a costly number of a run, such as a measure of its whole ledger, be computed once:
     tables, words and pictures all ask for it.
 
@@ -59,7 +59,7 @@ class Group:
     tried: int = 1  # settings among which this one was chosen
 
 
-def gather(results: Sequence[Run | Comparison]) -> list[Group]:
+def group_runs(results: Sequence[Run | Comparison]) -> list[Group]:
     """Everything given as groups, in the order given. Single runs that differ in their seed
     alone become one group.
     """
@@ -92,7 +92,7 @@ def gather(results: Sequence[Run | Comparison]) -> list[Group]:
     return _label(groups)
 
 
-def choose_settings(groups: Sequence[Group]) -> list[Group]:
+def select_by_validation(groups: Sequence[Group]) -> list[Group]:
     """Where a comparison selects by validation, each method with its best setting on validation
     data; the test accuracy plays no part.
     """
@@ -148,9 +148,9 @@ def _label(groups: list[Group]) -> list[Group]:
     return named
 
 
-def tell_model(groups: Sequence[Group]) -> str:
+def describe_model(groups: Sequence[Group]) -> str:
     """Whose numbers these are, in words."""
-    kinds = {counted_model(run) for group in groups for run in group.runs} or {"global"}
+    kinds = {primary_model(run) for group in groups for run in group.runs} or {"global"}
     words = {"global": "the global model", "personal": "the clients' own models"}
     return (
         words[kinds.pop()]
@@ -190,25 +190,25 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def curve(run: Run, value: str = "accuracy", split: str = "test") -> dict[int, float]:
+def metric_curve(run: Run, value: str = "accuracy", split: str = "test") -> dict[int, float]:
     """A number of the model that counts by round, where it was evaluated."""
-    model = counted_model(run)
+    model = primary_model(run)
     lines = (line for line in run.metrics if line["split"] == split and line["model"] == model)
     return {int(line["round"]): float(line[value]) for line in lines if is_number(line.get(value))}
 
 
 def last_value(run: Run, value: str = "accuracy", split: str = "test") -> float | None:
     """The number at the last recorded round."""
-    points = curve(run, value, split)
+    points = metric_curve(run, value, split)
     return points[max(points)] if points else None
 
 
-@once_a_run
+@cached_per_run
 def class_curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
     """Accuracy per class on the test set. -> rounds [T], accuracy [T, C] with NaN where there
     are no examples
     """
-    model = counted_model(run)
+    model = primary_model(run)
     lines = [
         line
         for line in run.metrics
@@ -267,7 +267,7 @@ def deviation_of(values: Any) -> float | None:
     return float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
 
 
-def refusals(run: Run) -> Counter[tuple[int, str]]:
+def rejections(run: Run) -> Counter[tuple[int, str]]:
     """How often each client was refused, by code. A round's lines, one a split, repeat its
     refusals: they count once.
     """

@@ -12,11 +12,11 @@ import numpy as np
 from remanence.metrics.accuracy_tables import divide
 from remanence.results.ledger import HEARD, SIMILARITY
 
-__all__ = ["HEARD", "SIMILARITY", "Listening", "own_cluster_listening"]
+__all__ = ["HEARD", "SIMILARITY", "PeerUsage", "same_cluster_usage"]
 
 
 @dataclass(frozen=True)
-class Listening:
+class PeerUsage:
     """How much of the listening between two records stayed within the listeners' own clusters."""
 
     round: np.ndarray  # [R]
@@ -26,7 +26,7 @@ class Listening:
     chance: np.ndarray
 
 
-def own_cluster_listening(peers: np.ndarray, clusters: Any) -> Listening:
+def same_cluster_usage(peers: np.ndarray, clusters: Any) -> PeerUsage:
     """The share of the peers listened to that are in the listener's own cluster, and what chance
     would give, both over all listening since the record before.
 
@@ -42,14 +42,14 @@ def own_cluster_listening(peers: np.ndarray, clusters: Any) -> Listening:
     table = np.asarray(clusters, dtype=np.int64)
     heard = peers[peers["kind"] == HEARD]
     if not len(heard):
-        return Listening(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+        return PeerUsage(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
     size = heard["values"].shape[1]
     now = table[heard["time_step"]]  # [R, K]
     same = (now[:, :, None] == now[:, None, :]) & ~np.eye(size, dtype=bool)  # [R, K, K]
     often = np.where(np.eye(size, dtype=bool), 0.0, heard["values"].astype(np.float64))
     chance = same.sum(axis=2) / max(size - 1, 1)  # [R, K]
     total = often.sum(axis=(1, 2))
-    return Listening(
+    return PeerUsage(
         heard["round"],
         divide((often * same).sum(axis=(1, 2)), total),
         divide((often.sum(axis=2) * chance).sum(axis=1), total),

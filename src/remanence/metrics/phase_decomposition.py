@@ -17,7 +17,7 @@ import numpy as np
 from remanence.metrics.accuracy_tables import (
     LocalModels,
     accuracies_by_model,
-    is_decentralised,
+    is_decentralized,
     local_models,
     nan_mean,
     on_rows_of,
@@ -39,7 +39,7 @@ class ClientLosses(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WhereLost:
+class PhaseDecomposition:
     """Losses of accuracy by phase: positive = lost, negative = gained. The parts add up to the
     change.
     """
@@ -55,7 +55,9 @@ class WhereLost:
         return {phase: float(nan_mean(part)) for phase, part in self.parts.items()}
 
 
-def where_lost(ledger: Ledger, split: str = "test", shares: np.ndarray | None = None) -> WhereLost:
+def phase_decomposition(
+    ledger: Ledger, split: str = "test", shares: np.ndarray | None = None
+) -> PhaseDecomposition:
     """Which phase lost how much of which class, for every round with local records.
 
     A round that begins at 0.75 on a class, whose clients (weights 0.5) end at 0.75 and 0.25, and
@@ -79,17 +81,17 @@ def where_lost(ledger: Ledger, split: str = "test", shares: np.ndarray | None = 
     losses = local_losses_by_client(ledger, split, shares)
     levels = (
         _levels_of_peers(ledger, split, shares)
-        if is_decentralised(ledger)
+        if is_decentralized(ledger)
         else _levels_of_server(ledger, split, shares)
     )
     rounds, classes = levels.rounds, len(ledger.class_names)
     if not len(rounds):
-        return WhereLost(rounds, {}, np.zeros((0, classes)), losses)
+        return PhaseDecomposition(rounds, {}, np.zeros((0, classes)), losses)
     parts = {
         phase: levels.between[place] - levels.between[place + 1]
         for place, phase in enumerate(levels.phases)
     }
-    return WhereLost(rounds, parts, levels.between[0] - levels.between[-1], losses)
+    return PhaseDecomposition(rounds, parts, levels.between[0] - levels.between[-1], losses)
 
 
 def local_losses_by_client(

@@ -11,7 +11,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Noise:
+class SeedNoise:
     """A number that every seed has: is it told from 0?"""
 
     mean: float
@@ -31,13 +31,13 @@ class Noise:
             return "clear"
         return "likely" if abs(self.mean) > 2 * self.deviation else "noise"
 
-    def __abs__(self) -> Noise:
+    def __abs__(self) -> SeedNoise:
         """The same seen from the side on which the mean is: for sentences that say lost or
         gained in words.
         """
         if self.mean >= 0:
             return self
-        return Noise(
+        return SeedNoise(
             -self.mean,
             self.deviation,
             (-self.interval[1], -self.interval[0]) if self.interval else None,
@@ -53,7 +53,7 @@ class Noise:
         return about | {"seeds": self.seeds, "verdict": self.verdict}
 
 
-def weigh(values: Iterable[float]) -> Noise | None:
+def seed_noise(values: Iterable[float]) -> SeedNoise | None:
     """The mean over seeds with its 95 % interval; None where there is no number.
 
     Three seeds at 0, 0.25 and 0.5: deviation 0.25, standard error 0.25 / sqrt 3, and t = 4.303 for
@@ -73,9 +73,9 @@ def weigh(values: Iterable[float]) -> Noise | None:
     if not len(numbers):
         return None
     if len(numbers) == 1:
-        return Noise(float(numbers[0]), None, None, 1)
+        return SeedNoise(float(numbers[0]), None, None, 1)
     from scipy.stats import t
 
     spread, mean = float(numbers.std(ddof=1)), float(numbers.mean())
     reach = float(t.ppf(0.975, len(numbers) - 1)) * spread / math.sqrt(len(numbers))
-    return Noise(mean, spread, (mean - reach, mean + reach), len(numbers))
+    return SeedNoise(mean, spread, (mean - reach, mean + reach), len(numbers))

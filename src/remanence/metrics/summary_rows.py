@@ -16,12 +16,12 @@ from remanence.metrics.groups import (
     Group,
     abandoned_rounds,
     class_curve,
-    curve,
     deviation_of,
     is_number,
     last_value,
     mean_of,
-    refusals,
+    metric_curve,
+    rejections,
 )
 from remanence.results.run import Run
 
@@ -70,7 +70,7 @@ def make_row(group: Group) -> MethodRow:
     """A group's numbers."""
     runs = [run for run in group.runs if run.metrics]
     at_the_end = [last_value(run) for run in runs]
-    evaluated = [curve(run) for run in runs]
+    evaluated = [metric_curve(run) for run in runs]
     ends = [max(points) for points in evaluated if points]
     lost = [list(forgetting_curve(run).values()) for run in runs]
     return MethodRow(
@@ -89,7 +89,7 @@ def make_row(group: Group) -> MethodRow:
         validation=mean_of(last_value(run, split="valid") for run in runs),
         bytes_per_round=mean_of(_per_round(run, "bytes_up", "bytes_down") for run in runs),
         seconds_per_round=mean_of(_per_round(run, "seconds") for run in runs),
-        refused=sum(refusals(run).total() for run in runs),
+        refused=sum(rejections(run).total() for run in runs),
         abandoned=sum(len(abandoned_rounds(run)) for run in runs),
         unfinished=group.planned - sum(run.finished for run in runs),
         last_round=min(ends) if ends else None,
@@ -100,7 +100,7 @@ def make_row(group: Group) -> MethodRow:
         ),
         worst_client=mean_of(_worst_client(run) for run in runs),
         worst_tenth=mean_of(last_value(run, "worst_tenth") for run in runs),
-        own_cluster=mean_of(mean_of(curve(run, "own_cluster").values()) for run in runs),
+        own_cluster=mean_of(mean_of(metric_curve(run, "own_cluster").values()) for run in runs),
         **_measure_drift(runs),
     )
 
@@ -165,10 +165,10 @@ def best_row(rows: Sequence[MethodRow]) -> MethodRow | None:
     or the first are level.
     """
     ranked = rank(rows)
-    return ranked[0] if len(ranked) > 1 and lead(ranked) > 0 else None
+    return ranked[0] if len(ranked) > 1 and margin(ranked) > 0 else None
 
 
-def lead(ranked: Sequence[MethodRow]) -> float:
+def margin(ranked: Sequence[MethodRow]) -> float:
     """By how much the first is above the second; 0 where only rounding tells them apart."""
     gap = (ranked[0].accuracy or 0.0) - (ranked[1].accuracy or 0.0)
     return gap if gap > 1e-9 else 0.0

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from remanence.core.errors import InputError, unknown
 from remanence.models.shapes import at_least_one, check_task, image_sides
 
-Norm = Callable[[int], nn.Module]  # channels -> a normalisation layer
+Norm = Callable[[int], nn.Module]  # channels -> a normalization layer
 
 
 def batch_norm(channels: int) -> nn.Module:
@@ -106,7 +106,7 @@ def _side_left(side: int) -> int:
 def resnet18(
     shape: tuple[int, ...], classes: int, *, norm: str = "mixed", width: int = 64
 ) -> nn.Module:
-    """ResNet-18 for small images, with batch and group normalisation mixed in one block.
+    """ResNet-18 for small images, with batch and group normalization mixed in one block.
 
     Legate, Re-Weighted Softmax Cross-Entropy to Control Forgetting in Federated Learning, 2022
     (WSM), appendix B, layer by layer: every convolution has a bias; BatchNorm after the stem and

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from remanence.core.errors import require
+from remanence.core.errors import check_range
 from remanence.core.pytree import Params, Tree
-from remanence.core.types import Context, Optimiser
+from remanence.core.types import Context, Optimizer
 
 
 def adam(
@@ -17,7 +17,7 @@ def adam(
     beta2: float = 0.999,
     eps: float = 1e-8,
     weight_decay: float = 0.0,
-) -> Optimiser:
+) -> Optimizer:
     """Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015; weight decay
     enters the gradient.
     """
@@ -31,7 +31,7 @@ def adamw(
     beta2: float = 0.999,
     eps: float = 1e-8,
     weight_decay: float = 0.01,
-) -> Optimiser:
+) -> Optimizer:
     """Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019: weight decay
     acts on the weights.
     """
@@ -46,12 +46,12 @@ def _adam(
     eps: float,
     weight_decay: float,
     decoupled: bool,
-) -> Optimiser:
-    require(lr > 0, name, "lr", "above 0", lr)
-    require(0 <= beta1 < 1, name, "beta1", "from 0 to below 1", beta1)
-    require(0 <= beta2 < 1, name, "beta2", "from 0 to below 1", beta2)
-    require(eps > 0, name, "eps", "above 0", eps)
-    require(weight_decay >= 0, name, "weight_decay", "of at least 0", weight_decay)
+) -> Optimizer:
+    check_range(lr > 0, name, "lr", "above 0", lr)
+    check_range(0 <= beta1 < 1, name, "beta1", "from 0 to below 1", beta1)
+    check_range(0 <= beta2 < 1, name, "beta2", "from 0 to below 1", beta2)
+    check_range(eps > 0, name, "eps", "above 0", eps)
+    check_range(weight_decay >= 0, name, "weight_decay", "of at least 0", weight_decay)
 
     def init(params: Params) -> Tree:
         zeros = torch.zeros_like(flatten(params))
@@ -91,7 +91,7 @@ def _adam(
         }
 
     numbers = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
-    return Optimiser(name, numbers, init, step)
+    return Optimizer(name, numbers, init, step)
 
 
 def flatten(params: Params) -> Tensor:

@@ -1,4 +1,4 @@
-"""Learning rates over rounds: each schedule gives the factor by which the optimiser's own rate
+"""Learning rates over rounds: each schedule gives the factor by which the optimizer's own rate
 is multiplied.
 """
 
@@ -7,38 +7,38 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from remanence.core.errors import require
+from remanence.core.errors import check_range
 
-Schedule = Callable[[int, int], float]  # (round from 1, rounds in all) -> factor
+LrSchedule = Callable[[int, int], float]  # (round from 1, rounds in all) -> factor
 
 
-def constant() -> Schedule:
+def constant() -> LrSchedule:
     """The same rate throughout."""
     return lambda round, rounds: 1.0
 
 
-def exponential(*, decay: float = 0.99) -> Schedule:
+def exponential(*, decay: float = 0.99) -> LrSchedule:
     """decay ** (round - 1): FedNTD uses .99."""
-    require(0 < decay <= 1, "exponential", "decay", "above 0, at most 1", decay)
+    check_range(0 < decay <= 1, "exponential", "decay", "above 0, at most 1", decay)
     return lambda round, rounds: decay ** (round - 1)
 
 
-def step(*, every: int, factor: float = 0.1) -> Schedule:
+def step(*, every: int, factor: float = 0.1) -> LrSchedule:
     """Multiplied by `factor` after every so many rounds."""
-    require(every >= 1, "step", "every", "of at least 1", every)
-    require(0 < factor <= 1, "step", "factor", "above 0, at most 1", factor)
+    check_range(every >= 1, "step", "every", "of at least 1", every)
+    check_range(0 < factor <= 1, "step", "factor", "above 0, at most 1", factor)
     return lambda round, rounds: factor ** ((round - 1) // every)
 
 
-def cosine(*, final: float = 0.0) -> Schedule:
+def cosine(*, final: float = 0.0) -> LrSchedule:
     """Half a cosine from 1 in the first round to `final` in the last."""
-    require(0 <= final <= 1, "cosine", "final", "from 0 to 1", final)
+    check_range(0 <= final <= 1, "cosine", "final", "from 0 to 1", final)
     return lambda round, rounds: (
         final + (1 - final) * (1 + math.cos(math.pi * (round - 1) / max(1, rounds - 1))) / 2
     )
 
 
-def warmup(*, rounds: int = 5) -> Schedule:
+def warmup(*, rounds: int = 5) -> LrSchedule:
     """Rises linearly over the first rounds, then stays."""
-    require(rounds >= 1, "warmup", "rounds", "of at least 1", rounds)
+    check_range(rounds >= 1, "warmup", "rounds", "of at least 1", rounds)
     return lambda round, _: min(1.0, round / rounds)

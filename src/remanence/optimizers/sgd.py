@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from remanence.core import pytree
-from remanence.core.errors import InputError, require
+from remanence.core.errors import InputError, check_range
 from remanence.core.pytree import Params, Tree
-from remanence.core.types import Context, Optimiser
+from remanence.core.types import Context, Optimizer
 
 
 def sgd(
     *, lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False
-) -> Optimiser:
+) -> Optimizer:
     """w <- w - lr * (g + weight_decay * w), through a velocity where there is momentum."""
-    require(lr > 0, "sgd", "lr", "above 0", lr)
-    require(0 <= momentum < 1, "sgd", "momentum", "from 0 to below 1", momentum)
-    require(weight_decay >= 0, "sgd", "weight_decay", "of at least 0", weight_decay)
+    check_range(lr > 0, "sgd", "lr", "above 0", lr)
+    check_range(0 <= momentum < 1, "sgd", "momentum", "from 0 to below 1", momentum)
+    check_range(weight_decay >= 0, "sgd", "weight_decay", "of at least 0", weight_decay)
     if nesterov and momentum == 0:
         raise InputError("sgd: nesterov needs momentum: write sgd(momentum=0.9, nesterov=true)")
 
@@ -31,6 +31,6 @@ def sgd(
             grads = pytree.axpy(rule["momentum"], velocity, grads) if nesterov else velocity
         return pytree.axpy(-rule["lr"], grads, params), slots
 
-    return Optimiser(
+    return Optimizer(
         "sgd", {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}, init, step
     )

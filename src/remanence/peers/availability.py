@@ -74,8 +74,8 @@ AVAILABILITIES: dict[str, Callable[..., Availability]] = {
 def parse_availability(text: str) -> Availability:
     """`random(offline=0.1)+never(clients="3")`: online is who is so for all parts."""
     parts: list[Availability] = [
-        expressions.construct(call, AVAILABILITIES, "availability")
-        for call in expressions.parse_sum(text)
+        expressions.instantiate(call, AVAILABILITIES, "availability")
+        for call in expressions.parse_parts(text)
     ]
     return lambda clients, round, key: np.logical_and.reduce(
         [part(clients, round, key) for part in parts]

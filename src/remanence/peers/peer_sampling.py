@@ -13,11 +13,11 @@ from remanence.core import rng
 from remanence.core.rng import Key
 
 
-def draw_uniform(reachable: Tensor, count: int, key: Key) -> Tensor:
+def sample_uniform(reachable: Tensor, count: int, key: Key) -> Tensor:
     """For each client, `count` different reachable peers, all subsets alike. reachable: [K, K]
     bool -> [K, min(count, K)], -1: nobody
     """
-    return draw_weighted(
+    return sample_weighted(
         torch.zeros(reachable.shape, dtype=torch.float64, device=reachable.device),
         reachable,
         count,
@@ -25,7 +25,7 @@ def draw_uniform(reachable: Tensor, count: int, key: Key) -> Tensor:
     )
 
 
-def draw_weighted(scores: Tensor, reachable: Tensor, count: int, key: Key) -> Tensor:
+def sample_weighted(scores: Tensor, reachable: Tensor, count: int, key: Key) -> Tensor:
     """For each client, `count` different reachable peers, one after the other with probability
     proportional to exp(score) among those left.
 

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from remanence.core.pytree import Tree
-from remanence.core.types import World
+from remanence.core.types import TaskInfo
 
 BYTES = 8  # of one similarity, as it travels
 LOWEST_LOSS = 1e-10
 HIGHEST = 20.0  # similarities above it count as it: tau times more would overflow an exponential
 
 
-def begin(world: World) -> Tree:
+def init_similarity(world: TaskInfo) -> Tree:
     """Nobody has met anybody, and all seem equally alike. -> similarity [K, K], met [K, K]"""
     everybody = torch.full(
         (world.clients, world.clients),

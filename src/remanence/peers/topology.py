@@ -24,21 +24,21 @@ def full() -> Topology:
     return lambda clients, key: ~np.eye(clients, dtype=bool)
 
 
-def ring(*, neighbours: int = 1) -> Topology:
+def ring(*, neighbors: int = 1) -> Topology:
     """Clients in a circle; each can reach that many on either side."""
-    if neighbours < 1:
-        raise InputError(f"topology ring: neighbours must be at least 1, not {neighbours}")
+    if neighbors < 1:
+        raise InputError(f"topology ring: neighbors must be at least 1, not {neighbors}")
 
     def lay(clients: int, key: Key) -> np.ndarray:
         apart = np.abs(np.subtract.outer(np.arange(clients), np.arange(clients)))
         around = np.minimum(apart, clients - apart)
-        return np.asarray((around > 0) & (around <= neighbours))
+        return np.asarray((around > 0) & (around <= neighbors))
 
     return lay
 
 
 def regular(*, degree: int = 4) -> Topology:
-    """A random graph in which everybody has the same number of neighbours.
+    """A random graph in which everybody has the same number of neighbors.
 
     Drawn by switching: a circle of that degree, whose edges a-b and c-d become a-d and c-b many
     times over, wherever that makes no edge double. Which end of the second comes first is drawn
@@ -51,10 +51,10 @@ def regular(*, degree: int = 4) -> Topology:
         if degree >= clients or clients * degree % 2:
             cure = "choose a smaller degree, such that clients times degree is even"
             raise InputError(
-                f"topology regular: {clients} clients cannot have {degree} neighbours each: {cure}"
+                f"topology regular: {clients} clients cannot have {degree} neighbors each: {cure}"
             )
         joined = (
-            ring(neighbours=degree // 2)(clients, key)
+            ring(neighbors=degree // 2)(clients, key)
             if degree > 1
             else np.zeros((clients, clients), dtype=bool)
         )

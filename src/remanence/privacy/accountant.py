@@ -1,7 +1,7 @@
 """How much a run tells about any one client: epsilon for a delta, after so many rounds of clipped
 and noised averages.
 
-Neighbours are two populations of which one has a client that contributes nothing (its update is
+Neighbors are two populations of which one has a client that contributes nothing (its update is
 zero), everything else being equal: client-level privacy. How many clients reply is taken to be
 known to all. A round releases the sum of clipped updates with Gaussian noise of `noise` times the
 clip.
@@ -76,7 +76,7 @@ def epsilon(
     )
 
 
-def rounds_within(
+def max_rounds_for_budget(
     budget: float, *, fraction: float, noise: float, delta: float, sampling: str = "fixed"
 ) -> int:
     """The most rounds after which epsilon is at most `budget`; at most a million."""
@@ -98,7 +98,7 @@ def rounds_within(
     return least
 
 
-def least_noise(
+def calibrate_noise(
     budget: float, *, rounds: int, fraction: float, delta: float, sampling: str = "fixed"
 ) -> float:
     """The smallest noise multiplier, to a thousandth upwards, with which so many rounds stay
@@ -125,7 +125,7 @@ def least_noise(
 
 
 @dataclass(frozen=True)
-class Guarantee:
+class ClientGuarantee:
     """What a run promises any one client."""
 
     noise: float
@@ -155,7 +155,7 @@ class Guarantee:
         """The last round that may be played: the planned one, or the last within the budget."""
         if not self.budget or self.epsilon(planned) <= self.budget:
             return planned
-        found = rounds_within(
+        found = max_rounds_for_budget(
             self.budget,
             fraction=self.fraction,
             noise=self.noise,

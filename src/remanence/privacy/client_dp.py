@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree, rng
-from remanence.core.compose import Composed, part
-from remanence.core.errors import InputError, require
+from remanence.core.compose import ComposedMethod, part
+from remanence.core.errors import InputError, check_range
 from remanence.core.pytree import Params, Tree
-from remanence.core.types import Combine, Part, Reply, ServerContext, Start, World
-from remanence.privacy.accountant import Guarantee, require_accounting
-from remanence.training.client_step import Task
+from remanence.core.types import Aggregate, ModelState, Part, Reply, ServerContext, TaskInfo
+from remanence.privacy.accountant import ClientGuarantee, require_accounting
+from remanence.training.client_step import TrainingTask
 
 NAME = "dp"
 RATE = 0.2  # the paper's eta_C: how fast the clip follows the quantile
 # the paper's sigma_b over the number of replies: noise of the share of clients within the clip
-COUNTED = 1 / 20
+COUNT_NOISE = 1 / 20
 
 # what a part may do that clipping the model's move does not cover, and how it is said
 UNCOVERED = {
@@ -61,11 +61,11 @@ def dp(
     delta: at which epsilon is told, well below 1 / clients. quantile: of the moves, to which the
     clip adapts. budget: an epsilon at which the run stops before it is passed; 0: no limit.
     """
-    require(clip > 0, NAME, "clip", "above 0", clip)
-    require(noise >= 0, NAME, "noise", "of at least 0", noise)
-    require(0 < delta < 1, NAME, "delta", "between 0 and 1", delta)
-    require(0 < quantile < 1, NAME, "quantile", "between 0 and 1", quantile)
-    require(budget >= 0, NAME, "budget", "of at least 0", budget)
+    check_range(clip > 0, NAME, "clip", "above 0", clip)
+    check_range(noise >= 0, NAME, "noise", "of at least 0", noise)
+    check_range(0 < delta < 1, NAME, "delta", "between 0 and 1", delta)
+    check_range(0 < quantile < 1, NAME, "quantile", "between 0 and 1", quantile)
+    check_range(budget >= 0, NAME, "budget", "of at least 0", budget)
     if not isinstance(adaptive, bool):
         raise InputError(f"dp: adaptive must be true or false, not {adaptive!r}")
     if budget and not noise:
@@ -80,7 +80,7 @@ def dp(
         return srv.state["clip"] if adaptive else srv.hyper["clip"]
 
     def clip_and_sum(weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
-        refuse_uncovered(replies)
+        reject_unprotected(replies)
         factors = clip_factors(norms_of(replies.delta(srv.start)), limit(srv))
         count = torch.tensor(float(replies.k), dtype=torch.float64)
         return {
@@ -93,7 +93,7 @@ def dp(
         k = srv.world.expected or came
         deviation = (split_noise(noise, k)[0] if adaptive else noise) * limit(srv).double() / k
         return {
-            name: came / k * move + deviation.to(move) * draw(srv, name, move)
+            name: came / k * move + deviation.to(move) * draw_noise(srv, name, move)
             for name, move in total["mean"].items()
         }
 
@@ -102,25 +102,25 @@ def dp(
         k = srv.world.expected or replies.k
         # their share; where nobody may learn how many came, of those expected
         within = 0.5 + (inside.double() - 0.5).sum() / k
-        share = within + split_noise(noise, k)[1] * draw(srv, "share", within)
+        share = within + split_noise(noise, k)[1] * draw_noise(srv, "share", within)
         return {
             "clip": srv.state["clip"] * torch.exp(-RATE * (share - quantile)).to(srv.state["clip"])
         }
 
-    def first_clip(start: Start, world: World) -> Tree:
+    def first_clip(start: ModelState, world: TaskInfo) -> Tree:
         return {"clip": torch.tensor(clip, dtype=torch.float64).to(world.dtype)}
 
     return Part(
         NAME,
         hyper={"clip": clip},
-        weigh=weigh_alike,
-        combine=Combine(clip_and_sum, add_noise, in_pieces=True),
+        weigh=uniform_weights,
+        combine=Aggregate(clip_and_sum, add_noise, in_pieces=True),
         server=first_clip if adaptive else None,
         absorb=follow_quantile if adaptive else None,
     )
 
 
-def weigh_alike(replies: Reply, srv: ServerContext) -> Tensor:
+def uniform_weights(replies: Reply, srv: ServerContext) -> Tensor:
     """A weight by number of rows would let one client count for many, and tell how many rows it
     has.
     """
@@ -152,18 +152,18 @@ def split_noise(noise: float, count: float) -> tuple[float, float]:
     """
     if noise == 0:
         return 0.0, 0.0
-    sigma = max(COUNTED * count, noise)
+    sigma = max(COUNT_NOISE * count, noise)
     return float((noise**-2 - (2 * sigma) ** -2) ** -0.5), sigma / count
 
 
-def draw(srv: ServerContext, name: str, like: Tensor) -> Tensor:
+def draw_noise(srv: ServerContext, name: str, like: Tensor) -> Tensor:
     """Standard normal numbers of the shape of a tensor, from a key of their own."""
     return rng.normal(
         srv.key.fold(NAME, name).tensor().to(like.device), like.shape, torch.float64
     ).to(like)
 
 
-def refuse_uncovered(replies: Reply) -> None:
+def reject_unprotected(replies: Reply) -> None:
     """The last line of defence: what `check_private` should have found before the run."""
     if replies.buffers or next(pytree.leaves(replies.extras), None) is not None:
         raise InputError(
@@ -172,7 +172,7 @@ def refuse_uncovered(replies: Reply) -> None:
         )
 
 
-def check_private(task: Task) -> None:
+def check_private(task: TrainingTask) -> None:
     """Refuse a method with dp in which anything goes up besides the model's move, which alone
     is clipped and noised.
     """
@@ -194,8 +194,8 @@ def check_private(task: Task) -> None:
 
 
 def guarantee_of(
-    method: Composed, cohort: int, clients: int, sampling: str = "fixed"
-) -> Guarantee | None:
+    method: ComposedMethod, cohort: int, clients: int, sampling: str = "fixed"
+) -> ClientGuarantee | None:
     """What a run with `dp` promises; None without it, or without noise.
 
     Cohorts are drawn among those who answer: where not everybody always does, nothing can be
@@ -205,4 +205,4 @@ def guarantee_of(
     if found is None or not found.arguments["noise"]:
         return None
     noise, delta, budget = (float(found.arguments[name]) for name in ("noise", "delta", "budget"))
-    return Guarantee(noise, delta, budget, cohort, clients, sampling)
+    return ClientGuarantee(noise, delta, budget, cohort, clients, sampling)

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree, rng
-from remanence.core.compose import Composed, part
-from remanence.core.errors import InputError, require
+from remanence.core.compose import ComposedMethod, part
+from remanence.core.errors import InputError, check_range
 from remanence.core.pytree import Params
-from remanence.core.types import Batch, Context, Lent, Part
-from remanence.training.client_step import Task
+from remanence.core.types import Batch, ClientOps, Context, Part
+from remanence.training.client_step import TrainingTask
 
 NAME = "dp_sgd"
 NOISY_COUNTS = "add dp_counts, whose noise hides single rows in them"
 # Parts whose extras are a function of what is private already, or of numbers that everybody knows;
 # and what the others would need.
-SAYS_NO_MORE = ("fednova",)
+PAYLOAD_ALREADY_PRIVATE = ("fednova",)
 
 
 @part
@@ -42,17 +42,17 @@ def dp_sgd(
     delta: at which epsilon is told, well below 1 / rows of a client. budget: an epsilon at which
     the run stops before it is passed; 0: no limit.
     """
-    require(clip > 0, NAME, "clip", "above 0", clip)
-    require(noise >= 0, NAME, "noise", "of at least 0", noise)
-    require(0 < delta < 1, NAME, "delta", "between 0 and 1", delta)
-    require(budget >= 0, NAME, "budget", "of at least 0", budget)
+    check_range(clip > 0, NAME, "clip", "above 0", clip)
+    check_range(noise >= 0, NAME, "noise", "of at least 0", noise)
+    check_range(0 < delta < 1, NAME, "delta", "between 0 and 1", delta)
+    check_range(budget >= 0, NAME, "budget", "of at least 0", budget)
     if budget and not noise:
         raise InputError(
             f"dp_sgd: a budget of {budget:g} cannot be kept without noise: give noise,"
             " such as noise=1, or leave the budget out"
         )
 
-    def gradient(params: Params, batch: Batch, lent: Lent, ctx: Context) -> Params:
+    def gradient(params: Params, batch: Batch, lent: ClientOps, ctx: Context) -> Params:
         rows, penalty = lent.each(params, batch)
         total = clipped_sum(rows, batch.weight, ctx.hyper["clip"])
         count, key = batch.weight.sum(), rng.fold_in(ctx.key, NAME)
@@ -85,14 +85,14 @@ def clipped_sum(rows: Params, weight: Tensor, limit: Tensor) -> Params:
     )
 
 
-def check_examples(task: Task) -> None:
+def check_examples(task: TrainingTask) -> None:
     """Refuse a method with dp_sgd in which a row could be felt in any other way than through
     its clipped gradient.
     """
     method = task.method
     if method.owner("gradient") is None or not any(p.name == NAME for p in method.parts):
         return
-    if task.model.mixes_rows:
+    if task.model.depends_on_batch:
         raise InputError(
             "dp_sgd clips the gradient of every single row, and batch norm mixes rows: use"
             " a model with group norm, or set local.buffers to frozen"
@@ -108,7 +108,7 @@ def check_examples(task: Task) -> None:
             )
 
 
-def _find_uncovered(p: Part, method: Composed) -> str:
+def _find_uncovered(p: Part, method: ComposedMethod) -> str:
     """What of a part tells more about single rows than a clipped gradient, and the cure;
     nothing, mostly.
     """
@@ -134,7 +134,7 @@ def _find_uncovered(p: Part, method: Composed) -> str:
             if p.arguments["option"] == 2
             else "its variates are plain gradients; write scaffold(option=2)"
         )
-    if p.extras is not None and p.name not in (*SAYS_NO_MORE, "flashback"):
+    if p.extras is not None and p.name not in (*PAYLOAD_ALREADY_PRIVATE, "flashback"):
         return (
             f"{p.name} sends more than its model, which the clipped gradients do not cover;"
             " leave one of them out"

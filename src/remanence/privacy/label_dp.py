@@ -15,7 +15,7 @@ from torch import Tensor
 
 from remanence.core import rng
 from remanence.core.compose import part
-from remanence.core.errors import require
+from remanence.core.errors import check_range
 from remanence.core.rng import Key
 from remanence.core.types import Part
 
@@ -33,8 +33,8 @@ def dp_counts(*, noise: float = 5.0, delta: float = 1e-5) -> Part:
 
     noise: the deviation, in examples. delta: at which epsilon is told.
     """
-    require(noise > 0, NAME, "noise", "above 0", noise)
-    require(0 < delta < 1, NAME, "delta", "between 0 and 1", delta)
+    check_range(noise > 0, NAME, "noise", "above 0", noise)
+    check_range(0 < delta < 1, NAME, "delta", "between 0 and 1", delta)
 
     def blur(counts: Tensor, key: Key) -> Tensor:
         drawn = rng.normal(key.fold(NAME).tensor(), counts.shape, torch.float64).to(counts)
@@ -44,7 +44,7 @@ def dp_counts(*, noise: float = 5.0, delta: float = 1e-5) -> Part:
     return Part(NAME, facts=blur)
 
 
-def blur_all(
+def privatize_counts(
     blur: Part | None, counts: Tensor, clients: np.ndarray, time_step: int, key: Key
 ) -> Tensor:
     """The label counts of some clients as their method shows them; `key` is the experiment's.

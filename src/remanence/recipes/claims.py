@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remanence.recipes.recipe import Line, Number, Recipe, RecipeError
+from remanence.recipes.recipe import PublishedNumber, Recipe, RecipeError, TableLine
 
 HOLDS, IN_PART, FAILS, UNTESTED = "holds", "holds in part", "does not hold", "not tested"
 _KEYS = {
@@ -41,11 +41,11 @@ _KEYS = {
     "most",
 }
 
-Numbers = Mapping[tuple[str, str], Number]
+Numbers = Mapping[tuple[str, str], PublishedNumber]
 
 
 @dataclass(frozen=True)
-class Question:
+class ClaimCheck:
     """One question to the numbers: how far is ours on the claimed side? Positive is as claimed."""
 
     what: str  # in words
@@ -63,18 +63,18 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """A claim, and what became of it."""
 
     says: str
-    questions: tuple[Question, ...]
+    questions: tuple[ClaimCheck, ...]
     most: bool = False  # does the paper itself allow exceptions?
 
     @property
     def word(self) -> str:
         if self.most and 2 * self.held > self.tested:
             return HOLDS
-        return judge([question.outcome for question in self.questions])
+        return combine_outcomes([question.outcome for question in self.questions])
 
     @property
     def tested(self) -> int:
@@ -85,7 +85,7 @@ class Verdict:
         return sum(question.outcome == HOLDS for question in self.questions)
 
 
-def judge(outcomes: Sequence[str]) -> str:
+def combine_outcomes(outcomes: Sequence[str]) -> str:
     """Many outcomes in one word; what was not tested does not count.
 
     >>> judge(["holds", "not tested"]), judge(["holds", "does not hold"]), judge(["does not hold"]), judge([])
@@ -97,10 +97,12 @@ def judge(outcomes: Sequence[str]) -> str:
     return seen.pop() if len(seen) == 1 else IN_PART
 
 
-def judge_claims(recipe: Recipe, ours: Numbers) -> list[Verdict]:
+def evaluate_claims(recipe: Recipe, ours: Numbers) -> list[ClaimVerdict]:
     """Every claim of a recipe against our numbers."""
     return [
-        Verdict(str(claim["says"]), tuple(_compare(recipe, claim, ours)), bool(claim.get("most")))
+        ClaimVerdict(
+            str(claim["says"]), tuple(_compare(recipe, claim, ours)), bool(claim.get("most"))
+        )
         for claim in recipe.claims
     ]
 
@@ -117,7 +119,7 @@ def check_claims(recipe: Recipe) -> None:
             raise RecipeError(f"recipe {recipe.name}: the claim {claim['says']!r} compares nothing")
 
 
-def _compare(recipe: Recipe, claim: Mapping[str, Any], ours: Numbers) -> Iterator[Question]:
+def _compare(recipe: Recipe, claim: Mapping[str, Any], ours: Numbers) -> Iterator[ClaimCheck]:
     by = float(claim.get("by", 0.0))
     if "cells" in claim:
         yield from _marks(recipe, claim, ours)
@@ -134,18 +136,18 @@ def _compare(recipe: Recipe, claim: Mapping[str, Any], ours: Numbers) -> Iterato
                 for numbers in (ours, recipe.published)
             )
             what = f"{better.label} over {worse.label}, more at {claim['wider']} than at {narrower}"
-            yield Question(what, _minus(*mine), _minus(*printed), by)
+            yield ClaimCheck(what, _minus(*mine), _minus(*printed), by)
     else:
         for better, worse in _pairs(recipe, claim):
             for other in _others(recipe, better, claim):
                 cells = _cells(recipe, better, worse, other)
                 what = f"{better.label} against {worse.label}, {other.label}"
-                yield Question(
+                yield ClaimCheck(
                     what, _gap(recipe, cells, ours), _gap(recipe, cells, recipe.published), by
                 )
 
 
-def _pairs(recipe: Recipe, claim: Mapping[str, Any]) -> list[tuple[Line, Line]]:
+def _pairs(recipe: Recipe, claim: Mapping[str, Any]) -> list[tuple[TableLine, TableLine]]:
     if "best" in claim:
         best = _line(recipe, claim["best"])
         rivals = [_line(recipe, label) for label in claim.get("among", [])] or list(
@@ -164,23 +166,27 @@ def _pairs(recipe: Recipe, claim: Mapping[str, Any]) -> list[tuple[Line, Line]]:
     return list(itertools.product(better, worse))
 
 
-def _others(recipe: Recipe, line: Line, claim: Mapping[str, Any]) -> Sequence[Line]:
+def _others(recipe: Recipe, line: TableLine, claim: Mapping[str, Any]) -> Sequence[TableLine]:
     """The lines of the other axis at which a pair is compared."""
     return [_line(recipe, label) for label in _list(claim.get("at", []))] or (
         recipe.columns if line in recipe.rows else recipe.rows
     )
 
 
-def _cells(recipe: Recipe, better: Line, worse: Line, other: Line) -> list[tuple[Line, Line]]:
+def _cells(
+    recipe: Recipe, better: TableLine, worse: TableLine, other: TableLine
+) -> list[tuple[TableLine, TableLine]]:
     return [(line, other) if better in recipe.rows else (other, line) for line in (better, worse)]
 
 
-def _gap(recipe: Recipe, cells: Sequence[tuple[Line, Line]], numbers: Numbers) -> float | None:
+def _gap(
+    recipe: Recipe, cells: Sequence[tuple[TableLine, TableLine]], numbers: Numbers
+) -> float | None:
     """By how much the first cell is better; reaching a target beats never reaching it, and
     never against never is level.
     """
     first, second = (
-        numbers.get((row.label, column.label), Number()).value for row, column in cells
+        numbers.get((row.label, column.label), PublishedNumber()).value for row, column in cells
     )
     if first is None or second is None:
         return None
@@ -190,25 +196,27 @@ def _gap(recipe: Recipe, cells: Sequence[tuple[Line, Line]], numbers: Numbers) -
     return sign * (first - second)
 
 
-def _marks(recipe: Recipe, claim: Mapping[str, Any], ours: Numbers) -> Iterator[Question]:
+def _marks(recipe: Recipe, claim: Mapping[str, Any], ours: Numbers) -> Iterator[ClaimCheck]:
     side, sign = ("above", 1.0) if "above" in claim else ("below", -1.0)
     mark = float(claim[side])
     for row, column in claim["cells"]:
         place = (_line(recipe, row).label, _line(recipe, column).label)
-        values = [numbers.get(place, Number()).value for numbers in (ours, recipe.published)]
+        values = [
+            numbers.get(place, PublishedNumber()).value for numbers in (ours, recipe.published)
+        ]
         mine, printed = (None if value is None else sign * (value - mark) for value in values)
-        yield Question(f"{row}, {column} {side} {mark:g}", mine, printed)
+        yield ClaimCheck(f"{row}, {column} {side} {mark:g}", mine, printed)
 
 
 def _minus(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one - other
 
 
-def _axis(recipe: Recipe, line: Line) -> tuple[Line, ...]:
+def _axis(recipe: Recipe, line: TableLine) -> tuple[TableLine, ...]:
     return recipe.rows if line in recipe.rows else recipe.columns
 
 
-def _line(recipe: Recipe, label: str) -> Line:
+def _line(recipe: Recipe, label: str) -> TableLine:
     line = recipe.line(label)
     if line is None:
         raise RecipeError(

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from remanence.config import Spec
 from remanence.core import expressions
-from remanence.data.downloads import tell_how_to_get
-from remanence.recipes.plan import Plan, source_of
+from remanence.data.downloads import download_hint
+from remanence.recipes.plan import ResultPlan, source_of
 
 # source -> shape, classes, training rows, test rows, as published
 FACTS: dict[str, tuple[tuple[int, ...], int, int, int]] = {
@@ -39,7 +39,7 @@ STEPS = {
     "moon": 5 / 3,
     "fedreg": 6.0,
     "hast": 2.0,
-    "centralised": 5 / 3,
+    "centralized": 5 / 3,
     "fedwavg": 1.1,
     "scaffold": 1.1,
 }
@@ -84,7 +84,7 @@ def estimate(specs: Iterable[Spec]) -> Cost:
     return sum((estimate_run(spec) for spec in specs), Cost(0.0, 0.0, 0))
 
 
-def tell_plan(plan: Plan) -> str:
+def describe_plan(plan: ResultPlan) -> str:
     """Runs, rounds, time and memory in words, without running anything."""
     recipe, made = plan.recipe, plan.made
     lines = [
@@ -100,25 +100,25 @@ def tell_plan(plan: Plan) -> str:
         )
         lines.append(
             f"  {run.row}, {run.column}{setting}{seed}{stand_in}: {run.spec.total_rounds}"
-            f" rounds, {_tell_time(cost)}"
+            f" rounds, {_describe_time(cost)}"
         )
     used = {source_of(run.spec) for run in plan.runs}
     for source in sorted({place.absent for place in plan.places.values() if place.absent}):
         lines.append(
             f"  {'first of all' if source in used else 'left out'}, {source} is not in the"
-            f" data folder: {tell_how_to_get(source)}"
+            f" data folder: {download_hint(source)}"
         )
     total = estimate(run.spec for run in plan.runs)
     rounds = sum(run.spec.total_rounds for run in plan.runs)
     lines.append(
-        f"{len(plan.runs)} runs, {rounds} rounds in all: {_tell_time(total)}; about"
+        f"{len(plan.runs)} runs, {rounds} rounds in all: {_describe_time(total)}; about"
         f" {total.memory / 1e9:.1f} GB of memory"
     )
     lines.append("an estimate from the arithmetic of the networks, good to a factor of three")
     return "\n".join(lines)
 
 
-def _tell_time(cost: Cost) -> str:
+def _describe_time(cost: Cost) -> str:
     return f"about {readable(cost.cpu)} on {TWO_CORES.name}, {readable(cost.gpu)} on {H200.name}"
 
 
@@ -146,7 +146,7 @@ def estimate_run(spec: Spec) -> Cost:
     clients = _clients(spec)
     cohort = clients if spec.clients.sample is None else spec.clients.sample
     cohort = max(1, round(cohort * clients)) if isinstance(cohort, float) else cohort
-    names = {call.name for call in expressions.parse_sum(spec.method)}
+    names = {call.name for call in expressions.parse_parts(spec.method)}
     personal = bool(names & set(DECENTRALISED))
     if personal:
         cohort = clients
@@ -253,7 +253,7 @@ def _clusters(spec: Spec) -> int:
 
 def _server_work(spec: Spec) -> tuple[int, int]:
     """Steps and examples of a round at the server."""
-    for call in expressions.parse_sum(spec.method):
+    for call in expressions.parse_parts(spec.method):
         if call.name == "feddf":
             steps, batch = (
                 int(call.arguments.get("steps", 10_000)),

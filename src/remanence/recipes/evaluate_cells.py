@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from remanence.core import expressions
-from remanence.data.downloads import tell_how_to_get
-from remanence.recipes.claims import judge_claims
-from remanence.recipes.measures import MEASURES, Evidence, Measure
-from remanence.recipes.plan import Place, Plan
-from remanence.recipes.recipe import Line, Number
-from remanence.recipes.tables import Outcome
+from remanence.data.downloads import download_hint
+from remanence.recipes.claims import evaluate_claims
+from remanence.recipes.measures import MEASURES, ClaimEvidence, RecipeMeasure
+from remanence.recipes.plan import CellRuns, ResultPlan
+from remanence.recipes.recipe import PublishedNumber, TableLine
+from remanence.recipes.tables import ResultOutcome
 from remanence.results.run import RUNS, SPEC, Run
 
-Cells = dict[tuple[str, str], tuple[Run, ...]]
+CellNumbers = dict[tuple[str, str], tuple[Run, ...]]
 IN_PERCENT = ("percent",)
 
 
-def find_finished(plan: Plan, folder: Path) -> dict[str, Run]:
+def find_finished(plan: ResultPlan, folder: Path) -> dict[str, Run]:
     """Those of the plan's runs that came to their end, by name."""
     runs = {wanted.name: Run(folder / RUNS / wanted.name) for wanted in plan.runs}
     return {
@@ -26,11 +26,11 @@ def find_finished(plan: Plan, folder: Path) -> dict[str, Run]:
     }
 
 
-def collect(plan: Plan, there: Mapping[str, Run]) -> tuple[Outcome, Cells]:
+def collect(plan: ResultPlan, there: Mapping[str, Run]) -> tuple[ResultOutcome, CellNumbers]:
     """Our numbers and the runs they come from; what is not finished is left out and said so."""
     tried = {label: _runs_of(place, there) for label, place in plan.places.items()}
     cells = {label: found[0][1] if found else () for label, found in tried.items()}
-    ours: dict[tuple[str, str], Number] = {}
+    ours: dict[tuple[str, str], PublishedNumber] = {}
     notes: dict[tuple[str, str], str] = {}
     for row in plan.rows:
         for column in plan.columns:
@@ -38,7 +38,7 @@ def collect(plan: Plan, there: Mapping[str, Run]) -> tuple[Outcome, Cells]:
             place = plan.places[label]
             if row.sources:
                 continue
-            evidence = Evidence(
+            evidence = ClaimEvidence(
                 cells[label],
                 {other.label: cells[other.label, column.label] for other in plan.rows},
                 tried[label],
@@ -54,17 +54,18 @@ def collect(plan: Plan, there: Mapping[str, Run]) -> tuple[Outcome, Cells]:
         for column in plan.columns:
             if row.sources:
                 ours[row.label, column.label] = combine(
-                    row, [ours.get((source, column.label), Number()) for source in row.sources]
+                    row,
+                    [ours.get((source, column.label), PublishedNumber()) for source in row.sources],
                 )
-    return Outcome(plan, ours, notes, tuple(judge_claims(plan.recipe, ours))), cells
+    return ResultOutcome(plan, ours, notes, tuple(evaluate_claims(plan.recipe, ours))), cells
 
 
-def measure_of(plan: Plan, row: Line, column: Line) -> Measure:
-    made: Measure = expressions.construct(plan.measure_of(row, column), MEASURES, "measure")
+def measure_of(plan: ResultPlan, row: TableLine, column: TableLine) -> RecipeMeasure:
+    made: RecipeMeasure = expressions.instantiate(plan.measure_of(row, column), MEASURES, "measure")
     return made
 
 
-def in_unit(number: Number, unit: str) -> Number:
+def in_unit(number: PublishedNumber, unit: str) -> PublishedNumber:
     """Shares become percent where the paper prints percent.
 
     >>> in_unit(Number(0.5, 0.25), "percent")
@@ -72,33 +73,33 @@ def in_unit(number: Number, unit: str) -> Number:
     """
     if unit not in IN_PERCENT or number.value is None:
         return number
-    return Number(
+    return PublishedNumber(
         100 * number.value,
         None if number.deviation is None else 100 * number.deviation,
         number.text,
     )
 
 
-def combine(row: Line, numbers: Sequence[Number]) -> Number:
+def combine(row: TableLine, numbers: Sequence[PublishedNumber]) -> PublishedNumber:
     """A row that is made of others: their mean, or the first in percent of the second."""
     values = [number.value for number in numbers if number.value is not None]
     if len(values) < len(numbers):
-        return Number()
+        return PublishedNumber()
     if row.ratio:
-        return Number(100 * values[0] / values[1]) if values[1] else Number()
-    return Number(sum(values) / len(values))
+        return PublishedNumber(100 * values[0] / values[1]) if values[1] else PublishedNumber()
+    return PublishedNumber(sum(values) / len(values))
 
 
-def _runs_of(place: Place, there: Mapping[str, Run]) -> tuple[tuple[str, tuple[Run, ...]], ...]:
+def _runs_of(place: CellRuns, there: Mapping[str, Run]) -> tuple[tuple[str, tuple[Run, ...]], ...]:
     return tuple(
         (setting, tuple(there[name] for name in names if name in there))
         for setting, names in place.runs
     )
 
 
-def _note(plan: Plan, place: Place, tried: Sequence[tuple[str, Sequence[Run]]]) -> str:
+def _note(plan: ResultPlan, place: CellRuns, tried: Sequence[tuple[str, Sequence[Run]]]) -> str:
     if place.absent:
-        return f"not run, {place.absent} is not in the data folder: {tell_how_to_get(place.absent)}"
+        return f"not run, {place.absent} is not in the data folder: {download_hint(place.absent)}"
     words = []
     if place.stand_in:
         words.append(

@@ -23,11 +23,11 @@ from remanence.results.run import Run
 
 FIGURE, PICTURE = "figure.csv", "figure.png"
 
-Cells = Mapping[tuple[str, str], Sequence[Run]]  # (row, column) -> its runs, one a seed
-Rows = Iterator[Sequence[Any]]
+FigureCells = Mapping[tuple[str, str], Sequence[Run]]  # (row, column) -> its runs, one a seed
+FigureRows = Iterator[Sequence[Any]]
 
 
-def curves(row: str, column: str, runs: Sequence[Run]) -> Rows:
+def curves(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
     """Test accuracy over rounds, mean and deviation over seeds."""
     points = [dict(zip(*run.curve(), strict=True)) for run in runs]
     for round in sorted({round for found in points for round in found}):
@@ -35,7 +35,7 @@ def curves(row: str, column: str, runs: Sequence[Run]) -> Rows:
         yield row, column, round, sum(values) / len(values), deviation_of(values)
 
 
-def heatmap(row: str, column: str, runs: Sequence[Run]) -> Rows:
+def heatmap(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
     """Client k's model on client i's data in the last recorded round: before, after, and what
     was forgotten (positive).
     """
@@ -57,7 +57,7 @@ def heatmap(row: str, column: str, runs: Sequence[Run]) -> Rows:
                 )
 
 
-def partition(row: str, column: str, runs: Sequence[Run]) -> Rows:
+def partition(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
     """How many examples of each class each client has."""
     for run in runs[:1]:
         for client, counts in enumerate(run.about["label_counts"]):
@@ -65,7 +65,7 @@ def partition(row: str, column: str, runs: Sequence[Run]) -> Rows:
                 yield row, column, client, name, count
 
 
-def cdf(row: str, column: str, runs: Sequence[Run]) -> Rows:
+def cdf(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
     """Forgetting scores in ascending order with the share of scores that are not above them;
     global ones by round, local ones by client.
     """
@@ -81,7 +81,7 @@ def cdf(row: str, column: str, runs: Sequence[Run]) -> Rows:
             yield row, column, kind, value, place / len(values)
 
 
-def classes(row: str, column: str, runs: Sequence[Run]) -> Rows:
+def classes(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
     """The accuracy of every class over rounds."""
     for run in runs[:1]:
         rounds, shares = class_curve(run)
@@ -90,7 +90,7 @@ def classes(row: str, column: str, runs: Sequence[Run]) -> Rows:
                 yield row, column, round, name, share
 
 
-def one_round(row: str, column: str, runs: Sequence[Run]) -> Rows:
+def one_round(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
     """The last recorded round: per class, the global model before, every client after its
     training, the global model after.
     """
@@ -109,7 +109,7 @@ def one_round(row: str, column: str, runs: Sequence[Run]) -> Rows:
                     yield row, column, round, moment, who, name, right / total if total else None
 
 
-KINDS: dict[str, tuple[Callable[[str, str, Sequence[Run]], Rows], tuple[str, ...]]] = {
+KINDS: dict[str, tuple[Callable[[str, str, Sequence[Run]], FigureRows], tuple[str, ...]]] = {
     "cdf": (cdf, ("row", "column", "kind", "forgetting", "share_at_most")),
     "classes": (classes, ("row", "column", "round", "class", "accuracy")),
     "curves": (curves, ("row", "column", "round", "accuracy", "deviation")),
@@ -122,7 +122,7 @@ KINDS: dict[str, tuple[Callable[[str, str, Sequence[Run]], Rows], tuple[str, ...
 }
 
 
-def figure_csv(draws: str, cells: Cells) -> str:
+def figure_csv(draws: str, cells: FigureCells) -> str:
     """All data of a figure."""
     tell, fields = KINDS[draws]
     text = io.StringIO()

@@ -17,38 +17,40 @@ from plotly import graph_objects as go
 from remanence.report.figure_files import render_figure
 from remanence.report.heatmaps import (
     Panel,
-    change_colours,
+    change_colors,
     lay_out,
-    share_colours,
-    value_colours,
+    share_colors,
+    value_colors,
     write_title,
 )
 from remanence.report.theme import (
     as_text,
     axis,
     class_axis,
-    fade,
     layout,
     line_style,
     rounded,
     share_axis,
+    with_alpha,
 )
 
-Record = dict[str, str]
+FigureRecord = dict[str, str]
 DOTS = 150  # per inch: maps of many cells would be megabytes as vectors
 MEAN = "mean"  # the last column of a map of forgetting: what a model forgot of all others' data
 
-Curve = tuple[list[float], list[float], list[float | None]]  # x, y, and how far y varies over seeds
+PlotCurve = tuple[
+    list[float], list[float], list[float | None]
+]  # x, y, and how far y varies over seeds
 
 
-class Lines(NamedTuple):
+class CurvePanel(NamedTuple):
     """A panel of curves, one a method."""
 
     title: str
-    curves: dict[str, Curve]
+    curves: dict[str, PlotCurve]
 
 
-def draw_curves(records: Sequence[Record]) -> Any:
+def draw_curves(records: Sequence[FigureRecord]) -> Any:
     """Test accuracy over rounds: a panel for each setting, a line for each method, with a band
     where there are several seeds.
     """
@@ -58,13 +60,13 @@ def draw_curves(records: Sequence[Record]) -> Any:
             row: (_numbers(line, "round"), _numbers(line, "accuracy"), _deviations(line))
             for row, line in _split(mine, "row")
         }
-        panels.append(Lines(column, curves))
+        panels.append(CurvePanel(column, curves))
     return _lay_out_lines(
         panels, axis("round", showgrid=False), axis("test accuracy", tickformat=".3~p")
     )
 
 
-def draw_cdf(records: Sequence[Record]) -> Any:
+def draw_cdf(records: Sequence[FigureRecord]) -> Any:
     """How forgetting is spread, over rounds and over local models: a panel for each setting and
     kind.
     """
@@ -80,22 +82,22 @@ def draw_cdf(records: Sequence[Record]) -> Any:
                 )
                 for row, line in _split(some, "row")
             }
-            panels.append(Lines(f"{setting}: {kind} forgetting", curves))
+            panels.append(CurvePanel(f"{setting}: {kind} forgetting", curves))
     return _lay_out_lines(
         panels, share_axis("forgotten at most"), share_axis("share", range=[0, 1.02]), shape="hv"
     )
 
 
-def draw_classes(records: Sequence[Record]) -> Any:
+def draw_classes(records: Sequence[FigureRecord]) -> Any:
     """The accuracy of every class over rounds: a map for each method."""
     panels = [
         _map(row, mine, "round", "class", "accuracy", axis("round", showgrid=False))
         for row, mine in _split(records, "row")
     ]
-    return lay_out(panels, 200, 90, [share_colours()])
+    return lay_out(panels, 200, 90, [share_colors()])
 
 
-def draw_one_round(records: Sequence[Record]) -> Any:
+def draw_one_round(records: Sequence[FigureRecord]) -> Any:
     """One round: the global model before it, every client's after training, the global model
     after it.
     """
@@ -112,14 +114,14 @@ def draw_one_round(records: Sequence[Record]) -> Any:
                 axis(type="category", showgrid=False),
             )
         )
-    return lay_out(panels, 200, 90, [share_colours()])
+    return lay_out(panels, 200, 90, [share_colors()])
 
 
-def draw_heatmap(records: Sequence[Record]) -> Any:
+def draw_heatmap(records: Sequence[FigureRecord]) -> Any:
     """What each client's model forgot of each client's data in local training, with the mean
     over the others' as last column, and what it knows after it.
     """
-    panels, colours = [], []
+    panels, colors = [], []
     for row, mine in _split(records, "row"):
         forgotten = [each | {"value": each["forgotten"]} for each in mine]
         for model, some in _split(mine, "model"):
@@ -145,24 +147,24 @@ def draw_heatmap(records: Sequence[Record]) -> Any:
             f"{row}: accuracy after", mine, "data", "model", "after", words, "client's model"
         )
         panels += [lost, after]
-        colours += [
-            change_colours([float(each["value"]) for each in forgotten if each["value"]]),
-            share_colours(),
+        colors += [
+            change_colors([float(each["value"]) for each in forgotten if each["value"]]),
+            share_colors(),
         ]
-    return lay_out(panels, 220, 90, colours)
+    return lay_out(panels, 220, 90, colors)
 
 
-def draw_partition(records: Sequence[Record]) -> Any:
+def draw_partition(records: Sequence[FigureRecord]) -> Any:
     """How many examples of each class each client has: a map for each setting."""
     most = max(_numbers(records, "examples"))
     panels = [
         _map(column, mine, "client", "class", "examples", axis("client", showgrid=False))
         for column, mine in _split(records, "column")
     ]
-    return lay_out(panels, 200, 90, [value_colours(0, most)])
+    return lay_out(panels, 200, 90, [value_colors(0, most)])
 
 
-DRAWINGS: dict[str, Callable[[Sequence[Record]], Any]] = {
+DRAWINGS: dict[str, Callable[[Sequence[FigureRecord]], Any]] = {
     "cdf": draw_cdf,
     "classes": draw_classes,
     "curves": draw_curves,
@@ -178,23 +180,23 @@ def draw_figure(draws: str, data: str, title: str) -> bytes | None:
     return render_figure(DRAWINGS[draws](records), title, ["png"], DOTS)["png"] if records else None
 
 
-def _split(records: Sequence[Record], name: str) -> Iterator[tuple[str, list[Record]]]:
+def _split(records: Sequence[FigureRecord], name: str) -> Iterator[tuple[str, list[FigureRecord]]]:
     """By a field, in the order in which its values first come."""
     for value in dict.fromkeys(record[name] for record in records):
         yield value, [record for record in records if record[name] == value]
 
 
-def _numbers(records: Sequence[Record], name: str) -> list[float]:
+def _numbers(records: Sequence[FigureRecord], name: str) -> list[float]:
     return [float(record[name]) for record in records]
 
 
-def _deviations(records: Sequence[Record]) -> list[float | None]:
+def _deviations(records: Sequence[FigureRecord]) -> list[float | None]:
     return [float(record["deviation"]) if record.get("deviation") else None for record in records]
 
 
 def _map(
     title: str,
-    records: Sequence[Record],
+    records: Sequence[FigureRecord],
     across: str,
     down: str,
     value: str,
@@ -220,7 +222,7 @@ def _map(
     return Panel(title, heat, words, class_axis(len(rows), title=beside))
 
 
-def _name_model(record: Record) -> str:
+def _name_model(record: FigureRecord) -> str:
     """Where a model stands in a round, in the order of the round."""
     if record["model"] != "global":
         return record["model"]
@@ -230,9 +232,9 @@ def _name_model(record: Record) -> str:
 
 
 def _lay_out_lines(
-    panels: Sequence[Lines], across: dict[str, Any], up: dict[str, Any], shape: str = "linear"
+    panels: Sequence[CurvePanel], across: dict[str, Any], up: dict[str, Any], shape: str = "linear"
 ) -> Any:
-    """Panels of curves, two in a row; a method has one colour in all of them, and stands in the
+    """Panels of curves, two in a row; a method has one color in all of them, and stands in the
     legend once.
     """
     methods = list(dict.fromkeys(method for panel in panels for method in panel.curves))
@@ -264,7 +266,7 @@ def _lay_out_lines(
                     "x": [*x, *reversed(x)],
                     "y": [*high, *reversed(low)],
                     "fill": "toself",
-                    "fillcolor": fade(style["color"], 0.2),
+                    "fillcolor": with_alpha(style["color"], 0.2),
                 }
                 traces.append(
                     go.Scatter(**band, line={"width": 0}, mode="lines", showlegend=False, **where)

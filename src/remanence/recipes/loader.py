@@ -28,12 +28,12 @@ from remanence.recipes.recipe import (
     NEVER,
     SCALES,
     UNITS,
-    Line,
-    Number,
+    PublishedNumber,
     Recipe,
     RecipeError,
-    Scale,
-    StandIn,
+    RunScale,
+    SubstituteDataset,
+    TableLine,
 )
 
 PAPERS = ("wsm", "tce", "flashback", "fedwavg", "hast")
@@ -78,10 +78,10 @@ def load_recipe(name: str) -> Recipe:
         tomllib.loads(folder.joinpath(f"{file}.toml").read_text(encoding="utf-8"))
         for file in (SETTING, rest)
     )
-    return read_recipe(name, lay_over(setting, own))
+    return read_recipe(name, deep_merge(setting, own))
 
 
-def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def deep_merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Tables are merged, readings are joined, everything else is replaced; a scale of the setting
     stays unless the recipe changes it.
 
@@ -92,7 +92,7 @@ def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
     for key, value in above.items():
         old = merged.get(key)
         if isinstance(value, Mapping) and isinstance(old, Mapping):
-            merged[key] = lay_over(old, value)
+            merged[key] = deep_merge(old, value)
         elif key == "reading" and isinstance(old, list):
             merged[key] = [*old, *value]
         else:
@@ -136,7 +136,8 @@ def read_recipe(name: str, tree: Mapping[str, Any]) -> Recipe:
         reading=tuple(take("reading", list, [])),
         scales={scale: _read_scale(name, scale, scales.get(scale, {})) for scale in SCALES},
         stand_ins={
-            source: StandIn(entry["about"], entry["set"]) for source, entry in stand_ins.items()
+            source: SubstituteDataset(entry["about"], entry["set"])
+            for source, entry in stand_ins.items()
         },
         over=take("over", dict, {}),
         draws=take("draws", str, ""),
@@ -147,7 +148,7 @@ def read_recipe(name: str, tree: Mapping[str, Any]) -> Recipe:
     return _cross_check(recipe, set(scales))
 
 
-def _read_line(name: str, entry: Any) -> Line:
+def _read_line(name: str, entry: Any) -> TableLine:
     if not isinstance(entry, dict) or not isinstance(entry.get("label"), str):
         raise RecipeError(f"recipe {name}: a row or column is a table with a label, not {entry!r}")
     keys = {key: value for key, value in entry.items() if key not in _WORDS}
@@ -157,18 +158,18 @@ def _read_line(name: str, entry: Any) -> Line:
                 f"recipe {name}, {entry['label']}: unknown key {key!r}: {nearest(key, all_keys())}"
             )
     words = {word: entry.get(word, "") for word in ("label", "measure", "unit", "better")}
-    return Line(
+    return TableLine(
         set=keys, ratio=tuple(entry.get("ratio", ())), mean=tuple(entry.get("mean", ())), **words
     )
 
 
-def _read_scale(name: str, scale: str, entry: Mapping[str, Any]) -> Scale:
+def _read_scale(name: str, scale: str, entry: Mapping[str, Any]) -> RunScale:
     try:
         fields: dict[str, Any] = {
             key: tuple(value) if key in ("rows", "columns") else value
             for key, value in entry.items()
         }
-        made = Scale(**fields)
+        made = RunScale(**fields)
     except TypeError as error:
         raise RecipeError(f"recipe {name}, scale {scale}: {error}") from None
     for keys in (made.set, *made.by_row.values(), *made.by_column.values()):
@@ -181,8 +182,8 @@ def _read_scale(name: str, scale: str, entry: Mapping[str, Any]) -> Scale:
 
 
 def _read_published(
-    name: str, raw: Mapping[str, Any], rows: Sequence[Line], columns: Sequence[Line]
-) -> dict[tuple[str, str], Number]:
+    name: str, raw: Mapping[str, Any], rows: Sequence[TableLine], columns: Sequence[TableLine]
+) -> dict[tuple[str, str], PublishedNumber]:
     """One entry a row and column; nothing published at all is nothing known."""
     labels = [row.label for row in rows]
     if raw and set(raw) != set(labels):
@@ -201,7 +202,7 @@ def _read_published(
     return found
 
 
-def read_number(entry: Any) -> Number:
+def read_number(entry: Any) -> PublishedNumber:
     """A published entry.
 
     >>> read_number([0.846, 0.01]), read_number("-").known, read_number("0.1, 0.03").value
@@ -210,19 +211,19 @@ def read_number(entry: Any) -> Number:
     value, deviation = entry if isinstance(entry, list) else (entry, None)
     if isinstance(value, str):
         if value == "-":
-            return Number(None, deviation)
+            return PublishedNumber(None, deviation)
         if value == NEVER:
-            return Number(math.inf, None, NEVER)
+            return PublishedNumber(math.inf, None, NEVER)
         # a number and the setting it was reached with
         named = re.fullmatch(r"([\d.]+) \(.+\)", value)
         if named:
-            return Number(float(named[1]), None, value)
+            return PublishedNumber(float(named[1]), None, value)
         items = value.split(",")
         # a list of settings counts as how many they are
         if all(_is_number(item) for item in items):
-            return Number(float(len(items)), None, value)
-        return Number(None, None, value)
-    return Number(float(value), None if deviation is None else float(deviation))
+            return PublishedNumber(float(len(items)), None, value)
+        return PublishedNumber(None, None, value)
+    return PublishedNumber(float(value), None if deviation is None else float(deviation))
 
 
 def _is_number(text: str) -> bool:

@@ -15,8 +15,8 @@ import numpy as np
 
 from remanence.metrics.convergence import mean_of_last, rounds_to_fractions, time_averaged
 from remanence.metrics.convergence import top as best_value
-from remanence.metrics.drift import DriftSummary, summarise_drift
-from remanence.metrics.examples import centralised_events, forgettable_examples
+from remanence.metrics.drift import DriftSummary, summarize_drift
+from remanence.metrics.examples import centralized_events, forgettable_examples
 from remanence.metrics.forgetting import (
     client_forgetting,
     client_forgetting_rounds,
@@ -24,12 +24,12 @@ from remanence.metrics.forgetting import (
 )
 from remanence.metrics.forgetting import local_forgetting as local_forgetting_of
 from remanence.metrics.groups import deviation_of, mean_of
-from remanence.recipes.recipe import NEVER, Number
+from remanence.recipes.recipe import NEVER, PublishedNumber
 from remanence.results.run import Run
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ClaimEvidence:
     """The finished runs of a cell, and those it is compared with."""
 
     runs: tuple[Run, ...]  # one a seed
@@ -37,26 +37,26 @@ class Evidence:
     tried: tuple[tuple[str, tuple[Run, ...]], ...]  # the same for every value that the cell tries
 
 
-Measure = Callable[[Evidence], Number]
+RecipeMeasure = Callable[[ClaimEvidence], PublishedNumber]
 
 
-def by_seed(measure: Callable[[Run], float | None]) -> Measure:
+def by_seed(measure: Callable[[Run], float | None]) -> RecipeMeasure:
     """A number of one run -> its mean and deviation over seeds."""
 
-    def over_seeds(evidence: Evidence) -> Number:
-        return summarise(measure(run) for run in evidence.runs)
+    def over_seeds(evidence: ClaimEvidence) -> PublishedNumber:
+        return summarize_seeds(measure(run) for run in evidence.runs)
 
     return over_seeds
 
 
-def summarise(values: Iterable[float | None]) -> Number:
+def summarize_seeds(values: Iterable[float | None]) -> PublishedNumber:
     """Mean and sample deviation of what is there.
 
-    >>> summarise([1.0, 3.0, None])
+    >>> summarize([1.0, 3.0, None])
     Number(value=2.0, deviation=1.4142135623730951, text='')
     """
     known = [value for value in values if value is not None and not math.isnan(value)]
-    return Number(mean_of(known), deviation_of(known))
+    return PublishedNumber(mean_of(known), deviation_of(known))
 
 
 def accuracy_curve(run: Run, classes: int = 0) -> tuple[list[int], list[float]]:
@@ -72,12 +72,12 @@ def accuracy_curve(run: Run, classes: int = 0) -> tuple[list[int], list[float]]:
     ]
 
 
-def last(*, classes: int = 0) -> Measure:
+def last(*, classes: int = 0) -> RecipeMeasure:
     """Test accuracy at the last recorded round."""
     return by_seed(lambda run: next(iter(accuracy_curve(run, classes)[1][-1:]), None))
 
 
-def mean_last(*, rounds: int = 100, classes: int = 0) -> Measure:
+def mean_last(*, rounds: int = 100, classes: int = 0) -> RecipeMeasure:
     """The mean of the test accuracies recorded in the last so many rounds."""
 
     def measure(run: Run) -> float | None:
@@ -88,28 +88,32 @@ def mean_last(*, rounds: int = 100, classes: int = 0) -> Measure:
     return by_seed(measure)
 
 
-def top(*, classes: int = 0) -> Measure:
+def top(*, classes: int = 0) -> RecipeMeasure:
     """The best test accuracy of any recorded round."""
     return by_seed(lambda run: best_value(accuracy_curve(run, classes)[1]))
 
 
-def average(*, classes: int = 0) -> Measure:
+def average(*, classes: int = 0) -> RecipeMeasure:
     """The mean test accuracy over all rounds."""
     return by_seed(lambda run: time_averaged(*accuracy_curve(run, classes)))
 
 
-def rounds_to(*, fraction: float = 1.0, of: float = 0.95) -> Measure:
+def rounds_to(*, fraction: float = 1.0, of: float = 0.95) -> RecipeMeasure:
     """Rounds to a fraction of the target that all methods of a column share: `of` times the
     best accuracy that any of them reached.
     """
 
-    def measure(evidence: Evidence) -> Number:
+    def measure(evidence: ClaimEvidence) -> PublishedNumber:
         curves = {label: mean_curve(runs) for label, runs in evidence.rivals.items() if runs}
         curves["itself"] = mean_curve(evidence.runs)
         if not curves["itself"][0]:
-            return Number()
+            return PublishedNumber()
         reached = rounds_to_fractions(curves, (fraction,), of).rounds["itself"][0]
-        return Number(math.inf, None, NEVER) if reached is None else Number(float(reached))
+        return (
+            PublishedNumber(math.inf, None, NEVER)
+            if reached is None
+            else PublishedNumber(float(reached))
+        )
 
     return measure
 
@@ -130,7 +134,7 @@ def nearest_round(known: Sequence[int], at: float, total: int) -> int:
     return min(known, key=lambda round: (abs(round - max(1.0, at * total)), -round))
 
 
-def forgettable(*, at: float = 1.0, client: int = 0) -> Measure:
+def forgettable(*, at: float = 1.0, client: int = 0) -> RecipeMeasure:
     """Examples that this client's own model had right and the new global model has wrong
     (FedWAvg).
     """
@@ -150,13 +154,13 @@ def forgettable(*, at: float = 1.0, client: int = 0) -> Measure:
     return by_seed(measure)
 
 
-def forgetting_events() -> Measure:
-    """Forgetting events of the whole training: from batch to batch where it was centralised, by
+def forgetting_events() -> RecipeMeasure:
+    """Forgetting events of the whole training: from batch to batch where it was centralized, by
     aggregation where it was federated.
     """
 
     def measure(run: Run) -> float | None:
-        counted = centralised_events(run)
+        counted = centralized_events(run)
         if counted is not None:
             return float(counted.right_to_wrong.sum())
         return (
@@ -166,7 +170,7 @@ def forgetting_events() -> Measure:
     return by_seed(measure)
 
 
-def client_forgetting_mean(*, at: float = 1.0) -> Measure:
+def client_forgetting_mean(*, at: float = 1.0) -> RecipeMeasure:
     """What a round's local training loses on the other clients' data: the mean of F_k over the
     round's models (WSM, eq. 12); positive = forgotten.
     """
@@ -181,12 +185,12 @@ def client_forgetting_mean(*, at: float = 1.0) -> Measure:
     return by_seed(measure)
 
 
-def global_forgetting() -> Measure:
+def global_forgetting() -> RecipeMeasure:
     """Round-wise forgetting of the global model, mean over rounds (Flashback)."""
     return by_seed(lambda run: mean_of(forgetting_curve(run).values()))
 
 
-def local_forgetting() -> Measure:
+def local_forgetting() -> RecipeMeasure:
     """What local training forgets, mean over the recorded local models (Flashback)."""
 
     def measure(run: Run) -> float | None:
@@ -196,74 +200,76 @@ def local_forgetting() -> Measure:
     return by_seed(measure)
 
 
-def performance() -> Measure:
+def performance() -> RecipeMeasure:
     """Accuracy at the end of each time step (HAST, section 3.5)."""
     return by_seed(lambda run: drift_of(run).performance)
 
 
-def convergence() -> Measure:
+def convergence() -> RecipeMeasure:
     """Rounds to 90 % of a time step's gain (HAST, section 3.5)."""
     return by_seed(lambda run: drift_of(run).convergence.mean)
 
 
-def robustness() -> Measure:
+def robustness() -> RecipeMeasure:
     """Accuracy lost right after a drift, at worst (HAST, section 3.5)."""
     return by_seed(lambda run: drift_of(run).robustness)
 
 
 def drift_of(run: Run) -> DriftSummary:
-    return summarise_drift(run)
+    return summarize_drift(run)
 
 
-def classes_held() -> Measure:
+def classes_held() -> RecipeMeasure:
     """How many classes a client has, mean over clients."""
     return by_seed(lambda run: float((np.array(run.about["label_counts"]) > 0).sum(axis=1).mean()))
 
 
-def holders_of_all() -> Measure:
+def holders_of_all() -> RecipeMeasure:
     """The share of the clients that have every class."""
     return by_seed(lambda run: float((np.array(run.about["label_counts"]) > 0).all(axis=1).mean()))
 
 
-def best_over(*, rounds: int = 0) -> Measure:
+def best_over(*, rounds: int = 0) -> RecipeMeasure:
     """The best accuracy among the values tried, means over seeds; the value it was reached with
     stands beside it. rounds: as in mean_last; 0: the last.
     """
 
-    def measure(evidence: Evidence) -> Number:
+    def measure(evidence: ClaimEvidence) -> PublishedNumber:
         scores = _scores(evidence, rounds)
         if not scores:
-            return Number()
+            return PublishedNumber()
         best = max(scores, key=lambda setting: scores[setting])
-        return Number(scores[best], None, f"{scores[best]:.3f} ({_value(best)})")
+        return PublishedNumber(scores[best], None, f"{scores[best]:.3f} ({_value(best)})")
 
     return measure
 
 
-def within_best(*, points: float = 2.0, rounds: int = 0) -> Measure:
+def within_best(*, points: float = 2.0, rounds: int = 0) -> RecipeMeasure:
     """Which of the values tried come within so many points of the best one; as a number, how
     many.
     """
 
-    def measure(evidence: Evidence) -> Number:
+    def measure(evidence: ClaimEvidence) -> PublishedNumber:
         scores = _scores(evidence, rounds)
         if not scores:
-            return Number()
+            return PublishedNumber()
         best = max(scores.values())
         close = [
             _value(setting)
             for setting, score in scores.items()
             if score >= best - points / 100 - 1e-12
         ]
-        return Number(float(len(close)), None, ", ".join(close))
+        return PublishedNumber(float(len(close)), None, ", ".join(close))
 
     return measure
 
 
-def _scores(evidence: Evidence, rounds: int) -> dict[str, float]:
+def _scores(evidence: ClaimEvidence, rounds: int) -> dict[str, float]:
     score = mean_last(rounds=rounds) if rounds else last()
     found = {
-        setting: score(Evidence(runs, {}, ())).value for setting, runs in evidence.tried if runs
+        setting: score(ClaimEvidence(runs, {}, ())).value
+        for setting, runs in evidence.tried
+        if runs
     }
     return {setting: value for setting, value in found.items() if value is not None}
 
@@ -272,7 +278,7 @@ def _value(setting: str) -> str:
     return setting.partition("=")[2]
 
 
-MEASURES: dict[str, Callable[..., Measure]] = {
+MEASURES: dict[str, Callable[..., RecipeMeasure]] = {
     "average": average,
     "best_over": best_over,
     "classes_held": classes_held,

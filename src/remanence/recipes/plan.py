@@ -10,14 +10,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remanence.config import Spec, all_keys, make_spec
+from remanence.config import Spec, all_keys, parse_experiment
 from remanence.core import expressions
 from remanence.core.errors import InputError, nearest
-from remanence.recipes.recipe import Line, Recipe, Scale
+from remanence.recipes.recipe import Recipe, RunScale, TableLine
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PlannedRun:
     """One run."""
 
     name: str  # of its folder
@@ -30,7 +30,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Place:
+class CellRuns:
     """What one cell of the table is read from."""
 
     # for every value tried, the names of its runs, one a seed
@@ -41,22 +41,22 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ResultPlan:
     """A recipe at a scale."""
 
     recipe: Recipe
     scale: str
     seeds: tuple[int, ...]
-    rows: tuple[Line, ...]
-    columns: tuple[Line, ...]
-    runs: tuple[Wanted, ...]
-    places: Mapping[tuple[str, str], Place]
+    rows: tuple[TableLine, ...]
+    columns: tuple[TableLine, ...]
+    runs: tuple[PlannedRun, ...]
+    places: Mapping[tuple[str, str], CellRuns]
 
     @property
-    def made(self) -> Scale:
+    def made(self) -> RunScale:
         return self.recipe.scales[self.scale]
 
-    def measure_of(self, row: Line, column: Line) -> expressions.Call:
+    def measure_of(self, row: TableLine, column: TableLine) -> expressions.Call:
         """The measure of a cell. A row and a column that name the same one share its options:
         forgettable(at=0.1) and forgettable(client=2).
         """
@@ -90,7 +90,7 @@ def make_plan(
     changes: Mapping[str, Any] | None = None,
     absent: Collection[str] = (),
     stand_in: bool = False,
-) -> Plan:
+) -> ResultPlan:
     """Every run of a recipe, checked.
 
     only: rows (or columns) by label. changes: keys of the experiment that the user wants otherwise.
@@ -104,14 +104,14 @@ def make_plan(
         raise InputError("a result needs at least one seed: --seeds 3 uses 0, 1 and 2")
     over = recipe.over if made.over is None else made.over
     tried = [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
-    runs: dict[str, Wanted] = {}  # by experiment
+    runs: dict[str, PlannedRun] = {}  # by experiment
     places = {}
     for row, column in itertools.product(rows, columns):
         if row.sources:
-            places[row.label, column.label] = Place()
+            places[row.label, column.label] = CellRuns()
             continue
         found: list[tuple[str, tuple[str, ...]]] = []
-        place = Place()
+        place = CellRuns()
         for values in tried:
             spec, place = _make_spec(
                 recipe, made, row, column, values, changes or {}, absent, stand_in
@@ -123,7 +123,7 @@ def make_plan(
                 experiment = seeded.model_dump_json()
                 if experiment not in runs:
                     name = _name(row, column, setting, seed, runs)
-                    runs[experiment] = Wanted(
+                    runs[experiment] = PlannedRun(
                         name, row.label, column.label, setting, seed, seeded, place.stand_in
                     )
                 names.append(runs[experiment].name)
@@ -131,12 +131,12 @@ def make_plan(
         places[row.label, column.label] = (
             place if place.absent else replace(place, runs=tuple(found))
         )
-    return Plan(recipe, scale, numbers, rows, columns, tuple(runs.values()), places)
+    return ResultPlan(recipe, scale, numbers, rows, columns, tuple(runs.values()), places)
 
 
 def _choose(
-    recipe: Recipe, made: Scale, only: Sequence[str]
-) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
+    recipe: Recipe, made: RunScale, only: Sequence[str]
+) -> tuple[tuple[TableLine, ...], tuple[TableLine, ...]]:
     """The rows and columns of a scale, or those asked for; a row made of others is kept where
     these are.
     """
@@ -161,14 +161,14 @@ def _choose(
 
 def _make_spec(
     recipe: Recipe,
-    made: Scale,
-    row: Line,
-    column: Line,
+    made: RunScale,
+    row: TableLine,
+    column: TableLine,
     values: Mapping[str, Any],
     changes: Mapping[str, Any],
     absent: Collection[str],
     stand_in: bool,
-) -> tuple[Spec, Place]:
+) -> tuple[Spec, CellRuns]:
     """-> the experiment of a cell, and what is to be said of its data"""
     published = {
         **row.set,
@@ -177,7 +177,7 @@ def _make_spec(
         **values,
     }
     smaller = {**made.set, **made.by_column.get(column.label, {}), **made.by_row.get(row.label, {})}
-    paper = _change(make_spec(recipe.experiment), published)
+    paper = _change(parse_experiment(recipe.experiment), published)
     spec = change_options(_change(paper, smaller), made.options)
     source = source_of(spec)
     replaced = ""
@@ -189,7 +189,7 @@ def _make_spec(
     spec = _change(spec, {**changes, "seed": 0})
     used = source_of(spec)
     other = used if used != source_of(paper) and not replaced else ""
-    return spec, Place((), replaced, used if used in absent else "", other)
+    return spec, CellRuns((), replaced, used if used in absent else "", other)
 
 
 def _change(spec: Spec, keys: Mapping[str, Any]) -> Spec:
@@ -198,7 +198,7 @@ def _change(spec: Spec, keys: Mapping[str, Any]) -> Spec:
     """
     instead = {"local.steps": "local.epochs", "local.epochs": "local.steps"}
     freed = {instead[key]: 0 for key in instead if keys.get(key) and instead[key] not in keys}
-    return make_spec(spec.model_dump(exclude_none=True), {**keys, **freed})
+    return parse_experiment(spec.model_dump(exclude_none=True), {**keys, **freed})
 
 
 def source_of(spec: Spec) -> str:
@@ -227,7 +227,7 @@ def change_options(spec: Spec, options: Mapping[str, Any]) -> Spec:
         if text:
             calls = [
                 _join(call, expressions.Call(name, {option: value})) if call.name == name else call
-                for call in expressions.parse_sum(text)
+                for call in expressions.parse_parts(text)
             ]
             keys[key] = "+".join(str(call) for call in calls)
     return _change(spec, keys)
@@ -240,7 +240,9 @@ def _value_at(spec: Spec, key: str) -> str:
     return str(value)
 
 
-def _name(row: Line, column: Line, setting: str, seed: int, taken: Mapping[str, Wanted]) -> str:
+def _name(
+    row: TableLine, column: TableLine, setting: str, seed: int, taken: Mapping[str, PlannedRun]
+) -> str:
     """A folder name that tells the cell, can go nowhere else, and is not taken."""
     name = (
         re.sub(r"[^A-Za-z0-9.=]+", "-", f"{row.label} {column.label} {setting} seed{seed}")

@@ -19,7 +19,7 @@ class RecipeError(InputError):
 
 
 @dataclass(frozen=True)
-class Number:
+class PublishedNumber:
     """A number with its deviation over seeds, or words where the paper has words; everything
     None: not there.
     """
@@ -34,7 +34,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Line:
+class TableLine:
     """A row or a column."""
 
     label: str
@@ -52,7 +52,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Scale:
+class RunScale:
     """How an experiment is made smaller."""
 
     about: str = ""
@@ -69,7 +69,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class StandIn:
+class SubstituteDataset:
     """Other data in place of those that cannot be had."""
 
     about: str
@@ -89,23 +89,23 @@ class Recipe:
     unit: str
     better: str  # higher or lower
     experiment: Mapping[str, Any]  # nested, as in an experiment file
-    rows: tuple[Line, ...]
-    columns: tuple[Line, ...]
+    rows: tuple[TableLine, ...]
+    columns: tuple[TableLine, ...]
     cells: Mapping[tuple[str, str], Mapping[str, Any]]  # keys of single cells, by row and column
-    published: Mapping[tuple[str, str], Number]
+    published: Mapping[tuple[str, str], PublishedNumber]
     claims: tuple[Mapping[str, Any], ...]
     reading: tuple[str, ...]
-    scales: Mapping[str, Scale]
-    stand_ins: Mapping[str, StandIn]
+    scales: Mapping[str, RunScale]
+    stand_ins: Mapping[str, SubstituteDataset]
     over: Mapping[str, Sequence[Any]]  # keys tried with several values in every cell
     draws: str  # what a figure shows, see figure_data.py
     heading: str  # over the first column
 
-    def unit_of(self, row: Line, column: Line) -> str:
+    def unit_of(self, row: TableLine, column: TableLine) -> str:
         return row.unit or column.unit or self.unit
 
-    def better_of(self, row: Line, column: Line) -> str:
+    def better_of(self, row: TableLine, column: TableLine) -> str:
         return row.better or column.better or self.better
 
-    def line(self, label: str) -> Line | None:
+    def line(self, label: str) -> TableLine | None:
         return next((line for line in (*self.rows, *self.columns) if line.label == label), None)

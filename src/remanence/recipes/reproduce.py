@@ -21,22 +21,22 @@ from typing import Any
 import tomli_w
 
 from remanence.core.errors import InputError, Stopped
-from remanence.core.files import claim_folder, explain_full_disk, lock, write_atomically
-from remanence.core.progress import Progress, Silent
-from remanence.data.downloads import is_absent, tell_how_to_get
-from remanence.engines.autotune import Choice
+from remanence.core.files import create_output_dir, lock, translate_disk_errors, write_atomically
+from remanence.core.progress import NullProgress, Progress
+from remanence.data.downloads import download_hint, is_missing
+from remanence.engines.autotune import EngineChoice
 from remanence.experiment.build import check_names
 from remanence.recipes.evaluate_cells import collect, find_finished
 from remanence.recipes.figure_data import FIGURE, PICTURE, figure_csv
 from remanence.recipes.loader import load_recipe
-from remanence.recipes.plan import Plan, Wanted, make_plan, source_of
+from remanence.recipes.plan import PlannedRun, ResultPlan, make_plan, source_of
 from remanence.recipes.recipe import SCALES, Recipe
 from remanence.recipes.results_pages import OUTCOME, describe_result
-from remanence.recipes.tables import Outcome, as_csv
+from remanence.recipes.tables import ResultOutcome, as_csv
 from remanence.report import write_report
 from remanence.results.run import CHECKPOINTS, COMPARISON, RUNS, SPEC, Comparison, Run
 from remanence.rounds.loop import Deadline
-from remanence.sweeps.scheduler import Planned, run_all
+from remanence.sweeps.scheduler import QueuedRun, run_all
 from remanence.version import __version__
 
 PAGE, TABLE = "result.md", "result.csv"
@@ -52,7 +52,7 @@ def plan_result(
     changes: Mapping[str, Any] | None = None,
     data_dir: str = "",
     only_to_look: bool = False,
-) -> Plan:
+) -> ResultPlan:
     """The runs of a result, with what is not there left out or replaced. only_to_look: where
     none of the data are there, all runs, as if they were.
     """
@@ -65,7 +65,7 @@ def plan_result(
         source_of(run.spec) for run in make_plan(recipe, scale, only=only, changes=wanted).runs
     } | {entry.set.get("data.name", "").partition("(")[0] for entry in recipe.stand_ins.values()}
     absent = sorted(
-        source for source in needed if is_absent(source, Path(root).expanduser() if root else None)
+        source for source in needed if is_missing(source, Path(root).expanduser() if root else None)
     )
     plan = make_plan(
         recipe, scale, seeds=seeds, only=only, changes=wanted, absent=absent, stand_in=stand_in
@@ -73,7 +73,7 @@ def plan_result(
     if not plan.runs:
         if not only_to_look:
             raise InputError(
-                tell_absent(
+                missing_data_message(
                     recipe, next(place.absent for place in plan.places.values() if place.absent)
                 )
             )
@@ -85,7 +85,7 @@ def plan_result(
     return plan
 
 
-def tell_absent(recipe: Recipe, source: str) -> str:
+def missing_data_message(recipe: Recipe, source: str) -> str:
     """Why nothing can be run, and what to do."""
     offer = (
         f"; or run the stand-in, with --stand-in: {recipe.stand_ins[source].about}"
@@ -94,7 +94,7 @@ def tell_absent(recipe: Recipe, source: str) -> str:
     )
     return (
         f"{recipe.name} needs {source}, which is not in the data folder (--data-dir or"
-        f" REMANENCE_DATA): {tell_how_to_get(source)}{offer}"
+        f" REMANENCE_DATA): {download_hint(source)}{offer}"
     )
 
 
@@ -112,7 +112,7 @@ def reproduce(
     deadline: Deadline | None = None,
     together: int = 0,
     report: bool = True,
-) -> Outcome:
+) -> ResultOutcome:
     """Run what is not yet done of a result, and write it: our numbers beside the published ones,
     and whether the claims hold.
 
@@ -148,7 +148,7 @@ def reproduce(
         "absent": absent,
     }
     _open_folder(plan, out, asked)
-    with explain_full_disk(out), lock(out):
+    with translate_disk_errors(out), lock(out):
         runs = [
             _plan_run(wanted, out, f"[{number}/{len(plan.runs)}]")
             for number, wanted in enumerate(plan.runs, 1)
@@ -159,7 +159,7 @@ def reproduce(
                 left,
                 {},
                 "the same command",
-                progress=progress or Silent(),
+                progress=progress or NullProgress(),
                 deadline=deadline or Deadline(None),
                 together=together,
             )
@@ -169,11 +169,11 @@ def reproduce(
         outcome = write_result(plan, out, asked)
     if report:
         write_report(out)
-        write_picture(outcome, out)
+        write_figure(outcome, out)
     return outcome
 
 
-def write_result(plan: Plan, out: Path, asked: Mapping[str, Any]) -> Outcome:
+def write_result(plan: ResultPlan, out: Path, asked: Mapping[str, Any]) -> ResultOutcome:
     """Table, claims and figure from the run folders; what is not finished is left out and said
     so.
     """
@@ -207,7 +207,7 @@ def write_result(plan: Plan, out: Path, asked: Mapping[str, Any]) -> Outcome:
     return outcome
 
 
-def write_picture(outcome: Outcome, out: Path) -> None:
+def write_figure(outcome: ResultOutcome, out: Path) -> None:
     """The figure that the result is, from its data."""
     recipe = outcome.plan.recipe
     if not recipe.draws or importlib.util.find_spec("matplotlib") is None:
@@ -219,7 +219,7 @@ def write_picture(outcome: Outcome, out: Path) -> None:
         write_atomically(out / PICTURE, picture)
 
 
-def _open_folder(plan: Plan, out: Path, asked: Mapping[str, Any]) -> None:
+def _open_folder(plan: ResultPlan, out: Path, asked: Mapping[str, Any]) -> None:
     """Make the folder, or go on in one of the same result; rows and seeds may be added,
     anything else would be another result.
     """
@@ -236,7 +236,7 @@ def _open_folder(plan: Plan, out: Path, asked: Mapping[str, Any]) -> None:
     same = ("result", "scale", "stand_in", "changes")
     written: dict[str, Any] = {
         "select": "last",
-        "engine": Choice("loop", 1, "loop: the plainest")._asdict(),
+        "engine": EngineChoice("loop", 1, "loop: the plainest")._asdict(),
         "reproduce": {key: asked[key] for key in same},
     }
     if (out / COMPARISON).exists():
@@ -246,7 +246,8 @@ def _open_folder(plan: Plan, out: Path, asked: Mapping[str, Any]) -> None:
         changed = [
             name
             for name in specs
-            if name in old["specs"] and _elsewhere(old["specs"][name]) != _elsewhere(specs[name])
+            if name in old["specs"]
+            and _without_data_dir(old["specs"][name]) != _without_data_dir(specs[name])
         ]
         if changed:
             raise InputError(
@@ -256,35 +257,35 @@ def _open_folder(plan: Plan, out: Path, asked: Mapping[str, Any]) -> None:
         cells = {cell["name"]: cell for cell in old["cells"]} | cells
         specs = old["specs"] | specs
     else:
-        claim_folder(out, False, (SPEC, COMPARISON))
-    with explain_full_disk(out):
+        create_output_dir(out, False, (SPEC, COMPARISON))
+    with translate_disk_errors(out):
         write_atomically(
             out / COMPARISON,
             tomli_w.dumps(written | {"cells": list(cells.values()), "specs": specs}).encode(),
         )
 
 
-def _elsewhere(spec: Mapping[str, Any]) -> dict[str, Any]:
+def _without_data_dir(spec: Mapping[str, Any]) -> dict[str, Any]:
     """An experiment without the place of its data: a folder may be carried to another machine."""
     return {**spec, "data": {**spec["data"], "dir": ""}}
 
 
-def _setting(plan: Plan, run: Wanted) -> str:
+def _setting(plan: ResultPlan, run: PlannedRun) -> str:
     words = [run.column] if len(plan.recipe.columns) > 1 else []
     words += [run.setting] if run.setting else []
     words += [f"{source_of(run.spec)} as stand-in for {run.stand_in}"] if run.stand_in else []
     return ", ".join(words)
 
 
-def _plan_run(wanted: Wanted, out: Path, count: str) -> Planned:
+def _plan_run(wanted: PlannedRun, out: Path, count: str) -> QueuedRun:
     spec = wanted.spec
     # one engine for all methods on the same task: what differs between them is then the method
     # alone
     task = (
         f"{spec.model} {spec.data.model_dump_json()} {spec.clients.model_dump_json()}"
-        f" {'centralised' in spec.method}"
+        f" {'centralized' in spec.method}"
     )
-    return Planned(
+    return QueuedRun(
         out / RUNS / wanted.name,
         spec,
         f"{count} {wanted.row}, {wanted.column}, seed {wanted.seed}",

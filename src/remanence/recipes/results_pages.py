@@ -14,19 +14,24 @@ from typing import Any
 from remanence.config import read_toml
 from remanence.core.errors import InputError
 from remanence.core.files import write_atomically
-from remanence.recipes.claims import judge_claims
+from remanence.recipes.claims import evaluate_claims
 from remanence.recipes.estimate import H200, estimate, readable
 from remanence.recipes.figure_data import FIGURE, PICTURE
 from remanence.recipes.loader import PAPERS, list_recipes, load_recipe
-from remanence.recipes.plan import Plan, make_plan, source_of
-from remanence.recipes.recipe import NEVER, Number, Recipe
-from remanence.recipes.tables import Outcome, as_markdown, tell_claims, tell_disagreements
+from remanence.recipes.plan import ResultPlan, make_plan, source_of
+from remanence.recipes.recipe import NEVER, PublishedNumber, Recipe
+from remanence.recipes.tables import (
+    ResultOutcome,
+    as_markdown,
+    describe_claims,
+    describe_disagreements,
+)
 from remanence.report.figure_files import require_matplotlib
 from remanence.report.tables import escape_markdown as escape
 from remanence.report.tables import readable_seconds
 
 OUTCOME, OUTCOMES, REMARKS = "outcome.json", "outcomes", "remarks.toml"
-HOW = {
+EXECUTION_KEYS = {
     "rounds",
     "engine",
     "stack",
@@ -127,7 +132,7 @@ def read_remarks(path: Path) -> dict[str, str]:
     return remarks
 
 
-def read_outcome(folder: Path) -> tuple[Outcome, dict[str, Any]]:
+def read_outcome(folder: Path) -> tuple[ResultOutcome, dict[str, Any]]:
     """What a folder's numbers were, as they were written down: the runs themselves need not be
     there any more.
     """
@@ -151,14 +156,14 @@ def read_outcome(folder: Path) -> tuple[Outcome, dict[str, Any]]:
     }
     plan = make_plan(recipe, about["scale"], absent=about["absent"], **options)
     ours = {
-        (row, column): Number(math.inf if text == NEVER else value, deviation, text)
+        (row, column): PublishedNumber(math.inf if text == NEVER else value, deviation, text)
         for row, column, value, deviation, text in about["numbers"]
     }
     notes = {(row, column): note for row, column, note in about["notes"]}
-    return Outcome(plan, ours, notes, tuple(judge_claims(recipe, ours))), about
+    return ResultOutcome(plan, ours, notes, tuple(evaluate_claims(recipe, ours))), about
 
 
-def describe_result(outcome: Outcome, about: Mapping[str, Any], picture: str = "") -> str:
+def describe_result(outcome: ResultOutcome, about: Mapping[str, Any], picture: str = "") -> str:
     """One result as Markdown: where it is from, how it was run, the picture, the table, the
     claims, the disagreements, the readings.
     """
@@ -187,10 +192,10 @@ def describe_result(outcome: Outcome, about: Mapping[str, Any], picture: str = "
         as_markdown(outcome),
         "### Do the claims hold?",
         "",
-        *(f"- {escape(line)}" for line in tell_claims(outcome)),
+        *(f"- {escape(line)}" for line in describe_claims(outcome)),
         "",
     ]
-    wrong = tell_disagreements(outcome)
+    wrong = describe_disagreements(outcome)
     if wrong and plan.scale != "smoke":
         lines += ["What came out otherwise:", "", *(f"- {escape(line)}" for line in wrong), ""]
     lines += [
@@ -218,7 +223,7 @@ def command_of(about: Mapping[str, Any]) -> str:
 
 def _page(
     paper: str,
-    results: Sequence[tuple[Outcome, Mapping[str, Any], str]],
+    results: Sequence[tuple[ResultOutcome, Mapping[str, Any], str]],
     remarks: Mapping[str, str],
 ) -> str:
     names = [name for name in list_recipes() if name.startswith(f"{paper}/")]
@@ -251,7 +256,7 @@ def _page(
     return "\n".join(lines)
 
 
-def _list_costs(done: Mapping[str, Sequence[Outcome]]) -> list[str]:
+def _list_costs(done: Mapping[str, Sequence[ResultOutcome]]) -> list[str]:
     """A line for every result: what was run of it, and what the rest would take."""
     lines = [
         "## What was run, and what the rest would take",
@@ -271,7 +276,7 @@ def _list_costs(done: Mapping[str, Sequence[Outcome]]) -> list[str]:
             )
         )
         plans = [make_plan(recipe, scale) for scale in ("gpu", "paper")]
-        costs = (_tell_cost(plan) for plan in plans)
+        costs = (_describe_cost(plan) for plan in plans)
         sources = dict.fromkeys(source_of(run.spec) for run in plans[1].runs)
         lines.append(
             f"| {name}: {escape(recipe.title)} | {run or 'not run'} | {' | '.join(costs)} |"
@@ -280,7 +285,7 @@ def _list_costs(done: Mapping[str, Sequence[Outcome]]) -> list[str]:
     return [*lines, ""]
 
 
-def _tell_cost(plan: Plan) -> str:
+def _describe_cost(plan: ResultPlan) -> str:
     rounds = {run.spec.total_rounds for run in plan.runs}
     length = f"{'' if len(rounds) == 1 else 'up to '}{_count(max(rounds), 'round')}"
     return (
@@ -289,16 +294,22 @@ def _tell_cost(plan: Plan) -> str:
     )
 
 
-def _list_claims(name: str, results: Sequence[tuple[Outcome, Mapping[str, Any]]]) -> list[str]:
+def _list_claims(
+    name: str, results: Sequence[tuple[ResultOutcome, Mapping[str, Any]]]
+) -> list[str]:
     """A line of the table for every claim and every setting in which it was tested; one for
     those that were not tested at all.
     """
     lines = []
-    for place, untested in enumerate(judge_claims(load_recipe(name), {})):
+    for place, untested in enumerate(evaluate_claims(load_recipe(name), {})):
         tested = [
             (
                 ", ".join(
-                    [outcome.plan.scale, _count(_longest(outcome), "round"), *_told(changes)]
+                    [
+                        outcome.plan.scale,
+                        _count(_longest(outcome), "round"),
+                        *_describe_changes(changes),
+                    ]
                 ),
                 outcome.verdicts[place],
             )
@@ -314,16 +325,16 @@ def _list_claims(name: str, results: Sequence[tuple[Outcome, Mapping[str, Any]]]
     return lines
 
 
-def _told(changes: Mapping[str, Any]) -> list[str]:
+def _describe_changes(changes: Mapping[str, Any]) -> list[str]:
     """Changes to the experiment itself, not to its length or to how it is computed and recorded."""
     return [
         f"{key}={json.dumps(value)}"
         for key, value in changes.items()
-        if key not in HOW and not key.startswith("record.")
+        if key not in EXECUTION_KEYS and not key.startswith("record.")
     ]
 
 
-def _longest(outcome: Outcome) -> int:
+def _longest(outcome: ResultOutcome) -> int:
     """Rounds of the longest run."""
     return max(run.spec.total_rounds for run in outcome.plan.runs)
 

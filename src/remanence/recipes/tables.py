@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from remanence.recipes.claims import UNTESTED, Verdict, judge
-from remanence.recipes.plan import Plan
-from remanence.recipes.recipe import Line, Number
+from remanence.recipes.claims import UNTESTED, ClaimVerdict, combine_outcomes
+from remanence.recipes.plan import ResultPlan
+from remanence.recipes.recipe import PublishedNumber, TableLine
 from remanence.report.tables import escape_markdown as escape
 
 if TYPE_CHECKING:
@@ -39,24 +39,24 @@ FIELDS = (
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ResultOutcome:
     """What a recipe gave: our numbers in the paper's units, and the notes on single cells."""
 
-    plan: Plan
-    ours: Mapping[tuple[str, str], Number]
+    plan: ResultPlan
+    ours: Mapping[tuple[str, str], PublishedNumber]
     notes: Mapping[tuple[str, str], str]  # why a cell is empty, or which data stand in
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[ClaimVerdict, ...]
 
     def word(self) -> str:
         """All claims in one word; smoke tests the machinery, never a claim."""
         return (
             UNTESTED
             if self.plan.scale == "smoke"
-            else judge([verdict.word for verdict in self.verdicts])
+            else combine_outcomes([verdict.word for verdict in self.verdicts])
         )
 
 
-def write_number(number: Number, unit: str) -> str:
+def write_number(number: PublishedNumber, unit: str) -> str:
     """A number as the paper would print it.
 
     >>> write_number(Number(0.8461, 0.0102), "share"), write_number(Number(112.0), "rounds"), write_number(Number(5.25), "percent")
@@ -75,7 +75,7 @@ def write_number(number: Number, unit: str) -> str:
     return f"{number.value:.{digits}f}{deviation}"
 
 
-def write_difference(published: Number, ours: Number, unit: str) -> str:
+def write_difference(published: PublishedNumber, ours: PublishedNumber, unit: str) -> str:
     """Ours minus published, with its sign; a dash where one of them is missing or not a number."""
     if (
         published.value is None
@@ -90,11 +90,11 @@ def write_difference(published: Number, ours: Number, unit: str) -> str:
     return f"{ours.value - published.value:+.{digits}f}"
 
 
-def cell_texts(outcome: Outcome, row: Line, column: Line) -> tuple[str, str, str]:
+def cell_texts(outcome: ResultOutcome, row: TableLine, column: TableLine) -> tuple[str, str, str]:
     """-> published, ours, difference"""
     recipe, place = outcome.plan.recipe, (row.label, column.label)
     unit = recipe.unit_of(row, column)
-    published, ours = recipe.published[place], outcome.ours.get(place, Number())
+    published, ours = recipe.published[place], outcome.ours.get(place, PublishedNumber())
     stand_in = " (stand-in)" if outcome.plan.places[place].stand_in and ours.known else ""
     return (
         write_number(published, unit),
@@ -103,7 +103,7 @@ def cell_texts(outcome: Outcome, row: Line, column: Line) -> tuple[str, str, str
     )
 
 
-def headings(outcome: Outcome) -> list[str]:
+def headings(outcome: ResultOutcome) -> list[str]:
     plan = outcome.plan
     if len(plan.columns) > WIDE:
         return [plan.recipe.heading, *(column.label for column in plan.columns)]
@@ -114,7 +114,7 @@ def headings(outcome: Outcome) -> list[str]:
     ]
 
 
-def body(outcome: Outcome) -> list[list[str]]:
+def body(outcome: ResultOutcome) -> list[list[str]]:
     """A line a row, in the layout of `headings`."""
     lines = []
     for row in outcome.plan.rows:
@@ -128,7 +128,7 @@ def body(outcome: Outcome) -> list[list[str]]:
     return lines
 
 
-def as_markdown(outcome: Outcome) -> str:
+def as_markdown(outcome: ResultOutcome) -> str:
     """The table, and below it what must be known to read it."""
     heads = headings(outcome)
     lines = [
@@ -143,12 +143,12 @@ def as_markdown(outcome: Outcome) -> str:
     return (
         shared
         + table
-        + "".join(f"\n{note}  " for note in tell_notes(outcome))
-        + ("\n" if tell_notes(outcome) else "")
+        + "".join(f"\n{note}  " for note in describe_notes(outcome))
+        + ("\n" if describe_notes(outcome) else "")
     )
 
 
-def tell_notes(outcome: Outcome) -> list[str]:
+def describe_notes(outcome: ResultOutcome) -> list[str]:
     """Notes on cells, each once, with the cells it is about."""
     by_note: dict[str, list[str]] = {}
     for (_, column), note in outcome.notes.items():
@@ -162,7 +162,7 @@ def tell_notes(outcome: Outcome) -> list[str]:
     ]
 
 
-def as_csv(outcome: Outcome) -> str:
+def as_csv(outcome: ResultOutcome) -> str:
     """One line a cell, with everything a spreadsheet needs."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -171,7 +171,10 @@ def as_csv(outcome: Outcome) -> str:
     for row in plan.rows:
         for column in plan.columns:
             place, unit = (row.label, column.label), plan.recipe.unit_of(row, column)
-            published, ours = plan.recipe.published[place], outcome.ours.get(place, Number())
+            published, ours = (
+                plan.recipe.published[place],
+                outcome.ours.get(place, PublishedNumber()),
+            )
             numbers = [_plain(published), published.deviation, _plain(ours), ours.deviation]
             gap = write_difference(published, ours, unit)
             writer.writerow(
@@ -189,11 +192,11 @@ def as_csv(outcome: Outcome) -> str:
     return text.getvalue()
 
 
-def _plain(number: Number) -> str | float | None:
+def _plain(number: PublishedNumber) -> str | float | None:
     return number.text or number.value
 
 
-def as_table(outcome: Outcome, width: int) -> Table:
+def as_table(outcome: ResultOutcome, width: int) -> Table:
     """For a terminal: the paper's layout where it fits, else a line a cell."""
     from rich import box
     from rich.table import Table
@@ -221,12 +224,12 @@ def as_table(outcome: Outcome, width: int) -> Table:
     return table
 
 
-def tell_claims(outcome: Outcome) -> list[str]:
+def describe_claims(outcome: ResultOutcome) -> list[str]:
     """Each claim in one line: what it says, what became of it, and the evidence."""
-    return [f"{verdict.says} {_tell_verdict(outcome, verdict)}" for verdict in outcome.verdicts]
+    return [f"{verdict.says} {_describe_verdict(outcome, verdict)}" for verdict in outcome.verdicts]
 
 
-def _tell_verdict(outcome: Outcome, verdict: Verdict) -> str:
+def _describe_verdict(outcome: ResultOutcome, verdict: ClaimVerdict) -> str:
     if verdict.word == UNTESTED:
         return "NOT TESTED: none of its numbers was run at this scale."
     count = f"{verdict.held} of {verdict.tested} comparisons as claimed"
@@ -239,7 +242,7 @@ def _tell_verdict(outcome: Outcome, verdict: Verdict) -> str:
     return f"{verdict.word.upper()} at scale {outcome.plan.scale}{on}: {count}{rest}."
 
 
-def tell_disagreements(outcome: Outcome) -> list[str]:
+def describe_disagreements(outcome: ResultOutcome) -> list[str]:
     """Every comparison that did not come out as claimed, with both gaps."""
     found = []
     for verdict in outcome.verdicts:

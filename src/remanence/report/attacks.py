@@ -22,15 +22,15 @@ from remanence.metrics.groups import (
     Group,
     class_curve,
     class_names_of,
-    curve,
     last_value,
     mean_curve,
     mean_of,
+    metric_curve,
 )
 from remanence.report.line_plots import draw_line, mark_steps
 from remanence.report.table_columns import MISSING, percent
 from remanence.report.theme import (
-    Picture,
+    Figure,
     as_text,
     axis,
     layout,
@@ -46,10 +46,10 @@ RARE = 1 / 3  # share of the classes, those that the fewest clients hold
 MOST_LISTED = 50  # clients and codes in the table of refusals
 
 
-def is_hostile(groups: Sequence[Group]) -> bool:
+def has_attacks(groups: Sequence[Group]) -> bool:
     """Is there anything to tell: an attack, a defence, a refusal, or a client that went silent?"""
     runs = [run for group in groups for run in group.runs]
-    return any(is_attacked(run) or is_defended(run) or _mishaps(run) for run in runs)
+    return any(is_attacked(run) or is_defended(run) or _client_issues(run) for run in runs)
 
 
 def is_attacked(run: Run) -> bool:
@@ -91,7 +91,7 @@ def rare_classes(run: Run) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Stand:
+class RobustnessRow:
     """How a method stands under an attack, or without one; means over seeds, shares between 0
     and 1.
     """
@@ -107,10 +107,10 @@ class Stand:
     silent: int  # times a client did not answer at all
 
 
-def judge_group(group: Group) -> Stand:
+def robustness_row(group: Group) -> RobustnessRow:
     runs = [run for run in group.runs if run.metrics]
-    parts = [_judge_classes(run) for run in runs]
-    return Stand(
+    parts = [_class_accuracies(run) for run in runs]
+    return RobustnessRow(
         label=group.label,
         attack=", ".join(sorted({run.spec.attack or "none" for run in runs})),
         accuracy=mean_of(last_value(run) for run in runs),
@@ -119,15 +119,21 @@ def judge_group(group: Group) -> Stand:
         rare_forgetting=mean_of(part[2] for part in parts),
         success=mean_of(last_value(run, "attack_success") for run in runs),
         refused=sum(
-            len(mishap.rounds) for run in runs for mishap in _mishaps(run) if mishap.code != SILENT
+            len(mishap.rounds)
+            for run in runs
+            for mishap in _client_issues(run)
+            if mishap.code != SILENT
         ),
         silent=sum(
-            len(mishap.rounds) for run in runs for mishap in _mishaps(run) if mishap.code == SILENT
+            len(mishap.rounds)
+            for run in runs
+            for mishap in _client_issues(run)
+            if mishap.code == SILENT
         ),
     )
 
 
-def _judge_classes(run: Run) -> tuple[float | None, float | None, float | None]:
+def _class_accuracies(run: Run) -> tuple[float | None, float | None, float | None]:
     """-> accuracy on rare classes at the end, forgetting over all classes, and over the rare
     ones
     """
@@ -148,7 +154,7 @@ SILENT = "no answer"
 
 
 @dataclass(frozen=True)
-class Mishap:
+class ClientIssue:
     """A client that was refused for a reason, or did not answer."""
 
     client: int
@@ -158,7 +164,7 @@ class Mishap:
     attacker: bool
 
 
-def _mishaps(run: Run) -> list[Mishap]:
+def _client_issues(run: Run) -> list[ClientIssue]:
     """By client and code; a round's lines, one a split, repeat its refusals: they count once."""
     found: dict[tuple[int, str], dict[int, str]] = {}
     for line in run.metrics:
@@ -172,7 +178,7 @@ def _mishaps(run: Run) -> list[Mishap]:
             )
     attackers = set(str(run.about.get("attackers", "")).split())
     return [
-        Mishap(client, code, tuple(sorted(when)), when[max(when)], str(client) in attackers)
+        ClientIssue(client, code, tuple(sorted(when)), when[max(when)], str(client) in attackers)
         for (client, code), when in sorted(
             found.items(), key=lambda entry: (-len(entry[1]), entry[0])
         )
@@ -183,9 +189,9 @@ def tabulate(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """The section's tables: what attack and defence do, and who was refused. Each: caption,
     headings, rows of texts
     """
-    if not is_hostile(groups):
+    if not has_attacks(groups):
         return []
-    stands = [judge_group(group) for group in groups]
+    stands = [robustness_row(group) for group in groups]
     headings = [
         "Method",
         "Attack",
@@ -216,7 +222,10 @@ def tabulate(groups: Sequence[Group]) -> list[dict[str, Any]]:
         }
     ]
     listed = [
-        (group, run, mishap) for group in groups for run in group.runs for mishap in _mishaps(run)
+        (group, run, mishap)
+        for group in groups
+        for run in group.runs
+        for mishap in _client_issues(run)
     ]
     if listed:
         more = f" (the first {MOST_LISTED} of {len(listed)})" if len(listed) > MOST_LISTED else ""
@@ -224,13 +233,16 @@ def tabulate(groups: Sequence[Group]) -> list[dict[str, Any]]:
             {
                 "caption": f"Who was refused, and why{more}: none of it touched a model",
                 "headings": ["Method", "Seed", "Client", "Code", "Times", "Rounds", "Reason"],
-                "rows": [_tell(group, run, mishap) for group, run, mishap in listed[:MOST_LISTED]],
+                "rows": [
+                    _describe_issue(group, run, mishap)
+                    for group, run, mishap in listed[:MOST_LISTED]
+                ],
             }
         )
     return tables
 
 
-def _tell(group: Group, run: Run, mishap: Mishap) -> list[str]:
+def _describe_issue(group: Group, run: Run, mishap: ClientIssue) -> list[str]:
     first, last = mishap.rounds[0], mishap.rounds[-1]
     who = (
         f"{mishap.client} (attacker)"
@@ -251,7 +263,7 @@ def _tell(group: Group, run: Run, mishap: Mishap) -> list[str]:
     ]
 
 
-def draw_rare_classes(groups: Sequence[Group]) -> Picture | None:
+def draw_rare_classes(groups: Sequence[Group]) -> Figure | None:
     """Accuracy per class at the end, from the class that fewest clients hold to the one that
     most do; only under attack or defence.
     """
@@ -294,7 +306,7 @@ def draw_rare_classes(groups: Sequence[Group]) -> Picture | None:
         360, [trace.name for trace in traces], xaxis=axis("class, from the one that fewest clients hold", type="category"),
         yaxis=share_axis("accuracy", range=[-0.02, 1.02]), scattermode="group", scattergap=0.35,
     )  # fmt: skip
-    return Picture(
+    return Figure(
         name="rare-classes",
         title="What it costs the classes that few clients hold",
         figure=go.Figure(traces, shape),
@@ -306,14 +318,14 @@ def draw_rare_classes(groups: Sequence[Group]) -> Picture | None:
     )
 
 
-def draw_success(groups: Sequence[Group]) -> Picture | None:
+def draw_success(groups: Sequence[Group]) -> Figure | None:
     """How often the attack gets its way, over rounds; where an attack has a goal that can be
     measured.
     """
     traces: list[Any] = []
     names, when, facts = [], [], []
     for place, group in enumerate(groups):
-        rounds, means, spread = mean_curve(group, partial(curve, value="attack_success"))
+        rounds, means, spread = mean_curve(group, partial(metric_curve, value="attack_success"))
         if rounds:
             names.append(as_text(group.label))
             when += rounds
@@ -323,7 +335,7 @@ def draw_success(groups: Sequence[Group]) -> Picture | None:
             facts.append(f"{group.label} {means[-1]:.0%}")
     if not traces:
         return None
-    return Picture(
+    return Figure(
         name="attack-success",
         title="How often the attack gets its way",
         figure=go.Figure(

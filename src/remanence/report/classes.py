@@ -17,9 +17,9 @@ from remanence.metrics.groups import (
     mean_class_curve,
     mean_of,
 )
-from remanence.report.heatmaps import Panel, lay_out, share_colours
+from remanence.report.heatmaps import Panel, lay_out, share_colors
 from remanence.report.theme import (
-    Picture,
+    Figure,
     as_text,
     axis,
     class_axis,
@@ -35,7 +35,7 @@ MOST_DOT_ROWS = 25  # classes; beyond, they stand side by side, in order of accu
 MOST_COLUMNS = 250  # rounds in a map; beyond, the page would carry cells finer than a screen shows
 
 
-def draw_classes_over_rounds(groups: Sequence[Group]) -> Picture | None:
+def draw_classes_over_rounds(groups: Sequence[Group]) -> Figure | None:
     """A heat map of the accuracy per class over rounds, one panel a method."""
     panels, facts, most, longest = [], [], 0, 0
     for group in groups:
@@ -64,10 +64,10 @@ def draw_classes_over_rounds(groups: Sequence[Group]) -> Picture | None:
     if not panels:
         return None
     seeds = " Mean over seeds." if any(len(group.runs) > 1 for group in groups) else ""
-    return Picture(
+    return Figure(
         name="classes-over-rounds",
         title="Every class over rounds",
-        figure=lay_out(panels, max(120, min(20 * most, 420)), 7 * longest, [share_colours()]),
+        figure=lay_out(panels, max(120, min(20 * most, 420)), 7 * longest, [share_colors()]),
         reading="Each row is a class, each column a recorded round; brighter is more accurate. "
         f"A bright row that turns dark is a class being forgotten.{seeds}",
         alt="Heat map of the accuracy of every class over rounds. At the last round,"
@@ -75,7 +75,7 @@ def draw_classes_over_rounds(groups: Sequence[Group]) -> Picture | None:
     )
 
 
-def draw_classes_at_end(groups: Sequence[Group]) -> Picture | None:
+def draw_classes_at_end(groups: Sequence[Group]) -> Figure | None:
     """Accuracy per class at the last recorded round: a row a class, a dot a method."""
     found = []
     for group in groups:
@@ -124,7 +124,7 @@ def draw_classes_at_end(groups: Sequence[Group]) -> Picture | None:
         f"{group.label}: {_name_extremes(classes, nan_mean(ends, axis=0))}"
         for group, classes, ends in found
     )
-    return Picture(
+    return Figure(
         name="classes-at-end",
         title="Every class at the end",
         figure=go.Figure(traces, shape),

@@ -10,14 +10,22 @@ from plotly import graph_objects as go
 from remanence.metrics.accuracy_tables import nan_mean
 from remanence.metrics.cached import client_losses
 from remanence.metrics.groups import Group, class_names_of
-from remanence.report.heatmaps import Panel, change_colours, lay_out
+from remanence.report.heatmaps import Panel, change_colors, lay_out
 from remanence.report.phase_forgetting import POINTS
-from remanence.report.theme import Choice, Picture, as_text, axis, class_axis, name_classes, rounded
+from remanence.report.theme import (
+    Figure,
+    FigureState,
+    as_text,
+    axis,
+    class_axis,
+    name_classes,
+    rounded,
+)
 
 MOST_CLIENTS = 40  # rows: those that lost most
 
 
-def draw_lost_by_client(groups: Sequence[Group]) -> Picture | None:
+def draw_forgetting_by_client(groups: Sequence[Group]) -> Figure | None:
     """Whose training forgets which classes, for a method that the reader chooses."""
     shown = [(group, found) for group in groups if (found := client_losses(group)) is not None]
     if not shown:
@@ -32,7 +40,7 @@ def draw_lost_by_client(groups: Sequence[Group]) -> Picture | None:
         longest, most = max(longest, *map(len, classes)), max(most, len(order))
         every.append(cells.ravel())
         choices.append(
-            Choice(
+            FigureState(
                 group.label,
                 "",
                 [
@@ -56,10 +64,10 @@ def draw_lost_by_client(groups: Sequence[Group]) -> Picture | None:
     )
     panel = Panel("", cells, axis(type="category", showgrid=False), class_axis(most))
     figure = lay_out(
-        [panel], max(120, min(18 * most, 560)), 7 * 10, [change_colours(np.concatenate(every))]
+        [panel], max(120, min(18 * most, 560)), 7 * 10, [change_colors(np.concatenate(every))]
     )
     figure.layout.meta["labels"] = [len(choices[0].data[0]["x"]), max(longest, 11)]
-    return Picture(
+    return Figure(
         name="lost-by-client",
         title="Whose training forgets",
         figure=figure,

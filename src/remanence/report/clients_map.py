@@ -13,22 +13,22 @@ from remanence.metrics.forgetting import (
     client_forgetting,
     client_forgetting_rounds,
 )
-from remanence.metrics.groups import Group, once_a_run
-from remanence.report.heatmaps import Panel, change_colours, lay_out, pick_moments, share_colours
-from remanence.report.theme import Choice, Picture, axis, class_axis, first_shown, rounded
+from remanence.metrics.groups import Group, cached_per_run
+from remanence.report.heatmaps import Panel, change_colors, lay_out, pick_moments, share_colors
+from remanence.report.theme import Figure, FigureState, axis, class_axis, first_shown, rounded
 from remanence.results.run import Run
 
 MEAN = "mean"  # F_k; a name without markup, since it is saved as CSV too
 
 
-@once_a_run
+@cached_per_run
 def cross_rounds(run: Run) -> list[int]:
     """The rounds in which clients' models were judged on each other's validation rows."""
     ledger = ledger_of(run)
     return client_forgetting_rounds(ledger) if ledger is not None else []
 
 
-def draw_client_forgetting(groups: Sequence[Group]) -> Picture | None:
+def draw_client_forgetting(groups: Sequence[Group]) -> Figure | None:
     """F_ki with F_k as the last column, beside the accuracies it comes from, for a round that
     the reader chooses.
     """
@@ -76,14 +76,14 @@ def draw_client_forgetting(groups: Sequence[Group]) -> Picture | None:
         Panel(names[0], changes, along, down),
         Panel("Accuracy before and after", accuracies, along, down),
     ]
-    return Picture(
+    return Figure(
         name="client-forgetting",
         title="What one client's training costs the others",
         figure=lay_out(
             panels,
             max(140, min(22 * (most + 2), 440)),
             62,
-            [change_colours(np.concatenate(every)), share_colours()],
+            [change_colors(np.concatenate(every)), share_colors()],
         ),
         reading="Each row is a client's model after its training, each column another client's"
         " data. In the first map orange is accuracy lost "
@@ -98,7 +98,7 @@ def draw_client_forgetting(groups: Sequence[Group]) -> Picture | None:
     )
 
 
-def _choose(group: Group, found: ClientForgetting) -> Choice:
+def _choose(group: Group, found: ClientForgetting) -> FigureState:
     clients = [str(client) for client in found.clients]
     gap = np.full((len(clients), 1), np.nan)
     changes = np.concatenate([found.difference, gap, found.mean[:, None]], axis=1)
@@ -107,7 +107,7 @@ def _choose(group: Group, found: ClientForgetting) -> Choice:
     average = f"{100 * known.mean():+.1f} points" if known.size else "unknown"
     own = np.diagonal(found.difference)
     gained = f"{-100 * np.nanmean(own):+.1f} points" if not np.isnan(own).all() else "unknown"
-    return Choice(
+    return FigureState(
         group.label,
         str(found.round),
         [

@@ -14,13 +14,13 @@ from remanence.metrics.accuracy_tables import nan_mean
 from remanence.metrics.cached import drift_of
 from remanence.metrics.drift import cluster_curves, concept_forgetting
 from remanence.metrics.groups import Group, mean_curve
-from remanence.report.line_plots import draw_line, mark_steps, tell_steps
+from remanence.report.line_plots import describe_steps, draw_line, mark_steps
 from remanence.report.theme import (
-    Choice,
-    Picture,
+    Figure,
+    FigureState,
     as_text,
     axis,
-    class_colours,
+    class_colors,
     layout,
     line_style,
     round_axis,
@@ -30,7 +30,7 @@ from remanence.report.theme import (
 from remanence.results.run import Run
 
 
-def draw_clusters(groups: Sequence[Group]) -> Picture | None:
+def draw_clusters(groups: Sequence[Group]) -> Figure | None:
     """Accuracy of each cluster's clients on their own data, a line a cluster, for a method that
     the reader chooses.
     """
@@ -52,12 +52,12 @@ def draw_clusters(groups: Sequence[Group]) -> Picture | None:
         go.Scatter(
             name=name,
             mode="lines",
-            line=line_style(place) | {"color": colour},
+            line=line_style(place) | {"color": color},
             hovertemplate="%{y:.1%}",
             meta={"columns": ["cluster", "round", "accuracy"]},
             **choices[0].data[place],
         )
-        for place, (name, colour) in enumerate(zip(names, class_colours(count), strict=True))
+        for place, (name, color) in enumerate(zip(names, class_colors(count), strict=True))
     ]
     rounds = [round for choice in choices for line in choice.data for round in line["x"]]
     shape = layout(
@@ -68,20 +68,20 @@ def draw_clusters(groups: Sequence[Group]) -> Picture | None:
         hovermode="x unified",
         **mark_steps(groups),
     )
-    return Picture(
+    return Figure(
         name="clusters",
         title="How each cluster fares",
         figure=go.Figure(lines, shape),
         reading="Each line is a cluster: the mean accuracy, on its own data, of the clients that"
         " are in it at the time; a gap is a time without any. "
-        f"Lines far apart mean that one kind of data is served worse.{tell_steps(groups)}",
+        f"Lines far apart mean that one kind of data is served worse.{describe_steps(groups)}",
         alt=choices[0].alt,
         choices=choices,
         moment="",
     )
 
 
-def _choose(group: Group, count: int) -> Choice:
+def _choose(group: Group, count: int) -> FigureState:
     found = [pair[0] for run in group.runs if (pair := drift_of(run)) is not None]
     rounds = np.unique(np.concatenate([curves.round for curves in found]))
     stack = np.full((len(found), len(rounds), count), np.nan)
@@ -94,7 +94,7 @@ def _choose(group: Group, count: int) -> Choice:
         for cluster, value in enumerate(means[-1])
         if not np.isnan(value)
     )
-    return Choice(
+    return FigureState(
         group.label,
         "",
         [{"x": rounds.tolist(), "y": rounded(means[:, cluster])} for cluster in range(count)],
@@ -103,12 +103,12 @@ def _choose(group: Group, count: int) -> Choice:
     )
 
 
-def draw_left_concepts(groups: Sequence[Group]) -> Picture | None:
+def draw_previous_concepts(groups: Sequence[Group]) -> Figure | None:
     """What clients forgot of clusters that they have left, over rounds."""
     traces: list[Any] = []
     names, when, facts = [], [], []
     for place, group in enumerate(groups):
-        curves = mean_curve(group, _left_behind)
+        curves = mean_curve(group, _previous_concepts)
         if curves[0]:
             names.append(as_text(group.label))
             when += curves[0]
@@ -117,7 +117,7 @@ def draw_left_concepts(groups: Sequence[Group]) -> Picture | None:
     if not traces:
         return None
     height = axis("forgotten", tickformat=".3~p")
-    return Picture(
+    return Figure(
         name="left-concepts",
         title="What clients keep of data they have left",
         figure=go.Figure(
@@ -134,13 +134,13 @@ def draw_left_concepts(groups: Sequence[Group]) -> Picture | None:
         reading="Lower is better: accuracy on a cluster at a client's last recorded round in it,"
         " minus accuracy there now, "
         "averaged over clients and the clusters they have left. Below zero they got"
-        f" better at it afterwards.{tell_steps(groups)}",
+        f" better at it afterwards.{describe_steps(groups)}",
         alt="Line chart of what clients forgot of clusters they have left. At the end:"
         f" {'; '.join(facts)}.",
     )
 
 
-def _left_behind(run: Run) -> dict[int, float]:
+def _previous_concepts(run: Run) -> dict[int, float]:
     found = drift_of(run)
     if found is None:
         return {}

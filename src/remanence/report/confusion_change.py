@@ -9,25 +9,25 @@ import numpy as np
 from plotly import graph_objects as go
 
 from remanence.metrics.accuracy_tables import nan_mean
-from remanence.metrics.forgetting import became
-from remanence.metrics.groups import Group, class_names_of, counted_model, once_a_run
-from remanence.report.heatmaps import Panel, lay_out, share_colours
-from remanence.report.theme import Picture, as_text, axis, class_axis, name_classes, rounded
+from remanence.metrics.forgetting import confusion_change
+from remanence.metrics.groups import Group, cached_per_run, class_names_of, primary_model
+from remanence.report.heatmaps import Panel, lay_out, share_colors
+from remanence.report.theme import Figure, as_text, axis, class_axis, name_classes, rounded
 from remanence.results.ledger import GLOBAL, MOMENTS, SPLITS
 from remanence.results.run import Run
 
 MOST_CLASSES = 120  # beyond, a map of all pairs is finer than a screen
 
 
-@once_a_run
-def moves_of(run: Run) -> np.ndarray | None:
+@cached_per_run
+def confusion_changes_of(run: Run) -> np.ndarray | None:
     """Where forgotten examples went from one recorded round to the next, averaged over rounds
     [C, C]: rows true, columns predicted, returns not counted.
     """
     if run.confusions is None:
         return None
     kept = run.confusions[run.confusions["split"] == SPLITS.index("test")]
-    if counted_model(run) == "personal":
+    if primary_model(run) == "personal":
         kept = kept[kept["moment"] == MOMENTS.index("personal")]
     else:
         kept = kept[kept["model"] == GLOBAL]
@@ -39,7 +39,7 @@ def moves_of(run: Run) -> np.ndarray | None:
     if len(rounds) < 2:
         return None
     tables = [kept["confusion"][kept["round"] == round].sum(axis=0) for round in rounds]
-    moves = [became(earlier, later) for earlier, later in pairwise(tables)]
+    moves = [confusion_change(earlier, later) for earlier, later in pairwise(tables)]
     drops = [
         np.where(
             np.diagonal(move)[:, None] < 0,
@@ -51,13 +51,13 @@ def moves_of(run: Run) -> np.ndarray | None:
     return nan_mean(np.stack(drops), axis=0)
 
 
-def draw_became(groups: Sequence[Group]) -> Picture | None:
+def draw_confusion_change(groups: Sequence[Group]) -> Figure | None:
     """A map of true and predicted classes, a panel a method: what a class is taken for when it
     is forgotten.
     """
     panels, facts, highest, most, longest = [], [], 0.0, 0, 0
     for group in groups:
-        moves = [found for run in group.runs if (found := moves_of(run)) is not None]
+        moves = [found for run in group.runs if (found := confusion_changes_of(run)) is not None]
         if not moves or len(moves[0]) > MOST_CLASSES:
             continue
         table = nan_mean(np.stack(moves), axis=0)
@@ -94,11 +94,11 @@ def draw_became(groups: Sequence[Group]) -> Picture | None:
     if not panels:
         return None
     figure = lay_out(
-        panels, max(140, min(22 * most, 440)), 7 * longest, [share_colours(highest or 1.0)]
+        panels, max(140, min(22 * most, 440)), 7 * longest, [share_colors(highest or 1.0)]
     )
     figure.layout.meta["labels"] = [most, longest]
-    return Picture(
-        name="became",
+    return Figure(
+        name="confusion_change",
         title="What forgotten classes became",
         figure=figure,
         reading="Each row is a class that lost accuracy, each column what its examples are taken"

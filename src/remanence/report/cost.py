@@ -9,17 +9,17 @@ import numpy as np
 from plotly import graph_objects as go
 
 from remanence.metrics.convergence import CostCurve, accuracy_per_bytes, accuracy_per_seconds
-from remanence.metrics.groups import Group, deviation_of, tell_model
+from remanence.metrics.groups import Group, describe_model, deviation_of
 from remanence.report.line_plots import draw_line
 from remanence.report.table_columns import readable_bytes, readable_seconds
-from remanence.report.theme import Picture, as_text, axis, layout, share_axis
+from remanence.report.theme import Figure, as_text, axis, layout, share_axis
 from remanence.results.run import Run
 
 BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 SECONDS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
-def draw_bytes(groups: Sequence[Group]) -> Picture | None:
+def draw_bytes(groups: Sequence[Group]) -> Figure | None:
     """Accuracy against the bytes that all clients and the server sent."""
     return _draw(
         groups,
@@ -33,7 +33,7 @@ def draw_bytes(groups: Sequence[Group]) -> Picture | None:
     )
 
 
-def draw_time(groups: Sequence[Group]) -> Picture | None:
+def draw_time(groups: Sequence[Group]) -> Figure | None:
     """Accuracy against wall-clock time."""
     return _draw(
         groups,
@@ -56,7 +56,7 @@ def _draw(
     title: str,
     word: str,
     what: str,
-) -> Picture | None:
+) -> Figure | None:
     lines = [(group, *_mean_over_seeds([measure(run) for run in group.runs])) for group in groups]
     lines = [line for line in lines if len(line[1]) and line[1][-1] > 0]
     if not lines:
@@ -79,7 +79,7 @@ def _draw(
         f"{group.label} {accuracy[-1]:.1%} for {readable(float(cost[-1]))}"
         for group, cost, accuracy, _ in lines
     )
-    return Picture(
+    return Figure(
         name=name,
         title=title,
         figure=go.Figure(
@@ -92,7 +92,7 @@ def _draw(
                 hovermode="closest",
             ),
         ),
-        reading=f"Higher and further left is better: the accuracy of {tell_model(groups)} against"
+        reading=f"Higher and further left is better: the accuracy of {describe_model(groups)} against"
         f" {what} until then. "
         "A method that needs more for each round is stretched to the right.",
         alt=f"Line chart of accuracy against {what}. At the end: {ends}.",

@@ -11,12 +11,12 @@ from typing import Any
 from plotly import graph_objects as go
 
 from remanence.metrics.forgetting import forgetting_curve
-from remanence.metrics.groups import Group, counted_model, curve, mean_curve, tell_model
-from remanence.report.line_plots import draw_line, mark_steps, tell_steps
-from remanence.report.theme import Picture, as_text, layout, round_axis, share_axis
+from remanence.metrics.groups import Group, describe_model, mean_curve, metric_curve, primary_model
+from remanence.report.line_plots import describe_steps, draw_line, mark_steps
+from remanence.report.theme import Figure, as_text, layout, round_axis, share_axis
 
 
-def draw_accuracy(groups: Sequence[Group]) -> Picture | None:
+def draw_accuracy(groups: Sequence[Group]) -> Figure | None:
     """Accuracy over rounds: a line a method with a band over seeds; for a single method, test
     and validation, and the worst client where known.
     """
@@ -34,7 +34,7 @@ def draw_accuracy(groups: Sequence[Group]) -> Picture | None:
     traces: list[Any] = []
     ends, names, when = [], [], []
     for place, (group, split, value, word) in enumerate(lines):
-        curves = mean_curve(group, partial(curve, value=value, split=split))
+        curves = mean_curve(group, partial(metric_curve, value=value, split=split))
         if curves[0]:
             names.append(as_text(word or group.label))
             when += curves[0]
@@ -55,21 +55,21 @@ def draw_accuracy(groups: Sequence[Group]) -> Picture | None:
         if any(len(group.runs) > 1 for group in groups)
         else ""
     )
-    of_what = f"of {tell_model(groups)} on {_tell_test_set(groups)}" + (
+    of_what = f"of {describe_model(groups)} on {_describe_test_set(groups)}" + (
         " and on the clients' validation rows" if "validation" in names else ""
     )
-    return Picture(
+    return Figure(
         name="accuracy",
         title="Accuracy over rounds",
         figure=go.Figure(traces, shape),
         reading=f"Higher is better: each line is the accuracy {of_what} after each recorded"
         f" round.{band} "
-        f"A jagged line forgets and learns again.{tell_steps(groups)}",
+        f"A jagged line forgets and learns again.{describe_steps(groups)}",
         alt=f"Line chart of the accuracy {of_what} over rounds. Last points: {'; '.join(ends)}.",
     )
 
 
-def draw_forgetting(groups: Sequence[Group]) -> Picture | None:
+def draw_forgetting(groups: Sequence[Group]) -> Figure | None:
     """Round-wise forgetting over rounds."""
     traces: list[Any] = []
     facts, names, when = [], [], []
@@ -92,20 +92,20 @@ def draw_forgetting(groups: Sequence[Group]) -> Picture | None:
         hovermode="x unified",
         **mark_steps(groups),
     )
-    return Picture(
+    return Figure(
         name="forgetting",
         title="What each round forgot",
         figure=go.Figure(traces, shape),
         reading="Lower is better: the accuracy that classes lost since the recorded round before,"
         " averaged over all classes. "
-        f"Gains count as 0, so a class won does not hide a class lost.{tell_steps(groups)}",
+        f"Gains count as 0, so a class won does not hide a class lost.{describe_steps(groups)}",
         alt="Line chart of round-wise forgetting over rounds. Mean over rounds:"
         f" {'; '.join(facts)}.",
     )
 
 
-def _tell_test_set(groups: Sequence[Group]) -> str:
-    personal = any(counted_model(run) == "personal" for group in groups for run in group.runs)
+def _describe_test_set(groups: Sequence[Group]) -> str:
+    personal = any(primary_model(run) == "personal" for group in groups for run in group.runs)
     drifting = any(run.about.get("clusters") for group in groups for run in group.runs)
     return (
         "the test set"

@@ -13,9 +13,9 @@ from plotly import graph_objects as go
 from remanence.metrics.cached import forgettable_of, local_forgetting_of
 from remanence.metrics.forgetting import forgetting_curve
 from remanence.metrics.groups import Group
-from remanence.report.heatmaps import Panel, lay_out, pick_moments, share_colours
+from remanence.report.heatmaps import Panel, lay_out, pick_moments, share_colors
 from remanence.report.theme import (
-    Picture,
+    Figure,
     as_text,
     class_axis,
     layout,
@@ -29,7 +29,7 @@ MOST_POINTS = 200  # of a step curve: more cannot be seen
 MOST_CLIENTS = 60  # rows of a map: those that lost most
 
 
-def draw_local_distribution(groups: Sequence[Group]) -> Picture | None:
+def draw_local_distribution(groups: Sequence[Group]) -> Figure | None:
     """The distribution of local forgetting over all recorded local models."""
     values = [
         np.concatenate(
@@ -50,7 +50,7 @@ def draw_local_distribution(groups: Sequence[Group]) -> Picture | None:
     )
 
 
-def draw_global_distribution(groups: Sequence[Group]) -> Picture | None:
+def draw_global_distribution(groups: Sequence[Group]) -> Figure | None:
     """The distribution of round-wise forgetting over rounds."""
     values = [
         np.array([lost for run in group.runs for lost in forgetting_curve(run).values()])
@@ -75,7 +75,7 @@ def _draw_steps(
     title: str,
     reading: str,
     what: str,
-) -> Picture | None:
+) -> Figure | None:
     traces: list[Any] = []
     names, facts = [], []
     highest = max(
@@ -107,7 +107,7 @@ def _draw_steps(
         xaxis=share_axis("forgotten at most"),
         yaxis=share_axis("share", range=[0, 1.02]),
     )
-    return Picture(
+    return Figure(
         name=name,
         title=title,
         figure=go.Figure(traces, shape),
@@ -130,7 +130,7 @@ def _accumulate(known: np.ndarray, highest: float) -> tuple[np.ndarray, np.ndarr
     return np.concatenate([[0.0], known, [highest]]), np.concatenate([[0.0], share, [1.0]])
 
 
-def draw_forgettable(groups: Sequence[Group]) -> Picture | None:
+def draw_forgettable(groups: Sequence[Group]) -> Figure | None:
     """A map of clients and rounds: the share of a client's training examples that its own model
     had right and the merged one has wrong.
     """
@@ -170,10 +170,10 @@ def draw_forgettable(groups: Sequence[Group]) -> Picture | None:
         )
     if not panels:
         return None
-    return Picture(
+    return Figure(
         name="forgettable",
         title="Examples that merging forgets",
-        figure=lay_out(panels, max(120, min(16 * most, 420)), 52, [share_colours(highest or 1.0)]),
+        figure=lay_out(panels, max(120, min(16 * most, 420)), 52, [share_colors(highest or 1.0)]),
         reading="Each row is a client, each column a round; brighter means that more of its"
         " training examples, which its own model had right, "
         "are wrong for the merged"

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from remanence.core.errors import InputError
-from remanence.core.files import explain_full_disk, write_atomically
-from remanence.metrics.groups import Group, choose_settings, gather, tell_model
+from remanence.core.files import translate_disk_errors, write_atomically
+from remanence.metrics.groups import Group, describe_model, group_runs, select_by_validation
 from remanence.report import tables
 from remanence.report.latex import render_latex
 from remanence.report.matplotlib_marks import as_list, plain
 from remanence.report.table_columns import ACCURACY, columns_for
-from remanence.report.theme import Picture
+from remanence.report.theme import Figure
 from remanence.results.run import Comparison, Run
 
 KINDS = ("pdf", "svg", "png")
@@ -32,7 +32,7 @@ RESULTS, ROUNDS = "results", "rounds-to-target"
 
 
 @dataclass(frozen=True)
-class Table:
+class FigureTable:
     """A table of plain text; the first column holds names, the others numbers."""
 
     name: str
@@ -66,7 +66,7 @@ def write_figures(results: Sequence[Run | Comparison], folder: Path) -> list[Pat
         raise InputError(f"{folder} is a file: --figures names a folder")
     from remanence.report.figures import FIGURES
 
-    groups = choose_settings(gather(results))
+    groups = select_by_validation(group_runs(results))
     files = write_tables(groups)
     for draw in FIGURES:
         if (picture := draw(groups)) is not None:
@@ -75,14 +75,14 @@ def write_figures(results: Sequence[Run | Comparison], folder: Path) -> list[Pat
                 f"{picture.name}.{kind}": content
                 for kind, content in render_picture(picture).items()
             }
-    with explain_full_disk(folder):
+    with translate_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             write_atomically(folder / name, content)
     return [folder / name for name in files]
 
 
-def render_picture(picture: Picture) -> dict[str, bytes]:
+def render_picture(picture: Figure) -> dict[str, bytes]:
     """A picture as PDF, SVG and PNG."""
     return render_figure(picture.figure, picture.title, KINDS)
 
@@ -95,7 +95,7 @@ def render_figure(
     """
     from matplotlib import rc_context
 
-    from remanence.report.to_matplotlib import STYLE, choose_fonts, redraw
+    from remanence.report.to_matplotlib import STYLE, choose_fonts, to_matplotlib
 
     made: dict[str, bytes] = {}
     style: Any = STYLE | {"font.family": choose_fonts()}
@@ -103,7 +103,7 @@ def render_figure(
         warnings.filterwarnings(
             "ignore", message="Glyph .* missing from font", category=UserWarning
         )  # a script without a font shows as boxes
-        paper = redraw(figure)
+        paper = to_matplotlib(figure)
         paper.draw_without_rendering()
         # things have found their places; three files need not look for them again
         paper.set_layout_engine("none")
@@ -128,8 +128,8 @@ def write_tables(groups: Sequence[Group]) -> dict[str, bytes]:
     """The tables of the report as CSV (every number, in full), Markdown and LaTeX, by file name."""
     rows = [tables.make_row(group) for group in groups]
     best, columns = tables.best_row(rows), columns_for(rows)
-    model = tell_model(groups)
-    content = Table(
+    model = describe_model(groups)
+    content = FigureTable(
         RESULTS,
         f"{model[0].upper()}{model[1:]}: mean and sample standard deviation over seeds, at"
         " the last recorded round.",
@@ -153,7 +153,7 @@ def write_tables(groups: Sequence[Group]) -> dict[str, bytes]:
         for label, found in reached.rounds.items()
     ]
     numbers = [["method", *(fraction * reached.target for fraction in reached.fractions)]]
-    told = Table(
+    told = FigureTable(
         ROUNDS,
         "Rounds until the mean test accuracy over seeds reached these levels; a dash: never.",
         headings,
@@ -168,7 +168,7 @@ def write_tables(groups: Sequence[Group]) -> dict[str, bytes]:
     }
 
 
-def tabulate(picture: Picture) -> str:
+def tabulate(picture: Figure) -> str:
     """The data in a picture as CSV, the same that the page's button saves: a trace's name, x,
     y, then z or customdata.
     """
@@ -219,11 +219,11 @@ def write_csv(rows: Sequence[Sequence[Any]]) -> str:
     front.
     """
     out = io.StringIO()
-    csv.writer(out).writerows([_defuse(value) for value in row] for row in rows)
+    csv.writer(out).writerows([_escape_formula(value) for value in row] for row in rows)
     return out.getvalue()
 
 
-def _defuse(value: Any) -> Any:
+def _escape_formula(value: Any) -> Any:
     return (
         f"'{value}"
         if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))

@@ -1,4 +1,4 @@
-"""Heat maps in panels: their colour scales, where they stand, and how many of them a page can
+"""Heat maps in panels: their color scales, where they stand, and how many of them a page can
 carry.
 """
 
@@ -13,7 +13,7 @@ from plotly import graph_objects as go
 
 from remanence.report.theme import MAP, as_text, layout
 
-# ends and middle of the scale of changes; safe for colour-blind readers
+# ends and middle of the scale of changes; safe for color-blind readers
 LOST, GAINED, EVEN = "#D55E00", "#0072B2", "#f4f3ef"
 MOST_CELLS = 150_000  # of all choices of a picture together: about a megabyte in the page
 MOST_MOMENTS = 40  # of a method, to choose from
@@ -30,16 +30,16 @@ class Panel:
 
 
 def lay_out(
-    panels: Sequence[Panel], height: int, gap: int, colours: Sequence[dict[str, Any]]
+    panels: Sequence[Panel], height: int, gap: int, colors: Sequence[dict[str, Any]]
 ) -> Any:
     """Panels of equal height (pixels) above one another; the page puts two in a row where there is
     room. `gap`: pixels that the names beside a panel need.
 
-    With one colour scale its bar stands on top of all; with several, each panel has its own above
+    With one color scale its bar stands on top of all; with several, each panel has its own above
     it.
     """
     axes: dict[str, Any] = {}
-    titles, own_bars = [], len(colours) > 1
+    titles, own_bars = [], len(colors) > 1
     for place, panel in enumerate(panels):
         number = "" if place == 0 else str(place + 1)
         top = 1 - place / len(panels) - (0.1 / len(panels) if own_bars else 0)
@@ -54,16 +54,16 @@ def lay_out(
             coloraxis=f"coloraxis{number}" if own_bars else "coloraxis",
         )
         if own_bars:
-            bar = colours[place]["colorbar"] | {
+            bar = colors[place]["colorbar"] | {
                 "yref": "paper",
                 "y": top + 0.08 / len(panels),
                 "yanchor": "bottom",
             }
-            axes[f"coloraxis{number}"] = colours[place] | {"colorbar": bar}
+            axes[f"coloraxis{number}"] = colors[place] | {"colorbar": bar}
         if panel.title:
             titles.append(write_title(panel.title, number))
     if not own_bars:
-        axes["coloraxis"] = colours[0]
+        axes["coloraxis"] = colors[0]
     return go.Figure(
         [panel.cells for panel in panels],
         layout(
@@ -88,15 +88,15 @@ def write_title(title: str, number: str) -> dict[str, Any]:
     return {"text": f"<b>{as_text(title)}</b>", "showarrow": False, **place}
 
 
-def share_colours(highest: float = 1.0) -> dict[str, Any]:
-    """The colour scale of a map of shares from 0, with its bar on top. It has no title: plotly
+def share_colors(highest: float = 1.0) -> dict[str, Any]:
+    """The color scale of a map of shares from 0, with its bar on top. It has no title: plotly
     prints one across the bar of a low figure.
     """
     return {"colorscale": MAP, "cmin": 0, "cmax": highest, "colorbar": _bar(".3~p")}
 
 
-def value_colours(lowest: float, highest: float) -> dict[str, Any]:
-    """The colour scale of a map of plain numbers."""
+def value_colors(lowest: float, highest: float) -> dict[str, Any]:
+    """The color scale of a map of plain numbers."""
     return {
         "colorscale": MAP,
         "cmin": lowest,
@@ -105,8 +105,8 @@ def value_colours(lowest: float, highest: float) -> dict[str, Any]:
     }
 
 
-def change_colours(values: Any) -> dict[str, Any]:
-    """The colour scale of a map of changes: what was lost is orange, what was gained is blue,
+def change_colors(values: Any) -> dict[str, Any]:
+    """The color scale of a map of changes: what was lost is orange, what was gained is blue,
     and nothing is pale.
     """
     known = np.abs(np.asarray(values, dtype=float))

@@ -10,7 +10,7 @@ from typing import Any
 from plotly import graph_objects as go
 
 from remanence.metrics.groups import Group, step_starts
-from remanence.report.theme import PALETTE, fade, legend, line_style, rounded
+from remanence.report.theme import PALETTE, legend, line_style, rounded, with_alpha
 
 BOUNDARY = "#8a8f98"  # a grey that stands out from light and from dark paper
 ROOM_FOR_NAMES = 18  # pixels between drawing and legend
@@ -47,7 +47,7 @@ def draw_line(
     edge = [m + d for _, m, d in with_band] + [m - d for _, m, d in reversed(with_band)]
     when = [x for x, _, _ in with_band]
     band = go.Scatter(
-        x=when + when[::-1], y=rounded(edge), fill="toself", fillcolor=fade(PALETTE[place % len(PALETTE)], 0.16), line={"width": 0},
+        x=when + when[::-1], y=rounded(edge), fill="toself", fillcolor=with_alpha(PALETTE[place % len(PALETTE)], 0.16), line={"width": 0},
         mode="lines", hoverinfo="skip", showlegend=False, legendgroup=name,
     )  # fmt: skip
     return [band, line]
@@ -82,7 +82,7 @@ def mark_steps(groups: Sequence[Group]) -> dict[str, Any]:
     }
 
 
-def tell_steps(groups: Sequence[Group]) -> str:
+def describe_steps(groups: Sequence[Group]) -> str:
     """A sentence about those boundaries; empty where there are none."""
     return (
         " Dotted lines part the time steps: there the data drift."

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from remanence.core.errors import TERMINATED, InputError, RemanenceError, Stopped
-from remanence.core.signals import Terminated, catch_termination
+from remanence.core.signals import Terminated, sigterm_as_interrupt
 from remanence.results.run import (
     CHECKPOINTS,
     COMPARISON,
@@ -47,7 +47,7 @@ def watch(folders: Sequence[Path], port: int = 0, announce: Callable[[str], None
     answers. Folders may appear later.
     """
     server = make_server(folders, port)
-    with server, catch_termination():
+    with server, sigterm_as_interrupt():
         try:
             announce(server.address)
             server.serve_forever(poll_interval=0.2)
@@ -55,7 +55,7 @@ def watch(folders: Sequence[Path], port: int = 0, announce: Callable[[str], None
             raise Stopped("asked to end", TERMINATED) from None
 
 
-def make_server(folders: Sequence[Path], port: int = 0) -> Server:
+def make_server(folders: Sequence[Path], port: int = 0) -> LiveServer:
     """The server, bound and not yet serving; port 0 takes any that is free."""
     if not folders:
         raise InputError("watch needs at least one folder: remanence watch DIR")
@@ -67,7 +67,7 @@ def make_server(folders: Sequence[Path], port: int = 0) -> Server:
             f"--port {port} is not a port: choose one from 1024 to 65535, or 0 for any that is free"
         )
     try:
-        return Server(Board(folders), port)
+        return LiveServer(ReportState(folders), port)
     except OSError as error:
         raise InputError(
             f"port {port} cannot be used ({error.strerror}): choose another --port, or 0 for"
@@ -75,7 +75,7 @@ def make_server(folders: Sequence[Path], port: int = 0) -> Server:
         ) from None
 
 
-class Board:
+class ReportState:
     """What is known about the watched folders: which results there are, whether they changed,
     and the page about them.
     """
@@ -270,12 +270,12 @@ def _explain(title: str, text: str) -> bytes:
     ).encode("utf-8", errors="replace")
 
 
-class Server(ThreadingHTTPServer):
+class LiveServer(ThreadingHTTPServer):
     """One address, one board; a slow drawing keeps nobody from asking for the state."""
 
     daemon_threads = True
 
-    def __init__(self, board: Board, port: int):
+    def __init__(self, board: ReportState, port: int):
         super().__init__((HOST, port), _Answer)
         self.board = board
         self.frame = FRAME.read_bytes().replace(b"\r\n", b"\n")
@@ -292,7 +292,7 @@ class Server(ThreadingHTTPServer):
 class _Answer(BaseHTTPRequestHandler):
     """Answers GET for three fixed addresses."""
 
-    server: Server
+    server: LiveServer
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "remanence", ""
     timeout = 60

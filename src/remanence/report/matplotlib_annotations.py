@@ -1,11 +1,11 @@
-"""What stands around the marks of a figure on paper: boundaries, words, colour bars."""
+"""What stands around the marks of a figure on paper: boundaries, words, color bars."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
 
-from remanence.report.matplotlib_marks import POINTS, Panel, as_list, plain, read_colour
+from remanence.report.matplotlib_marks import POINTS, MplPanel, as_list, plain, read_color
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 SIZE = 8  # points of text
 
 
-def draw_shapes(panels: dict[tuple[str, str], Panel], layout: dict[str, Any]) -> None:
+def draw_shapes(panels: dict[tuple[str, str], MplPanel], layout: dict[str, Any]) -> None:
     """Lines and areas behind the marks, such as the boundaries of a drift."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Rectangle
@@ -32,7 +32,7 @@ def draw_shapes(panels: dict[tuple[str, str], Panel], layout: dict[str, Any]) ->
         )
         line = shape.get("line") or {}
         look = {
-            "color": read_colour(line.get("color") or "#9a9a9a"),
+            "color": read_color(line.get("color") or "#9a9a9a"),
             "linewidth": float(line.get("width") or 1) * POINTS,
         }
         if shape.get("type") == "line":
@@ -41,7 +41,7 @@ def draw_shapes(panels: dict[tuple[str, str], Panel], layout: dict[str, Any]) ->
                 Line2D([x0, x1], [y0, y1], transform=transform, linestyle=style, zorder=1, **look)
             )
         elif shape.get("type") == "rect":
-            fill = read_colour(shape.get("fillcolor") or "none")
+            fill = read_color(shape.get("fillcolor") or "none")
             panel.ax.add_patch(
                 Rectangle(
                     (x0, y0),
@@ -59,7 +59,7 @@ def draw_shapes(panels: dict[tuple[str, str], Panel], layout: dict[str, Any]) ->
             )
 
 
-def write_annotations(panels: dict[tuple[str, str], Panel], layout: dict[str, Any]) -> None:
+def write_annotations(panels: dict[tuple[str, str], MplPanel], layout: dict[str, Any]) -> None:
     for note in layout.get("annotations") or ():
         if note.get("visible") is False:
             continue
@@ -106,7 +106,9 @@ def write_annotations(panels: dict[tuple[str, str], Panel], layout: dict[str, An
         )
 
 
-def _find_place(panels: dict[tuple[str, str], Panel], thing: dict[str, Any]) -> tuple[Panel, Any]:
+def _find_place(
+    panels: dict[tuple[str, str], MplPanel], thing: dict[str, Any]
+) -> tuple[MplPanel, Any]:
     """The panel of a shape or an annotation, and the meaning of its numbers there."""
     from matplotlib.transforms import blended_transform_factory
 
@@ -126,8 +128,8 @@ def _find_place(panels: dict[tuple[str, str], Panel], thing: dict[str, Any]) -> 
     )
 
 
-def add_colour_bars(
-    paper: Figure, panels: dict[tuple[str, str], Panel], layout: dict[str, Any]
+def add_color_bars(
+    paper: Figure, panels: dict[tuple[str, str], MplPanel], layout: dict[str, Any]
 ) -> None:
     """One bar for maps that share a scale, and one each for those with their own."""
     owners: dict[str, list[tuple[Any, Any]]] = {}

@@ -39,7 +39,7 @@ STEPS = {"hv": "steps-post", "vh": "steps-pre", "hvh": "steps-mid"}
 
 
 @dataclass
-class Scale:
+class AxisScale:
     """One axis of a panel: numbers stay, words get a place each."""
 
     words: dict[str, int] | None = None
@@ -59,12 +59,12 @@ class Scale:
 
 
 @dataclass
-class Panel:
+class MplPanel:
     """One drawing area and what its marks must know about each other."""
 
     ax: Axes
-    across: Scale
-    up: Scale
+    across: AxisScale
+    up: AxisScale
     # height of the bars so far, by place and sign
     stacks: dict[tuple[float, bool], float] = field(default_factory=dict)
     last_line: tuple[np.ndarray, np.ndarray] | None = None  # what `fill: tonexty` fills to
@@ -73,7 +73,7 @@ class Panel:
     )  # of traces that stand side by side: kind -> number drawn, number in all
 
 
-def draw_trace(panel: Panel, trace: dict[str, Any], layout: dict[str, Any]) -> Artist | None:
+def draw_trace(panel: MplPanel, trace: dict[str, Any], layout: dict[str, Any]) -> Artist | None:
     """Draw one trace. -> what stands for it in the legend; None: nothing does"""
     kind = trace.get("type", "scatter")
     if kind in ("scatter", "scattergl"):
@@ -86,38 +86,38 @@ def draw_trace(panel: Panel, trace: dict[str, Any], layout: dict[str, Any]) -> A
     raise NotImplementedError(f"figures for paper know scatter, bar and heatmap, not {kind}")
 
 
-def _draw_scatter(panel: Panel, trace: dict[str, Any], layout: dict[str, Any]) -> Artist | None:
+def _draw_scatter(panel: MplPanel, trace: dict[str, Any], layout: dict[str, Any]) -> Artist | None:
     ax, mode = panel.ax, trace.get("mode", "lines")
     x, y = panel.across.place(trace.get("x")), panel.up.place(trace.get("y"))
     line, marker = trace.get("line") or {}, trace.get("marker") or {}
-    colour = read_colour(line.get("color") or _first(marker.get("color")) or "#2b2b2b")
+    color = read_color(line.get("color") or _first(marker.get("color")) or "#2b2b2b")
     alpha = trace.get("opacity")
     sign: Artist | None = None
     if layout.get("scattermode") == "group" and "markers" in mode:
         shift = _next_beside(panel, "scatter", 1 - layout.get("scattergap", 0.0))[0]
         x, y = (x, y + shift) if trace.get("orientation") == "h" else (x + shift, y)
     if trace.get("fill"):
-        sign = _fill(panel, trace, x, y, read_colour(trace.get("fillcolor") or colour))
+        sign = _fill(panel, trace, x, y, read_color(trace.get("fillcolor") or color))
     if "lines" in mode and line.get("width", 2) > 0:
         style = {
-            "color": colour,
+            "color": color,
             "linestyle": DASHES.get(line.get("dash", "solid"), "-"),
             "linewidth": line.get("width", 2) * POINTS,
         }
         (sign,) = ax.plot(
             x, y, drawstyle=STEPS.get(line.get("shape", ""), "default"), alpha=alpha, **style
         )
-    _draw_errors(panel, trace, x, y, colour)
+    _draw_errors(panel, trace, x, y, color)
     if "markers" in mode:
         symbol = str(_first(marker.get("symbol")) or "circle")
-        colours = marker.get("color")
+        colors = marker.get("color")
         painted = (
-            [read_colour(one) for one in as_list(colours)]
-            if _is_many(colours)
-            else read_colour(colours or colour)
+            [read_color(one) for one in as_list(colors)]
+            if _is_many(colors)
+            else read_color(colors or color)
         )
         size = (
-            Scale().place(marker["size"])
+            AxisScale().place(marker["size"])
             if _is_many(marker.get("size"))
             else float(marker.get("size") or 6)
         )
@@ -139,28 +139,28 @@ def _draw_scatter(panel: Panel, trace: dict[str, Any], layout: dict[str, Any]) -
 
 
 def _fill(
-    panel: Panel, trace: dict[str, Any], x: np.ndarray, y: np.ndarray, colour: Any
+    panel: MplPanel, trace: dict[str, Any], x: np.ndarray, y: np.ndarray, color: Any
 ) -> Artist | None:
     kind, ax = trace["fill"], panel.ax
     if kind == "toself":
-        return ax.fill(x, y, facecolor=colour, edgecolor="none")[0] if len(x) else None
+        return ax.fill(x, y, facecolor=color, edgecolor="none")[0] if len(x) else None
     if kind == "tozeroy":
-        return ax.fill_between(x, y, 0, facecolor=colour, edgecolor="none")
+        return ax.fill_between(x, y, 0, facecolor=color, edgecolor="none")
     if kind == "tonexty" and panel.last_line is not None:
         below_x, below = panel.last_line
         outline = np.concatenate([x, below_x[::-1]]), np.concatenate([y, below[::-1]])
-        return ax.fill(*outline, facecolor=colour, edgecolor="none")[0]
+        return ax.fill(*outline, facecolor=color, edgecolor="none")[0]
     raise NotImplementedError(f"figures for paper cannot fill {kind}")
 
 
-def _draw_bars(panel: Panel, trace: dict[str, Any], layout: dict[str, Any]) -> Artist | None:
+def _draw_bars(panel: MplPanel, trace: dict[str, Any], layout: dict[str, Any]) -> Artist | None:
     lying = trace.get("orientation") == "h"
     where = panel.up.place(trace["y"]) if lying else panel.across.place(trace["x"])
     length = np.nan_to_num(panel.across.place(trace["x"]) if lying else panel.up.place(trace["y"]))
     mode, room = layout.get("barmode", "group"), (1 - layout.get("bargap", 0.2)) * _spacing(where)
     base = np.zeros(len(where))
     if trace.get("base") is not None:
-        base = base + Scale().place(
+        base = base + AxisScale().place(
             trace["base"] if _is_many(trace["base"]) else [trace["base"]] * len(where)
         )
     elif mode in ("stack", "relative"):
@@ -172,13 +172,13 @@ def _draw_bars(panel: Panel, trace: dict[str, Any], layout: dict[str, Any]) -> A
         shift, room = _next_beside(panel, "bar", room)
         where = where + shift
     marker = trace.get("marker") or {}
-    colours = marker.get("color") or "#2b2b2b"
+    colors = marker.get("color") or "#2b2b2b"
     edge = marker.get("line") or {}
     look = {
-        "color": [read_colour(one) for one in as_list(colours)]
-        if _is_many(colours)
-        else read_colour(colours),
-        "edgecolor": read_colour(_first(edge.get("color")) or "white"),
+        "color": [read_color(one) for one in as_list(colors)]
+        if _is_many(colors)
+        else read_color(colors),
+        "edgecolor": read_color(_first(edge.get("color")) or "white"),
         "linewidth": float(_first(edge.get("width")) or 0) * POINTS,
         "alpha": trace.get("opacity"),
     }
@@ -194,20 +194,20 @@ def _draw_bars(panel: Panel, trace: dict[str, Any], layout: dict[str, Any]) -> A
 
 
 def _draw_errors(
-    panel: Panel, trace: dict[str, Any], x: np.ndarray, y: np.ndarray, colour: Any
+    panel: MplPanel, trace: dict[str, Any], x: np.ndarray, y: np.ndarray, color: Any
 ) -> None:
     for name, bars in (("xerr", trace.get("error_x") or {}), ("yerr", trace.get("error_y") or {})):
         if bars.get("visible", bool(bars)) and bars.get("array") is not None:
             look = {
                 "fmt": "none",
-                "ecolor": colour,
+                "ecolor": color,
                 "elinewidth": 0.8,
                 "alpha": trace.get("opacity"),
             }
-            panel.ax.errorbar(x, y, **{name: Scale().place(bars["array"])}, **look)
+            panel.ax.errorbar(x, y, **{name: AxisScale().place(bars["array"])}, **look)
 
 
-def _draw_map(panel: Panel, trace: dict[str, Any], layout: dict[str, Any]) -> None:
+def _draw_map(panel: MplPanel, trace: dict[str, Any], layout: dict[str, Any]) -> None:
     z = np.array(
         [
             [np.nan if value is None else float(value) for value in as_list(row)]
@@ -235,7 +235,7 @@ def _draw_map(panel: Panel, trace: dict[str, Any], layout: dict[str, Any]) -> No
         vmax=high,
         rasterized=z.size > 5000,
     )
-    # whose colour bar it shares
+    # whose color bar it shares
     mesh.set_gid(trace.get("coloraxis") or ("own" if trace.get("showscale", True) else "none"))
     if trace.get("texttemplate"):
         _label_cells(panel.ax, x, y, z, trace, mesh)
@@ -270,7 +270,7 @@ def _label_cells(
 
 
 def _limits(scale: dict[str, Any], z: np.ndarray, letter: str) -> tuple[float, float]:
-    """The values at the ends of a colour scale; with a middle, both ends are equally far from
+    """The values at the ends of a color scale; with a middle, both ends are equally far from
     it.
     """
     known = z[~np.isnan(z)]
@@ -284,16 +284,16 @@ def _limits(scale: dict[str, Any], z: np.ndarray, letter: str) -> tuple[float, f
     return float(low), float(high)
 
 
-def _edges(centres: np.ndarray) -> np.ndarray:
-    """The borders of cells around their centres.
+def _edges(centers: np.ndarray) -> np.ndarray:
+    """The borders of cells around their centers.
 
     >>> _edges(np.array([1.0, 2.0, 4.0]))
     array([0.5, 1.5, 3. , 5. ])
     """
-    if len(centres) == 1:
-        return np.array([centres[0] - 0.5, centres[0] + 0.5])
-    between = (centres[1:] + centres[:-1]) / 2
-    return np.concatenate([[2 * centres[0] - between[0]], between, [2 * centres[-1] - between[-1]]])
+    if len(centers) == 1:
+        return np.array([centers[0] - 0.5, centers[0] + 0.5])
+    between = (centers[1:] + centers[:-1]) / 2
+    return np.concatenate([[2 * centers[0] - between[0]], between, [2 * centers[-1] - between[-1]]])
 
 
 def _spacing(where: np.ndarray) -> float:
@@ -302,17 +302,17 @@ def _spacing(where: np.ndarray) -> float:
     return float(steps.min()) if len(steps) else 1.0
 
 
-def _next_beside(panel: Panel, kind: str, room: float) -> tuple[float, float]:
+def _next_beside(panel: MplPanel, kind: str, room: float) -> tuple[float, float]:
     """The next of the traces that stand side by side. -> how far it is moved, the room it has"""
     drawn, count = panel.side_by_side.get(kind, (0, 1))
     panel.side_by_side[kind] = (drawn + 1, count)
     return ((drawn + 0.5) / count - 0.5) * room, room / count
 
 
-def read_colour(text: Any) -> Any:
-    """A colour as CSS writes it, for matplotlib.
+def read_color(text: Any) -> Any:
+    """A color as CSS writes it, for matplotlib.
 
-    >>> read_colour("rgba(255, 0, 51, 0.5)")
+    >>> read_color("rgba(255, 0, 51, 0.5)")
     (1.0, 0.0, 0.2, 0.5)
     """
     found = re.fullmatch(
@@ -325,15 +325,15 @@ def read_colour(text: Any) -> Any:
 
 
 def read_scale(scale: Any) -> Colormap:
-    """A colour scale of plotly, by name or as a list of stops."""
+    """A color scale of plotly, by name or as a list of stops."""
     from matplotlib.colors import LinearSegmentedColormap
     from plotly.colors import get_colorscale
 
     stops = get_colorscale(scale or "Cividis") if scale is None or isinstance(scale, str) else scale
     if stops and isinstance(stops[0], str):
-        stops = [[place / max(len(stops) - 1, 1), colour] for place, colour in enumerate(stops)]
+        stops = [[place / max(len(stops) - 1, 1), color] for place, color in enumerate(stops)]
     made = LinearSegmentedColormap.from_list(
-        "scale", [(float(place), read_colour(colour)) for place, colour in stops], N=256
+        "scale", [(float(place), read_color(color)) for place, color in stops], N=256
     )
     # as on the page: nothing is drawn where nothing is known
     return made.with_extremes(bad=(1, 1, 1, 0))

@@ -11,12 +11,12 @@ from plotly import graph_objects as go
 from remanence.metrics.groups import Group
 from remanence.metrics.peer_usage import HEARD
 from remanence.report.heatmaps import pick_moments
-from remanence.report.peers import listening_shares, peer_records, sort_clients
+from remanence.report.peers import peer_records, peer_shares, sort_clients
 from remanence.report.theme import (
-    Choice,
-    Picture,
+    Figure,
+    FigureState,
     axis,
-    class_colours,
+    class_colors,
     first_shown,
     layout,
     rounded,
@@ -32,8 +32,8 @@ LINES = (
 )
 
 
-def draw_network(groups: Sequence[Group]) -> Picture | None:
-    """Clients on a circle, coloured by cluster, with lines to those they listen to most."""
+def draw_network(groups: Sequence[Group]) -> Figure | None:
+    """Clients on a circle, colored by cluster, with lines to those they listen to most."""
     shown = [(group, run) for group in groups for run in group.runs[:1] if peer_records(run)[HEARD]]
     if not shown:
         return None
@@ -47,25 +47,25 @@ def draw_network(groups: Sequence[Group]) -> Picture | None:
             for round in pick_moments(sorted(heard), 8 * STRONGEST * most, len(shown))
         ]
     picked = first_shown(choices)
-    looks = [(name, colour, dash, width) for name, colour, dash in LINES for _, width in WIDTHS]
+    looks = [(name, color, dash, width) for name, color, dash in LINES for _, width in WIDTHS]
     traces: list[Any] = [
         go.Scatter(
             name=name,
             mode="lines",
-            line={"color": colour, "width": width, "dash": dash},
+            line={"color": color, "width": width, "dash": dash},
             hoverinfo="skip",
             legendgroup=name,
             showlegend=clusters > 1 and width == WIDTHS[1][1],
             **choices[picked].data[place],
         )
-        for place, (name, colour, dash, width) in enumerate(looks)
+        for place, (name, color, dash, width) in enumerate(looks)
     ]
     traces += [
         go.Scatter(
             name=f"cluster {cluster}",
             mode="markers",
             marker={
-                "color": colour,
+                "color": color,
                 "size": 11 if most <= 60 else 7,
                 "line": {"width": 1, "color": "#ffffff"},
             },
@@ -73,7 +73,7 @@ def draw_network(groups: Sequence[Group]) -> Picture | None:
             showlegend=clusters > 1,
             **choices[picked].data[len(looks) + cluster],
         )
-        for cluster, colour in enumerate(class_colours(clusters))
+        for cluster, color in enumerate(class_colors(clusters))
     ]
     hidden: dict[str, Any] = {"visible": False, "range": [-1.08, 1.08]}
     names = (
@@ -92,7 +92,7 @@ def draw_network(groups: Sequence[Group]) -> Picture | None:
         if clusters > 1
         else ""
     )
-    return Picture(
+    return Figure(
         name="network",
         title="The network of clients",
         figure=go.Figure(traces, shape),
@@ -105,8 +105,8 @@ def draw_network(groups: Sequence[Group]) -> Picture | None:
     )
 
 
-def _choose(group: Group, run: Run, round: int, heard: np.ndarray, clusters: int) -> Choice:
-    shares = listening_shares(heard)
+def _choose(group: Group, run: Run, round: int, heard: np.ndarray, clusters: int) -> FigureState:
+    shares = peer_shares(heard)
     order, membership = sort_clients(run, round, len(shares))
     angle = np.empty(len(order))
     angle[order] = 2 * np.pi * np.arange(len(order)) / len(order)
@@ -140,7 +140,7 @@ def _choose(group: Group, run: Run, round: int, heard: np.ndarray, clusters: int
         )
     crossing = shares[cluster_of[:, None] != cluster_of[None, :]].sum() / max(shares.sum(), 1e-12)
     told = f"; {crossing:.0%} of the listening crosses between clusters" if clusters > 1 else ""
-    return Choice(
+    return FigureState(
         group.label,
         str(round),
         [*lines, *dots],

@@ -192,7 +192,7 @@
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   };
 
-  // A picture is saved on white, in the colours of paper, whatever the screen shows.
+  // A picture is saved on white, in the colors of paper, whatever the screen shows.
   const saveImage = async (figure, format) => {
     await draw(figure);
     await Plotly.relayout(figure.plot, { ...adapt(figure, true), paper_bgcolor: "white" });

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from remanence.core.errors import InputError
-from remanence.core.files import explain_full_disk, write_atomically
+from remanence.core.files import translate_disk_errors, write_atomically
 from remanence.metrics.cached import damaged_ledgers
-from remanence.metrics.groups import Group, choose_settings, gather, tell_model
+from remanence.metrics.groups import Group, describe_model, group_runs, select_by_validation
 from remanence.metrics.summary_rows import MethodRow, best_row, make_row
 from remanence.report import attacks, privacy, setup_table, summary_text
 from remanence.report.table_columns import Column, columns_for
 from remanence.report.tables import rounds_to_target
-from remanence.report.theme import Picture
+from remanence.report.theme import Figure
 from remanence.results.run import Comparison, Run
 from remanence.version import __version__
 
@@ -55,7 +55,7 @@ def write_partition(
     """
 
     def render() -> str:
-        from remanence.report.partition import draw_holdings
+        from remanence.report.partition import draw_client_data
         from remanence.report.schedule import draw_schedule
 
         lede = f"{len(label_counts)} clients, {len(class_names)} classes" + (
@@ -63,7 +63,7 @@ def write_partition(
         )
         pictures = [draw_schedule(clusters, concepts=concepts)] if clusters else []
         pictures.append(
-            draw_holdings(
+            draw_client_data(
                 label_counts, class_names, len(label_counts), ", at time step 0" if clusters else ""
             )
         )
@@ -76,13 +76,13 @@ def render_report(results: Sequence[Run | Comparison]) -> str:
     """The page about runs and comparisons, as text."""
     from remanence.report.figures import CHAPTERS
 
-    everything = gather(results)
-    groups = choose_settings(everything)
+    everything = group_runs(results)
+    groups = select_by_validation(everything)
     rows = [make_row(group) for group in groups]
     return _render(
         title=_name_result(results) or _title(groups),
         lede=_lede(groups),
-        summary=[*summary_text.summarise(groups, rows), *_warn(groups)],
+        summary=[*summary_text.summarize_groups(groups, rows), *_warn(groups)],
         columns=columns_for(rows),
         tables=_tabulate(rows, _caption(groups)),
         every_setting=_tabulate(
@@ -96,7 +96,7 @@ def render_report(results: Sequence[Run | Comparison]) -> str:
             for title, drawings in CHAPTERS.items()
         },
         refusals=attacks.tabulate(groups),
-        privacy=privacy.list_promises(groups),
+        privacy=privacy.list_guarantees(groups),
         facts=setup_table.describe(groups),
         settings=setup_table.list_settings(groups),
     )
@@ -109,14 +109,14 @@ def _write(out: Path, render: Callable[[], str]) -> Path:
         )
     # a lone surrogate in a name must not cost the page
     content = render().encode("utf-8", errors="replace")
-    with explain_full_disk(out.parent):
+    with translate_disk_errors(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, content)
     return out
 
 
 def _render(
-    *, title: str, lede: str, chapters: Mapping[str, Sequence[Picture]], **sections: Any
+    *, title: str, lede: str, chapters: Mapping[str, Sequence[Figure]], **sections: Any
 ) -> str:
     """The template with its sections; what is not given is left out of the page."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -158,7 +158,7 @@ def _render(
             for number, (name, pictures) in enumerate(chapters.items(), start=1)
             if pictures
         ],
-        privacy_said=privacy.SAID,
+        privacy_said=privacy.WORDING,
         version=__version__,
         **nothing | sections,
     )
@@ -184,7 +184,7 @@ def _settle_lines(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _as_json(picture: Picture) -> str:
+def _as_json(picture: Figure) -> str:
     """A figure as JSON that cannot leave its script element."""
     figure = picture.figure.to_plotly_json()
     content = {"data": figure["data"], "layout": figure["layout"], "moment": picture.moment}
@@ -194,7 +194,7 @@ def _as_json(picture: Picture) -> str:
 
 
 def _caption(groups: Sequence[Group]) -> str:
-    model = tell_model(groups)
+    model = describe_model(groups)
     return f"{model[0].upper()}{model[1:]}, mean over seeds"
 
 

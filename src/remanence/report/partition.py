@@ -9,13 +9,13 @@ import numpy as np
 from plotly import graph_objects as go
 
 from remanence.metrics.groups import Group
-from remanence.report.heatmaps import Panel, lay_out, share_colours
+from remanence.report.heatmaps import Panel, lay_out, share_colors
 from remanence.report.theme import (
-    Picture,
+    Figure,
     as_text,
     axis,
     class_axis,
-    class_colours,
+    class_colors,
     layout,
     name_classes,
     rounded,
@@ -24,10 +24,10 @@ from remanence.report.theme import (
 from remanence.results.run import Run
 
 MOST_BARS = 40  # clients; beyond, a heat map shows the partition
-MOST_BAR_CLASSES = 20  # classes; beyond, colours cannot be told apart
+MOST_BAR_CLASSES = 20  # classes; beyond, colors cannot be told apart
 
 
-def draw_partition(groups: Sequence[Group]) -> Picture | None:
+def draw_partition(groups: Sequence[Group]) -> Figure | None:
     """The partition of the first run that wrote its own down."""
     run = next(
         (run for group in groups for run in group.runs if run.about.get("label_counts")), None
@@ -36,20 +36,22 @@ def draw_partition(groups: Sequence[Group]) -> Picture | None:
         return None
     counts = run.about["label_counts"]
     everyone = int(run.about.get("clients", len(counts)))
-    return draw_holdings(counts, run.about.get("class_names", []), everyone, _tell_origin(run))
+    return draw_client_data(
+        counts, run.about.get("class_names", []), everyone, _describe_origin(run)
+    )
 
 
-def _tell_origin(run: Run) -> str:
+def _describe_origin(run: Run) -> str:
     drifting = ", before anything has drifted (time step 0)" if run.about.get("clusters") else ""
     return f", as drawn with seed {run.spec.seed}{drifting}"
 
 
-def draw_holdings(
+def draw_client_data(
     label_counts: Sequence[Sequence[int]],
     class_names: Sequence[object],
     everyone: int,
     origin: str = "",
-) -> Picture:
+) -> Figure:
     """Label counts [clients, C] as shares: stacked bars for few clients, a heat map for many."""
     counts = np.array(label_counts, dtype=float)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
@@ -62,7 +64,7 @@ def draw_holdings(
     if len(counts) <= MOST_BARS and len(classes) <= MOST_BAR_CLASSES:
         figure = _draw_bars(classes, clients, counts, shares)
         reading = (
-            "Each bar is a client, each colour a class: the more one-coloured the bars, the"
+            "Each bar is a client, each color a class: the more one-colored the bars, the"
             " more the clients differ."
         )
     else:
@@ -71,7 +73,7 @@ def draw_holdings(
             "Each column is a client, each row a class; brighter is a larger share of that"
             " client's examples."
         )
-    return Picture(
+    return Figure(
         name="partition",
         title="Who holds which classes",
         figure=figure,
@@ -85,7 +87,7 @@ def draw_holdings(
 def _draw_bars(
     classes: list[str], clients: list[int], counts: np.ndarray, shares: np.ndarray
 ) -> Any:
-    colours = class_colours(len(classes))
+    colors = class_colors(len(classes))
     bars = [
         go.Bar(
             name=as_text(name),
@@ -93,7 +95,7 @@ def _draw_bars(
             y=rounded(shares[:, place]),
             customdata=counts[:, place].astype(int).tolist(),
             marker={
-                "color": colours[place],
+                "color": colors[place],
                 "line": {"width": 1, "color": "rgba(255, 255, 255, 0.7)"},
             },
             hovertemplate="client %{x}: %{y:.0%} (%{customdata} examples)<extra>"
@@ -131,5 +133,5 @@ def _draw_map(classes: list[str], clients: list[int], shares: np.ndarray) -> Any
         [panel],
         max(200, min(20 * len(classes), 520)),
         0,
-        [share_colours(float(shares.max()) or 1.0)],
+        [share_colors(float(shares.max()) or 1.0)],
     )

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from plotly import graph_objects as go
 
-from remanence.metrics.cached import listening_of
-from remanence.metrics.groups import Group, clusters_of, curve, mean_curve, once_a_run
+from remanence.metrics.cached import peer_usage_of
+from remanence.metrics.groups import Group, cached_per_run, clusters_of, mean_curve, metric_curve
 from remanence.metrics.peer_usage import HEARD, SIMILARITY
-from remanence.report.heatmaps import Panel, lay_out, pick_moments, share_colours, value_colours
-from remanence.report.line_plots import BOUNDARY, draw_line, mark_steps, tell_steps
+from remanence.report.heatmaps import Panel, lay_out, pick_moments, share_colors, value_colors
+from remanence.report.line_plots import BOUNDARY, describe_steps, draw_line, mark_steps
 from remanence.report.theme import (
-    Choice,
-    Picture,
+    Figure,
+    FigureState,
     as_text,
     axis,
     class_axis,
@@ -34,7 +34,7 @@ CHANCE = "by chance"
 NO_SIMILARITY = "This method keeps no similarity"
 
 
-@once_a_run
+@cached_per_run
 def peer_records(run: Run) -> dict[int, dict[int, np.ndarray]]:
     """Matrices [K, K] by kind and round; nothing where a run has a server."""
     found: dict[int, dict[int, np.ndarray]] = {HEARD: {}, SIMILARITY: {}}
@@ -56,7 +56,7 @@ def sort_clients(run: Run, round: int, count: int) -> tuple[np.ndarray, np.ndarr
     return order, present[order]
 
 
-def listening_shares(heard: np.ndarray) -> np.ndarray:
+def peer_shares(heard: np.ndarray) -> np.ndarray:
     """How often each client was listened to, as shares of the listener's times [K, K]; zeros for
     who listened to nobody.
 
@@ -68,7 +68,7 @@ def listening_shares(heard: np.ndarray) -> np.ndarray:
     return np.asarray(heard / np.maximum(heard.sum(axis=1, keepdims=True), 1e-12))
 
 
-def draw_listening(groups: Sequence[Group]) -> Picture | None:
+def draw_peer_usage(groups: Sequence[Group]) -> Figure | None:
     """Who listened to whom, and whom a client believes to be like itself: two matrices over
     time.
     """
@@ -83,7 +83,7 @@ def draw_listening(groups: Sequence[Group]) -> Picture | None:
     for group, run in shown:
         records = peer_records(run)
         for round in pick_moments(sorted(records[HEARD]), (1 + alike) * most**2, len(shown)):
-            shares = listening_shares(records[HEARD][round])
+            shares = peer_shares(records[HEARD][round])
             similarity = records[SIMILARITY].get(round)
             highest = max(highest, float(shares.max()))
             if similarity is not None:
@@ -112,7 +112,7 @@ def draw_listening(groups: Sequence[Group]) -> Picture | None:
         panels,
         320,
         60,
-        [share_colours(highest or 1.0), value_colours(float(low), float(high))][: 1 + alike],
+        [share_colors(highest or 1.0), value_colors(float(low), float(high))][: 1 + alike],
     )
     figure.layout.shapes = choices[picked].axes["shapes"]
     for choice in choices:
@@ -126,7 +126,7 @@ def draw_listening(groups: Sequence[Group]) -> Picture | None:
         if any(run.about.get("clusters") for _, run in shown)
         else ""
     )
-    return Picture(
+    return Figure(
         name="listening",
         title="Who listened to whom",
         figure=figure,
@@ -148,7 +148,7 @@ def _choose_matrices(
     shares: np.ndarray,
     similarity: np.ndarray | None,
     alike: bool,
-) -> Choice:
+) -> FigureState:
     order, clusters = sort_clients(run, round, len(shares))
     names = [str(client) for client in order.tolist()]
     empty = [[None] * len(names)] * len(names)
@@ -164,7 +164,7 @@ def _choose_matrices(
     about = (
         f"{own:.0%} of the listening was within clusters" if len(edges) else f"{len(names)} clients"
     )
-    return Choice(
+    return FigureState(
         group.label,
         str(round),
         [{"x": names, "y": names, "z": matrix} for matrix in matrices],
@@ -195,7 +195,7 @@ def _cross(edge: float, place: int, count: int) -> list[dict[str, Any]]:
     ]
 
 
-def draw_own_cluster(groups: Sequence[Group]) -> Picture | None:
+def draw_same_cluster(groups: Sequence[Group]) -> Figure | None:
     """How often clients listened to their own cluster, over rounds, beside what chance would
     give.
     """
@@ -212,7 +212,7 @@ def draw_own_cluster(groups: Sequence[Group]) -> Picture | None:
             )
             facts.append(f"{group.label} {sum(curves[1]) / len(curves[1]):.0%}")
         for run in group.runs[:1]:
-            if not chance and (listening := listening_of(run)) is not None:
+            if not chance and (listening := peer_usage_of(run)) is not None:
                 chance = _by_round(listening.round, listening.chance)
     if not traces:
         return None
@@ -232,21 +232,21 @@ def draw_own_cluster(groups: Sequence[Group]) -> Picture | None:
         hovermode="x unified",
         **mark_steps(groups),
     )
-    return Picture(
+    return Figure(
         name="own-cluster",
         title="Did clients find their own kind?",
         figure=go.Figure(traces, shape),
         reading="Each line is the share of listening that went to peers of the listener's own"
         " cluster; an oracle would reach 100 %"
-        f"{', and the dashed line is what chance gives' if chance else ''}.{tell_steps(groups)}",
+        f"{', and the dashed line is what chance gives' if chance else ''}.{describe_steps(groups)}",
         alt="Line chart of the share of listening within the own cluster. Mean over rounds:"
         f" {'; '.join(facts)}.",
     )
 
 
 def _own_share(run: Run) -> dict[int, float]:
-    written = curve(run, "own_cluster")
-    listening = None if written else listening_of(run)
+    written = metric_curve(run, "own_cluster")
+    listening = None if written else peer_usage_of(run)
     return _by_round(listening.round, listening.own) if listening is not None else written
 
 

@@ -12,17 +12,17 @@ from remanence.metrics.accuracy_tables import nan_mean
 from remanence.metrics.cached import (
     PHASE_WORDS,
     class_losses,
+    decomposition_of,
     first_with_losses,
-    losses_of,
-    phase_losses,
+    phase_means,
 )
 from remanence.metrics.forgetting import PHASES
 from remanence.metrics.groups import Group, class_names_of, deviation_of, mean_of
-from remanence.report.heatmaps import Panel, change_colours, lay_out
-from remanence.report.line_plots import mark_steps, tell_steps
+from remanence.report.heatmaps import Panel, change_colors, lay_out
+from remanence.report.line_plots import describe_steps, mark_steps
 from remanence.report.theme import (
-    Choice,
-    Picture,
+    Figure,
+    FigureState,
     as_text,
     axis,
     class_axis,
@@ -33,7 +33,7 @@ from remanence.report.theme import (
 )
 
 # of PALETTE
-COLOURS = {
+COLORS = {
     "drift": "#CC79A7",
     "mixing": "#56B4E9",
     "local": "#D55E00",
@@ -52,9 +52,9 @@ COLUMNS = {
 POINTS = "+.3~p"  # changes of accuracy on an axis
 
 
-def draw_where_lost(groups: Sequence[Group]) -> Picture | None:
+def draw_phase_decomposition(groups: Sequence[Group]) -> Figure | None:
     """Stacked bars: what each phase of a round takes and gives, a bar a method."""
-    known = [(group, phase_losses(group)) for group in groups]
+    known = [(group, phase_means(group)) for group in groups]
     known = [(group, losses) for group, losses in known if losses]
     if not known:
         return None
@@ -71,7 +71,7 @@ def draw_where_lost(groups: Sequence[Group]) -> Picture | None:
                 y=names,
                 orientation="h",
                 customdata=rounded(spread) if any(spread) else None,
-                marker={"color": COLOURS[phase]},
+                marker={"color": COLORS[phase]},
                 hovertemplate="%{y}: %{x:" + POINTS + "}<extra>" + PHASE_WORDS[phase] + "</extra>",
                 meta={
                     "columns": ["phase", "lost", "method", *(["deviation"] if any(spread) else [])]
@@ -108,7 +108,7 @@ def draw_where_lost(groups: Sequence[Group]) -> Picture | None:
         for group, losses in known
     )
     seeds = " Means over seeds." if any(len(group.runs) > 1 for group, _ in known) else ""
-    return Picture(
+    return Figure(
         name="where-lost",
         title="Where it was lost",
         figure=go.Figure(bars, shape),
@@ -121,17 +121,17 @@ def draw_where_lost(groups: Sequence[Group]) -> Picture | None:
     )
 
 
-def draw_lost_over_rounds(groups: Sequence[Group]) -> Picture | None:
+def draw_phases_over_rounds(groups: Sequence[Group]) -> Figure | None:
     """The same, round by round, for a method that the reader chooses."""
     known = [group for group in groups if first_with_losses(group) is not None]
     if not known:
         return None
-    present = [phase for phase in PHASES if any(phase in phase_losses(group) for group in known)]
+    present = [phase for phase in PHASES if any(phase in phase_means(group) for group in known)]
     choices = [_choose_rounds(group, present) for group in known]
     bars = [
         go.Bar(
             name=PHASE_WORDS[phase],
-            marker={"color": COLOURS[phase]},
+            marker={"color": COLORS[phase]},
             hovertemplate="%{y:" + POINTS + "}",
             meta={"columns": ["phase", "round", "lost"]},
             **choices[0].data[place],
@@ -148,23 +148,23 @@ def draw_lost_over_rounds(groups: Sequence[Group]) -> Picture | None:
         yaxis=axis("accuracy lost", tickformat=POINTS, zerolinewidth=2),
         **mark_steps(groups),
     )
-    return Picture(
+    return Figure(
         name="lost-over-rounds",
         title="Where it was lost, round by round",
         figure=go.Figure(bars, shape),
         reading="Each bar is a recorded round: above zero what its phases forgot, below zero what"
         " they won back, averaged over classes."
-        f"{tell_steps(groups)}",
+        f"{describe_steps(groups)}",
         alt=choices[0].alt,
         choices=choices,
         moment="",
     )
 
 
-def _choose_rounds(group: Group, present: Sequence[str]) -> Choice:
+def _choose_rounds(group: Group, present: Sequence[str]) -> FigureState:
     by_round: dict[str, dict[int, list[float]]] = {phase: {} for phase in present}
     for run in group.runs:
-        lost = losses_of(run)
+        lost = decomposition_of(run)
         for phase, part in (lost.parts if lost else {}).items():
             for round, value in zip(
                 lost.round.tolist() if lost else (), nan_mean(part, axis=1).tolist(), strict=True
@@ -182,7 +182,7 @@ def _choose_rounds(group: Group, present: Sequence[str]) -> Choice:
         f"{PHASE_WORDS[phase]} lost most in round {round}: {100 * value:.1f} points"
         for phase, (value, round) in worst.items()
     )
-    return Choice(
+    return FigureState(
         group.label,
         "",
         [{"x": rounds, "y": rounded(means[phase])} for phase in present],
@@ -191,7 +191,7 @@ def _choose_rounds(group: Group, present: Sequence[str]) -> Choice:
     )
 
 
-def draw_lost_by_class(groups: Sequence[Group]) -> Picture | None:
+def draw_phases_by_class(groups: Sequence[Group]) -> Figure | None:
     """A map of classes and phases, a panel a method, with a dot where a class loses most."""
     panels, every, facts, most, longest = [], [], [], 0, 0
     for group in groups:
@@ -234,14 +234,14 @@ def draw_lost_by_class(groups: Sequence[Group]) -> Picture | None:
             )
     if not panels:
         return None
-    return Picture(
+    return Figure(
         name="lost-by-class",
         title="Which classes were lost where",
         figure=lay_out(
             panels,
             max(120, min(20 * most, 420)),
             7 * longest,
-            [change_colours(np.concatenate([cells.ravel() for cells in every]))],
+            [change_colors(np.concatenate([cells.ravel() for cells in every]))],
         ),
         reading="Each row is a class, each column a phase of a round, the last all of them"
         " together; orange is lost, blue is won back, "

@@ -16,14 +16,14 @@ OF_WHOM = {
     "example": ("any one example", "epsilon_example"),
     "label_counts": ("any one example, in the label counts alone", "epsilon_label_counts"),
 }
-SAID = (
+WORDING = (
     "A smaller epsilon tells less about any one of them; delta bounds the chance that more is"
     f" told. Beware: {NOT_PRIVATE}."
 )
 
 
 @dataclass(frozen=True)
-class Kept:
+class PrivacyRow:
     """One promise of one method."""
 
     label: str
@@ -34,7 +34,7 @@ class Kept:
     basis: str
 
 
-def list_promises(groups: Sequence[Group]) -> list[Kept]:
+def list_guarantees(groups: Sequence[Group]) -> list[PrivacyRow]:
     """A row for every promise that differs; none where nobody promised anything."""
     rows: dict[tuple[str, str, str], tuple[Group, list[Run], dict[str, object]]] = {}
     for group in groups:
@@ -42,14 +42,16 @@ def list_promises(groups: Sequence[Group]) -> list[Kept]:
             for promise in run.about.get("promises", []):
                 key = (group.label, str(promise["whom"]), str(promise["basis"]))
                 rows.setdefault(key, (group, [], promise))[1].append(run)
-    return [_tell(group, runs, promise) for group, runs, promise in rows.values()]
+    return [_describe_guarantee(group, runs, promise) for group, runs, promise in rows.values()]
 
 
-def _tell(group: Group, runs: Sequence[Run], promise: dict[str, object]) -> Kept:
+def _describe_guarantee(
+    group: Group, runs: Sequence[Run], promise: dict[str, object]
+) -> PrivacyRow:
     whom, name = OF_WHOM.get(str(promise["whom"]), (str(promise["whom"]), "epsilon"))
     spent = [found for run in runs if (found := _last(run, name)) is not None]
     budget = promise["budget"]
-    return Kept(
+    return PrivacyRow(
         label=group.label,
         whom=whom,
         epsilon=f"{max(number for number, _ in spent):.2f} after round"

@@ -10,12 +10,18 @@ import numpy as np
 from plotly import graph_objects as go
 
 from remanence.metrics.accuracy_tables import accuracies_by_model, nan_mean, select_whole
-from remanence.metrics.cached import first_with_losses, ledger_of, losses_of, rounds_of, shares_of
-from remanence.metrics.groups import Group, class_names_of, counted_model
-from remanence.report.heatmaps import Panel, lay_out, pick_moments, share_colours
+from remanence.metrics.cached import (
+    decomposition_of,
+    first_with_losses,
+    ledger_of,
+    rounds_of,
+    shares_of,
+)
+from remanence.metrics.groups import Group, class_names_of, primary_model
+from remanence.report.heatmaps import Panel, lay_out, pick_moments, share_colors
 from remanence.report.theme import (
-    Choice,
-    Picture,
+    Figure,
+    FigureState,
     as_text,
     axis,
     class_axis,
@@ -28,20 +34,20 @@ from remanence.results.ledger import Ledger
 MOST_CLIENTS = 40  # columns; beyond, the first by number
 
 
-def draw_one_round(groups: Sequence[Group]) -> Picture | None:
+def draw_one_round(groups: Sequence[Group]) -> Figure | None:
     """Accuracy per class as columns: before, each client, after; for a round that the reader
     chooses.
     """
     shown = [
         (group, run)
         for group in groups
-        if (run := first_with_losses(group)) is not None and counted_model(run) == "global"
+        if (run := first_with_losses(group)) is not None and primary_model(run) == "global"
     ]
     if not shown:
         return None
     choices, longest, most, cut = [], 1, 0, False
     for group, run in shown:
-        ledger, lost = ledger_of(run), losses_of(run)
+        ledger, lost = ledger_of(run), decomposition_of(run)
         assert ledger is not None
         assert lost is not None
         classes = name_classes(class_names_of(group), len(ledger.class_names))
@@ -59,9 +65,9 @@ def draw_one_round(groups: Sequence[Group]) -> Picture | None:
         **choices[picked].data[0],
     )
     panel = Panel("", cells, axis("client", type="category", showgrid=False), class_axis(most))
-    figure = lay_out([panel], max(120, min(20 * most, 420)), 7 * longest, [share_colours()])
+    figure = lay_out([panel], max(120, min(20 * most, 420)), 7 * longest, [share_colors()])
     figure.layout.meta["labels"] = [len(choices[picked].data[0]["x"]), len("before")]
-    return Picture(
+    return Figure(
         name="one-round",
         title="One round as a picture",
         figure=figure,
@@ -98,11 +104,11 @@ def read_round(alone: Ledger, shares: np.ndarray | None) -> tuple[list[str], np.
 
 def _choose(
     group: Group, round: int, classes: list[str], names: list[str], columns: np.ndarray
-) -> Choice:
+) -> FigureState:
     start, end, clients = (
         float(nan_mean(part)) for part in (columns[0], columns[-1], columns[2:-2])
     )
-    return Choice(
+    return FigureState(
         group.label,
         str(round),
         [{"x": names, "y": [as_text(name) for name in classes], "z": rounded(columns.T, 3)}],

@@ -9,13 +9,13 @@ import numpy as np
 from plotly import graph_objects as go
 
 from remanence.metrics.groups import Group, clusters_of
-from remanence.report.theme import Picture, axis, class_colours, layout, shorten
+from remanence.report.theme import Figure, axis, class_colors, layout, shorten
 
 MOST_NUMBERED = 60  # clients; beyond, a cell is too narrow for the number of its cluster
 MOST_EXPLAINED = 8  # clusters whose data the sentence below the title tells
 
 
-def draw_drift(groups: Sequence[Group]) -> Picture | None:
+def draw_drift(groups: Sequence[Group]) -> Figure | None:
     """The schedule of the first run whose data drift."""
     run = next((run for group in groups for run in group.runs if run.about.get("clusters")), None)
     if run is None or (clusters := clusters_of(run)) is None:
@@ -33,8 +33,8 @@ def draw_schedule(
     *,
     concepts: Sequence[object] = (),
     origin: str = "",
-) -> Picture:
-    """Clusters [T][K] as a map: a row a time step, a column a client, a colour a cluster.
+) -> Figure:
+    """Clusters [T][K] as a map: a row a time step, a column a client, a color a cluster.
     `concepts` say what each cluster's data are.
     """
     table = np.array(clusters, dtype=np.int64)
@@ -47,13 +47,13 @@ def draw_schedule(
         f"cluster {place}: {shorten(concept, 120)}"
         for place, concept in enumerate(concepts[:MOST_EXPLAINED])
     )
-    return Picture(
+    return Figure(
         name="schedule",
         title=title,
         figure=_draw_cells(table, count),
-        reading="Each row is a time step, each column a client; the colour and the number say"
+        reading="Each row is a time step, each column a client; the color and the number say"
         " whose data it holds. "
-        + "A column that changes colour is a client whose data drift."
+        + "A column that changes color is a client whose data drift."
         + (f" What the clusters hold: {told}." if told else "")
         + origin,
         alt=f"The cluster of {table.shape[1]} clients over {len(table)} time steps; {moved} of"
@@ -63,10 +63,10 @@ def draw_schedule(
 
 
 def _draw_cells(table: np.ndarray, count: int) -> Any:
-    colours, few = class_colours(count), table.shape[1] <= MOST_NUMBERED
+    colors, few = class_colors(count), table.shape[1] <= MOST_NUMBERED
     steps: list[list[Any]] = []
-    for place, colour in enumerate(colours):  # a scale of equal plain blocks
-        steps += [[place / count, colour], [(place + 1) / count, colour]]
+    for place, color in enumerate(colors):  # a scale of equal plain blocks
+        steps += [[place / count, color], [(place + 1) / count, color]]
     ticks = {
         "tickmode": "array",
         "tickvals": list(range(count)),

@@ -8,7 +8,7 @@ from typing import Any
 
 from remanence.config import optimizer_call
 from remanence.core.errors import InputError
-from remanence.metrics.groups import Group, counted_model
+from remanence.metrics.groups import Group, primary_model
 from remanence.results.ledger import GLOBAL, Ledger
 from remanence.results.run import LEDGER, Run
 
@@ -24,13 +24,13 @@ def describe(groups: Sequence[Group]) -> list[tuple[str, str]]:
     """Facts with a heading; where runs differ, who had which."""
     facts: list[tuple[str, Callable[[Run], str]]] = [
         ("Data", lambda run: str(run.about.get("data") or run.spec.data.name)),
-        ("Clients", _tell_clients),
-        ("Model", _tell_model),
-        ("Local training", _tell_training),
-        ("Rounds", _tell_rounds),
-        ("Drift", _tell_drift),
-        ("Attack", _tell_attack),
-        ("Evaluated", partial(_tell_evaluation, {})),
+        ("Clients", _describe_clients),
+        ("Model", _describe_model),
+        ("Local training", _describe_training),
+        ("Rounds", _describe_rounds),
+        ("Drift", _describe_drift),
+        ("Attack", _describe_attack),
+        ("Evaluated", partial(_describe_evaluation, {})),
         (
             "Computed",
             lambda run: (
@@ -38,7 +38,7 @@ def describe(groups: Sequence[Group]) -> list[tuple[str, str]]:
                 f" precision {run.spec.precision}"
             ),
         ),
-        ("Versions", _tell_versions),
+        ("Versions", _describe_versions),
     ]
     seeds = (
         "Seeds",
@@ -71,7 +71,7 @@ def differences(groups: Sequence[Group]) -> list[str]:
     return [key for key in EXPERIMENT if len({_write(spec.get(key)) for spec in specs}) > 1]
 
 
-def _tell_clients(run: Run) -> str:
+def _describe_clients(run: Run) -> str:
     spec = run.spec
     count = run.about.get("clients") or spec.clients.count
     sample = "all of them every round"
@@ -93,20 +93,20 @@ def _tell_clients(run: Run) -> str:
     return f"{count}, {sample}; partition {spec.data.partition}{kept}"
 
 
-def _tell_attack(run: Run) -> str:
+def _describe_attack(run: Run) -> str:
     if run.spec.attack.strip() in ("", "none"):
         return ""
     return f"{run.spec.attack}, by clients {run.about.get('attackers', 'unknown')}"
 
 
-def _tell_model(run: Run) -> str:
+def _describe_model(run: Run) -> str:
     parameters = run.about.get("parameters")
     return (run.spec.model or "the default for the data") + (
         f", {parameters:,} parameters" if isinstance(parameters, int) else ""
     )
 
 
-def _tell_training(run: Run) -> str:
+def _describe_training(run: Run) -> str:
     local = run.spec.local
     amount, unit = (local.steps, "step") if local.steps else (local.epochs, "epoch")
     return (
@@ -115,12 +115,12 @@ def _tell_training(run: Run) -> str:
     )
 
 
-def _tell_rounds(run: Run) -> str:
+def _describe_rounds(run: Run) -> str:
     steps = len(run.about.get("clusters") or ())
     return f"{run.spec.rounds} in each of {steps} time steps" if steps > 1 else str(run.spec.rounds)
 
 
-def _tell_drift(run: Run) -> str:
+def _describe_drift(run: Run) -> str:
     """The schedule and what each cluster holds; empty, and so left out, where nothing drifts."""
     if not run.about.get("clusters"):
         return ""
@@ -132,7 +132,7 @@ def _tell_drift(run: Run) -> str:
     return f"{run.spec.drift.schedule}{f' ({held})' if held else ''}{notes}"
 
 
-def _tell_evaluation(sizes: dict[str, int], run: Run) -> str:
+def _describe_evaluation(sizes: dict[str, int], run: Run) -> str:
     """`sizes` remembers test sets by data, so that of many runs on the same data one ledger is
     read.
     """
@@ -150,7 +150,7 @@ def _tell_evaluation(sizes: dict[str, int], run: Run) -> str:
         if run.spec.record.validation and run.spec.data.validation
         else ""
     )
-    if counted_model(run) == "personal":
+    if primary_model(run) == "personal":
         own = (
             ", each on test examples of its own cluster"
             if run.about.get("clusters")
@@ -169,7 +169,7 @@ def _count_test_examples(run: Run) -> int:
     return int(records["total"][-1].sum()) if len(records) else 0
 
 
-def _tell_versions(run: Run) -> str:
+def _describe_versions(run: Run) -> str:
     return (
         ", ".join(
             f"{name} {run.about[name]}"

@@ -14,8 +14,8 @@ from remanence.metrics.cached import (
     PHASE_WORDS,
     class_losses,
     client_losses,
-    listening_of,
-    phase_losses,
+    peer_usage_of,
+    phase_means,
 )
 from remanence.metrics.forgetting import class_drops
 from remanence.metrics.groups import (
@@ -23,43 +23,43 @@ from remanence.metrics.groups import (
     abandoned_rounds,
     class_curve,
     class_names_of,
-    counted_model,
     deviation_of,
     mean_of,
-    refusals,
+    primary_model,
+    rejections,
 )
-from remanence.metrics.summary_rows import MethodRow, lead, rank
+from remanence.metrics.summary_rows import MethodRow, margin, rank
 from remanence.report.table_columns import percent
 from remanence.report.theme import name_classes
 
 MOST_NAMED = 4  # clients named in a sentence on refused replies
 # methods of which each is told where it lost; of more, the one that loses most in a phase and the
 # one that loses least
-MOST_TOLD = 4
+MAX_SENTENCES = 4
 
 
-def summarise(groups: Sequence[Group], rows: Sequence[MethodRow]) -> list[str]:
+def summarize_groups(groups: Sequence[Group], rows: Sequence[MethodRow]) -> list[str]:
     """Sentences about groups and their rows, the most important first."""
-    tested = _tell_tested(groups)
-    verdict = _compare(rows, tested) if len(rank(rows)) > 1 else _tell(rows, tested)
-    forgotten = [*_tell_forgetting(groups, rows), *_tell_where_lost(groups)]
-    drift = [*_tell_drift(rows), *_tell_listening(groups)]
+    tested = _describe_tested(groups)
+    verdict = _compare(rows, tested) if len(rank(rows)) > 1 else _describe_ranking(rows, tested)
+    forgotten = [*_describe_forgetting(groups, rows), *_describe_phases(groups)]
+    drift = [*_describe_drift(rows), *_describe_peer_usage(groups)]
     return [
         *verdict,
         *_explain_choice(rows),
         *forgotten,
         *drift,
-        *_tell_unfinished(rows),
-        *_tell_refusals(groups, rows),
+        *_describe_unfinished(rows),
+        *_describe_rejections(groups, rows),
     ]
 
 
-def _tell_tested(groups: Sequence[Group]) -> tuple[str, str]:
+def _describe_tested(groups: Sequence[Group]) -> tuple[str, str]:
     """Who classifies, and what: the method itself on the test set, or its clients' own models,
     each on its own kind of data. -> subject and verb, object
     """
     runs = [run for group in groups for run in group.runs]
-    if {counted_model(run) for run in runs} <= {"global"}:
+    if {primary_model(run) for run in runs} <= {"global"}:
         return "it classifies", "the test set"
     kind = (
         "test examples of their own cluster"
@@ -69,7 +69,7 @@ def _tell_tested(groups: Sequence[Group]) -> tuple[str, str]:
     return "its clients' own models classify", kind
 
 
-def _tell(rows: Sequence[MethodRow], tested: tuple[str, str]) -> list[str]:
+def _describe_ranking(rows: Sequence[MethodRow], tested: tuple[str, str]) -> list[str]:
     """One method alone."""
     row = next((row for row in rows if row.accuracy is not None), None)
     if row is None:
@@ -92,7 +92,7 @@ def _compare(rows: Sequence[MethodRow], tested: tuple[str, str]) -> list[str]:
     """The best against the next."""
     ranked = rank(rows)
     first, second = ranked[:2]
-    gap = lead(ranked)
+    gap = margin(ranked)
     if gap == 0:
         return [f"{first.label} and {second.label} are level at {_amount(first)} of {tested[1]}."]
     said = [
@@ -135,7 +135,7 @@ def _explain_choice(rows: Sequence[MethodRow]) -> list[str]:
     )
 
 
-def _tell_forgetting(groups: Sequence[Group], rows: Sequence[MethodRow]) -> list[str]:
+def _describe_forgetting(groups: Sequence[Group], rows: Sequence[MethodRow]) -> list[str]:
     told = []
     for group, row in sorted(
         zip(groups, rows, strict=True), key=lambda pair: pair[1].forgetting or 0.0
@@ -162,17 +162,17 @@ def _most_forgotten_class(group: Group) -> str:
     return f" (most in class {names[worst]}: {percent(float(drops[worst]), 1)})"
 
 
-def _tell_where_lost(groups: Sequence[Group]) -> list[str]:
+def _describe_phases(groups: Sequence[Group]) -> list[str]:
     """Which phase of a round loses, which class most, and whose training; for methods whose
     local models were recorded.
     """
     told = []
     known = sorted(
-        (group for group in groups if phase_losses(group)),
-        key=lambda group: -max(mean_of(v) or 0.0 for v in phase_losses(group).values()),
+        (group for group in groups if phase_means(group)),
+        key=lambda group: -max(mean_of(v) or 0.0 for v in phase_means(group).values()),
     )
-    for group in known if len(known) <= MOST_TOLD else (known[0], known[-1]):
-        losses = phase_losses(group)
+    for group in known if len(known) <= MAX_SENTENCES else (known[0], known[-1]):
+        losses = phase_means(group)
         means = {phase: mean_of(values) or 0.0 for phase, values in losses.items()}
         worst = max(means, key=lambda phase: means[phase])
         if means[worst] <= 0:
@@ -204,7 +204,7 @@ def _most_forgetful_client(group: Group) -> str:
     return f"; client {found.clients[worst]}{seed} forgot most ({percent(float(means[worst]))})"
 
 
-def _tell_drift(rows: Sequence[MethodRow]) -> list[str]:
+def _describe_drift(rows: Sequence[MethodRow]) -> list[str]:
     told = []
     for row in rows:
         if row.performance is None:
@@ -220,10 +220,10 @@ def _tell_drift(rows: Sequence[MethodRow]) -> list[str]:
     return [f"While the data drift, {_join(told)}."] if told else []
 
 
-def _tell_listening(groups: Sequence[Group]) -> list[str]:
+def _describe_peer_usage(groups: Sequence[Group]) -> list[str]:
     told, chance = [], None
     for group in groups:
-        found = [listening for run in group.runs if (listening := listening_of(run)) is not None]
+        found = [listening for run in group.runs if (listening := peer_usage_of(run)) is not None]
         shares = [float(nan_mean(listening.own)) for listening in found]
         if shares:
             told.append(f"{group.label} {percent(mean_of(shares), 0)}{_spread(shares, 0)} %")
@@ -242,7 +242,7 @@ def _spread(values: Sequence[float], digits: int = 1) -> str:
     return f" ± {percent(deviation, digits)}" if deviation is not None else ""
 
 
-def _tell_unfinished(rows: Sequence[MethodRow]) -> list[str]:
+def _describe_unfinished(rows: Sequence[MethodRow]) -> list[str]:
     late = [
         f"{row.label} ({row.unfinished} of {row.planned} runs)" for row in rows if row.unfinished
     ]
@@ -253,11 +253,13 @@ def _tell_unfinished(rows: Sequence[MethodRow]) -> list[str]:
     )
 
 
-def _tell_refusals(groups: Sequence[Group], rows: Sequence[MethodRow]) -> list[str]:
+def _describe_rejections(groups: Sequence[Group], rows: Sequence[MethodRow]) -> list[str]:
     told = []
     for group, row in zip(groups, rows, strict=True):
         if row.refused:
-            counts: Counter[tuple[int, str]] = sum((refusals(run) for run in group.runs), Counter())
+            counts: Counter[tuple[int, str]] = sum(
+                (rejections(run) for run in group.runs), Counter()
+            )
             named = [
                 f"client {client}, {code}, {_times(often)}"
                 for (client, code), often in counts.most_common(MOST_NAMED)

@@ -19,7 +19,7 @@ def percent(share: float | None, digits: int = 1) -> str:
     return MISSING if share is None else f"{100 * share:.{digits}f}"
 
 
-def _tell_recovery(row: MethodRow) -> str:
+def _describe_recovery(row: MethodRow) -> str:
     if row.never_recovered is None or row.robustness is None:
         return MISSING
     return (
@@ -140,8 +140,8 @@ COLUMNS = (
         "",
         "rounds after a drift until a client is back at its accuracy before; in brackets"
         " the share that never was within the time step",
-        _tell_recovery,
-        lambda row: _tell_recovery(row) != MISSING,
+        _describe_recovery,
+        lambda row: _describe_recovery(row) != MISSING,
         DRIFT,
     ),
     Column(

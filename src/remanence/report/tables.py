@@ -8,8 +8,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from remanence.metrics.convergence import RoundsToTarget, rounds_to_fractions
-from remanence.metrics.groups import Group, choose_settings, curve, gather, mean_curve
-from remanence.metrics.summary_rows import MethodRow, best_row, lead, make_row, rank
+from remanence.metrics.groups import (
+    Group,
+    group_runs,
+    mean_curve,
+    metric_curve,
+    select_by_validation,
+)
+from remanence.metrics.summary_rows import MethodRow, best_row, make_row, margin, rank
 from remanence.report.table_columns import (
     ACCURACY,
     COLUMNS,
@@ -27,8 +33,25 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = [
-    "COLUMNS", "MISSING", "Column", "MethodRow", "best_row", "chosen_rows", "columns_for", "lead", "make_row", "method_rows", "notes", "percent",
-    "rank", "readable_bytes", "readable_seconds", "render_markdown", "render_text", "rounds_to_target", "run_row",
+    "COLUMNS",
+    "MISSING",
+    "Column",
+    "MethodRow",
+    "best_row",
+    "chosen_rows",
+    "columns_for",
+    "make_row",
+    "margin",
+    "method_rows",
+    "notes",
+    "percent",
+    "rank",
+    "readable_bytes",
+    "readable_seconds",
+    "render_markdown",
+    "render_text",
+    "rounds_to_target",
+    "run_row",
 ]  # fmt: skip
 
 NARROWEST_NAME = 16  # characters of a method's name on one line of a terminal
@@ -36,19 +59,19 @@ NARROWEST_NAME = 16  # characters of a method's name on one line of a terminal
 
 def method_rows(comparison: Comparison) -> list[MethodRow]:
     """A row for every method and every grid setting, in the order of the plan."""
-    return [make_row(group) for group in gather([comparison])]
+    return [make_row(group) for group in group_runs([comparison])]
 
 
 def chosen_rows(comparison: Comparison) -> list[MethodRow]:
     """The same, with one setting a method where the comparison selects by validation: `setting`
     and `tried` say which, of how many.
     """
-    return [make_row(group) for group in choose_settings(gather([comparison]))]
+    return [make_row(group) for group in select_by_validation(group_runs([comparison]))]
 
 
 def run_row(run: Run) -> MethodRow:
     """A single run as a row."""
-    return make_row(gather([run])[0])
+    return make_row(group_runs([run])[0])
 
 
 def rounds_to_target(groups: Sequence[Group]) -> RoundsToTarget | None:
@@ -58,7 +81,7 @@ def rounds_to_target(groups: Sequence[Group]) -> RoundsToTarget | None:
     """
     curves = {}
     for group in groups:
-        rounds, means, _ = mean_curve(group, curve)
+        rounds, means, _ = mean_curve(group, metric_curve)
         if rounds:
             curves[group.label] = (rounds, means)
     if len(curves) < 2 or any(run.about.get("clusters") for group in groups for run in group.runs):

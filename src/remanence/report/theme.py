@@ -1,4 +1,4 @@
-"""How every figure looks: colours that colour-blind readers can tell apart, quiet axes, names
+"""How every figure looks: colors that color-blind readers can tell apart, quiet axes, names
 that stay text.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 # Okabe and Ito's palette without black and yellow, which vanish on dark and on white paper. Where
-# colours repeat, dashes and symbols differ.
+# colors repeat, dashes and symbols differ.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 # Paul Tol's "muted" scheme: ten areas side by side, where a line palette would run out.
 CLASS_PALETTE = (
@@ -35,7 +35,7 @@ INK, RULE = "#2b2b2b", "#d9d9d9"  # for white paper; the page brings its own for
 
 
 @dataclass(frozen=True)
-class Choice:
+class FigureState:
     """One state of a picture that the reader chooses: whose, and when."""
 
     method: str  # what people read; equal for all choices where there is one method
@@ -46,7 +46,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Picture:
+class Figure:
     """A figure with what belongs to it."""
 
     name: str  # its id in the page, and its file name
@@ -55,7 +55,7 @@ class Picture:
     reading: str  # how to read it, in a sentence
     alt: str  # what it shows, for those who cannot see it
     # in order, a method's together; the figure shows the one at `chosen`
-    choices: Sequence[Choice] = ()
+    choices: Sequence[FigureState] = ()
     chosen: int = 0
     moment: str = "round"  # what a choice's moment is
 
@@ -74,7 +74,7 @@ class Picture:
         return max(Counter(choice.method for choice in self.choices).values(), default=0)
 
 
-def first_shown(choices: Sequence[Choice]) -> int:
+def first_shown(choices: Sequence[FigureState]) -> int:
     """The last moment of the first method: what a picture shows before anybody chooses."""
     return max(place for place, choice in enumerate(choices) if choice.method == choices[0].method)
 
@@ -124,18 +124,18 @@ def marker_style(place: int) -> dict[str, Any]:
     }
 
 
-def fade(colour: str, opacity: float) -> str:
+def with_alpha(color: str, opacity: float) -> str:
     """
     >>> fade("#0072B2", 0.2)
     'rgba(0, 114, 178, 0.2)'
     """
-    red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
+    red, green, blue = (int(color[start : start + 2], 16) for start in (1, 3, 5))
     return f"rgba({red}, {green}, {blue}, {opacity})"
 
 
-def class_colours(count: int) -> list[str]:
-    """A colour for each class. Beyond ten: steps of viridis, taken in two strides so that
-    neighbours differ.
+def class_colors(count: int) -> list[str]:
+    """A color for each class. Beyond ten: steps of viridis, taken in two strides so that
+    neighbors differ.
     """
     if count <= len(CLASS_PALETTE):
         return list(CLASS_PALETTE[:count])
@@ -144,8 +144,7 @@ def class_colours(count: int) -> list[str]:
     half = (count + 1) // 2
     steps = [place // 2 + (half if place % 2 else 0) for place in range(count)]
     return [
-        str(colour)
-        for colour in sample_colorscale("Viridis", [step / (count - 1) for step in steps])
+        str(color) for color in sample_colorscale("Viridis", [step / (count - 1) for step in steps])
     ]
 
 

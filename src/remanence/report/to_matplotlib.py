@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from remanence.report.matplotlib_annotations import (
     SIZE,
-    add_colour_bars,
+    add_color_bars,
     draw_shapes,
     write_annotations,
     write_percent,
 )
-from remanence.report.matplotlib_marks import Axes, Panel, Scale, as_list, draw_trace, plain
+from remanence.report.matplotlib_marks import Axes, AxisScale, MplPanel, as_list, draw_trace, plain
 from remanence.report.theme import INK, RULE
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ STYLE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def redraw(figure: Any) -> Figure:
+def to_matplotlib(figure: Any) -> Figure:
     """A plotly figure as a matplotlib figure: what is visible before anybody touches a control."""
     from matplotlib.figure import Figure
 
@@ -82,7 +82,7 @@ def redraw(figure: Any) -> Figure:
             panel.ax.set_aspect("equal", adjustable="box")
     draw_shapes(panels, layout)
     write_annotations(panels, layout)
-    add_colour_bars(paper, panels, layout)
+    add_color_bars(paper, panels, layout)
     if len(handles) > 1 or (handles and layout.get("showlegend")):
         paper.legend(
             list(handles.values()), list(handles), loc="outside upper left", ncols=min(across, len(handles)), frameon=False,
@@ -97,7 +97,7 @@ def _place_panels(
     traces: Sequence[dict[str, Any]],
     names: Sequence[tuple[str, str]],
     columns: Sequence[float],
-) -> tuple[dict[tuple[str, str], Panel], float]:
+) -> tuple[dict[tuple[str, str], MplPanel], float]:
     """A drawing area for every pair of axes, where the report has it. -> panels, inches they
     are high together
     """
@@ -116,7 +116,7 @@ def _place_panels(
         for column in columns
     ]
     grid = paper.add_gridspec(len(rows), len(columns), height_ratios=heights, width_ratios=widths)
-    panels: dict[tuple[str, str], Panel] = {}
+    panels: dict[tuple[str, str], MplPanel] = {}
     for x, y in names:
         below = layout.get(_key(y), {}).get("overlaying")
         if below and (x, below) in panels:
@@ -125,7 +125,7 @@ def _place_panels(
             ax = paper.add_subplot(
                 grid[rows.index(_domain(layout, y)[1]), columns.index(_domain(layout, x)[0])]
             )
-        panels[x, y] = Panel(ax, scales[x], scales[y], side_by_side=_count_beside(traces, x, y))
+        panels[x, y] = MplPanel(ax, scales[x], scales[y], side_by_side=_count_beside(traces, x, y))
     return panels, sum(heights) + 0.45 * len(rows)
 
 
@@ -175,7 +175,7 @@ def _length(layout: dict[str, Any], axis: str) -> float:
     return max(high - low, 0.02)
 
 
-def _make_scale(axis: str, traces: Sequence[dict[str, Any]], layout: dict[str, Any]) -> Scale:
+def _make_scale(axis: str, traces: Sequence[dict[str, Any]], layout: dict[str, Any]) -> AxisScale:
     """Words where the axis has words, in the order asked for or in which they first come."""
     settings, letter = layout.get(_key(axis), {}), axis[0]
     values = [
@@ -185,19 +185,19 @@ def _make_scale(axis: str, traces: Sequence[dict[str, Any]], layout: dict[str, A
         for value in as_list(trace.get(letter))
     ]
     if settings.get("type") != "category" and not any(isinstance(value, str) for value in values):
-        return Scale()
+        return AxisScale()
     ordered = dict.fromkeys(
         plain(value)
         for value in [*as_list(settings.get("categoryarray")), *values]
         if value is not None
     )
-    return Scale({word: place for place, word in enumerate(ordered)})
+    return AxisScale({word: place for place, word in enumerate(ordered)})
 
 
 def _height(
     layout: dict[str, Any],
     pair: tuple[str, str],
-    scales: dict[str, Scale],
+    scales: dict[str, AxisScale],
     traces: Sequence[dict[str, Any]],
 ) -> float:
     """Inches a panel needs: every name on its upright axis gets a line, as long as there are
@@ -248,7 +248,9 @@ def _legend_names(traces: Sequence[dict[str, Any]], layout: dict[str, Any]) -> d
     return {trace["name"]: plain(trace["name"]) for trace in named}
 
 
-def _set_axis(ax: Axes, letter: str, settings: dict[str, Any], scale: Scale, columns: int) -> None:
+def _set_axis(
+    ax: Axes, letter: str, settings: dict[str, Any], scale: AxisScale, columns: int
+) -> None:
     from matplotlib import ticker
 
     axis = ax.xaxis if letter == "x" else ax.yaxis

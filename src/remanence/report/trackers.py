@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from remanence.core.errors import InputError, unknown
-from remanence.core.files import explain_full_disk
+from remanence.core.files import translate_disk_errors
 from remanence.metrics.accuracy_tables import nan_mean
-from remanence.metrics.cached import losses_of
+from remanence.metrics.cached import decomposition_of
 from remanence.metrics.forgetting import forgetting_curve
-from remanence.metrics.groups import class_curve, counted_model, gather, is_number
+from remanence.metrics.groups import class_curve, group_runs, is_number, primary_model
 from remanence.report.setup_table import list_settings
 from remanence.report.theme import name_classes
 from remanence.results.run import METRICS, RUNS, Comparison, Run
@@ -67,7 +67,7 @@ def export_scalars(results: Sequence[Run | Comparison], out: Path, kind: str) ->
             f"{results[0].folder} has no recorded round yet: let it run for some rounds first"
         )
     write = write_tensorboard if kind == "tensorboard" else write_mlflow
-    with explain_full_disk(out):
+    with translate_disk_errors(out):
         return list(dict.fromkeys(write(run, out) for run in runs if run.metrics))
 
 
@@ -77,7 +77,7 @@ def read_scalars(run: Run) -> Iterator[Scalar]:
     """
     passed = _elapsed(run)
     for line in run.metrics:
-        own = "" if line["model"] == counted_model(run) else f" {line['model']}"
+        own = "" if line["model"] == primary_model(run) else f" {line['model']}"
         for value in VALUES:
             if is_number(line.get(value)):
                 yield _scalar(f"{value}/{line['split']}{own}", line["round"], line[value], passed)
@@ -98,7 +98,7 @@ def read_scalars(run: Run) -> Iterator[Scalar]:
                 yield _scalar(f"class accuracy/{name}", round, share, passed)
     for round, lost in forgetting_curve(run).items():
         yield _scalar("forgetting/since the round before", round, lost, passed)
-    parts = losses_of(run)
+    parts = decomposition_of(run)
     for phase, part in (parts.parts if parts else {}).items():
         for round, value in zip(
             parts.round.tolist() if parts else [], nan_mean(part, axis=1).tolist(), strict=True
@@ -122,7 +122,7 @@ def write_tensorboard(run: Run, out: Path) -> Path:
             f"{folder} exists already and TensorBoard would show every point twice: remove it,"
             " or choose another --out"
         )
-    begun = _begun(run)
+    begun = _started(run)
     open_writer: Any = SummaryWriter  # untyped in torch
     writer = open_writer(str(folder))
     try:
@@ -151,7 +151,7 @@ def write_mlflow(run: Run, out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     client = MlflowClient(tracking_uri=store_address(out))
     home = run.folder.parent.parent if run.folder.parent.name == RUNS else run.folder
-    name = _harmless(home.resolve().name) or "remanence"
+    name = _sanitize_name(home.resolve().name) or "remanence"
     known = client.get_experiment_by_name(name)
     experiment = (
         known.experiment_id
@@ -160,7 +160,7 @@ def write_mlflow(run: Run, out: Path) -> Path:
             name, artifact_location=(out / "artifacts").resolve().as_uri()
         )
     )
-    begun = _begun(run)
+    begun = _started(run)
     started = client.create_run(experiment, start_time=int(1000 * begun), run_name=_name_run(run))
     metrics = [
         Metric(scalar.name, scalar.value, int(1000 * (begun + scalar.seconds)), scalar.round)
@@ -193,10 +193,10 @@ def store_address(out: Path) -> str:
 
 
 def _scalar(name: str, round: int, value: float, passed: dict[int, float]) -> Scalar:
-    return Scalar(_harmless(name), int(round), float(value), passed.get(int(round), 0.0))
+    return Scalar(_sanitize_name(name), int(round), float(value), passed.get(int(round), 0.0))
 
 
-def _harmless(name: str) -> str:
+def _sanitize_name(name: str) -> str:
     """Letters, digits and a few signs: what every tracker takes for a name.
 
     >>> _harmless("class accuracy/003 cat <3 ../x")
@@ -212,14 +212,14 @@ def _name_run(run: Run) -> str:
     name = (
         f"{folder.parent.parent.name} {folder.name}" if folder.parent.name == RUNS else folder.name
     )
-    return _harmless(name).replace("/", "_").lstrip(".") or "run"
+    return _sanitize_name(name).replace("/", "_").lstrip(".") or "run"
 
 
 def _settings(run: Run) -> list[tuple[str, str]]:
     """Every setting by its dotted name, as the report lists them (no paths of somebody's disk
     among them).
     """
-    return [(key, value) for key, value in list_settings(gather([run])) if value]
+    return [(key, value) for key, value in list_settings(group_runs([run])) if value]
 
 
 def _as_markdown(settings: Sequence[tuple[str, str]]) -> str:
@@ -242,7 +242,7 @@ def _total(run: Run) -> float:
     return max(_elapsed(run).values(), default=0.0)
 
 
-def _begun(run: Run) -> float:
+def _started(run: Run) -> float:
     """When the run began, as far as its files tell: when the last line was written, less the
     time all rounds took.
     """

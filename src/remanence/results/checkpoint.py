@@ -30,10 +30,10 @@ from remanence.core import pytree
 from remanence.core.errors import CheckpointError
 from remanence.core.files import flush, flush_folder, sha256, write_atomically
 from remanence.core.pytree import Tree
-from remanence.core.types import Reply, Start
-from remanence.results.checkpoint_schema import check_form
+from remanence.core.types import ModelState, Reply
+from remanence.results.checkpoint_schema import check_schema
 from remanence.training.server_step import Server
-from remanence.training.state import Crowd, Late, RunState
+from remanence.training.state import ClientModels, RunState, StaleReply
 
 FORMAT = 1
 KEPT = 2
@@ -52,9 +52,9 @@ def fingerprint(spec: Spec) -> str:
     return sha256(json.dumps(content, sort_keys=True).encode())
 
 
-class Vault:
+class CheckpointStore:
     """The checkpoints of one run. `run` identifies the experiment, so that a foreign checkpoint
-    is recognised.
+    is recognized.
     """
 
     def __init__(self, folder: Path, run: str):
@@ -106,7 +106,7 @@ class Vault:
             try:
                 state = self._read(folder, device)
                 if form is not None:
-                    check_form(state, form)
+                    check_schema(state, form)
                     self._check_committed(state.committed)
             except (KeyError, TypeError, ValueError, AttributeError, OSError) as odd:
                 error = CheckpointError(
@@ -131,12 +131,14 @@ class Vault:
         manifest = read_manifest(folder)
         if manifest["run"] != self.run:
             raise CheckpointError("it belongs to another experiment")
-        tree = _from_bytes(_checked(folder / STATE, manifest["files"].get(STATE)), device, STATE)
+        tree = _from_bytes(
+            _read_verified(folder / STATE, manifest["files"].get(STATE)), device, STATE
+        )
         own, own_files = {}, {}
         for client, entry in manifest["own"].items():
             name = Path(str(entry["file"])).name  # never outside the folder
             own[int(client)] = _from_bytes(
-                _checked(self.folder / OWN / name, entry["sha256"]), torch.device("cpu"), name
+                _read_verified(self.folder / OWN / name, entry["sha256"]), torch.device("cpu"), name
             )
             own_files[int(client)] = {"file": name, "sha256": str(entry["sha256"])}
         self.saved_own, self.own_files = own, own_files
@@ -152,9 +154,9 @@ class Vault:
             ),
             uses=tree["uses"].cpu() if "uses" in tree else None,
             assign=tree.get("assign", {}),
-            crowd=_as_crowd(tree["crowd"]) if "crowd" in tree else None,
+            crowd=_as_client_models(tree["crowd"]) if "crowd" in tree else None,
             late=tuple(
-                _as_late(tree["late"][str(number)]) for number in range(len(tree.get("late", {})))
+                _as_stale(tree["late"][str(number)]) for number in range(len(tree.get("late", {})))
             ),
         )
         models = [server.model for server in state.servers] + (
@@ -240,7 +242,7 @@ def as_tree(state: RunState) -> Tree:
     if state.uses is not None:
         tree |= {"uses": state.uses, "assign": state.assign}
     if state.late:
-        tree["late"] = {str(number): _late_tree(late) for number, late in enumerate(state.late)}
+        tree["late"] = {str(number): _stale_tree(late) for number, late in enumerate(state.late)}
     if state.crowd is not None:
         crowd = state.crowd
         models = {
@@ -258,7 +260,7 @@ def as_tree(state: RunState) -> Tree:
     return tree
 
 
-def _late_tree(late: Late) -> Tree:
+def _stale_tree(late: StaleReply) -> Tree:
     reply = {
         name: value
         for name, value in late.reply._asdict().items()
@@ -267,13 +269,13 @@ def _late_tree(late: Late) -> Tree:
     return {"reply": reply, "began": late.began._asdict(), "due": torch.tensor(late.due)}
 
 
-def _as_late(tree: Tree) -> Late:
+def _as_stale(tree: Tree) -> StaleReply:
     nothing: dict[str, Any] = {"params": {}, "buffers": {}, "extras": {}, "own": {}}
-    return Late(Reply(**nothing | tree["reply"]), _as_model(tree["began"]), int(tree["due"]))
+    return StaleReply(Reply(**nothing | tree["reply"]), _as_model(tree["began"]), int(tree["due"]))
 
 
-def _as_model(tree: Tree) -> Start:
-    model = Start(tree.get("params", {}), tree.get("buffers", {}))
+def _as_model(tree: Tree) -> ModelState:
+    model = ModelState(tree.get("params", {}), tree.get("buffers", {}))
     if not all(isinstance(branch, dict) for branch in model):
         raise CheckpointError(f"{STATE} does not hold a model")
     return model
@@ -285,10 +287,10 @@ def _as_server(tree: Tree) -> Server:
     return Server(_as_model(tree), tree.get("state", {}))
 
 
-def _as_crowd(tree: Tree) -> Crowd:
+def _as_client_models(tree: Tree) -> ClientModels:
     models, best = _as_model(tree["models"]), _as_model(tree["best"])
     counts = {name: tree[name].cpu() for name in ("best_loss", "waited", "stopped", "heard")}
-    return Crowd(models=models, best=best, peers=tree.get("peers", {}), **counts)
+    return ClientModels(models=models, best=best, peers=tree.get("peers", {}), **counts)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -317,7 +319,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _checked(path: Path, digest: str | None) -> bytes:
+def _read_verified(path: Path, digest: str | None) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:

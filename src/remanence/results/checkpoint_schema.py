@@ -10,7 +10,7 @@ from remanence.core.pytree import Tree
 from remanence.training.state import RunState
 
 
-def check_form(state: RunState, form: RunState) -> None:
+def check_schema(state: RunState, form: RunState) -> None:
     """Refuse a state whose models or tables over clients are not those of the experiment that
     `form` is a state of.
     """

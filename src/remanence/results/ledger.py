@@ -1,7 +1,7 @@
 """The ledger: how many examples of each class each model got right, at every moment of a round.
 
 A file of fixed-width records behind one line of JSON: compact, append-only, readable by numpy
-without this package. A record that a crash cut short is recognised by the length of the file and
+without this package. A record that a crash cut short is recognized by the length of the file and
 ignored. Every forgetting measure is a function of these records.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from remanence.core.errors import InputError
 from remanence.core.files import write_atomically
-from remanence.results.readers import check_records, damaged
+from remanence.results.readers import check_records, corrupt_file
 
 MOMENTS = ("before_drift", "before", "local", "merged", "refined", "personal")
 SPLITS = ("test", "valid", "train", "public")
@@ -150,7 +150,7 @@ class Ledger:
             or bool((counts[0] > counts[1]).any())
             or not np.isfinite(records["weight"]).all()
         ):
-            raise damaged(path, "it counts what cannot be counted, such as less than nothing")
+            raise corrupt_file(path, "it counts what cannot be counted, such as less than nothing")
         return cls(records, names)
 
     def select(

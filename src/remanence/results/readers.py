@@ -29,7 +29,7 @@ NUMBERS = (
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.=_-]{0,199}")
 
 
-def damaged(path: Path, found: str) -> InputError:
+def corrupt_file(path: Path, found: str) -> InputError:
     """The sentence for a file of a run that nobody can compute with."""
     return InputError(f"{path} is damaged: {found}; take it from a backup, or leave this run out")
 
@@ -38,7 +38,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file of ours, not yet checked."""
     try:
         if path.stat().st_size > LARGEST_TOML:
-            raise damaged(path, f"it is larger than {LARGEST_TOML} bytes")
+            raise corrupt_file(path, f"it is larger than {LARGEST_TOML} bytes")
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except InputError:
         raise
@@ -46,7 +46,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     # tomllib's own errors and wrong UTF-8 are ValueErrors
     except (ValueError, RecursionError) as error:
-        raise damaged(
+        raise corrupt_file(
             path, f"it is not valid TOML ({str(error) or type(error).__name__})"
         ) from None
 
@@ -65,10 +65,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             # no line end behind it: nobody had finished writing
             if place == len(texts) - 1 and number == len(raw):
                 break
-            raise damaged(path, f"line {number} is not JSON ({str(error)[:80]})") from None
-        problem = find_fault(line, len(lines[0].get("per_class") or []) if lines else 0)
+            raise corrupt_file(path, f"line {number} is not JSON ({str(error)[:80]})") from None
+        problem = validate_metrics_row(line, len(lines[0].get("per_class") or []) if lines else 0)
         if problem:
-            raise damaged(path, f"line {number} {problem}")
+            raise corrupt_file(path, f"line {number} {problem}")
         lines.append(line)
     return lines
 
@@ -77,7 +77,7 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no number")
 
 
-def find_fault(line: Any, classes: int = 0) -> str:
+def validate_metrics_row(line: Any, classes: int = 0) -> str:
     """What is wrong with a line of metrics.jsonl; nothing where it is one of ours. classes: as many
     as other lines have, where that is known
 
@@ -145,14 +145,14 @@ def check_records(path: Path, records: np.ndarray, limits: Mapping[str, int]) ->
     """
     for name, limit in limits.items():
         if len(records) and int(records[name].max()) >= limit:
-            raise damaged(
+            raise corrupt_file(
                 path, f"it has a {name} of {int(records[name].max())}, and there are {limit}"
             )
     if not len(records):
         return
     for name, most in (("round", MOST_ROUNDS), ("time_step", MOST_STEPS)):
         if int(records[name].min()) < 0 or int(records[name].max()) > most:
-            raise damaged(path, f"it has a {name} that cannot be")
+            raise corrupt_file(path, f"it has a {name} that cannot be")
 
 
 def read_table(path: Path, rows: Any) -> list[list[int]]:
@@ -160,14 +160,14 @@ def read_table(path: Path, rows: Any) -> list[list[int]]:
     if not isinstance(rows, list) or not all(
         isinstance(row, str) and re.fullmatch(r"(\d{1,9}( |$))*", row, re.ASCII) for row in rows
     ):
-        raise damaged(path, "a table of whole numbers in it is none")
+        raise corrupt_file(path, "a table of whole numbers in it is none")
     table = [[int(number) for number in row.split()] for row in rows]
     if any(len(row) != len(table[0]) for row in table):
-        raise damaged(path, "the lines of a table in it differ in length")
+        raise corrupt_file(path, "the lines of a table in it differ in length")
     return table
 
 
-def check_about(path: Path, about: Mapping[str, Any]) -> None:
+def check_metadata(path: Path, about: Mapping[str, Any]) -> None:
     """Refuse facts of a run that are not what their names say."""
     kinds: dict[str, type | tuple[type, ...]] = {
         "clients": int, "parameters": int, "rounds_per_step": int, "last_round": int,
@@ -176,22 +176,22 @@ def check_about(path: Path, about: Mapping[str, Any]) -> None:
     }  # fmt: skip
     for name, kind in kinds.items():
         if name in about and (not isinstance(about[name], kind) or isinstance(about[name], bool)):
-            raise damaged(path, f"about.{name} is {about[name]!r:.40}")
+            raise corrupt_file(path, f"about.{name} is {about[name]!r:.40}")
     for name in ("class_names", "objects", "concepts", "drift_notes"):
         if not all(isinstance(item, str) for item in about.get(name, [])):
-            raise damaged(path, f"about.{name} holds something else than words")
+            raise corrupt_file(path, f"about.{name} holds something else than words")
     for name in ("shape", "mean", "std"):
         if not all(_is_number(item) for item in about.get(name, [])):
-            raise damaged(path, f"about.{name} holds something else than numbers")
+            raise corrupt_file(path, f"about.{name} holds something else than numbers")
     if not 1 <= about.get("clients", 1) < 2**24 or not all(
         1 <= side < 2**31 for side in about.get("shape", [])
     ):
-        raise damaged(path, "about.clients or about.shape is out of all reason")
+        raise corrupt_file(path, "about.clients or about.shape is out of all reason")
     if (
         not 0 <= about.get("rounds_per_step", 0) < 2**31
         or not 0 <= about.get("parameters", 0) < 2**62
     ):
-        raise damaged(path, "about.rounds_per_step or about.parameters is out of all reason")
+        raise corrupt_file(path, "about.rounds_per_step or about.parameters is out of all reason")
 
 
 def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
@@ -200,7 +200,7 @@ def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
     """
     cells, specs = plan.get("cells"), plan.get("specs")
     if not isinstance(cells, list) or not (specs is None or isinstance(specs, dict)):
-        raise damaged(path, "it does not list cells and specs")
+        raise corrupt_file(path, "it does not list cells and specs")
     for cell in cells:
         words = (
             [cell.get(name) for name in ("name", "method")] if isinstance(cell, dict) else [None]
@@ -210,16 +210,16 @@ def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
             or not isinstance(cell.get("setting", ""), str)
             or not _is_whole(cell.get("seed"))
         ):
-            raise damaged(path, f"the cell {cell!r:.60} has no name, method or seed")
+            raise corrupt_file(path, f"the cell {cell!r:.60} has no name, method or seed")
         if not FOLDER_NAME.fullmatch(str(words[0])):
-            raise damaged(path, f"the cell {words[0]!r:.60} is not the name of a folder")
+            raise corrupt_file(path, f"the cell {words[0]!r:.60} is not the name of a folder")
         if specs is not None and not isinstance(specs.get(words[0]), dict):
-            raise damaged(path, f"the cell {words[0]!r:.60} has no spec")
+            raise corrupt_file(path, f"the cell {words[0]!r:.60} has no spec")
     engine, texts = plan.get("engine", {}), ("name", "reason", "steps")
     if not isinstance(engine, dict) or not all(
         isinstance(value, str) if name in texts else _is_whole(value)
         for name, value in engine.items()
     ):
-        raise damaged(path, "its engine is none of ours")
+        raise corrupt_file(path, "its engine is none of ours")
     if not isinstance(plan.get("select", "last"), str) or not _is_whole(plan.get("together", 0)):
-        raise damaged(path, "its settings are none of ours")
+        raise corrupt_file(path, "its settings are none of ours")

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from remanence.config import Spec, make_spec
+from remanence.config import Spec, parse_experiment
 from remanence.core.errors import InputError
 from remanence.results.readers import (
-    check_about,
+    check_metadata,
     check_plan,
-    damaged,
+    corrupt_file,
     read_lines,
     read_records,
     read_table,
@@ -40,7 +40,7 @@ SPEC, METRICS, LEDGER, CONFUSIONS, EXAMPLES, PEERS, REPORT, CHECKPOINTS, COMPARI
     "runs",
 )
 LARGEST_SIMILARITY = 1e15  # an inverse loss, and no loss counts as less than 1e-10
-ABOUT = "about"  # the table of spec.toml that holds what was chosen and seen, not asked for
+METADATA = "about"  # the table of spec.toml that holds what was chosen and seen, not asked for
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,19 @@ class Run:
     @cached_property
     def spec(self) -> Spec:
         """What was asked for, with every choice settled."""
-        return make_spec({name: value for name, value in self._file.items() if name != ABOUT})
+        return parse_experiment(
+            {name: value for name, value in self._file.items() if name != METADATA}
+        )
 
     @cached_property
     def about(self) -> dict[str, Any]:
         """Versions, choices and facts of the data: class names, label counts of the clients,
         number of parameters.
         """
-        path, about = self.folder / SPEC, self._file.get(ABOUT, {})
+        path, about = self.folder / SPEC, self._file.get(METADATA, {})
         if not isinstance(about, dict):
-            raise damaged(path, f"{ABOUT} is no table")
-        check_about(path, about)
+            raise corrupt_file(path, f"{METADATA} is no table")
+        check_metadata(path, about)
         about = dict(about)
         # written a line a client
         about["label_counts"] = read_table(path, about.get("label_counts", []))
@@ -76,7 +78,7 @@ class Run:
             if max((max(row, default=0) for row in table), default=0) >= max(
                 [1, len(about.get("concepts", [])), *map(len, table)]
             ):
-                raise damaged(path, "its clients are in clusters that nobody describes")
+                raise corrupt_file(path, "its clients are in clusters that nobody describes")
         return about
 
     @cached_property
@@ -137,7 +139,7 @@ class Run:
             return None
         clients = self._fact("clients")
         if clients > PEERS_AT_MOST:
-            raise damaged(
+            raise corrupt_file(
                 self.folder / PEERS, f"a table over pairs of {clients} clients is never written"
             )
         records = self._read(PEERS, peers_type(clients), {"kind": SIMILARITY + 1})
@@ -145,7 +147,9 @@ class Run:
             records is not None
             and not ((records["values"] >= 0) & (records["values"] < LARGEST_SIMILARITY)).all()
         ):
-            raise damaged(self.folder / PEERS, "it holds counts or similarities that cannot be")
+            raise corrupt_file(
+                self.folder / PEERS, "it holds counts or similarities that cannot be"
+            )
         return records
 
     def model(self, module: nn.Module | None = None, client: int | None = None) -> nn.Module:
@@ -205,14 +209,14 @@ class Run:
                 len(values)
                 and not lowest.get(name, 0) <= int(values.min()) <= int(values.max()) < limits[name]
             ):
-                raise damaged(
+                raise corrupt_file(
                     path, f"it speaks of {name} {int(values.max())}, which the run does not have"
                 )
 
     def _fact(self, name: str) -> Any:
         """A fact without which records cannot be read."""
         if name not in self.about:
-            raise damaged(self.folder / SPEC, f"it does not say {ABOUT}.{name}")
+            raise corrupt_file(self.folder / SPEC, f"it does not say {METADATA}.{name}")
         return self.about[name]
 
     @property
@@ -270,7 +274,7 @@ class Comparison:
     def networks(self) -> list[str]:
         """The networks that the runs' specs name."""
         if "specs" not in self.plan:
-            raise damaged(self.folder / COMPARISON, "it does not say what its runs are")
+            raise corrupt_file(self.folder / COMPARISON, "it does not say what its runs are")
         return sorted(
             {str(self.plan["specs"][cell["name"]].get("model", "")) for cell in self.plan["cells"]}
         )

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 
-def summarise(confusion: np.ndarray, loss_sum: float) -> dict[str, Any]:
+def summarize(confusion: np.ndarray, loss_sum: float) -> dict[str, Any]:
     """Accuracy, accuracy per class (None where the data have none of it), mean loss and macro F1.
 
-    >>> summarise(np.array([[3, 1], [0, 0]]), 2.0)
+    >>> summarize(np.array([[3, 1], [0, 0]]), 2.0)
     {'accuracy': 0.75, 'per_class': [0.75, None], 'loss': 0.5, 'macro_f1': 0.8571428571428571}
 
     Macro F1 is the mean over the classes that the data contain; above: 2 * 3 / (3 + 4), since 3

@@ -11,10 +11,10 @@ from torch import nn
 from remanence.core.compose import parse_method
 from remanence.core.errors import CheckpointError, InputError
 from remanence.core.rng import Key
-from remanence.core.types import Start
-from remanence.experiment.build import adapt_module, build_module
+from remanence.core.types import ModelState
+from remanence.experiment.build import apply_model_changes, build_module
 from remanence.methods import PARTS
-from remanence.results.checkpoint import Vault, fingerprint
+from remanence.results.checkpoint import CheckpointStore, fingerprint
 from remanence.results.run import CHECKPOINTS, Run
 from remanence.training.state import RunState
 
@@ -23,7 +23,7 @@ def load_model(run: Run, module: nn.Module | None = None, client: int | None = N
     """The global model of the newest checkpoint, or that of a client where clients have their own,
     in evaluation mode on the CPU.
 
-    It expects normalised inputs.
+    It expects normalized inputs.
     """
     if module is None and "model" in run.about.get("objects", []):
         raise InputError(
@@ -34,13 +34,13 @@ def load_model(run: Run, module: nn.Module | None = None, client: int | None = N
         module = build_module(
             run.spec.model, tuple(run.about["shape"]), len(run.about["class_names"])
         )
-        module = adapt_module(
+        module = apply_model_changes(
             parse_method(run.spec.method, PARTS),
             module,
             len(run.about["class_names"]),
             Key(run.spec.seed),
         )
-    state = Vault(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(
+    state = CheckpointStore(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(
         torch.device("cpu"), lambda text: warnings.warn(text, stacklevel=4)
     )
     if state is None:
@@ -62,7 +62,7 @@ def _last_line(error: Exception) -> str:
     return str(error).strip().splitlines()[-1].strip()
 
 
-def _pick_model(run: Run, state: RunState, client: int | None) -> Start:
+def _pick_model(run: Run, state: RunState, client: int | None) -> ModelState:
     """The server's model; a client's best one where there is no server; or the one a client
     uses where there are several.
     """

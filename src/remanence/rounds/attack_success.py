@@ -13,22 +13,24 @@ import numpy as np
 import torch
 
 from remanence.attacks.adversary import Adversary
-from remanence.attacks.poison import know
-from remanence.core.types import Start
-from remanence.data.source import Source
-from remanence.engines.sequential import Loop
-from remanence.training.client_step import Task
+from remanence.attacks.poison import data_info
+from remanence.core.types import ModelState
+from remanence.data.source import ArrayDataset
+from remanence.engines.sequential import SequentialEngine
+from remanence.training.client_step import TrainingTask
 
 # models, stacked [m, ...] -> share of the made rows on which the attack gets its way [m]
-Success = Callable[[Start], np.ndarray]
+Success = Callable[[ModelState], np.ndarray]
 
 
-def watch_success(task: Task, source: Source, adversary: Adversary) -> Success | None:
+def attack_success(
+    task: TrainingTask, source: ArrayDataset, adversary: Adversary
+) -> Success | None:
     """A measure of the attacks in an experiment, all their rows together; None where no attack
     has a goal that can be seen on test rows.
     """
     made = (
-        adversary.show_success(source.test.x, source.test.y, know(source))
+        adversary.show_success(source.test.x, source.test.y, data_info(source))
         if adversary.attacks
         else {}
     )
@@ -43,11 +45,11 @@ def watch_success(task: Task, source: Source, adversary: Adversary) -> Success |
         place=None,
     )
     everything = (np.arange(len(y)),)
-    judge = Loop(
+    judge = SequentialEngine(
         replace(task, test=examples, population=replace(task.population, tests=everything))
     )
 
-    def measure(models: Start) -> np.ndarray:
+    def measure(models: ModelState) -> np.ndarray:
         confusion = judge.score(models, "test").confusion[:, 0].numpy()  # [m, C, C]
         return np.asarray(np.trace(confusion, axis1=1, axis2=2) / len(y))
 

@@ -8,13 +8,15 @@ import numpy as np
 import torch
 
 from remanence.core import pytree
-from remanence.core.types import Engine, Start
-from remanence.training.client_step import Task
+from remanence.core.types import Engine, ModelState
+from remanence.training.client_step import TrainingTask
 from remanence.training.server_step import Server, average_buffers
 from remanence.training.state import RunState
 
 
-def reassign(task: Task, engine: Engine, state: RunState, time_step: int) -> RunState:
+def reassign_clients(
+    task: TrainingTask, engine: Engine, state: RunState, time_step: int
+) -> RunState:
     """Every client tries every global model on its new training rows; the method decides who
     uses which, and what becomes of the models.
     """
@@ -35,7 +37,7 @@ def reassign(task: Task, engine: Engine, state: RunState, time_step: int) -> Run
     decision = owner.assign.decide(
         values, state.used_by(np.arange(clients)), rows, state.assign[owner.name], hyper
     )
-    servers = [blend(state.servers, shares) for shares in decision.recipe]
+    servers = [merge_models(state.servers, shares) for shares in decision.recipe]
     return replace(
         state,
         server=servers[0],
@@ -45,13 +47,13 @@ def reassign(task: Task, engine: Engine, state: RunState, time_step: int) -> Run
     )
 
 
-def blend(servers: tuple[Server, ...], shares: np.ndarray) -> Server:
+def merge_models(servers: tuple[Server, ...], shares: np.ndarray) -> Server:
     """A global model made of others. shares: [models], summing to 1"""
     used = np.flatnonzero(shares)
     if len(used) == 1:
         return servers[int(used[0])]
     weights = torch.from_numpy(shares[used])
-    params, buffers = Start.stack([servers[int(number)].model for number in used])
+    params, buffers = ModelState.stack([servers[int(number)].model for number in used])
     return Server(
-        Start(pytree.weighted_sum(weights, params), average_buffers({}, buffers, weights)), {}
+        ModelState(pytree.weighted_sum(weights, params), average_buffers({}, buffers, weights)), {}
     )

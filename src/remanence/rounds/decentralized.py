@@ -20,27 +20,37 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree
-from remanence.core.compose import Scoped
+from remanence.core.compose import BoundHook
 from remanence.core.rng import Key
-from remanence.core.types import Engine, Job, Mix, PeerContext, Peers, Reply, Start
-from remanence.experiment.build import Experiment
+from remanence.core.types import (
+    ClientWork,
+    Engine,
+    ModelState,
+    PeerAverage,
+    PeerContext,
+    PeerSelection,
+    Reply,
+)
+from remanence.experiment.build import BuiltExperiment
 from remanence.rounds.peer_recorder import PeerRecorder
-from remanence.rounds.replies import describe_replies, expect, find_silent
-from remanence.rounds.stragglers import find_late
+from remanence.rounds.replies import find_nonresponders, reply_metrics, reply_schema
+from remanence.rounds.stragglers import late_mask
 from remanence.training import gate
-from remanence.training.client_step import Task
+from remanence.training.client_step import TrainingTask
 from remanence.training.server_step import local_models
-from remanence.training.state import Crowd, RunState, commit_own, gather_own
+from remanence.training.state import ClientModels, RunState, load_client_states, store_client_states
 
 
-def gather_crowd(task: Task) -> Crowd | None:
+def init_client_models(task: TrainingTask) -> ClientModels | None:
     """All clients before the first round, with the same model; None where there is a server."""
     owner = task.method.owner("peers")
     if owner is None or owner.peers is None:
         return None
     count, device = task.world.clients, task.world.device
-    models = Start(*(pytree.clone(pytree.expand(tree, count)) for tree in task.model.initial))
-    return Crowd(
+    models = ModelState(
+        *(pytree.clone(pytree.broadcast(tree, count)) for tree in task.model.initial)
+    )
+    return ClientModels(
         models=models,
         best=models,
         best_loss=torch.full((count,), torch.inf, dtype=torch.float64),
@@ -51,8 +61,8 @@ def gather_crowd(task: Task) -> Crowd | None:
     )
 
 
-def play_round(
-    experiment: Experiment, engine: Engine, state: RunState, recorder: PeerRecorder
+def run_round(
+    experiment: BuiltExperiment, engine: Engine, state: RunState, recorder: PeerRecorder
 ) -> tuple[RunState, dict[str, Any]]:
     """One round -> the next state, and the line that was written about it."""
     spec, task, round, begin = (
@@ -62,45 +72,47 @@ def play_round(
         time.perf_counter(),
     )
     time_step, key = spec.time_step(round), Key(spec.seed).fold("round", round)
-    refusals: list[gate.Refusal] = []
+    refusals: list[gate.Rejection] = []
     if state.round == 0 and spec.peers.warmup:
-        state, refusals = _warm_up(experiment, engine, state)
+        state, refusals = _initial_local_training(experiment, engine, state)
     if time_step != state.time_step:
         state = replace(
-            state, time_step=time_step, crowd=_meet_new_data(task, engine, _crowd(state), time_step)
+            state,
+            time_step=time_step,
+            crowd=_on_drift(task, engine, _client_models(state), time_step),
         )
-    crowd = _crowd(state)
+    crowd = _client_models(state)
     online = experiment.online(round, key)
     active = (
         np.isin(np.arange(task.world.clients), experiment.cohort(round, key))
         & ~crowd.stopped.numpy()
     )
-    mixes, remembered, unheard = _choose(
+    mixes, remembered, unheard = _select_peers(
         experiment, engine, crowd, time_step, round, online, active, key
     )
     sizes = torch.from_numpy(task.population.at(time_step).train.sizes)
-    mixed = mix(task, crowd.models, mixes, sizes)
+    mixed = gossip_average(task, crowd.models, mixes, sizes)
     clients = np.flatnonzero(active)
     moments = {"before": crowd.models, "merged": mixed}
-    job = _make_job(experiment, state, mixed, clients, round, key)
-    late, told = find_late(experiment, job)
+    job = _make_work(experiment, state, mixed, clients, round, key)
+    late, told = late_mask(experiment, job)
     if late.any():  # they run out of time: what they heard stays with them, untrained
         index = torch.from_numpy(clients[late]).to(task.world.device)
         crowd = replace(crowd, models=crowd.models.put(index, mixed.take(index)))
-        job = _make_job(experiment, state, mixed, clients[~late], round, key)
+        job = _make_work(experiment, state, mixed, clients[~late], round, key)
     replies, refused, own = _train(experiment, engine, state, job)
     if replies is not None:
-        crowd = replace(crowd, models=_put_back(crowd.models, mixed, replies))
-    now = count_heard(mixes, task.world.clients)
+        crowd = replace(crowd, models=_scatter_models(crowd.models, mixed, replies))
+    now = peer_counts(mixes, task.world.clients)
     crowd = replace(crowd, peers=crowd.peers | remembered, heard=crowd.heard + now)
-    improved = _validate(engine, crowd, clients, time_step, spec.peers.patience)
+    improved = _update_early_stopping(engine, crowd, clients, time_step, spec.peers.patience)
     answered = np.empty(0, dtype=np.int64) if replies is None else replies.client.cpu().numpy()
     state = replace(state, round=round, time_step=time_step, crowd=improved, own=own)
     line = {
-        **describe_replies(
+        **reply_metrics(
             replies,
             sorted({*refusals, *unheard, *refused}),
-            find_silent(job.clients, replies, refused),
+            find_nonresponders(job.clients, replies, refused),
         ),
         **told,
         "abandoned": False,
@@ -117,7 +129,7 @@ def play_round(
     return replace(state, committed=recorder.commit()), written
 
 
-def count_heard(mixes: tuple[Mix, ...], clients: int) -> Tensor:
+def peer_counts(mixes: tuple[PeerAverage, ...], clients: int) -> Tensor:
     """How often each client listens to each other one in these mixes. -> [K, K] int64"""
     heard = torch.zeros(clients, clients + 1, dtype=torch.int64)
     for peers, _ in mixes:
@@ -126,31 +138,35 @@ def count_heard(mixes: tuple[Mix, ...], clients: int) -> Tensor:
     return heard[:, :clients]
 
 
-def _crowd(state: RunState) -> Crowd:
+def _client_models(state: RunState) -> ClientModels:
     assert state.crowd is not None
     return state.crowd
 
 
-def _warm_up(
-    experiment: Experiment, engine: Engine, state: RunState
-) -> tuple[RunState, list[gate.Refusal]]:
+def _initial_local_training(
+    experiment: BuiltExperiment, engine: Engine, state: RunState
+) -> tuple[RunState, list[gate.Rejection]]:
     """Every client trains once before the first exchange; who answers badly keeps the initial
     model.
     """
-    crowd, key = _crowd(state), Key(experiment.spec.seed).fold("round", 0)
+    crowd, key = _client_models(state), Key(experiment.spec.seed).fold("round", 0)
     everybody = np.arange(experiment.task.world.clients)
     replies, refused, own = _train(
         experiment,
         engine,
         state,
-        _make_job(experiment, state, crowd.models, everybody, 0, key, phases=1),
+        _make_work(experiment, state, crowd.models, everybody, 0, key, phases=1),
     )
     if replies is not None:
-        crowd = replace(crowd, models=_put_back(crowd.models, crowd.models, replies))
-    return replace(state, crowd=_validate(engine, crowd, everybody, 0, 0), own=own), refused
+        crowd = replace(crowd, models=_scatter_models(crowd.models, crowd.models, replies))
+    return replace(
+        state, crowd=_update_early_stopping(engine, crowd, everybody, 0, 0), own=own
+    ), refused
 
 
-def _meet_new_data(task: Task, engine: Engine, crowd: Crowd, time_step: int) -> Crowd:
+def _on_drift(
+    task: TrainingTask, engine: Engine, crowd: ClientModels, time_step: int
+) -> ClientModels:
     """A new time step: models and memories stay, the best models are measured again on the new
     validation rows, and everybody trains on.
     """
@@ -168,22 +184,22 @@ def _meet_new_data(task: Task, engine: Engine, crowd: Crowd, time_step: int) -> 
     )
 
 
-def _choose(
-    experiment: Experiment,
+def _select_peers(
+    experiment: BuiltExperiment,
     engine: Engine,
-    crowd: Crowd,
+    crowd: ClientModels,
     time_step: int,
     round: int,
     online: np.ndarray,
     active: np.ndarray,
     key: Key,
-) -> tuple[tuple[Mix, ...], dict[str, Any], list[gate.Refusal]]:
+) -> tuple[tuple[PeerAverage, ...], dict[str, Any], list[gate.Rejection]]:
     """Whom each client listens to -> mixes, what is remembered of peers by part, whose models
     nobody may hear
     """
     task = experiment.task
-    probe, decide = peer_functions(task)
-    unsound, refusals = gate.find_unsound(crowd.models)
+    probe, decide = peer_hooks(task)
+    unsound, refusals = gate.find_nonfinite(crowd.models)
     assert experiment.topology is not None  # there is no server
     reachable = experiment.topology & online[None, :] & active[:, None] & ~unsound.numpy()[None, :]
     ctx = PeerContext(
@@ -197,21 +213,23 @@ def _choose(
     )
     probed = probe(ctx)
     losses = experiment.adversary.mislead(
-        probed, _try_models(engine, crowd.models, probed, time_step)
+        probed, _score_candidates(engine, crowd.models, probed, time_step)
     )
     rows = torch.from_numpy(task.population.at(time_step).train.sizes)
-    losses, bad, misfits = gate.admit_probes(probed, losses, rows)
+    losses, bad, misfits = gate.validate_probe_losses(probed, losses, rows)
     owner = task.method.owner("peers")
     assert owner is not None
     mixes, remembered = decide(probed, losses, ctx)
     return (
-        leave_out(mixes, probed, bad),
+        drop_rejected_peers(mixes, probed, bad),
         {owner.name: remembered} if remembered else {},
         refusals + misfits,
     )
 
 
-def leave_out(mixes: tuple[Mix, ...], probed: Tensor, bad: Tensor) -> tuple[Mix, ...]:
+def drop_rejected_peers(
+    mixes: tuple[PeerAverage, ...], probed: Tensor, bad: Tensor
+) -> tuple[PeerAverage, ...]:
     """The mixes without pairs that a probe has shown to be bad, whatever the method decided.
     probed: [K, m]; bad: [K, m] bool
     """
@@ -219,25 +237,27 @@ def leave_out(mixes: tuple[Mix, ...], probed: Tensor, bad: Tensor) -> tuple[Mix,
         return mixes
     names = torch.where(bad, probed, -2)  # -2: no peer at all, so it equals none
     return tuple(
-        mix._replace(
+        gossip_average._replace(
             peers=torch.where(
-                (mix.peers.unsqueeze(2) == names.unsqueeze(1)).any(dim=2), -1, mix.peers
+                (gossip_average.peers.unsqueeze(2) == names.unsqueeze(1)).any(dim=2),
+                -1,
+                gossip_average.peers,
             )
         )
-        for mix in mixes
+        for gossip_average in mixes
     )
 
 
-def peer_functions(task: Task) -> tuple[Any, Any]:
+def peer_hooks(task: TrainingTask) -> tuple[Any, Any]:
     """The method's two functions, each seeing its own part's state."""
     owner = task.method.owner("peers")
     assert owner is not None
-    peers: Peers | None = owner.peers
+    peers: PeerSelection | None = owner.peers
     assert peers is not None
-    return Scoped(owner, peers.probe), Scoped(owner, peers.decide)
+    return BoundHook(owner, peers.probe), BoundHook(owner, peers.decide)
 
 
-def _try_models(engine: Engine, models: Start, probed: Tensor, time_step: int) -> Tensor:
+def _score_candidates(engine: Engine, models: ModelState, probed: Tensor, time_step: int) -> Tensor:
     """The mean loss of probed peers' models on each client's own training rows. probed: [K, m],
     -1: nobody -> [K, m] float64, NaN: nobody
     """
@@ -251,7 +271,9 @@ def _try_models(engine: Engine, models: Start, probed: Tensor, time_step: int) -
     return losses.to(probed.device)
 
 
-def mix(task: Task, models: Start, mixes: tuple[Mix, ...], sizes: Tensor) -> Start:
+def gossip_average(
+    task: TrainingTask, models: ModelState, mixes: tuple[PeerAverage, ...], sizes: Tensor
+) -> ModelState:
     """Every client's model averaged with its peers', by numbers of training rows. models: [K, ...];
     sizes: [K]
 
@@ -279,9 +301,9 @@ def mix(task: Task, models: Start, mixes: tuple[Mix, ...], sizes: Tensor) -> Sta
         for name in kept if names is None else ():
             if name in buffers:
                 # a counter of batches has no mean
-                combine = _average if kept[name].is_floating_point() else _largest
+                combine = _average if kept[name].is_floating_point() else _elementwise_max
                 kept[name] = combine(kept[name], models.buffers[name], place, mine, theirs)
-    return Start(params, kept)
+    return ModelState(params, kept)
 
 
 def _average(own: Tensor, peers: Tensor, place: Tensor, mine: Tensor, theirs: Tensor) -> Tensor:
@@ -294,7 +316,9 @@ def _average(own: Tensor, peers: Tensor, place: Tensor, mine: Tensor, theirs: Te
     return result
 
 
-def _largest(own: Tensor, peers: Tensor, place: Tensor, mine: Tensor, theirs: Tensor) -> Tensor:
+def _elementwise_max(
+    own: Tensor, peers: Tensor, place: Tensor, mine: Tensor, theirs: Tensor
+) -> Tensor:
     """As `_average`; whoever is nobody weighs nothing and is passed over."""
     result = own
     for column in range(place.shape[1]):
@@ -303,21 +327,21 @@ def _largest(own: Tensor, peers: Tensor, place: Tensor, mine: Tensor, theirs: Te
     return result
 
 
-def _make_job(
-    experiment: Experiment,
+def _make_work(
+    experiment: BuiltExperiment,
     state: RunState,
-    start: Start,
+    start: ModelState,
     clients: np.ndarray,
     round: int,
     key: Key,
     phases: int = 0,
-) -> Job:
+) -> ClientWork:
     """Local training of some clients from their own models. start: [K, ...]"""
     time_step = experiment.spec.time_step(max(round, 1))
     facts = experiment.facts(clients, time_step)
     # then the stack itself: an engine knows again what it has sent before
     everybody = len(clients) == experiment.task.world.clients
-    return Job(
+    return ClientWork(
         round=round,
         time_step=time_step,
         clients=clients,
@@ -326,7 +350,7 @@ def _make_job(
         else start.take(torch.from_numpy(clients).to(experiment.task.world.device)),
         personal_start=True,
         shared={},
-        own=gather_own(state, experiment.task, clients, facts),
+        own=load_client_states(state, experiment.task, clients, facts),
         facts=facts,
         rule=experiment.rule(max(round, 1)),
         key=key,
@@ -335,27 +359,31 @@ def _make_job(
 
 
 def _train(
-    experiment: Experiment, engine: Engine, state: RunState, job: Job
-) -> tuple[Reply | None, list[gate.Refusal], Any]:
+    experiment: BuiltExperiment, engine: Engine, state: RunState, job: ClientWork
+) -> tuple[Reply | None, list[gate.Rejection], Any]:
     """-> good replies, refusals, what all clients keep"""
     if not len(job.clients):
         return None, [], state.own
-    replies, refusals = gate.admit(
-        experiment.adversary.tamper(engine.train(job), job), expect(experiment, job)
+    replies, refusals = gate.validate_replies(
+        experiment.adversary.tamper(engine.train(job), job), reply_schema(experiment, job)
     )
-    refusals = gate.add_excuses(refusals, engine)
-    return replies, refusals, state.own if replies is None else commit_own(state.own, replies)
+    refusals = gate.add_declined(refusals, engine)
+    return (
+        replies,
+        refusals,
+        state.own if replies is None else store_client_states(state.own, replies),
+    )
 
 
-def _put_back(models: Start, mixed: Start, replies: Reply) -> Start:
+def _scatter_models(models: ModelState, mixed: ModelState, replies: Reply) -> ModelState:
     """All models, with the trained ones in their places; who did not answer keeps what it had."""
     index = replies.client
     return models.put(index, local_models(mixed.take(index), replies, stacked=True))
 
 
-def _validate(
-    engine: Engine, crowd: Crowd, clients: np.ndarray, time_step: int, patience: int
-) -> Crowd:
+def _update_early_stopping(
+    engine: Engine, crowd: ClientModels, clients: np.ndarray, time_step: int, patience: int
+) -> ClientModels:
     """Who has a better model than ever on its validation rows keeps it as its best; who has
     waited too long stops. Without such rows the last counts.
     """
@@ -381,7 +409,7 @@ def _validate(
     )
 
 
-def count_bytes(task: Task, mixes: tuple[Mix, ...]) -> dict[str, int]:
+def count_bytes(task: TrainingTask, mixes: tuple[PeerAverage, ...]) -> dict[str, int]:
     """What would travel between real machines: every peer that is listened to sends what is
     mixed, and what it tells besides.
     """
@@ -392,11 +420,11 @@ def count_bytes(task: Task, mixes: tuple[Mix, ...]) -> dict[str, int]:
     told = owner.peers.tells * task.world.clients
     total = 0
     for number, (peers, names) in enumerate(mixes):
-        mixed = pytree.restrict(
+        mixed = pytree.select_keys(
             initial.params, [name for name in sent if names is None or name in names]
         )
         size = pytree.nbytes(mixed) + (
-            pytree.nbytes(pytree.restrict(initial.buffers, task.sent_buffers()))
+            pytree.nbytes(pytree.select_keys(initial.buffers, task.sent_buffers()))
             if names is None
             else 0
         )

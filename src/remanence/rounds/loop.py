@@ -22,29 +22,35 @@ from torch import nn
 from remanence.config import Spec, write_toml
 from remanence.core import errors
 from remanence.core.errors import OUT_OF_TIME, InputError, RunFailed, Stopped
-from remanence.core.files import claim_folder, explain_full_disk, lock, write_atomically
-from remanence.core.progress import Progress, Silent
+from remanence.core.files import create_output_dir, lock, translate_disk_errors, write_atomically
+from remanence.core.progress import NullProgress, Progress
 from remanence.core.rng import Key
-from remanence.core.signals import catch_termination, exit_code_of
-from remanence.core.types import Engine, Job, Method, Part, Reply, Start
-from remanence.data.source import Source
-from remanence.engines.autotune import Choice, choose_engine, make_engine
-from remanence.engines.memory import is_out_of_memory, tell_memory
+from remanence.core.signals import exit_code_of, sigterm_as_interrupt
+from remanence.core.types import ClientWork, Engine, Method, ModelState, Part, Reply
+from remanence.data.source import ArrayDataset
+from remanence.engines.autotune import EngineChoice, choose_engine, make_engine
+from remanence.engines.memory import gpu_memory_text, is_out_of_memory
 from remanence.engines.processes import count_cores
-from remanence.experiment.build import Experiment, build, check_unchanged, set_precision
-from remanence.results.checkpoint import Vault, fingerprint
+from remanence.experiment.build import BuiltExperiment, build, check_same_data, set_precision
+from remanence.results.checkpoint import CheckpointStore, fingerprint
 from remanence.results.readers import read_toml
-from remanence.results.run import ABOUT, CHECKPOINTS, COMPARISON, SPEC, Run
+from remanence.results.run import CHECKPOINTS, COMPARISON, METADATA, SPEC, Run
 from remanence.rounds import clustered, decentralized
 from remanence.rounds.peer_recorder import PeerRecorder
-from remanence.rounds.privacy_budget import last_round, promises_of, spent, tell, write_down
+from remanence.rounds.privacy_budget import (
+    describe_guarantees,
+    epsilon_spent,
+    guarantees_of,
+    last_round,
+    to_metadata,
+)
 from remanence.rounds.recorder import Recorder
-from remanence.rounds.replies import count_bytes, describe_replies, expect, find_silent
-from remanence.rounds.stragglers import wait_for
+from remanence.rounds.replies import count_bytes, find_nonresponders, reply_metrics, reply_schema
+from remanence.rounds.stragglers import split_stragglers
 from remanence.training import gate, server_step
-from remanence.training.state import RunState, commit_own, gather_own
+from remanence.training.state import RunState, load_client_states, store_client_states
 
-EngineFor = Callable[[Experiment], Engine]  # gives a run an engine; by default one of its own
+EngineFor = Callable[[BuiltExperiment], Engine]  # gives a run an engine; by default one of its own
 
 
 class Deadline:
@@ -79,11 +85,11 @@ def start_run(
     progress: Progress | None = None,
     deadline: Deadline | None = None,
     title: str = "",
-    choice: Choice | None = None,
+    choice: EngineChoice | None = None,
     engine_for: EngineFor | None = None,
     method: Method | Part | None = None,
     module: nn.Module | None = None,
-    source: Source | None = None,
+    source: ArrayDataset | None = None,
 ) -> Run:
     """Check everything, then make the folder, then run."""
     experiment = build(spec, method=method, module=module, source=source)
@@ -92,19 +98,26 @@ def start_run(
         for name, thing in (("method", method), ("model", module), ("data", source))
         if thing is not None
     ]
-    experiment, _ = settle_engine(
+    experiment, _ = resolve_engine(
         replace(experiment, about=experiment.about | {"objects": given}),
-        progress or Silent(),
+        progress or NullProgress(),
         choice,
     )
-    claim_folder(out, overwrite, (SPEC, COMPARISON))
-    with explain_full_disk(out), lock(out):
+    create_output_dir(out, overwrite, (SPEC, COMPARISON))
+    with translate_disk_errors(out), lock(out):
         write_atomically(
             out / SPEC,
-            write_toml(experiment.spec, {ABOUT: experiment.about | promised(experiment)}).encode(),
+            write_toml(
+                experiment.spec, {METADATA: experiment.about | privacy_metadata(experiment)}
+            ).encode(),
         )
-        return go_on(
-            experiment, out, progress or Silent(), deadline or Deadline(None), title, engine_for
+        return train(
+            experiment,
+            out,
+            progress or NullProgress(),
+            deadline or Deadline(None),
+            title,
+            engine_for,
         )
 
 
@@ -118,7 +131,7 @@ def resume_run(
     engine_for: EngineFor | None = None,
     method: Method | Part | None = None,
     module: nn.Module | None = None,
-    source: Source | None = None,
+    source: ArrayDataset | None = None,
 ) -> Run:
     """Go on with a run, to more rounds than it was meant to have where asked."""
     run = Run(folder)
@@ -142,33 +155,38 @@ def resume_run(
                 " take any back"
             )
         spec = spec.model_copy(update={"rounds": rounds})
-    with explain_full_disk(folder), lock(folder):
+    with translate_disk_errors(folder), lock(folder):
         experiment = build(spec, method=method, module=module, source=source)
-        check_unchanged(experiment, run.about)
+        check_same_data(experiment, run.about)
         if spec != run.spec:
             kept = (
                 experiment.about
-                | promised(experiment)
+                | privacy_metadata(experiment)
                 | {name: run.about[name] for name in ("engine", "objects")}
             )
-            write_atomically(folder / SPEC, write_toml(experiment.spec, {ABOUT: kept}).encode())
-        return go_on(
-            experiment, folder, progress or Silent(), deadline or Deadline(None), title, engine_for
+            write_atomically(folder / SPEC, write_toml(experiment.spec, {METADATA: kept}).encode())
+        return train(
+            experiment,
+            folder,
+            progress or NullProgress(),
+            deadline or Deadline(None),
+            title,
+            engine_for,
         )
 
 
-def settle_engine(
-    experiment: Experiment, progress: Progress, choice: Choice | None = None
-) -> tuple[Experiment, Choice]:
+def resolve_engine(
+    experiment: BuiltExperiment, progress: Progress, choice: EngineChoice | None = None
+) -> tuple[BuiltExperiment, EngineChoice]:
     """Choose the engine where it was left open and no choice was made before, and write it down
     with the reason.
     """
     spec, task = experiment.spec, experiment.task
     if spec.engine != "auto":
-        engine_of(experiment).close()  # refuses what it cannot run, before any work
-        choice = Choice(spec.engine, spec.threads, f"{spec.engine}: as asked", spec.stepping)
+        make_run_engine(experiment).close()  # refuses what it cannot run, before any work
+        choice = EngineChoice(spec.engine, spec.threads, f"{spec.engine}: as asked", spec.stepping)
     elif choice is None:
-        job = make_job(experiment, first_state(experiment), 1)
+        job = make_work(experiment, first_state(experiment), 1)
         choice = choose_engine(task, job, spec.stack, spec.workers, rounds=spec.total_rounds)
         progress.say(f"engine {choice.reason}")
     torch.set_num_threads(choice.threads)
@@ -189,8 +207,8 @@ def settle_engine(
     ), choice
 
 
-def go_on(
-    experiment: Experiment,
+def train(
+    experiment: BuiltExperiment,
     folder: Path,
     progress: Progress,
     deadline: Deadline,
@@ -200,17 +218,17 @@ def go_on(
     """Run from the last checkpoint, or from the start, to the end."""
     spec = experiment.spec
     set_precision(spec)
-    vault = Vault(folder / CHECKPOINTS, fingerprint(spec))
+    vault = CheckpointStore(folder / CHECKPOINTS, fingerprint(spec))
     first = first_state(experiment)
     state = vault.load(experiment.task.world.device, progress.say, first) or first
-    recorder = open_recorder(folder, experiment, dict(state.committed))
-    engine = (engine_for or engine_of)(experiment)
-    promises = promises_of(experiment)
+    recorder = make_recorder(folder, experiment, dict(state.committed))
+    engine = (engine_for or make_run_engine)(experiment)
+    promises = guarantees_of(experiment)
     last = last_round(promises, spec.total_rounds)
     progress.start(title or spec.method, state.round, last)
     if last < spec.total_rounds:
         progress.say(f"the privacy budget ends the run after round {last} of {spec.total_rounds}")
-    for sentence in tell(promises, state.round) if state.round else []:
+    for sentence in describe_guarantees(promises, state.round) if state.round else []:
         progress.say(f"so far {sentence}")
     state = replace(state, committed=recorder.commit())
 
@@ -224,7 +242,7 @@ def go_on(
         # resumed
         save()
         last_save = time.monotonic()
-        with catch_termination():
+        with sigterm_as_interrupt():
             while state.round < last:
                 if deadline.passed():
                     save()
@@ -233,17 +251,17 @@ def go_on(
                         f" on with remanence resume {folder}",
                         OUT_OF_TIME,
                     )
-                state, line = play_round(experiment, engine, state, recorder)
+                state, line = run_round(experiment, engine, state, recorder)
                 fallback = getattr(engine, "fallback", "")
                 if fallback != told:
-                    tell_fallback(fallback.removeprefix(f"{told}; "), folder, progress)
+                    record_fallback(fallback.removeprefix(f"{told}; "), folder, progress)
                     told = fallback
                 deadline.rounds += 1
                 progress.round(line)
                 if time.monotonic() - last_save >= spec.checkpoint.seconds or state.round == last:
                     save()
                     last_save = time.monotonic()
-            for sentence in tell(promises, state.round):
+            for sentence in describe_guarantees(promises, state.round):
                 progress.say(sentence)
     except KeyboardInterrupt as stop:
         save()
@@ -259,7 +277,7 @@ def go_on(
         save()
         raise RunFailed(
             "out of memory in round"
-            f" {state.round + 1}{tell_memory(experiment.task.world.device)}, all before it"
+            f" {state.round + 1}{gpu_memory_text(experiment.task.world.device)}, all before it"
             " is saved: go on with"
             f" remanence resume {folder} when there is more, or run it with fewer clients a round"
         ) from error
@@ -270,18 +288,18 @@ def go_on(
     return Run(folder)
 
 
-def tell_fallback(reason: str, folder: Path, progress: Progress) -> None:
+def record_fallback(reason: str, folder: Path, progress: Progress) -> None:
     """An engine that cannot do what it was asked for goes on more slowly: this is said once,
     and kept with the run.
     """
-    about = read_toml(folder / SPEC)[ABOUT]
+    about = read_toml(folder / SPEC)[METADATA]
     if reason not in about["engine"]:
         progress.say(f"slower than asked for: {reason}")
         told = about | {"engine": f"{about['engine']}; {reason}"}
-        write_atomically(folder / SPEC, write_toml(Run(folder).spec, {ABOUT: told}).encode())
+        write_atomically(folder / SPEC, write_toml(Run(folder).spec, {METADATA: told}).encode())
 
 
-def engine_of(experiment: Experiment) -> Engine:
+def make_run_engine(experiment: BuiltExperiment) -> Engine:
     """The engine that the spec names, for this run alone."""
     spec = experiment.spec
     return make_engine(
@@ -295,13 +313,13 @@ def engine_of(experiment: Experiment) -> Engine:
     )
 
 
-def promised(experiment: Experiment) -> dict[str, Any]:
+def privacy_metadata(experiment: BuiltExperiment) -> dict[str, Any]:
     """What a run's folder says of its clients' privacy."""
-    return write_down(promises_of(experiment), experiment.spec.total_rounds)
+    return to_metadata(guarantees_of(experiment), experiment.spec.total_rounds)
 
 
-def open_recorder(
-    folder: Path, experiment: Experiment, committed: dict[str, int]
+def make_recorder(
+    folder: Path, experiment: BuiltExperiment, committed: dict[str, int]
 ) -> Recorder | PeerRecorder:
     """What writes a run down; with a server there is one model to look at, without there are as
     many as clients.
@@ -310,10 +328,10 @@ def open_recorder(
     return kind(folder, experiment, committed)
 
 
-def first_state(experiment: Experiment) -> RunState:
+def first_state(experiment: BuiltExperiment) -> RunState:
     """Before the first round."""
     task = experiment.task
-    state = RunState(round=0, time_step=0, server=server_step.found(task), own={})
+    state = RunState(round=0, time_step=0, server=server_step.init_server(task), own={})
     assigns = task.method.owner("assign")
     if assigns is not None and assigns.assign is not None:
         everybody_uses_the_first = torch.zeros(task.world.clients, dtype=torch.int64)
@@ -322,10 +340,10 @@ def first_state(experiment: Experiment) -> RunState:
             uses=everybody_uses_the_first,
             assign={assigns.name: assigns.assign.init(task.world)},
         )
-    return replace(state, crowd=decentralized.gather_crowd(task))
+    return replace(state, crowd=decentralized.init_client_models(task))
 
 
-def make_job(experiment: Experiment, state: RunState, round: int) -> Job:
+def make_work(experiment: BuiltExperiment, state: RunState, round: int) -> ClientWork:
     """The work of a round where there is a server."""
     key, time_step = (
         Key(experiment.spec.seed).fold("round", round),
@@ -334,32 +352,32 @@ def make_job(experiment: Experiment, state: RunState, round: int) -> Job:
     clients = experiment.cohort(round, key, [int(late.reply.client) for late in state.late])
     facts = experiment.facts(clients, time_step)
     each_its_own = len(state.servers) > 1
-    return Job(
+    return ClientWork(
         round=round,
         time_step=time_step,
         clients=clients,
-        start=models_of(state, clients) if each_its_own else state.server.model,
+        start=models_for(state, clients) if each_its_own else state.server.model,
         personal_start=each_its_own,
-        shared=server_step.share(experiment.task, state.server, round, key),
-        own=gather_own(state, experiment.task, clients, facts),
+        shared=server_step.make_broadcast(experiment.task, state.server, round, key),
+        own=load_client_states(state, experiment.task, clients, facts),
         facts=facts,
         rule=experiment.rule(round),
         key=key,
     )
 
 
-def models_of(state: RunState, clients: np.ndarray) -> Start:
+def models_for(state: RunState, clients: np.ndarray) -> ModelState:
     """The global model that each of these clients uses, as a stack."""
-    return Start.stack([state.servers[number].model for number in state.used_by(clients)])
+    return ModelState.stack([state.servers[number].model for number in state.used_by(clients)])
 
 
-def play_round(
-    experiment: Experiment, engine: Engine, state: RunState, recorder: Recorder | PeerRecorder
+def run_round(
+    experiment: BuiltExperiment, engine: Engine, state: RunState, recorder: Recorder | PeerRecorder
 ) -> tuple[RunState, dict[str, Any]]:
     """One round -> the next state, and the line that was written about it."""
     if state.crowd is not None:
         assert isinstance(recorder, PeerRecorder)
-        return decentralized.play_round(experiment, engine, state, recorder)
+        return decentralized.run_round(experiment, engine, state, recorder)
     assert isinstance(recorder, Recorder)
     task, spec, round, begin = (
         experiment.task,
@@ -370,43 +388,48 @@ def play_round(
     time_step = spec.time_step(round)
     recorder.before(engine, state, time_step)
     if time_step != state.time_step and state.uses is not None:
-        state = clustered.reassign(task, engine, state, time_step)
-    job = make_job(experiment, state, round)
-    replies, refusals = gate.admit(
+        state = clustered.reassign_clients(task, engine, state, time_step)
+    job = make_work(experiment, state, round)
+    replies, refusals = gate.validate_replies(
         experiment.adversary.tamper(engine.train(job), job) if len(job.clients) else [],
-        expect(experiment, job),
+        reply_schema(experiment, job),
     )
-    refusals = gate.add_excuses(refusals, engine)
-    silent = find_silent(job.clients, replies, refusals)
-    replies, late, told = wait_for(experiment, state, job, replies)
+    refusals = gate.add_declined(refusals, engine)
+    silent = find_nonresponders(job.clients, replies, refusals)
+    replies, late, told = split_stragglers(experiment, state, job, replies)
     line: dict[str, Any] = {
-        **describe_replies(replies, refusals, silent),
+        **reply_metrics(replies, refusals, silent),
         **told,
         "abandoned": replies is None or replies.k < spec.round.min_replies,
         **count_bytes(experiment, job, replies, len(refusals)),
         **({"global_models": len(state.servers)} if state.uses is not None else {}),
-        **(spent(promises_of(experiment), round) if recorder.due(round) else {}),
+        **(epsilon_spent(guarantees_of(experiment), round) if recorder.due(round) else {}),
     }
-    updates: dict[int, server_step.Update] = {}
+    updates: dict[int, server_step.ServerResult] = {}
     if replies is not None and not line["abandoned"]:
         try:
             updates = update_servers(experiment, engine, state, job, replies)
-        except errors.Unusable as problem:
+        except errors.AggregationFailed as problem:
             line |= {"abandoned": True, "problem": str(problem)}
     asked = np.empty(0, dtype=np.int64)
     if replies is not None and updates:
         asked = replies.client.cpu().numpy()
-        start = models_of(state, asked) if job.personal_start else job.start
+        start = models_for(state, asked) if job.personal_start else job.start
         models = functools.partial(
             server_step.local_models, start, replies, stacked=job.personal_start
         )
-        recorder.local(engine, state, time_step, asked, models, weigh_locals(state, asked, updates))
+        recorder.local(
+            engine, state, time_step, asked, models, aggregation_shares(state, asked, updates)
+        )
         servers = [
             updates[number].server if number in updates else old
             for number, old in enumerate(state.servers)
         ]
         state = replace(
-            state, server=servers[0], others=tuple(servers[1:]), own=commit_own(state.own, replies)
+            state,
+            server=servers[0],
+            others=tuple(servers[1:]),
+            own=store_client_states(state.own, replies),
         )
     state = replace(state, round=round, time_step=time_step, late=late)
     written = recorder.after(
@@ -416,8 +439,8 @@ def play_round(
 
 
 def update_servers(
-    experiment: Experiment, engine: Engine, state: RunState, job: Job, replies: Reply
-) -> dict[int, server_step.Update]:
+    experiment: BuiltExperiment, engine: Engine, state: RunState, job: ClientWork, replies: Reply
+) -> dict[int, server_step.ServerResult]:
     """The server's half of a round, for every global model that somebody trained. -> by the
     number of the model
     """
@@ -438,8 +461,8 @@ def update_servers(
     return updates
 
 
-def weigh_locals(
-    state: RunState, clients: np.ndarray, updates: dict[int, server_step.Update]
+def aggregation_shares(
+    state: RunState, clients: np.ndarray, updates: dict[int, server_step.ServerResult]
 ) -> np.ndarray:
     """Each client's share in the round, summing to 1: in its model's aggregation, and of that
     model among the round's clients. -> [k]

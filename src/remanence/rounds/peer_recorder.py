@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from remanence.core.types import Engine, PairScores, Start
-from remanence.experiment.build import Experiment
+from remanence.core.types import Engine, ModelState, PairCounts
+from remanence.experiment.build import BuiltExperiment
 from remanence.results.ledger import HEARD, PEERS_AT_MOST, SIMILARITY, peers_type
 from remanence.results.run import EXAMPLES, PEERS
-from remanence.results.summary import summarise
-from remanence.rounds.recorder import NOTHING, Writer
-from remanence.training.state import Crowd, RunState
+from remanence.results.summary import summarize
+from remanence.rounds.recorder import NOT_EVALUATED, Writer
+from remanence.training.state import ClientModels, RunState
 
 
 class PeerRecorder(Writer):
@@ -26,7 +26,7 @@ class PeerRecorder(Writer):
     and the line speaks of the client's own one.
     """
 
-    def __init__(self, folder: Path, experiment: Experiment, committed: dict[str, int]):
+    def __init__(self, folder: Path, experiment: BuiltExperiment, committed: dict[str, int]):
         self.clients = experiment.task.world.clients
         names = (
             *((PEERS,) if self.clients <= PEERS_AT_MOST else ()),
@@ -40,7 +40,7 @@ class PeerRecorder(Writer):
         state: RunState,
         line: dict[str, Any],
         heard: Tensor,
-        moments: dict[str, Start],
+        moments: dict[str, ModelState],
         answered: np.ndarray,
     ) -> dict[str, Any]:
         """-> the line for the test split, as it was written.
@@ -53,7 +53,7 @@ class PeerRecorder(Writer):
         line = line | {"own_cluster": self._share_of_own_cluster(state, heard)}
         if not self.due(state.round):
             return self.write_line(
-                {**place, "model": "personal", "split": "test", **NOTHING, **line}
+                {**place, "model": "personal", "split": "test", **NOT_EVALUATED, **line}
             )
         if len(answered):
             self._write_moments(engine, state, moments, answered, place)
@@ -64,7 +64,7 @@ class PeerRecorder(Writer):
             scores = engine.score_pairs(
                 state.crowd.best, everybody, everybody, "valid", state.time_step
             )
-            summary = summarise(scores.confusion.sum(dim=0).numpy(), float(scores.loss.sum()))
+            summary = summarize(scores.confusion.sum(dim=0).numpy(), float(scores.loss.sum()))
             self.write_line({**place, "model": "personal", "split": "valid", **summary, **line})
         return written
 
@@ -72,7 +72,7 @@ class PeerRecorder(Writer):
         self,
         engine: Engine,
         state: RunState,
-        crowd: Crowd,
+        crowd: ClientModels,
         place: dict[str, Any],
         line: dict[str, Any],
     ) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class PeerRecorder(Writer):
         rows = mine.sum(axis=(1, 2))
         accuracy = np.trace(mine, axis1=1, axis2=2) / rows
         # every client counts the same, however many test rows its concept has
-        summary = summarise((mine / rows[:, None, None]).mean(axis=0), float((lost / rows).mean()))
+        summary = summarize((mine / rows[:, None, None]).mean(axis=0), float((lost / rows).mean()))
         worst = np.sort(accuracy)[: max(1, self.clients // 10)]
         spread = {
             "worst_client": float(accuracy.min()),
@@ -115,7 +115,7 @@ class PeerRecorder(Writer):
         self,
         engine: Engine,
         state: RunState,
-        moments: dict[str, Start],
+        moments: dict[str, ModelState],
         answered: np.ndarray,
         place: dict[str, Any],
     ) -> None:
@@ -134,7 +134,7 @@ class PeerRecorder(Writer):
                 self.write_verdicts(examined.verdicts, answered, **place, moment=moment)
 
     def _write_pairs(
-        self, scores: PairScores, clients: np.ndarray, concepts: np.ndarray, columns: dict[str, Any]
+        self, scores: PairCounts, clients: np.ndarray, concepts: np.ndarray, columns: dict[str, Any]
     ) -> None:
         for number, (client, concept) in enumerate(
             zip(clients.tolist(), concepts.tolist(), strict=True)

@@ -1,7 +1,7 @@
 """What a run promises of privacy: of whole clients (`dp`), of single examples (`dp_sgd`,
 `dp_counts`), of both or of nothing.
 
-A promise about examples rests on the Gaussian mechanism alone. Neighbours are two data sets of
+A promise about examples rests on the Gaussian mechanism alone. Neighbors are two data sets of
 which one has an example that contributes nothing, everything else being equal; how many rows a
 client has is taken to be known. In one pass over a client's rows an example is in exactly one
 batch, and the order of the rows does not depend on them: however many steps a pass has, it is one
@@ -20,17 +20,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from remanence.core.compose import Composed
+from remanence.core.compose import ComposedMethod
 from remanence.core.errors import InputError
 from remanence.core.types import Part
 from remanence.data.batches import count_steps
-from remanence.experiment.build import Experiment
+from remanence.experiment.build import BuiltExperiment
 from remanence.privacy.accountant import NOT_PRIVATE, gaussian_epsilon
 from remanence.privacy.client_dp import guarantee_of
-from remanence.training.client_step import Task
+from remanence.training.client_step import TrainingTask
 
 
-class Promise(Protocol):
+class PrivacyGuarantee(Protocol):
     """Of whom, how much is told after so many rounds, and how long a budget lasts."""
 
     @property
@@ -53,7 +53,7 @@ class Promise(Protocol):
 
 
 @dataclass(frozen=True)
-class ExamplePromise:
+class ExampleGuarantee:
     """What a run promises any one example of any client. Costs are in mu^2."""
 
     delta: float
@@ -93,14 +93,14 @@ class ExamplePromise:
             if self.covers_models
             else "in the label counts alone, the models being open to all: "
         )
-        spent = (
+        epsilon_spent = (
             f"epsilon {self.epsilon(rounds):.2f}{limit} at delta {self.delta:g} for any one"
             f" example after {rounds} rounds"
         )
-        return f"{subject}{spent} ({self.basis}); {NOT_PRIVATE}"
+        return f"{subject}{epsilon_spent} ({self.basis}); {NOT_PRIVATE}"
 
 
-def promises_of(experiment: Experiment) -> tuple[Promise, ...]:
+def guarantees_of(experiment: BuiltExperiment) -> tuple[PrivacyGuarantee, ...]:
     """What the run promises: nothing, mostly."""
     spec, task = experiment.spec, experiment.task
     always = (
@@ -110,11 +110,11 @@ def promises_of(experiment: Experiment) -> tuple[Promise, ...]:
     )
     sampling = spec.clients.sampling if always else "any"
     about_clients = guarantee_of(task.method, experiment.cohort_size, task.world.clients, sampling)
-    about_examples = promise_examples(task, spec.rounds)
+    about_examples = example_guarantee(task, spec.rounds)
     return tuple(promise for promise in (about_clients, about_examples) if promise is not None)
 
 
-def promise_examples(task: Task, rounds_a_step: int) -> ExamplePromise | None:
+def example_guarantee(task: TrainingTask, rounds_a_step: int) -> ExampleGuarantee | None:
     """What a method promises any one example; None where it promises nothing."""
     gradients, counts, forgotten = (
         _find(task.method, name) for name in ("dp_sgd", "dp_counts", "fedwavg")
@@ -144,7 +144,7 @@ def promise_examples(task: Task, rounds_a_step: int) -> ExamplePromise | None:
     source = gradients or counts
     assert source is not None
     budget = float(source.arguments.get("budget", 0.0))
-    return ExamplePromise(
+    return ExampleGuarantee(
         float(source.arguments["delta"]),
         budget,
         looks,
@@ -155,7 +155,7 @@ def promise_examples(task: Task, rounds_a_step: int) -> ExamplePromise | None:
     )
 
 
-def count_passes(task: Task) -> int:
+def count_passes(task: TrainingTask) -> int:
     """How often a round looks at an example at most: epochs, or with a number of steps as often
     as the client with fewest rows has to begin again.
     """
@@ -175,12 +175,12 @@ def count_passes(task: Task) -> int:
     return passes
 
 
-def last_round(promises: Sequence[Promise], planned: int) -> int:
+def last_round(promises: Sequence[PrivacyGuarantee], planned: int) -> int:
     """The last round that all promises allow."""
     return min((promise.last_round(planned) for promise in promises), default=planned)
 
 
-def tell(promises: Sequence[Promise], rounds: int) -> list[str]:
+def describe_guarantees(promises: Sequence[PrivacyGuarantee], rounds: int) -> list[str]:
     """What the run amounts to, a sentence each; without the package that computes it, that it
     is not known.
     """
@@ -193,7 +193,7 @@ def tell(promises: Sequence[Promise], rounds: int) -> list[str]:
     return said
 
 
-def write_down(promises: Sequence[Promise], planned: int) -> dict[str, Any]:
+def to_metadata(promises: Sequence[PrivacyGuarantee], planned: int) -> dict[str, Any]:
     """For the run's folder: what is promised, what it rests on, and the last round where a
     budget ends the run before the planned one.
     """
@@ -212,7 +212,7 @@ def write_down(promises: Sequence[Promise], planned: int) -> dict[str, Any]:
     return {"promises": told} | ({"last_round": last} if last < planned else {})
 
 
-def spent(promises: Sequence[Promise], rounds: int) -> dict[str, float | None]:
+def epsilon_spent(promises: Sequence[PrivacyGuarantee], rounds: int) -> dict[str, float | None]:
     """For the line about a round: epsilon of clients and of examples, each where it is
     promised; None where it is not known.
     """
@@ -228,5 +228,5 @@ def spent(promises: Sequence[Promise], rounds: int) -> dict[str, float | None]:
     return found
 
 
-def _find(method: Composed, name: str) -> Part | None:
+def _find(method: ComposedMethod, name: str) -> Part | None:
     return next((p for p in method.parts if p.name == name), None)

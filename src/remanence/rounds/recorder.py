@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from remanence.core.files import flush
-from remanence.core.types import Engine, Start, Verdicts
-from remanence.experiment.build import Experiment
+from remanence.core.types import Engine, ExampleResults, ModelState
+from remanence.experiment.build import BuiltExperiment
 from remanence.results.ledger import (
     ALL,
     EXAMPLE,
@@ -26,16 +26,16 @@ from remanence.results.ledger import (
     make_record,
 )
 from remanence.results.run import CONFUSIONS, EXAMPLES, LEDGER, METRICS
-from remanence.results.summary import summarise
+from remanence.results.summary import summarize
 from remanence.rounds import personalization
-from remanence.rounds.attack_success import watch_success
-from remanence.rounds.privacy_budget import last_round, promises_of
-from remanence.training.server_step import Server, Update
+from remanence.rounds.attack_success import attack_success
+from remanence.rounds.privacy_budget import guarantees_of, last_round
+from remanence.training.server_step import Server, ServerResult
 from remanence.training.state import RunState
 
-PERSONAL_AT_ONCE = 32  # personal models in memory at a time
+PERSONAL_BATCH = 32  # personal models in memory at a time
 # of a round that is not evaluated
-NOTHING = dict.fromkeys(("accuracy", "per_class", "loss", "macro_f1"))
+NOT_EVALUATED = dict.fromkeys(("accuracy", "per_class", "loss", "macro_f1"))
 
 
 class Writer:
@@ -44,20 +44,20 @@ class Writer:
     def __init__(
         self,
         folder: Path,
-        experiment: Experiment,
+        experiment: BuiltExperiment,
         committed: dict[str, int],
         names: tuple[str, ...],
     ):
         self.experiment, self.spec = experiment, experiment.spec
         self.population, self.classes = experiment.task.population, len(experiment.source.classes)
         # a privacy budget may end the run early
-        self.last = last_round(promises_of(experiment), self.spec.total_rounds)
+        self.last = last_round(guarantees_of(experiment), self.spec.total_rounds)
         wanted = [METRICS, LEDGER, *names]
         wanted += [CONFUSIONS] if self.spec.record.confusion else []
         self.files = {name: _open_at(folder / name, committed.get(name, 0)) for name in wanted}
         if self.files[LEDGER].tell() == 0:
             self.files[LEDGER].write(header(experiment.source.classes))
-        self.success = watch_success(experiment.task, experiment.source, experiment.adversary)
+        self.success = attack_success(experiment.task, experiment.source, experiment.adversary)
 
     def due(self, round: int) -> bool:
         """Is this round evaluated? The last one of every time step is, and the last of all."""
@@ -93,7 +93,7 @@ class Writer:
             record["confusion"] = confusion
             self.files[CONFUSIONS].write(record.tobytes())
 
-    def tell_success(self, models: Start, shares: np.ndarray) -> dict[str, float]:
+    def tell_success(self, models: ModelState, shares: np.ndarray) -> dict[str, float]:
         """How often an attack gets its way, where one has a goal. models: stacked; shares: of
         each in the mean, summing to 1
         """
@@ -109,7 +109,7 @@ class Writer:
         return line
 
     def write_verdicts(
-        self, verdicts: Verdicts | None, clients: np.ndarray, **columns: Any
+        self, verdicts: ExampleResults | None, clients: np.ndarray, **columns: Any
     ) -> None:
         """One record for every example; clients: of each pair."""
         assert verdicts is not None
@@ -144,7 +144,7 @@ class Writer:
 class Recorder(Writer):
     """Evaluates what the spec asks for where there is a server, and appends it."""
 
-    def __init__(self, folder: Path, experiment: Experiment, committed: dict[str, int]):
+    def __init__(self, folder: Path, experiment: BuiltExperiment, committed: dict[str, int]):
         super().__init__(
             folder, experiment, committed, (EXAMPLES,) if experiment.spec.record.examples else ()
         )
@@ -155,7 +155,7 @@ class Recorder(Writer):
             experiment.task
         )
         self.personal_clients = self.spec.record.personal if wanted else 0
-        self.tuner = personalization.make_tuner(experiment) if wanted else None
+        self.tuner = personalization.make_finetune_engine(experiment) if wanted else None
 
     def before(self, engine: Engine, state: RunState, time_step: int) -> None:
         """The global models before local training, where the local models will be compared with
@@ -178,7 +178,7 @@ class Recorder(Writer):
         state: RunState,
         time_step: int,
         clients: np.ndarray,
-        gather: Callable[[], Start],
+        gather: Callable[[], ModelState],
         weights: np.ndarray,
     ) -> None:
         """Every client's model after local training; where nobody looks at them they are not even
@@ -218,7 +218,7 @@ class Recorder(Writer):
         self,
         engine: Engine,
         state: RunState,
-        models: Start,
+        models: ModelState,
         clients: np.ndarray,
         some: np.ndarray,
         place: dict[str, int],
@@ -253,7 +253,7 @@ class Recorder(Writer):
         engine: Engine,
         state: RunState,
         clients: np.ndarray,
-        models: Start,
+        models: ModelState,
         place: dict[str, int],
     ) -> None:
         """Every training row of the round's clients, before and after their training."""
@@ -270,7 +270,7 @@ class Recorder(Writer):
     def after(
         self,
         engine: Engine,
-        updates: dict[int, Update],
+        updates: dict[int, ServerResult],
         state: RunState,
         line: dict[str, Any],
         asked: np.ndarray,
@@ -282,7 +282,7 @@ class Recorder(Writer):
         place = {"round": state.round, "time_step": state.time_step}
         if not self.due(state.round):
             return self.write_line(
-                {**place, "model": self.model, "split": "test", **NOTHING, **line}
+                {**place, "model": self.model, "split": "test", **NOT_EVALUATED, **line}
             )
         refined = any(update.merged is not update.server.model for update in updates.values())
         if refined:
@@ -311,7 +311,7 @@ class Recorder(Writer):
             state.models, np.bincount(used, minlength=len(state.servers)) / len(used)
         )
         for split in self.splits:
-            summary = summarise(*self._weigh(split, state)) | (success if split == "test" else {})
+            summary = summarize(*self._weigh(split, state)) | (success if split == "test" else {})
             written[split] = self.write_line(
                 {**place, "model": self.model, "split": split, **summary, **line}
             )
@@ -331,7 +331,7 @@ class Recorder(Writer):
         """Count, once for each split: every global model on every concept's test rows, and on
         the validation rows of the clients that use it.
         """
-        models = Start.stack([server.model for server in servers])
+        models = ModelState.stack([server.model for server in servers])
         if "test" not in self.counts:
             scores = engine.score(models, "test")
             self.counts["test"] = scores.confusion.numpy(), scores.loss.numpy()
@@ -410,8 +410,8 @@ class Recorder(Writer):
             : self.personal_clients
         ]
         total, loss = np.zeros((self.classes, self.classes), dtype=np.int64), 0.0
-        for first in range(0, len(holders), PERSONAL_AT_ONCE):
-            some = holders[first : first + PERSONAL_AT_ONCE]
+        for first in range(0, len(holders), PERSONAL_BATCH):
+            some = holders[first : first + PERSONAL_BATCH]
             scores = personalization.score_models(self.experiment, self.tuner, engine, state, some)
             for number, client in enumerate(some.tolist()):
                 mine, lost = scores.confusion[number].numpy(), float(scores.loss[number])
@@ -427,7 +427,7 @@ class Recorder(Writer):
                 total, loss = total + mine, loss + lost
         if len(holders):
             self.write_line(
-                {**place, "model": "personal", "split": "valid", **summarise(total, loss), **line}
+                {**place, "model": "personal", "split": "valid", **summarize(total, loss), **line}
             )
 
 

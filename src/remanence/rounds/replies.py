@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from remanence.core import pytree
-from remanence.core.types import Job, Reply
-from remanence.experiment.build import Experiment
+from remanence.core.types import ClientWork, Reply
+from remanence.experiment.build import BuiltExperiment
 from remanence.training import gate
 
 
-def find_silent(
-    asked: np.ndarray, replies: Reply | None, refusals: list[gate.Refusal]
+def find_nonresponders(
+    asked: np.ndarray, replies: Reply | None, refusals: list[gate.Rejection]
 ) -> list[int]:
     """Who was asked and neither answered nor was refused: an engine gave up waiting for it."""
     heard = {refusal.client for refusal in refusals} | (
@@ -25,8 +25,8 @@ def find_silent(
     return [client for client in asked.tolist() if client not in heard]
 
 
-def describe_replies(
-    replies: Reply | None, refusals: list[gate.Refusal], silent: list[int]
+def reply_metrics(
+    replies: Reply | None, refusals: list[gate.Rejection], silent: list[int]
 ) -> dict[str, Any]:
     """What a line says of what came back."""
     return {
@@ -35,12 +35,12 @@ def describe_replies(
         else finite_or_none(float(replies.loss.double().mean())),
         "replies": 0 if replies is None else replies.k,
         "refused": [{"client": r.client, "code": r.code, "reason": r.reason} for r in refusals],
-        "extras": {} if replies is None else average_numbers(replies),
+        "extras": {} if replies is None else mean_payload_scalars(replies),
         **({"silent": silent} if silent else {}),
     }
 
 
-def average_numbers(replies: Reply) -> dict[str, float | None]:
+def mean_payload_scalars(replies: Reply) -> dict[str, float | None]:
     """What the clients sent as single numbers, averaged: so a method's own measure can be
     followed over rounds.
     """
@@ -54,14 +54,14 @@ def average_numbers(replies: Reply) -> dict[str, float | None]:
     }
 
 
-def expect(experiment: Experiment, job: Job) -> gate.Expected:
+def reply_schema(experiment: BuiltExperiment, job: ClientWork) -> gate.ReplySchema:
     """What a good reply looks like."""
     task = experiment.task
-    return gate.Expected(
+    return gate.ReplySchema(
         round=job.round,
         clients=tuple(int(client) for client in job.clients),
-        params=pytree.restrict(task.model.initial.params, task.sent_names()),
-        buffers=pytree.restrict(task.model.initial.buffers, task.sent_buffers()),
+        params=pytree.select_keys(task.model.initial.params, task.sent_names()),
+        buffers=pytree.select_keys(task.model.initial.buffers, task.sent_buffers()),
         extras=task.extras_form(),
         weight_cap=float(experiment.spec.round.weight_cap),
         max_norm=float(experiment.spec.round.max_norm) or math.inf,
@@ -72,15 +72,15 @@ def expect(experiment: Experiment, job: Job) -> gate.Expected:
 
 
 def count_bytes(
-    experiment: Experiment, job: Job, replies: Reply | None, refused: int
+    experiment: BuiltExperiment, job: ClientWork, replies: Reply | None, refused: int
 ) -> dict[str, int]:
     """What would travel between real machines: down the model and what is shared, up what was
     trained and the extras.
     """
     task = experiment.task
     initial = task.model.initial
-    model = pytree.nbytes(pytree.restrict(initial.params, task.sent_names())) + pytree.nbytes(
-        pytree.restrict(initial.buffers, task.sent_buffers())
+    model = pytree.nbytes(pytree.select_keys(initial.params, task.sent_names())) + pytree.nbytes(
+        pytree.select_keys(initial.buffers, task.sent_buffers())
     )
     down = len(job.clients) * (model + pytree.nbytes(job.shared))
     number_of_examples = 8

@@ -9,72 +9,74 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from remanence.core.types import Job, Reply
+from remanence.core.types import ClientWork, Reply
 from remanence.engines.base import expected_steps
-from remanence.experiment.build import Experiment
+from remanence.experiment.build import BuiltExperiment
 from remanence.experiment.system import (
-    add_late,
-    answer_times,
-    bring_up_to_date,
-    count_rounds_late,
-    pick_in_time,
-    round_length,
+    merge_stale,
+    on_time_mask,
+    rebase_stale,
+    response_times,
+    round_duration,
+    rounds_late,
 )
-from remanence.training.state import Late, RunState
+from remanence.training.state import RunState, StaleReply
 
 
-class Wait(NamedTuple):
+class StragglerSplit(NamedTuple):
     """The outcome of waiting for the answers of a round."""
 
     replies: Reply | None  # what the server uses: in time, or late from earlier rounds
-    late: tuple[Late, ...]  # what is still under way
+    late: tuple[StaleReply, ...]  # what is still under way
     told: dict[str, Any]  # for the line about the round
 
 
-def wait_for(experiment: Experiment, state: RunState, job: Job, replies: Reply | None) -> Wait:
+def split_stragglers(
+    experiment: BuiltExperiment, state: RunState, job: ClientWork, replies: Reply | None
+) -> StragglerSplit:
     """Divide the answers of a round into those in time and those late; without slow clients and
     deadlines everybody is in time.
     """
     spec, task = experiment.spec.round, experiment.task
     if not experiment.has_stragglers:
-        return Wait(replies, (), {})
+        return StragglerSplit(replies, (), {})
     steps = expected_steps(task, job)
-    times = answer_times(job.clients, steps, experiment.seconds, job.key)
+    times = response_times(job.clients, steps, experiment.seconds, job.key)
     limit = experiment.deadline(times)
-    used = pick_in_time(times, experiment.cohort_size, limit)
-    length = round_length(times, used, experiment.cohort_size, limit)
+    used = on_time_mask(times, experiment.cohort_size, limit)
+    length = round_duration(times, used, experiment.cohort_size, limit)
     told = {"asked": len(job.clients), "late": int((~used).sum()), "simulated_seconds": length}
     if replies is None:
-        return Wait(None, state.late, told)
+        return StragglerSplit(None, state.late, told)
     place = np.searchsorted(job.clients, replies.client.cpu().numpy())
     in_time = replies.pick(_index(used[place], replies)) if used[place].any() else None
     if spec.late == "discard":
-        return Wait(in_time, (), told)
-    delays = count_rounds_late(times, length)
+        return StragglerSplit(in_time, (), told)
+    delays = rounds_late(times, length)
     waiting = list(state.late)
     for number in np.flatnonzero(~used[place]).tolist():
         one = replies.pick(slice(number, number + 1))
-        waiting.append(Late(one, job.start, job.round + max(1, int(delays[place[number]]))))
+        waiting.append(StaleReply(one, job.start, job.round + max(1, int(delays[place[number]]))))
     arrived = [late for late in waiting if late.due <= job.round]
     for late in arrived:
-        in_time = add_late(
+        in_time = merge_stale(
             in_time,
-            bring_up_to_date(late.reply, late.began, job.start, job.round, float(spec.staleness)),
+            rebase_stale(late.reply, late.began, job.start, job.round, float(spec.staleness)),
         )
-    return Wait(
+    return StragglerSplit(
         in_time,
         tuple(late for late in waiting if late.due > job.round),
         told | {"late_used": len(arrived)},
     )
 
 
-def find_late(experiment: Experiment, job: Job) -> tuple[np.ndarray, dict[str, Any]]:
+def late_mask(experiment: BuiltExperiment, job: ClientWork) -> tuple[np.ndarray, dict[str, Any]]:
     """Who misses the deadline of a round without a server, where every client waits for itself
     alone. -> [k] bool, what the line says of it
     """
     if not experiment.has_stragglers or not len(job.clients):
         return np.zeros(len(job.clients), dtype=bool), {}
-    times = answer_times(
+    times = response_times(
         job.clients, expected_steps(experiment.task, job), experiment.seconds, job.key
     )
     limit = experiment.deadline(times)

@@ -15,19 +15,19 @@ from torch import Tensor
 
 from remanence.config import Spec, optimizer_call
 from remanence.core import expressions, pytree
-from remanence.core.types import Facts
+from remanence.core.types import ClientStats
 from remanence.data.batches import Examples
-from remanence.experiment.build import Experiment
-from remanence.training.client_step import Task
+from remanence.experiment.build import BuiltExperiment
+from remanence.training.client_step import TrainingTask
 
 
-def are_alike(one: Experiment, other: Experiment) -> bool:
+def can_batch(one: BuiltExperiment, other: BuiltExperiment) -> bool:
     """Do both runs' clients do the same, to their own data with their own numbers?"""
     a, b = one.task, other.task
     if any(p.pooled for p in a.method.parts):  # a pool relies on being one client, never padded
         return False
     return (
-        fixed_choices(one.spec, a) == fixed_choices(other.spec, b)
+        static_settings(one.spec, a) == static_settings(other.spec, b)
         and replace(a.world, capacity=0, public=0) == replace(b.world, capacity=0, public=0)
         and _forms(a) == _forms(b)
         and _same_batches(a, b)
@@ -36,17 +36,18 @@ def are_alike(one: Experiment, other: Experiment) -> bool:
     )
 
 
-def fixed_choices(spec: Spec, task: Task) -> dict[str, Any]:
+def static_settings(spec: Spec, task: TrainingTask) -> dict[str, Any]:
     """What must not differ. Of a number only whether it is 0, which switches things off."""
     call, local = optimizer_call(spec), spec.local
     return {
         "parts": [
-            (p.name, _settle(p.arguments, p.hyper), sorted(p.hyper)) for p in task.method.parts
+            (p.name, _without_numbers(p.arguments, p.hyper), sorted(p.hyper))
+            for p in task.method.parts
         ],
-        "optimiser": (
+        "optimizer": (
             call.name,
-            _settle(call.arguments, task.optimiser.numbers),
-            _settle(task.optimiser.numbers, task.optimiser.numbers),
+            _without_numbers(call.arguments, task.optimizer.numbers),
+            _without_numbers(task.optimizer.numbers, task.optimizer.numbers),
         ),
         "local": (local.epochs, local.steps, local.batch, local.drop_last, local.buffers),
         "model": spec.model,
@@ -54,25 +55,25 @@ def fixed_choices(spec: Spec, task: Task) -> dict[str, Any]:
     }
 
 
-def _settle(arguments: Mapping[str, Any], numbers: Mapping[str, float]) -> dict[str, Any]:
+def _without_numbers(arguments: Mapping[str, Any], numbers: Mapping[str, float]) -> dict[str, Any]:
     return {name: value == 0 if name in numbers else value for name, value in arguments.items()}
 
 
-def rough_form(spec: Spec) -> str:
+def batch_key(spec: Spec) -> str:
     """Equal where two runs may well be alike, as far as can be told without building them."""
     plain = spec.model_dump(
         mode="json",
         exclude={"seed": True, "data": {"partition"}, "local": {"lr", "schedule", "optimizer"}},
     )
-    plain["method"] = [call.name for call in expressions.parse_sum(spec.method)]
+    plain["method"] = [call.name for call in expressions.parse_parts(spec.method)]
     plain["local"]["optimizer"] = optimizer_call(spec).name
     return json.dumps(plain, sort_keys=True)
 
 
-def _forms(task: Task) -> dict[str, Any]:
+def _forms(task: TrainingTask) -> dict[str, Any]:
     """Names, shapes and types of the model, and of what a client keeps and sends."""
     nothing = torch.zeros((), dtype=task.world.dtype, device=task.world.device)
-    facts = Facts(nothing, nothing.expand(task.world.classes))
+    facts = ClientStats(nothing, nothing.expand(task.world.classes))
     own = {
         p.name: p.own(task.model.initial, facts, task.world)
         for p in task.method.parts
@@ -89,11 +90,11 @@ def _forms(task: Task) -> dict[str, Any]:
     }
 
 
-def _same_batches(one: Task, other: Task) -> bool:
+def _same_batches(one: TrainingTask, other: TrainingTask) -> bool:
     """Batch norm sees whole batches, so none may be padded: clients of all sizes must be in
     both runs.
     """
-    if not one.model.mixes_rows:
+    if not one.model.depends_on_batch:
         return True
     sizes = [
         [np.unique(holdings.train.sizes).tolist() for holdings in task.population.steps]

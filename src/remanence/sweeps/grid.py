@@ -14,22 +14,22 @@ from typing import Any
 import tomli_w
 from torch import nn
 
-from remanence.config import Spec, make_spec
+from remanence.config import Spec, parse_experiment
 from remanence.core.errors import InputError
-from remanence.core.files import claim_folder, explain_full_disk, lock, write_atomically
+from remanence.core.files import create_output_dir, lock, translate_disk_errors, write_atomically
 from remanence.core.progress import Progress
-from remanence.data.source import Source
-from remanence.engines.autotune import Choice
+from remanence.data.source import ArrayDataset
+from remanence.engines.autotune import EngineChoice
 from remanence.experiment.build import build, check_names
 from remanence.results.run import COMPARISON, RUNS, SPEC, Comparison, Run
-from remanence.rounds.loop import Deadline, settle_engine
-from remanence.sweeps.scheduler import Planned, run_all
+from remanence.rounds.loop import Deadline, resolve_engine
+from remanence.sweeps.scheduler import QueuedRun, run_all
 
-MOST_CELLS = 10_000
+MAX_RUNS = 10_000
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridPoint:
     """One run of a comparison."""
 
     name: str  # of its folder
@@ -39,13 +39,13 @@ class Cell:
     spec: Spec
 
 
-def plan_cells(
+def plan_grid(
     base: Mapping[str, Any],
     changes: Mapping[str, Any],
     methods: Sequence[str],
     seeds: Sequence[int],
     grid: Mapping[str, Sequence[Any]],
-) -> list[Cell]:
+) -> list[GridPoint]:
     """Every combination, checked, seeds innermost so that a method's first results come early."""
     if not methods:
         raise InputError('no methods to compare: write --methods "fedavg; fedavg+wsm"')
@@ -55,29 +55,31 @@ def plan_cells(
     settings = [
         dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
     ]
-    if len(methods) * len(settings) * len(seeds) > MOST_CELLS:
+    if len(methods) * len(settings) * len(seeds) > MAX_RUNS:
         raise InputError(
             f"{len(methods) * len(settings) * len(seeds)} runs are too many for one"
-            f" comparison ({MOST_CELLS} at most): make the grid smaller"
+            f" comparison ({MAX_RUNS} at most): make the grid smaller"
         )
     cells = []
     for method, setting in itertools.product(methods, settings):
         words = ", ".join(f"{key.split('.')[-1]}={value}" for key, value in setting.items())
         for seed in seeds:
-            spec = make_spec(base, {**changes, **setting, "method": method, "seed": seed})
-            cells.append(Cell(_slug(f"{method} {words} seed{seed}"), method, words, seed, spec))
+            spec = parse_experiment(base, {**changes, **setting, "method": method, "seed": seed})
+            cells.append(
+                GridPoint(_slug(f"{method} {words} seed{seed}"), method, words, seed, spec)
+            )
         check_names(cells[-1].spec)
     names = [cell.name for cell in cells]
     return [
         c
         if names.count(c.name) == 1
-        else Cell(f"{c.name}-{i}", c.method, c.setting, c.seed, c.spec)
+        else GridPoint(f"{c.name}-{i}", c.method, c.setting, c.seed, c.spec)
         for i, c in enumerate(cells)
     ]
 
 
 def start_comparison(
-    cells: Sequence[Cell],
+    cells: Sequence[GridPoint],
     out: Path,
     *,
     select: str = "last",
@@ -86,13 +88,13 @@ def start_comparison(
     deadline: Deadline,
     together: int = 0,
     module: nn.Module | None = None,
-    source: Source | None = None,
+    source: ArrayDataset | None = None,
 ) -> Comparison:
     """Check, make the folder, run every cell."""
     if select == "validation" and cells[0].spec.data.validation == 0:
         raise InputError("--select validation needs validation data: set data.validation above 0")
     # one engine for all cells: what differs between them is then the method alone
-    _, choice = settle_engine(build(cells[0].spec, module=module, source=source), progress)
+    _, choice = resolve_engine(build(cells[0].spec, module=module, source=source), progress)
     plan = {
         "select": select,
         "engine": choice._asdict(),
@@ -103,10 +105,10 @@ def start_comparison(
         ],
         "specs": {c.name: c.spec.model_dump(mode="json", exclude_none=True) for c in cells},
     }
-    claim_folder(out, overwrite, (SPEC, COMPARISON))
-    with explain_full_disk(out), lock(out):
+    create_output_dir(out, overwrite, (SPEC, COMPARISON))
+    with translate_disk_errors(out), lock(out):
         write_atomically(out / COMPARISON, tomli_w.dumps(plan).encode())
-        _run_cells(cells, out, choice, progress, deadline, together, module, source)
+        _run_grid(cells, out, choice, progress, deadline, together, module, source)
     return Comparison(out)
 
 
@@ -116,19 +118,25 @@ def resume_comparison(
     progress: Progress,
     deadline: Deadline,
     module: nn.Module | None = None,
-    source: Source | None = None,
+    source: ArrayDataset | None = None,
 ) -> Comparison:
     """Finish what is unfinished and start what was not started."""
     plan = Comparison(folder).plan
     cells = [
-        Cell(c["name"], c["method"], c["setting"], c["seed"], make_spec(plan["specs"][c["name"]]))
+        GridPoint(
+            c["name"],
+            c["method"],
+            c["setting"],
+            c["seed"],
+            parse_experiment(plan["specs"][c["name"]]),
+        )
         for c in plan["cells"]
     ]
-    with explain_full_disk(folder), lock(folder):
-        _run_cells(
+    with translate_disk_errors(folder), lock(folder):
+        _run_grid(
             cells,
             folder,
-            Choice(**plan["engine"]),
+            EngineChoice(**plan["engine"]),
             progress,
             deadline,
             int(plan.get("together", 0)),
@@ -138,15 +146,15 @@ def resume_comparison(
     return Comparison(folder)
 
 
-def _run_cells(
-    cells: Sequence[Cell],
+def _run_grid(
+    cells: Sequence[GridPoint],
     out: Path,
-    choice: Choice,
+    choice: EngineChoice,
     progress: Progress,
     deadline: Deadline,
     together: int,
     module: nn.Module | None,
-    source: Source | None,
+    source: ArrayDataset | None,
 ) -> None:
     runs = []
     for number, cell in enumerate(cells, 1):
@@ -156,7 +164,7 @@ def _run_cells(
                 f"[{number}/{len(cells)}]"
                 f" {cell.method}{' ' + cell.setting if cell.setting else ''}, seed {cell.seed}"
             )
-            runs.append(Planned(folder, cell.spec, title))
+            runs.append(QueuedRun(folder, cell.spec, title))
     go_on_with = f"remanence resume {out}"
     run_all(
         runs,

@@ -15,21 +15,21 @@ import torch
 
 from remanence.config import Spec
 from remanence.core.errors import Stopped
-from remanence.core.progress import Chorus, Progress
-from remanence.engines.autotune import Choice
-from remanence.engines.vectorized import MOST_CLIENTS, Stacked
-from remanence.experiment.build import Experiment, build, sample_size
+from remanence.core.progress import Progress, SharedProgress
+from remanence.engines.autotune import EngineChoice
+from remanence.engines.vectorized import MOST_CLIENTS, VectorizedEngine
+from remanence.experiment.build import BuiltExperiment, build, sample_size
 from remanence.experiment.data_setup import DEFAULT_CLIENTS
 from remanence.results.run import SPEC, Run
-from remanence.rounds.loop import Deadline, engine_of, resume_run, settle_engine, start_run
-from remanence.sweeps.compatibility import rough_form
-from remanence.sweeps.shared_engine import Meeting
+from remanence.rounds.loop import Deadline, make_run_engine, resolve_engine, resume_run, start_run
+from remanence.sweeps.compatibility import batch_key
+from remanence.sweeps.shared_engine import RunBatcher
 
-MOST_TOGETHER = 64  # a thread each
+MAX_BATCHED_RUNS = 64  # a thread each
 
 
 @dataclass(frozen=True)
-class Planned:
+class QueuedRun:
     """A run that is still to be done, from its beginning or from where it was stopped."""
 
     folder: Path
@@ -44,8 +44,8 @@ class Planned:
 
 
 def run_all(
-    runs: Sequence[Planned],
-    choices: dict[str, Choice],
+    runs: Sequence[QueuedRun],
+    choices: dict[str, EngineChoice],
     go_on_with: str,
     *,
     progress: Progress,
@@ -60,12 +60,12 @@ def run_all(
         first = runs[0]
         choice = choices.get(first.task) or _choose(first, progress, objects)
         choices[first.task] = choice
-        group = _gather(runs, choice, together)
+        group = _group_compatible(runs, choice, together)
         try:
             if len(group) == 1:
                 _run_one(first, choice, deadline, progress=progress, **objects)
             else:
-                _run_together(group, choice, progress, deadline, objects)
+                _run_batched(group, choice, progress, deadline, objects)
         except Stopped as stop:
             raise Stopped(
                 f"stopped in {_name(group)}, all saved: go on with {go_on_with}", stop.exit_code
@@ -73,30 +73,32 @@ def run_all(
         runs = runs[len(group) :]
 
 
-def _choose(run: Planned, progress: Progress, objects: dict[str, Any]) -> Choice:
+def _choose(run: QueuedRun, progress: Progress, objects: dict[str, Any]) -> EngineChoice:
     if run.begun:
         spec, about = Run(run.folder).spec, Run(run.folder).about
-        return Choice(
+        return EngineChoice(
             spec.engine, spec.threads, str(about.get("engine", "")), spec.stepping, spec.stack
         )
-    return settle_engine(build(run.spec, **objects), progress)[1]
+    return resolve_engine(build(run.spec, **objects), progress)[1]
 
 
-def _gather(runs: Sequence[Planned], choice: Choice, together: int) -> list[Planned]:
+def _group_compatible(
+    runs: Sequence[QueuedRun], choice: EngineChoice, together: int
+) -> list[QueuedRun]:
     """The first run and those behind it that can share its stack, as far as can be told before
     they are built.
     """
-    first, most = runs[0], together or fitting(runs[0].spec)
+    first, most = runs[0], together or max_runs_per_stack(runs[0].spec)
     if choice.name != "stacked" or most == 1:
         return [first]
-    form = rough_form(first.spec)
+    form = batch_key(first.spec)
     alike = itertools.takewhile(
-        lambda run: run.task == first.task and rough_form(run.spec) == form, runs
+        lambda run: run.task == first.task and batch_key(run.spec) == form, runs
     )
-    return list(itertools.islice(alike, min(most, MOST_TOGETHER)))
+    return list(itertools.islice(alike, min(most, MAX_BATCHED_RUNS)))
 
 
-def fitting(spec: Spec) -> int:
+def max_runs_per_stack(spec: Spec) -> int:
     """How many runs fill a stack."""
     kind = "cuda" if spec.device != "cpu" and torch.cuda.is_available() else "cpu"
     return max(
@@ -106,7 +108,7 @@ def fitting(spec: Spec) -> int:
     )
 
 
-def _run_one(run: Planned, choice: Choice, deadline: Deadline, **given: Any) -> Run:
+def _run_one(run: QueuedRun, choice: EngineChoice, deadline: Deadline, **given: Any) -> Run:
     if run.begun:
         return resume_run(run.folder, deadline=deadline, title=run.title, **given)
     return start_run(
@@ -120,14 +122,14 @@ def _run_one(run: Planned, choice: Choice, deadline: Deadline, **given: Any) -> 
     )
 
 
-def _run_together(
-    group: Sequence[Planned],
-    choice: Choice,
+def _run_batched(
+    group: Sequence[QueuedRun],
+    choice: EngineChoice,
     progress: Progress,
     deadline: Deadline,
     objects: dict[str, Any],
 ) -> None:
-    meeting, chorus = Meeting(_make_stack), Chorus(progress, _name(group))
+    meeting, chorus = RunBatcher(_make_stack), SharedProgress(progress, _name(group))
     given = objects | {"engine_for": meeting.sit}
     ends = meeting.hold(
         [
@@ -142,11 +144,11 @@ def _run_together(
         raise error
 
 
-def _name(group: Sequence[Planned]) -> str:
+def _name(group: Sequence[QueuedRun]) -> str:
     return group[0].title + (f" and {len(group) - 1} more in one stack" if len(group) > 1 else "")
 
 
-def _make_stack(experiment: Experiment) -> Stacked:
-    engine = engine_of(experiment)
-    assert isinstance(engine, Stacked)
+def _make_stack(experiment: BuiltExperiment) -> VectorizedEngine:
+    engine = make_run_engine(experiment)
+    assert isinstance(engine, VectorizedEngine)
     return engine

@@ -1,6 +1,6 @@
 """Several runs that train in one stack: seeds and numeric hyper-parameters of one method.
 
-Every run goes its own way in a thread of its own, with a `Seat` for an engine. Where it needs an
+Every run goes its own way in a thread of its own, with a `EngineProxy` for an engine. Where it needs an
 engine it waits; when all runs wait, what they ask for is computed together where it is alike, else
 in turn, and everyone goes on. No run can tell that it is not alone.
 """
@@ -17,20 +17,27 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.errors import Stopped
-from remanence.core.signals import catch_termination
-from remanence.core.types import Job, PairScores, Reply, Scores, Start, Verdicts
+from remanence.core.signals import sigterm_as_interrupt
+from remanence.core.types import (
+    ClientWork,
+    ConfusionCounts,
+    ExampleResults,
+    ModelState,
+    PairCounts,
+    Reply,
+)
 from remanence.engines import base
-from remanence.engines.run_slices import Work
-from remanence.engines.vectorized import Stacked
-from remanence.experiment.build import Experiment
-from remanence.sweeps.compatibility import are_alike
-from remanence.training.client_step import Task
+from remanence.engines.run_slices import RunWork
+from remanence.engines.vectorized import VectorizedEngine
+from remanence.experiment.build import BuiltExperiment
+from remanence.sweeps.compatibility import can_batch
+from remanence.training.client_step import TrainingTask
 
 
 class Score(NamedTuple):
     """Models on a split."""
 
-    models: Start
+    models: ModelState
     split: str
     owners: np.ndarray | None
     time_step: int
@@ -39,7 +46,7 @@ class Score(NamedTuple):
 class ScorePairs(NamedTuple):
     """Models on rows of their own."""
 
-    models: Start
+    models: ModelState
     which: np.ndarray
     owners: np.ndarray
     split: str
@@ -47,66 +54,66 @@ class ScorePairs(NamedTuple):
     verdicts: bool
 
 
-class ServerWork(NamedTuple):
+class Callback(NamedTuple):
     """What a run's server does with the engine. It may compile or record steps, which no two
     threads can do at once, and takes as long as it takes: so that the runs stay in step, it is one
     request, whatever the server asks the engine meanwhile.
     """
 
-    do: Callable[[Stacked], Any]
+    do: Callable[[VectorizedEngine], Any]
 
 
-Request = Job | Score | ScorePairs | ServerWork
+Request = ClientWork | Score | ScorePairs | Callback
 
 
-class Table(NamedTuple):
+class EngineGroup(NamedTuple):
     """Runs whose work is alike sit at one table: the engine is that of the first of them."""
 
-    lead: Experiment
-    engine: Stacked
+    lead: BuiltExperiment
+    engine: VectorizedEngine
 
 
-class Seat:
+class EngineProxy:
     """The engine of one run: asks the meeting, and waits."""
 
     name = "stacked"
     # in a run's own thread; those of the shared engine, and of servers, are taken in turn
     steps = "eager"
 
-    def __init__(self, meeting: Meeting, table: Table, task: Task):
+    def __init__(self, meeting: RunBatcher, table: EngineGroup, task: TrainingTask):
         self.meeting, self.table, self.task = meeting, table, task
         self.request: Request | None = None
         self.answer: Any = None
 
-    def train(self, job: Job) -> Iterator[Reply]:
+    def train(self, job: ClientWork) -> Iterator[Reply]:
         return iter(self.meeting.ask(self, job))
 
     def score(
-        self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0
-    ) -> Scores:
-        scores: Scores = self.meeting.ask(self, Score(models, split, owners, time_step))
+        self, models: ModelState, split: str, owners: np.ndarray | None = None, time_step: int = 0
+    ) -> ConfusionCounts:
+        scores: ConfusionCounts = self.meeting.ask(self, Score(models, split, owners, time_step))
         return scores
 
     def score_pairs(
         self,
-        models: Start,
+        models: ModelState,
         which: np.ndarray,
         owners: np.ndarray,
         split: str,
         time_step: int = 0,
         verdicts: bool = False,
-    ) -> PairScores:
-        scores: PairScores = self.meeting.ask(
+    ) -> PairCounts:
+        scores: PairCounts = self.meeting.ask(
             self, ScorePairs(models, which, owners, split, time_step, verdicts)
         )
         return scores
 
-    def judge(self, models: Start, ids: Tensor) -> Tensor:
+    def judge(self, models: ModelState, ids: Tensor) -> Tensor:
         said: Tensor = self.in_turn(lambda engine: engine.judge(models, ids))
         return said
 
-    def in_turn(self, work: Callable[[Stacked], Any]) -> Any:
-        return self.meeting.ask(self, ServerWork(work))
+    def in_turn(self, work: Callable[[VectorizedEngine], Any]) -> Any:
+        return self.meeting.ask(self, Callback(work))
 
     @property
     def fallback(self) -> str:
@@ -116,14 +123,14 @@ class Seat:
         self.meeting.leave(self)
 
 
-class Meeting:
+class RunBatcher:
     """Where runs come together. `make` builds the engine of a table."""
 
-    def __init__(self, make: Callable[[Experiment], Stacked]):
+    def __init__(self, make: Callable[[BuiltExperiment], VectorizedEngine]):
         self.make = make
         self.change = threading.Condition()
-        self.tables: list[Table] = []
-        self.seats: list[Seat] = []
+        self.tables: list[EngineGroup] = []
+        self.seats: list[EngineProxy] = []
         self.running = 0  # threads that have not ended
         self.stop: BaseException | None = None
 
@@ -150,7 +157,7 @@ class Meeting:
                     self.stop = KeyboardInterrupt()
                 self.change.notify_all()
 
-        with catch_termination():
+        with sigterm_as_interrupt():
             for place in range(len(runs)):
                 threading.Thread(target=go, args=(place,), daemon=True).start()
             while self.running:
@@ -165,25 +172,25 @@ class Meeting:
             table.engine.close()
         return results
 
-    def sit(self, experiment: Experiment) -> Seat:
+    def sit(self, experiment: BuiltExperiment) -> EngineProxy:
         """A place for a run that is about to begin."""
         with self.change:
             table = next(
-                (known for known in self.tables if are_alike(known.lead, experiment)), None
+                (known for known in self.tables if can_batch(known.lead, experiment)), None
             )
             if table is None:
-                table = Table(experiment, self.make(experiment))
+                table = EngineGroup(experiment, self.make(experiment))
                 self.tables.append(table)
-            seat = Seat(self, table, experiment.task)
+            seat = EngineProxy(self, table, experiment.task)
             self.seats.append(seat)
         return seat
 
-    def leave(self, seat: Seat) -> None:
+    def leave(self, seat: EngineProxy) -> None:
         with self.change:
             self.seats.remove(seat)
             self.change.notify_all()
 
-    def ask(self, seat: Seat, request: Request) -> Any:
+    def ask(self, seat: EngineProxy, request: Request) -> Any:
         """Called by a run's thread; returns when its request was computed."""
         with self.change:
             seat.request = request
@@ -224,9 +231,9 @@ class Meeting:
         )
 
 
-def group_requests(waiting: Sequence[Seat]) -> list[list[Seat]]:
+def group_requests(waiting: Sequence[EngineProxy]) -> list[list[EngineProxy]]:
     """Those whose requests can be computed as one."""
-    groups: list[list[Seat]] = []
+    groups: list[list[EngineProxy]] = []
     for seat in waiting:
         found = next(
             (
@@ -243,9 +250,9 @@ def group_requests(waiting: Sequence[Seat]) -> list[list[Seat]]:
     return groups
 
 
-def _can_join(one: Seat, other: Seat) -> bool:
+def _can_join(one: EngineProxy, other: EngineProxy) -> bool:
     a, b = one.request, other.request
-    if isinstance(a, Job) and isinstance(b, Job):
+    if isinstance(a, ClientWork) and isinstance(b, ClientWork):
         return a.phases == b.phases
     if isinstance(a, Score) and isinstance(b, Score):
         return a.split == b.split and _same_rows(_rows(one.task, a), _rows(other.task, b))
@@ -254,8 +261,8 @@ def _can_join(one: Seat, other: Seat) -> bool:
     return False
 
 
-def _rows(task: Task, request: Score) -> list[np.ndarray]:
-    return base.groups_to_score(task, request.split, request.owners, request.time_step)
+def _rows(task: TrainingTask, request: Score) -> list[np.ndarray]:
+    return base.eval_groups(task, request.split, request.owners, request.time_step)
 
 
 def _same_rows(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
@@ -264,32 +271,36 @@ def _same_rows(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
     )
 
 
-def compute(seats: Sequence[Seat]) -> list[Any]:
+def compute(seats: Sequence[EngineProxy]) -> list[Any]:
     """What these runs asked for, as one. -> an answer for each"""
     engine, requests = seats[0].table.engine, [seat.request for seat in seats]
-    jobs = [request for request in requests if isinstance(request, Job)]
+    jobs = [request for request in requests if isinstance(request, ClientWork)]
     scores = [request for request in requests if isinstance(request, Score)]
     pairs = [request for request in requests if isinstance(request, ScorePairs)]
-    errands = [request for request in requests if isinstance(request, ServerWork)]
+    errands = [request for request in requests if isinstance(request, Callback)]
     if jobs:
-        return _train(engine, [Work(seat.task, job) for seat, job in zip(seats, jobs, strict=True)])
+        return _train(
+            engine, [RunWork(seat.task, job) for seat, job in zip(seats, jobs, strict=True)]
+        )
     if errands:
         return [errand.do(engine) for errand in errands]
     return _score(engine, seats[0].task, scores) if scores else _score_pairs(engine, seats, pairs)
 
 
-def _train(engine: Stacked, works: Sequence[Work]) -> list[list[Reply]]:
+def _train(engine: VectorizedEngine, works: Sequence[RunWork]) -> list[list[Reply]]:
     replies: list[list[Reply]] = [[] for _ in works]
     for number, reply in engine.train_together(works):
         replies[number].append(reply)
     return replies
 
 
-def _score(engine: Stacked, task: Task, requests: Sequence[Score]) -> list[Scores]:
+def _score(
+    engine: VectorizedEngine, task: TrainingTask, requests: Sequence[Score]
+) -> list[ConfusionCounts]:
     models, counts = _join_models([request.models for request in requests])
     whole = engine.score_groups(models, requests[0].split, _rows(task, requests[0]))
     return [
-        Scores(*parts)
+        ConfusionCounts(*parts)
         for parts in zip(
             torch.split(whole.confusion, counts), torch.split(whole.loss, counts), strict=True
         )
@@ -297,8 +308,8 @@ def _score(engine: Stacked, task: Task, requests: Sequence[Score]) -> list[Score
 
 
 def _score_pairs(
-    engine: Stacked, seats: Sequence[Seat], requests: Sequence[ScorePairs]
-) -> list[PairScores]:
+    engine: VectorizedEngine, seats: Sequence[EngineProxy], requests: Sequence[ScorePairs]
+) -> list[PairCounts]:
     models, counts = _join_models([request.models for request in requests])
     first = np.cumsum([0, *counts[:-1]])
     which = np.concatenate(
@@ -316,24 +327,24 @@ def _score_pairs(
     ]
 
 
-def _cut(whole: PairScores, first: int, end: int) -> PairScores:
+def _cut(whole: PairCounts, first: int, end: int) -> PairCounts:
     """Some of the pairs, counted from 0 again."""
     verdicts = whole.verdicts
     if verdicts is not None:
         here = (verdicts.pair >= first) & (verdicts.pair < end)
-        verdicts = Verdicts(
+        verdicts = ExampleResults(
             verdicts.pair[here] - first,
             verdicts.ids[here],
             verdicts.right[here],
             verdicts.margin[here],
         )
-    return PairScores(whole.confusion[first:end], whole.loss[first:end], verdicts)
+    return PairCounts(whole.confusion[first:end], whole.loss[first:end], verdicts)
 
 
-def _join_models(models: Sequence[Start]) -> tuple[Start, list[int]]:
+def _join_models(models: Sequence[ModelState]) -> tuple[ModelState, list[int]]:
     """Stacks of models as one, and how many each of them had."""
     counts = [stack.many for stack in models]
-    return Start(
+    return ModelState(
         pytree.concatenate([stack.params for stack in models]),
         pytree.concatenate([stack.buffers for stack in models]),
     ), counts

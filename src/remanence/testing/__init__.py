@@ -25,30 +25,30 @@ from torch import nn
 from remanence.core import pytree
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
-from remanence.core.types import Engine, Job, Method, Part, Reply, Start, Verdicts
-from remanence.engines.sequential import Loop
-from remanence.engines.vectorized import Stacked
-from remanence.experiment.build import Experiment
-from remanence.results.checkpoint import Vault, fingerprint
+from remanence.core.types import ClientWork, Engine, ExampleResults, Method, ModelState, Part, Reply
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.vectorized import VectorizedEngine
+from remanence.experiment.build import BuiltExperiment
+from remanence.results.checkpoint import CheckpointStore, fingerprint
 from remanence.results.run import CHECKPOINTS
-from remanence.rounds.loop import first_state, make_job, resume_run, start_run
+from remanence.rounds.loop import first_state, make_work, resume_run, start_run
 from remanence.testing.toy_task import (
     EQUAL,
+    all_slots_part,
     as_method,
     batch_norm_net,
+    dataset_for,
     drifting_experiment,
-    give_starts,
-    job_tree,
-    messenger,
+    drop_class,
+    max_rel_diff,
     pick_clients,
-    play,
+    run_rounds,
     small_experiment,
-    source_for,
-    source_without,
     state_tree,
-    worst_difference,
+    with_client_models,
+    work_tree,
 )
-from remanence.training.client_step import Task
+from remanence.training.client_step import TrainingTask
 from remanence.training.state import RunState
 
 __all__ = ["check_engine", "check_method", "check_model"]
@@ -85,7 +85,7 @@ def check_method(method: str | Method | Part, *, rounds: int = 2) -> None:
         (small_experiment(made), (1, 3, 64), "with unequal clients, some with a single example"),
         (small_experiment(made, EQUAL, module=batch_norm_net()), (3,), "with batch norm"),
         (
-            small_experiment(made, source=source_without(3)),
+            small_experiment(made, source=drop_class(3)),
             (64,),
             "where nobody has one of the classes",
         ),
@@ -93,14 +93,20 @@ def check_method(method: str | Method | Part, *, rounds: int = 2) -> None:
     if not any(p.pooled for p in made.parts):  # all data in one place cannot drift apart
         cases.append((drifting_experiment(made, rounds + 1), (3,), "while the data drift"))
     for experiment, stacks, where in cases:
-        oracle, lines = _play(experiment, Loop(experiment.task), rounds, f"{name} {where}")
+        oracle, lines = _play(
+            experiment, SequentialEngine(experiment.task), rounds, f"{name} {where}"
+        )
         _check_healthy(oracle, lines, f"{name} {where}")
         _check_inputs_stay(
-            Loop(experiment.task), make_job(experiment, oracle, rounds + 1), f"{name} {where}"
+            SequentialEngine(experiment.task),
+            make_work(experiment, oracle, rounds + 1),
+            f"{name} {where}",
         )
         for stack in stacks:
-            state, _ = _play(experiment, Stacked(experiment.task, stack), rounds, f"{name} {where}")
-            place, distance = worst_difference(state_tree(state), state_tree(oracle))
+            state, _ = _play(
+                experiment, VectorizedEngine(experiment.task, stack), rounds, f"{name} {where}"
+            )
+            place, distance = max_rel_diff(state_tree(state), state_tree(oracle))
             assert distance <= TOLERANCE, (
                 f"{name} {where}: after {rounds} rounds the engine stacked (stack={stack})"
                 f" differs from loop by {distance:.1e} at {place}: weigh rows by"
@@ -110,7 +116,7 @@ def check_method(method: str | Method | Part, *, rounds: int = 2) -> None:
     _check_resume(made, name, rounds)
 
 
-def check_engine(make_engine: Callable[[Task], Engine]) -> None:
+def check_engine(make_engine: Callable[[TrainingTask], Engine]) -> None:
     """Does this engine carry everything there and back, whatever the method?
 
     Training and scoring, at any time step, must equal `loop`, leave their inputs alone, and give a
@@ -121,21 +127,23 @@ def check_engine(make_engine: Callable[[Task], Engine]) -> None:
     make_engine: called with a task; the engine is closed when it has been checked.
     """
     for experiment in (
-        small_experiment(messenger(), {"data.public": 8}),
-        small_experiment(messenger(), EQUAL, module=batch_norm_net()),
-        drifting_experiment(messenger(), 2),
+        small_experiment(all_slots_part(), {"data.public": 8}),
+        small_experiment(all_slots_part(), EQUAL, module=batch_norm_net()),
+        drifting_experiment(all_slots_part(), 2),
     ):
-        state, _ = play(experiment, Loop(experiment.task), 1)
-        job = make_job(experiment, state, 2)  # by now clients and server have something to remember
+        state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
+        job = make_work(
+            experiment, state, 2
+        )  # by now clients and server have something to remember
         engine = make_engine(experiment.task)
         try:
             name = f"engine {engine.name}"
-            for asked in (job, give_starts(job)):
+            for asked in (job, with_client_models(job)):
                 _check_inputs_stay(engine, asked, name)
                 whole = _train(engine, asked, name)
                 _check_equal_replies(
                     whole,
-                    _train(Loop(experiment.task), asked, "loop"),
+                    _train(SequentialEngine(experiment.task), asked, "loop"),
                     f"{name} and loop train differently",
                 )
                 for places in ([1], [0, 2], [1, 2, 3]):
@@ -145,7 +153,7 @@ def check_engine(make_engine: Callable[[Task], Engine]) -> None:
                         whole.pick(torch.tensor(places)),
                         f"{name}: a client's reply depends on who else is in the round",
                     )
-            _check_scores(engine, experiment, give_starts(job).start, job.time_step)
+            _check_scores(engine, experiment, with_client_models(job).start, job.time_step)
         finally:
             engine.close()
 
@@ -167,11 +175,11 @@ def check_model(module: nn.Module, shape: tuple[int, ...], classes: int) -> None
     before, name = copy.deepcopy(module.state_dict()), type(module).__name__
     changes = EQUAL | {"local.optimizer": "sgd(lr=0.01)"}
     experiment = small_experiment(
-        "fedavg", changes, module=module, source=source_for(module, shape, classes)
+        "fedavg", changes, module=module, source=dataset_for(module, shape, classes)
     )
-    task, job = experiment.task, make_job(experiment, first_state(experiment), 1)
-    _check_judgement(task, name)
-    replies = _train(Loop(task), job, name)
+    task, job = experiment.task, make_work(experiment, first_state(experiment), 1)
+    _check_predictions(task, name)
+    replies = _train(SequentialEngine(task), job, name)
     finite = pytree.finite({"params": replies.params, "buffers": replies.buffers}, replies.k)
     assert bool(finite.all()), (
         f"{name} has NaN or infinite weights after a few steps at a small learning rate: check"
@@ -179,7 +187,7 @@ def check_model(module: nn.Module, shape: tuple[int, ...], classes: int) -> None
     )
     _check_all_used(task, name)
     try:
-        stacked = _train(Stacked(task, 3), job, name)
+        stacked = _train(VectorizedEngine(task, 3), job, name)
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise AssertionError(
@@ -200,11 +208,11 @@ def check_model(module: nn.Module, shape: tuple[int, ...], classes: int) -> None
 
 
 def _play(
-    experiment: Experiment, engine: Engine, rounds: int, name: str
+    experiment: BuiltExperiment, engine: Engine, rounds: int, name: str
 ) -> tuple[RunState, list[dict[str, Any]]]:
-    """`play`, with the first line of what goes wrong as a sentence."""
+    """`run_rounds`, with the first line of what goes wrong as a sentence."""
     try:
-        return play(experiment, engine, rounds)
+        return run_rounds(experiment, engine, rounds)
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         cure = (
@@ -217,7 +225,7 @@ def _play(
         ) from error
 
 
-def _check_judgement(task: Task, name: str) -> None:
+def _check_predictions(task: TrainingTask, name: str) -> None:
     """A prediction is a function of one row."""
     x = task.train.inputs(torch.arange(4))
     with torch.no_grad():
@@ -233,14 +241,14 @@ def _check_judgement(task: Task, name: str) -> None:
         f"{name} gives two answers to the same rows: it draws random numbers or keeps"
         " state of its own; take that out"
     )
-    gap = worst_difference({"logits": alone}, {"logits": once})[1]
+    gap = max_rel_diff({"logits": alone}, {"logits": once})[1]
     assert gap <= TOLERANCE, (
         f"{name} in evaluation mode lets the rows of a batch influence each other (by"
         f" {gap:.1e}): judge each row alone"
     )
 
 
-def _check_all_used(task: Task, name: str) -> None:
+def _check_all_used(task: TrainingTask, name: str) -> None:
     """A weight that the loss does not reach would be averaged for nothing."""
     start, x = task.model.initial, task.train.inputs(torch.arange(4))
     leaves = {place: value.clone().requires_grad_() for place, value in start.params.items()}
@@ -250,7 +258,7 @@ def _check_all_used(task: Task, name: str) -> None:
     assert not unused, f"{name} never uses its parameter {unused[0]}: use it or take it out"
 
 
-def _train(engine: Engine, job: Job, name: str) -> Reply:
+def _train(engine: Engine, job: ClientWork, name: str) -> Reply:
     """All replies in cohort order, each client once."""
     reply = Reply.join(list(engine.train(job)))
     order = torch.argsort(reply.client)
@@ -263,15 +271,15 @@ def _train(engine: Engine, job: Job, name: str) -> Reply:
 
 
 def _check_equal_replies(a: Reply, b: Reply, sentence: str) -> None:
-    place, distance = worst_difference(a._asdict(), b._asdict())
+    place, distance = max_rel_diff(a._asdict(), b._asdict())
     assert distance <= TOLERANCE, f"{sentence}: by {distance:.1e} at {place}"
 
 
-def _check_inputs_stay(engine: Engine, job: Job, name: str) -> None:
-    before = pytree.flatten(pytree.clone(job_tree(job)))
+def _check_inputs_stay(engine: Engine, job: ClientWork, name: str) -> None:
+    before = pytree.flatten(pytree.clone(work_tree(job)))
     for _ in engine.train(job):
         pass
-    after = pytree.flatten(job_tree(job))
+    after = pytree.flatten(work_tree(job))
     changed = [place for place, value in before.items() if not torch.equal(value, after[place])]
     assert not changed, (
         f"{name} changes its input {changed[0]} in local training: return new tensors,"
@@ -313,21 +321,23 @@ def _check_resume(method: Method, name: str, rounds: int) -> None:
             resume_run(broken, rounds=rounds, method=method),
         )
         states = [
-            Vault(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(
+            CheckpointStore(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(
                 torch.device("cpu"), lambda _: None
             )
             for run in runs
         ]
     once, twice = (state_tree(state) for state in states if state is not None)
-    place, distance = worst_difference(twice, once)
+    place, distance = max_rel_diff(twice, once)
     assert distance == 0, (
         f"{name} does not resume exactly: after {rounds} rounds {place} differs by"
         f" {distance:.1e}; keep all state in own and server"
     )
 
 
-def _check_scores(engine: Engine, experiment: Experiment, models: Start, step: int) -> None:
-    one, loop = models.take(slice(0, 1)), Loop(experiment.task)
+def _check_scores(
+    engine: Engine, experiment: BuiltExperiment, models: ModelState, step: int
+) -> None:
+    one, loop = models.take(slice(0, 1)), SequentialEngine(experiment.task)
     before = pytree.clone({"params": models.params, "buffers": models.buffers})
     splits: list[tuple[str, np.ndarray | None]] = [
         ("test", None),
@@ -340,7 +350,7 @@ def _check_scores(engine: Engine, experiment: Experiment, models: Start, step: i
     for split, owners in splits:
         for some in (one, models):
             mine, wanted = (e.score(some, split, owners, step) for e in (engine, loop))
-            place, distance = worst_difference(mine._asdict(), wanted._asdict())
+            place, distance = max_rel_diff(mine._asdict(), wanted._asdict())
             assert distance <= TOLERANCE, (
                 f"engine {engine.name} and loop score the split {split} differently: by"
                 f" {distance:.1e} at {place}"
@@ -350,17 +360,19 @@ def _check_scores(engine: Engine, experiment: Experiment, models: Start, step: i
     if experiment.task.world.public:
         for some in (one, models):
             said, wanted_said = (e.judge(some, experiment.task.public) for e in (engine, loop))
-            distance = worst_difference({"": said}, {"": wanted_said})[1]
+            distance = max_rel_diff({"": said}, {"": wanted_said})[1]
             assert distance <= TOLERANCE, (
                 f"engine {engine.name} and loop judge the public set differently: by {distance:.1e}"
             )
-    changed = worst_difference(before, {"params": models.params, "buffers": models.buffers})[1] > 0
+    changed = max_rel_diff(before, {"params": models.params, "buffers": models.buffers})[1] > 0
     assert not changed, (
         f"engine {engine.name} changes the models it scores: score must leave them alone"
     )
 
 
-def _check_pairs(engine: Engine, loop: Loop, models: Start, split: str, step: int) -> None:
+def _check_pairs(
+    engine: Engine, loop: SequentialEngine, models: ModelState, split: str, step: int
+) -> None:
     """Models each on rows of its own: some twice, one not at all, one owner without rows on the
     small task, and verdicts on every example.
     """
@@ -378,7 +390,7 @@ def _check_pairs(engine: Engine, loop: Loop, models: Start, split: str, step: in
             {"confusion": s.confusion, "loss": s.loss, **_verdict_tree(s.verdicts)}
             for s in (mine, wanted)
         ]
-        place, distance = worst_difference(*trees_of)
+        place, distance = max_rel_diff(*trees_of)
         # margins are kept in float32: two that round apart are no defect
         allowed = 1e-6 if place == "margin" else TOLERANCE
         assert distance <= allowed, (
@@ -387,7 +399,7 @@ def _check_pairs(engine: Engine, loop: Loop, models: Start, split: str, step: in
         )
 
 
-def _verdict_tree(verdicts: Verdicts | None) -> pytree.Tree:
+def _verdict_tree(verdicts: ExampleResults | None) -> pytree.Tree:
     return (
         {}
         if verdicts is None

@@ -14,32 +14,32 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from remanence.config import make_spec
+from remanence.config import parse_experiment
 from remanence.core import pytree
 from remanence.core.compose import parse_method
-from remanence.core.model import initialise
+from remanence.core.model import init_module
 from remanence.core.pytree import Params, Tree, weighted_mean
 from remanence.core.rng import Key
 from remanence.core.types import (
+    ClientOps,
+    ClientStats,
+    ClientWork,
     Context,
     Engine,
-    Facts,
-    Job,
-    Lent,
     Method,
+    ModelState,
     Part,
     Reply,
     ServerContext,
-    Start,
+    TaskInfo,
     Transform,
-    World,
 )
-from remanence.data.source import Source, Split
-from remanence.experiment.build import Experiment, build
+from remanence.data.source import ArrayDataset, DatasetSplit
+from remanence.experiment.build import BuiltExperiment, build
 from remanence.experiment.data_setup import load_data
 from remanence.methods import PARTS
 from remanence.results import checkpoint
-from remanence.rounds.loop import first_state, open_recorder, play_round
+from remanence.rounds.loop import first_state, make_recorder, run_round
 from remanence.training.state import RunState
 
 # Six clients of about 30 to 1 training rows, four of them in a round: there is always one with a
@@ -76,7 +76,7 @@ DRIFTING: dict[str, Any] = {
 # What to write for a method where its own defaults would take minutes on the built-in task, or
 # would let all six clients listen to everybody; a small rate
 # for feddf, since Adam makes steps of rounding.
-QUICKLY = {
+FAST_CONFIGS = {
     "dac": "dac(peers=2)",
     "feddf": "feddf(steps=6, patience=4, lr=1e-05)",
     "hast": "hast(peers=2, depth=2, finetune_epochs=1)",
@@ -85,13 +85,13 @@ QUICKLY = {
 }
 
 
-def quickly(name: str) -> str:
+def fast_config(name: str) -> str:
     """The expression with which a method of the table is tried."""
-    return QUICKLY.get(name, name)
+    return FAST_CONFIGS.get(name, name)
 
 
 class LayerNormNet(nn.Module):
-    """A small network with a normalisation that treats every row alone, so that it can always
+    """A small network with a normalization that treats every row alone, so that it can always
     be stacked.
     """
 
@@ -128,7 +128,7 @@ class BatchNormNet(nn.Module):
 
 def batch_norm_net() -> nn.Module:
     """The same weights every time."""
-    return initialise(BatchNormNet, Key(0))
+    return init_module(BatchNormNet, Key(0))
 
 
 def as_method(method: str | Method | Part) -> Method:
@@ -142,8 +142,8 @@ def small_experiment(
     changes: Mapping[str, Any] | None = None,
     *,
     module: nn.Module | None = None,
-    source: Source | None = None,
-) -> Experiment:
+    source: ArrayDataset | None = None,
+) -> BuiltExperiment:
     """A method on the built-in task, changed by dotted keys; a public set is there where the method
     needs one.
 
@@ -153,7 +153,7 @@ def small_experiment(
     made = as_method(method)
     public = {"data.public": 8} if any(p.needs_public for p in made.parts) else {}
     return build(
-        make_spec({}, SMALL | public | dict(changes or {})),
+        parse_experiment({}, SMALL | public | dict(changes or {})),
         method=made,
         module=module,
         source=source,
@@ -162,7 +162,7 @@ def small_experiment(
 
 def drifting_experiment(
     method: str | Method | Part, steps: int, changes: Mapping[str, Any] | None = None
-) -> Experiment:
+) -> BuiltExperiment:
     """A method on the built-in task while the data drift, a round a time step.
 
     >>> drifting_experiment("fedavg", 2).task.population.at(1).cluster.tolist()
@@ -171,13 +171,13 @@ def drifting_experiment(
     return small_experiment(method, DRIFTING | {"drift.steps": steps} | dict(changes or {}))
 
 
-def source_without(label: int) -> Source:
+def drop_class(label: int) -> ArrayDataset:
     """The built-in data, with no training example of a class."""
-    source = load_data(make_spec({}, SMALL))
+    source = load_data(parse_experiment({}, SMALL))
     return replace(source, train=source.train.take(np.flatnonzero(source.train.y != label)))
 
 
-def source_for(module: nn.Module, shape: tuple[int, ...], classes: int) -> Source:
+def dataset_for(module: nn.Module, shape: tuple[int, ...], classes: int) -> ArrayDataset:
     """Random examples of the kind a network reads."""
     draw = Key(0).fold("source_for").generator()
     embeddings = [
@@ -193,54 +193,54 @@ def source_for(module: nn.Module, shape: tuple[int, ...], classes: int) -> Sourc
             x = draw.integers(0, 256, (count, *shape)).astype(np.uint8)
         else:
             x = draw.integers(0, embeddings[0], (count, *shape))
-        splits.append(Split(x, np.arange(count, dtype=np.int64) % classes))
-    return Source(
+        splits.append(DatasetSplit(x, np.arange(count, dtype=np.int64) % classes))
+    return ArrayDataset(
         "random", kind, tuple(str(label) for label in range(classes)), splits[0], splits[1]
     )
 
 
-def play(
-    experiment: Experiment, engine: Engine, rounds: int
+def run_rounds(
+    experiment: BuiltExperiment, engine: Engine, rounds: int
 ) -> tuple[RunState, list[dict[str, Any]]]:
     """The whole round loop on an engine -> the state after so many rounds, and the line written
     about each.
     """
     state, lines = first_state(experiment), []
     with tempfile.TemporaryDirectory() as folder:
-        recorder = open_recorder(Path(folder), experiment, {})
+        recorder = make_recorder(Path(folder), experiment, {})
         try:
             for _ in range(rounds):
-                state, line = play_round(experiment, engine, state, recorder)
+                state, line = run_round(experiment, engine, state, recorder)
                 lines.append(line)
         finally:
             recorder.close()
     return state, lines
 
 
-def pick_clients(job: Job, places: Sequence[int]) -> Job:
+def pick_clients(job: ClientWork, places: Sequence[int]) -> ClientWork:
     """The same round for some clients of the cohort only."""
     index = torch.tensor(list(places))
     start = job.start.take(index) if job.personal_start else job.start
-    facts = Facts(*(fact[index] for fact in job.facts))
+    facts = ClientStats(*(fact[index] for fact in job.facts))
     return job._replace(
         clients=job.clients[list(places)], start=start, own=pytree.take(job.own, index), facts=facts
     )
 
 
-def give_starts(job: Job) -> Job:
+def with_client_models(job: ClientWork) -> ClientWork:
     """The same round with a model of its own for each client: the head's weights times numbers
     from 0.5 to 1.5.
     """
     k = len(job.clients)
-    params, buffers = (pytree.clone(pytree.expand(tree, k)) for tree in job.start)
+    params, buffers = (pytree.clone(pytree.broadcast(tree, k)) for tree in job.start)
     factors = torch.linspace(0.5, 1.5, k, dtype=torch.float64)
     params["head.weight"] = params["head.weight"] * factors.to(params["head.weight"]).reshape(
         -1, 1, 1
     )
-    return job._replace(start=Start(params, buffers), personal_start=True)
+    return job._replace(start=ModelState(params, buffers), personal_start=True)
 
 
-def job_tree(job: Job) -> Tree:
+def work_tree(job: ClientWork) -> Tree:
     """All tensors of a job as one tree."""
     return {
         "start": {"params": job.start.params, "buffers": job.start.buffers},
@@ -256,7 +256,7 @@ def state_tree(state: RunState) -> Tree:
     return checkpoint.as_tree(state) | {"own": own}
 
 
-def worst_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, float]:
+def max_rel_diff(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, float]:
     """Where two trees differ most, and by how much relative to the larger of 1 and the value;
     infinity where they cannot be compared.
 
@@ -280,12 +280,12 @@ def worst_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, f
     return worst, distance
 
 
-def messenger() -> Part:
+def all_slots_part() -> Part:
     """A part that fills every slot of a client, so that whatever an engine forgets to carry is
     missed.
     """
 
-    def own(start: Start, facts: Facts, world: World) -> Tree:
+    def own(start: ModelState, facts: ClientStats, world: TaskInfo) -> Tree:
         number = torch.zeros((), dtype=torch.int64)
         return {
             "moved": pytree.zeros_like(start.params),
@@ -294,13 +294,13 @@ def messenger() -> Part:
             "steps": number,
         }
 
-    def server(start: Start, world: World) -> Tree:
+    def server(start: ModelState, world: TaskInfo) -> Tree:
         return {"gradient": pytree.zeros_like(start.params)}
 
-    def extras(start: Start, world: World) -> Tree:
+    def extras(start: ModelState, world: TaskInfo) -> Tree:
         return {"gradient": start.params, "loss": torch.zeros((), dtype=world.dtype)}
 
-    def before(ctx: Context, lent: Lent) -> tuple[Tree, Tree]:
+    def before(ctx: Context, lent: ClientOps) -> tuple[Tree, Tree]:
         out, batch = lent.predict(ctx.start)
         rows = nn.functional.cross_entropy(out.logits, batch.y, reduction="none")
         return {"seen": ctx.own["seen"] + ctx.facts.label_counts}, {
@@ -315,7 +315,7 @@ def messenger() -> Part:
             ctx.shared["gradient"],
         )
 
-    def after(ctx: Context, trained: Start, lent: Lent) -> tuple[Tree, Tree]:
+    def after(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
         moved = pytree.sub(trained.params, ctx.start.params)
         return {"moved": moved, "key": ctx.key, "steps": ctx.steps}, {
             "gradient": lent.grad(trained.params, lent.predict(trained)[1])
@@ -323,11 +323,13 @@ def messenger() -> Part:
 
     def absorb(replies: Reply, srv: ServerContext) -> Tree:
         return {
-            "gradient": pytree.map(lambda x: x.mean(dim=0), replies.extras["messenger"]["gradient"])
+            "gradient": pytree.map(
+                lambda x: x.mean(dim=0), replies.extras["all_slots_part"]["gradient"]
+            )
         }
 
     return Part(
-        "messenger",
+        "all_slots_part",
         hyper={"pull": 0.1},
         transforms=(Transform("correct", correct),),
         before=before,

@@ -15,25 +15,25 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree
-from remanence.core.compose import Composed
+from remanence.core.compose import ComposedMethod
 from remanence.core.model import Model
 from remanence.core.pytree import Params, Tree, weighted_mean
 from remanence.core.types import (
     Accept,
     Batch,
+    ClientOps,
     Context,
     Forward,
-    Lent,
-    Optimiser,
+    ModelState,
+    Optimizer,
     Output,
     Phase,
     Predict,
-    Start,
-    World,
+    TaskInfo,
 )
 from remanence.data.batches import Examples
-from remanence.data.population import Population
-from remanence.training.per_example import lend_each, no_penalty
+from remanence.data.population import FederatedPopulation
+from remanence.training.per_example import make_per_example_grad, no_regularizer
 
 # (function, argument) -> gradient, aux; where function(argument) -> scalar, aux
 Differentiate = Callable[[Callable[[Any], tuple[Tensor, Any]], Any], tuple[Any, Any]]
@@ -42,35 +42,35 @@ PERSONAL = "personal"  # in what a client keeps: the parameters and buffers that
 PREDICTION_ROWS = 1000  # rows a model sees at once when it looks at a whole split
 
 
-class Memo(dict[str, Any]):
+class EngineCache(dict[str, Any]):
     """What engines keep of a task from round to round; it does not travel with it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Memo, ()
+        return EngineCache, ()
 
 
 @dataclass(frozen=True)
-class Task:
+class TrainingTask:
     """What an engine needs once, at the start of a run."""
 
     model: Model
-    method: Composed
-    optimiser: Optimiser
-    world: World
+    method: ComposedMethod
+    optimizer: Optimizer
+    world: TaskInfo
     phases: tuple[Phase, ...]
     batch: int
     drop_last: bool
     train: Examples
     test: Examples
     public: Tensor  # ids of training rows kept by the server
-    population: Population
+    population: FederatedPopulation
     average_buffers: bool
     at_sites: bool = (
         # do clients keep their state and facts for themselves? What is known of a state here is
         # then the round it is from
         False
     )
-    memo: Memo = field(default_factory=Memo, compare=False, repr=False)
+    memo: EngineCache = field(default_factory=EngineCache, compare=False, repr=False)
 
     def trained_names(self, phase: Phase) -> tuple[str, ...]:
         """The parameters this phase changes; what is frozen stays so, whatever a phase asks for."""
@@ -96,7 +96,7 @@ class Task:
             if self.average_buffers and name not in personal
         )
 
-    def personal_part(self, model: Start) -> Tree:
+    def personal_part(self, model: ModelState) -> Tree:
         """What of a model stays with its client; empty where nothing does."""
         names = self.method.personal(self.world)
         params = {name: value for name, value in model.params.items() if name in names}
@@ -131,7 +131,7 @@ class Task:
         }
 
 
-class SplitRows(NamedTuple):
+class ClientIndices(NamedTuple):
     """A client's rows, as functions that look at all of them need them; weight 0 marks padding."""
 
     train: Tensor  # [n] ids
@@ -140,9 +140,7 @@ class SplitRows(NamedTuple):
     valid_weight: Tensor  # [v]
 
 
-def differentiate_plain(
-    function: Callable[[Any], tuple[Tensor, Any]], argument: Any
-) -> tuple[Any, Any]:
+def grad_autograd(function: Callable[[Any], tuple[Tensor, Any]], argument: Any) -> tuple[Any, Any]:
     """By autograd's tape: the oracle."""
     single = isinstance(argument, Tensor)
     tree = {"": argument} if single else argument
@@ -155,14 +153,14 @@ def differentiate_plain(
     return (gradients[0] if single else dict(zip(leaves, gradients, strict=True))), aux
 
 
-def differentiate_functional(
-    function: Callable[[Any], tuple[Tensor, Any]], argument: Any
-) -> tuple[Any, Any]:
+def grad_func(function: Callable[[Any], tuple[Tensor, Any]], argument: Any) -> tuple[Any, Any]:
     """By torch.func: works inside vmap."""
     return torch.func.grad(function, has_aux=True)(argument)  # type: ignore[no-any-return]
 
 
-def judge_models(task: Task, models: Start, x: Tensor, dim: int | None) -> Tensor:
+def predict_logits_stacked(
+    task: TrainingTask, models: ModelState, x: Tensor, dim: int | None
+) -> Tensor:
     """Stacked models on the same rows (dim None) or each on its own (dim 0). -> logits [m, n, C]
 
     One by one where a stack gains nothing: a single model, and convolutions on a CPU, which are
@@ -182,46 +180,46 @@ def judge_models(task: Task, models: Start, x: Tensor, dim: int | None) -> Tenso
     return logits
 
 
-class Progress(NamedTuple):
+class TrainState(NamedTuple):
     """What one local step hands to the next."""
 
     params: Params  # those that are trained
     buffers: Params
-    slots: Tree  # the optimiser's
+    slots: Tree  # the optimizer's
     memory: Tree  # the trackers', by part
 
 
-def first_progress(
-    task: Task,
+def init_train_state(
+    task: TrainingTask,
     differentiate: Differentiate,
     params: Params,
     fixed: Params,
     buffers: Params,
-    rows: SplitRows,
+    rows: ClientIndices,
     ctx: Context,
-) -> Progress:
+) -> TrainState:
     """Before the first step of a phase; memory goes on from the phase before."""
-    lent = lend(task, differentiate, fixed, buffers, None, rows, ctx)
+    lent = make_client_ops(task, differentiate, fixed, buffers, None, rows, ctx)
     memory = {
         hook.name: ctx.memory[hook.name] if hook.name in ctx.memory else hook(ctx, lent)
         for hook in task.method.trackers("init")
     }
-    return Progress(params, buffers, task.optimiser.init(params), memory)
+    return TrainState(params, buffers, task.optimizer.init(params), memory)
 
 
-def take_step(
-    task: Task,
+def train_step(
+    task: TrainingTask,
     differentiate: Differentiate,
-    now: Progress,
+    now: TrainState,
     fixed: Params,
     batch: Batch,
-    rows: SplitRows,
+    rows: ClientIndices,
     ctx: Context,
-) -> tuple[Progress, Tensor]:
+) -> tuple[TrainState, Tensor]:
     """One local step: forward, objective, gradient, rule. -> progress, loss"""
     ctx = ctx._replace(memory=now.memory)
-    lent = lend(task, differentiate, fixed, now.buffers, batch.x, rows, ctx)
-    objective = make_objective(task, fixed, now.buffers, lent, ctx)
+    lent = make_client_ops(task, differentiate, fixed, now.buffers, batch.x, rows, ctx)
+    objective = make_loss_fn(task, fixed, now.buffers, lent, ctx)
     gradient = task.method.one("gradient")
     if gradient is None:
         grads, aux = differentiate(lambda p: objective(p, batch), now.params)
@@ -233,25 +231,30 @@ def take_step(
             _, aux = objective(now.params, batch)
     for transform in task.method.transforms():
         grads = transform(grads, now.params, ctx)
-    params, slots = task.optimiser.step(now.params, grads, now.slots, ctx)
+    params, slots = task.optimizer.step(now.params, grads, now.slots, ctx)
     before, after = (
-        Start({**fixed, **now.params}, now.buffers),
-        Start({**fixed, **params}, aux["buffers"]),
+        ModelState({**fixed, **now.params}, now.buffers),
+        ModelState({**fixed, **params}, aux["buffers"]),
     )
     memory = {
         hook.name: hook(now.memory[hook.name], before, after, batch, lent, ctx)
         for hook in task.method.trackers("step")
     }
-    return Progress(params, aux["buffers"], slots, memory), aux["loss"]
+    return TrainState(params, aux["buffers"], slots, memory), aux["loss"]
 
 
-def make_objective(
-    task: Task, fixed: Params, buffers: Params, lent: Lent, ctx: Context, penalised: bool = True
+def make_loss_fn(
+    task: TrainingTask,
+    fixed: Params,
+    buffers: Params,
+    lent: ClientOps,
+    ctx: Context,
+    penalized: bool = True,
 ) -> Callable[[Params, Batch], tuple[Tensor, dict[str, Any]]]:
     """The whole objective: base and terms averaged over the rows, plus penalties."""
     base = task.method.one("base")
     terms = task.method.many("terms")
-    penalties = task.method.many("penalties") if penalised else []
+    penalties = task.method.many("penalties") if penalized else []
 
     def objective(params: Params, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
         out, new_buffers = task.model.apply({**fixed, **params}, buffers, batch.x, ctx.key)
@@ -266,23 +269,23 @@ def make_objective(
     return objective
 
 
-def lend(
-    task: Task,
+def make_client_ops(
+    task: TrainingTask,
     differentiate: Differentiate,
     fixed: Params,
     buffers: Params,
     x: Tensor | None,
-    rows: SplitRows,
+    rows: ClientIndices,
     ctx: Context,
-) -> Lent:
+) -> ClientOps:
     """The functions a part may call at this point; `x` are the rows of the step, where there is
     one.
     """
 
     def grad(params: Params, batch: Batch, wrt: str = "params") -> Any:
         # terms look at the rows the gradient is asked for
-        mine = lend(task, differentiate, fixed, buffers, batch.x, rows, ctx)
-        objective = make_objective(task, fixed, buffers, mine, ctx)
+        mine = make_client_ops(task, differentiate, fixed, buffers, batch.x, rows, ctx)
+        objective = make_loss_fn(task, fixed, buffers, mine, ctx)
         if wrt == "inputs":
             return differentiate(
                 lambda inputs: objective(params, batch._replace(x=inputs)), batch.x
@@ -292,31 +295,33 @@ def lend(
     def objective_of_row(
         now: Context, x: Tensor
     ) -> Callable[[Params, Batch], tuple[Tensor, dict[str, Any]]]:
-        mine = lend(task, differentiate_functional, fixed, buffers, x, rows, now)
-        return make_objective(task, fixed, buffers, mine, now, penalised=False)
+        mine = make_client_ops(task, grad_func, fixed, buffers, x, rows, now)
+        return make_loss_fn(task, fixed, buffers, mine, now, penalized=False)
 
-    def penalise(params: Params) -> Params:
+    def penalize(params: Params) -> Params:
         penalties = task.method.many("penalties")
         gradient: Params = differentiate(
             lambda p: (torch.stack([penalty(p, ctx) for penalty in penalties]).sum(), {}), params
         )[0]
         return gradient
 
-    penalty = penalise if task.method.many("penalties") else no_penalty
-    each = lend_each(objective_of_row, penalty, ctx, shown=task.method.owner("facts") is not None)
-    return Lent(
+    penalty = penalize if task.method.many("penalties") else no_regularizer
+    each = make_per_example_grad(
+        objective_of_row, penalty, ctx, shown=task.method.owner("facts") is not None
+    )
+    return ClientOps(
         grad,
-        _lend_forward(task, x),
-        _lend_predict(task, rows),
-        lend_walk(task, differentiate, ctx),
+        _make_forward(task, x),
+        _make_predict(task, rows),
+        make_effective_steps(task, differentiate, ctx),
         each,
     )
 
 
-def lend_walk(
-    task: Task, differentiate: Differentiate, ctx: Context
+def make_effective_steps(
+    task: TrainingTask, differentiate: Differentiate, ctx: Context
 ) -> Callable[[Tree | None], Tree]:
-    """The same optimiser and the same penalties on a single number that starts at 0 and always
+    """The same optimizer and the same penalties on a single number that starts at 0 and always
     feels a gradient of 1.
 
     After the local steps its distance from 0, divided by the learning rate, is how many plain steps
@@ -327,23 +332,23 @@ def lend_walk(
     def walk(state: Tree | None) -> Tree:
         if state is None:
             zero = {"u": torch.zeros_like(ctx.rule["lr"])}
-            return {"at": zero, "slots": task.optimiser.init(zero)}
-        origin = ctx._replace(start=Start(pytree.zeros_like(state["at"]), {}))
+            return {"at": zero, "slots": task.optimizer.init(zero)}
+        origin = ctx._replace(start=ModelState(pytree.zeros_like(state["at"]), {}))
 
         def pull(at: Params) -> tuple[Tensor, dict[str, Any]]:
             return torch.stack([at["u"], *(penalty(at, origin) for penalty in penalties)]).sum(), {}
 
         grads, _ = differentiate(pull, state["at"])
-        at, slots = task.optimiser.step(state["at"], grads, state["slots"], ctx)
+        at, slots = task.optimizer.step(state["at"], grads, state["slots"], ctx)
         return {"at": at, "slots": slots}
 
     return walk
 
 
-def _lend_forward(task: Task, rows: Tensor | None) -> Forward:
-    cache: dict[int, tuple[Start, Output]] = {}
+def _make_forward(task: TrainingTask, rows: Tensor | None) -> Forward:
+    cache: dict[int, tuple[ModelState, Output]] = {}
 
-    def forward(model: Start, x: Tensor | None = None) -> Output:
+    def forward(model: ModelState, x: Tensor | None = None) -> Output:
         if x is not None or rows is None:
             assert x is not None, "outside a step there is no batch: pass x"
             with torch.no_grad():
@@ -362,8 +367,8 @@ def cross_entropy(out: Output, batch: Batch, ctx: Context) -> Tensor:
     return torch.nn.functional.cross_entropy(out.logits, batch.y, reduction="none")
 
 
-def _lend_predict(task: Task, rows: SplitRows) -> Predict:
-    def predict(model: Start, split: str = "train") -> tuple[Output, Batch]:
+def _make_predict(task: TrainingTask, rows: ClientIndices) -> Predict:
+    def predict(model: ModelState, split: str = "train") -> tuple[Output, Batch]:
         ids, weight = (
             (rows.train, rows.train_weight) if split == "train" else (rows.valid, rows.valid_weight)
         )
@@ -380,28 +385,28 @@ def _lend_predict(task: Task, rows: SplitRows) -> Predict:
     return predict
 
 
-def begin(
-    task: Task, differentiate: Differentiate, rows: SplitRows, ctx: Context
-) -> tuple[Start, Tree, Tree]:
+def client_init(
+    task: TrainingTask, differentiate: Differentiate, rows: ClientIndices, ctx: Context
+) -> tuple[ModelState, Tree, Tree]:
     """What a client does before its first step. -> the model it starts from, own, extras"""
     own, extras = dict(ctx.own), {}
-    lent = lend(task, differentiate, {}, ctx.start.buffers, None, rows, ctx)
+    lent = make_client_ops(task, differentiate, {}, ctx.start.buffers, None, rows, ctx)
     for hook in task.method.many("before"):
         changed, extras[hook.name] = hook(ctx._replace(own=own), lent)
         own[hook.name] = {**own.get(hook.name, {}), **changed}
     mine = own.get(PERSONAL, {})
-    start = Start(
+    start = ModelState(
         {**ctx.start.params, **mine.get("params", {})},
         {**ctx.start.buffers, **mine.get("buffers", {})},
     )
     return start, own, extras
 
 
-def finish(
-    task: Task,
+def client_final(
+    task: TrainingTask,
     differentiate: Differentiate,
-    rows: SplitRows,
-    trained: Start,
+    rows: ClientIndices,
+    trained: ModelState,
     extras: Tree,
     kept: Tree,
     ctx: Context,
@@ -410,18 +415,18 @@ def finish(
     extras
     """
     own, extras = dict(ctx.own), dict(extras)
-    lent = lend(task, differentiate, {}, trained.buffers, None, rows, ctx)
+    lent = make_client_ops(task, differentiate, {}, trained.buffers, None, rows, ctx)
     for hook in task.method.many("after"):
         changed, more = hook(ctx._replace(own=own), trained, lent)
         own[hook.name] = {**own.get(hook.name, {}), **changed}
         extras[hook.name] = {**extras.get(hook.name, {}), **more}
     own[PERSONAL] = task.personal_part(trained)
-    return _in_form(own, kept), _declared(
+    return _check_client_state(own, kept), _check_payload(
         {name: tree for name, tree in extras.items() if tree}, task
     )
 
 
-def _in_form(own: Tree, kept: Tree) -> Tree:
+def _check_client_state(own: Tree, kept: Tree) -> Tree:
     """What lasts: the names of the first value, in its shapes and types; anything else was for
     this round.
     """
@@ -440,7 +445,7 @@ def _in_form(own: Tree, kept: Tree) -> Tree:
     )
 
 
-def _declared(extras: Tree, task: Task) -> Tree:
+def _check_payload(extras: Tree, task: TrainingTask) -> Tree:
     """What goes up must have been announced: the gate, the byte count and the reader of
     `remanence list methods` rely on it.
     """
@@ -456,17 +461,19 @@ def _declared(extras: Tree, task: Task) -> Tree:
     return extras
 
 
-def keep_or_revert(
-    task: Task,
+def accept_or_rollback(
+    task: TrainingTask,
     differentiate: Differentiate,
     accept: Accept,
-    rows: SplitRows,
-    old: Start,
-    new: Start,
+    rows: ClientIndices,
+    old: ModelState,
+    new: ModelState,
     ctx: Context,
-) -> Start:
+) -> ModelState:
     """The result of a phase, if its `accept` says so, else what was there before."""
-    kept = accept(ctx, old, new, lend(task, differentiate, {}, new.buffers, None, rows, ctx))
-    return Start(
-        pytree.select(kept, new.params, old.params), pytree.select(kept, new.buffers, old.buffers)
+    kept = accept(
+        ctx, old, new, make_client_ops(task, differentiate, {}, new.buffers, None, rows, ctx)
+    )
+    return ModelState(
+        pytree.where(kept, new.params, old.params), pytree.where(kept, new.buffers, old.buffers)
     )

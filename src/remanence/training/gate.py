@@ -17,15 +17,15 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.pytree import Params, Tree
-from remanence.core.remote_params import FarParams, outline
-from remanence.core.types import Reply, Start
+from remanence.core.remote_params import RemoteParams, to_meta
+from remanence.core.types import ModelState, Reply
 
-NOBODY = -1  # who sent a reply that does not say so
+UNKNOWN_CLIENT = -1  # who sent a reply that does not say so
 # bytes beyond twice the expected ones that still count as a wrong name or dtype, not as oversized
-ROOM = 1 << 16
+SIZE_SLACK = 1 << 16
 
 
-class Refusal(NamedTuple):
+class Rejection(NamedTuple):
     """Who was refused, and why: a code for programs and a sentence for people."""
 
     client: int
@@ -33,7 +33,7 @@ class Refusal(NamedTuple):
     reason: str
 
 
-class Expected(NamedTuple):
+class ReplySchema(NamedTuple):
     """What a good reply of this round looks like."""
 
     round: int
@@ -44,32 +44,34 @@ class Expected(NamedTuple):
     weight_cap: float
     max_norm: float = math.inf  # how far a model may have moved from where it began
     # where it began: one model for all, or a stack in the order of the cohort; needed for a norm
-    start: Start | None = None
+    start: ModelState | None = None
     stacked: bool = False  # is `start` a stack?
     # what a client keeps; None: not checked. It never travels, but an engine could lose or mix it
     # up
     own: Tree | None = None
 
 
-Fault = tuple[str, str]  # code, reason
+Failure = tuple[str, str]  # code, reason
 
 
-def admit(chunks: Iterable[Reply], expected: Expected) -> tuple[Reply | None, list[Refusal]]:
+def validate_replies(
+    chunks: Iterable[Reply], expected: ReplySchema
+) -> tuple[Reply | None, list[Rejection]]:
     """The good replies in cohort order (None where there are none), and the refused ones."""
     good: list[Reply] = []
-    refusals: list[Refusal] = []
+    refusals: list[Rejection] = []
     seen: set[int] = set()
     for chunk in chunks:
-        fault = _judge_form(chunk, expected)
-        clients = name_clients(chunk)
+        fault = _check_schema(chunk, expected)
+        clients = client_ids(chunk)
         if fault is not None:
-            refusals += [Refusal(client, *fault) for client in clients or [NOBODY]]
+            refusals += [Rejection(client, *fault) for client in clients or [UNKNOWN_CLIENT]]
             continue
         if not clients:
             continue
-        chunk, keep = _lay_out(chunk, expected), []
+        chunk, keep = _reorder(chunk, expected), []
         for place, (client, judged) in enumerate(
-            zip(clients, _judge_values(chunk, expected), strict=True)
+            zip(clients, _check_values(chunk, expected), strict=True)
         ):
             if judged is None and client in seen:
                 judged = (
@@ -80,7 +82,7 @@ def admit(chunks: Iterable[Reply], expected: Expected) -> tuple[Reply | None, li
                 seen.add(client)
                 keep.append(place)
             else:
-                refusals.append(Refusal(client, *judged))
+                refusals.append(Rejection(client, *judged))
         if keep:
             good.append(
                 chunk
@@ -95,17 +97,17 @@ def admit(chunks: Iterable[Reply], expected: Expected) -> tuple[Reply | None, li
     return joined if in_order else joined.pick(order), sorted(refusals)
 
 
-def add_excuses(refusals: list[Refusal], engine: object) -> list[Refusal]:
+def add_declined(refusals: list[Rejection], engine: object) -> list[Rejection]:
     """With those of clients that said themselves, through the engine, why they do not reply;
     most engines have no such clients.
     """
-    excuses: list[Refusal] = engine.take_excuses() if hasattr(engine, "take_excuses") else []
+    excuses: list[Rejection] = engine.take_excuses() if hasattr(engine, "take_excuses") else []
     return sorted([*refusals, *excuses])
 
 
-def admit_probes(
+def validate_probe_losses(
     probed: Tensor, losses: Tensor, rows: Tensor
-) -> tuple[Tensor, Tensor, list[Refusal]]:
+) -> tuple[Tensor, Tensor, list[Rejection]]:
     """What clients heard of the models they tried, without what is no loss at all: it counts as
     infinite, and that peer is not mixed with.
 
@@ -125,11 +127,11 @@ def admit_probes(
     return (
         losses.masked_fill(refused, math.inf),
         refused,
-        [Refusal(int(peer), "probe", reason) for peer in peers],
+        [Rejection(int(peer), "probe", reason) for peer in peers],
     )
 
 
-def find_unsound(models: Start) -> tuple[Tensor, list[Refusal]]:
+def find_nonfinite(models: ModelState) -> tuple[Tensor, list[Rejection]]:
     """Whose models in a stack hold NaN or infinity: nobody may hear them. -> [K] bool, a
     refusal for each
     """
@@ -137,24 +139,26 @@ def find_unsound(models: Start) -> tuple[Tensor, list[Refusal]]:
     sound = pytree.finite({"params": models.params, "buffers": models.buffers}, count)
     bad = (~sound).nonzero().flatten().tolist()
     return ~sound, [
-        Refusal(client, "not-finite", "its model holds NaN or infinity, and no peer listens to it")
+        Rejection(
+            client, "not-finite", "its model holds NaN or infinity, and no peer listens to it"
+        )
         for client in bad
     ]
 
 
-def name_clients(chunk: Reply) -> list[int]:
+def client_ids(chunk: Reply) -> list[int]:
     """The numbers a chunk claims to come from; NOBODY where that is no number."""
     try:
         numbers = chunk.client.reshape(-1).tolist()
     except (AttributeError, RuntimeError, NotImplementedError):  # no tensor, or one without content
-        return [NOBODY]
+        return [UNKNOWN_CLIENT]
     return [
-        int(number) if isinstance(number, int | float) and math.isfinite(number) else NOBODY
+        int(number) if isinstance(number, int | float) and math.isfinite(number) else UNKNOWN_CLIENT
         for number in numbers
     ]
 
 
-def _judge_form(chunk: Reply, expected: Expected) -> Fault | None:
+def _check_schema(chunk: Reply, expected: ReplySchema) -> Failure | None:
     """Names, shapes and dtypes: exact, because a shape that merely broadcasts would pass unseen."""
     numbers = (chunk.client, chunk.round, chunk.weight, chunk.loss)
     if not all(_is_plain(x) for x in numbers):
@@ -168,7 +172,7 @@ def _judge_form(chunk: Reply, expected: Expected) -> Fault | None:
     ):
         return "dtype", "client and round must be whole numbers, and the weight a number"
     forms: tuple[tuple[str, Any, Tree], ...] = (
-        ("parameter", outline(chunk.params), expected.params),
+        ("parameter", to_meta(chunk.params), expected.params),
         ("buffer", chunk.buffers, expected.buffers),
         ("extra", chunk.extras, expected.extras),
     )
@@ -187,15 +191,15 @@ def _judge_form(chunk: Reply, expected: Expected) -> Fault | None:
         sum(x.numel() * x.element_size() for flat in side.values() for x in flat.values())
         for side in (sent, wanted)
     )
-    if size > chunk.k * (2 * usual + ROOM):
+    if size > chunk.k * (2 * usual + SIZE_SLACK):
         return "oversized", f"it sent {size / max(chunk.k, 1):.0f} bytes where {usual} are expected"
     for kind in sent:
         if fault := _compare(kind, sent[kind], wanted[kind], chunk.k):
             return fault
-    return _judge_own(chunk, expected)
+    return _check_client_state(chunk, expected)
 
 
-def _judge_own(chunk: Reply, expected: Expected) -> Fault | None:
+def _check_client_state(chunk: Reply, expected: ReplySchema) -> Failure | None:
     if expected.own is None:
         return None
     try:
@@ -205,31 +209,31 @@ def _judge_own(chunk: Reply, expected: Expected) -> Fault | None:
     return _compare("state", kept, pytree.flatten(expected.own), chunk.k)
 
 
-def _lay_out(chunk: Reply, expected: Expected) -> Reply:
+def _reorder(chunk: Reply, expected: ReplySchema) -> Reply:
     """The chunk with its trees laid out as expected: empty branches, which hold nothing that
     could be wrong, come and go, and would not fit together.
     """
-    own = chunk.own if expected.own is None else _follow(expected.own, chunk.own)
+    own = chunk.own if expected.own is None else _reorder_like(expected.own, chunk.own)
     params = (
         chunk.params
-        if isinstance(chunk.params, FarParams)
-        else _follow(expected.params, chunk.params)
+        if isinstance(chunk.params, RemoteParams)
+        else _reorder_like(expected.params, chunk.params)
     )
     buffers, extras = (
-        _follow(expected.buffers, chunk.buffers),
-        _follow(expected.extras, chunk.extras),
+        _reorder_like(expected.buffers, chunk.buffers),
+        _reorder_like(expected.extras, chunk.extras),
     )
     return chunk._replace(params=params, buffers=buffers, extras=extras, own=own)
 
 
-def _follow(form: Tree, tree: Tree) -> Tree:
+def _reorder_like(form: Tree, tree: Tree) -> Tree:
     return {
-        name: _follow(value, tree.get(name, {})) if isinstance(value, dict) else tree[name]
+        name: _reorder_like(value, tree.get(name, {})) if isinstance(value, dict) else tree[name]
         for name, value in form.items()
     }
 
 
-def _compare(kind: str, sent: Params, wanted: Params, k: int) -> Fault | None:
+def _compare(kind: str, sent: Params, wanted: Params, k: int) -> Failure | None:
     if set(sent) != set(wanted):
         odd = sorted(set(sent) ^ set(wanted))[0]
         return "names", (
@@ -256,18 +260,20 @@ def _is_plain(x: object) -> bool:
     )
 
 
-def _judge_values(chunk: Reply, expected: Expected) -> list[Fault | None]:
+def _check_values(chunk: Reply, expected: ReplySchema) -> list[Failure | None]:
     """Client, round, weight, finiteness and norm of what travels, for each client of a chunk;
     one transfer from the device.
     """
-    far, came = (chunk.params, {}) if isinstance(chunk.params, FarParams) else (None, chunk.params)
+    far, came = (
+        (chunk.params, {}) if isinstance(chunk.params, RemoteParams) else (None, chunk.params)
+    )
     travels: Tree = {"params": came, "buffers": chunk.buffers, "extras": chunk.extras}
     sound = pytree.finite(travels, chunk.k)
     # of models that stayed with a worker, the worker has looked
     finite = (sound if far is None else sound & far.finite).tolist()
     clients, rounds, weights = chunk.client.tolist(), chunk.round.tolist(), chunk.weight.tolist()
     norms = _measure_norms(chunk, expected, clients)
-    judged: list[Fault | None] = []
+    judged: list[Failure | None] = []
     for client, round, weight, good, norm in zip(
         clients, rounds, weights, finite, norms, strict=True
     ):
@@ -300,11 +306,11 @@ def _judge_values(chunk: Reply, expected: Expected) -> list[Fault | None]:
     return judged
 
 
-def _measure_norms(chunk: Reply, expected: Expected, clients: list[int]) -> list[float]:
+def _measure_norms(chunk: Reply, expected: ReplySchema, clients: list[int]) -> list[float]:
     """How far each model of a chunk is from where it began, in float64; 0 where nobody asks."""
     if not math.isfinite(expected.max_norm) or expected.start is None:
         return [0.0] * chunk.k
-    if isinstance(chunk.params, FarParams):
+    if isinstance(chunk.params, RemoteParams):
         return [float(norm) for norm in chunk.params.moved.tolist()]
     start = expected.start.params
     if expected.stacked:  # strangers are refused anyway, so any model does for them
@@ -314,7 +320,7 @@ def _measure_norms(chunk: Reply, expected: Expected, clients: list[int]) -> list
             dtype=torch.int64,
             device=chunk.client.device,
         )
-        start = pytree.take(pytree.restrict(start, chunk.params), index)
+        start = pytree.take(pytree.select_keys(start, chunk.params), index)
     squares = torch.zeros(chunk.k, dtype=torch.float64, device=chunk.client.device)
     for name, x in chunk.params.items():
         squares = squares + (x.double() - start[name].double()).square().reshape(chunk.k, -1).sum(

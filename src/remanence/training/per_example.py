@@ -11,12 +11,12 @@ from torch import Tensor
 from remanence.core import pytree, rng
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params
-from remanence.core.types import Batch, Context, Each
+from remanence.core.types import Batch, Context, PerExampleGrad
 
 Objective = Callable[[Params, Batch], tuple[Tensor, Any]]
 
 
-class HiddenFacts:
+class HiddenStats:
     """In the place of a client's facts where one row is looked at alone."""
 
     def __getattr__(self, name: str) -> Tensor:
@@ -26,21 +26,21 @@ class HiddenFacts:
         )
 
 
-def lend_each(
+def make_per_example_grad(
     objective_of: Callable[[Context, Tensor], Objective],
-    penalise: Callable[[Params], Params],
+    penalize: Callable[[Params], Params],
     ctx: Context,
     shown: bool,
-) -> Each:
+) -> PerExampleGrad:
     """The function `lent.each`.
 
-    objective_of: (context, the row as a batch of one) -> the objective without penalties. penalise:
+    objective_of: (context, the row as a batch of one) -> the objective without penalties. penalize:
         the gradient of those. shown: may the loss read the client's facts, since a part shows them
         with noise?
     """
 
     def each(params: Params, batch: Batch) -> tuple[Params, Params]:
-        alone = ctx if shown else ctx._replace(facts=HiddenFacts())  # type: ignore[arg-type]
+        alone = ctx if shown else ctx._replace(facts=HiddenStats())  # type: ignore[arg-type]
 
         def of_row(
             params: Params, x: Tensor, y: Tensor, id: Tensor, number: Tensor
@@ -54,10 +54,10 @@ def lend_each(
         numbers = torch.arange(len(batch.weight), device=batch.weight.device)
         mapped = torch.func.vmap(torch.func.grad(of_row, has_aux=True), in_dims=(None, 0, 0, 0, 0))
         rows: Params = mapped(params, batch.x, batch.y, batch.ids, numbers)[0]
-        return rows, penalise(params)
+        return rows, penalize(params)
 
     return each
 
 
-def no_penalty(params: Params) -> Params:
+def no_regularizer(params: Params) -> Params:
     return pytree.zeros_like(params)

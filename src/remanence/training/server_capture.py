@@ -17,17 +17,17 @@ from torch import Tensor
 
 from remanence.core.errors import first_line
 from remanence.core.pytree import Params, Tree
-from remanence.core.types import Optimiser, PublicLoss, Start
-from remanence.kernels.capture import capture, copies, copy_into, kinds_of
-from remanence.kernels.trace import Written
-from remanence.training.client_step import Task
+from remanence.core.types import ModelState, Optimizer, PublicLoss
+from remanence.kernels.capture import capture, clone_tree, copy_tree, signature
+from remanence.kernels.trace import TracedFunction
+from remanence.training.client_step import TrainingTask
 
 log = logging.getLogger("remanence")
-FEWEST = 10  # steps for which recording pays
+MIN_STEPS = 10  # steps for which recording pays
 KEPT = 2  # recordings of a run
 
 
-class Moving(NamedTuple):
+class ServerTrainState(NamedTuple):
     """What one step hands to the next."""
 
     params: Params
@@ -35,10 +35,10 @@ class Moving(NamedTuple):
     slots: Tree
 
 
-class Scene(NamedTuple):
+class StepInputs(NamedTuple):
     """What stays the same from the first to the last step, with what each of them looks up."""
 
-    start: Start
+    start: ModelState
     given: Tree  # what the loss knows of this round
     public: Tensor  # [n] ids of the public set
     places: Tensor  # [steps, batch] positions in it
@@ -46,39 +46,41 @@ class Scene(NamedTuple):
     rates: dict[str, Tensor]  # [steps] each
 
 
-Step = Callable[..., Moving]  # (scene, moving, number of the step [1], width) -> moving
+Step = Callable[..., ServerTrainState]  # (scene, moving, number of the step [1], width) -> moving
 
 
-class PlainSteps:
+class EagerServerSteps:
     """One after the other."""
 
-    def __init__(self, step: Step, moving: Moving, scene: Scene):
+    def __init__(self, step: Step, moving: ServerTrainState, scene: StepInputs):
         self.step, self.moving, self.scene = step, moving, scene
         self.numbers = torch.arange(len(scene.places), device=scene.places.device)
 
     def take(self, step: int, width: int) -> None:
         self.moving = self.step(self.scene, self.moving, self.numbers[step : step + 1], width)
 
-    def read(self) -> Moving:
+    def read(self) -> ServerTrainState:
         return self.moving
 
 
-class RecordedSteps:
+class CapturedServerSteps:
     """The same from memory of its own, for each width one CUDA graph or, without a GPU, one
     compiled step if `compile` and plain ones on that memory if not.
     """
 
-    def __init__(self, step: Step, moving: Moving, scene: Scene, compile: bool = False):
+    def __init__(
+        self, step: Step, moving: ServerTrainState, scene: StepInputs, compile: bool = False
+    ):
         self.step, self.compile = step, compile
-        self.moving, self.scene = copies(moving, scene)
+        self.moving, self.scene = clone_tree(moving, scene)
         self.number = torch.zeros(1, dtype=torch.int64, device=scene.places.device)
         self.replays: dict[int, Callable[[], None]] = {}
 
-    def fits(self, moving: Moving, scene: Scene) -> bool:
-        return bool(kinds_of((self.moving, self.scene)) == kinds_of((moving, scene)))
+    def fits(self, moving: ServerTrainState, scene: StepInputs) -> bool:
+        return bool(signature((self.moving, self.scene)) == signature((moving, scene)))
 
-    def begin(self, moving: Moving, scene: Scene) -> RecordedSteps:
-        copy_into((self.moving, self.scene), (moving, scene))
+    def begin(self, moving: ServerTrainState, scene: StepInputs) -> CapturedServerSteps:
+        copy_tree((self.moving, self.scene), (moving, scene))
         self.number.zero_()
         return self
 
@@ -87,16 +89,16 @@ class RecordedSteps:
             self.replays[width] = self._record(width)
         self.replays[width]()
 
-    def read(self) -> Moving:
-        moving: Moving
-        (moving,) = copies(self.moving)
+    def read(self) -> ServerTrainState:
+        moving: ServerTrainState
+        (moving,) = clone_tree(self.moving)
         return moving
 
     def _record(self, width: int) -> Callable[[], None]:
-        step: Callable[..., Moving] = partial(self.step, width=width)
+        step: Callable[..., ServerTrainState] = partial(self.step, width=width)
         if self.compile:
             try:
-                step = Written(step, (self.scene, self.moving, self.number), compile=True)
+                step = TracedFunction(step, (self.scene, self.moving, self.number), compile=True)
                 # the compiler is called by the first step
                 step(self.scene, self.moving, self.number)
             except Exception as error:  # it may fail in any way, and the loss may be a user's
@@ -106,65 +108,65 @@ class RecordedSteps:
                     " steps are plain ones"
                 )
 
-        def compute() -> Moving:
+        def compute() -> ServerTrainState:
             return step(self.scene, self.moving, self.number)
 
         def take() -> None:
-            copy_into(self.moving, compute())
+            copy_tree(self.moving, compute())
             self.number.add_(1)
 
         return capture(compute, take) if self.number.is_cuda else take
 
 
 class _Known(NamedTuple):
-    task: Task
+    task: TrainingTask
     loss: PublicLoss
-    optimiser: Optimiser
-    steps: RecordedSteps
+    optimizer: Optimizer
+    steps: CapturedServerSteps
 
 
-def find_steps(
-    task: Task,
+def get_steps(
+    task: TrainingTask,
     step: Step,
     loss: PublicLoss,
-    optimiser: Optimiser,
-    moving: Moving,
-    scene: Scene,
+    optimizer: Optimizer,
+    moving: ServerTrainState,
+    scene: StepInputs,
     compile: bool,
-) -> PlainSteps | RecordedSteps:
-    """`step` is one step with this loss and optimiser. Written down where that is possible and
+) -> EagerServerSteps | CapturedServerSteps:
+    """`step` is one step with this loss and optimizer. Written down where that is possible and
     pays: on a CPU, if the clients' steps are compiled, too.
     """
     if (
         (compile or task.world.device.type == "cuda")
-        and len(scene.places) >= FEWEST
+        and len(scene.places) >= MIN_STEPS
         and is_pure(loss)
     ):
-        return find_recorded(task, step, loss, optimiser, moving, scene, compile)
-    return PlainSteps(step, moving, scene)
+        return get_captured(task, step, loss, optimizer, moving, scene, compile)
+    return EagerServerSteps(step, moving, scene)
 
 
-def find_recorded(
-    task: Task,
+def get_captured(
+    task: TrainingTask,
     step: Step,
     loss: PublicLoss,
-    optimiser: Optimiser,
-    moving: Moving,
-    scene: Scene,
+    optimizer: Optimizer,
+    moving: ServerTrainState,
+    scene: StepInputs,
     compile: bool = False,
-) -> RecordedSteps:
+) -> CapturedServerSteps:
     """Those of an earlier round where they fit, else new ones."""
     kept: list[_Known] = task.memo.setdefault("server steps", [])
     for known in kept:
         if (
             known.task is task
             and known.loss is loss
-            and known.optimiser is optimiser
+            and known.optimizer is optimizer
             and known.steps.fits(moving, scene)
         ):
             return known.steps.begin(moving, scene)
-    steps = RecordedSteps(step, moving, scene, compile)
-    kept[:] = [*kept, _Known(task, loss, optimiser, steps)][-KEPT:]
+    steps = CapturedServerSteps(step, moving, scene, compile)
+    kept[:] = [*kept, _Known(task, loss, optimizer, steps)][-KEPT:]
     return steps.begin(moving, scene)
 
 

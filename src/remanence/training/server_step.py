@@ -8,58 +8,58 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from remanence.aggregators.mean import mean, move, weigh_by_size
+from remanence.aggregators.mean import apply_delta, mean, size_weights
 from remanence.core import pytree
-from remanence.core.compose import Composed, Scoped
-from remanence.core.errors import Unusable
+from remanence.core.compose import BoundHook, ComposedMethod
+from remanence.core.errors import AggregationFailed
 from remanence.core.pytree import Params, Tree
-from remanence.core.remote_params import FarParams
+from remanence.core.remote_params import RemoteParams
 from remanence.core.rng import Key
-from remanence.core.types import Combine, Engine, Reply, ServerContext, Start
-from remanence.training.client_step import PERSONAL, Task
-from remanence.training.server_training import lend_server
+from remanence.core.types import Aggregate, Engine, ModelState, Reply, ServerContext
+from remanence.training.client_step import PERSONAL, TrainingTask
+from remanence.training.server_training import make_server_ops
 
 
 @dataclass(frozen=True)
 class Server:
     """A global model and what the server remembers, by part."""
 
-    model: Start
+    model: ModelState
     state: Tree
 
 
 @dataclass(frozen=True)
-class Update:
+class ServerResult:
     """A round at the server, with the model at each moment."""
 
     server: Server
     # after aggregation, before refinement; the server's model itself where nothing refines
-    merged: Start
+    merged: ModelState
     weights: Tensor  # [k] float64 on the device, summing to 1
 
 
-def found(task: Task) -> Server:
+def init_server(task: TrainingTask) -> Server:
     """The server before the first round."""
     start = task.model.initial
     state = {p.name: p.server(start, task.world) for p in task.method.parts if p.server is not None}
     return Server(start, pytree.to(state, task.world.device))
 
 
-def share(task: Task, server: Server, round: int, key: Key) -> Tree:
+def make_broadcast(task: TrainingTask, server: Server, round: int, key: Key) -> Tree:
     """What goes down to the clients besides the model."""
     srv = _context(task, server.model, server.state, round, key.fold("share"))
     return {hook.name: hook(srv) for hook in task.method.many("share")}
 
 
 def update(
-    task: Task,
+    task: TrainingTask,
     server: Server,
     replies: Reply,
     round: int,
     key: Key,
     rule: dict[str, float],
     engine: Engine,
-) -> Update:
+) -> ServerResult:
     """From replies to the next global model; `engine` does what a server-side part has judged
     or trained on the public set.
     """
@@ -68,28 +68,28 @@ def update(
     def srv(slot: str) -> ServerContext:
         return _context(task, server.model, state, round, key.fold("server", slot))
 
-    weigh, combine = method.one("weigh"), combine_of(method)
-    weights = _normalise(
-        weigh_by_size(replies, srv("weigh"))
+    weigh, combine = method.one("weigh"), aggregator_of(method)
+    weights = _normalize(
+        size_weights(replies, srv("weigh"))
         if weigh is None
         else _check_weights(weigh(replies, srv("weigh")))
     )
     weights = weights.to(task.world.device)
-    delta = combine.finish(_add_up(combine, weights, replies, srv("combine")), srv("combine"))
+    delta = combine.finish(_partial_sum(combine, weights, replies, srv("combine")), srv("combine"))
     apply_ = method.one("apply")
-    params, changed = (apply_ or move)(server.model.params, delta, srv("apply"))
+    params, changed = (apply_ or apply_delta)(server.model.params, delta, srv("apply"))
     if apply_ is not None:
         state[apply_.name] = changed
-    merged = refined = Start(
+    merged = refined = ModelState(
         params, (combine.buffers or average_buffers)(server.model.buffers, replies.buffers, weights)
     )
     refine = method.one("refine")
     if refine is not None:
         complete = partial(local_models, server.model, seen_by_server=True)
 
-        def work(engine: Engine) -> Start:
-            lent = lend_server(task, rule, key.fold("server", "fit"), engine, complete)
-            model: Start = refine(merged, server.model, replies, lent, srv("refine"))
+        def work(engine: Engine) -> ModelState:
+            lent = make_server_ops(task, rule, key.fold("server", "fit"), engine, complete)
+            model: ModelState = refine(merged, server.model, replies, lent, srv("refine"))
             return model
 
         # runs that share an engine come to it one at a time
@@ -100,24 +100,25 @@ def update(
     numbers = torch.cat([value.reshape(-1) for value in refined.params.values()])
     # the first question to the device: up to here nobody waited for it
     if not bool(torch.isfinite(numbers).all()):
-        raise Unusable("the new model holds NaN or infinity")
-    return Update(Server(refined, state), merged, weights)
+        raise AggregationFailed("the new model holds NaN or infinity")
+    return ServerResult(Server(refined, state), merged, weights)
 
 
-def combine_of(method: Composed) -> Combine:
+def aggregator_of(method: ComposedMethod) -> Aggregate:
     """How a method's replies are combined, each half seeing its own part's state."""
     owner = method.owner("combine")
     if owner is None or owner.combine is None:
         return mean
     return owner.combine._replace(
-        partial=Scoped(owner, owner.combine.partial), finish=Scoped(owner, owner.combine.finish)
+        partial=BoundHook(owner, owner.combine.partial),
+        finish=BoundHook(owner, owner.combine.finish),
     )
 
 
-def _add_up(combine: Combine, weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
+def _partial_sum(combine: Aggregate, weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
     """The first half of combining: here, or where the models lie."""
     far = replies.params
-    if combine.in_pieces and isinstance(far, FarParams):
+    if combine.in_pieces and isinstance(far, RemoteParams):
         return far.holder.add_up(far.piece, far.row, weights, srv)
     return combine.partial(weights, replies, srv)
 
@@ -126,11 +127,13 @@ def _check_weights(raw: Tensor) -> Tensor:
     """What a part made of the replies; at their own weights the gate has looked. raw: [k]"""
     here = raw.double().cpu()
     if not bool(torch.isfinite(here).all()) or bool((here < 0).any()) or float(here.sum()) <= 0:
-        raise Unusable("the clients' weights are not numbers of at least 0 with a positive sum")
+        raise AggregationFailed(
+            "the clients' weights are not numbers of at least 0 with a positive sum"
+        )
     return raw
 
 
-def _normalise(raw: Tensor) -> Tensor:
+def _normalize(raw: Tensor) -> Tensor:
     """Weights that sum to one. raw: [k] -> [k] float64"""
     raw = raw.double()
     return raw / raw.sum()
@@ -148,8 +151,8 @@ def average_buffers(current: Params, sent: Params, weights: Tensor) -> Params:
 
 
 def local_models(
-    start: Start, replies: Reply, *, stacked: bool = False, seen_by_server: bool = False
-) -> Start:
+    start: ModelState, replies: Reply, *, stacked: bool = False, seen_by_server: bool = False
+) -> ModelState:
     """The clients' models as a stack, completed by what did not travel: the frozen part, and each
     client's own, which a server never sees.
 
@@ -158,14 +161,18 @@ def local_models(
     whole = (
         start
         if stacked
-        else Start(pytree.expand(start.params, replies.k), pytree.expand(start.buffers, replies.k))
+        else ModelState(
+            pytree.broadcast(start.params, replies.k), pytree.broadcast(start.buffers, replies.k)
+        )
     )
     mine = {} if seen_by_server else replies.own.get(PERSONAL, {})
-    return Start(
+    return ModelState(
         whole.params | replies.params | mine.get("params", {}),
         whole.buffers | replies.buffers | mine.get("buffers", {}),
     )
 
 
-def _context(task: Task, start: Start, state: Tree, round: int, key: Key) -> ServerContext:
+def _context(
+    task: TrainingTask, start: ModelState, state: Tree, round: int, key: Key
+) -> ServerContext:
     return ServerContext(round, start, state, task.number_tensors(), key, task.world)

@@ -17,36 +17,36 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.pytree import Params, Tree, weighted_mean
-from remanence.core.rng import Key, fold_each
+from remanence.core.rng import Key, fold_in_batch
 from remanence.core.types import (
     Batch,
+    ClientStats,
     Context,
     Engine,
-    Facts,
     Fit,
-    Optimiser,
+    ModelState,
+    Optimizer,
     PublicLoss,
     Reply,
-    ServerLent,
-    Start,
+    ServerOps,
 )
 from remanence.data.batches import plan_batches
-from remanence.training.client_step import Task, differentiate_plain
-from remanence.training.server_capture import Moving, Scene, find_steps
+from remanence.training.client_step import TrainingTask, grad_autograd
+from remanence.training.server_capture import ServerTrainState, StepInputs, get_steps
 
 CHECKS = 20  # how often within the patience the validation rows are looked at
 
 
-def lend_server(
-    task: Task,
+def make_server_ops(
+    task: TrainingTask,
     rule: dict[str, float],
     key: Key,
     engine: Engine,
-    local_models: Callable[[Reply], Start],
-) -> ServerLent:
+    local_models: Callable[[Reply], ModelState],
+) -> ServerOps:
     """What a server-side part may call; `rule` are the clients' numbers in this round."""
     ids = task.public.to(task.world.device)
-    return ServerLent(
+    return ServerOps(
         make_fit(task, rule, key, engine),
         lambda models: engine.judge(models, ids),
         task.train.labels(ids),
@@ -54,46 +54,46 @@ def lend_server(
     )
 
 
-def make_fit(task: Task, rule: Mapping[str, float], key: Key, engine: Engine) -> Fit:
+def make_fit(task: TrainingTask, rule: Mapping[str, float], key: Key, engine: Engine) -> Fit:
     """The lent function itself; every call draws its own batches."""
     calls = itertools.count()
 
     def fit(
-        model: Start,
+        model: ModelState,
         loss: PublicLoss,
         given: Tree,
         *,
         epochs: int = 0,
         steps: int = 0,
         batch: int = 0,
-        optimiser: Optimiser | None = None,
+        optimizer: Optimizer | None = None,
         cosine: bool = False,
         validation: float = 0.0,
         patience: int = 0,
-    ) -> Start:
-        here, used = key.fold("call", next(calls)), optimiser or task.optimiser
+    ) -> ModelState:
+        here, used = key.fold("call", next(calls)), optimizer or task.optimizer
         order = here.fold("validation").permutation(len(task.public))
         held = round(validation * len(order))
         places = np.sort(order[held:])
         size = min(batch or task.batch, len(places))
         # batch norm cannot train on a last batch of one row
-        lonely = task.model.mixes_rows and size > 1 and len(places) % size == 1
+        lonely = task.model.depends_on_batch and size > 1 and len(places) % size == 1
         plan = plan_batches(here.fold("plan"), len(places), size, epochs, steps, drop_last=lonely)
         total, device = len(plan.widths), task.world.device
-        rates = _rates(task, rule if optimiser is None else optimiser.numbers, total, cosine)
-        numbers = torch.from_numpy(fold_each(here, "step", np.arange(total)).astype(np.int64)).to(
-            device
-        )
+        rates = _rates(task, rule if optimizer is None else optimizer.numbers, total, cosine)
+        numbers = torch.from_numpy(
+            fold_in_batch(here, "step", np.arange(total)).astype(np.int64)
+        ).to(device)
         public = task.public.to(device)
         watched = public[torch.from_numpy(np.sort(order[:held])).to(device)]
-        scene = Scene(
+        scene = StepInputs(
             model, given, public, torch.from_numpy(places[plan.rows]).to(device), numbers, rates
         )
-        params = pytree.restrict(model.params, task.sent_names())
-        moving = Moving(params, model.buffers, used.init(params))
+        params = pytree.select_keys(model.params, task.sent_names())
+        moving = ServerTrainState(params, model.buffers, used.init(params))
         compiled = engine.steps == "compiled" and device.type == "cpu"
-        walk = find_steps(
-            task, partial(take_step, task, loss, used), loss, used, moving, scene, compiled
+        walk = get_steps(
+            task, partial(server_train_step, task, loss, used), loss, used, moving, scene, compiled
         )
         best, best_right, best_step = model, -1, 0
         for step, width in enumerate(plan.widths.tolist()):
@@ -114,15 +114,15 @@ def make_fit(task: Task, rule: Mapping[str, float], key: Key, engine: Engine) ->
     return fit
 
 
-def take_step(
-    task: Task,
+def server_train_step(
+    task: TrainingTask,
     loss: PublicLoss,
-    used: Optimiser,
-    scene: Scene,
-    moving: Moving,
+    used: Optimizer,
+    scene: StepInputs,
+    moving: ServerTrainState,
     at: Tensor,
     width: int,
-) -> Moving:
+) -> ServerTrainState:
     """Step number `at` [1], on the device like everything else, so that it can be recorded."""
     place = scene.places.index_select(0, at)[0, :width]
     ctx, batch = _context(task, scene, at), _batch(task, scene.public[place])
@@ -132,17 +132,19 @@ def take_step(
         out, new = task.model.apply({**fixed, **params}, moving.buffers, batch.x, ctx.key)
         return weighted_mean(loss(out, batch, place, scene.given), batch.weight), new
 
-    grads, buffers = differentiate_plain(objective, moving.params)
+    grads, buffers = grad_autograd(objective, moving.params)
     params, slots = used.step(moving.params, grads, moving.slots, ctx)
-    return Moving(params, buffers, slots)
+    return ServerTrainState(params, buffers, slots)
 
 
-def _whole(model: Start, moving: Moving) -> Start:
-    return Start(model.params | moving.params, moving.buffers)
+def _whole(model: ModelState, moving: ServerTrainState) -> ModelState:
+    return ModelState(model.params | moving.params, moving.buffers)
 
 
-def _rates(task: Task, numbers: Mapping[str, float], total: int, cosine: bool) -> dict[str, Tensor]:
-    """An optimiser's numbers in every step. -> [steps] each"""
+def _rates(
+    task: TrainingTask, numbers: Mapping[str, float], total: int, cosine: bool
+) -> dict[str, Tensor]:
+    """An optimizer's numbers in every step. -> [steps] each"""
     falling = [(1 + math.cos(math.pi * step / total)) / 2 for step in range(total)]
     tables = {
         name: [value * share if cosine and name == "lr" else value for share in falling]
@@ -154,18 +156,18 @@ def _rates(task: Task, numbers: Mapping[str, float], total: int, cosine: bool) -
     }
 
 
-def _batch(task: Task, ids: Tensor) -> Batch:
+def _batch(task: TrainingTask, ids: Tensor) -> Batch:
     weight = torch.ones(len(ids), dtype=task.world.dtype, device=ids.device)
     return Batch(task.train.inputs(ids), task.train.labels(ids), weight, ids)
 
 
-def _count_right(task: Task, engine: Engine, model: Start, ids: Tensor) -> int:
-    said = engine.judge(Start(*(pytree.expand(tree, 1) for tree in model)), ids)[0]
+def _count_right(task: TrainingTask, engine: Engine, model: ModelState, ids: Tensor) -> int:
+    said = engine.judge(ModelState(*(pytree.broadcast(tree, 1) for tree in model)), ids)[0]
     return int((said.argmax(dim=1) == task.train.labels(ids)).sum())
 
 
-def _context(task: Task, scene: Scene, at: Tensor) -> Context:
-    """An optimiser asks only for its numbers; the server has no client and no facts."""
+def _context(task: TrainingTask, scene: StepInputs, at: Tensor) -> Context:
+    """An optimizer asks only for its numbers; the server has no client and no facts."""
     step, nobody = at.squeeze(0), torch.full_like(at.squeeze(0), -1)
     rule = {name: table.index_select(0, at).squeeze(0) for name, table in scene.rates.items()}
     key = scene.keys.index_select(0, at).squeeze(0)
@@ -176,7 +178,7 @@ def _context(task: Task, scene: Scene, at: Tensor) -> Context:
         {},
         {},
         {},
-        Facts(step, step),
+        ClientStats(step, step),
         step,
         step,
         {},

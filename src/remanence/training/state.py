@@ -14,23 +14,23 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.pytree import Tree
-from remanence.core.types import Facts, Reply, Start
-from remanence.training.client_step import PERSONAL, Task
+from remanence.core.types import ClientStats, ModelState, Reply
+from remanence.training.client_step import PERSONAL, TrainingTask
 from remanence.training.server_step import Server
 
-SITE = "site"  # in what is known of a client that keeps its state for itself
-NEVER = -1  # the round of a state that is not there yet
+REMOTE = "site"  # in what is known of a client that keeps its state for itself
+NO_STATE = -1  # the round of a state that is not there yet
 
 
 @dataclass(frozen=True)
-class Crowd:
+class ClientModels:
     """The clients' own models, where there is no server. All tensors have the K clients as
     leading axis.
     """
 
-    models: Start
+    models: ModelState
     # with the lowest validation loss since the client's data changed: the one that counts
-    best: Start
+    best: ModelState
     best_loss: Tensor  # [K] float64, infinity before the first validation
     waited: Tensor  # [K] int64: rounds since then without a lower one
     stopped: Tensor  # [K] bool: waited too long; trains no more until its data change
@@ -38,11 +38,11 @@ class Crowd:
     heard: Tensor  # [K, K] int64: how often k listened to j since it was last written down
 
 
-class Late(NamedTuple):
+class StaleReply(NamedTuple):
     """An answer that is still under way."""
 
     reply: Reply  # of one client
-    began: Start  # the global model it began from
+    began: ModelState  # the global model it began from
     due: int  # the round in which it comes
 
 
@@ -59,17 +59,17 @@ class RunState:
     others: tuple[Server, ...] = ()  # more global models, where a method has several
     uses: Tensor | None = None  # [K] int64: which of them each client uses; None: there is one
     assign: Tree = field(default_factory=dict)  # by part: what is remembered of who uses which
-    crowd: Crowd | None = None  # where there is no server
-    late: tuple[Late, ...] = ()  # answers that come in later rounds
+    crowd: ClientModels | None = None  # where there is no server
+    late: tuple[StaleReply, ...] = ()  # answers that come in later rounds
 
     @property
     def servers(self) -> tuple[Server, ...]:
         return self.server, *self.others
 
     @property
-    def models(self) -> Start:
+    def models(self) -> ModelState:
         """The global models as a stack."""
-        return Start.stack([server.model for server in self.servers])
+        return ModelState.stack([server.model for server in self.servers])
 
     def used_by(self, clients: np.ndarray) -> np.ndarray:
         """Which global model each of these clients uses. -> [k] int64"""
@@ -80,7 +80,9 @@ class RunState:
         )
 
 
-def gather_own(state: RunState, task: Task, clients: np.ndarray, facts: Facts) -> Tree:
+def load_client_states(
+    state: RunState, task: TrainingTask, clients: np.ndarray, facts: ClientStats
+) -> Tree:
     """What these clients keep, as a stack on the device; a newcomer's first value comes from
     its parts.
     """
@@ -88,15 +90,15 @@ def gather_own(state: RunState, task: Task, clients: np.ndarray, facts: Facts) -
         return {}
     if task.at_sites:
         rounds = [
-            int(state.own[client][SITE]["round"]) if client in state.own else NEVER
+            int(state.own[client][REMOTE]["round"]) if client in state.own else NO_STATE
             for client in clients.tolist()
         ]
-        return {SITE: {"round": torch.tensor(rounds, device=task.world.device)}}
+        return {REMOTE: {"round": torch.tensor(rounds, device=task.world.device)}}
     rows = []
     for place, client in enumerate(clients):
         kept = state.own.get(int(client))
         if kept is None:
-            mine = Facts(*(fact[place] for fact in facts))
+            mine = ClientStats(*(fact[place] for fact in facts))
             kept = {
                 p.name: p.own(state.server.model, mine, task.world)
                 for p in task.method.parts
@@ -108,7 +110,7 @@ def gather_own(state: RunState, task: Task, clients: np.ndarray, facts: Facts) -
     return pytree.stack(rows)
 
 
-def commit_own(own: Mapping[int, Tree], replies: Reply) -> Mapping[int, Tree]:
+def store_client_states(own: Mapping[int, Tree], replies: Reply) -> Mapping[int, Tree]:
     """The store with what these clients now keep, on the host; the old store is left as it is."""
     if not replies.own:
         return own

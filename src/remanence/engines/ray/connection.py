@@ -17,7 +17,7 @@ from typing import Any
 from remanence.core.errors import InputError
 from remanence.engines.processes import count_cores
 
-KNOCKING = 10.0  # seconds a cluster has to answer at all
+CONNECT_TIMEOUT = 10.0  # seconds a cluster has to answer at all
 
 
 def require_ray() -> None:
@@ -103,7 +103,7 @@ def _knock(address: str) -> None:
     """Is anybody there? Ray itself asks for half a minute before it says no."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():  # "auto" is for Ray to find
-        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCKING).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT).close()
 
 
 def count_resources(name: str) -> float:

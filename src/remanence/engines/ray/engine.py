@@ -3,7 +3,7 @@
 The examples are put into the object store once and the global model once a round; every worker of a
 node reads them there. Clients are dealt out by the steps they have to make, so that all workers end
 together. Models that are only averaged stay with the workers, and their sum alone travels
-(`partial_sums.py`). Decentralised methods run the same way, many peers a worker, whose models lie in
+(`partial_sums.py`). Decentralized methods run the same way, many peers a worker, whose models lie in
 the store for all (`model_store.py`).
 
 Ray runs whatever code a driver sends: use it among machines that trust each other, with token
@@ -22,17 +22,25 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.errors import InputError, unknown
-from remanence.core.types import Facts, Job, PairScores, Reply, Scores, Start, Verdicts
+from remanence.core.types import (
+    ClientStats,
+    ClientWork,
+    ConfusionCounts,
+    ExampleResults,
+    ModelState,
+    PairCounts,
+    Reply,
+)
 from remanence.engines import base
 from remanence.engines.ray.connection import connect, count_resources, disconnect, require_ray
-from remanence.engines.ray.model_store import Shelf
-from remanence.engines.ray.partial_sums import Harvest
-from remanence.engines.ray.pool import Call, Crew, join_crew, leave_crew
-from remanence.engines.ray.serialization import TorchSettings, Traffic, pack, send_task, unpack
-from remanence.engines.ray.worker import INNER, Assignment, Inner, Worker, choose_inner
-from remanence.engines.vectorized import MOST_CLIENTS, Stacked
-from remanence.training.client_step import Task
-from remanence.training.server_step import combine_of
+from remanence.engines.ray.model_store import ModelStore
+from remanence.engines.ray.partial_sums import RemoteReplies
+from remanence.engines.ray.pool import ActorPool, ActorRequest, acquire_pool, release_pool
+from remanence.engines.ray.serialization import ByteCounter, TorchSettings, pack, send_task, unpack
+from remanence.engines.ray.worker import INNER, InnerEngine, TaskRef, Worker, choose_inner
+from remanence.engines.vectorized import MOST_CLIENTS, VectorizedEngine
+from remanence.training.client_step import TrainingTask
+from remanence.training.server_step import aggregator_of
 
 # slices a worker gets in a round where clients run one by one: the last to end then keeps the
 # others waiting for a quarter of its work
@@ -45,7 +53,7 @@ class RayEngine:
 
     workers: 0 means as many as the cluster's cores, or its GPUs where the work is done there, have
         room for; never more than there are clients.
-    inner: "loop" or "stacked"; empty: what is fastest there. stack, steps: as for `Stacked`.
+    inner: "loop" or "stacked"; empty: what is fastest there. stack, steps: as for `VectorizedEngine`.
     address: of a running cluster; empty: see `connection.connect`.
     device: "cpu" or "cuda", where the workers compute; empty: where the task is.
     cpus: cores of a worker, which on the CPU computes with as many threads. gpus: a worker's share
@@ -59,7 +67,7 @@ class RayEngine:
 
     def __init__(
         self,
-        task: Task,
+        task: TrainingTask,
         workers: int = 0,
         *,
         inner: str = "",
@@ -104,83 +112,83 @@ class RayEngine:
             )
         self.cpus, self.gpus = float(cpus), float(gpus) or float(self.device == "cuda")
         if inner == "stacked":
-            Stacked(task)  # refuses what cannot be stacked
-        self.inner = Inner(
+            VectorizedEngine(task)  # refuses what cannot be stacked
+        self.inner = InnerEngine(
             inner or choose_inner(task, self.device), stack or MOST_CLIENTS[self.device], steps
         )
         self.parcel = send_task(task)  # refuses what cannot travel
-        self.crew: Crew | None = None
+        self.crew: ActorPool | None = None
         # of the crew: engines of one process that want the same kind share it
         self.likeness: Any = None
-        self.assignment: Assignment | None = None
-        self.shelf, self.traffic = Shelf(self._put), Traffic()
+        self.assignment: TaskRef | None = None
+        self.shelf, self.traffic = ModelStore(self._put), ByteCounter()
         # a refinement looks at every model, and without a server every client needs its own back
         method = task.method
         self.keeps_models = (
-            combine_of(method).in_pieces
+            aggregator_of(method).in_pieces
             and method.owner("refine") is None
             and method.owner("peers") is None
         )
 
-    def train(self, job: Job) -> Iterator[Reply]:
+    def train(self, job: ClientWork) -> Iterator[Reply]:
         crew = self.assemble()
         for_all = self._put(pack((None if job.personal_start else job.start, job.shared)))
         # a stack pays only if it is large
         shares = len(crew.members) * (1 if self.inner.name == "stacked" else SHARES)
-        slices = deal(base.expected_steps(self.task, job), shares)
+        slices = balance(base.expected_steps(self.task, job), shares)
         models = [
             self.shelf.pick(job.start, places) if job.personal_start else None for places in slices
         ]
         questions = [
-            (for_all, pack(_cut(job, places)), some)
+            (for_all, pack(_subset_work(job, places)), some)
             for places, some in zip(slices, models, strict=True)
         ]
         if not self.keeps_models:
             for _, answer in self.carry("train", questions):
                 yield unpack(answer, self.task.world.device)
             return
-        harvest = Harvest(self, job, for_all, questions)
+        harvest = RemoteReplies(self, job, for_all, questions)
         for number, kept in self.carry("train_and_keep", questions):
             yield harvest.bring_in(number, kept)
 
     def score(
-        self, models: Start, split: str, owners: np.ndarray | None = None, time_step: int = 0
-    ) -> Scores:
+        self, models: ModelState, split: str, owners: np.ndarray | None = None, time_step: int = 0
+    ) -> ConfusionCounts:
         crew, many = self.assemble(), models.many
         if many >= len(crew.members):  # a model or more for everybody
             some = [self.shelf.pick(models, part) for part in _split(many, len(crew.members))]
-            parts: list[Scores] = self._ask(
+            parts: list[ConfusionCounts] = self._ask(
                 "score", [(part, split, owners, time_step) for part in some]
             )
-            return Scores(
+            return ConfusionCounts(
                 torch.cat([part.confusion for part in parts]),
                 torch.cat([part.loss for part in parts]),
             )
-        ids, groups, count = base.rows_to_score(self.task, split, owners, time_step)
+        ids, groups, count = base.eval_rows(self.task, split, owners, time_step)
         packed, rows, group = self._put(pack(models)), ids.cpu().numpy(), groups.cpu().numpy()
         # somebody has to say that there is nothing to say
         shares = _split(len(rows), len(crew.members)) or [np.empty(0, dtype=np.int64)]
         parts = self._ask(
             "score_rows", [(packed, split, rows[share], group[share], count) for share in shares]
         )
-        return Scores(
+        return ConfusionCounts(
             torch.stack([part.confusion for part in parts]).sum(dim=0),
             torch.stack([part.loss for part in parts]).sum(dim=0),
         )
 
     def score_pairs(
         self,
-        models: Start,
+        models: ModelState,
         which: np.ndarray,
         owners: np.ndarray,
         split: str,
         time_step: int = 0,
         verdicts: bool = False,
-    ) -> PairScores:
+    ) -> PairCounts:
         sizes = base.split_rows(self.task, split, time_step).sizes[owners]
-        shares = deal(sizes, len(self.assemble().members)) if len(which) else []
+        shares = balance(sizes, len(self.assemble().members)) if len(which) else []
         if not shares:
-            return base.PairTally(
+            return base.PairCounter(
                 0, self.task.world.classes, torch.device("cpu"), verdicts
             ).scores()
         questions = []
@@ -192,7 +200,7 @@ class RayEngine:
             )
         return join_pairs(self._ask("score_pairs", questions), shares)
 
-    def judge(self, models: Start, ids: Tensor) -> Tensor:
+    def judge(self, models: ModelState, ids: Tensor) -> Tensor:
         crew, many, rows = self.assemble(), models.many, ids.cpu().numpy()
         # a model or more for everybody; else all of them, and some of the rows
         by_models = many >= len(crew.members)
@@ -211,11 +219,11 @@ class RayEngine:
     def close(self) -> None:
         if self.crew is not None:
             self.crew = self.assignment = None
-            self.shelf = Shelf(self._put)
-            leave_crew(self.likeness)
+            self.shelf = ModelStore(self._put)
+            release_pool(self.likeness)
             disconnect()
 
-    def assemble(self) -> Crew:
+    def assemble(self) -> ActorPool:
         """The workers; the first time they are started, or found where another engine of this
         process has the same.
         """
@@ -248,16 +256,16 @@ class RayEngine:
             self.retries,
             self.timeout,
         )
-        self.crew = join_crew(
+        self.crew = acquire_pool(
             self.likeness,
-            lambda: Crew(
+            lambda: ActorPool(
                 lambda: actor.remote(self.device, threads, settings),
                 count,
                 self.retries,
                 self.timeout,
             ),
         )
-        self.assignment = Assignment(
+        self.assignment = TaskRef(
             uuid.uuid4().hex, ray.put(self.parcel.shell), ray.put(self.parcel.examples), self.inner
         )
         return self.crew
@@ -272,7 +280,7 @@ class RayEngine:
         """
         crew, whose = self.assemble(), range(len(questions)) if likes is None else likes
         calls = [
-            Call(method, (self.assignment, *question), member)
+            ActorRequest(method, (self.assignment, *question), member)
             for question, member in zip(questions, whose, strict=True)
         ]
         self.traffic.count(down=tuple(questions))
@@ -293,7 +301,7 @@ class RayEngine:
         return ray.put(packed)
 
 
-def deal(work: np.ndarray, hands: int) -> list[np.ndarray]:
+def balance(work: np.ndarray, hands: int) -> list[np.ndarray]:
     """Places 0 .. n-1 in at most `hands` slices of about equal work, the largest first: whatever is
     largest goes to whoever has least.
 
@@ -313,7 +321,7 @@ def deal(work: np.ndarray, hands: int) -> list[np.ndarray]:
     ]
 
 
-def join_pairs(parts: list[PairScores], shares: list[np.ndarray]) -> PairScores:
+def join_pairs(parts: list[PairCounts], shares: list[np.ndarray]) -> PairCounts:
     """Scores of slices of pairs as scores of all of them, in their order."""
     back = torch.from_numpy(np.argsort(np.concatenate(shares), kind="stable"))
     confusion, loss = (
@@ -322,7 +330,7 @@ def join_pairs(parts: list[PairScores], shares: list[np.ndarray]) -> PairScores:
     )
     told = [part.verdicts for part in parts]
     if told[0] is None:
-        return PairScores(confusion, loss)
+        return PairCounts(confusion, loss)
     pair = np.concatenate(
         [share[mine.pair] for share, mine in zip(shares, told, strict=True) if mine is not None]
     )
@@ -330,22 +338,22 @@ def join_pairs(parts: list[PairScores], shares: list[np.ndarray]) -> PairScores:
         np.concatenate([mine[column] for mine in told if mine is not None]) for column in (1, 2, 3)
     )
     order = np.lexsort((ids, pair))
-    return PairScores(
-        confusion, loss, Verdicts(pair[order], ids[order], right[order], margin[order])
+    return PairCounts(
+        confusion, loss, ExampleResults(pair[order], ids[order], right[order], margin[order])
     )
 
 
 def _split(count: int, shares: int) -> list[np.ndarray]:
-    """Neighbours stay together, nobody gets nothing."""
+    """Neighbors stay together, nobody gets nothing."""
     return [part for part in np.array_split(np.arange(count), shares) if len(part)]
 
 
-def _cut(job: Job, places: np.ndarray) -> Any:
+def _subset_work(job: ClientWork, places: np.ndarray) -> Any:
     """The part of a job that concerns some clients; the model and what is shared are in the
     store.
     """
     index = torch.from_numpy(places)
-    facts = Facts(*(fact[index] for fact in job.facts))
+    facts = ClientStats(*(fact[index] for fact in job.facts))
     whole: Any = job
     return whole._replace(
         clients=job.clients[places],

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from remanence.core import pytree
-from remanence.core.types import Start
+from remanence.core.types import ModelState
 from remanence.engines.ray.serialization import pack, unpack
 
 # bytes of a block, about: small ones cost calls, large ones carry models that nobody asked for
@@ -22,13 +22,13 @@ BLOCK = 1 << 20
 KEPT = 3  # stacks at hand: of a round without a server the models before, mixed and trained
 
 
-class Models(NamedTuple):
+class ModelRefs(NamedTuple):
     """Some models of a stack, on their way to a worker."""
 
     blocks: list[Any]  # references to stacks of models, one behind the other
     place: np.ndarray  # [n] int64: which models of all these
 
-    def open(self, device: torch.device) -> Start:
+    def open(self, device: torch.device) -> ModelState:
         """The models as a stack; of the blocks, which the store lends, only what is needed is
         copied.
         """
@@ -50,10 +50,10 @@ class Models(NamedTuple):
         params, buffers = (
             pytree.take(pytree.concatenate([part[kind] for part in parts]), back) for kind in (0, 1)
         )
-        return Start(params, buffers)
+        return ModelState(params, buffers)
 
 
-class Shelf:
+class ModelStore:
     """The stacks that were last put into the store by `put`; one is known again by being the
     same object, since trees never change.
     """
@@ -61,15 +61,15 @@ class Shelf:
     def __init__(self, put: Callable[[Any], Any]):
         self.put = put
         # the stack, its blocks, models in a block
-        self.stacks: list[tuple[Start, list[Any], int]] = []
+        self.stacks: list[tuple[ModelState, list[Any], int]] = []
 
-    def pick(self, models: Start, index: np.ndarray) -> Models:
+    def pick(self, models: ModelState, index: np.ndarray) -> ModelRefs:
         """Some models of a stack, for a worker: the blocks that hold them. index: [n]"""
         blocks, size = self._place(models)
         used, local = np.unique(index // size, return_inverse=True)
-        return Models([blocks[number] for number in used], local * size + index % size)
+        return ModelRefs([blocks[number] for number in used], local * size + index % size)
 
-    def _place(self, models: Start) -> tuple[list[Any], int]:
+    def _place(self, models: ModelState) -> tuple[list[Any], int]:
         for stack, blocks, size in self.stacks:
             if stack.params is models.params and stack.buffers is models.buffers:
                 return blocks, size

@@ -17,8 +17,8 @@ from torch import Tensor
 from remanence.core import pytree
 from remanence.core.errors import RunFailed
 from remanence.core.pytree import Params, Tree
-from remanence.core.remote_params import FarParams
-from remanence.core.types import Job, Reply, ServerContext, Start
+from remanence.core.remote_params import RemoteParams
+from remanence.core.types import ClientWork, ModelState, Reply, ServerContext
 from remanence.engines.ray.serialization import pack, unpack
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 # seconds after which models that do not come count as lost: of a node that just died Ray may not
 # know it yet
-FETCHING = 60.0
+FETCH_TIMEOUT = 60.0
 
 
-class Kept(NamedTuple):
+class RemoteReply(NamedTuple):
     """What a worker says of models that it keeps."""
 
     rest: Any  # packed: the replies without their models
@@ -41,16 +41,16 @@ class Kept(NamedTuple):
     models: Any
 
 
-class Harvest:
+class RemoteReplies:
     """Where the pieces of a round lie: piece i holds the clients of question i."""
 
     def __init__(
-        self, engine: RayEngine, job: Job, for_all: Any, questions: Sequence[tuple[Any, ...]]
+        self, engine: RayEngine, job: ClientWork, for_all: Any, questions: Sequence[tuple[Any, ...]]
     ):
         self.engine, self.job, self.for_all, self.questions = engine, job, for_all, questions
         self.models: dict[int, Any] = {}
 
-    def bring_in(self, number: int, kept: Kept) -> Reply:
+    def bring_in(self, number: int, kept: RemoteReply) -> Reply:
         """The replies of a piece, with models that stay where they are."""
         self.models[number] = kept.models
         reply: Reply = unpack(kept.rest, self.engine.task.world.device)
@@ -63,7 +63,7 @@ class Harvest:
         }
         here = torch.full((reply.k,), number, dtype=torch.int64)
         return reply._replace(
-            params=FarParams(self, form, here, torch.arange(reply.k), finite, moved)
+            params=RemoteParams(self, form, here, torch.arange(reply.k), finite, moved)
         )
 
     def fetch(self, pieces: Sequence[int]) -> list[Params]:
@@ -71,7 +71,7 @@ class Harvest:
 
         for _ in range(self.engine.retries + 1):
             try:
-                packed = ray.get([self.models[number] for number in pieces], timeout=FETCHING)
+                packed = ray.get([self.models[number] for number in pieces], timeout=FETCH_TIMEOUT)
             except (ray.exceptions.ObjectLostError, ray.exceptions.GetTimeoutError):
                 self._train_again(pieces)
                 continue
@@ -130,7 +130,7 @@ class Harvest:
             else {owner.name: srv.state[owner.name]}
         )
         same = not self.job.personal_start and srv.start is self.job.start
-        start: Start | None = None if same else srv.start
+        start: ModelState | None = None if same else srv.start
         return self.for_all, pack((srv.round, start, state, srv.key))
 
     def _address(

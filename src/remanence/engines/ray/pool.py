@@ -24,7 +24,7 @@ PATIENCE = 5.0  # seconds between two looks at the clock while nothing comes bac
 STARTING = 300.0
 
 
-class Call(NamedTuple):
+class ActorRequest(NamedTuple):
     """One piece of work: a method of a worker and what it is called with."""
 
     method: str
@@ -37,7 +37,7 @@ class Call(NamedTuple):
 
 
 @dataclass
-class Member:
+class PoolSlot:
     """A worker's place in the crew, whoever fills it."""
 
     number: int
@@ -47,15 +47,15 @@ class Member:
 
 
 @dataclass
-class Errand:
+class PendingCall:
     """A call that a member is working on."""
 
-    member: Member
+    member: PoolSlot
     call: int
     since: float = field(default_factory=time.monotonic)
 
 
-class Crew:
+class ActorPool:
     """`count` workers, made by `hire`; a call is tried again `retries` times and given up on
     after `timeout` seconds each (0: never).
     """
@@ -66,14 +66,14 @@ class Crew:
         self.failed_starts = 0  # one after the other
         self.members = [self._take_on(number) for number in range(count)]
 
-    def carry(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
+    def carry(self, calls: Sequence[ActorRequest]) -> Iterator[tuple[int, Any]]:
         """Have all calls done, the first ones first. -> (number of the call, its answer), in
         any order
         """
         import ray
 
         waiting, tries = list(range(len(calls))), [0] * len(calls)
-        errands: dict[Any, Errand] = {}
+        errands: dict[Any, PendingCall] = {}
         while waiting or errands:
             busy = {errand.member.number for errand in errands.values()}
             for member in self.members:
@@ -82,7 +82,7 @@ class Crew:
                     waiting.remove(number)
                     errands[
                         getattr(member.actor, calls[number].method).remote(*calls[number].arguments)
-                    ] = Errand(member, number)
+                    ] = PendingCall(member, number)
             starting = {
                 member.starting: member for member in self.members if member.starting is not None
             }
@@ -122,7 +122,7 @@ class Crew:
                 ray.kill(member.actor)
         self.members = []
 
-    def _next(self, waiting: Sequence[int], calls: Sequence[Call], member: Member) -> int:
+    def _next(self, waiting: Sequence[int], calls: Sequence[ActorRequest], member: PoolSlot) -> int:
         """The first call that likes this member; where there is none, the first of all: nobody
         stands idle.
         """
@@ -131,18 +131,18 @@ class Crew:
         )
         return next(liked, waiting[0])
 
-    def _take_on(self, number: int) -> Member:
+    def _take_on(self, number: int) -> PoolSlot:
         actor = self.hire()
-        return Member(number, actor, actor.ready.remote())
+        return PoolSlot(number, actor, actor.ready.remote())
 
-    def _replace(self, member: Member) -> None:
+    def _replace(self, member: PoolSlot) -> None:
         import ray
 
         with contextlib.suppress(Exception):
             ray.kill(member.actor)  # it may hang rather than be dead
         self.members[self.members.index(member)] = self._take_on(member.number)
 
-    def _welcome(self, member: Member) -> None:
+    def _welcome(self, member: PoolSlot) -> None:
         import ray
 
         try:
@@ -160,7 +160,7 @@ class Crew:
             )
             self._replace(member)
 
-    def _lose(self, errand: Errand, tries: list[int], reason: str, hung: bool = False) -> int:
+    def _lose(self, errand: PendingCall, tries: list[int], reason: str, hung: bool = False) -> int:
         """Replace a worker that died or hangs. -> the call to do again; what hangs is tried
         twice at most, so nobody waits longer than two timeouts
         """
@@ -194,23 +194,23 @@ class Crew:
 
 
 # by what they are like: the crew, and how many engines use it
-_standing: dict[Any, tuple[Crew, int]] = {}
+SHARED_POOLS: dict[Any, tuple[ActorPool, int]] = {}
 
 
-def join_crew(likeness: Any, make: Callable[[], Crew]) -> Crew:
+def acquire_pool(likeness: Any, make: Callable[[], ActorPool]) -> ActorPool:
     """The crew that other engines of this process use already, if it is of the same kind, or a
     new one.
     """
-    crew, users = _standing[likeness] if likeness in _standing else (make(), 0)
-    _standing[likeness] = (crew, users + 1)
+    crew, users = SHARED_POOLS[likeness] if likeness in SHARED_POOLS else (make(), 0)
+    SHARED_POOLS[likeness] = (crew, users + 1)
     return crew
 
 
-def leave_crew(likeness: Any) -> None:
+def release_pool(likeness: Any) -> None:
     """The last one out ends the workers."""
-    crew, users = _standing.pop(likeness)
+    crew, users = SHARED_POOLS.pop(likeness)
     if users > 1:
-        _standing[likeness] = (crew, users - 1)
+        SHARED_POOLS[likeness] = (crew, users - 1)
     else:
         crew.dismiss()
 

@@ -26,11 +26,11 @@ from torch import Tensor, nn
 
 from remanence.core import pytree
 from remanence.core.errors import InputError
-from remanence.core.types import Start
+from remanence.core.types import ModelState
 from remanence.data.batches import Examples
-from remanence.training.client_step import Task
+from remanence.training.client_step import TrainingTask
 
-Arrays = dict[str, np.ndarray]
+NamedArrays = dict[str, np.ndarray]
 READ_ONLY = ("x", "y", "place")  # of the examples: the bulk of a task, the same for every worker
 
 
@@ -59,7 +59,7 @@ def unpack(value: Any, device: torch.device) -> Any:
     return _rebuild(value, lambda item: unpack(item, device))
 
 
-def weigh(value: Any) -> int:
+def nbytes(value: Any) -> int:
     """Bytes of all arrays in something packed: what its journey costs."""
     if isinstance(value, PackedTensor | np.ndarray):
         return int((value.array if isinstance(value, PackedTensor) else value).nbytes)
@@ -70,11 +70,11 @@ def weigh(value: Any) -> int:
         if isinstance(value, tuple | list)
         else ()
     )
-    return sum(weigh(item) for item in items)
+    return sum(nbytes(item) for item in items)
 
 
 @dataclass
-class Traffic:
+class ByteCounter:
     """What an engine sent to its workers and got from them, in bytes of arrays; what is put
     into a store for all counts once.
     """
@@ -83,8 +83,8 @@ class Traffic:
     up: int = 0
 
     def count(self, *, down: Any = (), up: Any = ()) -> None:
-        self.down += weigh(down)
-        self.up += weigh(up)
+        self.down += nbytes(down)
+        self.up += nbytes(up)
 
 
 def _rebuild(value: Any, change: Any) -> Any:
@@ -97,11 +97,11 @@ def _rebuild(value: Any, change: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class TaskBundle:
     """A task on its way: everything but the examples as bytes, and the examples as arrays."""
 
     shell: bytes
-    examples: Arrays
+    examples: NamedArrays
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class TorchSettings:
         torch.backends.cudnn.benchmark = self.cudnn_benchmark
 
 
-def send_task(task: Task) -> Parcel:
+def send_task(task: TrainingTask) -> TaskBundle:
     """Make a task ready to travel, from whatever device it is on."""
     from ray import cloudpickle
 
@@ -168,19 +168,19 @@ def send_task(task: Task) -> Parcel:
             f" the method or the model cannot be pickled ({error}):"
             " make it inside the function that uses it, or use engine=processes"
         ) from error
-    return Parcel(file.getvalue(), examples)
+    return TaskBundle(file.getvalue(), examples)
 
 
-def receive_task(parcel: Parcel, device: torch.device) -> Task:
+def receive_task(parcel: TaskBundle, device: torch.device) -> TrainingTask:
     """The task on a device of this machine."""
     from ray import cloudpickle
 
-    task: Task = cloudpickle.loads(parcel.shell)
+    task: TrainingTask = cloudpickle.loads(parcel.shell)
     model = task.model
     for module in (model.origin, model.trainer, model.judge):
         assert isinstance(module, nn.Module)
         module.to(device)
-    initial = Start(
+    initial = ModelState(
         pytree.to(model.initial.params, device), pytree.to(model.initial.buffers, device)
     )
     return replace(
@@ -192,7 +192,7 @@ def receive_task(parcel: Parcel, device: torch.device) -> Task:
     )
 
 
-def _arrays_of(examples: Examples) -> Arrays:
+def _arrays_of(examples: Examples) -> NamedArrays:
     held = {name: getattr(examples, name) for name in READ_ONLY}
     return {name: value.cpu().numpy() for name, value in held.items() if value is not None}
 
@@ -201,7 +201,9 @@ def _without_arrays(examples: Examples) -> Examples:
     return replace(examples, x=torch.empty(0), y=torch.empty(0, dtype=torch.int64), place=None)
 
 
-def _with_arrays(examples: Examples, split: str, arrays: Arrays, device: torch.device) -> Examples:
+def _with_arrays(
+    examples: Examples, split: str, arrays: NamedArrays, device: torch.device
+) -> Examples:
     held = {name: arrays[f"{split}.{name}"] for name in READ_ONLY if f"{split}.{name}" in arrays}
     placed: dict[str, Any] = {
         name: value.to(device)

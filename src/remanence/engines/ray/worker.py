@@ -17,21 +17,27 @@ import torch
 from remanence.core import pytree
 from remanence.core.errors import InputError
 from remanence.core.pytree import Tree
-from remanence.core.types import Job, Reply, ServerContext, Start
-from remanence.engines.ray.model_store import Models
-from remanence.engines.ray.partial_sums import FETCHING, Kept
-from remanence.engines.ray.serialization import Parcel, TorchSettings, pack, receive_task, unpack
-from remanence.engines.sequential import Loop
-from remanence.engines.vectorized import Stacked
-from remanence.training.client_step import Task
-from remanence.training.server_step import combine_of
+from remanence.core.types import ClientWork, ModelState, Reply, ServerContext
+from remanence.engines.ray.model_store import ModelRefs
+from remanence.engines.ray.partial_sums import FETCH_TIMEOUT, RemoteReply
+from remanence.engines.ray.serialization import (
+    TaskBundle,
+    TorchSettings,
+    pack,
+    receive_task,
+    unpack,
+)
+from remanence.engines.sequential import SequentialEngine
+from remanence.engines.vectorized import VectorizedEngine
+from remanence.training.client_step import TrainingTask
+from remanence.training.server_step import aggregator_of
 
 INNER = ("loop", "stacked")
 KEPT = 4  # tasks at hand: a run has one, and another where personal models are fine-tuned
 
 
 @dataclass(frozen=True)
-class Inner:
+class InnerEngine:
     """The engine inside a worker: which, its largest stack, and how the steps of a stack are
     run.
     """
@@ -41,26 +47,26 @@ class Inner:
     steps: str
 
 
-def choose_inner(task: Task, device: str) -> str:
+def choose_inner(task: TrainingTask, device: str) -> str:
     """What is fastest where it will run: convolutions on a CPU one client at a time, all else
     as a stack where that is possible.
     """
     if device == "cpu" and task.model.has_convolutions:
         return "loop"
     try:
-        Stacked(task)
+        VectorizedEngine(task)
     except InputError:
         return "loop"
     return "stacked"
 
 
-def make_inner(inner: Inner, task: Task) -> Loop | Stacked:
+def make_inner(inner: InnerEngine, task: TrainingTask) -> SequentialEngine | VectorizedEngine:
     if inner.name == "stacked":
-        return Stacked(task, inner.stack, inner.steps)
-    return Loop(task, channels_last=task.world.device.type == "cpu")
+        return VectorizedEngine(task, inner.stack, inner.steps)
+    return SequentialEngine(task, channels_last=task.world.device.type == "cpu")
 
 
-class Assignment(NamedTuple):
+class TaskRef(NamedTuple):
     """Which task a call is about, and where it lies: a worker fetches it once, when it first
     hears of it, and so does the one that replaces it.
     """
@@ -70,14 +76,14 @@ class Assignment(NamedTuple):
     # own
     shell: Any
     examples: Any
-    inner: Inner
+    inner: InnerEngine
 
 
-class Post(NamedTuple):
+class LoadedTask(NamedTuple):
     """A task as a worker has it."""
 
-    engine: Loop | Stacked
-    by_rows: Loop
+    engine: SequentialEngine | VectorizedEngine
+    by_rows: SequentialEngine
 
 
 class Worker:
@@ -88,21 +94,21 @@ class Worker:
         if device == "cpu":
             torch.set_num_threads(threads)
         self.device = torch.device(device)
-        self.posts: dict[str, Post] = {}
+        self.posts: dict[str, LoadedTask] = {}
 
     def ready(self) -> int:
         """Answered once it is there. -> the process"""
         return os.getpid()
 
-    def train(self, assignment: Assignment, for_all: Any, job: Any, models: Models | None) -> Any:
+    def train(self, assignment: TaskRef, for_all: Any, job: Any, models: ModelRefs | None) -> Any:
         """for_all: the model, or None where each client has its own among `models`, and what
         the server shares. -> a packed Reply
         """
         return pack(self._train(assignment, self._whole(for_all, job, models)))
 
     def train_and_keep(
-        self, assignment: Assignment, for_all: Any, job: Any, models: Models | None
-    ) -> Kept:
+        self, assignment: TaskRef, for_all: Any, job: Any, models: ModelRefs | None
+    ) -> RemoteReply:
         """The same, but the models stay here, in the store, with what else a sum over them may
         need.
         """
@@ -116,13 +122,13 @@ class Worker:
         params: Tree = dict(reply.params)
         rest, finite = reply._replace(params={}), pytree.finite({"params": params}, reply.k)
         kept = ray.put(pack(reply._replace(own={})))
-        return Kept(
+        return RemoteReply(
             pack(rest), form, pack(finite), pack(torch.stack(squares).sum(dim=0).sqrt()), kept
         )
 
     def add_up(
         self,
-        assignment: Assignment,
+        assignment: TaskRef,
         for_all: Any,
         about: Any,
         kept: list[Any],
@@ -138,20 +144,20 @@ class Worker:
         import ray
 
         try:
-            pieces = ray.get(kept, timeout=FETCHING)
+            pieces = ray.get(kept, timeout=FETCH_TIMEOUT)
         except (ray.exceptions.ObjectLostError, ray.exceptions.GetTimeoutError):
             return None
         task = self._post(assignment).engine.task
         round, start, state, key = unpack(about, self.device)
         srv = ServerContext(
             round,
-            start or Start(*unpack(for_all, self.device)[0]),
+            start or ModelState(*unpack(for_all, self.device)[0]),
             state,
             task.number_tensors(),
             key,
             task.world,
         )
-        partial, total = combine_of(task.method).partial, None
+        partial, total = aggregator_of(task.method).partial, None
         for piece, row, share in zip(pieces, rows, weights, strict=True):
             replies: Reply = unpack(piece, self.device).pick(torch.tensor(row, device=self.device))
             part = partial(torch.tensor(share, device=self.device), replies, srv)
@@ -160,8 +166,8 @@ class Worker:
 
     def score(
         self,
-        assignment: Assignment,
-        models: Models,
+        assignment: TaskRef,
+        models: ModelRefs,
         split: str,
         owners: np.ndarray | None,
         time_step: int,
@@ -173,7 +179,7 @@ class Worker:
 
     def score_rows(
         self,
-        assignment: Assignment,
+        assignment: TaskRef,
         models: Any,
         split: str,
         ids: np.ndarray,
@@ -193,8 +199,8 @@ class Worker:
 
     def score_pairs(
         self,
-        assignment: Assignment,
-        models: Models,
+        assignment: TaskRef,
+        models: ModelRefs,
         which: np.ndarray,
         owners: np.ndarray,
         split: str,
@@ -209,7 +215,7 @@ class Worker:
             )
         )
 
-    def judge(self, assignment: Assignment, models: Models, ids: np.ndarray) -> Any:
+    def judge(self, assignment: TaskRef, models: ModelRefs, ids: np.ndarray) -> Any:
         """What models say of some rows."""
         return pack(
             self._post(assignment).engine.judge(
@@ -217,26 +223,26 @@ class Worker:
             )
         )
 
-    def _whole(self, for_all: Any, job: Any, models: Models | None) -> Job:
+    def _whole(self, for_all: Any, job: Any, models: ModelRefs | None) -> ClientWork:
         start, shared = unpack(for_all, self.device)
-        whole: Job = unpack(job, self.device)._replace(
+        whole: ClientWork = unpack(job, self.device)._replace(
             shared=shared, start=start if models is None else models.open(self.device)
         )
         return whole
 
-    def _train(self, assignment: Assignment, job: Job) -> Reply:
+    def _train(self, assignment: TaskRef, job: ClientWork) -> Reply:
         return Reply.join(list(self._post(assignment).engine.train(job)))
 
-    def _post(self, assignment: Assignment) -> Post:
+    def _post(self, assignment: TaskRef) -> LoadedTask:
         if assignment.token not in self.posts:
             import ray
 
             task = receive_task(
-                Parcel(*ray.get([assignment.shell, assignment.examples])), self.device
+                TaskBundle(*ray.get([assignment.shell, assignment.examples])), self.device
             )
             engine = make_inner(assignment.inner, task)
-            self.posts[assignment.token] = Post(
-                engine, engine if isinstance(engine, Loop) else Loop(task)
+            self.posts[assignment.token] = LoadedTask(
+                engine, engine if isinstance(engine, SequentialEngine) else SequentialEngine(task)
             )
             while len(self.posts) > KEPT:
                 self.posts.pop(next(iter(self.posts)))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from reference import decentralised
+from reference import decentralized
 from reference.dac import (
     chances,
     first_similarities,
@@ -22,7 +22,7 @@ from reference.dac import (
     two_hop,
     update_similarities,
 )
-from reference.decentralised import Method, World, judge, play
+from reference.decentralized import Method, World, judge, play
 from reference.gossip import (
     Rows,
     State,
@@ -99,7 +99,7 @@ def test_the_first_step_of_adam() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_optimisers_are_torchs(name: str) -> None:
+def test_optimizers_are_torchs(name: str) -> None:
     net, batches = two_layers(), [rows(0, 1, x=0.5), rows(1, x=-2.0), rows(0, 0, 1, x=1.5)]
     how = Training(name, lr=0.1, momentum=0.9, weight_decay=0.1, rate=lambda round: 0.01 * round)
     found = train(net, net.state_dict(), batches, how, 3)
@@ -338,7 +338,7 @@ def test_who_is_offline_neither_asks_nor_answers() -> None:
     assert numbers(record["models"]) == [2, 2, 2]
     path = [[1], [0, 2], [1]]
     record = play(
-        make_world(online=lambda round: [0, 2], neighbours=lambda client: path[client]),
+        make_world(online=lambda round: [0, 2], neighbors=lambda client: path[client]),
         Method("random", peers=2),
     )[1]
     assert record["chosen"] == {0: [], 2: []}
@@ -385,4 +385,4 @@ def test_training_descends_on_the_loss_it_is_given() -> None:
         )
     )
     # twice the gradient, twice the way from 0
-    assert numbers(decentralised.start(world, Method("local")).models) == [2, 4, 6]
+    assert numbers(decentralized.start(world, Method("local")).models) == [2, 4, 6]

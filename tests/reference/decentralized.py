@@ -50,7 +50,7 @@ class World:
     # (time step, client): what training descends on
     loss: Callable[[int, int], Loss] = lambda step, client: cross_entropy
     # all others, unless a graph says otherwise
-    neighbours: Callable[[int], Sequence[int]] | None = None
+    neighbors: Callable[[int], Sequence[int]] | None = None
     # who is there in a round; everybody, unless it says otherwise
     online: Callable[[int], Sequence[int]] | None = None
     cluster: Callable[[int, int], int] | None = None  # (time step, client), for the oracle
@@ -61,7 +61,7 @@ class World:
     def candidates(self, round: int, client: int) -> list[int]:
         """Whom a client may ask in this round; a stopped one still answers."""
         there = range(self.clients) if self.online is None else self.online(round)
-        known = range(self.clients) if self.neighbours is None else self.neighbours(client)
+        known = range(self.clients) if self.neighbors is None else self.neighbors(client)
         return [j for j in range(self.clients) if j in there and j in known and j != client]
 
 

@@ -1,4 +1,4 @@
-"""Server optimisers (Hsu et al. 2019; Reddi et al. 2021, algorithm 2) once more, in plain
+"""Server optimizers (Hsu et al. 2019; Reddi et al. 2021, algorithm 2) once more, in plain
 PyTorch and explicit loops; only the draws are the program's.
 """
 

@@ -1,4 +1,4 @@
-"""Centralised training with forgetting events (Hong et al. 2022, section 3.1), in plain PyTorch
+"""Centralized training with forgetting events (Hong et al. 2022, section 3.1), in plain PyTorch
 and explicit loops; only the draws are the program's.
 """
 
