@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remanence import config
-from remanence.config import ENGINES, FLAGS, LARGEST_FILE, Spec, all_keys, parse_experiment
+from remanence.config import ENGINES, FLAGS, LARGEST_FILE, Experiment, all_keys, parse_experiment
 from remanence.core.errors import InputError
 from remanence.core.expressions import Call
 
@@ -20,8 +20,8 @@ NAN, INF = float("nan"), float("inf")
 
 
 def test_nothing_given_is_the_default_experiment() -> None:
-    assert parse_experiment() == Spec()
-    assert parse_experiment({}, {}) == Spec()
+    assert parse_experiment() == Experiment()
+    assert parse_experiment({}, {}) == Experiment()
 
 
 def test_sections_and_dotted_changes_meet() -> None:
@@ -130,7 +130,7 @@ def test_any_value_of_any_key_is_taken_or_refused(key: str, value: Any) -> None:
         spec = parse_experiment({}, {key: value})
     except InputError:
         return
-    assert isinstance(spec, Spec)
+    assert isinstance(spec, Experiment)
     dumped = spec.model_dump()
     for name in key.split("."):
         dumped = dumped[name]

@@ -25,7 +25,7 @@ from remanence.data import from_dataset
 from remanence.data.source import ArrayDataset
 from remanence.engines.autotune import EngineChoice
 from remanence.results.run import Comparison, Run, load
-from remanence.rounds.loop import Deadline, resume_run, start_run
+from remanence.rounds.loop import TimeLimit, resume_run, start_run
 from remanence.sweeps.grid import GridPoint, plan_grid, resume_comparison, start_comparison
 
 
@@ -56,7 +56,7 @@ def run(
         folder,
         overwrite=overwrite,
         progress=make_progress(quiet),
-        deadline=Deadline(time_limit),
+        deadline=TimeLimit(time_limit),
         **objects,
     )
 
@@ -101,7 +101,7 @@ def compare(
         cells,
         folder,
         progress=make_progress(quiet),
-        deadline=Deadline(time_limit),
+        deadline=TimeLimit(time_limit),
         **settings,
         **objects,
     )
@@ -126,7 +126,7 @@ def resume(
         for network in found.networks:
             forbid_import_path(network, found.folder)
     objects, _ = _objects(method, model, data)
-    progress, deadline = make_progress(quiet), Deadline(time_limit)
+    progress, deadline = make_progress(quiet), TimeLimit(time_limit)
     if isinstance(found, Comparison):
         if unknown := sorted(set(found.plan.get("engine", {})) - set(EngineChoice._fields)):
             raise InputError(

@@ -1,4 +1,4 @@
-"""An experiment as data: TOML and flags in, one frozen and checked `Spec` out. Nothing here imports
+"""An experiment as data: TOML and flags in, one frozen and checked `Experiment` out. Nothing here imports
 torch.
 
 Every key has one name (`local.batch`); the flags of the command line are short names for these
@@ -150,7 +150,7 @@ class CheckpointSettings(Section):
     seconds: Annotated[Number, Field(ge=0)] = 5
 
 
-class Spec(Section):
+class Experiment(Section):
     """All that an experiment is."""
 
     method: StrictStr = "fedavg"
@@ -231,7 +231,7 @@ FLAGS = {
 
 def all_keys() -> dict[str, Any]:
     """Every key of a spec with its default."""
-    return dict(_walk(Spec().model_dump(), ""))
+    return dict(_walk(Experiment().model_dump(), ""))
 
 
 def read_file(path: Path, allow_code: bool = True) -> dict[str, Any]:
@@ -287,7 +287,7 @@ def read_toml(path: Path, what: str, cure: str) -> dict[str, Any]:
 
 def parse_experiment(
     base: Mapping[str, Any] | None = None, changes: Mapping[str, Any] | None = None
-) -> Spec:
+) -> Experiment:
     """A checked spec from nested dictionaries and changes by dotted key."""
     tree = _copy(base or {})
     for key, value in (changes or {}).items():
@@ -296,7 +296,7 @@ def parse_experiment(
     if isinstance(local, dict) and local.get("steps") and "epochs" not in local:
         local["epochs"] = 0
     try:
-        spec = Spec.model_validate(tree)
+        spec = Experiment.model_validate(tree)
     except ValidationError as error:
         raise InputError(_explain(error)) from None
     return _check_combinations(spec)
@@ -330,12 +330,12 @@ def changes_from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {FLAGS[name]: value for name, value in flags.items() if value is not None}
 
 
-def write_toml(spec: Spec, extra: Mapping[str, Any]) -> str:
+def write_toml(spec: Experiment, extra: Mapping[str, Any]) -> str:
     """The spec with everything that was chosen, as TOML."""
     return tomli_w.dumps(_without_none(spec.model_dump(mode="json")) | _without_none(extra))
 
 
-def optimizer_call(spec: Spec) -> expressions.Call:
+def optimizer_call(spec: Experiment) -> expressions.Call:
     """The optimizer with its learning rate settled."""
     call = expressions.parse_call(spec.local.optimizer)
     return (
@@ -345,7 +345,7 @@ def optimizer_call(spec: Spec) -> expressions.Call:
     )
 
 
-def _check_combinations(spec: Spec) -> Spec:
+def _check_combinations(spec: Experiment) -> Experiment:
     if (spec.local.epochs > 0) == (spec.local.steps > 0):
         raise InputError(
             f"local.epochs={spec.local.epochs} and local.steps={spec.local.steps}: exactly one"
@@ -453,4 +453,4 @@ def _explain(error: ValidationError) -> str:
     return f"{key} must be {wanted}, not {value!r}"
 
 
-ENGINES = get_args(Spec.model_fields["engine"].annotation)
+ENGINES = get_args(Experiment.model_fields["engine"].annotation)

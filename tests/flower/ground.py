@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 from indoors import small_spec
 
-from remanence.config import Spec, write_toml
+from remanence.config import Experiment, write_toml
 from remanence.flower.app_files import write_app
 from remanence.flower.processes import Federation
 
@@ -28,7 +28,7 @@ class Ground:
     sites: dict[str, Path]
     apps: int = 0
 
-    def prepare(self, specs: dict[str, Spec]) -> Path:
+    def prepare(self, specs: dict[str, Experiment]) -> Path:
         """An app around these experiments. -> its folder, whose name the run folder has too"""
         self.apps += 1
         source = self.folder / f"files-{self.apps}"
@@ -73,7 +73,7 @@ def wait_until(happened: Callable[[], object], seconds: float, what: str) -> Non
         time.sleep(0.05)
 
 
-def lean(method: str, rounds: int, **changes: Any) -> Spec:
+def lean(method: str, rounds: int, **changes: Any) -> Experiment:
     """The small experiment without counts of validation rows: a message less a round."""
     return small_spec(method, **{"record.validation": False, "rounds": rounds} | changes)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from remanence.config import Spec, parse_experiment
+from remanence.config import Experiment, parse_experiment
 from remanence.core.progress import NullProgress
 from remanence.flower.coordinator import run_experiment
 from remanence.flower.session import Timeouts
@@ -96,12 +96,12 @@ def write_site(
     return path
 
 
-def small_spec(method: str, **changes: Any) -> Spec:
+def small_spec(method: str, **changes: Any) -> Experiment:
     """The small experiment of `testing/toy_task.py` for two rounds; the public set is there where it is
     needed.
     """
     return parse_experiment({}, SMALL | {"engine": "auto", "method": method, "rounds": 2} | changes)
 
 
-def play_indoors(spec: Spec, carrier: Indoors, out: Path, patience: Timeouts = QUICK) -> Run:
+def play_indoors(spec: Experiment, carrier: Indoors, out: Path, patience: Timeouts = QUICK) -> Run:
     return run_experiment(spec, out, carrier, patience, NullProgress())

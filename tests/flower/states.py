@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from remanence.config import Spec
+from remanence.config import Experiment
 from remanence.results.checkpoint import CheckpointStore, fingerprint
 from remanence.results.run import CHECKPOINTS, Run
 from remanence.rounds.loop import start_run
@@ -23,7 +23,7 @@ def last_state(run: Run) -> RunState:
     return state
 
 
-def assert_equals_loop(run: Run, spec: Spec, folder: Path, tolerance: float) -> None:
+def assert_equals_loop(run: Run, spec: Experiment, folder: Path, tolerance: float) -> None:
     """The same models, the same state at the server, the same counts; what clients keep is not
     at the coordinator to be compared.
     """

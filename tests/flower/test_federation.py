@@ -13,7 +13,7 @@ import pytest
 from ground import PATIENCE, Ground, count_lines, lean, wait_until
 from states import assert_equals_loop, last_state
 
-from remanence.config import Spec
+from remanence.config import Experiment
 from remanence.engines.sequential import SequentialEngine
 from remanence.experiment.build import build
 from remanence.results.run import Run
@@ -44,7 +44,7 @@ def test_more_methods_equal_loop(ground: Ground, tmp_path: Path) -> None:
     )
 
 
-def assert_all_equal_loop(ground: Ground, specs: dict[str, Spec], folder: Path) -> None:
+def assert_all_equal_loop(ground: Ground, specs: dict[str, Experiment], folder: Path) -> None:
     app = ground.prepare(specs)
     said = ground.play(app)
     for name, spec in specs.items():

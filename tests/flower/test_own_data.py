@@ -13,7 +13,7 @@ import pytest
 from indoors import Indoors, make_site, play_indoors
 from states import last_state
 
-from remanence.config import Spec, parse_experiment
+from remanence.config import Experiment, parse_experiment
 from remanence.core.errors import InputError, RunFailed
 from remanence.flower.data_description import describe_data
 from remanence.flower.site import Site
@@ -22,7 +22,7 @@ from remanence.flower.wire import WireMessage
 TABLE = "sites(kind='table', shape='3', classes='a b')"
 
 
-def spec_for(name: str = TABLE, **changes: Any) -> Spec:
+def spec_for(name: str = TABLE, **changes: Any) -> Experiment:
     base = {
         "data.name": name,
         "clients.count": 3,

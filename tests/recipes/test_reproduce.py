@@ -20,7 +20,7 @@ from remanence.recipes.loader import PAPERS, load_recipe
 from remanence.recipes.reproduce import PAGE, TABLE, plan_result, reproduce
 from remanence.recipes.results_pages import OUTCOME, read_outcome, write_results
 from remanence.results.run import RUNS, Comparison
-from remanence.rounds.loop import Deadline
+from remanence.rounds.loop import TimeLimit
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def test_a_table_goes_on_and_grows(tmp_path: Path) -> None:
 
 
 def test_a_stopped_result_goes_on_at_its_round(tmp_path: Path) -> None:
-    class Now(Deadline):
+    class Now(TimeLimit):
         def passed(self) -> bool:
             return self.rounds >= 2
 

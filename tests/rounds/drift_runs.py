@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from methods.drifting_task import CLASSES, CLIENTS, STEPS
 
-from remanence.config import Spec, parse_experiment
+from remanence.config import Experiment, parse_experiment
 from remanence.core.types import ModelState
 from remanence.experiment.build import BuiltExperiment
 from remanence.results.checkpoint import CheckpointStore, fingerprint
@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def spec_of(method: str, **changes: Any) -> Spec:
+def spec_of(method: str, **changes: Any) -> Experiment:
     return parse_experiment({}, SETTINGS | {"method": method} | changes)
 
 

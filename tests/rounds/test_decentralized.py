@@ -13,7 +13,7 @@ from methods.drifting_task import CLIENTS, play_states
 from rounds.drift_runs import HAST, count, judge, last_crowd, last_state, spec_of
 from rounds.test_resume import contents
 
-from remanence.config import Spec
+from remanence.config import Experiment
 from remanence.engines.sequential import SequentialEngine
 from remanence.experiment.build import BuiltExperiment, build
 from remanence.results.ledger import HEARD, MOMENTS, SIMILARITY
@@ -58,7 +58,7 @@ class Dying:
 @pytest.fixture(scope="module", params=[HAST, f"{HAST}+moon", "feddrift(delta=0.2)"])
 def straight(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Spec, dict[str, Any]]:
+) -> tuple[Experiment, dict[str, Any]]:
     spec = spec_of(request.param, **EVERYTHING, **{"clients.availability": "random(offline=0.2)"})
     folder = tmp_path_factory.mktemp("straight") / "run"
     start_run(spec, folder)
@@ -72,7 +72,7 @@ def straight(
 
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
 def test_killed_and_resumed_is_straight_through_bit_by_bit(
-    tmp_path: Path, straight: tuple[Spec, dict[str, Any]], after: int
+    tmp_path: Path, straight: tuple[Experiment, dict[str, Any]], after: int
 ) -> None:
     """In the first round, in the middle of a time step, in its last round, and in the first one
     of the next: the checkpoint is of the round before.

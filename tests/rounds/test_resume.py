@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from trust.killing import in_child
 
-from remanence.config import Spec, parse_experiment
+from remanence.config import Experiment, parse_experiment
 from remanence.core.errors import (
     INTERRUPTED,
     OUT_OF_TIME,
@@ -30,7 +30,7 @@ from remanence.core.errors import (
 )
 from remanence.results.checkpoint import MANIFEST, STATE
 from remanence.results.run import CHECKPOINTS, LEDGER, METRICS, SPEC
-from remanence.rounds.loop import Deadline, resume_run, start_run
+from remanence.rounds.loop import TimeLimit, resume_run, start_run
 from remanence.training import server_step
 
 ROUNDS = 12
@@ -43,7 +43,7 @@ def small_net() -> nn.Module:
     )
 
 
-def small_spec(**changes: Any) -> Spec:
+def small_spec(**changes: Any) -> Experiment:
     keys = {
         "data.name": "synthetic(samples=300, classes=4, features=8)",
         "data.partition": "iid",
@@ -201,12 +201,12 @@ def test_a_time_limit_saves_and_every_session_gets_somewhere(
 ) -> None:
     folder = tmp_path / "run"
     with pytest.raises(Stopped, match="time is up after round 1 of 12") as stop:
-        start_run(small_spec(), folder, module=seeded_net(), deadline=Deadline(0.0))
+        start_run(small_spec(), folder, module=seeded_net(), deadline=TimeLimit(0.0))
     assert stop.value.exit_code == OUT_OF_TIME
     for session in range(2, ROUNDS):
         with pytest.raises(Stopped, match=f"after round {session} "):
-            resume_run(folder, module=seeded_net(), deadline=Deadline(0.0))
-    resume_run(folder, module=seeded_net(), deadline=Deadline(0.0))
+            resume_run(folder, module=seeded_net(), deadline=TimeLimit(0.0))
+    resume_run(folder, module=seeded_net(), deadline=TimeLimit(0.0))
     assert contents(folder) == straight
 
 

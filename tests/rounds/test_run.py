@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from remanence.config import Spec, parse_experiment
+from remanence.config import Experiment, parse_experiment
 from remanence.core import pytree
 from remanence.core.errors import InputError
 from remanence.core.progress import LogProgress
@@ -29,7 +29,7 @@ from remanence.rounds.recorder import Recorder
 from remanence.training.state import RunState
 
 
-def spec_of(**changes: Any) -> Spec:
+def spec_of(**changes: Any) -> Experiment:
     keys = {
         "data.name": "synthetic(samples=400, classes=4, features=6)",
         "data.partition": "dirichlet_by_class(alpha=0.5, minimum=5)",

@@ -16,7 +16,7 @@ from rounds.test_resume import seeded_net, small_spec
 from trust.faults import PHASES, SCALE, tried
 from trust.killing import count_lines, draw_points, killed
 
-from remanence.config import Spec
+from remanence.config import Experiment
 from remanence.recipes.reproduce import reproduce
 from remanence.report import write_report
 from remanence.results.run import SPEC, Run
@@ -35,7 +35,7 @@ def server_run(folder: Path) -> Run:
     )
 
 
-def peers_spec() -> Spec:
+def peers_spec() -> Experiment:
     return spec_of("hast(peers=2, depth=1)+moon", **EVERYTHING, rounds=2)
 
 

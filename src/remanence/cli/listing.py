@@ -14,7 +14,7 @@ from typing import Any
 from remanence import data
 from remanence.aggregators.robust import ROBUST
 from remanence.attacks import ATTACKS
-from remanence.config import Spec
+from remanence.config import Experiment
 from remanence.core import expressions
 from remanence.core.errors import unknown
 from remanence.core.rng import Key
@@ -104,7 +104,7 @@ def check_data(name: str, directory: str) -> str:
     return data.check_dataset(call.name, Path(directory) if directory else None, call.arguments)
 
 
-def show_partition(spec: Spec, out: Path | None, as_json: bool) -> None:
+def show_partition(spec: Experiment, out: Path | None, as_json: bool) -> None:
     """Print, and where asked write, the share of each class in each client's data."""
     import numpy as np
 

@@ -78,14 +78,14 @@ def run(
     base = config.read_file(experiment, allow_code) if experiment else {}
     spec = config.parse_experiment(base, {**flags, **config.parse_assignments(set_ or [])})
     from remanence.core.progress import make_progress
-    from remanence.rounds.loop import Deadline, start_run
+    from remanence.rounds.loop import TimeLimit, start_run
 
     done = start_run(
         spec,
         out,
         overwrite=overwrite,
         progress=make_progress(quiet or as_json),
-        deadline=Deadline(time_limit),
+        deadline=TimeLimit(time_limit),
     )
     print_summary(done.folder, quiet, as_json)
 
@@ -127,7 +127,7 @@ def compare(
     values = dict(_split_grid(text) for text in grid or [])
     from remanence.api import make_cells
     from remanence.core.progress import make_progress
-    from remanence.rounds.loop import Deadline
+    from remanence.rounds.loop import TimeLimit
     from remanence.sweeps.grid import start_comparison
 
     cells = make_cells(base, changes, methods, _read_seeds(seeds), values)
@@ -136,7 +136,7 @@ def compare(
         cells,
         out,
         progress=make_progress(quiet or as_json),
-        deadline=Deadline(time_limit),
+        deadline=TimeLimit(time_limit),
         **settings,
     )
     print_summary(done.folder, quiet, as_json)

@@ -95,11 +95,11 @@ def reproduce(
             f"--out is missing: name a folder for the runs of {name}, or look at --plan first"
         )
     from remanence.core.progress import make_progress
-    from remanence.rounds.loop import Deadline
+    from remanence.rounds.loop import TimeLimit
 
     shown = make_progress(quiet or as_json)
     done = run_result(
-        name, out, **options, together=together, progress=shown, deadline=Deadline(time_limit)
+        name, out, **options, together=together, progress=shown, deadline=TimeLimit(time_limit)
     )
     if as_json:
         print((out / "outcome.json").read_text())

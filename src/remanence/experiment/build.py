@@ -23,7 +23,7 @@ from torch import nn
 from remanence import data
 from remanence.aggregators.minimum_replies import check_cohort
 from remanence.attacks import Adversary, parse_attacks
-from remanence.config import Spec, optimizer_call
+from remanence.config import Experiment, optimizer_call
 from remanence.core import expressions
 from remanence.core import model as models_
 from remanence.core.compose import ComposedMethod, check, describe, parse_method
@@ -63,7 +63,7 @@ _BUILDING = threading.Lock()
 class BuiltExperiment:
     """An experiment ready to run."""
 
-    spec: Spec  # with every choice but the engine's settled
+    spec: Experiment  # with every choice but the engine's settled
     source: ArrayDataset
     task: TrainingTask
     schedule: LrSchedule
@@ -129,7 +129,7 @@ class BuiltExperiment:
 
 
 def build(
-    spec: Spec,
+    spec: Experiment,
     *,
     method: Method | Part | None = None,
     module: nn.Module | None = None,
@@ -143,7 +143,10 @@ def build(
 
 
 def _build(
-    spec: Spec, method: Method | Part | None, module: nn.Module | None, source: ArrayDataset | None
+    spec: Experiment,
+    method: Method | Part | None,
+    module: nn.Module | None,
+    source: ArrayDataset | None,
 ) -> BuiltExperiment:
     composed = make_method(spec, method)
     optimizer = expressions.instantiate(optimizer_call(spec), OPTIMIZERS, "optimizer")
@@ -270,7 +273,7 @@ def _build(
     return experiment
 
 
-def _check_stragglers(spec: Spec, method: ComposedMethod) -> None:
+def _check_stragglers(spec: Experiment, method: ComposedMethod) -> None:
     """Refuse ways of waiting that mean nothing for a method."""
     if method.owner("peers") is not None and spec.round.over_selection > 1:
         raise InputError(
@@ -291,7 +294,7 @@ def _statistics(source: ArrayDataset) -> tuple[np.ndarray, np.ndarray] | None:
     return source.statistics()
 
 
-def check_names(spec: Spec, method: Method | Part | None = None) -> None:
+def check_names(spec: Experiment, method: Method | Part | None = None) -> None:
     """What can be checked without data: for the cells of a comparison, before the first one
     starts.
     """
@@ -312,7 +315,7 @@ def check_names(spec: Spec, method: Method | Part | None = None) -> None:
         )
 
 
-def make_method(spec: Spec, method: Method | Part | None) -> ComposedMethod:
+def make_method(spec: Experiment, method: Method | Part | None) -> ComposedMethod:
     if isinstance(method, Part):
         method = Method((method,))
     made = parse_method(spec.method, PARTS) if method is None else check(method)
@@ -380,7 +383,7 @@ def _import(path: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _set_up_torch(spec: Spec) -> tuple[torch.device, torch.dtype]:
+def _set_up_torch(spec: Experiment) -> tuple[torch.device, torch.dtype]:
     name = spec.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -407,7 +410,7 @@ def _set_up_torch(spec: Spec) -> tuple[torch.device, torch.dtype]:
     return device, torch.float64 if spec.precision == "fp64" else torch.float32
 
 
-def set_precision(spec: Spec) -> None:
+def set_precision(spec: Experiment) -> None:
     """torch keeps these settings for the whole process: whoever plays an experiment after
     building another has to say them again.
     """
@@ -460,13 +463,13 @@ def _has_batch_of_one(task: TrainingTask) -> bool:
     return False
 
 
-def sample_size(spec: Spec, clients: int) -> int:
+def sample_size(spec: Experiment, clients: int) -> int:
     """How many of so many clients a round asks."""
     sample = clients if spec.clients.sample is None else spec.clients.sample
     return max(1, round(sample * clients)) if isinstance(sample, float) else sample
 
 
-def _cohort_size(spec: Spec, clients: int) -> int:
+def _cohort_size(spec: Experiment, clients: int) -> int:
     """The same, checked."""
     size = sample_size(spec, clients)
     if size > clients:
@@ -479,7 +482,9 @@ def _cohort_size(spec: Spec, clients: int) -> int:
     return size
 
 
-def _resolve_defaults(spec: Spec, model_name: str, clients: int, device: torch.device) -> Spec:
+def _resolve_defaults(
+    spec: Experiment, model_name: str, clients: int, device: torch.device
+) -> Experiment:
     """Write every default into the spec that depends on where it runs, so that a resumed run
     uses the same.
     """
@@ -498,7 +503,7 @@ def _resolve_defaults(spec: Spec, model_name: str, clients: int, device: torch.d
 
 
 def _run_metadata(
-    spec: Spec,
+    spec: Experiment,
     source: ArrayDataset,
     task: TrainingTask,
     division: FederatedData,
@@ -533,7 +538,7 @@ def _run_metadata(
     } | _drift_metadata(spec, task, division)
 
 
-def _table_of(spec: Spec) -> Path | None:
+def _table_of(spec: Experiment) -> Path | None:
     """The file of a drift schedule that is read from one."""
     call = expressions.parse_call(spec.drift.schedule)
     return (
@@ -569,7 +574,9 @@ def check_same_data(experiment: BuiltExperiment, about: Mapping[str, Any]) -> No
         )
 
 
-def _drift_metadata(spec: Spec, task: TrainingTask, division: FederatedData) -> dict[str, Any]:
+def _drift_metadata(
+    spec: Experiment, task: TrainingTask, division: FederatedData
+) -> dict[str, Any]:
     if not spec.drift.schedule:
         return {}
     return {

@@ -13,7 +13,7 @@ import numpy as np
 
 from remanence import data
 from remanence.attacks import Adversary, check_attacks, data_info, parse_attacks
-from remanence.config import Spec
+from remanence.config import Experiment
 from remanence.core import expressions
 from remanence.core.compose import ComposedMethod
 from remanence.core.errors import InputError
@@ -29,7 +29,7 @@ from remanence.data.source import ArrayDataset
 DEFAULT_CLIENTS = 10
 
 
-def load_data(spec: Spec) -> ArrayDataset:
+def load_data(spec: Experiment) -> ArrayDataset:
     """Read the data the spec names: a source with options, an .npz file or a folder of images."""
     return _load(spec.data.name, spec.data.dir or os.environ.get("REMANENCE_DATA", ""))
 
@@ -48,7 +48,11 @@ def _load(name: str, directory: str) -> ArrayDataset:
 
 
 def select_attackers(
-    spec: Spec, method: ComposedMethod, source: ArrayDataset, division: FederatedData, key: Key
+    spec: Experiment,
+    method: ComposedMethod,
+    source: ArrayDataset,
+    division: FederatedData,
+    key: Key,
 ) -> tuple[Adversary, FederatedData]:
     """Hostile clients, and the data as they have tampered with them; nobody and nothing where
     the spec names no attack.
@@ -77,7 +81,7 @@ class FederatedData:
     notes: tuple[str, ...] = ()  # what a user should know of it
 
 
-def partition_data(spec: Spec, source: ArrayDataset, key: Key) -> FederatedData:
+def partition_data(spec: Experiment, source: ArrayDataset, key: Key) -> FederatedData:
     """Public rows of the server, and who holds the rest, at every time step."""
     labels = source.train.y
     rows = np.arange(len(labels))
@@ -96,7 +100,9 @@ def partition_data(spec: Spec, source: ArrayDataset, key: Key) -> FederatedData:
     return FederatedData(public, FederatedPopulation((holdings,), everything), train, test)
 
 
-def _partition(spec: Spec, source: ArrayDataset, rows: np.ndarray, key: Key) -> list[np.ndarray]:
+def _partition(
+    spec: Experiment, source: ArrayDataset, rows: np.ndarray, key: Key
+) -> list[np.ndarray]:
     """The rows of every client by data.partition."""
     labels, groups = source.train.y, source.train.groups
     call = expressions.parse_call(spec.data.partition)
@@ -117,7 +123,7 @@ def _partition(spec: Spec, source: ArrayDataset, rows: np.ndarray, key: Key) -> 
 
 
 def _partition_over_time(
-    spec: Spec, source: ArrayDataset, public: np.ndarray, rows: np.ndarray, key: Key
+    spec: Experiment, source: ArrayDataset, public: np.ndarray, rows: np.ndarray, key: Key
 ) -> FederatedData:
     """Drift: the schedule says who is in which cluster when, the concepts what a cluster's data
     are.

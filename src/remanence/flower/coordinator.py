@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from remanence.config import Spec, write_toml
+from remanence.config import Experiment, write_toml
 from remanence.core import expressions
 from remanence.core.compose import ComposedMethod
 from remanence.core.errors import InputError, RunFailed
@@ -36,8 +36,7 @@ from remanence.flower.transport import Transport
 from remanence.flower.wire import WireMessage
 from remanence.results.checkpoint import fingerprint
 from remanence.results.run import COMPARISON, METADATA, SPEC, Run
-from remanence.rounds.loop import Deadline as TimeLimit
-from remanence.rounds.loop import train
+from remanence.rounds.loop import TimeLimit, train
 
 LOG = "federation.log"  # what happened, a line each
 RUN_NAME = "federation"  # in `about`: the name under which sites keep what belongs to this run
@@ -51,7 +50,7 @@ SIMULATION_ONLY = {  # what an experiment may simulate, and a federation has for
 
 
 def run_experiment(
-    spec: Spec, out: Path, carrier: Transport, patience: Timeouts, progress: Progress
+    spec: Experiment, out: Path, carrier: Transport, patience: Timeouts, progress: Progress
 ) -> Run:
     """Start a run on the sites behind `carrier`, or go on with the one in that folder."""
     spec = check_deployable(spec)
@@ -115,7 +114,7 @@ def notify_end(session: Session, carrier: Transport, rounds: int) -> str:
     )
 
 
-def check_deployable(spec: Spec) -> Spec:
+def check_deployable(spec: Experiment) -> Experiment:
     """Refuse what only a simulation can do; a checkpoint follows every round, because a round
     of a federation is dear.
     """
@@ -150,7 +149,7 @@ def check_deployable(spec: Spec) -> Spec:
     )
 
 
-def build_coordinator(spec: Spec) -> tuple[BuiltExperiment, Description | None]:
+def build_coordinator(spec: Experiment) -> tuple[BuiltExperiment, Description | None]:
     """The coordinator's side of an experiment: with data of its own, or with a description of
     what the sites have.
     """
@@ -180,14 +179,14 @@ def build_coordinator(spec: Spec) -> tuple[BuiltExperiment, Description | None]:
     return replace(experiment, spec=settled, about=about), description
 
 
-def build_method(spec: Spec) -> tuple[Part, ...]:
+def build_method(spec: Experiment) -> tuple[Part, ...]:
     from remanence.core.compose import parse_method
     from remanence.methods import PARTS
 
     return parse_method(spec.method, PARTS).parts
 
 
-def describe_spec(spec: Spec) -> dict[str, Any]:
+def describe_spec(spec: Experiment) -> dict[str, Any]:
     """What of an experiment sites are told: everything but where things lie at the coordinator
     and what is none of their business.
     """
@@ -340,7 +339,7 @@ def parse_real_deadline(text: str) -> RealDeadline:
     )
 
 
-def _find(out: Path, spec: Spec) -> str | None:
+def _find(out: Path, spec: Experiment) -> str | None:
     """The name of the run in that folder; None where there is none yet."""
     if not (out / SPEC).exists():
         return None

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from remanence.config import Spec
+from remanence.config import Experiment
 from remanence.core import expressions
 from remanence.core.errors import InputError
 from remanence.data.source import INPUT_KINDS, ArrayDataset, DatasetSplit
@@ -83,7 +83,7 @@ def sites(
     )
 
 
-def describe_data(spec: Spec) -> Description | None:
+def describe_data(spec: Experiment) -> Description | None:
     """The description an experiment gives in place of data; None where its coordinator has some."""
     if spec.data.name.partition("(")[0].strip() != NAME:
         return None

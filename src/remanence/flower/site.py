@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from remanence.config import Spec, parse_experiment
+from remanence.config import Experiment, parse_experiment
 from remanence.core import pytree
 from remanence.core.errors import RemanenceError
 from remanence.core.pytree import Tree
@@ -215,7 +215,7 @@ class Site:
             json.dumps([about.get("spec"), about.get("data")], sort_keys=True).encode()
         ).hexdigest()
         if key not in self.benches:
-            spec: Spec = parse_experiment(about["spec"])
+            spec: Experiment = parse_experiment(about["spec"])
             check_code(self.policy, spec.model)
             bench = build_site_task(self.file, spec, about["data"])
             while len(self.benches) >= MAX_TASKS:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from remanence.config import Spec, is_import_path
+from remanence.config import Experiment, is_import_path
 from remanence.core.compose import parse_method
 from remanence.core.errors import InputError
 from remanence.core.types import Engine, Method, Part
@@ -79,7 +79,7 @@ class SiteTask:
         }
 
 
-def build_site_task(site: SiteFile, spec: Spec, data: Mapping[str, Any]) -> SiteTask:
+def build_site_task(site: SiteFile, spec: Experiment, data: Mapping[str, Any]) -> SiteTask:
     """Read the site's data and build what an experiment needs here. data: what the coordinator
     says of examples: classes, shape, kind, mean, std
     """
@@ -123,7 +123,7 @@ def make_inner(name: str, task: TrainingTask, clients: int) -> Engine:
     return make_engine("loop", task)
 
 
-def _build_simulated(spec: Spec, clients: Sequence[int]) -> BuiltExperiment:
+def _build_simulated(spec: Experiment, clients: Sequence[int]) -> BuiltExperiment:
     # a coordinator must not be able to make a site read its own files
     if spec.data.name.partition("(")[0].strip() not in PUBLISHED:
         raise Declined(
@@ -156,7 +156,7 @@ def spread(held: Mapping[int, np.ndarray], count: int) -> ClientRows:
 
 
 def _build_from_files(
-    site: SiteFile, spec: Spec, data: Mapping[str, Any], count: int
+    site: SiteFile, spec: Experiment, data: Mapping[str, Any], count: int
 ) -> BuiltExperiment:
     if spec.drift.schedule:
         raise Declined(
@@ -216,7 +216,7 @@ def _client_side(p: Part) -> Part:
 
 
 def _read(
-    site: SiteFile, spec: Spec, client: int, text: str, data: Mapping[str, Any]
+    site: SiteFile, spec: Experiment, client: int, text: str, data: Mapping[str, Any]
 ) -> ArrayDataset:
     """A client's data, with the experiment's classes."""
     if is_import_path(text):

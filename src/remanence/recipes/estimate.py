@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from remanence.config import Spec
+from remanence.config import Experiment
 from remanence.core import expressions
 from remanence.data.downloads import download_hint
 from remanence.recipes.plan import ResultPlan, source_of
@@ -79,7 +79,7 @@ class Cost:
         return Cost(self.cpu + other.cpu, self.gpu + other.gpu, max(self.memory, other.memory))
 
 
-def estimate(specs: Iterable[Spec]) -> Cost:
+def estimate(specs: Iterable[Experiment]) -> Cost:
     """The cost of runs, one after the other."""
     return sum((estimate_run(spec) for spec in specs), Cost(0.0, 0.0, 0))
 
@@ -140,7 +140,7 @@ def readable(seconds: float) -> str:
     raise AssertionError("every time is shorter than forever")
 
 
-def estimate_run(spec: Spec) -> Cost:
+def estimate_run(spec: Experiment) -> Cost:
     shape, classes, train, test = _facts(spec)
     network = _measure_network(spec.model, source_of(spec), shape, classes)
     clients = _clients(spec)
@@ -216,7 +216,7 @@ def _measure_network(model: str, source: str, shape: tuple[int, ...], classes: i
     )
 
 
-def _facts(spec: Spec) -> tuple[tuple[int, ...], int, int, int]:
+def _facts(spec: Experiment) -> tuple[tuple[int, ...], int, int, int]:
     call = expressions.parse_call(spec.data.name)
     shape, classes, train, test = FACTS.get(call.name, ((32,), 10, 8_000, 2_000))
     if call.name == "pacs" and "size" in call.arguments:
@@ -226,14 +226,14 @@ def _facts(spec: Spec) -> tuple[tuple[int, ...], int, int, int]:
     return shape, classes, train, test
 
 
-def _clients(spec: Spec) -> int:
+def _clients(spec: Experiment) -> int:
     call = expressions.parse_call(spec.data.partition)
     if call.name == "label_clusters" and not spec.drift.schedule:
         return sum(int(count) for count in str(call.arguments.get("clients", "2:3:4")).split(":"))
     return spec.clients.count or 10
 
 
-def _rows_of_client(spec: Spec, train: int, clients: int) -> int:
+def _rows_of_client(spec: Experiment, train: int, clients: int) -> int:
     if spec.drift.schedule and spec.drift.samples:
         return spec.drift.samples
     samples = (
@@ -243,7 +243,7 @@ def _rows_of_client(spec: Spec, train: int, clients: int) -> int:
     return max(1, round(int(samples) * (1 - float(spec.data.validation))))
 
 
-def _clusters(spec: Spec) -> int:
+def _clusters(spec: Experiment) -> int:
     return (
         int(expressions.parse_call(spec.drift.schedule).arguments.get("clusters", 1))
         if spec.drift.schedule
@@ -251,7 +251,7 @@ def _clusters(spec: Spec) -> int:
     )
 
 
-def _server_work(spec: Spec) -> tuple[int, int]:
+def _server_work(spec: Experiment) -> tuple[int, int]:
     """Steps and examples of a round at the server."""
     for call in expressions.parse_parts(spec.method):
         if call.name == "feddf":

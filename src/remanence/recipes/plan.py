@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remanence.config import Spec, all_keys, parse_experiment
+from remanence.config import Experiment, all_keys, parse_experiment
 from remanence.core import expressions
 from remanence.core.errors import InputError, nearest
 from remanence.recipes.recipe import Recipe, RunScale, TableLine
@@ -25,7 +25,7 @@ class PlannedRun:
     column: str
     setting: str  # the value tried, where a cell tries several
     seed: int
-    spec: Spec
+    spec: Experiment
     stand_in: str = ""  # the source that it replaces
 
 
@@ -168,7 +168,7 @@ def _make_spec(
     changes: Mapping[str, Any],
     absent: Collection[str],
     stand_in: bool,
-) -> tuple[Spec, CellRuns]:
+) -> tuple[Experiment, CellRuns]:
     """-> the experiment of a cell, and what is to be said of its data"""
     published = {
         **row.set,
@@ -192,7 +192,7 @@ def _make_spec(
     return spec, CellRuns((), replaced, used if used in absent else "", other)
 
 
-def _change(spec: Spec, keys: Mapping[str, Any]) -> Spec:
+def _change(spec: Experiment, keys: Mapping[str, Any]) -> Experiment:
     """The experiment with other values. Who asks for steps means them instead of epochs, and
     the other way round.
     """
@@ -201,7 +201,7 @@ def _change(spec: Spec, keys: Mapping[str, Any]) -> Spec:
     return parse_experiment(spec.model_dump(exclude_none=True), {**keys, **freed})
 
 
-def source_of(spec: Spec) -> str:
+def source_of(spec: Experiment) -> str:
     """The name of the data without its options.
 
     >>> source_of(make_spec(changes={"data.name": "synthetic(samples=300)"}))
@@ -211,7 +211,7 @@ def source_of(spec: Spec) -> str:
     return "npz" if name.endswith(".npz") and "(" not in name else name.partition("(")[0].strip()
 
 
-def change_options(spec: Spec, options: Mapping[str, Any]) -> Spec:
+def change_options(spec: Experiment, options: Mapping[str, Any]) -> Experiment:
     """Options inside expressions: "model:resnet18.width" = 16 makes resnet18(norm="group") to
     resnet18(norm="group", width=16) and leaves others alone.
     """
@@ -233,7 +233,7 @@ def change_options(spec: Spec, options: Mapping[str, Any]) -> Spec:
     return _change(spec, keys)
 
 
-def _value_at(spec: Spec, key: str) -> str:
+def _value_at(spec: Experiment, key: str) -> str:
     value: Any = spec
     for part in key.split("."):
         value = getattr(value, part)

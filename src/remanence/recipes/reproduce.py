@@ -35,7 +35,7 @@ from remanence.recipes.results_pages import OUTCOME, describe_result
 from remanence.recipes.tables import ResultOutcome, as_csv
 from remanence.report import write_report
 from remanence.results.run import CHECKPOINTS, COMPARISON, RUNS, SPEC, Comparison, Run
-from remanence.rounds.loop import Deadline
+from remanence.rounds.loop import TimeLimit
 from remanence.sweeps.scheduler import QueuedRun, run_all
 from remanence.version import __version__
 
@@ -109,7 +109,7 @@ def reproduce(
     changes: Mapping[str, Any] | None = None,
     data_dir: str = "",
     progress: Progress | None = None,
-    deadline: Deadline | None = None,
+    deadline: TimeLimit | None = None,
     together: int = 0,
     report: bool = True,
 ) -> ResultOutcome:
@@ -160,7 +160,7 @@ def reproduce(
                 {},
                 "the same command",
                 progress=progress or NullProgress(),
-                deadline=deadline or Deadline(None),
+                deadline=deadline or TimeLimit(None),
                 together=together,
             )
         except Stopped:

@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from remanence.config import Spec
+from remanence.config import Experiment
 from remanence.core import pytree
 from remanence.core.errors import CheckpointError
 from remanence.core.files import flush, flush_folder, sha256, write_atomically
@@ -41,7 +41,7 @@ ORDER = "order"  # of the names in a safetensors file, which does not keep it
 MANIFEST, STATE, OWN = "manifest.json", "state.safetensors", "own"
 
 
-def fingerprint(spec: Spec) -> str:
+def fingerprint(spec: Experiment) -> str:
     """What makes two runs the same experiment; how long they go or wait, how often they save,
     where the data lie and which cluster works does not.
     """

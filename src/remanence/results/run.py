@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from remanence.config import Spec, parse_experiment
+from remanence.config import Experiment, parse_experiment
 from remanence.core.errors import InputError
 from remanence.results.readers import (
     check_metadata,
@@ -54,7 +54,7 @@ class Run:
         return read_toml(self.folder / SPEC)
 
     @cached_property
-    def spec(self) -> Spec:
+    def spec(self) -> Experiment:
         """What was asked for, with every choice settled."""
         return parse_experiment(
             {name: value for name, value in self._file.items() if name != METADATA}

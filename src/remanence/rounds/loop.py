@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from remanence.config import Spec, write_toml
+from remanence.config import Experiment, write_toml
 from remanence.core import errors
 from remanence.core.errors import OUT_OF_TIME, InputError, RunFailed, Stopped
 from remanence.core.files import create_output_dir, lock, translate_disk_errors, write_atomically
@@ -53,7 +53,7 @@ from remanence.training.state import RunState, load_client_states, store_client_
 EngineFor = Callable[[BuiltExperiment], Engine]  # gives a run an engine; by default one of its own
 
 
-class Deadline:
+class TimeLimit:
     """A time limit that is kept between rounds: the next round starts only if it can be
     expected to end in time.
     """
@@ -70,20 +70,20 @@ class Deadline:
         elapsed = time.monotonic() - self.begin
         return elapsed + elapsed / self.rounds > self.seconds
 
-    def for_another(self) -> Deadline:
+    def for_another(self) -> TimeLimit:
         """The same end for a run beside this one, which counts rounds of its own."""
-        return Deadline(
+        return TimeLimit(
             None if self.seconds is None else self.begin + self.seconds - time.monotonic()
         )
 
 
 def start_run(
-    spec: Spec,
+    spec: Experiment,
     out: Path,
     *,
     overwrite: bool = False,
     progress: Progress | None = None,
-    deadline: Deadline | None = None,
+    deadline: TimeLimit | None = None,
     title: str = "",
     choice: EngineChoice | None = None,
     engine_for: EngineFor | None = None,
@@ -115,7 +115,7 @@ def start_run(
             experiment,
             out,
             progress or NullProgress(),
-            deadline or Deadline(None),
+            deadline or TimeLimit(None),
             title,
             engine_for,
         )
@@ -126,7 +126,7 @@ def resume_run(
     *,
     rounds: int | None = None,
     progress: Progress | None = None,
-    deadline: Deadline | None = None,
+    deadline: TimeLimit | None = None,
     title: str = "",
     engine_for: EngineFor | None = None,
     method: Method | Part | None = None,
@@ -169,7 +169,7 @@ def resume_run(
             experiment,
             folder,
             progress or NullProgress(),
-            deadline or Deadline(None),
+            deadline or TimeLimit(None),
             title,
             engine_for,
         )
@@ -211,7 +211,7 @@ def train(
     experiment: BuiltExperiment,
     folder: Path,
     progress: Progress,
-    deadline: Deadline,
+    deadline: TimeLimit,
     title: str = "",
     engine_for: EngineFor | None = None,
 ) -> Run:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remanence.config import Spec, optimizer_call
+from remanence.config import Experiment, optimizer_call
 from remanence.core import expressions, pytree
 from remanence.core.types import ClientStats
 from remanence.data.batches import Examples
@@ -36,7 +36,7 @@ def can_batch(one: BuiltExperiment, other: BuiltExperiment) -> bool:
     )
 
 
-def static_settings(spec: Spec, task: TrainingTask) -> dict[str, Any]:
+def static_settings(spec: Experiment, task: TrainingTask) -> dict[str, Any]:
     """What must not differ. Of a number only whether it is 0, which switches things off."""
     call, local = optimizer_call(spec), spec.local
     return {
@@ -59,7 +59,7 @@ def _without_numbers(arguments: Mapping[str, Any], numbers: Mapping[str, float])
     return {name: value == 0 if name in numbers else value for name, value in arguments.items()}
 
 
-def batch_key(spec: Spec) -> str:
+def batch_key(spec: Experiment) -> str:
     """Equal where two runs may well be alike, as far as can be told without building them."""
     plain = spec.model_dump(
         mode="json",

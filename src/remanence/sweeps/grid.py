@@ -14,7 +14,7 @@ from typing import Any
 import tomli_w
 from torch import nn
 
-from remanence.config import Spec, parse_experiment
+from remanence.config import Experiment, parse_experiment
 from remanence.core.errors import InputError
 from remanence.core.files import create_output_dir, lock, translate_disk_errors, write_atomically
 from remanence.core.progress import Progress
@@ -22,7 +22,7 @@ from remanence.data.source import ArrayDataset
 from remanence.engines.autotune import EngineChoice
 from remanence.experiment.build import build, check_names
 from remanence.results.run import COMPARISON, RUNS, SPEC, Comparison, Run
-from remanence.rounds.loop import Deadline, resolve_engine
+from remanence.rounds.loop import TimeLimit, resolve_engine
 from remanence.sweeps.scheduler import QueuedRun, run_all
 
 MAX_RUNS = 10_000
@@ -36,7 +36,7 @@ class GridPoint:
     method: str
     setting: str  # the grid's values in words; empty without a grid
     seed: int
-    spec: Spec
+    spec: Experiment
 
 
 def plan_grid(
@@ -85,7 +85,7 @@ def start_comparison(
     select: str = "last",
     overwrite: bool = False,
     progress: Progress,
-    deadline: Deadline,
+    deadline: TimeLimit,
     together: int = 0,
     module: nn.Module | None = None,
     source: ArrayDataset | None = None,
@@ -116,7 +116,7 @@ def resume_comparison(
     folder: Path,
     *,
     progress: Progress,
-    deadline: Deadline,
+    deadline: TimeLimit,
     module: nn.Module | None = None,
     source: ArrayDataset | None = None,
 ) -> Comparison:
@@ -151,7 +151,7 @@ def _run_grid(
     out: Path,
     choice: EngineChoice,
     progress: Progress,
-    deadline: Deadline,
+    deadline: TimeLimit,
     together: int,
     module: nn.Module | None,
     source: ArrayDataset | None,

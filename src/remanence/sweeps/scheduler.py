@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from remanence.config import Spec
+from remanence.config import Experiment
 from remanence.core.errors import Stopped
 from remanence.core.progress import Progress, SharedProgress
 from remanence.engines.autotune import EngineChoice
@@ -21,7 +21,7 @@ from remanence.engines.vectorized import MOST_CLIENTS, VectorizedEngine
 from remanence.experiment.build import BuiltExperiment, build, sample_size
 from remanence.experiment.data_setup import DEFAULT_CLIENTS
 from remanence.results.run import SPEC, Run
-from remanence.rounds.loop import Deadline, make_run_engine, resolve_engine, resume_run, start_run
+from remanence.rounds.loop import TimeLimit, make_run_engine, resolve_engine, resume_run, start_run
 from remanence.sweeps.compatibility import batch_key
 from remanence.sweeps.shared_engine import RunBatcher
 
@@ -33,7 +33,7 @@ class QueuedRun:
     """A run that is still to be done, from its beginning or from where it was stopped."""
 
     folder: Path
-    spec: Spec
+    spec: Experiment
     title: str
     # runs of one task use one engine: what differs between them is then the method alone
     task: str = ""
@@ -49,7 +49,7 @@ def run_all(
     go_on_with: str,
     *,
     progress: Progress,
-    deadline: Deadline,
+    deadline: TimeLimit,
     together: int = 0,
     **objects: Any,
 ) -> None:
@@ -98,7 +98,7 @@ def _group_compatible(
     return list(itertools.islice(alike, min(most, MAX_BATCHED_RUNS)))
 
 
-def max_runs_per_stack(spec: Spec) -> int:
+def max_runs_per_stack(spec: Experiment) -> int:
     """How many runs fill a stack."""
     kind = "cuda" if spec.device != "cpu" and torch.cuda.is_available() else "cpu"
     return max(
@@ -108,7 +108,7 @@ def max_runs_per_stack(spec: Spec) -> int:
     )
 
 
-def _run_one(run: QueuedRun, choice: EngineChoice, deadline: Deadline, **given: Any) -> Run:
+def _run_one(run: QueuedRun, choice: EngineChoice, deadline: TimeLimit, **given: Any) -> Run:
     if run.begun:
         return resume_run(run.folder, deadline=deadline, title=run.title, **given)
     return start_run(
@@ -126,7 +126,7 @@ def _run_batched(
     group: Sequence[QueuedRun],
     choice: EngineChoice,
     progress: Progress,
-    deadline: Deadline,
+    deadline: TimeLimit,
     objects: dict[str, Any],
 ) -> None:
     meeting, chorus = RunBatcher(_make_stack), SharedProgress(progress, _name(group))
