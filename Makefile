@@ -23,7 +23,7 @@ help:
 
 demo: $(CORE)
 	$(BIN)/remanence compare --methods "fedavg; fedprox(mu=0.1); fedavg+tce; fedavg+wsm" --data digits --clients 20 \
-	  --partition "dirichlet(alpha=0.1)" --sample 5 --epochs 2 --batch 16 --lr 0.1 --rounds 30 --seeds 3 \
+	  --partition "dirichlet(alpha=0.1)" --sample 5 --epochs 2 --batch-size 16 --lr 0.1 --rounds 30 --seeds 3 \
 	  --record-local --out demo --overwrite
 	@echo "The report is demo/report.html: open it in a browser."
 

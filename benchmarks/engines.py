@@ -60,7 +60,7 @@ class Stopwatch:
     """An engine that says how long each of its calls took."""
 
     def __init__(self, engine: Engine):
-        self.engine, self.name, self.steps = engine, engine.name, engine.steps
+        self.engine, self.name, self.steps = engine, engine.name, engine.execution
         self.seconds = {"train": 0.0, "score": 0.0}
 
     def train(self, job: Any) -> Iterator[Any]:
@@ -80,7 +80,7 @@ class Stopwatch:
         return self._timed(self.engine.score_pairs, *args, **settings)
 
     def judge(self, *args: Any, **settings: Any) -> Any:
-        return self._timed(self.engine.judge, *args, **settings)
+        return self._timed(self.engine.predict_logits, *args, **settings)
 
     def _timed(self, call: Callable[..., Any], *args: Any, **settings: Any) -> Any:
         begin = time.perf_counter()
@@ -241,7 +241,7 @@ def main() -> None:
             rest = middle.whole - middle.train - middle.score
             bytes_ = (
                 "– | –"
-                if name in ("loop", "stacked")
+                if name in ("sequential", "vectorized")
                 else f"{middle.down / 1e6:.2f} | {middle.up / 1e6:.2f}"
             )
             parts = " | ".join(f"{seconds:.2f}" for seconds in (middle.train, middle.score, rest))

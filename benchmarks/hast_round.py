@@ -41,9 +41,9 @@ from remanence.training.state import RunState
 PEERS, DEPTH_TENSORS, BATCH, RATE = 3, 6, 8, 8e-5
 PLAIN = "plain loops"
 OURS = {  # name: engine, most clients in a stack, how steps are run
-    "stacked": ("stacked", 0, "auto"),
+    "vectorized": ("vectorized", 0, "auto"),
     "processes": ("processes", 1, "eager"),
-    "processes, graph": ("processes", 1, "graph"),
+    "processes, captured": ("processes", 1, "captured"),
     "processes, compiled": ("processes", 1, "compiled"),
 }
 
@@ -60,13 +60,13 @@ def prepare(clients: int, samples: int, epochs: int) -> BuiltExperiment:
         "drift.samples": samples,
         "drift.validation": samples * 3 // 10,
         "local.epochs": epochs,
-        "local.batch": BATCH,
+        "local.batch_size": BATCH,
         "local.optimizer": f"adam(lr={RATE})",
         "peers.warmup": False,
         "rounds": 1000,
         "record.every": 1000,
         "device": "cpu",
-        "engine": "stacked",
+        "engine": "vectorized",
     }
     return build(parse_experiment({}, settings))
 
@@ -77,16 +77,16 @@ class Plain:
     def __init__(self, experiment: BuiltExperiment, rows_at_once: int):
         self.rows_at_once = rows_at_once
         task, holdings = experiment.task, experiment.task.population.at(0)
-        self.clients = task.world.clients
+        self.clients = task.info.num_clients
         self.train, self.valid = (
             [
                 (task.train.inputs(ids), task.train.labels(ids))
-                for ids in map(torch.from_numpy, map(rows.of, range(self.clients)))
+                for ids in map(torch.from_numpy, map(rows.for_client, range(self.clients)))
             ]
             for rows in (holdings.train, holdings.valid)
         )
         self.models = [MODELS["lenet"]((3, 32, 32), 10) for _ in range(self.clients)]
-        self.epochs, self.random = experiment.spec.local.epochs, np.random.default_rng(0)
+        self.epochs, self.random = experiment.config.local.epochs, np.random.default_rng(0)
 
     def play(self) -> None:
         old = [copy.deepcopy(model.state_dict()) for model in self.models]

@@ -1,9 +1,9 @@
-"""What our code costs beside the bare PyTorch steps: the engine `loop` and a plain loop take turns
+"""What our code costs beside the bare PyTorch steps: the engine `sequential` and a plain loop take turns
 on one thread; CPU seconds, which other work disturbs least.
 
     python benchmarks/overhead.py [--jobs A,B] [--clients 8,3] [--turns 11]
 
-`loop` is the slowest engine, and the only one that takes the very steps of the plain loop: the
+`sequential` is the slowest engine, and the only one that takes the very steps of the plain loop: the
 others take fewer or faster ones. `--clients` is how many of a job's clients train, since a whole
 round is long on one thread.
 """
@@ -27,10 +27,10 @@ def measure(job: str, clients: int, turns: int) -> dict[str, list[float]]:
     experiment, state, work = prepare(JOBS[job], "cpu", "fp32", {"clients.sample": clients})
     engine = SequentialEngine(experiment.task)
     contenders: dict[str, tuple[Callable[[], Any], int]] = {
-        "loop": (lambda: train_ours(experiment, state, work, engine), 1),
+        "sequential": (lambda: train_ours(experiment, state, work, engine), 1),
         "plain": (lambda: train_clients(experiment, state, work), 1),
     }
-    return interleave(contenders, turns, experiment.task.world.device, time.process_time)
+    return interleave(contenders, turns, experiment.task.info.device, time.process_time)
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
     for job, clients in zip(options.jobs.split(","), options.clients.split(","), strict=True):
         seconds = measure(job, int(clients), options.turns)
         for word, statistic in (("fastest", min), ("median", statistics.median)):
-            ours, plain = (statistic(seconds[name]) for name in ("loop", "plain"))
+            ours, plain = (statistic(seconds[name]) for name in ("sequential", "plain"))
             print(
                 f"{job}, {clients} clients, {word} of {options.turns}: loop {ours:.2f} s,"
                 f" plain {plain:.2f} s: {100 * (ours / plain - 1):+.1f}%",

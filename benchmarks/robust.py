@@ -29,8 +29,8 @@ AGGREGATORS = (
 )
 ATTACKS = ("none", "sign_flip(fraction=0.2)", "backdoor(fraction=0.2)")
 SETTING = {
-    "data.name": "digits", "data.partition": "dirichlet(alpha=0.1)", "clients.count": 20, "rounds": 25, "local.epochs": 2, "local.batch": 16,
-    "local.lr": 0.1, "engine": "stacked", "threads": 1, "checkpoint.seconds": 60,
+    "data.name": "digits", "data.partition": "dirichlet(alpha=0.1)", "clients.count": 20, "rounds": 25, "local.epochs": 2, "local.batch_size": 16,
+    "local.lr": 0.1, "engine": "vectorized", "threads": 1, "checkpoint.seconds": 60,
 }  # fmt: skip
 
 

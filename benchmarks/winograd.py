@@ -2,7 +2,7 @@
 milliseconds a layer and rounding errors, on one thread.
 
     python benchmarks/winograd.py [--filters 3 5] [--channels 16-16 32-64 ...] [--sizes 8 16 ...]
-    [--batch 50] [--at-once 1] [--turns 9]
+    [--batch-size 50] [--at-once 1] [--turns 9]
 
 The two take turns, and the median counts. `--at-once` lets so many processes do the same side by
 side, as workers do. The last column says whether compiled steps have it in this layer: none that is
@@ -170,7 +170,7 @@ def main() -> None:
         "--channels", nargs="+", default=["16-16", "16-32", "32-32", "32-64", "64-64", "128-128"]
     )
     parser.add_argument("--sizes", nargs="+", type=int, default=[4, 8, 16, 32])
-    parser.add_argument("--batch", type=int, default=50)
+    parser.add_argument("--batch-size", type=int, default=50)
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--turns", type=int, default=9)
     options = parser.parse_args()

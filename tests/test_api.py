@@ -18,7 +18,7 @@ from remanence.data import DATASETS
 from remanence.losses import wsm
 from remanence.methods import fedprox
 
-QUICK: dict[str, Any] = {"rounds": 2, "clients": 4, "engine": "loop", "quiet": True}
+QUICK: dict[str, Any] = {"rounds": 2, "clients": 4, "engine": "sequential", "quiet": True}
 
 
 def test_five_lines() -> None:
@@ -32,16 +32,20 @@ def test_five_lines() -> None:
 def test_an_experiment_file_changed_by_flags_and_keys(tmp_path: Path) -> None:
     file = tmp_path / "exp.toml"
     file.write_text(
-        'method = "fedprox(mu=0.5)"\nrounds = 7\n[local]\nbatch = 8\n[clients]\ncount = 4\n'
+        'method = "fedprox(mu=0.5)"\nrounds = 7\n[local]\nbatch_size = 8\n[clients]\ncount = 4\n'
     )
-    run = rem.run(file, rounds=1, set={"local.batch": 16}, engine="loop", quiet=True)
-    assert (run.spec.method, run.spec.rounds, run.spec.local.batch) == ("fedprox(mu=0.5)", 1, 16)
+    run = rem.run(file, rounds=1, set={"local.batch_size": 16}, engine="sequential", quiet=True)
+    assert (run.config.method, run.config.rounds, run.config.local.batch_size) == (
+        "fedprox(mu=0.5)",
+        1,
+        16,
+    )
 
 
 def test_method_objects_keep_their_numbers(tmp_path: Path) -> None:
     by_object = rem.run(method=fedprox(mu=0.3) + wsm(), out=tmp_path / "a", **QUICK)
     by_name = rem.run(method="fedprox(mu=0.3)+wsm", out=tmp_path / "b", **QUICK)
-    assert by_object.spec.method == by_name.spec.method == "fedprox(mu=0.3)+wsm"
+    assert by_object.config.method == by_name.config.method == "fedprox(mu=0.3)+wsm"
     assert by_object.curve() == by_name.curve()
 
 
@@ -76,7 +80,7 @@ def test_a_module_and_a_dataset_of_ones_own(tmp_path: Path) -> None:
 )
 def test_tokens_and_tables(data: str) -> None:
     run = rem.run(data=data, **QUICK)
-    assert run.spec.model in ("text", "mlp")
+    assert run.config.model in ("text", "mlp")
     assert run.metrics[-1]["accuracy"] is not None
 
 

@@ -25,22 +25,22 @@ def test_nothing_given_is_the_default_experiment() -> None:
 
 
 def test_sections_and_dotted_changes_meet() -> None:
-    base = {"method": "wsm", "local": {"batch": 8, "epochs": 3}}
-    spec = parse_experiment(base, {"local.batch": 16, "data.partition": "iid"})
-    assert (spec.method, spec.local.batch, spec.local.epochs, spec.data.partition) == (
+    base = {"method": "wsm", "local": {"batch_size": 8, "epochs": 3}}
+    spec = parse_experiment(base, {"local.batch_size": 16, "data.partition": "iid"})
+    assert (spec.method, spec.local.batch_size, spec.local.epochs, spec.data.partition) == (
         "wsm",
         16,
         3,
         "iid",
     )
-    assert base == {"method": "wsm", "local": {"batch": 8, "epochs": 3}}
+    assert base == {"method": "wsm", "local": {"batch_size": 8, "epochs": 3}}
 
 
 def test_a_spec_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         parse_experiment().rounds = 3
     with pytest.raises(ValueError, match="frozen"):
-        parse_experiment().local.batch = 3
+        parse_experiment().local.batch_size = 3
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_spec_is_frozen() -> None:
         ({"deterministic": "yes"}, "deterministic must be true or false, not 'yes'"),
         (
             {"engine": "lop"},
-            "engine must be one of auto, loop, stacked, processes, ray or flower, not 'lop'",
+            "engine must be one of auto, sequential, vectorized, processes, ray or flower, not 'lop'",
         ),
         (
             {"local": {"buffers": "mine"}},
@@ -146,7 +146,9 @@ def test_steps_take_the_place_of_epochs_that_were_not_given() -> None:
 
 
 def test_unknown_dotted_keys_are_refused_with_the_nearest() -> None:
-    with pytest.raises(InputError, match=r"unknown key 'local.bacth': did you mean local.batch"):
+    with pytest.raises(
+        InputError, match=r"unknown key 'local.bacth': did you mean local.batch_size"
+    ):
         parse_experiment({}, {"local.bacth": 3})
     with pytest.raises(InputError, match="unknown key 'local'"):
         parse_experiment({}, {"local": 3})
@@ -164,16 +166,16 @@ def test_every_flag_reaches_a_key() -> None:
         "local.lr": 0.5,
         "local.epochs": 0,
     }
-    with pytest.raises(InputError, match="unknown option 'bacth': did you mean batch"):
-        config.changes_from_flags({"bacth": 3})
+    with pytest.raises(InputError, match="unknown option 'batch_sise': did you mean batch_size"):
+        config.changes_from_flags({"batch_sise": 3})
 
 
 def test_all_keys_are_dotted_and_have_their_defaults() -> None:
     keys = all_keys()
-    assert keys["local.batch"] == 32
+    assert keys["local.batch_size"] == 32
     assert keys["rounds"] == 20
     assert "local" not in keys
-    assert ENGINES == ("auto", "loop", "stacked", "processes", "ray", "flower")
+    assert ENGINES == ("auto", "sequential", "vectorized", "processes", "ray", "flower")
 
 
 @pytest.mark.parametrize(
@@ -197,9 +199,9 @@ def test_values_are_toml_or_words(text: str, value: Any) -> None:
 
 
 def test_assignments_by_hand() -> None:
-    changes = config.parse_assignments(["local.batch=16", " data.name = npz(path=a.npz) "])
-    assert changes == {"local.batch": 16, "data.name": "npz(path=a.npz)"}
-    for text in ("local.batch", "=3", "  =3"):
+    changes = config.parse_assignments(["local.batch_size=16", " data.name = npz(path=a.npz) "])
+    assert changes == {"local.batch_size": 16, "data.name": "npz(path=a.npz)"}
+    for text in ("local.batch_size", "=3", "  =3"):
         with pytest.raises(InputError, match="has no value: write --set key=value"):
             config.parse_assignments([text])
 
@@ -208,7 +210,7 @@ SPECS = [
     {},
     {"data": {"augment": ["crop", "flip"], "name": 'npz(path="a \\"b\\".npz")'}},
     {"clients": {"count": 100, "sample": 0.1}, "local": {"steps": 5, "lr": 1e-5}},
-    {"round": {"weight_cap": INF}, "engine": "stacked", "precision": "fp64"},
+    {"round": {"weight_cap": INF}, "engine": "vectorized", "precision": "fp64"},
 ]
 
 
@@ -257,7 +259,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 def test_reading_a_spec_does_not_load_torch() -> None:
     """`remanence --help` and mistakes in a spec answer before torch is there."""
     code = (
-        "import sys, remanence.config; remanence.config.make_spec(); sys.exit('torch' in"
+        "import sys, remanence.config; remanence.config.parse_experiment(); sys.exit('torch' in"
         " sys.modules)"
     )
     source = Path(config.__file__).parents[1]

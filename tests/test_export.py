@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("export") / "run"
     return rem.run(
-        data="digits", model="cnn", rounds=2, clients=4, engine="loop", quiet=True, out=folder
+        data="digits", model="cnn", rounds=2, clients=4, engine="sequential", quiet=True, out=folder
     )
 
 

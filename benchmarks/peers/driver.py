@@ -42,7 +42,7 @@ class PeerJob:
         self.epochs: int = settings["epochs"]
         self.optimizer: str = settings["optimizer"]  # SGD or Adam, as torch.optim calls them
         # what torch.optim wants besides the parameters
-        self.rule: dict[str, Any] = settings["rule"]
+        self.optimizer_hparams: dict[str, Any] = settings["optimizer_hparams"]
         self._plan = np.load(folder / "plan.npz")
         self._x, self._y = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in "xy")
 

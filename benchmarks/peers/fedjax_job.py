@@ -110,9 +110,11 @@ class PlannedDataset(fedjax.ClientDataset):
 
 def make_optimizer(job: PeerJob) -> fedjax.Optimizer:
     if job.optimizer == "Adam":
-        beta1, beta2 = job.rule["betas"]
-        return fedjax.optimizers.adam(job.rule["lr"], b1=beta1, b2=beta2, eps=job.rule["eps"])
-    return fedjax.optimizers.sgd(job.rule["lr"])
+        beta1, beta2 = job.optimizer_hparams["betas"]
+        return fedjax.optimizers.adam(
+            job.optimizer_hparams["lr"], b1=beta1, b2=beta2, eps=job.rule["eps"]
+        )
+    return fedjax.optimizers.sgd(job.optimizer_hparams["lr"])
 
 
 def main() -> None:

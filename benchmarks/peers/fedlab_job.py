@@ -41,7 +41,7 @@ class Trainer(SGDSerialClientTrainer):
         super().__init__(make_model(job), job.clients)
         self._job = job
         self.setup_dataset(PlannedDataset(job))
-        self.setup_optim(job.epochs, job.batch, job.rule["lr"])
+        self.setup_optim(job.epochs, job.batch, job.optimizer_hparams["lr"])
 
     def train(self, model_parameters: Tensor, train_loader: Any) -> list[Tensor]:
         self.optimizer = make_optimizer(self._job, self.model.parameters())

@@ -63,7 +63,7 @@ class TakeTurns(FederationObserver):
 def main() -> None:
     job, turns = begin()
     FlukeENV().set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
-    optimizer = OptimizerConfigurator({"name": job.optimizer, **job.rule})
+    optimizer = OptimizerConfigurator({"name": job.optimizer, **job.optimizer_hparams})
     loaders = {client: PlannedLoader(job, client) for client in job.cohort}
     clients = [
         # Who is not in the cohort never trains, and so needs no data. Without persistency an

@@ -31,7 +31,7 @@ QUICK = {"local.epochs": 1}
 def write_job(name: str, folder: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Round 1 of that job. -> what was written into job.json"""
     experiment, state, work = prepare(JOBS[name], "cpu", "fp32", changes)
-    task, local = experiment.task, experiment.spec.local
+    task, local = experiment.task, experiment.config.local
     rows = task.population.at(work.time_step).train
     cohort = work.clients.tolist()
     settings = {
@@ -39,25 +39,25 @@ def write_job(name: str, folder: Path, changes: Mapping[str, Any]) -> dict[str, 
         "changes": dict(changes),
         "model": JOBS[name].settings["model"],
         "shape": list(task.train.x.shape[1:]),
-        "classes": task.world.classes,
-        "clients": task.world.clients,
+        "classes": task.info.num_classes,
+        "clients": task.info.num_clients,
         "cohort": cohort,
         "sizes": rows.sizes[work.clients].tolist(),
-        "batch": task.batch,
+        "batch": task.batch_size,
         "epochs": local.epochs,
         **optimizer_of(experiment, work),
     }
-    plan: dict[str, np.ndarray] = {f"rows_{client}": rows.of(client) for client in cohort}
+    plan: dict[str, np.ndarray] = {f"rows_{client}": rows.for_client(client) for client in cohort}
     for client, size in zip(cohort, settings["sizes"], strict=True):
         batches = plan_batches(
-            work.key.fold("client", client, "plan", 0),
+            work.key.fold_in("client", client, "plan", 0),
             size,
-            task.batch,
+            task.batch_size,
             local.epochs,
             local.steps,
             local.drop_last,
         )
-        plan[f"order_{client}"] = in_epochs(batches.rows, batches.widths, size)
+        plan[f"order_{client}"] = in_epochs(batches.rows, batches.batch_sizes, size)
     if task.train.mean is None or task.train.std is None:
         raise ValueError("the jobs for other simulators are made of images, which are normalized")
     plan |= {"mean": task.train.mean.numpy(), "std": task.train.std.numpy()}
@@ -87,10 +87,10 @@ def in_epochs(rows: np.ndarray, widths: np.ndarray, size: int) -> np.ndarray:
 
 def optimizer_of(experiment: BuiltExperiment, work: ClientWork) -> dict[str, Any]:
     """The client's optimizer as torch.optim calls it."""
-    rule = dict(work.rule)
+    rule = dict(work.optimizer_hparams)
     if experiment.task.optimizer.name == "adam":
         return {
             "optimizer": "Adam",
-            "rule": {"betas": [rule.pop("beta1"), rule.pop("beta2")], **rule},
+            "optimizer_hparams": {"betas": [rule.pop("beta1"), rule.pop("beta2")], **rule},
         }
-    return {"optimizer": "SGD", "rule": rule}
+    return {"optimizer": "SGD", "optimizer_hparams": rule}

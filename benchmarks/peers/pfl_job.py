@@ -113,7 +113,7 @@ def main() -> None:
         model,
         NNTrainHyperParams(
             local_num_epochs=job.epochs,
-            local_learning_rate=job.rule["lr"],
+            local_learning_rate=job.optimizer_hparams["lr"],
             local_batch_size=job.batch,
         ),
         # pfl evaluates in its first round, which does not count; a batch size of its own tells that

@@ -26,7 +26,7 @@ def make_optimizer(
     job: PeerJob, parameters: Iterable[nn.Parameter], **changes: float
 ) -> torch.optim.Optimizer:
     kind: type[torch.optim.Optimizer] = getattr(torch.optim, job.optimizer)
-    return kind(parameters, **{**job.rule, **changes})
+    return kind(parameters, **{**job.optimizer_hparams, **changes})
 
 
 class Epochs:

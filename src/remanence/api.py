@@ -43,7 +43,7 @@ def run(
     **flags: Any,
 ) -> Run:
     """Run an experiment: a file or nested dictionaries, changed by flags (`rounds=20`, `lr=0.1`)
-    and by keys (`set={"local.batch": 16}`).
+    and by keys (`set={"local.batch_size": 16}`).
 
     Methods, models and data may be objects: `wsm() + fedprox(mu=0.1)`, any nn.Module, any Dataset
     with labels. Without `out` the run folder is a temporary one; `run.folder` tells where.
@@ -74,7 +74,7 @@ def compare(
     overwrite: bool = False,
     quiet: bool = False,
     time_limit: float | None = None,
-    together: int = 0,
+    batch_runs: int = 0,
     set: Mapping[str, Any] | None = None,
     **flags: Any,
 ) -> Comparison:
@@ -82,7 +82,7 @@ def compare(
     tries settings, chosen by `select`.
 
     Where the engine is a stack, seeds and numeric settings of a method train in one: at most
-    `together` runs, 1 for each alone, 0 for as many as fit.
+    `batch_runs` runs, 1 for each alone, 0 for as many as fit.
     """
     objects, names = _objects(None, model, data)
     if select not in ("last", "validation"):
@@ -96,7 +96,7 @@ def compare(
     )
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="remanence-"))
     objects.pop("method")
-    settings: dict[str, Any] = {"select": select, "overwrite": overwrite, "together": together}
+    settings: dict[str, Any] = {"select": select, "overwrite": overwrite, "batch_runs": batch_runs}
     return start_comparison(
         cells,
         folder,

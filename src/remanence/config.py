@@ -1,7 +1,7 @@
 """An experiment as data: TOML and flags in, one frozen and checked `Experiment` out. Nothing here imports
 torch.
 
-Every key has one name (`local.batch`); the flags of the command line are short names for these
+Every key has one name (`local.batch_size`); the flags of the command line are short names for these
 keys, and `--set key=value` reaches all of them.
 """
 
@@ -63,7 +63,7 @@ class ClientSettings(Section):
 class DriftSettings(Section):
     # who is in which cluster, when, such as random(clusters=2); empty: nothing drifts
     schedule: StrictStr = ""
-    steps: Count = 1  # time steps; with drift, `rounds` are those of one time step
+    time_steps: Count = 1  # time steps; with drift, `rounds` are those of one time step
     # what the data of each cluster are, such as label(groups="0 1 8 9|3 4 5 7"); empty: classes
     # divided evenly
     concepts: StrictStr = ""
@@ -74,7 +74,7 @@ class DriftSettings(Section):
     samples: Natural = 0  # training rows a client draws at a time step; 0: as many as need no reuse
     validation: Natural = 0  # validation rows it draws; 0: by data.validation
     # who draws new rows at a time step; empty: as the schedule's paper has it
-    renew: Literal["", "movers", "everyone"] = ""
+    resample: Literal["", "changed", "everyone"] = ""
 
 
 class PeerSettings(Section):
@@ -88,7 +88,7 @@ class PeerSettings(Section):
 class LocalSettings(Section):
     epochs: Natural = 1
     steps: Natural = 0  # instead of epochs
-    batch: Count = 32
+    batch_size: Count = 32
     drop_last: StrictBool = False
     optimizer: StrictStr = "sgd(lr=0.1)"
     lr: Annotated[Number, Field(gt=0)] | None = None  # replaces the optimizer's own
@@ -137,7 +137,7 @@ class RaySettings(Section):
         ""
     )
     # the engine inside a worker; empty: the fastest there
-    inner: Literal["", "loop", "stacked"] = ""
+    inner: Literal["", "sequential", "vectorized"] = ""
     cpus: Annotated[Number, Field(gt=0)] = 1  # cores of a worker
     # a worker's share of a GPU; 0: a whole one where device is cuda, else none
     gpus: Annotated[Number, Field(ge=0, le=1)] = 0
@@ -158,10 +158,10 @@ class Experiment(Section):
     model: StrictStr = ""
     rounds: Count = 20  # with drift, of every time step
     seed: Natural = 0
-    engine: Literal["auto", "loop", "stacked", "processes", "ray", "flower"] = "auto"
-    stack: Natural = 0  # most clients in one stack, with processes of each worker; 0: chosen
+    engine: Literal["auto", "sequential", "vectorized", "processes", "ray", "flower"] = "auto"
+    stack_size: Natural = 0  # most clients in one stack, with processes of each worker; 0: chosen
     # how stacks and processes run steps: plainly, recorded, or fused too
-    stepping: Literal["auto", "eager", "graph", "compiled"] = "auto"
+    execution: Literal["auto", "eager", "captured", "compiled"] = "auto"
     workers: Natural = 0  # processes; 0: one a core
     # real seconds after which a worker that has not answered is given up on; 0: never
     timeout: Annotated[Number, Field(ge=0)] = 1800.0
@@ -185,7 +185,7 @@ class Experiment(Section):
     @property
     def total_rounds(self) -> int:
         """Rounds of all time steps together."""
-        return self.rounds * self.drift.steps
+        return self.rounds * self.drift.time_steps
 
     def time_step(self, round: int) -> int:
         """The time step, from 0, that a round, from 1, belongs to."""
@@ -211,14 +211,14 @@ FLAGS = {
     "sample": "clients.sample",
     "availability": "clients.availability",
     "drift": "drift.schedule",
-    "time_steps": "drift.steps",
+    "time_steps": "drift.time_steps",
     "concepts": "drift.concepts",
     "samples": "drift.samples",
     "topology": "peers.topology",
     "patience": "peers.patience",
     "epochs": "local.epochs",
     "steps": "local.steps",
-    "batch": "local.batch",
+    "batch_size": "local.batch_size",
     "optimizer": "local.optimizer",
     "lr": "local.lr",
     "schedule": "local.schedule",
@@ -303,13 +303,13 @@ def parse_experiment(
 
 
 def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
-    """`local.batch=16` -> {"local.batch": 16}; values are TOML, and what is not TOML is a word."""
+    """`local.batch_size=16` -> {"local.batch_size": 16}; values are TOML, and what is not TOML is a word."""
     changes = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise InputError(
-                f"--set {text!r} has no value: write --set key=value, such as --set local.batch=16"
+                f"--set {text!r} has no value: write --set key=value, such as --set local.batch_size=16"
             )
         changes[key.strip()] = parse_value(value.strip())
     return changes

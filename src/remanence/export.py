@@ -27,11 +27,11 @@ def normalization_stats(run: Run, dtype: torch.dtype) -> tuple[torch.Tensor, tor
     """Mean and deviation of the training data, in raw units, shaped for one example; None where
     inputs are used as they are.
     """
-    if not run.about["mean"]:
+    if not run.metadata["mean"]:
         return None
-    shape = (-1, *(1,) * (len(run.about["shape"]) - 1))
-    return torch.tensor(run.about["mean"], dtype=dtype).reshape(shape), torch.tensor(
-        run.about["std"], dtype=dtype
+    shape = (-1, *(1,) * (len(run.metadata["shape"]) - 1))
+    return torch.tensor(run.metadata["mean"], dtype=dtype).reshape(shape), torch.tensor(
+        run.metadata["std"], dtype=dtype
     ).reshape(shape)
 
 
@@ -46,13 +46,13 @@ def evaluate(
     normalized as in training.
     """
     if source is None:
-        source = load_data(run.spec)
-    if list(source.shape) != run.about["shape"] or len(source.classes) != len(
-        run.about["class_names"]
+        source = load_data(run.config)
+    if list(source.shape) != run.metadata["shape"] or len(source.classes) != len(
+        run.metadata["class_names"]
     ):
         raise InputError(
             f"the model of {run.folder} was trained on examples of shape"
-            f" {run.about['shape']} with {len(run.about['class_names'])} classes,"
+            f" {run.metadata['shape']} with {len(run.metadata['class_names'])} classes,"
             f" but {source.name} has shape {list(source.shape)} and {len(source.classes)}"
             " classes: evaluate on data of the same kind"
         )
@@ -95,17 +95,17 @@ def export(
     suffix = {"safetensors": "safetensors", "torchscript": "pt", "onnx": "onnx"}[kind]
     path = out / f"model.{suffix}"
     about = {
-        name: run.about[name]
+        name: run.metadata[name]
         for name in ("class_names", "shape", "mean", "std", "remanence", "parameters")
     }
     about |= {
-        "model": run.spec.model,
-        "method": run.spec.method,
+        "model": run.config.model,
+        "method": run.config.method,
         "inputs": "(raw - mean) / std, a channel or column at a time; raw pixels are 0 to 255",
     }
     dtype = next(model.parameters()).dtype
     example = torch.zeros(
-        2, *run.about["shape"], dtype=torch.int64 if run.about["kind"] == "tokens" else dtype
+        2, *run.metadata["shape"], dtype=torch.int64 if run.metadata["kind"] == "tokens" else dtype
     )
     try:
         if kind == "safetensors":

@@ -39,9 +39,9 @@ def combine(
     at = torch.zeros(size, dtype=points.dtype) if start is None else start
     shares = torch.tensor(weights or [1.0] * k, dtype=torch.float64)
     srv: Any = SimpleNamespace(start=ModelState({"a": at[0], "b": at[1:].reshape(1, -1)}, {}))
-    assert made.combine is not None
-    delta = made.combine.finish(
-        made.combine.partial(shares / shares.sum(), as_replies(points, clients), srv), srv
+    assert made.aggregate is not None
+    delta = made.aggregate.finalize(
+        made.aggregate.partial(shares / shares.sum(), as_replies(points, clients), srv), srv
     )
     assert delta["a"].dtype == delta["b"].dtype == points.dtype
     return at + torch.cat([delta["a"].reshape(1), delta["b"].reshape(-1)])

@@ -140,7 +140,7 @@ def test_other_methods_promise_nothing() -> None:
     check_cohort(ComposedMethod(Method((fedavg(),))), 1)
     found = minimum_of(ComposedMethod(fedprox(mu=0.1) + krum(byzantine=2)))
     assert found is not None
-    assert found.least == 7
+    assert found.minimum == 7
 
 
 def test_a_round_with_too_few_replies_is_abandoned_and_named() -> None:

@@ -335,4 +335,4 @@ def test_buffers_are_settled_by_medians() -> None:
 def test_the_table_is_complete() -> None:
     assert sorted(ROBUST) == sorted({made.name for made in ALL})
     assert all(ROBUST[name]().name == name for name in ROBUST)
-    assert as_replies(make_points(0, 3)).k == 3
+    assert as_replies(make_points(0, 3)).num_clients == 3

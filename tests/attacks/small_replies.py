@@ -57,5 +57,14 @@ def make_job(
 ) -> ClientWork:
     empty: Any = None
     return ClientWork(
-        round, 0, np.array(clients), start, personal, {}, {}, empty, {}, Key(0).fold("round", round)
+        round,
+        0,
+        np.array(clients),
+        start,
+        personal,
+        {},
+        {},
+        empty,
+        {},
+        Key(0).fold_in("round", round),
     )

@@ -32,13 +32,15 @@ def merge(made: Part, attack: str) -> tuple[dict[str, torch.Tensor], float]:
     experiment = small_experiment(made, EQUAL | {"clients.sample": 6})
     task, state = experiment.task, first_state(experiment)
     job = make_work(experiment, state, 1)
-    adversary = Adversary.recruit(parse_attacks(attack), task.world.clients, Key(0))
+    adversary = Adversary.select(parse_attacks(attack), task.info.num_clients, Key(0))
     chunks = list(SequentialEngine(task).train(job))
     longest = max(float(pytree.squared_norm(chunk.delta(job.start)).sqrt()) for chunk in chunks)
-    replies, _ = gate.validate_replies(adversary.tamper(chunks, job), reply_schema(experiment, job))
+    replies, _ = gate.validate_replies(
+        adversary.tamper_replies(chunks, job), reply_schema(experiment, job)
+    )
     assert replies is not None
     return server_step.update(
-        task, state.server, replies, 1, job.key, job.rule, SequentialEngine(task)
+        task, state.server, replies, 1, job.key, job.optimizer_hparams, SequentialEngine(task)
     ).server.model.params, longest
 
 
@@ -82,9 +84,9 @@ def test_a_nan_client_is_as_if_it_had_not_been_asked() -> None:
     task, state = experiment.task, first_state(experiment)
     job = make_work(experiment, state, 1)
     chunks = list(SequentialEngine(task).train(job))
-    adversary = Adversary.recruit(parse_attacks('nan(clients="3")'), 6, Key(0))
+    adversary = Adversary.select(parse_attacks('nan(clients="3")'), 6, Key(0))
     replies, refused = gate.validate_replies(
-        adversary.tamper(chunks, job), reply_schema(experiment, job)
+        adversary.tamper_replies(chunks, job), reply_schema(experiment, job)
     )
     others, _ = gate.validate_replies(
         [chunk for chunk in chunks if 3 not in chunk.client.tolist()], reply_schema(experiment, job)
@@ -94,7 +96,7 @@ def test_a_nan_client_is_as_if_it_had_not_been_asked() -> None:
     assert others is not None
     attacked, clean = (
         server_step.update(
-            task, state.server, some, 1, job.key, job.rule, SequentialEngine(task)
+            task, state.server, some, 1, job.key, job.optimizer_hparams, SequentialEngine(task)
         ).server.model.params
         for some in (replies, others)
     )

@@ -22,9 +22,9 @@ TEN: dict[str, Any] = {
     "clients.count": 10,
     "model": "mlp(hidden=8)",
     "local.optimizer": "sgd(lr=0.3)",
-    "local.batch": 8,
+    "local.batch_size": 8,
     "rounds": 6,
-    "engine": "loop",
+    "engine": "sequential",
     "precision": "fp64",
     "device": "cpu",
 }
@@ -78,7 +78,7 @@ def test_attacks_are_the_same_on_every_engine(attack: str) -> None:
     stacked, _ = run_rounds(experiment, VectorizedEngine(experiment.task, 4), 2)
     place, distance = max_rel_diff(state_tree(stacked), state_tree(by_loop))
     assert distance <= 1e-12, place
-    assert len(experiment.about["attackers"].split()) == 3
+    assert len(experiment.metadata["attackers"].split()) == 3
 
 
 def test_peers_are_deceived_too() -> None:
@@ -90,8 +90,8 @@ def test_peers_are_deceived_too() -> None:
 
     def heard(experiment: BuiltExperiment) -> int:
         state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 6)
-        assert state.crowd is not None
-        return int((state.crowd.peers["dac"]["similarity"][:, 1] > 1000).sum())
+        assert state.client_models is not None
+        return int((state.client_models.peers["dac"]["similarity"][:, 1] > 1000).sum())
 
     assert heard(lies) >= 2
     assert heard(plain) == 0

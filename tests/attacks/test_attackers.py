@@ -47,7 +47,7 @@ def test_attacks_of_the_same_fraction_fall_on_the_same_clients() -> None:
     """So a flip of labels and a scaling of the result work together, and the number of hostile
     clients is the one that was written.
     """
-    adversary = Adversary.recruit(
+    adversary = Adversary.select(
         parse_attacks("label_flip(fraction=0.3)+scaling(fraction=0.3)+nan(fraction=0.1)"),
         20,
         Key(5),
@@ -116,7 +116,11 @@ def test_every_attack_touches_something_and_explains_its_options() -> None:
     for name, make in ATTACKS.items():
         attack = make()
         assert attack.name == name
-        assert [slot for slot in (attack.alter, attack.tamper, attack.mislead) if slot is not None]
+        assert [
+            slot
+            for slot in (attack.poison, attack.tamper_replies, attack.tamper_probes)
+            if slot is not None
+        ]
         assert "fraction:" in (make.__doc__ or "")
     assert parse_attacks(" ") == ()
-    assert np.array_equal(Adversary.recruit((), 5, Key(0)).clients, [])
+    assert np.array_equal(Adversary.select((), 5, Key(0)).clients, [])

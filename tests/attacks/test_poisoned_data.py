@@ -25,8 +25,8 @@ def alter(
     text: str, x: np.ndarray = X, y: np.ndarray = Y, known: DataInfo = IMAGES, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     (attack,) = parse_attacks(text)
-    assert attack.alter is not None
-    return attack.alter(x, y, known, Key(seed))
+    assert attack.poison is not None
+    return attack.poison(x, y, known, Key(seed))
 
 
 def test_labels_by_hand() -> None:
@@ -89,7 +89,7 @@ def test_a_mark_in_a_table() -> None:
 
 def test_success_is_shown_on_marked_test_rows_of_other_classes() -> None:
     """Rows of the target itself would count as success without any backdoor."""
-    adversary = Adversary.recruit(parse_attacks("backdoor(target=3, size=1)+sign_flip"), 10, Key(0))
+    adversary = Adversary.select(parse_attacks("backdoor(target=3, size=1)+sign_flip"), 10, Key(0))
     ((name, (x, y)),) = adversary.show_success(X, Y, IMAGES).items()
     assert (name, y.tolist()) == ("backdoor", [3, 3, 3])
     assert x[:, 0, 1, 1].tolist() == [16, 16, 16]
@@ -105,10 +105,10 @@ def test_what_attackers_know() -> None:
 
 
 def hold(*clients: list[int]) -> ClientData:
-    rows = ClientRows.join([np.array(ids, dtype=np.int64) for ids in clients])
+    rows = ClientRows.concat([np.array(ids, dtype=np.int64) for ids in clients])
     return ClientData(
         rows,
-        ClientRows.join([np.array([4])] * len(clients)),
+        ClientRows.concat([np.array([4])] * len(clients)),
         np.zeros(len(clients), dtype=np.int64),
     )
 
@@ -122,18 +122,18 @@ def test_poisoned_rows_have_ids_of_their_own() -> None:
     found, after = poison(
         views, steps, parse_attacks("label_flip"), {"label_flip": np.array([0])}, IMAGES, Key(0)
     )
-    assert [[step.train.of(client).tolist() for client in (0, 1)] for step in after] == [
+    assert [[step.train.for_client(client).tolist() for client in (0, 1)] for step in after] == [
         [[5, 6], [2, 3]],
         [[7], [1, 3]],
     ]
     assert found.y.tolist() == [0, 1, 2, 3, 3, 1, 2, 3, 3, 3]  # 0 1 2 -> 1 2 3, the rest as it was
     assert found.x is X
-    assert found.place is not None
-    assert found.place.tolist() == [0, 1, 2, 3, 4] * 2
-    assert [step.valid.of(0).tolist() for step in after] == [[4], [4]], (
+    assert found.storage_index is not None
+    assert found.storage_index.tolist() == [0, 1, 2, 3, 4] * 2
+    assert [step.valid.for_client(0).tolist() for step in after] == [[4], [4]], (
         "validation measures, and stays honest"
     )
-    assert steps[0].train.of(0).tolist() == [0, 1]
+    assert steps[0].train.for_client(0).tolist() == [0, 1]
 
 
 def test_two_attacks_on_the_same_rows() -> None:
@@ -142,13 +142,13 @@ def test_two_attacks_on_the_same_rows() -> None:
     attacks = parse_attacks(
         'label_flip(clients="1", to=3)+backdoor(clients="1", size=1, share=1, target=2)'
     )
-    adversary = Adversary.recruit(attacks, 2, Key(0))
+    adversary = Adversary.select(attacks, 2, Key(0))
     found, (after,) = adversary.poison(views, [hold([0, 1], [2, 3])], IMAGES, Key(0))
-    mine = after.train.of(1)
+    mine = after.train.for_client(1)
     assert mine.tolist() == [7, 8]
-    assert found.place is not None
+    assert found.storage_index is not None
     assert found.y[mine].tolist() == [2, 2]
-    assert found.x[found.place[mine]][:, 0, 1, 1].tolist() == [16, 16]
+    assert found.x[found.storage_index[mine]][:, 0, 1, 1].tolist() == [16, 16]
     assert len(found.x) == 7
     assert found.x[:5].sum() == 0
 

@@ -22,8 +22,8 @@ def act(
     text: str, replies: Reply, attackers: np.ndarray = BAD, start: ModelState = START, seed: int = 0
 ) -> Reply:
     (attack,) = parse_attacks(text)
-    assert attack.tamper is not None
-    return attack.tamper(replies, attackers, start, Key(seed))
+    assert attack.tamper_replies is not None
+    return attack.tamper_replies(replies, attackers, start, Key(seed))
 
 
 def test_ways_are_turned_and_stretched() -> None:
@@ -77,7 +77,7 @@ def test_noise_has_its_deviation_and_belongs_to_the_client() -> None:
     assert found.std(dim=1).tolist() == pytest.approx([3, 3], abs=0.24)
     assert not torch.equal(found[0], found[1])
     turned = act(
-        "gaussian(std=3)", replies.pick(torch.tensor([1, 0])), np.array([4, 7]), start
+        "gaussian(std=3)", replies.select(torch.tensor([1, 0])), np.array([4, 7]), start
     ).params["w"]
     assert torch.equal(turned, found[[1, 0]])
     assert not torch.equal(
@@ -168,19 +168,27 @@ def test_facts_are_lied_about_by_hand() -> None:
     replies = make_replies(ROWS, extras=extras)
     found = act("count_lies", replies)
     assert found.weight.tolist() == [10, 110, 12]
-    assert found.extras["flashback"]["label_counts"].tolist() == [[1, 1, 1], [60, 0, 30], [0, 2, 0]]
-    assert found.extras["fedwavg"]["forgettable"].tolist() == [4, 10, 2], (
+    assert found.payload["flashback"]["label_counts"].tolist() == [
+        [1, 1, 1],
+        [60, 0, 30],
+        [0, 2, 0],
+    ]
+    assert found.payload["fedwavg"]["forgettable"].tolist() == [4, 10, 2], (
         "nothing forgotten counts as one"
     )
-    assert found.extras["fednova"]["steps"].tolist() == [1, 1, 1]
+    assert found.payload["fednova"]["steps"].tolist() == [1, 1, 1]
     assert rows_of(found) == ROWS
     even = act("count_lies(factor=1, claim=uniform)", replies)
-    assert even.extras["flashback"]["label_counts"].tolist() == [[1, 1, 1], [3, 3, 3], [0, 2, 0]]
+    assert even.payload["flashback"]["label_counts"].tolist() == [[1, 1, 1], [3, 3, 3], [0, 2, 0]]
     assert even.weight.tolist() == [10, 11, 12]
     turned = act("count_lies(factor=2, claim=inverse)", replies)
-    assert turned.extras["flashback"]["label_counts"].tolist() == [[1, 1, 1], [0, 12, 6], [0, 2, 0]]
+    assert turned.payload["flashback"]["label_counts"].tolist() == [
+        [1, 1, 1],
+        [0, 12, 6],
+        [0, 2, 0],
+    ]
     alike = act("count_lies(factor=1, claim=inverse)", replies, np.array([0]))
-    assert alike.extras["flashback"]["label_counts"].tolist()[0] == [1, 1, 1], (
+    assert alike.payload["flashback"]["label_counts"].tolist()[0] == [1, 1, 1], (
         "whoever has all alike lacks nothing"
     )
     assert counts[1].tolist() == [6, 0, 3]
@@ -190,11 +198,11 @@ def test_an_adversary_acts_in_order_and_whoever_answers_first() -> None:
     """Client 7 flips (0, 1, -1) and then scales by 10: (1, 2, 0) - 10 * (0, 1, -1) = (1, -8,
     10). The chunks come in any order.
     """
-    adversary = Adversary.recruit(
+    adversary = Adversary.select(
         parse_attacks('sign_flip(clients="7")+scaling(clients="7")'), 9, Key(0)
     )
     chunks = [make_replies([ROWS[2]], [8]), make_replies(ROWS[:2], [2, 7])]
-    (found,) = adversary.tamper(iter(chunks), make_job([2, 7, 8]))
+    (found,) = adversary.tamper_replies(iter(chunks), make_job([2, 7, 8]))
     assert found.client.tolist() == [2, 7, 8]
     assert rows_of(found) == [ROWS[0], [1.0, -8.0, 10.0], ROWS[2]]
     starts = ModelState(
@@ -204,16 +212,16 @@ def test_an_adversary_acts_in_order_and_whoever_answers_first() -> None:
         },
         {},
     )
-    (found,) = adversary.tamper(iter(chunks), make_job([2, 7, 8], starts, personal=True))
+    (found,) = adversary.tamper_replies(iter(chunks), make_job([2, 7, 8], starts, personal=True))
     assert rows_of(found)[1] == [-10.0, -30.0, 10.0]
-    assert list(adversary.tamper(iter([]), make_job([]))) == []
+    assert list(adversary.tamper_replies(iter([]), make_job([]))) == []
 
 
 def test_without_attacks_on_replies_chunks_stream_through() -> None:
     """An engine yields them one by one; nothing may hold them back."""
-    adversary = Adversary.recruit(parse_attacks("label_flip"), 10, Key(0))
+    adversary = Adversary.select(parse_attacks("label_flip"), 10, Key(0))
     chunks = iter([make_replies(ROWS)])
-    assert adversary.tamper(chunks, make_job([0, 1, 2])) is chunks
+    assert adversary.tamper_replies(chunks, make_job([0, 1, 2])) is chunks
 
 
 def test_liars_about_likeness_by_hand() -> None:
@@ -222,12 +230,12 @@ def test_liars_about_likeness_by_hand() -> None:
     """
     (attack,) = parse_attacks("similarity_lies(loss=0.01)")
     assert isinstance(attack, Attack)
-    assert attack.mislead is not None
+    assert attack.tamper_probes is not None
     probed = torch.tensor([[1, -1], [3, 2], [3, 0], [2, 0]])
     losses = torch.tensor(
         [[2.0, torch.nan], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]], dtype=torch.float64
     )
-    found = attack.mislead(probed, losses, np.array([1, 3]))
+    found = attack.tamper_probes(probed, losses, np.array([1, 3]))
     assert torch.equal(
         found.nan_to_num(-1),
         torch.tensor([[0.01, -1.0], [3.0, 4.0], [0.01, 6.0], [7.0, 8.0]], dtype=torch.float64),
@@ -235,5 +243,5 @@ def test_liars_about_likeness_by_hand() -> None:
     adversary = Adversary(
         (attack, *parse_attacks("nan")), {"similarity_lies": np.array([1, 3]), "nan": np.array([0])}
     )
-    assert torch.equal(adversary.mislead(probed, losses).nan_to_num(-1), found.nan_to_num(-1))
+    assert torch.equal(adversary.tamper_probes(probed, losses).nan_to_num(-1), found.nan_to_num(-1))
     assert adversary.clients.tolist() == [0, 1, 3]

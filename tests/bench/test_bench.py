@@ -39,12 +39,12 @@ TINY: dict[str, Any] = {
     "data.name": "synthetic(samples=60, classes=4, shape='1x16x16', test=0.2)",
     "clients.count": 4,
     "clients.sample": 3,
-    "local.batch": 5,
+    "local.batch_size": 5,
     "local.epochs": 1,
 }
 LOOP, STACKED = (
-    EngineChoice("loop", 1, "loop: as asked"),
-    EngineChoice("stacked", 1, "stacked: as asked", "eager"),
+    EngineChoice("sequential", 1, "sequential: as asked"),
+    EngineChoice("vectorized", 1, "vectorized: as asked", "eager"),
 )
 
 
@@ -93,7 +93,12 @@ def test_a_wrong_round_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         baselines,
         "make_optimizer",
         lambda model, e, job: make(
-            model, e, job._replace(rule=job.rule | {"lr": 1.001 * job.rule["lr"]})
+            model,
+            e,
+            job._replace(
+                optimizer_hparams=job.optimizer_hparams
+                | {"lr": 1.001 * job.optimizer_hparams["lr"]}
+            ),
         ),
     )
     with pytest.raises(RunFailed, match=r"job B: .* differs from the plain loop by"):
@@ -163,7 +168,7 @@ def test_results() -> None:
         assert (result["device"], result["precision"], result["engine"]) == (
             "cpu",
             "fp32",
-            "stacked: as asked",
+            "vectorized: as asked",
         )
     assert results[1]["relative_to"] == "B"
     assert results[1]["ratio_to_relative"] == pytest.approx(

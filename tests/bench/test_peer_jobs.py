@@ -53,7 +53,11 @@ def test_a_job_is_written_with_every_row_once_an_epoch(tmp_path: Path) -> None:
         6,
         4,
     )
-    assert (job.optimizer, job.rule["betas"], job.rule["lr"]) == ("Adam", [0.9, 0.999], 0.001)
+    assert (job.optimizer, job.optimizer_hparams["betas"], job.optimizer_hparams["lr"]) == (
+        "Adam",
+        [0.9, 0.999],
+        0.001,
+    )
     assert settings["sizes"] == job.sizes
     assert len(set(job.sizes)) > 1
     for client, size in zip(job.cohort, job.sizes, strict=True):
@@ -203,7 +207,7 @@ def test_a_silent_contender_is_given_up(tmp_path: Path) -> None:
 def test_the_table() -> None:
     """Ours 2 s in the median of 1, 2, 9; the peer 5 s: 2.5 times ours."""
     scores = [
-        Score(OURS, "remanence 1, torch 2", "engine loop", [1.0, 9.0, 2.0], 1e-4),
+        Score(OURS, "remanence 1, torch 2", "engine sequential", [1.0, 9.0, 2.0], 1e-4),
         Score(PLAIN, "torch 2", "2 threads", [3.0, 3.0, 3.0], 0.0),
         Score(PEERS["pfl"], "pfl 0.6", "1 process", [5.0, 4.0, 6.0], 2e-5),
         Score(PEERS["fedlab"], "fedlab 1.3", "1 process", [7.0, 7.0, 7.0], 0.0),

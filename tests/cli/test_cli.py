@@ -20,7 +20,7 @@ import pytest
 from remanence.cli.main import main
 from remanence.experiment import build  # noqa: F401  (what the commands import late is here before the forks)
 
-QUICK = ["--data", "digits", "--clients", "5", "--rounds", "2", "--engine", "loop"]
+QUICK = ["--data", "digits", "--clients", "5", "--rounds", "2", "--engine", "sequential"]
 
 
 def remanence(
@@ -79,7 +79,7 @@ def test_run_report_evaluate_export_resume(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "round 2/2, accuracy" in done.stderr  # plain lines: there is no terminal
     assert (tmp_path / "run" / "report.html").stat().st_size > 100_000
-    assert {"spec.toml", "metrics.jsonl", "ledger.bin", "checkpoints", "report.html"} <= {
+    assert {"experiment.toml", "metrics.jsonl", "ledger.bin", "checkpoints", "report.html"} <= {
         path.name for path in (tmp_path / "run").iterdir()
     }
 
@@ -137,7 +137,7 @@ def test_ctrl_c_saves_and_exits_with_130(tmp_path: Path) -> None:
         "--rounds",
         "100000",
         "--engine",
-        "loop",
+        "sequential",
     ]
     child = subprocess.Popen(
         [*command, "--out", str(out)],
@@ -168,11 +168,11 @@ MISTAKES = {
     "unknown data": (["--data", "digit"], "did you mean digits?"),
     "unknown partition": (["--partition", "diriclet"], "did you mean dirichlet"),
     "unknown optimizer": (["--optimizer", "sdg"], "did you mean sgd?"),
-    "unknown key": (["--set", "local.bach=3"], "did you mean local.batch"),
-    "wrong type": (["--set", "local.batch=many"], "a whole number"),
-    "out of range": (["--batch", "0"], "at least 1"),
+    "unknown key": (["--set", "local.bach=3"], "did you mean local.batch_size"),
+    "wrong type": (["--set", "local.batch_size=many"], "a whole number"),
+    "out of range": (["--batch-size", "0"], "at least 1"),
     "not a number": (["--lr", "fast"], "--lr"),
-    "no value": (["--set", "local.batch"], "has no value"),
+    "no value": (["--set", "local.batch_size"], "has no value"),
     "same slot twice": (["--method", "wsm+tce"], "wsm and tce cannot be combined"),
     "too many clients": (["--clients", "5000"], "5000"),
     "more asked than there are": (["--sample", "9", "--clients", "5"], "more than"),

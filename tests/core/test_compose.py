@@ -33,7 +33,9 @@ from remanence.methods import PARTS
 
 def client_context(**fields: Any) -> Context:
     nothing: dict[str, Any] = dict.fromkeys(Context._fields)
-    return Context(**nothing | {"shared": {}, "own": {}, "memory": {}, "hyper": {}} | fields)
+    return Context(
+        **nothing | {"broadcast": {}, "client_state": {}, "tracker_state": {}, "hyper": {}} | fields
+    )
 
 
 def server_context(**fields: Any) -> ServerContext:
@@ -47,17 +49,17 @@ def say(word: str) -> Any:
 
 
 FILLINGS: dict[str, Any] = {
-    "base": say("base"),
+    "loss": say("loss"),
     "gradient": say("gradient"),
     "optimizer": Optimizer("mine", {"lr": 0.1}, say("init"), say("step")),
-    "weigh": say("weigh"),
-    "combine": Aggregate(say("partial"), say("finish")),
-    "apply": say("apply"),
-    "refine": say("refine"),
+    "client_weights": say("client_weights"),
+    "aggregate": Aggregate(say("partial"), say("finish")),
+    "server_update": say("server_update"),
+    "server_train": say("server_train"),
     "phases": lambda phase: (phase,),
     "peers": PeerSelection(say("init"), say("probe"), say("decide")),
-    "assign": ModelAssignment(say("init"), say("decide")),
-    "facts": say("facts"),
+    "model_assignment": ModelAssignment(say("init"), say("decide")),
+    "privatize_stats": say("privatize_stats"),
     "personalize": Phase(epochs=1),
 }
 
@@ -101,36 +103,44 @@ def test_methods_are_joined_in_the_order_written() -> None:
 
 def test_slots_of_different_parts_merge() -> None:
     merged = ComposedMethod(
-        Part("a", base=say("loss of a"))
-        + Part("b", weigh=say("weights of b"), terms=(say("term of b"),))
+        Part("a", loss=say("loss of a"))
+        + Part("b", client_weights=say("weights of b"), loss_terms=(say("term of b"),))
     )
-    assert merged.one("base")() == "loss of a"
-    assert merged.one("weigh")() == "weights of b"
-    assert [term() for term in merged.many("terms")] == ["term of b"]
-    assert merged.owner("weigh").name == "b"
+    assert merged.hook("loss")() == "loss of a"
+    assert merged.hook("client_weights")() == "weights of b"
+    assert [term() for term in merged.hooks("loss_terms")] == ["term of b"]
+    assert merged.part_filling("client_weights").name == "b"
 
 
 def test_an_empty_part_leaves_every_slot_to_its_default() -> None:
     empty = ComposedMethod(Method((Part("fedavg"),)))
-    assert [empty.one(slot) for slot in EXCLUSIVE_SLOTS] == [None] * len(EXCLUSIVE_SLOTS)
+    assert [empty.hook(slot) for slot in EXCLUSIVE_SLOTS] == [None] * len(EXCLUSIVE_SLOTS)
     assert [
-        empty.many(slot) for slot in ("terms", "penalties", "before", "after", "absorb", "share")
+        empty.hooks(slot)
+        for slot in (
+            "loss_terms",
+            "regularizers",
+            "on_client_start",
+            "on_client_end",
+            "update_server_state",
+            "broadcast",
+        )
     ] == [[]] * 6
     assert empty.transforms() == []
     assert empty.optimizer() is None
     assert empty.hyper == {}
-    assert not empty.stateful
+    assert not empty.is_stateful
 
 
 def test_functions_stand_in_name_order_however_the_method_was_written() -> None:
     """Sums of floats depend on the order of the terms."""
     parts = [
-        Part(name, terms=(say(f"{name}1"), say(f"{name}2")), after=say(name))
+        Part(name, loss_terms=(say(f"{name}1"), say(f"{name}2")), on_client_end=say(name))
         for name in ("wsm", "ant", "moon")
     ]
     for written in (parts, parts[::-1], [parts[1], parts[0], parts[2]]):
         composed = ComposedMethod(Method(tuple(written)))
-        assert [term() for term in composed.many("terms")] == [
+        assert [term() for term in composed.hooks("loss_terms")] == [
             "ant1",
             "ant2",
             "moon1",
@@ -138,7 +148,7 @@ def test_functions_stand_in_name_order_however_the_method_was_written() -> None:
             "wsm1",
             "wsm2",
         ]
-        assert [(hook.name, hook()) for hook in composed.many("after")] == [
+        assert [(hook.name, hook()) for hook in composed.hooks("on_client_end")] == [
             ("ant", "ant"),
             ("moon", "moon"),
             ("wsm", "wsm"),
@@ -168,64 +178,81 @@ def test_transforms_run_by_stage_and_then_by_name() -> None:
 
 def test_a_client_function_sees_only_its_own_subtrees() -> None:
     seen: list[Context] = []
-    watch = Part("mine", terms=(lambda out, batch, lent, ctx: seen.append(ctx),))
+    watch = Part("mine", loss_terms=(lambda out, batch, lent, ctx: seen.append(ctx),))
     ctx = client_context(
-        shared={"mine": {"c": 1}, "other": {"c": 2}},
-        own={"mine": {"d": 3}, "other": {"d": 4}},
+        broadcast={"mine": {"c": 1}, "other": {"c": 2}},
+        client_state={"mine": {"d": 3}, "other": {"d": 4}},
         hyper={"mine": {"mu": 5}, "other": {"mu": 6}},
-        rule={"lr": 7},
+        optimizer_hparams={"lr": 7},
         round=8,
     )
-    ComposedMethod(watch + Part("other")).many("terms")[0]("out", "batch", "lent", ctx)
-    assert (seen[0].shared, seen[0].own, seen[0].hyper) == ({"c": 1}, {"d": 3}, {"mu": 5})
-    assert (seen[0].rule, seen[0].round) == ({"lr": 7}, 8)
-    assert ctx.own == {"mine": {"d": 3}, "other": {"d": 4}}  # the context itself is not changed
+    ComposedMethod(watch + Part("other")).hooks("loss_terms")[0]("out", "batch", "lent", ctx)
+    assert (seen[0].broadcast, seen[0].client_state, seen[0].hyper) == (
+        {"c": 1},
+        {"d": 3},
+        {"mu": 5},
+    )
+    assert (seen[0].optimizer_hparams, seen[0].round) == ({"lr": 7}, 8)
+    assert ctx.client_state == {
+        "mine": {"d": 3},
+        "other": {"d": 4},
+    }  # the context itself is not changed
 
 
 def test_a_server_function_sees_only_its_own_subtrees() -> None:
     seen: list[ServerContext] = []
-    watch = Part("mine", apply=lambda params, delta, srv: seen.append(srv))
+    watch = Part("mine", server_update=lambda params, delta, srv: seen.append(srv))
     srv = server_context(
         state={"mine": {"m": 1}, "other": {"m": 2}}, hyper={"other": {"beta": 3}}, round=4
     )
-    ComposedMethod(Method((watch,))).one("apply")({}, {}, srv)
+    ComposedMethod(Method((watch,))).hook("server_update")({}, {}, srv)
     assert (seen[0].state, seen[0].hyper, seen[0].round) == ({"m": 1}, {}, 4)
 
 
 def test_a_part_without_subtrees_sees_empty_ones() -> None:
-    watch = Part("mine", penalties=(lambda params, ctx: (ctx.shared, ctx.own, ctx.hyper),))
-    ctx = client_context(shared={"other": {"c": 1}}, own={"other": {}}, hyper={"other": {"mu": 1}})
-    assert ComposedMethod(Method((watch,))).many("penalties")[0]({}, ctx) == ({}, {}, {})
+    watch = Part(
+        "mine", regularizers=(lambda params, ctx: (ctx.broadcast, ctx.client_state, ctx.hyper),)
+    )
+    ctx = client_context(
+        broadcast={"other": {"c": 1}}, client_state={"other": {}}, hyper={"other": {"mu": 1}}
+    )
+    assert ComposedMethod(Method((watch,))).hooks("regularizers")[0]({}, ctx) == ({}, {}, {})
 
 
 def test_the_context_is_found_wherever_it_stands() -> None:
     """`before` has it first, `term` last, `share` alone."""
-    watch = Part("mine", before=lambda ctx, lent: (ctx.own, lent), share=lambda srv: srv.state)
+    watch = Part(
+        "mine",
+        on_client_start=lambda ctx, lent: (ctx.client_state, lent),
+        broadcast=lambda srv: srv.state,
+    )
     composed = ComposedMethod(Method((watch,)))
-    assert composed.many("before")[0](client_context(own={"mine": {"a": 1}}), "lent") == (
+    assert composed.hooks("on_client_start")[0](
+        client_context(client_state={"mine": {"a": 1}}), "lent"
+    ) == (
         {"a": 1},
         "lent",
     )
-    assert composed.many("share")[0](server_context(state={"mine": {"b": 2}})) == {"b": 2}
+    assert composed.hooks("broadcast")[0](server_context(state={"mine": {"b": 2}})) == {"b": 2}
 
 
 def test_an_optimizer_that_a_part_brings_sees_that_parts_subtree() -> None:
-    step = lambda params, grads, slots, ctx: (ctx.hyper, ctx.rule)  # noqa: E731
+    step = lambda params, grads, slots, ctx: (ctx.hyper, ctx.optimizer_hparams)  # noqa: E731
     composed = ComposedMethod(
         Method((Part("mine", optimizer=Optimizer("sam", {"lr": 0.5}, say("init"), step)),))
     )
     optimizer = composed.optimizer()
     assert optimizer is not None
-    assert (optimizer.name, optimizer.numbers, optimizer.init({})) == ("sam", {"lr": 0.5}, "init")
-    ctx = client_context(hyper={"mine": {"rho": 1}, "other": {}}, rule={"lr": 2})
+    assert (optimizer.name, optimizer.hparams, optimizer.init({})) == ("sam", {"lr": 0.5}, "init")
+    ctx = client_context(hyper={"mine": {"rho": 1}, "other": {}}, optimizer_hparams={"lr": 2})
     assert optimizer.step({}, {}, {}, ctx) == ({"rho": 1}, {"lr": 2})
 
 
 def test_a_pair_of_functions_in_one_slot_is_one_thing() -> None:
     combine = Aggregate(say("partial"), say("finish"))
-    composed = ComposedMethod(Method((Part("mine", combine=combine),)))
-    assert composed.owner("combine").combine is combine
-    assert len(composed.many("combine")) == 1
+    composed = ComposedMethod(Method((Part("mine", aggregate=combine),)))
+    assert composed.part_filling("aggregate").aggregate is combine
+    assert len(composed.hooks("aggregate")) == 1
 
 
 def test_frozen_and_personal_names_of_all_parts_are_joined() -> None:
@@ -238,10 +265,12 @@ def test_frozen_and_personal_names_of_all_parts_are_joined() -> None:
 
 def test_numbers_by_part_and_who_keeps_state() -> None:
     composed = ComposedMethod(
-        Part("b", hyper={"mu": 0.1}) + Part("a", own=say("own")) + Part("c", hyper={"tau": 2.0})
+        Part("b", hyper={"mu": 0.1})
+        + Part("a", client_state=say("own"))
+        + Part("c", hyper={"tau": 2.0})
     )
     assert composed.hyper == {"b": {"mu": 0.1}, "c": {"tau": 2.0}}
-    assert composed.stateful
+    assert composed.is_stateful
 
 
 @part
@@ -313,21 +342,24 @@ def test_two_losses_are_refused_by_the_words_of_the_paper() -> None:
 
 def test_phases_are_a_function_of_the_experiments_phase() -> None:
     twice = Part("twice", phases=lambda phase: (phase, phase._replace(epochs=2 * phase.epochs)))
-    phases = ComposedMethod(Method((twice,))).one("phases")
+    phases = ComposedMethod(Method((twice,))).hook("phases")
     assert phases is not None
     assert phases(Phase(epochs=3)) == (Phase(epochs=3), Phase(epochs=6))
 
 
 def test_scoped_functions_work_inside_vmap() -> None:
     watch = Part(
-        "mine", penalties=(lambda params, ctx: params["w"] * ctx.hyper["mu"] + ctx.own["a"],)
+        "mine",
+        regularizers=(lambda params, ctx: params["w"] * ctx.hyper["mu"] + ctx.client_state["a"],),
     )
-    penalty = ComposedMethod(Method((watch,))).many("penalties")[0]
+    penalty = ComposedMethod(Method((watch,))).hooks("regularizers")[0]
 
     def one(w: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         return penalty(
             {"w": w},
-            client_context(own={"mine": {"a": a}}, hyper={"mine": {"mu": torch.tensor(10.0)}}),
+            client_context(
+                client_state={"mine": {"a": a}}, hyper={"mine": {"mu": torch.tensor(10.0)}}
+            ),
         )
 
     assert torch.func.vmap(one)(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.25])).tolist() == [
@@ -339,14 +371,14 @@ def test_scoped_functions_work_inside_vmap() -> None:
 def test_a_part_that_works_at_a_server_has_no_place_without_one() -> None:
     alone = Part("alone", peers=FILLINGS["peers"])
     for slot in (
-        "weigh",
-        "combine",
-        "apply",
-        "refine",
-        "absorb",
-        "server",
-        "share",
-        "assign",
+        "client_weights",
+        "aggregate",
+        "server_update",
+        "server_train",
+        "update_server_state",
+        "server_state",
+        "broadcast",
+        "model_assignment",
         "personalize",
     ):
         with pytest.raises(
@@ -354,16 +386,27 @@ def test_a_part_that_works_at_a_server_has_no_place_without_one() -> None:
             match="alone and other cannot be combined: other works at a server, and alone has none",
         ):
             check(alone + Part("other", **{slot: FILLINGS.get(slot, say(slot))}))
-    check(alone + Part("other", base=say("base"), own=say("own"), phases=FILLINGS["phases"]))
+    check(
+        alone + Part("other", loss=say("loss"), client_state=say("own"), phases=FILLINGS["phases"])
+    )
 
 
 def test_what_is_made_for_one_global_model_is_refused_beside_several() -> None:
-    many = Part("many", assign=FILLINGS["assign"])
-    for slot in ("server", "share", "refine", "absorb", "personal", "personalize"):
+    many = Part("many", model_assignment=FILLINGS["model_assignment"])
+    for slot in (
+        "server_state",
+        "broadcast",
+        "server_train",
+        "update_server_state",
+        "personal",
+        "personalize",
+    ):
         with pytest.raises(
             InputError,
             match="many and other cannot be combined: many has several global models, and other"
             " is made for one",
         ):
             check(many + Part("other", **{slot: FILLINGS.get(slot, say(slot))}))
-    check(many + Part("other", weigh=say("weigh"), combine=FILLINGS["combine"]))
+    check(
+        many + Part("other", client_weights=say("client_weights"), aggregate=FILLINGS["aggregate"])
+    )

@@ -13,18 +13,18 @@ from remanence.core.errors import InputError, RunFailed
 
 
 def test_an_atomic_write_replaces_the_whole_file(tmp_path: Path) -> None:
-    path = tmp_path / "spec.toml"
+    path = tmp_path / "experiment.toml"
     files.write_atomically(path, b"a long first version")
     files.write_atomically(path, b"short")
     assert path.read_bytes() == b"short"
-    assert [p.name for p in tmp_path.iterdir()] == ["spec.toml"]
+    assert [p.name for p in tmp_path.iterdir()] == ["experiment.toml"]
 
 
 @pytest.mark.parametrize("stage", ["flush", "replace"])
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
-    path = tmp_path / "spec.toml"
+    path = tmp_path / "experiment.toml"
     files.write_atomically(path, b"old")
 
     def fail(*_: object) -> None:
@@ -34,7 +34,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     with pytest.raises(OSError, match="No space left"):
         files.write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
-    assert [p.name for p in tmp_path.iterdir()] == ["spec.toml"]
+    assert [p.name for p in tmp_path.iterdir()] == ["experiment.toml"]
 
 
 def test_content_is_on_the_disk_before_the_name_changes(
@@ -109,7 +109,7 @@ with files.lock(pathlib.Path({str(tmp_path)!r})):
         pass
 
 
-MARKS = ("spec.toml", "comparison.toml")
+MARKS = ("experiment.toml", "comparison.toml")
 
 
 def test_a_new_or_empty_folder_is_taken(tmp_path: Path) -> None:
@@ -146,10 +146,10 @@ def test_a_strangers_folder_is_never_deleted(tmp_path: Path) -> None:
 
 
 def test_a_run_in_use_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "spec.toml").write_text("")
+    (tmp_path / "experiment.toml").write_text("")
     with files.lock(tmp_path), pytest.raises(InputError, match="in use by another"):
         files.create_output_dir(tmp_path, True, MARKS)
-    assert (tmp_path / "spec.toml").exists()
+    assert (tmp_path / "experiment.toml").exists()
 
 
 def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
@@ -168,12 +168,12 @@ def test_a_file_among_the_parents_is_named(tmp_path: Path) -> None:
 def test_a_link_to_a_run_can_be_overwritten_or_is_refused(tmp_path: Path) -> None:
     """A results folder is often a link to a larger disk."""
     (tmp_path / "real").mkdir()
-    (tmp_path / "real" / "spec.toml").write_text("")
+    (tmp_path / "real" / "experiment.toml").write_text("")
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "real")
     try:
         files.create_output_dir(link, True, MARKS)
     except InputError:
-        assert (tmp_path / "real" / "spec.toml").exists()
+        assert (tmp_path / "real" / "experiment.toml").exists()
     else:
         assert list(link.iterdir()) == []

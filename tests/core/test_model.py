@@ -89,7 +89,7 @@ def test_else_the_last_linear_layer_with_one_output_a_class_is() -> None:
 
 def test_a_model_without_such_a_layer_has_no_head_and_its_features_are_its_outputs() -> None:
     model = wrap_double(nn.Sequential(nn.Conv1d(2, CLASSES, 5), nn.Flatten()), 2, 5)
-    out = model.judge_rows(model.initial, rows(4, 2, 5))
+    out = model.predict(model.initial, rows(4, 2, 5))
     assert model.head == ()
     assert torch.equal(out.features, out.logits)
 
@@ -99,7 +99,7 @@ def test_features_are_the_input_of_the_head() -> None:
     model, x = wrap_double(module, 5), rows(6, 5)
     with torch.no_grad():
         expected = module[:2](x)
-        for out in (model.judge_rows(model.initial, x), model.apply(*model.initial, x)[0]):
+        for out in (model.predict(model.initial, x), model.apply(*model.initial, x)[0]):
             assert torch.equal(out.features, expected)
             assert torch.equal(out.logits, module(x))
 
@@ -107,9 +107,9 @@ def test_features_are_the_input_of_the_head() -> None:
 def test_nothing_of_a_finished_pass_is_kept() -> None:
     model = wrap_double(fresh(Net), 1, 4, 4)
     model.apply(*model.initial, rows(2, 1, 4, 4), key_of(0))
-    model.judge_rows(model.initial, rows(2, 1, 4, 4))
-    assert model.trainer_tap.seen is None
-    assert model.judge_tap.seen is None
+    model.predict(model.initial, rows(2, 1, 4, 4))
+    assert model.train_features.seen is None
+    assert model.eval_features.seen is None
 
 
 def test_layers_are_counted_from_the_output_and_own_the_norms_after_them() -> None:
@@ -181,7 +181,7 @@ def test_a_pass_changes_nothing_and_can_be_repeated() -> None:
         assert not torch.equal(new[name], value)
         assert torch.equal(new[name], new_again[name])
     assert all(torch.equal(params[name], value) for name, value in model.initial.params.items())
-    inside = dict(model.trainer.named_buffers())
+    inside = dict(model.train_module.named_buffers())
     assert all(torch.equal(inside[name], value) for name, value in model.initial.buffers.items())
 
 
@@ -192,7 +192,7 @@ def test_outputs_follow_the_parameters_given() -> None:
         model.apply(zeros, {}, x)[0].logits, torch.zeros(2, CLASSES, dtype=torch.float64)
     )
     assert torch.equal(
-        model.judge_rows(ModelState(zeros, {}), x).logits,
+        model.predict(ModelState(zeros, {}), x).logits,
         torch.zeros(2, CLASSES, dtype=torch.float64),
     )
 
@@ -204,9 +204,9 @@ def test_an_ordinary_module_says_what_the_judge_says() -> None:
     module = model.to_module(trained)
     with torch.no_grad():
         torch.testing.assert_close(
-            module(x), model.judge_rows(trained, x).logits, rtol=1e-12, atol=1e-12
+            module(x), model.predict(trained, x).logits, rtol=1e-12, atol=1e-12
         )
-        assert not torch.allclose(module(x), model.judge_rows(model.initial, x).logits)
+        assert not torch.allclose(module(x), model.predict(model.initial, x).logits)
     assert not module.training
     assert type(module) is Net
     assert all(parameter.requires_grad for parameter in module.parameters())
@@ -227,7 +227,7 @@ def test_tied_weights_stay_tied() -> None:
     model = functionalize(module, tokens, CLASSES, dtype=torch.float64)
     assert set(model.initial.params) == {"table.weight", "head.bias"}
     changed = ModelState(pytree.scale(model.initial.params, 2.0), {})
-    out = model.judge_rows(changed, tokens)
+    out = model.predict(changed, tokens)
     table = changed.params["table.weight"]
     torch.testing.assert_close(
         out.logits,
@@ -278,7 +278,7 @@ def test_half_precision_inside_still_gives_single_precision_outside() -> None:
     half, whole = (
         functionalize(module, x, CLASSES, autocast=dtype) for dtype in (torch.bfloat16, None)
     )
-    out, exact = half.judge_rows(half.initial, x), whole.judge_rows(whole.initial, x)
+    out, exact = half.predict(half.initial, x), whole.predict(whole.initial, x)
     assert out.logits.dtype == out.features.dtype == torch.float32
     assert not torch.equal(out.logits, exact.logits)
     torch.testing.assert_close(out.logits, exact.logits, rtol=0.05, atol=0.05)
@@ -308,21 +308,21 @@ class Views(nn.Module):
 def test_images_viewed_as_rows_may_lie_with_the_channels_innermost(convolves: bool) -> None:
     x = torch.randn(3, 3, 2, 2)
     model = functionalize(Views(convolves), x, 2)
-    assert model.views
+    assert model.uses_view
     turned = x.contiguous(memory_format=torch.channels_last)
-    plain = model.judge(x)
+    plain = model.eval_module(x)
     for judge in (
-        lambda x: model.judge_rows(model.initial, x).logits,
+        lambda x: model.predict(model.initial, x).logits,
         lambda x: model.apply(*model.initial, x)[0].logits,
     ):
         for images in (x, turned):
             torch.testing.assert_close(judge(images), plain)
     with pytest.raises(RuntimeError, match="view"):
-        model.judge(turned)  # as it was given, it cannot
+        model.eval_module(turned)  # as it was given, it cannot
 
 
 def test_other_networks_are_called_as_they_are() -> None:
     assert not functionalize(
         nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten(), nn.Linear(8, 2)), torch.randn(3, 3, 2, 2), 2
-    ).views
-    assert not functionalize(nn.Linear(3, 2), torch.randn(3, 3), 2).views
+    ).uses_view
+    assert not functionalize(nn.Linear(3, 2), torch.randn(3, 3), 2).uses_view

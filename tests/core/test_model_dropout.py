@@ -108,14 +108,14 @@ def test_layers_draw_independently() -> None:
 def test_one_dropout_at_two_places_of_a_network_draws_from_keys_at_both() -> None:
     drop = nn.Dropout()
     model = wrap_double(nn.Sequential(drop, nn.Identity(), drop, nn.Linear(6, CLASSES)), 6)
-    assert not any(isinstance(layer, nn.Dropout) for layer in model.trainer.modules())
+    assert not any(isinstance(layer, nn.Dropout) for layer in model.train_module.modules())
     first, again = (model.apply(*model.initial, rows(5, 6), key_of(0))[0].logits for _ in range(2))
     assert torch.equal(first, again)
 
 
 def test_dropout_is_off_when_judging_and_where_p_is_0() -> None:
     model, x = wrap_double(nn.Sequential(nn.Dropout(), nn.Linear(6, CLASSES)), 6), rows(5, 6)
-    assert torch.equal(model.judge_rows(model.initial, x).features, x)
+    assert torch.equal(model.predict(model.initial, x).features, x)
     assert torch.equal(dropped(nn.Dropout(0.0), x, key_of(0)), x)
 
 

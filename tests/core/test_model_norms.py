@@ -67,7 +67,7 @@ def test_batch_norm_returns_what_torch_would_have_written() -> None:
         torch.testing.assert_close(new[name], value, rtol=1e-12, atol=1e-12)
     assert int(new["1.num_batches_tracked"]) == 1
     with torch.no_grad():
-        judged = model.judge_rows(ModelState(model.initial.params, new), x).logits
+        judged = model.predict(ModelState(model.initial.params, new), x).logits
         torch.testing.assert_close(judged, plain.eval()(x), rtol=1e-12, atol=1e-12)
 
 
@@ -86,7 +86,7 @@ def test_frozen_buffers_are_used_and_stay() -> None:
     )
     trained, judged = (
         no_dropout.apply(*no_dropout.initial, rows(6, 5))[0],
-        no_dropout.judge_rows(no_dropout.initial, rows(6, 5)),
+        no_dropout.predict(no_dropout.initial, rows(6, 5)),
     )
     # the same statistics in both modes
     torch.testing.assert_close(trained.logits, judged.logits, rtol=1e-12, atol=1e-12)
@@ -227,17 +227,17 @@ def test_lower_precision_in_a_stack_that_is_judged(shared: bool) -> None:
         rows(3, 5, 1, 6, 6).float(),
     )
     seen: list[torch.dtype] = []
-    for layer in model.judge:  # type: ignore[union-attr]
+    for layer in model.eval_module:  # type: ignore[union-attr]
         layer.register_forward_hook(lambda layer, inputs, answer: seen.append(answer.dtype))
     stack = ModelState(*(pytree.clone(pytree.broadcast(tree, 3)) for tree in model.initial))
     with torch.no_grad():
-        stacked = vmap(model.judge_rows, in_dims=(0, None if shared else 0))(
+        stacked = vmap(model.predict, in_dims=(0, None if shared else 0))(
             stack, x[0] if shared else x
         )
         in_stack = seen.copy()
         for number in range(3):
             seen.clear()
-            alone = model.judge_rows(model.initial, x[0 if shared else number])
+            alone = model.predict(model.initial, x[0 if shared else number])
             assert seen == in_stack
             torch.testing.assert_close(
                 stacked.logits[number],

@@ -166,7 +166,7 @@ def test_a_recurrent_network_without_dropout_is_fine() -> None:
         CLASSES,
         dtype=torch.float64,
     )
-    assert model.judge_rows(model.initial, rows(3, 6, 5)).logits.shape == (3, CLASSES)
+    assert model.predict(model.initial, rows(3, 6, 5)).logits.shape == (3, CLASSES)
 
 
 def test_a_lazy_network_that_has_run_is_fine() -> None:

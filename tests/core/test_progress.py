@@ -116,7 +116,7 @@ def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
     quiet = NullProgress()
     quiet.start("fedavg", 0, 3)
     quiet.round(line(1, 0.5, (2,)))
-    quiet.say("something")
+    quiet.log("something")
     quiet.finish()
     assert capsys.readouterr() == ("", "")
 
@@ -128,7 +128,7 @@ def test_a_bar_shows_what_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     bar.start("fedprox[mu]", 2, 4)
     bar.round(line(3, 0.5))
     bar.round(line(4, None, (7,)))
-    bar.say("[bold]checkpoint[/bold]")
+    bar.log("[bold]checkpoint[/bold]")
     assert bar.bar.tasks[0].completed == 4
     bar.finish()
     bar.finish()  # a run that fails early finishes twice or before it began

@@ -36,10 +36,10 @@ class Holder:
         self.fetched += len(pieces)
         return [dict(self.pieces[number].params) for number in pieces]
 
-    def add_up(self, piece: Tensor, row: Tensor, weights: Tensor, srv: ServerContext) -> Any:
+    def partial_sum(self, piece: Tensor, row: Tensor, weights: Tensor, srv: ServerContext) -> Any:
         sums = [
             aggregator_of(self.task.method).partial(
-                weights[piece == number], self.pieces[number].pick(row[piece == number]), srv
+                weights[piece == number], self.pieces[number].select(row[piece == number]), srv
             )
             for number in torch.unique(piece).tolist()
         ]
@@ -54,7 +54,7 @@ class FarEngine(SequentialEngine):
 
     def train(self, job: ClientWork) -> Any:
         replies = list(super().train(job))
-        pieces = [Reply.join(replies[first : first + 2]) for first in range(0, len(replies), 2)]
+        pieces = [Reply.concat(replies[first : first + 2]) for first in range(0, len(replies), 2)]
         self.holder = Holder(self.task, pieces)
         for number in reversed(range(len(pieces))):
             piece = pieces[number]
@@ -66,12 +66,12 @@ class FarEngine(SequentialEngine):
                 .sum(dim=0)
                 .sqrt()
             )
-            finite = pytree.finite({"params": dict(piece.params)}, piece.k)
+            finite = pytree.finite({"params": dict(piece.params)}, piece.num_clients)
             far = RemoteParams(
                 self.holder,
                 form,
-                torch.full((piece.k,), number),
-                torch.arange(piece.k),
+                torch.full((piece.num_clients,), number),
+                torch.arange(piece.num_clients),
                 finite,
                 moved.double(),
             )
@@ -140,15 +140,15 @@ def test_the_gate_refuses_what_is_told_to_be_bad() -> None:
     assert isinstance(chunk.params, RemoteParams)
     far = chunk.params
     unsound = RemoteParams(
-        far.holder, far.form, far.piece, far.row, torch.zeros_like(far.finite), far.moved
+        far.store, far.form, far.shard, far.index, torch.zeros_like(far.finite), far.update_norm
     )
     odd = RemoteParams(
-        far.holder,
+        far.store,
         {**far.form, "head.bias": torch.zeros(9)},
-        far.piece,
-        far.row,
+        far.shard,
+        far.index,
         far.finite,
-        far.moved,
+        far.update_norm,
     )
     for bad, code in ((unsound, "not-finite"), (odd, "shape")):
         _, refusals = gate.validate_replies(
@@ -160,12 +160,12 @@ def test_the_gate_refuses_what_is_told_to_be_bad() -> None:
 def test_picked_and_joined_they_are_the_same_models() -> None:
     experiment = small_experiment("fedavg", {"clients.sample": 5})
     job = make_work(experiment, first_state(experiment), 1)
-    near = Reply.join(list(SequentialEngine(experiment.task).train(job)))
+    near = Reply.concat(list(SequentialEngine(experiment.task).train(job)))
     engine = FarEngine(experiment.task)
     chunks = list(engine.train(job))
-    joined = Reply.join(chunks)
+    joined = Reply.concat(chunks)
     order = torch.argsort(joined.client)
-    some = joined.pick(order).pick(torch.tensor([4, 0, 2]))
+    some = joined.select(order).select(torch.tensor([4, 0, 2]))
     assert isinstance(some.params, RemoteParams)
     assert {name: value.shape for name, value in to_meta(some.params).items()} == {
         n: (3, *v.shape[1:]) for n, v in near.params.items()
@@ -177,17 +177,17 @@ def test_picked_and_joined_they_are_the_same_models() -> None:
     assert engine.holder.fetched > 0
     assert max_rel_diff(
         local_models(job.start, some).params,
-        local_models(job.start, near.pick(torch.tensor([4, 0, 2]))).params,
+        local_models(job.start, near.select(torch.tensor([4, 0, 2]))).params,
     ) == (
         "",
         0.0,
     )
-    mixed = Reply.join([chunks[0], near.pick(slice(0, 1))])  # far and near together are near
+    mixed = Reply.concat([chunks[0], near.select(slice(0, 1))])  # far and near together are near
     assert not isinstance(mixed.params, RemoteParams)
 
 
 def test_a_method_that_looks_at_all_models_at_once_says_so() -> None:
-    assert aggregator_of(small_experiment("fedavg").task.method).in_pieces
+    assert aggregator_of(small_experiment("fedavg").task.method).is_decomposable
     for name in (
         "median",
         "trimmed_mean(fraction=0.2)",
@@ -197,7 +197,7 @@ def test_a_method_that_looks_at_all_models_at_once_says_so() -> None:
     ):
         assert not aggregator_of(
             small_experiment(f"fedavg+{name}", {"clients.sample": 6}).task.method
-        ).in_pieces
+        ).is_decomposable
 
 
 def test_an_update_of_far_models_alone() -> None:
@@ -228,7 +228,7 @@ def test_an_update_of_far_models_alone() -> None:
     done = update(
         task,
         Server(start, {}),
-        Reply.join([reply, other])._replace(params=far),
+        Reply.concat([reply, other])._replace(params=far),
         1,
         Key(0),
         {"lr": 0.1},

@@ -43,12 +43,14 @@ def test_folding_along_a_path_is_folding_step_by_step(
     value: int, path: list[int | str], data: st.DataObject
 ) -> None:
     cut = data.draw(st.integers(0, len(path)))
-    assert Key(value).fold(*path).fold() == Key(value).fold(*path[:cut]).fold(*path[cut:])
+    assert Key(value).fold_in(*path).fold_in() == Key(value).fold_in(*path[:cut]).fold_in(
+        *path[cut:]
+    )
 
 
 @given(any_value, any_part)
 def test_tensors_fold_to_the_same_bits(value: int, part: int | str) -> None:
-    key, expected = Key(value), Key(value).fold(part)
+    key, expected = Key(value), Key(value).fold_in(part)
     assert unsigned(rng.fold_in(key.tensor(), part)) == [expected.value]
     if isinstance(part, int):
         assert unsigned(rng.fold_in(key.tensor(), torch.tensor(part))) == [expected.value]
@@ -56,7 +58,7 @@ def test_tensors_fold_to_the_same_bits(value: int, part: int | str) -> None:
 
 def test_a_tensor_of_parts_folds_each_of_them() -> None:
     parts = torch.tensor([[0, 1, 2], [7, 8, -9]])
-    expected = [Key(5).fold(int(part)).value for part in parts.reshape(-1)]
+    expected = [Key(5).fold_in(int(part)).value for part in parts.reshape(-1)]
     folded = rng.fold_in(Key(5).tensor(), parts)
     assert folded.shape == parts.shape
     assert unsigned(folded) == expected
@@ -64,8 +66,8 @@ def test_a_tensor_of_parts_folds_each_of_them() -> None:
 
 def test_names_numbers_and_order_matter() -> None:
     paths = [(1,), ("1",), (1, 2), (2, 1), ("a", "b"), ("ab",), ("b", "a"), (-1,), ()]
-    assert len({Key(3).fold(*path).value for path in paths}) == len(paths)
-    assert Key(3).fold(1) != Key(4).fold(1)
+    assert len({Key(3).fold_in(*path).value for path in paths}) == len(paths)
+    assert Key(3).fold_in(1) != Key(4).fold_in(1)
 
 
 @given(any_value, st.integers(0, 40))
@@ -137,7 +139,7 @@ def test_a_permutation_holds_every_number_once(value: int, count: int) -> None:
 
 def test_every_order_is_equally_likely() -> None:
     """6 orders of 3; 6000 draws give 1000 each, deviation sqrt(6000 * 1/6 * 5/6) = 29."""
-    orders = [tuple(Key(0).fold(i).permutation(3).tolist()) for i in range(6000)]
+    orders = [tuple(Key(0).fold_in(i).permutation(3).tolist()) for i in range(6000)]
     counts = [orders.count(order) for order in sorted(set(orders))]
     assert len(counts) == 6
     assert max(abs(count - 1000) for count in counts) < 5 * 29

@@ -29,7 +29,7 @@ counts, widths, seeds = st.integers(1, 40), st.integers(1, 50), st.integers(0, 2
 
 
 def real_rows(plan: BatchPlan) -> list[list[int]]:
-    return [row[:width].tolist() for row, width in zip(plan.rows, plan.widths, strict=True)]
+    return [row[:width].tolist() for row, width in zip(plan.rows, plan.batch_sizes, strict=True)]
 
 
 @given(seeds, counts, widths, st.integers(1, 4))
@@ -51,7 +51,7 @@ def test_dropping_the_last_keeps_whole_batches_only(
 ) -> None:
     plan = plan_batches(Key(seed), count, batch, epochs=epochs, drop_last=True)
     width = min(batch, count)
-    assert plan.widths.tolist() == [width] * (epochs * (count // width))
+    assert plan.batch_sizes.tolist() == [width] * (epochs * (count // width))
     for epoch in range(epochs):
         rows = plan.rows[epoch * (count // width) : (epoch + 1) * (count // width)].reshape(-1)
         assert len(set(rows.tolist())) == len(rows)  # still no row twice in an epoch
@@ -64,9 +64,9 @@ def test_steps_are_the_beginning_of_enough_epochs(
     plan = plan_batches(Key(seed), count, batch, steps=steps, drop_last=drop_last)
     # an epoch has at least one step
     whole = plan_batches(Key(seed), count, batch, epochs=steps, drop_last=drop_last)
-    assert len(plan.widths) == steps
+    assert len(plan.batch_sizes) == steps
     assert np.array_equal(plan.rows, whole.rows[:steps])
-    assert np.array_equal(plan.widths, whole.widths[:steps])
+    assert np.array_equal(plan.batch_sizes, whole.batch_sizes[:steps])
 
 
 @given(seeds, counts, widths, st.integers(0, 3), st.integers(0, 7), st.booleans())
@@ -74,15 +74,15 @@ def test_steps_can_be_counted_beforehand(
     seed: int, count: int, batch: int, epochs: int, steps: int, drop_last: bool
 ) -> None:
     plan = plan_batches(Key(seed), count, batch, epochs, steps, drop_last)
-    assert len(plan.widths) == count_steps(count, batch, epochs, steps, drop_last)
-    assert plan.rows.shape == (len(plan.widths), min(batch, count))
-    assert plan.rows.dtype == plan.widths.dtype == np.int64
+    assert len(plan.batch_sizes) == count_steps(count, batch, epochs, steps, drop_last)
+    assert plan.rows.shape == (len(plan.batch_sizes), min(batch, count))
+    assert plan.rows.dtype == plan.batch_sizes.dtype == np.int64
 
 
 @given(seeds, counts, widths)
 def test_padding_repeats_the_first_row_of_its_step(seed: int, count: int, batch: int) -> None:
     plan = plan_batches(Key(seed), count, batch, epochs=2)
-    for row, width in zip(plan.rows, plan.widths, strict=True):
+    for row, width in zip(plan.rows, plan.batch_sizes, strict=True):
         assert (row[width:] == row[0]).all()
 
 
@@ -90,12 +90,12 @@ def test_widths_by_hand() -> None:
     """7 rows by 3: 3, 3, 1. By 10, which is more than there are: one batch of 7, also where
     short batches are dropped.
     """
-    assert plan_batches(Key(0), 7, 3, epochs=2).widths.tolist() == [3, 3, 1, 3, 3, 1]
-    assert plan_batches(Key(0), 7, 3, epochs=1, drop_last=True).widths.tolist() == [3, 3]
-    assert plan_batches(Key(0), 7, 3, steps=4).widths.tolist() == [3, 3, 1, 3]
-    assert plan_batches(Key(0), 7, 3, steps=3, drop_last=True).widths.tolist() == [3, 3, 3]
-    assert plan_batches(Key(0), 7, 10, epochs=2).widths.tolist() == [7, 7]
-    assert plan_batches(Key(0), 7, 10, epochs=2, drop_last=True).widths.tolist() == [7, 7]
+    assert plan_batches(Key(0), 7, 3, epochs=2).batch_sizes.tolist() == [3, 3, 1, 3, 3, 1]
+    assert plan_batches(Key(0), 7, 3, epochs=1, drop_last=True).batch_sizes.tolist() == [3, 3]
+    assert plan_batches(Key(0), 7, 3, steps=4).batch_sizes.tolist() == [3, 3, 1, 3]
+    assert plan_batches(Key(0), 7, 3, steps=3, drop_last=True).batch_sizes.tolist() == [3, 3, 3]
+    assert plan_batches(Key(0), 7, 10, epochs=2).batch_sizes.tolist() == [7, 7]
+    assert plan_batches(Key(0), 7, 10, epochs=2, drop_last=True).batch_sizes.tolist() == [7, 7]
     assert plan_batches(Key(0), 7, 10, steps=3).rows.shape == (3, 7)
 
 
@@ -114,7 +114,7 @@ def pictures(count: int = 6, height: int = 5, width: int = 7) -> np.ndarray:
 
 def draw_slowly(key: Key, purpose: str, count: int) -> int:
     """The top 31 bits of the word, as a signed number, modulo count."""
-    word = key.fold(purpose).value
+    word = key.fold_in(purpose).value
     return ((word - 2**64 if word >= 2**63 else word) >> 33) % count
 
 
@@ -136,7 +136,7 @@ def augment_slowly(image: np.ndarray, key: Key, names: tuple[str, ...]) -> np.nd
 @pytest.mark.parametrize("names", [("crop",), ("flip",), ("crop", "flip"), ("flip", "crop")])
 def test_augmentation_equals_a_slow_one(names: tuple[str, ...]) -> None:
     images = pictures(40)
-    image_keys = [Key(9).fold(number) for number in range(40)]
+    image_keys = [Key(9).fold_in(number) for number in range(40)]
     fast = augment_images(
         torch.from_numpy(images), torch.stack([key.tensor() for key in image_keys]), names
     )
@@ -150,7 +150,7 @@ def test_augmentation_equals_a_slow_one(names: tuple[str, ...]) -> None:
 
 def test_images_smaller_than_the_padding_may_vanish_but_not_break() -> None:
     images = pictures(30, 2, 3)
-    image_keys = [Key(1).fold(number) for number in range(30)]
+    image_keys = [Key(1).fold_in(number) for number in range(30)]
     fast = augment_images(
         torch.from_numpy(images),
         torch.stack([key.tensor() for key in image_keys]),

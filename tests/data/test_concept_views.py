@@ -21,9 +21,9 @@ LOOKS = [
     Concept(),
     Concept(labels=(0,)),
     Concept(mapping=SWAP),
-    Concept(turn=90.0),
-    Concept(turn=90.0, mapping=SWAP),
-    Concept(corruption="invert", white=16, domain=0),
+    Concept(rotation=90.0),
+    Concept(rotation=90.0, mapping=SWAP),
+    Concept(corruption="invert", max_pixel=16, domain=0),
 ]
 
 
@@ -48,7 +48,7 @@ def corrupted(
 def test_concepts_that_only_select_share_view_zero() -> None:
     assert number_views(LOOKS) == (0, 0, 1, 2, 3, 4)
     assert number_views(
-        [Concept(turn=90.0), Concept(turn=90.0, share=0.5), Concept(mapping=SWAP)]
+        [Concept(rotation=90.0), Concept(rotation=90.0, size_factor=0.5), Concept(mapping=SWAP)]
     ) == (1, 1, 2)
 
 
@@ -56,7 +56,7 @@ def test_a_single_view_is_the_split_itself() -> None:
     split = make_split()
     views = make_views(split, LOOKS[:2], [np.arange(6)], "train")
     assert views.x is split.x
-    assert views.place is None
+    assert views.storage_index is None
     assert views.y.tolist() == split.y.tolist()
 
 
@@ -68,8 +68,8 @@ def test_a_label_swap_stores_no_second_image() -> None:
     views = make_views(split, [Concept(), Concept(mapping=SWAP)], [np.array([1, 7])], "train")
     assert views.x is split.x
     assert views.y.tolist() == [0, 1, 2, 0, 1, 2, 1, 0, 2, 1, 0, 2]
-    assert views.place is not None
-    assert views.place.tolist() == [0, 1, 2, 3, 4, 5] * 2
+    assert views.storage_index is not None
+    assert views.storage_index.tolist() == [0, 1, 2, 3, 4, 5] * 2
 
 
 def test_turned_images_are_stored_once_and_only_where_held() -> None:
@@ -83,8 +83,8 @@ def test_turned_images_are_stored_once_and_only_where_held() -> None:
     assert views.x.shape == (6 + 2 + 1, 2, 4, 4)
     assert views.x.dtype == np.uint8
     assert (views.x[:6] == split.x).all()
-    assert views.place is not None
-    place = views.place.reshape(5, 6)
+    assert views.storage_index is not None
+    place = views.storage_index.reshape(5, 6)
     assert place[:2].tolist() == [[0, 1, 2, 3, 4, 5]] * 2
     assert place[2:4].tolist() == [[-1, 6, -1, -1, 7, -1]] * 2
     assert place[4].tolist() == [-1, -1, -1, -1, -1, 8]
@@ -106,8 +106,8 @@ def test_ids_decode_into_row_and_view(concepts: list[Concept], data: st.DataObje
     assert views.y[name] == (
         split.y[row] if concept.mapping is None else concept.mapping[split.y[row]]
     )
-    image = views.x[name if views.place is None else views.place[name]]
-    expected = np.rot90(split.x[row], int(concept.turn // 90), axes=(1, 2))
+    image = views.x[name if views.storage_index is None else views.storage_index[name]]
+    expected = np.rot90(split.x[row], int(concept.rotation // 90), axes=(1, 2))
     assert (image == (16 - expected if concept.corruption else expected)).all()
 
 
@@ -117,8 +117,8 @@ def test_noise_is_fixed_by_row_and_split_alone() -> None:
 
     def see(ids: list[int], part: str, row: int) -> np.ndarray:
         views = make_views(split, concepts, [np.array(ids)], part)
-        assert views.place is not None
-        image: np.ndarray = views.x[views.place[4 + row]]
+        assert views.storage_index is not None
+        image: np.ndarray = views.x[views.storage_index[4 + row]]
         return image
 
     first = see([4, 5, 6, 7], "train", 2)
@@ -220,7 +220,10 @@ def test_images_are_turned_before_they_are_corrupted() -> None:
         np.array([[[[1, 3, 9], [5, 7, 9], [4, 8, 6]]]], np.uint8), np.zeros(1, np.int64)
     )
     views = make_views(
-        split, [Concept(turn=180.0, corruption="pixelate", severity=1)], [np.array([1])], "train"
+        split,
+        [Concept(rotation=180.0, corruption="pixelate", severity=1)],
+        [np.array([1])],
+        "train",
     )
     # turned: 6 8 4 | 9 7 5 | 9 3 1 -> blocks (6 + 8 + 9 + 7) / 4 = 7.5, (4 + 5) / 2 = 4.5, (9 + 3)
     # / 2 = 6, 1; halves round to even

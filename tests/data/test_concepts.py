@@ -79,26 +79,33 @@ def test_kinds_are_joined_field_by_field() -> None:
     )
     assert make_concepts(text, 2, make_source()) == (
         Concept(
-            labels=(0, 1), domain=1, turn=0.0, corruption="blur", severity=2, white=16, share=1.0
+            labels=(0, 1),
+            domain=1,
+            rotation=0.0,
+            corruption="blur",
+            severity=2,
+            max_pixel=16,
+            size_factor=1.0,
         ),
-        Concept(labels=(3, 4), mapping=swapped((3, 4)), domain=0, turn=180.0, share=0.5),
+        Concept(labels=(3, 4), mapping=swapped((3, 4)), domain=0, rotation=180.0, size_factor=0.5),
     )
 
 
 def test_domains_and_turns_by_default_and_by_hand() -> None:
     assert [concept.domain for concept in make_concepts("domain", 2, make_source())] == [0, 1]
-    assert [concept.turn for concept in make_concepts("rotate", 4, make_source())] == [
+    assert [concept.rotation for concept in make_concepts("rotate", 4, make_source())] == [
         0,
         90,
         180,
         270,
     ]
     assert [
-        concept.turn
+        concept.rotation
         for concept in make_concepts("rotate(degrees='-90|12.5|720')", 3, make_source())
     ] == [270, 12.5, 0]
     assert [
-        concept.share for concept in make_concepts("quantity(shares='1|.3|2')", 3, make_source())
+        concept.size_factor
+        for concept in make_concepts("quantity(shares='1|.3|2')", 3, make_source())
     ] == [1, 0.3, 2]
 
 
@@ -107,7 +114,7 @@ def test_corruptions_by_default_know_the_white_of_the_data() -> None:
     assert [concept.corruption for concept in concepts] == ["", *CORRUPTIONS[1:]]
     assert [concept.severity for concept in concepts] == [0, 3, 3, 3, 3, 3, 0]
     assert concepts[0] == Concept()
-    assert concepts[1].white == 16
+    assert concepts[1].max_pixel == 16
 
 
 def test_a_concept_selects_its_rows() -> None:
@@ -117,16 +124,16 @@ def test_a_concept_selects_its_rows() -> None:
         3,
         7,
     ]
-    assert len(Concept(turn=90.0).select(split)) == 20
+    assert len(Concept(rotation=90.0).select(split)) == 20
 
 
 def test_concepts_in_words() -> None:
     source = make_source()
     assert describe(Concept(), source) == "as they are"
-    assert describe(Concept(labels=(0, 3), mapping=swapped((0, 3)), share=0.5), source) == (
+    assert describe(Concept(labels=(0, 3), mapping=swapped((0, 3)), size_factor=0.5), source) == (
         "airplane, cat; swapped airplane and cat; 0.5 times the examples"
     )
-    whole = Concept(domain=1, turn=90.0, corruption="noise", severity=3)
+    whole = Concept(domain=1, rotation=90.0, corruption="noise", severity=3)
     assert describe(whole, source) == "sketch; turned by 90 degrees; noise 3"
     assert describe(Concept(corruption="invert"), source) == "invert"
 
@@ -185,7 +192,7 @@ def test_kinds_that_do_not_fit_the_data_are_refused() -> None:
         make_concepts("domain", 2, make_source(groups=False))
     with pytest.raises(InputError, match=r"images that are not square \(4 x 5\)"):
         make_concepts("rotate(degrees='0|270')", 2, make_source(width=5))
-    assert make_concepts("rotate", 2, make_source(width=5))[1].turn == 180
+    assert make_concepts("rotate", 2, make_source(width=5))[1].rotation == 180
     for text in ("rotate", "corrupt"):
         with pytest.raises(InputError, match=f"{text!r} is for images, and 'toy' is table"):
             make_concepts(text, 2, make_source(kind="table"))
@@ -195,7 +202,7 @@ def test_a_cluster_without_examples_is_refused() -> None:
     source = make_source()
     # no truck to be tested on
     fewer = ArrayDataset(
-        "toy", "image", NAMES, source.train, source.test.take(np.arange(18)), source.group_names
+        "toy", "image", NAMES, source.train, source.test.select(np.arange(18)), source.group_names
     )
     with pytest.raises(InputError, match=r"cluster 1 of the drift has no test examples \(truck\)"):
         make_concepts("label(groups='0|9')", 2, fewer)

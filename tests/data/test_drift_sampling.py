@@ -23,8 +23,8 @@ WORLDS = {
     "overlap": [Concept(labels=(0, 1, 2)), Concept(labels=(1, 2, 3))],
     "swap": [Concept(), Concept(mapping=SWAP)],
     "label and swap": [Concept(labels=(0, 1, 2)), Concept(labels=(1, 2, 3), mapping=SWAP)],
-    "domain": [Concept(domain=0), Concept(domain=1, turn=90.0)],
-    "quantity": [Concept(labels=(0, 1)), Concept(labels=(1, 2), share=0.5)],
+    "domain": [Concept(domain=0), Concept(domain=1, rotation=90.0)],
+    "quantity": [Concept(labels=(0, 1)), Concept(labels=(1, 2), size_factor=0.5)],
 }
 
 
@@ -83,7 +83,7 @@ def test_every_client_has_its_number_of_rows_of_its_concept(
     views = number_views(concepts)
     for step, clusters in enumerate(random()(6, 4, Key(seed)).tolist()):
         for client, cluster in enumerate(clusters):
-            share = concepts[cluster].share
+            share = concepts[cluster].size_factor
             for held, wanted in ((result.train, samples), (result.valid, validation)):
                 ids = held[step][client]
                 assert ids.dtype == np.int64
@@ -99,7 +99,7 @@ def test_a_pool_repeats_no_row_until_it_is_empty(count: int, draws: int, seed: i
     rows once; nobody gets one twice at a time.
     """
     pool = drift_sampling._Pool(np.arange(10, 24), Key(seed))
-    rows = [pool.deal(count) for _ in range(draws)]
+    rows = [pool.next_rows(count) for _ in range(draws)]
     assert all(len(np.unique(part)) == count for part in rows)
     seen: Counter[int] = Counter()
     for part in rows:
@@ -154,7 +154,7 @@ def test_the_same_rows_written_in_two_ways_are_one_pool() -> None:
 
 @given(worlds, st.integers(0, 99))
 def test_who_does_not_move_keeps_the_very_same_rows(world: str, seed: int) -> None:
-    result = deal(world, samples=3, validation=1, renew="movers", seed=seed)
+    result = deal(world, samples=3, validation=1, renew="changed", seed=seed)
     changed = changed_clients(random()(6, 4, Key(seed)))
     for step in range(1, 4):
         for client in range(6):
@@ -268,7 +268,7 @@ def test_sizes_that_cannot_be_are_refused() -> None:
 
 
 def test_a_cluster_nobody_visits_may_have_too_few_rows() -> None:
-    concepts = [Concept(labels=(0,)), Concept(labels=(1,), share=100.0)]
+    concepts = [Concept(labels=(0,)), Concept(labels=(1,), size_factor=100.0)]
     result = sample_rows(
         np.zeros((2, 3), np.int64), concepts, make_split(), np.arange(160), 0, 0, "everyone", Key(0)
     )
@@ -293,7 +293,9 @@ def test_kept_rows_change_their_view_alone() -> None:
     assert result.reused == []
 
 
-@pytest.mark.parametrize("concept", [Concept(labels=(1,)), Concept(domain=0), Concept(share=0.5)])
+@pytest.mark.parametrize(
+    "concept", [Concept(labels=(1,)), Concept(domain=0), Concept(size_factor=0.5)]
+)
 def test_rows_cannot_be_kept_where_a_cluster_selects_its_own(concept: Concept) -> None:
     with pytest.raises(InputError, match=r"cluster 1 of the drift .* cannot keep their rows"):
         keep_partition(np.array([[0]]), [Concept(), concept], [np.array([0])], [np.array([1])], 10)
@@ -304,7 +306,7 @@ def test_a_concept_is_tested_on_all_its_rows_in_its_view() -> None:
     concepts = [
         Concept(labels=(0, 3)),
         Concept(mapping=SWAP, domain=1),
-        Concept(domain=0, labels=(1,), turn=180.0),
+        Concept(domain=0, labels=(1,), rotation=180.0),
     ]
     ids = drift_sampling.test_rows(concepts, make_split(3))
     assert [part.tolist() for part in ids] == [

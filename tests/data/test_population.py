@@ -18,24 +18,24 @@ def cut(sizes: list[int], seed: int = 0) -> list[np.ndarray]:
 
 
 def test_rows_by_hand() -> None:
-    rows = ClientRows.join([np.array([4, 2]), np.array([], dtype=np.int64), np.array([7])])
+    rows = ClientRows.concat([np.array([4, 2]), np.array([], dtype=np.int64), np.array([7])])
     assert rows.ids.tolist() == [4, 2, 7]
     assert rows.offsets.tolist() == [0, 2, 2, 3]
     assert rows.sizes.tolist() == [2, 0, 1]
-    assert [rows.of(client).tolist() for client in range(3)] == [[4, 2], [], [7]]
+    assert [rows.for_client(client).tolist() for client in range(3)] == [[4, 2], [], [7]]
     assert rows.ids.dtype == rows.offsets.dtype == np.int64
 
 
 def test_nobodys_rows() -> None:
-    rows = ClientRows.join([])
+    rows = ClientRows.concat([])
     assert rows.ids.tolist() == []
     assert rows.sizes.tolist() == []
 
 
 @given(st.lists(st.lists(st.integers(0, 99), max_size=5), min_size=1, max_size=8))
 def test_joined_rows_can_be_taken_apart(parts: list[list[int]]) -> None:
-    rows = ClientRows.join([np.array(part, dtype=np.int64) for part in parts])
-    assert [rows.of(client).tolist() for client in range(len(parts))] == parts
+    rows = ClientRows.concat([np.array(part, dtype=np.int64) for part in parts])
+    assert [rows.for_client(client).tolist() for client in range(len(parts))] == parts
 
 
 def test_label_counts_by_hand() -> None:
@@ -43,9 +43,9 @@ def test_label_counts_by_hand() -> None:
     on 1, 2, 3 (two zeros, a one).
     """
     labels = np.array([2, 0, 0, 1, 2, 2])
-    train = ClientRows.join([np.array([0, 4]), np.array([5]), np.array([1, 2, 3])])
+    train = ClientRows.concat([np.array([0, 4]), np.array([5]), np.array([1, 2, 3])])
     holdings = ClientData(
-        train, ClientRows.join([np.array([], dtype=np.int64)] * 3), np.zeros(3, np.int64)
+        train, ClientRows.concat([np.array([], dtype=np.int64)] * 3), np.zeros(3, np.int64)
     )
     assert holdings.label_counts(np.array([2, 0]), labels, 4).tolist() == [
         [2, 1, 0, 0],
@@ -55,11 +55,11 @@ def test_label_counts_by_hand() -> None:
 
 def test_capacity_is_the_most_any_client_ever_trains_on() -> None:
     def hold(*sizes: int) -> ClientData:
-        rows = ClientRows.join(cut(list(sizes)))
+        rows = ClientRows.concat(cut(list(sizes)))
         return ClientData(rows, rows, np.zeros(len(sizes), np.int64))
 
     population = FederatedPopulation((hold(3, 1), hold(2, 5), hold(4, 4)), (np.arange(3),))
-    assert (population.clients, population.capacity) == (2, 5)
+    assert (population.num_clients, population.max_client_size) == (2, 5)
     assert population.at(1).train.sizes.tolist() == [2, 5]
 
 
@@ -71,7 +71,7 @@ def test_settling_divides_everyones_rows_and_loses_none(
     holdings = split_train_valid(parts, labels, validation, Key(seed))
     assert len(holdings.cluster) == len(sizes)
     for client, part in enumerate(parts):
-        train, valid = holdings.train.of(client), holdings.valid.of(client)
+        train, valid = holdings.train.for_client(client), holdings.valid.for_client(client)
         assert len(train) >= 1
         assert sorted([*train.tolist(), *valid.tolist()]) == sorted(part.tolist())
         expected = (
@@ -89,8 +89,8 @@ def test_validation_rows_are_drawn_anew_for_every_client_and_key() -> None:
     )
     again = split_train_valid([rows, rows], labels, 0.2, Key(1)).valid
     assert np.array_equal(first.ids, again.ids)
-    assert not np.array_equal(first.of(0), first.of(1))
-    assert not np.array_equal(first.of(0), second.of(0))
+    assert not np.array_equal(first.for_client(0), first.for_client(1))
+    assert not np.array_equal(first.for_client(0), second.for_client(0))
 
 
 def test_no_client_of_others_changes_ones_own_rows() -> None:
@@ -98,7 +98,7 @@ def test_no_client_of_others_changes_ones_own_rows() -> None:
     labels = np.zeros(60, dtype=np.int64)
     alone = split_train_valid([np.arange(20)], labels, 0.3, Key(4))
     together = split_train_valid([np.arange(20), np.arange(20, 60)], labels, 0.3, Key(4))
-    assert np.array_equal(alone.valid.of(0), together.valid.of(0))
+    assert np.array_equal(alone.valid.for_client(0), together.valid.for_client(0))
 
 
 def test_clients_without_data_are_refused() -> None:

@@ -27,7 +27,7 @@ def test_they_come_from_scikit_learn_itself_where_its_file_lies_elsewhere(
 def test_nobody_waits_for_scikit_learn() -> None:
     """Importing it takes longer than everything else of a short command."""
     script = (
-        "import sys; from remanence.data import load_source; load_source('digits', {}, None);"
+        "import sys; from remanence.data import load_dataset; load_dataset('digits', {}, None);"
         " print('sklearn' in sys.modules)"
     )
     assert (

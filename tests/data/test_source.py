@@ -157,4 +157,4 @@ def test_test_sets_that_cannot_be_held_out_are_refused() -> None:
     with pytest.raises(InputError, match="every class has a single example"):
         hold_out_test(two, 0.5)
     with pytest.raises(InputError, match="from 1 example"):
-        hold_out_test(two.take(np.array([0])), 0.5)
+        hold_out_test(two.select(np.array([0])), 0.5)

@@ -47,13 +47,16 @@ def test_local_training_loses_classes_that_clients_lack(make_run: Callable[..., 
     absent = find("absent classes", run)
     assert "loses 50.0 points; of one that it holds, nothing: it gains 30.0." in absent.sentence
     assert absent.evidence["pairs_of_model_and_class"] == {"absent": 2, "present": 2}
-    assert [cure.do for cure in absent.cures] == ["fedavg+wsm or fedavg+tce", "fedntd"]
-    assert "50.0 points" in absent.cures[0].why
+    assert [cure.action for cure in absent.recommendations] == [
+        "fedavg+wsm or fedavg+tce",
+        "fedntd",
+    ]
+    assert "50.0 points" in absent.recommendations[0].reason
 
 
 def test_what_a_run_already_uses_is_not_proposed(make_run: Callable[..., Run]) -> None:
     run = make_run(method="fedntd+wsm")
-    assert find("absent classes", run).cures == ()
+    assert find("absent classes", run).recommendations == ()
 
 
 def test_without_absent_classes_nothing_is_said_about_them(make_run: Callable[..., Run]) -> None:
@@ -64,8 +67,8 @@ def test_without_absent_classes_nothing_is_said_about_them(make_run: Callable[..
         "where it was lost",
         "clients",
     ]
-    (cure,) = find("where it was lost", run).cures
-    assert "which these runs do not tell" in cure.why
+    (cure,) = find("where it was lost", run).recommendations
+    assert "which these runs do not tell" in cure.reason
 
 
 def test_clients_that_lose_what_they_hold(make_run: Callable[..., Run]) -> None:
@@ -75,7 +78,7 @@ def test_clients_that_lose_what_they_hold(make_run: Callable[..., Run]) -> None:
     run = make_run(local={0: (2, 3), 1: (4, 3)}, merged=(8, 4), label_counts=((8, 0), (4, 4)))
     absent = find("absent classes", run)
     assert "loses 10.0 points; of one that it holds, 36.7." in absent.sentence
-    assert [cure.do for cure in absent.cures] == ["fedprox", "scaffold"]
+    assert [cure.action for cure in absent.recommendations] == ["fedprox", "scaffold"]
 
 
 def test_merging_loses(make_run: Callable[..., Run]) -> None:
@@ -90,13 +93,13 @@ def test_merging_loses(make_run: Callable[..., Run]) -> None:
     )
     lost = find("where it was lost", run)
     assert "local training gains 20.0 and merging at the server loses 30.0" in lost.sentence
-    assert [cure.do for cure in lost.cures] == [
+    assert [cure.action for cure in lost.recommendations] == [
         "more clients a round (clients.sample)",
         "flashback",
         "fedwavg",
         "fednova",
     ]
-    assert "50 % of the clients take part" in lost.cures[0].why
+    assert "50 % of the clients take part" in lost.recommendations[0].reason
 
 
 def test_training_at_the_server_loses(make_run: Callable[..., Run]) -> None:
@@ -108,7 +111,7 @@ def test_training_at_the_server_loses(make_run: Callable[..., Run]) -> None:
         ),
     )
     assert "training at the server loses 15.0" in lost.sentence
-    assert "data.public" in lost.cures[0].do
+    assert "data.public" in lost.recommendations[0].action
 
 
 def test_seeds_that_disagree_get_no_cure(make_run: Callable[..., Run]) -> None:
@@ -122,7 +125,7 @@ def test_seeds_that_disagree_get_no_cure(make_run: Callable[..., Run]) -> None:
     lost = find("where it was lost", one, two)
     assert "10.00 ± 28.28 points" in lost.sentence
     assert "not told from noise" in lost.sentence
-    assert all(not finding.cures for finding in diagnose([one, two])[0].findings)
+    assert all(not finding.recommendations for finding in diagnose([one, two])[0].findings)
 
 
 def test_seeds_that_agree_are_clear(make_run: Callable[..., Run]) -> None:
@@ -152,13 +155,13 @@ def test_seeds_that_agree_are_clear(make_run: Callable[..., Run]) -> None:
 def test_what_was_not_recorded_is_not_guessed(make_run: Callable[..., Run]) -> None:
     lost = find("where it was lost", make_run(record_local=False))
     assert "nobody can say in which phase" in lost.sentence
-    assert [cure.do for cure in lost.cures] == ["--record-local"]
+    assert [cure.action for cure in lost.recommendations] == ["--record-local"]
 
 
 def test_nothing_lost_needs_no_cure(make_run: Callable[..., Run]) -> None:
     run = make_run(before=(4, 4), local={0: (6, 6), 1: (6, 6)}, merged=(8, 8))
     assert "No phase loses enough to need a cure" in find("where it was lost", run).sentence
-    assert all(not finding.cures for finding in diagnose([run])[0].findings)
+    assert all(not finding.recommendations for finding in diagnose([run])[0].findings)
 
 
 def test_forgetting_of_the_global_model(make_run: Callable[..., Run]) -> None:
@@ -214,9 +217,9 @@ def test_drift_without_a_server(tmp_path: Path) -> None:
     assert (
         "of their listening went to their own cluster, where chance gives 40 %" in drift.sentence
     )  # two of five others, six clients in two halves
-    assert {cure.do for cure in drift.cures} == {"hast", "dac"}
+    assert {cure.action for cure in drift.recommendations} == {"hast", "dac"}
     # it already chooses its peers
-    assert find("drift", write_peers_run(tmp_path / "hast", method="hast")).cures == ()
+    assert find("drift", write_peers_run(tmp_path / "hast", method="hast")).recommendations == ()
 
 
 def test_methods_are_compared_seed_by_seed(make_run: Callable[..., Run]) -> None:

@@ -26,7 +26,7 @@ Times = dict[tuple[str, int, str], float]
 
 def kind(engine: Engine) -> tuple[str, int, str]:
     """Name, stack and steps; a loop has neither, and a stack of its own is as large as it gets."""
-    return engine.name, getattr(engine, "stack", 0), getattr(engine, "steps", "eager")
+    return engine.name, getattr(engine, "stack", 0), getattr(engine, "execution", "eager")
 
 
 def choose_with(
@@ -50,12 +50,12 @@ def choose_with(
 # four clients make 3 steps each in a trial, and 8 in one of steps written down or compiled: 12 and
 # 32 local steps
 SLOW_LOOP: Times = {
-    ("loop", 0, "eager"): 0.12,  # 10 ms a step
-    ("stacked", 64, "eager"): 0.24,  # 20 ms: not hopeless if it were below twice the best
+    ("sequential", 0, "eager"): 0.12,  # 10 ms a step
+    ("vectorized", 64, "eager"): 0.24,  # 20 ms: not hopeless if it were below twice the best
     ("processes", 1, "eager"): 0.06,  # 5 ms
     ("processes", 16, "eager"): 0.084,  # 7 ms
-    ("processes", 1, "graph"): 0.128,  # 4 ms
-    ("processes", 16, "graph"): 0.096,  # 3 ms
+    ("processes", 1, "captured"): 0.128,  # 4 ms
+    ("processes", 16, "captured"): 0.096,  # 3 ms
     ("processes", 1, "compiled"): 0.032,  # 1 ms
     ("processes", 16, "compiled"): 0.064,  # 2 ms
 }
@@ -63,18 +63,18 @@ SLOW_LOOP: Times = {
 
 def test_a_short_run_takes_what_needs_no_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
     choice, tried = choose_with(monkeypatch, SLOW_LOOP, rounds=1)
-    assert tried == [("loop", 0, "eager"), ("processes", 1, "eager")]
+    assert tried == [("sequential", 0, "eager"), ("processes", 1, "eager")]
     assert choice[:1] + choice[3:] == ("processes", "auto", 1)
     assert (
         choice.reason
-        == "processes: milliseconds a local step of one client: loop 10.00, processes 5.00"
+        == "processes: milliseconds a local step of one client: sequential 10.00, processes 5.00"
     )
 
 
 def test_what_is_hardly_faster_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """4.9 ms against 5.0 may be chance."""
     choice, _ = choose_with(
-        monkeypatch, SLOW_LOOP | {("processes", 1, "graph"): 0.1568}, rounds=5_000
+        monkeypatch, SLOW_LOOP | {("processes", 1, "captured"): 0.1568}, rounds=5_000
     )
     assert choice[:1] + choice[3:] == ("processes", "auto", 1)
 
@@ -84,11 +84,11 @@ def test_a_longer_run_writes_steps_down(monkeypatch: pytest.MonkeyPatch) -> None
     ms are about 300 s, too few for compiling.
     """
     choice, tried = choose_with(monkeypatch, SLOW_LOOP, rounds=5_000)
-    assert tried[2:] == [("processes", 1, "graph")]
-    assert choice[:1] + choice[3:] == ("processes", "graph", 1)
+    assert tried[2:] == [("processes", 1, "captured")]
+    assert choice[:1] + choice[3:] == ("processes", "captured", 1)
     told = (
-        "processes graph: milliseconds a local step of one client: loop 10.00, processes 5.00,"
-        " processes graph 4.00"
+        "processes captured: milliseconds a local step of one client: sequential 10.00, processes 5.00,"
+        " processes captured 4.00"
     )
     assert choice.reason == told
 
@@ -97,29 +97,29 @@ def test_workers_stack_networks_without_convolutions(monkeypatch: pytest.MonkeyP
     """And only those: one client after the other is for convolutions."""
     choice, tried = choose_with(monkeypatch, SLOW_LOOP, rounds=5_000, model="mlp(hidden=4)")
     assert tried == [
-        ("loop", 0, "eager"),
-        ("stacked", 64, "eager"),
+        ("sequential", 0, "eager"),
+        ("vectorized", 64, "eager"),
         ("processes", 16, "eager"),
-        ("processes", 16, "graph"),
+        ("processes", 16, "captured"),
     ]
-    assert choice[:1] + choice[3:] == ("processes", "graph", 16)
+    assert choice[:1] + choice[3:] == ("processes", "captured", 16)
     assert choice.reason.endswith(
-        "loop 10.00, stacked 20.00, processes in stacks 7.00, processes in stacks graph 3.00"
+        "sequential 10.00, vectorized 20.00, processes in stacks 7.00, processes in stacks captured 3.00"
     )
 
 
 def test_a_long_run_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     choice, tried = choose_with(monkeypatch, SLOW_LOOP, rounds=100_000)
-    assert tried[-2:] == [("processes", 1, "graph"), ("processes", 1, "compiled")]
+    assert tried[-2:] == [("processes", 1, "captured"), ("processes", 1, "compiled")]
     assert choice[:1] + choice[3:] == ("processes", "compiled", 1)
     experiment = small_experiment("fedavg", IMAGES | {"engine": "auto"})
     settled, _ = resolve_engine(experiment, NullProgress(), choice)
-    assert (settled.spec.engine, settled.spec.stepping, settled.spec.stack) == (
+    assert (settled.config.engine, settled.config.execution, settled.config.stack_size) == (
         "processes",
         "compiled",
         1,
     )
-    engine = make_engine(choice.name, experiment.task, choice.stack, 1, choice.steps)
+    engine = make_engine(choice.name, experiment.task, choice.stack, 1, choice.execution)
     assert isinstance(engine, ProcessEngine)
     assert kind(engine) == ("processes", 1, "compiled")
     engine.close()
@@ -132,22 +132,22 @@ def test_convolutions_are_stacked_only_where_nobody_can_be_forked(
     round does a lot of that, is not.
     """
     times = SLOW_LOOP | {
-        ("stacked", 64, "eager"): 0.03,
-        ("stacked", 64, "graph"): 0.05,
-        ("stacked", 64, "compiled"): 0.02,
+        ("vectorized", 64, "eager"): 0.03,
+        ("vectorized", 64, "captured"): 0.05,
+        ("vectorized", 64, "compiled"): 0.02,
     }
     choice, tried = choose_with(monkeypatch, times, rounds=100_000)
-    assert "stacked" not in {name for name, *_ in tried}
+    assert "vectorized" not in {name for name, *_ in tried}
     assert choice.name == "processes"
     choice, tried = choose_with(monkeypatch, times, rounds=100_000, cores=1)
     assert "processes" not in {name for name, *_ in tried}
-    assert choice[:1] + choice[3:4] == ("stacked", "compiled")
+    assert choice[:1] + choice[3:4] == ("vectorized", "compiled")
 
 
 # -------------------------------------------------- where one step takes longer than a trial should
 
 HEAVY: Times = {
-    ("loop", 0, "eager"): 2.0,
+    ("sequential", 0, "eager"): 2.0,
     ("processes", 1, "eager"): 2.4,  # of two clients, one for each worker: 1.2 s a step
     ("processes", 1, "compiled"): 1.2,
 }
@@ -181,7 +181,7 @@ def test_compiling_that_gains_nothing_is_not_taken(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("seconds", "expected"), [(1.2, ("processes", "compiled", 1)), (2.1, ("loop", "auto", 0))]
+    ("seconds", "expected"), [(1.2, ("processes", "compiled", 1)), (2.1, ("sequential", "auto", 0))]
 )
 def test_on_one_core_a_worker_may_compile(
     monkeypatch: pytest.MonkeyPatch, seconds: float, expected: tuple[str, str, int]
@@ -189,14 +189,16 @@ def test_on_one_core_a_worker_may_compile(
     choice, tried = choose_with(
         monkeypatch, HEAVY | {("processes", 1, "compiled"): seconds}, cores=1, rounds=1_000
     )
-    assert tried == [("loop", 0, "eager"), ("processes", 1, "compiled")]
+    assert tried == [("sequential", 0, "eager"), ("processes", 1, "compiled")]
     assert choice[:1] + choice[3:] == expected
 
 
 def test_what_falls_back_is_no_contender(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(engine: ProcessEngine, job: Any) -> Any:
-        engine.fallback = (
-            "steps could not be written down (no such operation)" if engine.steps == "graph" else ""
+        engine.degraded_reason = (
+            "steps could not be written down (no such operation)"
+            if engine.execution == "captured"
+            else ""
         )
         return iter(())
 

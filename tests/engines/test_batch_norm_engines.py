@@ -32,7 +32,7 @@ from remanence.testing.toy_task import (
 
 UNEQUAL: dict[str, Any] = {
     "data.partition": "quantity(power=0.7, minimum=4)",
-    "local.batch": 4,
+    "local.batch_size": 4,
 }  # 6 to 12 rows: short last batches, none of one row
 
 
@@ -46,15 +46,15 @@ class Listener(NullProgress):
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         self.said.append(text)
 
 
 def test_stacked_refuses_padded_batch_norm_and_names_the_cure(tmp_path: Path) -> None:
     module = batch_norm_net()
-    spec = small_experiment("fedavg", UNEQUAL | {"engine": "stacked"}, module=module).spec
+    spec = small_experiment("fedavg", UNEQUAL | {"engine": "vectorized"}, module=module).config
     cure = (
-        r"batch norm.*use engine=loop, clients of equal size, local\.drop_last=true, or a"
+        r"batch norm.*use engine=sequential, clients of equal size, local\.drop_last=true, or a"
         r" model with group norm"
     )
     with pytest.raises(InputError, match=cure):
@@ -64,11 +64,13 @@ def test_stacked_refuses_padded_batch_norm_and_names_the_cure(tmp_path: Path) ->
 
 def test_auto_takes_loop_for_padded_batch_norm_and_says_so(tmp_path: Path) -> None:
     module, listener = batch_norm_net(), Listener()
-    spec = small_experiment("fedavg", UNEQUAL | {"engine": "auto", "rounds": 1}, module=module).spec
+    spec = small_experiment(
+        "fedavg", UNEQUAL | {"engine": "auto", "rounds": 1}, module=module
+    ).config
     run = start_run(spec, tmp_path / "run", module=module, progress=listener)
-    assert run.spec.engine == "loop"
-    assert "batch norm with clients of different sizes cannot be stacked" in run.about["engine"]
-    assert listener.said == [f"engine {run.about['engine']}"]
+    assert run.config.engine == "sequential"
+    assert "batch norm with clients of different sizes cannot be stacked" in run.metadata["engine"]
+    assert listener.said == [f"engine {run.metadata['engine']}"]
 
 
 def two_clients(sizes: tuple[int, int], module: nn.Module) -> BuiltExperiment:
@@ -78,7 +80,7 @@ def two_clients(sizes: tuple[int, int], module: nn.Module) -> BuiltExperiment:
     )
     parts, nothing = np.split(np.arange(sum(sizes)), [sizes[0]]), np.empty(0, dtype=np.int64)
     holdings = ClientData(
-        ClientRows.join(parts), ClientRows.join([nothing, nothing]), np.zeros(2, np.int64)
+        ClientRows.concat(parts), ClientRows.concat([nothing, nothing]), np.zeros(2, np.int64)
     )
     population = replace(experiment.task.population, steps=(holdings,))
     return replace(experiment, task=replace(experiment.task, population=population))
@@ -98,7 +100,7 @@ def test_auto_can_run_batch_norm_that_needs_no_padding() -> None:
     experiment = two_clients((6, 4), batch_norm_net())
     assert choose_engine(
         experiment.task, make_work(experiment, first_state(experiment), 1)
-    ).name in ("loop", "stacked")
+    ).name in ("sequential", "vectorized")
 
 
 def test_batch_norm_without_running_statistics_is_refused_too() -> None:
@@ -118,13 +120,13 @@ def test_frozen_batch_norm_can_be_padded() -> None:
     assert distance_from_loop(experiment, stack=3) <= TOLERANCE
 
 
-@pytest.mark.parametrize("engine", ["auto", "loop"])
+@pytest.mark.parametrize("engine", ["auto", "sequential"])
 def test_a_batch_of_one_is_refused_with_the_cure(engine: str, tmp_path: Path) -> None:
     """The built-in task has clients with a single example."""
     module = batch_norm_net()
     with pytest.raises(InputError, match=r"batch norm.*local\.batch.*drop_last.*group norm"):
         start_run(
-            small_experiment("fedavg", {"engine": engine}, module=module).spec,
+            small_experiment("fedavg", {"engine": engine}, module=module).config,
             tmp_path / "run",
             module=module,
         )

@@ -1,4 +1,4 @@
-"""Steps recorded and replayed from fixed places in memory equal `loop`, whatever the method; where
+"""Steps recorded and replayed from fixed places in memory equal `sequential`, whatever the method; where
 recording or memory fails, the run goes on.
 
 On a CPU a recording is a flat list of operations. Writing it down takes a second each time, so most
@@ -56,11 +56,11 @@ def assert_equals_loop(
 
 
 def assert_recorded_equals_loop(
-    experiment: BuiltExperiment, stack: int, steps: str = "graph"
+    experiment: BuiltExperiment, stack: int, steps: str = "captured"
 ) -> VectorizedEngine:
     engine = VectorizedEngine(experiment.task, stack, steps)
     assert_equals_loop(experiment, engine)
-    assert engine.fallback == ""
+    assert engine.degraded_reason == ""
     assert engine.recordings
     return engine
 
@@ -71,7 +71,7 @@ def test_every_method(method: str) -> None:
     assert_recorded_equals_loop(small_experiment(method), stack=3)
 
 
-@pytest.mark.parametrize("steps", ["graph", pytest.param("compiled", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", ["captured", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_what_a_step_hands_on_under_another_name(steps: str) -> None:
     """A part may remember the parameters before the step: they lie where the new ones are about
     to be written.
@@ -83,22 +83,22 @@ def test_what_a_step_hands_on_under_another_name(steps: str) -> None:
 
     def tell(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
         moved = sum(
-            (trained.params[name] - ctx.memory["last"][name]).square().sum()
+            (trained.params[name] - ctx.tracker_state["last"][name]).square().sum()
             for name in trained.params
         )
         return {}, {"moved": moved}
 
     part = Part(
         "last step",
-        track=last,
-        after=tell,
-        extras=lambda start, world: {"moved": torch.zeros((), dtype=world.dtype)},
-        sends="moved",
+        step_tracker=last,
+        on_client_end=tell,
+        payload=lambda start, world: {"moved": torch.zeros((), dtype=world.dtype)},
+        payload_description="moved",
     )
     experiment = small_experiment(part)
     job = make_work(experiment, first_state(experiment), 1)
     plain, ours = (
-        torch.cat([reply.extras["last step"]["moved"] for reply in engine.train(job)])
+        torch.cat([reply.payload["last step"]["moved"] for reply in engine.train(job)])
         for engine in (
             SequentialEngine(experiment.task),
             VectorizedEngine(experiment.task, 64, steps),
@@ -121,14 +121,14 @@ def test_memory_that_changes_its_form_is_not_recorded() -> None:
     """A part may remember the batch before, of which there is none in its first step."""
     remembers = Part(
         "remembers",
-        track=StepTracker(
+        step_tracker=StepTracker(
             lambda ctx, lent: {}, lambda memory, before, after, batch, lent, ctx: {"last": batch.y}
         ),
     )
     experiment = small_experiment(remembers)
-    engine = VectorizedEngine(experiment.task, 3, "graph")
+    engine = VectorizedEngine(experiment.task, 3, "captured")
     assert_equals_loop(experiment, engine)
-    assert "changes the form" in engine.fallback
+    assert "changes the form" in engine.degraded_reason
 
 
 @pytest.mark.usefixtures("untraced")
@@ -143,7 +143,7 @@ def test_every_setting(case: str) -> None:
 
 @pytest.mark.usefixtures("untraced")
 def test_the_engine_contract() -> None:
-    check_engine(lambda task: VectorizedEngine(task, 3, "graph"))
+    check_engine(lambda task: VectorizedEngine(task, 3, "captured"))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold+wsm"])
@@ -172,14 +172,15 @@ def test_few_sizes_are_recorded_and_the_rest_is_masked(monkeypatch: pytest.Monke
     of 5.
     """
     asked: list[cuda_graphs.GraphShape] = []
-    record = cuda_graphs.GraphedPhase._record
+    record = cuda_graphs.GraphedPhase._capture
     monkeypatch.setattr(
         cuda_graphs.GraphedPhase,
-        "_record",
+        "_capture",
         lambda self, shape, fuse: asked.append(shape) or record(self, shape, fuse),
     )
     experiment = with_clients(
-        small_experiment(EVERYTHING, {"local.batch": 1, "data.partition": "iid"}), [3, 1, 8, 1, 4]
+        small_experiment(EVERYTHING, {"local.batch_size": 1, "data.partition": "iid"}),
+        [3, 1, 8, 1, 4],
     )
     assert_recorded_equals_loop(experiment, stack=64)
     assert [tuple(shape) for shape in asked] == [
@@ -205,7 +206,7 @@ def test_a_smaller_stack_uses_the_recording_of_a_larger_one(
     experiment = with_clients(
         small_experiment("fedavg", {"data.partition": "iid"}), [4, 4, 4, 4, 4]
     )
-    engine = VectorizedEngine(experiment.task, 4, "graph")
+    engine = VectorizedEngine(experiment.task, 4, "captured")
     assert_equals_loop(experiment, engine)
     assert len(engine.recordings) == 1
     assert set(engine.recordings[0].replays) == {(4, 4, False), (1, 4, False)}
@@ -238,7 +239,7 @@ def test_what_is_rare_is_not_compiled(
     )
     monkeypatch.setattr(cuda_graphs, "OFTEN", often)
     experiment = with_clients(
-        small_experiment("fedavg", {"local.batch": 1, "data.partition": "iid"}), [7, 6, 1, 1]
+        small_experiment("fedavg", {"local.batch_size": 1, "data.partition": "iid"}), [7, 6, 1, 1]
     )
     assert_recorded_equals_loop(experiment, stack=64, steps="compiled")
     assert seen == compiled
@@ -250,10 +251,10 @@ def test_what_cannot_be_recorded_is_run_plainly(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(cuda_graphs, "trace_step", refuse)
     experiment = small_experiment(EVERYTHING)
-    engine = VectorizedEngine(experiment.task, 3, "graph")
+    engine = VectorizedEngine(experiment.task, 3, "captured")
     assert_equals_loop(experiment, engine)
-    assert engine.fallback == "steps could not be recorded (no such operation)"
-    assert engine.steps == "eager"
+    assert engine.degraded_reason == "steps could not be recorded (no such operation)"
+    assert engine.execution == "eager"
 
 
 # ------------------------------------------------------------------------------------------- memory
@@ -339,7 +340,7 @@ class Clock:
 
         def timed(engine: VectorizedEngine, job: Any) -> Any:
             yield from train(engine, job)
-            self.now += seconds[engine.steps]
+            self.now += seconds[engine.execution]
 
         monkeypatch.setattr(VectorizedEngine, "train", timed)
 
@@ -352,10 +353,10 @@ class Clock:
     ("seconds", "rounds", "steps"),
     [
         # too short a run for compiling to pay
-        ({"eager": 2.0, "graph": 1.0, "compiled": 0.1}, 10, "graph"),
-        ({"eager": 2.0, "graph": 1.0, "compiled": 0.1}, 10_000, "compiled"),
-        ({"eager": 1.0, "graph": 2.0, "compiled": 3.0}, 10_000, "eager"),
-        ({"eager": 2.0, "graph": 1.0, "compiled": 0.97}, 10_000, "graph"),  # 3% may be chance
+        ({"eager": 2.0, "captured": 1.0, "compiled": 0.1}, 10, "captured"),
+        ({"eager": 2.0, "captured": 1.0, "compiled": 0.1}, 10_000, "compiled"),
+        ({"eager": 1.0, "captured": 2.0, "compiled": 3.0}, 10_000, "eager"),
+        ({"eager": 2.0, "captured": 1.0, "compiled": 0.97}, 10_000, "captured"),  # 3% may be chance
     ],
 )
 def test_how_steps_are_run_is_measured(
@@ -364,15 +365,15 @@ def test_how_steps_are_run_is_measured(
     experiment = small_experiment("fedavg")
     job = make_work(experiment, first_state(experiment), 1)
     choice = choose_steps(experiment.task, job, 64, rounds, 1, Clock(monkeypatch, seconds))
-    assert (choice.name, choice.steps) == ("stacked", steps)
+    assert (choice.name, choice.execution) == ("vectorized", steps)
     # a trial has 8 steps, so 2 seconds are 250 milliseconds a step
     assert (
         f"steps {steps}: milliseconds a step of all of them: eager"
-        f" {1000 * seconds['eager'] / 8:.2f}, graph"
+        f" {1000 * seconds['eager'] / 8:.2f}, captured"
     ) in choice.reason
-    engine = make_engine(choice.name, experiment.task, steps=choice.steps)
+    engine = make_engine(choice.name, experiment.task, steps=choice.execution)
     assert isinstance(engine, VectorizedEngine)
-    assert engine.steps == steps
+    assert engine.execution == steps
 
 
 def test_the_choice_says_why_steps_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,7 +390,7 @@ def test_the_choice_says_why_steps_cannot_be_recorded(monkeypatch: pytest.Monkey
         1,
         iter(range(99)).__next__,
     )
-    assert choice.steps == "eager"
+    assert choice.execution == "eager"
     # a second for 8 steps
     assert choice.reason.endswith("eager 125.00; steps could not be recorded (no such operation)")
 
@@ -400,7 +401,7 @@ def test_a_short_run_on_a_cpu_tries_nothing_of_the_kind(monkeypatch: pytest.Monk
     assert (
         choose_engine(
             experiment.task, make_work(experiment, first_state(experiment), 1), rounds=3
-        ).steps
+        ).execution
         == "auto"
     )
 
@@ -445,11 +446,13 @@ def test_rooms_hold_real_rows_only() -> None:
 def test_a_narrower_batch_is_filled_up_with_a_row_of_its_client() -> None:
     """Clients of 8 and of 7 rows, one after the other in the same memory, in one batch each."""
     experiment = with_clients(
-        small_experiment("fedavg", {"local.batch": 8, "local.epochs": 1, "data.partition": "iid"}),
+        small_experiment(
+            "fedavg", {"local.batch_size": 8, "local.epochs": 1, "data.partition": "iid"}
+        ),
         [8, 7],
     )
     engine = assert_recorded_equals_loop(experiment, stack=1)
     assert len(engine.recordings) == 1
     seen = engine.recordings[0].ids[0, 0].tolist()
-    assert sorted(seen[:7]) == sorted(experiment.task.population.at(0).train.of(1))
+    assert sorted(seen[:7]) == sorted(experiment.task.population.at(0).train.for_client(1))
     assert seen[7] == seen[0]

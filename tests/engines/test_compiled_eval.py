@@ -25,14 +25,14 @@ def test_it_says_the_same(compiled: bool, rows: int) -> None:
     assert isinstance(quick, CompiledEvalModel)
     for some in (x, x[:0]):
         for mine, plain in zip(
-            quick.judge_rows(model.initial, some),
-            model.judge_rows(model.initial, some),
+            quick.predict(model.initial, some),
+            model.predict(model.initial, some),
             strict=True,
         ):
             torch.testing.assert_close(mine, plain)
-    assert None not in quick.written.values()
+    assert None not in quick.traced.values()
     # a single row would be filled up with 49 more
-    assert bool(quick.written) == (compiled and rows > 1)
+    assert bool(quick.traced) == (compiled and rows > 1)
     assert problems == []
 
 
@@ -54,10 +54,10 @@ def test_what_cannot_be_compiled_is_called_as_it_is() -> None:
     quick = compile_for_eval(model, True, problems)
     assert isinstance(quick, CompiledEvalModel)
     assert torch.equal(
-        quick.judge_rows(model.initial, x).logits, model.judge_rows(model.initial, x).logits
+        quick.predict(model.initial, x).logits, model.predict(model.initial, x).logits
     )
-    assert list(quick.written.values()) == [None]
-    quick.judge_rows(model.initial, x)
+    assert list(quick.traced.values()) == [None]
+    quick.predict(model.initial, x)
     (problem,) = problems  # said once
     assert problem.startswith("what looks at rows could not be compiled (")
 
@@ -73,5 +73,5 @@ def test_rows_that_influence_each_other_are_not_cut_into_pieces() -> None:
     model = functionalize(network, x, 2)
     quick = compile_for_eval(model, True, [])
     torch.testing.assert_close(
-        quick.judge_rows(model.initial, x).logits, model.judge_rows(model.initial, x).logits
+        quick.predict(model.initial, x).logits, model.predict(model.initial, x).logits
     )

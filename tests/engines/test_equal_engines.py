@@ -159,8 +159,8 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], nn.Module] | None]] = {
     "two epochs": ({"local.epochs": 2}, None),
     "steps instead of epochs": ({"local.steps": 5}, None),
     "drop_last": ({"local.drop_last": True}, None),
-    "a batch larger than any client": ({"local.batch": 50}, None),
-    "batches of one": ({"local.batch": 1, "clients.sample": 3}, None),
+    "a batch larger than any client": ({"local.batch_size": 50}, None),
+    "batches of one": ({"local.batch_size": 1, "clients.sample": 3}, None),
     "nesterov": (
         {"local.optimizer": "sgd(lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=true)"},
         None,
@@ -236,17 +236,17 @@ def with_clients(experiment: BuiltExperiment, *steps: list[int]) -> BuiltExperim
         parts = np.split(rows, np.cumsum(sizes)[:-1])
         holdings.append(
             ClientData(
-                ClientRows.join(parts),
-                ClientRows.join([part[:1] for part in parts]),
+                ClientRows.concat(parts),
+                ClientRows.concat([part[:1] for part in parts]),
                 np.zeros(len(parts), np.int64),
             )
         )
-    world = replace(experiment.task.world, clients=len(steps[0]))
+    world = replace(experiment.task.info, num_clients=len(steps[0]))
     population = replace(experiment.task.population, steps=tuple(holdings))
     return replace(
         experiment,
         cohort_size=len(steps[0]),
-        task=replace(experiment.task, population=population, world=world),
+        task=replace(experiment.task, population=population, info=world),
     )
 
 
@@ -262,7 +262,7 @@ def test_any_sizes_in_any_stack(
     sizes: list[int], batch: int, length: dict[str, int], drop_last: bool, stack: int
 ) -> None:
     changes = length | {
-        "local.batch": batch,
+        "local.batch_size": batch,
         "local.drop_last": drop_last,
         "model": "mlp(hidden='')",
         "data.partition": "iid",
@@ -278,14 +278,14 @@ def test_any_sizes_in_any_stack(
 def test_a_later_time_step_has_its_own_rows(name: str) -> None:
     experiment = with_clients(small_experiment(EVERYTHING), [9, 2, 4], [1, 8, 6])
     job = make_work(experiment, first_state(experiment), 1)._replace(
-        time_step=1, facts=experiment.facts(np.arange(3), 1)
+        time_step=1, stats=experiment.client_stats(np.arange(3), 1)
     )
     with closing(MAKERS[name](experiment.task)) as engine:
         reply, wanted = (
-            Reply.join(sorted(e.train(job), key=lambda r: int(r.client[0])))
+            Reply.concat(sorted(e.train(job), key=lambda r: int(r.client[0])))
             for e in (engine, SequentialEngine(experiment.task))
         )
-        reply = reply.pick(torch.argsort(reply.client))
+        reply = reply.select(torch.argsort(reply.client))
         assert reply.weight.tolist() == [1, 8, 6]
         assert max_rel_diff(reply._asdict(), wanted._asdict())[1] <= TOLERANCE
         models = with_client_models(job).start
@@ -328,7 +328,10 @@ def test_where_the_buffers_go(buffers: str) -> None:
     state = assert_equal_engines(experiment)
     first = experiment.task.model.initial.buffers
     moved = max_rel_diff(state.server.model.buffers, first)[1] > 0
-    kept = [max_rel_diff(own["personal"]["buffers"], first)[1] > 0 for own in state.own.values()]
+    kept = [
+        max_rel_diff(own["personal"]["buffers"], first)[1] > 0
+        for own in state.client_states.values()
+    ]
     assert (moved, bool(kept) and all(kept)) == {
         "average": (True, False),
         "local": (False, True),
@@ -339,12 +342,12 @@ def test_where_the_buffers_go(buffers: str) -> None:
 # ---------------------------------------------------------------------------- the engine's contract
 
 
-@pytest.mark.parametrize("name", ["loop", *MAKERS])
+@pytest.mark.parametrize("name", ["sequential", *MAKERS])
 def test_every_engine_keeps_the_contract(name: str) -> None:
     """Equal to loop in training (also from starts of their own) and in scoring (one model and many,
     every split, groups by owner), inputs untouched, and a client's reply is the same in any cohort.
     """
-    check_engine(SequentialEngine if name == "loop" else MAKERS[name])
+    check_engine(SequentialEngine if name == "sequential" else MAKERS[name])
 
 
 def test_loop_is_bitwise_the_same_in_any_cohort() -> None:
@@ -357,7 +360,7 @@ def test_loop_is_bitwise_the_same_in_any_cohort() -> None:
         assert max_rel_diff(reply._asdict(), whole[int(reply.client)]._asdict()) == ("", 0.0)
 
 
-@pytest.mark.parametrize("name", ["loop", "stacked-3", "processes"])
+@pytest.mark.parametrize("name", ["sequential", "stacked-3", "processes"])
 def test_scores_by_hand(name: str) -> None:
     """Against the module itself, row by row, for two models, by owner, over more rows than a
     model sees at once.
@@ -373,9 +376,11 @@ def test_scores_by_hand(name: str) -> None:
     models = with_client_models(make_work(experiment, first_state(experiment), 1)).start
     split = {
         "test": [torch.arange(700)],
-        "valid": [torch.from_numpy(task.population.at(0).valid.of(owner)) for owner in (1, 0)],
+        "valid": [
+            torch.from_numpy(task.population.at(0).valid.for_client(owner)) for owner in (1, 0)
+        ],
     }
-    with closing(SequentialEngine(task) if name == "loop" else MAKERS[name](task)) as engine:
+    with closing(SequentialEngine(task) if name == "sequential" else MAKERS[name](task)) as engine:
         for kind, groups in split.items():
             scores = engine.score(models, kind, np.array([1, 0]))
             assert scores.confusion.shape == (2, len(groups), 4, 4)
@@ -397,13 +402,13 @@ def test_scores_by_hand(name: str) -> None:
                     )
 
 
-@pytest.mark.parametrize("engine", ["auto", "stacked"])
+@pytest.mark.parametrize("engine", ["auto", "vectorized"])
 def test_a_net_that_cannot_be_stacked_is_left_to_loop(engine: str, tmp_path: Path) -> None:
     """auto takes another engine, an explicit stacked is refused with the cure."""
     module = net(nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5)), features=5)
-    spec = small_experiment("fedavg", {"engine": engine, "rounds": 1}, module=module).spec
+    spec = small_experiment("fedavg", {"engine": engine, "rounds": 1}, module=module).config
     if engine == "auto":
-        assert start_run(spec, tmp_path / "run", module=module).spec.engine == "loop"
+        assert start_run(spec, tmp_path / "run", module=module).config.engine == "sequential"
     else:
-        with pytest.raises(InputError, match="engine=loop"):
+        with pytest.raises(InputError, match="engine=sequential"):
             start_run(spec, tmp_path / "run", module=module)

@@ -104,16 +104,18 @@ def test_where_a_network_is_cut(
     model = pure(lambda: Net(middle() if middle else None))
     split = cut(model, trained, ROWS)
     assert split is not None
-    assert names_in(split.rear.trainer) == rear
-    assert not names_in(split.front.judge) & rear
+    assert names_in(split.trainable_suffix.train_module) == rear
+    assert not names_in(split.frozen_prefix.eval_module) & rear
     key = torch.tensor(5)
     whole, _ = model.apply(*model.initial, ROWS, key)
-    params, buffers = (split.rear_of(tree) for tree in model.initial)
-    pieces, _ = split.rear.apply(params, buffers, split.look(model.initial, ROWS), key)
+    params, buffers = (split.suffix_params(tree) for tree in model.initial)
+    pieces, _ = split.trainable_suffix.apply(
+        params, buffers, split.features(model.initial, ROWS), key
+    )
     assert torch.allclose(pieces.logits, whole.logits, atol=1e-14)
     # the tap at the head was carried over
     assert torch.allclose(pieces.features, whole.features, atol=1e-14)
-    assert split.width == 8 * split.look(model.initial, ROWS)[0].numel()
+    assert split.width == 8 * split.features(model.initial, ROWS)[0].numel()
 
 
 @pytest.mark.parametrize(
@@ -150,12 +152,12 @@ def test_who_looks_at_the_inputs() -> None:
     assert looks("fedreg")
     assert looks("centralized")
     assert looks(
-        Part("curious", terms=(lambda out, batch, lent, ctx: batch.x.flatten(1).sum(dim=1),))
+        Part("curious", loss_terms=(lambda out, batch, lent, ctx: batch.x.flatten(1).sum(dim=1),))
     )
     assert looks(
         Part(
             "stranger",
-            base=lambda out, batch, ctx: out.logits.sum(dim=1) * batch.x.flatten(1).sum(dim=1),
+            loss=lambda out, batch, ctx: out.logits.sum(dim=1) * batch.x.flatten(1).sum(dim=1),
         )
     )
 
@@ -186,10 +188,10 @@ def test_the_numbers_are_the_same(middle: Callable[[], nn.Module] | None) -> Non
 @pytest.mark.parametrize(
     "make",
     [
-        lambda task: FastSequentialEngine(task, "graph"),
-        lambda task: VectorizedEngine(task, 4, "graph"),
+        lambda task: FastSequentialEngine(task, "captured"),
+        lambda task: VectorizedEngine(task, 4, "captured"),
     ],
-    ids=["loop", "stack"],
+    ids=["sequential", "stack"],
 )
 def test_the_numbers_are_the_same_where_steps_are_written_down(
     make: Callable[[TrainingTask], FastSequentialEngine | VectorizedEngine],
@@ -201,7 +203,7 @@ def test_the_numbers_are_the_same_where_steps_are_written_down(
     engine = make(experiment.task)
     state, _ = run_rounds(experiment, engine, 2)
     assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
-    assert engine.fallback == ""
+    assert engine.degraded_reason == ""
 
 
 def test_a_stack_s_recording_serves_rounds_of_fewer_and_smaller_clients() -> None:
@@ -211,18 +213,18 @@ def test_a_stack_s_recording_serves_rounds_of_fewer_and_smaller_clients() -> Non
     changes = IMAGES | {"data.partition": "quantity(power=0.3, minimum=1)"}
     experiment = small_experiment(tuning(TWO_PHASES), changes, module=init_module(Net, Key(0)))
     job = make_work(experiment, first_state(experiment), 1)
-    engine, task = VectorizedEngine(experiment.task, 6, "graph"), experiment.task
+    engine, task = VectorizedEngine(experiment.task, 6, "captured"), experiment.task
     for places in ([0, 1, 2, 3, 4, 5], [1, 2, 4], [3, 5], [0, 5]):
         some = pick_clients(job, places)
         mine, wanted = (
-            Reply.join(list(each.train(some))) for each in (engine, SequentialEngine(task))
+            Reply.concat(list(each.train(some))) for each in (engine, SequentialEngine(task))
         )
-        mine = mine.pick(torch.argsort(mine.client))
+        mine = mine.select(torch.argsort(mine.client))
         assert (
-            max_rel_diff(mine._asdict(), wanted.pick(torch.argsort(wanted.client))._asdict())[1]
+            max_rel_diff(mine._asdict(), wanted.select(torch.argsort(wanted.client))._asdict())[1]
             <= TOLERANCE
         )
-    assert engine.fallback == ""
+    assert engine.degraded_reason == ""
     assert [recording.behind for recording in engine.recordings] == [False, True] * 2
 
 
@@ -238,7 +240,7 @@ def test_a_stack_is_not_cut_where_its_steps_see_fewer_rows_than_its_fronts_would
             IMAGES | {"data.partition": partition},
             module=init_module(Net, Key(0)),
         )
-        engine = VectorizedEngine(experiment.task, 6, "graph")
+        engine = VectorizedEngine(experiment.task, 6, "captured")
         list(engine.train(make_work(experiment, first_state(experiment), 1)))
         return engine.recordings[0].behind
 
@@ -283,7 +285,7 @@ def test_the_front_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     changes = IMAGES | {"data.partition": "dirichlet(alpha=0.5, samples=8)", "data.validation": 0.0}
     experiment = small_experiment(tuning(phases), changes, module=init_module(Net, Key(0)))
     job = make_work(experiment, first_state(experiment), 1)
-    one = job._replace(clients=job.clients[:1], facts=experiment.facts(job.clients[:1], 0))
+    one = job._replace(clients=job.clients[:1], stats=experiment.client_stats(job.clients[:1], 0))
     tuned, stack = FastSequentialEngine(experiment.task), VectorizedEngine(experiment.task, 1)
     for engine in (tuned, stack):
         # where the network can be cut is found once, by looking at a few rows
@@ -322,11 +324,11 @@ def test_no_room_for_activations(monkeypatch: pytest.MonkeyPatch) -> None:
             FastSequentialEngine(experiment.task),
             VectorizedEngine(experiment.task, 4),
         )
-        replies = (Reply.join(list(engine.train(job))) for engine in engines)
-        return [reply.pick(torch.argsort(reply.client)) for reply in replies]
+        replies = (Reply.concat(list(engine.train(job))) for engine in engines)
+        return [reply.select(torch.argsort(reply.client)) for reply in replies]
 
     with_room = train()
-    monkeypatch.setattr("remanence.engines.sequential_fast.ROOM", 0)
-    monkeypatch.setattr("remanence.engines.vectorized.ROOM", {"cpu": 0})
+    monkeypatch.setattr("remanence.engines.sequential_fast.CACHE_BYTES", 0)
+    monkeypatch.setattr("remanence.engines.vectorized.CACHE_BYTES", {"cpu": 0})
     for reply in [*with_room, *train()]:
         assert max_rel_diff(reply._asdict(), with_room[0]._asdict())[1] <= TOLERANCE

@@ -63,7 +63,7 @@ def models_of(experiment: BuiltExperiment) -> ModelState:
 
 def on_a_gpu(experiment: BuiltExperiment, steps: str = "eager") -> VectorizedEngine:
     engine = VectorizedEngine(experiment.task, 64, steps)
-    engine.cuda = engine.ours = True
+    engine.cuda = engine.use_kernels = True
     return engine
 
 
@@ -74,14 +74,14 @@ def watch(
 ) -> list[int]:
     """-> how many rows each look of a single model is at"""
     seen: list[int] = []
-    judge = type(engine.quick).judge_rows
+    judge = type(engine.quick).predict
 
     def spy(model: object, values: ModelState, x: Tensor) -> Output:
         before(len(x))
         seen.append(len(x))
         return judge(model, values, x)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(type(engine.quick), "judge_rows", spy)
+    monkeypatch.setattr(type(engine.quick), "predict", spy)
     return seen
 
 
@@ -100,10 +100,13 @@ def test_scores_and_answers_are_the_loops(
     torch.testing.assert_close(ours.loss, plain.loss, rtol=1e-12, atol=1e-12)
     public = experiment.task.public
     torch.testing.assert_close(
-        engine.judge(models, public), loop.judge(models, public), rtol=1e-12, atol=1e-12
+        engine.predict_logits(models, public),
+        loop.predict_logits(models, public),
+        rtol=1e-12,
+        atol=1e-12,
     )
     assert seen == [len(experiment.task.test.y)] * MODELS + [len(public)] * MODELS
-    assert engine.fallback == ""
+    assert engine.degraded_reason == ""
 
 
 def test_few_rows_are_looked_at_together(
@@ -115,8 +118,8 @@ def test_few_rows_are_looked_at_together(
     # its kernels have tests of their own
     monkeypatch.setattr(vectorized, "with_convolutions", lambda judge: judge)
     torch.testing.assert_close(
-        engine.judge(models, few),
-        SequentialEngine(experiment.task).judge(models, few),
+        engine.predict_logits(models, few),
+        SequentialEngine(experiment.task).predict_logits(models, few),
         rtol=1e-12,
         atol=1e-12,
     )
@@ -138,18 +141,18 @@ def test_kernels_that_fail(experiment: BuiltExperiment, monkeypatch: pytest.Monk
     monkeypatch.setattr(vectorized, "with_convolutions", broken)
     for _ in range(2):
         torch.testing.assert_close(
-            engine.judge(models, few),
-            SequentialEngine(experiment.task).judge(models, few),
+            engine.predict_logits(models, few),
+            SequentialEngine(experiment.task).predict_logits(models, few),
             rtol=1e-12,
             atol=1e-12,
         )
     assert torch.equal(engine._map(torch.square, (0,))(torch.arange(3)), torch.tensor([0, 1, 4]))
-    assert engine.fallback == "convolutions are left to torch (no C compiler)"
+    assert engine.degraded_reason == "convolutions are left to torch (no C compiler)"
     other = on_a_gpu(experiment)
     with pytest.raises(ZeroDivisionError):
         other._by_our_kernels(lambda: 1 // 0)()
-    assert other.ours
-    assert other.fallback == ""
+    assert other.use_kernels
+    assert other.degraded_reason == ""
 
 
 def test_a_network_that_views_images_as_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +173,7 @@ def test_a_network_that_views_images_as_rows(monkeypatch: pytest.MonkeyPatch) ->
             each.score(models, "test") for each in (engine, SequentialEngine(experiment.task))
         )
         assert torch.equal(ours.confusion, plain.confusion)
-        assert engine.fallback == ""
+        assert engine.degraded_reason == ""
 
 
 def test_memory_that_does_not_suffice(
@@ -191,4 +194,4 @@ def test_memory_that_does_not_suffice(
     )
     assert set(seen) == {10}
     assert engine.quick.rows == engine.score_rows == 10  # type: ignore[attr-defined]
-    assert engine.fallback == ""
+    assert engine.degraded_reason == ""

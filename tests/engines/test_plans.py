@@ -22,7 +22,7 @@ from remanence.testing.toy_task import small_experiment
 )
 def test_plans(sizes: list[int], batch: int, length: tuple[int, int], drop_last: bool) -> None:
     epochs, steps = length
-    each = [Key(3).fold("client", number) for number in range(len(sizes))]
+    each = [Key(3).fold_in("client", number) for number in range(len(sizes))]
     values = np.array([key.value for key in each], dtype=np.uint64)
     rows, widths = plan_batches_many(values, np.array(sizes), batch, epochs, steps, drop_last)
     for number, (key, size) in enumerate(zip(each, sizes, strict=True)):
@@ -32,7 +32,7 @@ def test_plans(sizes: list[int], batch: int, length: tuple[int, int], drop_last:
         assert np.array_equal(
             rows[number, :mine, wide:], np.repeat(plan.rows[:, :1], rows.shape[2] - wide, axis=1)
         )
-        assert np.array_equal(widths[number, :mine], plan.widths)
+        assert np.array_equal(widths[number, :mine], plan.batch_sizes)
         assert not widths[number, mine:].any()
     assert rows.shape == (len(sizes), max(np.count_nonzero(widths, axis=1)), min(batch, max(sizes)))
 
@@ -45,18 +45,18 @@ def test_plans(sizes: list[int], batch: int, length: tuple[int, int], drop_last:
 def test_keys(seed: int, numbers: list[int], word: str) -> None:
     folded = fold_in_batch(Key(seed), word, np.array(numbers), 3)
     assert folded.dtype == np.uint64
-    assert folded.tolist() == [Key(seed).fold(word, number, 3).value for number in numbers]
+    assert folded.tolist() == [Key(seed).fold_in(word, number, 3).value for number in numbers]
 
 
 @given(count=st.integers(0, 20))
 def test_orders(count: int) -> None:
-    each = [Key(1).fold(number) for number in range(3)]
+    each = [Key(1).fold_in(number) for number in range(3)]
     orders = permutations(np.array([key.value for key in each], dtype=np.uint64), count)
     assert orders.tolist() == [key.permutation(count).tolist() for key in each]
 
 
 def test_keys_of_a_phase_and_its_steps() -> None:
-    """What a stack folds on the host is what `loop` folds client by client."""
+    """What a stack folds on the host is what `sequential` folds client by client."""
     experiment = small_experiment("fedavg")
     task, job = experiment.task, make_work(experiment, first_state(experiment), 1)
     values = base.phase_keys(base.client_keys(job, job.clients), 1)

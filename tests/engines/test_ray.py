@@ -1,4 +1,4 @@
-"""The engine `ray` equals `loop`, and workers and nodes that die, hang or fail cost a retry and
+"""The engine `ray` equals `sequential`, and workers and nodes that die, hang or fail cost a retry and
 nothing else.
 
 One cluster of two nodes serves all tests, and so do its two workers, one on each node: an engine of
@@ -89,7 +89,7 @@ def cluster() -> Iterator[Any]:
     before = signal.getsignal(signal.SIGTERM)
     ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
     signal.signal(signal.SIGTERM, before)
-    standing = RayEngine(small_experiment("fedavg").task, 2, inner="loop")
+    standing = RayEngine(small_experiment("fedavg").task, 2, inner="sequential")
     wait_for_workers(standing)
     yield nodes
     standing.close()
@@ -117,7 +117,7 @@ def wait_for_workers(engine: RayEngine) -> list[int]:
     """
     crew = engine.assemble()
     while any(member.starting is not None for member in crew.members):
-        list(crew.carry([ActorRequest("ready", ())]))
+        list(crew.map_unordered([ActorRequest("ready", ())]))
         time.sleep(0.1)
     processes: list[int] = ray.get(
         [member.actor.ready.remote() for member in engine.assemble().members]
@@ -128,11 +128,11 @@ def wait_for_workers(engine: RayEngine) -> list[int]:
 # ------------------------------------------------------------------------------ equal to the oracle
 
 METHODS = {
-    "fedavg": "stacked",
-    "scaffold+wsm": "loop",
-    "flashback": "stacked",
-    "fedwavg": "loop",
-    "hast": "stacked",
+    "fedavg": "vectorized",
+    "scaffold+wsm": "sequential",
+    "flashback": "vectorized",
+    "fedwavg": "sequential",
+    "hast": "vectorized",
 }
 
 
@@ -153,12 +153,12 @@ def test_the_same_as_loop_on_two_nodes(
 
 def test_the_same_while_the_data_drift(cluster: Any) -> None:
     experiment = drifting_experiment(fast_config("hast"), 2)
-    with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
+    with closing(RayEngine(experiment.task, 2, inner="sequential")) as engine:
         assert_equals_loop(experiment, engine)
 
 
 def test_the_contract_of_engines(cluster: Any) -> None:
-    check_engine(lambda task: RayEngine(task, 2, inner="loop"))
+    check_engine(lambda task: RayEngine(task, 2, inner="sequential"))
 
 
 def test_one_worker_for_each_core_of_the_cluster(cluster: Any) -> None:
@@ -179,8 +179,8 @@ def test_two_engines_of_a_run_share_their_workers(cluster: Any) -> None:
     """
     training, tuning = small_experiment("scaffold", WHOLE), small_experiment("fedavg", WHOLE)
     first, second = (
-        RayEngine(training.task, 2, inner="loop"),
-        RayEngine(tuning.task, 2, inner="stacked"),
+        RayEngine(training.task, 2, inner="sequential"),
+        RayEngine(tuning.task, 2, inner="vectorized"),
     )
     with closing(second):
         with closing(first):
@@ -223,9 +223,9 @@ def mishap(armed: Path, client: int, *, kind: str) -> Part:
             elif kind.endswith("hung"):
                 time.sleep(600)
             raise ValueError("the part's own mistake")
-        return {"visits": ctx.own["visits"] + 1}, {}
+        return {"visits": ctx.client_state["visits"] + 1}, {}
 
-    return Part("mishap", own=own, before=before)
+    return Part("mishap", client_state=own, on_client_start=before)
 
 
 def test_a_node_that_dies_moves_its_work(cluster: Any) -> None:
@@ -235,7 +235,7 @@ def test_a_node_that_dies_moves_its_work(cluster: Any) -> None:
     experiment = small_experiment("scaffold", WHOLE)
     node = next(node for node in cluster.list_all_nodes() if node is not cluster.head_node)
     oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
-    with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
+    with closing(RayEngine(experiment.task, 2, inner="sequential")) as engine:
         wait_for_workers(engine)
         before = len(engine.assemble().losses)
         train, rounds = engine.train, []
@@ -266,14 +266,14 @@ def test_a_worker_lost_in_a_round_costs_a_retry(kind: str, cluster: Any, tmp_pat
     oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     armed.touch()
     patience = {"timeout": 10.0} if kind == "once hung" else {}
-    with closing(RayEngine(experiment.task, 2, inner="loop", **patience)) as engine:
+    with closing(RayEngine(experiment.task, 2, inner="sequential", **patience)) as engine:
         wait_for_workers(engine)  # starting may take longer than that on a busy machine
         before = len(engine.assemble().losses)
         state, _ = run_rounds(experiment, engine, 2)
         losses = engine.assemble().losses[before:]
     assert not armed.exists()
     assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
-    assert [int(state.own[client]["mishap"]["visits"]) for client in range(6)] == [2] * 6
+    assert [int(state.client_states[client]["mishap"]["visits"]) for client in range(6)] == [2] * 6
     assert losses
     assert "another does its work" in losses[0]
     assert ("did not answer in 10 s" in losses[0]) == (kind == "once hung")
@@ -288,7 +288,7 @@ def test_work_that_kills_every_worker_ends_the_run(cluster: Any, tmp_path: Path)
         r"the same work was lost 2 times .* go on with remanence resume",
     )
     with (
-        closing(RayEngine(experiment.task, 2, inner="loop", retries=1)) as engine,
+        closing(RayEngine(experiment.task, 2, inner="sequential", retries=1)) as engine,
         pytest.raises(RunFailed, match=words),
     ):
         list(engine.train(job))
@@ -298,7 +298,7 @@ def test_a_mistake_in_a_part_is_told_and_not_tried_again(cluster: Any, tmp_path:
     armed = tmp_path / "armed"
     armed.touch()
     experiment = small_experiment(mishap(armed, 0, kind="raised"), WHOLE)
-    with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
+    with closing(RayEngine(experiment.task, 2, inner="sequential")) as engine:
         before = len(engine.assemble().losses)
         with pytest.raises(RunFailed, match="the part's own mistake"):
             list(engine.train(make_work(experiment, first_state(experiment), 1)))
@@ -309,7 +309,7 @@ def test_models_lost_before_they_are_summed_are_trained_again(cluster: Any) -> N
     """Both workers die between the last reply and the sum, with the models they keep."""
     experiment = small_experiment("scaffold", WHOLE)
     oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
-    with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
+    with closing(RayEngine(experiment.task, 2, inner="sequential")) as engine:
         train, rounds = engine.train, []
 
         def train_and_lose_the_workers(job: Any) -> Iterator[Any]:
@@ -330,17 +330,17 @@ ALONE = """
 import os, signal, sys
 import ray
 from remanence.engines.ray.engine import RayEngine
-from remanence.rounds.loop import first_state, make_job
+from remanence.rounds.loop import first_state, make_work
 from remanence.testing.toy_task import small_experiment
 experiment = small_experiment("fedavg", {"local.steps": 1})
 signal.signal(signal.SIGTERM, lambda *_: None)
 mine = signal.getsignal(signal.SIGTERM)
 engine, another = RayEngine(experiment.task, 1), RayEngine(experiment.task, 1)
 assert not ray.is_initialized(), "nothing is started before there is something to do"
-replies = list(engine.train(make_job(experiment, first_state(experiment), 1)))
+replies = list(engine.train(make_work(experiment, first_state(experiment), 1)))
 assert signal.getsignal(signal.SIGTERM) is mine, "Ray took the handler that saves a run"
 print(ray.get_runtime_context().gcs_address, os.environ["RAY_USAGE_STATS_ENABLED"], len(replies))
-list(another.train(make_job(experiment, first_state(experiment), 1)))
+list(another.train(make_work(experiment, first_state(experiment), 1)))
 engine.close()
 assert ray.is_initialized(), "another engine still needs it"
 another.close()
@@ -417,7 +417,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"inner": "lop"}, "unknown inner engine of ray 'lop': did you mean loop"),
+        ({"inner": "lop"}, "unknown inner engine of ray 'lop.*(known|did you mean)"),
         ({"device": "cuda:1"}, "device must be cpu or cuda, not 'cuda:1'"),
         ({"timeout": -1}, "timeout=-1 and retries=3 must be at least 0"),
         ({"retries": -1}, "retries=-1"),
@@ -446,7 +446,12 @@ def test_settings_reach_the_engine() -> None:
         {},
         {
             f"ray.{name}": value
-            for name, value in {"address": "h:1", "inner": "loop", "cpus": 2, "retries": 1}.items()
+            for name, value in {
+                "address": "h:1",
+                "inner": "sequential",
+                "cpus": 2,
+                "retries": 1,
+            }.items()
         },
     )
     engine = make_engine(
@@ -462,7 +467,7 @@ def test_settings_reach_the_engine() -> None:
         engine.timeout,
     ) == (
         "h:1",
-        "loop",
+        "sequential",
         2.0,
         1,
         3,
@@ -503,7 +508,7 @@ def test_sums_travel_and_models_stay(
         method, WHOLE | {"record.every": 10, "rounds": 10}, module=wide_net()
     )
     model = pytree.nbytes(experiment.task.model.initial.params)
-    with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
+    with closing(RayEngine(experiment.task, 2, inner="sequential")) as engine:
         state, _ = run_rounds(experiment, engine, 1)
         # control variates: those that are sent, and those that are kept
         extras = 6 * 2 * model if method.startswith("scaffold") else 0
@@ -520,7 +525,7 @@ def test_a_crowd_is_put_once(cluster: Any) -> None:
     changes = {"clients.sample": 6, "local.steps": 1, "rounds": 10, "record.every": 10}
     experiment = small_experiment(fast_config("hast"), changes, module=wide_net())
     crowd = 6 * pytree.nbytes(experiment.task.model.initial.params)
-    with closing(RayEngine(experiment.task, 2, inner="loop")) as engine:
+    with closing(RayEngine(experiment.task, 2, inner="sequential")) as engine:
         state, _ = run_rounds(experiment, engine, 1)
         down, up = engine.traffic.down, engine.traffic.up
         with (
@@ -560,7 +565,7 @@ def test_what_cannot_be_pickled_is_refused_at_once() -> None:
     with pytest.raises(
         InputError, match=r"cannot be pickled \(cannot pickle '_thread.lock' object\)"
     ):
-        RayEngine(small_experiment(Part("locked", before=before)).task)
+        RayEngine(small_experiment(Part("locked", on_client_start=before)).task)
 
 
 def test_a_function_that_says_torch_and_classes_travels() -> None:
@@ -569,12 +574,13 @@ def test_a_function_that_says_torch_and_classes_travels() -> None:
     """
 
     def before(ctx: Context, lent: ClientOps) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {}, {"ones": torch.ones(ctx.world.classes)}
+        return {}, {"ones": torch.ones(ctx.info.num_classes)}
 
     task = receive_task(
-        send_task(small_experiment(Part("counted", before=before)).task), torch.device("cpu")
+        send_task(small_experiment(Part("counted", on_client_start=before)).task),
+        torch.device("cpu"),
     )
-    made = next(p for p in task.method.parts if p.name == "counted").before
+    made = next(p for p in task.method.parts if p.name == "counted").on_client_start
     assert made is not None
     assert made is not before
 
@@ -598,12 +604,16 @@ def test_a_task_travels_whole() -> None:
 def test_packed_and_unpacked() -> None:
     job = make_work(experiment := small_experiment("scaffold"), first_state(experiment), 1)
     there = pack(job)
-    assert not any(isinstance(leaf, torch.Tensor) for leaf in pytree.leaves(there.own))
+    assert not any(isinstance(leaf, torch.Tensor) for leaf in pytree.leaves(there.client_state))
     back = unpack(there, torch.device("cpu"))
     assert type(back) is type(job)
-    assert type(back.facts) is ClientStats
-    assert (back.key, back.rule, back.clients.tolist()) == (job.key, job.rule, job.clients.tolist())
-    assert max_rel_diff(back.own, job.own) == ("", 0.0)
+    assert type(back.stats) is ClientStats
+    assert (back.key, back.optimizer_hparams, back.clients.tolist()) == (
+        job.key,
+        job.optimizer_hparams,
+        job.clients.tolist(),
+    )
+    assert max_rel_diff(back.client_state, job.client_state) == ("", 0.0)
     assert back.clients is not job.clients
 
 
@@ -613,9 +623,9 @@ def test_the_inner_engine_is_what_is_fastest_there() -> None:
         "synthetic(samples=64, classes=4, shape='1x28x28', test=0.25)",
     )
     convolutions = small_experiment("fedavg", {"data.name": images, "model": "lenet"}).task
-    assert choose_inner(dense.task, "cpu") == "stacked"
-    assert choose_inner(convolutions, "cpu") == "loop"
-    assert choose_inner(convolutions, "cuda") == "stacked"
+    assert choose_inner(dense.task, "cpu") == "vectorized"
+    assert choose_inner(convolutions, "cpu") == "sequential"
+    assert choose_inner(convolutions, "cuda") == "vectorized"
 
 
 @given(work=st.lists(st.integers(0, 50), min_size=1, max_size=30), hands=st.integers(1, 8))

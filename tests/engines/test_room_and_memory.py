@@ -16,7 +16,7 @@ from remanence.engines.memory import MOST_ROWS, disable_malloc_trim, max_activat
 
 FAULTS = """
 import resource
-from remanence.engines.memory import keep_memory
+from remanence.engines.memory import disable_malloc_trim
 
 def count_faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -25,7 +25,7 @@ def count_faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 plain = count_faults()
-keep_memory()
+disable_malloc_trim()
 count_faults()  # the memory comes once
 print(plain, count_faults())
 """
@@ -58,7 +58,7 @@ def test_the_widest_activation_of_a_row() -> None:
         dtype=torch.float64,
     )
     assert max_activation_bytes(model, x) == max_activation_bytes(model, x[:1]) == 640
-    assert not any(layer._forward_hooks for layer in model.judge.modules())
+    assert not any(layer._forward_hooks for layer in model.eval_module.modules())
     narrow = functionalize(nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), x, 2, dtype=torch.float64)
     assert max_activation_bytes(narrow, x) == 128  # the row itself
 

@@ -1,5 +1,5 @@
 """The loop of a worker process: steps written down, client by client or in stacks, equal to
-`loop` at 1e-12 in float64.
+`sequential` at 1e-12 in float64.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def test_steps_written_down(method: str) -> None:
     """
     engine = assert_equals_loop(
         method,
-        {"local.schedule": "cosine", "rounds": 3, "local.batch": 8},
-        partial(FastSequentialEngine, steps="graph"),
+        {"local.schedule": "cosine", "rounds": 3, "local.batch_size": 8},
+        partial(FastSequentialEngine, steps="captured"),
     )
-    assert engine.fallback == ""
+    assert engine.degraded_reason == ""
     assert engine.traced
     for known in engine.traced.values():
         widths = {
@@ -86,24 +86,24 @@ def test_rows_that_mix_are_not_padded() -> None:
     engine = assert_equals_loop(
         "fedavg",
         EQUAL | {"local.epochs": 2},
-        partial(FastSequentialEngine, steps="graph"),
+        partial(FastSequentialEngine, steps="captured"),
         module=batch_norm_net(),
     )
     (known,) = engine.traced.values()
     assert len(known) == 2
-    assert engine.fallback == ""
+    assert engine.degraded_reason == ""
 
 
 def test_too_many_forms_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequential_fast, "FORMS", 1)
     engine = assert_equals_loop(
-        "fedavg", EQUAL, partial(FastSequentialEngine, steps="graph"), module=batch_norm_net()
+        "fedavg", EQUAL, partial(FastSequentialEngine, steps="captured"), module=batch_norm_net()
     )
     assert (
-        engine.fallback
+        engine.degraded_reason
         == "steps could not be written down (more than 1 different forms of arguments)"
     )
-    assert engine.steps == "eager"
+    assert engine.execution == "eager"
     assert not engine.traced
 
 
@@ -139,9 +139,9 @@ def test_all_steps_see_parameters_in_one_layout(
     engine = assert_equals_loop(
         "fedavg",
         IMAGES | {"local.optimizer": optimizer},
-        partial(FastSequentialEngine, steps="graph"),
+        partial(FastSequentialEngine, steps="captured"),
     )
-    assert engine.fallback == ""
+    assert engine.degraded_reason == ""
     (strides,) = seen
     assert len(strides) >= 2  # the filters of both layers, and with momentum theirs
 
@@ -151,7 +151,7 @@ def test_all_steps_see_parameters_in_one_layout(
 def test_compiled() -> None:
     """In the workers themselves, each of which compiles."""
     engine = assert_equals_loop("fedavg", {}, lambda task: ProcessEngine(task, 2, steps="compiled"))
-    assert engine.fallback == ""
+    assert engine.degraded_reason == ""
 
 
 # ------------------------------------------------------------------------------ a step written down
@@ -167,7 +167,7 @@ def one_step(steps: int = 2) -> tuple[TrainingTask, Any, list[Any]]:
     progress = init_train_state(task, grad_func, ctx.start.params, {}, {}, rows, ctx)
     plan = plan_batches(Key(3), len(rows.train), batch=2, steps=steps)
     moments = list(
-        loop.see_batches(task, ctx, rows.train[torch.from_numpy(plan.rows)], np.full(steps, 2))
+        loop.iter_batches(task, ctx, rows.train[torch.from_numpy(plan.rows)], np.full(steps, 2))
     )
     return (
         task,
@@ -189,7 +189,7 @@ def test_a_tensor_at_two_places_is_told_apart() -> None:
             wanted, {}, batch, arguments[3], arguments[4]._replace(step=number, key=key)
         )
         losses.append(loss)
-    found, seen = written.walk(arguments, moments)
+    found, seen = written.run_steps(arguments, moments)
     assert max_rel_diff(found._asdict(), wanted._asdict())[1] <= TOLERANCE
     assert [float(loss) for loss in seen] == pytest.approx(
         [float(loss) for loss in losses], abs=TOLERANCE
@@ -230,9 +230,9 @@ def test_a_worker_says_why_it_steps_plainly(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(sequential_fast, "TracedStep", refuse)  # before the fork
     engine = assert_equals_loop(
-        "fedavg", {}, lambda task: ProcessEngine(task, 2, steps="graph"), rounds=1
+        "fedavg", {}, lambda task: ProcessEngine(task, 2, steps="captured"), rounds=1
     )
-    assert engine.fallback == "steps could not be written down (no such operation)"
+    assert engine.degraded_reason == "steps could not be written down (no such operation)"
 
 
 def test_work_is_dealt_out() -> None:

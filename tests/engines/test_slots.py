@@ -51,7 +51,7 @@ def with_norms(method: Part | Method, **changes: Any) -> BuiltExperiment:
 def play_by_hand(experiment: BuiltExperiment) -> tuple[ClientWork, Reply, ServerResult]:
     state = first_state(experiment)
     job = make_work(experiment, state, 1)
-    replies = Reply.join(list(SequentialEngine(experiment.task).train(job)))
+    replies = Reply.concat(list(SequentialEngine(experiment.task).train(job)))
     return (
         job,
         replies,
@@ -61,7 +61,7 @@ def play_by_hand(experiment: BuiltExperiment) -> tuple[ClientWork, Reply, Server
             replies,
             1,
             job.key,
-            job.rule,
+            job.optimizer_hparams,
             SequentialEngine(experiment.task),
         ),
     )
@@ -73,11 +73,11 @@ def test_control_variates_are_remembered() -> None:
     """
     experiment = with_norms(control_variates())
     state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 3)
-    assert 4 < len(state.own) <= 6
+    assert 4 < len(state.client_states) <= 6
     mean = pytree.scale(
         pytree.map(
             lambda *c: torch.stack(c).sum(dim=0),
-            *(kept["control_variates"]["c"] for kept in state.own.values()),
+            *(kept["control_variates"]["c"] for kept in state.client_states.values()),
         ),
         1 / 6,
     )
@@ -100,12 +100,12 @@ def test_control_variates_of_plain_gradients_are_their_mean() -> None:
     for place, client in enumerate(job.clients.tolist()):
         plan, ids = (
             plan_phase(task, job, client, 0, task.phases[0]),
-            torch.from_numpy(task.population.at(0).train.of(client)),
+            torch.from_numpy(task.population.at(0).train.for_client(client)),
         )
         module = task.model.to_module(task.model.initial).train()
         total = {name: torch.zeros_like(value) for name, value in module.named_parameters()}
-        assert len(plan.widths) == 4
-        for positions, width in zip(plan.rows, plan.widths, strict=True):
+        assert len(plan.batch_sizes) == 4
+        for positions, width in zip(plan.rows, plan.batch_sizes, strict=True):
             rows = ids[positions[:width]]
             module.zero_grad()
             nn.functional.cross_entropy(
@@ -116,7 +116,7 @@ def test_control_variates_of_plain_gradients_are_their_mean() -> None:
                     assert value.grad is not None
                     total[name] += value.grad / 4
                     value -= 0.1 * value.grad
-        mine = pytree.take(replies.own["control_variates"]["c"], place)
+        mine = pytree.take(replies.client_state["control_variates"]["c"], place)
         assert (
             max_rel_diff(mine, {name: value.detach() for name, value in total.items()})[1] < 1e-13
         )
@@ -132,7 +132,7 @@ def test_weights_come_from_the_clients() -> None:
     module, rows = task.model.to_module(task.model.initial), task.population.at(0).train
     losses = []
     for client in job.clients.tolist():
-        ids = torch.from_numpy(rows.of(client))
+        ids = torch.from_numpy(rows.for_client(client))
         losses.append(
             nn.functional.cross_entropy(
                 module(task.train.inputs(ids)), task.train.labels(ids)
@@ -157,7 +157,7 @@ def test_refinement_is_plain_training_on_the_public_rows() -> None:
         task.model.to_module(task.model.initial),
     )
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.5)
-    plan = plan_batches(job.key.fold("server", "fit", "call", 0, "plan"), 8, 4, epochs=2)
+    plan = plan_batches(job.key.fold_in("server", "fit", "call", 0, "plan"), 8, 4, epochs=2)
     for positions in plan.rows:
         ids = task.public[torch.from_numpy(positions)]
         x, y = task.train.inputs(ids), task.train.labels(ids)
@@ -182,7 +182,7 @@ def test_a_frozen_head_keeps_its_bits_and_does_not_travel() -> None:
     (state, lines), (_, more) = (
         run_rounds(made, SequentialEngine(made.task), 2) for made in (experiment, whole)
     )
-    for name in experiment.task.world.head:
+    for name in experiment.task.info.head:
         assert torch.equal(
             state.server.model.params[name], experiment.task.model.initial.params[name]
         )
@@ -195,7 +195,7 @@ def test_personal_layers_stay_with_their_client() -> None:
     experiment = with_norms(own_norms())
     first = experiment.task.model.initial
     state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
-    world, model = experiment.task.world, state.server.model
+    world, model = experiment.task.info, state.server.model
     assert (world.norms, world.buffers) == (
         ("norm.weight", "norm.bias"),
         ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked"),
@@ -203,15 +203,17 @@ def test_personal_layers_stay_with_their_client() -> None:
     assert all(torch.equal(model.params[name], first.params[name]) for name in world.norms)
     assert all(torch.equal(model.buffers[name], first.buffers[name]) for name in world.buffers)
     for kind, name in (("params", "norm.weight"), ("buffers", "norm.running_mean")):
-        kept = [tuple(own["personal"][kind][name].tolist()) for own in state.own.values()]
+        kept = [tuple(own["personal"][kind][name].tolist()) for own in state.client_states.values()]
         assert len(set(kept)) == len(kept) >= 4
     # the next round starts from them: a learning rate that no weight can feel returns the weights
     # that were kept
-    job = make_work(experiment, state, 3)._replace(rule={**experiment.rule(3), "lr": 1e-300})
+    job = make_work(experiment, state, 3)._replace(
+        optimizer_hparams={**experiment.optimizer_hparams(3), "lr": 1e-300}
+    )
     for place, reply in enumerate(SequentialEngine(experiment.task).train(job)):
         assert torch.equal(
-            reply.own["personal"]["params"]["norm.weight"][0],
-            job.own["personal"]["params"]["norm.weight"][place],
+            reply.client_state["personal"]["params"]["norm.weight"][0],
+            job.client_state["personal"]["params"]["norm.weight"][place],
         )
         assert not {*reply.params, *reply.buffers} & {*world.norms, *world.buffers}
 
@@ -224,7 +226,7 @@ def test_a_phase_that_is_not_accepted_leaves_no_trace() -> None:
         with_norms(part) for part in (tuned_head(1e9), tuned_head(-1e9), fedprox(mu=0))
     )
     job = make_work(plain, first_state(plain), 1)
-    body = [name for name in plain.task.model.initial.params if name not in plain.task.world.head]
+    body = [name for name in plain.task.model.initial.params if name not in plain.task.info.head]
     for reverted, kept, one_phase in zip(
         *(SequentialEngine(made.task).train(job) for made in (never, always, plain)), strict=True
     ):
@@ -234,7 +236,7 @@ def test_a_phase_that_is_not_accepted_leaves_no_trace() -> None:
         ) == ("", 0.0)
         assert all(
             not torch.equal(kept.params[name], one_phase.params[name])
-            for name in plain.task.world.head
+            for name in plain.task.info.head
         )
 
 
@@ -253,7 +255,7 @@ def test_a_gradient_rule_by_hand() -> None:
     job, replies, _ = play_by_hand(experiment)
     task = experiment.task
     for place, client in enumerate(job.clients.tolist()):
-        ids = torch.from_numpy(task.population.at(0).train.of(client))[
+        ids = torch.from_numpy(task.population.at(0).train.for_client(client))[
             plan_phase(task, job, client, 0, task.phases[0]).rows[0]
         ]
         x, y = task.train.inputs(ids).requires_grad_(), task.train.labels(ids)
@@ -288,7 +290,9 @@ def test_transforms_run_by_stage_and_draw_from_the_key() -> None:
     moves = []
     for experiment in (noisy, again, quiet):
         job, replies, _ = play_by_hand(experiment)
-        moves.append([pytree.take(replies.delta(job.start), place) for place in range(replies.k)])
+        moves.append(
+            [pytree.take(replies.delta(job.start), place) for place in range(replies.num_clients)]
+        )
     for first, second, clipped in zip(*moves, strict=True):
         assert max_rel_diff(first, second) == ("", 0.0)
         # all gradients here are longer than the bound
@@ -317,7 +321,9 @@ def test_a_server_of_ones_own_by_hand() -> None:
 
 
 def test_what_is_sent_must_be_announced() -> None:
-    part = Part("secretive", after=lambda ctx, trained, lent: ({}, {"size": ctx.facts.size}))
+    part = Part(
+        "secretive", on_client_end=lambda ctx, trained, lent: ({}, {"size": ctx.stats.size})
+    )
     with pytest.raises(AssertionError, match=r"secretive with unequal clients.*not announced"):
         check_method(part)
 
@@ -325,8 +331,8 @@ def test_what_is_sent_must_be_announced() -> None:
 def test_what_is_kept_must_not_change_its_form() -> None:
     part = Part(
         "growing",
-        own=lambda *_: {"n": torch.zeros(1)},
-        after=lambda ctx, trained, lent: ({"n": torch.zeros(2)}, {}),
+        client_state=lambda *_: {"n": torch.zeros(1)},
+        on_client_end=lambda ctx, trained, lent: ({"n": torch.zeros(2)}, {}),
     )
     with pytest.raises(
         AssertionError, match=r"growing with unequal clients.*must not change its form"
@@ -338,29 +344,31 @@ def test_a_part_that_keeps_nothing_beside_one_that_does() -> None:
     """Newcomers and those who came before must fit into one stack."""
     counter = Part(
         "counter",
-        own=lambda *_: {"n": torch.zeros(())},
-        after=lambda ctx, *_: ({"n": ctx.own["n"] + 1}, {}),
+        client_state=lambda *_: {"n": torch.zeros(())},
+        on_client_end=lambda ctx, *_: ({"n": ctx.client_state["n"] + 1}, {}),
     )
     experiment = small_experiment(counter + loss_weighted(), {"clients.sample": 3})
     state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 4)
-    assert sum(int(kept["counter"]["n"]) for kept in state.own.values()) == 4 * 3
+    assert sum(int(kept["counter"]["n"]) for kept in state.client_states.values()) == 4 * 3
 
 
 def test_after_knows_how_many_steps_were_made() -> None:
     """6 examples at batch 4 for two epochs are 2 * 2 steps, and the second phase adds 2."""
     steps = Part(
         "steps",
-        own=lambda *_: {"n": torch.zeros((), dtype=torch.int64)},
-        after=lambda ctx, *_: ({"n": ctx.steps}, {}),
+        client_state=lambda *_: {"n": torch.zeros((), dtype=torch.int64)},
+        on_client_end=lambda ctx, *_: ({"n": ctx.steps}, {}),
     )
     experiment = small_experiment(steps + tuned_head(), EQUAL | {"local.epochs": 2})
     state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
-    assert {int(kept["steps"]["n"]) for kept in state.own.values()} == {6}
+    assert {int(kept["steps"]["n"]) for kept in state.client_states.values()} == {6}
 
 
 def test_weights_that_sum_to_nothing_do_no_harm() -> None:
     """The round is abandoned, the model stays."""
-    experiment = small_experiment(Part("silent", weigh=lambda replies, srv: replies.weight * 0))
+    experiment = small_experiment(
+        Part("silent", client_weights=lambda replies, srv: replies.weight * 0)
+    )
     state, lines = run_rounds(experiment, SequentialEngine(experiment.task), 1)
     assert lines[0]["abandoned"]
     assert max_rel_diff(state.server.model.params, experiment.task.model.initial.params) == (
@@ -372,7 +380,7 @@ def test_weights_that_sum_to_nothing_do_no_harm() -> None:
 def test_local_buffers_of_a_model_without_any_resume(tmp_path: Path) -> None:
     spec = small_experiment(
         "fedavg", {"local.buffers": "local", "clients.sample": 2, "rounds": 1}
-    ).spec
+    ).config
     start_run(spec, tmp_path / "run")
     assert resume_run(tmp_path / "run", rounds=5).finished
 
@@ -380,7 +388,7 @@ def test_local_buffers_of_a_model_without_any_resume(tmp_path: Path) -> None:
 def test_an_extended_run_still_asks_for_its_method(tmp_path: Path) -> None:
     """Else it would silently go on as something else."""
     method = as_method(fedprox(mu=5.0))
-    start_run(small_experiment(method, {"rounds": 1}).spec, tmp_path / "run", method=method)
+    start_run(small_experiment(method, {"rounds": 1}).config, tmp_path / "run", method=method)
     resume_run(tmp_path / "run", rounds=2, method=method)
     with pytest.raises(InputError, match="started from Python with its own method"):
         resume_run(tmp_path / "run", rounds=3)

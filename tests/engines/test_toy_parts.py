@@ -71,12 +71,16 @@ def test_every_toy_does_something(toy: str) -> None:
 
 @pytest.mark.parametrize(
     ("toy", "engine"),
-    [*((toy, "loop") for toy in TOYS), ("many at once", "stacked"), ("many at once", "processes")],
+    [
+        *((toy, "sequential") for toy in TOYS),
+        ("many at once", "vectorized"),
+        ("many at once", "processes"),
+    ],
 )
 def test_two_rounds_and_two_more_are_four(toy: str, engine: str, tmp_path: Path) -> None:
     """Bit by bit: the model, what server and clients keep, the metrics and the ledger."""
     method, module = as_method(TOYS[toy]()), batch_norm_net()
-    spec = with_norms(method, rounds=4, engine=engine, stack=2, workers=2).spec
+    spec = with_norms(method, rounds=4, engine=engine, stack_size=2, workers=2).config
     straight, broken = tmp_path / "straight", tmp_path / "broken"
     start_run(spec, straight, method=method, module=module)
     start_run(spec.model_copy(update={"rounds": 2}), broken, method=method, module=module)
@@ -88,7 +92,7 @@ def test_two_rounds_and_two_more_are_four(toy: str, engine: str, tmp_path: Path)
     # SHA-256 of the model and of what the server keeps
     assert manifests[0]["files"] == manifests[1]["files"]
     kept = [
-        {client: entry["sha256"] for client, entry in manifest["own"].items()}
+        {client: entry["sha256"] for client, entry in manifest["client_states"].items()}
         for manifest in manifests
     ]
     assert kept[0] == kept[1]

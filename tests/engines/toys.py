@@ -44,32 +44,36 @@ def control_variates() -> Part:
         return {"c": pytree.zeros_like(start.params)}
 
     def correct(grads: Params, params: Params, ctx: Context) -> Params:
-        return pytree.map(lambda g, c_i, c: g - c_i + c, grads, ctx.own["c"], ctx.shared["c"])
+        return pytree.map(
+            lambda g, c_i, c: g - c_i + c, grads, ctx.client_state["c"], ctx.broadcast["c"]
+        )
 
     def after(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
         def renew(c_i: Tensor, c: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            return c_i - c + (x - y) / ctx.steps / ctx.rule["lr"]
+            return c_i - c + (x - y) / ctx.steps / ctx.optimizer_hparams["lr"]
 
-        new = pytree.map(renew, ctx.own["c"], ctx.shared["c"], ctx.start.params, trained.params)
-        return {"c": new}, {"change": pytree.sub(new, ctx.own["c"])}
+        new = pytree.map(
+            renew, ctx.client_state["c"], ctx.broadcast["c"], ctx.start.params, trained.params
+        )
+        return {"c": new}, {"change": pytree.sub(new, ctx.client_state["c"])}
 
     def absorb(replies: Reply, srv: ServerContext) -> Tree:
-        change = replies.extras["control_variates"]["change"]
+        change = replies.payload["control_variates"]["change"]
         return {
             "c": pytree.map(
-                lambda c, d: c + d.sum(dim=0) / srv.world.clients, srv.state["c"], change
+                lambda c, d: c + d.sum(dim=0) / srv.info.num_clients, srv.state["c"], change
             )
         }
 
     return Part(
         "control_variates",
-        own=zeros,
-        server=zeros,
-        share=lambda srv: srv.state,
-        extras=lambda start, world: {"change": start.params},
+        client_state=zeros,
+        server_state=zeros,
+        broadcast=lambda srv: srv.state,
+        payload=lambda start, world: {"change": start.params},
         transforms=(Transform("correct", correct),),
-        after=after,
-        absorb=absorb,
+        on_client_end=after,
+        update_server_state=absorb,
     )
 
 
@@ -85,9 +89,9 @@ def loss_weighted() -> Part:
 
     return Part(
         "loss_weighted",
-        before=before,
-        extras=extras,
-        weigh=lambda replies, srv: replies.extras["loss_weighted"]["loss"],
+        on_client_start=before,
+        payload=extras,
+        client_weights=lambda replies, srv: replies.payload["loss_weighted"]["loss"],
     )
 
 
@@ -101,7 +105,7 @@ def refined() -> Part:
         lent: ServerOps,
         srv: ServerContext,
     ) -> ModelState:
-        said = lent.judge(
+        said = lent.predict_logits(
             ModelState(*(pytree.map(lambda x: x.unsqueeze(0), tree) for tree in previous))
         )[0]
         return lent.fit(merged, hold_near, {"said": said, "hold": srv.hyper["hold"]}, epochs=2)
@@ -111,7 +115,7 @@ def refined() -> Part:
             (out.logits - given["said"][place]) ** 2
         ).sum(dim=1)
 
-    return Part("refined", hyper={"hold": 0.1}, refine=refine, needs_public=True)
+    return Part("refined", hyper={"hold": 0.1}, server_train=refine, needs_public_data=True)
 
 
 def frozen_head() -> Part:
@@ -155,7 +159,7 @@ def close_to_start() -> Part:
             dim=1
         )
 
-    return Part("close_to_start", hyper={"strength": 0.05}, terms=(term,))
+    return Part("close_to_start", hyper={"strength": 0.05}, loss_terms=(term,))
 
 
 def look_ahead() -> Part:
@@ -164,7 +168,7 @@ def look_ahead() -> Part:
     """
 
     def gradient(params: Params, batch: Batch, lent: ClientOps, ctx: Context) -> Params:
-        ahead = pytree.axpy(-ctx.rule["lr"], lent.grad(params, batch), params)
+        ahead = pytree.axpy(-ctx.optimizer_hparams["lr"], lent.grad(params, batch), params)
         moved = batch.x + ctx.hyper["size"] * lent.grad(params, batch, wrt="inputs").sign()
         result: Params = lent.grad(ahead, batch._replace(x=moved))
         return result
@@ -180,7 +184,7 @@ def heavy_server() -> Part:
     def partial(weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
         return {
             "sum": pytree.map(lambda d: d.sum(dim=0), replies.delta(srv.start)),
-            "count": torch.tensor(float(replies.k), dtype=srv.world.dtype),
+            "count": torch.tensor(float(replies.num_clients), dtype=srv.info.dtype),
         }
 
     def finish(total: Tree, srv: ServerContext) -> Params:
@@ -198,9 +202,9 @@ def heavy_server() -> Part:
     return Part(
         "heavy_server",
         hyper={"momentum": 0.5},
-        server=server,
-        combine=Aggregate(partial, finish),
-        apply=apply,
+        server_state=server,
+        aggregate=Aggregate(partial, finish),
+        server_update=apply,
     )
 
 
@@ -210,7 +214,7 @@ def signed() -> Part:
     def step(params: Params, grads: Params, slots: Tree, ctx: Context) -> tuple[Params, Tree]:
         count = slots["count"] + 1
         return pytree.map(
-            lambda w, g: w - ctx.rule["lr"] / count * torch.tanh(10 * g), params, grads
+            lambda w, g: w - ctx.optimizer_hparams["lr"] / count * torch.tanh(10 * g), params, grads
         ), {"count": count}
 
     def init(params: Params) -> Tree:

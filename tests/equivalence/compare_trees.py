@@ -27,8 +27,25 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 DRIVER = "tests/equivalence/final_states.py"
 
-# A word between two slashes or dots of a tensor's name, in the base -> in this tree.
-RENAMED: dict[str, str] = {"centralised": "centralized"}
+# Names of tensors in the base -> in this tree, as patterns. First the rules for states, then those for
+# metrics, whose names begin with "metrics/".
+STATES: tuple[tuple[str, str], ...] = (
+    (r"/centralised/", "/centralized/"),
+    (r"^own/", "client_states/"),
+    (r"/reply/own/", "/reply/client_state/"),
+    (r"/reply/extras/", "/reply/payload/"),
+    (r"^others/", "extra_servers/"),
+    (r"^uses$", "model_of_client"),
+    (r"^assign/", "assignment_state/"),
+    (r"^late/", "stale/"),
+    (r"/began/", "/base_model/"),
+    (r"/due$", "/arrival_round"),
+    (r"^crowd/", "client_models/"),
+    (r"/waited$", "/rounds_since_best"),
+    (r"/stopped$", "/early_stopped"),
+    (r"/heard$", "/peer_counts"),
+)
+METRICS: tuple[tuple[str, str], ...] = ((r"/centralised\.", "/centralized."),)
 
 
 def run_jobs(tree: Path, out: Path, only: str) -> None:
@@ -47,7 +64,13 @@ def run_jobs(tree: Path, out: Path, only: str) -> None:
 
 def translate(name: str) -> str:
     """The name of a tensor of the base in the words of this tree."""
-    return "".join(RENAMED.get(word, word) for word in re.split(r"([/.])", name))
+    for pattern, new in METRICS if name.startswith("metrics/") else STATES:
+        name = re.sub(pattern, new, name)
+    return name
+
+
+def translate_job(name: str) -> str:
+    return name.replace("centralised", "centralized")
 
 
 def compare(old: Path, new: Path, tolerance: float) -> list[str]:
@@ -55,10 +78,7 @@ def compare(old: Path, new: Path, tolerance: float) -> list[str]:
     before, after = (
         {path.name: path for path in folder.glob("*.safetensors")} for folder in (old, new)
     )
-    before = {
-        "~".join(RENAMED.get(word, word) for word in name.split("~")): path
-        for name, path in before.items()
-    }
+    before = {translate_job(name): path for name, path in before.items()}
     found = [f"{name}: only in one of the two trees" for name in sorted(set(before) ^ set(after))]
     for job in sorted(set(before) & set(after)):
         left = {translate(name): value for name, value in load_file(before[job]).items()}
@@ -144,9 +164,7 @@ def _only(folder: Path, target: Path, text: str) -> Path:
     """The files of a cached folder whose jobs were run."""
     target.mkdir()
     for path in folder.glob("*.safetensors"):
-        if text.replace("/", "~") in "~".join(
-            RENAMED.get(word, word) for word in path.name.split("~")
-        ):
+        if text.replace("/", "~") in translate_job(path.name):
             (target / path.name).symlink_to(path)
     return target
 

@@ -54,7 +54,7 @@ DIGITS: dict[str, Any] = {
     "clients": 8,
     "sample": 4,
     "rounds": 3,
-    "batch": 16,
+    "batch_size": 16,
     "quiet": True,
 }
 DIGITS_SET: dict[str, Any] = {
@@ -136,13 +136,13 @@ def list_jobs() -> dict[str, Callable[[], Tensors]]:
         changes = IMAGES if name == "images" else {}
         method = "fedavg" if name == "images" else fast_config(name)
         jobs[f"traced/{name}"] = lambda method=method, changes=changes: play_small(
-            small_experiment(method, changes), lambda e: VectorizedEngine(e.task, 3, "graph")
+            small_experiment(method, changes), lambda e: VectorizedEngine(e.task, 3, "captured")
         )
         jobs[f"processes/{name}"] = lambda method=method, changes=changes: play_small(
             small_experiment(method, changes), lambda e: ProcessEngine(e.task, 2)
         )
-    for engine in ("loop", "stacked"):
-        public = {"sequential": "loop", "vectorized": "stacked"}
+    for engine in ("sequential", "vectorized"):
+        public = {"sequential": "sequential", "vectorized": "vectorized"}
         name = next(new for new, old in public.items() if old == engine)
         jobs[f"run/fedavg/{name}"] = lambda engine=engine: run_folder("fedavg", engine)
         jobs[f"run/hast-drift/{name}"] = lambda engine=engine: run_folder(
@@ -220,7 +220,7 @@ def run_sweep(engine: str) -> Tensors:
 
 def read_run(run: Run) -> Tensors:
     """Everything a finished run wrote down: the last state, the metrics and the ledger."""
-    state = CheckpointStore(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(
+    state = CheckpointStore(run.folder / CHECKPOINTS, fingerprint(run.config)).load(
         torch.device("cpu"), lambda _: None
     )
     assert state is not None

@@ -24,5 +24,5 @@ KNOWN = {
 @pytest.mark.parametrize("name", KNOWN)
 def test_final_weights_have_known_values(name: str) -> None:
     tensors = list_jobs()[name]()
-    weights = tensors.get("crowd/best/params/head.weight", tensors["params/head.weight"])
+    weights = tensors.get("client_models/best/params/head.weight", tensors["params/head.weight"])
     assert float(weights.double().abs().sum()) == pytest.approx(KNOWN[name], rel=0, abs=1e-10)

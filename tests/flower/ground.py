@@ -15,7 +15,7 @@ from remanence.config import Experiment, write_toml
 from remanence.flower.app_files import write_app
 from remanence.flower.processes import Federation
 
-PATIENCE = "arrival=90 answer=90 nudge=20 absence=100"
+PATIENCE = "join_timeout=90 reply_timeout=90 ping_after=20 gone_after=100"
 FAST = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "OMP_NUM_THREADS": "1"}
 
 

@@ -19,7 +19,7 @@ from remanence.flower.wire import WireMessage, from_bytes, to_bytes
 from remanence.results.run import Run
 from remanence.testing.toy_task import SMALL
 
-QUICK = Timeouts(arrival=1.0, answer=0.6, nudge=0.2, absence=0.3)
+QUICK = Timeouts(join_timeout=1.0, reply_timeout=0.6, ping_after=0.2, gone_after=0.3)
 EVERYTHING = {"code": True, "label_counts": True}
 
 
@@ -52,11 +52,11 @@ class Indoors:
                 self.ready[number] = Answer(number, reply)
         return number
 
-    def collect(self) -> list[Answer]:
+    def poll(self) -> list[Answer]:
         came, self.ready = list(self.ready.values()), {}
         return came
 
-    def forget(self, numbers: Iterable[str]) -> None:
+    def cancel(self, numbers: Iterable[str]) -> None:
         for number in numbers:
             self.ready.pop(number, None)
 

@@ -1,4 +1,4 @@
-"""Comparing a run of a federation with the same experiment on `loop`."""
+"""Comparing a run of a federation with the same experiment on `sequential`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from remanence.training.state import RunState
 
 
 def last_state(run: Run) -> RunState:
-    state = CheckpointStore(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(
+    state = CheckpointStore(run.folder / CHECKPOINTS, fingerprint(run.config)).load(
         torch.device("cpu"), print
     )
     assert state is not None
@@ -27,11 +27,11 @@ def assert_equals_loop(run: Run, spec: Experiment, folder: Path, tolerance: floa
     """The same models, the same state at the server, the same counts; what clients keep is not
     at the coordinator to be compared.
     """
-    oracle = start_run(spec.model_copy(update={"engine": "loop"}), folder / "loop")
+    oracle = start_run(spec.model_copy(update={"engine": "sequential"}), folder / "sequential")
     assert not [line for line in run.metrics if line["refused"] or line["abandoned"]]
     ours, theirs = (state_tree(last_state(r)) for r in (run, oracle))
     for tree in (ours, theirs):
-        del tree["own"]
+        del tree["client_states"]
     place, distance = max_rel_diff(ours, theirs)
     assert distance <= tolerance, f"flower differs from loop by {distance:.1e} at {place}"
     for mine, other in zip(run.metrics, oracle.metrics, strict=True):

@@ -1,4 +1,4 @@
-"""A federation equals `loop`, for every method: the coordinator's and the sites' code within
+"""A federation equals `sequential`, for every method: the coordinator's and the sites' code within
 one process, on the bytes that would travel.
 """
 
@@ -31,7 +31,7 @@ def three_sites(folder: Path) -> dict[int, Site]:
 
 @pytest.mark.parametrize("method", list(names_of_methods()))
 def test_every_method_equals_loop(method: str, tmp_path: Path) -> None:
-    public = {"data.public": 8} if any(p.needs_public for p in as_method(method).parts) else {}
+    public = {"data.public": 8} if any(p.needs_public_data for p in as_method(method).parts) else {}
     spec = small_spec(method, **public)
     assert_equals_loop(
         play_indoors(spec, Indoors(three_sites(tmp_path)), tmp_path / "flower"),
@@ -53,7 +53,7 @@ def test_single_precision_equals_loop(tmp_path: Path) -> None:
 
 def test_drift_on_shares_equals_loop(tmp_path: Path) -> None:
     """The coordinator names the time step, and sites hold the rows of all of them."""
-    spec = small_spec("fedavg+wsm", **DRIFTING, **{"drift.steps": 2})
+    spec = small_spec("fedavg+wsm", **DRIFTING, **{"drift.time_steps": 2})
     assert_equals_loop(
         play_indoors(spec, Indoors(three_sites(tmp_path)), tmp_path / "flower"),
         spec,
@@ -68,7 +68,7 @@ def test_local_models_are_measured_as_on_loop(tmp_path: Path) -> None:
     """
     spec = small_spec("fedavg", **{"record.local": True, "rounds": 1})
     run = play_indoors(spec, Indoors(three_sites(tmp_path)), tmp_path / "flower")
-    oracle = start_run(spec.model_copy(update={"engine": "loop"}), tmp_path / "oracle")
+    oracle = start_run(spec.model_copy(update={"engine": "sequential"}), tmp_path / "oracle")
     assert len(run.ledger.records) == len(oracle.ledger.records) == 20
     for name in ("moment", "split", "model", "owner", "correct", "total", "predicted"):
         assert (run.ledger.records[name] == oracle.ledger.records[name]).all()

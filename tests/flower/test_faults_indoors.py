@@ -44,7 +44,7 @@ class Script:
         self.decide, self.seen = decide, {}  # type: ignore[var-annotated]
 
     def __call__(self, node: int, parcel: WireMessage) -> str:
-        kind = parcel.about["kind"]
+        kind = parcel.header["kind"]
         self.seen[node, kind] = self.seen.get((node, kind), 0) + 1
         return self.decide(node, kind, self.seen[node, kind])
 
@@ -69,7 +69,7 @@ def test_work_lost_by_a_restart_is_sent_again(tmp_path: Path) -> None:
         three_sites(tmp_path),
         Script(lambda node, kind, count: "lost" if (node, kind, count) == (11, "train", 1) else ""),
     )
-    run = play_indoors(spec, carrier, tmp_path / "run", QUICK._replace(answer=20.0))
+    run = play_indoors(spec, carrier, tmp_path / "run", QUICK._replace(reply_timeout=20.0))
     assert "site site-1 has lost its work by a restart, and gets it again" in log_of(run)
     assert_equals_loop(run, spec, tmp_path, 1e-10)
 
@@ -85,7 +85,7 @@ def test_a_reply_that_got_lost_is_sent_again_and_trained_once(tmp_path: Path) ->
             lambda node, kind, count: "silent" if (node, kind, count) == (11, "train", 2) else ""
         ),
     )
-    run = play_indoors(spec, carrier, tmp_path / "run", QUICK._replace(answer=20.0))
+    run = play_indoors(spec, carrier, tmp_path / "run", QUICK._replace(reply_timeout=20.0))
     assert_equals_loop(run, spec, tmp_path, 1e-10)
 
 
@@ -100,7 +100,7 @@ def test_a_silent_site_is_left_alone_until_it_answers(tmp_path: Path) -> None:
     )
     spec = small_spec("fedavg", **WHOLE, rounds=4, **{"round.deadline": "0.4"})
     woken = Waking(carrier, 11)
-    run = play_indoors(spec, woken, tmp_path / "run", QUICK._replace(nudge=9.0))
+    run = play_indoors(spec, woken, tmp_path / "run", QUICK._replace(ping_after=9.0))
     assert [line["replies"] for line in run.metrics] == [6, 4, 4, 6]
     assert codes(run.metrics[1]) == [(2, "no-answer"), (3, "no-answer")]
     assert "did not answer in 0.4 s: it is left alone until it answers again" in log_of(run)
@@ -118,10 +118,12 @@ class Waking(Indoors):
 
     def send(self, node: int, parcel: WireMessage, kind: str, group: str) -> str:
         number = super().send(node, parcel, kind, group)
-        if node == self.node and parcel.about["kind"] == "hello":
+        if node == self.node and parcel.header["kind"] == "hello":
             self.late = number
-        if parcel.about.get("round") == 3 and self.late:
-            reply = self.sites[self.node].answer(WireMessage({**parcel.about, "kind": "hello"}, {}))
+        if parcel.header.get("round") == 3 and self.late:
+            reply = self.sites[self.node].answer(
+                WireMessage({**parcel.header, "kind": "hello"}, {})
+            )
             self.ready[self.late], self.late = Answer(self.late, reply), ""
         return number
 
@@ -134,13 +136,15 @@ def test_a_site_comes_back_under_another_node_id(tmp_path: Path) -> None:
     carrier = Indoors(three_sites(tmp_path))
 
     def move(node: int, parcel: WireMessage) -> str:
-        if parcel.about.get("round") == 2 and 11 in carrier.sites:
+        if parcel.header.get("round") == 2 and 11 in carrier.sites:
             del carrier.sites[11]
             carrier.sites[77] = make_site(tmp_path, "site-1", (2, 3))
         return "" if node in carrier.sites else "lost"
 
     carrier.fate = move
-    run = play_indoors(spec, carrier, tmp_path / "run", QUICK._replace(answer=20.0, absence=10.0))
+    run = play_indoors(
+        spec, carrier, tmp_path / "run", QUICK._replace(reply_timeout=20.0, gone_after=10.0)
+    )
     assert "site site-1 went away (node 11)" in log_of(run)
     assert "site site-1 is here with clients 2, 3 (node 77)" in log_of(run)
     assert_equals_loop(run, spec, tmp_path, 1e-10)
@@ -150,13 +154,13 @@ def test_a_site_that_stays_away_costs_its_clients_the_round(tmp_path: Path) -> N
     carrier = Indoors(three_sites(tmp_path))
 
     def leave(node: int, parcel: WireMessage) -> str:
-        if parcel.about.get("round") == 2:
+        if parcel.header.get("round") == 2:
             carrier.sites.pop(11, None)
         return ""
 
     carrier.fate = leave
     run = play_indoors(
-        small_spec("fedavg", **WHOLE), carrier, tmp_path / "run", QUICK._replace(answer=20.0)
+        small_spec("fedavg", **WHOLE), carrier, tmp_path / "run", QUICK._replace(reply_timeout=20.0)
     )
     assert [line["replies"] for line in run.metrics] == [6, 4]
     assert codes(run.metrics[1]) == [(2, "away"), (3, "away")]
@@ -184,7 +188,7 @@ def test_a_name_is_no_proof(tmp_path: Path) -> None:
     assert "site site-0 claims client 0, which lives at site site-0: it is not believed" in log_of(
         run
     )
-    assert {node for node, parcel in carrier.sent if parcel.about["kind"] == "train"} == {
+    assert {node for node, parcel in carrier.sent if parcel.header["kind"] == "train"} == {
         10,
         11,
         12,
@@ -207,7 +211,7 @@ def test_a_client_moves_when_its_site_is_silent(tmp_path: Path) -> None:
         small_spec("scaffold", **WHOLE, rounds=3, **{"round.deadline": "0.4"}),
         carrier,
         tmp_path / "run",
-        QUICK._replace(nudge=9.0),
+        QUICK._replace(ping_after=9.0),
     )
     assert [line["replies"] for line in run.metrics] == [4, 6, 6]
     assert "client 2 lives at site site-1 now (node 99)" in log_of(run)
@@ -227,35 +231,41 @@ class Lying(Site):
 
     def answer(self, request: WireMessage) -> WireMessage:
         reply = super().answer(request)
-        return self.lie(reply) if reply.about["kind"] == "trained" else reply
+        return self.lie(reply) if reply.header["kind"] == "trained" else reply
 
 
 @pytest.mark.parametrize(
     ("lie", "code"),
     [
-        (lambda reply: reply._replace(about=reply.about | {"clients": [0, 1]}), "unknown-client"),
-        (lambda reply: reply._replace(about=reply.about | {"round": 7}), "wrong-round"),
+        (lambda reply: reply._replace(header=reply.header | {"clients": [0, 1]}), "unknown-client"),
+        (lambda reply: reply._replace(header=reply.header | {"round": 7}), "wrong-round"),
         (
-            lambda reply: reply._replace(mine=reply.mine | {"weight": np.array([1.0, np.inf])}),
+            lambda reply: reply._replace(
+                site_arrays=reply.site_arrays | {"weight": np.array([1.0, np.inf])}
+            ),
             "weight",
         ),
         (
-            lambda reply: reply._replace(mine={n: a for n, a in reply.mine.items() if n != "loss"}),
+            lambda reply: reply._replace(
+                site_arrays={n: a for n, a in reply.site_arrays.items() if n != "loss"}
+            ),
             "malformed",
         ),
         (
             lambda reply: reply._replace(
-                mine=reply.mine | {"params/head.bias": np.full((2, 4), np.nan)}
+                site_arrays=reply.site_arrays | {"params/head.bias": np.full((2, 4), np.nan)}
             ),
             "not-finite",
         ),
         (
-            lambda reply: reply._replace(mine=reply.mine | {"params/head.bias": np.zeros((2, 1))}),
+            lambda reply: reply._replace(
+                site_arrays=reply.site_arrays | {"params/head.bias": np.zeros((2, 1))}
+            ),
             "shape",
         ),
         (
             lambda reply: reply._replace(
-                mine=reply.mine | {"extras/fedavg/labels": np.zeros((2, 4))}
+                site_arrays=reply.site_arrays | {"payload/fedavg/labels": np.zeros((2, 4))}
             ),
             "names",
         ),
@@ -277,19 +287,27 @@ def test_a_lying_site_is_refused(
     "lie",
     [
         # fewer rows than clients
-        lambda reply: reply._replace(mine=reply.mine | {"params/head.bias": np.zeros((1, 4))}),
-        lambda reply: reply._replace(mine=reply.mine | {"params/head.bias": np.zeros(())}),
         lambda reply: reply._replace(
-            mine=reply.mine | {"params/head.bias/deeper": np.zeros((2, 4))}
+            site_arrays=reply.site_arrays | {"params/head.bias": np.zeros((1, 4))}
         ),
-        lambda reply: reply._replace(mine=reply.mine | {"valid/confusion": np.full((2, 4, 4), -1)}),
-        lambda reply: reply._replace(mine=reply.mine | {"valid/loss": np.full(2, np.nan)}),
-        lambda reply: reply._replace(mine=reply.mine | {"weight": np.zeros(7)}),
-        lambda reply: reply._replace(about=reply.about | {"round": 10**30}),
         lambda reply: reply._replace(
-            about=reply.about | {"round": None, "seconds": "long", "clients_here": "all"}
+            site_arrays=reply.site_arrays | {"params/head.bias": np.zeros(())}
         ),
-        lambda reply: reply._replace(about=reply.about | {"clients": None}),
+        lambda reply: reply._replace(
+            site_arrays=reply.site_arrays | {"params/head.bias/deeper": np.zeros((2, 4))}
+        ),
+        lambda reply: reply._replace(
+            site_arrays=reply.site_arrays | {"valid/confusion": np.full((2, 4, 4), -1)}
+        ),
+        lambda reply: reply._replace(
+            site_arrays=reply.site_arrays | {"valid/loss": np.full(2, np.nan)}
+        ),
+        lambda reply: reply._replace(site_arrays=reply.site_arrays | {"weight": np.zeros(7)}),
+        lambda reply: reply._replace(header=reply.header | {"round": 10**30}),
+        lambda reply: reply._replace(
+            header=reply.header | {"round": None, "seconds": "long", "clients_here": "all"}
+        ),
+        lambda reply: reply._replace(header=reply.header | {"clients": None}),
         lambda reply: WireMessage({}, {}),
         lambda reply: WireMessage({"kind": "declined", "code": 7, "reason": ["?"]}, {}),
     ],
@@ -316,7 +334,7 @@ class CutOff(Exception):
 @pytest.mark.parametrize("moment", [2, 5, 7])
 def test_a_coordinator_that_was_cut_off_goes_on(method: str, moment: int, tmp_path: Path) -> None:
     """Cut off when so many messages are out, at a hello, in a round or between two; the same
-    call again ends with the model of `loop`.
+    call again ends with the model of `sequential`.
     """
     spec = small_spec(method, **WHOLE)
     sites = three_sites(tmp_path)
@@ -353,7 +371,7 @@ def test_a_lost_state_is_told_and_can_be_begun_anew(tmp_path: Path) -> None:
     def burn(node: int, parcel: WireMessage) -> str:
         for file in (
             (tmp_path / "site-1" / "state").rglob("round-*.safetensors")
-            if parcel.about.get("round") == 2
+            if parcel.header.get("round") == 2
             else ()
         ):
             file.unlink()
@@ -379,7 +397,9 @@ def test_over_selection_takes_the_first_to_answer(tmp_path: Path) -> None:
         rounds=1,
         **{"clients.sample": 4, "round.over_selection": 1.5, "record.validation": False},
     )
-    run = play_indoors(spec, carrier, tmp_path / "run", QUICK._replace(answer=60.0, nudge=60.0))
+    run = play_indoors(
+        spec, carrier, tmp_path / "run", QUICK._replace(reply_timeout=60.0, ping_after=60.0)
+    )
     assert run.metrics[0]["replies"] == 4
     assert codes(run.metrics[0]) == [(4, "late"), (5, "late")]
 
@@ -390,7 +410,7 @@ def test_a_round_with_too_few_answers_is_abandoned(tmp_path: Path) -> None:
         Script(lambda node, kind, count: "lost" if kind == "train" and node > 10 else ""),
     )
     spec = small_spec("fedavg", rounds=1, **WHOLE, **{"round.min_replies": 3})
-    run = play_indoors(spec, carrier, tmp_path / "run", QUICK._replace(nudge=9.0))
+    run = play_indoors(spec, carrier, tmp_path / "run", QUICK._replace(ping_after=9.0))
     assert run.metrics[0]["abandoned"]
     assert last_state(run).round == 1
 
@@ -414,7 +434,7 @@ def test_when_too_few_are_left_the_run_stops_and_goes_on_later(tmp_path: Path) -
     carrier = Indoors(dict(sites))
 
     def leave(node: int, parcel: WireMessage) -> str:
-        if parcel.about.get("round") == 2:
+        if parcel.header.get("round") == 2:
             carrier.sites.clear()
         return ""
 

@@ -1,4 +1,4 @@
-"""Real processes: the engine `flower` equals `loop` over TLS, and a coordinator or a site that
+"""Real processes: the engine `flower` equals `sequential` over TLS, and a coordinator or a site that
 is killed costs time and nothing else.
 """
 
@@ -98,7 +98,7 @@ def test_the_rounds_go_on_without_a_killed_site(ground: Ground, tmp_path: Path) 
         (3, "no-answer"),
     ]
     assert "site site-1 did not answer in 20 s" in ground.log(app)
-    experiment = build(spec.model_copy(update={"engine": "loop"}))
+    experiment = build(spec.model_copy(update={"engine": "sequential"}))
     without = np.array([True, True, False, False, True, True])
     oracle = replace(experiment, availability=lambda clients, round, key: without | (round < 3))
     state, _ = run_rounds(oracle, SequentialEngine(oracle.task), 3)

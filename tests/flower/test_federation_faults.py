@@ -53,7 +53,9 @@ def test_a_killed_site_comes_back_and_gets_its_work_again(
     ground, spec = all_sites, lean("fedwavg", 3, **WHOLE)
     app = ground.prepare({"experiment": spec})
     running = ground.federation.run(
-        app, "arrival=90 answer=300 nudge=20 absence=280", name="killed-and-back"
+        app,
+        "join_timeout=90 reply_timeout=300 ping_after=20 gone_after=280",
+        name="killed-and-back",
     )
     wait_until(lambda: count_lines(ground.out(app) / "metrics.jsonl") == 1, 150, "round 1 ends")
     ground.federation.end("site-1", signal.SIGKILL)
@@ -98,7 +100,7 @@ def test_a_site_with_a_new_key_and_node_id_goes_on_with_its_state(
     ground, spec = all_sites, lean("scaffold", 3, **WHOLE)
     app = ground.prepare({"experiment": spec})
     running = ground.federation.run(
-        app, "arrival=90 answer=300 nudge=20 absence=280", name="another-key"
+        app, "join_timeout=90 reply_timeout=300 ping_after=20 gone_after=280", name="another-key"
     )
     wait_until(lambda: count_lines(ground.out(app) / "metrics.jsonl") == 1, 150, "round 1 ends")
     ground.federation.end("site-0")

@@ -27,7 +27,7 @@ def spec_for(name: str = TABLE, **changes: Any) -> Experiment:
         "data.name": name,
         "clients.count": 3,
         "rounds": 2,
-        "local.batch": 4,
+        "local.batch_size": 4,
         "local.optimizer": "sgd(lr=0.1)",
         "device": "cpu",
         "precision": "fp64",
@@ -71,8 +71,8 @@ def test_a_coordinator_without_data_trains_and_measures(tmp_path: Path) -> None:
         15,
         15,
     ]
-    assert run.about["label_counts"] == []
-    assert "at the sites: table examples of shape 3, 2 classes" in run.about["data"]
+    assert run.metadata["label_counts"] == []
+    assert "at the sites: table examples of shape 3, 2 classes" in run.metadata["data"]
 
 
 def test_clients_weigh_by_the_rows_their_sites_have(tmp_path: Path) -> None:
@@ -81,11 +81,11 @@ def test_clients_weigh_by_the_rows_their_sites_have(tmp_path: Path) -> None:
     """
     carrier = Indoors(sites_with_tables(tmp_path))
     run = play_indoors(spec_for(rounds=1), carrier, tmp_path / "run")
-    trained = [parcel for _, parcel in carrier.sent if parcel.about["kind"] == "train"]
+    trained = [parcel for _, parcel in carrier.sent if parcel.header["kind"] == "train"]
     replies = [
         carrier.sites[node].answer(parcel)
         for node, parcel in carrier.sent
-        if parcel.about["kind"] == "train"
+        if parcel.header["kind"] == "train"
     ]
     assert len(trained) == 2
     weights = np.concatenate([reply.arrays["weight"] for reply in replies])
@@ -101,14 +101,14 @@ def test_only_what_the_method_declares_leaves_a_site(tmp_path: Path) -> None:
     carrier = Indoors(sites_with_tables(tmp_path))
     run = play_indoors(spec_for(method="scaffold+wsm", rounds=1), carrier, tmp_path / "run")
     node, parcel = next(
-        (node, parcel) for node, parcel in carrier.sent if parcel.about["kind"] == "train"
+        (node, parcel) for node, parcel in carrier.sent if parcel.header["kind"] == "train"
     )
     up = carrier.sites[node].answer(parcel)
     names = set(last_state(run).server.model.params)
     assert set(up.arrays) == {f"params/{n}" for n in names} | {
-        f"extras/scaffold/change/{n}" for n in names
+        f"payload/scaffold/change/{n}" for n in names
     } | {"weight", "loss"}
-    assert set(up.about) == {"kind", "round", "clients", "site", "clients_here", "seconds"}
+    assert set(up.header) == {"kind", "round", "clients", "site", "clients_here", "seconds"}
 
 
 def test_data_by_a_function_of_the_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_data_by_a_function_of_the_site(tmp_path: Path, monkeypatch: pytest.Monk
             {"kind": "hello", "run": "some-run-1", "spec": {"clients": {"count": 3}}, "data": {}},
             {},
         )
-    ).about
+    ).header
     assert about["code"] == "setup"
     assert "name a function without arguments as package.module:function" in about["reason"]
 

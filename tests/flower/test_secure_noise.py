@@ -53,7 +53,7 @@ def test_noised_label_counts_are_drawn_once(tmp_path: Path) -> None:
     assert (first != other).any()
     plain = small_experiment("fedavg+wsm")
     exact = fixed_stats(plain, SiteStorage(tmp_path, "a-plain-run"), [0, 2], 0)
-    assert (exact.label_counts == plain.facts(np.array([0, 2]), 0).label_counts).all()
+    assert (exact.label_counts == plain.client_stats(np.array([0, 2]), 0).label_counts).all()
 
 
 def test_only_noise_makes_the_randomness_of_a_site_its_own() -> None:

@@ -66,12 +66,16 @@ def test_a_site_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_settings_of_an_app() -> None:
     assert read_settings({}) == DEFAULTS
-    assert read_settings({"answer": 5})["answer"] == 5
-    with pytest.raises(InputError, match=r"unknown setting 'anwser' in .*: did you mean answer"):
-        read_settings({"anwser": 5})
+    assert read_settings({"reply_timeout": 5})["reply_timeout"] == 5
+    with pytest.raises(
+        InputError, match=r"unknown setting 'reply_timout' in .*: did you mean reply_timeout"
+    ):
+        read_settings({"reply_timout": 5})
     for wrong in (0, -1.0, True, "long", float("nan")):
-        with pytest.raises(InputError, match=r"nudge in .* must be a number of seconds above 0"):
-            read_settings({"nudge": wrong})
+        with pytest.raises(
+            InputError, match=r"ping_after in .* must be a number of seconds above 0"
+        ):
+            read_settings({"ping_after": wrong})
     assert parse_changes("") == {}
     with pytest.raises(InputError, match="has no value"):
         parse_changes("rounds")
@@ -90,7 +94,7 @@ def test_settings_of_an_app() -> None:
 def test_what_only_a_simulation_can_do_is_refused(key: str, value: object) -> None:
     spec = small_experiment(
         changes={key: value, "engine": "flower"} if key != "attack" else {"engine": "flower"}
-    ).spec
+    ).config
     if key == "attack":
         spec = spec.model_copy(update={"attack": value})
     with pytest.raises(InputError, match=f"{key}=.* cannot be used with the engine flower"):
@@ -108,8 +112,8 @@ def test_what_personal_parts_cannot_do_is_refused() -> None:
             r" leaves",
         ):
             check_deployable(small_spec(method, **changes))
-    with pytest.raises(InputError, match="engine='loop' in a Flower app"):
-        check_deployable(small_experiment().spec)
+    with pytest.raises(InputError, match="engine='sequential' in a Flower app"):
+        check_deployable(small_experiment().config)
 
 
 def test_outside_an_app_the_engine_says_where_it_works() -> None:

@@ -23,7 +23,7 @@ def hello() -> WireMessage:
     experiment, description = build_coordinator(small_spec("fedavg"))
     told = {
         "run": "a-run-of-ours",
-        "spec": describe_spec(experiment.spec),
+        "spec": describe_spec(experiment.config),
         "data": describe_examples(experiment, description),
     }
     return WireMessage({**told, "kind": "hello"}, {})
@@ -44,7 +44,7 @@ def test_the_process_stays_for_the_next_message_and_ends_with_its_owner(
 
     monkeypatch.setattr(daemon_client, "start_worker", remember)
     try:
-        first, second = (hand_over(site, hello()).about for _ in range(2))
+        first, second = (hand_over(site, hello()).header for _ in range(2))
         assert first["sizes"] == second["sizes"]
         assert first["clients_here"] == [0, 1]
         assert len(started) == 1
@@ -57,10 +57,10 @@ def test_the_process_stays_for_the_next_message_and_ends_with_its_owner(
 def test_without_a_process_that_stays_the_answer_is_the_same(tmp_path: Path) -> None:
     site = read_site(
         write_site(
-            tmp_path, "site", (0, 1), compute={"device": "cpu", "threads": 1, "resident": False}
+            tmp_path, "site", (0, 1), compute={"device": "cpu", "threads": 1, "daemon": False}
         )
     )
-    assert hand_over(site, hello()).about["clients_here"] == [0, 1]
+    assert hand_over(site, hello()).header["clients_here"] == [0, 1]
 
 
 def test_a_message_imports_nothing_heavy() -> None:
@@ -93,12 +93,12 @@ def test_records_of_flower_carry_a_parcel_and_damage_is_an_answer(tmp_path: Path
         {"start": np.zeros((2, 2), dtype=np.float32), "n": np.array(4)},
     )
     back = from_record(to_record(parcel))
-    assert back.about == parcel.about
-    assert {name: array.tolist() for name, array in back.common.items()} == {
+    assert back.header == parcel.header
+    assert {name: array.tolist() for name, array in back.shared_arrays.items()} == {
         "start": [[0, 0], [0, 0]],
         "n": 4,
     }
-    assert back.mine["mine"].tolist() == [0, 1, 2]
+    assert back.site_arrays["mine"].tolist() == [0, 1, 2]
     damaged = Array("float64", (3,), "numpy.ndarray", b"no array at all")
     disguised = RecordDict(
         {
@@ -108,4 +108,4 @@ def test_records_of_flower_carry_a_parcel_and_damage_is_an_answer(tmp_path: Path
     )
     for content in (RecordDict({}), RecordDict({"about": ConfigRecord({"text": "{}"})}), disguised):
         answer = answer_message(content, {"site": str(tmp_path / "site.toml")})
-        assert answer.about["kind"] == "declined"
+        assert answer.header["kind"] == "declined"

@@ -29,14 +29,14 @@ def state_of(round: int) -> dict[str, object]:
 
 
 def test_a_state_comes_back_with_types_and_order(tmp_path: Path) -> None:
-    SiteStorage(tmp_path, RUN).keep(3, 1, state_of(1), -1)
-    back = SiteStorage(tmp_path, RUN).recall(3, 1)
+    SiteStorage(tmp_path, RUN).store(3, 1, state_of(1), -1)
+    back = SiteStorage(tmp_path, RUN).load(3, 1)
     assert back is not None
     assert list(back["scaffold"]["c"]) == ["weight", "seen"]
     assert back["scaffold"]["c"]["weight"].dtype == torch.float64
     assert back["scaffold"]["c"]["seen"].dtype == torch.bool
-    assert SiteStorage(tmp_path, RUN).recall(3, 2) is None
-    assert SiteStorage(tmp_path, "another-run").recall(3, 1) is None
+    assert SiteStorage(tmp_path, RUN).load(3, 2) is None
+    assert SiteStorage(tmp_path, "another-run").load(3, 1) is None
 
 
 def test_the_named_state_stays_while_replies_are_not_used(tmp_path: Path) -> None:
@@ -44,25 +44,25 @@ def test_the_named_state_stays_while_replies_are_not_used(tmp_path: Path) -> Non
     still be there, and so are the two newest.
     """
     memory = SiteStorage(tmp_path, RUN)
-    memory.keep(0, 1, state_of(1), -1)
+    memory.store(0, 1, state_of(1), -1)
     for round in (2, 3, 4, 5):
-        memory.keep(0, round, state_of(round), named=1)
+        memory.store(0, round, state_of(round), named=1)
     assert memory.rounds(0) == [1, 4, 5]
-    memory.keep(0, 6, state_of(6), named=5)
+    memory.store(0, 6, state_of(6), named=5)
     assert memory.rounds(0) == [5, 6]
 
 
 def test_a_damaged_state_is_a_lost_one(tmp_path: Path) -> None:
     memory = SiteStorage(tmp_path, RUN)
-    memory.keep(0, 1, state_of(1), -1)
+    memory.store(0, 1, state_of(1), -1)
     file = next(tmp_path.rglob("round-*.safetensors"))
     file.write_bytes(file.read_bytes()[:-3])
-    assert memory.recall(0, 1) is None
+    assert memory.load(0, 1) is None
 
 
 def test_a_request_that_comes_again_gets_its_answer(tmp_path: Path) -> None:
     memory = SiteStorage(tmp_path, RUN)
-    memory.keep_reply(1, "a" * 64, WireMessage({"kind": "trained"}, {"w": np.arange(3.0)}))
+    memory.store_reply(1, "a" * 64, WireMessage({"kind": "trained"}, {"w": np.arange(3.0)}))
     found = SiteStorage(tmp_path, RUN).find_reply(1, "a" * 64)
     assert found is not None
     assert found.arrays["w"].tolist() == [0, 1, 2]
@@ -73,7 +73,7 @@ def test_old_replies_and_old_runs_go(tmp_path: Path) -> None:
     for number in range(RUNS + 3):
         memory = SiteStorage(tmp_path, f"run-number-{number:02d}")
         for round in (1, 2, 3):
-            memory.keep_reply(round, f"{round}" * 64, WireMessage({}, {}))
+            memory.store_reply(round, f"{round}" * 64, WireMessage({}, {}))
     assert len(list(tmp_path.iterdir())) == RUNS
     assert sorted(
         path.name[:13] for path in (tmp_path / f"run-number-{RUNS + 2:02d}").iterdir()

@@ -59,7 +59,7 @@ def test_a_parcel_comes_back_from_its_bytes(
 ) -> None:
     back = from_bytes(to_bytes(WireMessage(dict(about), mine)))
     # floats exactly: JSON writes the shortest text that reads back as the same number
-    assert back.about == about
+    assert back.header == about
     assert {name: array.tobytes() for name, array in back.arrays.items()} == {
         n: np.ascontiguousarray(a).tobytes() for n, a in mine.items()
     }

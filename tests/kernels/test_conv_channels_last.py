@@ -21,7 +21,7 @@ from remanence.testing.toy_task import small_experiment
 
 
 def draw(name: str, *shape: int) -> Tensor:
-    return torch.from_numpy(Key(0).fold(name).generator().standard_normal(shape))
+    return torch.from_numpy(Key(0).fold_in(name).generator().standard_normal(shape))
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ EXACT = {torch.float64: 1e-10, torch.float32: 1e-4}
 
 
 def draw(name: str, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.from_numpy(Key(0).fold(name).generator().standard_normal(shape)).to(dtype)
+    return torch.from_numpy(Key(0).fold_in(name).generator().standard_normal(shape)).to(dtype)
 
 
 @pytest.fixture

@@ -243,7 +243,7 @@ def test_a_step_is_written_down_with_them(uncompiled: None) -> None:
     oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     engine = FastSequentialEngine(experiment.task, "compiled")
     state, _ = run_rounds(experiment, engine, 2)
-    assert engine.fallback == ""
+    assert engine.degraded_reason == ""
     assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
     ((step,),) = engine.traced.values()
     done = operations(step.run)
@@ -263,17 +263,15 @@ def test_judging_is_written_down_with_them(uncompiled: None) -> None:
     model = functionalize(two_layers(), x, 4, dtype=torch.float64)
     quick = compile_for_eval(model, True, [])
     assert isinstance(quick, CompiledEvalModel)
-    assert_close(
-        quick.judge_rows(model.initial, x).logits, model.judge_rows(model.initial, x).logits
-    )
-    (written,) = quick.written.values()
+    assert_close(quick.predict(model.initial, x).logits, model.predict(model.initial, x).logits)
+    (written,) = quick.traced.values()
     assert operations(written).count(torch.ops.remanence.convolve_tiles.default) == 1
 
 
 def test_steps_that_are_not_compiled_are_torchs() -> None:
     """Without the compiler the sums would cost more than the products they save."""
     experiment = small_experiment("fedavg", IMAGES, module=two_layers())
-    engine = FastSequentialEngine(experiment.task, "graph")
+    engine = FastSequentialEngine(experiment.task, "captured")
     run_rounds(experiment, engine, 1)
     for step, *_ in engine.traced.values():
         assert not [each for each in operations(step.run) if "remanence" in str(each)]
@@ -286,5 +284,5 @@ def test_workers_compile_them() -> None:
     oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     with closing(ProcessEngine(experiment.task, 2, steps="compiled")) as engine:
         state, _ = run_rounds(experiment, engine, 2)
-        assert engine.fallback == ""
+        assert engine.degraded_reason == ""
     assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE

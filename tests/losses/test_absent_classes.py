@@ -83,7 +83,7 @@ def losses(
     numbers = {name: torch.tensor(value, dtype=torch.float64) for name, value in hyper.items()}
     facts = ClientStats(torch.tensor(float(sum(counts))), torch.tensor(counts, dtype=torch.float64))
     batch = Batch(logits.detach(), y, torch.ones(len(y)), torch.arange(len(y)))
-    rows = function(Output(logits, logits), batch, SimpleNamespace(facts=facts, hyper=numbers))
+    rows = function(Output(logits, logits), batch, SimpleNamespace(stats=facts, hyper=numbers))
     return rows.detach(), torch.autograd.grad(rows.sum(), logits)[0]
 
 

@@ -74,7 +74,7 @@ def make_world(
     """The experiment as the reference sees it. It says who may be asked and with what chances;
     only the noise of a draw is the program's.
     """
-    arguments = experiment.task.method.owner("peers").arguments  # type: ignore[union-attr]
+    arguments = experiment.task.method.part_filling("peers").arguments  # type: ignore[union-attr]
     rows = read_rows(experiment)
 
     def draw(
@@ -91,7 +91,7 @@ def make_world(
         )
         reachable[client, candidates] = True
         table[client, candidates] = torch.tensor(scores, dtype=torch.float64)
-        key = Key(SEED).fold("round", round, "peers", purpose)
+        key = Key(SEED).fold_in("round", round, "peers", purpose)
         drawn = (
             sample_uniform(reachable, count, key)
             if purpose == "random"
@@ -120,8 +120,8 @@ def make_world(
 
 
 def crowd(state: RunState) -> ClientModels:
-    assert state.crowd is not None
-    return state.crowd
+    assert state.client_models is not None
+    return state.client_models
 
 
 def model_of(models: ModelState, client: int) -> State:
@@ -151,8 +151,8 @@ def assert_as_the_reference(
                 client,
             )
         assert now.best_loss.tolist() == pytest.approx(wanted["best_loss"], abs=1e-10)
-        assert now.waited.tolist() == wanted["patience"]
-        assert now.stopped.tolist() == wanted["stopped"]
+        assert now.rounds_since_best.tolist() == wanted["patience"]
+        assert now.early_stopped.tolist() == wanted["stopped"]
         if likeness:
             (remembered,) = now.peers.values()
             for mine, theirs in zip(

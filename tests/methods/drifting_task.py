@@ -52,11 +52,11 @@ SETTINGS: dict[str, Any] = {
     "drift.concepts": "swap+quantity(shares='1|0.7|0.4')",
     "drift.samples": 12,
     "drift.validation": 5,
-    "drift.steps": STEPS,
+    "drift.time_steps": STEPS,
     "rounds": ROUNDS,
     "clients.count": CLIENTS,
     "clients.sample": None,
-    "local.batch": BATCH,
+    "local.batch_size": BATCH,
     "local.schedule": "exponential(decay=0.9)",
     "seed": SEED,
 }
@@ -88,7 +88,7 @@ def read_rows(experiment: BuiltExperiment) -> Callable[[str], Callable[[int, int
     """`read_rows(experiment)("train")(time step, client)`: inputs and labels, the labels worked
     out here from the clusters.
     """
-    source, population = experiment.source, experiment.task.population
+    source, population = experiment.dataset, experiment.task.population
     x, y = normalize(source.train.x), source.train.y
     sizes = [step.train.sizes.tolist() for step in population.steps]
     assert sizes[0] != sizes[-1] or len(population.steps) == 1 or len(set(sizes[0])) == 1, (
@@ -98,7 +98,9 @@ def read_rows(experiment: BuiltExperiment) -> Callable[[str], Callable[[int, int
     def of(split: str) -> Callable[[int, int], Rows]:
         def read(step: int, client: int) -> Rows:
             holdings = population.at(step)
-            rows = (holdings.train if split == "train" else holdings.valid).of(client) % len(y)
+            rows = (holdings.train if split == "train" else holdings.valid).for_client(
+                client
+            ) % len(y)
             swap = np.array(SWAPS[int(holdings.cluster[client])])
             return x[rows], torch.from_numpy(swap[y[rows]])
 
@@ -118,12 +120,12 @@ def read_batches(
     def batches(round: int, client: int, phase: int | str) -> list[Rows]:
         # the training before round 1 is a first phase of a round 0
         number = phase if isinstance(phase, int) else 0
-        x, y = train((max(round, 1) - 1) // experiment.spec.rounds, client)
+        x, y = train((max(round, 1) - 1) // experiment.config.rounds, client)
         if not epochs[number]:
             return []
-        key = Key(SEED).fold("round", round, "client", client, "plan", number)
+        key = Key(SEED).fold_in("round", round, "client", client, "plan", number)
         plan = plan_batches(key, len(y), BATCH, epochs=epochs[number])
-        places = [row[:width] for row, width in zip(plan.rows, plan.widths, strict=True)]
+        places = [row[:width] for row, width in zip(plan.rows, plan.batch_sizes, strict=True)]
         return [(x[place], y[place]) for place in places]
 
     return batches
@@ -140,7 +142,7 @@ def play_states(
         tempfile.TemporaryDirectory() as folder,
         closing(make_recorder(Path(folder), experiment, {})) as recorder,
     ):
-        for _ in range(rounds or experiment.spec.total_rounds):
+        for _ in range(rounds or experiment.config.total_rounds):
             state, line = run_round(experiment, engine, states[-1], recorder)
             states.append(state)
             lines.append(line)

@@ -23,7 +23,7 @@ SETTINGS = {
     "data.partition": "dirichlet_by_class(alpha=0.3, minimum=2)",
     "local.optimizer": "sgd(lr=0.1, momentum=0.9, weight_decay=0.01)",
     "local.schedule": "exponential(decay=0.8)",
-    "local.batch": BATCH,
+    "local.batch_size": BATCH,
     "clients.sample": COHORT,
     "rounds": ROUNDS,
     "seed": SEED,
@@ -80,8 +80,8 @@ def make_experiment(method: Part | Method, kind: str, **changes: Any) -> BuiltEx
 def in_plain_tensors(experiment: BuiltExperiment, **setting: Any) -> Plain:
     held = experiment.task.population.at(0).train
     assert len(set(held.sizes.tolist())) > 1, "clients of equal size would hide a wrong weight"
-    train = experiment.source.train
-    rows = [held.of(client) for client in range(len(held.sizes))]
+    train = experiment.dataset.train
+    rows = [held.for_client(client) for client in range(len(held.sizes))]
     chosen = federated.Setting(**SAME | setting)
     return Plain(
         federated.normalize(train.x),

@@ -32,8 +32,8 @@ def test_three_rounds_equal_plain_pytorch(
     """
     bold = {"local.optimizer": "sgd(lr=0.5, momentum=0.9)", "local.epochs": 2}
     experiment = make_experiment(centralized(), "mlp", **bold)
-    rows = experiment.task.population.at(0).train.of(0)
-    assert experiment.task.world.clients == 1
+    rows = experiment.task.population.at(0).train.for_client(0)
+    assert experiment.task.info.num_clients == 1
     assert len(rows) % 4 > 0
     parted = make_experiment(frozen_head(), "mlp")
     plain, net = in_plain_tensors(parted, lr=0.5, weight_decay=0.0, epochs=2), make_net("mlp")
@@ -54,7 +54,7 @@ def test_three_rounds_equal_plain_pytorch(
         for events in history:
             for example, times in events[kind].items():
                 wanted[example] += times
-        assert torch.equal(state.own[0]["centralized"][kind], wanted)
+        assert torch.equal(state.client_states[0]["centralized"][kind], wanted)
         assert int(wanted.max()) > 0
 
 
@@ -71,14 +71,14 @@ def events_of_one_round(source: ArrayDataset, seed: int) -> tuple[bool, dict[str
     """-> did the row x = 1 come first, the events of both rows"""
     experiment = small_experiment(
         centralized() + frozen_head(),
-        TWO | {"local.batch": 1, "seed": seed},
+        TWO | {"local.batch_size": 1, "seed": seed},
         module=two_layers(0.0, (1.0, -1.0)),
         source=source,
     )
     state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
-    plan = plan_batches(Key(seed).fold("round", 1, "client", 0, "plan", 0), 2, 1, epochs=1)
+    plan = plan_batches(Key(seed).fold_in("round", 1, "client", 0, "plan", 0), 2, 1, epochs=1)
     return bool(plan.rows[0, 0] == 0), {
-        kind: counts.tolist() for kind, counts in state.own[0]["centralized"].items()
+        kind: counts.tolist() for kind, counts in state.client_states[0]["centralized"].items()
     }
 
 
@@ -135,7 +135,7 @@ def test_counting_changes_nothing() -> None:
         for name, value in counted.server.model.params.items()
     )
     assert lines[0]["extras"] == {}
-    assert plain.own == {}
+    assert plain.client_states == {}
 
 
 @pytest.mark.parametrize("events", [True, False])

@@ -165,7 +165,14 @@ def test_depth_0_is_random_bit_by_bit() -> None:
         for e in map(make_experiment, (CASES["hast, no layer"][0], CASES["random"][0]))
     )
     for mine, wanted in zip(hast, random, strict=True):
-        for name in ("models", "best", "best_loss", "waited", "stopped", "heard"):
+        for name in (
+            "models",
+            "best",
+            "best_loss",
+            "rounds_since_best",
+            "early_stopped",
+            "peer_counts",
+        ):
             a, b = getattr(crowd(mine), name), getattr(crowd(wanted), name)
             assert (
                 max_rel_diff(

@@ -49,7 +49,7 @@ OFFLINE = "random(offline=0.4)"
 
 def drawn_online(round: int) -> list[int]:
     return np.flatnonzero(
-        Key(SEED).fold("round", round, "availability").uniform(CLIENTS) >= 0.4
+        Key(SEED).fold_in("round", round, "availability").uniform(CLIENTS) >= 0.4
     ).tolist()
 
 
@@ -137,9 +137,9 @@ def test_a_client_that_is_refused_keeps_its_model_and_the_others_go_on(
     assert all(
         bool(torch.isfinite(value).all()) for value in crowd(states[-1]).models.params.values()
     )
-    assert crowd(states[-1]).heard.sum() == 0  # written down and begun anew
+    assert crowd(states[-1]).peer_counts.sum() == 0  # written down and begun anew
     # its model is validated every round, and never better
-    assert crowd(states[ROUNDS]).waited[3] == ROUNDS
+    assert crowd(states[ROUNDS]).rounds_since_best[3] == ROUNDS
 
 
 class Unreadable(SequentialEngine):
@@ -152,9 +152,9 @@ class Unreadable(SequentialEngine):
         owners: np.ndarray,
         split: str,
         time_step: int = 0,
-        verdicts: bool = False,
+        examples: bool = False,
     ) -> PairCounts:
-        scores = super().score_pairs(models, which, owners, split, time_step, verdicts)
+        scores = super().score_pairs(models, which, owners, split, time_step, examples)
         return (
             scores._replace(loss=scores.loss.masked_fill(torch.from_numpy(which == 2), math.nan))
             if split == "train"
@@ -215,7 +215,7 @@ def test_nobody_hears_a_model_that_is_not_finite(case: str) -> None:
     broken = {name: value.clone() for name, value in models.params.items()}
     next(iter(broken.values()))[0] = math.nan
     state = replace(
-        states[-1], crowd=replace(crowd(states[-1]), models=models._replace(params=broken))
+        states[-1], client_models=replace(crowd(states[-1]), models=models._replace(params=broken))
     )
     engine = Diverged(experiment.task)
     engine.started = []
@@ -266,7 +266,7 @@ def test_all_stop_and_go_on_with_new_data() -> None:
     states, lines = play_states(experiment, SequentialEngine(experiment.task))
     assert [line["replies"] for line in lines] == [6, 6, 0] * 2
     assert [line["stopped"] for line in lines] == [0, 6, 6] * 2
-    assert [int(crowd(state).waited.max()) for state in states[1:]] == [1, 2, 2] * 2
+    assert [int(crowd(state).rounds_since_best.max()) for state in states[1:]] == [1, 2, 2] * 2
 
 
 def test_without_warm_up_all_start_alike() -> None:
@@ -299,7 +299,7 @@ def test_without_validation_rows_the_last_model_counts() -> None:
                 torch.equal(value, now.best.params[key]) for key, value in now.models.params.items()
             )
             assert now.best_loss.tolist() == [math.inf] * CLIENTS
-            assert not now.stopped.any()
+            assert not now.early_stopped.any()
 
 
 def test_a_model_whose_loss_is_no_number_is_not_the_best() -> None:
@@ -332,5 +332,5 @@ def test_a_model_whose_loss_is_no_number_is_not_the_best() -> None:
     first, _ = play_states(experiment, engine, rounds=1)
     engine.confused = True
     now = decentralized._update_early_stopping(engine, crowd(first[-1]), np.arange(CLIENTS), 0, 0)
-    assert now.waited[1] == crowd(first[-1]).waited[1] + 1
+    assert now.rounds_since_best[1] == crowd(first[-1]).rounds_since_best[1] + 1
     assert now.best_loss[1] == crowd(first[-1]).best_loss[1]

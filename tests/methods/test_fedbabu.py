@@ -57,20 +57,22 @@ def test_fine_tuned_models_equal_plain_pytorch(tmp_path: Path, part: str, kind: 
     )
     in_head = {name: name.startswith(f"{head_path}.") for name, _ in net.named_parameters()}
     tuned = [name for name in in_head if part == "all" or in_head[name] == (part == "head")]
-    run = start_run(experiment.spec, tmp_path / "run", method=method, module=make_net(kind))
+    run = start_run(experiment.config, tmp_path / "run", method=method, module=make_net(kind))
     records = {
         int(record["model"]): record
         for record in run.ledger.select(moment="personal")
         if record["round"] == 3
     }
     right, losses = 0, 0.0
-    holders = [client for client in range(6) if len(valid.of(client))]
+    holders = [client for client in range(6) if len(valid.for_client(client))]
     assert sorted(records) == holders
     for client in holders:
         model = witness.personalize(
             net, state, tuned, plain.x, plain.y, plain.rows[client], client, 2, plain.setting
         )
-        correct, loss = witness.count(model, plain.x[valid.of(client)], plain.y[valid.of(client)])
+        correct, loss = witness.count(
+            model, plain.x[valid.for_client(client)], plain.y[valid.for_client(client)]
+        )
         assert records[client]["correct"].sum() == correct
         assert records[client]["loss"] == pytest.approx(loss, abs=1e-10)
         right, losses = right + correct, losses + loss

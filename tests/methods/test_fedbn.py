@@ -48,15 +48,15 @@ def test_three_rounds_equal_plain_pytorch() -> None:
         make_net("conv"), plain.x, plain.y, CLASSES, plain.rows, plain.setting
     )
     assert largest_gap(state, wanted, "conv") < 1e-10
-    assert 3 < len(state.own) <= 6
-    for client, kept in state.own.items():
+    assert 3 < len(state.client_states) <= 6
+    for client, kept in state.client_states.items():
         found = {**kept["personal"]["params"], **kept["personal"]["buffers"]}
         assert found.keys() == own[client].keys()
         assert (
             max(float((found[name] - value).abs().max()) for name, value in own[client].items())
             < 1e-10
         )
-    scales = [kept["personal"]["params"]["body.1.weight"] for kept in state.own.values()]
+    scales = [kept["personal"]["params"]["body.1.weight"] for kept in state.client_states.values()]
     assert float((scales[0] - scales[1]).abs().max()) > 1e-3
 
 
@@ -66,7 +66,7 @@ def test_personal_models_equal_plain_pytorch(tmp_path: Path) -> None:
     """
     experiment = make_experiment(fedbn(), "conv")
     plain, valid = in_plain_tensors(experiment), experiment.task.population.at(0).valid
-    run = start_run(experiment.spec, tmp_path / "run", method=fedbn(), module=make_net("conv"))
+    run = start_run(experiment.config, tmp_path / "run", method=fedbn(), module=make_net("conv"))
     wanted, own = witness.train(
         make_net("conv"), plain.x, plain.y, CLASSES, plain.rows, plain.setting
     )
@@ -77,7 +77,7 @@ def test_personal_models_equal_plain_pytorch(tmp_path: Path) -> None:
     }
     right, loss = 0, 0.0
     for client in range(6):
-        rows, net = valid.of(client), make_net("conv")
+        rows, net = valid.for_client(client), make_net("conv")
         if len(rows) == 0:
             assert client not in records
             continue
@@ -121,7 +121,7 @@ def test_statistics_by_hand() -> None:
     net = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2)).double()
     experiment = small_experiment(fedbn(), settings, module=net, source=source)
     state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
-    kept = [state.own[client]["personal"]["buffers"] for client in (0, 1)]
+    kept = [state.client_states[client]["personal"]["buffers"] for client in (0, 1)]
     assert [float(buffers["0.running_mean"]) for buffers in kept] == pytest.approx(
         [0.38, 1.33], abs=1e-14
     )
@@ -150,7 +150,7 @@ def test_contract(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_statistics_alone_are_enough() -> None:
     net = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6, affine=False), nn.Linear(6, 4))
     experiment = small_experiment(fedbn(), toy_task.EQUAL, module=net)
-    assert experiment.task.method.personal(experiment.task.world) == {
+    assert experiment.task.method.personal(experiment.task.info) == {
         "1.running_mean",
         "1.running_var",
         "1.num_batches_tracked",

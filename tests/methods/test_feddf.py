@@ -81,9 +81,7 @@ def distance_from_ensemble(
     clients = local_models(experiment.task.model.initial, replies)
     ids = experiment.task.public
     judge = torch.func.vmap(
-        lambda model: (
-            experiment.task.model.judge_rows(model, experiment.task.train.inputs(ids)).logits
-        )
+        lambda model: experiment.task.model.predict(model, experiment.task.train.inputs(ids)).logits
     )
     p, q = torch.softmax(judge(clients).mean(dim=0), dim=1), torch.softmax(logits, dim=1)
     return float((p * torch.log(p / q)).sum(dim=1).mean())
@@ -91,14 +89,14 @@ def distance_from_ensemble(
 
 def play_first_round(experiment: BuiltExperiment) -> tuple[Reply, Any]:
     job = make_work(experiment, first_state(experiment), 1)
-    replies = Reply.join(list(SequentialEngine(experiment.task).train(job)))
+    replies = Reply.concat(list(SequentialEngine(experiment.task).train(job)))
     return replies, update(
         experiment.task,
         first_state(experiment).server,
         replies,
         1,
         job.key,
-        job.rule,
+        job.optimizer_hparams,
         SequentialEngine(experiment.task),
     )
 
@@ -111,7 +109,7 @@ def test_the_student_comes_to_agree_with_the_ensemble() -> None:
     task = experiment.task
     before, after = (
         distance_from_ensemble(
-            experiment, replies, task.model.judge_rows(model, task.train.inputs(task.public)).logits
+            experiment, replies, task.model.predict(model, task.train.inputs(task.public)).logits
         )
         for model in (done.merged, done.server.model)
     )

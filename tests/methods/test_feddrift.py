@@ -37,7 +37,7 @@ from remanence.training.state import RunState
 
 # everybody moves on to the next of three clusters at every time step, and comes back: models are
 # born, shared, merged and left idle
-CHANGES: dict[str, Any] = {"drift.steps": 6, "rounds": 2, "local.epochs": 5}
+CHANGES: dict[str, Any] = {"drift.time_steps": 6, "rounds": 2, "local.epochs": 5}
 
 
 def build(method: str, optimizer: str = "sgd", **changes: Any) -> BuiltExperiment:
@@ -48,9 +48,9 @@ def make_world(experiment: BuiltExperiment, optimizer: str, **changes: Any) -> w
     given: dict[str, Any] = {
         "net": make_net(),
         "clients": CLIENTS,
-        "steps": experiment.spec.drift.steps,
-        "rounds": experiment.spec.rounds,
-        "batches": read_batches(experiment, {0: experiment.spec.local.epochs}),
+        "steps": experiment.config.drift.time_steps,
+        "rounds": experiment.config.rounds,
+        "batches": read_batches(experiment, {0: experiment.config.local.epochs}),
         "train": read_rows(experiment)("train"),
         "training": OPTIMIZERS[optimizer][1],
     }
@@ -69,9 +69,9 @@ def assert_as_the_reference(
     remembers. Numbers of models are nobody's business.
     """
     for state, wanted in zip(states[1:], history["rounds"], strict=True):
-        models = [{**server.model.params, **server.model.buffers} for server in state.servers]
+        models = [{**server.model.params, **server.model.buffers} for server in state.global_models]
         assert len(models) == len(wanted["models"]), state.round
-        uses = state.used_by(np.arange(CLIENTS)).tolist()
+        uses = state.models_used_by(np.arange(CLIENTS)).tolist()
         for client in range(CLIENTS):
             assert (
                 gap_of(models[uses[client]], wanted["models"][wanted["assigned"][client]]) < 1e-10
@@ -86,7 +86,9 @@ def assert_as_the_reference(
         left = [models[number] for number in range(len(models)) if number not in uses]
         for model in idle:
             assert min(gap_of(mine, model) for mine in left) < 1e-10
-        assert state.assign["feddrift"]["last"].tolist() == pytest.approx(wanted["last"], abs=1e-10)
+        assert state.assignment_state["feddrift"]["last"].tolist() == pytest.approx(
+            wanted["last"], abs=1e-10
+        )
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -142,7 +144,7 @@ def test_with_half_of_the_clients_in_a_round() -> None:
     experiment = build("feddrift(delta=0.3)", **{"clients.sample": 3})
 
     def cohort(round: int) -> list[int]:
-        return sorted(Key(SEED).fold("round", round, "cohort").permutation(CLIENTS)[:3].tolist())
+        return sorted(Key(SEED).fold_in("round", round, "cohort").permutation(CLIENTS)[:3].tolist())
 
     history = witness.play(make_world(experiment, "sgd", cohort=cohort), witness.Method(0.3))
     states, lines = play_states(experiment, SequentialEngine(experiment.task))
@@ -151,7 +153,7 @@ def test_with_half_of_the_clients_in_a_round() -> None:
 
 
 def test_processes_agree_too() -> None:
-    experiment = build("feddrift(delta=0.3)+wsm", **{"drift.steps": 3})
+    experiment = build("feddrift(delta=0.3)+wsm", **{"drift.time_steps": 3})
     states, _ = play_states(experiment, SequentialEngine(experiment.task))
     with closing(ProcessEngine(experiment.task, workers=2)) as engine:
         others, _ = play_states(experiment, engine)
@@ -163,7 +165,7 @@ def test_without_drift_it_is_fedavg() -> None:
     still = {
         "drift.schedule": "",
         "drift.concepts": "",
-        "drift.steps": 1,
+        "drift.time_steps": 1,
         "drift.samples": 0,
         "drift.validation": 0,
     }
@@ -199,13 +201,13 @@ def test_a_decision_by_hand() -> None:
     """
     losses = [[0.5, 0.2, 0.9], [0.3, 0.4, 0.8], [0.9, 1.2, 1.0], [0.25, 0.1, 0.7]]
     decision = decide_by_hand(losses, [math.inf, 0.2, 0.4, 0.1], [1, 3, 2, 2], 0.25)
-    assert decision.model.tolist() == [0, 0, 2, 0]
-    assert decision.recipe.tolist() == [[0.5, 0.5, 0], [0, 0, 1], [1, 0, 0]]
+    assert decision.model_of_client.tolist() == [0, 0, 2, 0]
+    assert decision.mixing_matrix.tolist() == [[0.5, 0.5, 0], [0, 0, 1], [1, 0, 0]]
     assert decision.state["last"].tolist() == [0.2, 0.3, 0.9, 0.1]
     # at delta = .15 the distance is not below it: both models stay
     apart = decide_by_hand(losses, [math.inf, 0.2, 0.4, 0.1], [1, 3, 2, 2], 0.15)
-    assert apart.model.tolist() == [1, 0, 3, 1]
-    assert apart.recipe.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]]
+    assert apart.model_of_client.tolist() == [1, 0, 3, 1]
+    assert apart.mixing_matrix.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]]
 
 
 def test_weights_of_a_merge_are_rows() -> None:
@@ -213,8 +215,8 @@ def test_weights_of_a_merge_are_rows() -> None:
     quarter and three quarters.
     """
     decision = decide_by_hand([[0.1, 0.2], [0.2, 0.1]], [math.inf, math.inf], [1, 3], 0.5)
-    assert decision.recipe.tolist() == [[0.25, 0.75]]
-    assert decision.model.tolist() == [0, 0]
+    assert decision.mixing_matrix.tolist() == [[0.25, 0.75]]
+    assert decision.model_of_client.tolist() == [0, 0]
 
 
 def test_who_leaves_takes_no_part_in_a_merge() -> None:
@@ -222,13 +224,13 @@ def test_who_leaves_takes_no_part_in_a_merge() -> None:
     one stays, unused.
     """
     decision = decide_by_hand([[2.0], [3.0]], [1.0, 1.0], [1, 1], 0.5)
-    assert decision.model.tolist() == [1, 2]
-    assert decision.recipe.tolist() == [[1], [1], [1]]
+    assert decision.model_of_client.tolist() == [1, 2]
+    assert decision.mixing_matrix.tolist() == [[1], [1], [1]]
 
 
 def test_a_rise_by_exactly_delta_is_no_drift() -> None:
-    assert decide_by_hand([[1.5]], [1.0], [1], 0.5).model.tolist() == [0]
-    assert decide_by_hand([[1.5]], [0.9], [1], 0.5).model.tolist() == [1]
+    assert decide_by_hand([[1.5]], [1.0], [1], 0.5).model_of_client.tolist() == [0]
+    assert decide_by_hand([[1.5]], [0.9], [1], 0.5).model_of_client.tolist() == [1]
 
 
 def test_a_model_that_is_no_use_to_anybody_costs_nothing() -> None:
@@ -237,8 +239,8 @@ def test_a_model_that_is_no_use_to_anybody_costs_nothing() -> None:
     """
     decision = decide_by_hand([[math.inf, 0.4], [math.inf, 0.5]], [0.5, 0.5], [1, 1], 0.5)
     # models keep their order, whether somebody uses them or not
-    assert decision.model.tolist() == [1, 1]
-    assert decision.recipe.tolist() == [[1, 0], [0, 1]]
+    assert decision.model_of_client.tolist() == [1, 1]
+    assert decision.mixing_matrix.tolist() == [[1, 0], [0, 1]]
 
 
 def test_distances_are_at_least_zero() -> None:

@@ -34,12 +34,12 @@ def sent_steps(
     experiment = make_experiment(
         method, **{"local.optimizer": optimizer, "local.epochs": 2, "clients.sample": 6}
     )
-    replies = Reply.join(
+    replies = Reply.concat(
         list(engine(experiment.task).train(make_work(experiment, first_state(experiment), 1)))
     )
     order = torch.argsort(replies.client)
     sizes = experiment.task.population.at(0).train.sizes
-    return replies.extras["fednova"]["steps"][order].tolist(), [2 * -(-int(n) // 4) for n in sizes]
+    return replies.payload["fednova"]["steps"][order].tolist(), [2 * -(-int(n) // 4) for n in sizes]
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,10 @@ def test_three_rounds_equal_plain_pytorch(optimizer: dict[str, float], mu: float
         seed=4,
         **optimizer,
     )
-    x, y = normalize(experiment.source.train.x), torch.from_numpy(experiment.source.train.y)
-    wanted = witness.train(make_net(), x, y, 5, [rows.of(client) for client in range(6)], chosen)
+    x, y = normalize(experiment.dataset.train.x), torch.from_numpy(experiment.dataset.train.y)
+    wanted = witness.train(
+        make_net(), x, y, 5, [rows.for_client(client) for client in range(6)], chosen
+    )
     state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 3)
     plain = make_experiment(fedprox(mu=mu) if mu else "fedavg", **more)
     other, _ = run_rounds(plain, SequentialEngine(plain.task), 3)

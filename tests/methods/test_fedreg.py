@@ -154,7 +154,7 @@ def test_with_one_local_step_it_is_fedavg_with_equal_weights() -> None:
     """In the first step w = w_old: both mixed points are w_old, the memory's own answers have
     no gradient, and the perturbed rows' is g itself.
     """
-    alike = Part("alike", weigh=uniform_weights)
+    alike = Part("alike", client_weights=uniform_weights)
     changes: dict[str, Any] = {"local.steps": 1, "local.epochs": 0}
     states = [
         global_values(play_loop(make_experiment(method, "mlp", **changes)))

@@ -72,7 +72,7 @@ def test_the_weights_by_hand() -> None:
     sizes play no part.
     """
     replies: Any = SimpleNamespace(
-        extras={"fedwavg": {"forgettable": torch.tensor([3.0, 1.0])}},
+        payload={"fedwavg": {"forgettable": torch.tensor([3.0, 1.0])}},
         weight=torch.tensor([900.0, 1.0]),
     )
     srv: Any = SimpleNamespace(hyper={"alpha": torch.tensor(0.5)})
@@ -134,7 +134,7 @@ def test_a_newcomer_has_nothing_to_forget() -> None:
     for round in range(1, ROUNDS + 1):
         job = make_work(experiment, state, round)
         for reply in SequentialEngine(experiment.task).train(job):
-            sent = float(reply.extras["fedwavg"]["forgettable"])
+            sent = float(reply.payload["fedwavg"]["forgettable"])
             if int(reply.client) in known:
                 counts.append(sent)
             else:

@@ -85,7 +85,7 @@ def test_pi_by_hand() -> None:
     for cohort in ([0, 2], [0], [0, 2], [2]):
         counts = torch.tensor([labels[k] for k in cohort], dtype=torch.float64)
         replies: Any = SimpleNamespace(
-            client=torch.tensor(cohort), extras={"flashback": {"label_counts": counts}}
+            client=torch.tensor(cohort), payload={"flashback": {"label_counts": counts}}
         )
         srv: Any = SimpleNamespace(
             state=state, hyper={"gamma": torch.tensor(0.5, dtype=torch.float64)}
@@ -105,7 +105,7 @@ def test_a_client_counts_once_in_full(times: int, dtype: torch.dtype) -> None:
     state = {"pi": torch.zeros(1, dtype=dtype), "r": torch.zeros(1, dtype=torch.int64)}
     replies: Any = SimpleNamespace(
         client=torch.tensor([0]),
-        extras={"flashback": {"label_counts": torch.tensor([[7.0]], dtype=dtype)}},
+        payload={"flashback": {"label_counts": torch.tensor([[7.0]], dtype=dtype)}},
     )
     for _ in range(times + 5):
         srv: Any = SimpleNamespace(
@@ -124,16 +124,16 @@ def test_order_of_updates() -> None:
     )
     plain = make_experiment(fedavg(), "mlp", **{"data.public": 10})
     first = make_work(experiment, first_state(experiment), 1)
-    assert first.shared["flashback"]["pi"].tolist() == [0.0] * CLASSES
+    assert first.broadcast["flashback"]["pi"].tolist() == [0.0] * CLASSES
     for mine, theirs in zip(
         SequentialEngine(experiment.task).train(first),
-        SequentialEngine(plain.task).train(first._replace(shared={})),
+        SequentialEngine(plain.task).train(first._replace(broadcast={})),
         strict=True,
     ):
         assert all(torch.equal(mine.params[name], theirs.params[name]) for name in theirs.params)
     state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
     second = make_work(experiment, state, 2)
-    assert torch.equal(second.shared["flashback"]["pi"], first.facts.label_counts.sum(dim=0))
+    assert torch.equal(second.broadcast["flashback"]["pi"], first.stats.label_counts.sum(dim=0))
     taught, alone = (
         next(SequentialEngine(task).train(second)) for task in (experiment.task, plain.task)
     )
@@ -155,5 +155,5 @@ def test_it_needs_a_public_set() -> None:
 
 def test_it_says_what_it_sends() -> None:
     made = flashback()
-    assert "label counts" in made.sends
-    assert "sensitive" in made.sends
+    assert "label counts" in made.payload_description
+    assert "sensitive" in made.payload_description

@@ -86,12 +86,17 @@ def compare(experiment: BuiltExperiment, kind: str, **setting: Any) -> float:
     rows = experiment.task.population.at(0).train
     assert len(set(rows.sizes.tolist())) > 1, "clients of equal size would hide a wrong weight"
     x, y = (
-        federated.normalize(experiment.source.train.x),
-        torch.from_numpy(experiment.source.train.y),
+        federated.normalize(experiment.dataset.train.x),
+        torch.from_numpy(experiment.dataset.train.y),
     )
     chosen = federated.Setting(rounds=3, cohort=3, batch=4, seed=4, **{"epochs": 1} | setting)
     wanted = federated.train(
-        make_net(kind), x, y, 5, [rows.of(client) for client in range(len(rows.sizes))], chosen
+        make_net(kind),
+        x,
+        y,
+        5,
+        [rows.for_client(client) for client in range(len(rows.sizes))],
+        chosen,
     )
     state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 3)
     found = {**state.server.model.params, **state.server.model.buffers}
@@ -174,7 +179,7 @@ def losses(function: Any, logits: Tensor, y: Tensor, counts: list[float]) -> tup
         weight=torch.ones(len(y), dtype=torch.float64),
         ids=torch.arange(len(y)),
     )
-    rows = function(Output(logits, logits), batch, SimpleNamespace(facts=facts))
+    rows = function(Output(logits, logits), batch, SimpleNamespace(stats=facts))
     return rows.detach(), torch.autograd.grad(rows.sum(), logits)[0]
 
 
@@ -288,7 +293,7 @@ def test_local_training_leaves_absent_classes_untouched(method: str) -> None:
     for reply, other, counts in zip(
         SequentialEngine(experiment.task).train(job),
         SequentialEngine(plain.task).train(job),
-        job.facts.label_counts,
+        job.stats.label_counts,
         strict=True,
     ):
         absent, lacking = counts == 0, lacking + int((counts == 0).sum())

@@ -57,8 +57,10 @@ def clash(a: Part, b: Part) -> bool:
     has several global models and the other is made for one.
     """
     same_slot = any(fills(a, [slot]) and fills(b, [slot]) for slot in EXCLUSIVE_SLOTS)
-    nowhere_to_work = a.peers is not None and (fills(b, SERVER_SLOTS) or b.pooled)
-    made_for_one = a.assign is not None and (fills(b, STATEFUL_SERVER_SLOTS) or b.pooled)
+    nowhere_to_work = a.peers is not None and (fills(b, SERVER_SLOTS) or b.centralized)
+    made_for_one = a.model_assignment is not None and (
+        fills(b, STATEFUL_SERVER_SLOTS) or b.centralized
+    )
     return same_slot or nowhere_to_work or made_for_one
 
 
@@ -87,7 +89,7 @@ LEARNING: dict[str, Any] = {
     "clients": 20,
     "sample": 5,
     "epochs": 2,
-    "batch": 16,
+    "batch_size": 16,
     "lr": 0.1,
     "rounds": 30,
     "quiet": True,
@@ -115,7 +117,7 @@ def test_every_method_learns(name: str) -> None:
             run = rem.run(
                 method=method,
                 seed=seed,
-                engine="loop",
+                engine="sequential",
                 public=100,
                 set={"threads": 1},
                 **LEARNING | more,
@@ -131,10 +133,10 @@ ALONE: dict[str, Any] = {
     "clients": 10,
     "partition": "dirichlet(alpha=1)",
     "epochs": 2,
-    "batch": 16,
+    "batch_size": 16,
     "lr": 0.1,
     "rounds": 8,
-    "engine": "stacked",
+    "engine": "vectorized",
     "quiet": True,
 }
 

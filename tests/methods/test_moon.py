@@ -42,8 +42,8 @@ def test_equals_plain_pytorch(kind: str, mu: float, temperature: float) -> None:
     wanted, last = witness.train(make_net(kind), *the_data(experiment), SETTING, mu, temperature)
     state = play_loop(experiment)
     assert distance(global_values(state), wanted) < 1e-10
-    assert state.own.keys() == last.keys()
-    for client, kept in state.own.items():
+    assert state.client_states.keys() == last.keys()
+    for client, kept in state.client_states.items():
         assert (
             distance({**kept["moon"]["params"], **kept["moon"].get("buffers", {})}, last[client])
             < 1e-10
@@ -99,7 +99,7 @@ def contrasted(
     ctx: Any = SimpleNamespace(
         hyper=numbers,
         start="start",
-        own={"params": {}, "seen": torch.tensor(seen, dtype=torch.float64)},
+        client_state={"params": {}, "seen": torch.tensor(seen, dtype=torch.float64)},
     )
     rows = contrast(
         Output(features, features),
@@ -141,7 +141,7 @@ def test_features_of_zero_length_stay_finite() -> None:
 def test_projection_equals_plain_pytorch() -> None:
     """On the changed network, whose features are what leaves the projection: d-d-3 with d = 6."""
     experiment = make_projected()
-    net = copy.deepcopy(experiment.task.model.origin)
+    net = copy.deepcopy(experiment.task.model.source_module)
     assert [tuple(p.shape) for name, p in net.named_parameters() if "projection" in name] == [
         (6, 6),
         (6,),
@@ -149,7 +149,7 @@ def test_projection_equals_plain_pytorch() -> None:
         (3,),
     ]
     assert tuple(net.head.weight.shape) == (4, 3)
-    assert experiment.task.world.head == ("head.weight", "head.bias")
+    assert experiment.task.info.head == ("head.weight", "head.bias")
     assert not [name for name, _ in net.named_parameters() if name.startswith("body.head")], (
         "the old classifier would be averaged for nothing"
     )
@@ -188,7 +188,7 @@ def make_projected() -> Any:
     ],
 )
 def test_projection_fits_every_network_of_ours(name: str, shape: tuple[int, ...]) -> None:
-    adapt = moon(projection=8).adapt
+    adapt = moon(projection=8).modify_model
     assert adapt is not None
     given = MODELS[name](shape, 3)
     net = adapt(given, 3).eval()
@@ -212,7 +212,7 @@ class NoFeatures(nn.Module):
 
 @pytest.mark.parametrize("network", [nn.Linear(2, 2), NoHead(), NoFeatures()])
 def test_projection_refuses_other_networks(network: nn.Module) -> None:
-    adapt = moon(projection=256).adapt
+    adapt = moon(projection=256).modify_model
     assert adapt is not None
     with pytest.raises(
         InputError,

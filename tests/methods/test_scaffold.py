@@ -68,9 +68,9 @@ def test_three_rounds_equal_plain_pytorch(option: int, equal: bool, optimizer: s
     chosen = Setting(
         rounds=3, cohort=3, epochs=2, batch=4, schedule="exponential", decay=0.8, seed=4, **numbers
     )
-    x, y = normalize(experiment.source.train.x), torch.from_numpy(experiment.source.train.y)
+    x, y = normalize(experiment.dataset.train.x), torch.from_numpy(experiment.dataset.train.y)
     model, c, c_i = witness.train(
-        make_net(), x, y, [rows.of(client) for client in range(6)], chosen, option, equal
+        make_net(), x, y, [rows.for_client(client) for client in range(6)], chosen, option, equal
     )
     state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 3)
     for name, start in make_net().state_dict().items():
@@ -79,11 +79,11 @@ def test_three_rounds_equal_plain_pytorch(option: int, equal: bool, optimizer: s
         assert torch.allclose(
             state.server.state["scaffold"]["c"][name], c[name], rtol=0, atol=1e-10
         )
-        for client, kept in state.own.items():
+        for client, kept in state.client_states.items():
             assert torch.allclose(
                 kept["scaffold"]["c"][name], c_i[client][name], rtol=0, atol=1e-10
             )
-    assert 3 < len(state.own) <= 6, (
+    assert 3 < len(state.client_states) <= 6, (
         "clients must come back and newcomers join, or the c_i have not been used"
     )
 
@@ -105,11 +105,11 @@ def test_two_clients_by_hand() -> None:
         ends, changes = [], []
         for client, center in enumerate((0.0, 4.0)):
             ctx: Any = SimpleNamespace(
-                own={"c": {"w": c_i[client]}},
-                shared={"c": {"w": c}},
+                client_state={"c": {"w": c_i[client]}},
+                broadcast={"c": {"w": c}},
                 start=ModelState({"w": x}, {}),
                 steps=torch.tensor(2),
-                rule={"lr": number(0.5)},
+                optimizer_hparams={"lr": number(0.5)},
             )
             w = x
             for _ in range(2):
@@ -118,8 +118,10 @@ def test_two_clients_by_hand() -> None:
             c_i[client] = own["c"]["w"]
             changes.append(extras["change"]["w"])
             ends.append(w)
-        replies: Any = SimpleNamespace(extras={"scaffold": {"change": {"w": torch.stack(changes)}}})
-        srv: Any = SimpleNamespace(state={"c": {"w": c}}, world=SimpleNamespace(clients=2))
+        replies: Any = SimpleNamespace(
+            payload={"scaffold": {"change": {"w": torch.stack(changes)}}}
+        )
+        srv: Any = SimpleNamespace(state={"c": {"w": c}}, info=SimpleNamespace(num_clients=2))
         c, x = update_server_control(replies, srv)["c"]["w"], (ends[0] + ends[1]) / 2
         seen.append([float(value) for value in (*c_i, c, x)])
     assert seen == [[0.0, -3.0, -1.5, 1.5], [1.5, -2.25, -0.375, 1.875]]
@@ -144,10 +146,11 @@ def test_c_is_the_mean_of_all_c_i(option: int, sample: int) -> None:
     for rounds in (1, 2, 3):
         experiment = make_experiment(scaffold(option=option), **{"clients.sample": sample})
         state, _ = run_rounds(experiment, SequentialEngine(experiment.task), rounds)
-        assert len(state.own) == 6 or sample == 2
+        assert len(state.client_states) == 6 or sample == 2
         for name, c in state.server.state["scaffold"]["c"].items():
             total = sum(
-                (kept["scaffold"]["c"][name] for kept in state.own.values()), torch.zeros_like(c)
+                (kept["scaffold"]["c"][name] for kept in state.client_states.values()),
+                torch.zeros_like(c),
             )
             assert float(c.abs().max()) > 1e-3
             assert torch.allclose(c, total / 6, rtol=0, atol=1e-14)
@@ -157,7 +160,7 @@ def test_a_full_batch_client_is_moved_along_everyones_gradient() -> None:
     """One step over all rows, option I: after a round c_i is the gradient at x, so at the same
     x the corrected gradient g_i - c_i + c is c for all.
     """
-    experiment = make_experiment(scaffold(option=1), **EVERYONE, **{"local.batch": 100})
+    experiment = make_experiment(scaffold(option=1), **EVERYONE, **{"local.batch_size": 100})
     state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
     before = first_state(experiment).server.model
     # the model of round 1 again, with the variates it left
@@ -175,7 +178,7 @@ def test_a_frozen_head_stays_and_the_rest_is_corrected(option: int) -> None:
         for method in (scaffold(option=option) + frozen_head(), frozen_head())
     )
     state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
-    start, head = experiment.task.model.initial.params, experiment.task.world.head
+    start, head = experiment.task.model.initial.params, experiment.task.info.head
     assert head
     for name, value in state.server.model.params.items():
         assert torch.equal(value, start[name]) == (name in head)
@@ -233,9 +236,9 @@ def test_the_contract(method: Any) -> None:
 
 def test_what_travels_is_announced() -> None:
     experiment = small_experiment(scaffold(), EQUAL, module=batch_norm_net())
-    form = experiment.task.extras_form()
+    form = experiment.task.payload_spec()
     assert pytree.nbytes(form) == pytree.nbytes(experiment.task.model.initial.params)
-    assert "control variates" in scaffold().sends
+    assert "control variates" in scaffold().payload_description
 
 
 def test_refusals() -> None:

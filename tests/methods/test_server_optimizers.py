@@ -56,15 +56,17 @@ def walk(part: Part, moves: list[float]) -> tuple[list[float], dict[str, Tensor]
     each, the state
     """
     start = {"x": torch.zeros(1, dtype=torch.float64), "frozen": torch.ones(1, dtype=torch.float64)}
-    assert part.server is not None
-    assert part.apply is not None
-    params, state = start, part.server(ModelState(start, {}), None)  # type: ignore[arg-type]
+    assert part.server_state is not None
+    assert part.server_update is not None
+    params, state = start, part.server_state(ModelState(start, {}), None)  # type: ignore[arg-type]
     hyper = {name: torch.tensor(value, dtype=torch.float64) for name, value in part.hyper.items()}
     seen = []
     for move in moves:
         srv: Any = SimpleNamespace(state=state, hyper=hyper)
         names = {kind: set(tree) for kind, tree in state.items()}
-        params, state = part.apply(params, {"x": torch.tensor([move], dtype=torch.float64)}, srv)
+        params, state = part.server_update(
+            params, {"x": torch.tensor([move], dtype=torch.float64)}, srv
+        )
         assert {kind: set(tree) for kind, tree in state.items()} == names, (
             "the state keeps its form"
         )
@@ -79,10 +81,17 @@ def test_three_rounds_equal_plain_pytorch(kind: str) -> None:
     make, numbers = PARTS[kind]
     experiment = make_experiment(make(**numbers))
     rows = experiment.task.population.at(0).train
-    x, y = normalize(experiment.source.train.x), torch.from_numpy(experiment.source.train.y)
+    x, y = normalize(experiment.dataset.train.x), torch.from_numpy(experiment.dataset.train.y)
     chosen = Setting(rounds=3, cohort=3, epochs=1, batch=4, lr=0.1, momentum=0.9, seed=4)
     wanted = witness.train(
-        make_net(), x, y, 5, [rows.of(client) for client in range(6)], chosen, kind, **numbers
+        make_net(),
+        x,
+        y,
+        5,
+        [rows.for_client(client) for client in range(6)],
+        chosen,
+        kind,
+        **numbers,
     )
     state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 3)
     plain, _ = run_rounds(
@@ -157,7 +166,7 @@ def test_a_frozen_head_stays() -> None:
     state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     for name, value in state.server.model.params.items():
         assert torch.equal(value, experiment.task.model.initial.params[name]) == (
-            name in experiment.task.world.head
+            name in experiment.task.info.head
         )
 
 

@@ -42,8 +42,8 @@ def the_data(experiment: BuiltExperiment) -> tuple[Tensor, Tensor, list[np.ndarr
     """-> x [n, ...] normalized, y [n], the training rows of each client"""
     rows = experiment.task.population.at(0).train
     assert len(set(rows.sizes.tolist())) > 1, "clients of equal size would hide a wrong weight"
-    x, y = normalize(experiment.source.train.x), torch.from_numpy(experiment.source.train.y)
-    return x, y, [rows.of(client) for client in range(len(rows.sizes))]
+    x, y = normalize(experiment.dataset.train.x), torch.from_numpy(experiment.dataset.train.y)
+    return x, y, [rows.for_client(client) for client in range(len(rows.sizes))]
 
 
 def play_loop(experiment: BuiltExperiment, rounds: int = 3) -> RunState:

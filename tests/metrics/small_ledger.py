@@ -131,7 +131,7 @@ def make_run(
     metrics: Sequence[dict[str, Any]] = (), ledger: Ledger | None = None, **about: Any
 ) -> Any:
     """What measures read of a run."""
-    return SimpleNamespace(metrics=list(metrics), about=about, ledger=ledger)
+    return SimpleNamespace(metrics=list(metrics), metadata=about, ledger=ledger)
 
 
 def line(

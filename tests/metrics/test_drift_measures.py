@@ -148,7 +148,7 @@ MOVING = DriftCurves(
 
 
 def test_own_follows_the_client_from_concept_to_concept() -> None:
-    assert MOVING.own.tolist() == [[0.75, 1.0, 1.0], [0.5, 1.0, 0.5], [1.0, 0.75, 1.0]]
+    assert MOVING.on_own_concept.tolist() == [[0.75, 1.0, 1.0], [0.5, 1.0, 0.5], [1.0, 0.75, 1.0]]
 
 
 def test_curves_of_the_clusters() -> None:
@@ -209,7 +209,7 @@ def test_curves_from_personal_models() -> None:
             ledger=ledger, clusters=CLUSTERS, rounds_per_step=10, evaluated="personal", clients=3
         )
     )
-    np.testing.assert_array_equal(same.own, MOVING.own[:2])
+    np.testing.assert_array_equal(same.on_own_concept, MOVING.on_own_concept[:2])
     assert (same.rounds_per_step, same.steps) == (10, [0, 1])
 
 
@@ -222,16 +222,21 @@ def test_curves_of_a_global_model_are_refined_where_that_exists() -> None:
         judged([0], [4], "merged", owner=0, round=2), judged([0], [4], "merged", owner=1, round=2),
         judged([3], [4], "refined", owner=0, round=2), judged([4], [4], "refined", owner=1, round=2),
     )  # fmt: skip
-    assert read_curves(ledger, [[0, 1, 1]], 2).own.tolist() == [[0.25, 0.5, 0.5], [0.75, 1.0, 1.0]]
+    assert read_curves(ledger, [[0, 1, 1]], 2).on_own_concept.tolist() == [
+        [0.25, 0.5, 0.5],
+        [0.75, 1.0, 1.0],
+    ]
 
 
 def test_without_concepts_the_whole_test_set_is_everybodys() -> None:
     ledger = make_ledger(judged([1], [4], "personal", 0), judged([3], [4], "personal", 1))
-    assert read_curves(ledger, evaluated="personal").own.tolist() == [[0.25, 0.75]]
-    assert read_curves(make_ledger(judged([1], [4], "merged")), clients=3).own.tolist() == [
-        [0.25] * 3
+    assert read_curves(ledger, evaluated="personal").on_own_concept.tolist() == [[0.25, 0.75]]
+    assert read_curves(
+        make_ledger(judged([1], [4], "merged")), clients=3
+    ).on_own_concept.tolist() == [[0.25] * 3]
+    assert read_curves(ledger, [[1, 0]], evaluated="personal").on_own_concept.tolist() == [
+        [0.25, 0.75]
     ]
-    assert read_curves(ledger, [[1, 0]], evaluated="personal").own.tolist() == [[0.25, 0.75]]
 
 
 def test_what_is_not_there_is_said() -> None:

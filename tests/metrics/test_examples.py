@@ -33,7 +33,7 @@ def test_forgettable_is_right_for_the_client_and_wrong_for_the_merged_model() ->
     assert found.round.tolist() == [1, 1]
     assert found.client.tolist() == [0, 1]
     assert found.count.tolist() == [1, 1]
-    assert found.judged.tolist() == [4, 1]
+    assert found.evaluated.tolist() == [4, 1]
     merged, lost = find_forgettable(examples)
     assert merged["id"][lost].tolist() == [11, 20]
 
@@ -94,7 +94,7 @@ def test_learning_and_forgetting_by_hand() -> None:
     )
     assert events.client.tolist() == [0, 0, 5]
     assert events.id.tolist() == [1, 2, 3]
-    assert events.judged.tolist() == [4, 3, 2]
+    assert events.evaluated.tolist() == [4, 3, 2]
     assert events.learning.tolist() == [2, 1, 0]
     assert events.forgetting.tolist() == [1, 0, 0]
     assert events.margin_rise.tolist() == [2, 0, 0]

@@ -26,13 +26,13 @@ def test_own_cluster_against_chance() -> None:
     )
     found = same_cluster_usage(heard, CLUSTERS)
     assert found.round.tolist() == [5, 10]
-    assert found.own.tolist() == [0.25, 1.0]
+    assert found.same_cluster.tolist() == [0.25, 1.0]
     np.testing.assert_allclose(found.chance, [1 / 3, 2 / 3])
 
 
 def test_silence_has_no_share_and_likeness_is_not_listening() -> None:
     found = same_cluster_usage(make_peers((5, 0, [[0] * 4] * 4)), CLUSTERS)
-    assert np.isnan(found.own).all()
+    assert np.isnan(found.same_cluster).all()
     assert np.isnan(found.chance).all()
     assert same_cluster_usage(
         make_peers((5, 0, [[1] * 4] * 4), kind="similarity"), CLUSTERS
@@ -42,7 +42,7 @@ def test_silence_has_no_share_and_likeness_is_not_listening() -> None:
 @given(arrays.arrays(np.int64, 5, elements=st.integers(0, 2)))
 def test_hearing_everybody_alike_is_chance(clusters: np.ndarray) -> None:
     found = same_cluster_usage(make_peers((1, 0, np.ones((5, 5)).tolist())), [clusters.tolist()])
-    np.testing.assert_allclose(found.own, found.chance)
+    np.testing.assert_allclose(found.same_cluster, found.chance)
 
 
 @given(arrays.arrays(np.int64, (4, 4), elements=st.integers(0, 3)), st.permutations(range(4)))
@@ -52,6 +52,8 @@ def test_bounds_and_any_numbering_of_clients(heard: np.ndarray, order: list[int]
     moved = same_cluster_usage(
         make_peers((1, 0, heard[np.ix_(order, order)].tolist())), [clusters[order].tolist()]
     )
-    np.testing.assert_allclose(moved.own, found.own)
+    np.testing.assert_allclose(moved.same_cluster, found.same_cluster)
     np.testing.assert_allclose(moved.chance, found.chance)
-    assert np.all(np.isnan(found.own) | ((found.own >= 0) & (found.own <= 1)))
+    assert np.all(
+        np.isnan(found.same_cluster) | ((found.same_cluster >= 0) & (found.same_cluster <= 1))
+    )

@@ -57,7 +57,7 @@ def context(numbers: dict[str, float], dtype: torch.dtype = torch.float64) -> Co
         name: torch.tensor(value, dtype=torch.float64).to(dtype) for name, value in numbers.items()
     }
     fields: dict[str, Any] = dict.fromkeys(Context._fields)
-    return Context(**fields | {"rule": rule})
+    return Context(**fields | {"optimizer_hparams": rule})
 
 
 def first_params(client: int) -> Params:
@@ -88,7 +88,7 @@ def run_ours(text: str, params: Params) -> Params:
     slots = optimizer.init(params)
     for step in range(STEPS):
         params, slots = optimizer.step(
-            params, gradient(params, step), slots, context(dict(optimizer.numbers))
+            params, gradient(params, step), slots, context(dict(optimizer.hparams))
         )
     return params
 
@@ -121,7 +121,7 @@ def test_init_works_inside_vmap_and_slots_keep_their_form(text: str) -> None:
     params = pytree.stack([first_params(client) for client in range(CLIENTS)])
     slots = vmap(optimizer.init)(params)
     _, after = vmap(
-        lambda p, s: optimizer.step(p, gradient(p, 0), s, context(dict(optimizer.numbers)))
+        lambda p, s: optimizer.step(p, gradient(p, 0), s, context(dict(optimizer.hparams)))
     )(params, slots)
     before, after = pytree.flatten(slots), pytree.flatten(after)
     assert {name: (x.shape, x.dtype) for name, x in before.items()} == {
@@ -137,7 +137,7 @@ def test_single_precision_stays_single(text: str) -> None:
         params,
         {"w": torch.ones(2)},
         optimizer.init(params),
-        context(dict(optimizer.numbers), torch.float32),
+        context(dict(optimizer.hparams), torch.float32),
     )
     assert {x.dtype for x in (new["w"], *pytree.leaves(slots))} == {torch.float32}
 
@@ -147,12 +147,12 @@ def test_every_number_is_read_from_the_context(text: str) -> None:
     """Two runs may share a stack though their numbers differ: none may be caught in a closure."""
     optimizer, params = make(text), first_params(0)
     _, slots = optimizer.step(
-        params, gradient(params, 0), optimizer.init(params), context(dict(optimizer.numbers))
+        params, gradient(params, 0), optimizer.init(params), context(dict(optimizer.hparams))
     )
-    for name, value in optimizer.numbers.items():
+    for name, value in optimizer.hparams.items():
         if value == 0:  # left out of the computation altogether
             continue
-        numbers = {**optimizer.numbers, name: value * 0.5}
+        numbers = {**optimizer.hparams, name: value * 0.5}
         arguments = ", ".join(f"{key}={number}" for key, number in numbers.items())
         other = make(
             f"{optimizer.name}({arguments}{', nesterov=true' if 'nesterov' in text else ''})"
@@ -160,7 +160,7 @@ def test_every_number_is_read_from_the_context(text: str) -> None:
         ours, _ = optimizer.step(params, gradient(params, 1), slots, context(numbers))
         theirs, _ = other.step(params, gradient(params, 1), slots, context(numbers))
         unchanged, _ = optimizer.step(
-            params, gradient(params, 1), slots, context(dict(optimizer.numbers))
+            params, gradient(params, 1), slots, context(dict(optimizer.hparams))
         )
         assert all(torch.equal(ours[key], theirs[key]) for key in params)
         assert not torch.equal(ours["w"], unchanged["w"])
@@ -175,7 +175,7 @@ def step_twice(text: str) -> list[float]:
             w,
             {"w": torch.tensor(2.0, dtype=torch.float64)},
             slots,
-            context(dict(optimizer.numbers)),
+            context(dict(optimizer.hparams)),
         )
         passed.append(float(w["w"]))
     return passed
@@ -243,6 +243,6 @@ def test_numbers_out_of_range_are_refused(text: str, complaint: str) -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_numbers_that_are_not_finite_are_refused(name: str, value: float) -> None:
-    for option in make(name).numbers:
+    for option in make(name).hparams:
         with pytest.raises(InputError, match=f"{name}: {option} must be a number"):
             OPTIMIZERS[name](**{option: value})

@@ -22,7 +22,7 @@ NAN, INF = math.nan, math.inf
 
 
 def world(clients: int) -> Any:
-    return SimpleNamespace(clients=clients, device=torch.device("cpu"))
+    return SimpleNamespace(num_clients=clients, device=torch.device("cpu"))
 
 
 def table(rows: list[list[float]]) -> Tensor:

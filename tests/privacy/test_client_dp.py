@@ -57,9 +57,9 @@ def replies_of(moves: list[list[float]], rows: list[int] | None = None) -> Reply
         round=torch.ones(k, dtype=torch.int64),
         params={"a": moved[:, :2], "b": moved[:, 2:].unsqueeze(1)},
         buffers={},
-        extras={},
+        payload={},
         weight=torch.tensor(rows or [1] * k, dtype=torch.float64),
-        own={},
+        client_state={},
         loss=torch.zeros(k),
     )
 
@@ -297,7 +297,7 @@ def test_several_global_models_are_refused() -> None:
 
 def test_another_part_that_weighs_is_refused() -> None:
     with pytest.raises(InputError, match="both replace the weights of the clients"):
-        check(dp() + Part("mine", weigh=lambda replies, srv: replies.weight))
+        check(dp() + Part("mine", client_weights=lambda replies, srv: replies.weight))
 
 
 def with_norms(buffers: str) -> BuiltExperiment:
@@ -322,7 +322,7 @@ def test_what_slipped_through_is_refused_where_it_would_count() -> None:
     """Even if nobody asked `check_private`."""
     with pytest.raises(InputError, match="dp cannot protect the model's buffers"):
         with_norms("average")
-    replies = replies_of([[0.0] * 4])._replace(extras={"other": {"counts": torch.ones(1, 3)}})
+    replies = replies_of([[0.0] * 4])._replace(payload={"other": {"counts": torch.ones(1, 3)}})
     with pytest.raises(InputError, match="more came up with it"):
         one_round(dp(), replies)
 

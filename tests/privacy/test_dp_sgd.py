@@ -53,7 +53,7 @@ IMAGES = {
 }
 ONE_STEP = {
     "local.steps": 1,
-    "local.batch": 6,
+    "local.batch_size": 6,
     "local.optimizer": "sgd(lr=1.0)",
     "data.normalize": False,
 }
@@ -106,7 +106,7 @@ def gradients_of(part: Part, rows: Tensor, weight: Tensor, keys: int) -> Tensor:
     """What a part makes of rows' gradients [B, n], for many keys. -> [keys, n]"""
     batch = Batch(torch.empty(0), torch.empty(0), weight, torch.empty(0))
     lent: Any = SimpleNamespace(
-        each=lambda params, batch: ({"w": rows}, {"w": torch.zeros(rows.shape[1])})
+        per_example_grad=lambda params, batch: ({"w": rows}, {"w": torch.zeros(rows.shape[1])})
     )
     assert part.gradient is not None
     found = []
@@ -143,7 +143,7 @@ def first_gradients(
     """Of the first step of every client of round 1: at rate 1 a step is the gradient."""
     job = make_work(experiment, first_state(experiment), 1)
     moved = [
-        pytree.sub(pytree.broadcast(job.start.params, reply.k), reply.params)
+        pytree.sub(pytree.broadcast(job.start.params, reply.num_clients), reply.params)
         for reply in engine.train(job)
     ]
     return [
@@ -174,9 +174,9 @@ def test_the_same_as_opacus(kind: str, limit: float) -> None:
         for engine in (SequentialEngine(task), VectorizedEngine(task, 3))
     ]
     for place, client in enumerate(job.clients.tolist()):
-        ids = task.population.at(0).train.of(client)
-        plan = plan_batches(job.key.fold("client", client, "plan", 0), len(ids), 6, steps=1)
-        rows = torch.from_numpy(ids[plan.rows[0, : plan.widths[0]]])
+        ids = task.population.at(0).train.for_client(client)
+        plan = plan_batches(job.key.fold_in("client", client, "plan", 0), len(ids), 6, steps=1)
+        rows = torch.from_numpy(ids[plan.rows[0, : plan.batch_sizes[0]]])
         network = copy.deepcopy(module).double()
         network.load_state_dict(job.start.params)
         sampled = GradSampleModule(network, loss_reduction="sum")
@@ -309,10 +309,10 @@ def test_batch_norm_is_refused_unless_it_is_frozen() -> None:
 def test_somebodys_own_loss_cannot_look_at_the_label_counts() -> None:
     def base(out: Output, batch: Batch, ctx: Context) -> Tensor:
         return nn.functional.cross_entropy(
-            out.logits / ctx.facts.label_counts.sum(), batch.y, reduction="none"
+            out.logits / ctx.stats.label_counts.sum(), batch.y, reduction="none"
         )
 
-    experiment = small_experiment(Part("mine", base=base) + dp_sgd())
+    experiment = small_experiment(Part("mine", loss=base) + dp_sgd())
     with pytest.raises(
         InputError, match=r"reads a fact of all of a client's rows \(label_counts\)"
     ):
@@ -321,12 +321,12 @@ def test_somebodys_own_loss_cannot_look_at_the_label_counts() -> None:
 
 def test_somebodys_own_extras_are_refused() -> None:
     def after(ctx: Context, trained: Any, lent: ClientOps) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {}, {"seen": ctx.facts.size}
+        return {}, {"seen": ctx.stats.size}
 
     mine = Part(
         "mine",
-        after=after,
-        extras=lambda start, world: {"seen": torch.zeros((), dtype=world.dtype)},
+        on_client_end=after,
+        payload=lambda start, world: {"seen": torch.zeros((), dtype=world.dtype)},
     )
     with pytest.raises(
         InputError, match="dp_sgd and mine cannot be combined: mine sends more than its model"

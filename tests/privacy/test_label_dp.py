@@ -69,18 +69,21 @@ def test_drawn_once_for_the_data_of_a_time_step() -> None:
         "flashback+dp_counts(noise=2)", {"clients.sample": 6, "rounds": 3}
     )
     state = first_state(experiment)
-    first, third = (make_work(experiment, state, round).facts.label_counts for round in (1, 3))
+    first, third = (make_work(experiment, state, round).stats.label_counts for round in (1, 3))
     assert torch.equal(first, third)
-    plain = make_work(small_experiment("flashback", {"clients.sample": 6}), state, 1).facts
+    plain = make_work(small_experiment("flashback", {"clients.sample": 6}), state, 1).stats
     assert not torch.equal(first, plain.label_counts)
     # every client and class has noise of its own
     assert len(torch.unique(first - plain.label_counts)) > 6
     # how many rows there are is taken to be known
-    assert torch.equal(make_work(experiment, state, 1).facts.size, plain.size)
+    assert torch.equal(make_work(experiment, state, 1).stats.size, plain.size)
     drifting = drifting_experiment("fedavg+dp_counts", 2)
     everybody = np.arange(6)
-    steps = [drifting.facts(everybody, step).label_counts for step in (0, 1)]
-    true = [drifting_experiment("fedavg", 2).facts(everybody, step).label_counts for step in (0, 1)]
+    steps = [drifting.client_stats(everybody, step).label_counts for step in (0, 1)]
+    true = [
+        drifting_experiment("fedavg", 2).client_stats(everybody, step).label_counts
+        for step in (0, 1)
+    ]
     assert bool(((steps[0] - true[0]) != (steps[1] - true[1])).any())
 
 
@@ -92,14 +95,14 @@ def test_what_is_sent_is_what_is_seen() -> None:
     job = make_work(experiment, first_state(experiment), 1)
     sent = torch.cat(
         [
-            reply.extras["flashback"]["label_counts"]
+            reply.payload["flashback"]["label_counts"]
             for reply in SequentialEngine(experiment.task).train(job)
         ]
     )
-    assert torch.equal(sent, job.facts.label_counts)
+    assert torch.equal(sent, job.stats.label_counts)
     state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
     assert torch.allclose(
-        state.server.state["flashback"]["pi"], job.facts.label_counts.sum(dim=0), rtol=0, atol=1e-10
+        state.server.state["flashback"]["pi"], job.stats.label_counts.sum(dim=0), rtol=0, atol=1e-10
     )
     other, _ = run_rounds(experiment, VectorizedEngine(experiment.task, 3), 1)
     assert max_rel_diff(state_tree(other), state_tree(state))[1] <= TOLERANCE
@@ -117,7 +120,7 @@ def test_forgotten_rows_are_counted_with_noise() -> None:
         counts.append(
             torch.cat(
                 [
-                    reply.extras["fedwavg"]["forgettable"]
+                    reply.payload["fedwavg"]["forgettable"]
                     for reply in SequentialEngine(experiment.task).train(job)
                 ]
             )

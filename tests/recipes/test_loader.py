@@ -51,11 +51,11 @@ def test_every_result_of_the_papers_is_there() -> None:
 def test_a_recipe_is_whole(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.kind == name.split("/")[1].split("-")[0]
-    assert (recipe.draws in KINDS) == (recipe.kind == "figure")
+    assert (recipe.figure_kind in KINDS) == (recipe.kind == "figure")
     assert set(recipe.published) == {
         (row.label, column.label) for row in recipe.rows for column in recipe.columns
     }
-    assert recipe.reading
+    assert recipe.interpretation
     assert recipe.claims
     check_claims(recipe)
     for scale in SCALES:
@@ -200,7 +200,7 @@ def test_a_recipe_from_its_table() -> None:
         ({"rows": [{"label": "a"}, {"label": "a"}]}, "label of its own"),
         (
             {"rows": [{"label": "a", "local.batsch": 3}]},
-            "unknown key 'local.batsch': did you mean local.batch",
+            "unknown key 'local.batsch': did you mean local.batch_size",
         ),
         ({"scales": {"huge": {}}}, "no scale 'huge'"),
         ({"scales": {"desk": {"rows": ["c"]}}}, "no row or column 'c'"),

@@ -48,7 +48,7 @@ TABLE: dict[str, Any] = {
             "by_column": {"cifar": {"rounds": 9}},
         },
     },
-    "stand_in": {
+    "substitute_data": {
         "femnist": {"about": "EMNIST", "set": {"data.name": "emnist", "clients.count": 7}}
     },
 }
@@ -125,20 +125,20 @@ def test_options_of_rows_and_columns_are_joined() -> None:
 def test_what_is_absent_is_left_out_or_replaced(recipe: Recipe) -> None:
     without = make_plan(recipe, "paper", absent=["femnist"])
     assert [run.column for run in without.runs] == ["cifar", "cifar"]
-    assert without.places["a", "top"].absent == "femnist"
-    replaced = make_plan(recipe, "paper", absent=["femnist"], stand_in=True)
+    assert without.places["a", "top"].missing_data == "femnist"
+    replaced = make_plan(recipe, "paper", absent=["femnist"], substitute_data=True)
     assert [
-        (run.stand_in, source_of(run.spec), run.spec.clients.count) for run in replaced.runs
+        (run.substitute, source_of(run.spec), run.spec.clients.count) for run in replaced.runs
     ] == [
         ("femnist", "emnist", 7),
         ("", "cifar10", None),
         ("femnist", "emnist", 7),
         ("", "cifar10", None),
     ]
-    neither = make_plan(recipe, "paper", absent=["femnist", "emnist"], stand_in=True)
-    assert neither.places["a", "last"].absent == "emnist"
+    neither = make_plan(recipe, "paper", absent=["femnist", "emnist"], substitute_data=True)
+    assert neither.places["a", "last"].missing_data == "emnist"
     # asked for, but not needed
-    assert make_plan(recipe, "paper", stand_in=True).places["a", "last"].stand_in == ""
+    assert make_plan(recipe, "paper", substitute_data=True).places["a", "last"].substitute == ""
 
 
 def test_only_some_rows(recipe: Recipe) -> None:
@@ -167,10 +167,10 @@ def test_what_a_user_changes(recipe: Recipe) -> None:
 def test_values_tried_in_every_cell() -> None:
     tried = {
         **TABLE,
-        "over": {"local.lr": [0.1, 0.5]},
+        "grid": {"local.lr": [0.1, 0.5]},
         "columns": [{"label": "best", "measure": "best_over"}],
     }
-    tried["scales"] = {"smoke": {"over": {"local.lr": [0.5]}}}
+    tried["scales"] = {"smoke": {"grid": {"local.lr": [0.5]}}}
     plan = make_plan(read_recipe("wsm/table-9", tried), "paper")
     assert plan.places["a", "best"].runs == (
         ("lr=0.1", ("a-best-lr=0.1-seed0",)),
@@ -212,7 +212,7 @@ def test_an_estimate_by_hand() -> None:
             "clients.count": 5,
             "rounds": 10,
             "local.epochs": 2,
-            "local.batch": 64,
+            "local.batch_size": 64,
         }
     )
     work = 1_520 * (3 * 25_800 + 11 * (359 + 143.8))
@@ -227,5 +227,5 @@ def test_a_plan_in_words(recipe: Recipe) -> None:
     assert "left out, femnist is not in the data folder: LEAF makes it" in told
     assert "2 runs, 18 rounds in all: about" in told
     assert "as stand-in for femnist" in describe_plan(
-        make_plan(recipe, "gpu", absent=["femnist"], stand_in=True)
+        make_plan(recipe, "gpu", absent=["femnist"], substitute_data=True)
     )

@@ -74,8 +74,8 @@ def test_a_stopped_result_goes_on_at_its_round(tmp_path: Path) -> None:
 def test_another_result_does_not_mix_in(tmp_path: Path) -> None:
     reproduce("wsm/figure-a.1", tmp_path / "r", scale="smoke", report=False)
     for changed in (
-        {"scale": "smoke", "changes": {"local.batch": 8}},
-        {"scale": "smoke", "stand_in": True},
+        {"scale": "smoke", "changes": {"local.batch_size": 8}},
+        {"scale": "smoke", "substitute_data": True},
     ):
         with pytest.raises(InputError, match="another result, scale or setting"):
             reproduce("wsm/figure-a.1", tmp_path / "r", report=False, **changed)  # type: ignore[arg-type]
@@ -125,18 +125,20 @@ def test_missing_data_say_how_to_get_them(tmp_path: Path) -> None:
         match=r"needs cifar10, which is not in the data folder .* remanence data fetch cifar10",
     ):
         plan_result("wsm/table-3.2", scale="gpu")
-    with pytest.raises(InputError, match=r"needs svhn.*--stand-in: MNIST"):
+    with pytest.raises(InputError, match=r"needs svhn.*--substitute-data: MNIST"):
         plan_result("fedwavg/table-4", scale="desk", data_dir=str(tmp_path))
     (tmp_path / "mnist").mkdir()
-    plan = plan_result("fedwavg/table-4", scale="desk", data_dir=str(tmp_path), stand_in=True)
-    assert {(run.stand_in, run.spec.data.name) for run in plan.runs} == {("svhn", "mnist")}
+    plan = plan_result(
+        "fedwavg/table-4", scale="desk", data_dir=str(tmp_path), substitute_data=True
+    )
+    assert {(run.substitute, run.spec.data.name) for run in plan.runs} == {("svhn", "mnist")}
     with pytest.raises(InputError, match="unknown scale 'huge'"):
         plan_result("wsm/table-3.2", scale="huge")
 
 
 def test_a_plan_can_be_looked_at_without_the_data(tmp_path: Path) -> None:
     told = describe_plan(
-        plan_result("wsm/table-3.2", scale="gpu", data_dir=str(tmp_path), only_to_look=True)
+        plan_result("wsm/table-3.2", scale="gpu", data_dir=str(tmp_path), dry_run=True)
     )
     assert "FedAvg+WSM, CIFAR-10: 80 rounds, about" in told
     assert (
@@ -144,7 +146,7 @@ def test_a_plan_can_be_looked_at_without_the_data(tmp_path: Path) -> None:
     ) in told
     (tmp_path / "mnist").mkdir()
     told = describe_plan(
-        plan_result("fedwavg/table-1", scale="desk", data_dir=str(tmp_path), only_to_look=True)
+        plan_result("fedwavg/table-1", scale="desk", data_dir=str(tmp_path), dry_run=True)
     )
     assert "Federated, MNIST: 3 rounds" in told
     assert "Federated, CIFAR-10" not in told
@@ -202,7 +204,7 @@ def test_a_claim_has_a_line_for_every_setting_in_which_it_was_tested(tmp_path: P
         changes = (
             {"rounds": rounds, "local.drop_last": True}
             if rounds == 2
-            else {"rounds": rounds, "engine": "loop", "record.every": 1}
+            else {"rounds": rounds, "engine": "sequential", "record.every": 1}
         )
         reproduce("wsm/table-3.3", out, scale="smoke", only=rows, changes=changes, report=False)
         about = json.loads((out / OUTCOME).read_text())

@@ -28,12 +28,12 @@ def train(
     history = []
     for round in range(1, setting.rounds + 1):
         events: dict[str, dict[int, int]] = {"right_to_wrong": {}, "margin_rise": {}}
-        key = Key(setting.seed).fold("round", round, "client", 0, "plan", 0)
+        key = Key(setting.seed).fold_in("round", round, "client", 0, "plan", 0)
         plan = plan_batches(key, len(rows), setting.batch, epochs=setting.epochs)
         optimizer = make_optimizer(net, setting, learning_rate(setting, round))
         batch_a: list[int] = []
         before: list[tuple[bool, float]] = []
-        for positions, width in zip(plan.rows, plan.widths, strict=True):
+        for positions, width in zip(plan.rows, plan.batch_sizes, strict=True):
             batch_b = rows[positions[:width]].tolist()
             optimizer.zero_grad()
             cross_entropy(net(x[batch_b]), y[batch_b]).backward()

@@ -59,10 +59,12 @@ def personalize(
         momentum=setting.momentum,
         weight_decay=setting.weight_decay,
     )
-    key = Key(setting.seed).fold("round", setting.rounds, "personal", "client", client, "plan", 0)
+    key = Key(setting.seed).fold_in(
+        "round", setting.rounds, "personal", "client", client, "plan", 0
+    )
     plan = plan_batches(key, len(mine), setting.batch, epochs=epochs)
     local.train()
-    for positions, width in zip(plan.rows, plan.widths, strict=True):
+    for positions, width in zip(plan.rows, plan.batch_sizes, strict=True):
         batch = mine[positions[:width]]
         optimizer.zero_grad()
         cross_entropy(local(x[batch]), y[batch]).backward()

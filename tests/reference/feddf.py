@@ -76,15 +76,15 @@ def distill(
     key: Key,
 ) -> tuple[State, Outcome]:
     """x, y: the public set"""
-    order = key.fold("validation").permutation(len(x))
+    order = key.fold_in("validation").permutation(len(x))
     held = round(chosen.validation * len(x))
     watched, places = sorted(order[:held].tolist()), np.array(sorted(order[held:].tolist()))
-    plan = plan_batches(key.fold("plan"), len(places), chosen.batch, steps=chosen.steps)
+    plan = plan_batches(key.fold_in("plan"), len(places), chosen.batch, steps=chosen.steps)
     optimizer = torch.optim.Adam(student.parameters(), lr=chosen.lr)
     student.train()
     best, best_right, best_step, step = snapshot(student), -1, 0, 0
     for step in range(chosen.steps):
-        rows = places[plan.rows[step, : plan.widths[step]]]
+        rows = places[plan.rows[step, : plan.batch_sizes[step]]]
         with torch.no_grad():
             said = [teacher(x[rows]) for teacher in teachers]
         optimizer.param_groups[0]["lr"] = (
@@ -121,15 +121,19 @@ def train(
     """
     state, outcomes = copy.deepcopy(net.state_dict()), []
     for round in range(1, setting.rounds + 1):
-        key = Key(setting.seed).fold("round", round)
-        cohort = sorted(key.fold("cohort").permutation(len(rows))[: setting.cohort].tolist())
+        key = Key(setting.seed).fold_in("round", round)
+        cohort = sorted(key.fold_in("cohort").permutation(len(rows))[: setting.cohort].tolist())
         clients = []
         for k in cohort:
             plan = plan_batches(
-                key.fold("client", k, "plan", 0), len(rows[k]), setting.batch, epochs=setting.epochs
+                key.fold_in("client", k, "plan", 0),
+                len(rows[k]),
+                setting.batch,
+                epochs=setting.epochs,
             )
             batches = [
-                positions[:width] for positions, width in zip(plan.rows, plan.widths, strict=True)
+                positions[:width]
+                for positions, width in zip(plan.rows, plan.batch_sizes, strict=True)
             ]
             local = copy.deepcopy(net)
             local.load_state_dict(state)
@@ -153,7 +157,7 @@ def train(
             x[public],
             y[public],
             chosen,
-            key.fold("server", "fit").fold("call", 0),
+            key.fold_in("server", "fit").fold_in("call", 0),
         )
         outcomes.append(outcome)
     return state, outcomes

@@ -44,13 +44,13 @@ def train(
     state = copy.deepcopy(net.state_dict())
     names = [name for name, _ in net.named_parameters()]
     for round in range(1, setting.rounds + 1):
-        key, lr = Key(setting.seed).fold("round", round), learning_rate(setting, round)
-        cohort = sorted(key.fold("cohort").permutation(len(rows))[: setting.cohort].tolist())
+        key, lr = Key(setting.seed).fold_in("round", round), learning_rate(setting, round)
+        cohort = sorted(key.fold_in("cohort").permutation(len(rows))[: setting.cohort].tolist())
         sizes, trained, a = [len(rows[client]) for client in cohort], [], []
         for client in cohort:
             mine = rows[client]
             plan = plan_batches(
-                key.fold("client", client, "plan", 0),
+                key.fold_in("client", client, "plan", 0),
                 len(mine),
                 setting.batch,
                 epochs=setting.epochs,
@@ -58,7 +58,8 @@ def train(
             local = copy.deepcopy(net)
             local.load_state_dict(state)
             batches = [
-                positions[:width] for positions, width in zip(plan.rows, plan.widths, strict=True)
+                positions[:width]
+                for positions, width in zip(plan.rows, plan.batch_sizes, strict=True)
             ]
             train_client(local, x[mine], y[mine], classes, batches, setting, lr)
             trained.append(

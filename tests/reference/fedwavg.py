@@ -60,8 +60,8 @@ def train(
     theta: dict[int, State] = {}  # each client's last local model
     uploads = []
     for round in range(1, setting.rounds + 1):
-        key = Key(setting.seed).fold("round", round)
-        cohort = sorted(key.fold("cohort").permutation(len(rows))[: setting.cohort].tolist())
+        key = Key(setting.seed).fold_in("round", round)
+        cohort = sorted(key.fold_in("cohort").permutation(len(rows))[: setting.cohort].tolist())
         trained = []
         for n in cohort:
             mine_x, mine_y = x[rows[n]], y[rows[n]]
@@ -81,10 +81,14 @@ def train(
                     )
                 )
             plan = plan_batches(
-                key.fold("client", n, "plan", 0), len(rows[n]), setting.batch, epochs=setting.epochs
+                key.fold_in("client", n, "plan", 0),
+                len(rows[n]),
+                setting.batch,
+                epochs=setting.epochs,
             )
             batches = [
-                positions[:width] for positions, width in zip(plan.rows, plan.widths, strict=True)
+                positions[:width]
+                for positions, width in zip(plan.rows, plan.batch_sizes, strict=True)
             ]
             local = copy.deepcopy(net)
             local.load_state_dict(theta_g)

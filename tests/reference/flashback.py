@@ -74,7 +74,7 @@ def descend(
 
 def split(key: Key, count: int, batch: int, epochs: int) -> list[np.ndarray]:
     plan = plan_batches(key, count, batch, epochs=epochs)
-    return [positions[:width] for positions, width in zip(plan.rows, plan.widths, strict=True)]
+    return [positions[:width] for positions, width in zip(plan.rows, plan.batch_sizes, strict=True)]
 
 
 def train(
@@ -93,15 +93,15 @@ def train(
     pi, r = [0.0] * classes, [0] * len(rows)  # line 1
     counts = [[float((y[mine] == c).sum()) for c in range(classes)] for mine in rows]
     for t in range(1, setting.rounds + 1):
-        key = Key(setting.seed).fold("round", t)
+        key = Key(setting.seed).fold_in("round", t)
         # line 3
-        cohort = sorted(key.fold("cohort").permutation(len(rows))[: setting.cohort].tolist())
+        cohort = sorted(key.fold_in("cohort").permutation(len(rows))[: setting.cohort].tolist())
         lr = learning_rate(setting, t)
         previous = load(net, state, training=False)
         trained = []
         for k in cohort:
             batches = split(
-                key.fold("client", k, "plan", 0), len(rows[k]), setting.batch, setting.epochs
+                key.fold_in("client", k, "plan", 0), len(rows[k]), setting.batch, setting.epochs
             )
             teachers = [previous] if t > 1 else []  # line 10: plain cross-entropy when t = 1
             alphas = dynamic_alpha(counts[k], [pi]) if t > 1 else []
@@ -115,7 +115,7 @@ def train(
         if t > 1:
             teachers, mus = [*teachers, previous], [*mus, pi]
         batches = split(
-            key.fold("server", "fit").fold("call", 0).fold("plan"),
+            key.fold_in("server", "fit").fold_in("call", 0).fold_in("plan"),
             len(public),
             setting.batch,
             server_epochs,

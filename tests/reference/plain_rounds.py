@@ -37,19 +37,20 @@ def play(
     """
     state = copy.deepcopy(net.state_dict())
     for round in range(1, setting.rounds + 1):
-        key = Key(setting.seed).fold("round", round)
-        cohort = sorted(key.fold("cohort").permutation(len(rows))[: setting.cohort].tolist())
+        key = Key(setting.seed).fold_in("round", round)
+        cohort = sorted(key.fold_in("cohort").permutation(len(rows))[: setting.cohort].tolist())
         trained = []
         for client in cohort:
             mine = rows[client]
             plan = plan_batches(
-                key.fold("client", client, "plan", 0),
+                key.fold_in("client", client, "plan", 0),
                 len(mine),
                 setting.batch,
                 epochs=setting.epochs,
             )
             batches = [
-                positions[:width] for positions, width in zip(plan.rows, plan.widths, strict=True)
+                positions[:width]
+                for positions, width in zip(plan.rows, plan.batch_sizes, strict=True)
             ]
             local = copy.deepcopy(net)
             local.load_state_dict(state)

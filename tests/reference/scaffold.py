@@ -33,13 +33,13 @@ def train(
     c = {name: torch.zeros_like(state[name]) for name in names}
     c_i = [{name: torch.zeros_like(state[name]) for name in names} for _ in rows]
     for round in range(1, setting.rounds + 1):
-        key, lr = Key(setting.seed).fold("round", round), learning_rate(setting, round)
-        cohort = sorted(key.fold("cohort").permutation(number)[: setting.cohort].tolist())
+        key, lr = Key(setting.seed).fold_in("round", round), learning_rate(setting, round)
+        cohort = sorted(key.fold_in("cohort").permutation(number)[: setting.cohort].tolist())
         trained, changes = [], []
         for client in cohort:
             mine = rows[client]
             plan = plan_batches(
-                key.fold("client", client, "plan", 0),
+                key.fold_in("client", client, "plan", 0),
                 len(mine),
                 setting.batch,
                 epochs=setting.epochs,
@@ -52,7 +52,7 @@ def train(
                 momentum=setting.momentum,
                 weight_decay=setting.weight_decay,
             )
-            for positions, width in zip(plan.rows, plan.widths, strict=True):
+            for positions, width in zip(plan.rows, plan.batch_sizes, strict=True):
                 batch = mine[positions[:width]]
                 optimizer.zero_grad()
                 cross_entropy(local(x[batch]), y[batch]).backward()
@@ -74,7 +74,7 @@ def train(
                     plus[name] = (
                         c_i[client][name]
                         - c[name]
-                        + (state[name] - end[name]) / (len(plan.widths) * lr)
+                        + (state[name] - end[name]) / (len(plan.batch_sizes) * lr)
                     )
             trained.append(end)
             changes.append({name: plus[name] - c_i[client][name] for name in names})

@@ -33,13 +33,13 @@ def train(
     # v_{-1}, at least tau^2
     v = {name: torch.zeros_like(state[name]) + numbers.get("tau", 0.0) ** 2 for name in names}
     for round in range(1, setting.rounds + 1):
-        key = Key(setting.seed).fold("round", round)
-        cohort = sorted(key.fold("cohort").permutation(len(rows))[: setting.cohort].tolist())
+        key = Key(setting.seed).fold_in("round", round)
+        cohort = sorted(key.fold_in("cohort").permutation(len(rows))[: setting.cohort].tolist())
         trained = []
         for client in cohort:
             mine = rows[client]
             plan = plan_batches(
-                key.fold("client", client, "plan", 0),
+                key.fold_in("client", client, "plan", 0),
                 len(mine),
                 setting.batch,
                 epochs=setting.epochs,
@@ -47,7 +47,8 @@ def train(
             local = copy.deepcopy(net)
             local.load_state_dict(state)
             batches = [
-                positions[:width] for positions, width in zip(plan.rows, plan.widths, strict=True)
+                positions[:width]
+                for positions, width in zip(plan.rows, plan.batch_sizes, strict=True)
             ]
             train_client(
                 local, x[mine], y[mine], classes, batches, setting, learning_rate(setting, round)

@@ -313,7 +313,7 @@ def write_peers_run(
         "evaluated": "personal", "rounds_per_step": rounds, "concepts": list(concepts),
         "clusters": [" ".join(map(str, row)) for row in clusters.tolist()],
     }  # fmt: skip
-    drift = {"schedule": "random(clusters=2)", "steps": steps}
+    drift = {"schedule": "random(clusters=2)", "time_steps": steps}
     asked = {"method": method, "seed": seed, "rounds": rounds, "model": "mlp", "drift": drift}
     return _finish(
         folder,

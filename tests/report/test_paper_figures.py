@@ -214,7 +214,7 @@ def test_every_picture_can_be_redrawn(folders: tuple[Path, Path]) -> None:
         with matplotlib.rc_context(STYLE):
             for make in FIGURES:
                 if (picture := make(groups)) is not None:
-                    assert to_matplotlib(picture.figure).axes
+                    assert to_matplotlib(picture.plot).axes
                     drawn.add(make)
     assert drawn == set(FIGURES)
 

@@ -27,10 +27,10 @@ def test_schedule_is_a_row_a_time_step() -> None:
     picture = draw_schedule(
         [[0, 0, 1], [0, 1, 1]], "My drift", concepts=["labels 0 1", "<b>labels 2 3</b>"]
     )
-    [cells] = picture.figure.data
+    [cells] = picture.plot.data
     assert ([list(row) for row in cells.z], picture.title) == ([[0, 0, 1], [0, 1, 1]], "My drift")
     assert [list(row) for row in cells.text] == [["0", "0", "1"], ["0", "1", "1"]]
-    assert "cluster 1: <b>labels 2 3</b>" in picture.reading  # the page escapes it
+    assert "cluster 1: <b>labels 2 3</b>" in picture.caption  # the page escapes it
     assert (
         "1 of them change cluster at least once. In the last step, cluster 0 has 1, cluster 1"
         " has 2."
@@ -38,8 +38,8 @@ def test_schedule_is_a_row_a_time_step() -> None:
 
 
 def test_many_clients_have_no_numbers_in_their_cells() -> None:
-    assert draw_schedule([[0] * 61]).figure.data[0].texttemplate is None
-    assert draw_schedule([[0] * 60]).figure.data[0].texttemplate == "%{text}"
+    assert draw_schedule([[0] * 61]).plot.data[0].texttemplate is None
+    assert draw_schedule([[0] * 60]).plot.data[0].texttemplate == "%{text}"
 
 
 def test_a_page_shows_schedule_and_partition(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def four(tmp_path: Path) -> Run:
     builder moves them. Round 3 is the first of step 1.
     """
     run = write_peers_run(tmp_path / "four", clients=4, rounds=2, steps=2)
-    assert run.about["clusters"] == [[1, 1, 0, 0], [1, 0, 0, 1]]
+    assert run.metadata["clusters"] == [[1, 1, 0, 0], [1, 0, 0, 1]]
     heard = [[0, 3, 1, 0], [2, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 0]]
     likes = [[0, 0.5, 0.25, 0.125], [1, 0, 1, 1], [1, 1, 0, 1], [1, 1, 1, 0]]
     return write_peers(run, (3, 1, HEARD, heard), (3, 1, SIMILARITY, likes))
@@ -81,7 +81,7 @@ def test_clients_are_sorted_by_cluster_and_rows_are_shares(four: Run) -> None:
     """
     picture = draw_peer_usage(group_runs([four]))
     assert picture is not None
-    heard, alike = picture.figure.data
+    heard, alike = picture.plot.data
     assert list(heard.x) == list(heard.y) == ["1", "2", "0", "3"]
     assert [list(row) for row in heard.z] == [
         [0, 0, 1, 0],
@@ -90,7 +90,7 @@ def test_clients_are_sorted_by_cluster_and_rows_are_shares(four: Run) -> None:
         [0.333, 0.333, 0.333, 0],
     ]
     assert list(alike.z[2]) == [0.5, 0.25, 0, 0.125]
-    assert {line.x0 for line in picture.figure.layout.shapes if line.x0 == line.x1} == {1.5}
+    assert {line.x0 for line in picture.plot.layout.shapes if line.x0 == line.x1} == {1.5}
     # 1/3 of client 3's, of three clients' shares: 0.333 / 3
     assert "11% of the listening was within clusters" in picture.alt
 
@@ -101,13 +101,13 @@ def test_network_joins_listeners_to_whom_they_heard(four: Run) -> None:
     """
     picture = draw_network(group_runs([four]))
     assert picture is not None
-    lines = [trace for trace in picture.figure.data if trace.mode == "lines"]
+    lines = [trace for trace in picture.plot.data if trace.mode == "lines"]
     count = {
         name: sum(len(trace.x or ()) // 3 for trace in lines if trace.name == name)
         for name in ("within a cluster", "between clusters")
     }
     assert count == {"within a cluster": 1, "between clusters": 5}
-    dots = {trace.name: len(trace.x) for trace in picture.figure.data if trace.mode == "markers"}
+    dots = {trace.name: len(trace.x) for trace in picture.plot.data if trace.mode == "markers"}
     assert dots == {"cluster 0": 2, "cluster 1": 2}
     assert not picture.saves_data
     assert "89% of the listening crosses between clusters" in picture.alt
@@ -118,7 +118,7 @@ def test_listening_to_the_own_cluster_stands_beside_chance(tmp_path: Path) -> No
         group_runs([write_peers_run(tmp_path / "run", clients=6, skill=0.9)])
     )
     assert picture is not None
-    own, chance = picture.figure.data
+    own, chance = picture.plot.data
     assert chance.name == "by chance"
     assert set(chance.y) == {0.4}  # each has two of its kind among five others
     assert np.mean(own.y) > np.mean(chance.y) + 0.2
@@ -131,22 +131,22 @@ def test_a_method_without_similarity_says_so(tmp_path: Path) -> None:
     )
     assert picture is not None
     assert picture.methods == ["hast", "random"]  # what is seen first has both maps
-    titles = {choice.method: choice.axes["annotations"][1]["text"] for choice in picture.choices}
+    titles = {choice.method: choice.axes["annotations"][1]["text"] for choice in picture.states}
     assert titles == {
         "random": "<b>This method keeps no similarity</b>",
         "hast": "<b>Similarity, as the listener believes</b>",
     }
     alone = draw_peer_usage(group_runs([write_peers_run(tmp_path / "alone", similarity=False)]))
     assert alone is not None
-    assert len(alone.figure.data) == 1
+    assert len(alone.plot.data) == 1
 
 
 def test_every_cluster_has_a_line(tmp_path: Path) -> None:
     picture = draw_clusters(group_runs([write_peers_run(tmp_path / "run", rounds=4, steps=3)]))
     assert picture is not None
-    assert [line.name for line in picture.figure.data] == ["cluster 0", "cluster 1"]
-    assert list(picture.figure.data[0].x) == list(range(1, 13))
-    assert len(picture.figure.layout.shapes) == 2
+    assert [line.name for line in picture.plot.data] == ["cluster 0", "cluster 1"]
+    assert list(picture.plot.data[0].x) == list(range(1, 13))
+    assert len(picture.plot.layout.shapes) == 2
 
 
 def test_what_clients_left_behind_starts_with_the_first_drift(tmp_path: Path) -> None:
@@ -157,8 +157,8 @@ def test_what_clients_left_behind_starts_with_the_first_drift(tmp_path: Path) ->
         group_runs([write_peers_run(tmp_path / "run", rounds=4, steps=3)])
     )
     assert picture is not None
-    assert list(picture.figure.data[0].x) == list(range(5, 13))
-    assert picture.figure.data[0].y[0] == pytest.approx(0.02, abs=0.011)
+    assert list(picture.plot.data[0].x) == list(range(5, 13))
+    assert picture.plot.data[0].y[0] == pytest.approx(0.02, abs=0.011)
 
 
 def test_the_three_numbers_of_drift_have_columns_and_words(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_the_three_numbers_of_drift_have_columns_and_words(tmp_path: Path) -> No
             row.robustness,
             row.convergence,
             row.worst_client,
-            row.own_cluster,
+            row.same_cluster,
         )
     )
     text = say(run)
@@ -230,4 +230,4 @@ def test_conditions_tell_the_drift(tmp_path: Path) -> None:
     )
     picture = draw_partition(group_runs([run]))
     assert picture is not None
-    assert "before anything has drifted (time step 0)" in picture.reading
+    assert "before anything has drifted (time step 0)" in picture.caption

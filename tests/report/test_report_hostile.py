@@ -55,7 +55,7 @@ def test_a_method_under_attack_by_hand(make_run: Callable[..., Run]) -> None:
     assert stand.rare == pytest.approx(0.6)
     assert stand.forgetting == pytest.approx((0.2 + 0.3 + 0 + 0) / 4)
     assert stand.rare_forgetting == pytest.approx(0.3 / 2)
-    assert (stand.refused, stand.silent, stand.success) == (2, 0, None)
+    assert (stand.rejected, stand.no_response, stand.success) == (2, 0, None)
     _, who = tabulate(group_runs([run]))
     assert who["rows"] == [["fedavg", "0", "1", "not-finite", "2", "1 to 3", "its model holds NaN"]]
 
@@ -74,7 +74,7 @@ def test_a_client_that_went_silent_is_named(make_run: Callable[..., Run]) -> Non
         lambda line: line.update(silent=[4] if line["round"] == 2 else []),
     )
     stand = robustness_row(group_runs([run])[0])
-    assert (stand.refused, stand.silent) == (0, 1)  # a round's two lines are one silence
+    assert (stand.rejected, stand.no_response) == (0, 1)  # a round's two lines are one silence
     assert tabulate(group_runs([run]))[1]["rows"][0][2:6] == ["4", "no answer", "1", "2"]
 
 
@@ -93,14 +93,14 @@ def test_the_page_of_an_attacked_run(tmp_path: Path) -> None:
     groups = group_runs([run])
     success = draw_success(groups)
     assert success is not None
-    assert success.figure.data[-1].y == pytest.approx(
+    assert success.plot.data[-1].y == pytest.approx(
         [round(1 / number, 4) for number in range(1, 7)]
     )
     assert robustness_row(groups[0]).success == pytest.approx(1 / 6)
     rare = draw_rare_classes(groups)
     assert rare is not None
     shares = np.array([line["per_class"] for line in run.metrics if line["split"] == "test"])[-1]
-    assert sorted(rare.figure.data[0].y) == pytest.approx(sorted(shares), abs=1e-4)
+    assert sorted(rare.plot.data[0].y) == pytest.approx(sorted(shares), abs=1e-4)
     page = render_report([run])
     assert 'id="refusals"' in page
     assert "Under attack and under defence" in page

@@ -167,10 +167,10 @@ def test_the_reader_chooses_method_and_round_by_keyboard(
     ]
     assert page.inner_text("#client-forgetting output") == "6"  # the last round first
 
-    page.focus("#client-forgetting .moment")
+    page.focus("#client-forgetting .frame")
     page.keyboard.press("ArrowLeft")
     assert page.inner_text("#client-forgetting output") == "5"
-    assert page.get_attribute("#client-forgetting .moment", "aria-valuetext") == "round 5"
+    assert page.get_attribute("#client-forgetting .frame", "aria-valuetext") == "round 5"
     assert page.evaluate(f"{shown}.data[0].z") != ends
     described = page.get_attribute("#client-forgetting .plot", "aria-label")
     assert f"in round 5 of {HOSTILE}" in described
@@ -207,7 +207,7 @@ def test_paper_gets_every_figure_even_if_nobody_scrolled(
     assert page.locator(".plot:not([data-drawn])").count() == 0
     assert page.pdf().startswith(b"%PDF")
     page.emulate_media(media="print")
-    assert not page.is_visible("#one-round .moment")
+    assert not page.is_visible("#one-round .frame")
     assert page.is_visible("#one-round output")
     assert complaints == []
 

@@ -59,14 +59,14 @@ def lossy(make_run: Callable[..., Run]) -> Run:
 def test_bars_show_what_each_phase_lost_and_their_sum(lossy: Run) -> None:
     picture = draw_phase_decomposition(group_runs([lossy]))
     assert picture is not None
-    local, merging, together = picture.figure.data
+    local, merging, together = picture.plot.data
     assert (local.name, list(local.y), list(local.x)) == ("local training", ["fedavg"], [0.15])
     assert (merging.name, list(merging.x)) == ("merging at the server", [-0.15])
     assert list(together.x) == [0]
     assert "fedavg: local training +15.0 points, merging at the server -15.0 points" in picture.alt
     over_rounds = draw_phases_over_rounds(group_runs([lossy]))
     assert over_rounds is not None
-    assert [(list(bars.x), list(bars.y)) for bars in over_rounds.figure.data] == [
+    assert [(list(bars.x), list(bars.y)) for bars in over_rounds.plot.data] == [
         ([1], [0.15]),
         ([1], [-0.15]),
     ]
@@ -76,7 +76,7 @@ def test_classes_are_marked_where_they_lose_most(lossy: Run) -> None:
     """Cats lose most in merging (0.1 against 0), dogs in local training (0.3)."""
     picture = draw_phases_by_class(group_runs([lossy]))
     assert picture is not None
-    [cells] = picture.figure.data
+    [cells] = picture.plot.data
     assert (list(cells.x), list(cells.y)) == (["local", "merging", "all"], ["cat", "dog"])
     assert [list(row) for row in cells.z] == [[0, 0.1, 0.1], [0.3, -0.4, -0.1]]
     assert [list(row) for row in cells.text] == [["", "●", ""], ["●", "", ""]]
@@ -86,7 +86,7 @@ def test_classes_are_marked_where_they_lose_most(lossy: Run) -> None:
 def test_clients_stand_from_the_most_forgetful_down(lossy: Run) -> None:
     picture = draw_forgetting_by_client(group_runs([lossy]))
     assert picture is not None
-    [cells] = picture.figure.data
+    [cells] = picture.plot.data
     assert list(cells.y) == ["client 7", "client 3"]
     assert [list(row) for row in cells.z] == [[0.2, 0.2, 0.2], [-0.2, 0.4, 0.1]]
     assert list(cells.x) == ["cat", "dog", "all classes"]
@@ -95,7 +95,7 @@ def test_clients_stand_from_the_most_forgetful_down(lossy: Run) -> None:
 def test_one_round_has_a_column_for_every_model(lossy: Run) -> None:
     picture = draw_one_round(group_runs([lossy]))
     assert picture is not None
-    [cells] = picture.figure.data
+    [cells] = picture.plot.data
     assert list(cells.x) == ["before", " ", "3", "7", "  ", "after"]
     assert [list(row) for row in cells.z] == [
         [0.8, None, 1, 0.6, None, 0.7],
@@ -109,11 +109,11 @@ def test_after_a_server_that_trains_stands_the_refined_model(lossy: Run) -> None
     run = write_ledger(lossy, [lossy.ledger.records, judged([0.9, 0.6], "refined")])
     picture = draw_one_round(group_runs([run]))
     assert picture is not None
-    assert [row[-1] for row in picture.figure.data[0].z] == [0.9, 0.6]
+    assert [row[-1] for row in picture.plot.data[0].z] == [0.9, 0.6]
     bars = draw_phase_decomposition(group_runs([run]))
     assert bars is not None
     # (0.7 - 0.9 + 0.5 - 0.6) / 2
-    assert (bars.figure.data[2].name, list(bars.figure.data[2].x)) == (
+    assert (bars.plot.data[2].name, list(bars.plot.data[2].x)) == (
         "training at the server",
         [-0.15],
     )
@@ -143,7 +143,7 @@ def test_deviation_over_seeds_stands_beside_a_phase(
     assert "local training cost 7.5 ± 10.6 points a round" in say(lossy, calm)
     picture = draw_phase_decomposition(group_runs([lossy, calm]))
     assert picture is not None
-    assert (list(picture.figure.data[0].x), list(picture.figure.data[0].customdata)) == (
+    assert (list(picture.plot.data[0].x), list(picture.plot.data[0].customdata)) == (
         [0.075],
         [0.1061],
     )
@@ -187,13 +187,13 @@ def test_client_against_client(make_run: Callable[..., Run]) -> None:
     ]
     picture = draw_client_forgetting(group_runs([write_ledger(make_run([[0.5, 0.5]]), parts)]))
     assert picture is not None
-    changes, accuracies = picture.figure.data
+    changes, accuracies = picture.plot.data
     assert (list(changes.x), list(changes.y)) == (["0", "1", " ", "mean"], ["0", "1"])
     assert [list(row) for row in changes.z] == [[-0.2, 0.3, None, 0.3], [0.5, -0.5, None, 0.5]]
     assert list(accuracies.y) == ["before", " ", "0", "1"]
     assert [list(row) for row in accuracies.z] == [[0.8, 0.4], [None, None], [1, 0.1], [0.3, 0.9]]
-    assert picture.figure.layout.coloraxis.cmin == -0.5
-    assert picture.figure.layout.coloraxis.cmax == 0.5
+    assert picture.plot.layout.coloraxis.cmin == -0.5
+    assert picture.plot.layout.coloraxis.cmax == 0.5
     # (0.3 + 0.5) / 2, (0.2 + 0.5) / 2
     assert (
         "forgets +40.0 points of the others' data and changes its own by +35.0 points"
@@ -219,7 +219,7 @@ def test_what_forgotten_classes_became(make_run: Callable[..., Run]) -> None:
     (run.folder / CONFUSIONS).write_bytes(tables.tobytes())
     picture = draw_confusion_change(group_runs([Run(run.folder)]))
     assert picture is not None
-    assert [list(row) for row in picture.figure.data[0].z] == [[None, 0.2], [0, None]]
+    assert [list(row) for row in picture.plot.data[0].z] == [[None, 0.2], [0, None]]
     assert "cat taken for dog, 20.00 points a round" in picture.alt
 
 

@@ -28,7 +28,7 @@ def test_rounds_as_a_staircase(make_comparison: Callable[..., Comparison]) -> No
     ]
     picture = draw_global_distribution(group_runs([make_comparison(cells)]))
     assert picture is not None
-    first, second = picture.figure.data
+    first, second = picture.plot.data
     assert (list(first.x), list(first.y)) == ([0, 0.1, 0.2, 0.2], [0, 0.5, 1, 1])
     assert (list(second.x), list(second.y)) == ([0, 0, 0, 0.2], [0, 0.5, 1, 1])
     assert "Half forgot at most: a 15.0%; b 0.0%." in picture.alt
@@ -43,7 +43,7 @@ def test_local_models_as_a_staircase(make_run: Callable[..., Run]) -> None:
     ]
     picture = draw_local_distribution(group_runs([write_ledger(make_run([[0.5, 0.5]]), parts)]))
     assert picture is not None
-    assert (list(picture.figure.data[0].x), list(picture.figure.data[0].y)) == (
+    assert (list(picture.plot.data[0].x), list(picture.plot.data[0].y)) == (
         [0, 0, 0.2, 0.2],
         [0, 0.5, 1, 1],
     )
@@ -63,7 +63,7 @@ def test_forgettable_examples_as_shares_of_a_clients_own(make_run: Callable[...,
     (run.folder / EXAMPLES).write_bytes(np.array(rows, dtype=EXAMPLE).tobytes())
     picture = draw_forgettable(group_runs([Run(run.folder)]))
     assert picture is not None
-    assert [list(row) for row in picture.figure.data[0].z] == [[0.5], [0]]
+    assert [list(row) for row in picture.plot.data[0].z] == [[0.5], [0]]
     assert "fedavg: 1 of 3 (33.3%), most at client 0" in picture.alt
 
 
@@ -74,12 +74,12 @@ def test_accuracy_against_bytes_and_time_counts_every_round(make_run: Callable[.
     groups = group_runs([make_run([[0.2, 0.2], None, [0.6, 0.6]], valid=[0.2, None, 0.6])])
     picture = draw_bytes(groups)
     assert picture is not None
-    assert (list(picture.figure.data[0].x), list(picture.figure.data[0].y)) == ([3, 9], [0.2, 0.6])
-    assert picture.figure.layout.xaxis.title.text == "sent, kB"
+    assert (list(picture.plot.data[0].x), list(picture.plot.data[0].y)) == ([3, 9], [0.2, 0.6])
+    assert picture.plot.layout.xaxis.title.text == "sent, kB"
     assert "fedavg 60.0% for 9.0 kB" in picture.alt
     times = draw_time(groups)
     assert times is not None
-    assert list(times.figure.data[0].x) == [0.5, 1.5]
+    assert list(times.plot.data[0].x) == [0.5, 1.5]
 
 
 def test_seeds_are_averaged_with_their_deviation(
@@ -88,7 +88,7 @@ def test_seeds_are_averaged_with_their_deviation(
     cells = [{"method": "a", "seed": seed, "shares": [[0.2 + 0.2 * seed] * 2]} for seed in (0, 1)]
     picture = draw_bytes(group_runs([make_comparison(cells)]))
     assert picture is not None
-    line = picture.figure.data[-1]
+    line = picture.plot.data[-1]
     assert (list(line.x), list(line.y)) == ([3], [0.3])
     assert list(line.customdata) == pytest.approx([0.1414], abs=1e-4)
 

@@ -107,7 +107,7 @@ def test_refused_replies_count_once_a_round(make_run: Callable[..., Run]) -> Non
     row = run_row(
         make_run([[0.5, 0.5], [0.5, 0.5]], valid=[0.5, 0.5], refused=refused, abandoned=[2])
     )
-    assert (row.refused, row.abandoned) == (3, 1)
+    assert (row.rejected, row.abandoned) == (3, 1)
 
 
 def test_unfinished_and_unstarted_runs_are_told(make_comparison: Callable[..., Comparison]) -> None:
@@ -146,7 +146,7 @@ def test_settings_are_chosen_by_validation_never_by_test(
         "b, lr=0.1",
         "b, lr=0.05",
     ]
-    assert [(row.method, row.setting, row.tried) for row in chosen_rows(comparison)] == [
+    assert [(row.method, row.setting, row.variants) for row in chosen_rows(comparison)] == [
         ("a", "lr=0.05", 2),
         ("b", "lr=0.1", 2),
     ]
@@ -170,7 +170,7 @@ def test_single_runs_that_differ_in_seed_alone_are_one_group(make_run: Callable[
     runs = [
         make_run(SEED0, "x0", seed=0),
         make_run(SEED1, "x1", seed=1),
-        make_run(SEED0, "y0", local={"batch": 8}),
+        make_run(SEED0, "y0", local={"batch_size": 8}),
     ]
     groups = group_runs(runs)
     assert [(group.label, len(group.runs)) for group in groups] == [

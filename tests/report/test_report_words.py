@@ -103,7 +103,7 @@ def test_nothing_recorded_yet(
 
 def test_conditions_of_one_experiment(make_comparison: Callable[..., Comparison]) -> None:
     comparison = make_comparison(
-        seeds("a", [0.5, 0.6]) + seeds("b", [0.5, 0.6], local={"batch": 8})
+        seeds("a", [0.5, 0.6]) + seeds("b", [0.5, 0.6], local={"batch_size": 8})
     )
     facts = dict(setup_table.describe(group_runs([comparison])))
     assert facts["Seeds"] == "0, 1"
@@ -133,12 +133,12 @@ def test_settings_keep_paths_to_themselves(make_run: Callable[..., Run]) -> None
     assert "data.dir" not in keys
 
 
-@pytest.mark.parametrize(("batch", "expected"), [(32, []), (8, ["local.batch"])])
+@pytest.mark.parametrize(("batch", "expected"), [(32, []), (8, ["local.batch_size"])])
 def test_results_of_different_experiments_are_told_apart(
     make_run: Callable[..., Run], batch: int, expected: list[str]
 ) -> None:
     runs = [
         make_run([[0.5, 0.5]], "one"),
-        make_run([[0.5, 0.5]], "two", method="fedavg+wsm", local={"batch": batch}),
+        make_run([[0.5, 0.5]], "two", method="fedavg+wsm", local={"batch_size": batch}),
     ]
     assert setup_table.differences(group_runs(runs)) == expected

@@ -123,9 +123,9 @@ def test_mistakes_get_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(InputError, match="did you mean tensorboard"):
         export_scalars([run], tmp_path / "out", "tensorbord")
     with pytest.raises(InputError, match="is a file: --out names a folder"):
-        export_scalars([run], run.folder / "spec.toml", "tensorboard")
+        export_scalars([run], run.folder / "experiment.toml", "tensorboard")
     (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "spec.toml").write_text('method = "fedavg"\n')
+    (tmp_path / "empty" / "experiment.toml").write_text('method = "fedavg"\n')
     with pytest.raises(InputError, match="no recorded round yet"):
         export_scalars([Run(tmp_path / "empty")], tmp_path / "out", "mlflow")
     monkeypatch.setitem(sys.modules, "tensorboard", None)

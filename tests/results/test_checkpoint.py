@@ -58,12 +58,15 @@ def same(a: Tree, b: Tree) -> bool:
 
 
 def assert_same(a: RunState, b: RunState) -> None:
-    assert (a.round, a.time_step, a.committed) == (b.round, b.time_step, b.committed)
+    assert (a.round, a.time_step, a.file_lengths) == (b.round, b.time_step, b.file_lengths)
     assert same(a.server.model.params, b.server.model.params)
     assert same(a.server.model.buffers, b.server.model.buffers)
     assert same(a.server.state, b.server.state)
-    assert a.own.keys() == b.own.keys()
-    assert all(same(dict(a.own[client]), dict(b.own[client])) for client in a.own)
+    assert a.client_states.keys() == b.client_states.keys()
+    assert all(
+        same(dict(a.client_states[client]), dict(b.client_states[client]))
+        for client in a.client_states
+    )
 
 
 def load(folder: Path, warnings: list[str] | None = None, run: str = RUN) -> RunState | None:
@@ -113,7 +116,7 @@ def test_names_come_back_in_their_order(tmp_path: Path) -> None:
     assert loaded is not None
     assert list(loaded.server.model.params) == names
     assert list(loaded.server.state["part"]) == names
-    assert list(loaded.own[0]["part"]) == names
+    assert list(loaded.client_states[0]["part"]) == names
 
 
 def test_views_and_shared_memory_are_saved_as_what_they_show(tmp_path: Path) -> None:
@@ -174,7 +177,7 @@ def test_a_loaded_vault_goes_on_without_writing_what_is_there(tmp_path: Path) ->
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     vault.save(state)  # the round is saved already
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
-    vault.save(state_at(2, {**state.own, 1: kept(5.0)}))
+    vault.save(state_at(2, {**state.client_states, 1: kept(5.0)}))
     assert not (tmp_path / OWN / "client-0000000.round-0000002.safetensors").exists()
     loaded = load(tmp_path)
     assert loaded is not None
@@ -230,9 +233,9 @@ def test_the_manifest_says_what_belongs_together(tmp_path: Path) -> None:
         2,
         1,
     )
-    assert manifest["committed"] == {"metrics.jsonl": 20, "ledger.bin": 3}
+    assert manifest["file_lengths"] == {"metrics.jsonl": 20, "ledger.bin": 3}
     assert manifest["files"][STATE] == sha256((tmp_path / "round-0000002" / STATE).read_bytes())
-    own = manifest["own"]["0"]
+    own = manifest["client_states"]["0"]
     assert own["sha256"] == sha256((tmp_path / OWN / own["file"]).read_bytes())
 
 
@@ -253,9 +256,9 @@ def test_a_folder_that_was_copied_still_loads(tmp_path: Path) -> None:
         ({"data.dir": "/elsewhere"}, True),
         ({"seed": 1}, False),
         ({"method": "wsm"}, False),
-        ({"local.batch": 33}, False),
+        ({"local.batch_size": 33}, False),
         ({"threads": 3}, False),
-        ({"engine": "loop"}, False),
+        ({"engine": "sequential"}, False),
         ({"data.name": "synthetic"}, False),
         ({"record.every": 2}, False),
     ],

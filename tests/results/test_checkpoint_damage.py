@@ -37,11 +37,11 @@ def state_at(round: int) -> RunState:
 
 def assert_whole(state: RunState | None, round: int) -> None:
     assert state is not None
-    assert (state.round, state.committed) == (round, {"metrics.jsonl": round})
+    assert (state.round, state.file_lengths) == (round, {"metrics.jsonl": round})
     tensors = [
         state.server.model.params["w"],
         state.server.state["part"]["m"],
-        state.own[0]["part"]["kept"],
+        state.client_states[0]["part"]["kept"],
     ]
     assert [tensor.tolist() for tensor in tensors] == [[float(round)]] * 3
 
@@ -108,7 +108,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         "it belongs to another experiment",
     ),
     "incomplete": (
-        lambda f: change_manifest(f, lambda m: m.pop("own")),
+        lambda f: change_manifest(f, lambda m: m.pop("client_states")),
         "its manifest.json is incomplete",
     ),
     "a round in words": (
@@ -145,22 +145,22 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
 # As above, but nothing is merely lost: the manifest says things that no manifest of ours says.
 STRANGE: dict[str, Callable[[Path], Any]] = {
     "a client without a file": lambda f: change_manifest(
-        f, lambda m: m.update(own={"0": "client"})
+        f, lambda m: m.update(client_states={"0": "client"})
     ),
     "a client with half an entry": lambda f: change_manifest(
-        f, lambda m: m["own"]["0"].pop("sha256")
+        f, lambda m: m["client_states"]["0"].pop("sha256")
     ),
     "a client in words": lambda f: change_manifest(
-        f, lambda m: m.update(own={"zero": m["own"]["0"]})
+        f, lambda m: m.update(client_states={"zero": m["client_states"]["0"]})
     ),
     "a name with a zero byte": lambda f: change_manifest(
-        f, lambda m: m["own"]["0"].update(file="client\x00")
+        f, lambda m: m["client_states"]["0"].update(file="client\x00")
     ),
     "a length in words": lambda f: change_manifest(
-        f, lambda m: m.update(committed={"metrics.jsonl": "long"})
+        f, lambda m: m.update(file_lengths={"metrics.jsonl": "long"})
     ),
     "a length of nothing": lambda f: change_manifest(
-        f, lambda m: m.update(committed={"metrics.jsonl": None})
+        f, lambda m: m.update(file_lengths={"metrics.jsonl": None})
     ),
     "a tensor that is also a folder": lambda f: replace_state(
         f, {"params": torch.zeros(1), "params/w": torch.zeros(1)}
@@ -219,7 +219,8 @@ def test_a_manifest_cannot_reach_outside_its_folder(two_checkpoints: Path) -> No
     secret.write_bytes(content)
     entry = {"file": f"../../{secret.name}", "sha256": sha256(content)}
     change_manifest(
-        two_checkpoints / "round-0000002", lambda manifest: manifest.update(own={"0": entry})
+        two_checkpoints / "round-0000002",
+        lambda manifest: manifest.update(client_states={"0": entry}),
     )
     warnings: list[str] = []
     state = load(two_checkpoints, warnings)

@@ -65,15 +65,21 @@ def test_a_state_of_something_else(spoil: Callable[[RunState], RunState], fault:
 def test_clients_use_models_that_exist() -> None:
     form = first_state(drifting_experiment("feddrift", 2))
     with pytest.raises(CheckpointError, match="a model that it does not hold"):
-        check_schema(replace(form, uses=torch.full((6,), 3)), form)
+        check_schema(replace(form, model_of_client=torch.full((6,), 3)), form)
 
 
 def test_a_table_over_clients_has_as_many_as_there_are() -> None:
     form = first_state(drifting_experiment("random(peers=2)", 2))
-    assert form.crowd is not None
-    with pytest.raises(CheckpointError, match="waited"):
+    assert form.client_models is not None
+    with pytest.raises(CheckpointError, match="rounds_since_best"):
         check_schema(
-            replace(form, crowd=replace(form.crowd, waited=torch.zeros(5, dtype=torch.int64))), form
+            replace(
+                form,
+                client_models=replace(
+                    form.client_models, rounds_since_best=torch.zeros(5, dtype=torch.int64)
+                ),
+            ),
+            form,
         )
 
 
@@ -85,7 +91,9 @@ def test_a_checkpoint_vouches_only_for_what_is_there(
 ) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b"0123456789")
     form = first_state(small_experiment("fedavg"))
-    CheckpointStore(tmp_path / "checkpoints", "run").save(replace(form, committed={name: length}))
+    CheckpointStore(tmp_path / "checkpoints", "run").save(
+        replace(form, file_lengths={name: length})
+    )
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be used"):
         CheckpointStore(tmp_path / "checkpoints", "run").load(
             torch.device("cpu"), lambda text: None, form

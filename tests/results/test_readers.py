@@ -141,7 +141,7 @@ PLAN: dict[str, Any] = {
     "select": "last",
     "cells": [CELL],
     "specs": {"fedavg-seed0": {}},
-    "engine": {"name": "loop", "threads": 1, "reason": ""},
+    "engine": {"name": "sequential", "threads": 1, "reason": ""},
 }
 
 

@@ -26,11 +26,11 @@ SETTINGS: dict[str, Any] = {
     "drift.concepts": "swap+quantity(shares='1|0.5')",
     "drift.samples": 10,
     "drift.validation": 6,
-    "drift.steps": STEPS,
+    "drift.time_steps": STEPS,
     "rounds": 3,
-    "local.batch": 4,
+    "local.batch_size": 4,
     "local.optimizer": "sgd(lr=0.2, momentum=0.5)",
-    "engine": "loop",
+    "engine": "sequential",
     "threads": 1,
     "precision": "fp64",
     "device": "cpu",
@@ -43,7 +43,7 @@ def spec_of(method: str, **changes: Any) -> Experiment:
 
 
 def last_state(run: Run) -> RunState:
-    state = CheckpointStore(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(
+    state = CheckpointStore(run.folder / CHECKPOINTS, fingerprint(run.config)).load(
         torch.device("cpu"), lambda _: None
     )
     assert state is not None
@@ -51,7 +51,7 @@ def last_state(run: Run) -> RunState:
 
 
 def last_crowd(run: Run) -> ClientModels:
-    crowd = last_state(run).crowd
+    crowd = last_state(run).client_models
     assert crowd is not None
     return crowd
 

@@ -34,8 +34,8 @@ def always(experiment: BuiltExperiment, label: int) -> ModelState:
 
 def success_of(attack: str, model: int) -> float | None:
     experiment = small_experiment()
-    adversary = Adversary.recruit(parse_attacks(attack), 6, Key(0))
-    measure = attack_success(experiment.task, experiment.source, adversary)
+    adversary = Adversary.select(parse_attacks(attack), 6, Key(0))
+    measure = attack_success(experiment.task, experiment.dataset, adversary)
     return None if measure is None else float(measure(always(experiment, model))[0])
 
 
@@ -66,7 +66,7 @@ def test_two_goals_count_by_their_rows() -> None:
     """The model always says 1. The mark wants 1, on all test rows of other classes; the flip of
     class 2 wants 3, on all test rows of class 2.
     """
-    test = small_experiment().source.test.y
+    test = small_experiment().dataset.test.y
     others, twos = int((test != 1).sum()), int((test == 2).sum())
     assert success_of(
         "backdoor(target=1, size=1)+label_flip(of=2, to='3')", model=1
@@ -77,7 +77,7 @@ DIGITS: dict[str, Any] = {
     "data.name": "digits",
     "data.partition": "iid",
     "clients.count": 10,
-    "engine": "loop",
+    "engine": "sequential",
     "threads": 1,
     "rounds": 3,
 }
@@ -108,9 +108,9 @@ def test_without_a_server_only_honest_clients_count() -> None:
     )
     experiment = build(spec)
     state, lines = run_rounds(experiment, SequentialEngine(experiment.task), 1)
-    measure = attack_success(experiment.task, experiment.source, experiment.adversary)
+    measure = attack_success(experiment.task, experiment.dataset, experiment.adversary)
     assert measure is not None
-    assert state.crowd is not None
-    each = measure(state.crowd.best)
+    assert state.client_models is not None
+    each = measure(state.client_models.best)
     assert lines[0]["attack_success"] == pytest.approx(np.delete(each, [2, 5]).mean())
     assert each[[2, 5]].min() > lines[0]["attack_success"]

@@ -47,7 +47,7 @@ class Dying:
         self.after = after
 
     def start(self, title: str, done: int, total: int) -> None: ...
-    def say(self, text: str) -> None: ...
+    def log(self, text: str) -> None: ...
     def finish(self) -> None: ...
 
     def round(self, line: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ def straight(
     assert found["round"] == spec.total_rounds
     assert {EXAMPLES, CONFUSIONS} <= set(found)
     assert (PEERS in found) == ("hast" in request.param)
-    assert len(found["own"]) == (CLIENTS if "moon" in request.param else 0)
+    assert len(found["client_state"]) == (CLIENTS if "moon" in request.param else 0)
     return spec, found
 
 
@@ -95,7 +95,7 @@ def test_a_checkpoint_holds_everything(tmp_path: Path) -> None:
     with pytest.raises(ConnectionAbortedError):
         start_run(spec, tmp_path / "killed", progress=Dying(3))
     crowd = last_crowd(Run(tmp_path / "killed"))
-    assert crowd.heard.sum() == 2 * CLIENTS * (2 + 2)
+    assert crowd.peer_counts.sum() == 2 * CLIENTS * (2 + 2)
     assert max_rel_diff(
         state_tree(last_state(Run(tmp_path / "killed"))), state_tree(states[2])
     ) == ("", 0.0)
@@ -141,7 +141,7 @@ def test_every_clients_best_model_on_every_concept(recorded: tuple[Run, BuiltExp
         client, concept = int(record["model"]), int(record["owner"])
         labels, predicted, _ = judge(
             experiment,
-            best.take(client),
+            best.select(client),
             experiment.task.test,
             experiment.task.population.tests[concept],
         )
@@ -192,7 +192,10 @@ def test_validation_is_of_everybodys_best_model_on_its_own_rows(
     right = 0
     for client in range(CLIENTS):
         labels, predicted, _ = judge(
-            experiment, best.take(client), experiment.task.train, holdings.valid.of(client)
+            experiment,
+            best.select(client),
+            experiment.task.train,
+            holdings.valid.for_client(client),
         )
         right += int((labels == predicted).sum())
     (line,) = [line for line in run.metrics if line["split"] == "valid" and line["round"] == 6]
@@ -210,7 +213,7 @@ def test_the_moments_of_a_round(tmp_path: Path) -> None:
         ),
         tmp_path / "run",
     )
-    experiment = build(run.spec)
+    experiment = build(run.config)
     there = [0, 1, 2, 3, 5]
     for round in range(1, 7):
         cluster = experiment.task.population.at((round - 1) // 3).cluster
@@ -237,7 +240,7 @@ def test_the_moments_of_a_round(tmp_path: Path) -> None:
         client, concept = int(record["model"]), int(record["owner"])
         labels, predicted, _ = judge(
             experiment,
-            crowd.models.take(client),
+            crowd.models.select(client),
             experiment.task.test,
             experiment.task.population.tests[concept],
         )
@@ -322,13 +325,18 @@ def test_examples_and_confusions_of_a_crowd(recorded: tuple[Run, BuiltExperiment
         assert rows["client"].tolist() == np.repeat(np.arange(CLIENTS), held.sizes).tolist()
         assert (
             rows["id"].tolist()
-            == np.concatenate([np.sort(held.of(client)) for client in range(CLIENTS)]).tolist()
+            == np.concatenate(
+                [np.sort(held.for_client(client)) for client in range(CLIENTS)]
+            ).tolist()
         )
     crowd = last_crowd(run)
     for client in range(CLIENTS):
         mine = rows[rows["client"] == client]
         labels, predicted, margins = judge(
-            experiment, crowd.models.take(client), experiment.task.train, np.sort(held.of(client))
+            experiment,
+            crowd.models.select(client),
+            experiment.task.train,
+            np.sort(held.for_client(client)),
         )
         assert mine["right"].astype(bool).tolist() == (labels == predicted).tolist()
         assert mine["margin"].tolist() == pytest.approx(margins.tolist(), rel=1e-5)

@@ -40,13 +40,13 @@ from remanence.rounds.loop import resume_run, start_run
 def test_label_shares_follow_the_drift() -> None:
     experiment = build(spec_of("fedavg+wsm"))
     everybody = np.arange(CLIENTS)
-    source, population = experiment.source, experiment.task.population
+    source, population = experiment.dataset, experiment.task.population
     swap = {0: np.arange(4), 1: np.array([1, 0, 2, 3])}
     for step in range(STEPS):
-        facts, holdings = experiment.facts(everybody, step), population.at(step)
+        facts, holdings = experiment.client_stats(everybody, step), population.at(step)
         for client in range(CLIENTS):
             labels = swap[int(holdings.cluster[client])][
-                source.train.y[holdings.train.of(client) % len(source.train)]
+                source.train.y[holdings.train.for_client(client) % len(source.train)]
             ]
             assert facts.label_counts[client].tolist() == np.bincount(labels, minlength=4).tolist()
             assert (
@@ -55,8 +55,8 @@ def test_label_shares_follow_the_drift() -> None:
                 == (10 if holdings.cluster[client] == 0 else 5)
             )
     assert (
-        experiment.facts(everybody, 0).label_counts.tolist()
-        != experiment.facts(everybody, 1).label_counts.tolist()
+        experiment.client_stats(everybody, 0).label_counts.tolist()
+        != experiment.client_stats(everybody, 1).label_counts.tolist()
     )
 
 
@@ -115,7 +115,7 @@ def test_a_servers_line_is_a_mean_over_clients(tmp_path: Path) -> None:
         "drift.validation": 4,
     }
     run = start_run(spec_of("fedavg", **changes), tmp_path / "run")
-    assert [np.bincount(clusters).tolist() for clusters in run.about["clusters"]] == [[7, 3]] * 2
+    assert [np.bincount(clusters).tolist() for clusters in run.metadata["clusters"]] == [[7, 3]] * 2
     merged = run.ledger.select(moment="merged", split="test", model=GLOBAL)
     for line in [line for line in run.metrics if line["split"] == "test"]:
         first, second = merged[merged["round"] == line["round"]]
@@ -151,7 +151,7 @@ def test_examples_of_a_server_by_hand(tmp_path: Path) -> None:
         "record.every": 3,
     }
     run = start_run(spec_of("fedavg", **changes), tmp_path / "run")
-    experiment, model = build(run.spec), last_state(run).server.model
+    experiment, model = build(run.config), last_state(run).server.model
     assert run.examples is not None
     assert run.confusions is not None
     last = run.examples[run.examples["round"] == 6]
@@ -165,7 +165,7 @@ def test_examples_of_a_server_by_hand(tmp_path: Path) -> None:
     clients = np.unique(merged["client"])
     assert len(clients) == 3
     for client in clients.tolist():
-        ids = np.sort(experiment.task.population.at(1).train.of(client))
+        ids = np.sort(experiment.task.population.at(1).train.for_client(client))
         mine = merged[merged["client"] == client]
         labels, predicted, margins = judge(experiment, model, experiment.task.train, ids)
         assert mine["id"].tolist() == ids.tolist()
@@ -195,7 +195,7 @@ def test_other_rounds_a_time_step_would_be_another_experiment(tmp_path: Path) ->
         lambda task: VectorizedEngine(task, 2),
         lambda task: ProcessEngine(task, workers=2),
     ],
-    ids=["loop", "stacked", "processes"],
+    ids=["sequential", "vectorized", "processes"],
 )
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 def test_pairs_by_hand(make: Callable[[Any], Any], split: str) -> None:
@@ -206,27 +206,27 @@ def test_pairs_by_hand(make: Callable[[Any], Any], split: str) -> None:
     which, owners = np.array([3, 0, 3, 5]), np.array([1, 0, 0, 1])
     holdings = task.population.at(1)
     parts = {
-        "train": holdings.train.of,
-        "valid": holdings.valid.of,
+        "train": holdings.train.for_client,
+        "valid": holdings.valid.for_client,
         "test": lambda concept: task.population.tests[concept],
     }[split]
     engine = make(task)
     try:
-        scores = engine.score_pairs(models, which, owners, split, 1, verdicts=True)
+        scores = engine.score_pairs(models, which, owners, split, 1, examples=True)
     finally:
         engine.close()
     examples = task.test if split == "test" else task.train
-    assert scores.verdicts is not None
+    assert scores.examples is not None
     for pair, (number, owner) in enumerate(zip(which.tolist(), owners.tolist(), strict=True)):
         ids = np.sort(parts(owner))
-        labels, predicted, margins = judge(experiment, models.take(number), examples, ids)
+        labels, predicted, margins = judge(experiment, models.select(number), examples, ids)
         assert scores.confusion[pair].tolist() == count(labels, predicted).tolist()
-        mine = scores.verdicts.pair == pair
-        assert scores.verdicts.ids[mine].tolist() == ids.tolist()
-        assert scores.verdicts.right[mine].tolist() == (labels == predicted).tolist()
-        assert scores.verdicts.margin[mine].tolist() == pytest.approx(margins.tolist(), rel=1e-5)
+        mine = scores.examples.pair == pair
+        assert scores.examples.ids[mine].tolist() == ids.tolist()
+        assert scores.examples.correct[mine].tolist() == (labels == predicted).tolist()
+        assert scores.examples.margin[mine].tolist() == pytest.approx(margins.tolist(), rel=1e-5)
         with torch.no_grad():
-            logits = task.model.to_module(models.take(number))(
+            logits = task.model.to_module(models.select(number))(
                 examples.inputs(torch.from_numpy(ids))
             )
         loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels), reduction="sum")
@@ -270,10 +270,10 @@ def test_one_command(tmp_path: Path) -> None:
     assert [
         (entry["round"], entry["time_step"]) for entry in run.metrics if entry["split"] == "test"
     ] == [(1, 0), (2, 0), (3, 1), (4, 1)]
-    assert [sum(clusters) for clusters in run.about["clusters"]] == [4, 4]
+    assert [sum(clusters) for clusters in run.metadata["clusters"]] == [4, 4]
     # random assignment draws new rows for everyone at both time steps; the classes are divided
     # between the clusters
-    assert run.about["concepts"] == ["0, 1, 2, 3, 4", "5, 6, 7, 8, 9"]
+    assert run.metadata["concepts"] == ["0, 1, 2, 3, 4", "5, 6, 7, 8, 9"]
     again = remanence("resume", str(out))
     assert again.returncode == 0, again.stderr
 
@@ -289,7 +289,7 @@ def show_clusters(**changes: Any) -> BuiltExperiment:
 def test_clusters_keep_their_sizes(sizes: str, members: list[int]) -> None:
     drift = {
         "drift.schedule": f"random(clusters=2, sizes='{sizes}')",
-        "drift.steps": 4,
+        "drift.time_steps": 4,
         "drift.concepts": "quantity(shares='1|0.5')",
     }
     experiment = show_clusters(
@@ -309,21 +309,23 @@ def test_a_staggered_run(tmp_path: Path, clusters: int) -> None:
     """
     drift = {
         "drift.schedule": f"staggered(clusters={clusters})",
-        "drift.steps": 10,
+        "drift.time_steps": 10,
         "drift.concepts": "label",
     }
     changes = {"clients.count": 10, "rounds": 1, "drift.samples": 8, "drift.validation": 3}
     run = start_run(
-        spec_of("hast(peers=2, depth=1, finetune_epochs=1)", **drift, **changes, engine="stacked"),
+        spec_of(
+            "hast(peers=2, depth=1, finetune_epochs=1)", **drift, **changes, engine="vectorized"
+        ),
         tmp_path / "run",
     )
-    assert run.about["clusters"][3] == (
+    assert run.metadata["clusters"][3] == (
         [1, 1] + [0] * 8 if clusters == 2 else [1, 1, 1, 2, 2, 2, 0, 0, 3, 0]
     )
-    population = build(run.spec).task.population
+    population = build(run.config).task.population
     for before, after in zip(population.steps, population.steps[1:], strict=False):
         for client in range(10):
-            same = np.array_equal(before.train.of(client), after.train.of(client))
+            same = np.array_equal(before.train.for_client(client), after.train.for_client(client))
             assert same == (before.cluster[client] == after.cluster[client])
     assert len([line for line in run.metrics if line["split"] == "test"]) == 10
 
@@ -343,16 +345,16 @@ def test_covariate_drift_by_rotation_on_digits(tmp_path: Path) -> None:
         "model": "",
         "clients.count": 4,
         "rounds": 1,
-        "engine": "stacked",
+        "engine": "vectorized",
         "precision": "fp32",
     }
     run = start_run(spec_of("hast(peers=1)", **drift, **changes), tmp_path / "run")
-    experiment = build(run.spec)
-    source, train = experiment.source.train, experiment.task.train
+    experiment = build(run.config)
+    source, train = experiment.dataset.train, experiment.task.train
     for step in range(2):
         holdings = experiment.task.population.at(step)
         for client in range(4):
-            ids = holdings.train.of(client)
+            ids = holdings.train.for_client(client)
             seen = train._raw(torch.from_numpy(ids)).numpy()
             plain = source.x[ids % len(source)]
             assert np.array_equal(
@@ -361,7 +363,7 @@ def test_covariate_drift_by_rotation_on_digits(tmp_path: Path) -> None:
             assert (
                 train.labels(torch.from_numpy(ids)).tolist() == source.y[ids % len(source)].tolist()
             )
-    assert run.about["concepts"] == ["as they are", "turned by 180 degrees"]
+    assert run.metadata["concepts"] == ["as they are", "turned by 180 degrees"]
 
 
 def test_covariate_drift_by_domain_on_pacs(
@@ -387,23 +389,26 @@ def test_covariate_drift_by_domain_on_pacs(
     }
     run = start_run(
         spec_of(
-            "hast(peers=2, depth=1, finetune_epochs=1)", **drift, **changes, **{"local.batch": 30}
+            "hast(peers=2, depth=1, finetune_epochs=1)",
+            **drift,
+            **changes,
+            **{"local.batch_size": 30},
         ),
         tmp_path / "run",
     )
     assert run.finished
-    experiment = build(run.spec)
-    groups = experiment.source.train.groups
+    experiment = build(run.config)
+    groups = experiment.dataset.train.groups
     assert groups is not None
     for holdings in experiment.task.population.steps:
         assert set(holdings.train.sizes) == {60}
         assert set(holdings.valid.sizes) == {20}
         for client in range(8):
-            assert set(groups[holdings.train.of(client) % len(groups)]) == {
+            assert set(groups[holdings.train.for_client(client) % len(groups)]) == {
                 int(holdings.cluster[client])
             }
     trained = {int(i) for step in experiment.task.population.steps for i in step.train.ids}
     assert not trained & {
         int(i) for step in experiment.task.population.steps for i in step.valid.ids
     }
-    assert any("dealt out" in note for note in run.about["drift_notes"])
+    assert any("dealt out" in note for note in run.metadata["drift_notes"])

@@ -46,7 +46,7 @@ def run(
     changes: dict[str, Any] | None = None,
     module: nn.Module | None = None,
 ) -> Run:
-    spec = small_experiment(method, {"rounds": 2} | (changes or {}), module=module).spec
+    spec = small_experiment(method, {"rounds": 2} | (changes or {}), module=module).config
     return start_run(spec, folder, method=as_method(method), module=module)
 
 
@@ -136,17 +136,17 @@ def test_engines_agree_and_a_resumed_run_repeats_the_lines(tmp_path: Path) -> No
         engine: run(
             tmp_path / engine, method, EQUAL | {"engine": engine, "workers": 2}, batch_norm_net()
         )
-        for engine in ("loop", "stacked", "processes")
+        for engine in ("sequential", "vectorized", "processes")
     }
-    oracle = runs["loop"].ledger.select(moment="personal")
+    oracle = runs["sequential"].ledger.select(moment="personal")
     for other in runs.values():
         records = other.ledger.select(moment="personal")
         assert np.array_equal(records["correct"], oracle["correct"])
         assert records["loss"] == pytest.approx(oracle["loss"], abs=1e-12)
     broken = run(tmp_path / "broken", method, EQUAL | {"rounds": 1}, batch_norm_net())
     resumed = resume_run(broken.folder, rounds=2, method=as_method(method), module=batch_norm_net())
-    assert without_time(resumed.metrics) == without_time(runs["loop"].metrics)
-    assert np.array_equal(resumed.ledger.records, runs["loop"].ledger.records)
+    assert without_time(resumed.metrics) == without_time(runs["sequential"].metrics)
+    assert np.array_equal(resumed.ledger.records, runs["sequential"].ledger.records)
 
 
 def test_a_personal_model_has_the_client_s_own_part() -> None:
@@ -158,10 +158,12 @@ def test_a_personal_model_has_the_client_s_own_part() -> None:
     models = personalization.make_models(
         experiment, personalization.make_finetune_engine(experiment), state, EVERYONE
     )
-    assert len(state.own) == 4
+    assert len(state.client_states) == 4
     for client in range(6):
         mine = (
-            state.own[client]["personal"] if client in state.own else {"params": {}, "buffers": {}}
+            state.client_states[client]["personal"]
+            if client in state.client_states
+            else {"params": {}, "buffers": {}}
         )
         for found, server, own in zip(
             models, state.server.model, (mine["params"], mine["buffers"]), strict=True
@@ -181,12 +183,12 @@ def test_fine_tuning_starts_from_the_client_s_own_part() -> None:
     still = small_experiment(
         fedbn() + TUNED, EQUAL | {"local.optimizer": "sgd(lr=1e-13)"}, module=batch_norm_net()
     )
-    clients = np.array(sorted(state.own))
+    clients = np.array(sorted(state.client_states))
     models = personalization.make_models(
         still, personalization.make_finetune_engine(still), state, clients
     )
     for place, client in enumerate(clients.tolist()):
-        mine = state.own[client]["personal"]
+        mine = state.client_states[client]["personal"]
         assert torch.allclose(
             models.params["norm.weight"][place], mine["params"]["norm.weight"], rtol=0, atol=1e-11
         )
@@ -222,7 +224,7 @@ def test_a_phase_may_accept_and_sees_its_own_part() -> None:
 
     for number in (0.0, 1.0):
         picky = Part("picky", hyper={"keep": number}, personalize=Phase(steps=2, accept=keep))
-        for engine in ("loop", "stacked"):
+        for engine in ("sequential", "vectorized"):
             experiment = small_experiment(picky, {"engine": engine})
             start, models = experiment.task.model.initial.params, tune(experiment).params
             assert all(
@@ -236,7 +238,7 @@ def test_where_only_the_fine_tuning_cannot_be_stacked_it_is_looped(tmp_path: Pat
     padding would enter batch norm's statistics.
     """
     changes = {
-        "engine": "stacked",
+        "engine": "vectorized",
         "local.steps": 1,
         "local.epochs": 0,
         "data.partition": "quantity(power=1.2, minimum=8)",
@@ -245,11 +247,13 @@ def test_where_only_the_fine_tuning_cannot_be_stacked_it_is_looped(tmp_path: Pat
     experiment = make_experiment(TUNED, "conv", **changes)
     tuner = personalization.make_finetune_engine(experiment)
     assert tuner is not None
-    assert tuner.name == "loop"
+    assert tuner.name == "sequential"
     assert (
         len(
             personal_lines(
-                start_run(experiment.spec, tmp_path / "run", method=TUNED, module=make_net("conv"))
+                start_run(
+                    experiment.config, tmp_path / "run", method=TUNED, module=make_net("conv")
+                )
             )
         )
         == 1

@@ -73,7 +73,7 @@ def test_counts_alone_cost_once_for_a_time_step() -> None:
     alone = example_guarantee(small_experiment("flashback+dp_counts(noise=0.5)").task, 100)
     assert alone is not None
     assert alone.epsilon(1) == alone.epsilon(100) == pytest.approx(gaussian_epsilon(2.0, 1e-5))
-    assert alone.whom == "label_counts"
+    assert alone.unit == "label_counts"
     assert "in the label counts alone, the models being open to all" in alone.describe(1)
     twice = guarantees_of(
         drifting_experiment("flashback+dp_counts(noise=0.5)", 2, {"data.public": 8})
@@ -130,7 +130,7 @@ def test_clients_that_join_by_coins() -> None:
     experiment = small_experiment("fedavg", {"clients.sample": 3, "clients.sampling": "poisson"})
     came = np.array(
         [
-            np.isin(np.arange(6), experiment.cohort(round, Key(0).fold("round", round)))
+            np.isin(np.arange(6), experiment.cohort(round, Key(0).fold_in("round", round)))
             for round in range(1, 401)
         ]
     )
@@ -139,8 +139,8 @@ def test_clients_that_join_by_coins() -> None:
         0.25, abs=4 * math.sqrt(0.25 * 0.75 / 400)
     )
     assert set(came.sum(axis=1)) >= {1, 2, 3, 4, 5}
-    assert experiment.task.world.expected == 3.0
-    assert small_experiment("fedavg", {"clients.sample": 3}).task.world.expected == 0.0
+    assert experiment.task.info.expected_cohort == 3.0
+    assert small_experiment("fedavg", {"clients.sample": 3}).task.info.expected_cohort == 0.0
 
 
 def test_coins_and_more_clients_than_needed_do_not_go_together() -> None:
@@ -184,7 +184,7 @@ class Listener:
     def start(self, title: str, done: int, total: int) -> None: ...
     def round(self, line: dict[str, Any]) -> None: ...
     def finish(self) -> None: ...
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         self.said.append(text)
 
 
@@ -196,7 +196,7 @@ def test_a_budget_ends_a_run_that_is_then_finished(tmp_path: Path) -> None:
     )
     assert [line["round"] for line in run.metrics if line["split"] == "test"] == [1, 2, 3, 4]
     assert run.finished
-    assert run.about["last_round"] == 4
+    assert run.metadata["last_round"] == 4
     # the last round is evaluated, although it is not the planned one
     assert run.metrics[-1]["accuracy"] is not None
     assert run.metrics[-1]["epsilon_example"] == pytest.approx(gaussian_epsilon(1.0, 1e-5))
@@ -223,7 +223,7 @@ def test_without_a_promise_nothing_is_said(tmp_path: Path) -> None:
     run = run_small("fedavg+dp_sgd(noise=0)", tmp_path / "run", {"rounds": 1}, said)
     assert said == []
     assert not [name for name in run.metrics[0] if name.startswith("epsilon")]
-    assert "promises" not in run.about
+    assert "promises" not in run.metadata
     assert list_guarantees(group_runs([run])) == []
     assert 'id="privacy"' not in render_report([run])
 
@@ -248,7 +248,7 @@ def test_two_promises_and_the_shorter_counts() -> None:
             {"clients.sample": 6, "local.epochs": 1},
         )
     )
-    assert [promise.whom for promise in both] == ["client", "example"]
+    assert [promise.unit for promise in both] == ["client", "example"]
     assert last_round(both, 5) == 4
     assert set(epsilon_spent(both, 3)) == {"epsilon", "epsilon_example"}
     written = to_metadata(both, 5)
@@ -282,5 +282,5 @@ def test_the_report_has_a_section(tmp_path: Path) -> None:
 
 def test_where_the_cluster_is_stays_out_of_the_page(tmp_path: Path) -> None:
     run = run_small("fedavg", tmp_path / "run", {"rounds": 1, "ray.address": "10.9.8.7:6379"})
-    assert run.spec.ray.address == "10.9.8.7:6379"
+    assert run.config.ray.address == "10.9.8.7:6379"
     assert "10.9.8.7" not in render_report([run])

@@ -50,10 +50,10 @@ def small_spec(**changes: Any) -> Experiment:
         "clients.count": 6,
         "clients.sample": 3,
         "rounds": ROUNDS,
-        "engine": "loop",
+        "engine": "sequential",
         "threads": 1,
         "local.buffers": "local",
-        "local.batch": 10,
+        "local.batch_size": 10,
         "local.optimizer": "sgd(lr=0.1, momentum=0.9)",
         "local.schedule": "exponential(decay=0.9)",
         "record.local": True,
@@ -78,11 +78,11 @@ def contents(folder: Path) -> dict[str, Any]:
     lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
     for line in lines:
         del line["seconds"]
-    own = {client: entry["sha256"] for client, entry in manifest["own"].items()}
+    own = {client: entry["sha256"] for client, entry in manifest["client_states"].items()}
     return {
         "round": manifest["round"],
         "state": (newest / STATE).read_bytes(),
-        "own": own,
+        "client_state": own,
         "metrics": lines,
         "ledger": (folder / LEDGER).read_bytes(),
     }
@@ -95,7 +95,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     start_run(small_spec(), folder, module=seeded_net())
     found = contents(folder)
     assert found["round"] == ROUNDS
-    assert len(found["own"]) == 6  # every client took part at some time and has a state
+    assert len(found["client_state"]) == 6  # every client took part at some time and has a state
     return found
 
 
@@ -152,7 +152,7 @@ def test_a_signal_saves_and_names_the_way_on(
         """Sends the signal from inside the run, after round 5."""
 
         def start(self, title: str, done: int, total: int) -> None: ...
-        def say(self, text: str) -> None: ...
+        def log(self, text: str) -> None: ...
         def finish(self) -> None: ...
 
         def round(self, line: dict[str, Any]) -> None:
@@ -267,7 +267,7 @@ class Listening:
     def round(self, line: dict[str, Any]) -> None: ...
     def finish(self) -> None: ...
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         self.said.append(text)
 
 

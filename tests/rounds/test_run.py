@@ -35,7 +35,7 @@ def spec_of(**changes: Any) -> Experiment:
         "data.partition": "dirichlet_by_class(alpha=0.5, minimum=5)",
         "clients.count": 10,
         "rounds": 4,
-        "engine": "loop",
+        "engine": "sequential",
         "model": "mlp(hidden=8)",
         "precision": "fp64",
     }
@@ -53,8 +53,8 @@ class Tampered:
 
     def train(self, job: ClientWork) -> Iterator[Reply]:
         for chunk in self.inner.train(job):
-            for place in range(chunk.k):
-                yield from self.tamper(chunk.pick(slice(place, place + 1)))
+            for place in range(chunk.num_clients):
+                yield from self.tamper(chunk.select(slice(place, place + 1)))
 
     def score(
         self, models: ModelState, split: str, owners: np.ndarray | None = None, time_step: int = 0
@@ -68,12 +68,12 @@ class Tampered:
         owners: np.ndarray,
         split: str,
         time_step: int = 0,
-        verdicts: bool = False,
+        examples: bool = False,
     ) -> PairCounts:
-        return self.inner.score_pairs(models, which, owners, split, time_step, verdicts)
+        return self.inner.score_pairs(models, which, owners, split, time_step, examples)
 
     def judge(self, models: ModelState, ids: torch.Tensor) -> torch.Tensor:
-        return self.inner.judge(models, ids)
+        return self.inner.predict_logits(models, ids)
 
     def close(self) -> None:
         self.inner.close()
@@ -85,7 +85,7 @@ def play(
     """All rounds -> the last state and the lines on the test set."""
     folder.mkdir()
     recorder, state, lines = Recorder(folder, experiment, {}), first_state(experiment), []
-    while state.round < experiment.spec.rounds:
+    while state.round < experiment.config.rounds:
         state, line = run_round(experiment, engine, state, recorder)
         lines.append(line)
     recorder.close()
@@ -108,7 +108,7 @@ def silence(reply: Reply) -> Iterator[Reply]:
         yield reply
 
 
-@pytest.mark.parametrize("engine", ["loop", "stacked", "processes"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized", "processes"])
 def test_one_nan_client_of_ten_leaves_the_model_of_the_nine(tmp_path: Path, engine: str) -> None:
     experiment = build(spec_of())
     poisoned, lines = play(
@@ -131,7 +131,7 @@ def test_one_nan_client_of_ten_leaves_the_model_of_the_nine(tmp_path: Path, engi
 def test_too_few_replies_abandon_the_round(tmp_path: Path) -> None:
     experiment = build(spec_of(**{"round.min_replies": 10}))
     state, lines = play(
-        experiment, Tampered(make_engine("loop", experiment.task), poison), tmp_path / "run"
+        experiment, Tampered(make_engine("sequential", experiment.task), poison), tmp_path / "run"
     )
     assert all(line["abandoned"] and line["replies"] == 9 for line in lines)
     initial = experiment.task.model.initial
@@ -146,7 +146,7 @@ def test_nobody_answers(tmp_path: Path) -> None:
     experiment = build(spec_of(rounds=2))
     _, lines = play(
         experiment,
-        Tampered(make_engine("loop", experiment.task), lambda reply: iter(())),
+        Tampered(make_engine("sequential", experiment.task), lambda reply: iter(())),
         tmp_path / "run",
     )
     assert [(line["abandoned"], line["replies"], line["bytes_up"]) for line in lines] == [
@@ -164,7 +164,7 @@ def test_nobody_is_there(tmp_path: Path) -> None:
             rounds=2, method="scaffold", **{"clients.availability": f"never(clients='{everybody}')"}
         )
     )
-    state, lines = play(experiment, make_engine("loop", experiment.task), tmp_path / "run")
+    state, lines = play(experiment, make_engine("sequential", experiment.task), tmp_path / "run")
     assert [(line["abandoned"], line["replies"]) for line in lines] == [(True, 0)] * 2
     assert all(
         torch.equal(state.server.model.params[name], value)
@@ -198,9 +198,9 @@ def test_what_is_written(tmp_path: Path) -> None:
     assert {(line["bytes_down"], line["bytes_up"]) for line in lines} == {
         (5 * 92 * 8, 5 * (92 * 8 + 8))
     }
-    assert run.about["parameters"] == 92
+    assert run.metadata["parameters"] == 92
     assert run.finished
-    assert run.spec.clients.count == 10
+    assert run.config.clients.count == 10
 
 
 def test_the_ledger_and_the_metrics_tell_the_same(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_the_same_seed_gives_the_same_run_and_methods_share_their_draws(tmp_path
     from remanence.core.rng import Key
 
     for round in range(1, 20):
-        key = Key(0).fold("round", round)
+        key = Key(0).fold_in("round", round)
         np.testing.assert_array_equal(a.cohort(round, key), b.cohort(round, key))
     np.testing.assert_array_equal(
         a.task.population.at(0).train.ids, b.task.population.at(0).train.ids
@@ -247,16 +247,16 @@ def test_an_engine_that_cannot_do_what_was_asked_says_so(
         raise ValueError("no such kernel\nand more")
 
     monkeypatch.setattr(GraphedPhase, "run", fail)
-    spec = spec_of(engine="stacked", stepping="graph", rounds=3)
+    spec = spec_of(engine="vectorized", execution="captured", rounds=3)
     start_run(spec, tmp_path / "run", progress=LogProgress())
     reason = "steps could not be recorded (no such kernel)"
     assert capsys.readouterr().err.count(f"slower than asked for: {reason}") == 1
     slow, plain = (
         load(tmp_path / "run"),
-        start_run(spec_of(engine="stacked", stepping="eager", rounds=3), tmp_path / "plain"),
+        start_run(spec_of(engine="vectorized", execution="eager", rounds=3), tmp_path / "plain"),
     )
-    assert slow.about["engine"] == f"stacked: as asked; {reason}"
-    assert slow.about | {"engine": ""} == plain.about | {"engine": ""}
+    assert slow.metadata["engine"] == f"vectorized: as asked; {reason}"
+    assert slow.metadata | {"engine": ""} == plain.metadata | {"engine": ""}
     assert [line["loss"] for line in slow.metrics] == [line["loss"] for line in plain.metrics]
 
 
@@ -266,12 +266,14 @@ def test_a_second_reason_is_said_without_the_first(
     train = VectorizedEngine.train
 
     def complain(engine: VectorizedEngine, *rest: Any) -> Any:
-        engine.problems += ["one thing", "another"][len(engine.problems) : len(engine.problems) + 1]
+        engine.degraded_reasons += ["one thing", "another"][
+            len(engine.degraded_reasons) : len(engine.degraded_reasons) + 1
+        ]
         return train(engine, *rest)
 
     monkeypatch.setattr(VectorizedEngine, "train", complain)
     start_run(
-        spec_of(engine="stacked", stepping="eager", rounds=3),
+        spec_of(engine="vectorized", execution="eager", rounds=3),
         tmp_path / "run",
         progress=LogProgress(),
     )
@@ -281,7 +283,7 @@ def test_a_second_reason_is_said_without_the_first(
         if line.startswith("slower than asked for")
     ]
     assert told == ["one thing", "another"]
-    assert load(tmp_path / "run").about["engine"] == "stacked: as asked; one thing; another"
+    assert load(tmp_path / "run").metadata["engine"] == "vectorized: as asked; one thing; another"
 
 
 def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
@@ -305,7 +307,7 @@ def test_bad_experiments_leave_no_folder(tmp_path: Path) -> None:
         ({"clients.count": 4000}, "clients"),
         ({"model": "lenet"}, "model"),
         ({"data.name": "synthetic(samples=400, classes=4, features=6, color=3)"}, "color"),
-        ({"engine": "stacked", "model": "test_run:BatchNormNet"}, "batch norm"),
+        ({"engine": "vectorized", "model": "test_run:BatchNormNet"}, "batch norm"),
         ({"local.optimizer": "sgd(lr=-1)"}, "lr must be"),
         ({"method": "fedprox(mu=-1)"}, "mu must be"),
         ({"round.min_replies": 7, "clients.sample": 3}, "can never be reached"),
@@ -332,8 +334,8 @@ class BatchNormNet(torch.nn.Module):
 
 def test_a_users_network_by_import_path(tmp_path: Path) -> None:
     run = start_run(spec_of(model="test_run:BatchNormNet", engine="auto"), tmp_path / "run")
-    assert run.spec.engine == "loop"  # batch norm with clients of different sizes
-    assert "batch norm" in run.about["engine"]
+    assert run.config.engine == "sequential"  # batch norm with clients of different sizes
+    assert "batch norm" in run.metadata["engine"]
     loaded = load(tmp_path / "run")
     assert loaded == run
     assert isinstance(run.model(), BatchNormNet)

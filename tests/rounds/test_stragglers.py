@@ -38,10 +38,10 @@ SLOW: dict[str, Any] = {
     "clients.count": 10,
     "clients.sample": 5,
     "clients.speed": "lognormal(sigma=1.0)",
-    "local.batch": 8,
+    "local.batch_size": 8,
     "rounds": 6,
     "precision": "fp64",
-    "engine": "loop",
+    "engine": "sequential",
     "device": "cpu",
     "checkpoint.seconds": 0,
 }
@@ -94,18 +94,18 @@ def test_late_answers_come_with_less_weight_and_nobody_is_asked_while_under_way(
         recorder = make_recorder(Path(folder), experiment, {})
         for number in range(1, 7):
             state, line = run_round(experiment, engine, state, recorder)
-            seen += [(number, late) for late in state.late if int(late.reply.round) == number]
+            seen += [(number, late) for late in state.stale if int(late.reply.round) == number]
             lines.append(line)
         recorder.close()
     assert len(seen) >= 6
     assert sum(line["late_used"] for line in lines) >= 3
     for line in lines:
         assert line["replies"] == line["asked"] - line["late"] + line["late_used"]
-    assert all(late.due > 6 for late in state.late)
+    assert all(late.arrival_round > 6 for late in state.stale)
     # nobody is asked in the rounds between the one it began in and the one its answer comes in
     for number, late in seen:
         client = int(late.reply.client)
-        assert client not in set().union(*asked[number : late.due - 1])
+        assert client not in set().union(*asked[number : late.arrival_round - 1])
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
@@ -160,7 +160,7 @@ def test_without_a_server_who_is_late_keeps_what_it_heard_untrained() -> None:
     free, _ = run_rounds(timely, SequentialEngine(timely.task), 1)
     experiment = build(parse_experiment({}, changes | {"round.deadline": "quantile(share=0.6)"}))
     state, lines = run_rounds(experiment, SequentialEngine(experiment.task), 1)
-    key = Key(experiment.spec.seed).fold("round", 1)
+    key = Key(experiment.config.seed).fold_in("round", 1)
     clients = experiment.cohort(1, key)
     sizes = experiment.task.population.at(0).train.sizes[clients]
     # one epoch in batches of 8
@@ -168,13 +168,13 @@ def test_without_a_server_who_is_late_keeps_what_it_heard_untrained() -> None:
     assert (lines[0]["asked"], lines[0]["late"], lines[0]["replies"]) == (5, 2, 3)
     assert lines[0]["simulated_seconds"] == pytest.approx(np.sort(times)[2])
     in_time = set(clients[np.argsort(times)[:3]].tolist())
-    assert state.crowd is not None
-    assert free.crowd is not None
+    assert state.client_models is not None
+    assert free.client_models is not None
     for client in range(10):
         for name, value in experiment.task.model.initial.params.items():
-            wanted = free.crowd.models.params[name][client] if client in in_time else value
+            wanted = free.client_models.models.params[name][client] if client in in_time else value
             assert torch.allclose(
-                state.crowd.models.params[name][client], wanted, rtol=0, atol=1e-14
+                state.client_models.models.params[name][client], wanted, rtol=0, atol=1e-14
             )
 
 

@@ -20,7 +20,7 @@ SMALL: dict[str, Any] = {
     "clients": 5,
     "sample": 3,
     "rounds": 3,
-    "engine": "loop",
+    "engine": "sequential",
     "quiet": True,
 }
 
@@ -34,10 +34,10 @@ def test_methods_by_seeds_one_folder_each(tmp_path: Path) -> None:
         ("fedavg+wsm", 1),
     ]
     assert all(run.finished for run in done.runs)
-    assert [run.spec.seed for run in done.runs] == [0, 1, 0, 1]
+    assert [run.config.seed for run in done.runs] == [0, 1, 0, 1]
     # the same clients hold the same rows whatever the method
-    assert done.runs[0].about["label_counts"] == done.runs[2].about["label_counts"]
-    assert done.runs[0].about["label_counts"] != done.runs[1].about["label_counts"]
+    assert done.runs[0].metadata["label_counts"] == done.runs[2].metadata["label_counts"]
+    assert done.runs[0].metadata["label_counts"] != done.runs[1].metadata["label_counts"]
     rows = chosen_rows(done)
     assert [row.method for row in rows] == ["fedavg", "fedavg+wsm"]
     assert all(row.deviation is not None and row.seeds == 2 for row in rows)
@@ -59,7 +59,7 @@ def test_a_grid_is_chosen_by_validation_never_by_test(tmp_path: Path) -> None:
         **SMALL,
     )
     assert len(done.runs) == 4
-    assert {run.spec.local.lr for run in done.runs} == {0.0001, 0.2}
+    assert {run.config.local.lr for run in done.runs} == {0.0001, 0.2}
     (row,) = chosen_rows(done)
     by_setting: dict[str, list[float]] = {}
     for cell, run in zip(done.cells, done.runs, strict=True):
@@ -108,7 +108,7 @@ def test_mistakes_are_found_before_anything_runs(tmp_path: Path) -> None:
         ("fedavg", {"seeds": []}, "at least one seed"),
         ("fedavg", {"select": "best"}, "last or validation"),
         ("fedavg; fedprox(mu=-1)", {}, "mu must be"),
-        ("fedavg", {"grid": {"batch": [0]}}, "local.batch"),
+        ("fedavg", {"grid": {"batch_size": [0]}}, "local.batch_size"),
     ]:
         with pytest.raises(InputError, match=words):
             rem.compare(methods, out=tmp_path / "c", **SMALL, **more)

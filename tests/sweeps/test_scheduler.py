@@ -21,7 +21,7 @@ LINE: dict[str, Any] = {"round": 1, "accuracy": 0.5, "refused": [], "abandoned":
         ({"clients.count": 20, "clients.sample": 0.1}, 32),  # 2 clients
         ({"clients.count": 50}, 1),
         ({"clients.count": 500}, 1),
-        ({"clients.count": 50, "stack": 150}, 3),
+        ({"clients.count": 50, "stack_size": 150}, 3),
         ({}, 6),  # ten clients where nothing is said
     ],
 )
@@ -60,7 +60,7 @@ class Heard:
     def round(self, line: dict[str, Any]) -> None:
         self.told.append(("round", line["round"]))
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         self.told.append(("say", text))
 
     def finish(self) -> None:
@@ -70,7 +70,7 @@ class Heard:
 def test_the_first_run_speaks_for_all_and_the_others_only_of_trouble() -> None:
     heard = Heard()
     chorus = SharedProgress(heard, "three seeds")
-    first, second = chorus.voice(), chorus.voice()
+    first, second = chorus.for_run(), chorus.for_run()
     first.start("seed 0", 0, 10)
     second.start("seed 1", 0, 10)
     first.round(LINE)

@@ -48,30 +48,31 @@ def play_together(
     meeting = RunBatcher(lambda experiment: VectorizedEngine(experiment.task, stack, steps))
 
     def run(experiment: BuiltExperiment) -> Any:
-        seat = meeting.sit(experiment)
+        seat = meeting.attach(experiment)
         try:
             return run_rounds(experiment, seat, rounds)[0]
         finally:
             seat.close()
 
-    return meeting.hold([partial(run, experiment) for experiment in experiments]), meeting
+    return meeting.run([partial(run, experiment) for experiment in experiments]), meeting
 
 
 def assert_equal_alone(
     experiments: Sequence[BuiltExperiment], rounds: int = 2, tables: int = 1, **options: Any
 ) -> None:
     ends, meeting = play_together(experiments, rounds, **options)
-    assert len(meeting.tables) == tables
-    for experiment, end in zip(experiments, ends, strict=True):
-        if isinstance(end, BaseException):
+    assert len(meeting.groups) == tables
+    for end in ends:  # a failing run interrupts the others: raise its own error
+        if isinstance(end, Exception):
             raise end
+    for experiment, end in zip(experiments, ends, strict=True):
         alone, _ = run_rounds(experiment, VectorizedEngine(experiment.task, 64, "eager"), rounds)
         place, distance = max_rel_diff(state_tree(end), state_tree(alone))
         assert distance <= TOLERANCE, f"differs from the run alone by {distance:.1e} at {place}"
 
 
 def drift(method: str) -> Mapping[str, Any]:
-    return DRIFTING | {"drift.steps": 2} if method in WITHOUT_SERVER else {}
+    return DRIFTING | {"drift.time_steps": 2} if method in WITHOUT_SERVER else {}
 
 
 def with_other_numbers(experiment: BuiltExperiment) -> str:
@@ -103,7 +104,7 @@ def test_a_stack_cut_anywhere(stack: int) -> None:
 
 def test_replayed_steps() -> None:
     assert_equal_alone(
-        [small_experiment("fedprox(mu=0.1)", {"seed": seed}) for seed in (1, 2)], steps="graph"
+        [small_experiment("fedprox(mu=0.1)", {"seed": seed}) for seed in (1, 2)], steps="captured"
     )
 
 
@@ -124,7 +125,7 @@ def test_runs_that_do_different_things_take_turns() -> None:
         for method in ("fedavg", "fedavg+wsm")
         for seed in (1, 2)
     ]
-    experiments.append(small_experiment("fedavg", {"local.batch": 3}))
+    experiments.append(small_experiment("fedavg", {"local.batch_size": 3}))
     assert_equal_alone(experiments, tables=3)
 
 
@@ -170,7 +171,7 @@ def test_one_run_that_fails_is_named_and_the_others_are_told_to_stop() -> None:
     meeting = RunBatcher(lambda experiment: VectorizedEngine(experiment.task))
 
     def fail() -> None:
-        seat = meeting.sit(bad)
+        seat = meeting.attach(bad)
         try:
             run_rounds(bad, seat, 1)
             raise RunFailed("the disk is full")
@@ -178,13 +179,13 @@ def test_one_run_that_fails_is_named_and_the_others_are_told_to_stop() -> None:
             seat.close()
 
     def run() -> Any:
-        seat = meeting.sit(good)
+        seat = meeting.attach(good)
         try:
             return run_rounds(good, seat, 500)
         finally:
             seat.close()
 
-    ends = meeting.hold([run, fail])
+    ends = meeting.run([run, fail])
     assert isinstance(ends[0], KeyboardInterrupt)
     assert isinstance(ends[1], RunFailed)
 
@@ -195,7 +196,7 @@ SMALL: dict[str, Any] = {
     "clients": 5,
     "sample": 3,
     "rounds": 4,
-    "engine": "stacked",
+    "engine": "vectorized",
     "precision": "fp64",
     "quiet": True,
 }
@@ -210,7 +211,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 def test_a_comparison_trains_seeds_and_rates_together(tmp_path: Path) -> None:
     options: dict[str, Any] = SMALL | {"seeds": 2, "grid": {"lr": [0.1, 0.05]}}
-    apart = rem.compare("fedavg; fedprox(mu=0.1)", out=tmp_path / "apart", together=1, **options)
+    apart = rem.compare("fedavg; fedprox(mu=0.1)", out=tmp_path / "apart", batch_runs=1, **options)
     joined = rem.compare("fedavg; fedprox(mu=0.1)", out=tmp_path / "joined", **options)
     assert all(run.finished for run in joined.runs)
     assert files_of(tmp_path / "joined") == files_of(tmp_path / "apart")
@@ -231,7 +232,7 @@ def test_a_comparison_that_is_stopped_goes_on_together(tmp_path: Path) -> None:
 
 
 def test_control_c_saves_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, calls = VectorizedEngine.train_together, []
+    whole, calls = VectorizedEngine.train_runs, []
 
     def interrupted(self: VectorizedEngine, works: Any) -> Any:
         calls.append(works)
@@ -240,7 +241,7 @@ def test_control_c_saves_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return whole(self, works)
 
     with monkeypatch.context() as patch:
-        patch.setattr(VectorizedEngine, "train_together", interrupted)
+        patch.setattr(VectorizedEngine, "train_runs", interrupted)
         with pytest.raises(Stopped, match="all saved") as stop:
             rem.compare("fedavg", seeds=2, out=tmp_path / "cut", **SMALL)
     assert stop.value.exit_code == INTERRUPTED
@@ -261,21 +262,26 @@ def test_scoring_with_too_little_memory_looks_at_fewer_rows(
         VectorizedEngine(experiment.task),
         ModelState.stack([experiment.task.model.initial] * 2),
     )
-    whole, said = engine.score(models, "test"), engine.judge(models, experiment.task.public)
-    judge = Model.judge_rows
+    whole, said = (
+        engine.score(models, "test"),
+        engine.predict_logits(models, experiment.task.public),
+    )
+    judge = Model.predict
 
     def scarce(self: Model, model: ModelState, x: Any) -> Any:
         if 2 * len(x) > 7:
             raise MemoryError
         return judge(self, model, x)
 
-    monkeypatch.setattr(Model, "judge_rows", scarce)
+    monkeypatch.setattr(Model, "predict", scarce)
     again = engine.score(models, "test")
     assert again.confusion.tolist() == whole.confusion.tolist()
     assert again.loss.flatten().tolist() == pytest.approx(whole.loss.flatten().tolist(), abs=1e-12)
     assert engine.score_rows == 4
     engine.score_rows = 16
-    assert torch.allclose(engine.judge(models, experiment.task.public), said, rtol=0, atol=1e-12)
+    assert torch.allclose(
+        engine.predict_logits(models, experiment.task.public), said, rtol=0, atol=1e-12
+    )
     assert engine.score_rows == 4
 
 
@@ -297,8 +303,8 @@ def test_servers_that_stop_early_do_not_part_the_runs(monkeypatch: pytest.Monkey
         [small_experiment(method, {"seed": seed, "data.public": 20}) for seed in (1, 2, 3)],
         rounds=4,
     )
-    assert [many for kind, many in computed if kind == "Job"] == [3, 3, 3, 3]
-    assert [many for kind, many in computed if kind == "ServerWork"] == [1] * 12
+    assert [many for kind, many in computed if kind == "ClientWork"] == [3, 3, 3, 3]
+    assert [many for kind, many in computed if kind == "Callback"] == [1] * 12
     for seed, end in zip((1, 2, 3), ends, strict=True):
         alone = small_experiment(method, {"seed": seed, "data.public": 20})
         assert (
@@ -323,7 +329,7 @@ def test_servers_compile_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def __init__(self, task: Any, *_: Any):
             super().__init__(task, 64, "eager")
-            self.steps = "compiled"
+            self.execution = "compiled"
 
         def _take_steps(self, task: Any, number: int, dims: Any, live: Any, course: Any) -> Any:
             return run_eagerly(task, dims, live, course)
@@ -333,10 +339,10 @@ def test_servers_compile_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setitem(globals(), "VectorizedEngine", Compiling)
         ends, _ = play_together(experiments, rounds=2)
     for experiment, end in zip(experiments, ends, strict=True):
-        (known,) = experiment.task.memo["server steps"]
+        (known,) = experiment.task.engine_cache["server steps"]
         assert known.steps.compile
         alone = small_experiment(
-            "flashback(server_epochs=2)", changes | {"seed": experiment.spec.seed}
+            "flashback(server_epochs=2)", changes | {"seed": experiment.config.seed}
         )
         assert (
             max_rel_diff(
@@ -360,10 +366,10 @@ def test_more_teachers_than_a_stack_holds_are_judged_in_turn(
         seen.append(len(next(iter(some.params.values()))))
         return judge(task, some, *rest)
 
-    wanted = SequentialEngine(experiment.task).judge(models, experiment.task.public)
+    wanted = SequentialEngine(experiment.task).predict_logits(models, experiment.task.public)
     monkeypatch.setattr(vectorized, "predict_logits_stacked", watched)
     assert torch.allclose(
-        VectorizedEngine(experiment.task, 2).judge(models, experiment.task.public),
+        VectorizedEngine(experiment.task, 2).predict_logits(models, experiment.task.public),
         wanted,
         rtol=0,
         atol=1e-12,

@@ -48,23 +48,23 @@ def forgets_weights() -> Part:
 
     return Part(
         "forgets_weights",
-        own=lambda start, facts, world: {"mean": torch.zeros((), dtype=world.dtype)},
-        after=after,
+        client_state=lambda start, facts, world: {"mean": torch.zeros((), dtype=world.dtype)},
+        on_client_end=after,
     )
 
 
 def branches() -> Part:
     def correct(grads: Params, params: Params, ctx: Context) -> Params:
-        return grads if ctx.facts.size > 3 else {name: 2 * g for name, g in grads.items()}
+        return grads if ctx.stats.size > 3 else {name: 2 * g for name, g in grads.items()}
 
     return Part("branches", transforms=(Transform("correct", correct),))
 
 
 def writes_into_its_input() -> Part:
     def after(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
-        return {"n": ctx.own["n"].add_(1)}, {}
+        return {"n": ctx.client_state["n"].add_(1)}, {}
 
-    return Part("writes", own=lambda *_: {"n": torch.zeros(())}, after=after)
+    return Part("writes", client_state=lambda *_: {"n": torch.zeros(())}, on_client_end=after)
 
 
 def divides_by_zero() -> Part:
@@ -73,10 +73,10 @@ def divides_by_zero() -> Part:
     def base(out: Output, batch: Batch, ctx: Context) -> Tensor:
         return (
             nn.functional.cross_entropy(out.logits, batch.y, reduction="none")
-            * (1 / ctx.facts.label_counts).sum()
+            * (1 / ctx.stats.label_counts).sum()
         )
 
-    return Part("divides", base=base)
+    return Part("divides", loss=base)
 
 
 def hides_state() -> Part:
@@ -87,7 +87,7 @@ def hides_state() -> Part:
         rounds.append(srv.round)
         return replies.weight ** len(rounds)
 
-    return Part("hides", weigh=weigh)
+    return Part("hides", client_weights=weigh)
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,16 @@ def hides_state() -> Part:
     [
         (
             forgets_weights(),
-            r"forgets_weights with unequal clients.*stacked \(stack=3\) differs from loop by"
-            r" .* at own/.*weight",
+            r"forgets_weights with unequal clients.*vectorized \(stack=3\) differs from sequential by"
+            r" .* at client_states?/.*weight",
         ),
-        (branches(), r"branches with unequal clients.*cannot run on the engine stacked.*no `if`"),
+        (
+            branches(),
+            r"branches with unequal clients.*cannot run on the engine vectorized.*no `if`",
+        ),
         (
             writes_into_its_input(),
-            r"writes with unequal clients.*changes its input own/writes/n.*add_",
+            r"writes with unequal clients.*changes its input client_state/writes/n.*add_",
         ),
         (
             divides_by_zero(),
@@ -141,9 +144,9 @@ class Broken(SequentialEngine):
     def train(self, job: ClientWork) -> Iterator[Reply]:
         if self.fault == "shares nothing":
             job = job._replace(
-                shared={
+                broadcast={
                     part: {"gradient": {n: 0 * v for n, v in tree["gradient"].items()}}
-                    for part, tree in job.shared.items()
+                    for part, tree in job.broadcast.items()
                 }
             )
         for number, reply in enumerate(super().train(job)):
@@ -156,7 +159,7 @@ class Broken(SequentialEngine):
                     params={name: value.float().double() for name, value in reply.params.items()}
                 )
             if self.fault == "touches its input":
-                job.facts.size.add_(1)
+                job.stats.size.add_(1)
             yield reply
 
     def score(
@@ -174,18 +177,18 @@ class Broken(SequentialEngine):
         owners: np.ndarray,
         split: str,
         time_step: int = 0,
-        verdicts: bool = False,
+        examples: bool = False,
     ) -> PairCounts:
         step = 0 if self.fault == "stays at the first time step" else time_step
-        scores = super().score_pairs(models, which, owners, split, step, verdicts)
-        if self.fault == "forgets verdicts":
-            return scores._replace(verdicts=None)
+        scores = super().score_pairs(models, which, owners, split, step, examples)
+        if self.fault == "forgets example results":
+            return scores._replace(examples=None)
         return (
             scores._replace(loss=scores.loss.roll(1)) if self.fault == "mixes pairs up" else scores
         )
 
     def judge(self, models: ModelState, ids: Tensor) -> Tensor:
-        said = super().judge(models, ids)
+        said = super().predict_logits(models, ids)
         return said.roll(1, dims=1) if self.fault == "mixes rows up" else said
 
 
@@ -199,12 +202,12 @@ class Broken(SequentialEngine):
             "a client's reply depends on who else is in the round: by .* at loss",
         ),
         ("rounds", "loop train differently.*params"),
-        ("touches its input", "changes its input facts/size"),
+        ("touches its input", "changes its input stats/size"),
         ("ignores owners", "score the split valid differently"),
         ("miscounts", "score the split test differently.*loss"),
         ("mixes pairs up", "score pairs on the split train differently.*loss"),
-        ("forgets verdicts", "gives verdicts exactly where they are asked for"),
-        ("mixes rows up", "judge the public set differently"),
+        ("forgets example results", "gives example results exactly where they are asked for"),
+        ("mixes rows up", "predict the public set differently"),
         ("stays at the first time step", "score pairs on the split train differently"),
     ],
 )

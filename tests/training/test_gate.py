@@ -23,7 +23,7 @@ def expected() -> ReplySchema:
     params = {"w": torch.zeros(2), "b": torch.zeros(())}
     buffers, extras = {"n": torch.zeros((), dtype=torch.int64)}, {"part": {"e": torch.zeros(())}}
     return ReplySchema(
-        round=ROUND, clients=COHORT, params=params, buffers=buffers, extras=extras, weight_cap=CAP
+        round=ROUND, clients=COHORT, params=params, buffers=buffers, payload=extras, weight_cap=CAP
     )
 
 
@@ -38,9 +38,9 @@ def chunk(*clients: int, **changes: Any) -> Reply:
         round=torch.full_like(c, ROUND),
         params={"w": torch.stack([value, value], dim=1), "b": value.clone()},
         buffers={"n": c.clone()},
-        extras={"part": {"e": value.clone()}},
+        payload={"part": {"e": value.clone()}},
         weight=c.double(),
-        own={"part": {"kept": torch.stack([value, value], dim=1)}},
+        client_state={"part": {"kept": torch.stack([value, value], dim=1)}},
         loss=value.clone(),
     )
     return good._replace(**changes)
@@ -122,7 +122,7 @@ def test_a_reply_that_does_not_say_who_it_is_from(client: Any) -> None:
 
 def test_an_empty_chunk_is_nothing() -> None:
     replies, refusals = validate_replies(
-        [chunk(7), chunk(5).pick(slice(0, 0)), chunk(2)], expected()
+        [chunk(7), chunk(5).select(slice(0, 0)), chunk(2)], expected()
     )
     assert refusals == []
     assert replies is not None
@@ -130,14 +130,16 @@ def test_an_empty_chunk_is_nothing() -> None:
 
 
 def test_what_clients_keep_cannot_change_its_form() -> None:
-    known = expected()._replace(own={"part": {"kept": torch.zeros(2)}})
+    known = expected()._replace(client_state={"part": {"kept": torch.zeros(2)}})
     assert validate_replies([chunk(2)], known)[1] == []
     for own, code in (
         ({}, "names"),
         ({"part": {"kept": torch.zeros(1, 3)}}, "shape"),
         ({"part": {"kept": torch.zeros(1, 2).double()}}, "dtype"),
     ):
-        assert codes(validate_replies([chunk(2)._replace(own=own)], known)[1]) == [(2, code)]
+        assert codes(validate_replies([chunk(2)._replace(client_state=own)], known)[1]) == [
+            (2, code)
+        ]
 
 
 def test_probes_by_hand() -> None:
@@ -184,9 +186,9 @@ GOOD = chunk(2, 5)
             "its parameters are not the expected ones: z is unknown",
         ),
         ({"buffers": {}}, "names", "its buffers are not the expected ones: n is missing"),
-        ({"extras": {}}, "names", "its extras are not the expected ones: part/e is missing"),
+        ({"payload": {}}, "names", "its extras are not the expected ones: part/e is missing"),
         (
-            {"extras": GOOD.extras | {"spy": {"x": torch.zeros(2)}}},
+            {"payload": GOOD.payload | {"spy": {"x": torch.zeros(2)}}},
             "names",
             "its extras are not the expected ones: spy/x is unknown",
         ),
@@ -208,11 +210,11 @@ GOOD = chunk(2, 5)
             "parameter w is torch.float64, not torch.float32",
         ),
         ({"buffers": {"n": torch.zeros(2)}}, "dtype", "buffer n is torch.float32, not torch.int64"),
-        ({"extras": {"part": {"e": torch.zeros(3)}}}, "shape", "extra part/e"),
-        ({"extras": {"part": {"e": torch.zeros(())}}}, "shape", "extra part/e"),
-        ({"extras": {"part": {"e": torch.zeros(2, 0)}}}, "shape", "extra part/e"),
+        ({"payload": {"part": {"e": torch.zeros(3)}}}, "shape", "extra part/e"),
+        ({"payload": {"part": {"e": torch.zeros(())}}}, "shape", "extra part/e"),
+        ({"payload": {"part": {"e": torch.zeros(2, 0)}}}, "shape", "extra part/e"),
         (
-            {"extras": {"part": {"e": torch.zeros(2).half()}}},
+            {"payload": {"part": {"e": torch.zeros(2).half()}}},
             "dtype",
             "extra part/e is torch.float16, not torch.float32",
         ),
@@ -242,7 +244,7 @@ def test_a_wrong_form_refuses_the_whole_chunk(
 def test_strange_names_in_extras_are_refused_not_a_crash() -> None:
     """A name may hold the separator of flattened trees."""
     replies, refusals = validate_replies(
-        [chunk(2), chunk(5, extras={"part/e": torch.zeros(1)})], expected()
+        [chunk(2), chunk(5, payload={"part/e": torch.zeros(1)})], expected()
     )
     assert replies is not None
     assert same(replies, chunk(2))
@@ -259,7 +261,7 @@ def test_a_client_number_that_is_none_is_refused_not_a_crash() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "path"), [("params", "w"), ("params", "b"), ("extras", "part/e")]
+    ("field", "path"), [("params", "w"), ("params", "b"), ("payload", "part/e")]
 )
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_a_value_that_is_not_finite_refuses_its_client_alone(
@@ -275,7 +277,7 @@ def test_a_value_that_is_not_finite_refuses_its_client_alone(
 
 def test_what_stays_with_the_client_is_its_own_affair() -> None:
     """`own` never travels: a best loss of infinity is a fine first value."""
-    reply = with_value(chunk(2, 5), "own", "part/kept", 0, INF)
+    reply = with_value(chunk(2, 5), "client_state", "part/kept", 0, INF)
     replies, refusals = validate_replies([reply], expected())
     assert replies is not None
     assert same(replies, reply)
@@ -335,7 +337,7 @@ def test_the_first_good_reply_of_a_client_counts() -> None:
 
 def test_the_first_chunk_does_not_decide_what_extras_look_like() -> None:
     replies, refusals = validate_replies(
-        [chunk(5, extras={"other": {"e": torch.zeros(1)}}), chunk(2), chunk(7)], expected()
+        [chunk(5, payload={"other": {"e": torch.zeros(1)}}), chunk(2), chunk(7)], expected()
     )
     assert replies is not None
     assert same(replies, chunk(2, 7))
@@ -383,7 +385,7 @@ def spoil(members: list[tuple[int, Fault, float]], form: str | None) -> Reply:
         elif fault.name == "nan":
             reply.params["w"][place, 1] = NAN
         elif fault.name == "infinite extra":
-            reply.extras["part"]["e"][place] = -INF
+            reply.payload["part"]["e"][place] = -INF
         elif fault.name == "weightless":
             reply.weight[place] = 0
         elif fault.name == "greedy":

@@ -67,7 +67,7 @@ def test_recorded_steps_equal_plain_ones(
 class Compiling(SequentialEngine):
     """Trains its clients plainly, but says that steps are compiled: so the server's are."""
 
-    steps = "compiled"
+    execution = "compiled"
 
 
 def test_compiled_steps_equal_plain_ones() -> None:
@@ -77,7 +77,7 @@ def test_compiled_steps_equal_plain_ones() -> None:
     changes = {"data.public": 18, "local.optimizer": "sgd(lr=0.1, momentum=0.9)"}
     compiled, plain = (small_experiment("flashback(server_epochs=2)", changes) for _ in range(2))
     after, _ = run_rounds(compiled, Compiling(compiled.task), 2)
-    (known,) = compiled.task.memo["server steps"]
+    (known,) = compiled.task.engine_cache["server steps"]
     assert known.steps.compile  # it did not fall back
     assert sorted(known.steps.replays) == [2, 4]
     assert (

@@ -35,10 +35,10 @@ def _poke(reply: Reply, value: float) -> Reply:
 
 
 def _poke_extras(reply: Reply) -> Reply:
-    extras = pytree.clone(reply.extras)
+    extras = pytree.clone(reply.payload)
     floating = [x for x in pytree.leaves(extras) if x.is_floating_point()]
     floating[0].view(-1)[0] = math.nan
-    return reply._replace(extras=extras)
+    return reply._replace(payload=extras)
 
 
 def _drop_name(reply: Reply) -> Reply:
@@ -61,13 +61,13 @@ KINDS: dict[str, Callable[[Reply], Reply | list[Reply]]] = {
     "something that is no tensor": lambda reply: _with_param(reply, lambda x: x.tolist()),
     "a name is missing": _drop_name,
     "a name too many": lambda reply: reply._replace(
-        params={**reply.params, "spy": torch.zeros(reply.k, 1)}
+        params={**reply.params, "spy": torch.zeros(reply.num_clients, 1)}
     ),
     "extras that the method does not have": lambda reply: reply._replace(
-        extras={**reply.extras, "spy": {"x": torch.zeros(reply.k)}}
+        payload={**reply.payload, "spy": {"x": torch.zeros(reply.num_clients)}}
     ),
     "a payload a hundred times too large": lambda reply: reply._replace(
-        params={**reply.params, "spy": torch.zeros(reply.k, 1 << 18)}
+        params={**reply.params, "spy": torch.zeros(reply.num_clients, 1 << 18)}
     ),
     "a client that was not asked": lambda reply: reply._replace(client=reply.client + 1000),
     "the same client twice": lambda reply: [reply, reply],
@@ -98,7 +98,7 @@ def expect_small() -> ReplySchema:
         1000.0,
         max_norm=1e4,
         start=ModelState(params, buffers),
-        own={"part": {"kept": torch.zeros(2)}},
+        client_state={"part": {"kept": torch.zeros(2)}},
     )
 
 
@@ -109,9 +109,9 @@ def _good(client: int) -> Reply:
         round=torch.tensor([4]),
         params={"w": torch.full((1, 2, 3), float(client)), "b": value.clone()},
         buffers={"n": torch.tensor([client])},
-        extras={"part": {"e": torch.full((1, 2), float(client))}},
+        payload={"part": {"e": torch.full((1, 2), float(client))}},
         weight=value.double(),
-        own={"part": {"kept": torch.full((1, 2), float(client))}},
+        client_state={"part": {"kept": torch.full((1, 2), float(client))}},
         loss=value.clone(),
     )
 
@@ -176,7 +176,7 @@ def spoil_reply(seed: int) -> Iterator[Reply]:
         reply = _good(draw.choice(COHORT))
         if draw.random() < 0.3:
             try:
-                reply = Reply.join([reply, _good(draw.choice(COHORT))])
+                reply = Reply.concat([reply, _good(draw.choice(COHORT))])
             except (RuntimeError, TypeError):
                 continue
         way = draw.random()

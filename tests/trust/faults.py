@@ -1,7 +1,7 @@
 """Every fault we try, what we expect of it, and how trials are counted: what docs/reliability.md is
 made of.
 
-A test says `tried("one client sends NaN", "refused as not-finite", engine="loop")`. With
+A test says `tried("one client sends NaN", "refused as not-finite", engine="sequential")`. With
 REMANENCE_TRIALS naming a folder everything is tried as often as the page promises, and each trial
 is written there; without it a sample is tried, and nothing is written.
 """
@@ -87,7 +87,7 @@ READERS = (
     "ledger.bin",
     "confusion.bin, examples.bin, peers.bin",
     "metrics.jsonl",
-    "spec.toml and compare.toml of a folder",
+    "experiment.toml and compare.toml of a folder",
     "replies at the gate",
 )
 PHASES = ("training", "gate and server", "evaluation", "record", "checkpoint", "report", "recipe")

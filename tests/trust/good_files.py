@@ -41,7 +41,7 @@ from remanence.experiment.system import parse_deadline, parse_speed
 from remanence.methods import PARTS
 from remanence.metrics.groups import group_runs
 from remanence.metrics.summary_rows import make_row
-from remanence.optimizers import DRIFT_SCHEDULES, OPTIMIZERS
+from remanence.optimizers import LR_SCHEDULES, OPTIMIZERS
 from remanence.peers.availability import parse_availability
 from remanence.peers.topology import TOPOLOGIES
 from remanence.report.figures import FIGURES
@@ -224,7 +224,7 @@ EXPRESSIONS: tuple[tuple[str, Callable[[str], Any]], ...] = (
     ("random(clusters=2, sizes='70:30')", lambda text: expressions.instantiate(expressions.parse_call(text), DRIFTS, "drift")(6, 3, Key(0))),
     ("ring(neighbors=2)", lambda text: expressions.instantiate(expressions.parse_call(text), TOPOLOGIES, "topology")(6, Key(0))),
     ("sgd(lr=0.1, momentum=0.9)", lambda text: expressions.instantiate(expressions.parse_call(text), OPTIMIZERS, "optimizer")),
-    ("cosine(final=0.1)", lambda text: expressions.instantiate(expressions.parse_call(text), DRIFT_SCHEDULES, "schedule")),
+    ("cosine(final=0.1)", lambda text: expressions.instantiate(expressions.parse_call(text), LR_SCHEDULES, "schedule")),
     ('label(groups="0 1|2 3")', lambda text: make_concepts(text, 2, SOURCE)),
     ("swap(pairs='|0 1')+quantity(shares='1|0.5')", lambda text: make_concepts(text, 2, SOURCE)),
     ("rotate", lambda text: make_concepts(text, 2, SOURCE)),
@@ -246,13 +246,13 @@ def small_state(round: int) -> RunState:
         models=ModelState({"w": both}, {"n": torch.zeros(2, dtype=torch.int64)}),
         best=ModelState({"w": both}, {"n": torch.zeros(2, dtype=torch.int64)}),
         best_loss=torch.zeros(2, dtype=torch.float64),
-        waited=torch.zeros(2, dtype=torch.int64),
-        stopped=torch.zeros(2, dtype=torch.bool),
+        rounds_since_best=torch.zeros(2, dtype=torch.int64),
+        early_stopped=torch.zeros(2, dtype=torch.bool),
         peers={"part": {"similarity": torch.zeros(2, 2)}},
-        heard=torch.zeros(2, 2, dtype=torch.int64),
+        peer_counts=torch.zeros(2, 2, dtype=torch.int64),
     )
     server = Server(ModelState({"w": here}, {"n": torch.tensor(round)}), {"part": {"m": here}})
-    return RunState(round, 0, server, {0: {"part": {"kept": here}}}, crowd=crowd)
+    return RunState(round, 0, server, {0: {"part": {"kept": here}}}, client_models=crowd)
 
 
 def write_checkpoints(home: Path) -> list[Path]:
@@ -273,7 +273,7 @@ def mend_checkpoint(path: Path) -> None:
     if path.name == STATE:
         told["files"][STATE] = sha256(content)
     else:
-        told["own"]["0"]["sha256"] = sha256(content)
+        told["client_states"]["0"]["sha256"] = sha256(content)
     manifest.write_text(json.dumps(told))
 
 
@@ -375,7 +375,7 @@ FILES: dict[str, Case] = {
     "ledger.bin": Case(write_ledgers, read_ledgers),
     "confusion.bin, examples.bin, peers.bin": Case(write_other_records, read_runs),
     "metrics.jsonl": Case(write_metrics, read_runs),
-    "spec.toml and compare.toml of a folder": Case(write_facts, read_runs),
+    "experiment.toml and compare.toml of a folder": Case(write_facts, read_runs),
     "experiment TOML": Case(
         lambda home: [write_bytes(home / "experiment.toml", EXPERIMENT.encode())], read_experiment
     ),

@@ -25,8 +25,8 @@ from remanence.testing.toy_task import max_rel_diff, run_rounds, small_experimen
 
 BAD, ROUNDS = 3, 2
 ENGINES = (
-    "loop",
-    "stacked",
+    "sequential",
+    "vectorized",
     "processes",
     pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.xdist_group("ray")]),
 )
@@ -74,7 +74,7 @@ def test_a_bad_reply_is_named_and_changes_nothing(name: str) -> None:
             tried(kind, f"refused as {code}", ROUNDS, engine=name)
 
 
-@pytest.mark.parametrize("name", ["loop", "stacked"])
+@pytest.mark.parametrize("name", ["sequential", "vectorized"])
 def test_a_round_of_bad_replies_is_abandoned(name: str) -> None:
     experiment = experiment_of()
 
@@ -102,7 +102,7 @@ def test_a_round_of_bad_replies_is_abandoned(name: str) -> None:
         tried(fault, "abandoned, the model stayed", ROUNDS, engine=name)
 
 
-@pytest.mark.parametrize("name", ["loop", "stacked", "processes"])
+@pytest.mark.parametrize("name", ["sequential", "vectorized", "processes"])
 def test_one_nan_client_of_ten_is_as_nine(name: str) -> None:
     experiment = small_experiment(
         "fedavg",
@@ -143,14 +143,14 @@ def test_a_nan_does_not_reach_a_robust_aggregator(aggregator: str) -> None:
         "a NaN under a robust aggregator",
         "refused as not-finite; the model finite",
         ROUNDS,
-        engine="loop",
+        engine="sequential",
     )
 
 
 def engines_of(experiment: BuiltExperiment) -> dict[str, Engine]:
     return {
         name: make_engine(name, experiment.task, workers=2)
-        for name in ("loop", "stacked", "processes")
+        for name in ("sequential", "vectorized", "processes")
     }
 
 
@@ -193,5 +193,5 @@ def test_a_peer_without_a_loss_is_not_mixed_with(case: str) -> None:
         "a peer whose model has no loss",
         "named as probe, not mixed with",
         len(lines),
-        engine="loop",
+        engine="sequential",
     )

@@ -110,7 +110,9 @@ def test_a_full_disk_is_a_sentence_and_loses_nothing(
     else:
         start_run(spec, folder, overwrite=True, **module)
     assert all_contents(folder) == all_contents(tmp_path / "straight")
-    tried("the disk is full", "one sentence; the same bits once there was room", engine="loop")
+    tried(
+        "the disk is full", "one sentence; the same bits once there was room", engine="sequential"
+    )
 
 
 def test_a_full_disk_keeps_the_old_report(tmp_path: Path, small_disk: Path) -> None:
@@ -194,7 +196,7 @@ class Interrupting:
         self.after, self.number = after, number
 
     def start(self, title: str, done: int, total: int) -> None: ...
-    def say(self, text: str) -> None: ...
+    def log(self, text: str) -> None: ...
     def finish(self) -> None: ...
 
     def round(self, line: dict[str, Any]) -> None:
@@ -220,7 +222,7 @@ def test_a_signal_saves(tmp_path: Path, name: str, kind: str) -> None:
     assert contents(tmp_path / "run")["round"] == 3
     resume_run(tmp_path / "run", **module)
     assert all_contents(tmp_path / "run") == all_contents(tmp_path / "straight")
-    tried(name, f"saved, exit code {code}, the same bits", engine="loop")
+    tried(name, f"saved, exit code {code}, the same bits", engine="sequential")
 
 
 def test_a_second_interrupt_ends_at_once_and_still_loses_nothing(
@@ -250,7 +252,7 @@ def test_a_second_interrupt_ends_at_once_and_still_loses_nothing(
     assert contents(tmp_path / "run")["round"] == 0
     resume_run(tmp_path / "run", module=seeded_net())
     assert contents(tmp_path / "run") == contents(tmp_path / "straight")
-    tried("Ctrl-C twice", "ended at once; the same bits", engine="loop")
+    tried("Ctrl-C twice", "ended at once; the same bits", engine="sequential")
 
 
 @pytest.mark.parametrize("name", [METRICS, LEDGER])
@@ -271,7 +273,7 @@ def test_files_shorter_than_a_checkpoint_says(tmp_path: Path, name: str) -> None
     tried(
         "files behind the checkpoint are cut short",
         "named; resumed from the one before, the same bits",
-        engine="loop",
+        engine="sequential",
     )
 
 
@@ -288,4 +290,4 @@ def test_late_answers_survive(tmp_path: Path, after: int) -> None:
         start_run(spec, tmp_path / "run", progress=Dying(after))
     resume_run(tmp_path / "run")
     assert contents(tmp_path / "run") == contents(tmp_path / "straight")
-    tried("late answers under way when the run is killed", "the same bits", engine="loop")
+    tried("late answers under way when the run is killed", "the same bits", engine="sequential")

@@ -28,32 +28,32 @@ def test_rounds_end_with_those_that_answer(share: int, method: str) -> None:
     experiment = small_experiment(
         method, MANY | {"clients.availability": f"random(offline={share / 100})"}
     )
-    state, lines = run_rounds(experiment, make_engine("stacked", experiment.task), 8)
+    state, lines = run_rounds(experiment, make_engine("vectorized", experiment.task), 8)
     there = [line["replies"] for line in lines]
     assert all(count > 0 for count in there)
     assert not any(line["abandoned"] or line["refused"] for line in lines)
     # of 160 draws: over three standard deviations
     assert abs(np.mean(there) / 20 - (1 - share / 100)) < 0.15
     models = (
-        [state.crowd.models]
-        if state.crowd is not None
-        else [server.model for server in state.servers]
+        [state.client_models.models]
+        if state.client_models is not None
+        else [server.model for server in state.global_models]
     )
     assert all(
         bool(torch.isfinite(value).all()) for model in models for value in model.params.values()
     )
-    tried(f"{share}% of the clients drop out", "no round failed", len(lines), engine="stacked")
+    tried(f"{share}% of the clients drop out", "no round failed", len(lines), engine="vectorized")
 
 
 def test_a_round_of_nobody_is_abandoned() -> None:
     nobody = "never(clients='0 1 2 3 4 5')"
     for method in ("fedavg", "scaffold"):
         experiment = small_experiment(method, {"clients.availability": nobody})
-        state, lines = run_rounds(experiment, make_engine("loop", experiment.task), 2)
+        state, lines = run_rounds(experiment, make_engine("sequential", experiment.task), 2)
         assert all(line["abandoned"] and line["replies"] == 0 for line in lines)
         for name, value in experiment.task.model.initial.params.items():
             assert torch.equal(state.server.model.params[name], value)
-        tried("everybody drops out", "abandoned, the model stayed", 2, engine="loop")
+        tried("everybody drops out", "abandoned, the model stayed", 2, engine="sequential")
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_over_selection_keeps_accuracy_on_digits_over_five_seeds() -> None:
     """
     base = {
         "data.name": "digits", "data.partition": "dirichlet(alpha=0.3)", "clients.count": 40, "clients.sample": 10, "rounds": 20,
-        "local.epochs": 2, "engine": "stacked", "threads": 1, "record.every": 20,
+        "local.epochs": 2, "engine": "vectorized", "threads": 1, "record.every": 20,
     }  # fmt: skip
     ends: dict[str, list[float]] = {"without": [], "with": []}
     for seed in range(5):
@@ -72,11 +72,11 @@ def test_over_selection_keeps_accuracy_on_digits_over_five_seeds() -> None:
             ("with", {"clients.availability": "random(offline=0.1)", "round.over_selection": 1.3}),
         ):
             experiment = build(parse_experiment({}, base | {"seed": seed} | changes))
-            _, lines = run_rounds(experiment, make_engine("stacked", experiment.task), 20)
+            _, lines = run_rounds(experiment, make_engine("vectorized", experiment.task), 20)
             assert not any(line["abandoned"] for line in lines)
             assert all(line["replies"] == 10 for line in lines)
             ends[name].append(lines[-1]["accuracy"])
     plain, dropped = (100 * float(np.mean(ends[name])) for name in ("without", "with"))
     assert abs(plain - dropped) < 2.0, ends
     said = f"no round of 100 failed; accuracy {dropped:.1f}% with, {plain:.1f}% without drop-out"
-    tried("10% drop out, 130% are asked", said, 5, engine="stacked")
+    tried("10% drop out, 130% are asked", said, 5, engine="vectorized")

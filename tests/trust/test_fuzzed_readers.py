@@ -20,7 +20,7 @@ from remanence.training.gate import UNKNOWN_CLIENT, validate_replies
 SHARE = SCALE.inputs // SCALE.parts
 WORDY = {
     "metrics.jsonl",
-    "spec.toml and compare.toml of a folder",
+    "experiment.toml and compare.toml of a folder",
     "experiment TOML",
     "drift tables",
     "LEAF JSON",
@@ -122,7 +122,7 @@ def test_spoiled_replies() -> None:
             for tree, form in (
                 (replies.params, expected.params),
                 (replies.buffers, expected.buffers),
-                (replies.extras, expected.extras),
+                (replies.payload, expected.payload),
             ):
                 flat, wanted = pytree.flatten(tree), pytree.flatten(form)
                 assert {name: (tuple(x.shape[1:]), x.dtype) for name, x in flat.items()} == {

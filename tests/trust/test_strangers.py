@@ -57,7 +57,7 @@ def test_no_file_and_no_folder_decides_what_is_imported(tmp_path: Path, evil: Pa
     cell = {"name": "a", "method": "fedavg", "setting": "", "seed": 0}
     plan = {
         "select": "last",
-        "engine": {"name": "loop", "threads": 1, "reason": ""},
+        "engine": {"name": "sequential", "threads": 1, "reason": ""},
         "cells": [cell],
         "specs": {"a": {"model": CODE}},
     }
@@ -93,7 +93,7 @@ def test_a_comparison_cannot_reach_outside(tmp_path: Path, name: str) -> None:
     spec = small_spec(rounds=1).model_dump(mode="json", exclude_none=True)
     plan = {
         "select": "last",
-        "engine": {"name": "loop", "threads": 1, "reason": ""},
+        "engine": {"name": "sequential", "threads": 1, "reason": ""},
         "cells": [cell],
         "specs": {name: spec},
     }
@@ -173,7 +173,7 @@ def test_a_drift_table_that_changed_is_named(tmp_path: Path) -> None:
     table.write_text("0,0,1,1\n1,1,0,0\n")
     keys = {
         "data.name": "synthetic(samples=240, classes=4, features=6, test=0.25)", "model": "mlp(hidden=8)", "drift.schedule": f"table(path='{table}')",
-        "drift.concepts": "swap", "drift.steps": 2, "clients.count": 4, "rounds": 2, "engine": "loop", "threads": 1, "checkpoint.seconds": 0,
+        "drift.concepts": "swap", "drift.time_steps": 2, "clients.count": 4, "rounds": 2, "engine": "sequential", "threads": 1, "checkpoint.seconds": 0,
     }  # fmt: skip
     spec = parse_experiment({}, keys)
     start_run(spec, tmp_path / "straight")
@@ -208,7 +208,7 @@ def test_data_that_changed_are_named(tmp_path: Path) -> None:
             "data.partition": "iid",
             "clients.count": 4,
             "rounds": 2,
-            "engine": "loop",
+            "engine": "sequential",
             "threads": 1,
         },
     )

@@ -66,11 +66,14 @@ def test_the_page_lists_every_fault_and_how_often_it_was_tried() -> None:
 
 def test_a_fault_that_nobody_tried_stops_the_page() -> None:
     trials = [
-        {"fault": fault.name, "happened": "as expected", "times": 3, "engine": "loop"}
+        {"fault": fault.name, "happened": "as expected", "times": 3, "engine": "sequential"}
         for fault in FAULTS
     ]
-    page = write_page([*trials, {**trials[0], "engine": "stacked", "times": 4}])
-    assert f"| {FAULTS[0].name} | {FAULTS[0].expected} | as expected | loop, stacked | 7 |" in page
+    page = write_page([*trials, {**trials[0], "engine": "vectorized", "times": 4}])
+    assert (
+        f"| {FAULTS[0].name} | {FAULTS[0].expected} | as expected | sequential, vectorized | 7 |"
+        in page
+    )
     assert f"{3 * len(FAULTS) + 4:,} trials of {len(FAULTS)} faults" in page
     with pytest.raises(SystemExit, match=f"nobody tried '{FAULTS[-1].name}'"):
         write_page(trials[:-1])

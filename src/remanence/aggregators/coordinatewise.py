@@ -57,7 +57,7 @@ def median_of(values: Tensor) -> Tensor:
     """The median of every column; of an even number of values, the mean of the two in the middle,
     or the higher one of whole numbers.
 
-    >>> middle(torch.tensor([[1.0, 5.0], [9.0, 6.0], [2.0, 7.0], [3.0, 8.0]]))
+    >>> median_of(torch.tensor([[1.0, 5.0], [9.0, 6.0], [2.0, 7.0], [3.0, 8.0]]))
     tensor([2.5000, 6.5000])
 
     values: [k, c] -> [c]
@@ -71,7 +71,7 @@ def median_of(values: Tensor) -> Tensor:
 def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
     """In every column the smallest value that, with those below it, has half of the weight.
 
-    >>> weighted_middle(torch.tensor([[1.0], [9.0], [2.0]]), torch.tensor([0.2, 0.5, 0.3]))
+    >>> weighted_median(torch.tensor([[1.0], [9.0], [2.0]]), torch.tensor([0.2, 0.5, 0.3]))
     tensor([2.])
 
     values: [k, c]; weights: [k] -> [c]

@@ -67,7 +67,7 @@ def geometric_median(
         weighted,
         minimize_distances,
     )
-    return Part("geometric_median", combine=aggregate_with_minimum(guarded))
+    return Part("geometric_median", aggregate=aggregate_with_minimum(guarded))
 
 
 def find_geometric_median(

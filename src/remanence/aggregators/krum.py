@@ -36,7 +36,7 @@ def krum(*, byzantine: int = 1) -> Part:
     guarded = MinimumReplies(
         "krum", 2 * byzantine + 3, "2 * byzantine + 3", "lower byzantine", False, choose_one
     )
-    return Part("krum", combine=aggregate_with_minimum(guarded))
+    return Part("krum", aggregate=aggregate_with_minimum(guarded))
 
 
 @part
@@ -52,7 +52,7 @@ def multi_krum(*, byzantine: int = 1, keep: int = 0) -> Part:
     check_range(keep >= 0, "multi_krum", "keep", "of at least 0", keep)
 
     def choose_some(weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
-        return average_closest(replies, srv, byzantine, keep or replies.k - byzantine - 2)
+        return average_closest(replies, srv, byzantine, keep or replies.num_clients - byzantine - 2)
 
     least, why = max(
         (2 * byzantine + 3, "2 * byzantine + 3"), (keep + byzantine + 2, "keep + byzantine + 2")
@@ -60,7 +60,7 @@ def multi_krum(*, byzantine: int = 1, keep: int = 0) -> Part:
     guarded = MinimumReplies(
         "multi_krum", least, why, "lower byzantine or keep", False, choose_some
     )
-    return Part("multi_krum", combine=aggregate_with_minimum(guarded))
+    return Part("multi_krum", aggregate=aggregate_with_minimum(guarded))
 
 
 def average_closest(replies: Reply, srv: ServerContext, byzantine: int, keep: int) -> Params:

@@ -27,4 +27,4 @@ def apply_delta(params: Params, delta: Params, srv: ServerContext) -> tuple[Para
     return params | pytree.add(delta, params), srv.state
 
 
-mean = Aggregate(partial_sum, finalize_sum, in_pieces=True)
+mean = Aggregate(partial_sum, finalize_sum, is_decomposable=True)

@@ -30,7 +30,7 @@ def median() -> Part:
     guarded = MinimumReplies(
         "median", 3, "a majority of one is none", "take the mean (fedavg)", False, take_median
     )
-    return Part("median", combine=aggregate_with_minimum(guarded))
+    return Part("median", aggregate=aggregate_with_minimum(guarded))
 
 
 def take_median(weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
@@ -51,7 +51,7 @@ def trimmed_mean(*, fraction: float = 0.1) -> Part:
     check_range(0 < fraction < 0.5, "trimmed_mean", "fraction", "above 0 and below 0.5", fraction)
 
     def average_the_rest(weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
-        cut = count_cut(replies.k, fraction)
+        cut = count_cut(replies.num_clients, fraction)
         return reduce_columns(lambda values: trim(values, cut), replies.delta(srv.start))
 
     least = math.ceil(1 / fraction - 1e-9)
@@ -63,7 +63,7 @@ def trimmed_mean(*, fraction: float = 0.1) -> Part:
         False,
         average_the_rest,
     )
-    return Part("trimmed_mean", combine=aggregate_with_minimum(guarded))
+    return Part("trimmed_mean", aggregate=aggregate_with_minimum(guarded))
 
 
 def count_cut(replies: int, fraction: float) -> int:

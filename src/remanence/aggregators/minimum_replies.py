@@ -31,24 +31,24 @@ class MinimumReplies:
     """
 
     name: str
-    least: int  # replies for which the promise holds
+    minimum: int  # replies for which the promise holds
     why: str  # where that number comes from, in words
     cure: str  # what else a user may change
     weighted: bool  # do the clients' weights count?
     rule: RobustRule
 
     def __call__(self, weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
-        if replies.k < self.least:
+        if replies.num_clients < self.minimum:
             raise AggregationFailed(
-                f"{self.name} needs {self.least} replies ({self.why}) and {replies.k} came"
+                f"{self.name} needs {self.minimum} replies ({self.why}) and {replies.num_clients} came"
             )
         return self.rule(weights, replies, srv)
 
     def check_cohort(self, clients: int) -> None:
         """Refuse an experiment whose rounds ask too few clients."""
-        if clients < self.least:
+        if clients < self.minimum:
             raise InputError(
-                f"{self.name} needs {self.least} clients in a round ({self.why}) and there"
+                f"{self.name} needs {self.minimum} clients in a round ({self.why}) and there"
                 f" are {clients}:"
                 f" ask more of them (clients.count, clients.sample) or {self.cure}"
             )
@@ -70,8 +70,8 @@ def median_buffers(current: Params, sent: Params, weights: Tensor) -> Params:
 
 def minimum_of(method: ComposedMethod) -> MinimumReplies | None:
     """The promise of a method's aggregator, where it makes one."""
-    owner = method.owner("combine")
-    found = None if owner is None or owner.combine is None else owner.combine.partial
+    owner = method.part_filling("aggregate")
+    found = None if owner is None or owner.aggregate is None else owner.aggregate.partial
     return found if isinstance(found, MinimumReplies) else None
 
 
@@ -79,7 +79,7 @@ def check_cohort(method: ComposedMethod, clients: int) -> None:
     """Refuse a method whose aggregator cannot keep its promise with so many clients in a round,
     or that would ignore another part's weights.
     """
-    guarded, weighs = minimum_of(method), method.owner("weigh")
+    guarded, weighs = minimum_of(method), method.part_filling("client_weights")
     if guarded is None:
         return
     guarded.check_cohort(clients)

@@ -67,7 +67,7 @@ def check_attacks(
     for attack in attacks:
         if attack.check is not None:
             attack.check(known, shape)
-        if attack.mislead is not None and has_server:
+        if attack.tamper_probes is not None and has_server:
             raise InputError(
                 f"attack {attack.name} deceives peers, and this method has a server: use it"
                 " with dac or hast"

@@ -27,7 +27,7 @@ class Adversary:
     attackers: Mapping[str, np.ndarray]  # by attack: client numbers, ascending
 
     @classmethod
-    def recruit(cls, attacks: Sequence[Attack], clients: int, key: Key) -> Adversary:
+    def select(cls, attacks: Sequence[Attack], clients: int, key: Key) -> Adversary:
         """Choose the attackers, once for a run; `key` is the experiment's."""
         return cls(
             tuple(attacks), {attack.name: attack.who.attackers(clients, key) for attack in attacks}
@@ -44,32 +44,32 @@ class Adversary:
         """Before a run: the training rows of attackers. `key` is the experiment's."""
         return poison(views, steps, self.attacks, self.attackers, known, key)
 
-    def tamper(self, chunks: Iterable[Reply], job: ClientWork) -> Iterable[Reply]:
+    def tamper_replies(self, chunks: Iterable[Reply], job: ClientWork) -> Iterable[Reply]:
         """Between engine and gate: the answers of attackers, who see those of all others.
         Without such attacks the chunks stream through untouched.
         """
-        active = [attack for attack in self.attacks if attack.tamper is not None]
+        active = [attack for attack in self.attacks if attack.tamper_replies is not None]
         if not active:
             return chunks
         came = list(chunks)
         if not came:
             return came
-        replies = Reply.join(came)
+        replies = Reply.concat(came)
         # so that sums over honest replies have the same bits on every engine
-        replies = replies.pick(torch.argsort(replies.client))
+        replies = replies.select(torch.argsort(replies.client))
         for attack in active:
-            if attack.tamper is not None:
-                key = job.key.fold("attack", attack.name)
-                replies = attack.tamper(
+            if attack.tamper_replies is not None:
+                key = job.key.fold_in("attack", attack.name)
+                replies = attack.tamper_replies(
                     replies, self.attackers[attack.name], _starts(job, replies), key
                 )
         return [replies]
 
-    def mislead(self, probed: Tensor, losses: Tensor) -> Tensor:
+    def tamper_probes(self, probed: Tensor, losses: Tensor) -> Tensor:
         """Between probing and deciding, where there is no server. probed, losses: [K, m]"""
         for attack in self.attacks:
-            if attack.mislead is not None:
-                losses = attack.mislead(probed, losses, self.attackers[attack.name])
+            if attack.tamper_probes is not None:
+                losses = attack.tamper_probes(probed, losses, self.attackers[attack.name])
         return losses
 
     def show_success(
@@ -87,7 +87,7 @@ class Adversary:
 
 def _starts(job: ClientWork, replies: Reply) -> ModelState:
     """What the replies started from: one model for all, or a stack in their order."""
-    if not job.personal_start:
+    if not job.per_client_start:
         return job.start
     place = np.searchsorted(job.clients, replies.client.cpu().numpy())
-    return job.start.take(torch.from_numpy(place).to(replies.client.device))
+    return job.start.select(torch.from_numpy(place).to(replies.client.device))

@@ -51,9 +51,9 @@ class Attack:
 
     name: str
     who: AttackerSelection
-    alter: PoisonData | None = None
-    tamper: TamperReplies | None = None
-    mislead: TamperProbes | None = None
+    poison: PoisonData | None = None
+    tamper_replies: TamperReplies | None = None
+    tamper_probes: TamperProbes | None = None
     measure: AttackMeasure | None = None
     check: CheckAttack | None = None
 
@@ -87,7 +87,7 @@ class AttackerSelection:
                 f"attack {self.name}: fraction={self.fraction} of {clients} clients is nobody:"
                 f" {cure}"
             )
-        return np.sort(key.fold("attackers").permutation(clients)[:count]).astype(np.int64)
+        return np.sort(key.fold_in("attackers").permutation(clients)[:count]).astype(np.int64)
 
 
 def parse_attackers(name: str, fraction: float, clients: str) -> AttackerSelection:

@@ -63,7 +63,7 @@ def label_flip(
     aimed = of >= 0 and to != "random"
     who = parse_attackers("label_flip", fraction, clients)
     return Attack(
-        "label_flip", who, alter=alter, check=check, measure=show_success if aimed else None
+        "label_flip", who, poison=alter, check=check, measure=show_success if aimed else None
     )
 
 
@@ -74,7 +74,9 @@ def _relabel(y: np.ndarray, to: str, classes: int, key: Key) -> np.ndarray:
         return classes - 1 - y
     if to == "random":
         return (
-            y + 1 + (key.fold("label_flip").bits(len(y)) % np.uint64(classes - 1)).astype(np.int64)
+            y
+            + 1
+            + (key.fold_in("label_flip").bits(len(y)) % np.uint64(classes - 1)).astype(np.int64)
         ) % classes
     return np.full_like(y, int(to))
 
@@ -118,7 +120,7 @@ def backdoor(
     def alter(
         x: np.ndarray, y: np.ndarray, known: DataInfo, key: Key
     ) -> tuple[np.ndarray, np.ndarray]:
-        chosen = key.fold("backdoor").choice(len(y), min(len(y), max(1, round(share * len(y)))))
+        chosen = key.fold_in("backdoor").choice(len(y), min(len(y), max(1, round(share * len(y)))))
         x, y = x.copy(), y.copy()
         x[chosen], y[chosen] = stamp(x[chosen], size, known), target
         return x, y
@@ -135,7 +137,7 @@ def backdoor(
     return Attack(
         "backdoor",
         parse_attackers("backdoor", fraction, clients),
-        alter=alter,
+        poison=alter,
         check=check,
         measure=show_success,
     )
@@ -144,7 +146,7 @@ def backdoor(
 def stamp(x: np.ndarray, size: int, known: DataInfo) -> np.ndarray:
     """Examples with the mark. x: [n, ...] -> the same shape
 
-    >>> stamp(np.zeros((1, 1, 2, 3), np.uint8), 1, DataSet("image", 2, np.array(16))).tolist()
+    >>> stamp(np.zeros((1, 1, 2, 3), np.uint8), 1, DataInfo("image", 2, np.array(16))).tolist()
     [[[[0, 0, 0], [0, 0, 16]]]]
     """
     marked = x.copy()

@@ -50,7 +50,7 @@ def count_lies(
     def tamper(replies: Reply, attackers: np.ndarray, start: ModelState, key: Key) -> Reply:
         bad = attacker_mask(replies, attackers)
         weight = torch.where(bad, factor * replies.weight, replies.weight)
-        extras = replies.extras
+        extras = replies.payload
         for part, name in COUNTS:
             extras = _change(
                 extras,
@@ -62,9 +62,11 @@ def count_lies(
             extras = _change(
                 extras, part, name, lambda x: torch.where(bad, factor * x.clamp(min=1), x)
             )
-        return replies._replace(weight=weight, extras=extras)
+        return replies._replace(weight=weight, payload=extras)
 
-    return Attack("count_lies", parse_attackers("count_lies", fraction, clients), tamper=tamper)
+    return Attack(
+        "count_lies", parse_attackers("count_lies", fraction, clients), tamper_replies=tamper
+    )
 
 
 def _change(extras: Tree, part: str, name: str, lie: Callable[[Tensor], Tensor]) -> Tree:

@@ -35,7 +35,9 @@ def sign_flip(*, fraction: float = 0.1, clients: str = "", scale: float = 1.0) -
     """
     check_range(scale > 0, "attack sign_flip", "scale", "above 0", scale)
     return Attack(
-        "sign_flip", parse_attackers("sign_flip", fraction, clients), tamper=_stretch(-scale)
+        "sign_flip",
+        parse_attackers("sign_flip", fraction, clients),
+        tamper_replies=_stretch(-scale),
     )
 
 
@@ -48,7 +50,9 @@ def scaling(*, fraction: float = 0.1, clients: str = "", factor: float = 10.0) -
     factor: by how much; 1 would be honest.
     """
     check_range(factor > 0 and factor != 1, "attack scaling", "factor", "above 0 and not 1", factor)
-    return Attack("scaling", parse_attackers("scaling", fraction, clients), tamper=_stretch(factor))
+    return Attack(
+        "scaling", parse_attackers("scaling", fraction, clients), tamper_replies=_stretch(factor)
+    )
 
 
 def _stretch(factor: float) -> TamperReplies:
@@ -75,10 +79,10 @@ def gaussian(*, fraction: float = 0.1, clients: str = "", std: float = 1.0) -> A
         bad, forged = attacker_mask(replies, attackers), dict(replies.params)
         for place in bad.nonzero().flatten().tolist():
             # by client, so that the order of replies does not matter
-            mine = key.fold("gaussian", int(replies.client[place]))
+            mine = key.fold_in("gaussian", int(replies.client[place]))
             for name, x in forged.items():
                 noise = std * rng.normal(
-                    mine.fold(name).tensor().to(x.device), x.shape[1:], x.dtype
+                    mine.fold_in(name).tensor().to(x.device), x.shape[1:], x.dtype
                 )
                 base = start.params[name]
                 center = base if base.dim() < x.dim() else base[place]
@@ -89,7 +93,7 @@ def gaussian(*, fraction: float = 0.1, clients: str = "", std: float = 1.0) -> A
                 )
         return replace_params(replies, bad, forged)
 
-    return Attack("gaussian", parse_attackers("gaussian", fraction, clients), tamper=tamper)
+    return Attack("gaussian", parse_attackers("gaussian", fraction, clients), tamper_replies=tamper)
 
 
 def nan(*, fraction: float = 0.1, clients: str = "") -> Attack:
@@ -106,7 +110,7 @@ def nan(*, fraction: float = 0.1, clients: str = "") -> Attack:
             pytree.map(lambda x: torch.full_like(x, torch.nan), replies.params),
         )
 
-    return Attack("nan", parse_attackers("nan", fraction, clients), tamper=tamper)
+    return Attack("nan", parse_attackers("nan", fraction, clients), tamper_replies=tamper)
 
 
 def a_little_is_enough(*, fraction: float = 0.1, clients: str = "", z: float = 0.0) -> Attack:
@@ -125,7 +129,7 @@ def a_little_is_enough(*, fraction: float = 0.1, clients: str = "", z: float = 0
 
     def tamper(replies: Reply, attackers: np.ndarray, start: ModelState, key: Key) -> Reply:
         bad = attacker_mask(replies, attackers)
-        n, f = replies.k, int(bad.sum())
+        n, f = replies.num_clients, int(bad.sum())
         if f in (0, n):
             return replies
         far = z or a_little_std(n, f)
@@ -136,7 +140,7 @@ def a_little_is_enough(*, fraction: float = 0.1, clients: str = "", z: float = 0
     return Attack(
         "a_little_is_enough",
         parse_attackers("a_little_is_enough", fraction, clients),
-        tamper=tamper,
+        tamper_replies=tamper,
     )
 
 
@@ -144,9 +148,9 @@ def a_little_std(n: int, f: int) -> float:
     """z_max = max z with Phi(z) < (n - f - s) / (n - f), where s = floor(n / 2 + 1) - f honest ones
     must look worse than the attackers; 0 at least.
 
-    >>> round(hidden_deviations(n=50, f=24), 2)  # s = 2: Phi(z) = 24 / 26
+    >>> round(a_little_std(n=50, f=24), 2)  # s = 2: Phi(z) = 24 / 26
     1.43
-    >>> hidden_deviations(n=10, f=1)  # s = 5 of 9: too few attackers to hide any distance
+    >>> a_little_std(n=10, f=1)  # s = 5 of 9: too few attackers to hide any distance
     0.0
 
     n: replies in the round; f: those of attackers

@@ -43,21 +43,21 @@ def poison(
     attackers: the clients of each attack, by its name; key: the experiment's. An example that
     several attackers hold at different times has the form the last of them by number gave it.
     """
-    active = [attack for attack in attacks if attack.alter is not None]
+    active = [attack for attack in attacks if attack.poison is not None]
     everybody = sorted({int(client) for attack in active for client in attackers[attack.name]})
     if not everybody:
         return views, tuple(steps)
     n = len(views.y)
-    place = np.arange(n) if views.place is None else views.place
+    place = np.arange(n) if views.storage_index is None else views.storage_index
     new_place, new_y = place.copy(), views.y.copy()
     stored, parts = len(views.x), [views.x]
     for client in everybody:
-        ids = np.unique(np.concatenate([step.train.of(client) for step in steps]))
+        ids = np.unique(np.concatenate([step.train.for_client(client) for step in steps]))
         before = x = np.asarray(views.x[place[ids]])
         y = views.y[ids]
         for attack in active:
-            if attack.alter is not None and client in attackers[attack.name]:
-                x, y = attack.alter(x, y, known, key.fold("attack", attack.name, client))
+            if attack.poison is not None and client in attackers[attack.name]:
+                x, y = attack.poison(x, y, known, key.fold_in("attack", attack.name, client))
         new_y[ids] = y
         if x is not before:
             new_place[ids] = stored + np.arange(len(ids))
@@ -65,7 +65,7 @@ def poison(
             stored += len(ids)
     x = views.x if len(parts) == 1 else np.concatenate(parts)
     poisoned = views._replace(
-        x=x, y=np.concatenate([views.y, new_y]), place=np.concatenate([place, new_place])
+        x=x, y=np.concatenate([views.y, new_y]), storage_index=np.concatenate([place, new_place])
     )
     return poisoned, tuple(
         replace(step, train=_renumber(step.train, everybody, n)) for step in steps

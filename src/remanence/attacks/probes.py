@@ -31,5 +31,7 @@ def similarity_lies(*, fraction: float = 0.1, clients: str = "", loss: float = 0
         return torch.where(torch.isin(probed, bad) & honest.unsqueeze(1), loss, losses)
 
     return Attack(
-        "similarity_lies", parse_attackers("similarity_lies", fraction, clients), mislead=mislead
+        "similarity_lies",
+        parse_attackers("similarity_lies", fraction, clients),
+        tamper_probes=mislead,
     )

@@ -25,7 +25,7 @@ def stale(*, fraction: float = 0.1, clients: str = "") -> Attack:
             round=torch.where(attacker_mask(replies, attackers), replies.round - 1, replies.round)
         )
 
-    return Attack("stale", parse_attackers("stale", fraction, clients), tamper=tamper)
+    return Attack("stale", parse_attackers("stale", fraction, clients), tamper_replies=tamper)
 
 
 def replay(*, fraction: float = 0.1, clients: str = "", times: int = 2) -> Attack:
@@ -40,7 +40,9 @@ def replay(*, fraction: float = 0.1, clients: str = "", times: int = 2) -> Attac
     def tamper(replies: Reply, attackers: np.ndarray, start: ModelState, key: Key) -> Reply:
         again = attacker_mask(replies, attackers).nonzero().flatten()
         return (
-            Reply.join([replies, *[replies.pick(again)] * (times - 1)]) if len(again) else replies
+            Reply.concat([replies, *[replies.select(again)] * (times - 1)])
+            if len(again)
+            else replies
         )
 
-    return Attack("replay", parse_attackers("replay", fraction, clients), tamper=tamper)
+    return Attack("replay", parse_attackers("replay", fraction, clients), tamper_replies=tamper)

@@ -29,23 +29,25 @@ def train_clients(experiment: BuiltExperiment, state: RunState, job: ClientWork)
     """One round of federated averaging (or of Flashback), client by client. -> the new global
     model
     """
-    task, device = experiment.task, experiment.task.world.device
+    task, device = experiment.task, experiment.task.info.device
     flashback = any(part.name == "flashback" for part in task.method.parts)
     rows_of = task.population.at(job.time_step).train
     received = plain_model(experiment)
     pi = state.server.state["flashback"]["pi"] if flashback else None
     models, sizes, counts = [], [], []
     for client in job.clients.tolist():
-        rows = torch.from_numpy(rows_of.of(client)).to(device)
+        rows = torch.from_numpy(rows_of.for_client(client)).to(device)
         model = copy.deepcopy(received)
         plan = plan_batches(
-            job.key.fold("client", client, "plan", 0),
+            job.key.fold_in("client", client, "plan", 0),
             len(rows),
-            task.batch,
-            experiment.spec.local.epochs,
-            experiment.spec.local.steps,
+            task.batch_size,
+            experiment.config.local.epochs,
+            experiment.config.local.steps,
         )
-        own = torch.bincount(task.train.y[rows], minlength=task.world.classes).to(task.world.dtype)
+        own = torch.bincount(task.train.y[rows], minlength=task.info.num_classes).to(
+            task.info.dtype
+        )
         teacher = (
             None
             if pi is None
@@ -54,7 +56,7 @@ def train_clients(experiment: BuiltExperiment, state: RunState, job: ClientWork)
                 (pi / (own + pi)).nan_to_num().unsqueeze(0),
             )
         )
-        fit(model, experiment, job, rows, plan.rows, plan.widths, teacher)
+        fit(model, experiment, job, rows, plan.rows, plan.batch_sizes, teacher)
         models.append(model)
         sizes.append(len(rows))
         counts.append(own)
@@ -65,7 +67,7 @@ def train_clients(experiment: BuiltExperiment, state: RunState, job: ClientWork)
 
 
 def plain_model(experiment: BuiltExperiment) -> nn.Module:
-    return copy.deepcopy(experiment.task.model.origin).train()
+    return copy.deepcopy(experiment.task.model.source_module).train()
 
 
 # (x, place) -> logits [m, B, C]; alpha [m, C]
@@ -93,8 +95,8 @@ def fit(
                     said = teacher[0](x, place)
         loss = cross_entropy(logits.float() if logits.dtype == torch.bfloat16 else logits, y)
         if teacher is not None:
-            log_p = torch.log_softmax(said.to(task.world.dtype), dim=2)
-            log_q = torch.log_softmax(logits.to(task.world.dtype), dim=1)
+            log_p = torch.log_softmax(said.to(task.info.dtype), dim=2)
+            log_q = torch.log_softmax(logits.to(task.info.dtype), dim=1)
             loss = (
                 loss
                 + (teacher[1].unsqueeze(1) * log_p.exp() * (log_p - log_q)).sum(dim=(0, 2)).mean()
@@ -114,7 +116,7 @@ def distil_at_server(
     job: ClientWork,
 ) -> None:
     task = experiment.task
-    public = task.public.to(task.world.device)
+    public = task.public.to(task.info.device)
     with torch.no_grad(), autocast(experiment):
         said = torch.stack(
             [
@@ -132,15 +134,15 @@ def distil_at_server(
     epochs = next(
         part.arguments["server_epochs"] for part in task.method.parts if part.name == "flashback"
     )
-    key = job.key.fold("server", "fit").fold("call", 0, "plan")
-    plan = plan_batches(key, len(public), task.batch, epochs)
+    key = job.key.fold_in("server", "fit").fold_in("call", 0, "plan")
+    plan = plan_batches(key, len(public), task.batch_size, epochs)
     fit(
         merged,
         experiment,
         job,
         public,
         plan.rows,
-        plan.widths,
+        plan.batch_sizes,
         (lambda x, place: said[:, place], alpha),
     )
 
@@ -164,7 +166,7 @@ def average(models: list[nn.Module], sizes: list[int]) -> nn.Module:
 def make_optimizer(
     model: nn.Module, experiment: BuiltExperiment, job: ClientWork
 ) -> torch.optim.Optimizer:
-    rule, name = job.rule, experiment.task.optimizer.name
+    rule, name = job.optimizer_hparams, experiment.task.optimizer.name
     if name == "adam":
         return torch.optim.Adam(
             model.parameters(),
@@ -179,8 +181,8 @@ def make_optimizer(
 
 
 def autocast(experiment: BuiltExperiment) -> torch.autocast:
-    bf16 = experiment.spec.precision == "bf16"
-    return torch.autocast(experiment.task.world.device.type, dtype=torch.bfloat16, enabled=bf16)
+    bf16 = experiment.config.precision == "bf16"
+    return torch.autocast(experiment.task.info.device.type, dtype=torch.bfloat16, enabled=bf16)
 
 
 @torch.no_grad()
@@ -200,7 +202,7 @@ def _count_right(
     batch: int,
     layout: torch.memory_format,
 ) -> Tensor:
-    test, device = experiment.task.test, experiment.task.world.device
+    test, device = experiment.task.test, experiment.task.info.device
     right = torch.zeros((), dtype=torch.int64, device=device)
     for ids in torch.split(torch.arange(len(test.y), device=device), batch):
         with autocast(experiment):
@@ -215,7 +217,7 @@ def make_scoring_floor(
     """One model on the whole test set, so many times: compiled where torch can, channels
     innermost, on a GPU all rows at once.
     """
-    device = experiment.task.world.device
+    device = experiment.task.info.device
     quick = copy.deepcopy(model).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     judge = torch.compile(quick, dynamic=False) if compiler_works(device) else quick
     batch = len(experiment.task.test.y) if device.type == "cuda" else BATCH_OF_SCORES
@@ -234,15 +236,18 @@ def make_floor(experiment: BuiltExperiment, job: ClientWork) -> Callable[[], Non
 
     Compiled where torch can, and on CUDA the whole step, with its optimizer, is one CUDA graph.
     """
-    task, device = experiment.task, experiment.task.world.device
+    task, device = experiment.task, experiment.task.info.device
     rows = np.concatenate(
-        [task.population.at(job.time_step).train.of(client) for client in job.clients.tolist()]
+        [
+            task.population.at(job.time_step).train.for_client(client)
+            for client in job.clients.tolist()
+        ]
     )
-    batch = min(task.batch * len(job.clients), len(rows))
-    steps = max(1, round(experiment.spec.local.epochs * len(rows) / batch))
+    batch = min(task.batch_size * len(job.clients), len(rows))
+    steps = max(1, round(experiment.config.local.epochs * len(rows) / batch))
     order = np.concatenate(
         [
-            Key(0).fold(epoch).permutation(len(rows))
+            Key(0).fold_in(epoch).permutation(len(rows))
             for epoch in range(-(-steps * batch // len(rows)))
         ]
     )

@@ -58,13 +58,13 @@ CNN = PLAIN | {
     "clients.count": 100,
     "clients.sample": 10,
     "model": "cnn",
-    "local.batch": 50,
+    "local.batch_size": 50,
     "local.optimizer": "sgd(lr=0.05)",
 }
 RESNET = PLAIN | {
     "data.name": IMAGES.format(samples=5_000, test=0.1),
     "clients.count": 10,
-    "local.batch": 64,
+    "local.batch_size": 64,
     "local.epochs": 3,
     "local.optimizer": "sgd(lr=0.05)",
 }
@@ -72,13 +72,13 @@ TABLE = "synthetic(samples={samples}, classes=10, features=32, test=0.02)"
 MANY = PLAIN | {
     "clients.sample": 100,
     "model": "mlp(hidden=64)",
-    "local.batch": 10,
+    "local.batch_size": 10,
     "method": "fedavg",
 }
 LENETS = PLAIN | {
     "model": "lenet",
     "clients.sample": 500,
-    "local.batch": 10,
+    "local.batch_size": 10,
     "method": "scaffold",
     "local.optimizer": "sgd(lr=0.05)",
 }
@@ -87,7 +87,7 @@ HAST = PLAIN | {
     "data.name": IMAGES.format(samples=15_625, test=0.2),
     "clients.count": 50,
     "model": "lenet",
-    "local.batch": 8,
+    "local.batch_size": 8,
     "local.epochs": 3,
     "local.optimizer": "adam(lr=0.001)",
 }

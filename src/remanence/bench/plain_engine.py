@@ -26,7 +26,7 @@ class PlainEngine:
     """For methods whose phases end by whether the validation loss has fallen, as HAST's do."""
 
     name = "plain"
-    steps = "eager"
+    execution = "eager"
 
     def __init__(self, experiment: BuiltExperiment):
         self.experiment, self.task = experiment, experiment.task
@@ -34,14 +34,14 @@ class PlainEngine:
 
     def train(self, job: ClientWork) -> Iterator[Reply]:
         for place, client in enumerate(job.clients.tolist()):
-            self._load(job.start.take(place) if job.personal_start else job.start)
+            self._load(job.start.select(place) if job.per_client_start else job.start)
             for number, phase in enumerate(base.phases_of(self.task, job)):
                 before = self._state()
                 self._fit(job, client, number, phase)
                 if phase.accept is not None and not self._improved(before, job, client):
                     self._load(before)
             kept, nothing_for_the_log = (
-                pytree.take(job.own, slice(place, place + 1)),
+                pytree.take(job.client_state, slice(place, place + 1)),
                 torch.zeros(1),
             )
             yield base.make_reply(
@@ -55,17 +55,17 @@ class PlainEngine:
             )
 
     def _fit(self, job: ClientWork, client: int, number: int, phase: Phase) -> None:
-        rows = torch.from_numpy(self.task.population.at(job.time_step).train.of(client)).to(
-            self.task.world.device
+        rows = torch.from_numpy(self.task.population.at(job.time_step).train.for_client(client)).to(
+            self.task.info.device
         )
-        trained = set(self.task.trained_names(phase))
+        trained = set(self.task.trained_params(phase))
         for name, param in self.module.named_parameters():
             param.requires_grad_(name in trained)
         plan = base.plan_phase(self.task, job, client, number, phase)
-        fit(self.module, self.experiment, job, rows, plan.rows, plan.widths, None)
+        fit(self.module, self.experiment, job, rows, plan.rows, plan.batch_sizes, None)
 
     def _improved(self, before: ModelState, job: ClientWork, client: int) -> bool:
-        now, ids = self._state(), self.task.population.at(job.time_step).valid.of(client)
+        now, ids = self._state(), self.task.population.at(job.time_step).valid.for_client(client)
         new = self._mean_loss(ids)
         self._load(before)
         old = self._mean_loss(ids)
@@ -77,7 +77,7 @@ class PlainEngine:
     ) -> ConfusionCounts:
         raise NotImplementedError("a timed round evaluates nothing")
 
-    def judge(self, models: ModelState, ids: Tensor) -> Tensor:
+    def predict_logits(self, models: ModelState, ids: Tensor) -> Tensor:
         raise NotImplementedError("a round without a server has no public set")
 
     def score_pairs(
@@ -89,14 +89,14 @@ class PlainEngine:
         time_step: int = 0,
         verdicts: bool = False,
     ) -> PairCounts:
-        rows, classes = base.split_rows(self.task, split, time_step), self.task.world.classes
+        rows, classes = base.split_rows(self.task, split, time_step), self.task.info.num_classes
         confusion, loss = (
             torch.zeros(len(which), classes, classes, dtype=torch.int64),
             torch.zeros(len(which), dtype=torch.float64),
         )
         for pair, (model, owner) in enumerate(zip(which.tolist(), owners.tolist(), strict=True)):
-            ids = rows.of(owner)
-            self._load(models.take(model))
+            ids = rows.for_client(owner)
+            self._load(models.select(model))
             loss[pair] = self._mean_loss(ids) * len(ids)
             confusion[pair, 0, 0] = len(ids)  # a round needs the mean loss alone
         return PairCounts(confusion, loss)
@@ -105,9 +105,11 @@ class PlainEngine:
     def _mean_loss(self, ids: np.ndarray) -> float:
         examples, total = (
             self.task.train,
-            torch.zeros((), dtype=torch.float64, device=self.task.world.device),
+            torch.zeros((), dtype=torch.float64, device=self.task.info.device),
         )
-        for batch in torch.split(torch.from_numpy(ids).to(self.task.world.device), self.task.batch):
+        for batch in torch.split(
+            torch.from_numpy(ids).to(self.task.info.device), self.task.batch_size
+        ):
             total += cross_entropy(
                 self.module(examples.inputs(batch)), examples.y[batch], reduction="sum"
             ).double()

@@ -101,7 +101,7 @@ def measure(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str
     choice, engine = start_engine(experiment, work)
     ours_threads = choice.threads
     difference = compare_with_plain(job, device, choice)
-    set_precision(experiment.spec)  # it was float64's
+    set_precision(experiment.config)  # it was float64's
     try:
         rows = count_rows(experiment, work)
         floor = None  # it has no meaning for a round in which models are probed and mixed
@@ -117,8 +117,8 @@ def measure(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str
         contenders = {"plain": (plain, threads), "ours": (ours, ours_threads)} | (
             {"floor": (floor, threads)} if floor else {}
         )
-        times = interleave(contenders, repeat, experiment.task.world.device)
-        with watching_memory(experiment.task.world.device) as peak:
+        times = interleave(contenders, repeat, experiment.task.info.device)
+        with watching_memory(experiment.task.info.device) as peak:
             ours()
     finally:
         engine.close()
@@ -167,7 +167,7 @@ def describe(
 
 def start_engine(experiment: BuiltExperiment, work: ClientWork) -> tuple[EngineChoice, Engine]:
     choice = choose_engine(experiment.task, work, rounds=LONG_RUN)
-    return choice, make_engine(choice.name, experiment.task, choice.stack, steps=choice.steps)
+    return choice, make_engine(choice.name, experiment.task, choice.stack, steps=choice.execution)
 
 
 def training(
@@ -184,9 +184,9 @@ def training(
 def train_ours(
     experiment: BuiltExperiment, state: RunState, work: ClientWork, engine: Engine
 ) -> ModelState:
-    replies = Reply.join(list(engine.train(work)))
+    replies = Reply.concat(list(engine.train(work)))
     return server_step.update(
-        experiment.task, state.server, replies, work.round, work.key, work.rule, engine
+        experiment.task, state.server, replies, work.round, work.key, work.optimizer_hparams, engine
     ).server.model
 
 
@@ -196,9 +196,9 @@ def scoring(
     """The local models of a round on the test set, three ways; the floor is one model that sees
     as many rows.
     """
-    models = local_models(state.server.model, Reply.join(list(engine.train(work))))
-    many, classes = len(work.clients), torch.arange(experiment.task.world.classes)
-    modules = [load(plain_model(experiment), models.take(number)) for number in range(many)]
+    models = local_models(state.server.model, Reply.concat(list(engine.train(work))))
+    many, classes = len(work.clients), torch.arange(experiment.task.info.num_classes)
+    modules = [load(plain_model(experiment), models.select(number)) for number in range(many)]
     right = score_models(experiment, modules).cpu()
     ours = engine.score(models, "test").confusion[:, 0, classes, classes].sum(dim=1)
     # in single precision a few rows may fall either way
@@ -227,8 +227,8 @@ def run_once(experiment: BuiltExperiment, state: RunState, engine: Engine) -> Mo
         contextlib.closing(make_recorder(Path(folder), experiment, {})) as recorder,
     ):
         after, _ = run_round(experiment, engine, state, recorder)
-    assert after.crowd is not None
-    return after.crowd.models
+    assert after.client_models is not None
+    return after.client_models.models
 
 
 def compare_with_plain(job: BenchJob, device: str, choice: EngineChoice) -> float | None:
@@ -239,7 +239,7 @@ def compare_with_plain(job: BenchJob, device: str, choice: EngineChoice) -> floa
         return None
     experiment, state, work = prepare(job, device, "fp64")
     with contextlib.closing(
-        make_engine(choice.name, experiment.task, choice.stack, steps=choice.steps)
+        make_engine(choice.name, experiment.task, choice.stack, steps=choice.execution)
     ) as engine:
         if job.measure == "round":
             plain, ours = (
@@ -268,23 +268,23 @@ def measure_batched(job: BenchJob, device: str, precision: str, repeat: int) -> 
     works = [RunWork(each.task, one) for each, _, one in prepared]
     choice = choose_engine(experiment.task, work, rounds=LONG_RUN)
     with contextlib.closing(
-        VectorizedEngine(experiment.task, MOST_CLIENTS["cuda"], choice.steps)
+        VectorizedEngine(experiment.task, MOST_CLIENTS["cuda"], choice.execution)
     ) as engine:  # on a CPU too: that is what is measured
         ours = partial(train_works, engine, works)
-        times = interleave({"ours": (ours, choice.threads)}, repeat, experiment.task.world.device)[
+        times = interleave({"ours": (ours, choice.threads)}, repeat, experiment.task.info.device)[
             "ours"
         ]
-        with watching_memory(experiment.task.world.device) as peak:
+        with watching_memory(experiment.task.info.device) as peak:
             ours()
     torch.set_num_threads(threads)
     rows = sum(count_rows(each, one) for each, _, one in prepared)
     return describe(
-        job, experiment, choice.threads, times, rows, peak(), f"stacked, steps {engine.steps}"
+        job, experiment, choice.threads, times, rows, peak(), f"stacked, steps {engine.execution}"
     )
 
 
 def train_works(engine: VectorizedEngine, works: Sequence[RunWork]) -> None:
-    for _ in engine.train_together(works):
+    for _ in engine.train_runs(works):
         pass
 
 
@@ -318,7 +318,7 @@ def wait_for(device: torch.device) -> None:
 def count_rows(experiment: BuiltExperiment, work: ClientWork) -> int:
     """Training rows seen in a round."""
     sizes = experiment.task.population.at(work.time_step).train.sizes[work.clients]
-    return int(sizes.sum()) * experiment.spec.local.epochs
+    return int(sizes.sum()) * experiment.config.local.epochs
 
 
 def measure_memory(job: BenchJob, device: str, precision: str) -> dict[str, Any]:
@@ -372,14 +372,14 @@ def peak_of_process() -> int:
 
 def about_machine(experiment: BuiltExperiment, threads: int) -> dict[str, Any]:
     """Where a number was measured: without that it means nothing."""
-    device = experiment.task.world.device
+    device = experiment.task.info.device
     name = (
         torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     )
     return {
         "device": str(device),
         "device_name": name,
-        "precision": experiment.spec.precision,
+        "precision": experiment.config.precision,
         "threads": threads,
         "torch": torch.__version__,
         "python": platform.python_version(),

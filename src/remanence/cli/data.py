@@ -20,9 +20,9 @@ app = typer.Typer(
 @app.command("list")
 def data_list(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """The data sources."""
-    from remanence.cli.main import list_
+    from remanence.cli.listing import print_entries
 
-    list_("data", as_json)
+    print_entries("data", as_json)
 
 
 @app.command("check")
@@ -43,7 +43,7 @@ def data_check(
         "model",
         "epochs",
         "steps",
-        "batch",
+        "batch_size",
         "lr",
         "optimizer",
         "schedule",

@@ -28,7 +28,7 @@ HELP: dict[str, tuple[Any, str]] = {
     "patience": (int, "rounds without gain after which a client without a server stops"),
     "epochs": (int, "local passes over a client's data in a round"),
     "steps": (int, "local steps instead of epochs"),
-    "batch": (int, "examples a step"),
+    "batch_size": (int, "examples a step"),
     "lr": (float, "learning rate of the clients"),
     "optimizer": (str, 'sgd, adam or adamw, such as "sgd(momentum=0.9)"'),
     "schedule": (str, 'learning rate over rounds, such as "exponential(decay=0.99)"'),

@@ -31,8 +31,8 @@ from remanence.peers.topology import TOPOLOGIES
 
 ENGINES = {
     "auto": "measures briefly and takes the fastest that can run the task",
-    "loop": "one client after the other by plain autograd: the oracle",
-    "stacked": "many clients as one batched computation, on the CPU or CUDA",
+    "sequential": "one client after the other by plain autograd: the oracle",
+    "vectorized": "many clients as one batched computation, on the CPU or CUDA",
     "processes": "one process a core, for the CPU; clients one after the other or in stacks",
     "ray": "many machines and GPUs: clients spread over the workers of a Ray cluster",
     "flower": "real sites that keep their data: inside a Flower app, which remanence flower init"
@@ -76,6 +76,20 @@ def entries(what: str) -> list[dict[str, Any]]:
     return [_entry(name, constructor, what) for name, constructor in sorted(TABLES[what].items())]
 
 
+def print_entries(what: str, as_json: bool) -> None:
+    """Print a table: one line an entry, or JSON."""
+    found = entries(what)
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    width = max(len(entry["call"]) for entry in found)
+    for entry in found:
+        payload = f" [sends {entry['payload']}]" if entry.get("payload") else ""
+        separator = "  " if width < 60 else "\n    "
+        call = f"{entry['call']:{width}s}" if width < 60 else entry["call"]
+        print(f"{call}{separator}{entry['about']}{payload}")
+
+
 def _entry(name: str, constructor: Callable[..., Any], what: str) -> dict[str, Any]:
     options = {
         o.name: None if o.default is inspect.Parameter.empty else o.default
@@ -90,7 +104,7 @@ def _entry(name: str, constructor: Callable[..., Any], what: str) -> dict[str, A
     }
     if what in ("methods", "objectives", "aggregators", "privacy"):
         part = constructor()
-        entry |= {"sends": part.sends, "needs_public": part.needs_public}
+        entry |= {"payload": part.payload_description, "needs_public_data": part.needs_public_data}
     return entry
 
 
@@ -111,7 +125,7 @@ def show_partition(spec: Experiment, out: Path | None, as_json: bool) -> None:
     source = load_data(spec)
     division = partition_data(spec, source, Key(spec.seed))
     public, population = division.public, division.population
-    everyone = np.arange(population.clients)
+    everyone = np.arange(population.num_clients)
     holdings = population.at(0)
     counts = holdings.label_counts(everyone, division.train.y, len(source.classes))
     clusters = [step.cluster.tolist() for step in population.steps] if spec.drift.schedule else []
@@ -136,7 +150,7 @@ def show_partition(spec: Experiment, out: Path | None, as_json: bool) -> None:
         return
     sizes = counts.sum(axis=1)
     held = (
-        f"{population.clients} clients with {sizes.min()} to {sizes.max()} training examples"
+        f"{population.num_clients} clients with {sizes.min()} to {sizes.max()} training examples"
         f" (median {int(np.median(sizes))})"
     )
     divided = spec.drift.schedule or spec.data.partition
@@ -153,8 +167,8 @@ def show_partition(spec: Experiment, out: Path | None, as_json: bool) -> None:
             f"client {client:4d} {sizes[client]:7d}  {bars}  {int((counts[client] > 0).sum())}"
             " classes"
         )
-    if population.clients > SHOWN:
-        print(f"... and {population.clients - SHOWN} more; --out FILE.html draws them all")
+    if population.num_clients > SHOWN:
+        print(f"... and {population.num_clients - SHOWN} more; --out FILE.html draws them all")
     if clusters:
         _print_schedule(clusters, division.concepts, division.notes)
     if out is not None:

@@ -19,13 +19,13 @@ from remanence.cli.flower import app as flower_app
 from remanence.cli.options import (
     AllowCode,
     AsJson,
+    BatchRuns,
     ExperimentFile,
     OutFolder,
     Overwrite,
     Quiet,
     Sets,
     TimeLimitSeconds,
-    Together,
 )
 from remanence.cli.recipes import reproduce, results
 from remanence.cli.summary import print_summary
@@ -111,7 +111,7 @@ def compare(
             "--select", help="which setting of a grid counts: last (show all) or validation"
         ),
     ] = "last",
-    together: Together = 0,
+    batch_runs: BatchRuns = 0,
     set_: Sets = None,
     overwrite: Overwrite = False,
     allow_code: AllowCode = False,
@@ -131,7 +131,7 @@ def compare(
     from remanence.sweeps.grid import start_comparison
 
     cells = make_cells(base, changes, methods, _read_seeds(seeds), values)
-    settings: dict[str, Any] = {"select": select, "overwrite": overwrite, "together": together}
+    settings: dict[str, Any] = {"select": select, "overwrite": overwrite, "batch_runs": batch_runs}
     done = start_comparison(
         cells,
         out,
@@ -251,12 +251,12 @@ def evaluate(
 
     done = _one_run(folder)
     if not allow_code:
-        config.forbid_import_path(done.spec.model, folder)
+        config.forbid_import_path(done.config.model, folder)
     changes = {
         name: value for name, value in (("name", data), ("dir", data_dir)) if value is not None
     }
     source = load_data(
-        done.spec.model_copy(update={"data": done.spec.data.model_copy(update=changes)})
+        done.config.model_copy(update={"data": done.config.data.model_copy(update=changes)})
     )
     result = score(done, source, client=client)
     if as_json:
@@ -302,7 +302,7 @@ def export(
 
     done = _one_run(folder)
     if not allow_code:
-        config.forbid_import_path(done.spec.model, folder)
+        config.forbid_import_path(done.config.model, folder)
     for path in write(done, out or done.folder / "export", kind, client=client):
         print(path)
 
@@ -344,20 +344,9 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """What there is to choose from, with options and their defaults."""
-    from remanence.cli.listing import entries
+    from remanence.cli.listing import print_entries
 
-    found = entries(what)
-    if as_json:
-        print(json.dumps(found, indent=2))
-        return
-    width = max(len(entry["call"]) for entry in found)
-    for entry in found:
-        sends = f" [sends {entry['sends']}]" if entry.get("sends") else ""
-        print(
-            f"{entry['call']:{width}s}  {entry['about']}{sends}"
-            if width < 60
-            else f"{entry['call']}\n    {entry['about']}{sends}"
-        )
+    print_entries(what, as_json)
 
 
 # after the commands of every day, which is where --help shows them

@@ -11,7 +11,7 @@ OutFolder = Annotated[Path, typer.Option("--out", help="the folder to write")]
 Sets = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="any key of the experiment, such as local.batch=16"
+        "--set", metavar="KEY=VALUE", help="any key of the experiment, such as local.batch_size=16"
     ),
 ]
 Overwrite = Annotated[
@@ -32,10 +32,10 @@ TimeLimitSeconds = Annotated[
         "--time-limit", metavar="SECONDS", help="save and exit with 75 after so long; resumable"
     ),
 ]
-Together = Annotated[
+BatchRuns = Annotated[
     int,
     typer.Option(
-        "--together",
+        "--batch-runs",
         min=0,
         help="most runs of one method trained in one stack; 1: each alone, 0: as many as fit",
     ),

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from remanence import config
-from remanence.cli.options import AsJson, DataDir, Quiet, Sets, TimeLimitSeconds, Together
+from remanence.cli.options import AsJson, BatchRuns, DataDir, Quiet, Sets, TimeLimitSeconds
 from remanence.core.errors import InputError
 
 
@@ -43,16 +43,18 @@ def reproduce(
     plan: Annotated[
         bool, typer.Option("--plan", help="print runs, rounds, time and memory without running")
     ] = False,
-    stand_in: Annotated[
+    substitute_data: Annotated[
         bool,
-        typer.Option("--stand-in", help="use the recipe's stand-in for data that are not there"),
+        typer.Option(
+            "--substitute-data", help="use the recipe's stand-in for data that are not there"
+        ),
     ] = False,
     data_dir: DataDir = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="the folder to write; the same command goes on in it"),
     ] = None,
-    together: Together = 0,
+    batch_runs: BatchRuns = 0,
     set_: Sets = None,
     time_limit: TimeLimitSeconds = None,
     quiet: Quiet = False,
@@ -79,14 +81,14 @@ def reproduce(
         "scale": scale,
         "only": only or [],
         "seeds": seeds,
-        "stand_in": stand_in,
+        "substitute_data": substitute_data,
         "changes": config.parse_assignments(set_ or []),
         "data_dir": data_dir or "",
     }
     if plan:
         from remanence.recipes.estimate import describe_plan
 
-        print(describe_plan(plan_result(name, **options, only_to_look=True)))
+        print(describe_plan(plan_result(name, **options, dry_run=True)))
         return
     if out is None:
         # what is wrong with what was asked for is said before what is missing
@@ -99,7 +101,7 @@ def reproduce(
 
     shown = make_progress(quiet or as_json)
     done = run_result(
-        name, out, **options, together=together, progress=shown, deadline=TimeLimit(time_limit)
+        name, out, **options, batch_runs=batch_runs, progress=shown, deadline=TimeLimit(time_limit)
     )
     if as_json:
         print((out / "outcome.json").read_text())
@@ -114,7 +116,7 @@ def reproduce(
         console = Console()
         print(
             f"{name}: {done.plan.recipe.title}; scale {scale}:"
-            f" {done.plan.made.about or 'as published'}"
+            f" {done.plan.scale_settings.about or 'as published'}"
         )
         console.print(as_table(done, console.width))
         made = [

@@ -28,17 +28,17 @@ from remanence.core.types import (
 )
 
 EXCLUSIVE_SLOTS = (
-    "base",
+    "loss",
     "gradient",
     "optimizer",
-    "weigh",
-    "combine",
-    "apply",
-    "refine",
+    "client_weights",
+    "aggregate",
+    "server_update",
+    "server_train",
     "phases",
     "peers",
-    "assign",
-    "facts",
+    "model_assignment",
+    "privatize_stats",
     "personalize",
 )
 
@@ -89,15 +89,15 @@ def check(method: Method) -> Method:
     without_server = next((p.name for p in method.parts if p.peers is not None), None)
     for p in method.parts if without_server else ():
         wanted = next((slot for slot in SERVER_SLOTS if getattr(p, slot) is not None), None)
-        if wanted or p.pooled:
+        if wanted or p.centralized:
             raise InputError(
                 f"{without_server} and {p.name} cannot be combined: {p.name} works at a"
                 f" server, and {without_server} has none; keep one of them"
             )
-    with_several = next((p.name for p in method.parts if p.assign is not None), None)
+    with_several = next((p.name for p in method.parts if p.model_assignment is not None), None)
     for p in method.parts if with_several else ():
         if p.name != with_several and (
-            p.pooled or any(getattr(p, slot) is not None for slot in STATEFUL_SERVER_SLOTS)
+            p.centralized or any(getattr(p, slot) is not None for slot in STATEFUL_SERVER_SLOTS)
         ):
             raise InputError(
                 f"{with_several} and {p.name} cannot be combined: {with_several} has"
@@ -114,33 +114,40 @@ def check(method: Method) -> Method:
 
 
 SLOT_WORDS = {
-    "base": "loss",
+    "loss": "loss",
     "gradient": "way the gradient is taken",
     "optimizer": "local optimizer",
-    "weigh": "weights of the clients",
-    "combine": "way replies are combined",
-    "apply": "server's optimizer",
-    "refine": "server's refinement",
+    "client_weights": "weights of the clients",
+    "aggregate": "way replies are combined",
+    "server_update": "server's optimizer",
+    "server_train": "server's refinement",
     "phases": "phases of local training",
     "peers": "choice of peers",
-    "assign": "assignment of clients to global models",
-    "facts": "way label counts are shown",
+    "model_assignment": "assignment of clients to global models",
+    "privatize_stats": "way label counts are shown",
     "personalize": "fine-tuning of personal models",
 }
 
 SERVER_SLOTS = (
-    "weigh",
-    "combine",
-    "apply",
-    "refine",
-    "absorb",
-    "server",
-    "share",
-    "assign",
+    "client_weights",
+    "aggregate",
+    "server_update",
+    "server_train",
+    "update_server_state",
+    "server_state",
+    "broadcast",
+    "model_assignment",
     "personalize",
 )  # nothing for them without a server
 # what belongs to one global model alone
-STATEFUL_SERVER_SLOTS = ("server", "share", "refine", "absorb", "personal", "personalize")
+STATEFUL_SERVER_SLOTS = (
+    "server_state",
+    "broadcast",
+    "server_train",
+    "update_server_state",
+    "personal",
+    "personalize",
+)
 
 
 def describe(method: Method) -> str:
@@ -171,7 +178,9 @@ def scope_context(ctx: Any, name: str) -> Any:
     it.
     """
     subtrees = [
-        field for field in ("shared", "own", "memory", "state", "hyper") if field in ctx._fields
+        field
+        for field in ("broadcast", "client_state", "tracker_state", "state", "hyper")
+        if field in ctx._fields
     ]
     return ctx._replace(**{field: getattr(ctx, field).get(name, {}) for field in subtrees})
 
@@ -185,27 +194,27 @@ class ComposedMethod:
         self.method = check(method)
         self.parts = tuple(sorted(method.parts, key=lambda p: p.name))
 
-    def one(self, slot: str) -> BoundHook | None:
+    def hook(self, slot: str) -> BoundHook | None:
         """The function of a slot that at most one part fills."""
         return next(
             (BoundHook(p, getattr(p, slot)) for p in self.parts if getattr(p, slot) is not None),
             None,
         )
 
-    def many(self, slot: str) -> list[BoundHook]:
+    def hooks(self, slot: str) -> list[BoundHook]:
         """All functions of a slot that any number of parts fill."""
         return [BoundHook(p, function) for p, function in self._filled(slot)]
 
-    def owner(self, slot: str) -> Part | None:
+    def part_filling(self, slot: str) -> Part | None:
         return next((p for p in self.parts if getattr(p, slot) is not None), None)
 
     def trackers(self, half: str) -> list[BoundHook]:
         """One half, `init` or `step`, of every tracker."""
-        return [BoundHook(p, getattr(track, half)) for p, track in self._filled("track")]
+        return [BoundHook(p, getattr(track, half)) for p, track in self._filled("step_tracker")]
 
     def optimizer(self) -> Optimizer | None:
         """The optimizer a part brings, which then sees that part's subtree."""
-        owner = self.owner("optimizer")
+        owner = self.part_filling("optimizer")
         if owner is None or owner.optimizer is None:
             return None
         return owner.optimizer._replace(step=BoundHook(owner, owner.optimizer.step))
@@ -238,6 +247,6 @@ class ComposedMethod:
         return {p.name: dict(p.hyper) for p in self.parts if p.hyper}
 
     @property
-    def stateful(self) -> bool:
+    def is_stateful(self) -> bool:
         """Does any client keep something between rounds?"""
-        return any(p.own is not None for p in self.parts)
+        return any(p.client_state is not None for p in self.parts)

@@ -52,7 +52,7 @@ class Call:
 def parse_parts(text: str) -> list[Call]:
     """The calls of a sum.
 
-    >>> [str(call) for call in parse_sum("fedprox(mu=0.1) + wsm")]
+    >>> [str(call) for call in parse_parts("fedprox(mu=0.1) + wsm")]
     ['fedprox(mu=0.1)', 'wsm']
     """
     reader = _Reader(text)
@@ -277,7 +277,7 @@ class _Reader:
 def split_top_level(text: str) -> list[str]:
     """What stands between commas that are in no bracket and no quotes.
 
-    >>> split_outside("none,backdoor(target=1, clients='3, 7'),0.5")
+    >>> split_top_level("none,backdoor(target=1, clients='3, 7'),0.5")
     ['none', "backdoor(target=1, clients='3, 7')", '0.5']
     """
     parts, depth, quote = [""], 0, ""

@@ -56,13 +56,13 @@ class KeyedDropout(nn.Module):
 class Model:
     """A network, its initial values, and what its parts are called."""
 
-    origin: nn.Module  # as the user gave it
-    trainer: nn.Module  # with keyed dropout, in training mode
+    source_module: nn.Module  # as the user gave it
+    train_module: nn.Module  # with keyed dropout, in training mode
     # the same in evaluation mode: switching modes at every call would cost more than small layers
     # do
-    judge: nn.Module
-    trainer_tap: FeatureHook
-    judge_tap: FeatureHook
+    eval_module: nn.Module
+    train_features: FeatureHook
+    eval_features: FeatureHook
     initial: ModelState
     head: tuple[str, ...]  # parameter names of the classifier
     # parameter names of each parameterised layer, counted from the output
@@ -73,8 +73,8 @@ class Model:
     autocast: torch.dtype | None = None
     # may one tensor stand at several places? looking for that at every call costs small networks a
     # few percent
-    tied: bool = True
-    views: bool = (
+    has_tied_weights: bool = True
+    uses_view: bool = (
         # does it view images as rows? With the channels innermost it cannot, and is called with
         # `reshape` instead: see memory_format.py
         False
@@ -92,25 +92,27 @@ class Model:
         if self.dropout_keys:
             assert key is not None
             values |= dict.fromkeys(self.dropout_keys, key)
-        out = self._call(self.trainer, self.trainer_tap, values, x)
+        out = self._call(self.train_module, self.train_features, values, x)
         return out, {name: values[name] for name in buffers}
 
-    def judge_rows(self, model: ModelState, x: Tensor) -> Output:
+    def predict(self, model: ModelState, x: Tensor) -> Output:
         """One pass in evaluation mode."""
         judge = partial(
-            self._call, self.judge, self.judge_tap, {**model.params, **model.buffers}, x
+            self._call, self.eval_module, self.eval_features, {**model.params, **model.buffers}, x
         )
         return judge() if self.autocast is None else _autocast_vmap_workaround(judge)
 
     def _call(
         self, module: nn.Module, tap: FeatureHook, values: dict[str, Tensor], x: Tensor
     ) -> Output:
-        with ViewAsReshape() if self.views else contextlib.nullcontext():
+        with ViewAsReshape() if self.uses_view else contextlib.nullcontext():
             if self.autocast is None:
-                logits = functional_call(module, values, (x,), tie_weights=self.tied)
+                logits = functional_call(module, values, (x,), tie_weights=self.has_tied_weights)
             else:
                 with torch.autocast(x.device.type, dtype=self.autocast):
-                    logits = functional_call(module, values, (x,), tie_weights=self.tied).float()
+                    logits = functional_call(
+                        module, values, (x,), tie_weights=self.has_tied_weights
+                    ).float()
         features = tap.release()
         return Output(logits, logits if features is None else features.to(logits.dtype))
 
@@ -119,11 +121,11 @@ class Model:
         """Does a row's output in training depend on the other rows of its batch? With batch
         norm it does, unless it is frozen.
         """
-        return any(depends_on_batch(module) for module in self.trainer.modules())
+        return any(depends_on_batch(module) for module in self.train_module.modules())
 
     @property
     def has_convolutions(self) -> bool:
-        return any(isinstance(module, nn.Conv2d) for module in self.trainer.modules())
+        return any(isinstance(module, nn.Conv2d) for module in self.train_module.modules())
 
     def group(self, depth: int) -> tuple[str, ...]:
         """The parameters of the last `depth` layers."""
@@ -136,7 +138,7 @@ class Model:
 
     def to_module(self, model: ModelState) -> nn.Module:
         """An ordinary nn.Module with these values, in evaluation mode."""
-        module = copy.deepcopy(self.origin).eval()
+        module = copy.deepcopy(self.source_module).eval()
         # tied weights stand in a state dict twice
         module.load_state_dict({**model.params, **model.buffers}, strict=False)
         return module
@@ -148,9 +150,9 @@ class FeatureHook:
     def __init__(self, module: nn.Module, head_path: str | None):
         self.seen: Tensor | None = None
         if head_path is not None:
-            module.get_submodule(head_path).register_forward_pre_hook(self.remember)
+            module.get_submodule(head_path).register_forward_pre_hook(self.store)
 
-    def remember(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def store(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self.seen = inputs[0]
 
     def release(self) -> Tensor | None:
@@ -212,11 +214,11 @@ def functionalize(
     ]
     judge = copy.deepcopy(template).eval()
     model = Model(
-        origin=origin,
-        trainer=template,
-        judge=judge,
-        trainer_tap=FeatureHook(template, head_path),
-        judge_tap=FeatureHook(judge, head_path),
+        source_module=origin,
+        train_module=template,
+        eval_module=judge,
+        train_features=FeatureHook(template, head_path),
+        eval_features=FeatureHook(judge, head_path),
         initial=ModelState(params, buffers),
         head=()
         if head_path is None
@@ -226,12 +228,13 @@ def functionalize(
         fixed=fixed,
         dropout_keys=dropout_keys,
         autocast=autocast,
-        tied=_has_tied_weights(template),
+        has_tied_weights=_has_tied_weights(template),
     )
     _check_calls(model, example.to(device), classes, type(module).__name__)
     _reject_hidden_randomness(model, example.to(device), type(module).__name__)
     return replace(
-        model, views=depends_on_layout(partial(model.judge_rows, model.initial), example.to(device))
+        model,
+        uses_view=depends_on_layout(partial(model.predict, model.initial), example.to(device)),
     )
 
 
@@ -239,7 +242,7 @@ def _check_calls(model: Model, example: Tensor, classes: int, name: str) -> None
     """The model must accept the data and name every class, before any work starts."""
     try:
         with torch.no_grad():
-            logits = model.judge_rows(model.initial, example).logits
+            logits = model.predict(model.initial, example).logits
     except InputError:
         raise
     except Exception as error:

@@ -15,7 +15,7 @@ class Progress(Protocol):
 
     def start(self, title: str, done: int, total: int) -> None: ...
     def round(self, line: dict[str, Any]) -> None: ...
-    def say(self, text: str) -> None: ...
+    def log(self, text: str) -> None: ...
     def finish(self) -> None: ...
 
 
@@ -24,7 +24,7 @@ class NullProgress:
 
     def start(self, title: str, done: int, total: int) -> None: ...
     def round(self, line: dict[str, Any]) -> None: ...
-    def say(self, text: str) -> None: ...
+    def log(self, text: str) -> None: ...
     def finish(self) -> None: ...
 
 
@@ -57,11 +57,11 @@ class LogProgress:
             return
         self.shown = twentieth
         left = (time.monotonic() - self.begin) / max(1, number - self.first) * (self.total - number)
-        self.say(
+        self.log(
             f"{self.title}: round {number}/{self.total}{describe_round(line)}, {duration(left)} left"
         )
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     def finish(self) -> None: ...
@@ -100,14 +100,14 @@ class BarProgress:
         )
         self.bar.update(self.task, completed=line["round"], **changes)
         for refusal in line["refused"]:
-            self.say(
+            self.log(
                 f"round {line['round']}: client {refusal['client']} refused"
                 f" ({refusal['code']}): {refusal['reason']}"
             )
         for client in line.get("silent", []):
-            self.say(f"round {line['round']}: client {client} did not answer")
+            self.log(f"round {line['round']}: client {client} did not answer")
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False)
 
     def finish(self) -> None:
@@ -124,7 +124,7 @@ class SharedProgress:
     def __init__(self, progress: Progress, title: str):
         self.progress, self.title, self.lead = progress, title, threading.Lock()
 
-    def voice(self) -> RunProgress:
+    def for_run(self) -> RunProgress:
         """For one of the runs."""
         return RunProgress(self)
 
@@ -144,10 +144,10 @@ class RunProgress:
         if self.leads:
             self.chorus.progress.round(line)
         elif line["refused"] or line["abandoned"]:
-            self.say(f"{self.title}: round {line['round']}{describe_round(line)}")
+            self.log(f"{self.title}: round {line['round']}{describe_round(line)}")
 
-    def say(self, text: str) -> None:
-        self.chorus.progress.say(text)
+    def log(self, text: str) -> None:
+        self.chorus.progress.log(text)
 
     def finish(self) -> None:
         if self.leads:
@@ -164,9 +164,9 @@ def make_progress(quiet: bool) -> Progress:
 def describe_round(line: dict[str, Any]) -> str:
     """The end of a progress line.
 
-    >>> describe({"accuracy": 0.912, "refused": [], "abandoned": False})
+    >>> describe_round({"accuracy": 0.912, "refused": [], "abandoned": False})
     ', accuracy 91.2%'
-    >>> describe({"accuracy": None, "refused": [], "silent": [4, 7], "abandoned": False})
+    >>> describe_round({"accuracy": None, "refused": [], "silent": [4, 7], "abandoned": False})
     ', no answer: client 4, client 7'
     """
     text = "" if line["accuracy"] is None else f", accuracy {100 * line['accuracy']:.1f}%"

@@ -29,7 +29,7 @@ class RemoteStore(Protocol):
         """All models of these pieces, each a stack."""
         ...
 
-    def add_up(self, piece: Tensor, row: Tensor, weights: Tensor, srv: ServerContext) -> Tree:
+    def partial_sum(self, piece: Tensor, row: Tensor, weights: Tensor, srv: ServerContext) -> Tree:
         """The method's `Combine.partial` over the models at these rows of these pieces. all: [k]"""
         ...
 
@@ -38,15 +38,15 @@ class RemoteStore(Protocol):
 class RemoteParams(Mapping[str, Tensor]):
     """The parameters of k clients, as a stack that reads like any other."""
 
-    holder: RemoteStore
+    store: RemoteStore
     form: Params  # one client's: names, shapes and dtypes, without values
-    piece: Tensor  # [k] int64: in which piece each client's are
-    row: Tensor  # [k] int64: and in which row of it
+    shard: Tensor  # [k] int64: in which piece each client's are
+    index: Tensor  # [k] int64: and in which row of it
     finite: Tensor  # [k] bool: whether all its numbers are, as seen where they lie
-    moved: Tensor  # [k] float64: how far each went from where it began, in Euclidean length
+    update_norm: Tensor  # [k] float64: how far each went from where it began, in Euclidean length
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.near[name]
+        return self.fetched[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.form)
@@ -55,54 +55,54 @@ class RemoteParams(Mapping[str, Tensor]):
         return len(self.form)
 
     def __ror__(self, other: Params) -> Params:
-        return other | self.near
+        return other | self.fetched
 
     @cached_property
-    def near(self) -> Params:
+    def fetched(self) -> Params:
         """The values, fetched once."""
-        pieces = torch.unique(self.piece).tolist()
-        fetched = self.holder.fetch(pieces)
+        pieces = torch.unique(self.shard).tolist()
+        fetched = self.store.fetch(pieces)
         offsets, total = {}, 0
         for number, stack in zip(pieces, fetched, strict=True):
             offsets[number] = total
             total += len(next(iter(stack.values())))
-        place = self.row + torch.tensor([offsets[number] for number in self.piece.tolist()])
+        place = self.index + torch.tensor([offsets[number] for number in self.shard.tolist()])
         return {name: torch.cat([stack[name] for stack in fetched])[place] for name in self.form}
 
     def to_meta(self) -> Params:
         """The stack without values: what can be said of it from here."""
-        k = len(self.piece)
+        k = len(self.shard)
         # one number in memory
         return {
             name: torch.zeros((), dtype=one.dtype).expand(k, *one.shape)
             for name, one in self.form.items()
         }
 
-    def pick(self, index: Tensor | slice) -> RemoteParams:
+    def select(self, index: Tensor | slice) -> RemoteParams:
         """Some of the clients, in the order of the index; nothing travels."""
         here = index.cpu() if isinstance(index, Tensor) else index
         return replace(
             self,
-            piece=self.piece[here],
-            row=self.row[here],
+            shard=self.shard[here],
+            index=self.index[here],
             finite=self.finite[here],
-            moved=self.moved[here],
+            update_norm=self.update_norm[here],
         )
 
     @staticmethod
-    def join(parts: Sequence[Mapping[str, Tensor]]) -> RemoteParams | None:
+    def concat(parts: Sequence[Mapping[str, Tensor]]) -> RemoteParams | None:
         """Stacks one behind the other; None where they are not all of one holder and one form."""
         far = [part for part in parts if isinstance(part, RemoteParams)]
         if len(far) < len(parts) or any(
-            part.holder is not far[0].holder or not _same_layout(part.form, far[0].form)
+            part.store is not far[0].store or not _same_layout(part.form, far[0].form)
             for part in far
         ):
             return None
         columns = (
             torch.cat([getattr(part, name) for part in far])
-            for name in ("piece", "row", "finite", "moved")
+            for name in ("shard", "index", "finite", "update_norm")
         )
-        return RemoteParams(far[0].holder, far[0].form, *columns)
+        return RemoteParams(far[0].store, far[0].form, *columns)
 
 
 def to_meta(params: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -52,7 +52,7 @@ def _number_of_word(word: str) -> int:
 class Key:
     """A point in the tree of random numbers.
 
-    >>> Key(0).fold("round", 3) == Key(0).fold("round").fold(3)
+    >>> Key(0).fold_in("round", 3) == Key(0).fold_in("round").fold_in(3)
     True
     >>> sorted(Key(7).permutation(5).tolist())
     [0, 1, 2, 3, 4]
@@ -60,7 +60,7 @@ class Key:
 
     value: int
 
-    def fold(self, *parts: int | str) -> Key:
+    def fold_in(self, *parts: int | str) -> Key:
         """The key below this one along a path of numbers and names."""
         value = self.value & _MASK
         for part in parts:
@@ -101,7 +101,7 @@ def fold_in_batch(key: Key | np.ndarray, *parts: int | str | np.ndarray) -> np.n
     """`Key.fold` for many keys at once: below one key or an array of their values, along a path in
     which each step may be an array. -> uint64 [n]
 
-    >>> fold_each(Key(7), np.arange(3), "plan").tolist() == [Key(7).fold(number, "plan").value for number in range(3)]
+    >>> fold_in_batch(Key(7), np.arange(3), "plan").tolist() == [Key(7).fold_in(number, "plan").value for number in range(3)]
     True
     """
     values = np.array([key.value & _MASK], dtype=np.uint64) if isinstance(key, Key) else key

@@ -49,15 +49,15 @@ class ModelState(NamedTuple):
     buffers: Params
 
     @property
-    def many(self) -> int:
+    def num_models(self) -> int:
         """How many models there are in a stack of them."""
         return len(next(iter(self.params.values())))
 
-    def take(self, index: int | slice | Tensor) -> ModelState:
+    def select(self, index: int | slice | Tensor) -> ModelState:
         """Of a stack of models, one (an integer) or some."""
         return ModelState(pytree.take(self.params, index), pytree.take(self.buffers, index))
 
-    def put(self, index: Tensor, models: ModelState) -> ModelState:
+    def scatter(self, index: Tensor, models: ModelState) -> ModelState:
         """The stack with other models in these places, [k] int64 for a stack of k."""
 
         def place(old: Params, new: Params) -> Params:
@@ -85,23 +85,25 @@ class ClientStats(NamedTuple):
 class TaskInfo:
     """What a method may know of the experiment. Nothing in it changes during a run."""
 
-    clients: int
-    classes: int
-    capacity: int  # the most training rows any client ever has: the size of per-example state
-    examples: int  # training rows that exist in all: ids are below it
+    num_clients: int
+    num_classes: int
+    max_client_size: (
+        int  # the most training rows any client ever has: the size of per-example state
+    )
+    num_examples: int  # training rows that exist in all: ids are below it
     dtype: torch.dtype
     device: torch.device
     head: tuple[str, ...]  # parameter names of the classifier
     layers: tuple[tuple[str, ...], ...]  # parameter names of each layer, counted from the output
     norms: tuple[str, ...]  # parameter names of normalization layers
     buffers: tuple[str, ...]  # buffer names: their statistics
-    public: int  # rows in the server's public set
-    sent: tuple[str, ...] = ()  # parameter names that travel: trained and not personal
+    public_size: int  # rows in the server's public set
+    communicated: tuple[str, ...] = ()  # parameter names that travel: trained and not personal
     # clients expected in a round, where each joins by a coin of its own; 0: their number is fixed
-    expected: float = 0.0
-    batch: int = 0  # the most rows of a batch
-    row: tuple[int, ...] = ()  # the shape of one row as a network gets it,
-    row_dtype: torch.dtype = torch.float32  # and of which numbers
+    expected_cohort: float = 0.0
+    batch_size: int = 0  # the most rows of a batch
+    example_shape: tuple[int, ...] = ()  # the shape of one row as a network gets it,
+    example_dtype: torch.dtype = torch.float32  # and of which numbers
 
 
 class Context(NamedTuple):
@@ -113,16 +115,16 @@ class Context(NamedTuple):
     round: Tensor  # int64, from 1
     # the model this client starts from: the one it received, with its personal parts in place
     start: ModelState
-    shared: Tree  # what the server sent besides it
-    own: Tree  # what this client keeps
-    memory: Tree  # what the part's tracker has gathered over the steps so far
-    facts: ClientStats
+    broadcast: Tree  # what the server sent besides it
+    client_state: Tree  # what this client keeps
+    tracker_state: Tree  # what the part's tracker has gathered over the steps so far
+    stats: ClientStats
     step: Tensor  # int64, from 0, within the phase
     steps: Tensor  # int64: local steps of the phase; in `after`, of all phases
     hyper: dict[str, Tensor]  # the part's numbers
-    rule: dict[str, Tensor]  # the optimizer's numbers: lr, momentum, weight_decay ...
+    optimizer_hparams: dict[str, Tensor]  # the optimizer's numbers: lr, momentum, weight_decay ...
     key: Tensor  # this client's randomness in this step: fold in a word of your own before you draw
-    world: TaskInfo
+    info: TaskInfo
 
 
 # -------------------------------------------------------------- functions lent to client-side parts
@@ -168,8 +170,8 @@ class ClientOps(NamedTuple):
     forward: Forward
     predict: Predict
     # (None) -> first state, (state) -> next: see `client_step.lend_walk`
-    walk: Callable[[Tree | None], Tree]
-    each: PerExampleGrad
+    effective_steps: Callable[[Tree | None], Tree]
+    per_example_grad: PerExampleGrad
 
 
 # ------------------------------------------------------------------------------ the slots of a part
@@ -221,7 +223,7 @@ class Optimizer(NamedTuple):
     """What a client does with a gradient."""
 
     name: str
-    numbers: Mapping[str, float]  # lr and the others, read back as ctx.rule
+    hparams: Mapping[str, float]  # lr and the others, read back as ctx.rule
     init: Callable[[Params], Tree]  # -> slots
     # (params, grads, slots, ctx) -> params, slots
     step: Callable[[Params, Params, Tree, Context], tuple[Params, Tree]]
@@ -237,7 +239,7 @@ class ServerContext(NamedTuple):
     state: Tree
     hyper: dict[str, Tensor]
     key: Key
-    world: TaskInfo
+    info: TaskInfo
 
 
 class Reply(NamedTuple):
@@ -247,13 +249,13 @@ class Reply(NamedTuple):
     round: Tensor  # [k] int64
     params: Params | RemoteParams  # the trained parameters; frozen and personal ones are absent
     buffers: Params
-    extras: Tree  # by part: what else travels up
+    payload: Tree  # by part: what else travels up
     weight: Tensor  # [k] float64: number of training rows
-    own: Tree  # by part: what the client keeps; never travels
+    client_state: Tree  # by part: what the client keeps; never travels
     loss: Tensor  # [k]: mean training loss, for the log
 
     @property
-    def k(self) -> int:
+    def num_clients(self) -> int:
         """How many clients there are in the stack."""
         return int(self.client.shape[0])
 
@@ -261,10 +263,10 @@ class Reply(NamedTuple):
         """How far each client moved. -> [k, ...] over the names that were trained"""
         return pytree.sub(self.params, start.params)
 
-    def pick(self, index: Tensor | slice) -> Reply:
+    def select(self, index: Tensor | slice) -> Reply:
         """Some of the clients, in the order of the index."""
         picked: Any = (
-            part.pick(index)
+            part.select(index)
             if isinstance(part, RemoteParams)
             else pytree.take(part, index)
             if isinstance(part, dict)
@@ -274,7 +276,7 @@ class Reply(NamedTuple):
         return Reply(*picked)
 
     @staticmethod
-    def join(chunks: Sequence[Reply]) -> Reply:
+    def concat(chunks: Sequence[Reply]) -> Reply:
         """Stacks one behind the other."""
         joined: Any = (
             torch.cat(parts) if isinstance(parts[0], Tensor) else _join_trees(parts)
@@ -284,7 +286,7 @@ class Reply(NamedTuple):
 
 
 def _join_trees(parts: Sequence[Any]) -> Any:
-    together = RemoteParams.join(parts)
+    together = RemoteParams.concat(parts)
     return pytree.concatenate(parts) if together is None else together
 
 
@@ -295,12 +297,12 @@ class Aggregate(NamedTuple):
 
     # (weights [k], replies, srv) -> a tree that can be summed
     partial: Callable[[Tensor, Reply, ServerContext], Tree]
-    finish: Callable[[Tree, ServerContext], Params]  # (sum, srv) -> delta
+    finalize: Callable[[Tree, ServerContext], Params]  # (sum, srv) -> delta
     # (current, sent [k, ...], weights [k]) -> buffers; None: averaged
     buffers: Callable[[Params, Params, Tensor], Params] | None = None
     # is `partial` over all replies the sum of `partial` over pieces of them? Then it may run where
     # the replies lie
-    in_pieces: bool = False
+    is_decomposable: bool = False
 
 
 ClientWeights = Callable[[Reply, ServerContext], Tensor]  # -> [k]; the loop normalizes it to sum 1
@@ -345,7 +347,7 @@ class ServerOps(NamedTuple):
 
     fit: Fit
     # stacked models [m, ...] -> logits on the whole public set [m, n, C]
-    judge: Callable[[ModelState], Tensor]
+    predict_logits: Callable[[ModelState], Tensor]
     labels: Tensor  # of the public set [n]; -1 where it has none
     local_models: Callable[[Reply], ModelState]  # the clients' complete models, stacked
 
@@ -364,11 +366,13 @@ class PeerContext(NamedTuple):
 
     round: int  # from 1, within the time step
     state: Tree  # what the part remembers of all clients, [K, ...]
-    reachable: Tensor  # [K, K] bool: may client k ask client j in this round? Never itself
-    cluster: Tensor  # [K] int64: whose data are alike. For the oracle alone: no client knows it
+    adjacency: Tensor  # [K, K] bool: may client k ask client j in this round? Never itself
+    true_cluster: (
+        Tensor  # [K] int64: whose data are alike. For the oracle alone: no client knows it
+    )
     hyper: dict[str, Tensor]
     key: Key
-    world: TaskInfo
+    info: TaskInfo
 
 
 class PeerAverage(NamedTuple):
@@ -388,10 +392,10 @@ class PeerSelection(NamedTuple):
 
     init: Callable[[TaskInfo], Tree]  # -> state [K, ...]
     # -> [K, m]: whose models each client tries on its own training rows; -1: nobody
-    probe: Callable[[PeerContext], Tensor]
+    candidates: Callable[[PeerContext], Tensor]
     # (probed, losses [K, m], ctx) -> mixes, state
-    decide: Callable[[Tensor, Tensor, PeerContext], tuple[tuple[PeerAverage, ...], Tree]]
-    tells: int = 0  # bytes a probed peer sends for every client there is, besides its model
+    select: Callable[[Tensor, Tensor, PeerContext], tuple[tuple[PeerAverage, ...], Tree]]
+    extra_bytes: int = 0  # bytes a probed peer sends for every client there is, besides its model
 
 
 class AssignmentDecision(NamedTuple):
@@ -402,8 +406,8 @@ class AssignmentDecision(NamedTuple):
     new model i.
     """
 
-    model: np.ndarray  # [K] int64: a row of the recipe
-    recipe: np.ndarray  # [new models, old models] float64, rows summing to 1
+    model_of_client: np.ndarray  # [K] int64: a row of the recipe
+    mixing_matrix: np.ndarray  # [new models, old models] float64, rows summing to 1
     state: Tree
 
 
@@ -430,50 +434,50 @@ class Part:
     # numbers, handed to the functions as tensors
     hyper: Mapping[str, float] = field(default_factory=dict)
     # one of each in a whole method
-    base: Loss | None = None
+    loss: Loss | None = None
     gradient: Gradient | None = None
     optimizer: Optimizer | None = None
-    weigh: ClientWeights | None = None
-    combine: Aggregate | None = None
-    apply: ServerUpdate | None = None
-    refine: ServerTrain | None = None
+    client_weights: ClientWeights | None = None
+    aggregate: Aggregate | None = None
+    server_update: ServerUpdate | None = None
+    server_train: ServerTrain | None = None
     # the experiment's phase -> those of this method
     phases: Callable[[Phase], tuple[Phase, ...]] | None = None
     peers: PeerSelection | None = None  # no server: every client has a model of its own
-    assign: ModelAssignment | None = None  # several global models
+    model_assignment: ModelAssignment | None = None  # several global models
     # (a client's label counts [C], a key for it) -> what everybody sees of them
-    facts: Callable[[Tensor, Key], Tensor] | None = None
+    privatize_stats: Callable[[Tensor, Key], Tensor] | None = None
     # fine-tuning by which a client makes its personal model, for evaluation alone; see
     # `rounds/personalization.py`
     personalize: Phase | None = None
     # any number
-    terms: tuple[LossTerm, ...] = ()
-    penalties: tuple[Regularizer, ...] = ()
+    loss_terms: tuple[LossTerm, ...] = ()
+    regularizers: tuple[Regularizer, ...] = ()
     transforms: tuple[Transform, ...] = ()
-    before: OnClientStart | None = None
-    after: OnClientEnd | None = None
-    track: StepTracker | None = None
-    absorb: UpdateServerState | None = None
+    on_client_start: OnClientStart | None = None
+    on_client_end: OnClientEnd | None = None
+    step_tracker: StepTracker | None = None
+    update_server_state: UpdateServerState | None = None
     # parameters that keep their initial values everywhere
     frozen: Callable[[TaskInfo], Sequence[str]] | None = None
     # parameters and buffers that every client keeps for itself
     personal: Callable[[TaskInfo], Sequence[str]] | None = None
     # a subtree of this part's own
     # a client's first value; fixes names, shapes and types
-    own: Callable[[ModelState, ClientStats, TaskInfo], Tree] | None = None
+    client_state: Callable[[ModelState, ClientStats, TaskInfo], Tree] | None = None
     # the form of what one client sends up besides the model
-    extras: Callable[[ModelState, TaskInfo], Tree] | None = None
-    server: Callable[[ModelState, TaskInfo], Tree] | None = None  # the server's first value
-    share: Callable[[ServerContext], Tree] | None = None  # what goes down besides the model
+    payload: Callable[[ModelState, TaskInfo], Tree] | None = None
+    server_state: Callable[[ModelState, TaskInfo], Tree] | None = None  # the server's first value
+    broadcast: Callable[[ServerContext], Tree] | None = None  # what goes down besides the model
     # before a run
     # (network, classes) -> the network this method needs
-    adapt: Callable[[Any, int], Any] | None = None
+    modify_model: Callable[[Any, int], Any] | None = None
     # raises InputError where the method cannot work
-    check: Callable[[Optimizer, TaskInfo], None] | None = None
-    pooled: bool = False  # all data in one place: the centralized baseline
+    validate: Callable[[Optimizer, TaskInfo], None] | None = None
+    centralized: bool = False  # all data in one place: the centralized baseline
     # for people
-    sends: str = ""  # what goes up besides the model, in words
-    needs_public: bool = False
+    payload_description: str = ""  # what goes up besides the model, in words
+    needs_public_data: bool = False
 
     def __add__(self, other: Part | Method) -> Method:
         return Method((self,)) + other
@@ -499,13 +503,13 @@ class ClientWork(NamedTuple):
     time_step: int
     clients: np.ndarray  # [k] int64, ascending
     start: ModelState  # one model for all, or stacked [k, ...] where clients differ
-    personal_start: bool  # is `start` stacked?
-    shared: Tree  # by part
-    own: Tree  # by part, stacked [k, ...]
-    facts: ClientStats  # stacked [k, ...]
-    rule: dict[str, float]
+    per_client_start: bool  # is `start` stacked?
+    broadcast: Tree  # by part
+    client_state: Tree  # by part, stacked [k, ...]
+    stats: ClientStats  # stacked [k, ...]
+    optimizer_hparams: dict[str, float]
     key: Key  # of the round
-    phases: int = 0  # only the first so many of the task's phases; 0: all
+    num_phases: int = 0  # only the first so many of the task's phases; 0: all
 
 
 class ConfusionCounts(NamedTuple):
@@ -520,7 +524,7 @@ class ExampleResults(NamedTuple):
 
     pair: np.ndarray  # [n] int64
     ids: np.ndarray  # [n] int64
-    right: np.ndarray  # [n] bool
+    correct: np.ndarray  # [n] bool
     margin: np.ndarray  # [n] float32: logit of the true class minus the largest other
 
 
@@ -529,7 +533,7 @@ class PairCounts(NamedTuple):
 
     confusion: Tensor  # [n, C, C] int64
     loss: Tensor  # [n] float64: summed cross-entropy
-    verdicts: ExampleResults | None = None  # where asked for
+    examples: ExampleResults | None = None  # where asked for
 
     def mean_loss(self) -> Tensor:
         """[n] float64; NaN where a pair has no rows"""
@@ -540,9 +544,9 @@ class Engine(Protocol):
     """A transport: carries work to where the data are. Never knows which method it runs."""
 
     name: str
-    # how it takes local steps: plainly ("eager", "auto"), written down ("graph") or "compiled"; the
+    # how it takes local steps: plainly ("eager", "auto"), written down ("captured") or "compiled"; the
     # server's are compiled where these are
-    steps: str
+    execution: str
 
     def train(self, job: ClientWork) -> Iterator[Reply]:
         """Local training; replies come in chunks, each of one client or more."""
@@ -565,14 +569,14 @@ class Engine(Protocol):
         owners: np.ndarray,
         split: str,
         time_step: int = 0,
-        verdicts: bool = False,
+        examples: bool = False,
     ) -> PairCounts:
         """Model which[i] of a stack on the rows of owners[i]: a client, or on the test split a
         concept.
         """
         ...
 
-    def judge(self, models: ModelState, ids: Tensor) -> Tensor:
+    def predict_logits(self, models: ModelState, ids: Tensor) -> Tensor:
         """What models (stacked [m, ...]) say of these training rows, which are the server's to
         see: of its public set. ids: [n] -> logits [m, n, C]
         """

@@ -30,7 +30,7 @@ class BatchPlan(NamedTuple):
 
     # [steps, batch] int64, positions 0 .. n-1; beyond the width, the first row of the step again
     rows: np.ndarray
-    widths: np.ndarray  # [steps] int64, how many of them count
+    batch_sizes: np.ndarray  # [steps] int64, how many of them count
 
 
 def plan_batches(
@@ -40,13 +40,13 @@ def plan_batches(
     until there are enough steps.
 
     >>> plan = plan_batches(Key(0), count=5, batch=2, epochs=1)
-    >>> plan.widths.tolist()
+    >>> plan.batch_sizes.tolist()
     [2, 2, 1]
     """
     batch = min(batch, count)
     per_epoch = count // batch if drop_last else -(-count // batch)
     total = steps or epochs * per_epoch
-    orders = [key.fold(epoch).permutation(count) for epoch in range(-(-total // per_epoch))]
+    orders = [key.fold_in(epoch).permutation(count) for epoch in range(-(-total // per_epoch))]
     rows = np.empty((total, batch), dtype=np.int64)
     widths = np.full(total, batch, dtype=np.int64)
     for step in range(total):
@@ -116,7 +116,7 @@ class Examples:
     std: Tensor | None
     dtype: torch.dtype
     augment: tuple[str, ...] = ()
-    place: Tensor | None = None  # [n] int64: where in x an example lies; None: at its id
+    storage_index: Tensor | None = None  # [n] int64: where in x an example lies; None: at its id
 
     def inputs(self, ids: Tensor) -> Tensor:
         """Normalized inputs. ids: [...] -> [..., example shape]"""
@@ -139,7 +139,7 @@ class Examples:
         return self.y[ids]
 
     def _raw(self, ids: Tensor) -> Tensor:
-        return self.x[ids if self.place is None else self.place[ids]]
+        return self.x[ids if self.storage_index is None else self.storage_index[ids]]
 
     def _normalize(self, x: Tensor) -> Tensor:
         if self.mean is None or self.std is None:

@@ -30,7 +30,7 @@ class ConceptViews(NamedTuple):
     x: np.ndarray  # [stored, ...]: the split's own rows, then altered ones
     y: np.ndarray  # [V * n] int64: the label of each id
     # [V * n] int64: where in x an id lies, -1 where nobody holds it; None: an id is its place
-    place: np.ndarray | None
+    storage_index: np.ndarray | None
     view_of: tuple[int, ...]  # concept -> view
 
 
@@ -38,7 +38,7 @@ def number_views(concepts: Sequence[Concept]) -> tuple[int, ...]:
     """The view of each concept. Concepts that only select rows share view 0; the others are
     numbered as they come.
 
-    >>> number_views([Concept(turn=90.0), Concept(labels=(1,)), Concept(mapping=(1, 0)), Concept(labels=(0,), turn=90.0)])
+    >>> number_views([Concept(rotation=90.0), Concept(labels=(1,)), Concept(mapping=(1, 0)), Concept(labels=(0,), rotation=90.0)])
     (1, 0, 2, 1)
     """
     numbers: dict[tuple[object, _Look], int] = {(None, _PLAIN): 0}
@@ -76,7 +76,7 @@ def make_views(
     for view, look in enumerate(looks):
         if look not in places:
             held = np.flatnonzero(wanted[[other == look for other in looks]].any(axis=0))
-            parts.append(_alter(split.x, held, look, Key(0).fold("corruption", part)))
+            parts.append(_alter(split.x, held, look, Key(0).fold_in("corruption", part)))
             places[look] = np.full(rows, -1, dtype=np.int64)
             places[look][held] = stored + np.arange(len(held))
             stored += len(held)
@@ -93,7 +93,7 @@ def _shown_by(concepts: Sequence[Concept], view_of: Sequence[int], view: int) ->
 
 
 def _look_of(concept: Concept) -> _Look:
-    return concept.turn, concept.corruption, concept.severity, concept.white
+    return concept.rotation, concept.corruption, concept.severity, concept.max_pixel
 
 
 def _alter(x: np.ndarray, rows: np.ndarray, look: _Look, key: Key) -> np.ndarray:
@@ -106,7 +106,7 @@ def _alter(x: np.ndarray, rows: np.ndarray, look: _Look, key: Key) -> np.ndarray
         images = turn_images(np.asarray(x[chosen]), turn)
         if corruption:
             images = corrupt_images(
-                images, corruption, severity, white, [key.fold(int(row)) for row in chosen]
+                images, corruption, severity, white, [key.fold_in(int(row)) for row in chosen]
             )
         altered[start : start + step] = images
     return altered
@@ -164,8 +164,8 @@ def _noise(x: np.ndarray, severity: int, white: float, keys: Sequence[Key]) -> n
     noise = np.empty(x.shape)
     for place, key in enumerate(keys):  # Box and Muller
         radius, angle = (
-            key.fold("radius").uniform(noise[place].size),
-            key.fold("angle").uniform(noise[place].size),
+            key.fold_in("radius").uniform(noise[place].size),
+            key.fold_in("angle").uniform(noise[place].size),
         )
         noise[place] = (np.sqrt(-2.0 * np.log1p(-radius)) * np.cos(2.0 * math.pi * angle)).reshape(
             x.shape[1:]

@@ -40,11 +40,11 @@ class Concept:
     # the new label of each label in the source; None: as they are
     mapping: tuple[int, ...] | None = None
     domain: int | None = None  # only rows of this group; None: all
-    turn: float = 0.0  # degrees against the clock, from 0 up to 360
+    rotation: float = 0.0  # degrees against the clock, from 0 up to 360
     corruption: str = ""  # one of CORRUPTIONS but clean
     severity: int = 0  # 1 to 5; 0 where it means nothing
-    white: int = 255  # the largest pixel, for corruptions
-    share: float = 1.0  # of the rows a client would have
+    max_pixel: int = 255  # the largest pixel, for corruptions
+    size_factor: float = 1.0  # of the rows a client would have
 
     def select(self, split: DatasetSplit) -> np.ndarray:
         """The rows of a split that belong to this concept, ascending."""
@@ -114,12 +114,12 @@ def describe(concept: Concept, source: ArrayDataset) -> str:
                 f"{source.classes[label]} and {source.classes[other]}" for label, other in pairs
             )
         )
-    if concept.turn:
-        words.append(f"turned by {concept.turn:g} degrees")
+    if concept.rotation:
+        words.append(f"turned by {concept.rotation:g} degrees")
     if concept.corruption:
         words.append(concept.corruption + (f" {concept.severity}" if concept.severity else ""))
-    if concept.share != 1:
-        words.append(f"{concept.share:g} times the examples")
+    if concept.size_factor != 1:
+        words.append(f"{concept.size_factor:g} times the examples")
     return "; ".join(words) or "as they are"
 
 
@@ -265,7 +265,7 @@ def rotate(*, degrees: str = "") -> ConceptRule:
                 f"cannot make a quarter turn of images that are not square ({height} x {width})",
                 cure,
             )
-        return {"turn": turns}
+        return {"rotation": turns}
 
     return fill
 
@@ -307,7 +307,7 @@ def corrupt(*, kinds: str = "", severity: int = 3) -> ConceptRule:
         return {
             "corruption": ["" if name == "clean" else name for name in names],
             "severity": [0 if name in ("clean", "invert") else severity for name in names],
-            "white": [255 if name == "clean" else white for name in names],
+            "max_pixel": [255 if name == "clean" else white for name in names],
         }
 
     return fill
@@ -327,7 +327,7 @@ def quantity(*, shares: str = "") -> ConceptRule:
             raise concept_error(
                 "quantity", f"cannot use shares={shares!r}", "give numbers above 0 and up to 1000"
             )
-        return {"share": values}
+        return {"size_factor": values}
 
     return fill
 

@@ -23,7 +23,7 @@ from remanence.data.drift_schedules import changed_clients
 from remanence.data.source import DatasetSplit
 from remanence.data.splits import draw_stratified
 
-RESAMPLE = ("movers", "everyone")
+RESAMPLE = ("changed", "everyone")
 
 
 class DriftSamples(NamedTuple):
@@ -48,11 +48,11 @@ class _Pool:
         self.rows, self.key = rows, key
         self.order, self.passes, self.dealt = rows[:0], 0, 0
 
-    def deal(self, count: int) -> np.ndarray:
+    def next_rows(self, count: int) -> np.ndarray:
         """`count` different rows, in ascending order; the pool must hold that many."""
         taken, self.order = self.order[:count], self.order[count:]
         if len(taken) < count:
-            order = self.rows[self.key.fold(self.passes).permutation(len(self.rows))]
+            order = self.rows[self.key.fold_in(self.passes).permutation(len(self.rows))]
             again = np.isin(order, taken)
             # what this client has just got comes last
             order = np.concatenate([order[~again], order[again]])
@@ -81,11 +81,11 @@ def sample_rows(
     A client gets `samples` training rows and `validation` validation rows, times the share of its
     concept; with `samples` 0, as many as there can be without any row being used twice. A
     `validation` below 1 is a fraction of all the rows a client draws. `renew` says who gets new
-    rows at a time step: "movers", whose cluster has changed, or "everyone".
+    rows at a time step: "changed", whose cluster has changed, or "everyone".
     """
     if renew not in RESAMPLE:
         raise InputError(
-            f"data cannot be renewed for {renew!r}: set drift.renew to one of {', '.join(RESAMPLE)}"
+            f"data cannot be renewed for {renew!r}: set drift.resample to one of {', '.join(RESAMPLE)}"
         )
     if samples < 0 or validation < 0:
         raise InputError(
@@ -93,20 +93,20 @@ def sample_rows(
             " drift.samples and drift.validation 0 or more"
         )
     fresh = (
-        changed_clients(assignment) if renew == "movers" else np.ones(assignment.shape, dtype=bool)
+        changed_clients(assignment) if renew == "changed" else np.ones(assignment.shape, dtype=bool)
     )
     fresh[0] = True
     # [M], how many clients are dealt to, over all time steps
     draws = np.bincount(assignment[fresh], minlength=len(concepts))
     pools, pool_of = _find_pools(concepts, split, rows)
-    key = key.fold("pools")
+    key = key.fold_in("pools")
     samples = samples or _find_size(concepts, draws, split, pools, pool_of, validation, key)
     whole = _Sizes(samples, _count_validation(samples, validation))
     needs = [_scale(concept, whole) for concept in concepts]
     sides = _split_rows(split, pools, whole, key)
     _check_pools(needs, draws, sides, pool_of)
     piles = [
-        tuple(_Pool(side, key.fold("pool", pool, place)) for place, side in enumerate(pair))
+        tuple(_Pool(side, key.fold_in("pool", pool, place)) for place, side in enumerate(pair))
         for pool, pair in enumerate(sides)
     ]
     train: list[list[np.ndarray]] = []
@@ -121,7 +121,7 @@ def sample_rows(
             for held, pile, count in zip(
                 (train, valid), piles[pool_of[cluster]], needs[cluster], strict=True
             ):
-                held[step][client] = start + pile.deal(count)
+                held[step][client] = start + pile.next_rows(count)
     return DriftSamples(train, valid, _describe_reuse(piles, pool_of))
 
 
@@ -136,7 +136,7 @@ def keep_partition(
     cluster. `rows` is the number in the split.
     """
     for cluster, concept in enumerate(concepts):
-        if concept.labels is not None or concept.domain is not None or concept.share != 1:
+        if concept.labels is not None or concept.domain is not None or concept.size_factor != 1:
             raise InputError(
                 f"cluster {cluster} of the drift has labels, a domain or a number of"
                 " examples of its own, so clients cannot keep their rows: "
@@ -197,7 +197,7 @@ def _split_rows(
         held[
             rows[
                 draw_stratified(
-                    member * (int(labels.max()) + 1) + labels, count, key.fold("validation")
+                    member * (int(labels.max()) + 1) + labels, count, key.fold_in("validation")
                 )
             ]
         ] = True
@@ -220,7 +220,7 @@ def _scale(concept: Concept, whole: _Sizes) -> _Sizes:
     of everything.
     """
     return _Sizes(
-        *(max(1, math.floor(concept.share * count + 0.5)) if count else 0 for count in whole)
+        *(max(1, math.floor(concept.size_factor * count + 0.5)) if count else 0 for count in whole)
     )
 
 
@@ -246,7 +246,7 @@ def _find_size(
     )
     for cluster in visited:
         count[pool_of[cluster]] += draws[cluster]
-        weight[pool_of[cluster]] += draws[cluster] * concepts[cluster].share
+        weight[pool_of[cluster]] += draws[cluster] * concepts[cluster].size_factor
     some = count > 0
     guess = math.floor(((sizes + count)[some] / weight[some]).min()) - int(validation)
     for samples in range(guess, 0, -1):

@@ -56,7 +56,7 @@ def changed_clients(assignment: np.ndarray) -> np.ndarray:
     """Who is in another cluster than the time step before: [T, K] -> bool [T, K]. Nobody has moved
     at the first time step.
 
-    >>> moved(np.array([[0, 0], [0, 1], [1, 1]])).tolist()
+    >>> changed_clients(np.array([[0, 0], [0, 1], [1, 1]])).tolist()
     [[False, False], [False, True], [True, False]]
     """
     changed = np.zeros(assignment.shape, dtype=bool)
@@ -102,7 +102,7 @@ def random(*, clusters: int = 2, sizes: str = "") -> DriftSchedule:
     def assign(clients: int, steps: int, key: Key) -> np.ndarray:
         start = blocks(clients)
         shuffled = [
-            start[key.fold("random", step).permutation(clients)] for step in range(1, steps)
+            start[key.fold_in("random", step).permutation(clients)] for step in range(1, steps)
         ]
         return np.stack([start, *shuffled])
 

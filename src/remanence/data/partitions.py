@@ -62,7 +62,7 @@ def assign_rows(labels: np.ndarray, counts: np.ndarray, key: Key) -> list[np.nda
     owner = np.full(len(labels), -1, dtype=np.int64)
     for label in range(counts.shape[1]):
         rows = np.flatnonzero(labels == label)
-        rows = rows[key.fold("class", label).permutation(len(rows))]
+        rows = rows[key.fold_in("class", label).permutation(len(rows))]
         taken = int(counts[:, label].sum())
         owner[rows[:taken]] = np.repeat(np.arange(len(counts)), counts[:, label])
     return rows_by_client(owner, len(counts))
@@ -74,7 +74,7 @@ def iid() -> Partition:
     def share(
         labels: np.ndarray, groups: np.ndarray | None, clients: int | None, classes: int, key: Key
     ) -> list[np.ndarray]:
-        order = key.fold("iid").permutation(len(labels))
+        order = key.fold_in("iid").permutation(len(labels))
         return [
             np.sort(part)
             for part in np.array_split(order, count_clients("iid", len(labels), clients))
@@ -111,13 +111,13 @@ def dirichlet(*, alpha: float = 0.1, samples: int = 0) -> Partition:
             )
         size = samples or len(labels) // clients
         pool = np.bincount(labels, minlength=classes)
-        draw = key.fold("dirichlet").generator()
+        draw = key.fold_in("dirichlet").generator()
         log_mix = _log_dirichlet(draw, alpha, (clients, classes))
         counts = np.zeros((clients, classes), dtype=np.int64)
         for client in draw.permutation(clients):
             counts[client] = _draw_counts(draw, log_mix[client], pool, size)
             pool = pool - counts[client]
-        return assign_rows(labels, counts, key.fold("rows"))
+        return assign_rows(labels, counts, key.fold_in("rows"))
 
     return share
 
@@ -177,7 +177,7 @@ def dirichlet_by_class(*, alpha: float = 0.1, minimum: int = 10) -> Partition:
                 " clients",
                 cure,
             )
-        draw = key.fold("dirichlet_by_class").generator()
+        draw = key.fold_in("dirichlet_by_class").generator()
         log_mix = _log_dirichlet(draw, alpha, (classes, clients))
         mix = np.exp(log_mix - log_mix.max(axis=1, keepdims=True))
         ends = np.cumsum(mix, axis=1) / mix.sum(axis=1, keepdims=True)
@@ -187,7 +187,7 @@ def dirichlet_by_class(*, alpha: float = 0.1, minimum: int = 10) -> Partition:
         )
         counts = np.diff(cuts, axis=1, prepend=0).T  # [clients, classes]
         _fill_up(counts, minimum, draw)
-        return assign_rows(labels, counts, key.fold("rows"))
+        return assign_rows(labels, counts, key.fold_in("rows"))
 
     return share
 
@@ -228,9 +228,9 @@ def shards(*, per_client: int = 2) -> Partition:
                 f"cannot cut {len(labels)} examples into {clients} x {per_client} shards",
                 "lower per_client or clients",
             )
-        by_label = np.lexsort((key.fold("shards", "rows").bits(len(labels)), labels))
+        by_label = np.lexsort((key.fold_in("shards", "rows").bits(len(labels)), labels))
         pieces = np.array_split(by_label, clients * per_client)
-        order = key.fold("shards", "order").permutation(len(pieces)).reshape(clients, per_client)
+        order = key.fold_in("shards", "order").permutation(len(pieces)).reshape(clients, per_client)
         return [np.sort(np.concatenate([pieces[piece] for piece in mine])) for mine in order]
 
     return share
@@ -263,10 +263,10 @@ def quantity(*, power: float = 1.5, sigma: float = 0.0, minimum: int = 1) -> Par
                 f" {clients} clients",
                 "lower minimum or clients",
             )
-        key = key.fold("quantity")
-        log_weight = -power * np.log(key.fold("ranks").permutation(clients) + 1.0)
+        key = key.fold_in("quantity")
+        log_weight = -power * np.log(key.fold_in("ranks").permutation(clients) + 1.0)
         if sigma > 0:
-            log_weight = sigma * key.fold("sizes").generator().standard_normal(clients)
+            log_weight = sigma * key.fold_in("sizes").generator().standard_normal(clients)
         weight = np.exp(log_weight - log_weight.max())
         ends = np.floor(spare * np.cumsum(weight) / weight.sum() + 0.5).astype(
             np.int64
@@ -281,10 +281,10 @@ def _interleave(labels: np.ndarray, key: Key) -> np.ndarray:
     whole, up to about one row a class.
     """
     sizes = np.bincount(labels)
-    order = np.lexsort((key.fold("rows").bits(len(labels)), labels))
+    order = np.lexsort((key.fold_in("rows").bits(len(labels)), labels))
     rank = np.arange(len(labels)) - (np.cumsum(sizes) - sizes)[labels[order]]
     # else all classes would meet at the ends of every stretch
-    offset = key.fold("offsets").uniform(len(sizes))
+    offset = key.fold_in("offsets").uniform(len(sizes))
     return order[np.argsort((rank + offset[labels[order]]) / sizes[labels[order]], kind="stable")]
 
 

@@ -27,7 +27,7 @@ class ClientRows:
     ids: np.ndarray  # [sum of sizes] int64
     offsets: np.ndarray  # [K + 1] int64
 
-    def of(self, client: int) -> np.ndarray:
+    def for_client(self, client: int) -> np.ndarray:
         return self.ids[self.offsets[client] : self.offsets[client + 1]]
 
     @cached_property
@@ -35,7 +35,7 @@ class ClientRows:
         return np.diff(self.offsets)
 
     @classmethod
-    def join(cls, parts: Sequence[np.ndarray]) -> ClientRows:
+    def concat(cls, parts: Sequence[np.ndarray]) -> ClientRows:
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
         return cls(
             np.concatenate(parts).astype(np.int64) if len(parts) else np.empty(0, np.int64), offsets
@@ -54,7 +54,7 @@ class ClientData:
         """Training labels of some clients. labels: of every example, by id -> [k, classes]"""
         sizes = self.train.sizes[clients]
         ids = np.concatenate(
-            [np.empty(0, np.int64), *(self.train.of(int(client)) for client in clients)]
+            [np.empty(0, np.int64), *(self.train.for_client(int(client)) for client in clients)]
         )
         cell = np.repeat(np.arange(len(clients)), sizes) * classes + labels[ids]
         return np.bincount(cell, minlength=len(clients) * classes).reshape(len(clients), classes)
@@ -73,24 +73,26 @@ class FederatedPopulation:
         return self.steps[time_step]
 
     @property
-    def clients(self) -> int:
+    def num_clients(self) -> int:
         return len(self.steps[0].train.sizes)
 
     @property
-    def concepts(self) -> int:
+    def num_concepts(self) -> int:
         return len(self.tests)
 
     def shares(self, time_step: int) -> np.ndarray:
         """Which share of the clients is in each concept. -> [concepts] float64, summing to 1"""
-        return np.bincount(self.at(time_step).cluster, minlength=self.concepts) / self.clients
+        return (
+            np.bincount(self.at(time_step).cluster, minlength=self.num_concepts) / self.num_clients
+        )
 
-    def pool(self) -> FederatedPopulation:
+    def merge_clients(self) -> FederatedPopulation:
         """The same rows in the hands of a single client."""
 
         def whole(rows: ClientRows) -> ClientRows:
             return ClientRows(np.sort(rows.ids), np.array([0, len(rows.ids)], dtype=np.int64))
 
-        if self.concepts > 1:
+        if self.num_concepts > 1:
             raise InputError(
                 "centralized pools all data in one place, which has no meaning while"
                 " clients differ in their concepts: leave drift out"
@@ -105,7 +107,7 @@ class FederatedPopulation:
         )
 
     @property
-    def capacity(self) -> int:
+    def max_client_size(self) -> int:
         return max(int(holdings.train.sizes.max()) for holdings in self.steps)
 
 
@@ -120,12 +122,12 @@ def split_train_valid(
             " clients or a milder partition"
         )
     pairs = [
-        split_validation(rows, labels, validation, key.fold("validation", client))
+        split_validation(rows, labels, validation, key.fold_in("validation", client))
         for client, rows in enumerate(parts)
     ]
     alike = np.zeros(len(parts), dtype=np.int64)
     return ClientData(
-        ClientRows.join([train for train, _ in pairs]),
-        ClientRows.join([valid for _, valid in pairs]),
+        ClientRows.concat([train for train, _ in pairs]),
+        ClientRows.concat([valid for _, valid in pairs]),
         alike,
     )

@@ -16,7 +16,7 @@ from remanence.data.splits import draw_stratified
 
 INPUT_KINDS = {"image": 4, "table": 2, "tokens": 2}  # kind: axes of x
 # fixed: the test set is the same for every seed of an experiment
-TEST_KEY = Key(0).fold("held-out test set")
+TEST_KEY = Key(0).fold_in("held-out test set")
 _VALUES_AT_ONCE = 1 << 21
 _Refuse = Callable[[str, str], InputError]
 
@@ -33,7 +33,7 @@ class DatasetSplit:
     def __len__(self) -> int:
         return len(self.y)
 
-    def take(self, rows: np.ndarray) -> DatasetSplit:
+    def select(self, rows: np.ndarray) -> DatasetSplit:
         """The split that holds only these rows."""
         return DatasetSplit(
             self.x[rows], self.y[rows], None if self.groups is None else self.groups[rows]
@@ -211,4 +211,4 @@ def hold_out_test(
             "a test set cannot be held out because every class has a single example: give a"
             " test set of its own"
         )
-    return split.take(np.flatnonzero(~held)), split.take(np.flatnonzero(held))
+    return split.select(np.flatnonzero(~held)), split.select(np.flatnonzero(held))

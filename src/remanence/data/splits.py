@@ -16,11 +16,11 @@ def draw_stratified(strata: np.ndarray, count: int, key: Key) -> np.ndarray:
     """
     _, member, sizes = np.unique(strata, return_inverse=True, return_counts=True)
     shares, remainders = np.divmod(count * sizes, len(strata))  # integers: exact at any size
-    ties = key.fold("ties").bits(len(sizes))
+    ties = key.fold_in("ties").bits(len(sizes))
     first = np.lexsort((ties, -remainders))[: count - int(shares.sum())]
     shares[first] += 1
     # stratum by stratum, random inside each
-    order = np.lexsort((key.fold("rows").bits(len(strata)), member))
+    order = np.lexsort((key.fold_in("rows").bits(len(strata)), member))
     starts = np.cumsum(sizes) - sizes
     rank = np.arange(len(strata)) - starts[member[order]]
     return np.sort(order[rank < shares[member[order]]])

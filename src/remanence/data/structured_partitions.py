@@ -86,7 +86,7 @@ def label_clusters(
             )
         shares = []
         for number, (pool, count) in enumerate(zip(pools, members, strict=True)):
-            order = pool[key.fold("label_clusters", number).permutation(len(pool))]
+            order = pool[key.fold_in("label_clusters", number).permutation(len(pool))]
             shares += [
                 np.sort(order[client * size : (client + 1) * size]) for client in range(count)
             ]
@@ -142,7 +142,7 @@ def by_group(*, minimum: int = 1, limit: int = 0, spread: bool = False) -> Parti
             )
         if clients is not None:
             count_clients("by_group", len(labels), clients)
-        key = key.fold("by_group")
+        key = key.fold_in("by_group")
         names, sizes = np.unique(groups, return_counts=True)
         names, sizes = names[sizes >= minimum], sizes[sizes >= minimum]
         if not len(names):
@@ -161,7 +161,7 @@ def by_group(*, minimum: int = 1, limit: int = 0, spread: bool = False) -> Parti
                 cure,
             )
         if clients <= len(names):
-            chosen = key.fold("groups").choice(len(names), clients)
+            chosen = key.fold_in("groups").choice(len(names), clients)
             names, sizes = names[chosen], sizes[chosen]
         parts = np.full(len(names), clients // len(names))
         parts[np.argsort(-sizes, kind="stable")[: clients % len(names)]] += 1
@@ -177,7 +177,7 @@ def by_group(*, minimum: int = 1, limit: int = 0, spread: bool = False) -> Parti
         members = rows_by_client(np.where(names[place] == groups, place, -1), len(names))
         shares = []
         for name, count, rows in zip(names.tolist(), parts.tolist(), members, strict=True):
-            order = rows[key.fold("rows", name).permutation(len(rows))]
+            order = rows[key.fold_in("rows", name).permutation(len(rows))]
             shares += [np.sort(part[: limit or None]) for part in np.array_split(order, count)]
         return shares
 

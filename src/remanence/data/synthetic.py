@@ -42,9 +42,9 @@ def synthetic(
             f"source 'synthetic' cannot have {features} features or a spread of {spread}:"
             " give one feature or more and a spread from 0 up"
         )
-    key = Key(seed).fold("synthetic")
+    key = Key(seed).fold_in("synthetic")
     prototypes = (
-        key.fold("prototypes")
+        key.fold_in("prototypes")
         .generator()
         .standard_normal((classes, math.prod(sides)), dtype=np.float32)
     )
@@ -53,12 +53,12 @@ def synthetic(
         x = _empty(
             "synthetic", (size, math.prod(sides)), np.dtype(np.uint8 if shape else np.float32)
         )
-        y = key.fold(part, "labels").permutation(size) % classes
+        y = key.fold_in(part, "labels").permutation(size) % classes
         step = max(1, _VALUES_AT_ONCE // math.prod(sides))
         for start in range(0, size, step):
             here = y[start : start + step]
             values = (
-                key.fold(part, "noise", start)
+                key.fold_in(part, "noise", start)
                 .generator()
                 .standard_normal((len(here), math.prod(sides)), dtype=np.float32)
             )
@@ -104,17 +104,19 @@ def tokens(
             f"source 'tokens' cannot have length {length} and a vocabulary of"
             f" {vocabulary}: give length >= 1 and 2 to 10^6 tokens"
         )
-    key = Key(seed).fold("tokens")
-    frequencies = np.exp(key.fold("frequencies").generator().standard_normal((classes, vocabulary)))
+    key = Key(seed).fold_in("tokens")
+    frequencies = np.exp(
+        key.fold_in("frequencies").generator().standard_normal((classes, vocabulary))
+    )
     steps = np.cumsum(frequencies, axis=1)
     splits = []
     for part, size in zip(("train", "test"), sizes, strict=True):
         x = _empty("tokens", (size, length), np.dtype(np.int64))
-        y = key.fold(part, "labels").permutation(size) % classes
+        y = key.fold_in(part, "labels").permutation(size) % classes
         for label in range(classes):
             rows = np.flatnonzero(y == label)
             draws = (
-                key.fold(part, "draws", label).generator().random((len(rows), length))
+                key.fold_in(part, "draws", label).generator().random((len(rows), length))
                 * steps[label, -1]
             )
             x[rows] = np.minimum(np.searchsorted(steps[label], draws, side="right"), vocabulary - 1)

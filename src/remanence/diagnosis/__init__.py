@@ -73,12 +73,17 @@ def render_text(diagnoses: Sequence[Diagnosis], width: int = 100) -> str:
                 initial_indent="  ",
                 subsequent_indent="    ",
             )
-        cures = dict.fromkeys(cure for finding in diagnosis.findings for cure in finding.cures)
+        cures = dict.fromkeys(
+            cure for finding in diagnosis.findings for cure in finding.recommendations
+        )
         if cures:
             lines += ["", "  What fits:"]
         for cure in cures:
             lines += textwrap.wrap(
-                f"{cure.do} – {cure.why}", width, initial_indent="    ", subsequent_indent="      "
+                f"{cure.action} – {cure.reason}",
+                width,
+                initial_indent="    ",
+                subsequent_indent="      ",
             )
     return (
         "\n".join(

@@ -56,10 +56,10 @@ def describe_clients(group: Group) -> list[Finding]:
         f" points{_describe(counts, int(clients[place]))})"
         for place in order
     ]
-    sentence = f"With seed {run.spec.seed}, the training of {join(named)} loses most; "
+    sentence = f"With seed {run.config.seed}, the training of {join(named)} loses most; "
     sentence += f"the mean over {len(clients)} clients is {points(float(nan_mean(loss)))}."
     evidence: dict[str, Any] = {
-        "seed": run.spec.seed,
+        "seed": run.config.seed,
         "clients": {int(clients[place]): float(loss[place]) for place in order},
     }
     known = clients < len(counts)
@@ -94,7 +94,7 @@ def describe_examples(group: Group) -> list[Finding]:
     """
     found = [examples for run in group.runs if (examples := forgettable_of(run)) is not None]
     share = seed_noise(
-        float(examples.count.sum() / max(examples.judged.sum(), 1)) for examples in found
+        float(examples.count.sum() / max(examples.evaluated.sum(), 1)) for examples in found
     )
     if share is None:
         return []
@@ -130,15 +130,15 @@ def describe_drift(group: Group, row: MethodRow) -> list[Finding]:
             f" ({points(row.never_recovered, 0)} % are not back before the next drift or the end)"
         )
     sentence += "."
-    if row.left_concepts is not None:
-        evidence["left_concepts"] = row.left_concepts
-        word = "lost" if row.left_concepts >= 0 else "gained"
+    if row.previous_concepts is not None:
+        evidence["left_concepts"] = row.previous_concepts
+        word = "lost" if row.previous_concepts >= 0 else "gained"
         sentence += (
-            f" On clusters that they have left they {word} {points(abs(row.left_concepts))}"
+            f" On clusters that they have left they {word} {points(abs(row.previous_concepts))}"
             " points since."
         )
     heard = [listening for run in group.runs if (listening := peer_usage_of(run)) is not None]
-    own = mean_of(float(nan_mean(one.own)) for one in heard)
+    own = mean_of(float(nan_mean(one.same_cluster)) for one in heard)
     chance = mean_of(float(nan_mean(one.chance)) for one in heard)
     if own is not None and chance is not None:
         evidence |= {"own_cluster": own, "own_cluster_by_chance": chance}

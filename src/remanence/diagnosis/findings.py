@@ -188,12 +188,12 @@ def describe_warnings(row: MethodRow) -> list[Finding]:
             f"{row.unfinished} of {row.planned} runs are unfinished, so these numbers are of"
             " the rounds so far"
         )
-    if row.refused or row.abandoned:
+    if row.rejected or row.abandoned:
         told.append(
-            f"{row.refused} replies were refused and {row.abandoned} rounds abandoned: a"
+            f"{row.rejected} replies were refused and {row.abandoned} rounds abandoned: a"
             " client that is shut out can look forgotten"
         )
-    evidence = {"unfinished": row.unfinished, "refused": row.refused, "abandoned": row.abandoned}
+    evidence = {"unfinished": row.unfinished, "refused": row.rejected, "abandoned": row.abandoned}
     return [
         Finding("beware", f"{text[0].upper()}{text[1:]}.", evidence)
         for text in ["; ".join(told)]
@@ -205,7 +205,7 @@ def compare(groups: Sequence[Group]) -> Finding:
     """Who forgets least, against the next, seed by seed where they share seeds."""
     forgotten = {
         group.label: {
-            run.spec.seed: value
+            run.config.seed: value
             for run in group.runs
             if (value := mean_of(forgetting_curve(run).values())) is not None
         }

@@ -35,8 +35,8 @@ METHODS = (
 class Recommendation:
     """What to try, and why it fits."""
 
-    do: str
-    why: str
+    action: str
+    reason: str
 
 
 def recommend_for_phase(
@@ -99,7 +99,7 @@ def recommend_for_drift(
                 "shares features with anybody, so that a client that changes cluster keeps them",
             )
         ]
-    return tuple(cure for cure in found if cure.do not in used)
+    return tuple(cure for cure in found if cure.action not in used)
 
 
 def _recommend_local(
@@ -135,7 +135,7 @@ def _recommend_local(
             f" {100 * held:.1f} points of classes that clients hold",
         )
         yield Recommendation("scaffold", "turns every client's gradient to everyone's direction")
-    local = run.spec.local
+    local = run.config.local
     if local.steps > 1 or local.epochs > 1:
         amount = f"{local.steps} steps" if local.steps else f"{local.epochs} epochs"
         yield Recommendation(
@@ -162,7 +162,7 @@ def _recommend_aggregation(run: Run, used: set[str]) -> Iterable[Recommendation]
         yield Recommendation(
             "fedwavg", "weighs clients by the examples that the last merge made the model forget"
         )
-    if "fednova" not in used and run.spec.local.steps == 0:
+    if "fednova" not in used and run.config.local.steps == 0:
         yield Recommendation(
             "fednova", "keeps clients with many local steps from pulling harder than others"
         )
@@ -194,7 +194,10 @@ def parts_of(run: Run) -> set[str]:
 
 def _participation(run: Run) -> float | None:
     """The share of the clients that take part in a round; None where it is not known."""
-    sample, everyone = run.spec.clients.sample, run.about.get("clients") or run.spec.clients.count
+    sample, everyone = (
+        run.config.clients.sample,
+        run.metadata.get("clients") or run.config.clients.count,
+    )
     if sample is None:
         return 1.0
     return float(sample) if isinstance(sample, float) else sample / everyone if everyone else None

@@ -24,7 +24,7 @@ class Finding:
     topic: str
     sentence: str
     evidence: dict[str, Any]
-    cures: tuple[Recommendation, ...] = ()
+    recommendations: tuple[Recommendation, ...] = ()
 
 
 def describe_change(loss: float) -> str:
@@ -79,5 +79,5 @@ def label_counts(run: Run) -> np.ndarray:
     """Label counts [clients, C], as far as they were written down; none where data drift and
     counts hold for the first time step alone.
     """
-    counts = run.about.get("label_counts") if clusters_of(run) is None else None
+    counts = run.metadata.get("label_counts") if clusters_of(run) is None else None
     return np.array(counts or np.zeros((0, 0)), dtype=np.int64)

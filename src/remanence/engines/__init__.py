@@ -1,3 +1,3 @@
-"""Transports for the round loop: `loop` (the oracle), `stacked`, `processes`; none knows which
+"""Transports for the round loop: `sequential` (the oracle), `vectorized`, `processes`; none knows which
 method it carries.
 """

@@ -29,7 +29,7 @@ SLOW_STEP_S = (
 STEPS = 3  # steps a client makes in a trial
 CLIENTS = 16  # clients in a trial
 LONGER_STEPS = 8  # steps in a trial of ways to run them
-STEPS_OF_A_STACK = ("eager", "graph", "compiled")
+STEPS_OF_A_STACK = ("eager", "captured", "compiled")
 TRACING_PAYS = 60.0  # seconds a run must take before it is worth a few to write its steps down
 COMPILING_PAYS = 600.0  # the same for compiling them, which takes a minute or so
 # and where one step is heavy: such networks are deep, and a ResNet-18 compiles for four minutes
@@ -51,7 +51,7 @@ class EngineChoice(NamedTuple):
     name: str
     threads: int
     reason: str
-    steps: str = "auto"
+    execution: str = "auto"
     stack: int = 0
 
 
@@ -62,13 +62,13 @@ class Candidate(NamedTuple):
 
     name: str
     stack: int = 0
-    steps: str = "eager"
+    execution: str = "eager"
 
     def __str__(self) -> str:
         words = (
             self.name,
             "in stacks" if self.name == "processes" and self.stack > 1 else "",
-            self.steps if self.steps != "eager" else "",
+            self.execution if self.execution != "eager" else "",
         )
         return " ".join(word for word in words if word)
 
@@ -85,8 +85,8 @@ def make_engine(
     """The engine of that name; 0 leaves its size to us, `steps` is for stacks and processes,
     `timeout` for engines with workers and `ray` for that one.
     """
-    if name == "stacked":
-        return VectorizedEngine(task, stack or MOST_CLIENTS[task.world.device.type], steps)
+    if name == "vectorized":
+        return VectorizedEngine(task, stack or MOST_CLIENTS[task.info.device.type], steps)
     if name == "processes":
         return ProcessEngine(task, workers, timeout, stack, steps)
     if name == "ray":
@@ -119,17 +119,17 @@ def choose_engine(
     `rounds` says whether compiling can pay.
     """
     padded, threads = task.model.depends_on_batch and needs_padding(task), torch.get_num_threads()
-    if task.world.device.type == "cuda":
+    if task.info.device.type == "cuda":
         if padded:
             return EngineChoice(
-                "loop",
+                "sequential",
                 threads,
-                "loop: batch norm with clients of different sizes cannot be stacked",
+                "sequential: batch norm with clients of different sizes cannot be stacked",
             )
         try:
             return choose_steps(task, job, stack or MOST_CLIENTS["cuda"], rounds, threads, clock)
         except InputError as error:  # a model that torch cannot map over a stack
-            return EngineChoice("loop", threads, f"loop: {error}")
+            return EngineChoice("sequential", threads, f"sequential: {error}")
     trial = replace(task, phases=(Phase(steps=1),))
     first = _min_time(2, SequentialEngine(trial), _subset(job, 1), clock)
     # threads that wait for each other cost small nets more than they gain
@@ -143,7 +143,7 @@ def choose_engine(
         trials = Timings(task, _subset(job, cores), workers, clock)  # one client a worker
         return choose_for_slow_steps(
             trials,
-            Candidate("processes", 1) if can_fork else Candidate("loop"),
+            Candidate("processes", 1) if can_fork else Candidate("sequential"),
             first,
             length if forks else 0,
             threads,
@@ -153,9 +153,9 @@ def choose_engine(
     by_workers = can_fork and task.model.has_convolutions
     stackable = not padded and len(some.clients) > 1 and not by_workers
     trials = Timings(task, some, workers, clock)
-    trials.run(Candidate("loop"), STEPS)
+    trials.run(Candidate("sequential"), STEPS)
     if stackable:
-        trials.run(Candidate("stacked", stack or MOST_CLIENTS["cpu"]), STEPS)
+        trials.run(Candidate("vectorized", stack or MOST_CLIENTS["cpu"]), STEPS)
     if by_workers:
         trials.run(Candidate("processes", 1), STEPS)
     if length * trials.fastest > TRACING_PAYS:
@@ -169,7 +169,11 @@ def choose_engine(
     reason = f"{best}: milliseconds a local step of one client: {trials}{why}{trials.failure}"
     together = best.stack if best.name == "processes" else stack
     return EngineChoice(
-        best.name, threads, reason, "auto" if best.steps == "eager" else best.steps, together
+        best.name,
+        threads,
+        reason,
+        "auto" if best.execution == "eager" else best.execution,
+        together,
     )
 
 
@@ -193,7 +197,11 @@ def choose_for_slow_steps(
         f" pay{measured}"
     )
     return EngineChoice(
-        best.name, threads, reason, "auto" if best.steps == "eager" else best.steps, best.stack
+        best.name,
+        threads,
+        reason,
+        "auto" if best.execution == "eager" else best.execution,
+        best.stack,
     )
 
 
@@ -215,13 +223,13 @@ class Timings:
                 replace(self.task, phases=(Phase(steps=steps),)),
                 way.stack,
                 self.workers,
-                way.steps,
+                way.execution,
             )
         except InputError:  # the trial's few steps may need padding where the run itself does not
             return
         with contextlib.closing(engine):
             seconds = _min_time(2, engine, self.job, self.clock)
-        fallback = getattr(engine, "fallback", "")
+        fallback = getattr(engine, "degraded_reason", "")
         if fallback:
             self.failure = f"; {fallback}"
         else:
@@ -231,13 +239,13 @@ class Timings:
         """Steps written down and compiled, where the run of so many steps is long enough for it
         to pay, of all that are not hopeless.
         """
-        eager = {way: seconds for way, seconds in self.times.items() if way.name != "loop"}
+        eager = {way: seconds for way, seconds in self.times.items() if way.name != "sequential"}
         hopeful = [way for way, seconds in eager.items() if seconds < MAX_SLOWDOWN * self.fastest]
         for steps in STEPS_OF_A_STACK[1:]:
             if steps == "compiled" and length * self.fastest < COMPILING_PAYS:
                 break
             for way in hopeful:
-                self.run(way._replace(steps=steps), LONGER_STEPS)
+                self.run(way._replace(execution=steps), LONGER_STEPS)
 
     @property
     def best(self) -> Candidate:
@@ -254,8 +262,8 @@ class Timings:
 def take_simplest(times: Mapping[EngineKey, float]) -> EngineKey:
     """Of ways to run, the simplest first, the first that is hardly slower than the fastest.
 
-    >>> take_simplest({"eager": 3.0, "graph": 1.04, "compiled": 1.0})
-    'graph'
+    >>> take_simplest({"eager": 3.0, "captured": 1.04, "compiled": 1.0})
+    'captured'
     """
     return next(way for way, seconds in times.items() if seconds <= TIE * min(times.values()))
 
@@ -282,19 +290,19 @@ def choose_steps(
         engine = VectorizedEngine(trial, stack, steps)
         seconds = _min_time(3, engine, some, clock)
         engine.close()
-        if engine.fallback:
-            why = f"; {engine.fallback}"
+        if engine.degraded_reason:
+            why = f"; {engine.degraded_reason}"
         else:
             times[steps] = seconds
     best = take_simplest(times)
     measured = ", ".join(
         f"{steps} {1e3 * seconds / LONGER_STEPS:.2f}" for steps, seconds in times.items()
     )
-    where = f"{len(some.clients)} clients as one batched computation on {task.world.device}"
+    where = f"{len(some.clients)} clients as one batched computation on {task.info.device}"
     return EngineChoice(
-        "stacked",
+        "vectorized",
         threads,
-        f"stacked: {where}, steps {best}: milliseconds a step of all of them: {measured}{why}",
+        f"vectorized: {where}, steps {best}: milliseconds a step of all of them: {measured}{why}",
         best,
     )
 
@@ -305,12 +313,12 @@ def _subset(job: ClientWork, count: int) -> ClientWork:
     from remanence.core.types import ClientStats
 
     some = slice(0, count)
-    start = job.start.take(some) if job.personal_start else job.start
+    start = job.start.select(some) if job.per_client_start else job.start
     return job._replace(
         clients=job.clients[some],
         start=start,
-        own=pytree.take(job.own, some),
-        facts=ClientStats(*(fact[some] for fact in job.facts)),
+        client_state=pytree.take(job.client_state, some),
+        stats=ClientStats(*(fact[some] for fact in job.stats)),
     )
 
 

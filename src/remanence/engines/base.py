@@ -33,7 +33,7 @@ def make_context(task: TrainingTask, job: ClientWork, place: int | Tensor) -> Co
     """The context of one client of the cohort (an integer) or of a stack of them (a tensor of
     places).
     """
-    device = task.world.device
+    device = task.info.device
     clients = job.clients[place if isinstance(place, int) else place.numpy()]
     values = client_keys(job, np.atleast_1d(clients)).view(np.int64).reshape(clients.shape)
     client, key = to_device(np.stack([clients, values]), device).unbind()
@@ -41,17 +41,17 @@ def make_context(task: TrainingTask, job: ClientWork, place: int | Tensor) -> Co
     return Context(
         client=client,
         round=torch.full((), job.round, dtype=torch.int64, device=device),
-        start=job.start.take(place) if job.personal_start else job.start,
-        shared=job.shared,
-        own=pytree.take(job.own, there),
-        memory={},
-        facts=ClientStats(*(fact[there] for fact in job.facts)),
+        start=job.start.select(place) if job.per_client_start else job.start,
+        broadcast=job.broadcast,
+        client_state=pytree.take(job.client_state, there),
+        tracker_state={},
+        stats=ClientStats(*(fact[there] for fact in job.stats)),
         step=torch.zeros((), dtype=torch.int64, device=device),
         steps=torch.zeros_like(client),
-        hyper=task.number_tensors(),
-        rule=task.tensors(job.rule),
+        hyper=task.hparam_tensors(),
+        optimizer_hparams=task.tensors(job.optimizer_hparams),
         key=key,
-        world=task.world,
+        info=task.info,
     )
 
 
@@ -80,7 +80,7 @@ def at_phase(ctx: Context, number: int, steps: int | Tensor) -> Context:
 
 def client_keys(job: ClientWork, clients: np.ndarray) -> np.ndarray:
     """Each client's randomness in a round. -> uint64 [k]"""
-    return rng.fold_in_batch(job.key.fold("client"), clients)
+    return rng.fold_in_batch(job.key.fold_in("client"), clients)
 
 
 def phase_keys(values: np.ndarray, number: int) -> np.ndarray:
@@ -94,9 +94,9 @@ def plan_phase(
     """The batches of one client in one phase: a function of keys and of how many rows it has,
     nothing else.
     """
-    count = len(task.population.at(job.time_step).train.of(client))
-    key = job.key.fold("client", client, "plan", number)
-    return plan_batches(key, count, task.batch, phase.epochs, phase.steps, task.drop_last)
+    count = len(task.population.at(job.time_step).train.for_client(client))
+    key = job.key.fold_in("client", client, "plan", number)
+    return plan_batches(key, count, task.batch_size, phase.epochs, phase.steps, task.drop_last)
 
 
 def plan_phases(
@@ -114,7 +114,7 @@ def plan_phases(
     return plan_batches_many(
         rng.fold_in_batch(values, "plan", number),
         counts,
-        task.batch,
+        task.batch_size,
         phase.epochs,
         phase.steps,
         task.drop_last,
@@ -127,7 +127,7 @@ def expected_steps(task: TrainingTask, job: ClientWork) -> np.ndarray:
     return np.array(
         [
             sum(
-                count_steps(int(n), task.batch, p.epochs, p.steps, task.drop_last)
+                count_steps(int(n), task.batch_size, p.epochs, p.steps, task.drop_last)
                 for p in phases_of(task, job)
             )
             for n in sizes
@@ -137,12 +137,12 @@ def expected_steps(task: TrainingTask, job: ClientWork) -> np.ndarray:
 
 def phases_of(task: TrainingTask, job: ClientWork) -> tuple[Phase, ...]:
     """The phases a job asks for."""
-    return task.phases[: job.phases or None]
+    return task.phases[: job.num_phases or None]
 
 
 def scoped_accept(task: TrainingTask, phase: Phase) -> Accept:
     """A phase's `accept`, seeing the subtree of the part that brought the phases."""
-    owner = task.method.owner("phases")
+    owner = task.method.part_filling("phases")
     assert phase.accept is not None
     return phase.accept if owner is None else BoundHook(owner, phase.accept)
 
@@ -157,15 +157,15 @@ def make_reply(
     loss: Tensor,
 ) -> Reply:
     """What k clients send back; all trees stacked."""
-    sizes, device = task.population.at(job.time_step).train.sizes[clients], task.world.device
+    sizes, device = task.population.at(job.time_step).train.sizes[clients], task.info.device
     return Reply(
         client=to_device(clients.astype(np.int64), device),
         round=torch.full((len(clients),), job.round, dtype=torch.int64, device=device),
-        params=pytree.select_keys(model.params, task.sent_names()),
-        buffers=pytree.select_keys(model.buffers, task.sent_buffers()),
-        extras=extras,
+        params=pytree.select_keys(model.params, task.communicated_params()),
+        buffers=pytree.select_keys(model.buffers, task.communicated_buffers()),
+        payload=extras,
         weight=to_device(sizes.astype(np.float64), device),
-        own=own,
+        client_state=own,
         loss=loss,
     )
 
@@ -183,14 +183,14 @@ def eval_groups(
     if split == "public":
         return [task.public.numpy()]
     rows = split_rows(task, split, time_step)
-    return [rows.ids] if owners is None else [rows.of(int(owner)) for owner in owners]
+    return [rows.ids] if owners is None else [rows.for_client(int(owner)) for owner in owners]
 
 
 def eval_rows(
     task: TrainingTask, split: str, owners: np.ndarray | None, time_step: int
 ) -> tuple[Tensor, Tensor, int]:
     """-> ids [n], group of each row [n], number of groups"""
-    return pad_groups(eval_groups(task, split, owners, time_step), task.world.device)
+    return pad_groups(eval_groups(task, split, owners, time_step), task.info.device)
 
 
 def pad_groups(groups: Sequence[np.ndarray], device: torch.device) -> tuple[Tensor, Tensor, int]:
@@ -206,7 +206,7 @@ def pad_groups(groups: Sequence[np.ndarray], device: torch.device) -> tuple[Tens
 def split_rows(task: TrainingTask, split: str, time_step: int) -> ClientRows:
     """The rows of every client, or on the test split of every concept."""
     if split == "test":
-        return ClientRows.join(task.population.tests)
+        return ClientRows.concat(task.population.tests)
     holdings = task.population.at(time_step)
     return holdings.train if split == "train" else holdings.valid
 
@@ -277,13 +277,13 @@ class PairCounter:
     pair behind the last, which nobody reads.
     """
 
-    def __init__(self, pairs: int, classes: int, device: torch.device, verdicts: bool):
+    def __init__(self, pairs: int, classes: int, device: torch.device, examples: bool):
         self.pairs, self.classes = pairs, classes
         self.confusion = torch.zeros(
             (pairs + 1) * classes * classes, dtype=torch.int64, device=device
         )
         self.loss = torch.zeros(pairs + 1, dtype=torch.float64, device=device)
-        self.seen: list[tuple[Tensor, ...]] | None = [] if verdicts else None
+        self.seen: list[tuple[Tensor, ...]] | None = [] if examples else None
 
     def add(self, pair: Tensor, logits: Tensor, y: Tensor, ids: Tensor) -> None:
         """logits: [n, C]; pair, y, ids: [n]"""

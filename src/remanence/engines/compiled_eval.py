@@ -30,27 +30,27 @@ class CompiledEvalModel(Model):
 
     compiled: bool = False
     rows: int = ROWS["cpu"]  # of a compiled piece
-    problems: list[str] = field(default_factory=list, compare=False, repr=False)
+    degraded_reasons: list[str] = field(default_factory=list, compare=False, repr=False)
     # by the form of a row; None: cannot be
-    written: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    traced: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
-    def judge_rows(self, model: ModelState, x: Tensor) -> Output:
+    def predict(self, model: ModelState, x: Tensor) -> Output:
         form = (x.shape[1:], x.dtype)
-        if self.compiled and len(x) and self.written.get(form, self) is not None:
+        if self.compiled and len(x) and self.traced.get(form, self) is not None:
             try:
-                return self._judge_in_pieces(form, model, x)
+                return self._predict_in_chunks(form, model, x)
             # the compiler may fail in any way, and the network is a user's
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
-                self.written[form] = None
+                self.traced[form] = None
                 problem = f"what looks at rows could not be compiled ({first_line(error)})"
-                if problem not in self.problems:
-                    self.problems.append(problem)
-        return self._judge_plainly(model, x)
+                if problem not in self.degraded_reasons:
+                    self.degraded_reasons.append(problem)
+        return self._predict_eager(model, x)
 
-    def _judge_plainly(self, model: ModelState, x: Tensor) -> Output:
-        return super().judge_rows(
+    def _predict_eager(self, model: ModelState, x: Tensor) -> Output:
+        return super().predict(
             ModelState(
                 {name: to_channels_last(value) for name, value in model.params.items()},
                 model.buffers,
@@ -58,31 +58,31 @@ class CompiledEvalModel(Model):
             to_channels_last(x),
         )
 
-    def _judge_in_pieces(self, form: Any, model: ModelState, x: Tensor) -> Output:
+    def _predict_in_chunks(self, form: Any, model: ModelState, x: Tensor) -> Output:
         answers: list[Any] = []
         for piece in torch.split(x, self.rows):
             # more of it would have to be filled up than there is
             short = 2 * len(piece) < self.rows
             answers.append(
-                self._judge_plainly(model, piece)
+                self._predict_eager(model, piece)
                 if short
-                else self._judge_piece(form, model, piece)
+                else self._predict_chunk(form, model, piece)
             )
         logits, features = (torch.cat(parts) for parts in zip(*answers, strict=True))
         return Output(logits, features)
 
-    def _judge_piece(self, form: Any, model: ModelState, piece: Tensor) -> list[Tensor]:
+    def _predict_chunk(self, form: Any, model: ModelState, piece: Tensor) -> list[Tensor]:
         values = [*model.params.values(), *model.buffers.values()]
         missing = self.rows - len(piece)
         whole = (
             torch.cat([piece, piece[:1].expand(missing, *piece.shape[1:])]) if missing else piece
         )
-        if form not in self.written:
-            self.written[form] = self._write_down(model, values, whole)
-        return [part[: len(piece)] for part in self.written[form](*values, whole)]
+        if form not in self.traced:
+            self.traced[form] = self._trace(model, values, whole)
+        return [part[: len(piece)] for part in self.traced[form](*values, whole)]
 
-    def _write_down(self, model: ModelState, values: list[Tensor], piece: Tensor) -> Any:
-        judge = super().judge_rows
+    def _trace(self, model: ModelState, values: list[Tensor], piece: Tensor) -> Any:
+        judge = super().predict
 
         def flat(*tensors: Tensor) -> tuple[Tensor, Tensor]:
             params = dict(zip(model.params, tensors, strict=False))
@@ -99,11 +99,11 @@ def compile_for_eval(
     """`compiled` is not for networks whose rows influence each other: they must not be cut into
     pieces. rows: of a piece
     """
-    if any(depends_on_batch(layer) for layer in model.judge.modules()):
+    if any(depends_on_batch(layer) for layer in model.eval_module.modules()):
         compiled = False
     return CompiledEvalModel(
         **{each.name: getattr(model, each.name) for each in fields(Model)},
         compiled=compiled,
         rows=rows,
-        problems=problems,
+        degraded_reasons=problems,
     )

@@ -58,7 +58,7 @@ class GraphShape(NamedTuple):
     """What a recording is made for."""
 
     clients: int
-    width: int
+    batch_size: int
     masked: bool  # may the last ones of these clients be done already?
 
 
@@ -81,7 +81,7 @@ class GraphedPhase:
         # every round
         self.behind = behind
         self.cuda, self.depends_on_batch = (
-            task.world.device.type == "cuda",
+            task.info.device.type == "cuda",
             task.model.depends_on_batch,
         )
         self.clients, self.batch = len(course.ids), width
@@ -122,7 +122,7 @@ class GraphedPhase:
         """Is there room for this stack, with everything else of the same form? `width` is the
         batch of the whole experiment.
         """
-        clients, steps = course.widths.shape
+        clients, steps = course.batch_sizes.shape
         room = (
             clients <= self.clients and round_up(steps) == self.ids.shape[1] and width == self.batch
         )
@@ -149,17 +149,17 @@ class GraphedPhase:
         for shape, times in Counter(shapes).items():
             fuse = self.compile and times >= OFTEN * len(shapes)
             if shape not in self.replays or (fuse and shape not in self.fused):
-                self.replays[shape] = self._record(shape, fuse)
+                self.replays[shape] = self._capture(shape, fuse)
                 if fuse:
                     self.fused.add(shape)
         for shape in shapes:
             self.replays[shape]()
-        after, _ = self._front(len(live.loss))
-        return TrainState(*(trees.clone(part) for part in after.progress)), after.loss.clone()
+        after, _ = self._prefix_view(len(live.loss))
+        return TrainState(*(trees.clone(part) for part in after.state)), after.loss.clone()
 
     def _load(self, live: ActiveClients, course: BatchSchedule) -> None:
         clients, steps, batch = course.ids.shape
-        memory, tensors = self._front(clients)
+        memory, tensors = self._prefix_view(clients)
         torch._foreach_copy_(tensors, flatten(live, self.dims)[0])
         load_rows(memory.rows, live.rows)
         self.ids[:clients, :steps, :batch] = course.ids
@@ -167,11 +167,11 @@ class GraphedPhase:
             self.ids[:clients, :steps, batch:] = course.ids[:, :, :1]  # a row of the client itself
         told = np.zeros((clients, *self.told.shape[1:]), dtype=np.int64)
         # who is done still computes something finite
-        told[:, 0, :steps] = np.where(course.widths > 0, course.widths, self.batch)
+        told[:, 0, :steps] = np.where(course.batch_sizes > 0, course.batch_sizes, self.batch)
         told[:, 1, :steps] = course.keys
         self.told[:clients].copy_(torch.from_numpy(told), non_blocking=True)
 
-    def _front(self, count: int) -> tuple[ActiveClients, list[Tensor]]:
+    def _prefix_view(self, count: int) -> tuple[ActiveClients, list[Tensor]]:
         """The memory of the first clients, and its tensors in the order in which they are
         loaded.
         """
@@ -184,63 +184,65 @@ class GraphedPhase:
         """One for each step of the phase; of few sizes, also where the number of clients
         changes from round to round.
         """
-        for step, count in enumerate(course.live.tolist()):
+        for step, count in enumerate(course.active_at.tolist()):
             if count == 0:
                 return
             size = self.sizes[bisect_left(self.sizes, count)]
-            width = int(course.widths[:count, step].max()) if self.depends_on_batch else self.batch
+            width = (
+                int(course.batch_sizes[:count, step].max()) if self.depends_on_batch else self.batch
+            )
             yield GraphShape(size, width, masked=size > count)
 
-    def _record(self, shape: GraphShape, fuse: bool) -> Callable[[], None]:
-        advance = self._written_step(shape, fuse)
-        take = partial(self._take, shape, advance)
+    def _capture(self, shape: GraphShape, fuse: bool) -> Callable[[], None]:
+        advance = self._traced_step(shape, fuse)
+        take = partial(self._step, shape, advance)
         return (
-            capture(partial(self._rehearse, shape, advance), take, self.pool) if self.cuda else take
+            capture(partial(self._warmup, shape, advance), take, self.pool) if self.cuda else take
         )
 
-    def _written_step(self, shape: GraphShape, fuse: bool) -> Advance:
+    def _traced_step(self, shape: GraphShape, fuse: bool) -> Advance:
         """The step as it will be recorded: for CUDA only what is compiled is written down
         before.
         """
         step_all = with_convolutions(self.mapped, fuse) if self.cuda else self.mapped
         if self.cuda and not fuse:
             return partial(write_step, step_all, shape.masked)
-        form = (shape.clients, shape.width, fuse)
+        form = (shape.clients, shape.batch_size, fuse)
         if form not in self.written:
             live, now, batch = self._arguments(shape)
             # writing back is part of it, and so is masking, which then costs nothing: both kinds
             # share one
             if fuse:
-                example = (*clone_tree(live.progress, live.loss), live.fixed, batch, live.rows, now)
+                example = (*clone_tree(live.state, live.loss), live.fixed, batch, live.rows, now)
                 self.written[form] = trace_step(partial(write_step, step_all, True), example, True)
             else:
                 self.written[form] = trace_step(
-                    step_all, (live.progress, live.fixed, batch, live.rows, now), False
+                    step_all, (live.state, live.fixed, batch, live.rows, now), False
                 )
         return self.written[form] if fuse else partial(write_step, self.written[form], shape.masked)
 
     def _arguments(self, shape: GraphShape) -> tuple[ActiveClients, Context, Any]:
-        (live, _), at = self._front(shape.clients), self.step.reshape(1)
+        (live, _), at = self._prefix_view(shape.clients), self.step.reshape(1)
         now = live.ctx._replace(
             step=self.step, key=self.keys[: shape.clients].index_select(1, at).squeeze(1)
         )
-        ids = self.ids[: shape.clients, :, : shape.width].index_select(1, at).squeeze(1)
+        ids = self.ids[: shape.clients, :, : shape.batch_size].index_select(1, at).squeeze(1)
         return (
             live,
             now,
             make_batch(self.task, ids, self.widths[: shape.clients].index_select(1, at), now.key),
         )
 
-    def _take(self, shape: GraphShape, advance: Advance) -> None:
+    def _step(self, shape: GraphShape, advance: Advance) -> None:
         """One step, written back in place."""
         live, now, batch = self._arguments(shape)
-        advance(live.progress, live.loss, live.fixed, batch, live.rows, now)
+        advance(live.state, live.loss, live.fixed, batch, live.rows, now)
         self.step.add_(1)
 
-    def _rehearse(self, shape: GraphShape, advance: Advance) -> None:
+    def _warmup(self, shape: GraphShape, advance: Advance) -> None:
         """The same, and nothing is changed by it."""
         live, now, batch = self._arguments(shape)
-        advance(*clone_tree(live.progress, live.loss), live.fixed, batch, live.rows, now)
+        advance(*clone_tree(live.state, live.loss), live.fixed, batch, live.rows, now)
 
 
 def write_step(
@@ -312,7 +314,7 @@ def flatten(live: ActiveClients, dims: Context) -> tuple[list[Tensor], list[Any]
             form.append(value)
 
     walk(live.ctx, dims)
-    walk((live.progress, live.fixed, live.loss), 0)
+    walk((live.state, live.fixed, live.loss), 0)
     return tensors, form
 
 

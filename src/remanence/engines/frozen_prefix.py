@@ -36,28 +36,30 @@ PredictStacked = Callable[
 class PrefixSplit(NamedTuple):
     """A network in two pieces."""
 
-    front: Model  # inputs -> what the rear starts from, as if they were logits
-    rear: Model  # that -> logits
+    frozen_prefix: Model  # inputs -> what the rear starts from, as if they were logits
+    trainable_suffix: Model  # that -> logits
     width: int  # bytes of what the front makes of one row
 
-    def rear_of(self, tree: Params) -> Params:
+    def suffix_params(self, tree: Params) -> Params:
         """Those parameters or buffers that are the rear's."""
-        return restrict_to(self.rear.trainer, tree)
+        return restrict_to(self.trainable_suffix.train_module, tree)
 
     @torch.no_grad()
-    def look(self, model: ModelState, x: Tensor) -> Tensor:
+    def features(self, model: ModelState, x: Tensor) -> Tensor:
         """What the front makes of some rows."""
-        return self.front.judge_rows(
-            ModelState(*(restrict_to(self.front.judge, tree) for tree in model)), x
+        return self.frozen_prefix.predict(
+            ModelState(*(restrict_to(self.frozen_prefix.eval_module, tree) for tree in model)), x
         ).logits
 
-    def look_at(self, model: ModelState, examples: Examples, ids: Tensor) -> Tensor:
+    def features_of(self, model: ModelState, examples: Examples, ids: Tensor) -> Tensor:
         """What the front makes of many rows, a part at a time. ids: [n] -> [n, ...]"""
         return torch.cat(
-            [self.look(model, examples.inputs(part)) for part in torch.split(ids, ROWS)]
+            [self.features(model, examples.inputs(part)) for part in torch.split(ids, ROWS)]
         )
 
-    def start_behind(self, task: TrainingTask, model: ModelState, ids: Tensor) -> TrainingTask:
+    def with_cached_features(
+        self, task: TrainingTask, model: ModelState, ids: Tensor
+    ) -> TrainingTask:
         """The task of training the rear alone on these rows, which the front of `model` has
         seen. ids: [n], each row once
         """
@@ -65,7 +67,7 @@ class PrefixSplit(NamedTuple):
         place = torch.empty(len(task.train.y), dtype=torch.int64, device=ids.device)
         place[ids] = torch.arange(len(ids), device=ids.device)
         seen = Examples(
-            self.look_at(model, task.train, ids),
+            self.features_of(model, task.train, ids),
             task.train.y,
             None,
             None,
@@ -73,10 +75,10 @@ class PrefixSplit(NamedTuple):
             (),
             place,
         )
-        return replace(task, model=self.rear, train=seen)
+        return replace(task, model=self.trainable_suffix, train=seen)
 
     @torch.no_grad()
-    def stack_behind(
+    def stack_with_cached_features(
         self,
         task: TrainingTask,
         models: ModelState,
@@ -90,8 +92,8 @@ class PrefixSplit(NamedTuple):
         models: [k, ...]; rows: [k, n] ids; at_once: of n, how many are looked at together; judge:
             by what
         """
-        front, (clients, many) = replace(task, model=self.front), rows.shape
-        fronts = ModelState(*(restrict_to(self.front.judge, tree) for tree in models))
+        front, (clients, many) = replace(task, model=self.frozen_prefix), rows.shape
+        fronts = ModelState(*(restrict_to(self.frozen_prefix.eval_module, tree) for tree in models))
         x, y = torch.empty(0, device=rows.device), rows.new_zeros(clients, round_up(many))
         y[:, :many] = task.train.labels(rows)
         for first in range(0, many, at_once):
@@ -101,7 +103,7 @@ class PrefixSplit(NamedTuple):
             x[:, first : first + seen.shape[1]] = seen
         return replace(
             task,
-            model=self.rear,
+            model=self.trainable_suffix,
             train=Examples(x.flatten(0, 1), y.flatten(), None, None, task.train.dtype),
         )
 
@@ -110,7 +112,7 @@ def flat_indices(rows: Tensor) -> Tensor:
     """What the rows of a stack's clients are called where each has activations of its own: [k, n]
     -> [k, n]
 
-    >>> number_rows(torch.tensor([[7, 9, 7], [9, 5, 8]]))
+    >>> flat_indices(torch.tensor([[7, 9, 7], [9, 5, 8]]))
     tensor([[0, 1, 2],
             [4, 5, 6]])
     """
@@ -131,20 +133,20 @@ def find_split(task: TrainingTask, trained: Collection[str]) -> PrefixSplit | No
     """
     everything = set(task.model.initial.params) <= set(trained)
     # a tied weight could stand on both sides
-    if everything or task.model.tied or not inputs_only_feed_model(task):
+    if everything or task.model.has_tied_weights or not inputs_only_feed_model(task):
         return None
     try:
         split = cut(
             task.model,
             trained,
-            task.train.inputs(torch.arange(min(3, len(task.train.y)), device=task.world.device)),
+            task.train.inputs(torch.arange(min(3, len(task.train.y)), device=task.info.device)),
         )
     # tracing runs a user's code on stand-ins for tensors, which may fail in any way: the network is
     # then trained whole
     except Exception:
         return None
     finally:
-        task.model.trainer_tap.release()  # what a traced hook has seen is no tensor
+        task.model.train_features.release()  # what a traced hook has seen is no tensor
     return split
 
 
@@ -152,36 +154,40 @@ def inputs_only_feed_model(task: TrainingTask) -> bool:
     """Does nobody but the network read the inputs of a step? And are those of a row the same in
     every epoch?
     """
-    method, owner = task.method, task.method.owner("base")
+    method, owner = task.method, task.method.part_filling("loss")
     known = owner is None or owner.name in LOSSES  # our losses read outputs and labels
     return known and not (
         task.train.augment
-        or method.many("terms")
-        or method.one("gradient")
+        or method.hooks("loss_terms")
+        or method.hook("gradient")
         or method.trackers("step")
     )
 
 
 def cut(model: Model, trained: Collection[str], example: Tensor) -> PrefixSplit | None:
     """Raises where the module cannot be traced. example: [3 or more rows, ...]"""
-    graph = _Tracer().trace(model.trainer)
-    late = _trainable_nodes(model.trainer, graph, trained)
+    graph = _Tracer().trace(model.train_module)
+    late = _trainable_nodes(model.train_module, graph, trained)
     early = [node for node in graph.nodes if node not in late and node.op != "get_attr"]
     crossing = [node for node in early if any(user in late for user in node.users)]
     works = [
         node
         for node in early
         if node.op == "call_module"
-        and list(model.trainer.get_submodule(str(node.target)).parameters())
+        and list(model.train_module.get_submodule(str(node.target)).parameters())
     ]
     if len(crossing) != 1 or not works:
         return None
-    first, second = (_copy(model.trainer, graph, kept, crossing[0]) for kept in (set(early), late))
-    front = replace(model, judge=first, judge_tap=FeatureHook(first, None), dropout_keys=())
+    first, second = (
+        _copy(model.train_module, graph, kept, crossing[0]) for kept in (set(early), late)
+    )
+    front = replace(
+        model, eval_module=first, eval_features=FeatureHook(first, None), dropout_keys=()
+    )
     names = {name for name, _ in second.named_buffers()}
     rear = replace(
         model,
-        trainer=second,
+        train_module=second,
         dropout_keys=tuple(name for name in model.dropout_keys if name in names),
     )
     return _check(model, front, rear, example)
@@ -247,9 +253,12 @@ def _check(model: Model, front: Model, rear: Model, example: Tensor) -> PrefixSp
     key = torch.zeros((), dtype=torch.int64, device=example.device)
     with torch.no_grad():
         split = PrefixSplit(front, rear, 0)
-        seen, alone = split.look(model.initial, example), split.look(model.initial, example[:1])
+        seen, alone = (
+            split.features(model.initial, example),
+            split.features(model.initial, example[:1]),
+        )
         whole, _ = model.apply(params, buffers, example, key)
-        pieces, _ = rear.apply(split.rear_of(params), split.rear_of(buffers), seen, key)
+        pieces, _ = rear.apply(split.suffix_params(params), split.suffix_params(buffers), seen, key)
     allowed = CLOSE if example.device.type == "cpu" and model.autocast is None else LOOSE
     if len(seen) != len(example) or not all(
         _close(*pair, allowed) for pair in ((seen[:1], alone), (whole.logits, pieces.logits))

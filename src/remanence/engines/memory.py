@@ -48,10 +48,10 @@ def gpu_memory_text(device: torch.device) -> str:
 
 def rows_per_forward(task: TrainingTask) -> int:
     """How many rows the models of a stack look at together."""
-    if task.world.device.type != "cuda":
+    if task.info.device.type != "cuda":
         return ROWS
-    rows = torch.zeros(2, dtype=torch.int64, device=task.world.device)
-    total = torch.cuda.get_device_properties(task.world.device).total_memory
+    rows = torch.zeros(2, dtype=torch.int64, device=task.info.device)
+    total = torch.cuda.get_device_properties(task.info.device).total_memory
     return max_batch(total, max_activation_bytes(task.model, task.train.inputs(rows)))
 
 
@@ -59,7 +59,7 @@ def max_batch(total: int, widest: int) -> int:
     """Rows of whose activations the widest takes so many bytes. 96 GB, LeNet and ResNet-18 on 32x32
     pixels, then 16 GB:
 
-    >>> rows_that_fit(96 * 2**30, 4 * 6 * 28 * 28), rows_that_fit(96 * 2**30, 4 * 64 * 32 * 32), rows_that_fit(16 * 2**30, 4 * 64 * 32 * 32)
+    >>> max_batch(96 * 2**30, 4 * 6 * 28 * 28), max_batch(96 * 2**30, 4 * 64 * 32 * 32), max_batch(16 * 2**30, 4 * 64 * 32 * 32)
     (85598, 6144, 1024)
     """
     return max(1, min(MOST_ROWS, total // SHARE // (ALIVE * widest)))
@@ -76,9 +76,9 @@ def max_activation_bytes(model: Model, x: Tensor) -> int:
         if isinstance(output, Tensor):
             sizes.append(output.nbytes)
 
-    hooks = [layer.register_forward_hook(note) for layer in model.judge.modules()]
+    hooks = [layer.register_forward_hook(note) for layer in model.eval_module.modules()]
     try:
-        model.judge_rows(model.initial, x)
+        model.predict(model.initial, x)
     finally:
         for hook in hooks:
             hook.remove()

@@ -49,7 +49,7 @@ class ProcessEngine:
 
     stack: the most clients a worker trains together; 0 or 1, and where there are convolutions: one
         after the other.
-    steps: "eager", "graph" or "compiled", as for a stack; "auto" is eager.
+    steps: "eager", "captured" or "compiled", as for a stack; "auto" is eager.
     """
 
     name = "processes"
@@ -62,17 +62,21 @@ class ProcessEngine:
         stack: int = 0,
         steps: str = "auto",
     ):
-        self.task, self.stack, self.steps = task, 1 if task.model.has_convolutions else stack, steps
+        self.task, self.stack, self.execution = (
+            task,
+            1 if task.model.has_convolutions else stack,
+            steps,
+        )
         self.workers = workers or count_cores()
-        self.fallback = ""  # why a worker's steps are no longer written down
+        self.degraded_reason = ""  # why a worker's steps are no longer written down
         if "fork" not in multiprocessing.get_all_start_methods():
             raise InputError(
                 "engine processes needs a system that can fork (Linux or macOS): use"
-                " engine=loop here"
+                " engine=sequential here"
             )
-        if task.world.device.type != "cpu":
+        if task.info.device.type != "cpu":
             raise InputError(
-                f"engine processes is for the CPU, not {task.world.device}: use engine=stacked"
+                f"engine processes is for the CPU, not {task.info.device}: use engine=vectorized"
             )
         if self.stack > 1:
             VectorizedEngine(task, self.stack)  # refuses here what a worker could not stack
@@ -84,18 +88,18 @@ class ProcessEngine:
         """A client whose training hangs twice is passed over, with those it is trained with:
         they did not answer in this round.
         """
-        one_for_all = None if job.personal_start else _pack(tuple(job.start))
+        one_for_all = None if job.per_client_start else _pack(tuple(job.start))
         order = np.argsort(-base.expected_steps(self.task, job), kind="stable")
         shares = balance(order, self.workers, self.stack)
-        preface = ("round", one_for_all, _pack(job.shared))
-        for _, answer in self.forks.carry(
+        preface = ("round", one_for_all, _pack(job.broadcast))
+        for _, answer in self.forks.map_unordered(
             range(len(shares)),
             lambda number: ("train", _subset_work(job, shares[number])),
             preface,
         ):
             if answer is not None:
                 reply, problem = answer
-                self.fallback = problem or self.fallback
+                self.degraded_reason = problem or self.degraded_reason
                 yield Reply(*_unpack(reply))
 
     def score(
@@ -107,7 +111,7 @@ class ProcessEngine:
         rows, group = np.array_split(ids.numpy(), shares), np.array_split(groups.numpy(), shares)
         parts = [
             ConfusionCounts(*part)
-            for part in self._ask_all(
+            for part in self._map_all(
                 [("score", packed, split, *some, count) for some in zip(rows, group, strict=True)]
             )
         ]
@@ -123,32 +127,32 @@ class ProcessEngine:
         owners: np.ndarray,
         split: str,
         time_step: int = 0,
-        verdicts: bool = False,
+        examples: bool = False,
     ) -> PairCounts:
         shares = [
             share for share in np.array_split(np.arange(len(which)), self.workers) if len(share)
         ]
         if not shares:
             return base.PairCounter(
-                0, self.task.world.classes, self.task.world.device, verdicts
+                0, self.task.info.num_classes, self.task.info.device, examples
             ).scores()
         questions = []
         for share in shares:
             # nobody needs the models of the others
             used, local = np.unique(which[share], return_inverse=True)
-            some = _pack(tuple(models.take(torch.from_numpy(used))))
-            questions.append(("pairs", some, local, owners[share], split, time_step, verdicts))
-        parts = self._ask_all(questions)
+            some = _pack(tuple(models.select(torch.from_numpy(used))))
+            questions.append(("pairs", some, local, owners[share], split, time_step, examples))
+        parts = self._map_all(questions)
         confusion, loss = (torch.cat([part[column] for part in parts]) for column in (0, 1))
-        if not verdicts:
+        if not examples:
             return PairCounts(confusion, loss)
         columns = [part[2] for part in parts]
         pair = np.concatenate([share[mine[0]] for share, mine in zip(shares, columns, strict=True)])
         rest = (np.concatenate([mine[place] for mine in columns]) for place in (1, 2, 3))
         return PairCounts(confusion, loss, ExampleResults(pair, *rest))
 
-    def judge(self, models: ModelState, ids: Tensor) -> Tensor:
-        many, rows = models.many, ids.numpy()
+    def predict_logits(self, models: ModelState, ids: Tensor) -> Tensor:
+        many, rows = models.num_models, ids.numpy()
         # a model or more for everybody; else all of them, and some of the rows
         by_models = many >= self.workers
         shares = [
@@ -158,19 +162,21 @@ class ProcessEngine:
         ]
         if by_models:
             questions = [
-                ("judge", _pack(tuple(models.take(torch.from_numpy(share)))), rows)
+                ("predict_logits", _pack(tuple(models.select(torch.from_numpy(share)))), rows)
                 for share in shares
             ]
         else:
-            questions = [("judge", _pack(tuple(models)), share) for share in shares]
-        return torch.cat([said for (said,) in self._ask_all(questions)], dim=0 if by_models else 1)
+            questions = [("predict_logits", _pack(tuple(models)), share) for share in shares]
+        return torch.cat([said for (said,) in self._map_all(questions)], dim=0 if by_models else 1)
 
     def close(self) -> None:
         self.forks.close()
 
-    def _ask_all(self, questions: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _map_all(self, questions: Sequence[tuple[Any, ...]]) -> list[Any]:
         """All answers, in the order of the questions."""
-        answers = dict(self.forks.carry(range(len(questions)), lambda number: questions[number]))
+        answers = dict(
+            self.forks.map_unordered(range(len(questions)), lambda number: questions[number])
+        )
         if None in answers.values():
             raise RunFailed(
                 f"an evaluation did not end within {self.forks.timeout:g} s, and not when"
@@ -193,7 +199,7 @@ def balance(order: np.ndarray, workers: int, stack: int) -> list[np.ndarray]:
 
     Stacks are dealt there and back again, so that none gets the larger one every time.
 
-    >>> deal(np.array([4, 0, 3, 1, 2]), workers=2, stack=8)
+    >>> balance(np.array([4, 0, 3, 1, 2]), workers=2, stack=8)
     [array([4, 1, 2]), array([0, 3])]
     """
     if stack <= 1:
@@ -227,22 +233,24 @@ def _serve(
                     )
                     continue
                 if kind == "train":
-                    reply = Reply.join(list(trainer.train(_restore(rest[0], start, shared))))
+                    reply = Reply.concat(list(trainer.train(_restore(rest[0], start, shared))))
                     answer: tuple[Any, ...] = (
                         tuple(reply),
-                        trainer.fallback or one_by_one.fallback,
+                        trainer.degraded_reason or one_by_one.degraded_reason,
                     )
                 elif kind == "pairs":
-                    models, which, owners, split, time_step, verdicts = rest
+                    models, which, owners, split, time_step, examples = rest
                     answer = tuple(
                         one_by_one.score_pairs(
-                            ModelState(*_unpack(models)), which, owners, split, time_step, verdicts
+                            ModelState(*_unpack(models)), which, owners, split, time_step, examples
                         )
                     )
-                elif kind == "judge":
+                elif kind == "predict_logits":
                     models, ids = rest
                     answer = (
-                        one_by_one.judge(ModelState(*_unpack(models)), torch.from_numpy(ids)),
+                        one_by_one.predict_logits(
+                            ModelState(*_unpack(models)), torch.from_numpy(ids)
+                        ),
                     )
                 else:
                     models, split, ids, groups, count = rest
@@ -265,18 +273,18 @@ def _subset_work(job: ClientWork, places: np.ndarray) -> Any:
     worker before.
     """
     here = torch.from_numpy(places)
-    start = tuple(job.start.take(here)) if job.personal_start else None
-    facts = tuple(fact[here] for fact in job.facts)
+    start = tuple(job.start.select(here)) if job.per_client_start else None
+    facts = tuple(fact[here] for fact in job.stats)
     constants = (
         job.round,
         job.time_step,
         job.clients[places],
-        job.personal_start,
-        job.rule,
+        job.per_client_start,
+        job.optimizer_hparams,
         job.key,
-        job.phases,
+        job.num_phases,
     )
-    return constants, _pack((start, pytree.take(job.own, here), facts))
+    return constants, _pack((start, pytree.take(job.client_state, here), facts))
 
 
 def _restore(message: Any, start: ModelState | None, shared: Any) -> ClientWork:

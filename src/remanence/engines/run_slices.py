@@ -27,20 +27,22 @@ class RunWork(NamedTuple):
     """A job, and the task of the run it belongs to."""
 
     task: TrainingTask
-    job: ClientWork
+    work: ClientWork
 
     @property
     def sizes(self) -> np.ndarray:
         """Training rows of each client of the cohort. -> [k]"""
-        return np.asarray(self.task.population.at(self.job.time_step).train.sizes[self.job.clients])
+        return np.asarray(
+            self.task.population.at(self.work.time_step).train.sizes[self.work.clients]
+        )
 
 
 class RunSlice(NamedTuple):
     """The clients of one run in a stack."""
 
-    work: RunWork
+    run: RunWork
     places: np.ndarray  # in the cohort
-    seats: np.ndarray  # where in the stack each of them stands
+    positions: np.ndarray  # where in the stack each of them stands
     clients: np.ndarray
     keys: np.ndarray  # uint64: their randomness in this round
 
@@ -49,8 +51,8 @@ def sort_by_size(works: Sequence[RunWork]) -> np.ndarray:
     """All clients of all runs, largest first. -> [total, 2] int64: which work, which place in
     its cohort
     """
-    owner = np.repeat(np.arange(len(works)), [len(work.job.clients) for work in works])
-    place = np.concatenate([np.arange(len(work.job.clients)) for work in works])
+    owner = np.repeat(np.arange(len(works)), [len(work.work.clients) for work in works])
+    place = np.concatenate([np.arange(len(work.work.clients)) for work in works])
     order = np.argsort(-np.concatenate([work.sizes for work in works]), kind="stable")
     return np.stack([owner, place], axis=1)[order]
 
@@ -61,10 +63,10 @@ def split_by_run(works: Sequence[RunWork], members: np.ndarray) -> list[RunSlice
     for number, work in enumerate(works):
         seats = np.flatnonzero(members[:, 0] == number)
         if len(seats):
-            clients = work.job.clients[members[seats, 1]]
+            clients = work.work.clients[members[seats, 1]]
             portions.append(
                 RunSlice(
-                    work, members[seats, 1], seats, clients, base.client_keys(work.job, clients)
+                    work, members[seats, 1], seats, clients, base.client_keys(work.work, clients)
                 )
             )
     return portions
@@ -73,23 +75,23 @@ def split_by_run(works: Sequence[RunWork], members: np.ndarray) -> list[RunSlice
 def make_context(portions: Sequence[RunSlice]) -> tuple[Context, Context]:
     """-> the context of the stack, and which parts of it have the clients as leading axis"""
     parts = [
-        base.make_context(p.work.task, p.work.job, torch.from_numpy(p.places)) for p in portions
+        base.make_context(p.run.task, p.run.work, torch.from_numpy(p.places)) for p in portions
     ]
     if len(parts) == 1:
-        return parts[0], context_dims(portions[0].work.job.personal_start)
+        return parts[0], context_dims(portions[0].run.work.per_client_start)
     starts = [_own_start(p, ctx.start) for p, ctx in zip(portions, parts, strict=True)]
     differ = [
         name
-        for name in ("round", "hyper", "rule")
+        for name in ("round", "hyper", "optimizer_hparams")
         if not _equal([getattr(ctx, name) for ctx in parts])
     ]
-    differ += ["shared"] if any(pytree.flatten(ctx.shared) for ctx in parts) else []
+    differ += ["broadcast"] if any(pytree.flatten(ctx.broadcast) for ctx in parts) else []
     joined: dict[str, Any] = {
         name: _join(portions, [getattr(ctx, name) for ctx in parts])
-        for name in ("client", "key", "steps", "own")
+        for name in ("client", "key", "steps", "client_state")
     }
-    joined["facts"] = ClientStats(
-        *(_join(portions, list(facts)) for facts in zip(*(ctx.facts for ctx in parts), strict=True))
+    joined["stats"] = ClientStats(
+        *(_join(portions, list(facts)) for facts in zip(*(ctx.stats for ctx in parts), strict=True))
     )
     joined["start"] = ModelState(
         *(_join(portions, list(kind)) for kind in zip(*starts, strict=True))
@@ -108,14 +110,17 @@ def make_context(portions: Sequence[RunSlice]) -> tuple[Context, Context]:
 
 def rows_of(portions: Sequence[RunSlice]) -> ClientIndices:
     """The rows of all clients of the stack, padded to equal length."""
-    device, dtype = portions[0].work.task.world.device, portions[0].work.task.world.dtype
+    device, dtype = portions[0].run.task.info.device, portions[0].run.task.info.dtype
     count = sum(len(p.places) for p in portions)
     train: list[np.ndarray] = [np.empty(0, np.int64)] * count
     valid = list(train)
     for p in portions:
-        holdings = p.work.task.population.at(p.work.job.time_step)
-        for seat, client in zip(p.seats.tolist(), p.clients.tolist(), strict=True):
-            train[seat], valid[seat] = holdings.train.of(client), holdings.valid.of(client)
+        holdings = p.run.task.population.at(p.run.work.time_step)
+        for seat, client in zip(p.positions.tolist(), p.clients.tolist(), strict=True):
+            train[seat], valid[seat] = (
+                holdings.train.for_client(client),
+                holdings.valid.for_client(client),
+            )
     filler = int(train[0][0])
     return ClientIndices(
         *pad_rows(train, filler, device, dtype), *pad_rows(valid, filler, device, dtype)
@@ -139,8 +144,7 @@ def plan(portions: Sequence[RunSlice], number: int, phase: Phase) -> tuple[np.nd
     which are 0 where a client is done.
     """
     plans = [
-        base.plan_phases(p.work.task, p.work.job, p.clients, p.keys, number, phase)
-        for p in portions
+        base.plan_phases(p.run.task, p.run.work, p.clients, p.keys, number, phase) for p in portions
     ]
     if len(plans) == 1:
         return plans[0]
@@ -155,8 +159,8 @@ def plan(portions: Sequence[RunSlice], number: int, phase: Phase) -> tuple[np.nd
         mine[:, : rows.shape[1], : rows.shape[2]] = rows
         # a real row again, as within one run
         mine[:, : rows.shape[1], rows.shape[2] :] = rows[:, :, :1]
-        places[p.seats] = mine
-        widths[p.seats, : wide.shape[1]] = wide
+        places[p.positions] = mine
+        widths[p.positions, : wide.shape[1]] = wide
     return places, widths
 
 
@@ -164,7 +168,7 @@ def phase_keys(portions: Sequence[RunSlice], number: int) -> np.ndarray:
     """Every client's randomness in one phase. -> uint64 [k]"""
     values = np.empty(sum(len(p.places) for p in portions), dtype=np.uint64)
     for p in portions:
-        values[p.seats] = base.phase_keys(p.keys, number)
+        values[p.positions] = base.phase_keys(p.keys, number)
     return values
 
 
@@ -175,10 +179,10 @@ def make_replies(
     replies = []
     for p in portions:
         mine: slice | Tensor = (
-            slice(None) if len(portions) == 1 else torch.from_numpy(p.seats).to(loss.device)
+            slice(None) if len(portions) == 1 else torch.from_numpy(p.positions).to(loss.device)
         )
-        parts = model.take(mine), pytree.take(extras, mine), pytree.take(own, mine), loss[mine]
-        replies.append(base.make_reply(p.work.task, p.work.job, p.clients, *parts))
+        parts = model.select(mine), pytree.take(extras, mine), pytree.take(own, mine), loss[mine]
+        replies.append(base.make_reply(p.run.task, p.run.work, p.clients, *parts))
     return replies
 
 
@@ -186,7 +190,7 @@ def _own_start(portion: RunSlice, start: ModelState) -> ModelState:
     """A model for each client, whether the run gave them one each or one for all."""
     return (
         start
-        if portion.work.job.personal_start
+        if portion.run.work.per_client_start
         else ModelState(*(pytree.broadcast(tree, len(portion.places)) for tree in start))
     )
 
@@ -198,7 +202,7 @@ def _spread(value: Any, count: int) -> Any:
 
 def _join(portions: Sequence[RunSlice], values: Sequence[Any]) -> Any:
     """Stacks of single runs as one, every client in its seat."""
-    seats = np.concatenate([p.seats for p in portions])
+    seats = np.concatenate([p.positions for p in portions])
     order = torch.from_numpy(np.argsort(seats))
     if isinstance(values[0], dict):
         return pytree.map(lambda x: x[order.to(x.device)], pytree.concatenate(values))

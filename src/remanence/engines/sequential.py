@@ -44,12 +44,12 @@ class SequentialEngine:
     beyond rounding.
     """
 
-    name = "loop"
-    steps = "eager"
+    name = "sequential"
+    execution = "eager"
 
     def __init__(self, task: TrainingTask, channels_last: bool = False):
         self.task, self.channels_last = task, channels_last
-        self.judging = task  # the same, for looking at rows without training
+        self.eval_task = task  # the same, for looking at rows without training
 
     def train(self, job: ClientWork) -> Iterator[Reply]:
         for place in range(len(job.clients)):
@@ -59,19 +59,19 @@ class SequentialEngine:
         """The whole round of the client at this place of the cohort, as a stack of one."""
         task, client = self.task, int(job.clients[place])
         ctx, rows = base.make_context(task, job, place), self._rows(job, client)
-        kept, total, losses = ctx.own, 0, torch.zeros(())
+        kept, total, losses = ctx.client_state, 0, torch.zeros(())
         model, own, extras = client_init(task, grad_autograd, rows, base.at_hook(ctx, "before"))
-        ctx = ctx._replace(own=own, start=model)
+        ctx = ctx._replace(client_state=own, start=model)
         for number, phase in enumerate(base.phases_of(task, job)):
             plan, old = base.plan_phase(task, job, client, number, phase), model
-            now = base.at_phase(ctx, number, len(plan.widths))
+            now = base.at_phase(ctx, number, len(plan.batch_sizes))
             model, memory, losses = self._train_phase(model, now, phase, plan, rows)
-            ctx = ctx._replace(memory=memory)
-            total += len(plan.widths)
+            ctx = ctx._replace(tracker_state=memory)
+            total += len(plan.batch_sizes)
             if phase.accept is not None:
                 accept = base.scoped_accept(task, phase)
                 model = accept_or_rollback(
-                    self.judging,
+                    self.eval_task,
                     grad_autograd,
                     accept,
                     rows,
@@ -90,7 +90,7 @@ class SequentialEngine:
         self, model: ModelState, ctx: Context, phase: Phase, plan: BatchPlan, rows: ClientIndices
     ) -> tuple[ModelState, Tree, Tensor]:
         """-> the trained model, what was tracked, the loss of every step"""
-        task, names = self.task, self.task.trained_names(phase)
+        task, names = self.task, self.task.trained_params(phase)
         params = pytree.select_keys(model.params, names)
         fixed = {name: value for name, value in model.params.items() if name not in params}
         if self.channels_last:
@@ -100,12 +100,12 @@ class SequentialEngine:
             )
         first = init_train_state(task, grad_autograd, params, fixed, model.buffers, rows, ctx)
         ids = rows.train[torch.from_numpy(plan.rows).to(rows.train.device)]  # [steps, batch]
-        progress, losses = self.take_steps(task, first, fixed, ctx, rows, ids, plan.widths)
+        progress, losses = self.take_steps(task, first, fixed, ctx, rows, ids, plan.batch_sizes)
         whole = {**fixed, **progress.params}
         trained = ModelState(
             {name: whole[name].contiguous() for name in model.params}, progress.buffers
         )
-        return trained, progress.memory, torch.stack(losses)
+        return trained, progress.tracker_state, torch.stack(losses)
 
     def take_steps(
         self,
@@ -121,7 +121,7 @@ class SequentialEngine:
         every step
         """
         losses = []
-        for batch, number, key in self.see_batches(task, ctx, ids, widths):
+        for batch, number, key in self.iter_batches(task, ctx, ids, widths):
             progress, loss = train_step(
                 task,
                 grad_autograd,
@@ -134,7 +134,7 @@ class SequentialEngine:
             losses.append(loss)
         return progress, losses
 
-    def see_batches(
+    def iter_batches(
         self, task: TrainingTask, ctx: Context, ids: Tensor, widths: np.ndarray
     ) -> Iterator[tuple[Batch, Tensor, Tensor]]:
         """The batch, the number and the key of every step; the rows of some steps are fetched
@@ -143,13 +143,15 @@ class SequentialEngine:
         numbers = torch.arange(len(ids), device=ids.device)
         step_keys, ones = (
             rng.fold_in(ctx.key, numbers),
-            torch.ones(ids.shape[1], dtype=task.world.dtype, device=ids.device),
+            torch.ones(ids.shape[1], dtype=task.info.dtype, device=ids.device),
         )
         together = max(1, FETCHED // (ids.shape[1] * task.train.x[0].numel() * ones.element_size()))
         for first in range(0, len(ids), together):
             some = slice(first, first + together)
             # [steps * batch, ...]
-            rows = self.lay_out(task.train.augmented(ids[some], step_keys[some]).flatten(0, 1))
+            rows = self.to_channels_last(
+                task.train.augmented(ids[some], step_keys[some]).flatten(0, 1)
+            )
             x, y = rows.reshape(*ids[some].shape, *rows.shape[1:]), task.train.labels(ids[some])
             for place, width in enumerate(widths[some].tolist()):
                 batch = Batch(
@@ -157,17 +159,17 @@ class SequentialEngine:
                 )
                 yield batch, numbers[first + place], step_keys[first + place]
 
-    def lay_out(self, x: Tensor) -> Tensor:
+    def to_channels_last(self, x: Tensor) -> Tensor:
         return memory_format.to_channels_last(x) if self.channels_last else x
 
     def _rows(self, job: ClientWork, client: int) -> ClientIndices:
         holdings, device, dtype = (
             self.task.population.at(job.time_step),
-            self.task.world.device,
-            self.task.world.dtype,
+            self.task.info.device,
+            self.task.info.dtype,
         )
         train, valid = (
-            torch.from_numpy(rows.of(client)).to(device)
+            torch.from_numpy(rows.for_client(client)).to(device)
             for rows in (holdings.train, holdings.valid)
         )
         return ClientIndices(
@@ -189,9 +191,9 @@ class SequentialEngine:
     ) -> ConfusionCounts:
         """Score on given rows of a split; groups: [n] below count."""
         examples = base.examples_of(self.task, split)
-        many = models.many
-        tally = base.ConfusionCounter(many, count, self.task.world.classes, ids.device)
-        singles = [models.take(number) for number in range(many)]
+        many = models.num_models
+        tally = base.ConfusionCounter(many, count, self.task.info.num_classes, ids.device)
+        singles = [models.select(number) for number in range(many)]
         for part, group in zip(
             torch.split(ids, base.CACHED_ROWS),
             torch.split(groups, base.CACHED_ROWS),
@@ -200,7 +202,7 @@ class SequentialEngine:
             x, y = examples.inputs(part), examples.labels(part)
             for number, model in enumerate(singles):
                 tally.add(
-                    number, self.judging.model.judge_rows(model, x).logits.unsqueeze(0), y, group
+                    number, self.eval_task.model.predict(model, x).logits.unsqueeze(0), y, group
                 )
         return tally.scores()
 
@@ -212,20 +214,22 @@ class SequentialEngine:
         owners: np.ndarray,
         split: str,
         time_step: int = 0,
-        verdicts: bool = False,
+        examples: bool = False,
     ) -> PairCounts:
-        task, examples = self.judging, base.examples_of(self.task, split)
-        rows, device = base.split_rows(task, split, time_step), task.world.device
-        tally = base.PairCounter(len(which), task.world.classes, device, verdicts)
+        task, data = self.eval_task, base.examples_of(self.task, split)
+        rows, device = base.split_rows(task, split, time_step), task.info.device
+        tally = base.PairCounter(len(which), task.info.num_classes, device, examples)
         for pair, (number, owner) in enumerate(zip(which.tolist(), owners.tolist(), strict=True)):
-            model = models.take(number)
-            for ids in torch.split(torch.from_numpy(rows.of(owner)).to(device), base.CACHED_ROWS):
-                logits = task.model.judge_rows(model, examples.inputs(ids)).logits
-                tally.add(torch.full_like(ids, pair), logits, examples.labels(ids), ids)
+            model = models.select(number)
+            for ids in torch.split(
+                torch.from_numpy(rows.for_client(owner)).to(device), base.CACHED_ROWS
+            ):
+                logits = task.model.predict(model, data.inputs(ids)).logits
+                tally.add(torch.full_like(ids, pair), logits, data.labels(ids), ids)
         return tally.scores()
 
-    def judge(self, models: ModelState, ids: Tensor) -> Tensor:
-        return base.predict_logits(self.judging, models, ids)
+    def predict_logits(self, models: ModelState, ids: Tensor) -> Tensor:
+        return base.predict_logits(self.eval_task, models, ids)
 
     def close(self) -> None:
         pass

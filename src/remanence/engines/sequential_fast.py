@@ -1,7 +1,7 @@
 """The loop as fast as one core makes it: images channels-last, what a phase leaves alone looked at
 once, steps written down or compiled.
 
-It is what a worker process runs. `loop` itself stays plain, because it is the oracle; both give the
+It is what a worker process runs. `sequential` itself stays plain, because it is the oracle; both give the
 same numbers.
 """
 
@@ -41,31 +41,34 @@ StepRows = tuple[Batch, Tensor, Tensor]
 
 
 class FastSequentialEngine(SequentialEngine):
-    """`steps`: "eager", "graph" (written down once and then called without the Python they came
+    """`steps`: "eager", "captured" (written down once and then called without the Python they came
     from) or "compiled" (fused, too).
     """
 
     def __init__(self, task: TrainingTask, steps: str = "eager"):
-        super().__init__(task, channels_last=task.world.device.type == "cpu")
-        self.steps = "eager" if steps == "auto" else steps
+        super().__init__(task, channels_last=task.info.device.type == "cpu")
+        self.execution = "eager" if steps == "auto" else steps
         # why steps are no longer written down, or something else is not compiled
-        self.problems: list[str] = []
+        self.degraded_reasons: list[str] = []
         self.judging = replace(
-            task, model=compile_for_eval(task.model, self.steps == "compiled", self.problems)
+            task,
+            model=compile_for_eval(task.model, self.execution == "compiled", self.degraded_reasons),
         )
         self.splits: dict[tuple[str, ...], PrefixSplit | None] = {}  # by what is trained
         self.traced: dict[tuple[str, ...], list[TracedStep]] = {}
 
     @property
-    def fallback(self) -> str:
-        return "; ".join(self.problems)
+    def degraded_reason(self) -> str:
+        return "; ".join(self.degraded_reasons)
 
     def find_split(self, trained: tuple[str, ...]) -> PrefixSplit | None:
         """Where the network can be cut in a phase that trains these parameters."""
         if trained not in self.splits:
             split = find_split(self.task, trained)
             self.splits[trained] = split and split._replace(
-                front=compile_for_eval(split.front, self.steps == "compiled", self.problems)
+                frozen_prefix=compile_for_eval(
+                    split.frozen_prefix, self.execution == "compiled", self.degraded_reasons
+                )
             )
         return self.splits[trained]
 
@@ -83,10 +86,12 @@ class FastSequentialEngine(SequentialEngine):
         if split is None or split.width * len(seen) > CACHE_BYTES:
             return self.step_through(task, progress, fixed, ctx, rows, ids, widths)
         buffers = progress.buffers
-        behind = split.start_behind(task, ModelState({**fixed, **progress.params}, buffers), seen)
-        short = progress._replace(buffers=split.rear_of(buffers))
+        behind = split.with_cached_features(
+            task, ModelState({**fixed, **progress.params}, buffers), seen
+        )
+        short = progress._replace(buffers=split.suffix_params(buffers))
         after, losses = self.step_through(
-            behind, short, split.rear_of(fixed), ctx, rows, ids, widths
+            behind, short, split.suffix_params(fixed), ctx, rows, ids, widths
         )
         return after._replace(buffers=buffers | after.buffers), losses
 
@@ -103,12 +108,14 @@ class FastSequentialEngine(SequentialEngine):
         """Written down where that is asked for and possible, else plainly; once it proved
         impossible, plainly for good.
         """
-        if self.steps != "eager":
+        if self.execution != "eager":
             try:
                 return self._replay(task, progress, fixed, ctx, rows, ids, widths)
             except Exception as error:
-                self.problems.append(f"steps could not be written down ({first_line(error)})")
-                self.steps = "eager"
+                self.degraded_reasons.append(
+                    f"steps could not be written down ({first_line(error)})"
+                )
+                self.execution = "eager"
                 self.traced.clear()
         return super().take_steps(task, progress, fixed, ctx, rows, ids, widths)
 
@@ -124,11 +131,11 @@ class FastSequentialEngine(SequentialEngine):
     ) -> tuple[TrainState, list[Tensor]]:
         losses: list[Tensor] = []
         # both rely on rows that are all real
-        alone = task.model.depends_on_batch or any(p.pooled for p in task.method.parts)
+        alone = task.model.depends_on_batch or any(p.centralized for p in task.method.parts)
         moments = (
-            self.see_batches(task, ctx, ids, widths)
+            self.iter_batches(task, ctx, ids, widths)
             if alone
-            else self._see_padded(task, ctx, ids, widths)
+            else self._iter_padded(task, ctx, ids, widths)
         )
         # one run, unless batches must not be padded
         for _, run in itertools.groupby(moments, key=lambda moment: len(moment[0].weight)):
@@ -138,26 +145,26 @@ class FastSequentialEngine(SequentialEngine):
                 fixed,
                 batch,
                 rows,
-                ctx._replace(memory=progress.memory, step=number, key=key),
+                ctx._replace(tracker_state=progress.tracker_state, step=number, key=key),
             )
             step, moments_left = self._find_step(task, arguments), itertools.chain([first], run)  # noqa: B031 (what is left of it)
-            progress, some = step.walk(arguments, moments_left)
+            progress, some = step.run_steps(arguments, moments_left)
             losses += some
         return progress, losses
 
-    def _see_padded(
+    def _iter_padded(
         self, task: TrainingTask, ctx: Context, ids: Tensor, widths: np.ndarray
     ) -> Iterator[StepRows]:
         """The same batches in few widths, up to the widest of the experiment: what is too much
         repeats a row and weighs nothing.
         """
         steps, narrow = ids.shape
-        wide = max(narrow, min(task.batch, task.population.capacity))
+        wide = max(narrow, min(task.batch_size, task.population.max_client_size))
         padded = torch.cat([ids, ids[:, :1].expand(steps, wide - narrow)], dim=1)
         # in row w the first w are 1
-        weights = torch.ones(wide + 1, wide, dtype=task.world.dtype, device=ids.device).tril(-1)
-        rounded = round_widths(widths, wide, 1 if self.steps == "compiled" else WIDTHS)
-        moments = self.see_batches(task, ctx, padded, rounded)
+        weights = torch.ones(wide + 1, wide, dtype=task.info.dtype, device=ids.device).tril(-1)
+        rounded = round_widths(widths, wide, 1 if self.execution == "compiled" else WIDTHS)
+        moments = self.iter_batches(task, ctx, padded, rounded)
         for (batch, number, key), width, room in zip(
             moments, widths.tolist(), rounded.tolist(), strict=True
         ):
@@ -173,7 +180,7 @@ class FastSequentialEngine(SequentialEngine):
             found = TracedStep(
                 partial(train_step, task, grad_func),
                 arguments,
-                self.steps == "compiled",
+                self.execution == "compiled",
             )
             known.append(found)
         return found

@@ -19,7 +19,7 @@ Arguments = tuple[TrainState, Params, Batch, ClientIndices, Context]
 class TracedStep(TracedFunction):
     """A local step of one client."""
 
-    def walk(
+    def run_steps(
         self, arguments: Arguments, moments: Iterable[tuple[Batch, Tensor, Tensor]]
     ) -> tuple[TrainState, list[Tensor]]:
         """Steps one after the other, each with its batch, number and key. -> progress, the loss of

@@ -1,7 +1,7 @@
 """The local steps of a stack of clients, one phase long: what is stacked, which rows each step
 sees, and the plain way to run it.
 
-`cuda_graphs.py` runs the same steps recorded; both must give what `loop` gives.
+`cuda_graphs.py` runs the same steps recorded; both must give what `sequential` gives.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ StepAll = Callable[[TrainState, Params, Batch, ClientIndices, Context], tuple[Tr
 class ActiveClients(NamedTuple):
     """The clients of a stack that still have steps to make."""
 
-    progress: TrainState
+    state: TrainState
     fixed: Params
     loss: Tensor  # [k], summed over steps
     rows: ClientIndices
@@ -51,19 +51,19 @@ class BatchSchedule(NamedTuple):
     """
 
     ids: Tensor  # [k, steps, batch]; beyond a width, a real row again
-    widths: np.ndarray  # [k, steps] how many of them count; 0 where a client is done
+    batch_sizes: np.ndarray  # [k, steps] how many of them count; 0 where a client is done
     keys: np.ndarray  # [k, steps] int64
 
     @property
     def steps(self) -> np.ndarray:
         """How many steps each client makes. -> [k]"""
-        steps: np.ndarray = np.count_nonzero(self.widths, axis=1)
+        steps: np.ndarray = np.count_nonzero(self.batch_sizes, axis=1)
         return steps
 
     @property
-    def live(self) -> np.ndarray:
+    def active_at(self) -> np.ndarray:
         """How many clients are still there in each step. -> [steps]"""
-        live: np.ndarray = np.count_nonzero(self.widths, axis=0)
+        live: np.ndarray = np.count_nonzero(self.batch_sizes, axis=0)
         return live
 
 
@@ -74,7 +74,7 @@ def map_step(task: TrainingTask, dims: Context) -> StepAll:
 
 def make_batch(task: TrainingTask, ids: Tensor, widths: Tensor, key: Tensor) -> Batch:
     """Gathered and augmented where the data are. ids: [k, B]; widths: [k, 1]; key: [k]"""
-    weight = (torch.arange(ids.shape[1], device=ids.device) < widths).to(task.world.dtype)
+    weight = (torch.arange(ids.shape[1], device=ids.device) < widths).to(task.info.dtype)
     return Batch(task.train.augmented(ids, key), task.train.labels(ids), weight, ids)
 
 
@@ -85,26 +85,28 @@ def run_eagerly(
     them, in their order
     """
     step_all, device = map_step(task, dims), course.ids.device
-    widths, step_keys = (torch.from_numpy(each).to(device) for each in (course.widths, course.keys))
-    numbers = torch.arange(course.widths.shape[1], device=device)
+    widths, step_keys = (
+        torch.from_numpy(each).to(device) for each in (course.batch_sizes, course.keys)
+    )
+    numbers = torch.arange(course.batch_sizes.shape[1], device=device)
     done: list[ActiveClients] = []
-    for step, count in enumerate(course.live.tolist()):
+    for step, count in enumerate(course.active_at.tolist()):
         if count < len(live.loss):
             done.append(live.cut(slice(count, None), dims))
             live = live.cut(slice(0, count), dims)
-        width = int(course.widths[:count, step].max())
+        width = int(course.batch_sizes[:count, step].max())
         now = live.ctx._replace(step=numbers[step], key=step_keys[:count, step])
         batch = make_batch(
             task, course.ids[:count, step, :width], widths[:count, step, None], now.key
         )
-        progress, loss = step_all(live.progress, live.fixed, batch, live.rows, now)
-        live = live._replace(progress=progress, loss=live.loss + loss)
+        progress, loss = step_all(live.state, live.fixed, batch, live.rows, now)
+        live = live._replace(state=progress, loss=live.loss + loss)
     done.append(live)
     # the clients with most steps are at the front of the stack and finish last
     last_first = done[::-1]
     whole: Any = (
         pytree.concatenate(parts)
-        for parts in zip(*(part.progress for part in last_first), strict=True)
+        for parts in zip(*(part.state for part in last_first), strict=True)
     )
     return TrainState(*whole), torch.cat([part.loss for part in last_first])
 
@@ -120,7 +122,9 @@ def context_dims(personal_start: bool) -> Context:
     """
     each, same = 0, None
     dims: dict[str, Any] = dict.fromkeys(Context._fields, each)
-    dims |= dict.fromkeys(("round", "shared", "step", "hyper", "rule", "world"), same)
+    dims |= dict.fromkeys(
+        ("round", "broadcast", "step", "hyper", "optimizer_hparams", "info"), same
+    )
     start: Any = (each if personal_start else same, each)
     return Context(**dims | {"start": ModelState(*start)})
 

@@ -81,24 +81,24 @@ class VectorizedEngine:
     """`stack` is the most clients trained together, and shrinks where memory does not suffice; the
     result does not depend on it.
 
-    `steps` is how the steps are run: "eager", "graph" (recorded and replayed) or "compiled" (fused,
+    `steps` is how the steps are run: "eager", "captured" (recorded and replayed) or "compiled" (fused,
     too); "auto" takes graphs where there is a GPU.
     """
 
-    name = "stacked"
+    name = "vectorized"
 
     def __init__(self, task: TrainingTask, stack: int = 64, steps: str = "auto"):
         self.task, self.stack = task, stack
         # of all models that look together; fewer where memory does not suffice
         self.score_rows = rows_per_forward(task)
-        self.cuda = task.world.device.type == "cuda"
-        self.steps = ("graph" if self.cuda else "eager") if steps == "auto" else steps
+        self.cuda = task.info.device.type == "cuda"
+        self.execution = ("captured" if self.cuda else "eager") if steps == "auto" else steps
         # why steps are no longer recorded, or something else is not as fast as it could be
-        self.problems: list[str] = []
-        self.ours = self.cuda  # are convolutions outside the steps done by our kernels?
+        self.degraded_reasons: list[str] = []
+        self.use_kernels = self.cuda  # are convolutions outside the steps done by our kernels?
         # for good, also where steps turn out not to be: bits depend on it
-        self.compiles = self.steps == "compiled"
-        self.quick = self._make_quick()
+        self.compiles = self.execution == "compiled"
+        self.quick = self._compile_eval()
         self.recordings: list[GraphedPhase] = []  # the one used last stands last
         self.splits: dict[tuple[str, ...], PrefixSplit | None] = {}  # by what is trained
         # else there is nothing to map, and mapping is not free
@@ -107,13 +107,13 @@ class VectorizedEngine:
         reject_unvectorizable(task)
 
     @property
-    def fallback(self) -> str:
-        return "; ".join(self.problems)
+    def degraded_reason(self) -> str:
+        return "; ".join(self.degraded_reasons)
 
     def train(self, job: ClientWork) -> Iterator[Reply]:
-        return (reply for _, reply in self.train_together([RunWork(self.task, job)]))
+        return (reply for _, reply in self.train_runs([RunWork(self.task, job)]))
 
-    def train_together(self, works: Sequence[RunWork]) -> Iterator[tuple[int, Reply]]:
+    def train_runs(self, works: Sequence[RunWork]) -> Iterator[tuple[int, Reply]]:
         """Jobs of several runs of one method, as if they were one; the runs' tasks may differ
         in data, seeds and numbers. -> which work, reply
         """
@@ -136,8 +136,8 @@ class VectorizedEngine:
             if count == 1:
                 raise RunFailed(
                     "one client alone does not fit into the memory of"
-                    f" {self.task.world.device}{gpu_memory_text(self.task.world.device)}:"
-                    " use a smaller local.batch or a smaller model, or wait until other"
+                    f" {self.task.info.device}{gpu_memory_text(self.task.info.device)}:"
+                    " use a smaller local.batch_size or a smaller model, or wait until other"
                     " processes leave more of it free"
                 ) from error
         self.stack = count // 2
@@ -147,7 +147,7 @@ class VectorizedEngine:
         return None
 
     def _train_stack(self, portions: Sequence[RunSlice]) -> list[Reply]:
-        task, job, device = self.task, portions[0].work.job, self.task.world.device
+        task, job, device = self.task, portions[0].run.work, self.task.info.device
         (ctx, dims), rows = make_context(portions), rows_of(portions)
         count = len(ctx.client)
         # batch norm writes into buffers even before the first step: every client needs its own
@@ -155,11 +155,11 @@ class VectorizedEngine:
             ctx = ctx._replace(
                 start=ModelState(ctx.start.params, pytree.broadcast(ctx.start.buffers, count))
             )
-        kept, total, losses = ctx.own, np.zeros(count, dtype=np.int64), torch.zeros(())
-        model, own, extras = self._begin(rows, ctx, dims)
-        if dims.start.params is not None or task.method.personal(task.world):
+        kept, total, losses = ctx.client_state, np.zeros(count, dtype=np.int64), torch.zeros(())
+        model, own, extras = self._client_init(rows, ctx, dims)
+        if dims.start.params is not None or task.method.personal(task.info):
             ctx, dims = ctx._replace(start=model), dims._replace(start=context_dims(True).start)
-        ctx = ctx._replace(own=own)
+        ctx = ctx._replace(client_state=own)
         for number, phase in enumerate(base.phases_of(task, job)):
             drawn_from, (places, widths) = (
                 phase_keys(portions, number),
@@ -173,7 +173,7 @@ class VectorizedEngine:
             ).unbind()
             now, old = ctx._replace(steps=steps, key=key), model
             model, memory, summed = self._train_phase(model, now, dims, number, course, rows, split)
-            ctx, losses = ctx._replace(memory=memory), summed / steps
+            ctx, losses = ctx._replace(tracker_state=memory), summed / steps
             total += course.steps
             if phase.accept is not None:
                 accept = partial(
@@ -186,7 +186,9 @@ class VectorizedEngine:
                     rows, old, model, base.at_hook(now, "accept")
                 )
         close: Callable[..., tuple[Tree, Tree]] = partial(client_final, task, grad_func)
-        if task.method.many("after"):  # else there is nothing in it to map, and mapping is not free
+        if task.method.hooks(
+            "on_client_end"
+        ):  # else there is nothing in it to map, and mapping is not free
             close, ctx = (
                 self._map(close, (0, 0, 0, 0, dims)),
                 base.at_hook(ctx, "after", torch.from_numpy(total).to(device)),
@@ -194,14 +196,14 @@ class VectorizedEngine:
         own, extras = close(rows, model, extras, kept, ctx)
         return make_replies(portions, model, extras, own, losses)
 
-    def _begin(
+    def _client_init(
         self, rows: ClientIndices, ctx: Context, dims: Context
     ) -> tuple[ModelState, Tree, Tree]:
         """What the clients do before their first step. -> the models they start from, own,
         extras
         """
         start = partial(client_init, self.task, grad_func)
-        if self.task.method.many("before"):
+        if self.task.method.hooks("on_client_start"):
             return self._map(start, (0, dims))(rows, base.at_hook(ctx, "before"))
         if dims.start.params is None:
             ctx = ctx._replace(
@@ -224,7 +226,7 @@ class VectorizedEngine:
         """
 
         def tried(*arguments: Any) -> Answer:
-            if not self.ours:
+            if not self.use_kernels:
                 return compute(*arguments)
             try:
                 return with_convolutions(compute)(*arguments)
@@ -232,8 +234,10 @@ class VectorizedEngine:
                 if is_out_of_memory(error):
                     raise
                 answer = compute(*arguments)  # fails again where the fault is not ours
-                self.ours = False
-                self.problems.append(f"convolutions are left to torch ({first_line(error)})")
+                self.use_kernels = False
+                self.degraded_reasons.append(
+                    f"convolutions are left to torch ({first_line(error)})"
+                )
                 return answer
 
         return tried
@@ -243,7 +247,7 @@ class VectorizedEngine:
         is gained, or there is no room for what the fronts make of the rows. rows: [k, n], those
         that pad included; looks: rows that all steps see
         """
-        trained = tuple(self.task.trained_names(phase))
+        trained = tuple(self.task.trained_params(phase))
         if rows.numel() >= looks:
             return None
         if trained not in self.splits:
@@ -268,13 +272,13 @@ class VectorizedEngine:
     ) -> tuple[ModelState, Tree, Tensor]:
         """-> the trained models, what was tracked, the summed loss of each client"""
         task, buffers = self.task, model.buffers
-        params = pytree.select_keys(model.params, task.trained_names(task.phases[number]))
+        params = pytree.select_keys(model.params, task.trained_params(task.phases[number]))
         fixed = {name: value for name, value in model.params.items() if name not in params}
         if split is not None:
-            task = split.stack_behind(
-                task, model, rows.train, self._rows_at_once(model), self._judge_together
+            task = split.stack_with_cached_features(
+                task, model, rows.train, self._rows_at_once(model), self._predict_stacked
             )
-            fixed, buffers = split.rear_of(fixed), split.rear_of(buffers)
+            fixed, buffers = split.suffix_params(fixed), split.suffix_params(buffers)
         if task.method.trackers("init"):
             start_all = vmap(partial(init_train_state, task, grad_func), in_dims=(0, 0, 0, 0, dims))
             first = start_all(params, fixed, buffers, rows, ctx)
@@ -285,14 +289,14 @@ class VectorizedEngine:
         live = ActiveClients(
             first,
             fixed,
-            torch.zeros(len(course.ids), dtype=task.world.dtype, device=task.world.device),
+            torch.zeros(len(course.ids), dtype=task.info.dtype, device=task.info.device),
             rows,
             ctx,
         )
         progress, loss = self._take_steps(task, number, dims, live, course)
         return (
             ModelState(model.params | progress.params, model.buffers | progress.buffers),
-            progress.memory,
+            progress.tracker_state,
             loss,
         )
 
@@ -307,24 +311,24 @@ class VectorizedEngine:
         """Recorded where that is asked for and possible, else plainly; once it proved
         impossible, plainly for good.
         """
-        if self.steps != "eager":
+        if self.execution != "eager":
             # another run's clients may have more rows
-            widest = max(min(task.batch, task.population.capacity), course.ids.shape[2])
+            widest = max(min(task.batch_size, task.population.max_client_size), course.ids.shape[2])
             try:
-                return self._find_recording(task, number, dims, live, course, widest).run(
+                return self._get_graph(task, number, dims, live, course, widest).run(
                     live, course, task.train
                 )
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
                 self.recordings.clear()
-                self.problems.append(f"steps could not be recorded ({first_line(error)})")
-                self.steps = "eager"
+                self.degraded_reasons.append(f"steps could not be recorded ({first_line(error)})")
+                self.execution = "eager"
         # a stack cut from one model shares its memory
-        clone = live.progress._replace(params=pytree.clone(live.progress.params))
-        return run_eagerly(task, dims, live._replace(progress=clone), course)
+        clone = live.state._replace(params=pytree.clone(live.state.params))
+        return run_eagerly(task, dims, live._replace(state=clone), course)
 
-    def _find_recording(
+    def _get_graph(
         self,
         task: TrainingTask,
         number: int,
@@ -345,7 +349,7 @@ class VectorizedEngine:
         )
         if found is None:
             found = GraphedPhase(
-                task, number, dims, live, course, widest, self.steps == "compiled", behind
+                task, number, dims, live, course, widest, self.execution == "compiled", behind
             )
         self.recordings = [*(known for known in self.recordings if known is not found), found][
             -MAX_GRAPHS:
@@ -369,15 +373,17 @@ class VectorizedEngine:
     def _score_groups(
         self, models: ModelState, split: str, rows: Sequence[np.ndarray]
     ) -> ConfusionCounts:
-        ids, groups, count = base.pad_groups(rows, self.task.world.device)
+        ids, groups, count = base.pad_groups(rows, self.task.info.device)
         examples = base.examples_of(self.task, split)
-        tally = base.ConfusionCounter(models.many, count, self.task.world.classes, ids.device)
-        for part, some, logits in self._look_at(models, examples, ids):
+        tally = base.ConfusionCounter(
+            models.num_models, count, self.task.info.num_classes, ids.device
+        )
+        for part, some, logits in self._predict_rows(models, examples, ids):
             tally.add(some.start, logits, examples.labels(ids[part]), groups[part])
         return tally.scores()
 
     @torch.no_grad()
-    def _look_at(
+    def _predict_rows(
         self, models: ModelState, examples: Examples, ids: Tensor
     ) -> Iterator[tuple[slice, slice, Tensor]]:
         """All models on the same rows, some at a time. ids: [n] -> which rows, which models,
@@ -394,31 +400,31 @@ class VectorizedEngine:
                 if alone
                 else examples.inputs(ids[part])
             )
-            for first in range(0, models.many, together):
+            for first in range(0, models.num_models, together):
                 some = slice(first, first + together)
                 if alone:
                     yield (
                         part,
                         some,
-                        self.quick.judge_rows(models.take(first), x).logits.unsqueeze(0),
+                        self.quick.predict(models.select(first), x).logits.unsqueeze(0),
                     )
                 else:
-                    yield part, some, self._judge_together(self.task, models.take(some), x, None)
+                    yield part, some, self._predict_stacked(self.task, models.select(some), x, None)
 
-    def _judge_together(
+    def _predict_stacked(
         self, task: TrainingTask, models: ModelState, x: Tensor, dim: int | None
     ) -> Tensor:
         return self._by_our_kernels(predict_logits_stacked)(task, models, x, dim)
 
-    def _make_quick(self) -> Model:
+    def _compile_eval(self) -> Model:
         """The network for many rows of one model; it is compiled where steps are."""
-        pieces = min(ROWS[self.task.world.device.type], self.score_rows)
-        return compile_for_eval(self.task.model, self.compiles, self.problems, pieces)
+        pieces = min(ROWS[self.task.info.device.type], self.score_rows)
+        return compile_for_eval(self.task.model, self.compiles, self.degraded_reasons, pieces)
 
     def _rows_at_once(self, models: ModelState) -> int:
         """Rows that these models, or as many of them as a stack holds, look at together."""
         most = self.score_rows if self.cuda else base.CACHED_ROWS
-        return min(most, max(1, self.score_rows // min(models.many, self.stack)))
+        return min(most, max(1, self.score_rows // min(models.num_models, self.stack)))
 
     def _try_scoring(self, score: Callable[[], Answer]) -> Answer:
         """With fewer rows at once where memory does not suffice."""
@@ -429,7 +435,7 @@ class VectorizedEngine:
                 if not is_out_of_memory(error) or self.score_rows == 1:
                     raise
             self.score_rows //= 2
-            self.quick = self._make_quick()
+            self.quick = self._compile_eval()
             if self.cuda:
                 torch.cuda.empty_cache()
 
@@ -440,11 +446,11 @@ class VectorizedEngine:
         owners: np.ndarray,
         split: str,
         time_step: int = 0,
-        verdicts: bool = False,
+        examples: bool = False,
     ) -> PairCounts:
         rows = base.split_rows(self.task, split, time_step)
         return self.score_on_rows(
-            models, which, [rows.of(int(owner)) for owner in owners], split, verdicts
+            models, which, [rows.for_client(int(owner)) for owner in owners], split, examples
         )
 
     def score_on_rows(
@@ -453,10 +459,10 @@ class VectorizedEngine:
         which: np.ndarray,
         rows: Sequence[np.ndarray],
         split: str,
-        verdicts: bool,
+        examples: bool,
     ) -> PairCounts:
         """Model which[i] of a stack on the examples rows[i]."""
-        return self._try_scoring(lambda: self._score_on_rows(models, which, rows, split, verdicts))
+        return self._try_scoring(lambda: self._score_on_rows(models, which, rows, split, examples))
 
     @torch.no_grad()
     def _score_on_rows(
@@ -465,45 +471,45 @@ class VectorizedEngine:
         which: np.ndarray,
         rows: Sequence[np.ndarray],
         split: str,
-        verdicts: bool,
+        examples: bool,
     ) -> PairCounts:
-        task, examples, device = (
+        task, data, device = (
             self.task,
             base.examples_of(self.task, split),
-            self.task.world.device,
+            self.task.info.device,
         )
-        tally = base.PairCounter(len(which), task.world.classes, device, verdicts)
+        tally = base.PairCounter(len(which), task.info.num_classes, device, examples)
         sizes = np.array([len(part) for part in rows])
         order = np.argsort(-sizes, kind="stable")  # pairs of one stack have about as many rows
         for first in range(0, len(order), self.stack):
             pairs = order[first : first + self.stack]
             if sizes[pairs[0]] == 0:
                 break
-            some = models.take(torch.from_numpy(which[pairs]).to(device))
+            some = models.select(torch.from_numpy(which[pairs]).to(device))
             parts = [rows[pair] for pair in pairs]
-            ids, weight = pad_rows(parts, int(parts[0][0]), device, task.world.dtype)
+            ids, weight = pad_rows(parts, int(parts[0][0]), device, task.info.dtype)
             at_once = self._rows_at_once(some)
             whose = torch.from_numpy(pairs).to(device).unsqueeze(1).expand_as(ids)
             whose = torch.where(weight > 0, whose, len(which))
             for begin_row in range(0, ids.shape[1], at_once):
                 window = (slice(None), slice(begin_row, begin_row + at_once))
-                logits = self._judge_together(task, some, examples.inputs(ids[window]), 0)
+                logits = self._predict_stacked(task, some, data.inputs(ids[window]), 0)
                 tally.add(
                     whose[window].flatten(),
                     logits.flatten(0, 1),
-                    examples.labels(ids[window].flatten()),
+                    data.labels(ids[window].flatten()),
                     ids[window].flatten(),
                 )
         return tally.scores()
 
-    def judge(self, models: ModelState, ids: Tensor) -> Tensor:
-        return self._try_scoring(lambda: self._judge(models, ids))
+    def predict_logits(self, models: ModelState, ids: Tensor) -> Tensor:
+        return self._try_scoring(lambda: self._predict_logits(models, ids))
 
-    def _judge(self, models: ModelState, ids: Tensor) -> Tensor:
+    def _predict_logits(self, models: ModelState, ids: Tensor) -> Tensor:
         logits = torch.empty(0, device=ids.device)
-        for part, some, seen in self._look_at(models, self.task.train, ids):
+        for part, some, seen in self._predict_rows(models, self.task.train, ids):
             if not len(logits):
-                logits = seen.new_empty(models.many, len(ids), *seen.shape[2:])
+                logits = seen.new_empty(models.num_models, len(ids), *seen.shape[2:])
             logits[some, part] = seen
         return logits
 
@@ -531,8 +537,8 @@ def needs_padding(task: TrainingTask) -> bool:
             seen: dict[int, int] = {}
             for size in np.unique(holdings.train.sizes):
                 widths = plan_batches(
-                    Key(0), int(size), task.batch, phase.epochs, phase.steps, task.drop_last
-                ).widths
+                    Key(0), int(size), task.batch_size, phase.epochs, phase.steps, task.drop_last
+                ).batch_sizes
                 if any(
                     seen.setdefault(step, int(width)) != width for step, width in enumerate(widths)
                 ):
@@ -544,9 +550,9 @@ def reject_padded_batch_norm(task: TrainingTask) -> None:
     """Padded rows would enter the statistics of batch norm."""
     if task.model.depends_on_batch and needs_padding(task):
         raise InputError(
-            "engine stacked cannot train this model with batch norm: the clients' sizes"
+            "engine vectorized cannot train this model with batch norm: the clients' sizes"
             " differ, and rows that pad a batch would enter its statistics;"
-            " use engine=loop, clients of equal size, local.drop_last=true, or a model"
+            " use engine=sequential, clients of equal size, local.drop_last=true, or a model"
             " with group norm"
         )
 
@@ -556,8 +562,8 @@ def reject_unvectorizable(task: TrainingTask) -> None:
     a run.
     """
     two = ModelState(*(pytree.broadcast(tree, 2) for tree in task.model.initial))
-    x = task.train.inputs(torch.zeros(2, 2, dtype=torch.int64, device=task.world.device))
-    key = torch.zeros(2, dtype=torch.int64, device=task.world.device)
+    x = task.train.inputs(torch.zeros(2, 2, dtype=torch.int64, device=task.info.device))
+    key = torch.zeros(2, dtype=torch.int64, device=task.info.device)
 
     def loss(params: Params, buffers: Params, x: Tensor, key: Tensor) -> tuple[Tensor, Params]:
         out, new = task.model.apply(params, buffers, x, key)
@@ -567,6 +573,6 @@ def reject_unvectorizable(task: TrainingTask) -> None:
         vmap(torch.func.grad(loss, has_aux=True))(*two, x, key)
     except RuntimeError as error:
         raise InputError(
-            "engine stacked cannot run this model, because torch cannot map it over a"
-            f" stack ({first_line(error)}): use engine=loop"
+            "engine vectorized cannot run this model, because torch cannot map it over a"
+            f" stack ({first_line(error)}): use engine=sequential"
         ) from error

@@ -40,14 +40,14 @@ class WorkerProcess:
 
     pipe: Connection
     child: Any  # multiprocessing's Process
-    prepared: int = -1  # the last errand whose preface it has heard
+    seen_broadcast: int = -1  # the last errand whose preface it has heard
 
 
 @dataclass
 class Pending:
     """What a worker is busy with."""
 
-    fork: WorkerProcess
+    worker: WorkerProcess
     number: int
     since: float
 
@@ -65,7 +65,7 @@ class WorkerPool:
         for _ in range(count):
             self.members.append(self._start())
 
-    def carry(
+    def map_unordered(
         self, order: Sequence[int], ask: Callable[[int], Any], preface: Any = None
     ) -> Iterator[tuple[int, Any]]:
         """Have questions answered by whoever is free, in this order. -> (number, answer) as they
@@ -86,7 +86,7 @@ class WorkerPool:
             for pipe in multiprocessing.connection.wait(list(busy), self._patience(busy)):
                 question = busy.pop(cast(Connection, pipe))
                 try:
-                    kind, answer = question.fork.pipe.recv()
+                    kind, answer = question.worker.pipe.recv()
                 except (EOFError, OSError):
                     deaths[question.number] += 1
                     waiting.append(self._replace(question, "it died", deaths[question.number]))
@@ -95,7 +95,7 @@ class WorkerPool:
                     raise RunFailed(f"a worker process failed: {answer}")
                 yield question.number, answer
             for question in [late for late in busy.values() if self._is_overdue(late)]:
-                del busy[question.fork.pipe]
+                del busy[question.worker.pipe]
                 hangs[question.number] += 1
                 number = self._replace(question, f"it did not answer in {self.timeout:g} s", 0)
                 if hangs[number] < MAX_TIMEOUTS:
@@ -125,9 +125,9 @@ class WorkerPool:
 
     def _ask(self, fork: WorkerProcess, message: Any, preface: Any) -> None:
         try:
-            if preface is not None and fork.prepared != self.errands:
+            if preface is not None and fork.seen_broadcast != self.errands:
                 fork.pipe.send(preface)
-                fork.prepared = self.errands
+                fork.seen_broadcast = self.errands
             fork.pipe.send(message)
         except (BrokenPipeError, ConnectionResetError):
             pass  # it is dead, which waiting for its answer will show
@@ -151,10 +151,10 @@ class WorkerPool:
                 " it (out of memory, or killed): nothing is lost,"
                 " go on with remanence resume, with fewer workers if it happens again"
             )
-        place = self.members.index(question.fork)
-        question.fork.pipe.close()
-        question.fork.child.kill()
-        question.fork.child.join()
+        place = self.members.index(question.worker)
+        question.worker.pipe.close()
+        question.worker.child.kill()
+        question.worker.child.join()
         del self.members[place]
         self.members.insert(place, self._start())
         sentence = f"worker process {place} was lost ({reason}): another does its work"

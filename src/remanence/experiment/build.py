@@ -63,12 +63,12 @@ _BUILDING = threading.Lock()
 class BuiltExperiment:
     """An experiment ready to run."""
 
-    spec: Experiment  # with every choice but the engine's settled
-    source: ArrayDataset
+    config: Experiment  # with every choice but the engine's settled
+    dataset: ArrayDataset
     task: TrainingTask
     schedule: LrSchedule
     cohort_size: int
-    about: dict[str, Any]
+    metadata: dict[str, Any]
     labels: np.ndarray  # of every training example, by id
     adversary: Adversary  # hostile clients, where the experiment has any
     # [K, K] bool: who can reach whom; None where there is a server, which may have far too many
@@ -83,13 +83,13 @@ class BuiltExperiment:
         """Can anybody be late, in simulated time? Where clients are real, so is their time, and
         the engine keeps it.
         """
-        return not self.task.at_sites and (
-            self.spec.round.deadline != "none" or self.spec.round.over_selection > 1
+        return not self.task.clients_remote and (
+            self.config.round.deadline != "none" or self.config.round.over_selection > 1
         )
 
     def online(self, round: int, key: Key) -> np.ndarray:
         """Who answers in a round; `key` is the round's. -> [K] bool"""
-        return self.availability(self.task.world.clients, round, key)
+        return self.availability(self.task.info.num_clients, round, key)
 
     def cohort(self, round: int, key: Key, busy: Sequence[int] = ()) -> np.ndarray:
         """The clients that are asked in a round, among those that are there and not busy: so
@@ -98,34 +98,36 @@ class BuiltExperiment:
         there = np.setdiff1d(
             np.flatnonzero(self.online(round, key)), np.asarray(busy, dtype=np.int64)
         )
-        if self.spec.clients.sampling == "poisson":
+        if self.config.clients.sampling == "poisson":
             # one for each client, whoever else is there
-            coins = key.fold("cohort").uniform(self.task.world.clients)
-            return np.asarray(there[coins[there] < self.cohort_size / self.task.world.clients])
-        count = oversample(self.cohort_size, float(self.spec.round.over_selection), len(there))
-        return np.asarray(there[key.fold("cohort").choice(len(there), count)])
+            coins = key.fold_in("cohort").uniform(self.task.info.num_clients)
+            return np.asarray(there[coins[there] < self.cohort_size / self.task.info.num_clients])
+        count = oversample(self.cohort_size, float(self.config.round.over_selection), len(there))
+        return np.asarray(there[key.fold_in("cohort").choice(len(there), count)])
 
-    def facts(self, clients: np.ndarray, time_step: int) -> ClientStats:
+    def client_stats(self, clients: np.ndarray, time_step: int) -> ClientStats:
         """Facts of these clients at a time step. -> [k, ...]"""
-        world = self.task.world
-        if self.task.at_sites:  # nobody here knows them
-            return ClientStats(torch.zeros(len(clients)), torch.zeros(len(clients), world.classes))
+        world = self.task.info
+        if self.task.clients_remote:  # nobody here knows them
+            return ClientStats(
+                torch.zeros(len(clients)), torch.zeros(len(clients), world.num_classes)
+            )
         counts = self.task.population.at(time_step).label_counts(
-            clients, self.labels, world.classes
+            clients, self.labels, world.num_classes
         )
         label_counts = torch.from_numpy(counts).to(world.device, world.dtype)
-        size, blur = label_counts.sum(dim=1), self.task.method.owner("facts")
+        size, blur = label_counts.sum(dim=1), self.task.method.part_filling("privatize_stats")
         return ClientStats(
             size=size,
             label_counts=privatize_counts(
-                blur, label_counts, clients, time_step, Key(self.spec.seed)
+                blur, label_counts, clients, time_step, Key(self.config.seed)
             ),
         )
 
-    def rule(self, round: int) -> dict[str, float]:
+    def optimizer_hparams(self, round: int) -> dict[str, float]:
         """The optimizer's numbers in a round."""
-        numbers = dict(self.task.optimizer.numbers)
-        return numbers | {"lr": numbers["lr"] * self.schedule(round, self.spec.total_rounds)}
+        numbers = dict(self.task.optimizer.hparams)
+        return numbers | {"lr": numbers["lr"] * self.schedule(round, self.config.total_rounds)}
 
 
 def build(
@@ -161,9 +163,9 @@ def _build(
         spec, composed, source, partition_data(spec, source, key), key
     )
     public, population = division.public, division.population
-    named_clients = population.clients
-    if any(p.pooled for p in composed.parts):
-        population = population.pool()
+    named_clients = population.num_clients
+    if any(p.centralized for p in composed.parts):
+        population = population.merge_clients()
     statistics = _statistics(source) if spec.data.normalize else None
     seen = division.train, division.test
     train = to_device(
@@ -173,16 +175,16 @@ def _build(
         device=device,
         dtype=dtype,
         augment=spec.data.augment,
-        place=seen[0].place,
+        place=seen[0].storage_index,
     )
     test = to_device(
-        seen[1].x, seen[1].y, statistics, device=device, dtype=dtype, place=seen[1].place
+        seen[1].x, seen[1].y, statistics, device=device, dtype=dtype, place=seen[1].storage_index
     )
     classes, shape = len(source.classes), source.shape
     model_name = spec.model or default_model(source.kind, source.name, shape)
     if module is None:
         module = models_.init_module(
-            lambda: build_module(model_name, shape, classes), key.fold("model")
+            lambda: build_module(model_name, shape, classes), key.fold_in("model")
         )
     module = apply_model_changes(composed.method, module, classes, key)
     _check_vocabulary(module, source)
@@ -197,30 +199,30 @@ def _build(
         autocast=torch.bfloat16 if spec.precision == "bf16" else None,
     )
     world = TaskInfo(
-        clients=population.clients,
-        classes=classes,
-        capacity=population.capacity,
-        examples=len(division.train.y),
+        num_clients=population.num_clients,
+        num_classes=classes,
+        max_client_size=population.max_client_size,
+        num_examples=len(division.train.y),
         dtype=dtype,
         device=device,
         head=model.head,
         layers=model.layers,
         norms=model.norms,
         buffers=tuple(model.initial.buffers),
-        public=len(public),
-        batch=min(spec.local.batch, population.capacity),
-        row=tuple(two_rows.shape[1:]),
-        row_dtype=two_rows.dtype,
+        public_size=len(public),
+        batch_size=min(spec.local.batch_size, population.max_client_size),
+        example_shape=tuple(two_rows.shape[1:]),
+        example_dtype=two_rows.dtype,
     )
     phase = Phase(epochs=spec.local.epochs, steps=spec.local.steps)
-    phases = composed.one("phases")
+    phases = composed.hook("phases")
     task = TrainingTask(
         model=model,
         method=composed,
         optimizer=composed.optimizer() or optimizer,
-        world=world,
+        info=world,
         phases=(phase,) if phases is None else phases(phase),
-        batch=spec.local.batch,
+        batch_size=spec.local.batch_size,
         drop_last=spec.local.drop_last,
         train=train,
         test=test,
@@ -228,31 +230,31 @@ def _build(
         population=population,
         average_buffers=spec.local.buffers == "average",
     )
-    task = replace(task, world=replace(world, sent=task.sent_names()))
+    task = replace(task, info=replace(world, communicated=task.communicated_params()))
     _check_task(task)
     for p in composed.parts:
-        if p.check is not None:
-            p.check(task.optimizer, task.world)
+        if p.validate is not None:
+            p.validate(task.optimizer, task.info)
     check_private(task)
     check_examples(task)
-    size = min(_cohort_size(spec, named_clients), population.clients)
+    size = min(_cohort_size(spec, named_clients), population.num_clients)
     if spec.clients.sampling == "poisson":
-        task = replace(task, world=replace(task.world, expected=float(size)))
+        task = replace(task, info=replace(task.info, expected_cohort=float(size)))
     settled = _resolve_defaults(spec, model_name, named_clients, device)
     about = _run_metadata(settled, source, task, division, adversary.clients.tolist())
     lay = expressions.instantiate(
         expressions.parse_call(spec.peers.topology), TOPOLOGIES, "topology"
     )
     topology = (
-        lay(population.clients, key.fold("topology"))
-        if composed.owner("peers") is not None
+        lay(population.num_clients, key.fold_in("topology"))
+        if composed.part_filling("peers") is not None
         else None
     )
     availability = parse_availability(spec.clients.availability)
-    availability(population.clients, 1, key)  # refuses clients that do not exist
+    availability(population.num_clients, 1, key)  # refuses clients that do not exist
     check_cohort(composed, size)
     seconds, deadline = (
-        parse_speed(spec.clients.speed)(population.clients, key),
+        parse_speed(spec.clients.speed)(population.num_clients, key),
         parse_deadline(spec.round.deadline),
     )
     experiment = BuiltExperiment(
@@ -275,12 +277,15 @@ def _build(
 
 def _check_stragglers(spec: Experiment, method: ComposedMethod) -> None:
     """Refuse ways of waiting that mean nothing for a method."""
-    if method.owner("peers") is not None and spec.round.over_selection > 1:
+    if method.part_filling("peers") is not None and spec.round.over_selection > 1:
         raise InputError(
             "round.over_selection means nothing without a server, where nobody waits for a"
             " number of answers: leave it out"
         )
-    several = method.owner("peers") is not None or method.owner("assign") is not None
+    several = (
+        method.part_filling("peers") is not None
+        or method.part_filling("model_assignment") is not None
+    )
     if several and spec.round.deadline != "none" and spec.round.late == "use":
         raise InputError(
             "round.late=use is for methods with one server model, to which a late answer can"
@@ -322,7 +327,7 @@ def make_method(spec: Experiment, method: Method | Part | None) -> ComposedMetho
     if spec.local.buffers == "local":
         made = made + local_buffers()
     for p in made.parts:
-        if p.needs_public and spec.data.public == 0:
+        if p.needs_public_data and spec.data.public == 0:
             raise InputError(
                 f"{p.name} trains at the server and needs a public set: add --public 1000"
                 " (data.public=1000)"
@@ -354,10 +359,11 @@ def apply_model_changes(method: Method, module: nn.Module, classes: int, key: Ke
     their own.
     """
     for p in method.parts:
-        if p.adapt is not None:
-            adapt, before = p.adapt, module
+        if p.modify_model is not None:
+            adapt, before = p.modify_model, module
             module = models_.init_module(
-                lambda adapt=adapt, before=before: adapt(before, classes), key.fold("adapt", p.name)
+                lambda adapt=adapt, before=before: adapt(before, classes),
+                key.fold_in("adapt", p.name),
             )
     return module
 
@@ -435,13 +441,13 @@ def _check_vocabulary(module: nn.Module, source: ArrayDataset) -> None:
 
 
 def _check_task(task: TrainingTask) -> None:
-    if not all(task.trained_names(phase) for phase in task.phases):
+    if not all(task.trained_params(phase) for phase in task.phases):
         raise InputError(
             f"method {describe(task.method.method)} leaves nothing to train: every parameter"
             " of the model is frozen"
         )
     if task.model.depends_on_batch and _has_batch_of_one(task):
-        one = task.train.inputs(torch.zeros(1, dtype=torch.int64, device=task.world.device))
+        one = task.train.inputs(torch.zeros(1, dtype=torch.int64, device=task.info.device))
         try:
             task.model.apply(
                 *task.model.initial, one, torch.zeros((), dtype=torch.int64, device=one.device)
@@ -450,14 +456,14 @@ def _check_task(task: TrainingTask) -> None:
             raise InputError(
                 "some client has a batch of a single example, on which batch norm cannot"
                 f" train ({error}):"
-                " change local.batch, set local.drop_last=true, or use a model with group norm"
+                " change local.batch_size, set local.drop_last=true, or use a model with group norm"
             ) from None
 
 
 def _has_batch_of_one(task: TrainingTask) -> bool:
     for holdings in task.population.steps:
         for size in np.unique(holdings.train.sizes):
-            batch = min(task.batch, int(size))
+            batch = min(task.batch_size, int(size))
             if batch == 1 or (size % batch == 1 and not task.drop_last):
                 return True
     return False
@@ -509,8 +515,8 @@ def _run_metadata(
     division: FederatedData,
     attackers: Sequence[int],
 ) -> dict[str, Any]:
-    some = np.arange(min(task.world.clients, SHOWN_CLIENTS))
-    label_counts = task.population.at(0).label_counts(some, division.train.y, task.world.classes)
+    some = np.arange(min(task.info.num_clients, SHOWN_CLIENTS))
+    label_counts = task.population.at(0).label_counts(some, division.train.y, task.info.num_classes)
     shape = "x".join(str(side) for side in source.shape)
     sizes = (
         f"{len(source.train)} training and {len(source.test)} test examples of shape {shape},"
@@ -521,10 +527,10 @@ def _run_metadata(
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
-        "machine": describe_machine(str(task.world.device)),
+        "machine": describe_machine(str(task.info.device)),
         "data": f"{source.name}: {sizes}. {source.note}".strip(),
         "class_names": list(source.classes),
-        "clients": task.world.clients,
+        "clients": task.info.num_clients,
         "parameters": sum(p.numel() for p in task.model.initial.params.values()),
         "shape": list(source.shape),
         "kind": source.kind,
@@ -533,7 +539,8 @@ def _run_metadata(
         "label_counts": [" ".join(map(str, row)) for row in label_counts.tolist()],
         **({"attackers": " ".join(map(str, attackers))} if len(attackers) else {}),
         "evaluated": "global"
-        if task.method.owner("peers") is None and task.method.owner("assign") is None
+        if task.method.part_filling("peers") is None
+        and task.method.part_filling("model_assignment") is None
         else "personal",
     } | _drift_metadata(spec, task, division)
 
@@ -553,8 +560,8 @@ def check_same_data(experiment: BuiltExperiment, about: Mapping[str, Any]) -> No
     rest would be of another experiment.
     """
     now, table = (
-        experiment.about,
-        _table_of(experiment.spec) if experiment.spec.drift.schedule else None,
+        experiment.metadata,
+        _table_of(experiment.config) if experiment.config.drift.schedule else None,
     )
     if table is not None and about.get("drift_table", now.get("drift_table")) != now.get(
         "drift_table"
@@ -569,7 +576,7 @@ def check_same_data(experiment: BuiltExperiment, about: Mapping[str, Any]) -> No
         or about.get("class_names", now["class_names"]) != now["class_names"]
     ):
         raise InputError(
-            f"the data {experiment.spec.data.name} have changed since the run began: put the"
+            f"the data {experiment.config.data.name} have changed since the run began: put the"
             " old ones back, or start anew"
         )
 

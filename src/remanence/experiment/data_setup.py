@@ -58,11 +58,11 @@ def select_attackers(
     the spec names no attack.
     """
     attacks = parse_attacks(spec.attack)
-    if attacks and any(p.pooled for p in method.parts):
+    if attacks and any(p.centralized for p in method.parts):
         raise InputError("centralized has no clients that could be hostile: leave out --attack")
     known = data_info(source)
-    check_attacks(attacks, known, source.shape, method.owner("peers") is None)
-    adversary = Adversary.recruit(attacks, division.population.clients, key)
+    check_attacks(attacks, known, source.shape, method.part_filling("peers") is None)
+    adversary = Adversary.select(attacks, division.population.num_clients, key)
     views, steps = adversary.poison(division.train, division.population.steps, known, key)
     return adversary, replace(
         division, train=views, population=replace(division.population, steps=tuple(steps))
@@ -87,7 +87,7 @@ def partition_data(spec: Experiment, source: ArrayDataset, key: Key) -> Federate
     rows = np.arange(len(labels))
     public = np.empty(0, dtype=np.int64)
     if spec.data.public:
-        public, rows = data.hold_out(rows, labels, spec.data.public, key.fold("public"))
+        public, rows = data.hold_out(rows, labels, spec.data.public, key.fold_in("public"))
     if spec.drift.schedule:
         return _partition_over_time(spec, source, public, rows, key)
     holdings = split_train_valid(
@@ -117,7 +117,7 @@ def _partition(
         None if groups is None else groups[rows],
         count,
         len(source.classes),
-        key.fold("partition"),
+        key.fold_in("partition"),
     )
     return [rows[part] for part in parts]
 
@@ -136,9 +136,10 @@ def _partition_over_time(
             _partition(spec, source, rows, key), source.train.y, float(spec.data.validation), key
         )
         clients = len(kept.train.sizes)
-        assignment = schedule(clients, drift.steps, key.fold("drift"))
+        assignment = schedule(clients, drift.time_steps, key.fold_in("drift"))
         trained, validated = (
-            [part.of(client) for client in range(clients)] for part in (kept.train, kept.valid)
+            [part.for_client(client) for client in range(clients)]
+            for part in (kept.train, kept.valid)
         )
         dealt = drift_sampling.keep_partition(
             assignment, concepts, trained, validated, len(source.train)
@@ -146,16 +147,23 @@ def _partition_over_time(
     else:
         assignment = schedule(
             spec.clients.count or schedule.clients or DEFAULT_CLIENTS,
-            drift.steps,
-            key.fold("drift"),
+            drift.time_steps,
+            key.fold_in("drift"),
         )
-        renew = drift.renew or ("movers" if call.name in ("staggered", "table") else "everyone")
+        renew = drift.resample or ("changed" if call.name in ("staggered", "table") else "everyone")
         valid = drift.validation or float(spec.data.validation)
         dealt = drift_sampling.sample_rows(
-            assignment, concepts, source.train, rows, drift.samples, valid, renew, key.fold("drift")
+            assignment,
+            concepts,
+            source.train,
+            rows,
+            drift.samples,
+            valid,
+            renew,
+            key.fold_in("drift"),
         )
     steps = tuple(
-        ClientData(ClientRows.join(train), ClientRows.join(valid), clusters.astype(np.int64))
+        ClientData(ClientRows.concat(train), ClientRows.concat(valid), clusters.astype(np.int64))
         for train, valid, clusters in zip(dealt.train, dealt.valid, assignment, strict=True)
     )
     tests = drift_sampling.test_rows(concepts, source.test)

@@ -45,7 +45,7 @@ def lognormal(*, sigma: float = 0.5) -> Speed:
         three times as long as the median one.
     """
     check_range(sigma >= 0, "speed lognormal", "sigma", "of at least 0", sigma)
-    return lambda clients, key: np.exp(sigma * _normal(key.fold("speed"), clients))
+    return lambda clients, key: np.exp(sigma * _normal(key.fold_in("speed"), clients))
 
 
 def classes(*, slow: float = 0.3, factor: float = 5.0) -> Speed:
@@ -59,7 +59,9 @@ def classes(*, slow: float = 0.3, factor: float = 5.0) -> Speed:
 
     def draw(clients: int, key: Key) -> np.ndarray:
         seconds = np.ones(clients)
-        seconds[key.fold("speed").choice(clients, math.floor(slow * clients + 0.5 + 1e-9))] = factor
+        seconds[key.fold_in("speed").choice(clients, math.floor(slow * clients + 0.5 + 1e-9))] = (
+            factor
+        )
         return seconds
 
     return draw
@@ -90,14 +92,14 @@ def response_times(
     clients, steps: [k]; seconds: [K], of all clients; key: the round's -> [k] simulated seconds
     """
     drawn = _normal(
-        key.fold("jitter"), len(seconds)
+        key.fold_in("jitter"), len(seconds)
     )  # for all clients, so that a draw belongs to a client and not to its place in the round
     return np.asarray(steps * seconds[clients] * np.exp(jitter * drawn[clients]))
 
 
 def _normal(key: Key, count: int) -> np.ndarray:
     """Box and Muller."""
-    radius, angle = key.fold("radius").uniform(count), key.fold("angle").uniform(count)
+    radius, angle = key.fold_in("radius").uniform(count), key.fold_in("angle").uniform(count)
     return np.asarray(np.sqrt(-2.0 * np.log1p(-radius)) * np.cos(2.0 * math.pi * angle))
 
 
@@ -150,7 +152,7 @@ def oversample(wanted: int, over_selection: float, available: int) -> int:
     """How many clients are asked where `wanted` answers shall be used: a share more, rounded up, as
     far as there are any.
 
-    >>> ask_more(10, 1.3, available=100), ask_more(10, 1.1, available=100), ask_more(10, 1.3, available=12)
+    >>> oversample(10, 1.3, available=100), oversample(10, 1.1, available=100), oversample(10, 1.3, available=12)
     (13, 11, 12)
     """
     if over_selection < 1 or not math.isfinite(over_selection):
@@ -165,7 +167,7 @@ def on_time_mask(times: np.ndarray, wanted: int, deadline: float) -> np.ndarray:
     """The first `wanted` to answer, as far as they answer in time; of equal times, the first in
     order.
 
-    >>> pick_in_time(np.array([3.0, 1.0, 9.0, 2.0]), wanted=3, deadline=2.5).tolist()
+    >>> on_time_mask(np.array([3.0, 1.0, 9.0, 2.0]), wanted=3, deadline=2.5).tolist()
     [False, True, False, True]
 
     times: [k] -> [k] bool
@@ -179,7 +181,7 @@ def round_duration(times: np.ndarray, used: np.ndarray, wanted: int, deadline: f
     """How long a round takes: until the last answer that is used or, with fewer than wanted, until
     the deadline; until everybody answered without one.
 
-    >>> round_length(np.array([3.0, 1.0, 9.0]), np.array([False, True, False]), wanted=2, deadline=2.5)
+    >>> round_duration(np.array([3.0, 1.0, 9.0]), np.array([False, True, False]), wanted=2, deadline=2.5)
     2.5
 
     times: [k]; used: [k] bool
@@ -197,7 +199,7 @@ def rounds_late(times: np.ndarray, length: float) -> np.ndarray:
     """In how many rounds from its own an answer comes, where rounds take that long: 0 within it, 1
     in the next.
 
-    >>> count_rounds_late(np.array([2.0, 10.0, 10.5, 31.0]), length=10.0).tolist()
+    >>> rounds_late(np.array([2.0, 10.0, 10.5, 31.0]), length=10.0).tolist()
     [0, 0, 1, 3]
 
     times: [k] -> [k] int64
@@ -246,5 +248,5 @@ def merge_stale(replies: Reply | None, late: Reply | None) -> Reply | None:
     if replies is None or late is None:
         return late if replies is None else replies
     news = (~torch.isin(late.client, replies.client)).nonzero().flatten()
-    joined = Reply.join([replies, late.pick(news)])
-    return joined.pick(torch.argsort(joined.client))
+    joined = Reply.concat([replies, late.select(news)])
+    return joined.select(torch.argsort(joined.client))

@@ -57,7 +57,7 @@ def find_site(node_config: dict[str, Any]) -> SiteFile:
 
 def hand_over(site: SiteFile, request: WireMessage) -> WireMessage:
     """To the process that stays, or to this one."""
-    if site.settings.compute.resident:
+    if site.settings.compute.daemon:
         from remanence.flower.daemon_client import call_worker
 
         return call_worker(site, request)

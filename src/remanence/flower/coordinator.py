@@ -56,31 +56,31 @@ def run_experiment(
     spec = check_deployable(spec)
     experiment, description = build_coordinator(spec)
     task = experiment.task
-    found = _find(out, experiment.spec)
+    found = _find(out, experiment.config)
     name = str(uuid.uuid4()) if found is None else found
     if found is None:
         create_output_dir(out, False, (SPEC, COMPARISON))
-    say = make_log(out / LOG, progress.say)
+    say = make_log(out / LOG, progress.log)
     preamble = {
         "run": name,
-        "spec": describe_spec(experiment.spec),
+        "spec": describe_spec(experiment.config),
         "data": describe_examples(experiment, description),
     }
 
     def write_down(told: BuiltExperiment) -> None:
-        known = told.about | {"engine": "flower: real sites", RUN_NAME: name}
-        write_atomically(out / SPEC, write_toml(told.spec, {METADATA: known}).encode())
+        known = told.metadata | {"engine": "flower: real sites", RUN_NAME: name}
+        write_atomically(out / SPEC, write_toml(told.config, {METADATA: known}).encode())
 
     with translate_disk_errors(out), lock(out):
         if found is None:
             # so that even the wait for sites can be cut off
-            write_down(replace(experiment, about=experiment.about | {"label_counts": []}))
+            write_down(replace(experiment, metadata=experiment.metadata | {"label_counts": []}))
         say(
             f"{'new run' if found is None else 'going on with run'} {name}: {spec.method},"
-            f" {task.world.clients} clients"
+            f" {task.info.num_clients} clients"
         )
         roster = NodeRegistry(
-            carrier, WireMessage({**preamble, "kind": "hello"}, {}), task.world.clients, say
+            carrier, WireMessage({**preamble, "kind": "hello"}, {}), task.info.num_clients, say
         )
         gather(roster, patience)
         remote = bind_to_sites(experiment, roster, description, patience)
@@ -88,8 +88,8 @@ def run_experiment(
         session = Session(
             roster=roster,
             preamble=preamble,
-            patience=patience,
-            say=say,
+            timeouts=patience,
+            log=say,
             wanted=remote.cohort_size if spec.round.over_selection > 1 else 0,
             deadline=parse_real_deadline(spec.round.deadline),
             has_test=description is None,
@@ -156,7 +156,7 @@ def build_coordinator(spec: Experiment) -> tuple[BuiltExperiment, Description | 
     description = describe_data(spec)
     if description is None:
         return build(spec), None
-    if any(p.needs_public for p in build_method(spec)) or spec.data.public:
+    if any(p.needs_public_data for p in build_method(spec)) or spec.data.public:
         raise InputError(
             "the coordinator has no data (data sites), so it has no public set either:"
             " name its data, or use a method that needs none"
@@ -165,18 +165,18 @@ def build_coordinator(spec: Experiment) -> tuple[BuiltExperiment, Description | 
         update={"data": spec.data.model_copy(update={"partition": "iid", "validation": 0.0})}
     )
     experiment = build(even, source=description.source)
-    settled = experiment.spec.model_copy(update={"data": spec.data})
+    settled = experiment.config.model_copy(update={"data": spec.data})
     shape = "x".join(map(str, description.source.shape))
     told = (
         f"at the sites: {description.source.kind} examples of shape {shape},"
         f" {len(description.source.classes)} classes"
     )
-    about = experiment.about | {
+    about = experiment.metadata | {
         "data": told,
         "mean": list(description.mean),
         "std": list(description.std),
     }
-    return replace(experiment, spec=settled, about=about), description
+    return replace(experiment, config=settled, metadata=about), description
 
 
 def build_method(spec: Experiment) -> tuple[Part, ...]:
@@ -200,7 +200,7 @@ def describe_spec(spec: Experiment) -> dict[str, Any]:
         "record",
         "engine",
         "stack",
-        "stepping",
+        "execution",
         "timeout",
         "ray",
     ):
@@ -221,7 +221,7 @@ def describe_examples(
     experiment: BuiltExperiment, description: Description | None
 ) -> dict[str, Any]:
     """What examples look like: sites with data of their own must agree with it."""
-    source, about = experiment.source, experiment.about
+    source, about = experiment.dataset, experiment.metadata
     return {
         "classes": list(source.classes),
         "shape": list(source.shape),
@@ -234,7 +234,7 @@ def describe_examples(
 def gather(roster: NodeRegistry, patience: Timeouts) -> None:
     """Wait until all clients are there, or for as long as was said; some at least must come."""
     everybody = roster.wait_until(
-        lambda: bool((roster.present() | _declined_sites(roster)).all()), patience.arrival
+        lambda: bool((roster.present() | _declined_sites(roster)).all()), patience.join_timeout
     )
     there = roster.present()
     if not there.any():
@@ -253,13 +253,13 @@ def gather(roster: NodeRegistry, patience: Timeouts) -> None:
             else "check that the SuperNodes run and reach this SuperLink"
         )
         raise RunFailed(
-            f"no site can work on this experiment after {patience.arrival:g} s: {why}; then"
+            f"no site can work on this experiment after {patience.join_timeout:g} s: {why}; then"
             " flwr run again goes on"
         )
     if not everybody:
         away = ", ".join(map(str, np.flatnonzero(~there).tolist()))
         roster.say(
-            f"after {patience.arrival:g} s clients {away} have not come: starting without them"
+            f"after {patience.join_timeout:g} s clients {away} have not come: starting without them"
         )
 
 
@@ -278,7 +278,7 @@ def bind_to_sites(
     """The experiment as a coordinator can run it: who is there is who can be asked, and how
     many rows they have is what they say.
     """
-    task, spec = experiment.task, experiment.spec
+    task, spec = experiment.task, experiment.config
     own_data = description is not None or not all(
         node.shared for node in roster.nodes.values() if node.ready
     )
@@ -292,7 +292,7 @@ def bind_to_sites(
         population = RemotePopulation(task.population.steps, task.population.tests, roster=roster)
     task = replace(
         task,
-        at_sites=True,
+        clients_remote=True,
         population=population,
         method=ComposedMethod(Method(tuple(map(secret_noise, task.method.parts)))),
     )
@@ -300,23 +300,25 @@ def bind_to_sites(
 
     def there(clients: int, round: int, key: Key) -> np.ndarray:
         """Who can be asked in a round; waits while there are too few for it."""
-        roster.look()
+        roster.poll()
         if roster.present().sum() < needed:
             roster.say(
                 f"round {round} waits: {int(roster.present().sum())} clients are there, and it"
                 f" needs {needed}"
             )
-        if not roster.wait_until(lambda: int(roster.present().sum()) >= needed, patience.arrival):
+        if not roster.wait_until(
+            lambda: int(roster.present().sum()) >= needed, patience.join_timeout
+        ):
             raise RunFailed(
-                f"fewer than {needed} clients were there for {patience.arrival:g} s in"
+                f"fewer than {needed} clients were there for {patience.join_timeout:g} s in"
                 f" round {round}: all rounds before are saved;"
                 " flwr run again goes on when the sites are back"
             )
         return roster.present()
 
     # nobody's labels are known here
-    about = experiment.about | ({"label_counts": []} if own_data else {})
-    return replace(experiment, task=task, availability=there, about=about)
+    about = experiment.metadata | ({"label_counts": []} if own_data else {})
+    return replace(experiment, task=task, availability=there, metadata=about)
 
 
 def parse_real_deadline(text: str) -> RealDeadline:
@@ -344,17 +346,17 @@ def _find(out: Path, spec: Experiment) -> str | None:
     if not (out / SPEC).exists():
         return None
     run = Run(out)
-    if fingerprint(run.spec) != fingerprint(spec) or RUN_NAME not in run.about:
+    if fingerprint(run.config) != fingerprint(spec) or RUN_NAME not in run.metadata:
         raise InputError(
             f"{out} holds another experiment: choose another out in the app's"
             " pyproject.toml, or with flwr run -c 'out=\"...\"'"
         )
-    if run.spec.rounds > spec.rounds:
+    if run.config.rounds > spec.rounds:
         raise InputError(
-            f"{out} was meant to have {run.spec.rounds} rounds: rounds={spec.rounds} cannot"
+            f"{out} was meant to have {run.config.rounds} rounds: rounds={spec.rounds} cannot"
             " take any back"
         )
-    return str(run.about[RUN_NAME])
+    return str(run.metadata[RUN_NAME])
 
 
 def make_log(path: Path, tell: Callable[[str], None]) -> Callable[[str], None]:

@@ -52,36 +52,36 @@ class FlowerEngine:
     """Needs a session: see `session.hold`. Nothing is sent before there is something to do."""
 
     name = "flower"
-    steps = "eager"
+    execution = "eager"
 
     def __init__(self, task: TrainingTask):
         self.task, self.session = task, current_session()
         self.excuses: list[Rejection] = []
         self.desk = SequentialEngine(task)  # for the coordinator's own test set and public set
         # such methods go by validation rows in every round
-        self.validates = task.method.owner("peers") is not None
+        self.validates = task.method.part_filling("peers") is not None
         # by client: counts that came with its last models
         self.told: dict[int, list[CachedCounts]] = defaultdict(list)
 
     # ---------------------------------------------------------------------------------------- train
 
     def train(self, job: ClientWork) -> Iterator[Reply]:
-        session, common = self.session, as_arrays({"shared": job.shared})
+        session, common = self.session, as_arrays({"shared": job.broadcast})
         self.excuses = [
             Rejection(client, *why) for client, why in session.roster.declined().items()
         ]
-        if not job.personal_start:
+        if not job.per_client_start:
             common |= as_arrays({"start": job.start._asdict()})
         questions: list[tuple[Node, tuple[int, ...], WireMessage]] = []
         lost: list[int] = []
         for node, places in self._by_site(job.clients, lost):
             own = (
-                job.start.take(torch.from_numpy(places).to(self.task.world.device))
-                if job.personal_start
+                job.start.select(torch.from_numpy(places).to(self.task.info.device))
+                if job.per_client_start
                 else None
             )
             mine = {} if own is None else as_arrays({"start": own._asdict()})
-            parcel = session.parcel(
+            parcel = session.message(
                 "train", describe_work(job, places) | {"validate": self.validates}, mine, common
             )
             questions.append((node, tuple(job.clients[places].tolist()), parcel))
@@ -93,14 +93,16 @@ class FlowerEngine:
             if reply is not None:
                 yield reply
 
-    def take_excuses(self) -> list[Rejection]:
+    def pop_declined(self) -> list[Rejection]:
         """Clients of the last round that do not reply, and why; told once."""
         told, self.excuses = self.excuses, []
         return told
 
     def _wait(self, asked: int) -> ReplyWait:
         session, deadline = self.session, self.session.deadline
-        seconds = deadline.seconds if math.isfinite(deadline.seconds) else session.patience.answer
+        seconds = (
+            deadline.seconds if math.isfinite(deadline.seconds) else session.timeouts.reply_timeout
+        )
         enough = min(math.ceil(deadline.share * asked - 1e-9), session.wanted or asked)
         return ReplyWait(seconds, enough if enough < asked else 0)
 
@@ -108,12 +110,12 @@ class FlowerEngine:
         """A site's answer as a reply; what does not even have the form of one is refused here,
         everything else by the gate.
         """
-        asked, parcel = outcome.errand.clients, outcome.parcel
+        asked, parcel = outcome.request.clients, outcome.message
         if parcel is None:
-            return self._refuse(asked, outcome.code, outcome.reason)
-        about, device = parcel.about, self.task.world.device
+            return self._reject(asked, outcome.code, outcome.reason)
+        about, device = parcel.header, self.task.info.device
         if about.get("clients") != list(asked):  # nobody answers for another site's clients
-            return self._refuse(
+            return self._reject(
                 asked, "unknown-client", "its site answered for other clients than it was asked for"
             )
         try:
@@ -123,10 +125,10 @@ class FlowerEngine:
             }
             trained: dict[str, Any] = {
                 kind: as_tree(parcel.arrays, kind, device)
-                for kind in ("params", "buffers", "extras")
+                for kind in ("params", "buffers", "payload")
             }
         except (KeyError, ValueError, TypeError) as error:
-            return self._refuse(
+            return self._reject(
                 asked, "malformed", f"its answer is not a reply ({type(error).__name__})"
             )
         said = about.get("round")
@@ -135,29 +137,33 @@ class FlowerEngine:
             said if type(said) is int and 0 <= said < LARGEST_ROUND else NO_STATE,
             device=device,
         )
-        own = {REMOTE: {"round": rounds}} if self.task.keeps_own else {}
+        own = {REMOTE: {"round": rounds}} if self.task.is_stateful else {}
         reply = Reply(
-            client=torch.tensor(asked, device=device), round=rounds, own=own, **numbers, **trained
+            client=torch.tensor(asked, device=device),
+            round=rounds,
+            client_state=own,
+            **numbers,
+            **trained,
         )
-        self._remember(outcome, reply, job.time_step)
+        self._cache(outcome, reply, job.time_step)
         return reply
 
-    def _refuse(self, clients: tuple[int, ...], code: str, reason: str) -> Reply | None:
+    def _reject(self, clients: tuple[int, ...], code: str, reason: str) -> Reply | None:
         self.excuses += [Rejection(client, code, reason) for client in clients]
-        self.session.say(f"clients {', '.join(map(str, clients))}: {reason} ({code})")
+        self.session.log(f"clients {', '.join(map(str, clients))}: {reason} ({code})")
         return None
 
-    def _remember(self, outcome: RequestResult, reply: Reply, time_step: int) -> None:
+    def _cache(self, outcome: RequestResult, reply: Reply, time_step: int) -> None:
         """Counts on validation rows that came with the models."""
-        counts = _read_counts(outcome, reply.k, self.task.world.classes, "valid/")
+        counts = _read_counts(outcome, reply.num_clients, self.task.info.num_classes, "valid/")
         whole = all(
-            x.dim() and len(x) == reply.k
+            x.dim() and len(x) == reply.num_clients
             for x in pytree.leaves({"params": dict(reply.params), "buffers": reply.buffers})
         )
         if counts is None or not whole:  # the gate has not seen it yet
             return
         confusion, loss = counts
-        for place, client in enumerate(outcome.errand.clients):
+        for place, client in enumerate(outcome.request.clients):
             params, buffers = (
                 pytree.take(dict(reply.params), place),
                 pytree.take(reply.buffers, place),
@@ -167,7 +173,7 @@ class FlowerEngine:
             )
             self.told[client] = [*self.told[client][-1:], judged]
 
-    def _recall(
+    def _lookup(
         self, models: ModelState, number: int, owner: int, time_step: int
     ) -> CachedCounts | None:
         """What a site has told of this very model before."""
@@ -194,7 +200,7 @@ class FlowerEngine:
     ) -> ConfusionCounts:
         if split == "public" or (split == "test" and self.session.has_test):
             return self.desk.score(models, split, owners, time_step)
-        many = models.many
+        many = models.num_models
         clients = np.flatnonzero(self.session.roster.present()) if owners is None else owners
         which, asked = np.repeat(np.arange(many), len(clients)), np.tile(clients, many)
         scores = self._score_at_sites(models, which, asked, split, time_step)
@@ -211,9 +217,9 @@ class FlowerEngine:
         owners: np.ndarray,
         split: str,
         time_step: int = 0,
-        verdicts: bool = False,
+        examples: bool = False,
     ) -> PairCounts:
-        if verdicts:
+        if examples:
             raise InputError(
                 "record.examples keeps what models say of single examples, which never leaves"
                 " a site: turn it off"
@@ -222,11 +228,11 @@ class FlowerEngine:
             if self.session.has_test:
                 return self.desk.score_pairs(models, which, owners, split, time_step)
             # one concept: the sites' test rows together
-            pooled = self.score(models.take(torch.from_numpy(which)), "test")
+            pooled = self.score(models.select(torch.from_numpy(which)), "test")
             return PairCounts(pooled.confusion[:, 0], pooled.loss[:, 0])
         told = (
             [
-                self._recall(models, number, owner, time_step)
+                self._lookup(models, number, owner, time_step)
                 for number, owner in zip(which, owners, strict=True)
             ]
             if split == "valid"
@@ -254,24 +260,24 @@ class FlowerEngine:
         """Personal models on their owners' validation rows; they are made, and stay, at the
         sites.
         """
-        key = Key(experiment.spec.seed).fold("round", state.round, "personal")
+        key = Key(experiment.config.seed).fold_in("round", state.round, "personal")
         job = ClientWork(
             round=state.round,
             time_step=state.time_step,
             clients=clients,
             start=state.server.model,
-            personal_start=False,
-            shared=server_step.make_broadcast(self.task, state.server, state.round, key),
-            own=load_client_states(
-                state, self.task, clients, experiment.facts(clients, state.time_step)
+            per_client_start=False,
+            broadcast=server_step.make_broadcast(self.task, state.server, state.round, key),
+            client_state=load_client_states(
+                state, self.task, clients, experiment.client_stats(clients, state.time_step)
             ),
-            facts=experiment.facts(clients, state.time_step),
-            rule=experiment.rule(state.round),
+            stats=experiment.client_stats(clients, state.time_step),
+            optimizer_hparams=experiment.optimizer_hparams(state.round),
             key=key,
         )
-        common = as_arrays({"start": job.start._asdict(), "shared": job.shared})
+        common = as_arrays({"start": job.start._asdict(), "shared": job.broadcast})
         questions = [
-            (node, places, self.session.parcel("personal", describe_work(job, places), {}, common))
+            (node, places, self.session.message("personal", describe_work(job, places), {}, common))
             for node, places in self._by_site(clients)
         ]
         return self._count(questions, clients, len(clients))
@@ -283,7 +289,7 @@ class FlowerEngine:
         for node, places in self._by_site(owners):
             # no site needs the models of the others
             used, local = np.unique(which[places], return_inverse=True)
-            some = models.take(torch.from_numpy(used).to(self.task.world.device))
+            some = models.select(torch.from_numpy(used).to(self.task.info.device))
             about = {
                 "split": split,
                 "time_step": time_step,
@@ -294,7 +300,7 @@ class FlowerEngine:
                 (
                     node,
                     places,
-                    self.session.parcel("score", about, as_arrays({"models": some._asdict()})),
+                    self.session.message("score", about, as_arrays({"models": some._asdict()})),
                 )
             )
         return self._count(questions, owners, len(which))
@@ -303,7 +309,7 @@ class FlowerEngine:
         self, questions: list[tuple[Node, np.ndarray, WireMessage]], owners: np.ndarray, pairs: int
     ) -> PairCounts:
         """Ask sites for counts; where none come, they are 0, as for a client without rows."""
-        classes = self.task.world.classes
+        classes = self.task.info.num_classes
         confusion, loss = (
             torch.zeros(pairs, classes, classes, dtype=torch.int64),
             torch.zeros(pairs, dtype=torch.float64),
@@ -315,22 +321,22 @@ class FlowerEngine:
             if node.evaluates
         ]
         for outcome in self.session.ask(
-            "evaluate", asked, "counts", ReplyWait(self.session.patience.answer)
+            "evaluate", asked, "counts", ReplyWait(self.session.timeouts.reply_timeout)
         ):
-            places = places_of[id(outcome.errand.parcel)]
+            places = places_of[id(outcome.request.message)]
             counts = _read_counts(outcome, len(places), classes)
             if counts is None:
                 reason = outcome.reason or "its counts are not counts"
-                self.session.say(
-                    f"no counts of clients {', '.join(map(str, outcome.errand.clients))}:"
+                self.session.log(
+                    f"no counts of clients {', '.join(map(str, outcome.request.clients))}:"
                     f" {reason} ({outcome.code or 'malformed'})"
                 )
                 continue
             confusion[torch.from_numpy(places)], loss[torch.from_numpy(places)] = counts
         return PairCounts(confusion, loss)
 
-    def judge(self, models: ModelState, ids: Tensor) -> Tensor:
-        return self.desk.judge(models, ids)
+    def predict_logits(self, models: ModelState, ids: Tensor) -> Tensor:
+        return self.desk.predict_logits(models, ids)
 
     def close(self) -> None:
         self.desk.close()
@@ -344,7 +350,7 @@ class FlowerEngine:
         places: dict[int, list[int]] = defaultdict(list)
         homes: dict[int, Node] = {}
         for place, client in enumerate(clients.tolist()):
-            node = self.session.roster.home(client)
+            node = self.session.roster.node_of(client)
             if node is not None:
                 homes[node.number] = node
                 places[node.number].append(place)
@@ -355,7 +361,7 @@ class FlowerEngine:
 
 def describe_work(job: ClientWork, places: np.ndarray) -> dict[str, Any]:
     """What a site is told of a job besides models, for the clients at these places."""
-    tags = pytree.flatten(job.own).get(f"{REMOTE}{pytree.SEPARATOR}round")
+    tags = pytree.flatten(job.client_state).get(f"{REMOTE}{pytree.SEPARATOR}round")
     return {
         "round": job.round,
         "time_step": job.time_step,
@@ -363,10 +369,10 @@ def describe_work(job: ClientWork, places: np.ndarray) -> dict[str, Any]:
         "from": [NO_STATE] * len(places)
         if tags is None
         else tags[torch.from_numpy(places).to(tags.device)].tolist(),
-        "personal_start": job.personal_start,
-        "rule": {name: float(value) for name, value in job.rule.items()},
+        "personal_start": job.per_client_start,
+        "rule": {name: float(value) for name, value in job.optimizer_hparams.items()},
         "key": job.key.value,
-        "phases": job.phases,
+        "phases": job.num_phases,
     }
 
 
@@ -374,9 +380,9 @@ def _read_counts(
     outcome: RequestResult, pairs: int, classes: int, prefix: str = ""
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Counts from a stranger: whole numbers of at least 0 in the right shape, and finite losses."""
-    if outcome.parcel is None:
+    if outcome.message is None:
         return None
-    confusion, loss = (outcome.parcel.arrays.get(prefix + name) for name in ("confusion", "loss"))
+    confusion, loss = (outcome.message.arrays.get(prefix + name) for name in ("confusion", "loss"))
     if confusion is None or loss is None or confusion.dtype != np.int64 or loss.dtype != np.float64:
         return None
     if (

@@ -29,9 +29,9 @@ class Node:
 
     number: int
     asked: float  # when it was last greeted
-    hello: str  # the greeting that is not answered yet; empty: it is
+    ping_id: str  # the greeting that is not answered yet; empty: it is
     name: str = ""
-    claims: tuple[int, ...] = ()  # the clients it says it has
+    announced_clients: tuple[int, ...] = ()  # the clients it says it has
     clients: tuple[int, ...] = ()  # those of them that are believed to live there
     shared: bool = False
     evaluates: bool = True
@@ -56,7 +56,7 @@ class NodeRegistry:
         self.sizes: dict[int, list[list[int]]] = {}
         self.looked = float("-inf")
 
-    def look(self) -> list[Answer]:
+    def poll(self) -> list[Answer]:
         """See who came and went, and collect what came back; greetings are dealt with here, the
         rest is returned.
         """
@@ -64,8 +64,8 @@ class NodeRegistry:
             self._see_who_is_connected()
             self.looked = time.monotonic()
         rest = []
-        greeted = {node.hello: node for node in self.nodes.values() if node.hello}
-        for answer in self.carrier.collect():
+        greeted = {node.ping_id: node for node in self.nodes.values() if node.ping_id}
+        for answer in self.carrier.poll():
             if answer.number in greeted:
                 self._meet(greeted[answer.number], answer)
             else:
@@ -73,7 +73,7 @@ class NodeRegistry:
         self._settle_claims()
         return rest
 
-    def home(self, client: int) -> Node | None:
+    def node_of(self, client: int) -> Node | None:
         """Where a client can be given work now."""
         return next(
             (node for node in self.nodes.values() if node.ready and client in node.clients), None
@@ -96,28 +96,28 @@ class NodeRegistry:
             for client in node.clients
         }
 
-    def greet(self, node: Node) -> None:
+    def ping(self, node: Node) -> None:
         """Ask a site who it is; nothing happens while an earlier greeting is on its way."""
-        if not node.hello:
-            node.asked, node.hello = (
+        if not node.ping_id:
+            node.asked, node.ping_id = (
                 time.monotonic(),
                 self.carrier.send(node.number, self.hello, "query", "hello"),
             )
 
-    def silence(self, node: Node, why: str) -> None:
+    def mark_silent(self, node: Node, why: str) -> None:
         """A site did not answer in time: nothing is asked of it until it says something."""
         if not node.silent:
             self.say(
                 f"site {node.name or node.number} {why}: it is left alone until it answers again"
             )
         node.silent = True
-        self.greet(node)
+        self.ping(node)
 
     def wait_until(self, enough: Callable[[], bool], seconds: float) -> bool:
         """Look until there is enough of whatever is counted. -> was there in time?"""
         end = time.monotonic() + seconds
         while not enough():
-            self.look()
+            self.poll()
             if enough():
                 break
             if time.monotonic() >= end:
@@ -129,19 +129,19 @@ class NodeRegistry:
         connected = self.carrier.nodes()
         for number in sorted(set(self.nodes) - connected):
             gone = self.nodes.pop(number)
-            self.carrier.forget([gone.hello])
+            self.carrier.cancel([gone.ping_id])
             if gone.name:
                 self.say(f"site {gone.name} went away (node {number})")
         for number in sorted(connected - set(self.nodes)):
             self.nodes[number] = node = Node(number, 0.0, "")
-            self.greet(node)
+            self.ping(node)
 
     def _meet(self, node: Node, answer: Answer) -> None:
-        node.hello = ""
+        node.ping_id = ""
         if answer.gone:
-            self.silence(node, "cannot be reached")
+            self.mark_silent(node, "cannot be reached")
             return
-        about: dict[str, Any] = {} if answer.parcel is None else answer.parcel.about
+        about: dict[str, Any] = {} if answer.parcel is None else answer.parcel.header
         name = str(about.get("site", ""))[:100] or node.name or f"node {node.number}"
         known, returned, node.silent, node.name = (
             node.ready,
@@ -153,10 +153,12 @@ class NodeRegistry:
         if isinstance(clients, list) and all(
             type(client) is int and 0 <= client < self.count for client in clients
         ):
-            node.claims = tuple(sorted(set(clients)))
-            node.clients = tuple(client for client in node.clients if client in node.claims)
+            node.announced_clients = tuple(sorted(set(clients)))
+            node.clients = tuple(
+                client for client in node.clients if client in node.announced_clients
+            )
             self._settle_claims()
-            for client in node.claims if not known else ():
+            for client in node.announced_clients if not known else ():
                 if client not in node.clients and (holder := self._holder(client)) is not None:
                     self.say(
                         f"site {name} claims client {client}, which lives at site"
@@ -191,7 +193,9 @@ class NodeRegistry:
         """
         for node in self.nodes.values():
             for client in (
-                client for client in node.claims if client not in node.clients and not node.silent
+                client
+                for client in node.announced_clients
+                if client not in node.clients and not node.silent
             ):
                 holder = self._holder(client)
                 if holder is None or holder.silent:

@@ -38,7 +38,7 @@ def check_method(policy: Policy, task: TrainingTask) -> None:
                 f"this site takes part in {allowed} alone (policy.methods), and the experiment"
                 f" uses {part.name}",
             )
-    sent = [path.split(pytree.SEPARATOR) for path in pytree.flatten(task.extras_form())]
+    sent = [path.split(pytree.SEPARATOR) for path in pytree.flatten(task.payload_spec())]
     asking = next((path[0] for path in sent if path[-1] == LABEL_COUNTS), None)
     if asking is not None and not policy.label_counts:
         raise Declined(
@@ -95,6 +95,6 @@ def draw_geometric(key: Key, epsilon: float, shape: tuple[int, ...]) -> np.ndarr
     """
     count = int(np.prod(shape))
     drawn = [
-        np.floor(np.log1p(-key.fold(word).uniform(count)) / -epsilon) for word in ("up", "down")
+        np.floor(np.log1p(-key.fold_in(word).uniform(count)) / -epsilon) for word in ("up", "down")
     ]
     return np.asarray(drawn[0] - drawn[1], dtype=np.int64).reshape(shape)

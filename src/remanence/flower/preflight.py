@@ -27,10 +27,10 @@ def check_site(site_path: Path, experiment_path: Path) -> list[str]:
     )
     preamble = {
         "run": "inspection",
-        "spec": describe_spec(experiment.spec),
+        "spec": describe_spec(experiment.config),
         "data": describe_examples(experiment, description),
     }
-    told = site.answer(WireMessage({**preamble, "kind": "hello"}, {})).about
+    told = site.answer(WireMessage({**preamble, "kind": "hello"}, {})).header
     if told["kind"] == "declined":
         return [f"declines ({told['code']}): {told['reason']}"]
     policy, task = site.policy, experiment.task
@@ -42,10 +42,10 @@ def check_site(site_path: Path, experiment_path: Path) -> list[str]:
         )
     initial = task.model.initial
     model = {
-        "params": pytree.select_keys(initial.params, task.sent_names()),
-        "buffers": pytree.select_keys(initial.buffers, task.sent_buffers()),
+        "params": pytree.select_keys(initial.params, task.communicated_params()),
+        "buffers": pytree.select_keys(initial.buffers, task.communicated_buffers()),
     }
-    extras = pytree.flatten(task.extras_form())
+    extras = pytree.flatten(task.payload_spec())
     lines.append(
         f"a round sends up, for each client: {pytree.nbytes(model)} bytes of trained"
         " parameters, its number of rows, its mean loss"

@@ -47,7 +47,7 @@ def run_quickstart(
             "data.partition": "dirichlet(alpha=0.3)",
             "clients.count": clients,
             "local.epochs": 2,
-            "local.batch": 16,
+            "local.batch_size": 16,
             "device": "cpu",
         },
     )
@@ -138,7 +138,7 @@ def _check(method: str) -> None:
     from remanence.core.compose import parse_method
     from remanence.methods import PARTS
 
-    if any(p.needs_public for p in parse_method(method, PARTS).parts):
+    if any(p.needs_public_data for p in parse_method(method, PARTS).parts):
         raise InputError(
             f"{method} needs a public set, and the quickstart has none: try fedavg,"
             " scaffold+wsm or hast"

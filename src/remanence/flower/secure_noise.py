@@ -26,7 +26,7 @@ def draw_key() -> Key:
 
 def secret_noise(p: Part) -> Part:
     """The coordinator's part `dp` with noise of its own in every call; any other part as it is."""
-    if p.name != "dp" or p.combine is None:
+    if p.name != "dp" or p.aggregate is None:
         return p
 
     def secretly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,8 +37,10 @@ def secret_noise(p: Part) -> Part:
 
     return replace(
         p,
-        combine=p.combine._replace(finish=secretly(p.combine.finish)),
-        absorb=None if p.absorb is None else secretly(p.absorb),
+        aggregate=p.aggregate._replace(finalize=secretly(p.aggregate.finalize)),
+        update_server_state=None
+        if p.update_server_state is None
+        else secretly(p.update_server_state),
     )
 
 
@@ -58,20 +60,21 @@ def fixed_stats(
     """Facts of a site's clients. Noised label counts are drawn once a run and time step and
     kept: drawn anew, they would average out. -> [k, ...]
     """
-    if experiment.task.method.owner("facts") is None:
-        return experiment.facts(torch.tensor(clients).numpy(), time_step)
+    if experiment.task.method.part_filling("privatize_stats") is None:
+        return experiment.client_stats(torch.tensor(clients).numpy(), time_step)
     rows = []
     for client in clients:
-        kept = memory.recall_facts(client, time_step)
+        kept = memory.load_stats(client, time_step)
         if kept is None:
             own = replace(
-                experiment, spec=experiment.spec.model_copy(update={"seed": secrets.randbits(63)})
+                experiment,
+                config=experiment.config.model_copy(update={"seed": secrets.randbits(63)}),
             )
-            drawn = own.facts(torch.tensor([client]).numpy(), time_step)
+            drawn = own.client_stats(torch.tensor([client]).numpy(), time_step)
             kept = {"size": drawn.size[0], "label_counts": drawn.label_counts[0]}
-            memory.keep_facts(client, time_step, kept)
+            memory.store_stats(client, time_step, kept)
         rows.append(kept)
-    device = experiment.task.world.device
+    device = experiment.task.info.device
     return ClientStats(
         *(torch.stack([row[name] for row in rows]).to(device) for name in ClientStats._fields)
     )

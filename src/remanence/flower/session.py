@@ -22,13 +22,13 @@ SHORTEST, LONGEST = 0.1, 1.0  # seconds between two looks for answers
 class Timeouts(NamedTuple):
     """How long the coordinator waits, in real seconds."""
 
-    arrival: float = 600.0  # for sites to come, at the start and whenever too few are there
-    answer: float = 1800.0  # for an answer, where the experiment sets no round.deadline
+    join_timeout: float = 600.0  # for sites to come, at the start and whenever too few are there
+    reply_timeout: float = 1800.0  # for an answer, where the experiment sets no round.deadline
     # until a site that has not answered is greeted, to see whether it has been restarted
-    nudge: float = 60.0
+    ping_after: float = 60.0
     # for a site that went away in a round to come back: a SuperNode that was killed needs more than
     # a minute
-    absence: float = 180.0
+    gone_after: float = 180.0
 
 
 class ReplyWait(NamedTuple):
@@ -54,7 +54,7 @@ class PendingRequest:
     """Work that a site was given."""
 
     node: Node
-    parcel: WireMessage
+    message: WireMessage
     kind: str
     clients: tuple[int, ...]
     number: str
@@ -65,8 +65,8 @@ class PendingRequest:
 class RequestResult(NamedTuple):
     """What became of an errand: a parcel, or a code and a reason."""
 
-    errand: PendingRequest
-    parcel: WireMessage | None
+    request: PendingRequest
+    message: WireMessage | None
     code: str = ""
     reason: str = ""
 
@@ -79,8 +79,8 @@ class Session:
 
     roster: NodeRegistry
     preamble: dict[str, Any]
-    patience: Timeouts
-    say: Callable[[str], None]
+    timeouts: Timeouts
+    log: Callable[[str], None]
     wanted: int  # answers a round needs where more clients are asked than that; 0: all
     deadline: RealDeadline
     has_test: bool  # does the coordinator have a test set of its own?
@@ -88,7 +88,7 @@ class Session:
         default_factory=list
     )  # of every answer: seconds until it came, and seconds of work at its site
 
-    def parcel(
+    def message(
         self, kind: str, about: dict[str, Any], mine: WireArrays, common: WireArrays | None = None
     ) -> WireMessage:
         return WireMessage({**self.preamble, "kind": kind, **about}, mine, common or {})
@@ -107,20 +107,20 @@ class Session:
             self._send(errand, open_, group)
         end, answered, pause = time.monotonic() + wait.seconds, 0, SHORTEST
         while open_:
-            came = [answer for answer in self.roster.look() if answer.number in open_]
+            came = [answer for answer in self.roster.poll() if answer.number in open_]
             for answer in came:
                 errand = open_.pop(answer.number)
                 if answer.gone:  # it may come back, and then get its work again
-                    self.roster.silence(errand.node, "cannot be reached")
+                    self.roster.mark_silent(errand.node, "cannot be reached")
                     errand.lost = time.monotonic()
                     open_[f"lost with {answer.number}"] = errand
                     continue
                 outcome = _to_result(errand, answer)
-                worked = 0.0 if answer.parcel is None else answer.parcel.about.get("seconds")
+                worked = 0.0 if answer.parcel is None else answer.parcel.header.get("seconds")
                 self.spent.append(
                     (time.monotonic() - errand.since, worked if isinstance(worked, float) else 0.0)
                 )
-                answered += len(outcome.errand.clients) if outcome.parcel is not None else 0
+                answered += len(outcome.request.clients) if outcome.message is not None else 0
                 yield outcome
             if open_ and wait.enough and answered >= wait.enough:
                 yield from self._give_up(
@@ -128,52 +128,55 @@ class Session:
                 )
             elif time.monotonic() >= end:
                 for errand in list(open_.values()):
-                    self.roster.silence(errand.node, f"did not answer in {wait.seconds:g} s")
+                    self.roster.mark_silent(errand.node, f"did not answer in {wait.seconds:g} s")
                 yield from self._give_up(
                     open_, "no-answer", f"its site did not answer in {wait.seconds:g} s"
                 )
             else:
-                yield from self._look_after(open_, group)
+                yield from self._retry_lost(open_, group)
             pause = SHORTEST if came else min(LONGEST, 1.2 * pause)
             if open_:
                 time.sleep(pause)
 
-    def _look_after(self, open_: dict[str, PendingRequest], group: str) -> Iterator[RequestResult]:
+    def _retry_lost(self, open_: dict[str, PendingRequest], group: str) -> Iterator[RequestResult]:
         """Greet sites that are slow; send work again that a site has lost by a restart; give up
         on sites that stay away.
         """
         now = time.monotonic()
         for number, errand in list(open_.items()):
             node = self.roster.nodes.get(errand.node.number)
-            if node is errand.node and now - max(errand.since, node.asked) > self.patience.nudge:
-                self.roster.greet(node)
+            if (
+                node is errand.node
+                and now - max(errand.since, node.asked) > self.timeouts.ping_after
+            ):
+                self.roster.ping(node)
             # messages are answered in their order
-            forgotten = node is errand.node and not node.hello and node.asked > errand.since
+            forgotten = node is errand.node and not node.ping_id and node.asked > errand.since
             if node is errand.node and not forgotten and errand.lost is None:
                 continue
             errand.lost = errand.lost or now
-            home = self.roster.home(errand.clients[0])
+            home = self.roster.node_of(errand.clients[0])
             if home is not None and set(errand.clients) <= set(home.clients):
-                self.say(f"site {home.name} has lost its work by a restart, and gets it again")
-                self.roster.carrier.forget([open_.pop(number).number])
+                self.log(f"site {home.name} has lost its work by a restart, and gets it again")
+                self.roster.carrier.cancel([open_.pop(number).number])
                 self._send(
-                    PendingRequest(home, errand.parcel, errand.kind, errand.clients, ""),
+                    PendingRequest(home, errand.message, errand.kind, errand.clients, ""),
                     open_,
                     group,
                 )
-            elif now - errand.lost > self.patience.absence:
+            elif now - errand.lost > self.timeouts.gone_after:
                 del open_[number]
                 yield RequestResult(
                     errand,
                     None,
                     "away",
                     f"site {errand.node.name} went away and did not come back in"
-                    f" {self.patience.absence:g} s",
+                    f" {self.timeouts.gone_after:g} s",
                 )
 
     def _send(self, errand: PendingRequest, open_: dict[str, PendingRequest], group: str) -> None:
         errand.number = self.roster.carrier.send(
-            errand.node.number, errand.parcel, errand.kind, group
+            errand.node.number, errand.message, errand.kind, group
         )
         if not errand.number:  # gone at this very moment
             errand.lost = time.monotonic()
@@ -184,7 +187,7 @@ class Session:
     ) -> Iterator[RequestResult]:
         for number in list(open_):
             errand = open_.pop(number)
-            self.roster.carrier.forget([errand.number])
+            self.roster.carrier.cancel([errand.number])
             yield RequestResult(errand, None, code, reason)
 
 
@@ -192,12 +195,12 @@ def _to_result(errand: PendingRequest, answer: Answer) -> RequestResult:
     parcel = answer.parcel
     if parcel is None:
         return RequestResult(errand, None, "failed", answer.problem)
-    if parcel.about.get("kind") == "declined":
+    if parcel.header.get("kind") == "declined":
         return RequestResult(
             errand,
             None,
-            str(parcel.about.get("code", "failed"))[:40],
-            str(parcel.about.get("reason", ""))[:500],
+            str(parcel.header.get("code", "failed"))[:40],
+            str(parcel.header.get("reason", ""))[:500],
         )
     return RequestResult(errand, parcel)
 

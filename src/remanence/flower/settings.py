@@ -49,10 +49,12 @@ class Policy(Section):
 class Compute(Section):
     device: StrictStr = "auto"
     threads: Natural = 0  # 0: torch's own choice
-    engine: Literal["auto", "loop", "stacked"] = "auto"  # how this site runs its own clients
+    engine: Literal["auto", "sequential", "vectorized"] = (
+        "auto"  # how this site runs its own clients
+    )
     # keep one process with the data in memory between messages; false: a fresh one for every
     # message
-    resident: StrictBool = True
+    daemon: StrictBool = True
 
 
 class SiteSettings(Section):

@@ -62,9 +62,9 @@ class Site:
 
     def answer(self, request: WireMessage) -> WireMessage:
         """Never raises: whatever goes wrong is an answer too."""
-        about, begin = request.about, time.perf_counter()
+        about, begin = request.header, time.perf_counter()
         answers: dict[Any, Callable[[dict[str, Any], WireArrays], WireMessage]] = {
-            "hello": self._greet,
+            "hello": self._ping,
             "train": self._train,
             "score": self._score,
             "personal": self._score_personal,
@@ -91,7 +91,7 @@ class Site:
                 },
                 {},
             )
-        reply.about.update(
+        reply.header.update(
             site=self.file.settings.name,
             clients_here=list(self.file.clients),
             seconds=time.perf_counter() - begin,
@@ -100,10 +100,10 @@ class Site:
 
     # ----------------------------------------------------------------------------- the four answers
 
-    def _greet(self, about: dict[str, Any], arrays: WireArrays) -> WireMessage:
+    def _ping(self, about: dict[str, Any], arrays: WireArrays) -> WireMessage:
         clients = list(self.file.clients)
-        told = {"kind": "hello", "version": __version__, "kept": self._kept(about)}
-        bench = self._bench(about)
+        told = {"kind": "hello", "version": __version__, "kept": self._client_state(about)}
+        bench = self._task(about)
         check_method(self.policy, bench.task)
         return WireMessage(
             {
@@ -116,7 +116,7 @@ class Site:
         )
 
     def _train(self, about: dict[str, Any], arrays: WireArrays) -> WireMessage:
-        bench, memory, round = self._bench(about), self._memory(about), int(about["round"])
+        bench, memory, round = self._task(about), self._storage(about), int(about["round"])
         check_method(self.policy, bench.task)
         digest = digest_of(about, arrays)
         told = memory.find_reply(round, digest)
@@ -124,15 +124,19 @@ class Site:
             log.info("round %d: this request came before, and gets the answer it got", round)
             return told
         job = self._job(bench, memory, about, arrays)
-        chunks = Reply.join(list(bench.engine.train(job)))
-        replies = chunks.pick(torch.argsort(chunks.client))
+        chunks = Reply.concat(list(bench.engine.train(job)))
+        replies = chunks.select(torch.argsort(chunks.client))
         for place, (client, named) in (
             enumerate(zip(about["clients"], about["from"], strict=True))
-            if bench.task.keeps_own
+            if bench.task.is_stateful
             else ()
         ):
-            memory.keep(int(client), round, pytree.take(replies.own, place), int(named))
-        up: Tree = {"params": replies.params, "buffers": replies.buffers, "extras": replies.extras}
+            memory.store(int(client), round, pytree.take(replies.client_state, place), int(named))
+        up: Tree = {
+            "params": replies.params,
+            "buffers": replies.buffers,
+            "payload": replies.payload,
+        }
         numbers = {"weight": replies.weight, "loss": replies.loss}
         counts = (
             self._validate(bench, job, replies)
@@ -143,13 +147,13 @@ class Site:
             {"kind": "trained", "round": round, "clients": replies.client.tolist()},
             as_arrays(up | numbers) | counts,
         )
-        memory.keep_reply(round, digest, reply)
+        memory.store_reply(round, digest, reply)
         log.info("round %d: trained clients %s", round, about["clients"])
         return reply
 
     def _score(self, about: dict[str, Any], arrays: WireArrays) -> WireMessage:
         check_evaluation(self.policy)
-        bench, device = self._bench(about), self._bench(about).task.world.device
+        bench, device = self._task(about), self._task(about).task.info.device
         models = self._model(as_tree(arrays, "models", device))
         which, owners = (
             np.array(about["which"], dtype=np.int64),
@@ -160,14 +164,14 @@ class Site:
         if split not in ("train", "valid", "test") or (split == "test" and bench.shared):
             raise Declined("malformed", f"this site has no rows of {split!r} of its own")
         scores = bench.engine.score_pairs(models, which, owners, split, int(about["time_step"]))
-        return self._tell_counts(scores.confusion.numpy(), scores.loss.numpy())
+        return self._label_counts(scores.confusion.numpy(), scores.loss.numpy())
 
     def _score_personal(self, about: dict[str, Any], arrays: WireArrays) -> WireMessage:
         """As `personalization.make_models` makes them, with the state that the coordinator names."""
         check_evaluation(self.policy)
-        bench = self._bench(about)
-        job = self._job(bench, self._memory(about), about, arrays)
-        mine = job.own.get(PERSONAL, {})
+        bench = self._task(about)
+        job = self._job(bench, self._storage(about), about, arrays)
+        mine = job.client_state.get(PERSONAL, {})
         models = ModelState(
             *(
                 pytree.broadcast(tree, len(job.clients)) | mine.get(kind, {})
@@ -176,11 +180,11 @@ class Site:
         )
         tuning = personalization.finetune_task(bench.task)
         if tuning is not None:
-            own = {name: tree for name, tree in job.own.items() if name != PERSONAL}
-            tuned = Reply.join(
+            own = {name: tree for name, tree in job.client_state.items() if name != PERSONAL}
+            tuned = Reply.concat(
                 list(
-                    make_engine("loop", tuning).train(
-                        job._replace(start=models, personal_start=True, own=own)
+                    make_engine("sequential", tuning).train(
+                        job._replace(start=models, per_client_start=True, client_state=own)
                     )
                 )
             )
@@ -188,7 +192,7 @@ class Site:
         scores = bench.engine.score_pairs(
             models, np.arange(len(job.clients)), job.clients, "valid", job.time_step
         )
-        return self._tell_counts(scores.confusion.numpy(), scores.loss.numpy())
+        return self._label_counts(scores.confusion.numpy(), scores.loss.numpy())
 
     # ------------------------------------------------------------------------------- what they need
 
@@ -196,18 +200,18 @@ class Site:
         """Where a method goes by validation rows, the trained models' counts on them come with
         the reply: a message less.
         """
-        models = local_models(job.start, replies, stacked=job.personal_start)
+        models = local_models(job.start, replies, stacked=job.per_client_start)
         scores = bench.engine.score_pairs(
             models, np.arange(len(job.clients)), job.clients, "valid", job.time_step
         )
-        told = self._tell_counts(scores.confusion.numpy(), scores.loss.numpy()).mine
+        told = self._label_counts(scores.confusion.numpy(), scores.loss.numpy()).site_arrays
         return {f"valid/{name}": array for name, array in told.items()}
 
-    def _tell_counts(self, confusion: np.ndarray, loss: np.ndarray) -> WireMessage:
+    def _label_counts(self, confusion: np.ndarray, loss: np.ndarray) -> WireMessage:
         shown, lost = privatize_counts(self.policy, confusion, loss)
         return WireMessage({"kind": "counts"}, {"confusion": shown, "loss": lost})
 
-    def _bench(self, about: dict[str, Any]) -> SiteTask:
+    def _task(self, about: dict[str, Any]) -> SiteTask:
         """Built once for an experiment, then kept; the experiment comes with every message,
         because any of them may be the first one here.
         """
@@ -223,11 +227,11 @@ class Site:
             self.benches[key] = bench
         return self.benches[key]
 
-    def _memory(self, about: dict[str, Any]) -> SiteStorage:
+    def _storage(self, about: dict[str, Any]) -> SiteStorage:
         return SiteStorage(self.folder, str(about.get("run")))
 
-    def _kept(self, about: dict[str, Any]) -> dict[str, list[int]]:
-        memory = self._memory(about)
+    def _client_state(self, about: dict[str, Any]) -> dict[str, list[int]]:
+        memory = self._storage(about)
         return {str(client): memory.rounds(client) for client in self.file.clients}
 
     def _check_clients(self, clients: list[int]) -> None:
@@ -250,30 +254,32 @@ class Site:
             np.array(about["clients"], dtype=np.int64),
             int(about["time_step"]),
         )
-        start = self._model(as_tree(arrays, "start", task.world.device))
+        start = self._model(as_tree(arrays, "start", task.info.device))
         facts = fixed_stats(bench.experiment, memory, clients.tolist(), time_step)
         state = RunState(
             round=int(about["round"]),
             time_step=time_step,
             # what a newcomer's first state is made from
             server=Server(task.model.initial if about["personal_start"] else start, {}),
-            own=self._recall(bench, memory, about),
+            client_states=self._cached_reply(bench, memory, about),
         )
         return ClientWork(
             round=state.round,
             time_step=time_step,
             clients=clients,
             start=start,
-            personal_start=bool(about["personal_start"]),
-            shared=as_tree(arrays, "shared", task.world.device),
-            own=load_client_states(state, replace(task, at_sites=False), clients, facts),
-            facts=facts,
-            rule={str(name): float(value) for name, value in about["rule"].items()},
+            per_client_start=bool(about["personal_start"]),
+            broadcast=as_tree(arrays, "shared", task.info.device),
+            client_state=load_client_states(
+                state, replace(task, clients_remote=False), clients, facts
+            ),
+            stats=facts,
+            optimizer_hparams={str(name): float(value) for name, value in about["rule"].items()},
             key=draw_key() if needs_secret_noise(task.method.method) else Key(int(about["key"])),
-            phases=int(about["phases"]),
+            num_phases=int(about["phases"]),
         )
 
-    def _recall(
+    def _cached_reply(
         self, bench: SiteTask, memory: SiteStorage, about: dict[str, Any]
     ) -> dict[int, Tree]:
         """What the clients kept after the rounds that the coordinator names; who never trained
@@ -281,11 +287,11 @@ class Site:
         """
         kept: dict[int, Tree] = {}
         for client, named in (
-            zip(about["clients"], about["from"], strict=True) if bench.task.keeps_own else ()
+            zip(about["clients"], about["from"], strict=True) if bench.task.is_stateful else ()
         ):
             if named == NO_STATE:
                 continue
-            found = memory.recall(int(client), int(named))
+            found = memory.load(int(client), int(named))
             if found is not None:
                 kept[int(client)] = found
             elif not self.file.settings.restart:

@@ -35,14 +35,14 @@ from remanence.training.client_step import TrainingTask
 
 PUBLISHED = frozenset(DATASETS) - {"npz", "folder"}  # sources whose files are the same everywhere
 AT_A_SERVER = (
-    "weigh",
-    "combine",
-    "apply",
-    "refine",
-    "absorb",
-    "server",
-    "share",
-    "assign",
+    "client_weights",
+    "aggregate",
+    "server_update",
+    "server_train",
+    "update_server_state",
+    "server_state",
+    "broadcast",
+    "model_assignment",
     "peers",
 )
 
@@ -65,7 +65,9 @@ class SiteTask:
         """
         population = self.task.population
         tests = (
-            [0] * population.clients if self.shared else [len(rows) for rows in population.tests]
+            [0] * population.num_clients
+            if self.shared
+            else [len(rows) for rows in population.tests]
         )
         return {
             str(client): [
@@ -96,7 +98,7 @@ def build_site_task(site: SiteFile, spec: Experiment, data: Mapping[str, Any]) -
         update={
             "device": compute.device,
             "threads": compute.threads,
-            "engine": "loop",
+            "engine": "sequential",
             "attack": "",
         }
     )
@@ -111,16 +113,16 @@ def make_inner(name: str, task: TrainingTask, clients: int) -> Engine:
     """The engine for a site's own clients: a stack where there are several and the model allows
     it.
     """
-    if name != "loop" and clients > 1:
+    if name != "sequential" and clients > 1:
         with contextlib.suppress(InputError):
-            return make_engine("stacked", task)
-        if name == "stacked":
+            return make_engine("vectorized", task)
+        if name == "vectorized":
             raise Declined(
                 "setup",
                 "compute.engine is stacked, and this model cannot be stacked on clients of"
                 " different sizes: use auto",
             )
-    return make_engine("loop", task)
+    return make_engine("sequential", task)
 
 
 def _build_simulated(spec: Experiment, clients: Sequence[int]) -> BuiltExperiment:
@@ -143,7 +145,7 @@ def _build_simulated(spec: Experiment, clients: Sequence[int]) -> BuiltExperimen
 
 
 def _only(rows: ClientRows, clients: Sequence[int]) -> ClientRows:
-    return spread({client: rows.of(client) for client in clients}, len(rows.sizes))
+    return spread({client: rows.for_client(client) for client in clients}, len(rows.sizes))
 
 
 def spread(held: Mapping[int, np.ndarray], count: int) -> ClientRows:
@@ -152,7 +154,7 @@ def spread(held: Mapping[int, np.ndarray], count: int) -> ClientRows:
     >>> spread({2: np.array([5, 6])}, 4).offsets.tolist()
     [0, 0, 0, 2, 2]
     """
-    return ClientRows.join([held.get(client, np.empty(0, np.int64)) for client in range(count)])
+    return ClientRows.concat([held.get(client, np.empty(0, np.int64)) for client in range(count)])
 
 
 def _build_from_files(
@@ -181,7 +183,7 @@ def _build_from_files(
     experiment = build(local, method=method, source=source)
     task, held = experiment.task, experiment.task.population.at(0)
     train, valid = (
-        {client: rows.of(place) for place, client in enumerate(sources)}
+        {client: rows.for_client(place) for place, client in enumerate(sources)}
         for rows in (held.train, held.valid)
     )
     groups = source.test.groups
@@ -192,16 +194,16 @@ def _build_from_files(
         # every client is tested on rows of its own
         tuple(tests.get(client, np.empty(0, np.int64)) for client in range(count)),
     )
-    task = replace(task, population=population, world=replace(task.world, clients=count))
+    task = replace(task, population=population, info=replace(task.info, num_clients=count))
     if spec.data.normalize and data.get("std"):
         shape = (-1, *(1,) * (len(source.shape) - 1))
         mean, std = (
-            torch.tensor(data[name], dtype=torch.float64).to(task.world.dtype).reshape(shape)
+            torch.tensor(data[name], dtype=torch.float64).to(task.info.dtype).reshape(shape)
             for name in ("mean", "std")
         )
         known: dict[str, Any] = {
-            "mean": mean.to(task.world.device),
-            "std": std.to(task.world.device),
+            "mean": mean.to(task.info.device),
+            "std": std.to(task.info.device),
         }
         task = replace(task, train=replace(task.train, **known), test=replace(task.test, **known))
     return replace(experiment, task=task)
@@ -212,7 +214,7 @@ def _client_side(p: Part) -> Part:
     single site has.
     """
     nothing: dict[str, Any] = dict.fromkeys(AT_A_SERVER)
-    return replace(p, needs_public=False, **nothing)
+    return replace(p, needs_public_data=False, **nothing)
 
 
 def _read(

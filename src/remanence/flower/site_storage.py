@@ -42,7 +42,7 @@ class SiteStorage:
             raise Declined("malformed", f"{run!r} is not the name of a run")
         self.root, self.folder = folder, folder / run
 
-    def recall(self, client: int, round: int) -> Tree | None:
+    def load(self, client: int, round: int) -> Tree | None:
         """What a client kept after a round; None where there is nothing."""
         try:
             content = self._file(client, round).read_bytes()
@@ -56,7 +56,7 @@ class SiteStorage:
             {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
         )
 
-    def keep(self, client: int, round: int, kept: Tree, named: int) -> None:
+    def store(self, client: int, round: int, kept: Tree, named: int) -> None:
         """Write down what a client keeps after a round that began from the state of the round
         `named`.
         """
@@ -69,16 +69,16 @@ class SiteStorage:
             if old != named:
                 self._file(client, old).unlink(missing_ok=True)
 
-    def recall_facts(self, client: int, time_step: int) -> Tree | None:
+    def load_stats(self, client: int, time_step: int) -> Tree | None:
         """What was said of a client's data at a time step."""
         try:
-            arrays = from_bytes(self._facts(client, time_step).read_bytes()).arrays
+            arrays = from_bytes(self._stats_file(client, time_step).read_bytes()).arrays
         except (FileNotFoundError, WireError):
             return None
         return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
 
-    def keep_facts(self, client: int, time_step: int, facts: Tree) -> None:
-        path = self._facts(client, time_step)
+    def store_stats(self, client: int, time_step: int, facts: Tree) -> None:
+        path = self._stats_file(client, time_step)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(
             path,
@@ -100,20 +100,20 @@ class SiteStorage:
         cut short.
         """
         try:
-            return from_bytes(self._reply(round, digest).read_bytes())
+            return from_bytes(self._reply_file(round, digest).read_bytes())
         except (FileNotFoundError, WireError):
             return None
 
-    def keep_reply(self, round: int, digest: str, reply: WireMessage) -> None:
+    def store_reply(self, round: int, digest: str, reply: WireMessage) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._reply(round, digest), to_bytes(reply))
+        write_atomically(self._reply_file(round, digest), to_bytes(reply))
         for old in sorted(
             self.folder.glob("reply-*.safetensors"), key=lambda path: path.stat().st_mtime_ns
         )[:-REPLIES]:
             old.unlink(missing_ok=True)
-        self._forget_old_runs()
+        self._prune_runs()
 
-    def _forget_old_runs(self) -> None:
+    def _prune_runs(self) -> None:
         runs = sorted(
             (path for path in self.root.iterdir() if path.is_dir()),
             key=lambda path: path.stat().st_mtime_ns,
@@ -125,8 +125,8 @@ class SiteStorage:
     def _file(self, client: int, round: int) -> Path:
         return self.folder / f"client-{client:07d}" / f"round-{round:07d}.safetensors"
 
-    def _facts(self, client: int, time_step: int) -> Path:
+    def _stats_file(self, client: int, time_step: int) -> Path:
         return self.folder / f"client-{client:07d}" / f"facts-{time_step:07d}.safetensors"
 
-    def _reply(self, round: int, digest: str) -> Path:
+    def _reply_file(self, round: int, digest: str) -> Path:
         return self.folder / f"reply-{round:07d}-{digest[:32]}.safetensors"

@@ -22,7 +22,7 @@ from remanence.flower.wire import (
 )
 
 GONE = (3, 4, 5)  # Flower's error codes: the message, its reply or the node is unavailable
-ABOUT, TEXT, GROUPS = "about", "text", ("common", "mine")  # the records of a message
+ABOUT, TEXT, GROUPS = "about", "text", ("shared_arrays", "site_arrays")  # the records of a message
 
 
 class Answer(NamedTuple):
@@ -42,8 +42,8 @@ class Transport(Protocol):
 
     def nodes(self) -> set[int]: ...
     def send(self, node: int, parcel: WireMessage, kind: str, group: str) -> str: ...
-    def collect(self) -> list[Answer]: ...
-    def forget(self, numbers: Iterable[str]) -> None: ...
+    def poll(self) -> list[Answer]: ...
+    def cancel(self, numbers: Iterable[str]) -> None: ...
 
 
 class GridTransport:
@@ -77,7 +77,7 @@ class GridTransport:
         self.sent_bytes += parcel.nbytes
         return str(numbers[0])
 
-    def collect(self) -> list[Answer]:
+    def poll(self) -> list[Answer]:
         """What has come since the last look; returns at once."""
         answers = []
         for message in self.grid.pull_messages(sorted(self.open)) if self.open else ():
@@ -90,7 +90,7 @@ class GridTransport:
             self.received_bytes += 0 if parcel is None else parcel.nbytes
         return answers
 
-    def forget(self, numbers: Iterable[str]) -> None:
+    def cancel(self, numbers: Iterable[str]) -> None:
         self.open.difference_update(numbers)
 
 

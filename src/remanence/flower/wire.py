@@ -36,13 +36,13 @@ class WireError(RemanenceError):
 class WireMessage(NamedTuple):
     """One message: what it says, and the numbers it brings."""
 
-    about: dict[str, Any]  # plain JSON
-    mine: WireArrays  # for, or from, one site
-    common: WireArrays = {}  # noqa: RUF012  the same for all sites; a named tuple's defaults are never changed
+    header: dict[str, Any]  # plain JSON
+    site_arrays: WireArrays  # for, or from, one site
+    shared_arrays: WireArrays = {}  # noqa: RUF012  the same for all sites; a named tuple's defaults are never changed
 
     @property
     def arrays(self) -> WireArrays:
-        return self.common | self.mine
+        return self.shared_arrays | self.site_arrays
 
     @property
     def nbytes(self) -> int:
@@ -100,7 +100,7 @@ def restore_arrays(layout: Any, flat: Mapping[str, np.ndarray]) -> WireArrays:
 def pack_text(parcel: WireMessage, layouts: Mapping[str, list[list[Any]]]) -> str:
     """Everything of a parcel but the numbers."""
     return json.dumps(
-        {"remanence": PROTOCOL, "about": parcel.about, "layouts": layouts}, allow_nan=False
+        {"remanence": PROTOCOL, "about": parcel.header, "layouts": layouts}, allow_nan=False
     )
 
 

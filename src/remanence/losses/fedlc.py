@@ -26,11 +26,11 @@ def fedlc(*, tau: float = 1.0) -> Part:
     tau: the strength of the calibration.
     """
     check_range(tau > 0, "fedlc", "tau", "above 0 (without calibration it is tce)", tau)
-    return Part("fedlc", hyper={"tau": tau}, base=calibrated)
+    return Part("fedlc", hyper={"tau": tau}, loss=calibrated)
 
 
 def calibrated(out: Output, batch: Batch, ctx: Context) -> Tensor:
-    counts = ctx.facts.label_counts
+    counts = ctx.stats.label_counts
     # [C]; of absent classes any finite number will do: their weight is 0
     margin = ctx.hyper["tau"] * counts.clamp(min=1) ** -0.25
     return weighted_softmax_loss(out.logits - margin, batch.y, (counts > 0).to(out.logits.dtype))

@@ -26,11 +26,11 @@ def fedrs(*, alpha: float = 0.5) -> Part:
     alpha: 1 is plain cross-entropy, 0 is masked_ce.
     """
     check_range(0 <= alpha <= 1, "fedrs", "alpha", "from 0 to 1", alpha)
-    return Part("fedrs", hyper={"alpha": alpha}, base=restricted)
+    return Part("fedrs", hyper={"alpha": alpha}, loss=restricted)
 
 
 def restricted(out: Output, batch: Batch, ctx: Context) -> Tensor:
-    present = ctx.facts.label_counts > 0
+    present = ctx.stats.label_counts > 0
     return cross_entropy(
         torch.where(present, out.logits, ctx.hyper["alpha"] * out.logits), batch.y, reduction="none"
     )

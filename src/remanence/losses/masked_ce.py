@@ -24,9 +24,9 @@ def masked_ce() -> Part:
     """-z_y + log(m + sum_{c in the client's classes} exp(z_c)), with m the number of classes
     the client lacks.
     """
-    return Part("masked_ce", base=masked)
+    return Part("masked_ce", loss=masked)
 
 
 def masked(out: Output, batch: Batch, ctx: Context) -> Tensor:
-    kept = torch.where(ctx.facts.label_counts > 0, out.logits, torch.zeros_like(out.logits))
+    kept = torch.where(ctx.stats.label_counts > 0, out.logits, torch.zeros_like(out.logits))
     return cross_entropy(kept, batch.y, reduction="none")

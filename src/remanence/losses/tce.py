@@ -17,9 +17,9 @@ from remanence.losses.softmax import weighted_softmax_loss
 @part
 def tce() -> Part:
     """-z_y + log sum_{c in the client's classes} exp(z_c)."""
-    return Part("tce", base=truncated)
+    return Part("tce", loss=truncated)
 
 
 def truncated(out: Output, batch: Batch, ctx: Context) -> Tensor:
-    present = (ctx.facts.label_counts > 0).to(out.logits.dtype)
+    present = (ctx.stats.label_counts > 0).to(out.logits.dtype)
     return weighted_softmax_loss(out.logits, batch.y, present)

@@ -20,9 +20,9 @@ def wsm() -> Part:
     """-z_y + log sum_c share_c exp(z_c), with share_c the share of class c among the client's
     training labels.
     """
-    return Part("wsm", base=re_weighted)
+    return Part("wsm", loss=re_weighted)
 
 
 def re_weighted(out: Output, batch: Batch, ctx: Context) -> Tensor:
-    shares = ctx.facts.label_counts / ctx.facts.label_counts.sum()
+    shares = ctx.stats.label_counts / ctx.stats.label_counts.sum()
     return weighted_softmax_loss(out.logits, batch.y, shares)

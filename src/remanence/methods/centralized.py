@@ -41,21 +41,22 @@ def centralized(*, events: bool = True) -> Part:
         "extras", those of every example are kept in `own`.
     """
     if not events:
-        return Part("centralized", pooled=True)
+        return Part("centralized", centralized=True)
     return Part(
         "centralized",
-        pooled=True,
-        track=StepTracker(init_counts, recheck_previous_batch),
-        after=report,
-        own=lambda start, facts, world: init_events(world),
-        extras=lambda start, world: {name: torch.zeros((), dtype=torch.int64) for name in EVENTS},
-        sends="the numbers of forgetting events; the rows themselves are in one place already",
+        centralized=True,
+        step_tracker=StepTracker(init_counts, recheck_previous_batch),
+        on_client_end=report,
+        client_state=lambda start, facts, world: init_events(world),
+        payload=lambda start, world: {name: torch.zeros((), dtype=torch.int64) for name in EVENTS},
+        payload_description="the numbers of forgetting events; the rows themselves are in one place already",
     )
 
 
 def init_events(world: TaskInfo) -> Tree:
     return {
-        name: torch.zeros(world.examples, dtype=torch.int64, device=world.device) for name in EVENTS
+        name: torch.zeros(world.num_examples, dtype=torch.int64, device=world.device)
+        for name in EVENTS
     }
 
 
@@ -63,9 +64,11 @@ def init_counts(ctx: Context, lent: ClientOps) -> Tree:
     """Events of each example in this round, and the batch to be judged again: before the first
     step one of rows that nothing can happen to.
     """
-    world, rows = ctx.world, ctx.world.batch
+    world, rows = ctx.info, ctx.info.batch_size
     nobody = {
-        "x": torch.zeros(rows, *world.row, dtype=world.row_dtype, device=world.device),
+        "x": torch.zeros(
+            rows, *world.example_shape, dtype=world.example_dtype, device=world.device
+        ),
         "y": torch.zeros(rows, dtype=torch.int64, device=world.device),
         "ids": torch.zeros(rows, dtype=torch.int64, device=world.device),
         # what was wrong cannot become wrong,
@@ -109,7 +112,7 @@ def correct_and_margin(out: Output, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def report(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
-    counts = ctx.memory["counts"]
-    return {name: ctx.own[name] + counts[name] for name in EVENTS}, {
+    counts = ctx.tracker_state["counts"]
+    return {name: ctx.client_state[name] + counts[name] for name in EVENTS}, {
         name: counts[name].sum() for name in EVENTS
     }

@@ -44,9 +44,9 @@ def dac(*, peers: int = 6, tau: float = 30.0, schedule: bool = False) -> Part:
         )
         return sample_weighted(
             similarity.logits(ctx.state["similarity"], now),
-            ctx.reachable,
+            ctx.adjacency,
             peers,
-            ctx.key.fold("similar"),
+            ctx.key.fold_in("similar"),
         )
 
     def decide(
@@ -57,8 +57,10 @@ def dac(*, peers: int = 6, tau: float = 30.0, schedule: bool = False) -> Part:
     return Part(
         "dac",
         hyper={"tau": tau},
-        peers=PeerSelection(similarity.init_similarity, probe, decide, tells=similarity.BYTES),
-        sends=f"{MODELS}, with its table of similarities",
+        peers=PeerSelection(
+            similarity.init_similarity, probe, decide, extra_bytes=similarity.BYTES
+        ),
+        payload_description=f"{MODELS}, with its table of similarities",
     )
 
 

@@ -44,5 +44,5 @@ def fedbabu(*, finetune_epochs: int = 5, part: str = "all") -> Part:
         "fedbabu",
         frozen=head_names,
         personalize=Phase(epochs=finetune_epochs, trainable=trainable),
-        check=lambda optimizer, world: need_head("fedbabu", world),
+        validate=lambda optimizer, world: need_head("fedbabu", world),
     )

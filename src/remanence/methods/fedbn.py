@@ -21,7 +21,7 @@ def fedbn() -> Part:
     has these layers as they were initially: look at the personal models (`model = "personal"` in
     the metrics), which are the method's result.
     """
-    return Part("fedbn", personal=normalization_params, check=require_normalization)
+    return Part("fedbn", personal=normalization_params, validate=require_normalization)
 
 
 def normalization_params(world: TaskInfo) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ def feddf(
         srv: ServerContext,
     ) -> ModelState:
         # [1, n, C]: one teacher, believed in every class
-        ensemble = lent.judge(lent.local_models(replies)).mean(dim=0, keepdim=True)
+        ensemble = lent.predict_logits(lent.local_models(replies)).mean(dim=0, keepdim=True)
         given = {"ensemble": ensemble, "alpha": torch.ones_like(ensemble[:, 0])}
         return lent.fit(
             merged,
@@ -81,15 +81,15 @@ def feddf(
         )
 
     def check(optimizer: Optimizer, world: TaskInfo) -> None:
-        held = round(validation * world.public)
-        if validation and not 0 < held < world.public:
+        held = round(validation * world.public_size)
+        if validation and not 0 < held < world.public_size:
             raise InputError(
-                f"feddf: validation={validation} keeps {held} of the {world.public} rows"
+                f"feddf: validation={validation} keeps {held} of the {world.public_size} rows"
                 " of the public set, and both sides need one:"
                 " add rows (data.public), or use validation=0"
             )
 
-    return Part("feddf", refine=learn_from_ensemble, check=check, needs_public=True)
+    return Part("feddf", server_train=learn_from_ensemble, validate=check, needs_public_data=True)
 
 
 def ensemble_loss(out: Output, rows: Batch, place: Tensor, given: Tree) -> Tensor:

@@ -36,14 +36,14 @@ def feddrift(*, delta: float = 0.1, measure: str = "loss") -> Part:
     return Part(
         "feddrift",
         hyper={"delta": delta},
-        assign=ModelAssignment(init_state, decide, measure),
-        sends="the loss of every global model on its data, at every time step",
+        model_assignment=ModelAssignment(init_state, decide, measure),
+        payload_description="the loss of every global model on its data, at every time step",
     )
 
 
 def init_state(world: TaskInfo) -> Tree:
     """Nobody has chosen yet, so no loss can count as worse than the last."""
-    return {"last": torch.full((world.clients,), torch.inf, dtype=torch.float64)}
+    return {"last": torch.full((world.num_clients,), torch.inf, dtype=torch.float64)}
 
 
 def decide(

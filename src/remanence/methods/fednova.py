@@ -42,12 +42,12 @@ def fednova() -> Part:
     """
     return Part(
         "fednova",
-        track=StepTracker(init_effective_steps, next_effective_steps),
-        after=send_steps,
-        extras=lambda start, world: {"steps": torch.zeros((), dtype=world.dtype)},
-        combine=Aggregate(sum_normalized, rescale, in_pieces=True),
-        check=check_steps_add_up,
-        sends="one number: its effective local steps",
+        step_tracker=StepTracker(init_effective_steps, next_effective_steps),
+        on_client_end=send_steps,
+        payload=lambda start, world: {"steps": torch.zeros((), dtype=world.dtype)},
+        aggregate=Aggregate(sum_normalized, rescale, is_decomposable=True),
+        validate=check_steps_add_up,
+        payload_description="one number: its effective local steps",
     )
 
 
@@ -61,25 +61,25 @@ def check_steps_add_up(optimizer: Optimizer, world: TaskInfo) -> None:
 
 
 def init_effective_steps(ctx: Context, lent: ClientOps) -> Tree:
-    return lent.walk(None)
+    return lent.effective_steps(None)
 
 
 def next_effective_steps(
     memory: Tree, before: ModelState, after: ModelState, batch: Batch, lent: ClientOps, ctx: Context
 ) -> Tree:
-    return lent.walk(memory)
+    return lent.effective_steps(memory)
 
 
 def send_steps(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
     """a_i = -u / lr"""
-    lr = ctx.rule["lr"]
+    lr = ctx.optimizer_hparams["lr"]
     moving = lr > 0  # a schedule may end at 0: nobody moved then, and any number of steps will do
-    steps = -ctx.memory["at"]["u"] / torch.where(moving, lr, torch.ones_like(lr))
+    steps = -ctx.tracker_state["at"]["u"] / torch.where(moving, lr, torch.ones_like(lr))
     return {}, {"steps": torch.where(moving, steps, torch.ones_like(steps))}
 
 
 def sum_normalized(weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
-    steps = replies.extras["fednova"]["steps"].to(weights)  # [k]
+    steps = replies.payload["fednova"]["steps"].to(weights)  # [k]
     return {
         "direction": pytree.weighted_sum(weights / steps, replies.delta(srv.start)),
         "steps": (weights * steps).sum(),

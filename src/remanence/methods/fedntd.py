@@ -28,7 +28,7 @@ def fedntd(*, beta: float = 1.0, tau: float = 1.0) -> Part:
     """
     check_range(beta >= 0, "fedntd", "beta", "of at least 0", beta)
     check_range(tau > 0, "fedntd", "tau", "above 0", tau)
-    return Part("fedntd", hyper={"beta": beta, "tau": tau}, terms=(distil_not_true,))
+    return Part("fedntd", hyper={"beta": beta, "tau": tau}, loss_terms=(distil_not_true,))
 
 
 def distil_not_true(out: Output, batch: Batch, lent: ClientOps, ctx: Context) -> Tensor:

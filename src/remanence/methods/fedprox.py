@@ -22,7 +22,7 @@ def fedprox(*, mu: float = 0.01) -> Part:
     """
     if not 0 <= mu < float("inf"):
         raise InputError(f"fedprox: mu must be a number of at least 0, not {mu}")
-    return Part("fedprox", hyper={"mu": mu}, penalties=(proximal,))
+    return Part("fedprox", hyper={"mu": mu}, regularizers=(proximal,))
 
 
 def proximal(params: Params, ctx: Context) -> Tensor:

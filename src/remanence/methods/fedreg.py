@@ -88,8 +88,8 @@ def fedreg(
         "fedreg",
         hyper={"gamma": gamma, "beta": beta, "eta_s": eta_s, "eta_p": eta_p},
         gradient=gradient,
-        weigh=uniform_weights,
-        adapt=reject_tokens,
+        client_weights=uniform_weights,
+        modify_model=reject_tokens,
     )
 
 

@@ -48,23 +48,23 @@ def fedwavg(*, alpha: float = 0.3, every: int = 1, noise: float = 0.0) -> Part:
 
     def count_forgettable(ctx: Context, lent: ClientOps) -> tuple[Tree, Tree]:
         """Lines 5 and 10 to 12, before the local model is overwritten by the global one."""
-        due = ctx.own["trained"] & (ctx.round % every == 0)
+        due = ctx.client_state["trained"] & (ctx.round % every == 0)
         counted = count_forgotten(last_local_model(ctx), ctx.start, lent)
         if noise:
             drawn = rng.normal(rng.fold_in(ctx.key, "fedwavg"), (), torch.float64).to(counted)
             counted = (counted + noise * drawn).clamp(min=0)
-        forgettable = torch.where(due, counted, ctx.own["forgettable"])
+        forgettable = torch.where(due, counted, ctx.client_state["forgettable"])
         return {"forgettable": forgettable}, {"forgettable": forgettable}
 
     return Part(
         "fedwavg",
         hyper={"alpha": alpha},
-        own=init_client_state,
-        before=count_forgettable,
-        after=store_model,
-        extras=lambda start, world: {"forgettable": torch.ones((), dtype=world.dtype)},
-        weigh=client_weights,
-        sends="how many of its examples it saw forgotten",
+        client_state=init_client_state,
+        on_client_start=count_forgettable,
+        on_client_end=store_model,
+        payload=lambda start, world: {"forgettable": torch.ones((), dtype=world.dtype)},
+        client_weights=client_weights,
+        payload_description="how many of its examples it saw forgotten",
     )
 
 
@@ -78,7 +78,7 @@ def init_client_state(start: ModelState, facts: ClientStats, world: TaskInfo) ->
 
 def last_local_model(ctx: Context) -> ModelState:
     # a network without buffers has none to keep
-    return ModelState(ctx.own["params"], ctx.own.get("buffers", {}))
+    return ModelState(ctx.client_state["params"], ctx.client_state.get("buffers", {}))
 
 
 def count_forgotten(local: ModelState, received: ModelState, lent: ClientOps) -> Tensor:
@@ -92,7 +92,7 @@ def store_model(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tre
     return {
         "params": trained.params,
         "buffers": trained.buffers,
-        "trained": torch.ones_like(ctx.own["trained"]),
+        "trained": torch.ones_like(ctx.client_state["trained"]),
     }, {}
 
 
@@ -100,7 +100,7 @@ def client_weights(replies: Reply, srv: ServerContext) -> Tensor:
     """Line 14, equation 2. The weights sum to N, so the new model stays among the clients'
     models. -> [k]
     """
-    return forgetting_weights(replies.extras["fedwavg"]["forgettable"], srv.hyper["alpha"])
+    return forgetting_weights(replies.payload["fedwavg"]["forgettable"], srv.hyper["alpha"])
 
 
 def forgetting_weights(forgettable: Tensor, alpha: Tensor) -> Tensor:

@@ -54,34 +54,36 @@ def flashback(*, gamma: float = 0.1, server_epochs: int = 5) -> Part:
     return Part(
         "flashback",
         hyper={"gamma": gamma},
-        terms=(client_distillation,),
-        after=send_counts,
-        extras=lambda start, world: {"label_counts": torch.zeros(world.classes, dtype=world.dtype)},
-        server=init_label_counts,
-        share=lambda srv: {"pi": srv.state["pi"]},
-        refine=functools.partial(server_distillation, server_epochs),
-        absorb=update_label_counts,
-        sends="its label counts, which are sensitive",
-        needs_public=True,
+        loss_terms=(client_distillation,),
+        on_client_end=send_counts,
+        payload=lambda start, world: {
+            "label_counts": torch.zeros(world.num_classes, dtype=world.dtype)
+        },
+        server_state=init_label_counts,
+        broadcast=lambda srv: {"pi": srv.state["pi"]},
+        server_train=functools.partial(server_distillation, server_epochs),
+        update_server_state=update_label_counts,
+        payload_description="its label counts, which are sensitive",
+        needs_public_data=True,
     )
 
 
 def init_label_counts(start: ModelState, world: TaskInfo) -> Tree:
     """Line 1: pi = 0; r_k, how often client k took part."""
     return {
-        "pi": torch.zeros(world.classes, dtype=world.dtype),
-        "r": torch.zeros(world.clients, dtype=torch.int64),
+        "pi": torch.zeros(world.num_classes, dtype=world.dtype),
+        "r": torch.zeros(world.num_clients, dtype=torch.int64),
     }
 
 
 def client_distillation(out: Output, batch: Batch, lent: ClientOps, ctx: Context) -> Tensor:
     """Lines 7 and 10. In round 1 pi is 0, so alpha is 0 too and cross-entropy is left alone."""
-    alpha = label_shares(nu=ctx.facts.label_counts, mu=ctx.shared["pi"].unsqueeze(0))
+    alpha = label_shares(nu=ctx.stats.label_counts, mu=ctx.broadcast["pi"].unsqueeze(0))
     return distill(out.logits, lent.forward(ctx.start).logits.unsqueeze(0), alpha)
 
 
 def send_counts(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
-    return {}, {"label_counts": ctx.facts.label_counts}
+    return {}, {"label_counts": ctx.stats.label_counts}
 
 
 def server_distillation(
@@ -96,10 +98,12 @@ def server_distillation(
     alone teach.
     """
     # [1, C], [k, C]
-    pi, counts = srv.state["pi"].unsqueeze(0), replies.extras["flashback"]["label_counts"]
+    pi, counts = srv.state["pi"].unsqueeze(0), replies.payload["flashback"]["label_counts"]
     alpha = label_shares(nu=pi[0], mu=torch.cat([counts, pi]))
     before = ModelState(*(pytree.broadcast(tree, 1) for tree in previous))
-    said = torch.cat([lent.judge(lent.local_models(replies)), lent.judge(before)])  # [k + 1, n, C]
+    said = torch.cat(
+        [lent.predict_logits(lent.local_models(replies)), lent.predict_logits(before)]
+    )  # [k + 1, n, C]
     return lent.fit(merged, server_loss, {"said": said, "alpha": alpha}, epochs=server_epochs)
 
 
@@ -112,7 +116,7 @@ def server_loss(out: Output, batch: Batch, place: Tensor, given: Tree) -> Tensor
 
 def update_label_counts(replies: Reply, srv: ServerContext) -> Tree:
     """Lines 24 to 29: r_k counts this round already when gamma * r_k is compared with 1."""
-    gamma, counts = srv.hyper["gamma"], replies.extras["flashback"]["label_counts"]
+    gamma, counts = srv.hyper["gamma"], replies.payload["flashback"]["label_counts"]
     r = srv.state["r"].index_add(0, replies.client, torch.ones_like(replies.client))
     news = (gamma * r[replies.client] <= 1).to(counts)  # [k]
     return {"pi": srv.state["pi"] + gamma * (news.unsqueeze(1) * counts).sum(dim=0), "r": r}

@@ -20,7 +20,7 @@ def frozen_head() -> Part:
     return Part(
         "frozen_head",
         frozen=head_names,
-        check=lambda optimizer, world: need_head("frozen_head", world),
+        validate=lambda optimizer, world: need_head("frozen_head", world),
     )
 
 
@@ -33,6 +33,6 @@ def need_head(name: str, world: TaskInfo) -> None:
     if not world.head:
         raise InputError(
             f"{name} needs a model with a classifier of its own, and this one has no"
-            f" linear layer with {world.classes} outputs:"
+            f" linear layer with {world.num_classes} outputs:"
             " end it with nn.Linear, or name its last layer `head`"
         )

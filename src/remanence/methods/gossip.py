@@ -31,10 +31,12 @@ def random(*, peers: int = 6) -> Part:
         probed: Tensor, losses: Tensor, ctx: PeerContext
     ) -> tuple[tuple[PeerAverage, ...], Tree]:
         return (
-            PeerAverage(sample_uniform(ctx.reachable, peers, ctx.key.fold("random"))),
+            PeerAverage(sample_uniform(ctx.adjacency, peers, ctx.key.fold_in("random"))),
         ), ctx.state
 
-    return Part("random", peers=PeerSelection(no_state, no_candidates, decide), sends=MODELS)
+    return Part(
+        "random", peers=PeerSelection(no_state, no_candidates, decide), payload_description=MODELS
+    )
 
 
 @part
@@ -49,12 +51,14 @@ def oracle(*, peers: int = 6) -> Part:
     def decide(
         probed: Tensor, losses: Tensor, ctx: PeerContext
     ) -> tuple[tuple[PeerAverage, ...], Tree]:
-        alike = ctx.cluster.unsqueeze(0) == ctx.cluster.unsqueeze(1)
+        alike = ctx.true_cluster.unsqueeze(0) == ctx.true_cluster.unsqueeze(1)
         return (
-            PeerAverage(sample_uniform(ctx.reachable & alike, peers, ctx.key.fold("random"))),
+            PeerAverage(sample_uniform(ctx.adjacency & alike, peers, ctx.key.fold_in("random"))),
         ), ctx.state
 
-    return Part("oracle", peers=PeerSelection(no_state, no_candidates, decide), sends=MODELS)
+    return Part(
+        "oracle", peers=PeerSelection(no_state, no_candidates, decide), payload_description=MODELS
+    )
 
 
 @part
@@ -77,7 +81,7 @@ def no_state(world: TaskInfo) -> Tree:
 
 
 def no_candidates(ctx: PeerContext) -> Tensor:
-    return torch.empty(len(ctx.reachable), 0, dtype=torch.int64, device=ctx.reachable.device)
+    return torch.empty(len(ctx.adjacency), 0, dtype=torch.int64, device=ctx.adjacency.device)
 
 
 def check_peers(name: str, peers: int) -> None:

@@ -60,7 +60,7 @@ def hast(
         )
 
     def probe(ctx: PeerContext) -> Tensor:
-        return sample_uniform(ctx.reachable, peers, ctx.key.fold("random"))
+        return sample_uniform(ctx.adjacency, peers, ctx.key.fold_in("random"))
 
     def decide(
         probed: Tensor, losses: Tensor, ctx: PeerContext
@@ -70,9 +70,12 @@ def hast(
             return (PeerAverage(probed),), known
         seen = (known if fresh else ctx.state)["similarity"]
         alike = sample_weighted(
-            similarity.logits(seen, ctx.hyper["tau"]), ctx.reachable, peers, ctx.key.fold("similar")
+            similarity.logits(seen, ctx.hyper["tau"]),
+            ctx.adjacency,
+            peers,
+            ctx.key.fold_in("similar"),
         )
-        return (PeerAverage(probed), PeerAverage(alike, classifier(ctx.world, depth))), known | {
+        return (PeerAverage(probed), PeerAverage(alike, classifier(ctx.info, depth))), known | {
             "met": similarity.mark_met(known["met"], alike)
         }
 
@@ -89,8 +92,10 @@ def hast(
         "hast",
         hyper={"tau": tau},
         phases=fine_tune,
-        peers=PeerSelection(similarity.init_similarity, probe, decide, tells=similarity.BYTES),
-        sends=f"{MODELS}, with its table of similarities",
+        peers=PeerSelection(
+            similarity.init_similarity, probe, decide, extra_bytes=similarity.BYTES
+        ),
+        payload_description=f"{MODELS}, with its table of similarities",
     )
 
 

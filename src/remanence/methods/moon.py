@@ -54,10 +54,10 @@ def moon(*, mu: float = 5.0, temperature: float = 0.5, projection: int = 0) -> P
     return Part(
         "moon",
         hyper={"mu": mu, "temperature": temperature},
-        own=init_client_state,
-        terms=(contrast,),
-        after=store_model,
-        adapt=adapt if projection else None,
+        client_state=init_client_state,
+        loss_terms=(contrast,),
+        on_client_end=store_model,
+        modify_model=adapt if projection else None,
     )
 
 
@@ -70,7 +70,7 @@ def init_client_state(start: ModelState, facts: ClientStats, world: TaskInfo) ->
 
 
 def contrast(out: Output, batch: Batch, lent: ClientOps, ctx: Context) -> Tensor:
-    previous = ModelState(ctx.own["params"], ctx.own.get("buffers", {}))
+    previous = ModelState(ctx.client_state["params"], ctx.client_state.get("buffers", {}))
     # [B, 2, d]
     others = torch.stack(
         [lent.forward(model).features.flatten(1) for model in (ctx.start, previous)], dim=1
@@ -80,7 +80,7 @@ def contrast(out: Output, batch: Batch, lent: ClientOps, ctx: Context) -> Tensor
         cosine_similarity(out.features.flatten(1).unsqueeze(1), others, dim=2)
         / ctx.hyper["temperature"]
     )
-    seen: Tensor = ctx.own["seen"]
+    seen: Tensor = ctx.client_state["seen"]
     return seen * ctx.hyper["mu"] * (torch.logsumexp(similar, dim=1) - similar[:, 0])
 
 
@@ -88,7 +88,7 @@ def store_model(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tre
     return {
         "params": trained.params,
         "buffers": trained.buffers,
-        "seen": torch.ones_like(ctx.own["seen"]),
+        "seen": torch.ones_like(ctx.client_state["seen"]),
     }, {}
 
 

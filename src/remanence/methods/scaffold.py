@@ -57,22 +57,22 @@ def scaffold(*, option: int = 2, equal: bool = False) -> Part:
         )
     return Part(
         "scaffold",
-        own=zero_control_variates,
-        server=zero_control_variates,
-        share=lambda srv: {"c": srv.state["c"]},
+        client_state=zero_control_variates,
+        server_state=zero_control_variates,
+        broadcast=lambda srv: {"c": srv.state["c"]},
         transforms=(Transform("correct", correct),),
-        after=control_from_data if option == 1 else control_from_steps,
-        extras=lambda start, world: {"change": communicated(start, world)},
-        absorb=update_server_control,
-        weigh=uniform_weights if equal else None,
-        check=None if option == 1 else check_steps_are_gradients,
-        sends="the change of its control variates, as large as the model",
+        on_client_end=control_from_data if option == 1 else control_from_steps,
+        payload=lambda start, world: {"change": communicated(start, world)},
+        update_server_state=update_server_control,
+        client_weights=uniform_weights if equal else None,
+        validate=None if option == 1 else check_steps_are_gradients,
+        payload_description="the change of its control variates, as large as the model",
     )
 
 
 def communicated(start: ModelState, world: TaskInfo) -> Params:
     """The parameters that have control variates."""
-    return pytree.select_keys(start.params, world.sent)
+    return pytree.select_keys(start.params, world.communicated)
 
 
 def zero_control_variates(start: ModelState, *more: Any) -> Tree:
@@ -81,11 +81,11 @@ def zero_control_variates(start: ModelState, *more: Any) -> Tree:
 
 def check_steps_are_gradients(optimizer: Optimizer, world: TaskInfo) -> None:
     """Option II reads gradients from the way a client went."""
-    if optimizer.name in ("adam", "adamw") or optimizer.numbers.get("momentum", 0.0) > 0.5:
+    if optimizer.name in ("adam", "adamw") or optimizer.hparams.get("momentum", 0.0) > 0.5:
         what = (
             optimizer.name
             if "adam" in optimizer.name
-            else f"a momentum of {optimizer.numbers['momentum']:g}"
+            else f"a momentum of {optimizer.hparams['momentum']:g}"
         )
         raise InputError(
             f"scaffold: option 2 cannot read gradients from steps made with {what}: write"
@@ -95,13 +95,13 @@ def check_steps_are_gradients(optimizer: Optimizer, world: TaskInfo) -> None:
 
 def correct(grads: Params, params: Params, ctx: Context) -> Params:
     """g - c_i + c"""
-    c_i, c = ctx.own["c"], ctx.shared["c"]
+    c_i, c = ctx.client_state["c"], ctx.broadcast["c"]
     return {name: g - c_i[name] + c[name] if name in c else g for name, g in grads.items()}
 
 
 def control_from_steps(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
     """Option II: c_i+ = c_i - c + (x - y_i) / (K lr)."""
-    lr = ctx.rule["lr"]
+    lr = ctx.optimizer_hparams["lr"]
     # a schedule may end at 0: nothing moved then, and nothing was learnt about the gradient
     moving = lr > 0
     length = ctx.steps * torch.where(moving, lr, torch.ones_like(lr))
@@ -110,7 +110,10 @@ def control_from_steps(ctx: Context, trained: ModelState, lent: ClientOps) -> tu
         return torch.where(moving, c_i - c + (x - y_i) / length, c_i)
 
     return state_and_change(
-        pytree.map(renew, ctx.own["c"], ctx.shared["c"], ctx.start.params, trained.params), ctx
+        pytree.map(
+            renew, ctx.client_state["c"], ctx.broadcast["c"], ctx.start.params, trained.params
+        ),
+        ctx,
     )
 
 
@@ -118,12 +121,12 @@ def control_from_data(ctx: Context, trained: ModelState, lent: ClientOps) -> tup
     """Option I: c_i+ = the gradient at x over all of the client's training data."""
     _, data = lent.predict(ctx.start)
     return state_and_change(
-        pytree.select_keys(full_gradient(ctx.start.params, data, lent), ctx.own["c"]), ctx
+        pytree.select_keys(full_gradient(ctx.start.params, data, lent), ctx.client_state["c"]), ctx
     )
 
 
 def state_and_change(renewed: Params, ctx: Context) -> tuple[Tree, Tree]:
-    return {"c": renewed}, {"change": pytree.sub(renewed, ctx.own["c"])}
+    return {"c": renewed}, {"change": pytree.sub(renewed, ctx.client_state["c"])}
 
 
 def full_gradient(params: Params, data: Batch, lent: ClientOps) -> Params:
@@ -148,10 +151,10 @@ def full_gradient(params: Params, data: Batch, lent: ClientOps) -> Params:
 
 def update_server_control(replies: Reply, srv: ServerContext) -> Tree:
     """c + sum_i (c_i+ - c_i) / N"""
-    change = replies.extras["scaffold"]["change"]
+    change = replies.payload["scaffold"]["change"]
     return {
         "c": pytree.map(
-            lambda c, changes: c + changes.sum(dim=0) / srv.world.clients, srv.state["c"], change
+            lambda c, changes: c + changes.sum(dim=0) / srv.info.num_clients, srv.state["c"], change
         )
     }
 

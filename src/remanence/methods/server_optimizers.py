@@ -37,8 +37,8 @@ def fedavgm(*, lr: float = 1.0, momentum: float = 0.9) -> Part:
     return Part(
         "fedavgm",
         hyper={"lr": lr, "momentum": momentum},
-        server=init_momentum,
-        apply=apply_momentum,
+        server_state=init_momentum,
+        server_update=apply_momentum,
     )
 
 
@@ -113,7 +113,7 @@ def adaptive(
         return {"m": pytree.zeros_like(start.params), "v": v}
 
     numbers = {"lr": lr, "beta1": beta1, "tau": tau} | ({} if beta2 is None else {"beta2": beta2})
-    return Part(name, hyper=numbers, server=server, apply=apply_adaptive(second))
+    return Part(name, hyper=numbers, server_state=server, server_update=apply_adaptive(second))
 
 
 def apply_adaptive(second: SecondMoment) -> ServerUpdate:

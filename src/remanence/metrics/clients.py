@@ -59,7 +59,7 @@ def bottom_decile(accuracies: Any) -> float:
     """The mean accuracy of the worst 10% of the clients, their number rounded down, but at least
     one.
 
-    >>> worst_tenth([0.5, 0.25, *[1.0] * 18])  # two of twenty
+    >>> bottom_decile([0.5, 0.25, *[1.0] * 18])  # two of twenty
     0.375
     """
     known = np.sort(_known(accuracies))

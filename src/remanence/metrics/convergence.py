@@ -133,7 +133,7 @@ def accuracy_per_seconds(run: Run) -> CostCurve:
 
 def _accuracy_against(run: Run, cost_of: Callable[[dict[str, Any]], float]) -> CostCurve:
     """A round's lines, one a split, repeat its cost: it counts once."""
-    model = run.about.get("evaluated", "global")
+    model = run.metadata.get("evaluated", "global")
     costs: dict[int, float] = {}
     accuracy: dict[int, float] = {}
     for line in run.metrics:

@@ -34,7 +34,7 @@ class DriftCurves:
     rounds_per_step: int
 
     @cached_property
-    def own(self) -> np.ndarray:
+    def on_own_concept(self) -> np.ndarray:
         """Each client on the concept it is in. -> [R, K]"""
         return np.take_along_axis(self.by_concept, self.clusters[self.step][:, :, None], axis=2)[
             :, :, 0
@@ -136,7 +136,7 @@ def read_curves(
 
 def drift_curves(run: Run) -> DriftCurves:
     """The curves of a run."""
-    about = run.about
+    about = run.metadata
     return read_curves(
         run.ledger,
         about.get("clusters"),
@@ -153,7 +153,7 @@ def performance(curves: DriftCurves) -> float:
     >>> performance(_example([0.25, 0.5, 0.0, 1.0]))
     0.75
     """
-    return float(nan_mean(nan_mean(curves.own[curves.ends], axis=1)))
+    return float(nan_mean(nan_mean(curves.on_own_concept[curves.ends], axis=1)))
 
 
 def convergence_rounds(curves: DriftCurves, fraction: float = 0.9) -> StepRounds:
@@ -184,7 +184,8 @@ def robustness(curves: DriftCurves) -> float:
     0.25
     """
     drops = [
-        curves.own[curves.ends[place]] - _worst(curves.own[curves.step == step])
+        curves.on_own_concept[curves.ends[place]]
+        - _worst(curves.on_own_concept[curves.step == step])
         for place, step in enumerate(curves.steps[1:])
     ]
     return float(nan_mean(np.array(drops))) if drops else float("nan")
@@ -196,7 +197,7 @@ def time_averaged_accuracy(curves: DriftCurves) -> float:
     >>> time_averaged_accuracy(_example([0.25, 0.75, 0.0, 1.0]))
     0.5
     """
-    return time_averaged(curves.round.tolist(), nan_mean(curves.own, axis=1).tolist())
+    return time_averaged(curves.round.tolist(), nan_mean(curves.on_own_concept, axis=1).tolist())
 
 
 def recovery_rounds(curves: DriftCurves) -> StepRounds:
@@ -210,7 +211,7 @@ def recovery_rounds(curves: DriftCurves) -> StepRounds:
     array([[2.]])
     """
     return _rounds_until(
-        curves, curves.steps[1:], lambda place, rows: curves.own[curves.ends[place]]
+        curves, curves.steps[1:], lambda place, rows: curves.on_own_concept[curves.ends[place]]
     )
 
 
@@ -221,7 +222,7 @@ def recovery_of_mean(curves: DriftCurves) -> list[int | None]:
     >>> recovery_of_mean(_example([0.25, 0.75, 0.5, 0.5]))
     [None]
     """
-    mean = nan_mean(curves.own, axis=1)[:, None, None]  # as if one client in one concept
+    mean = nan_mean(curves.on_own_concept, axis=1)[:, None, None]  # as if one client in one concept
     alone = DriftCurves(
         curves.round,
         curves.step,
@@ -236,7 +237,7 @@ def recovery_of_mean(curves: DriftCurves) -> list[int | None]:
 
 def worst_client_curve(curves: DriftCurves) -> np.ndarray:
     """The lowest accuracy of any client on its own concept, over recorded rounds. -> [R]"""
-    return _worst(curves.own.T)
+    return _worst(curves.on_own_concept.T)
 
 
 def cluster_curves(curves: DriftCurves) -> np.ndarray:
@@ -245,7 +246,7 @@ def cluster_curves(curves: DriftCurves) -> np.ndarray:
     """
     # [R, K, M]
     inside = curves.clusters[curves.step][:, :, None] == np.arange(curves.by_concept.shape[2])
-    return nan_mean(np.where(inside, curves.own[:, :, None], np.nan), axis=1)
+    return nan_mean(np.where(inside, curves.on_own_concept[:, :, None], np.nan), axis=1)
 
 
 def concept_forgetting(curves: DriftCurves) -> np.ndarray:
@@ -290,11 +291,11 @@ def _rounds_until(curves: DriftCurves, steps: list[int], goal_of: Any) -> StepRo
     """Rounds from each step's beginning to the first record at or above the goal. goal_of(place
     of the step, its rows [r, K]) -> [K]
     """
-    found = np.full((len(steps), curves.own.shape[1]), np.nan)
+    found = np.full((len(steps), curves.on_own_concept.shape[1]), np.nan)
     for place, step in enumerate(steps):
         here = curves.step == step
         # [r, K]; a comparison with NaN is False
-        reached = curves.own[here] >= goal_of(place, curves.own[here])
+        reached = curves.on_own_concept[here] >= goal_of(place, curves.on_own_concept[here])
         since = curves.round[here] - step * curves.rounds_per_step
         found[place] = np.where(reached.any(axis=0), since[reached.argmax(axis=0)], np.nan)
     return StepRounds(found, float(nan_mean(found)), int(np.isnan(found).sum()))

@@ -30,7 +30,7 @@ class ForgettableExamples:
     round: np.ndarray  # [n] of the merged model
     client: np.ndarray  # [n]
     count: np.ndarray  # [n] forgettable examples
-    judged: np.ndarray  # [n] examples seen by both models
+    evaluated: np.ndarray  # [n] examples seen by both models
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ExampleEvents:
 
     client: np.ndarray  # [n]
     id: np.ndarray  # [n]
-    judged: np.ndarray  # [n] how often
+    evaluated: np.ndarray  # [n] how often
     learning: np.ndarray  # [n] wrong (or never judged before), then right
     forgetting: np.ndarray  # [n] right, then wrong
     margin_rise: np.ndarray  # [n] the margin error grew, whether or not the example became wrong

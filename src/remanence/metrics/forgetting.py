@@ -117,7 +117,7 @@ def forgetting_curve(run: Run) -> dict[int, float]:
     """Round-wise forgetting of the model that counts (the global one, or the clients' own), by
     the round that lost it.
     """
-    model = run.about.get("evaluated", "global")
+    model = run.metadata.get("evaluated", "global")
     lines = [
         line
         for line in run.metrics
@@ -246,7 +246,7 @@ def confusion_change(before: Any, after: Any) -> np.ndarray:
     A row adds up to 0; NaN for a class without examples. Of four cats three were right; now one is,
     and two more are taken for dogs:
 
-    >>> became([[3, 1], [0, 0]], [[1, 3], [0, 0]])
+    >>> confusion_change([[3, 1], [0, 0]], [[1, 3], [0, 0]])
     array([[-0.5,  0.5],
            [ nan,  nan]])
     """

@@ -21,7 +21,7 @@ def primary_model(run: Run) -> str:
     """The model that every number about this run is of: "global", or "personal" where every
     client has its own.
     """
-    return str(run.about.get("evaluated") or "global")
+    return str(run.metadata.get("evaluated") or "global")
 
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class Group:
     planned: int  # seeds asked for, started or not
     home: str = ""  # the folder it came from
     select: str = "last"  # how the comparison wants settings to be chosen
-    tried: int = 1  # settings among which this one was chosen
+    variants: int = 1  # settings among which this one was chosen
 
 
 def group_runs(results: Sequence[Run | Comparison]) -> list[Group]:
@@ -71,7 +71,7 @@ def group_runs(results: Sequence[Run | Comparison]) -> list[Group]:
         if isinstance(result, Comparison):
             groups += _split_plan(result)
             continue
-        experiment = result.spec.model_copy(update={"seed": 0}).model_dump_json()
+        experiment = result.config.model_copy(update={"seed": 0}).model_dump_json()
         if experiment in places:
             old = groups[places[experiment]]
             groups[places[experiment]] = replace(
@@ -108,7 +108,7 @@ def select_by_validation(groups: Sequence[Group]) -> list[Group]:
         if group.select != "validation" or len(rivals) == 1 or not known:
             kept.append(group)
         elif rivals[scores.index(max(known))] is group:
-            kept.append(replace(group, tried=len(rivals)))
+            kept.append(replace(group, variants=len(rivals)))
     return kept
 
 
@@ -161,13 +161,18 @@ def describe_model(groups: Sequence[Group]) -> str:
 
 def class_names_of(group: Group) -> list[object]:
     return next(
-        (list(run.about["class_names"]) for run in group.runs if run.about.get("class_names")), []
+        (
+            list(run.metadata["class_names"])
+            for run in group.runs
+            if run.metadata.get("class_names")
+        ),
+        [],
     )
 
 
 def clusters_of(run: Run) -> np.ndarray | None:
     """The cluster of every client at every time step [T, K]; None where the data do not drift."""
-    clusters = run.about.get("clusters")
+    clusters = run.metadata.get("clusters")
     return np.array(clusters, dtype=np.int64) if clusters else None
 
 
@@ -180,7 +185,7 @@ def step_starts(groups: Sequence[Group]) -> list[int]:
 
 
 def _starts(run: Run) -> list[int]:
-    clusters, length = clusters_of(run), run.about.get("rounds_per_step")
+    clusters, length = clusters_of(run), run.metadata.get("rounds_per_step")
     if clusters is None or not length:
         return []
     return [1 + step * int(length) for step in range(len(clusters))]

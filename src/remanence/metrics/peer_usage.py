@@ -21,7 +21,7 @@ class PeerUsage:
 
     round: np.ndarray  # [R]
     # [R] share of the peers listened to; NaN where nobody listened; an oracle has 1
-    own: np.ndarray
+    same_cluster: np.ndarray
     # [R] the same share for peers drawn at random: (size of the own cluster - 1) / (K - 1)
     chance: np.ndarray
 
@@ -35,8 +35,8 @@ def same_cluster_usage(peers: np.ndarray, clusters: Any) -> PeerUsage:
 
     >>> from remanence.results.ledger import peers_type
     >>> heard = np.array([(5, 0, HEARD, [[0, 3, 1], [0, 0, 0], [0, 0, 0]])], dtype=peers_type(3))
-    >>> listening = own_cluster_listening(heard, [[0, 0, 1]])
-    >>> listening.own, listening.chance
+    >>> usage = same_cluster_usage(heard, [[0, 0, 1]])
+    >>> usage.same_cluster, usage.chance
     (array([0.75]), array([0.5]))
     """
     table = np.asarray(clusters, dtype=np.int64)

@@ -70,7 +70,7 @@ def phase_decomposition(
     ...         judged(1, moment="local", model=1, weight=0.5), judged(1, moment="merged", model=-1)]
     >>> for row in rows:
     ...     row["total"] = 4
-    >>> lost = where_lost(Ledger(np.concatenate(rows), ["cat"]))
+    >>> lost = phase_decomposition(Ledger(np.concatenate(rows), ["cat"]))
     >>> {phase: float(part[0, 0]) for phase, part in lost.parts.items()}, float(lost.change[0, 0])
     ({'local': 0.25, 'aggregation': 0.25}, 0.5)
 

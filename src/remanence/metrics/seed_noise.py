@@ -60,13 +60,13 @@ def seed_noise(values: Iterable[float]) -> SeedNoise | None:
     two degrees of freedom, so the interval reaches below 0, and the mean is no more than twice the
     deviation:
 
-    >>> noise = weigh([0.0, 0.25, 0.5])
+    >>> noise = seed_noise([0.0, 0.25, 0.5])
     >>> noise.mean, noise.deviation, round(noise.interval[0], 3), noise.verdict
     (0.25, 0.25, -0.371, 'noise')
 
     Two seeds that agree well are too few for the interval (t = 12.7 for one degree of freedom):
 
-    >>> weigh([0.2, 0.28]).verdict, weigh([0.2, 0.28, 0.24]).verdict
+    >>> seed_noise([0.2, 0.28]).verdict, seed_noise([0.2, 0.28, 0.24]).verdict
     ('likely', 'clear')
     """
     numbers = np.array([value for value in values if not math.isnan(value)])

@@ -35,7 +35,7 @@ class MethodRow:
     label: str
     method: str
     setting: str
-    tried: int  # settings among which validation accuracy chose this one
+    variants: int  # settings among which validation accuracy chose this one
     seeds: int  # with at least one recorded round
     planned: int  # seeds asked for
     accuracy: float | None  # on the test set, at the last recorded round
@@ -47,7 +47,7 @@ class MethodRow:
     validation: float | None  # accuracy at the last recorded round
     bytes_per_round: float | None  # up and down together
     seconds_per_round: float | None
-    refused: int  # replies, over all seeds
+    rejected: int  # replies, over all seeds
     abandoned: int  # rounds, over all seeds
     unfinished: int  # seeds that have not reached the last round, or not begun
     last_round: int | None  # the last recorded round; the earliest where seeds differ
@@ -61,9 +61,9 @@ class MethodRow:
     recovery: float | None = None  # rounds back to the accuracy before a drift
     never_recovered: float | None = None  # share of clients and drifts
     worst_client: float | None = None  # accuracy at the last recorded round
-    worst_tenth: float | None = None
-    left_concepts: float | None = None  # forgotten of clusters that clients have left
-    own_cluster: float | None = None  # share of listening, over rounds
+    bottom_decile: float | None = None
+    previous_concepts: float | None = None  # forgotten of clusters that clients have left
+    same_cluster: float | None = None  # share of listening, over rounds
 
 
 def make_row(group: Group) -> MethodRow:
@@ -77,7 +77,7 @@ def make_row(group: Group) -> MethodRow:
         label=group.label,
         method=group.method,
         setting=group.setting,
-        tried=group.tried,
+        variants=group.variants,
         seeds=len(runs),
         planned=group.planned,
         accuracy=mean_of(at_the_end),
@@ -89,7 +89,7 @@ def make_row(group: Group) -> MethodRow:
         validation=mean_of(last_value(run, split="valid") for run in runs),
         bytes_per_round=mean_of(_per_round(run, "bytes_up", "bytes_down") for run in runs),
         seconds_per_round=mean_of(_per_round(run, "seconds") for run in runs),
-        refused=sum(rejections(run).total() for run in runs),
+        rejected=sum(rejections(run).total() for run in runs),
         abandoned=sum(len(abandoned_rounds(run)) for run in runs),
         unfinished=group.planned - sum(run.finished for run in runs),
         last_round=min(ends) if ends else None,
@@ -99,8 +99,8 @@ def make_row(group: Group) -> MethodRow:
             if (found := local_forgetting_of(run)) is not None
         ),
         worst_client=mean_of(_worst_client(run) for run in runs),
-        worst_tenth=mean_of(last_value(run, "worst_tenth") for run in runs),
-        own_cluster=mean_of(mean_of(metric_curve(run, "own_cluster").values()) for run in runs),
+        bottom_decile=mean_of(last_value(run, "worst_tenth") for run in runs),
+        same_cluster=mean_of(mean_of(metric_curve(run, "own_cluster").values()) for run in runs),
         **_measure_drift(runs),
     )
 
@@ -117,7 +117,7 @@ def _measure_drift(runs: Sequence[Run]) -> dict[str, float | None]:
         "never_recovered": _mean_number(
             summary.recovery.without / max(summary.recovery.rounds.size, 1) for summary in found
         ),
-        "left_concepts": _mean_number(summary.concept_forgetting for summary in found),
+        "previous_concepts": _mean_number(summary.concept_forgetting for summary in found),
     }
 
 

@@ -64,7 +64,7 @@ def _adam(
         }
 
     def step(params: Params, grads: Params, slots: Tree, ctx: Context) -> tuple[Params, Tree]:
-        rule = ctx.rule
+        rule = ctx.optimizer_hparams
         w, g = flatten(params), flatten({name: grads[name] for name in params})
         if weight_decay:
             if decoupled:

@@ -22,7 +22,7 @@ def sgd(
         return {"velocity": pytree.zeros_like(params)} if momentum else {}
 
     def step(params: Params, grads: Params, slots: Tree, ctx: Context) -> tuple[Params, Tree]:
-        rule = ctx.rule
+        rule = ctx.optimizer_hparams
         if weight_decay:
             grads = pytree.axpy(rule["weight_decay"], params, grads)
         if momentum:

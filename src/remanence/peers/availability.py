@@ -29,7 +29,7 @@ def random(*, offline: float = 0.1) -> Availability:
     """In every round each client is offline with that probability, independently."""
     if not 0 <= offline < 1:
         raise InputError(f"availability random: offline is a probability below 1, not {offline}")
-    return lambda clients, round, key: key.fold("availability").uniform(clients) >= offline
+    return lambda clients, round, key: key.fold_in("availability").uniform(clients) >= offline
 
 
 def never(*, clients: str = "") -> Availability:

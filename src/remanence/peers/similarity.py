@@ -18,8 +18,8 @@ HIGHEST = 20.0  # similarities above it count as it: tau times more would overfl
 def init_similarity(world: TaskInfo) -> Tree:
     """Nobody has met anybody, and all seem equally alike. -> similarity [K, K], met [K, K]"""
     everybody = torch.full(
-        (world.clients, world.clients),
-        1 / max(world.clients - 1, 1),
+        (world.num_clients, world.num_clients),
+        1 / max(world.num_clients - 1, 1),
         dtype=torch.float64,
         device=world.device,
     )

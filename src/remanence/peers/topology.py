@@ -62,7 +62,7 @@ def regular(*, degree: int = 4) -> Topology:
             opposite = (np.arange(clients) + clients // 2) % clients
             joined[np.arange(clients), opposite] = True
         edges = np.argwhere(np.triu(joined)).tolist()
-        draws = key.fold("regular").bits(20 * len(edges) * 3).reshape(-1, 3) % np.array(
+        draws = key.fold_in("regular").bits(20 * len(edges) * 3).reshape(-1, 3) % np.array(
             [len(edges), len(edges), 2], dtype=np.uint64
         )
         for one, other, turned in draws.tolist():
@@ -84,7 +84,7 @@ def erdos_renyi(*, p: float = 0.2) -> Topology:
 
     def lay(clients: int, key: Key) -> np.ndarray:
         drawn = np.triu(
-            key.fold("erdos_renyi").uniform(clients * clients).reshape(clients, clients) < p, k=1
+            key.fold_in("erdos_renyi").uniform(clients * clients).reshape(clients, clients) < p, k=1
         )
         return drawn | drawn.T
 

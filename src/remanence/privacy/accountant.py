@@ -134,7 +134,7 @@ class ClientGuarantee:
     cohort: int  # clients asked in a round; where they join by coins, as many as are expected
     clients: int
     sampling: str = "fixed"
-    whom: str = "client"
+    unit: str = "client"
 
     @property
     def fraction(self) -> float:

@@ -30,10 +30,10 @@ COUNT_NOISE = 1 / 20
 
 # what a part may do that clipping the model's move does not cover, and how it is said
 UNCOVERED = {
-    "extras": "sends more than its model",
-    "refine": "lets the server look at the clients' models",
-    "absorb": "keeps at the server what clients sent",
-    "assign": "asks every client how well each model does",
+    "payload": "sends more than its model",
+    "server_train": "lets the server look at the clients' models",
+    "update_server_state": "keeps at the server what clients sent",
+    "model_assignment": "asks every client how well each model does",
 }
 
 
@@ -82,7 +82,7 @@ def dp(
     def clip_and_sum(weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
         reject_unprotected(replies)
         factors = clip_factors(norms_of(replies.delta(srv.start)), limit(srv))
-        count = torch.tensor(float(replies.k), dtype=torch.float64)
+        count = torch.tensor(float(replies.num_clients), dtype=torch.float64)
         return {
             "mean": pytree.weighted_sum(weights * factors.to(weights), replies.delta(srv.start)),
             "count": count,
@@ -90,7 +90,7 @@ def dp(
 
     def add_noise(total: Tree, srv: ServerContext) -> Params:
         came = float(total["count"])
-        k = srv.world.expected or came
+        k = srv.info.expected_cohort or came
         deviation = (split_noise(noise, k)[0] if adaptive else noise) * limit(srv).double() / k
         return {
             name: came / k * move + deviation.to(move) * draw_noise(srv, name, move)
@@ -99,7 +99,7 @@ def dp(
 
     def follow_quantile(replies: Reply, srv: ServerContext) -> Tree:
         inside = norms_of(replies.delta(srv.start)) <= srv.state["clip"]  # [k]
-        k = srv.world.expected or replies.k
+        k = srv.info.expected_cohort or replies.num_clients
         # their share; where nobody may learn how many came, of those expected
         within = 0.5 + (inside.double() - 0.5).sum() / k
         share = within + split_noise(noise, k)[1] * draw_noise(srv, "share", within)
@@ -113,10 +113,10 @@ def dp(
     return Part(
         NAME,
         hyper={"clip": clip},
-        weigh=uniform_weights,
-        combine=Aggregate(clip_and_sum, add_noise, in_pieces=True),
-        server=first_clip if adaptive else None,
-        absorb=follow_quantile if adaptive else None,
+        client_weights=uniform_weights,
+        aggregate=Aggregate(clip_and_sum, add_noise, is_decomposable=True),
+        server_state=first_clip if adaptive else None,
+        update_server_state=follow_quantile if adaptive else None,
     )
 
 
@@ -159,13 +159,13 @@ def split_noise(noise: float, count: float) -> tuple[float, float]:
 def draw_noise(srv: ServerContext, name: str, like: Tensor) -> Tensor:
     """Standard normal numbers of the shape of a tensor, from a key of their own."""
     return rng.normal(
-        srv.key.fold(NAME, name).tensor().to(like.device), like.shape, torch.float64
+        srv.key.fold_in(NAME, name).tensor().to(like.device), like.shape, torch.float64
     ).to(like)
 
 
 def reject_unprotected(replies: Reply) -> None:
     """The last line of defence: what `check_private` should have found before the run."""
-    if replies.buffers or next(pytree.leaves(replies.extras), None) is not None:
+    if replies.buffers or next(pytree.leaves(replies.payload), None) is not None:
         raise InputError(
             "dp clips the model's move alone, and more came up with it: use a method"
             " without extras and a model without averaged buffers"
@@ -180,13 +180,13 @@ def check_private(task: TrainingTask) -> None:
         return
     for p in task.method.parts:
         slots = (words for slot, words in UNCOVERED.items() if getattr(p, slot) is not None)
-        found = "has all data in one place" if p.pooled else next(slots, "")
+        found = "has all data in one place" if p.centralized else next(slots, "")
         if p.name != NAME and found:
             raise InputError(
                 f"dp and {p.name} cannot be combined: {p.name} {found}, and dp clips and"
                 " noises the model's move alone; leave one of them out"
             )
-    if sent := task.sent_buffers():
+    if sent := task.communicated_buffers():
         raise InputError(
             f"dp cannot protect the model's buffers ({sent[0]}), which go up as they are:"
             " set local.buffers to local or frozen, or use a model with group norm"

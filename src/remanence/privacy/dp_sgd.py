@@ -53,7 +53,7 @@ def dp_sgd(
         )
 
     def gradient(params: Params, batch: Batch, lent: ClientOps, ctx: Context) -> Params:
-        rows, penalty = lent.each(params, batch)
+        rows, penalty = lent.per_example_grad(params, batch)
         total = clipped_sum(rows, batch.weight, ctx.hyper["clip"])
         count, key = batch.weight.sum(), rng.fold_in(ctx.key, NAME)
         deviation = ctx.hyper["noise"] * ctx.hyper["clip"]
@@ -90,7 +90,7 @@ def check_examples(task: TrainingTask) -> None:
     its clipped gradient.
     """
     method = task.method
-    if method.owner("gradient") is None or not any(p.name == NAME for p in method.parts):
+    if method.part_filling("gradient") is None or not any(p.name == NAME for p in method.parts):
         return
     if task.model.depends_on_batch:
         raise InputError(
@@ -112,8 +112,8 @@ def _find_uncovered(p: Part, method: ComposedMethod) -> str:
     """What of a part tells more about single rows than a clipped gradient, and the cure;
     nothing, mostly.
     """
-    noisy = method.owner("facts") is not None
-    if p.peers is not None or p.assign is not None:
+    noisy = method.part_filling("privatize_stats") is not None
+    if p.peers is not None or p.model_assignment is not None:
         return (
             f"{p.name} tries models on a client's rows and tells how well they do; use a"
             " method with one server model"
@@ -134,7 +134,7 @@ def _find_uncovered(p: Part, method: ComposedMethod) -> str:
             if p.arguments["option"] == 2
             else "its variates are plain gradients; write scaffold(option=2)"
         )
-    if p.extras is not None and p.name not in (*PAYLOAD_ALREADY_PRIVATE, "flashback"):
+    if p.payload is not None and p.name not in (*PAYLOAD_ALREADY_PRIVATE, "flashback"):
         return (
             f"{p.name} sends more than its model, which the clipped gradients do not cover;"
             " leave one of them out"

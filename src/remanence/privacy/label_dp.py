@@ -37,11 +37,11 @@ def dp_counts(*, noise: float = 5.0, delta: float = 1e-5) -> Part:
     check_range(0 < delta < 1, NAME, "delta", "between 0 and 1", delta)
 
     def blur(counts: Tensor, key: Key) -> Tensor:
-        drawn = rng.normal(key.fold(NAME).tensor(), counts.shape, torch.float64).to(counts)
+        drawn = rng.normal(key.fold_in(NAME).tensor(), counts.shape, torch.float64).to(counts)
         blurred = (counts + noise * drawn).clamp(min=0)
         return blurred if bool(blurred.any()) else torch.ones_like(counts)
 
-    return Part(NAME, facts=blur)
+    return Part(NAME, privatize_stats=blur)
 
 
 def privatize_counts(
@@ -50,12 +50,12 @@ def privatize_counts(
     """The label counts of some clients as their method shows them; `key` is the experiment's.
     counts: [k, C]
     """
-    if blur is None or blur.facts is None or not len(clients):
+    if blur is None or blur.privatize_stats is None or not len(clients):
         return counts
-    show = blur.facts
+    show = blur.privatize_stats
     return torch.stack(
         [
-            show(mine, key.fold("facts", int(client), time_step))
+            show(mine, key.fold_in("facts", int(client), time_step))
             for client, mine in zip(clients, counts, strict=True)
         ]
     )

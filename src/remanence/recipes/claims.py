@@ -88,7 +88,7 @@ class ClaimVerdict:
 def combine_outcomes(outcomes: Sequence[str]) -> str:
     """Many outcomes in one word; what was not tested does not count.
 
-    >>> judge(["holds", "not tested"]), judge(["holds", "does not hold"]), judge(["does not hold"]), judge([])
+    >>> combine_outcomes(["holds", "not tested"]), combine_outcomes(["holds", "does not hold"]), combine_outcomes(["does not hold"]), combine_outcomes([])
     ('holds', 'holds in part', 'does not hold', 'not tested')
     """
     seen = {outcome for outcome in outcomes if outcome != UNTESTED}

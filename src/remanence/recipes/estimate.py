@@ -86,7 +86,7 @@ def estimate(specs: Iterable[Experiment]) -> Cost:
 
 def describe_plan(plan: ResultPlan) -> str:
     """Runs, rounds, time and memory in words, without running anything."""
-    recipe, made = plan.recipe, plan.made
+    recipe, made = plan.recipe, plan.scale_settings
     lines = [
         f"{recipe.name}: {recipe.title}",
         f"scale {plan.scale}: {made.about or 'as published'}",
@@ -95,15 +95,17 @@ def describe_plan(plan: ResultPlan) -> str:
         cost = estimate_run(run.spec)
         seed = f", seed {run.seed}" if len(plan.seeds) > 1 else ""
         setting = f", {run.setting}" if run.setting else ""
-        stand_in = (
-            f" [{source_of(run.spec)} as stand-in for {run.stand_in}]" if run.stand_in else ""
+        substitute_data = (
+            f" [{source_of(run.spec)} as stand-in for {run.substitute}]" if run.substitute else ""
         )
         lines.append(
-            f"  {run.row}, {run.column}{setting}{seed}{stand_in}: {run.spec.total_rounds}"
+            f"  {run.row}, {run.column}{setting}{seed}{substitute_data}: {run.spec.total_rounds}"
             f" rounds, {_describe_time(cost)}"
         )
     used = {source_of(run.spec) for run in plan.runs}
-    for source in sorted({place.absent for place in plan.places.values() if place.absent}):
+    for source in sorted(
+        {place.missing_data for place in plan.places.values() if place.missing_data}
+    ):
         lines.append(
             f"  {'first of all' if source in used else 'left out'}, {source} is not in the"
             f" data folder: {download_hint(source)}"
@@ -151,12 +153,12 @@ def estimate_run(spec: Experiment) -> Cost:
     if personal:
         cohort = clients
     rows = _rows_of_client(spec, train, clients)
-    steps = spec.local.steps or spec.local.epochs * math.ceil(rows / spec.local.batch)
-    trained = cohort * (spec.local.steps * spec.local.batch or spec.local.epochs * rows)
+    steps = spec.local.steps or spec.local.epochs * math.ceil(rows / spec.local.batch_size)
+    trained = cohort * (spec.local.steps * spec.local.batch_size or spec.local.epochs * rows)
     factor = math.prod(STEPS.get(name, 1.0) for name in names)
     server_steps, server_rows = _server_work(spec)
     rounds = spec.total_rounds
-    looks = rounds / spec.record.every + spec.drift.steps
+    looks = rounds / spec.record.every + spec.drift.time_steps
     judged = test * (clients / max(1, _clusters(spec)) if personal else 1)
     judged += (train * float(spec.data.validation) if spec.record.validation else 0) + (
         cohort * test if spec.record.local else 0
@@ -175,7 +177,7 @@ def estimate_run(spec: Experiment) -> Cost:
     kept = clients if names & set(KEEPS_MODEL) else 0
     memory = 4 * network.parameters * (
         4 * cohort + 2 * kept + 8
-    ) + 4 * 3 * network.activations * min(spec.local.batch, rows) * min(cohort, 64)
+    ) + 4 * 3 * network.activations * min(spec.local.batch_size, rows) * min(cohort, 64)
     # torch itself
     return Cost(seconds[0], seconds[1], memory + (train + test) * math.prod(shape) + 600_000_000)
 
@@ -263,6 +265,6 @@ def _server_work(spec: Experiment) -> tuple[int, int]:
         if call.name == "flashback":
             epochs = int(call.arguments.get("server_epochs", 5))
             return epochs * math.ceil(
-                spec.data.public / spec.local.batch
+                spec.data.public / spec.local.batch_size
             ), epochs * spec.data.public
     return 0, 0

@@ -68,8 +68,8 @@ def measure_of(plan: ResultPlan, row: TableLine, column: TableLine) -> RecipeMea
 def in_unit(number: PublishedNumber, unit: str) -> PublishedNumber:
     """Shares become percent where the paper prints percent.
 
-    >>> in_unit(Number(0.5, 0.25), "percent")
-    Number(value=50.0, deviation=25.0, text='')
+    >>> in_unit(PublishedNumber(0.5, 0.25), "percent")
+    PublishedNumber(value=50.0, deviation=25.0, text='')
     """
     if unit not in IN_PERCENT or number.value is None:
         return number
@@ -98,12 +98,12 @@ def _runs_of(place: CellRuns, there: Mapping[str, Run]) -> tuple[tuple[str, tupl
 
 
 def _note(plan: ResultPlan, place: CellRuns, tried: Sequence[tuple[str, Sequence[Run]]]) -> str:
-    if place.absent:
-        return f"not run, {place.absent} is not in the data folder: {download_hint(place.absent)}"
+    if place.missing_data:
+        return f"not run, {place.missing_data} is not in the data folder: {download_hint(place.missing_data)}"
     words = []
-    if place.stand_in:
+    if place.substitute:
         words.append(
-            f"stand-in for {place.stand_in}: {plan.recipe.stand_ins[place.stand_in].about}"
+            f"stand-in for {place.substitute}: {plan.recipe.substitutes[place.substitute].about}"
         )
     if place.other:
         words.append(f"on {place.other}, which this scale takes in place of the paper's data")

@@ -60,8 +60,8 @@ def heatmap(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
 def partition(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
     """How many examples of each class each client has."""
     for run in runs[:1]:
-        for client, counts in enumerate(run.about["label_counts"]):
-            for name, count in zip(run.about["class_names"], counts, strict=True):
+        for client, counts in enumerate(run.metadata["label_counts"]):
+            for name, count in zip(run.metadata["class_names"], counts, strict=True):
                 yield row, column, client, name, count
 
 
@@ -86,7 +86,7 @@ def classes(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
     for run in runs[:1]:
         rounds, shares = class_curve(run)
         for round, line in zip(rounds.tolist(), shares.tolist(), strict=True):
-            for name, share in zip(run.about["class_names"], line, strict=True):
+            for name, share in zip(run.metadata["class_names"], line, strict=True):
                 yield row, column, round, name, share
 
 
@@ -104,7 +104,7 @@ def one_round(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
             for record in records[records["round"] == round]:
                 who = "global" if record["model"] == GLOBAL else f"client {record['model']}"
                 for name, right, total in zip(
-                    run.about["class_names"], record["correct"], record["total"], strict=True
+                    run.metadata["class_names"], record["correct"], record["total"], strict=True
                 ):
                     yield row, column, round, moment, who, name, right / total if total else None
 

@@ -7,8 +7,8 @@ the experiment by dotted name }; a run is the experiment with both [published]  
 row, an entry a column: a number, [number, deviation], "-" where the text is silent or unreadable,
 or words [[claims]]             what the paper says about these numbers, see claims.py reading
 what we read into silences [scales.NAME]          how the experiment is made smaller: set, options,
-rows, columns, by_row, by_column, seeds, measure [stand_in.SOURCE]      the data to use with
---stand-in where a source cannot be had: set, about
+rows, columns, by_row, by_column, seeds, measure [substitute_data.SOURCE]      the data to use with
+--substitute-data where a source cannot be had: set, about
 """
 
 from __future__ import annotations
@@ -85,15 +85,15 @@ def deep_merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
     """Tables are merged, readings are joined, everything else is replaced; a scale of the setting
     stays unless the recipe changes it.
 
-    >>> lay_over({"a": {"x": 1, "y": 2}, "reading": ["one"]}, {"a": {"x": 3}, "reading": ["two"]})
-    {'a': {'x': 3, 'y': 2}, 'reading': ['one', 'two']}
+    >>> deep_merge({"a": {"x": 1, "y": 2}, "interpretation": ["one"]}, {"a": {"x": 3}, "interpretation": ["two"]})
+    {'a': {'x': 3, 'y': 2}, 'interpretation': ['one', 'two']}
     """
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
         if isinstance(value, Mapping) and isinstance(old, Mapping):
             merged[key] = deep_merge(old, value)
-        elif key == "reading" and isinstance(old, list):
+        elif key == "interpretation" and isinstance(old, list):
             merged[key] = [*old, *value]
         else:
             merged[key] = value
@@ -116,7 +116,7 @@ def read_recipe(name: str, tree: Mapping[str, Any]) -> Recipe:
     raw, scales, stand_ins = (
         take("published", dict, {}),
         take("scales", dict),
-        take("stand_in", dict, {}),
+        take("substitute_data", dict, {}),
     )
     recipe = Recipe(
         name=name,
@@ -133,14 +133,14 @@ def read_recipe(name: str, tree: Mapping[str, Any]) -> Recipe:
         cells={tuple(key.split(" | ")): keys for key, keys in take("cells", dict, {}).items()},
         published=_read_published(name, raw, rows, columns),
         claims=tuple(take("claims", list)),
-        reading=tuple(take("reading", list, [])),
+        interpretation=tuple(take("interpretation", list, [])),
         scales={scale: _read_scale(name, scale, scales.get(scale, {})) for scale in SCALES},
-        stand_ins={
+        substitutes={
             source: SubstituteDataset(entry["about"], entry["set"])
             for source, entry in stand_ins.items()
         },
-        over=take("over", dict, {}),
-        draws=take("draws", str, ""),
+        grid=take("grid", dict, {}),
+        figure_kind=take("figure_kind", str, ""),
         heading=take("heading", str, "method"),
     )
     if tree:
@@ -206,7 +206,7 @@ def read_number(entry: Any) -> PublishedNumber:
     """A published entry.
 
     >>> read_number([0.846, 0.01]), read_number("-").known, read_number("0.1, 0.03").value
-    (Number(value=0.846, deviation=0.01, text=''), False, 2.0)
+    (PublishedNumber(value=0.846, deviation=0.01, text=''), False, 2.0)
     """
     value, deviation = entry if isinstance(entry, list) else (entry, None)
     if isinstance(value, str):

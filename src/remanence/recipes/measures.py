@@ -33,8 +33,12 @@ class ClaimEvidence:
     """The finished runs of a cell, and those it is compared with."""
 
     runs: tuple[Run, ...]  # one a seed
-    rivals: Mapping[str, tuple[Run, ...]]  # of all rows in this column, by row; itself among them
-    tried: tuple[tuple[str, tuple[Run, ...]], ...]  # the same for every value that the cell tries
+    column_runs: Mapping[
+        str, tuple[Run, ...]
+    ]  # of all rows in this column, by row; itself among them
+    variants: tuple[
+        tuple[str, tuple[Run, ...]], ...
+    ]  # the same for every value that the cell tries
 
 
 RecipeMeasure = Callable[[ClaimEvidence], PublishedNumber]
@@ -52,8 +56,8 @@ def by_seed(measure: Callable[[Run], float | None]) -> RecipeMeasure:
 def summarize_seeds(values: Iterable[float | None]) -> PublishedNumber:
     """Mean and sample deviation of what is there.
 
-    >>> summarize([1.0, 3.0, None])
-    Number(value=2.0, deviation=1.4142135623730951, text='')
+    >>> summarize_seeds([1.0, 3.0, None])
+    PublishedNumber(value=2.0, deviation=1.4142135623730951, text='')
     """
     known = [value for value in values if value is not None and not math.isnan(value)]
     return PublishedNumber(mean_of(known), deviation_of(known))
@@ -82,7 +86,7 @@ def mean_last(*, rounds: int = 100, classes: int = 0) -> RecipeMeasure:
 
     def measure(run: Run) -> float | None:
         when, values = accuracy_curve(run, classes)
-        counted = sum(round > run.spec.total_rounds - rounds for round in when)
+        counted = sum(round > run.config.total_rounds - rounds for round in when)
         return mean_of_last(values, max(counted, 1)) if values else None
 
     return by_seed(measure)
@@ -104,7 +108,7 @@ def rounds_to(*, fraction: float = 1.0, of: float = 0.95) -> RecipeMeasure:
     """
 
     def measure(evidence: ClaimEvidence) -> PublishedNumber:
-        curves = {label: mean_curve(runs) for label, runs in evidence.rivals.items() if runs}
+        curves = {label: mean_curve(runs) for label, runs in evidence.column_runs.items() if runs}
         curves["itself"] = mean_curve(evidence.runs)
         if not curves["itself"][0]:
             return PublishedNumber()
@@ -146,7 +150,7 @@ def forgettable(*, at: float = 1.0, client: int = 0) -> RecipeMeasure:
         known = np.unique(found.round).tolist()
         if not known:
             return None
-        here = (found.round == nearest_round(known, at, run.spec.total_rounds)) & (
+        here = (found.round == nearest_round(known, at, run.config.total_rounds)) & (
             found.client == client
         )
         return float(found.count[here][0]) if here.any() else None
@@ -179,7 +183,9 @@ def client_forgetting_mean(*, at: float = 1.0) -> RecipeMeasure:
         known = client_forgetting_rounds(run.ledger)
         if not known:
             return None
-        found = client_forgetting(run.ledger, nearest_round(known, at, run.spec.total_rounds)).mean
+        found = client_forgetting(
+            run.ledger, nearest_round(known, at, run.config.total_rounds)
+        ).mean
         return float(np.nanmean(found)) if not np.isnan(found).all() else None
 
     return by_seed(measure)
@@ -221,12 +227,16 @@ def drift_of(run: Run) -> DriftSummary:
 
 def classes_held() -> RecipeMeasure:
     """How many classes a client has, mean over clients."""
-    return by_seed(lambda run: float((np.array(run.about["label_counts"]) > 0).sum(axis=1).mean()))
+    return by_seed(
+        lambda run: float((np.array(run.metadata["label_counts"]) > 0).sum(axis=1).mean())
+    )
 
 
 def holders_of_all() -> RecipeMeasure:
     """The share of the clients that have every class."""
-    return by_seed(lambda run: float((np.array(run.about["label_counts"]) > 0).all(axis=1).mean()))
+    return by_seed(
+        lambda run: float((np.array(run.metadata["label_counts"]) > 0).all(axis=1).mean())
+    )
 
 
 def best_over(*, rounds: int = 0) -> RecipeMeasure:
@@ -268,7 +278,7 @@ def _scores(evidence: ClaimEvidence, rounds: int) -> dict[str, float]:
     score = mean_last(rounds=rounds) if rounds else last()
     found = {
         setting: score(ClaimEvidence(runs, {}, ())).value
-        for setting, runs in evidence.tried
+        for setting, runs in evidence.variants
         if runs
     }
     return {setting: value for setting, value in found.items() if value is not None}

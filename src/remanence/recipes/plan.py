@@ -26,7 +26,7 @@ class PlannedRun:
     setting: str  # the value tried, where a cell tries several
     seed: int
     spec: Experiment
-    stand_in: str = ""  # the source that it replaces
+    substitute: str = ""  # the source that it replaces
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class CellRuns:
 
     # for every value tried, the names of its runs, one a seed
     runs: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    stand_in: str = ""
-    absent: str = ""  # the source that is not there, so that nothing runs
+    substitute: str = ""
+    missing_data: str = ""  # the source that is not there, so that nothing runs
     other: str = ""  # the source the scale takes in place of the paper's
 
 
@@ -53,7 +53,7 @@ class ResultPlan:
     places: Mapping[tuple[str, str], CellRuns]
 
     @property
-    def made(self) -> RunScale:
+    def scale_settings(self) -> RunScale:
         return self.recipe.scales[self.scale]
 
     def measure_of(self, row: TableLine, column: TableLine) -> expressions.Call:
@@ -61,8 +61,8 @@ class ResultPlan:
         forgettable(at=0.1) and forgettable(client=2).
         """
         named = [expressions.parse_call(text) for text in (column.measure, row.measure) if text]
-        if self.made.measure:
-            smaller = expressions.parse_call(self.made.measure)
+        if self.scale_settings.measure:
+            smaller = expressions.parse_call(self.scale_settings.measure)
             named = [
                 smaller
                 if not named
@@ -89,12 +89,12 @@ def make_plan(
     only: Sequence[str] = (),
     changes: Mapping[str, Any] | None = None,
     absent: Collection[str] = (),
-    stand_in: bool = False,
+    substitute_data: bool = False,
 ) -> ResultPlan:
     """Every run of a recipe, checked.
 
     only: rows (or columns) by label. changes: keys of the experiment that the user wants otherwise.
-    absent: sources that cannot be had; what needs them is left out or, with `stand_in`, runs on the
+    absent: sources that cannot be had; what needs them is left out or, with `substitute_data`, runs on the
     recipe's stand-in.
     """
     made = recipe.scales[scale]
@@ -102,7 +102,7 @@ def make_plan(
     numbers = tuple(range(made.seeds if seeds is None else seeds))
     if not numbers:
         raise InputError("a result needs at least one seed: --seeds 3 uses 0, 1 and 2")
-    over = recipe.over if made.over is None else made.over
+    over = recipe.grid if made.grid is None else made.grid
     tried = [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
     runs: dict[str, PlannedRun] = {}  # by experiment
     places = {}
@@ -114,22 +114,22 @@ def make_plan(
         place = CellRuns()
         for values in tried:
             spec, place = _make_spec(
-                recipe, made, row, column, values, changes or {}, absent, stand_in
+                recipe, made, row, column, values, changes or {}, absent, substitute_data
             )
             setting = ", ".join(f"{key.split('.')[-1]}={value}" for key, value in values.items())
             names = []
-            for seed in numbers if not place.absent else ():
+            for seed in numbers if not place.missing_data else ():
                 seeded = spec.model_copy(update={"seed": seed})
                 experiment = seeded.model_dump_json()
                 if experiment not in runs:
                     name = _name(row, column, setting, seed, runs)
                     runs[experiment] = PlannedRun(
-                        name, row.label, column.label, setting, seed, seeded, place.stand_in
+                        name, row.label, column.label, setting, seed, seeded, place.substitute
                     )
                 names.append(runs[experiment].name)
             found.append((setting, tuple(names)))
         places[row.label, column.label] = (
-            place if place.absent else replace(place, runs=tuple(found))
+            place if place.missing_data else replace(place, runs=tuple(found))
         )
     return ResultPlan(recipe, scale, numbers, rows, columns, tuple(runs.values()), places)
 
@@ -167,7 +167,7 @@ def _make_spec(
     values: Mapping[str, Any],
     changes: Mapping[str, Any],
     absent: Collection[str],
-    stand_in: bool,
+    substitute_data: bool,
 ) -> tuple[Experiment, CellRuns]:
     """-> the experiment of a cell, and what is to be said of its data"""
     published = {
@@ -181,10 +181,10 @@ def _make_spec(
     spec = change_options(_change(paper, smaller), made.options)
     source = source_of(spec)
     replaced = ""
-    if source in absent and stand_in and source in recipe.stand_ins:
+    if source in absent and substitute_data and source in recipe.substitutes:
         # what makes the experiment smaller has the last word where both speak of the same thing,
         # except on the data
-        spec = _change(spec, recipe.stand_ins[source].set)
+        spec = _change(spec, recipe.substitutes[source].set)
         replaced = source
     spec = _change(spec, {**changes, "seed": 0})
     used = source_of(spec)
@@ -204,7 +204,7 @@ def _change(spec: Experiment, keys: Mapping[str, Any]) -> Experiment:
 def source_of(spec: Experiment) -> str:
     """The name of the data without its options.
 
-    >>> source_of(make_spec(changes={"data.name": "synthetic(samples=300)"}))
+    >>> source_of(parse_experiment(changes={"data.name": "synthetic(samples=300)"}))
     'synthetic'
     """
     name = spec.data.name

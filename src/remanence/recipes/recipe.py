@@ -63,7 +63,7 @@ class RunScale:
     columns: tuple[str, ...] = ()
     by_row: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     by_column: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    over: Mapping[str, Sequence[Any]] | None = None
+    grid: Mapping[str, Sequence[Any]] | None = None
     measure: str = ""
     seeds: int = 1
 
@@ -94,11 +94,11 @@ class Recipe:
     cells: Mapping[tuple[str, str], Mapping[str, Any]]  # keys of single cells, by row and column
     published: Mapping[tuple[str, str], PublishedNumber]
     claims: tuple[Mapping[str, Any], ...]
-    reading: tuple[str, ...]
+    interpretation: tuple[str, ...]
     scales: Mapping[str, RunScale]
-    stand_ins: Mapping[str, SubstituteDataset]
-    over: Mapping[str, Sequence[Any]]  # keys tried with several values in every cell
-    draws: str  # what a figure shows, see figure_data.py
+    substitutes: Mapping[str, SubstituteDataset]
+    grid: Mapping[str, Sequence[Any]]  # keys tried with several values in every cell
+    figure_kind: str  # what a figure shows, see figure_data.py
     heading: str  # over the first column
 
     def unit_of(self, row: TableLine, column: TableLine) -> str:

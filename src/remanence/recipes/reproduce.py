@@ -48,10 +48,10 @@ def plan_result(
     scale: str = "desk",
     only: Sequence[str] = (),
     seeds: int | None = None,
-    stand_in: bool = False,
+    substitute_data: bool = False,
     changes: Mapping[str, Any] | None = None,
     data_dir: str = "",
-    only_to_look: bool = False,
+    dry_run: bool = False,
 ) -> ResultPlan:
     """The runs of a result, with what is not there left out or replaced. only_to_look: where
     none of the data are there, all runs, as if they were.
@@ -63,18 +63,27 @@ def plan_result(
     wanted = {**(changes or {}), **({"data.dir": root} if root else {})}
     needed = {
         source_of(run.spec) for run in make_plan(recipe, scale, only=only, changes=wanted).runs
-    } | {entry.set.get("data.name", "").partition("(")[0] for entry in recipe.stand_ins.values()}
+    } | {entry.set.get("data.name", "").partition("(")[0] for entry in recipe.substitutes.values()}
     absent = sorted(
         source for source in needed if is_missing(source, Path(root).expanduser() if root else None)
     )
     plan = make_plan(
-        recipe, scale, seeds=seeds, only=only, changes=wanted, absent=absent, stand_in=stand_in
+        recipe,
+        scale,
+        seeds=seeds,
+        only=only,
+        changes=wanted,
+        absent=absent,
+        substitute_data=substitute_data,
     )
     if not plan.runs:
-        if not only_to_look:
+        if not dry_run:
             raise InputError(
                 missing_data_message(
-                    recipe, next(place.absent for place in plan.places.values() if place.absent)
+                    recipe,
+                    next(
+                        place.missing_data for place in plan.places.values() if place.missing_data
+                    ),
                 )
             )
         plan = replace(
@@ -88,8 +97,8 @@ def plan_result(
 def missing_data_message(recipe: Recipe, source: str) -> str:
     """Why nothing can be run, and what to do."""
     offer = (
-        f"; or run the stand-in, with --stand-in: {recipe.stand_ins[source].about}"
-        if source in recipe.stand_ins
+        f"; or run the stand-in, with --substitute-data: {recipe.substitutes[source].about}"
+        if source in recipe.substitutes
         else ""
     )
     return (
@@ -105,18 +114,18 @@ def reproduce(
     scale: str = "desk",
     only: Sequence[str] = (),
     seeds: int | None = None,
-    stand_in: bool = False,
+    substitute_data: bool = False,
     changes: Mapping[str, Any] | None = None,
     data_dir: str = "",
     progress: Progress | None = None,
     deadline: TimeLimit | None = None,
-    together: int = 0,
+    batch_runs: int = 0,
     report: bool = True,
 ) -> ResultOutcome:
     """Run what is not yet done of a result, and write it: our numbers beside the published ones,
     and whether the claims hold.
 
-    changes: keys of the experiment that are to be otherwise, such as {"rounds": 500}. together: the
+    changes: keys of the experiment that are to be otherwise, such as {"rounds": 500}. batch_runs: the
         most runs in one stack, 0 for as many as fit.
     report: also write report.html, which draws everything. The same call goes on where it was
         stopped.
@@ -126,7 +135,7 @@ def reproduce(
         scale=scale,
         only=only,
         seeds=seeds,
-        stand_in=stand_in,
+        substitute_data=substitute_data,
         changes=changes,
         data_dir=data_dir,
     )
@@ -134,7 +143,7 @@ def reproduce(
         {
             source
             for place in plan.places.values()
-            for source in (place.absent, place.stand_in)
+            for source in (place.missing_data, place.substitute)
             if source
         }
     )
@@ -144,7 +153,7 @@ def reproduce(
         "seeds": seeds,
         "only": list(only),
         "changes": dict(changes or {}),
-        "stand_in": stand_in,
+        "substitute_data": substitute_data,
         "absent": absent,
     }
     _open_folder(plan, out, asked)
@@ -153,7 +162,7 @@ def reproduce(
             _plan_run(wanted, out, f"[{number}/{len(plan.runs)}]")
             for number, wanted in enumerate(plan.runs, 1)
         ]
-        left = [run for run in runs if not run.begun or not is_done(Run(run.folder))]
+        left = [run for run in runs if not run.started or not is_done(Run(run.folder))]
         try:
             run_all(
                 left,
@@ -161,7 +170,7 @@ def reproduce(
                 "the same command",
                 progress=progress or NullProgress(),
                 deadline=deadline or TimeLimit(None),
-                together=together,
+                batch_runs=batch_runs,
             )
         except Stopped:
             write_result(plan, out, asked)  # what is done so far can be read
@@ -184,7 +193,7 @@ def write_result(plan: ResultPlan, out: Path, asked: Mapping[str, Any]) -> Resul
         **asked,
         "remanence": __version__,
         "machine": ", ".join(
-            sorted({str(run.about.get("machine", "a machine not written down")) for run in runs})
+            sorted({str(run.metadata.get("machine", "a machine not written down")) for run in runs})
         ),
         "seconds": round(sum(_seconds(run) for run in runs), 1),
         "runs": len(runs),
@@ -202,19 +211,21 @@ def write_result(plan: ResultPlan, out: Path, asked: Mapping[str, Any]) -> Resul
     write_atomically(out / OUTCOME, json.dumps(about, indent=1, allow_nan=False).encode())
     write_atomically(out / PAGE, describe_result(outcome, about).encode())
     write_atomically(out / TABLE, as_csv(outcome).encode())
-    if plan.recipe.draws:
-        write_atomically(out / FIGURE, figure_csv(plan.recipe.draws, cells).encode())
+    if plan.recipe.figure_kind:
+        write_atomically(out / FIGURE, figure_csv(plan.recipe.figure_kind, cells).encode())
     return outcome
 
 
 def write_figure(outcome: ResultOutcome, out: Path) -> None:
     """The figure that the result is, from its data."""
     recipe = outcome.plan.recipe
-    if not recipe.draws or importlib.util.find_spec("matplotlib") is None:
+    if not recipe.figure_kind or importlib.util.find_spec("matplotlib") is None:
         return
     from remanence.recipes.figure_plots import draw_figure
 
-    picture = draw_figure(recipe.draws, (out / FIGURE).read_text(encoding="utf-8"), recipe.title)
+    picture = draw_figure(
+        recipe.figure_kind, (out / FIGURE).read_text(encoding="utf-8"), recipe.title
+    )
     if picture is not None:
         write_atomically(out / PICTURE, picture)
 
@@ -233,10 +244,10 @@ def _open_folder(plan: ResultPlan, out: Path, asked: Mapping[str, Any]) -> None:
         for run in plan.runs
     }
     specs = {run.name: run.spec.model_dump(mode="json", exclude_none=True) for run in plan.runs}
-    same = ("result", "scale", "stand_in", "changes")
+    same = ("result", "scale", "substitute_data", "changes")
     written: dict[str, Any] = {
         "select": "last",
-        "engine": EngineChoice("loop", 1, "loop: the plainest")._asdict(),
+        "engine": EngineChoice("sequential", 1, "sequential: the plainest")._asdict(),
         "reproduce": {key: asked[key] for key in same},
     }
     if (out / COMPARISON).exists():
@@ -273,7 +284,7 @@ def _without_data_dir(spec: Mapping[str, Any]) -> dict[str, Any]:
 def _setting(plan: ResultPlan, run: PlannedRun) -> str:
     words = [run.column] if len(plan.recipe.columns) > 1 else []
     words += [run.setting] if run.setting else []
-    words += [f"{source_of(run.spec)} as stand-in for {run.stand_in}"] if run.stand_in else []
+    words += [f"{source_of(run.spec)} as stand-in for {run.substitute}"] if run.substitute else []
     return ", ".join(words)
 
 

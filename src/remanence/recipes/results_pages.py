@@ -34,8 +34,8 @@ OUTCOME, OUTCOMES, REMARKS = "outcome.json", "outcomes", "remarks.toml"
 EXECUTION_KEYS = {
     "rounds",
     "engine",
-    "stack",
-    "stepping",
+    "stack_size",
+    "execution",
     "workers",
     "threads",
     "device",
@@ -101,7 +101,7 @@ def _draw_figures(recipes: Mapping[str, Recipe], data: Mapping[str, str]) -> dic
 
     require_matplotlib()
     pictures = {
-        name: draw_figure(recipes[name].draws, text, recipes[name].title)
+        name: draw_figure(recipes[name].figure_kind, text, recipes[name].title)
         for name, text in data.items()
     }
     return {name: picture for name, picture in pictures.items() if picture is not None}
@@ -112,7 +112,7 @@ def name_outcome(about: Mapping[str, Any]) -> str:
     several lengths, and more rows of one take the place of fewer.
     """
     changes = sorted((key, value) for key, value in about["changes"].items() if key != "data.dir")
-    settings = json.dumps([about["seeds"], about["stand_in"], changes])
+    settings = json.dumps([about["seeds"], about["substitute_data"], changes])
     return f"{about['result'].replace('/', '-')}-{about['scale']}-{hashlib.sha256(settings.encode()).hexdigest()[:6]}"
 
 
@@ -152,7 +152,7 @@ def read_outcome(folder: Path) -> tuple[ResultOutcome, dict[str, Any]]:
         "seeds": about["seeds"],
         "only": about["only"],
         "changes": about["changes"],
-        "stand_in": about["stand_in"],
+        "substitute_data": about["substitute_data"],
     }
     plan = make_plan(recipe, about["scale"], absent=about["absent"], **options)
     ours = {
@@ -176,7 +176,7 @@ def describe_result(outcome: ResultOutcome, about: Mapping[str, Any], picture: s
         f" {told}{f', {done} of them done' if done < len(plan.runs) else ''},"
         f" {_count(len(plan.seeds), 'seed')}"
     )
-    shape = f": {plan.made.about}" if plan.made.about else ", as published"
+    shape = f": {plan.scale_settings.about}" if plan.scale_settings.about else ", as published"
     changed = ", ".join(f"{key}={value}" for key, value in about["changes"].items())
     shape += f" (changed: {changed})" if changed else ""
     time = readable_seconds(about["seconds"])
@@ -201,7 +201,7 @@ def describe_result(outcome: ResultOutcome, about: Mapping[str, Any], picture: s
     lines += [
         "What we read into silences:",
         "",
-        *(f"- {escape(line)}" for line in recipe.reading),
+        *(f"- {escape(line)}" for line in recipe.interpretation),
         "",
     ]
     return "\n".join(lines)
@@ -217,7 +217,7 @@ def command_of(about: Mapping[str, Any]) -> str:
         for key, value in about["changes"].items()
         if key != "data.dir"
     ]
-    words += ["--stand-in"] if about["stand_in"] else []
+    words += ["--substitute-data"] if about["substitute_data"] else []
     return " ".join([*words, "--out DIR"])
 
 

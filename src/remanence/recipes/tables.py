@@ -59,7 +59,7 @@ class ResultOutcome:
 def write_number(number: PublishedNumber, unit: str) -> str:
     """A number as the paper would print it.
 
-    >>> write_number(Number(0.8461, 0.0102), "share"), write_number(Number(112.0), "rounds"), write_number(Number(5.25), "percent")
+    >>> write_number(PublishedNumber(0.8461, 0.0102), "share"), write_number(PublishedNumber(112.0), "rounds"), write_number(PublishedNumber(5.25), "percent")
     ('0.846 ± 0.010', '112', '5.25')
     """
     if number.text:
@@ -95,10 +95,10 @@ def cell_texts(outcome: ResultOutcome, row: TableLine, column: TableLine) -> tup
     recipe, place = outcome.plan.recipe, (row.label, column.label)
     unit = recipe.unit_of(row, column)
     published, ours = recipe.published[place], outcome.ours.get(place, PublishedNumber())
-    stand_in = " (stand-in)" if outcome.plan.places[place].stand_in and ours.known else ""
+    substitute_data = " (stand-in)" if outcome.plan.places[place].substitute and ours.known else ""
     return (
         write_number(published, unit),
-        write_number(ours, unit) + stand_in,
+        write_number(ours, unit) + substitute_data,
         write_difference(published, ours, unit),
     )
 
@@ -237,7 +237,9 @@ def _describe_verdict(outcome: ResultOutcome, verdict: ClaimVerdict) -> str:
     rest = f", {left} not run" if left else ""
     if outcome.plan.scale == "smoke":
         return f"NOT TESTED: scale smoke only shows that the recipe runs ({count}{rest})."
-    replaced = sorted({place.stand_in for place in outcome.plan.places.values() if place.stand_in})
+    replaced = sorted(
+        {place.substitute for place in outcome.plan.places.values() if place.substitute}
+    )
     on = f", with stand-ins for {' and '.join(replaced)}" if replaced else ""
     return f"{verdict.word.upper()} at scale {outcome.plan.scale}{on}: {count}{rest}."
 

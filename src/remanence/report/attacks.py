@@ -53,12 +53,12 @@ def has_attacks(groups: Sequence[Group]) -> bool:
 
 
 def is_attacked(run: Run) -> bool:
-    return run.spec.attack.strip() not in ("", "none")
+    return run.config.attack.strip() not in ("", "none")
 
 
 def is_defended(run: Run) -> bool:
     """Does a robust aggregator take the place of the mean?"""
-    return any(word.partition("(")[0].strip() in ROBUST for word in run.spec.method.split("+"))
+    return any(word.partition("(")[0].strip() in ROBUST for word in run.config.method.split("+"))
 
 
 def count_holders(label_counts: Sequence[Sequence[int]]) -> np.ndarray:
@@ -80,7 +80,7 @@ def rare_classes(run: Run) -> np.ndarray:
     """The third of the classes, at least one, that the fewest clients hold; nothing where label
     counts were not written down. -> class numbers
     """
-    held = run.about["label_counts"]
+    held = run.metadata["label_counts"]
     if not held or not held[0]:
         return np.zeros(0, dtype=np.int64)
     holders = count_holders(held)
@@ -103,8 +103,8 @@ class RobustnessRow:
     forgetting: float | None  # what a class loses from one recorded round to the next
     rare_forgetting: float | None  # the same of rare classes
     success: float | None  # how often the attack gets its way
-    refused: int
-    silent: int  # times a client did not answer at all
+    rejected: int
+    no_response: int  # times a client did not answer at all
 
 
 def robustness_row(group: Group) -> RobustnessRow:
@@ -112,19 +112,19 @@ def robustness_row(group: Group) -> RobustnessRow:
     parts = [_class_accuracies(run) for run in runs]
     return RobustnessRow(
         label=group.label,
-        attack=", ".join(sorted({run.spec.attack or "none" for run in runs})),
+        attack=", ".join(sorted({run.config.attack or "none" for run in runs})),
         accuracy=mean_of(last_value(run) for run in runs),
         rare=mean_of(part[0] for part in parts),
         forgetting=mean_of(part[1] for part in parts),
         rare_forgetting=mean_of(part[2] for part in parts),
         success=mean_of(last_value(run, "attack_success") for run in runs),
-        refused=sum(
+        rejected=sum(
             len(mishap.rounds)
             for run in runs
             for mishap in _client_issues(run)
             if mishap.code != SILENT
         ),
-        silent=sum(
+        no_response=sum(
             len(mishap.rounds)
             for run in runs
             for mishap in _client_issues(run)
@@ -176,7 +176,7 @@ def _client_issues(run: Run) -> list[ClientIssue]:
             found.setdefault((client, SILENT), {})[line["round"]] = (
                 "it was asked and did not answer in time"
             )
-    attackers = set(str(run.about.get("attackers", "")).split())
+    attackers = set(str(run.metadata.get("attackers", "")).split())
     return [
         ClientIssue(client, code, tuple(sorted(when)), when[max(when)], str(client) in attackers)
         for (client, code), when in sorted(
@@ -254,7 +254,7 @@ def _describe_issue(group: Group, run: Run, mishap: ClientIssue) -> list[str]:
     when = str(first) if first == last else f"{first} to {last}"
     return [
         group.label,
-        str(run.spec.seed),
+        str(run.config.seed),
         who,
         mishap.code,
         str(len(mishap.rounds)),
@@ -271,11 +271,11 @@ def draw_rare_classes(groups: Sequence[Group]) -> Figure | None:
     if not any(is_attacked(run) or is_defended(run) for run in runs):
         return None
     first = next(
-        (run for run in runs if run.about["label_counts"] and len(class_curve(run)[0])), None
+        (run for run in runs if run.metadata["label_counts"] and len(class_curve(run)[0])), None
     )
     if first is None:
         return None
-    order = np.argsort(count_holders(first.about["label_counts"]), kind="stable")
+    order = np.argsort(count_holders(first.metadata["label_counts"]), kind="stable")
     traces, facts = [], []
     for place, group in enumerate(groups):
         ends = [
@@ -309,8 +309,8 @@ def draw_rare_classes(groups: Sequence[Group]) -> Figure | None:
     return Figure(
         name="rare-classes",
         title="What it costs the classes that few clients hold",
-        figure=go.Figure(traces, shape),
-        reading="Each dot is the accuracy on a class after the last recorded round. Where a"
+        plot=go.Figure(traces, shape),
+        caption="Each dot is the accuracy on a class after the last recorded round. Where a"
         " defence lies below the others at the left, it took the clients"
         " that hold these classes for attackers.",
         alt="Dot plot of the accuracy of every class, ordered by how many clients hold it."
@@ -338,7 +338,7 @@ def draw_success(groups: Sequence[Group]) -> Figure | None:
     return Figure(
         name="attack-success",
         title="How often the attack gets its way",
-        figure=go.Figure(
+        plot=go.Figure(
             traces,
             layout(
                 320,
@@ -349,7 +349,7 @@ def draw_success(groups: Sequence[Group]) -> Figure | None:
                 **mark_steps(groups),
             ),
         ),
-        reading="Lower is better: the share of test rows made for the attack, such as images with"
+        caption="Lower is better: the share of test rows made for the attack, such as images with"
         " its mark, that get the label it wants.",
         alt=f"Line chart of the attack's success over rounds. At the end: {'; '.join(facts)}.",
     )

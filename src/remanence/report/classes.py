@@ -67,8 +67,8 @@ def draw_classes_over_rounds(groups: Sequence[Group]) -> Figure | None:
     return Figure(
         name="classes-over-rounds",
         title="Every class over rounds",
-        figure=lay_out(panels, max(120, min(20 * most, 420)), 7 * longest, [share_colors()]),
-        reading="Each row is a class, each column a recorded round; brighter is more accurate. "
+        plot=lay_out(panels, max(120, min(20 * most, 420)), 7 * longest, [share_colors()]),
+        caption="Each row is a class, each column a recorded round; brighter is more accurate. "
         f"A bright row that turns dark is a class being forgotten.{seeds}",
         alt="Heat map of the accuracy of every class over rounds. At the last round,"
         f" {'; '.join(facts)}.",
@@ -127,8 +127,8 @@ def draw_classes_at_end(groups: Sequence[Group]) -> Figure | None:
     return Figure(
         name="classes-at-end",
         title="Every class at the end",
-        figure=go.Figure(traces, shape),
-        reading=f"Each dot is the accuracy on one class after the last recorded round{sorted_by}: "
+        plot=go.Figure(traces, shape),
+        caption=f"Each dot is the accuracy on one class after the last recorded round{sorted_by}: "
         f"a dot far below the others is a class that a method neglects.{bars}",
         alt=f"Dot plot of the accuracy of every class after the last recorded round. {facts}.",
     )

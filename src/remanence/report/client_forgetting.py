@@ -70,14 +70,14 @@ def draw_forgetting_by_client(groups: Sequence[Group]) -> Figure | None:
     return Figure(
         name="lost-by-client",
         title="Whose training forgets",
-        figure=figure,
-        reading="Each row is a client, each column a class: orange is what its local training"
+        plot=figure,
+        caption="Each row is a client, each column a class: orange is what its local training"
         " loses of the model it received, blue what it gains, "
         "on the test set. "
         "The last column is the mean over classes; clients stand from the most forgetful"
         f" down{f', at most {MOST_CLIENTS} of them' if cut else ''}. "
         "Shown: the first seed.",
         alt=choices[0].alt,
-        choices=choices,
-        moment="",
+        states=choices,
+        frame="",
     )

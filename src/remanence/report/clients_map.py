@@ -79,13 +79,13 @@ def draw_client_forgetting(groups: Sequence[Group]) -> Figure | None:
     return Figure(
         name="client-forgetting",
         title="What one client's training costs the others",
-        figure=lay_out(
+        plot=lay_out(
             panels,
             max(140, min(22 * (most + 2), 440)),
             62,
             [change_colors(np.concatenate(every)), share_colors()],
         ),
-        reading="Each row is a client's model after its training, each column another client's"
+        caption="Each row is a client's model after its training, each column another client's"
         " data. In the first map orange is accuracy lost "
         "against the model the round began with, and the last column is the mean over the"
         " other clients; "
@@ -93,7 +93,7 @@ def draw_client_forgetting(groups: Sequence[Group]) -> Figure | None:
         "A diagonal that is blue among orange means: clients learn their own data and"
         " forget the others'. Shown: the first seed.",
         alt=choices[picked].alt,
-        choices=choices,
+        states=choices,
         chosen=picked,
     )
 

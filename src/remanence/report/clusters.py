@@ -71,13 +71,13 @@ def draw_clusters(groups: Sequence[Group]) -> Figure | None:
     return Figure(
         name="clusters",
         title="How each cluster fares",
-        figure=go.Figure(lines, shape),
-        reading="Each line is a cluster: the mean accuracy, on its own data, of the clients that"
+        plot=go.Figure(lines, shape),
+        caption="Each line is a cluster: the mean accuracy, on its own data, of the clients that"
         " are in it at the time; a gap is a time without any. "
         f"Lines far apart mean that one kind of data is served worse.{describe_steps(groups)}",
         alt=choices[0].alt,
-        choices=choices,
-        moment="",
+        states=choices,
+        frame="",
     )
 
 
@@ -120,7 +120,7 @@ def draw_previous_concepts(groups: Sequence[Group]) -> Figure | None:
     return Figure(
         name="left-concepts",
         title="What clients keep of data they have left",
-        figure=go.Figure(
+        plot=go.Figure(
             traces,
             layout(
                 320,
@@ -131,7 +131,7 @@ def draw_previous_concepts(groups: Sequence[Group]) -> Figure | None:
                 **mark_steps(groups),
             ),
         ),
-        reading="Lower is better: accuracy on a cluster at a client's last recorded round in it,"
+        caption="Lower is better: accuracy on a cluster at a client's last recorded round in it,"
         " minus accuracy there now, "
         "averaged over clients and the clusters they have left. Below zero they got"
         f" better at it afterwards.{describe_steps(groups)}",

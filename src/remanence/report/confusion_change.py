@@ -100,8 +100,8 @@ def draw_confusion_change(groups: Sequence[Group]) -> Figure | None:
     return Figure(
         name="confusion_change",
         title="What forgotten classes became",
-        figure=figure,
-        reading="Each row is a class that lost accuracy, each column what its examples are taken"
+        plot=figure,
+        caption="Each row is a class that lost accuracy, each column what its examples are taken"
         " for instead; brighter is more of them a round. "
         "A bright column is a class that swallows others.",
         alt=f"Heat map of what forgotten examples are taken for. The largest: {'; '.join(facts)}.",

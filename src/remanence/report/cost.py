@@ -82,7 +82,7 @@ def _draw(
     return Figure(
         name=name,
         title=title,
-        figure=go.Figure(
+        plot=go.Figure(
             traces,
             layout(
                 340,
@@ -92,7 +92,7 @@ def _draw(
                 hovermode="closest",
             ),
         ),
-        reading=f"Higher and further left is better: the accuracy of {describe_model(groups)} against"
+        caption=f"Higher and further left is better: the accuracy of {describe_model(groups)} against"
         f" {what} until then. "
         "A method that needs more for each round is stretched to the right.",
         alt=f"Line chart of accuracy against {what}. At the end: {ends}.",

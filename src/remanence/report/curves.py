@@ -61,8 +61,8 @@ def draw_accuracy(groups: Sequence[Group]) -> Figure | None:
     return Figure(
         name="accuracy",
         title="Accuracy over rounds",
-        figure=go.Figure(traces, shape),
-        reading=f"Higher is better: each line is the accuracy {of_what} after each recorded"
+        plot=go.Figure(traces, shape),
+        caption=f"Higher is better: each line is the accuracy {of_what} after each recorded"
         f" round.{band} "
         f"A jagged line forgets and learns again.{describe_steps(groups)}",
         alt=f"Line chart of the accuracy {of_what} over rounds. Last points: {'; '.join(ends)}.",
@@ -95,8 +95,8 @@ def draw_forgetting(groups: Sequence[Group]) -> Figure | None:
     return Figure(
         name="forgetting",
         title="What each round forgot",
-        figure=go.Figure(traces, shape),
-        reading="Lower is better: the accuracy that classes lost since the recorded round before,"
+        plot=go.Figure(traces, shape),
+        caption="Lower is better: the accuracy that classes lost since the recorded round before,"
         " averaged over all classes. "
         f"Gains count as 0, so a class won does not hide a class lost.{describe_steps(groups)}",
         alt="Line chart of round-wise forgetting over rounds. Mean over rounds:"
@@ -106,7 +106,7 @@ def draw_forgetting(groups: Sequence[Group]) -> Figure | None:
 
 def _describe_test_set(groups: Sequence[Group]) -> str:
     personal = any(primary_model(run) == "personal" for group in groups for run in group.runs)
-    drifting = any(run.about.get("clusters") for group in groups for run in group.runs)
+    drifting = any(run.metadata.get("clusters") for group in groups for run in group.runs)
     return (
         "the test set"
         if not (personal and drifting)

@@ -110,8 +110,8 @@ def _draw_steps(
     return Figure(
         name=name,
         title=title,
-        figure=go.Figure(traces, shape),
-        reading=reading,
+        plot=go.Figure(traces, shape),
+        caption=reading,
         alt=f"Cumulative distribution of {what}. Half forgot at most: {'; '.join(facts)}.",
     )
 
@@ -140,7 +140,7 @@ def draw_forgettable(groups: Sequence[Group]) -> Figure | None:
         found = forgettable_of(run) if run is not None else None
         if found is None:
             continue
-        share = found.count / np.maximum(found.judged, 1)
+        share = found.count / np.maximum(found.evaluated, 1)
         rounds, clients = np.unique(found.round), np.unique(found.client)
         table = np.full((len(clients), len(rounds)), np.nan)
         table[np.searchsorted(clients, found.client), np.searchsorted(rounds, found.round)] = share
@@ -164,8 +164,8 @@ def draw_forgettable(groups: Sequence[Group]) -> Figure | None:
         )
         worst = int(np.nanargmax(np.nanmean(table, axis=1)))
         facts.append(
-            f"{group.label}: {found.count.sum():,} of {found.judged.sum():,}"
-            f" ({found.count.sum() / max(found.judged.sum(), 1):.1%}), "
+            f"{group.label}: {found.count.sum():,} of {found.evaluated.sum():,}"
+            f" ({found.count.sum() / max(found.evaluated.sum(), 1):.1%}), "
             f"most at client {clients[worst]}"
         )
     if not panels:
@@ -173,8 +173,8 @@ def draw_forgettable(groups: Sequence[Group]) -> Figure | None:
     return Figure(
         name="forgettable",
         title="Examples that merging forgets",
-        figure=lay_out(panels, max(120, min(16 * most, 420)), 52, [share_colors(highest or 1.0)]),
-        reading="Each row is a client, each column a round; brighter means that more of its"
+        plot=lay_out(panels, max(120, min(16 * most, 420)), 52, [share_colors(highest or 1.0)]),
+        caption="Each row is a client, each column a round; brighter means that more of its"
         " training examples, which its own model had right, "
         "are wrong for the merged"
         f" model.{f' Shown are the {MOST_CLIENTS} clients that lost most.' if cut else ''}"

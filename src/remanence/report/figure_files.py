@@ -84,7 +84,7 @@ def write_figures(results: Sequence[Run | Comparison], folder: Path) -> list[Pat
 
 def render_picture(picture: Figure) -> dict[str, bytes]:
     """A picture as PDF, SVG and PNG."""
-    return render_figure(picture.figure, picture.title, KINDS)
+    return render_figure(picture.plot, picture.title, KINDS)
 
 
 def render_figure(
@@ -174,7 +174,7 @@ def tabulate(picture: Figure) -> str:
     """
     told = [
         trace
-        for trace in picture.figure.to_plotly_json()["data"]
+        for trace in picture.plot.to_plotly_json()["data"]
         if (trace.get("meta") or {}).get("columns")
     ]
     if not told:

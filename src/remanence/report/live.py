@@ -186,7 +186,7 @@ def read_progress(run: Path) -> dict[str, Any] | None:
     settings are being written.
     """
     try:
-        spec = Run(run).spec
+        spec = Run(run).config
         finished = Run(run).finished
     except (RemanenceError, OSError, ValueError):
         return None

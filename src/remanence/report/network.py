@@ -37,7 +37,7 @@ def draw_network(groups: Sequence[Group]) -> Figure | None:
     shown = [(group, run) for group in groups for run in group.runs[:1] if peer_records(run)[HEARD]]
     if not shown:
         return None
-    clusters = max(1 + int(np.max(run.about.get("clusters") or 0)) for _, run in shown)
+    clusters = max(1 + int(np.max(run.metadata.get("clusters") or 0)) for _, run in shown)
     most = max(len(next(iter(peer_records(run)[HEARD].values()))) for _, run in shown)
     choices = []
     for group, run in shown:
@@ -95,12 +95,12 @@ def draw_network(groups: Sequence[Group]) -> Figure | None:
     return Figure(
         name="network",
         title="The network of clients",
-        figure=go.Figure(traces, shape),
-        reading="Each dot is a client; lines join it to the peers it listened to most since the"
+        plot=go.Figure(traces, shape),
+        caption="Each dot is a client; lines join it to the peers it listened to most since the"
         f" record before (at most {STRONGEST}), thicker for more often."
         f"{sides} Shown: the first seed.",
         alt=choices[picked].alt,
-        choices=choices,
+        states=choices,
         chosen=picked,
     )
 

@@ -16,7 +16,7 @@
     button: element.querySelector(".csv"),
     images: [...element.querySelectorAll(".image")],
     method: element.querySelector(".method"),
-    moment: element.querySelector(".moment"),
+    frame: element.querySelector(".frame"),
     output: element.querySelector("output"),
     text: element.querySelector("script").textContent,
   }));
@@ -89,43 +89,43 @@
   };
 
   const chosen = (figure) => {
-    const { choices } = read(figure);
-    const mine = figure.method ? choices.filter((choice) => choice.method === figure.method.value) : choices;
-    return mine[figure.moment ? Number(figure.moment.value) : 0];
+    const { states } = read(figure);
+    const mine = figure.method ? states.filter((choice) => choice.method === figure.method.value) : states;
+    return mine[figure.frame ? Number(figure.frame.value) : 0];
   };
 
   // A choice brings new data for the traces, and what it shows in words.
   const show = (figure) => {
-    const { plot, content, moment, output } = figure;
+    const { plot, content, frame, output } = figure;
     const choice = chosen(figure);
     content.data.forEach((trace, place) => Object.assign(trace, choice.data[place]));
     assign(content.layout, choice.axes);
     plot.setAttribute("aria-label", choice.alt);
-    if (moment) {
-      output.textContent = choice.moment;
-      moment.setAttribute("aria-valuetext", `${content.moment} ${choice.moment}`);
+    if (frame) {
+      output.textContent = choice.frame;
+      frame.setAttribute("aria-valuetext", `${content.frame} ${choice.frame}`);
     }
     if (plot.dataset.drawn) Plotly.react(plot, content.data, content.layout);
   };
 
-  // The slider has a place for each moment of the method; after a change of method it stays at the nearest moment.
+  // The slider has a place for each frame of the method; after a change of method it stays at the nearest frame.
   const offer = (figure) => {
-    const { choices } = read(figure);
-    const mine = choices.filter((choice) => !figure.method || choice.method === figure.method.value);
-    if (!figure.moment) return;
+    const { states } = read(figure);
+    const mine = states.filter((choice) => !figure.method || choice.method === figure.method.value);
+    if (!figure.frame) return;
     const before = figure.output.textContent;
     const wanted = before === "" ? Infinity : Number(before);
-    const distances = mine.map((choice) => (wanted === Infinity ? -Number(choice.moment) : Math.abs(Number(choice.moment) - wanted)));
-    figure.moment.max = String(mine.length - 1);
-    figure.moment.value = String(distances.indexOf(Math.min(...distances)));
+    const distances = mine.map((choice) => (wanted === Infinity ? -Number(choice.frame) : Math.abs(Number(choice.frame) - wanted)));
+    figure.frame.max = String(mine.length - 1);
+    figure.frame.value = String(distances.indexOf(Math.min(...distances)));
   };
 
   const prepare = (figure) => {
-    if (!figure.method && !figure.moment) return;
+    if (!figure.method && !figure.frame) return;
     offer(figure);
     show(figure);
     figure.method?.addEventListener("change", () => { offer(figure); show(figure); });
-    figure.moment?.addEventListener("input", () => show(figure));
+    figure.frame?.addEventListener("input", () => show(figure));
   };
 
   const paint = (figure) => {
@@ -170,15 +170,15 @@
     return { heads: kept.map((place) => told[0].meta.columns[place] || ""), rows: rows.map((row) => kept.map((place) => cell(row[place]))) };
   };
 
-  // A figure with choices saves all of them, with whose and when in front.
+  // A figure with states saves all of them, with whose and when in front.
   const write = (figure) => {
-    const { data, choices, moment } = read(figure);
-    const whose = [figure.method ? "method" : "", choices.some((choice) => choice.moment) ? moment : ""];
-    const states = choices.length ? choices : [{ method: "", moment: "", data: data.map(() => ({})) }];
-    const tables = states.map((state) => {
+    const { data, states, frame } = read(figure);
+    const whose = [figure.method ? "method" : "", states.some((choice) => choice.frame) ? frame : ""];
+    const shown = states.length ? states : [{ method: "", frame: "", data: data.map(() => ({})) }];
+    const tables = shown.map((state) => {
       const { heads, rows } = tabulate(data.map((trace, place) => ({ ...trace, ...state.data[place] })));
-      const front = [quote(state.method), state.moment];
-      const lead = (cells) => [...cells.filter((_, place) => whose[place] && choices.length)];
+      const front = [quote(state.method), state.frame];
+      const lead = (cells) => [...cells.filter((_, place) => whose[place] && states.length)];
       return { heads: [...lead(whose), ...heads], rows: rows.map((row) => [...lead(front), ...row]) };
     });
     return [tables[0].heads, ...tables.flatMap(({ rows }) => rows)].map((row) => row.join(",") + "\r\n").join("");

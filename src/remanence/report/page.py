@@ -186,10 +186,10 @@ def _settle_lines(text: str) -> str:
 
 def _as_json(picture: Figure) -> str:
     """A figure as JSON that cannot leave its script element."""
-    figure = picture.figure.to_plotly_json()
-    content = {"data": figure["data"], "layout": figure["layout"], "moment": picture.moment}
-    choices = [asdict(choice) for choice in picture.choices]
-    text = json.dumps(content | {"choices": choices}, separators=(",", ":"), allow_nan=False)
+    figure = picture.plot.to_plotly_json()
+    content = {"data": figure["data"], "layout": figure["layout"], "frame": picture.frame}
+    states = [asdict(state) for state in picture.states]
+    text = json.dumps(content | {"states": states}, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
@@ -236,7 +236,7 @@ def _name_result(results: Sequence[Run | Comparison]) -> str:
 
 def _title(groups: Sequence[Group]) -> str:
     methods = list(dict.fromkeys(group.method for group in groups))
-    data = list(dict.fromkeys(run.spec.data.name for group in groups for run in group.runs))
+    data = list(dict.fromkeys(run.config.data.name for group in groups for run in group.runs))
     where = f" on {data[0]}" if len(data) == 1 else ""
     return (methods[0] if len(methods) == 1 else f"{len(methods)} methods") + where
 

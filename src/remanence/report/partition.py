@@ -30,20 +30,20 @@ MOST_BAR_CLASSES = 20  # classes; beyond, colors cannot be told apart
 def draw_partition(groups: Sequence[Group]) -> Figure | None:
     """The partition of the first run that wrote its own down."""
     run = next(
-        (run for group in groups for run in group.runs if run.about.get("label_counts")), None
+        (run for group in groups for run in group.runs if run.metadata.get("label_counts")), None
     )
     if run is None:
         return None
-    counts = run.about["label_counts"]
-    everyone = int(run.about.get("clients", len(counts)))
+    counts = run.metadata["label_counts"]
+    everyone = int(run.metadata.get("clients", len(counts)))
     return draw_client_data(
-        counts, run.about.get("class_names", []), everyone, _describe_origin(run)
+        counts, run.metadata.get("class_names", []), everyone, _describe_origin(run)
     )
 
 
 def _describe_origin(run: Run) -> str:
-    drifting = ", before anything has drifted (time step 0)" if run.about.get("clusters") else ""
-    return f", as drawn with seed {run.spec.seed}{drifting}"
+    drifting = ", before anything has drifted (time step 0)" if run.metadata.get("clusters") else ""
+    return f", as drawn with seed {run.config.seed}{drifting}"
 
 
 def draw_client_data(
@@ -76,8 +76,8 @@ def draw_client_data(
     return Figure(
         name="partition",
         title="Who holds which classes",
-        figure=figure,
-        reading=f"{reading} Shown: {who}{origin}.",
+        plot=figure,
+        caption=f"{reading} Shown: {who}{origin}.",
         alt=f"The share of each class among each client's training examples, for {who}. "
         f"A client's most frequent class makes up {shares.max(axis=1).mean():.0%} of its"
         " examples on average.",

@@ -50,7 +50,7 @@ def sort_clients(run: Run, round: int, count: int) -> tuple[np.ndarray, np.ndarr
     clusters = clusters_of(run)
     if clusters is None:
         return np.arange(count), np.zeros(count, dtype=np.int64)
-    length = int(run.about.get("rounds_per_step") or run.spec.rounds)
+    length = int(run.metadata.get("rounds_per_step") or run.config.rounds)
     present = clusters[min(max(round - 1, 0) // length, len(clusters) - 1)]
     order = np.argsort(present, kind="stable")
     return order, present[order]
@@ -60,7 +60,7 @@ def peer_shares(heard: np.ndarray) -> np.ndarray:
     """How often each client was listened to, as shares of the listener's times [K, K]; zeros for
     who listened to nobody.
 
-    >>> listening_shares(np.array([[0, 3, 1], [2, 0, 0], [0, 0, 0]]))
+    >>> peer_shares(np.array([[0, 3, 1], [2, 0, 0], [0, 0, 0]]))
     array([[0.  , 0.75, 0.25],
            [1.  , 0.  , 0.  ],
            [0.  , 0.  , 0.  ]])
@@ -123,20 +123,20 @@ def draw_peer_usage(groups: Sequence[Group]) -> Figure | None:
     figure.layout.annotations = choices[picked].axes["annotations"]
     sorted_by = (
         ", sorted by cluster, with lines between the clusters"
-        if any(run.about.get("clusters") for _, run in shown)
+        if any(run.metadata.get("clusters") for _, run in shown)
         else ""
     )
     return Figure(
         name="listening",
         title="Who listened to whom",
-        figure=figure,
-        reading=f"Each row is a client, each column a peer{sorted_by}; brighter is more often"
+        plot=figure,
+        caption=f"Each row is a client, each column a peer{sorted_by}; brighter is more often"
         " since the record before"
         + (", and on the other map more alike" if alike else "")
         + ". Bright blocks on the diagonal are clients that found their own kind. Shown: the"
         " first seed.",
         alt=choices[picked].alt,
-        choices=choices,
+        states=choices,
         chosen=picked,
     )
 
@@ -235,8 +235,8 @@ def draw_same_cluster(groups: Sequence[Group]) -> Figure | None:
     return Figure(
         name="own-cluster",
         title="Did clients find their own kind?",
-        figure=go.Figure(traces, shape),
-        reading="Each line is the share of listening that went to peers of the listener's own"
+        plot=go.Figure(traces, shape),
+        caption="Each line is the share of listening that went to peers of the listener's own"
         " cluster; an oracle would reach 100 %"
         f"{', and the dashed line is what chance gives' if chance else ''}.{describe_steps(groups)}",
         alt="Line chart of the share of listening within the own cluster. Mean over rounds:"
@@ -247,7 +247,7 @@ def draw_same_cluster(groups: Sequence[Group]) -> Figure | None:
 def _own_share(run: Run) -> dict[int, float]:
     written = metric_curve(run, "own_cluster")
     listening = None if written else peer_usage_of(run)
-    return _by_round(listening.round, listening.own) if listening is not None else written
+    return _by_round(listening.round, listening.same_cluster) if listening is not None else written
 
 
 def _by_round(rounds: np.ndarray, values: np.ndarray) -> dict[int, float]:

@@ -111,8 +111,8 @@ def draw_phase_decomposition(groups: Sequence[Group]) -> Figure | None:
     return Figure(
         name="where-lost",
         title="Where it was lost",
-        figure=go.Figure(bars, shape),
-        reading="The change of accuracy in a round, split over its phases: to the right of zero a"
+        plot=go.Figure(bars, shape),
+        caption="The change of accuracy in a round, split over its phases: to the right of zero a"
         " phase forgets, to the left it wins back. "
         "The parts add up exactly to the diamond, which is left of zero while a model"
         f" still learns.{seeds}",
@@ -151,13 +151,13 @@ def draw_phases_over_rounds(groups: Sequence[Group]) -> Figure | None:
     return Figure(
         name="lost-over-rounds",
         title="Where it was lost, round by round",
-        figure=go.Figure(bars, shape),
-        reading="Each bar is a recorded round: above zero what its phases forgot, below zero what"
+        plot=go.Figure(bars, shape),
+        caption="Each bar is a recorded round: above zero what its phases forgot, below zero what"
         " they won back, averaged over classes."
         f"{describe_steps(groups)}",
         alt=choices[0].alt,
-        choices=choices,
-        moment="",
+        states=choices,
+        frame="",
     )
 
 
@@ -237,13 +237,13 @@ def draw_phases_by_class(groups: Sequence[Group]) -> Figure | None:
     return Figure(
         name="lost-by-class",
         title="Which classes were lost where",
-        figure=lay_out(
+        plot=lay_out(
             panels,
             max(120, min(20 * most, 420)),
             7 * longest,
             [change_colors(np.concatenate([cells.ravel() for cells in every]))],
         ),
-        reading="Each row is a class, each column a phase of a round, the last all of them"
+        caption="Each row is a class, each column a phase of a round, the last all of them"
         " together; orange is lost, blue is won back, "
         "averaged over recorded rounds. "
         "A dot marks the phase in which a class loses most.",

@@ -39,7 +39,7 @@ def list_guarantees(groups: Sequence[Group]) -> list[PrivacyRow]:
     rows: dict[tuple[str, str, str], tuple[Group, list[Run], dict[str, object]]] = {}
     for group in groups:
         for run in group.runs:
-            for promise in run.about.get("promises", []):
+            for promise in run.metadata.get("promises", []):
                 key = (group.label, str(promise["whom"]), str(promise["basis"]))
                 rows.setdefault(key, (group, [], promise))[1].append(run)
     return [_describe_guarantee(group, runs, promise) for group, runs, promise in rows.values()]

@@ -70,15 +70,15 @@ def draw_one_round(groups: Sequence[Group]) -> Figure | None:
     return Figure(
         name="one-round",
         title="One round as a picture",
-        figure=figure,
-        reading="The first column is the global model before the round, the last the one after it,"
+        plot=figure,
+        caption="The first column is the global model before the round, the last the one after it,"
         " and between them stands every client's model "
         "after its training; brighter is more accurate on the test set. Dark cells between"
         " bright ends are classes that clients forget "
         "and merging restores."
         f"{f' At most {MOST_CLIENTS} clients are shown.' if cut else ''} Shown: the first seed.",
         alt=choices[picked].alt,
-        choices=choices,
+        states=choices,
         chosen=picked,
     )
 

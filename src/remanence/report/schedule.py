@@ -17,13 +17,15 @@ MOST_EXPLAINED = 8  # clusters whose data the sentence below the title tells
 
 def draw_drift(groups: Sequence[Group]) -> Figure | None:
     """The schedule of the first run whose data drift."""
-    run = next((run for group in groups for run in group.runs if run.about.get("clusters")), None)
+    run = next(
+        (run for group in groups for run in group.runs if run.metadata.get("clusters")), None
+    )
     if run is None or (clusters := clusters_of(run)) is None:
         return None
     return draw_schedule(
         clusters.tolist(),
-        concepts=run.about.get("concepts") or (),
-        origin=f" Drawn with seed {run.spec.seed}.",
+        concepts=run.metadata.get("concepts") or (),
+        origin=f" Drawn with seed {run.config.seed}.",
     )
 
 
@@ -50,8 +52,8 @@ def draw_schedule(
     return Figure(
         name="schedule",
         title=title,
-        figure=_draw_cells(table, count),
-        reading="Each row is a time step, each column a client; the color and the number say"
+        plot=_draw_cells(table, count),
+        caption="Each row is a time step, each column a client; the color and the number say"
         " whose data it holds. "
         + "A column that changes color is a client whose data drift."
         + (f" What the clusters hold: {told}." if told else "")

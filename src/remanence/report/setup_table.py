@@ -14,7 +14,7 @@ from remanence.results.run import LEDGER, Run
 
 EXPERIMENT = (
     "data.name", "data.partition", "clients.count", "clients.sample", "model", "rounds",
-    "drift.schedule", "drift.steps", "drift.concepts", "peers.topology", "local.epochs", "local.steps", "local.batch", "local.optimizer", "local.lr",
+    "drift.schedule", "drift.time_steps", "drift.concepts", "peers.topology", "local.epochs", "local.steps", "local.batch_size", "local.optimizer", "local.lr",
 )  # fmt: skip
 # where somebody's disks and machines are is nobody's business in a page that gets passed on
 PRIVATE = ("data.dir", "ray.address")
@@ -23,7 +23,7 @@ PRIVATE = ("data.dir", "ray.address")
 def describe(groups: Sequence[Group]) -> list[tuple[str, str]]:
     """Facts with a heading; where runs differ, who had which."""
     facts: list[tuple[str, Callable[[Run], str]]] = [
-        ("Data", lambda run: str(run.about.get("data") or run.spec.data.name)),
+        ("Data", lambda run: str(run.metadata.get("data") or run.config.data.name)),
         ("Clients", _describe_clients),
         ("Model", _describe_model),
         ("Local training", _describe_training),
@@ -34,8 +34,8 @@ def describe(groups: Sequence[Group]) -> list[tuple[str, str]]:
         (
             "Computed",
             lambda run: (
-                f"{run.about.get('engine') or run.spec.engine}; device {run.spec.device},"
-                f" precision {run.spec.precision}"
+                f"{run.metadata.get('engine') or run.config.engine}; device {run.config.device},"
+                f" precision {run.config.precision}"
             ),
         ),
         ("Versions", _describe_versions),
@@ -43,7 +43,8 @@ def describe(groups: Sequence[Group]) -> list[tuple[str, str]]:
     seeds = (
         "Seeds",
         _agree(
-            groups, lambda group: ", ".join(str(run.spec.seed) for run in group.runs) or "none yet"
+            groups,
+            lambda group: ", ".join(str(run.config.seed) for run in group.runs) or "none yet",
         ),
     )
     told = [(heading, _agree_on_runs(groups, tell)) for heading, tell in facts]
@@ -53,7 +54,7 @@ def describe(groups: Sequence[Group]) -> list[tuple[str, str]]:
 def list_settings(groups: Sequence[Group]) -> list[tuple[str, str]]:
     """Every key of the specs, by its dotted name."""
     specs = {
-        run: _flatten(run.spec.model_dump(mode="json")) for group in groups for run in group.runs
+        run: _flatten(run.config.model_dump(mode="json")) for group in groups for run in group.runs
     }
     keys = dict.fromkeys(key for spec in specs.values() for key in spec if key not in PRIVATE)
 
@@ -67,13 +68,13 @@ def differences(groups: Sequence[Group]) -> list[str]:
     """Keys that make results from several folders different experiments."""
     if len({group.home for group in groups}) < 2:
         return []
-    specs = [_flatten(run.spec.model_dump(mode="json")) for group in groups for run in group.runs]
+    specs = [_flatten(run.config.model_dump(mode="json")) for group in groups for run in group.runs]
     return [key for key in EXPERIMENT if len({_write(spec.get(key)) for spec in specs}) > 1]
 
 
 def _describe_clients(run: Run) -> str:
-    spec = run.spec
-    count = run.about.get("clients") or spec.clients.count
+    spec = run.config
+    count = run.metadata.get("clients") or spec.clients.count
     sample = "all of them every round"
     if spec.clients.sample is not None:
         sample = (
@@ -88,76 +89,82 @@ def _describe_clients(run: Run) -> str:
         if spec.data.validation
         else ""
     )
-    if run.about.get("clusters") and spec.drift.rows == "pools":
+    if run.metadata.get("clusters") and spec.drift.rows == "pools":
         return f"{count}, {sample}; rows drawn from a pool for each cluster"
     return f"{count}, {sample}; partition {spec.data.partition}{kept}"
 
 
 def _describe_attack(run: Run) -> str:
-    if run.spec.attack.strip() in ("", "none"):
+    if run.config.attack.strip() in ("", "none"):
         return ""
-    return f"{run.spec.attack}, by clients {run.about.get('attackers', 'unknown')}"
+    return f"{run.config.attack}, by clients {run.metadata.get('attackers', 'unknown')}"
 
 
 def _describe_model(run: Run) -> str:
-    parameters = run.about.get("parameters")
-    return (run.spec.model or "the default for the data") + (
+    parameters = run.metadata.get("parameters")
+    return (run.config.model or "the default for the data") + (
         f", {parameters:,} parameters" if isinstance(parameters, int) else ""
     )
 
 
 def _describe_training(run: Run) -> str:
-    local = run.spec.local
+    local = run.config.local
     amount, unit = (local.steps, "step") if local.steps else (local.epochs, "epoch")
     return (
-        f"{amount} {unit}{'' if amount == 1 else 's'} a round, batches of {local.batch},"
-        f" {optimizer_call(run.spec)}, schedule {local.schedule}"
+        f"{amount} {unit}{'' if amount == 1 else 's'} a round, batches of {local.batch_size},"
+        f" {optimizer_call(run.config)}, schedule {local.schedule}"
     )
 
 
 def _describe_rounds(run: Run) -> str:
-    steps = len(run.about.get("clusters") or ())
-    return f"{run.spec.rounds} in each of {steps} time steps" if steps > 1 else str(run.spec.rounds)
+    steps = len(run.metadata.get("clusters") or ())
+    return (
+        f"{run.config.rounds} in each of {steps} time steps"
+        if steps > 1
+        else str(run.config.rounds)
+    )
 
 
 def _describe_drift(run: Run) -> str:
     """The schedule and what each cluster holds; empty, and so left out, where nothing drifts."""
-    if not run.about.get("clusters"):
+    if not run.metadata.get("clusters"):
         return ""
     held = "; ".join(
         f"cluster {place}: {concept}"
-        for place, concept in enumerate(run.about.get("concepts") or ())
+        for place, concept in enumerate(run.metadata.get("concepts") or ())
     )
-    notes = "".join(f"; {note}" for note in run.about.get("drift_notes") or ())
-    return f"{run.spec.drift.schedule}{f' ({held})' if held else ''}{notes}"
+    notes = "".join(f"; {note}" for note in run.metadata.get("drift_notes") or ())
+    return f"{run.config.drift.schedule}{f' ({held})' if held else ''}{notes}"
 
 
 def _describe_evaluation(sizes: dict[str, int], run: Run) -> str:
     """`sizes` remembers test sets by data, so that of many runs on the same data one ledger is
     read.
     """
-    data = run.spec.data.name
+    data = run.config.data.name
     if data not in sizes:
         sizes[data] = _count_test_examples(run)
     size = f" of {sizes[data]:,} examples" if sizes[data] else ""
     every = (
         "every round"
-        if run.spec.record.every == 1
-        else f"every {run.spec.record.every} rounds and after the last"
+        if run.config.record.every == 1
+        else f"every {run.config.record.every} rounds and after the last"
     )
     also = (
         "; and on the validation rows of all clients"
-        if run.spec.record.validation and run.spec.data.validation
+        if run.config.record.validation and run.config.data.validation
         else ""
     )
     if primary_model(run) == "personal":
         own = (
             ", each on test examples of its own cluster"
-            if run.about.get("clusters")
+            if run.metadata.get("clusters")
             else " on the whole test set"
         )
         return f"the clients' own models, the best on validation so far{own}, {every}"
-    each = ", by cluster and weighted by the clients in each" if run.about.get("clusters") else ""
+    each = (
+        ", by cluster and weighted by the clients in each" if run.metadata.get("clusters") else ""
+    )
     return f"the global model on the whole test set{size}{each}, {every}{also}"
 
 
@@ -172,9 +179,9 @@ def _count_test_examples(run: Run) -> int:
 def _describe_versions(run: Run) -> str:
     return (
         ", ".join(
-            f"{name} {run.about[name]}"
+            f"{name} {run.metadata[name]}"
             for name in ("remanence", "torch", "numpy", "python")
-            if name in run.about
+            if name in run.metadata
         )
         or "not written down"
     )

@@ -63,7 +63,7 @@ def _describe_tested(groups: Sequence[Group]) -> tuple[str, str]:
         return "it classifies", "the test set"
     kind = (
         "test examples of their own cluster"
-        if any(run.about.get("clusters") for run in runs)
+        if any(run.metadata.get("clusters") for run in runs)
         else "the test set"
     )
     return "its clients' own models classify", kind
@@ -124,7 +124,9 @@ def _amount(row: MethodRow) -> str:
 
 
 def _explain_choice(rows: Sequence[MethodRow]) -> list[str]:
-    chosen = [f"{row.method} with {row.setting} (of {row.tried})" for row in rows if row.tried > 1]
+    chosen = [
+        f"{row.method} with {row.setting} (of {row.variants})" for row in rows if row.variants > 1
+    ]
     return (
         [
             "Settings were chosen by validation accuracy, without a look at the test set:"
@@ -200,7 +202,7 @@ def _most_forgetful_client(group: Group) -> str:
         return ""
     means = nan_mean(found.loss, axis=1)
     worst = int(np.nanargmax(means))
-    seed = f" of seed {group.runs[0].spec.seed}" if len(group.runs) > 1 else ""
+    seed = f" of seed {group.runs[0].config.seed}" if len(group.runs) > 1 else ""
     return f"; client {found.clients[worst]}{seed} forgot most ({percent(float(means[worst]))})"
 
 
@@ -224,7 +226,7 @@ def _describe_peer_usage(groups: Sequence[Group]) -> list[str]:
     told, chance = [], None
     for group in groups:
         found = [listening for run in group.runs if (listening := peer_usage_of(run)) is not None]
-        shares = [float(nan_mean(listening.own)) for listening in found]
+        shares = [float(nan_mean(listening.same_cluster)) for listening in found]
         if shares:
             told.append(f"{group.label} {percent(mean_of(shares), 0)}{_spread(shares, 0)} %")
             chance = float(nan_mean(found[0].chance)) if chance is None else chance
@@ -256,7 +258,7 @@ def _describe_unfinished(rows: Sequence[MethodRow]) -> list[str]:
 def _describe_rejections(groups: Sequence[Group], rows: Sequence[MethodRow]) -> list[str]:
     told = []
     for group, row in zip(groups, rows, strict=True):
-        if row.refused:
+        if row.rejected:
             counts: Counter[tuple[int, str]] = sum(
                 (rejections(run) for run in group.runs), Counter()
             )
@@ -266,7 +268,7 @@ def _describe_rejections(groups: Sequence[Group], rows: Sequence[MethodRow]) -> 
             ]
             more = f" and {len(counts) - MOST_NAMED} more" if len(counts) > MOST_NAMED else ""
             told.append(
-                f"{row.label}: {_count(row.refused, 'reply was', 'replies were')} refused"
+                f"{row.label}: {_count(row.rejected, 'reply was', 'replies were')} refused"
                 f" ({'; '.join(named)}{more}) and left the model untouched."
             )
         if row.abandoned:

@@ -159,7 +159,7 @@ COLUMNS = (
         " brackets the mean of the worst tenth",
         lambda row: (
             percent(row.worst_client)
-            + (f" ({percent(row.worst_tenth)})" if row.worst_tenth is not None else "")
+            + (f" ({percent(row.bottom_decile)})" if row.bottom_decile is not None else "")
         ),
         lambda row: row.worst_client is not None,
         DRIFT,
@@ -168,16 +168,16 @@ COLUMNS = (
         "Left behind, points",
         "",
         "accuracy that clients lost on clusters they have left, since they left; negative: gained",
-        lambda row: percent(row.left_concepts),
-        lambda row: row.left_concepts is not None,
+        lambda row: percent(row.previous_concepts),
+        lambda row: row.previous_concepts is not None,
         DRIFT,
     ),
     Column(
         "Own cluster, %",
         "",
         "share of listening that went to the listener's own cluster",
-        lambda row: percent(row.own_cluster, 0),
-        lambda row: row.own_cluster is not None,
+        lambda row: percent(row.same_cluster, 0),
+        lambda row: row.same_cluster is not None,
         DRIFT,
     ),
     Column(
@@ -196,7 +196,10 @@ COLUMNS = (
         "Time a round", "", "wall-clock time", lambda row: readable_seconds(row.seconds_per_round)
     ),
     Column(
-        "Refused", "", "replies that the gate refused, over all seeds", lambda row: str(row.refused)
+        "Refused",
+        "",
+        "replies that the gate refused, over all seeds",
+        lambda row: str(row.rejected),
     ),
 )
 ACCURACY = COLUMNS[1]

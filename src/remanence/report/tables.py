@@ -84,7 +84,9 @@ def rounds_to_target(groups: Sequence[Group]) -> RoundsToTarget | None:
         rounds, means, _ = mean_curve(group, metric_curve)
         if rounds:
             curves[group.label] = (rounds, means)
-    if len(curves) < 2 or any(run.about.get("clusters") for group in groups for run in group.runs):
+    if len(curves) < 2 or any(
+        run.metadata.get("clusters") for group in groups for run in group.runs
+    ):
         return None
     return rounds_to_fractions(curves)
 
@@ -95,9 +97,9 @@ def notes(rows: Sequence[MethodRow]) -> list[str]:
     if best_row(rows):
         found.append("* highest mean test accuracy at the last recorded round")
     found += [
-        f"{row.label}: chosen from {row.tried} settings by validation accuracy"
+        f"{row.label}: chosen from {row.variants} settings by validation accuracy"
         for row in rows
-        if row.tried > 1
+        if row.variants > 1
     ]
     found += [
         f"{row.label}: {row.unfinished} of {row.planned} runs unfinished"
@@ -105,9 +107,9 @@ def notes(rows: Sequence[MethodRow]) -> list[str]:
         if row.unfinished
     ]
     found += [
-        f"{row.label}: replies refused: {row.refused}, rounds abandoned: {row.abandoned}"
+        f"{row.label}: replies refused: {row.rejected}, rounds abandoned: {row.abandoned}"
         for row in rows
-        if row.refused or row.abandoned
+        if row.rejected or row.abandoned
     ]
     return found
 

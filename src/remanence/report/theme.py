@@ -39,7 +39,7 @@ class FigureState:
     """One state of a picture that the reader chooses: whose, and when."""
 
     method: str  # what people read; equal for all choices where there is one method
-    moment: str  # such as a round's number; empty where only the method is chosen
+    frame: str  # such as a round's number; empty where only the method is chosen
     data: list[dict[str, Any]]  # for every trace of the figure, what changes: its x, y, z, ...
     alt: str  # what it shows
     axes: dict[str, Any] = field(default_factory=dict)  # what changes in the layout, by dotted path
@@ -51,27 +51,27 @@ class Figure:
 
     name: str  # its id in the page, and its file name
     title: str
-    figure: Any  # plotly's Figure
-    reading: str  # how to read it, in a sentence
+    plot: Any  # plotly's Figure
+    caption: str  # how to read it, in a sentence
     alt: str  # what it shows, for those who cannot see it
     # in order, a method's together; the figure shows the one at `chosen`
-    choices: Sequence[FigureState] = ()
+    states: Sequence[FigureState] = ()
     chosen: int = 0
-    moment: str = "round"  # what a choice's moment is
+    frame: str = "round"  # what a choice's moment is
 
     @property
     def saves_data(self) -> bool:
         """Do its traces say what their data are called?"""
-        return any(trace.meta and trace.meta.get("columns") for trace in self.figure.data)
+        return any(trace.meta and trace.meta.get("columns") for trace in self.plot.data)
 
     @property
     def methods(self) -> list[str]:
-        return list(dict.fromkeys(choice.method for choice in self.choices))
+        return list(dict.fromkeys(choice.method for choice in self.states))
 
     @property
-    def moments(self) -> int:
+    def frames(self) -> int:
         """How many moments there are to choose from, for the method that has most."""
-        return max(Counter(choice.method for choice in self.choices).values(), default=0)
+        return max(Counter(choice.method for choice in self.states).values(), default=0)
 
 
 def first_shown(choices: Sequence[FigureState]) -> int:
@@ -126,7 +126,7 @@ def marker_style(place: int) -> dict[str, Any]:
 
 def with_alpha(color: str, opacity: float) -> str:
     """
-    >>> fade("#0072B2", 0.2)
+    >>> with_alpha("#0072B2", 0.2)
     'rgba(0, 114, 178, 0.2)'
     """
     red, green, blue = (int(color[start : start + 2], 16) for start in (1, 3, 5))

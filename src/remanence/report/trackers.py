@@ -89,7 +89,7 @@ def read_scalars(run: Run) -> Iterator[Scalar]:
     classes = [
         f"{place:03d} {name}"
         for place, name in enumerate(
-            name_classes(run.about.get("class_names", []), shares.shape[1])
+            name_classes(run.metadata.get("class_names", []), shares.shape[1])
         )
     ]
     for round, row in zip(rounds.tolist(), shares, strict=True):
@@ -168,7 +168,7 @@ def write_mlflow(run: Run, out: Path) -> Path:
     ]
     params = [Param(key, value[:LONGEST_VALUE]) for key, value in _settings(run)]
     tags = [
-        RunTag("remanence", str(run.about.get("remanence", ""))),
+        RunTag("remanence", str(run.metadata.get("remanence", ""))),
         RunTag("folder", run.folder.resolve().name),
     ]
     for first in range(0, max(len(metrics), 1), 500):  # a store takes so many at a time
@@ -199,7 +199,7 @@ def _scalar(name: str, round: int, value: float, passed: dict[int, float]) -> Sc
 def _sanitize_name(name: str) -> str:
     """Letters, digits and a few signs: what every tracker takes for a name.
 
-    >>> _harmless("class accuracy/003 cat <3 ../x")
+    >>> _sanitize_name("class accuracy/003 cat <3 ../x")
     'class accuracy/003 cat _3 .._x'
     """
     first, slash, rest = name.partition("/")

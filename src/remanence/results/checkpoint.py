@@ -38,7 +38,7 @@ from remanence.training.state import ClientModels, RunState, StaleReply
 FORMAT = 1
 KEPT = 2
 ORDER = "order"  # of the names in a safetensors file, which does not keep it
-MANIFEST, STATE, OWN = "manifest.json", "state.safetensors", "own"
+MANIFEST, STATE, OWN = "manifest.json", "state.safetensors", "client_states"
 
 
 def fingerprint(spec: Experiment) -> str:
@@ -69,7 +69,7 @@ class CheckpointStore:
             return
         (self.folder / OWN).mkdir(parents=True, exist_ok=True)
         own_files = dict(self.own_files)
-        for client, kept in state.own.items():
+        for client, kept in state.client_states.items():
             # states are immutable: the same object is the same content
             if self.saved_own.get(client) is not kept:
                 content = _to_bytes(kept)
@@ -83,18 +83,22 @@ class CheckpointStore:
             "run": self.run,
             "round": state.round,
             "time_step": state.time_step,
-            "committed": dict(state.committed),
+            "file_lengths": dict(state.file_lengths),
             "files": {STATE: sha256(content)},
-            "own": {str(client): entry for client, entry in own_files.items()},
+            "client_states": {str(client): entry for client, entry in own_files.items()},
         }
         self._write_folder(
             f"round-{state.round:07d}", {STATE: content, MANIFEST: json.dumps(manifest).encode()}
         )
-        self.saved_own, self.own_files, self.last_round = state.own, own_files, state.round
-        self._forget_old()
+        self.saved_own, self.own_files, self.last_round = (
+            state.client_states,
+            own_files,
+            state.round,
+        )
+        self._prune()
 
     def load(
-        self, device: torch.device, warn: Callable[[str], None], form: RunState | None = None
+        self, device: torch.device, warn: Callable[[str], None], schema: RunState | None = None
     ) -> RunState | None:
         """The newest checkpoint that can be trusted; None where there is none at all.
 
@@ -105,9 +109,9 @@ class CheckpointStore:
         for folder in reversed(folders):
             try:
                 state = self._read(folder, device)
-                if form is not None:
-                    check_schema(state, form)
-                    self._check_committed(state.committed)
+                if schema is not None:
+                    check_schema(state, schema)
+                    self._check_file_lengths(state.file_lengths)
             except (KeyError, TypeError, ValueError, AttributeError, OSError) as odd:
                 error = CheckpointError(
                     f"its {MANIFEST} says what no manifest of ours would"
@@ -135,32 +139,35 @@ class CheckpointStore:
             _read_verified(folder / STATE, manifest["files"].get(STATE)), device, STATE
         )
         own, own_files = {}, {}
-        for client, entry in manifest["own"].items():
+        for client, entry in manifest["client_states"].items():
             name = Path(str(entry["file"])).name  # never outside the folder
             own[int(client)] = _from_bytes(
                 _read_verified(self.folder / OWN / name, entry["sha256"]), torch.device("cpu"), name
             )
             own_files[int(client)] = {"file": name, "sha256": str(entry["sha256"])}
         self.saved_own, self.own_files = own, own_files
-        committed = {str(name): int(length) for name, length in manifest["committed"].items()}
+        committed = {str(name): int(length) for name, length in manifest["file_lengths"].items()}
         state = RunState(
             int(manifest["round"]), int(manifest["time_step"]), _as_server(tree), own, committed
         )
         state = replace(
             state,
-            others=tuple(
-                _as_server(tree["others"][str(number)])
-                for number in range(len(tree.get("others", {})))
+            extra_servers=tuple(
+                _as_server(tree["extra_servers"][str(number)])
+                for number in range(len(tree.get("extra_servers", {})))
             ),
-            uses=tree["uses"].cpu() if "uses" in tree else None,
-            assign=tree.get("assign", {}),
-            crowd=_as_client_models(tree["crowd"]) if "crowd" in tree else None,
-            late=tuple(
-                _as_stale(tree["late"][str(number)]) for number in range(len(tree.get("late", {})))
+            model_of_client=tree["model_of_client"].cpu() if "model_of_client" in tree else None,
+            assignment_state=tree.get("assignment_state", {}),
+            client_models=_as_client_models(tree["client_models"])
+            if "client_models" in tree
+            else None,
+            stale=tuple(
+                _as_stale(tree["stale"][str(number)])
+                for number in range(len(tree.get("stale", {})))
             ),
         )
-        models = [server.model for server in state.servers] + (
-            [state.crowd.models] if state.crowd is not None else []
+        models = [server.model for server in state.global_models] + (
+            [state.client_models.models] if state.client_models is not None else []
         )
         if not all(
             bool(torch.isfinite(value).all()) for model in models for value in model.params.values()
@@ -168,7 +175,7 @@ class CheckpointStore:
             raise CheckpointError("its model holds NaN or infinity")
         return state
 
-    def _check_committed(self, committed: Mapping[str, int]) -> None:
+    def _check_file_lengths(self, committed: Mapping[str, int]) -> None:
         """The append-only files must hold what the checkpoint vouches for; cut back to more
         than there is, they would be filled with zeros.
         """
@@ -204,7 +211,7 @@ class CheckpointStore:
             else []
         )
 
-    def _forget_old(self) -> None:
+    def _prune(self) -> None:
         """Keep the last two checkpoints and the client files they name; leftovers of killed
         processes go too.
         """
@@ -214,7 +221,9 @@ class CheckpointStore:
         named = {entry["file"] for entry in self.own_files.values()}
         for folder in folders[-KEPT:-1]:
             try:
-                named |= {str(entry["file"]) for entry in read_manifest(folder)["own"].values()}
+                named |= {
+                    str(entry["file"]) for entry in read_manifest(folder)["client_states"].values()
+                }
             except CheckpointError:
                 continue
         for path in (self.folder / OWN).iterdir():
@@ -235,28 +244,31 @@ def as_tree(state: RunState) -> Tree:
         }
 
     tree = server_tree(state.server)
-    if state.others:
-        tree["others"] = {
-            str(number): server_tree(other) for number, other in enumerate(state.others)
+    if state.extra_servers:
+        tree["extra_servers"] = {
+            str(number): server_tree(other) for number, other in enumerate(state.extra_servers)
         }
-    if state.uses is not None:
-        tree |= {"uses": state.uses, "assign": state.assign}
-    if state.late:
-        tree["late"] = {str(number): _stale_tree(late) for number, late in enumerate(state.late)}
-    if state.crowd is not None:
-        crowd = state.crowd
+    if state.model_of_client is not None:
+        tree |= {
+            "model_of_client": state.model_of_client,
+            "assignment_state": state.assignment_state,
+        }
+    if state.stale:
+        tree["stale"] = {str(number): _stale_tree(late) for number, late in enumerate(state.stale)}
+    if state.client_models is not None:
+        crowd = state.client_models
         models = {
             name: {"params": model.params, "buffers": model.buffers}
             for name, model in (("models", crowd.models), ("best", crowd.best))
         }
         rest = {
             "best_loss": crowd.best_loss,
-            "waited": crowd.waited,
-            "stopped": crowd.stopped,
+            "rounds_since_best": crowd.rounds_since_best,
+            "early_stopped": crowd.early_stopped,
             "peers": crowd.peers,
-            "heard": crowd.heard,
+            "peer_counts": crowd.peer_counts,
         }
-        tree["crowd"] = models | rest
+        tree["client_models"] = models | rest
     return tree
 
 
@@ -266,12 +278,18 @@ def _stale_tree(late: StaleReply) -> Tree:
         for name, value in late.reply._asdict().items()
         if not isinstance(value, dict) or value
     }
-    return {"reply": reply, "began": late.began._asdict(), "due": torch.tensor(late.due)}
+    return {
+        "reply": reply,
+        "base_model": late.base_model._asdict(),
+        "arrival_round": torch.tensor(late.arrival_round),
+    }
 
 
 def _as_stale(tree: Tree) -> StaleReply:
-    nothing: dict[str, Any] = {"params": {}, "buffers": {}, "extras": {}, "own": {}}
-    return StaleReply(Reply(**nothing | tree["reply"]), _as_model(tree["began"]), int(tree["due"]))
+    nothing: dict[str, Any] = {"params": {}, "buffers": {}, "payload": {}, "client_state": {}}
+    return StaleReply(
+        Reply(**nothing | tree["reply"]), _as_model(tree["base_model"]), int(tree["arrival_round"])
+    )
 
 
 def _as_model(tree: Tree) -> ModelState:
@@ -289,7 +307,10 @@ def _as_server(tree: Tree) -> Server:
 
 def _as_client_models(tree: Tree) -> ClientModels:
     models, best = _as_model(tree["models"]), _as_model(tree["best"])
-    counts = {name: tree[name].cpu() for name in ("best_loss", "waited", "stopped", "heard")}
+    counts = {
+        name: tree[name].cpu()
+        for name in ("best_loss", "rounds_since_best", "early_stopped", "peer_counts")
+    }
     return ClientModels(models=models, best=best, peers=tree.get("peers", {}), **counts)
 
 
@@ -308,8 +329,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     kinds = {
         "files": dict,
-        "own": dict,
-        "committed": dict,
+        "client_states": dict,
+        "file_lengths": dict,
         "round": int,
         "time_step": int,
         "run": str,

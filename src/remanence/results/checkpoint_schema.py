@@ -14,20 +14,30 @@ def check_schema(state: RunState, form: RunState) -> None:
     """Refuse a state whose models or tables over clients are not those of the experiment that
     `form` is a state of.
     """
-    if (state.crowd is None) != (form.crowd is None) or (state.uses is None) != (form.uses is None):
+    if (state.client_models is None) != (form.client_models is None) or (
+        state.model_of_client is None
+    ) != (form.model_of_client is None):
         raise CheckpointError("it is of another kind of method")
     wanted = _models_tree(form)
-    for server in state.servers:
+    for server in state.global_models:
         _compare(
             {"params": server.model.params, "buffers": server.model.buffers},
             wanted["server"],
             "model",
         )
-    if state.crowd is not None:
-        _compare(_models_tree(state)["crowd"], wanted["crowd"], "table over clients")
-    if state.uses is not None and form.uses is not None:
-        _compare({"uses": state.uses}, {"uses": form.uses}, "table over clients")
-        if int(state.uses.min()) < 0 or int(state.uses.max()) >= len(state.servers):
+    if state.client_models is not None:
+        _compare(
+            _models_tree(state)["client_models"], wanted["client_models"], "table over clients"
+        )
+    if state.model_of_client is not None and form.model_of_client is not None:
+        _compare(
+            {"model_of_client": state.model_of_client},
+            {"model_of_client": form.model_of_client},
+            "table over clients",
+        )
+        if int(state.model_of_client.min()) < 0 or int(state.model_of_client.max()) >= len(
+            state.global_models
+        ):
             raise CheckpointError("clients use a model that it does not hold")
 
 
@@ -35,11 +45,12 @@ def _models_tree(state: RunState) -> Tree:
     tree: Tree = {
         "server": {"params": state.server.model.params, "buffers": state.server.model.buffers}
     }
-    if state.crowd is not None:
-        crowd = state.crowd
-        tree["crowd"] = {"models": crowd.models._asdict(), "best": crowd.best._asdict()}
-        tree["crowd"] |= {
-            name: getattr(crowd, name) for name in ("best_loss", "waited", "stopped", "heard")
+    if state.client_models is not None:
+        crowd = state.client_models
+        tree["client_models"] = {"models": crowd.models._asdict(), "best": crowd.best._asdict()}
+        tree["client_models"] |= {
+            name: getattr(crowd, name)
+            for name in ("best_loss", "rounds_since_best", "early_stopped", "peer_counts")
         }
     return tree
 

@@ -81,7 +81,7 @@ def validate_metrics_row(line: Any, classes: int = 0) -> str:
     """What is wrong with a line of metrics.jsonl; nothing where it is one of ours. classes: as many
     as other lines have, where that is known
 
-    >>> find_fault({"round": 1, "model": "global", "split": "test", "accuracy": "high"})
+    >>> validate_metrics_row({"round": 1, "model": "global", "split": "test", "accuracy": "high"})
     'has an accuracy that is no number'
     """
     if not isinstance(line, dict):
@@ -215,11 +215,11 @@ def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
             raise corrupt_file(path, f"the cell {words[0]!r:.60} is not the name of a folder")
         if specs is not None and not isinstance(specs.get(words[0]), dict):
             raise corrupt_file(path, f"the cell {words[0]!r:.60} has no spec")
-    engine, texts = plan.get("engine", {}), ("name", "reason", "steps")
+    engine, texts = plan.get("engine", {}), ("name", "reason", "execution")
     if not isinstance(engine, dict) or not all(
         isinstance(value, str) if name in texts else _is_whole(value)
         for name, value in engine.items()
     ):
         raise corrupt_file(path, "its engine is none of ours")
-    if not isinstance(plan.get("select", "last"), str) or not _is_whole(plan.get("together", 0)):
+    if not isinstance(plan.get("select", "last"), str) or not _is_whole(plan.get("batch_runs", 0)):
         raise corrupt_file(path, "its settings are none of ours")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from remanence.results.ledger import Ledger
 
 SPEC, METRICS, LEDGER, CONFUSIONS, EXAMPLES, PEERS, REPORT, CHECKPOINTS, COMPARISON, RUNS = (
-    "spec.toml",
+    "experiment.toml",
     "metrics.jsonl",
     "ledger.bin",
     "confusion.bin",
@@ -40,7 +40,9 @@ SPEC, METRICS, LEDGER, CONFUSIONS, EXAMPLES, PEERS, REPORT, CHECKPOINTS, COMPARI
     "runs",
 )
 LARGEST_SIMILARITY = 1e15  # an inverse loss, and no loss counts as less than 1e-10
-METADATA = "about"  # the table of spec.toml that holds what was chosen and seen, not asked for
+METADATA = (
+    "about"  # the table of experiment.toml that holds what was chosen and seen, not asked for
+)
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,14 @@ class Run:
         return read_toml(self.folder / SPEC)
 
     @cached_property
-    def spec(self) -> Experiment:
+    def config(self) -> Experiment:
         """What was asked for, with every choice settled."""
         return parse_experiment(
             {name: value for name, value in self._file.items() if name != METADATA}
         )
 
     @cached_property
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Versions, choices and facts of the data: class names, label counts of the clients,
         number of parameters.
         """
@@ -92,7 +94,7 @@ class Run:
         """A number over rounds -> rounds, values. Of the global model, or where clients have
         models of their own, of these; or of the one named.
         """
-        model = model or self.about.get("evaluated", "global")
+        model = model or self.metadata.get("evaluated", "global")
         points = [
             (line["round"], line[value])
             for line in self.metrics
@@ -165,7 +167,7 @@ class Run:
     @property
     def networks(self) -> list[str]:
         """The network, as the spec names it."""
-        return [self.spec.model]
+        return [self.config.model]
 
     def _read(self, name: str, kind: np.dtype, limits: dict[str, int]) -> np.ndarray | None:
         records = read_records(self.folder / name, kind, limits)
@@ -186,10 +188,14 @@ class Run:
             for name in ("time_step", "model", "owner", "client")
             if name in (records.dtype.names or ())
         }
-        clients = int(self.about.get("clients", 2**24))
-        clusters = self.about.get("clusters", [])
+        clients = int(self.metadata.get("clients", 2**24))
+        clusters = self.metadata.get("clusters", [])
         concepts = max(
-            [1, len(self.about.get("concepts", [])), *(1 + max(row, default=0) for row in clusters)]
+            [
+                1,
+                len(self.metadata.get("concepts", [])),
+                *(1 + max(row, default=0) for row in clusters),
+            ]
         )
         limits = {
             "time_step": max(1, len(clusters)),
@@ -215,13 +221,13 @@ class Run:
 
     def _fact(self, name: str) -> Any:
         """A fact without which records cannot be read."""
-        if name not in self.about:
+        if name not in self.metadata:
             raise corrupt_file(self.folder / SPEC, f"it does not say {METADATA}.{name}")
-        return self.about[name]
+        return self.metadata[name]
 
     @property
     def method(self) -> str:
-        return self.spec.method
+        return self.config.method
 
     @property
     def finished(self) -> bool:
@@ -235,7 +241,7 @@ class Run:
             (int(name) for name in names if re.fullmatch(r"\d{1,9}", name, re.ASCII)), default=0
         )
         # a privacy budget may end a run earlier than planned
-        return newest >= int(self.about.get("last_round", self.spec.total_rounds))
+        return newest >= int(self.metadata.get("last_round", self.config.total_rounds))
 
     @property
     def reached_end(self) -> bool:
@@ -245,7 +251,7 @@ class Run:
         return (
             (self.folder / METRICS).exists()
             and bool(self.metrics)
-            and int(self.metrics[-1]["round"]) >= self.spec.total_rounds
+            and int(self.metrics[-1]["round"]) >= self.config.total_rounds
         )
 
 

@@ -25,22 +25,22 @@ def load_model(run: Run, module: nn.Module | None = None, client: int | None = N
 
     It expects normalized inputs.
     """
-    if module is None and "model" in run.about.get("objects", []):
+    if module is None and "model" in run.metadata.get("objects", []):
         raise InputError(
             f"{run.folder} was trained with a model object: load it with"
             " rem.load(DIR).model(module=...)"
         )
     if module is None:
         module = build_module(
-            run.spec.model, tuple(run.about["shape"]), len(run.about["class_names"])
+            run.config.model, tuple(run.metadata["shape"]), len(run.metadata["class_names"])
         )
         module = apply_model_changes(
-            parse_method(run.spec.method, PARTS),
+            parse_method(run.config.method, PARTS),
             module,
-            len(run.about["class_names"]),
-            Key(run.spec.seed),
+            len(run.metadata["class_names"]),
+            Key(run.config.seed),
         )
-    state = CheckpointStore(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(
+    state = CheckpointStore(run.folder / CHECKPOINTS, fingerprint(run.config)).load(
         torch.device("cpu"), lambda text: warnings.warn(text, stacklevel=4)
     )
     if state is None:
@@ -52,7 +52,7 @@ def load_model(run: Run, module: nn.Module | None = None, client: int | None = N
         module.load_state_dict(values, strict=False)
     except RuntimeError as error:
         raise CheckpointError(
-            f"the checkpoint of {run.folder} does not fit its network {run.spec.model}:"
+            f"the checkpoint of {run.folder} does not fit its network {run.config.model}:"
             f" {_last_line(error)}"
         ) from None
     return module.eval()
@@ -66,13 +66,13 @@ def _pick_model(run: Run, state: RunState, client: int | None) -> ModelState:
     """The server's model; a client's best one where there is no server; or the one a client
     uses where there are several.
     """
-    if state.crowd is None and state.uses is None:
+    if state.client_models is None and state.model_of_client is None:
         if client is not None:
             raise InputError(
                 f"{run.folder} has one model for all clients: leave out client={client}"
             )
         return state.server.model
-    count = int(run.about["clients"])
+    count = int(run.metadata["clients"])
     if client is None or not 0 <= client < count:
         problem = "no client was named" if client is None else f"there is no client {client}"
         raise InputError(
@@ -80,7 +80,7 @@ def _pick_model(run: Run, state: RunState, client: int | None) -> ModelState:
             f" to {count - 1} (--client 0, or client=0)"
         )
     return (
-        state.crowd.best.take(client)
-        if state.crowd is not None
-        else state.servers[int(state.used_by(np.array([client]))[0])].model
+        state.client_models.best.select(client)
+        if state.client_models is not None
+        else state.global_models[int(state.models_used_by(np.array([client]))[0])].model
     )

@@ -42,7 +42,7 @@ def attack_success(
         task.test,
         x=torch.from_numpy(x).to(task.test.x),
         y=torch.from_numpy(y).to(task.test.y),
-        place=None,
+        storage_index=None,
     )
     everything = (np.arange(len(y)),)
     judge = SequentialEngine(

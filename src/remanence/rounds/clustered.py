@@ -20,30 +20,34 @@ def reassign_clients(
     """Every client tries every global model on its new training rows; the method decides who
     uses which, and what becomes of the models.
     """
-    owner = task.method.owner("assign")
+    owner = task.method.part_filling("model_assignment")
     assert owner is not None
-    assert owner.assign is not None
+    assert owner.model_assignment is not None
     models = state.models
-    clients, count = task.world.clients, len(state.servers)
+    clients, count = task.info.num_clients, len(state.global_models)
     which, owners = np.tile(np.arange(count), clients), np.repeat(np.arange(clients), count)
     scores = engine.score_pairs(models, which, owners, "train", time_step)
     values = scores.mean_loss().numpy()
-    if owner.assign.measure == "accuracy":
+    if owner.model_assignment.measure == "accuracy":
         confusion = scores.confusion.numpy()
         values = 1 - np.trace(confusion, axis1=1, axis2=2) / confusion.sum(axis=(1, 2))
     values = np.where(np.isfinite(values), values, np.inf).reshape(clients, count)
     rows = task.population.at(time_step).train.sizes
-    hyper = task.number_tensors().get(owner.name, {})
-    decision = owner.assign.decide(
-        values, state.used_by(np.arange(clients)), rows, state.assign[owner.name], hyper
+    hyper = task.hparam_tensors().get(owner.name, {})
+    decision = owner.model_assignment.decide(
+        values,
+        state.models_used_by(np.arange(clients)),
+        rows,
+        state.assignment_state[owner.name],
+        hyper,
     )
-    servers = [merge_models(state.servers, shares) for shares in decision.recipe]
+    servers = [merge_models(state.global_models, shares) for shares in decision.mixing_matrix]
     return replace(
         state,
         server=servers[0],
-        others=tuple(servers[1:]),
-        uses=torch.from_numpy(decision.model.astype(np.int64)),
-        assign={owner.name: decision.state},
+        extra_servers=tuple(servers[1:]),
+        model_of_client=torch.from_numpy(decision.model_of_client.astype(np.int64)),
+        assignment_state={owner.name: decision.state},
     )
 
 

@@ -43,10 +43,10 @@ from remanence.training.state import ClientModels, RunState, load_client_states,
 
 def init_client_models(task: TrainingTask) -> ClientModels | None:
     """All clients before the first round, with the same model; None where there is a server."""
-    owner = task.method.owner("peers")
+    owner = task.method.part_filling("peers")
     if owner is None or owner.peers is None:
         return None
-    count, device = task.world.clients, task.world.device
+    count, device = task.info.num_clients, task.info.device
     models = ModelState(
         *(pytree.clone(pytree.broadcast(tree, count)) for tree in task.model.initial)
     )
@@ -54,10 +54,10 @@ def init_client_models(task: TrainingTask) -> ClientModels | None:
         models=models,
         best=models,
         best_loss=torch.full((count,), torch.inf, dtype=torch.float64),
-        waited=torch.zeros(count, dtype=torch.int64),
-        stopped=torch.zeros(count, dtype=torch.bool),
-        peers=pytree.to({owner.name: owner.peers.init(task.world)}, device),
-        heard=torch.zeros(count, count, dtype=torch.int64),
+        rounds_since_best=torch.zeros(count, dtype=torch.int64),
+        early_stopped=torch.zeros(count, dtype=torch.bool),
+        peers=pytree.to({owner.name: owner.peers.init(task.info)}, device),
+        peer_counts=torch.zeros(count, count, dtype=torch.int64),
     )
 
 
@@ -66,12 +66,12 @@ def run_round(
 ) -> tuple[RunState, dict[str, Any]]:
     """One round -> the next state, and the line that was written about it."""
     spec, task, round, begin = (
-        experiment.spec,
+        experiment.config,
         experiment.task,
         state.round + 1,
         time.perf_counter(),
     )
-    time_step, key = spec.time_step(round), Key(spec.seed).fold("round", round)
+    time_step, key = spec.time_step(round), Key(spec.seed).fold_in("round", round)
     refusals: list[gate.Rejection] = []
     if state.round == 0 and spec.peers.warmup:
         state, refusals = _initial_local_training(experiment, engine, state)
@@ -79,13 +79,13 @@ def run_round(
         state = replace(
             state,
             time_step=time_step,
-            crowd=_on_drift(task, engine, _client_models(state), time_step),
+            client_models=_on_drift(task, engine, _client_models(state), time_step),
         )
     crowd = _client_models(state)
     online = experiment.online(round, key)
     active = (
-        np.isin(np.arange(task.world.clients), experiment.cohort(round, key))
-        & ~crowd.stopped.numpy()
+        np.isin(np.arange(task.info.num_clients), experiment.cohort(round, key))
+        & ~crowd.early_stopped.numpy()
     )
     mixes, remembered, unheard = _select_peers(
         experiment, engine, crowd, time_step, round, online, active, key
@@ -97,17 +97,19 @@ def run_round(
     job = _make_work(experiment, state, mixed, clients, round, key)
     late, told = late_mask(experiment, job)
     if late.any():  # they run out of time: what they heard stays with them, untrained
-        index = torch.from_numpy(clients[late]).to(task.world.device)
-        crowd = replace(crowd, models=crowd.models.put(index, mixed.take(index)))
+        index = torch.from_numpy(clients[late]).to(task.info.device)
+        crowd = replace(crowd, models=crowd.models.scatter(index, mixed.select(index)))
         job = _make_work(experiment, state, mixed, clients[~late], round, key)
     replies, refused, own = _train(experiment, engine, state, job)
     if replies is not None:
         crowd = replace(crowd, models=_scatter_models(crowd.models, mixed, replies))
-    now = peer_counts(mixes, task.world.clients)
-    crowd = replace(crowd, peers=crowd.peers | remembered, heard=crowd.heard + now)
+    now = peer_counts(mixes, task.info.num_clients)
+    crowd = replace(crowd, peers=crowd.peers | remembered, peer_counts=crowd.peer_counts + now)
     improved = _update_early_stopping(engine, crowd, clients, time_step, spec.peers.patience)
     answered = np.empty(0, dtype=np.int64) if replies is None else replies.client.cpu().numpy()
-    state = replace(state, round=round, time_step=time_step, crowd=improved, own=own)
+    state = replace(
+        state, round=round, time_step=time_step, client_models=improved, client_states=own
+    )
     line = {
         **reply_metrics(
             replies,
@@ -117,16 +119,19 @@ def run_round(
         **told,
         "abandoned": False,
         **count_bytes(task, mixes),
-        "stopped": int(improved.stopped.sum()),
+        "stopped": int(improved.early_stopped.sum()),
         "offline": int((~online).sum()),
         "seconds": time.perf_counter() - begin,
     }
     written = recorder.after(
         engine, state, line, now, moments | {"local": improved.models}, answered
     )
-    if recorder.due(round):
-        state = replace(state, crowd=replace(improved, heard=torch.zeros_like(improved.heard)))
-    return replace(state, committed=recorder.commit()), written
+    if recorder.should_evaluate(round):
+        state = replace(
+            state,
+            client_models=replace(improved, peer_counts=torch.zeros_like(improved.peer_counts)),
+        )
+    return replace(state, file_lengths=recorder.commit()), written
 
 
 def peer_counts(mixes: tuple[PeerAverage, ...], clients: int) -> Tensor:
@@ -139,8 +144,8 @@ def peer_counts(mixes: tuple[PeerAverage, ...], clients: int) -> Tensor:
 
 
 def _client_models(state: RunState) -> ClientModels:
-    assert state.crowd is not None
-    return state.crowd
+    assert state.client_models is not None
+    return state.client_models
 
 
 def _initial_local_training(
@@ -149,8 +154,8 @@ def _initial_local_training(
     """Every client trains once before the first exchange; who answers badly keeps the initial
     model.
     """
-    crowd, key = _client_models(state), Key(experiment.spec.seed).fold("round", 0)
-    everybody = np.arange(experiment.task.world.clients)
+    crowd, key = _client_models(state), Key(experiment.config.seed).fold_in("round", 0)
+    everybody = np.arange(experiment.task.info.num_clients)
     replies, refused, own = _train(
         experiment,
         engine,
@@ -160,7 +165,9 @@ def _initial_local_training(
     if replies is not None:
         crowd = replace(crowd, models=_scatter_models(crowd.models, crowd.models, replies))
     return replace(
-        state, crowd=_update_early_stopping(engine, crowd, everybody, 0, 0), own=own
+        state,
+        client_models=_update_early_stopping(engine, crowd, everybody, 0, 0),
+        client_states=own,
     ), refused
 
 
@@ -170,7 +177,7 @@ def _on_drift(
     """A new time step: models and memories stay, the best models are measured again on the new
     validation rows, and everybody trains on.
     """
-    everybody = np.arange(task.world.clients)
+    everybody = np.arange(task.info.num_clients)
     loss = (
         engine.score_pairs(crowd.best, everybody, everybody, "valid", time_step)
         .mean_loss()
@@ -179,8 +186,8 @@ def _on_drift(
     return replace(
         crowd,
         best_loss=loss,
-        waited=torch.zeros_like(crowd.waited),
-        stopped=torch.zeros_like(crowd.stopped),
+        rounds_since_best=torch.zeros_like(crowd.rounds_since_best),
+        early_stopped=torch.zeros_like(crowd.early_stopped),
     )
 
 
@@ -203,21 +210,21 @@ def _select_peers(
     assert experiment.topology is not None  # there is no server
     reachable = experiment.topology & online[None, :] & active[:, None] & ~unsound.numpy()[None, :]
     ctx = PeerContext(
-        round=(round - 1) % experiment.spec.rounds + 1,
+        round=(round - 1) % experiment.config.rounds + 1,
         state=crowd.peers,
-        reachable=torch.from_numpy(reachable).to(task.world.device),
-        cluster=torch.from_numpy(task.population.at(time_step).cluster).to(task.world.device),
-        hyper=task.number_tensors(),
-        key=key.fold("peers"),
-        world=task.world,
+        adjacency=torch.from_numpy(reachable).to(task.info.device),
+        true_cluster=torch.from_numpy(task.population.at(time_step).cluster).to(task.info.device),
+        hyper=task.hparam_tensors(),
+        key=key.fold_in("peers"),
+        info=task.info,
     )
     probed = probe(ctx)
-    losses = experiment.adversary.mislead(
+    losses = experiment.adversary.tamper_probes(
         probed, _score_candidates(engine, crowd.models, probed, time_step)
     )
     rows = torch.from_numpy(task.population.at(time_step).train.sizes)
     losses, bad, misfits = gate.validate_probe_losses(probed, losses, rows)
-    owner = task.method.owner("peers")
+    owner = task.method.part_filling("peers")
     assert owner is not None
     mixes, remembered = decide(probed, losses, ctx)
     return (
@@ -250,11 +257,11 @@ def drop_rejected_peers(
 
 def peer_hooks(task: TrainingTask) -> tuple[Any, Any]:
     """The method's two functions, each seeing its own part's state."""
-    owner = task.method.owner("peers")
+    owner = task.method.part_filling("peers")
     assert owner is not None
     peers: PeerSelection | None = owner.peers
     assert peers is not None
-    return BoundHook(owner, peers.probe), BoundHook(owner, peers.decide)
+    return BoundHook(owner, peers.candidates), BoundHook(owner, peers.select)
 
 
 def _score_candidates(engine: Engine, models: ModelState, probed: Tensor, time_step: int) -> Tensor:
@@ -280,12 +287,12 @@ def gossip_average(
     Peers enter as they were, the client itself as mixed so far. What is frozen or personal does not
     travel, and is not mixed.
     """
-    sent, buffers = set(task.sent_names()), set(task.sent_buffers())
+    sent, buffers = set(task.communicated_params()), set(task.communicated_buffers())
     params, kept = dict(models.params), dict(models.buffers)
     for peers, names in mixes:
         if peers.shape[1] == 0:
             continue
-        peers = peers.to(task.world.device)
+        peers = peers.to(task.info.device)
         there = peers >= 0
         # nobody: itself, weighing nothing
         place = torch.where(
@@ -337,24 +344,24 @@ def _make_work(
     phases: int = 0,
 ) -> ClientWork:
     """Local training of some clients from their own models. start: [K, ...]"""
-    time_step = experiment.spec.time_step(max(round, 1))
-    facts = experiment.facts(clients, time_step)
+    time_step = experiment.config.time_step(max(round, 1))
+    facts = experiment.client_stats(clients, time_step)
     # then the stack itself: an engine knows again what it has sent before
-    everybody = len(clients) == experiment.task.world.clients
+    everybody = len(clients) == experiment.task.info.num_clients
     return ClientWork(
         round=round,
         time_step=time_step,
         clients=clients,
         start=start
         if everybody
-        else start.take(torch.from_numpy(clients).to(experiment.task.world.device)),
-        personal_start=True,
-        shared={},
-        own=load_client_states(state, experiment.task, clients, facts),
-        facts=facts,
-        rule=experiment.rule(max(round, 1)),
+        else start.select(torch.from_numpy(clients).to(experiment.task.info.device)),
+        per_client_start=True,
+        broadcast={},
+        client_state=load_client_states(state, experiment.task, clients, facts),
+        stats=facts,
+        optimizer_hparams=experiment.optimizer_hparams(max(round, 1)),
         key=key,
-        phases=phases,
+        num_phases=phases,
     )
 
 
@@ -363,22 +370,24 @@ def _train(
 ) -> tuple[Reply | None, list[gate.Rejection], Any]:
     """-> good replies, refusals, what all clients keep"""
     if not len(job.clients):
-        return None, [], state.own
+        return None, [], state.client_states
     replies, refusals = gate.validate_replies(
-        experiment.adversary.tamper(engine.train(job), job), reply_schema(experiment, job)
+        experiment.adversary.tamper_replies(engine.train(job), job), reply_schema(experiment, job)
     )
     refusals = gate.add_declined(refusals, engine)
     return (
         replies,
         refusals,
-        state.own if replies is None else store_client_states(state.own, replies),
+        state.client_states
+        if replies is None
+        else store_client_states(state.client_states, replies),
     )
 
 
 def _scatter_models(models: ModelState, mixed: ModelState, replies: Reply) -> ModelState:
     """All models, with the trained ones in their places; who did not answer keeps what it had."""
     index = replies.client
-    return models.put(index, local_models(mixed.take(index), replies, stacked=True))
+    return models.scatter(index, local_models(mixed.select(index), replies, stacked=True))
 
 
 def _update_early_stopping(
@@ -399,13 +408,17 @@ def _update_early_stopping(
     better = (loss < crowd.best_loss[index]) | without_rows
     chosen = index[better]
     on_device = chosen.to(next(iter(crowd.models.params.values())).device)
-    waited = crowd.waited.index_copy(0, index, torch.where(better, 0, crowd.waited[index] + 1))
+    waited = crowd.rounds_since_best.index_copy(
+        0, index, torch.where(better, 0, crowd.rounds_since_best[index] + 1)
+    )
     return replace(
         crowd,
-        best=crowd.best.put(on_device, crowd.models.take(on_device)),
+        best=crowd.best.scatter(on_device, crowd.models.select(on_device)),
         best_loss=crowd.best_loss.index_copy(0, chosen, loss[better].nan_to_num(nan=torch.inf)),
-        waited=waited,
-        stopped=crowd.stopped | (waited > patience) if patience else crowd.stopped,
+        rounds_since_best=waited,
+        early_stopped=crowd.early_stopped | (waited > patience)
+        if patience
+        else crowd.early_stopped,
     )
 
 
@@ -413,18 +426,18 @@ def count_bytes(task: TrainingTask, mixes: tuple[PeerAverage, ...]) -> dict[str,
     """What would travel between real machines: every peer that is listened to sends what is
     mixed, and what it tells besides.
     """
-    initial, sent = task.model.initial, task.sent_names()
-    owner = task.method.owner("peers")
+    initial, sent = task.model.initial, task.communicated_params()
+    owner = task.method.part_filling("peers")
     assert owner is not None
     assert owner.peers is not None
-    told = owner.peers.tells * task.world.clients
+    told = owner.peers.extra_bytes * task.info.num_clients
     total = 0
     for number, (peers, names) in enumerate(mixes):
         mixed = pytree.select_keys(
             initial.params, [name for name in sent if names is None or name in names]
         )
         size = pytree.nbytes(mixed) + (
-            pytree.nbytes(pytree.select_keys(initial.buffers, task.sent_buffers()))
+            pytree.nbytes(pytree.select_keys(initial.buffers, task.communicated_buffers()))
             if names is None
             else 0
         )

@@ -70,7 +70,7 @@ class TimeLimit:
         elapsed = time.monotonic() - self.begin
         return elapsed + elapsed / self.rounds > self.seconds
 
-    def for_another(self) -> TimeLimit:
+    def copy_for(self) -> TimeLimit:
         """The same end for a run beside this one, which counts rounds of its own."""
         return TimeLimit(
             None if self.seconds is None else self.begin + self.seconds - time.monotonic()
@@ -99,7 +99,7 @@ def start_run(
         if thing is not None
     ]
     experiment, _ = resolve_engine(
-        replace(experiment, about=experiment.about | {"objects": given}),
+        replace(experiment, metadata=experiment.metadata | {"objects": given}),
         progress or NullProgress(),
         choice,
     )
@@ -108,7 +108,7 @@ def start_run(
         write_atomically(
             out / SPEC,
             write_toml(
-                experiment.spec, {METADATA: experiment.about | privacy_metadata(experiment)}
+                experiment.config, {METADATA: experiment.metadata | privacy_metadata(experiment)}
             ).encode(),
         )
         return train(
@@ -135,18 +135,18 @@ def resume_run(
 ) -> Run:
     """Go on with a run, to more rounds than it was meant to have where asked."""
     run = Run(folder)
-    spec = run.spec
+    spec = run.config
     given = {"method": method, "model": module, "data": source}
-    missing = [name for name in run.about.get("objects", []) if given[name] is None]
+    missing = [name for name in run.metadata.get("objects", []) if given[name] is None]
     if missing:
         raise InputError(
             f"{folder} was started from Python with its own {missing[0]}: resume it there,"
             f" with rem.resume({str(folder)!r}, {missing[0]}=...)"
         )
     if rounds is not None:
-        if spec.drift.steps > 1 and rounds != spec.rounds:
+        if spec.drift.time_steps > 1 and rounds != spec.rounds:
             raise InputError(
-                f"{folder} has {spec.drift.steps} time steps of {spec.rounds} rounds:"
+                f"{folder} has {spec.drift.time_steps} time steps of {spec.rounds} rounds:"
                 " other rounds a time step would be another experiment, so start it anew"
             )
         if rounds < spec.rounds:
@@ -157,14 +157,16 @@ def resume_run(
         spec = spec.model_copy(update={"rounds": rounds})
     with translate_disk_errors(folder), lock(folder):
         experiment = build(spec, method=method, module=module, source=source)
-        check_same_data(experiment, run.about)
-        if spec != run.spec:
+        check_same_data(experiment, run.metadata)
+        if spec != run.config:
             kept = (
-                experiment.about
+                experiment.metadata
                 | privacy_metadata(experiment)
-                | {name: run.about[name] for name in ("engine", "objects")}
+                | {name: run.metadata[name] for name in ("engine", "objects")}
             )
-            write_atomically(folder / SPEC, write_toml(experiment.spec, {METADATA: kept}).encode())
+            write_atomically(
+                folder / SPEC, write_toml(experiment.config, {METADATA: kept}).encode()
+            )
         return train(
             experiment,
             folder,
@@ -181,29 +183,29 @@ def resolve_engine(
     """Choose the engine where it was left open and no choice was made before, and write it down
     with the reason.
     """
-    spec, task = experiment.spec, experiment.task
+    spec, task = experiment.config, experiment.task
     if spec.engine != "auto":
         make_run_engine(experiment).close()  # refuses what it cannot run, before any work
-        choice = EngineChoice(spec.engine, spec.threads, f"{spec.engine}: as asked", spec.stepping)
+        choice = EngineChoice(spec.engine, spec.threads, f"{spec.engine}: as asked", spec.execution)
     elif choice is None:
         job = make_work(experiment, first_state(experiment), 1)
-        choice = choose_engine(task, job, spec.stack, spec.workers, rounds=spec.total_rounds)
-        progress.say(f"engine {choice.reason}")
+        choice = choose_engine(task, job, spec.stack_size, spec.workers, rounds=spec.total_rounds)
+        progress.log(f"engine {choice.reason}")
     torch.set_num_threads(choice.threads)
     # a cluster has cores of its own
     workers = spec.workers or (0 if choice.name == "ray" else count_cores())
-    steps = choice.steps if spec.stepping == "auto" else spec.stepping
+    steps = choice.execution if spec.execution == "auto" else spec.execution
     settled = spec.model_copy(
         update={
             "engine": choice.name,
             "threads": choice.threads,
             "workers": workers,
-            "stepping": steps,
-            "stack": choice.stack or spec.stack,
+            "execution": steps,
+            "stack_size": choice.stack or spec.stack_size,
         }
     )
     return replace(
-        experiment, spec=settled, about=experiment.about | {"engine": choice.reason}
+        experiment, config=settled, metadata=experiment.metadata | {"engine": choice.reason}
     ), choice
 
 
@@ -216,21 +218,21 @@ def train(
     engine_for: EngineFor | None = None,
 ) -> Run:
     """Run from the last checkpoint, or from the start, to the end."""
-    spec = experiment.spec
+    spec = experiment.config
     set_precision(spec)
     vault = CheckpointStore(folder / CHECKPOINTS, fingerprint(spec))
     first = first_state(experiment)
-    state = vault.load(experiment.task.world.device, progress.say, first) or first
-    recorder = make_recorder(folder, experiment, dict(state.committed))
+    state = vault.load(experiment.task.info.device, progress.log, first) or first
+    recorder = make_recorder(folder, experiment, dict(state.file_lengths))
     engine = (engine_for or make_run_engine)(experiment)
     promises = guarantees_of(experiment)
     last = last_round(promises, spec.total_rounds)
     progress.start(title or spec.method, state.round, last)
     if last < spec.total_rounds:
-        progress.say(f"the privacy budget ends the run after round {last} of {spec.total_rounds}")
+        progress.log(f"the privacy budget ends the run after round {last} of {spec.total_rounds}")
     for sentence in describe_guarantees(promises, state.round) if state.round else []:
-        progress.say(f"so far {sentence}")
-    state = replace(state, committed=recorder.commit())
+        progress.log(f"so far {sentence}")
+    state = replace(state, file_lengths=recorder.commit())
 
     def save() -> None:
         recorder.sync()
@@ -252,7 +254,7 @@ def train(
                         OUT_OF_TIME,
                     )
                 state, line = run_round(experiment, engine, state, recorder)
-                fallback = getattr(engine, "fallback", "")
+                fallback = getattr(engine, "degraded_reason", "")
                 if fallback != told:
                     record_fallback(fallback.removeprefix(f"{told}; "), folder, progress)
                     told = fallback
@@ -262,7 +264,7 @@ def train(
                     save()
                     last_save = time.monotonic()
             for sentence in describe_guarantees(promises, state.round):
-                progress.say(sentence)
+                progress.log(sentence)
     except KeyboardInterrupt as stop:
         save()
         raise Stopped(
@@ -277,7 +279,7 @@ def train(
         save()
         raise RunFailed(
             "out of memory in round"
-            f" {state.round + 1}{gpu_memory_text(experiment.task.world.device)}, all before it"
+            f" {state.round + 1}{gpu_memory_text(experiment.task.info.device)}, all before it"
             " is saved: go on with"
             f" remanence resume {folder} when there is more, or run it with fewer clients a round"
         ) from error
@@ -294,20 +296,20 @@ def record_fallback(reason: str, folder: Path, progress: Progress) -> None:
     """
     about = read_toml(folder / SPEC)[METADATA]
     if reason not in about["engine"]:
-        progress.say(f"slower than asked for: {reason}")
+        progress.log(f"slower than asked for: {reason}")
         told = about | {"engine": f"{about['engine']}; {reason}"}
-        write_atomically(folder / SPEC, write_toml(Run(folder).spec, {METADATA: told}).encode())
+        write_atomically(folder / SPEC, write_toml(Run(folder).config, {METADATA: told}).encode())
 
 
 def make_run_engine(experiment: BuiltExperiment) -> Engine:
     """The engine that the spec names, for this run alone."""
-    spec = experiment.spec
+    spec = experiment.config
     return make_engine(
         spec.engine,
         experiment.task,
-        spec.stack,
+        spec.stack_size,
         spec.workers,
-        spec.stepping,
+        spec.execution,
         float(spec.timeout),
         spec.ray,
     )
@@ -315,7 +317,7 @@ def make_run_engine(experiment: BuiltExperiment) -> Engine:
 
 def privacy_metadata(experiment: BuiltExperiment) -> dict[str, Any]:
     """What a run's folder says of its clients' privacy."""
-    return to_metadata(guarantees_of(experiment), experiment.spec.total_rounds)
+    return to_metadata(guarantees_of(experiment), experiment.config.total_rounds)
 
 
 def make_recorder(
@@ -324,74 +326,76 @@ def make_recorder(
     """What writes a run down; with a server there is one model to look at, without there are as
     many as clients.
     """
-    kind = Recorder if experiment.task.method.owner("peers") is None else PeerRecorder
+    kind = Recorder if experiment.task.method.part_filling("peers") is None else PeerRecorder
     return kind(folder, experiment, committed)
 
 
 def first_state(experiment: BuiltExperiment) -> RunState:
     """Before the first round."""
     task = experiment.task
-    state = RunState(round=0, time_step=0, server=server_step.init_server(task), own={})
-    assigns = task.method.owner("assign")
-    if assigns is not None and assigns.assign is not None:
-        everybody_uses_the_first = torch.zeros(task.world.clients, dtype=torch.int64)
+    state = RunState(round=0, time_step=0, server=server_step.init_server(task), client_states={})
+    assigns = task.method.part_filling("model_assignment")
+    if assigns is not None and assigns.model_assignment is not None:
+        everybody_uses_the_first = torch.zeros(task.info.num_clients, dtype=torch.int64)
         state = replace(
             state,
-            uses=everybody_uses_the_first,
-            assign={assigns.name: assigns.assign.init(task.world)},
+            model_of_client=everybody_uses_the_first,
+            assignment_state={assigns.name: assigns.model_assignment.init(task.info)},
         )
-    return replace(state, crowd=decentralized.init_client_models(task))
+    return replace(state, client_models=decentralized.init_client_models(task))
 
 
 def make_work(experiment: BuiltExperiment, state: RunState, round: int) -> ClientWork:
     """The work of a round where there is a server."""
     key, time_step = (
-        Key(experiment.spec.seed).fold("round", round),
-        experiment.spec.time_step(round),
+        Key(experiment.config.seed).fold_in("round", round),
+        experiment.config.time_step(round),
     )
-    clients = experiment.cohort(round, key, [int(late.reply.client) for late in state.late])
-    facts = experiment.facts(clients, time_step)
-    each_its_own = len(state.servers) > 1
+    clients = experiment.cohort(round, key, [int(late.reply.client) for late in state.stale])
+    facts = experiment.client_stats(clients, time_step)
+    each_its_own = len(state.global_models) > 1
     return ClientWork(
         round=round,
         time_step=time_step,
         clients=clients,
         start=models_for(state, clients) if each_its_own else state.server.model,
-        personal_start=each_its_own,
-        shared=server_step.make_broadcast(experiment.task, state.server, round, key),
-        own=load_client_states(state, experiment.task, clients, facts),
-        facts=facts,
-        rule=experiment.rule(round),
+        per_client_start=each_its_own,
+        broadcast=server_step.make_broadcast(experiment.task, state.server, round, key),
+        client_state=load_client_states(state, experiment.task, clients, facts),
+        stats=facts,
+        optimizer_hparams=experiment.optimizer_hparams(round),
         key=key,
     )
 
 
 def models_for(state: RunState, clients: np.ndarray) -> ModelState:
     """The global model that each of these clients uses, as a stack."""
-    return ModelState.stack([state.servers[number].model for number in state.used_by(clients)])
+    return ModelState.stack(
+        [state.global_models[number].model for number in state.models_used_by(clients)]
+    )
 
 
 def run_round(
     experiment: BuiltExperiment, engine: Engine, state: RunState, recorder: Recorder | PeerRecorder
 ) -> tuple[RunState, dict[str, Any]]:
     """One round -> the next state, and the line that was written about it."""
-    if state.crowd is not None:
+    if state.client_models is not None:
         assert isinstance(recorder, PeerRecorder)
         return decentralized.run_round(experiment, engine, state, recorder)
     assert isinstance(recorder, Recorder)
     task, spec, round, begin = (
         experiment.task,
-        experiment.spec,
+        experiment.config,
         state.round + 1,
         time.perf_counter(),
     )
     time_step = spec.time_step(round)
     recorder.before(engine, state, time_step)
-    if time_step != state.time_step and state.uses is not None:
+    if time_step != state.time_step and state.model_of_client is not None:
         state = clustered.reassign_clients(task, engine, state, time_step)
     job = make_work(experiment, state, round)
     replies, refusals = gate.validate_replies(
-        experiment.adversary.tamper(engine.train(job), job) if len(job.clients) else [],
+        experiment.adversary.tamper_replies(engine.train(job), job) if len(job.clients) else [],
         reply_schema(experiment, job),
     )
     refusals = gate.add_declined(refusals, engine)
@@ -400,10 +404,16 @@ def run_round(
     line: dict[str, Any] = {
         **reply_metrics(replies, refusals, silent),
         **told,
-        "abandoned": replies is None or replies.k < spec.round.min_replies,
+        "abandoned": replies is None or replies.num_clients < spec.round.min_replies,
         **count_bytes(experiment, job, replies, len(refusals)),
-        **({"global_models": len(state.servers)} if state.uses is not None else {}),
-        **(epsilon_spent(guarantees_of(experiment), round) if recorder.due(round) else {}),
+        **(
+            {"global_models": len(state.global_models)} if state.model_of_client is not None else {}
+        ),
+        **(
+            epsilon_spent(guarantees_of(experiment), round)
+            if recorder.should_evaluate(round)
+            else {}
+        ),
     }
     updates: dict[int, server_step.ServerResult] = {}
     if replies is not None and not line["abandoned"]:
@@ -414,28 +424,28 @@ def run_round(
     asked = np.empty(0, dtype=np.int64)
     if replies is not None and updates:
         asked = replies.client.cpu().numpy()
-        start = models_for(state, asked) if job.personal_start else job.start
+        start = models_for(state, asked) if job.per_client_start else job.start
         models = functools.partial(
-            server_step.local_models, start, replies, stacked=job.personal_start
+            server_step.local_models, start, replies, stacked=job.per_client_start
         )
         recorder.local(
             engine, state, time_step, asked, models, aggregation_shares(state, asked, updates)
         )
         servers = [
             updates[number].server if number in updates else old
-            for number, old in enumerate(state.servers)
+            for number, old in enumerate(state.global_models)
         ]
         state = replace(
             state,
             server=servers[0],
-            others=tuple(servers[1:]),
-            own=store_client_states(state.own, replies),
+            extra_servers=tuple(servers[1:]),
+            client_states=store_client_states(state.client_states, replies),
         )
-    state = replace(state, round=round, time_step=time_step, late=late)
+    state = replace(state, round=round, time_step=time_step, stale=late)
     written = recorder.after(
         engine, updates, state, line | {"seconds": time.perf_counter() - begin}, asked
     )
-    return replace(state, committed=recorder.commit()), written
+    return replace(state, file_lengths=recorder.commit()), written
 
 
 def update_servers(
@@ -444,19 +454,25 @@ def update_servers(
     """The server's half of a round, for every global model that somebody trained. -> by the
     number of the model
     """
-    used = state.used_by(replies.client.cpu().numpy())
+    used = state.models_used_by(replies.client.cpu().numpy())
     updates = {}
     for number in np.unique(used).tolist():
         some = (
             replies
-            if len(state.servers) == 1
-            else replies.pick(
+            if len(state.global_models) == 1
+            else replies.select(
                 torch.from_numpy(np.flatnonzero(used == number)).to(replies.client.device)
             )
         )
-        key = job.key if number == 0 else job.key.fold("model", number)
+        key = job.key if number == 0 else job.key.fold_in("model", number)
         updates[number] = server_step.update(
-            experiment.task, state.servers[number], some, job.round, key, job.rule, engine
+            experiment.task,
+            state.global_models[number],
+            some,
+            job.round,
+            key,
+            job.optimizer_hparams,
+            engine,
         )
     return updates
 
@@ -467,7 +483,7 @@ def aggregation_shares(
     """Each client's share in the round, summing to 1: in its model's aggregation, and of that
     model among the round's clients. -> [k]
     """
-    used, shares = state.used_by(clients), np.zeros(len(clients))
+    used, shares = state.models_used_by(clients), np.zeros(len(clients))
     for number, update in updates.items():
         members = used == number
         shares[members] = update.weights.cpu().numpy() * members.mean()

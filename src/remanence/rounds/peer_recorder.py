@@ -27,10 +27,10 @@ class PeerRecorder(Writer):
     """
 
     def __init__(self, folder: Path, experiment: BuiltExperiment, committed: dict[str, int]):
-        self.clients = experiment.task.world.clients
+        self.clients = experiment.task.info.num_clients
         names = (
             *((PEERS,) if self.clients <= PEERS_AT_MOST else ()),
-            *((EXAMPLES,) if experiment.spec.record.examples else ()),
+            *((EXAMPLES,) if experiment.config.record.examples else ()),
         )
         super().__init__(folder, experiment, committed, names)
 
@@ -48,24 +48,24 @@ class PeerRecorder(Writer):
         heard: [K, K], how often k listened to j in this round; moments: all clients' models in the
             course of it; answered: who trained
         """
-        assert state.crowd is not None
+        assert state.client_models is not None
         place: dict[str, Any] = {"round": state.round, "time_step": state.time_step}
         line = line | {"own_cluster": self._share_of_own_cluster(state, heard)}
-        if not self.due(state.round):
-            return self.write_line(
+        if not self.should_evaluate(state.round):
+            return self.write_metrics(
                 {**place, "model": "personal", "split": "test", **NOT_EVALUATED, **line}
             )
         if len(answered):
             self._write_moments(engine, state, moments, answered, place)
         self._write_peers(state, place)
-        written = self._write_best(engine, state, state.crowd, place, line)
+        written = self._write_best(engine, state, state.client_models, place, line)
         if "valid" in self.splits:
             everybody = np.arange(self.clients)
             scores = engine.score_pairs(
-                state.crowd.best, everybody, everybody, "valid", state.time_step
+                state.client_models.best, everybody, everybody, "valid", state.time_step
             )
             summary = summarize(scores.confusion.sum(dim=0).numpy(), float(scores.loss.sum()))
-            self.write_line({**place, "model": "personal", "split": "valid", **summary, **line})
+            self.write_metrics({**place, "model": "personal", "split": "valid", **summary, **line})
         return written
 
     def _write_best(
@@ -83,7 +83,7 @@ class PeerRecorder(Writer):
                 "moment": "personal",
                 "split": "test",
                 "model": client,
-                "owner": self.concept(concept),
+                "owner": self.concept_id(concept),
             }
             self.write_counts(
                 confusion[client, concept],
@@ -106,8 +106,8 @@ class PeerRecorder(Writer):
         honest = np.ones(self.clients)
         # what attackers do to themselves is no success
         honest[self.experiment.adversary.clients] = 0.0
-        success = self.tell_success(crowd.best, honest / max(honest.sum(), 1.0))
-        return self.write_line(
+        success = self.attack_success(crowd.best, honest / max(honest.sum(), 1.0))
+        return self.write_metrics(
             {**place, "model": "personal", "split": "test", **summary, **spread, **success, **line}
         )
 
@@ -129,9 +129,9 @@ class PeerRecorder(Writer):
                 self._write_pairs(scores, answered, concept, place | {"moment": moment})
             if self.spec.record.examples:
                 examined = engine.score_pairs(
-                    models, answered, answered, "train", state.time_step, verdicts=True
+                    models, answered, answered, "train", state.time_step, examples=True
                 )
-                self.write_verdicts(examined.verdicts, answered, **place, moment=moment)
+                self.write_examples(examined.examples, answered, **place, moment=moment)
 
     def _write_pairs(
         self, scores: PairCounts, clients: np.ndarray, concepts: np.ndarray, columns: dict[str, Any]
@@ -140,7 +140,7 @@ class PeerRecorder(Writer):
             zip(clients.tolist(), concepts.tolist(), strict=True)
         ):
             confusion, loss = scores.confusion[number].numpy(), float(scores.loss[number])
-            owner, share = self.concept(concept), 1 / len(clients)
+            owner, share = self.concept_id(concept), 1 / len(clients)
             self.write_counts(
                 confusion, loss, **columns, split="test", model=client, owner=owner, weight=share
             )
@@ -156,11 +156,11 @@ class PeerRecorder(Writer):
     def _write_peers(self, state: RunState, place: dict[str, Any]) -> None:
         if PEERS not in self.files:
             return
-        assert state.crowd is not None
-        tables = [(HEARD, state.crowd.heard.numpy())]
+        assert state.client_models is not None
+        tables = [(HEARD, state.client_models.peer_counts.numpy())]
         tables += [
             (SIMILARITY, tree["similarity"].cpu().numpy())
-            for tree in state.crowd.peers.values()
+            for tree in state.client_models.peers.values()
             if "similarity" in tree
         ]
         for kind, values in tables:

@@ -27,7 +27,9 @@ from remanence.training.state import RunState, load_client_states
 
 def has_personal_models(task: TrainingTask) -> bool:
     """Do clients have models that differ from the server's?"""
-    return bool(task.method.personal(task.world)) or task.method.owner("personalize") is not None
+    return (
+        bool(task.method.personal(task.info)) or task.method.part_filling("personalize") is not None
+    )
 
 
 def finetune_task(task: TrainingTask) -> TrainingTask | None:
@@ -37,7 +39,7 @@ def finetune_task(task: TrainingTask) -> TrainingTask | None:
     What serves the aggregation (corrections, springs, distillation, frozen parameters) has no place
     where nothing is aggregated, so that the phase's `trainable` alone decides what is trained.
     """
-    owner = task.method.owner("personalize")
+    owner = task.method.part_filling("personalize")
     if owner is None or owner.personalize is None:
         return None
     phases = (owner.personalize,)
@@ -46,7 +48,7 @@ def finetune_task(task: TrainingTask) -> TrainingTask | None:
         return Part(
             p.name,
             hyper=p.hyper,
-            base=p.base,
+            loss=p.loss,
             optimizer=p.optimizer,
             phases=(lambda _: phases) if p is owner else None,
         )
@@ -60,14 +62,14 @@ def make_finetune_engine(experiment: BuiltExperiment) -> Engine | None:
     """An engine for the fine-tuning, of the kind that trains; where its epochs cannot be
     stacked, a loop, which gives the same result.
     """
-    spec, tuning = experiment.spec, finetune_task(experiment.task)
+    spec, tuning = experiment.config, finetune_task(experiment.task)
     # a site fine-tunes where its data are, when it is asked for counts
-    if tuning is None or experiment.task.at_sites:
+    if tuning is None or experiment.task.clients_remote:
         return None
     unstackable = tuning.model.depends_on_batch and needs_padding(tuning)
-    name = "loop" if spec.engine == "stacked" and unstackable else spec.engine
+    name = "sequential" if spec.engine == "vectorized" and unstackable else spec.engine
     return make_engine(
-        name, tuning, spec.stack, spec.workers, timeout=float(spec.timeout), ray=spec.ray
+        name, tuning, spec.stack_size, spec.workers, timeout=float(spec.timeout), ray=spec.ray
     )
 
 
@@ -81,7 +83,7 @@ def score_models(
     """The personal models of some clients, each on its owner's validation rows. clients: [k]
     ascending
     """
-    if experiment.task.at_sites:
+    if experiment.task.clients_remote:
         remote: Any = engine  # the personal parts are at the sites, and never leave them
         scores: PairCounts = remote.score_personal(experiment, state, clients)
         return scores
@@ -96,7 +98,7 @@ def make_models(
     ...]
     """
     task, model = experiment.task, state.server.model
-    facts = experiment.facts(clients, state.time_step)
+    facts = experiment.client_stats(clients, state.time_step)
     own = load_client_states(state, task, clients, facts)
     mine = own.pop(PERSONAL, {})
     start = ModelState(
@@ -107,19 +109,19 @@ def make_models(
     )
     if tuner is None:
         return start
-    key = Key(experiment.spec.seed).fold("round", state.round, "personal")
+    key = Key(experiment.config.seed).fold_in("round", state.round, "personal")
     job = ClientWork(
         round=state.round,
         time_step=state.time_step,
         clients=clients,
         start=start,
-        personal_start=True,
-        shared=server_step.make_broadcast(task, state.server, state.round, key),
-        own=own,
-        facts=facts,
-        rule=experiment.rule(state.round),
+        per_client_start=True,
+        broadcast=server_step.make_broadcast(task, state.server, state.round, key),
+        client_state=own,
+        stats=facts,
+        optimizer_hparams=experiment.optimizer_hparams(state.round),
         key=key,
     )
-    replies = Reply.join(list(tuner.train(job)))
-    tuned = replies.pick(torch.argsort(replies.client))
+    replies = Reply.concat(list(tuner.train(job)))
+    tuned = replies.select(torch.argsort(replies.client))
     return ModelState(start.params | tuned.params, start.buffers | tuned.buffers)

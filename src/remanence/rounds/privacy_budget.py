@@ -34,7 +34,7 @@ class PrivacyGuarantee(Protocol):
     """Of whom, how much is told after so many rounds, and how long a budget lasts."""
 
     @property
-    def whom(self) -> str: ...
+    def unit(self) -> str: ...
 
     @property
     def delta(self) -> float: ...
@@ -58,22 +58,24 @@ class ExampleGuarantee:
 
     delta: float
     budget: float  # an epsilon that the run does not pass; 0: none
-    a_round: float  # cost of every round a client takes part in
-    a_step: float  # and once for its data of every time step
-    rounds_a_step: int
+    cost_per_round: float  # cost of every round a client takes part in
+    cost_per_time_step: float  # and once for its data of every time step
+    rounds_per_step: int
     covers_models: bool  # False: the label counts alone are protected
     basis: str  # what it rests on
 
     @property
-    def whom(self) -> str:
+    def unit(self) -> str:
         return "example" if self.covers_models else "label_counts"
 
     def epsilon(self, rounds: int) -> float:
         """Spent on a client that took part in every one of so many rounds."""
         if not rounds:
             return 0.0
-        steps = math.ceil(rounds / self.rounds_a_step)
-        return gaussian_epsilon(math.sqrt(rounds * self.a_round + steps * self.a_step), self.delta)
+        steps = math.ceil(rounds / self.rounds_per_step)
+        return gaussian_epsilon(
+            math.sqrt(rounds * self.cost_per_round + steps * self.cost_per_time_step), self.delta
+        )
 
     def last_round(self, planned: int) -> int:
         """The last round that may be played: the planned one, or the last within the budget."""
@@ -102,14 +104,16 @@ class ExampleGuarantee:
 
 def guarantees_of(experiment: BuiltExperiment) -> tuple[PrivacyGuarantee, ...]:
     """What the run promises: nothing, mostly."""
-    spec, task = experiment.spec, experiment.task
+    spec, task = experiment.config, experiment.task
     always = (
         spec.clients.availability == "always"
         and not experiment.has_stragglers
-        and not task.at_sites
+        and not task.clients_remote
     )
     sampling = spec.clients.sampling if always else "any"
-    about_clients = guarantee_of(task.method, experiment.cohort_size, task.world.clients, sampling)
+    about_clients = guarantee_of(
+        task.method, experiment.cohort_size, task.info.num_clients, sampling
+    )
     about_examples = example_guarantee(task, spec.rounds)
     return tuple(promise for promise in (about_clients, about_examples) if promise is not None)
 
@@ -164,11 +168,12 @@ def count_passes(task: TrainingTask) -> int:
     for phase in task.phases:
         most = 0
         for size in sizes[sizes > 0].tolist():
-            one = count_steps(size, task.batch, 1, 0, task.drop_last)
+            one = count_steps(size, task.batch_size, 1, 0, task.drop_last)
             most = max(
                 most,
                 math.ceil(
-                    count_steps(size, task.batch, phase.epochs, phase.steps, task.drop_last) / one
+                    count_steps(size, task.batch_size, phase.epochs, phase.steps, task.drop_last)
+                    / one
                 ),
             )
         passes += most
@@ -202,7 +207,7 @@ def to_metadata(promises: Sequence[PrivacyGuarantee], planned: int) -> dict[str,
     last = last_round(promises, planned)
     told = [
         {
-            "whom": promise.whom,
+            "whom": promise.unit,
             "delta": promise.delta,
             "budget": promise.budget,
             "basis": promise.basis,
@@ -222,7 +227,7 @@ def epsilon_spent(promises: Sequence[PrivacyGuarantee], rounds: int) -> dict[str
             value = promise.epsilon(rounds)
         except InputError:
             value = math.inf
-        found["epsilon" if promise.whom == "client" else f"epsilon_{promise.whom}"] = (
+        found["epsilon" if promise.unit == "client" else f"epsilon_{promise.unit}"] = (
             value if math.isfinite(value) else None
         )
     return found

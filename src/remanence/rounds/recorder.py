@@ -48,18 +48,18 @@ class Writer:
         committed: dict[str, int],
         names: tuple[str, ...],
     ):
-        self.experiment, self.spec = experiment, experiment.spec
-        self.population, self.classes = experiment.task.population, len(experiment.source.classes)
+        self.experiment, self.spec = experiment, experiment.config
+        self.population, self.classes = experiment.task.population, len(experiment.dataset.classes)
         # a privacy budget may end the run early
         self.last = last_round(guarantees_of(experiment), self.spec.total_rounds)
         wanted = [METRICS, LEDGER, *names]
         wanted += [CONFUSIONS] if self.spec.record.confusion else []
         self.files = {name: _open_at(folder / name, committed.get(name, 0)) for name in wanted}
         if self.files[LEDGER].tell() == 0:
-            self.files[LEDGER].write(header(experiment.source.classes))
-        self.success = attack_success(experiment.task, experiment.source, experiment.adversary)
+            self.files[LEDGER].write(header(experiment.dataset.classes))
+        self.success = attack_success(experiment.task, experiment.dataset, experiment.adversary)
 
-    def due(self, round: int) -> bool:
+    def should_evaluate(self, round: int) -> bool:
         """Is this round evaluated? The last one of every time step is, and the last of all."""
         return (
             round % self.spec.record.every == 0
@@ -72,9 +72,9 @@ class Writer:
         has_validation = self.spec.record.validation and len(self.population.at(0).valid.ids) > 0
         return ["test", "valid"] if has_validation else ["test"]
 
-    def concept(self, number: int) -> int:
+    def concept_id(self, number: int) -> int:
         """A concept in the column `owner`: where there is only one, the rows are everybody's."""
-        return number if self.population.concepts > 1 else ALL
+        return number if self.population.num_concepts > 1 else ALL
 
     def write_counts(self, confusion: np.ndarray, loss: float, **columns: Any) -> None:
         """One record of the ledger."""
@@ -93,7 +93,7 @@ class Writer:
             record["confusion"] = confusion
             self.files[CONFUSIONS].write(record.tobytes())
 
-    def tell_success(self, models: ModelState, shares: np.ndarray) -> dict[str, float]:
+    def attack_success(self, models: ModelState, shares: np.ndarray) -> dict[str, float]:
         """How often an attack gets its way, where one has a goal. models: stacked; shares: of
         each in the mean, summing to 1
         """
@@ -103,20 +103,20 @@ class Writer:
             else {"attack_success": float((self.success(models) * shares).sum())}
         )
 
-    def write_line(self, line: dict[str, Any]) -> dict[str, Any]:
+    def write_metrics(self, line: dict[str, Any]) -> dict[str, Any]:
         """One line of metrics.jsonl."""
         self.files[METRICS].write(json.dumps(line, allow_nan=False).encode() + b"\n")
         return line
 
-    def write_verdicts(
-        self, verdicts: ExampleResults | None, clients: np.ndarray, **columns: Any
+    def write_examples(
+        self, results: ExampleResults | None, clients: np.ndarray, **columns: Any
     ) -> None:
         """One record for every example; clients: of each pair."""
-        assert verdicts is not None
-        records = np.zeros(len(verdicts.ids), dtype=EXAMPLE)
+        assert results is not None
+        records = np.zeros(len(results.ids), dtype=EXAMPLE)
         records["moment"] = MOMENTS.index(columns.pop("moment"))
-        records["client"], records["id"] = clients[verdicts.pair], verdicts.ids
-        records["right"], records["margin"] = verdicts.right, verdicts.margin
+        records["client"], records["id"] = clients[results.pair], results.ids
+        records["right"], records["margin"] = results.correct, results.margin
         for name, value in columns.items():
             records[name] = value
         self.files[EXAMPLES].write(records.tobytes())
@@ -146,30 +146,30 @@ class Recorder(Writer):
 
     def __init__(self, folder: Path, experiment: BuiltExperiment, committed: dict[str, int]):
         super().__init__(
-            folder, experiment, committed, (EXAMPLES,) if experiment.spec.record.examples else ()
+            folder, experiment, committed, (EXAMPLES,) if experiment.config.record.examples else ()
         )
-        self.model = experiment.about["evaluated"]
+        self.model = experiment.metadata["evaluated"]
         # by split, of the current global models: the next round's "before"
         self.counts: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         wanted = self.spec.record.personal > 0 and personalization.has_personal_models(
             experiment.task
         )
         self.personal_clients = self.spec.record.personal if wanted else 0
-        self.tuner = personalization.make_finetune_engine(experiment) if wanted else None
+        self.finetune_engine = personalization.make_finetune_engine(experiment) if wanted else None
 
     def before(self, engine: Engine, state: RunState, time_step: int) -> None:
         """The global models before local training, where the local models will be compared with
         them.
         """
         round = state.round + 1
-        if not (self.spec.record.local and self.due(round)):
+        if not (self.spec.record.local and self.should_evaluate(round)):
             return
         # the same models; what differs is how many clients are in which concept
         if time_step != state.time_step:
-            self._score(engine, state.servers, state, state.time_step)
+            self._score(engine, state.global_models, state, state.time_step)
             self._write_models("before_drift", round, state.time_step)
             self.counts.pop("valid", None)
-        self._score(engine, state.servers, state, time_step)
+        self._score(engine, state.global_models, state, time_step)
         self._write_models("before", round, time_step)
 
     def local(
@@ -187,11 +187,11 @@ class Recorder(Writer):
         clients, weights: [k]; gather() -> a stack of k; `state` is the one the round began with
         """
         place, record = {"round": state.round + 1, "time_step": time_step}, self.spec.record
-        if not ((record.local or record.examples) and self.due(place["round"])):
+        if not ((record.local or record.examples) and self.should_evaluate(place["round"])):
             return
         models = gather()
         if record.examples:
-            self._examine(engine, state, clients, models, place)
+            self._example_eval(engine, state, clients, models, place)
         if not record.local:
             return
         scores = engine.score(models, "test")
@@ -199,7 +199,7 @@ class Recorder(Writer):
             for concept, (confusion, loss) in enumerate(
                 zip(scores.confusion[number].numpy(), scores.loss[number].tolist(), strict=True)
             ):
-                owner, weight = self.concept(concept), float(weights[number])
+                owner, weight = self.concept_id(concept), float(weights[number])
                 self.write_counts(
                     confusion,
                     loss,
@@ -212,9 +212,9 @@ class Recorder(Writer):
                 )
         some = clients[self.population.at(time_step).valid.sizes[clients] > 0][: record.cross]
         if "valid" in self.splits and len(some):
-            self._cross(engine, state, models, clients, some, place)
+            self._cross_client_eval(engine, state, models, clients, some, place)
 
-    def _cross(
+    def _cross_client_eval(
         self,
         engine: Engine,
         state: RunState,
@@ -226,7 +226,7 @@ class Recorder(Writer):
         """Some of a round's models on each other's validation rows, and what those rows' owners
         received.
         """
-        used = state.used_by(some)
+        used = state.models_used_by(some)
         received = engine.score_pairs(state.models, used, some, "valid", place["time_step"])
         columns: dict[str, Any] = place | {"split": "valid"}
         for number, client in enumerate(some.tolist()):
@@ -248,7 +248,7 @@ class Recorder(Writer):
                 confusion, loss, **columns, moment="local", model=int(clients[number]), owner=owner
             )
 
-    def _examine(
+    def _example_eval(
         self,
         engine: Engine,
         state: RunState,
@@ -259,13 +259,13 @@ class Recorder(Writer):
         """Every training row of the round's clients, before and after their training."""
         step = place["time_step"]
         before = engine.score_pairs(
-            state.models, state.used_by(clients), clients, "train", step, verdicts=True
+            state.models, state.models_used_by(clients), clients, "train", step, examples=True
         )
-        self.write_verdicts(before.verdicts, clients, **place, moment="before")
+        self.write_examples(before.examples, clients, **place, moment="before")
         after = engine.score_pairs(
-            models, np.arange(len(clients)), clients, "train", step, verdicts=True
+            models, np.arange(len(clients)), clients, "train", step, examples=True
         )
-        self.write_verdicts(after.verdicts, clients, **place, moment="local")
+        self.write_examples(after.examples, clients, **place, moment="local")
 
     def after(
         self,
@@ -280,49 +280,51 @@ class Recorder(Writer):
         """
         self.counts = {}
         place = {"round": state.round, "time_step": state.time_step}
-        if not self.due(state.round):
-            return self.write_line(
+        if not self.should_evaluate(state.round):
+            return self.write_metrics(
                 {**place, "model": self.model, "split": "test", **NOT_EVALUATED, **line}
             )
         refined = any(update.merged is not update.server.model for update in updates.values())
         if refined:
             merged = [
                 Server(updates[number].merged, {}) if number in updates else server
-                for number, server in enumerate(state.servers)
+                for number, server in enumerate(state.global_models)
             ]
             self._score(engine, tuple(merged), state, state.time_step)
             self._write_models("merged", **place)
             self.counts = {}
-        self._score(engine, state.servers, state, state.time_step)
+        self._score(engine, state.global_models, state, state.time_step)
         self._write_models("refined" if refined else "merged", **place)
         if self.spec.record.examples and len(asked):
             scores = engine.score_pairs(
                 state.models,
-                state.used_by(asked),
+                state.models_used_by(asked),
                 asked,
                 "train",
                 state.time_step,
-                verdicts=True,
+                examples=True,
             )
-            self.write_verdicts(scores.verdicts, asked, **place, moment="merged")
+            self.write_examples(scores.examples, asked, **place, moment="merged")
         written = {}
-        used = state.used_by(np.arange(self.population.clients))
-        success = self.tell_success(
-            state.models, np.bincount(used, minlength=len(state.servers)) / len(used)
+        used = state.models_used_by(np.arange(self.population.num_clients))
+        success = self.attack_success(
+            state.models, np.bincount(used, minlength=len(state.global_models)) / len(used)
         )
         for split in self.splits:
-            summary = summarize(*self._weigh(split, state)) | (success if split == "test" else {})
-            written[split] = self.write_line(
+            summary = summarize(*self._weighted_confusion(split, state)) | (
+                success if split == "test" else {}
+            )
+            written[split] = self.write_metrics(
                 {**place, "model": self.model, "split": split, **summary, **line}
             )
-        if state.uses is not None:
-            self._write_used(state, place)
+        if state.model_of_client is not None:
+            self._write_assigned(state, place)
         self._personal(engine, state, line)
         return written["test"]
 
     def close(self) -> None:
-        if self.tuner is not None:
-            self.tuner.close()
+        if self.finetune_engine is not None:
+            self.finetune_engine.close()
         super().close()
 
     def _score(
@@ -340,8 +342,8 @@ class Recorder(Writer):
                 scores = engine.score(models, "valid", None, time_step)
                 self.counts["valid"] = scores.confusion.numpy(), scores.loss.numpy()
             else:
-                everybody = np.arange(self.population.clients)
-                used = state.used_by(everybody)
+                everybody = np.arange(self.population.num_clients)
+                used = state.models_used_by(everybody)
                 pairs = engine.score_pairs(models, used, everybody, "valid", time_step)
                 confusion, loss = (
                     np.zeros((len(servers), self.classes, self.classes), dtype=np.int64),
@@ -354,7 +356,7 @@ class Recorder(Writer):
     def _write_models(self, moment: str, round: int, time_step: int) -> None:
         for split, (confusion, loss) in self.counts.items():
             for number, group in np.ndindex(*loss.shape):
-                owner = self.concept(group) if split == "test" else ALL
+                owner = self.concept_id(group) if split == "test" else ALL
                 columns = {
                     "round": round,
                     "time_step": time_step,
@@ -365,27 +367,29 @@ class Recorder(Writer):
                 }
                 self.write_counts(confusion[number, group], float(loss[number, group]), **columns)
 
-    def _write_used(self, state: RunState, place: dict[str, int]) -> None:
+    def _write_assigned(self, state: RunState, place: dict[str, int]) -> None:
         """Where there are several global models: the one that each client uses, on every
         concept, as if it were the client's own.
         """
         confusion, loss = self.counts["test"]
-        for client, used in enumerate(state.used_by(np.arange(self.population.clients)).tolist()):
-            for concept in range(self.population.concepts):
+        for client, used in enumerate(
+            state.models_used_by(np.arange(self.population.num_clients)).tolist()
+        ):
+            for concept in range(self.population.num_concepts):
                 columns = place | {
                     "moment": "personal",
                     "split": "test",
                     "model": client,
-                    "owner": self.concept(concept),
+                    "owner": self.concept_id(concept),
                 }
                 self.write_counts(
                     confusion[used, concept],
                     float(loss[used, concept]),
                     **columns,
-                    weight=1 / self.population.clients,
+                    weight=1 / self.population.num_clients,
                 )
 
-    def _weigh(self, split: str, state: RunState) -> tuple[np.ndarray, float]:
+    def _weighted_confusion(self, split: str, state: RunState) -> tuple[np.ndarray, float]:
         """One table of all models and concepts: validation rows are simply pooled; on the test
         rows every client counts the same.
         """
@@ -393,11 +397,11 @@ class Recorder(Writer):
         if split == "valid" or loss.size == 1:
             return confusion.sum(axis=(0, 1)), float(loss.sum())
         used, cluster = (
-            state.used_by(np.arange(self.population.clients)),
+            state.models_used_by(np.arange(self.population.num_clients)),
             self.population.at(state.time_step).cluster,
         )
         shares = np.zeros(loss.shape)
-        np.add.at(shares, (used, cluster), 1 / self.population.clients)
+        np.add.at(shares, (used, cluster), 1 / self.population.num_clients)
         shares = shares / np.array([len(test) for test in self.population.tests])
         return np.einsum("sg,sgij->ij", shares, confusion), float((shares * loss).sum())
 
@@ -412,7 +416,9 @@ class Recorder(Writer):
         total, loss = np.zeros((self.classes, self.classes), dtype=np.int64), 0.0
         for first in range(0, len(holders), PERSONAL_BATCH):
             some = holders[first : first + PERSONAL_BATCH]
-            scores = personalization.score_models(self.experiment, self.tuner, engine, state, some)
+            scores = personalization.score_models(
+                self.experiment, self.finetune_engine, engine, state, some
+            )
             for number, client in enumerate(some.tolist()):
                 mine, lost = scores.confusion[number].numpy(), float(scores.loss[number])
                 self.write_counts(
@@ -426,7 +432,7 @@ class Recorder(Writer):
                 )
                 total, loss = total + mine, loss + lost
         if len(holders):
-            self.write_line(
+            self.write_metrics(
                 {**place, "model": "personal", "split": "valid", **summarize(total, loss), **line}
             )
 

@@ -33,7 +33,7 @@ def reply_metrics(
         "train_loss": None
         if replies is None
         else finite_or_none(float(replies.loss.double().mean())),
-        "replies": 0 if replies is None else replies.k,
+        "replies": 0 if replies is None else replies.num_clients,
         "refused": [{"client": r.client, "code": r.code, "reason": r.reason} for r in refusals],
         "extras": {} if replies is None else mean_payload_scalars(replies),
         **({"silent": silent} if silent else {}),
@@ -46,7 +46,7 @@ def mean_payload_scalars(replies: Reply) -> dict[str, float | None]:
     """
     single = {
         name: x.double().mean()
-        for name, x in pytree.flatten(replies.extras).items()
+        for name, x in pytree.flatten(replies.payload).items()
         if x.dim() == 1
     }
     return {
@@ -60,14 +60,14 @@ def reply_schema(experiment: BuiltExperiment, job: ClientWork) -> gate.ReplySche
     return gate.ReplySchema(
         round=job.round,
         clients=tuple(int(client) for client in job.clients),
-        params=pytree.select_keys(task.model.initial.params, task.sent_names()),
-        buffers=pytree.select_keys(task.model.initial.buffers, task.sent_buffers()),
-        extras=task.extras_form(),
-        weight_cap=float(experiment.spec.round.weight_cap),
-        max_norm=float(experiment.spec.round.max_norm) or math.inf,
+        params=pytree.select_keys(task.model.initial.params, task.communicated_params()),
+        buffers=pytree.select_keys(task.model.initial.buffers, task.communicated_buffers()),
+        payload=task.payload_spec(),
+        weight_cap=float(experiment.config.round.weight_cap),
+        max_norm=float(experiment.config.round.max_norm) or math.inf,
         start=job.start,
-        stacked=job.personal_start,
-        own=pytree.take(job.own, 0) if len(job.clients) else None,
+        stacked=job.per_client_start,
+        client_state=pytree.take(job.client_state, 0) if len(job.clients) else None,
     )
 
 
@@ -79,13 +79,13 @@ def count_bytes(
     """
     task = experiment.task
     initial = task.model.initial
-    model = pytree.nbytes(pytree.select_keys(initial.params, task.sent_names())) + pytree.nbytes(
-        pytree.select_keys(initial.buffers, task.sent_buffers())
-    )
-    down = len(job.clients) * (model + pytree.nbytes(job.shared))
+    model = pytree.nbytes(
+        pytree.select_keys(initial.params, task.communicated_params())
+    ) + pytree.nbytes(pytree.select_keys(initial.buffers, task.communicated_buffers()))
+    down = len(job.clients) * (model + pytree.nbytes(job.broadcast))
     number_of_examples = 8
-    up = ((0 if replies is None else replies.k) + refused) * (
-        model + pytree.nbytes(task.extras_form()) + number_of_examples
+    up = ((0 if replies is None else replies.num_clients) + refused) * (
+        model + pytree.nbytes(task.payload_spec()) + number_of_examples
     )
     return {"bytes_up": up, "bytes_down": down}
 

@@ -27,8 +27,8 @@ class StragglerSplit(NamedTuple):
     """The outcome of waiting for the answers of a round."""
 
     replies: Reply | None  # what the server uses: in time, or late from earlier rounds
-    late: tuple[StaleReply, ...]  # what is still under way
-    told: dict[str, Any]  # for the line about the round
+    stale: tuple[StaleReply, ...]  # what is still under way
+    extra_metrics: dict[str, Any]  # for the line about the round
 
 
 def split_stragglers(
@@ -37,7 +37,7 @@ def split_stragglers(
     """Divide the answers of a round into those in time and those late; without slow clients and
     deadlines everybody is in time.
     """
-    spec, task = experiment.spec.round, experiment.task
+    spec, task = experiment.config.round, experiment.task
     if not experiment.has_stragglers:
         return StragglerSplit(replies, (), {})
     steps = expected_steps(task, job)
@@ -47,25 +47,25 @@ def split_stragglers(
     length = round_duration(times, used, experiment.cohort_size, limit)
     told = {"asked": len(job.clients), "late": int((~used).sum()), "simulated_seconds": length}
     if replies is None:
-        return StragglerSplit(None, state.late, told)
+        return StragglerSplit(None, state.stale, told)
     place = np.searchsorted(job.clients, replies.client.cpu().numpy())
-    in_time = replies.pick(_index(used[place], replies)) if used[place].any() else None
+    in_time = replies.select(_index(used[place], replies)) if used[place].any() else None
     if spec.late == "discard":
         return StragglerSplit(in_time, (), told)
     delays = rounds_late(times, length)
-    waiting = list(state.late)
+    waiting = list(state.stale)
     for number in np.flatnonzero(~used[place]).tolist():
-        one = replies.pick(slice(number, number + 1))
+        one = replies.select(slice(number, number + 1))
         waiting.append(StaleReply(one, job.start, job.round + max(1, int(delays[place[number]]))))
-    arrived = [late for late in waiting if late.due <= job.round]
+    arrived = [late for late in waiting if late.arrival_round <= job.round]
     for late in arrived:
         in_time = merge_stale(
             in_time,
-            rebase_stale(late.reply, late.began, job.start, job.round, float(spec.staleness)),
+            rebase_stale(late.reply, late.base_model, job.start, job.round, float(spec.staleness)),
         )
     return StragglerSplit(
         in_time,
-        tuple(late for late in waiting if late.due > job.round),
+        tuple(late for late in waiting if late.arrival_round > job.round),
         told | {"late_used": len(arrived)},
     )
 

@@ -24,11 +24,14 @@ from remanence.training.client_step import TrainingTask
 def can_batch(one: BuiltExperiment, other: BuiltExperiment) -> bool:
     """Do both runs' clients do the same, to their own data with their own numbers?"""
     a, b = one.task, other.task
-    if any(p.pooled for p in a.method.parts):  # a pool relies on being one client, never padded
+    if any(
+        p.centralized for p in a.method.parts
+    ):  # a pool relies on being one client, never padded
         return False
     return (
-        static_settings(one.spec, a) == static_settings(other.spec, b)
-        and replace(a.world, capacity=0, public=0) == replace(b.world, capacity=0, public=0)
+        static_settings(one.config, a) == static_settings(other.config, b)
+        and replace(a.info, max_client_size=0, public_size=0)
+        == replace(b.info, max_client_size=0, public_size=0)
         and _forms(a) == _forms(b)
         and _same_batches(a, b)
         and _same_examples(a.train, b.train)
@@ -46,10 +49,10 @@ def static_settings(spec: Experiment, task: TrainingTask) -> dict[str, Any]:
         ],
         "optimizer": (
             call.name,
-            _without_numbers(call.arguments, task.optimizer.numbers),
-            _without_numbers(task.optimizer.numbers, task.optimizer.numbers),
+            _without_numbers(call.arguments, task.optimizer.hparams),
+            _without_numbers(task.optimizer.hparams, task.optimizer.hparams),
         ),
-        "local": (local.epochs, local.steps, local.batch, local.drop_last, local.buffers),
+        "local": (local.epochs, local.steps, local.batch_size, local.drop_last, local.buffers),
         "model": spec.model,
         "precision": (spec.precision, spec.device, spec.deterministic),
     }
@@ -72,18 +75,18 @@ def batch_key(spec: Experiment) -> str:
 
 def _forms(task: TrainingTask) -> dict[str, Any]:
     """Names, shapes and types of the model, and of what a client keeps and sends."""
-    nothing = torch.zeros((), dtype=task.world.dtype, device=task.world.device)
-    facts = ClientStats(nothing, nothing.expand(task.world.classes))
+    nothing = torch.zeros((), dtype=task.info.dtype, device=task.info.device)
+    facts = ClientStats(nothing, nothing.expand(task.info.num_classes))
     own = {
-        p.name: p.own(task.model.initial, facts, task.world)
+        p.name: p.client_state(task.model.initial, facts, task.info)
         for p in task.method.parts
-        if p.own is not None
+        if p.client_state is not None
     }
     whole = {
         "params": task.model.initial.params,
         "buffers": task.model.initial.buffers,
-        "own": own,
-        "extras": task.extras_form(),
+        "client_state": own,
+        "payload": task.payload_spec(),
     }
     return {
         name: (tuple(tensor.shape), tensor.dtype) for name, tensor in pytree.flatten(whole).items()
@@ -106,7 +109,7 @@ def _same_batches(one: TrainingTask, other: TrainingTask) -> bool:
 def _same_examples(one: Examples, other: Examples) -> bool:
     return (one.dtype, one.augment) == (other.dtype, other.augment) and all(
         _same(getattr(one, name), getattr(other, name))
-        for name in ("x", "y", "mean", "std", "place")
+        for name in ("x", "y", "mean", "std", "storage_index")
     )
 
 

@@ -86,7 +86,7 @@ def start_comparison(
     overwrite: bool = False,
     progress: Progress,
     deadline: TimeLimit,
-    together: int = 0,
+    batch_runs: int = 0,
     module: nn.Module | None = None,
     source: ArrayDataset | None = None,
 ) -> Comparison:
@@ -98,7 +98,7 @@ def start_comparison(
     plan = {
         "select": select,
         "engine": choice._asdict(),
-        "together": together,
+        "batch_runs": batch_runs,
         "cells": [
             {"name": c.name, "method": c.method, "setting": c.setting, "seed": c.seed}
             for c in cells
@@ -108,7 +108,7 @@ def start_comparison(
     create_output_dir(out, overwrite, (SPEC, COMPARISON))
     with translate_disk_errors(out), lock(out):
         write_atomically(out / COMPARISON, tomli_w.dumps(plan).encode())
-        _run_grid(cells, out, choice, progress, deadline, together, module, source)
+        _run_grid(cells, out, choice, progress, deadline, batch_runs, module, source)
     return Comparison(out)
 
 
@@ -139,7 +139,7 @@ def resume_comparison(
             EngineChoice(**plan["engine"]),
             progress,
             deadline,
-            int(plan.get("together", 0)),
+            int(plan.get("batch_runs", 0)),
             module,
             source,
         )
@@ -152,7 +152,7 @@ def _run_grid(
     choice: EngineChoice,
     progress: Progress,
     deadline: TimeLimit,
-    together: int,
+    batch_runs: int,
     module: nn.Module | None,
     source: ArrayDataset | None,
 ) -> None:
@@ -172,7 +172,7 @@ def _run_grid(
         go_on_with,
         progress=progress,
         deadline=deadline,
-        together=together,
+        batch_runs=batch_runs,
         module=module,
         source=source,
     )

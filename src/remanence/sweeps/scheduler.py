@@ -39,7 +39,7 @@ class QueuedRun:
     task: str = ""
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         return (self.folder / SPEC).exists()
 
 
@@ -50,17 +50,17 @@ def run_all(
     *,
     progress: Progress,
     deadline: TimeLimit,
-    together: int = 0,
+    batch_runs: int = 0,
     **objects: Any,
 ) -> None:
-    """Run all of them. choices: engines by task, filled where one is missing; together: the
+    """Run all of them. choices: engines by task, filled where one is missing; batch_runs: the
     most runs in one stack, 0 for as many as fit.
     """
     while runs:
         first = runs[0]
         choice = choices.get(first.task) or _choose(first, progress, objects)
         choices[first.task] = choice
-        group = _group_compatible(runs, choice, together)
+        group = _group_compatible(runs, choice, batch_runs)
         try:
             if len(group) == 1:
                 _run_one(first, choice, deadline, progress=progress, **objects)
@@ -74,22 +74,22 @@ def run_all(
 
 
 def _choose(run: QueuedRun, progress: Progress, objects: dict[str, Any]) -> EngineChoice:
-    if run.begun:
-        spec, about = Run(run.folder).spec, Run(run.folder).about
+    if run.started:
+        spec, about = Run(run.folder).config, Run(run.folder).metadata
         return EngineChoice(
-            spec.engine, spec.threads, str(about.get("engine", "")), spec.stepping, spec.stack
+            spec.engine, spec.threads, str(about.get("engine", "")), spec.execution, spec.stack_size
         )
     return resolve_engine(build(run.spec, **objects), progress)[1]
 
 
 def _group_compatible(
-    runs: Sequence[QueuedRun], choice: EngineChoice, together: int
+    runs: Sequence[QueuedRun], choice: EngineChoice, batch_runs: int
 ) -> list[QueuedRun]:
     """The first run and those behind it that can share its stack, as far as can be told before
     they are built.
     """
-    first, most = runs[0], together or max_runs_per_stack(runs[0].spec)
-    if choice.name != "stacked" or most == 1:
+    first, most = runs[0], batch_runs or max_runs_per_stack(runs[0].spec)
+    if choice.name != "vectorized" or most == 1:
         return [first]
     form = batch_key(first.spec)
     alike = itertools.takewhile(
@@ -103,13 +103,13 @@ def max_runs_per_stack(spec: Experiment) -> int:
     kind = "cuda" if spec.device != "cpu" and torch.cuda.is_available() else "cpu"
     return max(
         1,
-        (spec.stack or MOST_CLIENTS[kind])
+        (spec.stack_size or MOST_CLIENTS[kind])
         // sample_size(spec, spec.clients.count or DEFAULT_CLIENTS),
     )
 
 
 def _run_one(run: QueuedRun, choice: EngineChoice, deadline: TimeLimit, **given: Any) -> Run:
-    if run.begun:
+    if run.started:
         return resume_run(run.folder, deadline=deadline, title=run.title, **given)
     return start_run(
         run.spec,
@@ -130,10 +130,10 @@ def _run_batched(
     objects: dict[str, Any],
 ) -> None:
     meeting, chorus = RunBatcher(_make_stack), SharedProgress(progress, _name(group))
-    given = objects | {"engine_for": meeting.sit}
-    ends = meeting.hold(
+    given = objects | {"engine_for": meeting.attach}
+    ends = meeting.run(
         [
-            partial(_run_one, run, choice, deadline.for_another(), progress=chorus.voice(), **given)
+            partial(_run_one, run, choice, deadline.copy_for(), progress=chorus.for_run(), **given)
             for run in group
         ]
     )

@@ -51,7 +51,7 @@ class ScorePairs(NamedTuple):
     owners: np.ndarray
     split: str
     time_step: int
-    verdicts: bool
+    examples: bool
 
 
 class Callback(NamedTuple):
@@ -60,7 +60,7 @@ class Callback(NamedTuple):
     request, whatever the server asks the engine meanwhile.
     """
 
-    do: Callable[[VectorizedEngine], Any]
+    function: Callable[[VectorizedEngine], Any]
 
 
 Request = ClientWork | Score | ScorePairs | Callback
@@ -76,9 +76,9 @@ class EngineGroup(NamedTuple):
 class EngineProxy:
     """The engine of one run: asks the meeting, and waits."""
 
-    name = "stacked"
+    name = "vectorized"
     # in a run's own thread; those of the shared engine, and of servers, are taken in turn
-    steps = "eager"
+    execution = "eager"
 
     def __init__(self, meeting: RunBatcher, table: EngineGroup, task: TrainingTask):
         self.meeting, self.table, self.task = meeting, table, task
@@ -86,12 +86,14 @@ class EngineProxy:
         self.answer: Any = None
 
     def train(self, job: ClientWork) -> Iterator[Reply]:
-        return iter(self.meeting.ask(self, job))
+        return iter(self.meeting.request(self, job))
 
     def score(
         self, models: ModelState, split: str, owners: np.ndarray | None = None, time_step: int = 0
     ) -> ConfusionCounts:
-        scores: ConfusionCounts = self.meeting.ask(self, Score(models, split, owners, time_step))
+        scores: ConfusionCounts = self.meeting.request(
+            self, Score(models, split, owners, time_step)
+        )
         return scores
 
     def score_pairs(
@@ -101,26 +103,26 @@ class EngineProxy:
         owners: np.ndarray,
         split: str,
         time_step: int = 0,
-        verdicts: bool = False,
+        examples: bool = False,
     ) -> PairCounts:
-        scores: PairCounts = self.meeting.ask(
-            self, ScorePairs(models, which, owners, split, time_step, verdicts)
+        scores: PairCounts = self.meeting.request(
+            self, ScorePairs(models, which, owners, split, time_step, examples)
         )
         return scores
 
-    def judge(self, models: ModelState, ids: Tensor) -> Tensor:
-        said: Tensor = self.in_turn(lambda engine: engine.judge(models, ids))
+    def predict_logits(self, models: ModelState, ids: Tensor) -> Tensor:
+        said: Tensor = self.run_exclusive(lambda engine: engine.predict_logits(models, ids))
         return said
 
-    def in_turn(self, work: Callable[[VectorizedEngine], Any]) -> Any:
-        return self.meeting.ask(self, Callback(work))
+    def run_exclusive(self, work: Callable[[VectorizedEngine], Any]) -> Any:
+        return self.meeting.request(self, Callback(work))
 
     @property
-    def fallback(self) -> str:
-        return self.table.engine.fallback
+    def degraded_reason(self) -> str:
+        return self.table.engine.degraded_reason
 
     def close(self) -> None:
-        self.meeting.leave(self)
+        self.meeting.detach(self)
 
 
 class RunBatcher:
@@ -129,12 +131,12 @@ class RunBatcher:
     def __init__(self, make: Callable[[BuiltExperiment], VectorizedEngine]):
         self.make = make
         self.change = threading.Condition()
-        self.tables: list[EngineGroup] = []
+        self.groups: list[EngineGroup] = []
         self.seats: list[EngineProxy] = []
         self.running = 0  # threads that have not ended
         self.stop: BaseException | None = None
 
-    def hold(self, runs: Sequence[Callable[[], Any]]) -> list[Any]:
+    def run(self, runs: Sequence[Callable[[], Any]]) -> list[Any]:
         """Run all of them; each takes its engine from `sit`. -> what they return, or the
         exceptions that ended them
         """
@@ -168,29 +170,29 @@ class RunBatcher:
                     with self.change:
                         self.stop = stop
                         self.change.notify_all()
-        for table in self.tables:
+        for table in self.groups:
             table.engine.close()
         return results
 
-    def sit(self, experiment: BuiltExperiment) -> EngineProxy:
+    def attach(self, experiment: BuiltExperiment) -> EngineProxy:
         """A place for a run that is about to begin."""
         with self.change:
             table = next(
-                (known for known in self.tables if can_batch(known.lead, experiment)), None
+                (known for known in self.groups if can_batch(known.lead, experiment)), None
             )
             if table is None:
                 table = EngineGroup(experiment, self.make(experiment))
-                self.tables.append(table)
+                self.groups.append(table)
             seat = EngineProxy(self, table, experiment.task)
             self.seats.append(seat)
         return seat
 
-    def leave(self, seat: EngineProxy) -> None:
+    def detach(self, seat: EngineProxy) -> None:
         with self.change:
             self.seats.remove(seat)
             self.change.notify_all()
 
-    def ask(self, seat: EngineProxy, request: Request) -> Any:
+    def request(self, seat: EngineProxy, request: Request) -> Any:
         """Called by a run's thread; returns when its request was computed."""
         with self.change:
             seat.request = request
@@ -253,11 +255,11 @@ def group_requests(waiting: Sequence[EngineProxy]) -> list[list[EngineProxy]]:
 def _can_join(one: EngineProxy, other: EngineProxy) -> bool:
     a, b = one.request, other.request
     if isinstance(a, ClientWork) and isinstance(b, ClientWork):
-        return a.phases == b.phases
+        return a.num_phases == b.num_phases
     if isinstance(a, Score) and isinstance(b, Score):
         return a.split == b.split and _same_rows(_rows(one.task, a), _rows(other.task, b))
     if isinstance(a, ScorePairs) and isinstance(b, ScorePairs):
-        return (a.split, a.verdicts) == (b.split, b.verdicts)
+        return (a.split, a.examples) == (b.split, b.examples)
     return False
 
 
@@ -283,13 +285,13 @@ def compute(seats: Sequence[EngineProxy]) -> list[Any]:
             engine, [RunWork(seat.task, job) for seat, job in zip(seats, jobs, strict=True)]
         )
     if errands:
-        return [errand.do(engine) for errand in errands]
+        return [errand.function(engine) for errand in errands]
     return _score(engine, seats[0].task, scores) if scores else _score_pairs(engine, seats, pairs)
 
 
 def _train(engine: VectorizedEngine, works: Sequence[RunWork]) -> list[list[Reply]]:
     replies: list[list[Reply]] = [[] for _ in works]
-    for number, reply in engine.train_together(works):
+    for number, reply in engine.train_runs(works):
         replies[number].append(reply)
     return replies
 
@@ -318,8 +320,8 @@ def _score_pairs(
     rows = []
     for seat, request in zip(seats, requests, strict=True):
         held = base.split_rows(seat.task, request.split, request.time_step)
-        rows += [held.of(int(owner)) for owner in request.owners]
-    whole = engine.score_on_rows(models, which, rows, requests[0].split, requests[0].verdicts)
+        rows += [held.for_client(int(owner)) for owner in request.owners]
+    whole = engine.score_on_rows(models, which, rows, requests[0].split, requests[0].examples)
     ends = np.cumsum([len(request.which) for request in requests])
     return [
         _cut(whole, int(end) - len(request.which), int(end))
@@ -329,21 +331,21 @@ def _score_pairs(
 
 def _cut(whole: PairCounts, first: int, end: int) -> PairCounts:
     """Some of the pairs, counted from 0 again."""
-    verdicts = whole.verdicts
-    if verdicts is not None:
-        here = (verdicts.pair >= first) & (verdicts.pair < end)
-        verdicts = ExampleResults(
-            verdicts.pair[here] - first,
-            verdicts.ids[here],
-            verdicts.right[here],
-            verdicts.margin[here],
+    examples = whole.examples
+    if examples is not None:
+        here = (examples.pair >= first) & (examples.pair < end)
+        examples = ExampleResults(
+            examples.pair[here] - first,
+            examples.ids[here],
+            examples.correct[here],
+            examples.margin[here],
         )
-    return PairCounts(whole.confusion[first:end], whole.loss[first:end], verdicts)
+    return PairCounts(whole.confusion[first:end], whole.loss[first:end], examples)
 
 
 def _join_models(models: Sequence[ModelState]) -> tuple[ModelState, list[int]]:
     """Stacks of models as one, and how many each of them had."""
-    counts = [stack.many for stack in models]
+    counts = [stack.num_models for stack in models]
     return ModelState(
         pytree.concatenate([stack.params for stack in models]),
         pytree.concatenate([stack.buffers for stack in models]),

@@ -55,7 +55,7 @@ __all__ = ["check_engine", "check_method", "check_model"]
 
 # where in a state infinity stands for a loss that nobody has measured yet, as for a client without
 # validation rows
-NOT_YET_MEASURED = ("crowd/best_loss", "assign/")
+NOT_YET_MEASURED = ("client_models/best_loss", "assignment_state/")
 # relative to the larger of 1 and the value: float64 leaves four digits for a different order of
 # sums
 TOLERANCE = 1e-12
@@ -64,7 +64,7 @@ TOLERANCE = 1e-12
 def check_method(method: str | Method | Part, *, rounds: int = 2) -> None:
     """Is this a method that every engine, checkpoint and partition can carry?
 
-    It must give the same result on `loop` and on stacks of any size, leave its inputs alone, resume
+    It must give the same result on `sequential` and on stacks of any size, leave its inputs alone, resume
     exactly from a checkpoint, and stay finite for clients with one example, for a class nobody has,
     and while the data drift. Where there is no server, the clients' own models are what is
     compared.
@@ -90,7 +90,7 @@ def check_method(method: str | Method | Part, *, rounds: int = 2) -> None:
             "where nobody has one of the classes",
         ),
     ]
-    if not any(p.pooled for p in made.parts):  # all data in one place cannot drift apart
+    if not any(p.centralized for p in made.parts):  # all data in one place cannot drift apart
         cases.append((drifting_experiment(made, rounds + 1), (3,), "while the data drift"))
     for experiment, stacks, where in cases:
         oracle, lines = _play(
@@ -108,8 +108,8 @@ def check_method(method: str | Method | Part, *, rounds: int = 2) -> None:
             )
             place, distance = max_rel_diff(state_tree(state), state_tree(oracle))
             assert distance <= TOLERANCE, (
-                f"{name} {where}: after {rounds} rounds the engine stacked (stack={stack})"
-                f" differs from loop by {distance:.1e} at {place}: weigh rows by"
+                f"{name} {where}: after {rounds} rounds the engine vectorized (stack={stack})"
+                f" differs from sequential by {distance:.1e} at {place}: weigh rows by"
                 " batch.weight (padding has 0), make no Python numbers from tensors, and"
                 " keep no state but in own and server"
             )
@@ -119,10 +119,10 @@ def check_method(method: str | Method | Part, *, rounds: int = 2) -> None:
 def check_engine(make_engine: Callable[[TrainingTask], Engine]) -> None:
     """Does this engine carry everything there and back, whatever the method?
 
-    Training and scoring, at any time step, must equal `loop`, leave their inputs alone, and give a
+    Training and scoring, at any time step, must equal `sequential`, leave their inputs alone, and give a
     client the same result whoever else is in the round.
 
-    >>> check_engine(lambda task: Stacked(task, stack=2))
+    >>> check_engine(lambda task: VectorizedEngine(task, stack=2))
 
     make_engine: called with a task; the engine is closed when it has been checked.
     """
@@ -143,14 +143,14 @@ def check_engine(make_engine: Callable[[TrainingTask], Engine]) -> None:
                 whole = _train(engine, asked, name)
                 _check_equal_replies(
                     whole,
-                    _train(SequentialEngine(experiment.task), asked, "loop"),
-                    f"{name} and loop train differently",
+                    _train(SequentialEngine(experiment.task), asked, "sequential"),
+                    f"{name} and sequential train differently",
                 )
                 for places in ([1], [0, 2], [1, 2, 3]):
                     some = _train(engine, pick_clients(asked, places), name)
                     _check_equal_replies(
                         some,
-                        whole.pick(torch.tensor(places)),
+                        whole.select(torch.tensor(places)),
                         f"{name}: a client's reply depends on who else is in the round",
                     )
             _check_scores(engine, experiment, with_client_models(job).start, job.time_step)
@@ -180,7 +180,9 @@ def check_model(module: nn.Module, shape: tuple[int, ...], classes: int) -> None
     task, job = experiment.task, make_work(experiment, first_state(experiment), 1)
     _check_predictions(task, name)
     replies = _train(SequentialEngine(task), job, name)
-    finite = pytree.finite({"params": replies.params, "buffers": replies.buffers}, replies.k)
+    finite = pytree.finite(
+        {"params": replies.params, "buffers": replies.buffers}, replies.num_clients
+    )
     assert bool(finite.all()), (
         f"{name} has NaN or infinite weights after a few steps at a small learning rate: check"
         " its initial values"
@@ -192,7 +194,7 @@ def check_model(module: nn.Module, shape: tuple[int, ...], classes: int) -> None
         reason = str(error).strip().splitlines()[0]
         raise AssertionError(
             f"{name} cannot be stacked by torch.vmap ({reason}): rewrite that operation,"
-            " or use engine=loop only"
+            " or use engine=sequential only"
         ) from error
     _check_equal_replies(stacked, replies, f"{name} trains differently in a stack")
     changed = [
@@ -217,7 +219,7 @@ def _play(
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         cure = (
             "; under torch.vmap no `if`, no .item() and no boolean masks on tensors"
-            if engine.name == "stacked"
+            if engine.name == "vectorized"
             else ""
         )
         raise AssertionError(
@@ -229,9 +231,9 @@ def _check_predictions(task: TrainingTask, name: str) -> None:
     """A prediction is a function of one row."""
     x = task.train.inputs(torch.arange(4))
     with torch.no_grad():
-        once, again = (task.model.judge_rows(task.model.initial, x).logits for _ in range(2))
+        once, again = (task.model.predict(task.model.initial, x).logits for _ in range(2))
         alone = torch.cat(
-            [task.model.judge_rows(task.model.initial, row).logits for row in torch.split(x, 1)]
+            [task.model.predict(task.model.initial, row).logits for row in torch.split(x, 1)]
         )
     assert bool(torch.isfinite(once).all()), (
         f"{name} gives NaN or infinity for ordinary rows: check its initial values and its"
@@ -260,14 +262,14 @@ def _check_all_used(task: TrainingTask, name: str) -> None:
 
 def _train(engine: Engine, job: ClientWork, name: str) -> Reply:
     """All replies in cohort order, each client once."""
-    reply = Reply.join(list(engine.train(job)))
+    reply = Reply.concat(list(engine.train(job)))
     order = torch.argsort(reply.client)
     asked, answered = job.clients.tolist(), reply.client[order].tolist()
     assert answered == asked, (
         f"{name} was asked for clients {asked} and answered for {answered}: every client"
         " answers once"
     )
-    return reply.pick(order)
+    return reply.select(order)
 
 
 def _check_equal_replies(a: Reply, b: Reply, sentence: str) -> None:
@@ -312,7 +314,7 @@ def _check_healthy(state: RunState, lines: Sequence[Mapping[str, Any]], name: st
 
 def _check_resume(method: Method, name: str, rounds: int) -> None:
     """Stopped after the first round and resumed, against straight through: the same bits."""
-    spec = small_experiment(method, {"rounds": rounds}).spec
+    spec = small_experiment(method, {"rounds": rounds}).config
     with tempfile.TemporaryDirectory() as folder:
         straight, broken = Path(folder) / "straight", Path(folder) / "broken"
         start_run(spec.model_copy(update={"rounds": 1}), broken, method=method)
@@ -321,7 +323,7 @@ def _check_resume(method: Method, name: str, rounds: int) -> None:
             resume_run(broken, rounds=rounds, method=method),
         )
         states = [
-            CheckpointStore(run.folder / CHECKPOINTS, fingerprint(run.spec)).load(
+            CheckpointStore(run.folder / CHECKPOINTS, fingerprint(run.config)).load(
                 torch.device("cpu"), lambda _: None
             )
             for run in runs
@@ -337,7 +339,7 @@ def _check_resume(method: Method, name: str, rounds: int) -> None:
 def _check_scores(
     engine: Engine, experiment: BuiltExperiment, models: ModelState, step: int
 ) -> None:
-    one, loop = models.take(slice(0, 1)), SequentialEngine(experiment.task)
+    one, loop = models.select(slice(0, 1)), SequentialEngine(experiment.task)
     before = pytree.clone({"params": models.params, "buffers": models.buffers})
     splits: list[tuple[str, np.ndarray | None]] = [
         ("test", None),
@@ -345,24 +347,26 @@ def _check_scores(
         ("valid", None),
         ("valid", np.array([4, 1])),
     ]
-    if experiment.task.world.public:
+    if experiment.task.info.public_size:
         splits.append(("public", None))
     for split, owners in splits:
         for some in (one, models):
             mine, wanted = (e.score(some, split, owners, step) for e in (engine, loop))
             place, distance = max_rel_diff(mine._asdict(), wanted._asdict())
             assert distance <= TOLERANCE, (
-                f"engine {engine.name} and loop score the split {split} differently: by"
+                f"engine {engine.name} and sequential score the split {split} differently: by"
                 f" {distance:.1e} at {place}"
             )
     for split in ("train", "valid", "test"):
         _check_pairs(engine, loop, models, split, step)
-    if experiment.task.world.public:
+    if experiment.task.info.public_size:
         for some in (one, models):
-            said, wanted_said = (e.judge(some, experiment.task.public) for e in (engine, loop))
+            said, wanted_said = (
+                e.predict_logits(some, experiment.task.public) for e in (engine, loop)
+            )
             distance = max_rel_diff({"": said}, {"": wanted_said})[1]
             assert distance <= TOLERANCE, (
-                f"engine {engine.name} and loop judge the public set differently: by {distance:.1e}"
+                f"engine {engine.name} and sequential predict the public set differently: by {distance:.1e}"
             )
     changed = max_rel_diff(before, {"params": models.params, "buffers": models.buffers})[1] > 0
     assert not changed, (
@@ -378,23 +382,23 @@ def _check_pairs(
     """
     which, owners = np.array([2, 0, 0, 3, 2]), np.array([5, 4, 0, 1, 0])
     if split == "test":
-        owners = owners % loop.task.population.concepts
+        owners = owners % loop.task.population.num_concepts
     for verdicts in (False, True):
         mine, wanted = (
             e.score_pairs(models, which, owners, split, step, verdicts) for e in (engine, loop)
         )
-        assert (mine.verdicts is not None) == verdicts, (
-            f"engine {engine.name} gives verdicts exactly where they are asked for"
+        assert (mine.examples is not None) == verdicts, (
+            f"engine {engine.name} gives example results exactly where they are asked for"
         )
         trees_of = [
-            {"confusion": s.confusion, "loss": s.loss, **_verdict_tree(s.verdicts)}
+            {"confusion": s.confusion, "loss": s.loss, **_verdict_tree(s.examples)}
             for s in (mine, wanted)
         ]
         place, distance = max_rel_diff(*trees_of)
         # margins are kept in float32: two that round apart are no defect
         allowed = 1e-6 if place == "margin" else TOLERANCE
         assert distance <= allowed, (
-            f"engine {engine.name} and loop score pairs on the split {split} differently:"
+            f"engine {engine.name} and sequential score pairs on the split {split} differently:"
             f" by {distance:.1e} at {place}"
         )
 

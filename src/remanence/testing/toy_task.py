@@ -51,11 +51,11 @@ SMALL: dict[str, Any] = {
     "clients.count": 6,
     "clients.sample": 4,
     "model": "remanence.testing.toy_task:LayerNormNet",
-    "local.batch": 4,
+    "local.batch_size": 4,
     "local.optimizer": "sgd(lr=0.05, momentum=0.5)",
     "precision": "fp64",
     "device": "cpu",
-    "engine": "loop",
+    "engine": "sequential",
 }
 # Equal clients of 6 training rows: with batch norm, and a last batch that is short for all of them
 # and so needs no padding.
@@ -147,11 +147,11 @@ def small_experiment(
     """A method on the built-in task, changed by dotted keys; a public set is there where the method
     needs one.
 
-    >>> small_experiment("fedavg", {"local.batch": 2}).task.world.clients
+    >>> small_experiment("fedavg", {"local.batch_size": 2}).task.info.num_clients
     6
     """
     made = as_method(method)
-    public = {"data.public": 8} if any(p.needs_public for p in made.parts) else {}
+    public = {"data.public": 8} if any(p.needs_public_data for p in made.parts) else {}
     return build(
         parse_experiment({}, SMALL | public | dict(changes or {})),
         method=made,
@@ -168,18 +168,18 @@ def drifting_experiment(
     >>> drifting_experiment("fedavg", 2).task.population.at(1).cluster.tolist()
     [1, 1, 1, 0, 0, 0]
     """
-    return small_experiment(method, DRIFTING | {"drift.steps": steps} | dict(changes or {}))
+    return small_experiment(method, DRIFTING | {"drift.time_steps": steps} | dict(changes or {}))
 
 
 def drop_class(label: int) -> ArrayDataset:
     """The built-in data, with no training example of a class."""
     source = load_data(parse_experiment({}, SMALL))
-    return replace(source, train=source.train.take(np.flatnonzero(source.train.y != label)))
+    return replace(source, train=source.train.select(np.flatnonzero(source.train.y != label)))
 
 
 def dataset_for(module: nn.Module, shape: tuple[int, ...], classes: int) -> ArrayDataset:
     """Random examples of the kind a network reads."""
-    draw = Key(0).fold("source_for").generator()
+    draw = Key(0).fold_in("source_for").generator()
     embeddings = [
         layer.num_embeddings for layer in module.modules() if isinstance(layer, nn.Embedding)
     ]
@@ -220,10 +220,13 @@ def run_rounds(
 def pick_clients(job: ClientWork, places: Sequence[int]) -> ClientWork:
     """The same round for some clients of the cohort only."""
     index = torch.tensor(list(places))
-    start = job.start.take(index) if job.personal_start else job.start
-    facts = ClientStats(*(fact[index] for fact in job.facts))
+    start = job.start.select(index) if job.per_client_start else job.start
+    facts = ClientStats(*(fact[index] for fact in job.stats))
     return job._replace(
-        clients=job.clients[list(places)], start=start, own=pytree.take(job.own, index), facts=facts
+        clients=job.clients[list(places)],
+        start=start,
+        client_state=pytree.take(job.client_state, index),
+        stats=facts,
     )
 
 
@@ -237,30 +240,30 @@ def with_client_models(job: ClientWork) -> ClientWork:
     params["head.weight"] = params["head.weight"] * factors.to(params["head.weight"]).reshape(
         -1, 1, 1
     )
-    return job._replace(start=ModelState(params, buffers), personal_start=True)
+    return job._replace(start=ModelState(params, buffers), per_client_start=True)
 
 
 def work_tree(job: ClientWork) -> Tree:
     """All tensors of a job as one tree."""
     return {
         "start": {"params": job.start.params, "buffers": job.start.buffers},
-        "shared": job.shared,
-        "own": job.own,
-        "facts": job.facts._asdict(),
+        "broadcast": job.broadcast,
+        "client_state": job.client_state,
+        "stats": job.stats._asdict(),
     }
 
 
 def state_tree(state: RunState) -> Tree:
     """All tensors of a run as one tree."""
-    own = {str(client): kept for client, kept in sorted(state.own.items())}
-    return checkpoint.as_tree(state) | {"own": own}
+    own = {str(client): kept for client, kept in sorted(state.client_states.items())}
+    return checkpoint.as_tree(state) | {"client_states": own}
 
 
 def max_rel_diff(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, float]:
     """Where two trees differ most, and by how much relative to the larger of 1 and the value;
     infinity where they cannot be compared.
 
-    >>> worst_difference({"w": torch.tensor([1.0, 4.0])}, {"w": torch.tensor([1.0, 5.0])})
+    >>> max_rel_diff({"w": torch.tensor([1.0, 4.0])}, {"w": torch.tensor([1.0, 5.0])})
     ('w', 0.2)
     """
     left, right = pytree.flatten(a), pytree.flatten(b)
@@ -303,7 +306,7 @@ def all_slots_part() -> Part:
     def before(ctx: Context, lent: ClientOps) -> tuple[Tree, Tree]:
         out, batch = lent.predict(ctx.start)
         rows = nn.functional.cross_entropy(out.logits, batch.y, reduction="none")
-        return {"seen": ctx.own["seen"] + ctx.facts.label_counts}, {
+        return {"seen": ctx.client_state["seen"] + ctx.stats.label_counts}, {
             "loss": weighted_mean(rows, batch.weight)
         }
 
@@ -311,8 +314,8 @@ def all_slots_part() -> Part:
         return pytree.map(
             lambda g, mine, all: g + ctx.hyper["pull"] * (mine + all),
             grads,
-            ctx.own["moved"],
-            ctx.shared["gradient"],
+            ctx.client_state["moved"],
+            ctx.broadcast["gradient"],
         )
 
     def after(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
@@ -324,7 +327,7 @@ def all_slots_part() -> Part:
     def absorb(replies: Reply, srv: ServerContext) -> Tree:
         return {
             "gradient": pytree.map(
-                lambda x: x.mean(dim=0), replies.extras["all_slots_part"]["gradient"]
+                lambda x: x.mean(dim=0), replies.payload["all_slots_part"]["gradient"]
             )
         }
 
@@ -332,11 +335,11 @@ def all_slots_part() -> Part:
         "all_slots_part",
         hyper={"pull": 0.1},
         transforms=(Transform("correct", correct),),
-        before=before,
-        after=after,
-        absorb=absorb,
-        own=own,
-        extras=extras,
-        server=server,
-        share=lambda srv: srv.state,
+        on_client_start=before,
+        on_client_end=after,
+        update_server_state=absorb,
+        client_state=own,
+        payload=extras,
+        server_state=server,
+        broadcast=lambda srv: srv.state,
     )

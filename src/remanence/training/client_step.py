@@ -1,8 +1,8 @@
 """Local training of one client: the step, and what comes before and after it.
 
 The only place a gradient is taken, and the only one where losses are averaged. Everything here is a
-pure function of one client's tensors; `loop` calls it client by client with plain autograd,
-`stacked` maps it over a stack with `torch.func`.
+pure function of one client's tensors; `sequential` calls it client by client with plain autograd,
+`vectorized` maps it over a stack with `torch.func`.
 """
 
 from __future__ import annotations
@@ -56,66 +56,66 @@ class TrainingTask:
     model: Model
     method: ComposedMethod
     optimizer: Optimizer
-    world: TaskInfo
+    info: TaskInfo
     phases: tuple[Phase, ...]
-    batch: int
+    batch_size: int
     drop_last: bool
     train: Examples
     test: Examples
     public: Tensor  # ids of training rows kept by the server
     population: FederatedPopulation
     average_buffers: bool
-    at_sites: bool = (
+    clients_remote: bool = (
         # do clients keep their state and facts for themselves? What is known of a state here is
         # then the round it is from
         False
     )
-    memo: EngineCache = field(default_factory=EngineCache, compare=False, repr=False)
+    engine_cache: EngineCache = field(default_factory=EngineCache, compare=False, repr=False)
 
-    def trained_names(self, phase: Phase) -> tuple[str, ...]:
+    def trained_params(self, phase: Phase) -> tuple[str, ...]:
         """The parameters this phase changes; what is frozen stays so, whatever a phase asks for."""
-        frozen = {*self.method.frozen(self.world), *self.model.fixed}
+        frozen = {*self.method.frozen(self.info), *self.model.fixed}
         names = [name for name in self.model.initial.params if name not in frozen]
-        wanted = set(names if phase.trainable is None else phase.trainable(self.world, names))
+        wanted = set(names if phase.trainable is None else phase.trainable(self.info, names))
         return tuple(name for name in names if name in wanted)
 
-    def sent_names(self) -> tuple[str, ...]:
+    def communicated_params(self) -> tuple[str, ...]:
         """The parameters that travel: all that are trained and not personal."""
-        personal = self.method.personal(self.world)
-        trained = {name for phase in self.phases for name in self.trained_names(phase)}
+        personal = self.method.personal(self.info)
+        trained = {name for phase in self.phases for name in self.trained_params(phase)}
         return tuple(
             name for name in self.model.initial.params if name in trained and name not in personal
         )
 
-    def sent_buffers(self) -> tuple[str, ...]:
+    def communicated_buffers(self) -> tuple[str, ...]:
         """The buffers that travel."""
-        personal = self.method.personal(self.world)
+        personal = self.method.personal(self.info)
         return tuple(
             name
             for name in self.model.initial.buffers
             if self.average_buffers and name not in personal
         )
 
-    def personal_part(self, model: ModelState) -> Tree:
+    def personal_state(self, model: ModelState) -> Tree:
         """What of a model stays with its client; empty where nothing does."""
-        names = self.method.personal(self.world)
+        names = self.method.personal(self.info)
         params = {name: value for name, value in model.params.items() if name in names}
         buffers = {name: value for name, value in model.buffers.items() if name in names}
         return {kind: part for kind, part in (("params", params), ("buffers", buffers)) if part}
 
     @property
-    def keeps_own(self) -> bool:
+    def is_stateful(self) -> bool:
         """Does any client keep something between rounds?"""
-        return self.method.stateful or bool(self.method.personal(self.world))
+        return self.method.is_stateful or bool(self.method.personal(self.info))
 
-    def extras_form(self) -> Tree:
+    def payload_spec(self) -> Tree:
         """The form of what one client sends up besides the model, by part."""
         start = self.model.initial
         return {
-            p.name: p.extras(start, self.world) for p in self.method.parts if p.extras is not None
+            p.name: p.payload(start, self.info) for p in self.method.parts if p.payload is not None
         }
 
-    def number_tensors(self) -> Any:
+    def hparam_tensors(self) -> Any:
         """The parts' numbers, by part; a context is narrowed to one part's before anyone reads
         them.
         """
@@ -126,7 +126,7 @@ class TrainingTask:
         would be waited for.
         """
         return {
-            name: torch.full((), value, dtype=self.world.dtype, device=self.world.device)
+            name: torch.full((), value, dtype=self.info.dtype, device=self.info.device)
             for name, value in numbers.items()
         }
 
@@ -166,11 +166,11 @@ def predict_logits_stacked(
     One by one where a stack gains nothing: a single model, and convolutions on a CPU, which are
     three times as slow grouped.
     """
-    judge, many = task.model.judge_rows, models.many
-    if many == 1 or (task.world.device.type == "cpu" and task.model.has_convolutions):
+    judge, many = task.model.predict, models.num_models
+    if many == 1 or (task.info.device.type == "cpu" and task.model.has_convolutions):
         return torch.stack(
             [
-                judge(models.take(number), x if dim is None else x[number]).logits
+                judge(models.select(number), x if dim is None else x[number]).logits
                 for number in range(many)
             ]
         )
@@ -185,8 +185,8 @@ class TrainState(NamedTuple):
 
     params: Params  # those that are trained
     buffers: Params
-    slots: Tree  # the optimizer's
-    memory: Tree  # the trackers', by part
+    opt_state: Tree  # the optimizer's
+    tracker_state: Tree  # the trackers', by part
 
 
 def init_train_state(
@@ -201,7 +201,9 @@ def init_train_state(
     """Before the first step of a phase; memory goes on from the phase before."""
     lent = make_client_ops(task, differentiate, fixed, buffers, None, rows, ctx)
     memory = {
-        hook.name: ctx.memory[hook.name] if hook.name in ctx.memory else hook(ctx, lent)
+        hook.name: ctx.tracker_state[hook.name]
+        if hook.name in ctx.tracker_state
+        else hook(ctx, lent)
         for hook in task.method.trackers("init")
     }
     return TrainState(params, buffers, task.optimizer.init(params), memory)
@@ -217,10 +219,10 @@ def train_step(
     ctx: Context,
 ) -> tuple[TrainState, Tensor]:
     """One local step: forward, objective, gradient, rule. -> progress, loss"""
-    ctx = ctx._replace(memory=now.memory)
+    ctx = ctx._replace(tracker_state=now.tracker_state)
     lent = make_client_ops(task, differentiate, fixed, now.buffers, batch.x, rows, ctx)
     objective = make_loss_fn(task, fixed, now.buffers, lent, ctx)
-    gradient = task.method.one("gradient")
+    gradient = task.method.hook("gradient")
     if gradient is None:
         grads, aux = differentiate(lambda p: objective(p, batch), now.params)
     else:
@@ -231,13 +233,13 @@ def train_step(
             _, aux = objective(now.params, batch)
     for transform in task.method.transforms():
         grads = transform(grads, now.params, ctx)
-    params, slots = task.optimizer.step(now.params, grads, now.slots, ctx)
+    params, slots = task.optimizer.step(now.params, grads, now.opt_state, ctx)
     before, after = (
         ModelState({**fixed, **now.params}, now.buffers),
         ModelState({**fixed, **params}, aux["buffers"]),
     )
     memory = {
-        hook.name: hook(now.memory[hook.name], before, after, batch, lent, ctx)
+        hook.name: hook(now.tracker_state[hook.name], before, after, batch, lent, ctx)
         for hook in task.method.trackers("step")
     }
     return TrainState(params, aux["buffers"], slots, memory), aux["loss"]
@@ -252,9 +254,9 @@ def make_loss_fn(
     penalized: bool = True,
 ) -> Callable[[Params, Batch], tuple[Tensor, dict[str, Any]]]:
     """The whole objective: base and terms averaged over the rows, plus penalties."""
-    base = task.method.one("base")
-    terms = task.method.many("terms")
-    penalties = task.method.many("penalties") if penalized else []
+    base = task.method.hook("loss")
+    terms = task.method.hooks("loss_terms")
+    penalties = task.method.hooks("regularizers") if penalized else []
 
     def objective(params: Params, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
         out, new_buffers = task.model.apply({**fixed, **params}, buffers, batch.x, ctx.key)
@@ -299,15 +301,18 @@ def make_client_ops(
         return make_loss_fn(task, fixed, buffers, mine, now, penalized=False)
 
     def penalize(params: Params) -> Params:
-        penalties = task.method.many("penalties")
+        penalties = task.method.hooks("regularizers")
         gradient: Params = differentiate(
             lambda p: (torch.stack([penalty(p, ctx) for penalty in penalties]).sum(), {}), params
         )[0]
         return gradient
 
-    penalty = penalize if task.method.many("penalties") else no_regularizer
+    penalty = penalize if task.method.hooks("regularizers") else no_regularizer
     each = make_per_example_grad(
-        objective_of_row, penalty, ctx, shown=task.method.owner("facts") is not None
+        objective_of_row,
+        penalty,
+        ctx,
+        shown=task.method.part_filling("privatize_stats") is not None,
     )
     return ClientOps(
         grad,
@@ -327,11 +332,11 @@ def make_effective_steps(
     After the local steps its distance from 0, divided by the learning rate, is how many plain steps
     they amounted to: what FedNova divides by.
     """
-    penalties = task.method.many("penalties")
+    penalties = task.method.hooks("regularizers")
 
     def walk(state: Tree | None) -> Tree:
         if state is None:
-            zero = {"u": torch.zeros_like(ctx.rule["lr"])}
+            zero = {"u": torch.zeros_like(ctx.optimizer_hparams["lr"])}
             return {"at": zero, "slots": task.optimizer.init(zero)}
         origin = ctx._replace(start=ModelState(pytree.zeros_like(state["at"]), {}))
 
@@ -352,11 +357,11 @@ def _make_forward(task: TrainingTask, rows: Tensor | None) -> Forward:
         if x is not None or rows is None:
             assert x is not None, "outside a step there is no batch: pass x"
             with torch.no_grad():
-                return task.model.judge_rows(model, x)
+                return task.model.predict(model, x)
         # the model is kept beside its output, so that its id stays its own
         if id(model.params) not in cache:
             with torch.no_grad():
-                cache[id(model.params)] = (model, task.model.judge_rows(model, rows))
+                cache[id(model.params)] = (model, task.model.predict(model, rows))
         return cache[id(model.params)][1]
 
     return forward
@@ -374,9 +379,7 @@ def _make_predict(task: TrainingTask, rows: ClientIndices) -> Predict:
         )
         x, y = task.train.inputs(ids), task.train.labels(ids)
         with torch.no_grad():
-            outputs = [
-                task.model.judge_rows(model, part) for part in torch.split(x, PREDICTION_ROWS)
-            ]
+            outputs = [task.model.predict(model, part) for part in torch.split(x, PREDICTION_ROWS)]
         out = Output(
             torch.cat([o.logits for o in outputs]), torch.cat([o.features for o in outputs])
         )
@@ -389,10 +392,10 @@ def client_init(
     task: TrainingTask, differentiate: Differentiate, rows: ClientIndices, ctx: Context
 ) -> tuple[ModelState, Tree, Tree]:
     """What a client does before its first step. -> the model it starts from, own, extras"""
-    own, extras = dict(ctx.own), {}
+    own, extras = dict(ctx.client_state), {}
     lent = make_client_ops(task, differentiate, {}, ctx.start.buffers, None, rows, ctx)
-    for hook in task.method.many("before"):
-        changed, extras[hook.name] = hook(ctx._replace(own=own), lent)
+    for hook in task.method.hooks("on_client_start"):
+        changed, extras[hook.name] = hook(ctx._replace(client_state=own), lent)
         own[hook.name] = {**own.get(hook.name, {}), **changed}
     mine = own.get(PERSONAL, {})
     start = ModelState(
@@ -414,13 +417,13 @@ def client_final(
     """What a client does after its last step; `kept` has the form of what it keeps. -> own,
     extras
     """
-    own, extras = dict(ctx.own), dict(extras)
+    own, extras = dict(ctx.client_state), dict(extras)
     lent = make_client_ops(task, differentiate, {}, trained.buffers, None, rows, ctx)
-    for hook in task.method.many("after"):
-        changed, more = hook(ctx._replace(own=own), trained, lent)
+    for hook in task.method.hooks("on_client_end"):
+        changed, more = hook(ctx._replace(client_state=own), trained, lent)
         own[hook.name] = {**own.get(hook.name, {}), **changed}
         extras[hook.name] = {**extras.get(hook.name, {}), **more}
-    own[PERSONAL] = task.personal_part(trained)
+    own[PERSONAL] = task.personal_state(trained)
     return _check_client_state(own, kept), _check_payload(
         {name: tree for name, tree in extras.items() if tree}, task
     )
@@ -449,7 +452,7 @@ def _check_payload(extras: Tree, task: TrainingTask) -> Tree:
     """What goes up must have been announced: the gate, the byte count and the reader of
     `remanence list methods` rely on it.
     """
-    announced, sent = set(pytree.flatten(task.extras_form())), set(pytree.flatten(extras))
+    announced, sent = set(pytree.flatten(task.payload_spec())), set(pytree.flatten(extras))
     if announced != sent:
         odd = sorted(announced ^ sent)[0]
         problem = (

@@ -40,7 +40,7 @@ class ReplySchema(NamedTuple):
     clients: tuple[int, ...]  # the cohort, in order
     params: Params  # one client's: names, shapes and dtypes
     buffers: Params
-    extras: Tree  # by part: the form of what else travels up
+    payload: Tree  # by part: the form of what else travels up
     weight_cap: float
     max_norm: float = math.inf  # how far a model may have moved from where it began
     # where it began: one model for all, or a stack in the order of the cohort; needed for a norm
@@ -48,7 +48,7 @@ class ReplySchema(NamedTuple):
     stacked: bool = False  # is `start` a stack?
     # what a client keeps; None: not checked. It never travels, but an engine could lose or mix it
     # up
-    own: Tree | None = None
+    client_state: Tree | None = None
 
 
 Failure = tuple[str, str]  # code, reason
@@ -87,21 +87,21 @@ def validate_replies(
             good.append(
                 chunk
                 if len(keep) == len(clients)
-                else chunk.pick(torch.tensor(keep, device=chunk.client.device))
+                else chunk.select(torch.tensor(keep, device=chunk.client.device))
             )
     if not good:
         return None, sorted(refusals)
-    joined = Reply.join(good)
+    joined = Reply.concat(good)
     order = torch.argsort(joined.client)
     in_order = torch.equal(order, torch.arange(len(order), device=order.device))
-    return joined if in_order else joined.pick(order), sorted(refusals)
+    return joined if in_order else joined.select(order), sorted(refusals)
 
 
 def add_declined(refusals: list[Rejection], engine: object) -> list[Rejection]:
     """With those of clients that said themselves, through the engine, why they do not reply;
     most engines have no such clients.
     """
-    excuses: list[Rejection] = engine.take_excuses() if hasattr(engine, "take_excuses") else []
+    excuses: list[Rejection] = engine.pop_declined() if hasattr(engine, "pop_declined") else []
     return sorted([*refusals, *excuses])
 
 
@@ -135,7 +135,7 @@ def find_nonfinite(models: ModelState) -> tuple[Tensor, list[Rejection]]:
     """Whose models in a stack hold NaN or infinity: nobody may hear them. -> [K] bool, a
     refusal for each
     """
-    count = models.many
+    count = models.num_models
     sound = pytree.finite({"params": models.params, "buffers": models.buffers}, count)
     bad = (~sound).nonzero().flatten().tolist()
     return ~sound, [
@@ -174,7 +174,7 @@ def _check_schema(chunk: Reply, expected: ReplySchema) -> Failure | None:
     forms: tuple[tuple[str, Any, Tree], ...] = (
         ("parameter", to_meta(chunk.params), expected.params),
         ("buffer", chunk.buffers, expected.buffers),
-        ("extra", chunk.extras, expected.extras),
+        ("extra", chunk.payload, expected.payload),
     )
     sent, wanted = {}, {}
     for kind, tree, form in forms:
@@ -191,29 +191,36 @@ def _check_schema(chunk: Reply, expected: ReplySchema) -> Failure | None:
         sum(x.numel() * x.element_size() for flat in side.values() for x in flat.values())
         for side in (sent, wanted)
     )
-    if size > chunk.k * (2 * usual + SIZE_SLACK):
-        return "oversized", f"it sent {size / max(chunk.k, 1):.0f} bytes where {usual} are expected"
+    if size > chunk.num_clients * (2 * usual + SIZE_SLACK):
+        return (
+            "oversized",
+            f"it sent {size / max(chunk.num_clients, 1):.0f} bytes where {usual} are expected",
+        )
     for kind in sent:
-        if fault := _compare(kind, sent[kind], wanted[kind], chunk.k):
+        if fault := _compare(kind, sent[kind], wanted[kind], chunk.num_clients):
             return fault
     return _check_client_state(chunk, expected)
 
 
 def _check_client_state(chunk: Reply, expected: ReplySchema) -> Failure | None:
-    if expected.own is None:
+    if expected.client_state is None:
         return None
     try:
-        kept = pytree.flatten(chunk.own)
+        kept = pytree.flatten(chunk.client_state)
     except (ValueError, AttributeError, TypeError, RecursionError) as problem:
         return "names", f"what it keeps is not what it kept before: {problem}"
-    return _compare("state", kept, pytree.flatten(expected.own), chunk.k)
+    return _compare("state", kept, pytree.flatten(expected.client_state), chunk.num_clients)
 
 
 def _reorder(chunk: Reply, expected: ReplySchema) -> Reply:
     """The chunk with its trees laid out as expected: empty branches, which hold nothing that
     could be wrong, come and go, and would not fit together.
     """
-    own = chunk.own if expected.own is None else _reorder_like(expected.own, chunk.own)
+    own = (
+        chunk.client_state
+        if expected.client_state is None
+        else _reorder_like(expected.client_state, chunk.client_state)
+    )
     params = (
         chunk.params
         if isinstance(chunk.params, RemoteParams)
@@ -221,9 +228,9 @@ def _reorder(chunk: Reply, expected: ReplySchema) -> Reply:
     )
     buffers, extras = (
         _reorder_like(expected.buffers, chunk.buffers),
-        _reorder_like(expected.extras, chunk.extras),
+        _reorder_like(expected.payload, chunk.payload),
     )
-    return chunk._replace(params=params, buffers=buffers, extras=extras, own=own)
+    return chunk._replace(params=params, buffers=buffers, payload=extras, client_state=own)
 
 
 def _reorder_like(form: Tree, tree: Tree) -> Tree:
@@ -267,8 +274,8 @@ def _check_values(chunk: Reply, expected: ReplySchema) -> list[Failure | None]:
     far, came = (
         (chunk.params, {}) if isinstance(chunk.params, RemoteParams) else (None, chunk.params)
     )
-    travels: Tree = {"params": came, "buffers": chunk.buffers, "extras": chunk.extras}
-    sound = pytree.finite(travels, chunk.k)
+    travels: Tree = {"params": came, "buffers": chunk.buffers, "payload": chunk.payload}
+    sound = pytree.finite(travels, chunk.num_clients)
     # of models that stayed with a worker, the worker has looked
     finite = (sound if far is None else sound & far.finite).tolist()
     clients, rounds, weights = chunk.client.tolist(), chunk.round.tolist(), chunk.weight.tolist()
@@ -309,9 +316,9 @@ def _check_values(chunk: Reply, expected: ReplySchema) -> list[Failure | None]:
 def _measure_norms(chunk: Reply, expected: ReplySchema, clients: list[int]) -> list[float]:
     """How far each model of a chunk is from where it began, in float64; 0 where nobody asks."""
     if not math.isfinite(expected.max_norm) or expected.start is None:
-        return [0.0] * chunk.k
+        return [0.0] * chunk.num_clients
     if isinstance(chunk.params, RemoteParams):
-        return [float(norm) for norm in chunk.params.moved.tolist()]
+        return [float(norm) for norm in chunk.params.update_norm.tolist()]
     start = expected.start.params
     if expected.stacked:  # strangers are refused anyway, so any model does for them
         places = {client: place for place, client in enumerate(expected.clients)}
@@ -321,9 +328,9 @@ def _measure_norms(chunk: Reply, expected: ReplySchema, clients: list[int]) -> l
             device=chunk.client.device,
         )
         start = pytree.take(pytree.select_keys(start, chunk.params), index)
-    squares = torch.zeros(chunk.k, dtype=torch.float64, device=chunk.client.device)
+    squares = torch.zeros(chunk.num_clients, dtype=torch.float64, device=chunk.client.device)
     for name, x in chunk.params.items():
-        squares = squares + (x.double() - start[name].double()).square().reshape(chunk.k, -1).sum(
-            dim=1
-        )
+        squares = squares + (x.double() - start[name].double()).square().reshape(
+            chunk.num_clients, -1
+        ).sum(dim=1)
     return [float(norm) for norm in squares.sqrt().tolist()]

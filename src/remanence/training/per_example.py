@@ -40,7 +40,7 @@ def make_per_example_grad(
     """
 
     def each(params: Params, batch: Batch) -> tuple[Params, Params]:
-        alone = ctx if shown else ctx._replace(facts=HiddenStats())  # type: ignore[arg-type]
+        alone = ctx if shown else ctx._replace(stats=HiddenStats())  # type: ignore[arg-type]
 
         def of_row(
             params: Params, x: Tensor, y: Tensor, id: Tensor, number: Tensor

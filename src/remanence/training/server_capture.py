@@ -32,14 +32,14 @@ class ServerTrainState(NamedTuple):
 
     params: Params
     buffers: Params
-    slots: Tree
+    opt_state: Tree
 
 
 class StepInputs(NamedTuple):
     """What stays the same from the first to the last step, with what each of them looks up."""
 
     start: ModelState
-    given: Tree  # what the loss knows of this round
+    loss_args: Tree  # what the loss knows of this round
     public: Tensor  # [n] ids of the public set
     places: Tensor  # [steps, batch] positions in it
     keys: Tensor  # [steps]
@@ -138,7 +138,7 @@ def get_steps(
     pays: on a CPU, if the clients' steps are compiled, too.
     """
     if (
-        (compile or task.world.device.type == "cuda")
+        (compile or task.info.device.type == "cuda")
         and len(scene.places) >= MIN_STEPS
         and is_pure(loss)
     ):
@@ -156,7 +156,7 @@ def get_captured(
     compile: bool = False,
 ) -> CapturedServerSteps:
     """Those of an earlier round where they fit, else new ones."""
-    kept: list[_Known] = task.memo.setdefault("server steps", [])
+    kept: list[_Known] = task.engine_cache.setdefault("server steps", [])
     for known in kept:
         if (
             known.task is task

@@ -41,14 +41,18 @@ class ServerResult:
 def init_server(task: TrainingTask) -> Server:
     """The server before the first round."""
     start = task.model.initial
-    state = {p.name: p.server(start, task.world) for p in task.method.parts if p.server is not None}
-    return Server(start, pytree.to(state, task.world.device))
+    state = {
+        p.name: p.server_state(start, task.info)
+        for p in task.method.parts
+        if p.server_state is not None
+    }
+    return Server(start, pytree.to(state, task.info.device))
 
 
 def make_broadcast(task: TrainingTask, server: Server, round: int, key: Key) -> Tree:
     """What goes down to the clients besides the model."""
-    srv = _context(task, server.model, server.state, round, key.fold("share"))
-    return {hook.name: hook(srv) for hook in task.method.many("share")}
+    srv = _context(task, server.model, server.state, round, key.fold_in("share"))
+    return {hook.name: hook(srv) for hook in task.method.hooks("broadcast")}
 
 
 def update(
@@ -66,36 +70,38 @@ def update(
     method, state = task.method, dict(server.state)
 
     def srv(slot: str) -> ServerContext:
-        return _context(task, server.model, state, round, key.fold("server", slot))
+        return _context(task, server.model, state, round, key.fold_in("server", slot))
 
-    weigh, combine = method.one("weigh"), aggregator_of(method)
+    weigh, combine = method.hook("client_weights"), aggregator_of(method)
     weights = _normalize(
         size_weights(replies, srv("weigh"))
         if weigh is None
         else _check_weights(weigh(replies, srv("weigh")))
     )
-    weights = weights.to(task.world.device)
-    delta = combine.finish(_partial_sum(combine, weights, replies, srv("combine")), srv("combine"))
-    apply_ = method.one("apply")
+    weights = weights.to(task.info.device)
+    delta = combine.finalize(
+        _partial_sum(combine, weights, replies, srv("combine")), srv("combine")
+    )
+    apply_ = method.hook("server_update")
     params, changed = (apply_ or apply_delta)(server.model.params, delta, srv("apply"))
     if apply_ is not None:
         state[apply_.name] = changed
     merged = refined = ModelState(
         params, (combine.buffers or average_buffers)(server.model.buffers, replies.buffers, weights)
     )
-    refine = method.one("refine")
+    refine = method.hook("server_train")
     if refine is not None:
         complete = partial(local_models, server.model, seen_by_server=True)
 
         def work(engine: Engine) -> ModelState:
-            lent = make_server_ops(task, rule, key.fold("server", "fit"), engine, complete)
+            lent = make_server_ops(task, rule, key.fold_in("server", "fit"), engine, complete)
             model: ModelState = refine(merged, server.model, replies, lent, srv("refine"))
             return model
 
         # runs that share an engine come to it one at a time
-        in_turn = getattr(engine, "in_turn", None)
+        in_turn = getattr(engine, "run_exclusive", None)
         refined = work(engine) if in_turn is None else in_turn(work)
-    for absorb in method.many("absorb"):
+    for absorb in method.hooks("update_server_state"):
         state[absorb.name] = absorb(replies, srv("absorb"))
     numbers = torch.cat([value.reshape(-1) for value in refined.params.values()])
     # the first question to the device: up to here nobody waited for it
@@ -106,20 +112,20 @@ def update(
 
 def aggregator_of(method: ComposedMethod) -> Aggregate:
     """How a method's replies are combined, each half seeing its own part's state."""
-    owner = method.owner("combine")
-    if owner is None or owner.combine is None:
+    owner = method.part_filling("aggregate")
+    if owner is None or owner.aggregate is None:
         return mean
-    return owner.combine._replace(
-        partial=BoundHook(owner, owner.combine.partial),
-        finish=BoundHook(owner, owner.combine.finish),
+    return owner.aggregate._replace(
+        partial=BoundHook(owner, owner.aggregate.partial),
+        finalize=BoundHook(owner, owner.aggregate.finalize),
     )
 
 
 def _partial_sum(combine: Aggregate, weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
     """The first half of combining: here, or where the models lie."""
     far = replies.params
-    if combine.in_pieces and isinstance(far, RemoteParams):
-        return far.holder.add_up(far.piece, far.row, weights, srv)
+    if combine.is_decomposable and isinstance(far, RemoteParams):
+        return far.store.partial_sum(far.shard, far.index, weights, srv)
     return combine.partial(weights, replies, srv)
 
 
@@ -156,16 +162,17 @@ def local_models(
     """The clients' models as a stack, completed by what did not travel: the frozen part, and each
     client's own, which a server never sees.
 
-    `start` is what they began with: one model for all, or `stacked`, one for each.
+    `start` is what they began with: one model for all, or `vectorized`, one for each.
     """
     whole = (
         start
         if stacked
         else ModelState(
-            pytree.broadcast(start.params, replies.k), pytree.broadcast(start.buffers, replies.k)
+            pytree.broadcast(start.params, replies.num_clients),
+            pytree.broadcast(start.buffers, replies.num_clients),
         )
     )
-    mine = {} if seen_by_server else replies.own.get(PERSONAL, {})
+    mine = {} if seen_by_server else replies.client_state.get(PERSONAL, {})
     return ModelState(
         whole.params | replies.params | mine.get("params", {}),
         whole.buffers | replies.buffers | mine.get("buffers", {}),
@@ -175,4 +182,4 @@ def local_models(
 def _context(
     task: TrainingTask, start: ModelState, state: Tree, round: int, key: Key
 ) -> ServerContext:
-    return ServerContext(round, start, state, task.number_tensors(), key, task.world)
+    return ServerContext(round, start, state, task.hparam_tensors(), key, task.info)

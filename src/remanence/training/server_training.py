@@ -45,10 +45,10 @@ def make_server_ops(
     local_models: Callable[[Reply], ModelState],
 ) -> ServerOps:
     """What a server-side part may call; `rule` are the clients' numbers in this round."""
-    ids = task.public.to(task.world.device)
+    ids = task.public.to(task.info.device)
     return ServerOps(
         make_fit(task, rule, key, engine),
-        lambda models: engine.judge(models, ids),
+        lambda models: engine.predict_logits(models, ids),
         task.train.labels(ids),
         local_models,
     )
@@ -71,16 +71,18 @@ def make_fit(task: TrainingTask, rule: Mapping[str, float], key: Key, engine: En
         validation: float = 0.0,
         patience: int = 0,
     ) -> ModelState:
-        here, used = key.fold("call", next(calls)), optimizer or task.optimizer
-        order = here.fold("validation").permutation(len(task.public))
+        here, used = key.fold_in("call", next(calls)), optimizer or task.optimizer
+        order = here.fold_in("validation").permutation(len(task.public))
         held = round(validation * len(order))
         places = np.sort(order[held:])
-        size = min(batch or task.batch, len(places))
+        size = min(batch or task.batch_size, len(places))
         # batch norm cannot train on a last batch of one row
         lonely = task.model.depends_on_batch and size > 1 and len(places) % size == 1
-        plan = plan_batches(here.fold("plan"), len(places), size, epochs, steps, drop_last=lonely)
-        total, device = len(plan.widths), task.world.device
-        rates = _rates(task, rule if optimizer is None else optimizer.numbers, total, cosine)
+        plan = plan_batches(
+            here.fold_in("plan"), len(places), size, epochs, steps, drop_last=lonely
+        )
+        total, device = len(plan.batch_sizes), task.info.device
+        rates = _rates(task, rule if optimizer is None else optimizer.hparams, total, cosine)
         numbers = torch.from_numpy(
             fold_in_batch(here, "step", np.arange(total)).astype(np.int64)
         ).to(device)
@@ -89,14 +91,14 @@ def make_fit(task: TrainingTask, rule: Mapping[str, float], key: Key, engine: En
         scene = StepInputs(
             model, given, public, torch.from_numpy(places[plan.rows]).to(device), numbers, rates
         )
-        params = pytree.select_keys(model.params, task.sent_names())
+        params = pytree.select_keys(model.params, task.communicated_params())
         moving = ServerTrainState(params, model.buffers, used.init(params))
-        compiled = engine.steps == "compiled" and device.type == "cpu"
+        compiled = engine.execution == "compiled" and device.type == "cpu"
         walk = get_steps(
             task, partial(server_train_step, task, loss, used), loss, used, moving, scene, compiled
         )
         best, best_right, best_step = model, -1, 0
-        for step, width in enumerate(plan.widths.tolist()):
+        for step, width in enumerate(plan.batch_sizes.tolist()):
             walk.take(step, width)
             if (
                 patience
@@ -130,10 +132,10 @@ def server_train_step(
 
     def objective(params: Params) -> tuple[Tensor, Tree]:
         out, new = task.model.apply({**fixed, **params}, moving.buffers, batch.x, ctx.key)
-        return weighted_mean(loss(out, batch, place, scene.given), batch.weight), new
+        return weighted_mean(loss(out, batch, place, scene.loss_args), batch.weight), new
 
     grads, buffers = grad_autograd(objective, moving.params)
-    params, slots = used.step(moving.params, grads, moving.slots, ctx)
+    params, slots = used.step(moving.params, grads, moving.opt_state, ctx)
     return ServerTrainState(params, buffers, slots)
 
 
@@ -151,18 +153,18 @@ def _rates(
         for name, value in numbers.items()
     }
     return {
-        name: torch.tensor(table, dtype=torch.float64).to(task.world.dtype).to(task.world.device)
+        name: torch.tensor(table, dtype=torch.float64).to(task.info.dtype).to(task.info.device)
         for name, table in tables.items()
     }
 
 
 def _batch(task: TrainingTask, ids: Tensor) -> Batch:
-    weight = torch.ones(len(ids), dtype=task.world.dtype, device=ids.device)
+    weight = torch.ones(len(ids), dtype=task.info.dtype, device=ids.device)
     return Batch(task.train.inputs(ids), task.train.labels(ids), weight, ids)
 
 
 def _count_right(task: TrainingTask, engine: Engine, model: ModelState, ids: Tensor) -> int:
-    said = engine.judge(ModelState(*(pytree.broadcast(tree, 1) for tree in model)), ids)[0]
+    said = engine.predict_logits(ModelState(*(pytree.broadcast(tree, 1) for tree in model)), ids)[0]
     return int((said.argmax(dim=1) == task.train.labels(ids)).sum())
 
 
@@ -184,5 +186,5 @@ def _context(task: TrainingTask, scene: StepInputs, at: Tensor) -> Context:
         {},
         rule,
         key,
-        task.world,
+        task.info,
     )

@@ -32,18 +32,18 @@ class ClientModels:
     # with the lowest validation loss since the client's data changed: the one that counts
     best: ModelState
     best_loss: Tensor  # [K] float64, infinity before the first validation
-    waited: Tensor  # [K] int64: rounds since then without a lower one
-    stopped: Tensor  # [K] bool: waited too long; trains no more until its data change
+    rounds_since_best: Tensor  # [K] int64: rounds since then without a lower one
+    early_stopped: Tensor  # [K] bool: waited too long; trains no more until its data change
     peers: Tree  # by part: what is remembered of peers
-    heard: Tensor  # [K, K] int64: how often k listened to j since it was last written down
+    peer_counts: Tensor  # [K, K] int64: how often k listened to j since it was last written down
 
 
 class StaleReply(NamedTuple):
     """An answer that is still under way."""
 
     reply: Reply  # of one client
-    began: ModelState  # the global model it began from
-    due: int  # the round in which it comes
+    base_model: ModelState  # the global model it began from
+    arrival_round: int  # the round in which it comes
 
 
 @dataclass(frozen=True)
@@ -53,30 +53,36 @@ class RunState:
     round: int
     time_step: int  # of that round
     server: Server
-    own: Mapping[int, Tree]  # by client, then by part; only clients that took part have any
+    client_states: Mapping[
+        int, Tree
+    ]  # by client, then by part; only clients that took part have any
     # lengths of the append-only files that belong to this state
-    committed: Mapping[str, int] = field(default_factory=dict)
-    others: tuple[Server, ...] = ()  # more global models, where a method has several
-    uses: Tensor | None = None  # [K] int64: which of them each client uses; None: there is one
-    assign: Tree = field(default_factory=dict)  # by part: what is remembered of who uses which
-    crowd: ClientModels | None = None  # where there is no server
-    late: tuple[StaleReply, ...] = ()  # answers that come in later rounds
+    file_lengths: Mapping[str, int] = field(default_factory=dict)
+    extra_servers: tuple[Server, ...] = ()  # more global models, where a method has several
+    model_of_client: Tensor | None = (
+        None  # [K] int64: which of them each client uses; None: there is one
+    )
+    assignment_state: Tree = field(
+        default_factory=dict
+    )  # by part: what is remembered of who uses which
+    client_models: ClientModels | None = None  # where there is no server
+    stale: tuple[StaleReply, ...] = ()  # answers that come in later rounds
 
     @property
-    def servers(self) -> tuple[Server, ...]:
-        return self.server, *self.others
+    def global_models(self) -> tuple[Server, ...]:
+        return self.server, *self.extra_servers
 
     @property
     def models(self) -> ModelState:
         """The global models as a stack."""
-        return ModelState.stack([server.model for server in self.servers])
+        return ModelState.stack([server.model for server in self.global_models])
 
-    def used_by(self, clients: np.ndarray) -> np.ndarray:
+    def models_used_by(self, clients: np.ndarray) -> np.ndarray:
         """Which global model each of these clients uses. -> [k] int64"""
         return (
             np.zeros(len(clients), dtype=np.int64)
-            if self.uses is None
-            else self.uses.numpy()[clients]
+            if self.model_of_client is None
+            else self.model_of_client.numpy()[clients]
         )
 
 
@@ -86,35 +92,37 @@ def load_client_states(
     """What these clients keep, as a stack on the device; a newcomer's first value comes from
     its parts.
     """
-    if not task.keeps_own or not len(clients):
+    if not task.is_stateful or not len(clients):
         return {}
-    if task.at_sites:
+    if task.clients_remote:
         rounds = [
-            int(state.own[client][REMOTE]["round"]) if client in state.own else NO_STATE
+            int(state.client_states[client][REMOTE]["round"])
+            if client in state.client_states
+            else NO_STATE
             for client in clients.tolist()
         ]
-        return {REMOTE: {"round": torch.tensor(rounds, device=task.world.device)}}
+        return {REMOTE: {"round": torch.tensor(rounds, device=task.info.device)}}
     rows = []
     for place, client in enumerate(clients):
-        kept = state.own.get(int(client))
+        kept = state.client_states.get(int(client))
         if kept is None:
             mine = ClientStats(*(fact[place] for fact in facts))
             kept = {
-                p.name: p.own(state.server.model, mine, task.world)
+                p.name: p.client_state(state.server.model, mine, task.info)
                 for p in task.method.parts
-                if p.own is not None
+                if p.client_state is not None
             }
-            kept[PERSONAL] = task.personal_part(state.server.model)
+            kept[PERSONAL] = task.personal_state(state.server.model)
         flat = pytree.flatten(kept)  # empty branches vanish, as they do in a checkpoint
-        rows.append(pytree.to(pytree.unflatten(flat), task.world.device))
+        rows.append(pytree.to(pytree.unflatten(flat), task.info.device))
     return pytree.stack(rows)
 
 
 def store_client_states(own: Mapping[int, Tree], replies: Reply) -> Mapping[int, Tree]:
     """The store with what these clients now keep, on the host; the old store is left as it is."""
-    if not replies.own:
+    if not replies.client_state:
         return own
-    on_host = pytree.to(replies.own, "cpu")
+    on_host = pytree.to(replies.client_state, "cpu")
     changed = {
         int(client): pytree.clone(pytree.take(on_host, place))
         for place, client in enumerate(replies.client)

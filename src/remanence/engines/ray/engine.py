@@ -53,7 +53,7 @@ class RayEngine:
 
     workers: 0 means as many as the cluster's cores, or its GPUs where the work is done there, have
         room for; never more than there are clients.
-    inner: "loop" or "stacked"; empty: what is fastest there. stack, steps: as for `VectorizedEngine`.
+    inner: "sequential" or "vectorized"; empty: what is fastest there. stack, steps: as for `VectorizedEngine`.
     address: of a running cluster; empty: see `connection.connect`.
     device: "cpu" or "cuda", where the workers compute; empty: where the task is.
     cpus: cores of a worker, which on the CPU computes with as many threads. gpus: a worker's share
@@ -63,7 +63,7 @@ class RayEngine:
     """
 
     name = "ray"
-    steps = "eager"
+    execution = "eager"
 
     def __init__(
         self,
@@ -104,14 +104,14 @@ class RayEngine:
             )
         self.task, self.workers, self.address = task, workers, address
         self.timeout, self.retries = timeout, retries
-        self.device = device or task.world.device.type
+        self.device = device or task.info.device.type
         if gpus and self.device == "cpu":
             raise InputError(
                 f"engine ray: ray.gpus={gpus:g} means nothing to workers that compute on"
                 " the CPU: leave it out, or set device to cuda"
             )
         self.cpus, self.gpus = float(cpus), float(gpus) or float(self.device == "cuda")
-        if inner == "stacked":
+        if inner == "vectorized":
             VectorizedEngine(task)  # refuses what cannot be stacked
         self.inner = InnerEngine(
             inner or choose_inner(task, self.device), stack or MOST_CLIENTS[self.device], steps
@@ -125,36 +125,37 @@ class RayEngine:
         # a refinement looks at every model, and without a server every client needs its own back
         method = task.method
         self.keeps_models = (
-            aggregator_of(method).in_pieces
-            and method.owner("refine") is None
-            and method.owner("peers") is None
+            aggregator_of(method).is_decomposable
+            and method.part_filling("server_train") is None
+            and method.part_filling("peers") is None
         )
 
     def train(self, job: ClientWork) -> Iterator[Reply]:
         crew = self.assemble()
-        for_all = self._put(pack((None if job.personal_start else job.start, job.shared)))
+        for_all = self._put(pack((None if job.per_client_start else job.start, job.broadcast)))
         # a stack pays only if it is large
-        shares = len(crew.members) * (1 if self.inner.name == "stacked" else SHARES)
+        shares = len(crew.members) * (1 if self.inner.name == "vectorized" else SHARES)
         slices = balance(base.expected_steps(self.task, job), shares)
         models = [
-            self.shelf.pick(job.start, places) if job.personal_start else None for places in slices
+            self.shelf.pick(job.start, places) if job.per_client_start else None
+            for places in slices
         ]
         questions = [
             (for_all, pack(_subset_work(job, places)), some)
             for places, some in zip(slices, models, strict=True)
         ]
         if not self.keeps_models:
-            for _, answer in self.carry("train", questions):
-                yield unpack(answer, self.task.world.device)
+            for _, answer in self.map_unordered("train", questions):
+                yield unpack(answer, self.task.info.device)
             return
         harvest = RemoteReplies(self, job, for_all, questions)
-        for number, kept in self.carry("train_and_keep", questions):
-            yield harvest.bring_in(number, kept)
+        for number, kept in self.map_unordered("train_and_keep", questions):
+            yield harvest.attach(number, kept)
 
     def score(
         self, models: ModelState, split: str, owners: np.ndarray | None = None, time_step: int = 0
     ) -> ConfusionCounts:
-        crew, many = self.assemble(), models.many
+        crew, many = self.assemble(), models.num_models
         if many >= len(crew.members):  # a model or more for everybody
             some = [self.shelf.pick(models, part) for part in _split(many, len(crew.members))]
             parts: list[ConfusionCounts] = self._ask(
@@ -183,25 +184,25 @@ class RayEngine:
         owners: np.ndarray,
         split: str,
         time_step: int = 0,
-        verdicts: bool = False,
+        examples: bool = False,
     ) -> PairCounts:
         sizes = base.split_rows(self.task, split, time_step).sizes[owners]
         shares = balance(sizes, len(self.assemble().members)) if len(which) else []
         if not shares:
             return base.PairCounter(
-                0, self.task.world.classes, torch.device("cpu"), verdicts
+                0, self.task.info.num_classes, torch.device("cpu"), examples
             ).scores()
         questions = []
         for share in shares:
             # nobody needs the models of the others
             used, local = np.unique(which[share], return_inverse=True)
             questions.append(
-                (self.shelf.pick(models, used), local, owners[share], split, time_step, verdicts)
+                (self.shelf.pick(models, used), local, owners[share], split, time_step, examples)
             )
         return join_pairs(self._ask("score_pairs", questions), shares)
 
-    def judge(self, models: ModelState, ids: Tensor) -> Tensor:
-        crew, many, rows = self.assemble(), models.many, ids.cpu().numpy()
+    def predict_logits(self, models: ModelState, ids: Tensor) -> Tensor:
+        crew, many, rows = self.assemble(), models.num_models, ids.cpu().numpy()
         # a model or more for everybody; else all of them, and some of the rows
         by_models = many >= len(crew.members)
         shares = _split(many if by_models else len(rows), len(crew.members))
@@ -212,8 +213,8 @@ class RayEngine:
             else (self.shelf.pick(models, everybody), rows[share])
             for share in shares
         ]
-        return torch.cat(self._ask("judge", questions), dim=0 if by_models else 1).to(
-            self.task.world.device
+        return torch.cat(self._ask("predict_logits", questions), dim=0 if by_models else 1).to(
+            self.task.info.device
         )
 
     def close(self) -> None:
@@ -242,7 +243,7 @@ class RayEngine:
                 " add a node that has more, use another device,"
                 f" or give a worker less (ray.{resource.lower()}s)"
             )
-        count = min(self.workers or int(found / share), self.task.world.clients)
+        count = min(self.workers or int(found / share), self.task.info.num_clients)
         actor = ray.remote(Worker).options(
             num_cpus=self.cpus, num_gpus=self.gpus, max_restarts=0, scheduling_strategy="SPREAD"
         )
@@ -266,11 +267,14 @@ class RayEngine:
             ),
         )
         self.assignment = TaskRef(
-            uuid.uuid4().hex, ray.put(self.parcel.shell), ray.put(self.parcel.examples), self.inner
+            uuid.uuid4().hex,
+            ray.put(self.parcel.pickled),
+            ray.put(self.parcel.examples),
+            self.inner,
         )
         return self.crew
 
-    def carry(
+    def map_unordered(
         self, method: str, questions: Sequence[tuple[Any, ...]], likes: Iterable[int] | None = None
     ) -> Iterator[tuple[int, Any]]:
         """The same method of many workers, about this engine's task. -> (number of the question,
@@ -284,13 +288,13 @@ class RayEngine:
             for question, member in zip(questions, whose, strict=True)
         ]
         self.traffic.count(down=tuple(questions))
-        for number, answer in crew.carry(calls):
+        for number, answer in crew.map_unordered(calls):
             self.traffic.count(up=answer)
             yield number, answer
 
     def _ask(self, method: str, questions: Sequence[tuple[Any, ...]]) -> list[Any]:
         """All answers, in the order of the questions."""
-        answers = dict(self.carry(method, questions))
+        answers = dict(self.map_unordered(method, questions))
         return [unpack(answers[number], torch.device("cpu")) for number in range(len(questions))]
 
     def _put(self, packed: Any) -> Any:
@@ -305,7 +309,7 @@ def balance(work: np.ndarray, hands: int) -> list[np.ndarray]:
     """Places 0 .. n-1 in at most `hands` slices of about equal work, the largest first: whatever is
     largest goes to whoever has least.
 
-    >>> [places.tolist() for places in deal(np.array([1, 5, 2, 2, 1]), 2)]
+    >>> [places.tolist() for places in balance(np.array([1, 5, 2, 2, 1]), 2)]
     [[1, 4], [0, 2, 3]]
     """
     slices: list[list[int]] = [[] for _ in range(max(1, min(hands, len(work))))]
@@ -328,7 +332,7 @@ def join_pairs(parts: list[PairCounts], shares: list[np.ndarray]) -> PairCounts:
         torch.cat([part.confusion for part in parts])[back],
         torch.cat([part.loss for part in parts])[back],
     )
-    told = [part.verdicts for part in parts]
+    told = [part.examples for part in parts]
     if told[0] is None:
         return PairCounts(confusion, loss)
     pair = np.concatenate(
@@ -353,12 +357,12 @@ def _subset_work(job: ClientWork, places: np.ndarray) -> Any:
     store.
     """
     index = torch.from_numpy(places)
-    facts = ClientStats(*(fact[index] for fact in job.facts))
+    facts = ClientStats(*(fact[index] for fact in job.stats))
     whole: Any = job
     return whole._replace(
         clients=job.clients[places],
         start=None,
-        shared={},
-        own=pytree.take(job.own, index),
-        facts=facts,
+        broadcast={},
+        client_state=pytree.take(job.client_state, index),
+        stats=facts,
     )

@@ -73,11 +73,11 @@ class ModelStore:
         for stack, blocks, size in self.stacks:
             if stack.params is models.params and stack.buffers is models.buffers:
                 return blocks, size
-        count = models.many
+        count = models.num_models
         one = (pytree.nbytes(models.params) + pytree.nbytes(models.buffers)) // max(count, 1)
         size = max(1, BLOCK // max(one, 1))
         blocks = [
-            self.put(pack(tuple(models.take(slice(first, first + size)))))
+            self.put(pack(tuple(models.select(slice(first, first + size)))))
             for first in range(0, count, size)
         ]
         self.stacks = [*self.stacks[-KEPT + 1 :], (models, blocks, size)]

@@ -36,7 +36,7 @@ class RemoteReply(NamedTuple):
     rest: Any  # packed: the replies without their models
     form: dict[str, tuple[tuple[int, ...], torch.dtype]]  # of one client's parameters
     finite: Any  # packed: [k] bool
-    moved: Any  # packed: [k] float64
+    update_norm: Any  # packed: [k] float64
     # reference to the packed replies, with their models and without what the clients keep
     models: Any
 
@@ -50,20 +50,20 @@ class RemoteReplies:
         self.engine, self.job, self.for_all, self.questions = engine, job, for_all, questions
         self.models: dict[int, Any] = {}
 
-    def bring_in(self, number: int, kept: RemoteReply) -> Reply:
+    def attach(self, number: int, kept: RemoteReply) -> Reply:
         """The replies of a piece, with models that stay where they are."""
         self.models[number] = kept.models
-        reply: Reply = unpack(kept.rest, self.engine.task.world.device)
+        reply: Reply = unpack(kept.rest, self.engine.task.info.device)
         finite, moved = (
-            unpack(packed, torch.device("cpu")) for packed in (kept.finite, kept.moved)
+            unpack(packed, torch.device("cpu")) for packed in (kept.finite, kept.update_norm)
         )
         form = {
             name: torch.zeros((), dtype=dtype).expand(shape)
             for name, (shape, dtype) in kept.form.items()
         }
-        here = torch.full((reply.k,), number, dtype=torch.int64)
+        here = torch.full((reply.num_clients,), number, dtype=torch.int64)
         return reply._replace(
-            params=RemoteParams(self, form, here, torch.arange(reply.k), finite, moved)
+            params=RemoteParams(self, form, here, torch.arange(reply.num_clients), finite, moved)
         )
 
     def fetch(self, pieces: Sequence[int]) -> list[Params]:
@@ -76,10 +76,10 @@ class RemoteReplies:
                 self._train_again(pieces)
                 continue
             self.engine.traffic.count(up=packed)
-            return [unpack(reply.params, self.engine.task.world.device) for reply in packed]
+            return [unpack(reply.params, self.engine.task.info.device) for reply in packed]
         raise RunFailed(_LOST)
 
-    def add_up(self, piece: Tensor, row: Tensor, weights: Tensor, srv: ServerContext) -> Tree:
+    def partial_sum(self, piece: Tensor, row: Tensor, weights: Tensor, srv: ServerContext) -> Tree:
         crew, weights = self.engine.assemble(), weights.cpu()
         # as the work was dealt out: most of a group lies with one worker
         group = piece % len(crew.members)
@@ -87,14 +87,14 @@ class RemoteReplies:
             number: (group == number).nonzero().flatten() for number in torch.unique(group).tolist()
         }
         sums: dict[int, Any] = {}
-        questioner = self._ask_for(srv)
+        questioner = self._server_args(srv)
         for _ in range(self.engine.retries + 1):
             missing = [number for number in wanted if number not in sums]
             questions = [
-                self._address(questioner, piece[wanted[n]], row[wanted[n]], weights[wanted[n]])
+                self._locate(questioner, piece[wanted[n]], row[wanted[n]], weights[wanted[n]])
                 for n in missing
             ]
-            answers = dict(self.engine.carry("add_up", questions, missing))
+            answers = dict(self.engine.map_unordered("partial_sum", questions, missing))
             sums |= {
                 number: answers[place]
                 for place, number in enumerate(missing)
@@ -103,7 +103,7 @@ class RemoteReplies:
             if len(sums) == len(wanted):
                 total: Tree | None = None
                 for number in wanted:
-                    part = unpack(sums[number], self.engine.task.world.device)
+                    part = unpack(sums[number], self.engine.task.info.device)
                     total = part if total is None else pytree.add(total, part)
                 assert total is not None
                 return total
@@ -119,21 +119,21 @@ class RemoteReplies:
             )
         raise RunFailed(_LOST)
 
-    def _ask_for(self, srv: ServerContext) -> tuple[Any, Any]:
+    def _server_args(self, srv: ServerContext) -> tuple[Any, Any]:
         """What workers need to know of the server. The model is in the store already, unless
         the sum is about another one; of the state, what counts here.
         """
-        owner = self.engine.task.method.owner("combine")
+        owner = self.engine.task.method.part_filling("aggregate")
         state = (
             {}
             if owner is None or owner.name not in srv.state
             else {owner.name: srv.state[owner.name]}
         )
-        same = not self.job.personal_start and srv.start is self.job.start
+        same = not self.job.per_client_start and srv.start is self.job.start
         start: ModelState | None = None if same else srv.start
         return self.for_all, pack((srv.round, start, state, srv.key))
 
-    def _address(
+    def _locate(
         self, questioner: tuple[Any, Any], piece: Tensor, row: Tensor, weights: Tensor
     ) -> tuple[Any, ...]:
         numbers = torch.unique(piece).tolist()
@@ -144,7 +144,7 @@ class RemoteReplies:
     def _train_again(self, pieces: Sequence[int]) -> None:
         """Those that cannot be reached; which they are only a look at all of them would tell."""
         again = [self.questions[number] for number in pieces]
-        for place, kept in self.engine.carry("train_and_keep", again, pieces):
+        for place, kept in self.engine.map_unordered("train_and_keep", again, pieces):
             self.models[pieces[place]] = kept.models
 
 

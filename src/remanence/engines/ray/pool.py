@@ -29,7 +29,7 @@ class ActorRequest(NamedTuple):
 
     method: str
     arguments: tuple[Any, ...]
-    likes: int = (
+    affinity: int = (
         # whose place it had better be, counted round the crew: what belongs together then lies
         # together, if nobody has to wait for it
         0
@@ -64,9 +64,9 @@ class ActorPool:
         self.hire, self.retries, self.timeout = hire, retries, timeout
         self.losses: list[str] = []  # what happened, for the log and for tests
         self.failed_starts = 0  # one after the other
-        self.members = [self._take_on(number) for number in range(count)]
+        self.members = [self._spawn(number) for number in range(count)]
 
-    def carry(self, calls: Sequence[ActorRequest]) -> Iterator[tuple[int, Any]]:
+    def map_unordered(self, calls: Sequence[ActorRequest]) -> Iterator[tuple[int, Any]]:
         """Have all calls done, the first ones first. -> (number of the call, its answer), in
         any order
         """
@@ -89,7 +89,7 @@ class ActorPool:
             ready, _ = ray.wait([*errands, *starting], num_returns=1, timeout=PATIENCE)
             for answer in ready:
                 if answer in starting:
-                    self._welcome(starting[answer])
+                    self._on_ready(starting[answer])
                     continue
                 errand = errands.pop(answer)
                 try:
@@ -97,7 +97,7 @@ class ActorPool:
                 except ray.exceptions.RayTaskError as error:
                     raise _explain(error) from error
                 except ray.exceptions.RayError as error:
-                    waiting.insert(0, self._lose(errand, tries, _first_line(error)))
+                    waiting.insert(0, self._on_lost(errand, tries, _first_line(error)))
                     continue
                 yield errand.call, result
             for answer, errand in list(errands.items()):
@@ -105,14 +105,14 @@ class ActorPool:
                     del errands[answer]
                     waiting.insert(
                         0,
-                        self._lose(
+                        self._on_lost(
                             errand, tries, f"it did not answer in {self.timeout:g} s", hung=True
                         ),
                     )
             if not errands and waiting:
                 self._give_up_waiting()
 
-    def dismiss(self) -> None:
+    def shutdown(self) -> None:
         """End all workers."""
         import ray
 
@@ -127,11 +127,13 @@ class ActorPool:
         stands idle.
         """
         liked = (
-            number for number in waiting if calls[number].likes % len(self.members) == member.number
+            number
+            for number in waiting
+            if calls[number].affinity % len(self.members) == member.number
         )
         return next(liked, waiting[0])
 
-    def _take_on(self, number: int) -> PoolSlot:
+    def _spawn(self, number: int) -> PoolSlot:
         actor = self.hire()
         return PoolSlot(number, actor, actor.ready.remote())
 
@@ -140,9 +142,9 @@ class ActorPool:
 
         with contextlib.suppress(Exception):
             ray.kill(member.actor)  # it may hang rather than be dead
-        self.members[self.members.index(member)] = self._take_on(member.number)
+        self.members[self.members.index(member)] = self._spawn(member.number)
 
-    def _welcome(self, member: PoolSlot) -> None:
+    def _on_ready(self, member: PoolSlot) -> None:
         import ray
 
         try:
@@ -155,12 +157,14 @@ class ActorPool:
                     f"Ray workers cannot be started ({_first_line(error)}): remanence must"
                     " be installed on every node, with the same Python and torch"
                 ) from error
-            self._tell(
+            self._log_once(
                 f"Ray worker {member.number} did not start ({_first_line(error)}): trying another"
             )
             self._replace(member)
 
-    def _lose(self, errand: PendingCall, tries: list[int], reason: str, hung: bool = False) -> int:
+    def _on_lost(
+        self, errand: PendingCall, tries: list[int], reason: str, hung: bool = False
+    ) -> int:
         """Replace a worker that died or hangs. -> the call to do again; what hangs is tried
         twice at most, so nobody waits longer than two timeouts
         """
@@ -171,7 +175,9 @@ class ActorPool:
                 f" that did it (the last: {reason}): nothing is lost,"
                 " go on with remanence resume, with fewer workers if memory is short"
             )
-        self._tell(f"Ray worker {errand.member.number} was lost ({reason}): another does its work")
+        self._log_once(
+            f"Ray worker {errand.member.number} was lost ({reason}): another does its work"
+        )
         self._replace(errand.member)
         return errand.call
 
@@ -188,7 +194,7 @@ class ActorPool:
                 " core or GPU for one; nothing is lost, go on with remanence resume"
             )
 
-    def _tell(self, sentence: str) -> None:
+    def _log_once(self, sentence: str) -> None:
         self.losses.append(sentence)
         log.warning(sentence)
 
@@ -197,22 +203,22 @@ class ActorPool:
 SHARED_POOLS: dict[Any, tuple[ActorPool, int]] = {}
 
 
-def acquire_pool(likeness: Any, make: Callable[[], ActorPool]) -> ActorPool:
+def acquire_pool(config_key: Any, make: Callable[[], ActorPool]) -> ActorPool:
     """The crew that other engines of this process use already, if it is of the same kind, or a
     new one.
     """
-    crew, users = SHARED_POOLS[likeness] if likeness in SHARED_POOLS else (make(), 0)
-    SHARED_POOLS[likeness] = (crew, users + 1)
+    crew, users = SHARED_POOLS[config_key] if config_key in SHARED_POOLS else (make(), 0)
+    SHARED_POOLS[config_key] = (crew, users + 1)
     return crew
 
 
-def release_pool(likeness: Any) -> None:
+def release_pool(config_key: Any) -> None:
     """The last one out ends the workers."""
-    crew, users = SHARED_POOLS.pop(likeness)
+    crew, users = SHARED_POOLS.pop(config_key)
     if users > 1:
-        SHARED_POOLS[likeness] = (crew, users - 1)
+        SHARED_POOLS[config_key] = (crew, users - 1)
     else:
-        crew.dismiss()
+        crew.shutdown()
 
 
 def _explain(error: Any) -> RemanenceError:

@@ -31,7 +31,11 @@ from remanence.data.batches import Examples
 from remanence.training.client_step import TrainingTask
 
 NamedArrays = dict[str, np.ndarray]
-READ_ONLY = ("x", "y", "place")  # of the examples: the bulk of a task, the same for every worker
+READ_ONLY = (
+    "x",
+    "y",
+    "storage_index",
+)  # of the examples: the bulk of a task, the same for every worker
 
 
 class PackedTensor:
@@ -100,7 +104,7 @@ def _rebuild(value: Any, change: Any) -> Any:
 class TaskBundle:
     """A task on its way: everything but the examples as bytes, and the examples as arrays."""
 
-    shell: bytes
+    pickled: bytes
     examples: NamedArrays
 
 
@@ -175,9 +179,9 @@ def receive_task(parcel: TaskBundle, device: torch.device) -> TrainingTask:
     """The task on a device of this machine."""
     from ray import cloudpickle
 
-    task: TrainingTask = cloudpickle.loads(parcel.shell)
+    task: TrainingTask = cloudpickle.loads(parcel.pickled)
     model = task.model
-    for module in (model.origin, model.trainer, model.judge):
+    for module in (model.source_module, model.train_module, model.eval_module):
         assert isinstance(module, nn.Module)
         module.to(device)
     initial = ModelState(
@@ -186,7 +190,7 @@ def receive_task(parcel: TaskBundle, device: torch.device) -> TrainingTask:
     return replace(
         task,
         model=replace(model, initial=initial),
-        world=replace(task.world, device=device),
+        info=replace(task.info, device=device),
         train=_with_arrays(task.train, "train", parcel.examples, device),
         test=_with_arrays(task.test, "test", parcel.examples, device),
     )
@@ -198,7 +202,9 @@ def _arrays_of(examples: Examples) -> NamedArrays:
 
 
 def _without_arrays(examples: Examples) -> Examples:
-    return replace(examples, x=torch.empty(0), y=torch.empty(0, dtype=torch.int64), place=None)
+    return replace(
+        examples, x=torch.empty(0), y=torch.empty(0, dtype=torch.int64), storage_index=None
+    )
 
 
 def _with_arrays(

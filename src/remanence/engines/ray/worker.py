@@ -32,7 +32,7 @@ from remanence.engines.vectorized import VectorizedEngine
 from remanence.training.client_step import TrainingTask
 from remanence.training.server_step import aggregator_of
 
-INNER = ("loop", "stacked")
+INNER = ("sequential", "vectorized")
 KEPT = 4  # tasks at hand: a run has one, and another where personal models are fine-tuned
 
 
@@ -52,18 +52,18 @@ def choose_inner(task: TrainingTask, device: str) -> str:
     as a stack where that is possible.
     """
     if device == "cpu" and task.model.has_convolutions:
-        return "loop"
+        return "sequential"
     try:
         VectorizedEngine(task)
     except InputError:
-        return "loop"
-    return "stacked"
+        return "sequential"
+    return "vectorized"
 
 
 def make_inner(inner: InnerEngine, task: TrainingTask) -> SequentialEngine | VectorizedEngine:
-    if inner.name == "stacked":
+    if inner.name == "vectorized":
         return VectorizedEngine(task, inner.stack, inner.steps)
-    return SequentialEngine(task, channels_last=task.world.device.type == "cpu")
+    return SequentialEngine(task, channels_last=task.info.device.type == "cpu")
 
 
 class TaskRef(NamedTuple):
@@ -74,7 +74,7 @@ class TaskRef(NamedTuple):
     token: str
     # references into the object store, which travel as such because they are not arguments of their
     # own
-    shell: Any
+    pickled: Any
     examples: Any
     inner: InnerEngine
 
@@ -120,13 +120,16 @@ class Worker:
         squares = [way.double().flatten(1).square().sum(dim=1) for way in moved.values()]
         form = {name: (tuple(value.shape[1:]), value.dtype) for name, value in reply.params.items()}
         params: Tree = dict(reply.params)
-        rest, finite = reply._replace(params={}), pytree.finite({"params": params}, reply.k)
-        kept = ray.put(pack(reply._replace(own={})))
+        rest, finite = (
+            reply._replace(params={}),
+            pytree.finite({"params": params}, reply.num_clients),
+        )
+        kept = ray.put(pack(reply._replace(client_state={})))
         return RemoteReply(
             pack(rest), form, pack(finite), pack(torch.stack(squares).sum(dim=0).sqrt()), kept
         )
 
-    def add_up(
+    def partial_sum(
         self,
         assignment: TaskRef,
         for_all: Any,
@@ -147,19 +150,21 @@ class Worker:
             pieces = ray.get(kept, timeout=FETCH_TIMEOUT)
         except (ray.exceptions.ObjectLostError, ray.exceptions.GetTimeoutError):
             return None
-        task = self._post(assignment).engine.task
+        task = self._load_task(assignment).engine.task
         round, start, state, key = unpack(about, self.device)
         srv = ServerContext(
             round,
             start or ModelState(*unpack(for_all, self.device)[0]),
             state,
-            task.number_tensors(),
+            task.hparam_tensors(),
             key,
-            task.world,
+            task.info,
         )
         partial, total = aggregator_of(task.method).partial, None
         for piece, row, share in zip(pieces, rows, weights, strict=True):
-            replies: Reply = unpack(piece, self.device).pick(torch.tensor(row, device=self.device))
+            replies: Reply = unpack(piece, self.device).select(
+                torch.tensor(row, device=self.device)
+            )
             part = partial(torch.tensor(share, device=self.device), replies, srv)
             total = part if total is None else pytree.add(total, part)
         return pack(total)
@@ -174,7 +179,9 @@ class Worker:
     ) -> Any:
         """Some of the models on all rows."""
         return pack(
-            self._post(assignment).engine.score(models.open(self.device), split, owners, time_step)
+            self._load_task(assignment).engine.score(
+                models.open(self.device), split, owners, time_step
+            )
         )
 
     def score_rows(
@@ -192,7 +199,7 @@ class Worker:
             torch.tensor(groups, device=self.device),
         )
         return pack(
-            self._post(assignment).by_rows.score_rows(
+            self._load_task(assignment).by_rows.score_rows(
                 unpack(models, self.device), split, rows, of_group, count
             )
         )
@@ -205,20 +212,20 @@ class Worker:
         owners: np.ndarray,
         split: str,
         time_step: int,
-        verdicts: bool,
+        examples: bool,
     ) -> Any:
         """Each model on rows of its own."""
-        engine = self._post(assignment).engine
+        engine = self._load_task(assignment).engine
         return pack(
             engine.score_pairs(
-                models.open(self.device), which.copy(), owners.copy(), split, time_step, verdicts
+                models.open(self.device), which.copy(), owners.copy(), split, time_step, examples
             )
         )
 
-    def judge(self, assignment: TaskRef, models: ModelRefs, ids: np.ndarray) -> Any:
+    def predict_logits(self, assignment: TaskRef, models: ModelRefs, ids: np.ndarray) -> Any:
         """What models say of some rows."""
         return pack(
-            self._post(assignment).engine.judge(
+            self._load_task(assignment).engine.predict_logits(
                 models.open(self.device), torch.tensor(ids, device=self.device)
             )
         )
@@ -226,19 +233,19 @@ class Worker:
     def _whole(self, for_all: Any, job: Any, models: ModelRefs | None) -> ClientWork:
         start, shared = unpack(for_all, self.device)
         whole: ClientWork = unpack(job, self.device)._replace(
-            shared=shared, start=start if models is None else models.open(self.device)
+            broadcast=shared, start=start if models is None else models.open(self.device)
         )
         return whole
 
     def _train(self, assignment: TaskRef, job: ClientWork) -> Reply:
-        return Reply.join(list(self._post(assignment).engine.train(job)))
+        return Reply.concat(list(self._load_task(assignment).engine.train(job)))
 
-    def _post(self, assignment: TaskRef) -> LoadedTask:
+    def _load_task(self, assignment: TaskRef) -> LoadedTask:
         if assignment.token not in self.posts:
             import ray
 
             task = receive_task(
-                TaskBundle(*ray.get([assignment.shell, assignment.examples])), self.device
+                TaskBundle(*ray.get([assignment.pickled, assignment.examples])), self.device
             )
             engine = make_inner(assignment.inner, task)
             self.posts[assignment.token] = LoadedTask(
