@@ -50,7 +50,7 @@ class FastSequentialEngine(SequentialEngine):
         self.execution = "eager" if steps == "auto" else steps
         # why steps are no longer written down, or something else is not compiled
         self.degraded_reasons: list[str] = []
-        self.judging = replace(
+        self.eval_task = replace(
             task,
             model=compile_for_eval(task.model, self.execution == "compiled", self.degraded_reasons),
         )
