@@ -33,8 +33,8 @@ import torch
 
 from remanence.config import RaySettings, parse_experiment, write_toml
 from remanence.core import pytree
+from remanence.core.engine import Engine
 from remanence.core.errors import InputError
-from remanence.core.types import Engine
 from remanence.engines.autotune import make_engine
 from remanence.experiment.build import BuiltExperiment, build
 from remanence.rounds.loop import first_state, make_recorder, run_round

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from remanence.bench.jobs import JOBS, prepare
-from remanence.core.types import ClientWork
+from remanence.core.engine import ClientWork
 from remanence.data.batches import plan_batches
 from remanence.experiment.build import BuiltExperiment
 

@@ -19,7 +19,7 @@ from remanence.version import __version__
 if TYPE_CHECKING:
     from remanence.api import compare, resume, run
     from remanence.core.errors import InputError, RemanenceError
-    from remanence.core.types import Method, Part
+    from remanence.core.slots import Method, Part
     from remanence.data import from_dataset
     from remanence.diagnosis import diagnose
     from remanence.report import write_report
@@ -37,8 +37,8 @@ _HOMES = {
     "write_report": "remanence.report",
     "InputError": "remanence.core.errors",
     "RemanenceError": "remanence.core.errors",
-    "Method": "remanence.core.types",
-    "Part": "remanence.core.types",
+    "Method": "remanence.core.slots",
+    "Part": "remanence.core.slots",
 }
 
 __all__ = [

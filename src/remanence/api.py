@@ -20,7 +20,7 @@ from remanence.config import (
 from remanence.core.compose import describe
 from remanence.core.errors import InputError
 from remanence.core.progress import make_progress
-from remanence.core.types import Method, Part
+from remanence.core.slots import Method, Part
 from remanence.data import from_dataset
 from remanence.data.source import ArrayDataset
 from remanence.engines.autotune import EngineChoice

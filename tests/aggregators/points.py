@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remanence.core.types import ModelState, Part, Reply
+from remanence.core.slots import Part
+from remanence.core.types import ModelState, Reply
 
 
 def as_replies(

@@ -22,7 +22,7 @@ from remanence.aggregators.robust import (
 )
 from remanence.core.compose import ComposedMethod
 from remanence.core.errors import AggregationFailed, InputError
-from remanence.core.types import Method, Part
+from remanence.core.slots import Method, Part
 from remanence.engines.sequential import SequentialEngine
 from remanence.losses import wsm
 from remanence.methods import fedavg, fedprox, fedwavg

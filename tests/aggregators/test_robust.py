@@ -25,7 +25,7 @@ from remanence.aggregators.robust import (
     norm_clip,
     trimmed_mean,
 )
-from remanence.core.types import Part
+from remanence.core.slots import Part
 
 ALL = [
     median(),

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from remanence.core.engine import ClientWork
 from remanence.core.rng import Key
-from remanence.core.types import ClientWork, ModelState, Reply
+from remanence.core.types import ModelState, Reply
 
 START = ModelState(
     {

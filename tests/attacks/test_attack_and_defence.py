@@ -18,7 +18,7 @@ from remanence.aggregators.robust import (
 from remanence.attacks import Adversary, parse_attacks
 from remanence.core import pytree
 from remanence.core.rng import Key
-from remanence.core.types import Part
+from remanence.core.slots import Part
 from remanence.engines.sequential import SequentialEngine
 from remanence.methods import fedavg
 from remanence.rounds.loop import first_state, make_work

@@ -16,7 +16,7 @@ from remanence.core.compose import (
 )
 from remanence.core.errors import InputError
 from remanence.core.expressions import options_of
-from remanence.core.types import (
+from remanence.core.slots import (
     Aggregate,
     Context,
     Method,

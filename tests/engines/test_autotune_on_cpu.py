@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from remanence.core.engine import Engine
 from remanence.core.progress import NullProgress
-from remanence.core.types import Engine
 from remanence.engines import autotune
 from remanence.engines.autotune import EngineChoice, choose_engine, make_engine
 from remanence.engines.processes import ProcessEngine

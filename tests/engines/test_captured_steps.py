@@ -18,7 +18,8 @@ from engines.test_equal_engines import CASES, EVERYTHING, with_clients
 
 from remanence.core.errors import RunFailed
 from remanence.core.pytree import Tree
-from remanence.core.types import ClientOps, Context, ModelState, Part, Reply, StepTracker
+from remanence.core.slots import ClientOps, Context, Part, StepTracker
+from remanence.core.types import ModelState, Reply
 from remanence.engines import cuda_graphs
 from remanence.engines.autotune import choose_engine, choose_steps, make_engine
 from remanence.engines.cuda_graphs import choose_sizes, round_up

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from remanence.core import pytree
+from remanence.core.engine import Engine
 from remanence.core.errors import InputError
 from remanence.core.model import init_module
 from remanence.core.rng import Key
-from remanence.core.types import Engine, ModelState, Reply
+from remanence.core.types import ModelState, Reply
 from remanence.data.population import ClientData, ClientRows
 from remanence.engines.processes import ProcessEngine
 from remanence.engines.sequential import SequentialEngine

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from remanence.core.model import Model, functionalize, init_module
 from remanence.core.rng import Key
-from remanence.core.types import Method, ModelState, Part, Phase, Reply
+from remanence.core.slots import Method, Part, Phase
+from remanence.core.types import ModelState, Reply
 from remanence.engines.frozen_prefix import cut, find_split, inputs_only_feed_model
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.sequential_fast import FastSequentialEngine

@@ -30,7 +30,8 @@ from remanence.core import pytree
 from remanence.core.errors import InputError, RunFailed
 from remanence.core.model import init_module
 from remanence.core.rng import Key
-from remanence.core.types import ClientOps, ClientStats, Context, ModelState, Part
+from remanence.core.slots import ClientOps, Context, Part
+from remanence.core.types import ClientStats, ModelState
 from remanence.engines.autotune import make_engine
 from remanence.engines.ray.connection import connect
 from remanence.engines.ray.engine import RayEngine, balance

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from remanence.core.engine import Engine
 from remanence.core.rng import Key
-from remanence.core.types import Engine
 from remanence.data.batches import plan_batches
 from remanence.engines import base, sequential_fast
 from remanence.engines.processes import ProcessEngine, balance

@@ -23,8 +23,10 @@ from engines.toys import (
 from torch import nn
 
 from remanence.core import pytree
+from remanence.core.engine import ClientWork
 from remanence.core.errors import InputError
-from remanence.core.types import ClientWork, Method, Part, Reply
+from remanence.core.slots import Method, Part
+from remanence.core.types import Reply
 from remanence.data.batches import plan_batches
 from remanence.engines.base import plan_phase
 from remanence.engines.sequential import SequentialEngine

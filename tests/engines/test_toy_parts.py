@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from engines.toys import TOYS
 
-from remanence.core.types import Method, Part
+from remanence.core.slots import Method, Part
 from remanence.engines.processes import ProcessEngine
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine

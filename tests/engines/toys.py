@@ -12,23 +12,19 @@ from torch import Tensor, nn
 
 from remanence.core import pytree, rng
 from remanence.core.pytree import Params, Tree, weighted_mean
-from remanence.core.types import (
+from remanence.core.slots import (
     Aggregate,
-    Batch,
     ClientOps,
     Context,
     Method,
-    ModelState,
     Optimizer,
-    Output,
     Part,
     Phase,
-    Reply,
     ServerContext,
     ServerOps,
-    TaskInfo,
     Transform,
 )
+from remanence.core.types import Batch, ModelState, Output, Reply, TaskInfo
 from remanence.losses import wsm
 from remanence.methods import fedprox
 

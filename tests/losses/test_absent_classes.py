@@ -28,7 +28,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from remanence.core.errors import InputError
-from remanence.core.types import Batch, ClientStats, Output, Part
+from remanence.core.slots import Part
+from remanence.core.types import Batch, ClientStats, Output
 from remanence.losses.fedlc import calibrated, fedlc
 from remanence.losses.fedrs import fedrs, restricted
 from remanence.losses.masked_ce import masked, masked_ce

@@ -19,8 +19,9 @@ from reference.federated import normalize
 from reference.gossip import Rows, Training
 from torch import nn
 
+from remanence.core.engine import Engine
 from remanence.core.rng import Key
-from remanence.core.types import Engine, Method, Part
+from remanence.core.slots import Method, Part
 from remanence.data.batches import plan_batches
 from remanence.experiment.build import BuiltExperiment
 from remanence.rounds.loop import first_state, make_recorder, run_round

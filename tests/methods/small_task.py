@@ -11,7 +11,7 @@ import torch
 from reference import federated
 from torch import Tensor, nn
 
-from remanence.core.types import Method, Part
+from remanence.core.slots import Method, Part
 from remanence.engines.sequential import SequentialEngine
 from remanence.experiment.build import BuiltExperiment
 from remanence.testing.toy_task import run_rounds, small_experiment

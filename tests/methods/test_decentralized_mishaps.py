@@ -36,8 +36,9 @@ from methods.drifting_task import (
 from reference import decentralized as reference_rounds
 from rounds.test_run import Tampered, poison
 
+from remanence.core.engine import PairCounts
 from remanence.core.rng import Key
-from remanence.core.types import ModelState, PairCounts
+from remanence.core.types import ModelState
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.rounds import decentralized

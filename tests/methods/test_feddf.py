@@ -17,7 +17,8 @@ from methods.small_task import (
 from reference import feddf as reference
 
 from remanence.core.errors import InputError
-from remanence.core.types import Method, Part, Reply
+from remanence.core.slots import Method, Part
+from remanence.core.types import Reply
 from remanence.engines.sequential import SequentialEngine
 from remanence.experiment.build import BuiltExperiment
 from remanence.losses import wsm

@@ -26,7 +26,7 @@ from reference.gossip import State
 
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
-from remanence.core.types import AssignmentDecision
+from remanence.core.slots import AssignmentDecision
 from remanence.engines.processes import ProcessEngine
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine

@@ -22,7 +22,8 @@ from reference import fedreg as witness
 from torch import Tensor
 
 from remanence.core.errors import InputError
-from remanence.core.types import Batch, ModelState, Output, Part
+from remanence.core.slots import Part
+from remanence.core.types import Batch, ModelState, Output
 from remanence.losses import wsm
 from remanence.methods.fedreg import fedreg, uniform_weights
 from remanence.models import text

@@ -15,7 +15,8 @@ from reference import fedwavg as reference
 from torch import Tensor
 
 from remanence.core.errors import InputError
-from remanence.core.types import Batch, Method, ModelState, Output, Part
+from remanence.core.slots import Method, Part
+from remanence.core.types import Batch, ModelState, Output
 from remanence.engines.sequential import SequentialEngine
 from remanence.losses import wsm
 from remanence.methods import fedprox

@@ -17,7 +17,7 @@ from reference import fedbabu as witness
 from torch import nn
 
 from remanence.core.errors import InputError
-from remanence.core.types import Method
+from remanence.core.slots import Method
 from remanence.data.source import ArrayDataset, DatasetSplit
 from remanence.engines.sequential import SequentialEngine
 from remanence.losses import wsm

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.errors import InputError
-from remanence.core.types import Batch, ModelState, Part
+from remanence.core.slots import Part
+from remanence.core.types import Batch, ModelState
 from remanence.engines.sequential import SequentialEngine
 from remanence.losses import wsm
 from remanence.methods import fedprox

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from remanence.core.compose import check
 from remanence.core.errors import InputError
-from remanence.core.types import ModelState, Part
+from remanence.core.slots import Part
+from remanence.core.types import ModelState
 from remanence.engines.sequential import SequentialEngine
 from remanence.experiment.build import BuiltExperiment
 from remanence.losses import wsm

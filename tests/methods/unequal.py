@@ -13,7 +13,7 @@ from methods.small_task import CLASSES, make_net
 from reference.federated import Setting, normalize
 from torch import Tensor
 
-from remanence.core.types import Method, Part
+from remanence.core.slots import Method, Part
 from remanence.engines.sequential import SequentialEngine
 from remanence.experiment.build import BuiltExperiment
 from remanence.testing.toy_task import run_rounds, small_experiment

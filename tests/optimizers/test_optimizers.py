@@ -14,7 +14,7 @@ from remanence.core import pytree
 from remanence.core.errors import InputError
 from remanence.core.expressions import instantiate, parse_call
 from remanence.core.pytree import Params
-from remanence.core.types import Context, Optimizer
+from remanence.core.slots import Context, Optimizer
 from remanence.optimizers import OPTIMIZERS
 
 STEPS, CLIENTS = 20, 3

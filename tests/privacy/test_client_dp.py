@@ -15,7 +15,8 @@ from remanence.core import pytree
 from remanence.core.compose import ComposedMethod, check
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
-from remanence.core.types import Method, ModelState, Part, Reply
+from remanence.core.slots import Method, Part
+from remanence.core.types import ModelState, Reply
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment

@@ -23,7 +23,8 @@ from remanence.core.compose import parse_method
 from remanence.core.errors import InputError
 from remanence.core.model import init_module
 from remanence.core.rng import Key
-from remanence.core.types import Batch, ClientOps, Context, Output, Part
+from remanence.core.slots import ClientOps, Context, Part
+from remanence.core.types import Batch, Output
 from remanence.data.batches import plan_batches
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine

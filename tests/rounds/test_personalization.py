@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from remanence.core.compose import check
 from remanence.core.errors import InputError
-from remanence.core.types import ClientOps, Context, Method, ModelState, Part, Phase
+from remanence.core.slots import ClientOps, Context, Method, Part, Phase
+from remanence.core.types import ModelState
 from remanence.engines.sequential import SequentialEngine
 from remanence.experiment.build import BuiltExperiment
 from remanence.losses import wsm

@@ -16,9 +16,10 @@ import torch
 
 from remanence.config import Experiment, parse_experiment
 from remanence.core import pytree
+from remanence.core.engine import ClientWork, ConfusionCounts, Engine, PairCounts
 from remanence.core.errors import InputError
 from remanence.core.progress import LogProgress
-from remanence.core.types import ClientWork, ConfusionCounts, Engine, ModelState, PairCounts, Reply
+from remanence.core.types import ModelState, Reply
 from remanence.engines.autotune import make_engine
 from remanence.engines.cuda_graphs import GraphedPhase
 from remanence.engines.vectorized import VectorizedEngine

@@ -10,21 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from remanence.core.engine import ClientWork, ConfusionCounts, PairCounts
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
-from remanence.core.types import (
-    Batch,
-    ClientOps,
-    ClientWork,
-    ConfusionCounts,
-    Context,
-    ModelState,
-    Output,
-    PairCounts,
-    Part,
-    Reply,
-    Transform,
-)
+from remanence.core.slots import ClientOps, Context, Part, Transform
+from remanence.core.types import Batch, ModelState, Output, Reply
 from remanence.engines.sequential import SequentialEngine
 from remanence.methods import METHODS
 from remanence.models import MODELS

@@ -17,7 +17,8 @@ from rounds.test_run import Tampered, poison, silence
 from trust.bad_replies import KINDS
 from trust.faults import BAD_REPLIES, tried
 
-from remanence.core.types import Engine, Reply
+from remanence.core.engine import Engine
+from remanence.core.types import Reply
 from remanence.engines.autotune import make_engine
 from remanence.engines.sequential import SequentialEngine
 from remanence.experiment.build import BuiltExperiment

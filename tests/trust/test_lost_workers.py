@@ -19,8 +19,9 @@ from rounds.test_resume import contents, seeded_net, small_spec
 from trust.faults import tried
 from trust.killing import in_child
 
+from remanence.core.engine import ClientWork
 from remanence.core.errors import RunFailed
-from remanence.core.types import ClientWork, Reply
+from remanence.core.types import Reply
 from remanence.engines.processes import ProcessEngine
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.worker_pool import WorkerPool

@@ -18,7 +18,8 @@ from remanence.core import pytree
 from remanence.core.compose import part
 from remanence.core.errors import AggregationFailed, InputError, check_range
 from remanence.core.pytree import Params
-from remanence.core.types import Part, Reply, ServerContext
+from remanence.core.slots import Part, ServerContext
+from remanence.core.types import Reply
 
 
 @part

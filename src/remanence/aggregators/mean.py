@@ -6,7 +6,8 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.pytree import Params, Tree
-from remanence.core.types import Aggregate, Reply, ServerContext
+from remanence.core.slots import Aggregate, ServerContext
+from remanence.core.types import Reply
 
 
 def size_weights(replies: Reply, srv: ServerContext) -> Tensor:

@@ -16,7 +16,8 @@ from remanence.aggregators.minimum_replies import MinimumReplies, aggregate_with
 from remanence.core.compose import part
 from remanence.core.errors import check_range
 from remanence.core.pytree import Params
-from remanence.core.types import Part, Reply, ServerContext
+from remanence.core.slots import Part, ServerContext
+from remanence.core.types import Reply
 
 
 @part

@@ -17,7 +17,8 @@ from remanence.aggregators.coordinatewise import median_of, reduce_columns
 from remanence.core.compose import ComposedMethod
 from remanence.core.errors import AggregationFailed, InputError
 from remanence.core.pytree import Params
-from remanence.core.types import Aggregate, Reply, ServerContext
+from remanence.core.slots import Aggregate, ServerContext
+from remanence.core.types import Reply
 
 RobustRule = Callable[
     [Tensor, Reply, ServerContext], Params

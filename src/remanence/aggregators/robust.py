@@ -14,7 +14,7 @@ from remanence.aggregators.krum import krum, multi_krum
 from remanence.aggregators.median import median, trimmed_mean
 from remanence.aggregators.minimum_replies import check_cohort, median_buffers, minimum_of
 from remanence.aggregators.norm_clip import norm_clip
-from remanence.core.types import Part
+from remanence.core.slots import Part
 
 __all__ = [
     "ROBUST",

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from remanence.attacks.attack import Attack, DataInfo
 from remanence.attacks.poison import poison
+from remanence.core.engine import ClientWork
 from remanence.core.rng import Key
-from remanence.core.types import ClientWork, ModelState, Reply
+from remanence.core.types import ModelState, Reply
 from remanence.data.concept_views import ConceptViews
 from remanence.data.population import ClientData
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from remanence.core.engine import ClientWork
 from remanence.core.rng import Key
-from remanence.core.types import ClientWork
 from remanence.data.batches import plan_batches
 from remanence.experiment.build import BuiltExperiment
 from remanence.training.state import RunState

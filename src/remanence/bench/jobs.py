@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from remanence.config import parse_experiment
-from remanence.core.types import ClientWork
+from remanence.core.engine import ClientWork
 from remanence.experiment.build import BuiltExperiment, build
 from remanence.rounds.loop import first_state, make_work
 from remanence.training.state import RunState

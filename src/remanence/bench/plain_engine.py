@@ -17,7 +17,9 @@ from torch.nn.functional import cross_entropy
 
 from remanence.bench.baselines import fit, plain_model
 from remanence.core import pytree
-from remanence.core.types import ClientWork, ConfusionCounts, ModelState, PairCounts, Phase, Reply
+from remanence.core.engine import ClientWork, ConfusionCounts, PairCounts
+from remanence.core.slots import Phase
+from remanence.core.types import ModelState, Reply
 from remanence.engines import base
 from remanence.experiment.build import BuiltExperiment
 

@@ -28,9 +28,10 @@ from remanence.bench.baselines import (
 )
 from remanence.bench.jobs import JOBS, BenchJob, prepare
 from remanence.bench.plain_engine import PlainEngine
+from remanence.core.engine import ClientWork, Engine
 from remanence.core.errors import InputError, RunFailed, unknown
 from remanence.core.signals import sigterm_as_interrupt
-from remanence.core.types import ClientWork, Engine, ModelState, Reply
+from remanence.core.types import ModelState, Reply
 from remanence.engines.autotune import EngineChoice, choose_engine, make_engine
 from remanence.engines.run_slices import RunWork
 from remanence.engines.vectorized import MOST_CLIENTS, VectorizedEngine

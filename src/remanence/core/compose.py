@@ -16,7 +16,7 @@ from typing import Any, ParamSpec
 
 from remanence.core import expressions
 from remanence.core.errors import InputError
-from remanence.core.types import (
+from remanence.core.slots import (
     STAGES,
     Context,
     Method,
@@ -24,8 +24,8 @@ from remanence.core.types import (
     Part,
     PeerContext,
     ServerContext,
-    TaskInfo,
 )
+from remanence.core.types import TaskInfo
 
 EXCLUSIVE_SLOTS = (
     "loss",

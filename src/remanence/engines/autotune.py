@@ -12,8 +12,9 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from remanence.config import RaySettings
+from remanence.core.engine import ClientWork, Engine
 from remanence.core.errors import InputError
-from remanence.core.types import ClientWork, Engine, Phase
+from remanence.core.slots import Phase
 from remanence.engines.base import expected_steps
 from remanence.engines.processes import ProcessEngine, count_cores
 from remanence.engines.sequential import SequentialEngine

@@ -11,19 +11,10 @@ from torch.nn.functional import cross_entropy
 
 from remanence.core import pytree, rng
 from remanence.core.compose import BoundHook
+from remanence.core.engine import ClientWork, ConfusionCounts, ExampleResults, PairCounts
 from remanence.core.pytree import Tree
-from remanence.core.types import (
-    Accept,
-    ClientStats,
-    ClientWork,
-    ConfusionCounts,
-    Context,
-    ExampleResults,
-    ModelState,
-    PairCounts,
-    Phase,
-    Reply,
-)
+from remanence.core.slots import Accept, Context, Phase
+from remanence.core.types import ClientStats, ModelState, Reply
 from remanence.data.batches import BatchPlan, Examples, count_steps, plan_batches, plan_batches_many
 from remanence.data.population import ClientRows
 from remanence.training.client_step import TrainingTask, predict_logits_stacked

@@ -26,7 +26,8 @@ from torch.utils import _pytree as pytree
 
 from remanence.core import pytree as trees
 from remanence.core.pytree import Params
-from remanence.core.types import Batch, Context
+from remanence.core.slots import Context
+from remanence.core.types import Batch
 from remanence.data.batches import Examples
 from remanence.engines.vector_steps import (
     ActiveClients,

@@ -25,16 +25,9 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree
+from remanence.core.engine import ClientWork, ConfusionCounts, ExampleResults, PairCounts
 from remanence.core.errors import InputError, RunFailed
-from remanence.core.types import (
-    ClientStats,
-    ClientWork,
-    ConfusionCounts,
-    ExampleResults,
-    ModelState,
-    PairCounts,
-    Reply,
-)
+from remanence.core.types import ClientStats, ModelState, Reply
 from remanence.engines import base
 from remanence.engines.memory import disable_malloc_trim
 from remanence.engines.sequential_fast import FastSequentialEngine

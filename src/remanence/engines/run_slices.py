@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree
+from remanence.core.engine import ClientWork
 from remanence.core.pytree import Tree
-from remanence.core.types import ClientStats, ClientWork, Context, ModelState, Phase, Reply
+from remanence.core.slots import Context, Phase
+from remanence.core.types import ClientStats, ModelState, Reply
 from remanence.engines import base
 from remanence.engines.vector_steps import context_dims
 from remanence.training.client_step import ClientIndices, TrainingTask

@@ -11,17 +11,10 @@ import torch
 from torch import Tensor
 
 from remanence.core import memory_format, pytree, rng
+from remanence.core.engine import ClientWork, ConfusionCounts, PairCounts
 from remanence.core.pytree import Params, Tree
-from remanence.core.types import (
-    Batch,
-    ClientWork,
-    ConfusionCounts,
-    Context,
-    ModelState,
-    PairCounts,
-    Phase,
-    Reply,
-)
+from remanence.core.slots import Context, Phase
+from remanence.core.types import Batch, ModelState, Reply
 from remanence.data.batches import BatchPlan
 from remanence.engines import base
 from remanence.training.client_step import (

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from remanence.core.errors import first_line
 from remanence.core.pytree import Params
-from remanence.core.types import Batch, Context, ModelState
+from remanence.core.slots import Context
+from remanence.core.types import Batch, ModelState
 from remanence.engines.compiled_eval import compile_for_eval
 from remanence.engines.frozen_prefix import PrefixSplit, find_split
 from remanence.engines.sequential import SequentialEngine

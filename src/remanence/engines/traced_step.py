@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from remanence.core.pytree import Params
-from remanence.core.types import Batch, Context
+from remanence.core.slots import Context
+from remanence.core.types import Batch
 from remanence.kernels.trace import TracedFunction
 from remanence.training.client_step import ClientIndices, TrainState
 

@@ -17,7 +17,8 @@ from torch.func import vmap
 
 from remanence.core import pytree
 from remanence.core.pytree import Params
-from remanence.core.types import Batch, Context, ModelState
+from remanence.core.slots import Context
+from remanence.core.types import Batch, ModelState
 from remanence.training.client_step import (
     ClientIndices,
     TrainingTask,

@@ -18,19 +18,13 @@ from torch import Tensor
 from torch.func import vmap
 
 from remanence.core import memory_format, pytree
+from remanence.core.engine import ClientWork, ConfusionCounts, PairCounts
 from remanence.core.errors import InputError, RunFailed, first_line
 from remanence.core.model import Model
 from remanence.core.pytree import Params, Tree
 from remanence.core.rng import Key, fold_in_batch
-from remanence.core.types import (
-    ClientWork,
-    ConfusionCounts,
-    Context,
-    ModelState,
-    PairCounts,
-    Phase,
-    Reply,
-)
+from remanence.core.slots import Context, Phase
+from remanence.core.types import ModelState, Reply
 from remanence.data.batches import Examples, plan_batches
 from remanence.engines import base
 from remanence.engines.compiled_eval import ROWS, compile_for_eval

@@ -31,7 +31,8 @@ from remanence.core.errors import InputError
 from remanence.core.files import sha256
 from remanence.core.hardware import describe_machine
 from remanence.core.rng import Key
-from remanence.core.types import ClientStats, Method, Part, Phase, TaskInfo
+from remanence.core.slots import Method, Part, Phase
+from remanence.core.types import ClientStats, TaskInfo
 from remanence.data.batches import to_device
 from remanence.data.drift_schedules import DRIFT_SCHEDULES
 from remanence.data.source import ArrayDataset

@@ -26,7 +26,7 @@ from remanence.core.errors import InputError, RunFailed
 from remanence.core.files import create_output_dir, lock, translate_disk_errors, write_atomically
 from remanence.core.progress import Progress
 from remanence.core.rng import Key
-from remanence.core.types import Method, Part
+from remanence.core.slots import Method, Part
 from remanence.experiment.build import BuiltExperiment, build
 from remanence.flower.data_description import Description, describe_data
 from remanence.flower.node_registry import NodeRegistry, RemotePopulation

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree
+from remanence.core.engine import ClientWork, ConfusionCounts, PairCounts
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params
 from remanence.core.rng import Key
-from remanence.core.types import ClientWork, ConfusionCounts, ModelState, PairCounts, Reply
+from remanence.core.types import ModelState, Reply
 from remanence.engines.sequential import SequentialEngine
 from remanence.experiment.build import BuiltExperiment
 from remanence.flower.array_codec import as_arrays, as_tree

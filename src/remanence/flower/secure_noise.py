@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from remanence.core.rng import Key
-from remanence.core.types import ClientStats, Method, Part, ServerContext
+from remanence.core.slots import Method, Part, ServerContext
+from remanence.core.types import ClientStats
 from remanence.experiment.build import BuiltExperiment
 from remanence.flower.site_storage import SiteStorage
 

@@ -25,10 +25,11 @@ import torch
 
 from remanence.config import Experiment, parse_experiment
 from remanence.core import pytree
+from remanence.core.engine import ClientWork
 from remanence.core.errors import RemanenceError
 from remanence.core.pytree import Tree
 from remanence.core.rng import Key
-from remanence.core.types import ClientWork, ModelState, Reply
+from remanence.core.types import ModelState, Reply
 from remanence.engines.autotune import make_engine
 from remanence.flower.array_codec import as_arrays, as_tree
 from remanence.flower.policy import (

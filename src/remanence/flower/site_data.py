@@ -20,8 +20,9 @@ import torch
 
 from remanence.config import Experiment, is_import_path
 from remanence.core.compose import parse_method
+from remanence.core.engine import Engine
 from remanence.core.errors import InputError
-from remanence.core.types import Engine, Method, Part
+from remanence.core.slots import Method, Part
 from remanence.data import DATASETS, from_dataset
 from remanence.data.population import ClientData, ClientRows, FederatedPopulation
 from remanence.data.source import ArrayDataset, DatasetSplit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from remanence.core.types import Part
+from remanence.core.slots import Part
 from remanence.losses.fedlc import fedlc
 from remanence.losses.fedrs import fedrs
 from remanence.losses.masked_ce import masked_ce

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from remanence.core.compose import part
 from remanence.core.errors import check_range
-from remanence.core.types import Batch, Context, Output, Part
+from remanence.core.slots import Context, Part
+from remanence.core.types import Batch, Output
 from remanence.losses.softmax import weighted_softmax_loss
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from remanence.core.compose import part
-from remanence.core.types import Batch, Context, Output, Part
+from remanence.core.slots import Context, Part
+from remanence.core.types import Batch, Output
 
 
 @part

@@ -11,7 +11,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from remanence.core.compose import part
-from remanence.core.types import Batch, Context, Output, Part
+from remanence.core.slots import Context, Part
+from remanence.core.types import Batch, Output
 from remanence.losses.softmax import weighted_softmax_loss
 
 

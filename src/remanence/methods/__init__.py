@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from remanence.aggregators.robust import ROBUST
-from remanence.core.types import Part
+from remanence.core.slots import Part
 from remanence.losses import LOSSES
 from remanence.methods.centralized import centralized
 from remanence.methods.dac import dac

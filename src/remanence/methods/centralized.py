@@ -11,16 +11,8 @@ from torch import Tensor
 
 from remanence.core.compose import part
 from remanence.core.pytree import Tree
-from remanence.core.types import (
-    Batch,
-    ClientOps,
-    Context,
-    ModelState,
-    Output,
-    Part,
-    StepTracker,
-    TaskInfo,
-)
+from remanence.core.slots import ClientOps, Context, Part, StepTracker
+from remanence.core.types import Batch, ModelState, Output, TaskInfo
 
 EVENTS = ("right_to_wrong", "margin_rise")
 

@@ -7,7 +7,7 @@ McMahan et al., "Communication-efficient learning of deep networks from decentra
 from __future__ import annotations
 
 from remanence.core.compose import part
-from remanence.core.types import Part
+from remanence.core.slots import Part
 
 
 @part

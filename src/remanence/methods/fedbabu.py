@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from remanence.core.compose import part
 from remanence.core.errors import InputError, check_range
-from remanence.core.types import Part, Phase, TaskInfo
+from remanence.core.slots import Part, Phase
+from remanence.core.types import TaskInfo
 from remanence.methods.frozen_head import head_names, need_head
 
 PARTS = ("all", "head", "body")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from remanence.core.compose import part
 from remanence.core.errors import InputError
-from remanence.core.types import Optimizer, Part, TaskInfo
+from remanence.core.slots import Optimizer, Part
+from remanence.core.types import TaskInfo
 
 
 @part

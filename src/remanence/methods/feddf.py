@@ -12,17 +12,8 @@ from torch import Tensor
 from remanence.core.compose import part
 from remanence.core.errors import InputError, check_range
 from remanence.core.pytree import Tree
-from remanence.core.types import (
-    Batch,
-    ModelState,
-    Optimizer,
-    Output,
-    Part,
-    Reply,
-    ServerContext,
-    ServerOps,
-    TaskInfo,
-)
+from remanence.core.slots import Optimizer, Part, ServerContext, ServerOps
+from remanence.core.types import Batch, ModelState, Output, Reply, TaskInfo
 from remanence.losses.dynamic_distillation import distill
 from remanence.optimizers.adam import adam
 

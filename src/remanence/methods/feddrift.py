@@ -14,7 +14,8 @@ from torch import Tensor
 from remanence.core.compose import part
 from remanence.core.errors import InputError
 from remanence.core.pytree import Tree
-from remanence.core.types import AssignmentDecision, ModelAssignment, Part, TaskInfo
+from remanence.core.slots import AssignmentDecision, ModelAssignment, Part
+from remanence.core.types import TaskInfo
 
 
 @part

@@ -14,19 +14,16 @@ from remanence.core import pytree
 from remanence.core.compose import part
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
-from remanence.core.types import (
+from remanence.core.slots import (
     Aggregate,
-    Batch,
     ClientOps,
     Context,
-    ModelState,
     Optimizer,
     Part,
-    Reply,
     ServerContext,
     StepTracker,
-    TaskInfo,
 )
+from remanence.core.types import Batch, ModelState, Reply, TaskInfo
 
 
 @part

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from remanence.core.compose import part
 from remanence.core.errors import check_range
-from remanence.core.types import Batch, ClientOps, Context, Output, Part
+from remanence.core.slots import ClientOps, Context, Part
+from remanence.core.types import Batch, Output
 
 
 @part

@@ -11,7 +11,7 @@ from remanence.core import pytree
 from remanence.core.compose import part
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params
-from remanence.core.types import Context, Part
+from remanence.core.slots import Context, Part
 
 
 @part

@@ -15,7 +15,8 @@ from remanence.core import pytree
 from remanence.core.compose import part
 from remanence.core.errors import InputError, check_range
 from remanence.core.pytree import Params
-from remanence.core.types import Batch, ClientOps, Context, Part, Reply, ServerContext
+from remanence.core.slots import ClientOps, Context, Part, ServerContext
+from remanence.core.types import Batch, Reply
 
 # Below this squared length a gradient is rounding: in a client's first step the memory's own
 # answers have none at all. Far above the rounding of float32.

@@ -14,16 +14,8 @@ from remanence.core import rng
 from remanence.core.compose import part
 from remanence.core.errors import check_range
 from remanence.core.pytree import Tree
-from remanence.core.types import (
-    ClientOps,
-    ClientStats,
-    Context,
-    ModelState,
-    Part,
-    Reply,
-    ServerContext,
-    TaskInfo,
-)
+from remanence.core.slots import ClientOps, Context, Part, ServerContext
+from remanence.core.types import ClientStats, ModelState, Reply, TaskInfo
 
 
 @part

@@ -18,18 +18,8 @@ from remanence.core import pytree
 from remanence.core.compose import part
 from remanence.core.errors import check_range
 from remanence.core.pytree import Tree
-from remanence.core.types import (
-    Batch,
-    ClientOps,
-    Context,
-    ModelState,
-    Output,
-    Part,
-    Reply,
-    ServerContext,
-    ServerOps,
-    TaskInfo,
-)
+from remanence.core.slots import ClientOps, Context, Part, ServerContext, ServerOps
+from remanence.core.types import Batch, ModelState, Output, Reply, TaskInfo
 from remanence.losses.dynamic_distillation import distill, label_shares
 
 

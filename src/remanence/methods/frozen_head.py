@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from remanence.core.compose import part
 from remanence.core.errors import InputError
-from remanence.core.types import Part, TaskInfo
+from remanence.core.slots import Part
+from remanence.core.types import TaskInfo
 
 
 @part

@@ -14,7 +14,8 @@ from torch import Tensor
 from remanence.core.compose import part
 from remanence.core.errors import InputError
 from remanence.core.pytree import Tree
-from remanence.core.types import Part, PeerAverage, PeerContext, PeerSelection, TaskInfo
+from remanence.core.slots import Part, PeerAverage, PeerContext, PeerSelection
+from remanence.core.types import TaskInfo
 from remanence.peers.peer_sampling import sample_uniform
 
 

@@ -15,17 +15,16 @@ from torch import Tensor
 from remanence.core.compose import part
 from remanence.core.errors import InputError
 from remanence.core.pytree import Tree, weighted_mean
-from remanence.core.types import (
+from remanence.core.slots import (
     ClientOps,
     Context,
-    ModelState,
     Part,
     PeerAverage,
     PeerContext,
     PeerSelection,
     Phase,
-    TaskInfo,
 )
+from remanence.core.types import ModelState, TaskInfo
 from remanence.methods.dac import check_tau
 from remanence.methods.gossip import MODELS, check_peers
 from remanence.peers import similarity

@@ -15,16 +15,8 @@ from torch.nn.functional import cosine_similarity
 from remanence.core.compose import part
 from remanence.core.errors import InputError, check_range
 from remanence.core.pytree import Tree
-from remanence.core.types import (
-    Batch,
-    ClientOps,
-    ClientStats,
-    Context,
-    ModelState,
-    Output,
-    Part,
-    TaskInfo,
-)
+from remanence.core.slots import ClientOps, Context, Part
+from remanence.core.types import Batch, ClientStats, ModelState, Output, TaskInfo
 
 
 @part

@@ -15,18 +15,8 @@ from remanence.core import pytree
 from remanence.core.compose import part
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
-from remanence.core.types import (
-    Batch,
-    ClientOps,
-    Context,
-    ModelState,
-    Optimizer,
-    Part,
-    Reply,
-    ServerContext,
-    TaskInfo,
-    Transform,
-)
+from remanence.core.slots import ClientOps, Context, Optimizer, Part, ServerContext, Transform
+from remanence.core.types import Batch, ModelState, Reply, TaskInfo
 
 # rows of a whole-data gradient taken at once, so that memory does not grow with a client's data
 GRADIENT_ROWS = 500

@@ -19,7 +19,8 @@ from remanence.core import pytree
 from remanence.core.compose import part
 from remanence.core.errors import check_range
 from remanence.core.pytree import Params, Tree
-from remanence.core.types import ModelState, Part, ServerContext, ServerUpdate, TaskInfo
+from remanence.core.slots import Part, ServerContext, ServerUpdate
+from remanence.core.types import ModelState, TaskInfo
 
 SecondMoment = Callable[
     [Tensor, Tensor, dict[str, Tensor]], Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from remanence.core.types import Optimizer
+from remanence.core.slots import Optimizer
 from remanence.optimizers import schedules
 from remanence.optimizers.adam import adam, adamw
 from remanence.optimizers.buffers import local_buffers

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from remanence.core.errors import check_range
 from remanence.core.pytree import Params, Tree
-from remanence.core.types import Context, Optimizer
+from remanence.core.slots import Context, Optimizer
 
 
 def adam(

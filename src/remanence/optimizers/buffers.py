@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remanence.core.types import Part
+from remanence.core.slots import Part
 
 
 def local_buffers() -> Part:

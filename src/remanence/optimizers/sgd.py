@@ -5,7 +5,7 @@ from __future__ import annotations
 from remanence.core import pytree
 from remanence.core.errors import InputError, check_range
 from remanence.core.pytree import Params, Tree
-from remanence.core.types import Context, Optimizer
+from remanence.core.slots import Context, Optimizer
 
 
 def sgd(

@@ -19,7 +19,8 @@ from remanence.core import pytree, rng
 from remanence.core.compose import ComposedMethod, part
 from remanence.core.errors import InputError, check_range
 from remanence.core.pytree import Params, Tree
-from remanence.core.types import Aggregate, ModelState, Part, Reply, ServerContext, TaskInfo
+from remanence.core.slots import Aggregate, Part, ServerContext
+from remanence.core.types import ModelState, Reply, TaskInfo
 from remanence.privacy.accountant import ClientGuarantee, require_accounting
 from remanence.training.client_step import TrainingTask
 

@@ -17,7 +17,8 @@ from remanence.core import pytree, rng
 from remanence.core.compose import ComposedMethod, part
 from remanence.core.errors import InputError, check_range
 from remanence.core.pytree import Params
-from remanence.core.types import Batch, ClientOps, Context, Part
+from remanence.core.slots import ClientOps, Context, Part
+from remanence.core.types import Batch
 from remanence.training.client_step import TrainingTask
 
 NAME = "dp_sgd"

@@ -17,7 +17,7 @@ from remanence.core import rng
 from remanence.core.compose import part
 from remanence.core.errors import check_range
 from remanence.core.rng import Key
-from remanence.core.types import Part
+from remanence.core.slots import Part
 
 NAME = "dp_counts"
 

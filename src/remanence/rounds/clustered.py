@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from remanence.core import pytree
-from remanence.core.types import Engine, ModelState
+from remanence.core.engine import Engine
+from remanence.core.types import ModelState
 from remanence.training.client_step import TrainingTask
 from remanence.training.server_step import Server, average_buffers
 from remanence.training.state import RunState

@@ -21,16 +21,10 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.compose import BoundHook
+from remanence.core.engine import ClientWork, Engine
 from remanence.core.rng import Key
-from remanence.core.types import (
-    ClientWork,
-    Engine,
-    ModelState,
-    PeerAverage,
-    PeerContext,
-    PeerSelection,
-    Reply,
-)
+from remanence.core.slots import PeerAverage, PeerContext, PeerSelection
+from remanence.core.types import ModelState, Reply
 from remanence.experiment.build import BuiltExperiment
 from remanence.rounds.peer_recorder import PeerRecorder
 from remanence.rounds.replies import find_nonresponders, reply_metrics, reply_schema

@@ -21,12 +21,14 @@ from torch import nn
 
 from remanence.config import Experiment, write_toml
 from remanence.core import errors
+from remanence.core.engine import ClientWork, Engine
 from remanence.core.errors import OUT_OF_TIME, InputError, RunFailed, Stopped
 from remanence.core.files import create_output_dir, lock, translate_disk_errors, write_atomically
 from remanence.core.progress import NullProgress, Progress
 from remanence.core.rng import Key
 from remanence.core.signals import exit_code_of, sigterm_as_interrupt
-from remanence.core.types import ClientWork, Engine, Method, ModelState, Part, Reply
+from remanence.core.slots import Method, Part
+from remanence.core.types import ModelState, Reply
 from remanence.data.source import ArrayDataset
 from remanence.engines.autotune import EngineChoice, choose_engine, make_engine
 from remanence.engines.memory import gpu_memory_text, is_out_of_memory

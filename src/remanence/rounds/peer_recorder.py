@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from remanence.core.types import Engine, ModelState, PairCounts
+from remanence.core.engine import Engine, PairCounts
+from remanence.core.types import ModelState
 from remanence.experiment.build import BuiltExperiment
 from remanence.results.ledger import HEARD, PEERS_AT_MOST, SIMILARITY, peers_type
 from remanence.results.run import EXAMPLES, PEERS

@@ -15,8 +15,10 @@ import torch
 
 from remanence.core import pytree
 from remanence.core.compose import ComposedMethod
+from remanence.core.engine import ClientWork, Engine, PairCounts
 from remanence.core.rng import Key
-from remanence.core.types import ClientWork, Engine, Method, ModelState, PairCounts, Part, Reply
+from remanence.core.slots import Method, Part
+from remanence.core.types import ModelState, Reply
 from remanence.engines.autotune import make_engine
 from remanence.engines.vectorized import needs_padding
 from remanence.experiment.build import BuiltExperiment

@@ -22,7 +22,7 @@ import numpy as np
 
 from remanence.core.compose import ComposedMethod
 from remanence.core.errors import InputError
-from remanence.core.types import Part
+from remanence.core.slots import Part
 from remanence.data.batches import count_steps
 from remanence.experiment.build import BuiltExperiment
 from remanence.privacy.accountant import NOT_PRIVATE, gaussian_epsilon

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from remanence.core.engine import Engine, ExampleResults
 from remanence.core.files import flush
-from remanence.core.types import Engine, ExampleResults, ModelState
+from remanence.core.types import ModelState
 from remanence.experiment.build import BuiltExperiment
 from remanence.results.ledger import (
     ALL,

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from remanence.core import pytree
-from remanence.core.types import ClientWork, Reply
+from remanence.core.engine import ClientWork
+from remanence.core.types import Reply
 from remanence.experiment.build import BuiltExperiment
 from remanence.training import gate
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from remanence.core.types import ClientWork, Reply
+from remanence.core.engine import ClientWork
+from remanence.core.types import Reply
 from remanence.engines.base import expected_steps
 from remanence.experiment.build import BuiltExperiment
 from remanence.experiment.system import (

@@ -16,16 +16,10 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree
+from remanence.core.engine import ClientWork, ConfusionCounts, ExampleResults, PairCounts
 from remanence.core.errors import Stopped
 from remanence.core.signals import sigterm_as_interrupt
-from remanence.core.types import (
-    ClientWork,
-    ConfusionCounts,
-    ExampleResults,
-    ModelState,
-    PairCounts,
-    Reply,
-)
+from remanence.core.types import ModelState, Reply
 from remanence.engines import base
 from remanence.engines.run_slices import RunWork
 from remanence.engines.vectorized import VectorizedEngine

@@ -23,9 +23,11 @@ import torch
 from torch import nn
 
 from remanence.core import pytree
+from remanence.core.engine import ClientWork, Engine, ExampleResults
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
-from remanence.core.types import ClientWork, Engine, ExampleResults, Method, ModelState, Part, Reply
+from remanence.core.slots import Method, Part
+from remanence.core.types import ModelState, Reply
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment

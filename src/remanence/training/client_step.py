@@ -18,19 +18,8 @@ from remanence.core import pytree
 from remanence.core.compose import ComposedMethod
 from remanence.core.model import Model
 from remanence.core.pytree import Params, Tree, weighted_mean
-from remanence.core.types import (
-    Accept,
-    Batch,
-    ClientOps,
-    Context,
-    Forward,
-    ModelState,
-    Optimizer,
-    Output,
-    Phase,
-    Predict,
-    TaskInfo,
-)
+from remanence.core.slots import Accept, ClientOps, Context, Forward, Optimizer, Phase, Predict
+from remanence.core.types import Batch, ModelState, Output, TaskInfo
 from remanence.data.batches import Examples
 from remanence.data.population import FederatedPopulation
 from remanence.training.per_example import make_per_example_grad, no_regularizer

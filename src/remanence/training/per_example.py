@@ -11,7 +11,8 @@ from torch import Tensor
 from remanence.core import pytree, rng
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params
-from remanence.core.types import Batch, Context, PerExampleGrad
+from remanence.core.slots import Context, PerExampleGrad
+from remanence.core.types import Batch
 
 Objective = Callable[[Params, Batch], tuple[Tensor, Any]]
 

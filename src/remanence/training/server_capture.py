@@ -17,7 +17,8 @@ from torch import Tensor
 
 from remanence.core.errors import first_line
 from remanence.core.pytree import Params, Tree
-from remanence.core.types import ModelState, Optimizer, PublicLoss
+from remanence.core.slots import Optimizer, PublicLoss
+from remanence.core.types import ModelState
 from remanence.kernels.capture import capture, clone_tree, copy_tree, signature
 from remanence.kernels.trace import TracedFunction
 from remanence.training.client_step import TrainingTask

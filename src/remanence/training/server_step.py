@@ -11,11 +11,13 @@ from torch import Tensor
 from remanence.aggregators.mean import apply_delta, mean, size_weights
 from remanence.core import pytree
 from remanence.core.compose import BoundHook, ComposedMethod
+from remanence.core.engine import Engine
 from remanence.core.errors import AggregationFailed
 from remanence.core.pytree import Params, Tree
 from remanence.core.remote_params import RemoteParams
 from remanence.core.rng import Key
-from remanence.core.types import Aggregate, Engine, ModelState, Reply, ServerContext
+from remanence.core.slots import Aggregate, ServerContext
+from remanence.core.types import ModelState, Reply
 from remanence.training.client_step import PERSONAL, TrainingTask
 from remanence.training.server_training import make_server_ops
 

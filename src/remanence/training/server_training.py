@@ -16,20 +16,11 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree
+from remanence.core.engine import Engine
 from remanence.core.pytree import Params, Tree, weighted_mean
 from remanence.core.rng import Key, fold_in_batch
-from remanence.core.types import (
-    Batch,
-    ClientStats,
-    Context,
-    Engine,
-    Fit,
-    ModelState,
-    Optimizer,
-    PublicLoss,
-    Reply,
-    ServerOps,
-)
+from remanence.core.slots import Context, Fit, Optimizer, PublicLoss, ServerOps
+from remanence.core.types import Batch, ClientStats, ModelState, Reply
 from remanence.data.batches import plan_batches
 from remanence.training.client_step import TrainingTask, grad_autograd
 from remanence.training.server_capture import ServerTrainState, StepInputs, get_steps

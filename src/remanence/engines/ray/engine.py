@@ -21,16 +21,9 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree
+from remanence.core.engine import ClientWork, ConfusionCounts, ExampleResults, PairCounts
 from remanence.core.errors import InputError, unknown
-from remanence.core.types import (
-    ClientStats,
-    ClientWork,
-    ConfusionCounts,
-    ExampleResults,
-    ModelState,
-    PairCounts,
-    Reply,
-)
+from remanence.core.types import ClientStats, ModelState, Reply
 from remanence.engines import base
 from remanence.engines.ray.connection import connect, count_resources, disconnect, require_ray
 from remanence.engines.ray.model_store import ModelStore

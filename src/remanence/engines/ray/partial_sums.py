@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree
+from remanence.core.engine import ClientWork
 from remanence.core.errors import RunFailed
 from remanence.core.pytree import Params, Tree
 from remanence.core.remote_params import RemoteParams
-from remanence.core.types import ClientWork, ModelState, Reply, ServerContext
+from remanence.core.slots import ServerContext
+from remanence.core.types import ModelState, Reply
 from remanence.engines.ray.serialization import pack, unpack
 
 if TYPE_CHECKING:

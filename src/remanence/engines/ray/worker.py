@@ -15,9 +15,11 @@ import numpy as np
 import torch
 
 from remanence.core import pytree
+from remanence.core.engine import ClientWork
 from remanence.core.errors import InputError
 from remanence.core.pytree import Tree
-from remanence.core.types import ClientWork, ModelState, Reply, ServerContext
+from remanence.core.slots import ServerContext
+from remanence.core.types import ModelState, Reply
 from remanence.engines.ray.model_store import ModelRefs
 from remanence.engines.ray.partial_sums import FETCH_TIMEOUT, RemoteReply
 from remanence.engines.ray.serialization import (

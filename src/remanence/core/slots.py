@@ -1,0 +1,368 @@
+"""`Part`, the slots of a method, and what its functions may read and call.
+
+A method is made of parts; a part is a named set of pure functions and numbers, one field a slot.
+Client-side functions are written for ONE client, with tensors that have no client axis: an engine
+runs them client by client or maps them over a stack, and they cannot tell. Shapes: B examples in a
+batch, C classes, K clients in the experiment, k clients in a cohort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from remanence.core.pytree import Params, Tree
+from remanence.core.rng import Key
+from remanence.core.types import Batch, ClientStats, ModelState, Output, Reply, TaskInfo
+
+
+class Context(NamedTuple):
+    """What a client-side function may read. `shared`, `own` and `hyper` are those of the
+    function's own part.
+    """
+
+    client: Tensor  # int64
+    round: Tensor  # int64, from 1
+    # the model this client starts from: the one it received, with its personal parts in place
+    start: ModelState
+    broadcast: Tree  # what the server sent besides it
+    client_state: Tree  # what this client keeps
+    tracker_state: Tree  # what the part's tracker has gathered over the steps so far
+    stats: ClientStats
+    step: Tensor  # int64, from 0, within the phase
+    steps: Tensor  # int64: local steps of the phase; in `after`, of all phases
+    hyper: dict[str, Tensor]  # the part's numbers
+    optimizer_hparams: dict[str, Tensor]  # the optimizer's numbers: lr, momentum, weight_decay ...
+    key: Tensor  # this client's randomness in this step: fold in a word of your own before you draw
+    info: TaskInfo
+
+
+class Grad(Protocol):
+    """The gradient of the whole objective at `params`, with respect to them or to the inputs;
+    the batch may have soft targets.
+    """
+
+    def __call__(self, params: Params, batch: Batch, wrt: str = "params") -> Any: ...
+
+
+class PerExampleGrad(Protocol):
+    """The gradient of every row of a batch by itself, each tensor [B, ...], and that of the
+    penalties, which look at no row.
+
+    A row's gradient must not depend on the client's other rows: whoever reads the facts of the
+    whole data is refused.
+    """
+
+    def __call__(self, params: Params, batch: Batch) -> tuple[Params, Params]: ...
+
+
+class Forward(Protocol):
+    """Another model on the batch's rows, or on `x`: evaluation mode, no gradient, no buffer
+    update; cached within a step.
+    """
+
+    def __call__(self, model: ModelState, x: Tensor | None = None) -> Output: ...
+
+
+class Predict(Protocol):
+    """A model on all of the client's rows of a split ("train" or "valid"), in evaluation mode."""
+
+    def __call__(self, model: ModelState, split: str = "train") -> tuple[Output, Batch]: ...
+
+
+class ClientOps(NamedTuple):
+    """What a client-side function may ask the house to compute."""
+
+    grad: Grad
+    forward: Forward
+    predict: Predict
+    # (None) -> first state, (state) -> next: see `client_step.lend_walk`
+    effective_steps: Callable[[Tree | None], Tree]
+    per_example_grad: PerExampleGrad
+
+
+Loss = Callable[[Output, Batch, Context], Tensor]  # -> [B]
+
+
+LossTerm = Callable[[Output, Batch, ClientOps, Context], Tensor]  # -> [B], added to the base
+
+
+Regularizer = Callable[[Params, Context], Tensor]  # -> scalar, added to the weighted mean
+
+
+Gradient = Callable[[Params, Batch, ClientOps, Context], Params]
+
+
+# own is merged into what the client keeps; names that the part's first value does not have live
+# until the end of the round
+# -> own, extras; before the first local step, ctx.start is the received model
+OnClientStart = Callable[[Context, ClientOps], tuple[Tree, Tree]]
+
+
+# -> own, extras; the model is the trained one, ctx.steps those of all phases
+OnClientEnd = Callable[[Context, ModelState, ClientOps], tuple[Tree, Tree]]
+
+
+# (old, new) -> bool scalar: is the phase's result kept?
+Accept = Callable[[Context, ModelState, ModelState, ClientOps], Tensor]
+
+
+STAGES = ("correct", "clip", "noise")  # transforms do not commute: they run in this order
+
+
+class Transform(NamedTuple):
+    """A change to the gradient before the optimizer sees it."""
+
+    stage: str
+    function: Callable[[Params, Params, Context], Params]  # (grads, params, ctx) -> grads
+
+
+class StepTracker(NamedTuple):
+    """Something gathered over the local steps, readable as ctx.memory: in the next step, and in
+    `after`.
+    """
+
+    init: Callable[[Context, ClientOps], Tree]  # -> memory
+    # (memory, model before, model after, batch, lent, ctx) -> memory
+    step: Callable[[Tree, ModelState, ModelState, Batch, ClientOps, Context], Tree]
+
+
+class Phase(NamedTuple):
+    """A stretch of local training. Exactly one of epochs and steps is positive."""
+
+    epochs: int = 0
+    steps: int = 0
+    # all names -> those trained; None: all
+    trainable: Callable[[TaskInfo, Sequence[str]], Sequence[str]] | None = None
+    accept: Accept | None = None
+
+
+class Optimizer(NamedTuple):
+    """What a client does with a gradient."""
+
+    name: str
+    hparams: Mapping[str, float]  # lr and the others, read back as ctx.rule
+    init: Callable[[Params], Tree]  # -> slots
+    # (params, grads, slots, ctx) -> params, slots
+    step: Callable[[Params, Params, Tree, Context], tuple[Params, Tree]]
+
+
+class ServerContext(NamedTuple):
+    """What a server-side function may read. `state` and `hyper` are those of the function's own
+    part.
+    """
+
+    round: int  # from 1
+    start: ModelState  # the model the clients received
+    state: Tree
+    hyper: dict[str, Tensor]
+    key: Key
+    info: TaskInfo
+
+
+class Aggregate(NamedTuple):
+    """How replies become one step of the global model, in two halves so that it can stream over
+    chunks and workers.
+    """
+
+    # (weights [k], replies, srv) -> a tree that can be summed
+    partial: Callable[[Tensor, Reply, ServerContext], Tree]
+    finalize: Callable[[Tree, ServerContext], Params]  # (sum, srv) -> delta
+    # (current, sent [k, ...], weights [k]) -> buffers; None: averaged
+    buffers: Callable[[Params, Params, Tensor], Params] | None = None
+    # is `partial` over all replies the sum of `partial` over pieces of them? Then it may run where
+    # the replies lie
+    is_decomposable: bool = False
+
+
+ClientWeights = Callable[[Reply, ServerContext], Tensor]  # -> [k]; the loop normalizes it to sum 1
+
+
+# (params, delta, srv) -> params, state
+ServerUpdate = Callable[[Params, Params, ServerContext], tuple[Params, Tree]]
+
+
+UpdateServerState = Callable[[Reply, ServerContext], Tree]  # -> state, after the new model stands
+
+
+# (output, batch, place, given) -> loss [B]; `place` [B] are positions in the public set, `given`
+# what fit was given
+PublicLoss = Callable[[Output, Batch, Tensor, Tree], Tensor]
+
+
+class Fit(Protocol):
+    """Server-side training on the public set: minimizes the mean of `loss(out, batch, place,
+    given)`.
+
+    Whatever the loss knows of the round comes in through `given`, since the steps of a pure
+    function can be recorded once and replayed in every round. With the clients' optimizer, batch
+    size and rates unless told otherwise; honours what is frozen. `patience` steps without a better
+    accuracy on the `validation` share of the set end it, and the best model is kept.
+    """
+
+    def __call__(
+        self,
+        model: ModelState,
+        loss: PublicLoss,
+        given: Tree,
+        *,
+        epochs: int = 0,
+        steps: int = 0,
+        batch: int = 0,
+        optimizer: Optimizer | None = None,
+        cosine: bool = False,
+        validation: float = 0.0,
+        patience: int = 0,
+    ) -> ModelState: ...
+
+
+class ServerOps(NamedTuple):
+    """What a server-side function may ask the house to compute on the public set."""
+
+    fit: Fit
+    # stacked models [m, ...] -> logits on the whole public set [m, n, C]
+    predict_logits: Callable[[ModelState], Tensor]
+    labels: Tensor  # of the public set [n]; -1 where it has none
+    local_models: Callable[[Reply], ModelState]  # the clients' complete models, stacked
+
+
+# (merged, previous, replies, lent, srv) -> model
+ServerTrain = Callable[[ModelState, ModelState, Reply, ServerOps, ServerContext], ModelState]
+
+
+class PeerContext(NamedTuple):
+    """What a function that chooses peers may read: all K clients at once, so that no choice
+    needs a loop over them.
+    """
+
+    round: int  # from 1, within the time step
+    state: Tree  # what the part remembers of all clients, [K, ...]
+    adjacency: Tensor  # [K, K] bool: may client k ask client j in this round? Never itself
+    true_cluster: (
+        Tensor  # [K] int64: whose data are alike. For the oracle alone: no client knows it
+    )
+    hyper: dict[str, Tensor]
+    key: Key
+    info: TaskInfo
+
+
+class PeerAverage(NamedTuple):
+    """An average of a client's model with those of some peers, weighted by their numbers of
+    training rows.
+
+    Peers enter as they were at the end of the round before, the client itself as mixed so far:
+    mixes follow each other.
+    """
+
+    peers: Tensor  # [K, m] int64, -1: nobody
+    names: tuple[str, ...] | None = None  # parameters it covers; None: all, and the buffers
+
+
+class PeerSelection(NamedTuple):
+    """Whom clients listen to where there is no server."""
+
+    init: Callable[[TaskInfo], Tree]  # -> state [K, ...]
+    # -> [K, m]: whose models each client tries on its own training rows; -1: nobody
+    candidates: Callable[[PeerContext], Tensor]
+    # (probed, losses [K, m], ctx) -> mixes, state
+    select: Callable[[Tensor, Tensor, PeerContext], tuple[tuple[PeerAverage, ...], Tree]]
+    extra_bytes: int = 0  # bytes a probed peer sends for every client there is, besides its model
+
+
+class AssignmentDecision(NamedTuple):
+    """Which of several global models each client uses from now on, and which are made, copied or
+    merged for it.
+
+    `recipe` makes the new models from the old ones: row i holds the shares of the old models in the
+    new model i.
+    """
+
+    model_of_client: np.ndarray  # [K] int64: a row of the recipe
+    mixing_matrix: np.ndarray  # [new models, old models] float64, rows summing to 1
+    state: Tree
+
+
+class ModelAssignment(NamedTuple):
+    """Several global models, and who uses which: decided at the beginning of every time step."""
+
+    init: Callable[[TaskInfo], Tree]  # -> state
+    # (loss or error of every model on every client's training rows [K, models], who uses which [K],
+    # rows of each client [K], state, hyper) -> decision
+    decide: Callable[
+        [np.ndarray, np.ndarray, np.ndarray, Tree, dict[str, Tensor]], AssignmentDecision
+    ]
+    # "loss" or "accuracy": what the first argument is made of (accuracy as 1 - accuracy)
+    measure: str = "loss"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One named set of slots: what stands between two `+`."""
+
+    name: str
+    # as constructed; what is not in `hyper` is static
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    # numbers, handed to the functions as tensors
+    hyper: Mapping[str, float] = field(default_factory=dict)
+    # one of each in a whole method
+    loss: Loss | None = None
+    gradient: Gradient | None = None
+    optimizer: Optimizer | None = None
+    client_weights: ClientWeights | None = None
+    aggregate: Aggregate | None = None
+    server_update: ServerUpdate | None = None
+    server_train: ServerTrain | None = None
+    # the experiment's phase -> those of this method
+    phases: Callable[[Phase], tuple[Phase, ...]] | None = None
+    peers: PeerSelection | None = None  # no server: every client has a model of its own
+    model_assignment: ModelAssignment | None = None  # several global models
+    # (a client's label counts [C], a key for it) -> what everybody sees of them
+    privatize_stats: Callable[[Tensor, Key], Tensor] | None = None
+    # fine-tuning by which a client makes its personal model, for evaluation alone; see
+    # `rounds/personalization.py`
+    personalize: Phase | None = None
+    # any number
+    loss_terms: tuple[LossTerm, ...] = ()
+    regularizers: tuple[Regularizer, ...] = ()
+    transforms: tuple[Transform, ...] = ()
+    on_client_start: OnClientStart | None = None
+    on_client_end: OnClientEnd | None = None
+    step_tracker: StepTracker | None = None
+    update_server_state: UpdateServerState | None = None
+    # parameters that keep their initial values everywhere
+    frozen: Callable[[TaskInfo], Sequence[str]] | None = None
+    # parameters and buffers that every client keeps for itself
+    personal: Callable[[TaskInfo], Sequence[str]] | None = None
+    # a subtree of this part's own
+    # a client's first value; fixes names, shapes and types
+    client_state: Callable[[ModelState, ClientStats, TaskInfo], Tree] | None = None
+    # the form of what one client sends up besides the model
+    payload: Callable[[ModelState, TaskInfo], Tree] | None = None
+    server_state: Callable[[ModelState, TaskInfo], Tree] | None = None  # the server's first value
+    broadcast: Callable[[ServerContext], Tree] | None = None  # what goes down besides the model
+    # before a run
+    # (network, classes) -> the network this method needs
+    modify_model: Callable[[Any, int], Any] | None = None
+    # raises InputError where the method cannot work
+    validate: Callable[[Optimizer, TaskInfo], None] | None = None
+    centralized: bool = False  # all data in one place: the centralized baseline
+    # for people
+    payload_description: str = ""  # what goes up besides the model, in words
+    needs_public_data: bool = False
+
+    def __add__(self, other: Part | Method) -> Method:
+        return Method((self,)) + other
+
+
+@dataclass(frozen=True)
+class Method:
+    """Parts joined by `+`. Whether they fit together is checked by `compose.check`."""
+
+    parts: tuple[Part, ...]
+
+    def __add__(self, other: Part | Method) -> Method:
+        return Method(self.parts + (other.parts if isinstance(other, Method) else (other,)))
