@@ -154,11 +154,11 @@ def test_nothing_recorded_draws_nothing_but_the_partition(make_run: Callable[...
 
 
 SERVER = {
-    "accuracy", "classes-over-rounds", "classes-at-end", "forgetting", "global-distribution", "confusion_change", "where-lost", "lost-over-rounds",
+    "accuracy", "classes-over-rounds", "classes-at-end", "forgetting", "global-distribution", "confusion-change", "where-lost", "lost-over-rounds",
     "lost-by-class", "lost-by-client", "one-round", "client-forgetting", "local-distribution", "forgettable", "accuracy-by-bytes",
     "accuracy-by-time", "partition",
 }  # fmt: skip
-PEERS = SERVER - {"confusion_change", "one-round", "client-forgetting", "forgettable"} | {
+PEERS = SERVER - {"confusion-change", "one-round", "client-forgetting", "forgettable"} | {
     "schedule", "clusters", "left-concepts", "own-cluster", "listening", "network",
 }  # fmt: skip
 

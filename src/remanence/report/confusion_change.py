@@ -98,7 +98,7 @@ def draw_confusion_change(groups: Sequence[Group]) -> Figure | None:
     )
     figure.layout.meta["labels"] = [most, longest]
     return Figure(
-        name="confusion_change",
+        name="confusion-change",
         title="What forgotten classes became",
         plot=figure,
         caption="Each row is a class that lost accuracy, each column what its examples are taken"
