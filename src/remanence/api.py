@@ -22,7 +22,7 @@ from remanence.core.errors import InputError
 from remanence.core.progress import make_progress
 from remanence.core.slots import Method, Part
 from remanence.data import from_dataset
-from remanence.data.source import ArrayDataset
+from remanence.data.dataset import ArrayDataset
 from remanence.engines.autotune import EngineChoice
 from remanence.results.run import Comparison, Run, load
 from remanence.rounds.loop import TimeLimit, resume_run, start_run

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from remanence.core.errors import InputError
-from remanence.data.source import ArrayDataset
+from remanence.data.dataset import ArrayDataset
 from remanence.experiment.data_setup import load_data
 from remanence.results.run import Run
 from remanence.results.summary import summarize

@@ -12,8 +12,8 @@ from remanence.attacks.poison import poison
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
 from remanence.data.concept_views import ConceptViews
-from remanence.data.population import ClientData, ClientRows
-from remanence.data.source import ArrayDataset, DatasetSplit
+from remanence.data.dataset import ArrayDataset, DatasetSplit
+from remanence.data.population import ClientData, PartitionIndices
 
 IMAGES = DataInfo("image", 4, np.array(16))
 TABLE = DataInfo("table", 4, np.array([1.0, 2.0, 3.0], dtype=np.float32))
@@ -105,10 +105,10 @@ def test_what_attackers_know() -> None:
 
 
 def hold(*clients: list[int]) -> ClientData:
-    rows = ClientRows.concat([np.array(ids, dtype=np.int64) for ids in clients])
+    rows = PartitionIndices.concat([np.array(ids, dtype=np.int64) for ids in clients])
     return ClientData(
         rows,
-        ClientRows.concat([np.array([4])] * len(clients)),
+        PartitionIndices.concat([np.array([4])] * len(clients)),
         np.zeros(len(clients), dtype=np.int64),
     )
 

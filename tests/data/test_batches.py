@@ -29,7 +29,7 @@ counts, widths, seeds = st.integers(1, 40), st.integers(1, 50), st.integers(0, 2
 
 
 def real_rows(plan: BatchPlan) -> list[list[int]]:
-    return [row[:width].tolist() for row, width in zip(plan.rows, plan.batch_sizes, strict=True)]
+    return [row[:width].tolist() for row, width in zip(plan.indices, plan.batch_sizes, strict=True)]
 
 
 @given(seeds, counts, widths, st.integers(1, 4))
@@ -53,7 +53,7 @@ def test_dropping_the_last_keeps_whole_batches_only(
     width = min(batch, count)
     assert plan.batch_sizes.tolist() == [width] * (epochs * (count // width))
     for epoch in range(epochs):
-        rows = plan.rows[epoch * (count // width) : (epoch + 1) * (count // width)].reshape(-1)
+        rows = plan.indices[epoch * (count // width) : (epoch + 1) * (count // width)].reshape(-1)
         assert len(set(rows.tolist())) == len(rows)  # still no row twice in an epoch
 
 
@@ -65,7 +65,7 @@ def test_steps_are_the_beginning_of_enough_epochs(
     # an epoch has at least one step
     whole = plan_batches(Key(seed), count, batch, epochs=steps, drop_last=drop_last)
     assert len(plan.batch_sizes) == steps
-    assert np.array_equal(plan.rows, whole.rows[:steps])
+    assert np.array_equal(plan.indices, whole.indices[:steps])
     assert np.array_equal(plan.batch_sizes, whole.batch_sizes[:steps])
 
 
@@ -75,14 +75,14 @@ def test_steps_can_be_counted_beforehand(
 ) -> None:
     plan = plan_batches(Key(seed), count, batch, epochs, steps, drop_last)
     assert len(plan.batch_sizes) == count_steps(count, batch, epochs, steps, drop_last)
-    assert plan.rows.shape == (len(plan.batch_sizes), min(batch, count))
-    assert plan.rows.dtype == plan.batch_sizes.dtype == np.int64
+    assert plan.indices.shape == (len(plan.batch_sizes), min(batch, count))
+    assert plan.indices.dtype == plan.batch_sizes.dtype == np.int64
 
 
 @given(seeds, counts, widths)
 def test_padding_repeats_the_first_row_of_its_step(seed: int, count: int, batch: int) -> None:
     plan = plan_batches(Key(seed), count, batch, epochs=2)
-    for row, width in zip(plan.rows, plan.batch_sizes, strict=True):
+    for row, width in zip(plan.indices, plan.batch_sizes, strict=True):
         assert (row[width:] == row[0]).all()
 
 
@@ -96,11 +96,11 @@ def test_widths_by_hand() -> None:
     assert plan_batches(Key(0), 7, 3, steps=3, drop_last=True).batch_sizes.tolist() == [3, 3, 3]
     assert plan_batches(Key(0), 7, 10, epochs=2).batch_sizes.tolist() == [7, 7]
     assert plan_batches(Key(0), 7, 10, epochs=2, drop_last=True).batch_sizes.tolist() == [7, 7]
-    assert plan_batches(Key(0), 7, 10, steps=3).rows.shape == (3, 7)
+    assert plan_batches(Key(0), 7, 10, steps=3).indices.shape == (3, 7)
 
 
 def test_a_plan_is_a_function_of_its_key() -> None:
-    first, again, other = (plan_batches(Key(seed), 50, 8, epochs=2).rows for seed in (1, 1, 2))
+    first, again, other = (plan_batches(Key(seed), 50, 8, epochs=2).indices for seed in (1, 1, 2))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
     assert not np.array_equal(first[:7], first[7:])  # every epoch has an order of its own

@@ -14,7 +14,7 @@ from remanence.data.concept_views import (
     turn_images,
 )
 from remanence.data.concepts import CORRUPTIONS, Concept
-from remanence.data.source import DatasetSplit
+from remanence.data.dataset import DatasetSplit
 
 SWAP = (1, 0, 2)
 LOOKS = [

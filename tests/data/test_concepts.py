@@ -5,7 +5,7 @@ import pytest
 
 from remanence.core.errors import InputError
 from remanence.data.concepts import CORRUPTIONS, Concept, describe, make_concepts
-from remanence.data.source import ArrayDataset, DatasetSplit
+from remanence.data.dataset import ArrayDataset, DatasetSplit
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 THESIS = (0, 1, 3, 4, 5, 7, 8, 9)

@@ -12,9 +12,9 @@ from remanence.core.rng import Key
 from remanence.data import drift_sampling
 from remanence.data.concept_views import number_views
 from remanence.data.concepts import Concept
+from remanence.data.dataset import DatasetSplit
 from remanence.data.drift_sampling import DriftSamples, keep_partition, sample_rows
 from remanence.data.drift_schedules import changed_clients, random
-from remanence.data.source import DatasetSplit
 
 SWAP = (1, 0, 2, 3)
 # each list: two clusters of four classes and two groups

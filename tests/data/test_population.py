@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
-from remanence.data.population import ClientData, ClientRows, FederatedPopulation, split_train_valid
+from remanence.data.population import (
+    ClientData,
+    FederatedPopulation,
+    PartitionIndices,
+    split_train_valid,
+)
 
 some_parts = st.lists(st.integers(1, 12), min_size=1, max_size=6)
 
@@ -18,7 +23,7 @@ def cut(sizes: list[int], seed: int = 0) -> list[np.ndarray]:
 
 
 def test_rows_by_hand() -> None:
-    rows = ClientRows.concat([np.array([4, 2]), np.array([], dtype=np.int64), np.array([7])])
+    rows = PartitionIndices.concat([np.array([4, 2]), np.array([], dtype=np.int64), np.array([7])])
     assert rows.ids.tolist() == [4, 2, 7]
     assert rows.offsets.tolist() == [0, 2, 2, 3]
     assert rows.sizes.tolist() == [2, 0, 1]
@@ -27,14 +32,14 @@ def test_rows_by_hand() -> None:
 
 
 def test_nobodys_rows() -> None:
-    rows = ClientRows.concat([])
+    rows = PartitionIndices.concat([])
     assert rows.ids.tolist() == []
     assert rows.sizes.tolist() == []
 
 
 @given(st.lists(st.lists(st.integers(0, 99), max_size=5), min_size=1, max_size=8))
 def test_joined_rows_can_be_taken_apart(parts: list[list[int]]) -> None:
-    rows = ClientRows.concat([np.array(part, dtype=np.int64) for part in parts])
+    rows = PartitionIndices.concat([np.array(part, dtype=np.int64) for part in parts])
     assert [rows.for_client(client).tolist() for client in range(len(parts))] == parts
 
 
@@ -43,9 +48,9 @@ def test_label_counts_by_hand() -> None:
     on 1, 2, 3 (two zeros, a one).
     """
     labels = np.array([2, 0, 0, 1, 2, 2])
-    train = ClientRows.concat([np.array([0, 4]), np.array([5]), np.array([1, 2, 3])])
+    train = PartitionIndices.concat([np.array([0, 4]), np.array([5]), np.array([1, 2, 3])])
     holdings = ClientData(
-        train, ClientRows.concat([np.array([], dtype=np.int64)] * 3), np.zeros(3, np.int64)
+        train, PartitionIndices.concat([np.array([], dtype=np.int64)] * 3), np.zeros(3, np.int64)
     )
     assert holdings.label_counts(np.array([2, 0]), labels, 4).tolist() == [
         [2, 1, 0, 0],
@@ -55,7 +60,7 @@ def test_label_counts_by_hand() -> None:
 
 def test_capacity_is_the_most_any_client_ever_trains_on() -> None:
     def hold(*sizes: int) -> ClientData:
-        rows = ClientRows.concat(cut(list(sizes)))
+        rows = PartitionIndices.concat(cut(list(sizes)))
         return ClientData(rows, rows, np.zeros(len(sizes), np.int64))
 
     population = FederatedPopulation((hold(3, 1), hold(2, 5), hold(4, 4)), (np.arange(3),))

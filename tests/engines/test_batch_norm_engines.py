@@ -14,7 +14,7 @@ from torch import nn
 
 from remanence.core.errors import InputError
 from remanence.core.progress import NullProgress
-from remanence.data.population import ClientData, ClientRows
+from remanence.data.population import ClientData, PartitionIndices
 from remanence.engines.autotune import choose_engine
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
@@ -80,9 +80,11 @@ def two_clients(sizes: tuple[int, int], module: nn.Module) -> BuiltExperiment:
     )
     parts, nothing = np.split(np.arange(sum(sizes)), [sizes[0]]), np.empty(0, dtype=np.int64)
     holdings = ClientData(
-        ClientRows.concat(parts), ClientRows.concat([nothing, nothing]), np.zeros(2, np.int64)
+        PartitionIndices.concat(parts),
+        PartitionIndices.concat([nothing, nothing]),
+        np.zeros(2, np.int64),
     )
-    population = replace(experiment.task.population, steps=(holdings,))
+    population = replace(experiment.task.population, time_steps=(holdings,))
     return replace(experiment, task=replace(experiment.task, population=population))
 
 

@@ -23,7 +23,7 @@ from remanence.core.errors import InputError
 from remanence.core.model import init_module
 from remanence.core.rng import Key
 from remanence.core.types import ModelState, Reply
-from remanence.data.population import ClientData, ClientRows
+from remanence.data.population import ClientData, PartitionIndices
 from remanence.engines.processes import ProcessEngine
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
@@ -237,13 +237,13 @@ def with_clients(experiment: BuiltExperiment, *steps: list[int]) -> BuiltExperim
         parts = np.split(rows, np.cumsum(sizes)[:-1])
         holdings.append(
             ClientData(
-                ClientRows.concat(parts),
-                ClientRows.concat([part[:1] for part in parts]),
+                PartitionIndices.concat(parts),
+                PartitionIndices.concat([part[:1] for part in parts]),
                 np.zeros(len(parts), np.int64),
             )
         )
     world = replace(experiment.task.info, num_clients=len(steps[0]))
-    population = replace(experiment.task.population, steps=tuple(holdings))
+    population = replace(experiment.task.population, time_steps=tuple(holdings))
     return replace(
         experiment,
         cohort_size=len(steps[0]),

@@ -27,10 +27,10 @@ def test_plans(sizes: list[int], batch: int, length: tuple[int, int], drop_last:
     rows, widths = plan_batches_many(values, np.array(sizes), batch, epochs, steps, drop_last)
     for number, (key, size) in enumerate(zip(each, sizes, strict=True)):
         plan = plan_batches(key, size, batch, epochs, steps, drop_last)
-        mine, wide = plan.rows.shape
-        assert np.array_equal(rows[number, :mine, :wide], plan.rows)
+        mine, wide = plan.indices.shape
+        assert np.array_equal(rows[number, :mine, :wide], plan.indices)
         assert np.array_equal(
-            rows[number, :mine, wide:], np.repeat(plan.rows[:, :1], rows.shape[2] - wide, axis=1)
+            rows[number, :mine, wide:], np.repeat(plan.indices[:, :1], rows.shape[2] - wide, axis=1)
         )
         assert np.array_equal(widths[number, :mine], plan.batch_sizes)
         assert not widths[number, mine:].any()

@@ -167,7 +167,7 @@ def one_step(steps: int = 2) -> tuple[TrainingTask, Any, list[Any]]:
     progress = init_train_state(task, grad_func, ctx.start.params, {}, {}, rows, ctx)
     plan = plan_batches(Key(3), len(rows.train), batch=2, steps=steps)
     moments = list(
-        loop.iter_batches(task, ctx, rows.train[torch.from_numpy(plan.rows)], np.full(steps, 2))
+        loop.iter_batches(task, ctx, rows.train[torch.from_numpy(plan.indices)], np.full(steps, 2))
     )
     return (
         task,

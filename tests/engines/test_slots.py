@@ -107,7 +107,7 @@ def test_control_variates_of_plain_gradients_are_their_mean() -> None:
         module = task.model.to_module(task.model.initial).train()
         total = {name: torch.zeros_like(value) for name, value in module.named_parameters()}
         assert len(plan.batch_sizes) == 4
-        for positions, width in zip(plan.rows, plan.batch_sizes, strict=True):
+        for positions, width in zip(plan.indices, plan.batch_sizes, strict=True):
             rows = ids[positions[:width]]
             module.zero_grad()
             nn.functional.cross_entropy(
@@ -160,7 +160,7 @@ def test_refinement_is_plain_training_on_the_public_rows() -> None:
     )
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.5)
     plan = plan_batches(job.key.fold_in("server", "fit", "call", 0, "plan"), 8, 4, epochs=2)
-    for positions in plan.rows:
+    for positions in plan.indices:
         ids = task.public[torch.from_numpy(positions)]
         x, y = task.train.inputs(ids), task.train.labels(ids)
         logits = module(x)
@@ -258,7 +258,7 @@ def test_a_gradient_rule_by_hand() -> None:
     task = experiment.task
     for place, client in enumerate(job.clients.tolist()):
         ids = torch.from_numpy(task.population.at(0).train.for_client(client))[
-            plan_phase(task, job, client, 0, task.phases[0]).rows[0]
+            plan_phase(task, job, client, 0, task.phases[0]).indices[0]
         ]
         x, y = task.train.inputs(ids).requires_grad_(), task.train.labels(ids)
         module = task.model.to_module(task.model.initial)

@@ -91,8 +91,8 @@ def read_rows(experiment: BuiltExperiment) -> Callable[[str], Callable[[int, int
     """
     source, population = experiment.dataset, experiment.task.population
     x, y = normalize(source.train.x), source.train.y
-    sizes = [step.train.sizes.tolist() for step in population.steps]
-    assert sizes[0] != sizes[-1] or len(population.steps) == 1 or len(set(sizes[0])) == 1, (
+    sizes = [step.train.sizes.tolist() for step in population.time_steps]
+    assert sizes[0] != sizes[-1] or len(population.time_steps) == 1 or len(set(sizes[0])) == 1, (
         "sizes must change, or old ones would pass"
     )
 
@@ -126,7 +126,7 @@ def read_batches(
             return []
         key = Key(SEED).fold_in("round", round, "client", client, "plan", number)
         plan = plan_batches(key, len(y), BATCH, epochs=epochs[number])
-        places = [row[:width] for row, width in zip(plan.rows, plan.batch_sizes, strict=True)]
+        places = [row[:width] for row, width in zip(plan.indices, plan.batch_sizes, strict=True)]
         return [(x[place], y[place]) for place in places]
 
     return batches

@@ -14,7 +14,7 @@ from reference import centralized as witness
 from remanence.core.rng import Key
 from remanence.core.types import Output
 from remanence.data.batches import plan_batches
-from remanence.data.source import ArrayDataset, DatasetSplit
+from remanence.data.dataset import ArrayDataset, DatasetSplit
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.methods.centralized import centralized, correct_and_margin
@@ -77,7 +77,7 @@ def events_of_one_round(source: ArrayDataset, seed: int) -> tuple[bool, dict[str
     )
     state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
     plan = plan_batches(Key(seed).fold_in("round", 1, "client", 0, "plan", 0), 2, 1, epochs=1)
-    return bool(plan.rows[0, 0] == 0), {
+    return bool(plan.indices[0, 0] == 0), {
         kind: counts.tolist() for kind, counts in state.client_states[0]["centralized"].items()
     }
 

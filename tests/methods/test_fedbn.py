@@ -20,7 +20,7 @@ from reference.fedbabu import count
 from torch import Tensor, nn
 
 from remanence.core.errors import InputError
-from remanence.data.source import ArrayDataset, DatasetSplit
+from remanence.data.dataset import ArrayDataset, DatasetSplit
 from remanence.engines.sequential import SequentialEngine
 from remanence.methods.fedbn import fedbn
 from remanence.rounds.loop import start_run

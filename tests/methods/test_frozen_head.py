@@ -18,7 +18,7 @@ from torch import nn
 
 from remanence.core.errors import InputError
 from remanence.core.slots import Method
-from remanence.data.source import ArrayDataset, DatasetSplit
+from remanence.data.dataset import ArrayDataset, DatasetSplit
 from remanence.engines.sequential import SequentialEngine
 from remanence.losses import wsm
 from remanence.methods import fedprox

@@ -177,7 +177,7 @@ def test_the_same_as_opacus(kind: str, limit: float) -> None:
     for place, client in enumerate(job.clients.tolist()):
         ids = task.population.at(0).train.for_client(client)
         plan = plan_batches(job.key.fold_in("client", client, "plan", 0), len(ids), 6, steps=1)
-        rows = torch.from_numpy(ids[plan.rows[0, : plan.batch_sizes[0]]])
+        rows = torch.from_numpy(ids[plan.indices[0, : plan.batch_sizes[0]]])
         network = copy.deepcopy(module).double()
         network.load_state_dict(job.start.params)
         sampled = GradSampleModule(network, loss_reduction="sum")

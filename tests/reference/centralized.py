@@ -33,7 +33,7 @@ def train(
         optimizer = make_optimizer(net, setting, learning_rate(setting, round))
         batch_a: list[int] = []
         before: list[tuple[bool, float]] = []
-        for positions, width in zip(plan.rows, plan.batch_sizes, strict=True):
+        for positions, width in zip(plan.indices, plan.batch_sizes, strict=True):
             batch_b = rows[positions[:width]].tolist()
             optimizer.zero_grad()
             cross_entropy(net(x[batch_b]), y[batch_b]).backward()

@@ -64,7 +64,7 @@ def personalize(
     )
     plan = plan_batches(key, len(mine), setting.batch, epochs=epochs)
     local.train()
-    for positions, width in zip(plan.rows, plan.batch_sizes, strict=True):
+    for positions, width in zip(plan.indices, plan.batch_sizes, strict=True):
         batch = mine[positions[:width]]
         optimizer.zero_grad()
         cross_entropy(local(x[batch]), y[batch]).backward()

@@ -84,7 +84,7 @@ def distill(
     student.train()
     best, best_right, best_step, step = snapshot(student), -1, 0, 0
     for step in range(chosen.steps):
-        rows = places[plan.rows[step, : plan.batch_sizes[step]]]
+        rows = places[plan.indices[step, : plan.batch_sizes[step]]]
         with torch.no_grad():
             said = [teacher(x[rows]) for teacher in teachers]
         optimizer.param_groups[0]["lr"] = (
@@ -133,7 +133,7 @@ def train(
             )
             batches = [
                 positions[:width]
-                for positions, width in zip(plan.rows, plan.batch_sizes, strict=True)
+                for positions, width in zip(plan.indices, plan.batch_sizes, strict=True)
             ]
             local = copy.deepcopy(net)
             local.load_state_dict(state)

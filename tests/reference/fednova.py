@@ -59,7 +59,7 @@ def train(
             local.load_state_dict(state)
             batches = [
                 positions[:width]
-                for positions, width in zip(plan.rows, plan.batch_sizes, strict=True)
+                for positions, width in zip(plan.indices, plan.batch_sizes, strict=True)
             ]
             train_client(local, x[mine], y[mine], classes, batches, setting, lr)
             trained.append(

@@ -88,7 +88,7 @@ def train(
             )
             batches = [
                 positions[:width]
-                for positions, width in zip(plan.rows, plan.batch_sizes, strict=True)
+                for positions, width in zip(plan.indices, plan.batch_sizes, strict=True)
             ]
             local = copy.deepcopy(net)
             local.load_state_dict(theta_g)

@@ -74,7 +74,9 @@ def descend(
 
 def split(key: Key, count: int, batch: int, epochs: int) -> list[np.ndarray]:
     plan = plan_batches(key, count, batch, epochs=epochs)
-    return [positions[:width] for positions, width in zip(plan.rows, plan.batch_sizes, strict=True)]
+    return [
+        positions[:width] for positions, width in zip(plan.indices, plan.batch_sizes, strict=True)
+    ]
 
 
 def train(

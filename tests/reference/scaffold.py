@@ -52,7 +52,7 @@ def train(
                 momentum=setting.momentum,
                 weight_decay=setting.weight_decay,
             )
-            for positions, width in zip(plan.rows, plan.batch_sizes, strict=True):
+            for positions, width in zip(plan.indices, plan.batch_sizes, strict=True):
                 batch = mine[positions[:width]]
                 optimizer.zero_grad()
                 cross_entropy(local(x[batch]), y[batch]).backward()

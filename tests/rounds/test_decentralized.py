@@ -143,7 +143,7 @@ def test_every_clients_best_model_on_every_concept(recorded: tuple[Run, BuiltExp
             experiment,
             best.select(client),
             experiment.task.test,
-            experiment.task.population.tests[concept],
+            experiment.task.population.test_ids[concept],
         )
         table = count(labels, predicted)
         assert record["correct"].tolist() == np.diagonal(table).tolist()
@@ -242,7 +242,7 @@ def test_the_moments_of_a_round(tmp_path: Path) -> None:
             experiment,
             crowd.models.select(client),
             experiment.task.test,
-            experiment.task.population.tests[concept],
+            experiment.task.population.test_ids[concept],
         )
         assert record["correct"].tolist() == np.diagonal(count(labels, predicted)).tolist()
     assert merged["loss"].tolist() != before["loss"].tolist()

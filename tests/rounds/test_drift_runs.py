@@ -171,7 +171,7 @@ def test_examples_of_a_server_by_hand(tmp_path: Path) -> None:
         assert mine["id"].tolist() == ids.tolist()
         assert mine["right"].astype(bool).tolist() == (labels == predicted).tolist()
         assert mine["margin"].tolist() == pytest.approx(margins.tolist(), rel=1e-5)
-    for concept, ids in enumerate(experiment.task.population.tests):
+    for concept, ids in enumerate(experiment.task.population.test_ids):
         labels, predicted, _ = judge(experiment, model, experiment.task.test, ids)
         found = run.confusions[
             (run.confusions["round"] == 6) & (run.confusions["owner"] == concept)
@@ -208,7 +208,7 @@ def test_pairs_by_hand(make: Callable[[Any], Any], split: str) -> None:
     parts = {
         "train": holdings.train.for_client,
         "valid": holdings.valid.for_client,
-        "test": lambda concept: task.population.tests[concept],
+        "test": lambda concept: task.population.test_ids[concept],
     }[split]
     engine = make(task)
     try:
@@ -295,10 +295,10 @@ def test_clusters_keep_their_sizes(sizes: str, members: list[int]) -> None:
     experiment = show_clusters(
         **drift, **{"clients.count": 10, "drift.samples": 8, "drift.validation": 2}
     )
-    clusters = [step.cluster for step in experiment.task.population.steps]
+    clusters = [step.cluster for step in experiment.task.population.time_steps]
     assert [np.bincount(cluster).tolist() for cluster in clusters] == [members] * 4
     assert len({cluster.tobytes() for cluster in clusters}) > 1
-    for step in experiment.task.population.steps:
+    for step in experiment.task.population.time_steps:
         assert step.train.sizes.tolist() == [8 if cluster == 0 else 4 for cluster in step.cluster]
 
 
@@ -323,7 +323,7 @@ def test_a_staggered_run(tmp_path: Path, clusters: int) -> None:
         [1, 1] + [0] * 8 if clusters == 2 else [1, 1, 1, 2, 2, 2, 0, 0, 3, 0]
     )
     population = build(run.config).task.population
-    for before, after in zip(population.steps, population.steps[1:], strict=False):
+    for before, after in zip(population.time_steps, population.time_steps[1:], strict=False):
         for client in range(10):
             same = np.array_equal(before.train.for_client(client), after.train.for_client(client))
             assert same == (before.cluster[client] == after.cluster[client])
@@ -400,15 +400,15 @@ def test_covariate_drift_by_domain_on_pacs(
     experiment = build(run.config)
     groups = experiment.dataset.train.groups
     assert groups is not None
-    for holdings in experiment.task.population.steps:
+    for holdings in experiment.task.population.time_steps:
         assert set(holdings.train.sizes) == {60}
         assert set(holdings.valid.sizes) == {20}
         for client in range(8):
             assert set(groups[holdings.train.for_client(client) % len(groups)]) == {
                 int(holdings.cluster[client])
             }
-    trained = {int(i) for step in experiment.task.population.steps for i in step.train.ids}
+    trained = {int(i) for step in experiment.task.population.time_steps for i in step.train.ids}
     assert not trained & {
-        int(i) for step in experiment.task.population.steps for i in step.valid.ids
+        int(i) for step in experiment.task.population.time_steps for i in step.valid.ids
     }
     assert any("dealt out" in note for note in run.metadata["drift_notes"])

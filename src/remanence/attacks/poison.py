@@ -15,8 +15,8 @@ import numpy as np
 from remanence.attacks.attack import Attack, DataInfo
 from remanence.core.rng import Key
 from remanence.data.concept_views import ConceptViews
-from remanence.data.population import ClientData, ClientRows
-from remanence.data.source import ArrayDataset
+from remanence.data.dataset import ArrayDataset
+from remanence.data.population import ClientData, PartitionIndices
 
 
 def data_info(source: ArrayDataset) -> DataInfo:
@@ -72,9 +72,9 @@ def poison(
     )
 
 
-def _renumber(rows: ClientRows, clients: Sequence[int], shift: int) -> ClientRows:
+def _renumber(rows: PartitionIndices, clients: Sequence[int], shift: int) -> PartitionIndices:
     """The same rows, in which those of some clients are the poisoned forms."""
     ids = rows.ids.copy()
     for client in clients:
         ids[rows.offsets[client] : rows.offsets[client + 1]] += shift
-    return ClientRows(ids, rows.offsets)
+    return PartitionIndices(ids, rows.offsets)

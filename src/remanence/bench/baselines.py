@@ -56,7 +56,7 @@ def train_clients(experiment: BuiltExperiment, state: RunState, job: ClientWork)
                 (pi / (own + pi)).nan_to_num().unsqueeze(0),
             )
         )
-        fit(model, experiment, job, rows, plan.rows, plan.batch_sizes, teacher)
+        fit(model, experiment, job, rows, plan.indices, plan.batch_sizes, teacher)
         models.append(model)
         sizes.append(len(rows))
         counts.append(own)
@@ -67,7 +67,7 @@ def train_clients(experiment: BuiltExperiment, state: RunState, job: ClientWork)
 
 
 def plain_model(experiment: BuiltExperiment) -> nn.Module:
-    return copy.deepcopy(experiment.task.model.source_module).train()
+    return copy.deepcopy(experiment.task.model.dataset_module).train()
 
 
 # (x, place) -> logits [m, B, C]; alpha [m, C]
@@ -141,7 +141,7 @@ def distil_at_server(
         experiment,
         job,
         public,
-        plan.rows,
+        plan.indices,
         plan.batch_sizes,
         (lambda x, place: said[:, place], alpha),
     )

@@ -64,7 +64,7 @@ class PlainEngine:
         for name, param in self.module.named_parameters():
             param.requires_grad_(name in trained)
         plan = base.plan_phase(self.task, job, client, number, phase)
-        fit(self.module, self.experiment, job, rows, plan.rows, plan.batch_sizes, None)
+        fit(self.module, self.experiment, job, rows, plan.indices, plan.batch_sizes, None)
 
     def _improved(self, before: ModelState, job: ClientWork, client: int) -> bool:
         now, ids = self._state(), self.task.population.at(job.time_step).valid.for_client(client)

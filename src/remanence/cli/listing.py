@@ -128,7 +128,9 @@ def show_partition(spec: Experiment, out: Path | None, as_json: bool) -> None:
     everyone = np.arange(population.num_clients)
     holdings = population.at(0)
     counts = holdings.label_counts(everyone, division.train.y, len(source.classes))
-    clusters = [step.cluster.tolist() for step in population.steps] if spec.drift.schedule else []
+    clusters = (
+        [step.cluster.tolist() for step in population.time_steps] if spec.drift.schedule else []
+    )
     if as_json:
         valid = holdings.valid.sizes.tolist()
         about = {

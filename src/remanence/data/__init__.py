@@ -15,6 +15,7 @@ from remanence.core.errors import InputError
 from remanence.core.expressions import Call, instantiate
 from remanence.data.cifar import cifar10, cifar100
 from remanence.data.cinic import cinic10
+from remanence.data.dataset import ArrayDataset, DatasetSplit
 from remanence.data.image_folders import folder, pacs
 from remanence.data.leaf_json import femnist, mnist_by_writer
 from remanence.data.mnist_idx import emnist, fashion_mnist, mnist
@@ -29,7 +30,6 @@ from remanence.data.partitions import (
     split_validation,
 )
 from remanence.data.sklearn_digits import digits
-from remanence.data.source import ArrayDataset, DatasetSplit
 from remanence.data.structured_partitions import by_group, label_clusters
 from remanence.data.svhn_mat import svhn
 from remanence.data.synthetic import synthetic, tokens

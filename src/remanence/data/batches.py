@@ -29,7 +29,7 @@ class BatchPlan(NamedTuple):
     """Which of its rows a client sees in each local step."""
 
     # [steps, batch] int64, positions 0 .. n-1; beyond the width, the first row of the step again
-    rows: np.ndarray
+    indices: np.ndarray
     batch_sizes: np.ndarray  # [steps] int64, how many of them count
 
 

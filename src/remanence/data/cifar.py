@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from remanence.core.errors import InputError
+from remanence.data.dataset import ArrayDataset, DatasetSplit, validate
 from remanence.data.files import damaged_file, find_files
 from remanence.data.restricted_pickle import read_plain_pickle
-from remanence.data.source import ArrayDataset, DatasetSplit, validate
 
 # images in one file of CIFAR-10 and in the test file of CIFAR-100; the training file of CIFAR-100
 # holds five times as many

@@ -8,9 +8,9 @@ import numpy as np
 
 from remanence.core.errors import InputError
 from remanence.data.cifar import CIFAR10
+from remanence.data.dataset import ArrayDataset, DatasetSplit, validate
 from remanence.data.files import find_files
 from remanence.data.image_folders import _decode, _images
-from remanence.data.source import ArrayDataset, DatasetSplit, validate
 
 SIDE = 32
 

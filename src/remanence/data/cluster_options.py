@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 from remanence.core.errors import InputError, nearest
-from remanence.data.source import ArrayDataset
+from remanence.data.dataset import ArrayDataset
 
 
 def concept_error(name: str, problem: str, cure: str) -> InputError:

@@ -17,7 +17,7 @@ import numpy as np
 
 from remanence.core.rng import Key
 from remanence.data.concepts import Concept
-from remanence.data.source import DatasetSplit
+from remanence.data.dataset import DatasetSplit
 
 _VALUES_AT_ONCE = 1 << 21  # pixels that are float64 at one time
 _Look = tuple[float, str, int, int]  # turn, corruption, severity, white

@@ -26,7 +26,7 @@ from remanence.data.cluster_options import (
     resolve,
     split_clusters,
 )
-from remanence.data.source import ArrayDataset, DatasetSplit
+from remanence.data.dataset import ArrayDataset, DatasetSplit
 
 CORRUPTIONS = ("clean", "noise", "blur", "contrast", "brightness", "pixelate", "invert")
 

@@ -19,8 +19,8 @@ from remanence.core.errors import InputError
 from remanence.core.rng import Key
 from remanence.data.concept_views import number_views
 from remanence.data.concepts import Concept
+from remanence.data.dataset import DatasetSplit
 from remanence.data.drift_schedules import changed_clients
-from remanence.data.source import DatasetSplit
 from remanence.data.splits import draw_stratified
 
 RESAMPLE = ("changed", "everyone")

@@ -13,14 +13,14 @@ from types import ModuleType
 import numpy as np
 
 from remanence.core.errors import InputError
-from remanence.data.files import damaged_file, find_files, resolve, size_of
-from remanence.data.source import (
+from remanence.data.dataset import (
     ArrayDataset,
     DatasetSplit,
     check_fraction,
     hold_out_test,
     validate,
 )
+from remanence.data.files import damaged_file, find_files, resolve, size_of
 
 FORMATS = {
     "PNG": (".png",),

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from remanence.core.errors import InputError
+from remanence.data.dataset import ArrayDataset, DatasetSplit, validate
 from remanence.data.fast_json import read_decimals
 from remanence.data.files import damaged_file, find_files, size_of
 from remanence.data.mnist_idx import CHARACTERS, DIGITS
-from remanence.data.source import ArrayDataset, DatasetSplit, validate
 
 LIMIT = 4 << 30  # bytes of JSON in one file
 SIDE = 28

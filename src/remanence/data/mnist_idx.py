@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from remanence.core.errors import unknown
+from remanence.data.dataset import ArrayDataset, DatasetSplit, validate
 from remanence.data.files import damaged_file, find_files, size_of
-from remanence.data.source import ArrayDataset, DatasetSplit, validate
 
 LIMIT = 2 << 30  # the largest published file, EMNIST by class, unpacks to 0.5 GiB
 _PIECE = 1 << 20

@@ -19,7 +19,7 @@ from remanence.data.partitions import split_validation
 
 
 @dataclass(frozen=True)
-class ClientRows:
+class PartitionIndices:
     """Row numbers of many clients in two arrays: as small as it gets, whatever the number of
     clients.
     """
@@ -35,7 +35,7 @@ class ClientRows:
         return np.diff(self.offsets)
 
     @classmethod
-    def concat(cls, parts: Sequence[np.ndarray]) -> ClientRows:
+    def concat(cls, parts: Sequence[np.ndarray]) -> PartitionIndices:
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
         return cls(
             np.concatenate(parts).astype(np.int64) if len(parts) else np.empty(0, np.int64), offsets
@@ -46,8 +46,8 @@ class ClientRows:
 class ClientData:
     """What every client holds at one time step."""
 
-    train: ClientRows
-    valid: ClientRows
+    train: PartitionIndices
+    valid: PartitionIndices
     cluster: np.ndarray  # [K] int64: the concept that each client's data follow
 
     def label_counts(self, clients: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
@@ -66,31 +66,25 @@ class FederatedPopulation:
     concept.
     """
 
-    steps: tuple[ClientData, ...]
-    tests: tuple[np.ndarray, ...]  # ids of the test rows of every concept
+    time_steps: tuple[ClientData, ...]
+    test_ids: tuple[np.ndarray, ...]  # ids of the test rows of every concept
 
     def at(self, time_step: int) -> ClientData:
-        return self.steps[time_step]
+        return self.time_steps[time_step]
 
     @property
     def num_clients(self) -> int:
-        return len(self.steps[0].train.sizes)
+        return len(self.time_steps[0].train.sizes)
 
     @property
     def num_concepts(self) -> int:
-        return len(self.tests)
-
-    def shares(self, time_step: int) -> np.ndarray:
-        """Which share of the clients is in each concept. -> [concepts] float64, summing to 1"""
-        return (
-            np.bincount(self.at(time_step).cluster, minlength=self.num_concepts) / self.num_clients
-        )
+        return len(self.test_ids)
 
     def merge_clients(self) -> FederatedPopulation:
         """The same rows in the hands of a single client."""
 
-        def whole(rows: ClientRows) -> ClientRows:
-            return ClientRows(np.sort(rows.ids), np.array([0, len(rows.ids)], dtype=np.int64))
+        def whole(rows: PartitionIndices) -> PartitionIndices:
+            return PartitionIndices(np.sort(rows.ids), np.array([0, len(rows.ids)], dtype=np.int64))
 
         if self.num_concepts > 1:
             raise InputError(
@@ -100,15 +94,15 @@ class FederatedPopulation:
         nobody_differs = np.zeros(1, dtype=np.int64)
         return replace(
             self,
-            steps=tuple(
+            time_steps=tuple(
                 ClientData(whole(holdings.train), whole(holdings.valid), nobody_differs)
-                for holdings in self.steps
+                for holdings in self.time_steps
             ),
         )
 
     @property
     def max_client_size(self) -> int:
-        return max(int(holdings.train.sizes.max()) for holdings in self.steps)
+        return max(int(holdings.train.sizes.max()) for holdings in self.time_steps)
 
 
 def split_train_valid(
@@ -127,7 +121,7 @@ def split_train_valid(
     ]
     alike = np.zeros(len(parts), dtype=np.int64)
     return ClientData(
-        ClientRows.concat([train for train, _ in pairs]),
-        ClientRows.concat([valid for _, valid in pairs]),
+        PartitionIndices.concat([train for train, _ in pairs]),
+        PartitionIndices.concat([valid for _, valid in pairs]),
         alike,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from remanence.data.source import (
+from remanence.data.dataset import (
     ArrayDataset,
     DatasetSplit,
     check_fraction,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from remanence.data.dataset import ArrayDataset, DatasetSplit, validate
 from remanence.data.files import damaged_file, find_files, size_of
 from remanence.data.mat_reader import UnsupportedFile, read_arrays
-from remanence.data.source import ArrayDataset, DatasetSplit, validate
 
 # bytes of a file, and of the images in it; the largest published one, `extra`, unpacks to 1.5 GiB
 LIMIT = 2 << 30

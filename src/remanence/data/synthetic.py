@@ -12,7 +12,7 @@ import numpy as np
 
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
-from remanence.data.source import ArrayDataset, DatasetSplit, validate
+from remanence.data.dataset import ArrayDataset, DatasetSplit, validate
 
 _VALUES_AT_ONCE = 1 << 22
 

@@ -10,9 +10,7 @@ import numpy as np
 import torch
 
 from remanence.core.errors import InputError
-from remanence.data.files import damaged_file, resolve
-from remanence.data.npz_reader import read_npz
-from remanence.data.source import (
+from remanence.data.dataset import (
     INPUT_KINDS,
     ArrayDataset,
     DatasetSplit,
@@ -20,6 +18,8 @@ from remanence.data.source import (
     hold_out_test,
     validate,
 )
+from remanence.data.files import damaged_file, resolve
+from remanence.data.npz_reader import read_npz
 
 CHANNELS = (1, 3, 4)
 MOST_CLASSES = 100_000

@@ -16,7 +16,7 @@ from remanence.core.pytree import Tree
 from remanence.core.slots import Accept, Context, Phase
 from remanence.core.types import ClientStats, ModelState, Reply
 from remanence.data.batches import BatchPlan, Examples, count_steps, plan_batches, plan_batches_many
-from remanence.data.population import ClientRows
+from remanence.data.population import PartitionIndices
 from remanence.training.client_step import TrainingTask, predict_logits_stacked
 
 
@@ -170,7 +170,7 @@ def eval_groups(
 ) -> list[np.ndarray]:
     """The ids of every group of rows that a score counts apart."""
     if split == "test":
-        return list(task.population.tests)
+        return list(task.population.test_ids)
     if split == "public":
         return [task.public.numpy()]
     rows = split_rows(task, split, time_step)
@@ -194,10 +194,10 @@ def pad_groups(groups: Sequence[np.ndarray], device: torch.device) -> tuple[Tens
     )
 
 
-def split_rows(task: TrainingTask, split: str, time_step: int) -> ClientRows:
+def split_rows(task: TrainingTask, split: str, time_step: int) -> PartitionIndices:
     """The rows of every client, or on the test split of every concept."""
     if split == "test":
-        return ClientRows.concat(task.population.tests)
+        return PartitionIndices.concat(task.population.test_ids)
     holdings = task.population.at(time_step)
     return holdings.train if split == "train" else holdings.valid
 

@@ -92,7 +92,7 @@ class SequentialEngine:
                 for tree in (params, fixed)
             )
         first = init_train_state(task, grad_autograd, params, fixed, model.buffers, rows, ctx)
-        ids = rows.train[torch.from_numpy(plan.rows).to(rows.train.device)]  # [steps, batch]
+        ids = rows.train[torch.from_numpy(plan.indices).to(rows.train.device)]  # [steps, batch]
         progress, losses = self.take_steps(task, first, fixed, ctx, rows, ids, plan.batch_sizes)
         whole = {**fixed, **progress.params}
         trained = ModelState(

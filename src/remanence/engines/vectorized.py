@@ -526,7 +526,7 @@ def _make_schedule(
 
 def needs_padding(task: TrainingTask) -> bool:
     """Do two clients ever have batches of different width at the same step?"""
-    for holdings in task.population.steps:
+    for holdings in task.population.time_steps:
         for phase in task.phases:
             seen: dict[int, int] = {}
             for size in np.unique(holdings.train.sizes):

@@ -34,8 +34,8 @@ from remanence.core.rng import Key
 from remanence.core.slots import Method, Part, Phase
 from remanence.core.types import ClientStats, TaskInfo
 from remanence.data.batches import to_device
+from remanence.data.dataset import ArrayDataset
 from remanence.data.drift_schedules import DRIFT_SCHEDULES
-from remanence.data.source import ArrayDataset
 from remanence.experiment.data_setup import (
     FederatedData,
     load_data,
@@ -462,7 +462,7 @@ def _check_task(task: TrainingTask) -> None:
 
 
 def _has_batch_of_one(task: TrainingTask) -> bool:
-    for holdings in task.population.steps:
+    for holdings in task.population.time_steps:
         for size in np.unique(holdings.train.sizes):
             batch = min(task.batch_size, int(size))
             if batch == 1 or (size % batch == 1 and not task.drop_last):
@@ -589,7 +589,9 @@ def _drift_metadata(
         return {}
     return {
         "rounds_per_step": spec.rounds,
-        "clusters": [" ".join(map(str, step.cluster.tolist())) for step in task.population.steps],
+        "clusters": [
+            " ".join(map(str, step.cluster.tolist())) for step in task.population.time_steps
+        ],
         **(
             {"drift_table": sha256(table.read_bytes())}
             if (table := _table_of(spec)) is not None

@@ -22,9 +22,14 @@ from remanence.data import drift_sampling
 from remanence.data.concept_views import ConceptViews, make_views
 from remanence.data.concepts import describe as describe_concept
 from remanence.data.concepts import make_concepts
+from remanence.data.dataset import ArrayDataset
 from remanence.data.drift_schedules import DRIFT_SCHEDULES
-from remanence.data.population import ClientData, ClientRows, FederatedPopulation, split_train_valid
-from remanence.data.source import ArrayDataset
+from remanence.data.population import (
+    ClientData,
+    FederatedPopulation,
+    PartitionIndices,
+    split_train_valid,
+)
 
 DEFAULT_CLIENTS = 10
 
@@ -63,9 +68,9 @@ def select_attackers(
     known = data_info(source)
     check_attacks(attacks, known, source.shape, method.part_filling("peers") is None)
     adversary = Adversary.select(attacks, division.population.num_clients, key)
-    views, steps = adversary.poison(division.train, division.population.steps, known, key)
+    views, steps = adversary.poison(division.train, division.population.time_steps, known, key)
     return adversary, replace(
-        division, train=views, population=replace(division.population, steps=tuple(steps))
+        division, train=views, population=replace(division.population, time_steps=tuple(steps))
     )
 
 
@@ -163,7 +168,11 @@ def _partition_over_time(
             key.fold_in("drift"),
         )
     steps = tuple(
-        ClientData(ClientRows.concat(train), ClientRows.concat(valid), clusters.astype(np.int64))
+        ClientData(
+            PartitionIndices.concat(train),
+            PartitionIndices.concat(valid),
+            clusters.astype(np.int64),
+        )
         for train, valid, clusters in zip(dealt.train, dealt.valid, assignment, strict=True)
     )
     tests = drift_sampling.test_rows(concepts, source.test)

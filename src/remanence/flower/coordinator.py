@@ -289,7 +289,9 @@ def bind_to_sites(
         )
     population: Any = task.population
     if own_data:
-        population = RemotePopulation(task.population.steps, task.population.tests, roster=roster)
+        population = RemotePopulation(
+            task.population.time_steps, task.population.test_ids, roster=roster
+        )
     task = replace(
         task,
         clients_remote=True,

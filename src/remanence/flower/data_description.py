@@ -15,7 +15,7 @@ import numpy as np
 from remanence.config import Experiment
 from remanence.core import expressions
 from remanence.core.errors import InputError
-from remanence.data.source import INPUT_KINDS, ArrayDataset, DatasetSplit
+from remanence.data.dataset import INPUT_KINDS, ArrayDataset, DatasetSplit
 
 NAME = "sites"
 DTYPES = {"image": np.uint8, "table": np.float32, "tokens": np.int64}

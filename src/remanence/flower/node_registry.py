@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from remanence.data.population import ClientData, ClientRows, FederatedPopulation
+from remanence.data.population import ClientData, FederatedPopulation, PartitionIndices
 from remanence.flower.transport import Answer, Transport
 from remanence.flower.wire import WireMessage
 
@@ -249,7 +249,7 @@ class RemotePopulation(FederatedPopulation):
         return ClientData(train, valid, np.zeros(self.roster.count, dtype=np.int64))
 
 
-def _unseen(sizes: np.ndarray) -> ClientRows:
+def _unseen(sizes: np.ndarray) -> PartitionIndices:
     """Rows of which only the numbers are known; their ids are one 0 that takes no memory."""
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    return ClientRows(np.broadcast_to(np.zeros((), np.int64), (int(offsets[-1]),)), offsets)
+    return PartitionIndices(np.broadcast_to(np.zeros((), np.int64), (int(offsets[-1]),)), offsets)

@@ -24,8 +24,8 @@ from remanence.core.engine import Engine
 from remanence.core.errors import InputError
 from remanence.core.slots import Method, Part
 from remanence.data import DATASETS, from_dataset
-from remanence.data.population import ClientData, ClientRows, FederatedPopulation
-from remanence.data.source import ArrayDataset, DatasetSplit
+from remanence.data.dataset import ArrayDataset, DatasetSplit
+from remanence.data.population import ClientData, FederatedPopulation, PartitionIndices
 from remanence.engines.autotune import make_engine
 from remanence.experiment.build import BuiltExperiment, build
 from remanence.experiment.data_setup import load_data
@@ -68,13 +68,13 @@ class SiteTask:
         tests = (
             [0] * population.num_clients
             if self.shared
-            else [len(rows) for rows in population.tests]
+            else [len(rows) for rows in population.test_ids]
         )
         return {
             str(client): [
                 *(
                     [int(step.train.sizes[client]), int(step.valid.sizes[client])]
-                    for step in population.steps
+                    for step in population.time_steps
                 ),
                 [tests[client]],
             ]
@@ -138,24 +138,26 @@ def _build_simulated(spec: Experiment, clients: Sequence[int]) -> BuiltExperimen
     population = experiment.task.population
     steps = tuple(
         ClientData(_only(step.train, clients), _only(step.valid, clients), step.cluster)
-        for step in population.steps
+        for step in population.time_steps
     )  # nobody here can touch the rows of others by mistake
     return replace(
-        experiment, task=replace(experiment.task, population=replace(population, steps=steps))
+        experiment, task=replace(experiment.task, population=replace(population, time_steps=steps))
     )
 
 
-def _only(rows: ClientRows, clients: Sequence[int]) -> ClientRows:
+def _only(rows: PartitionIndices, clients: Sequence[int]) -> PartitionIndices:
     return spread({client: rows.for_client(client) for client in clients}, len(rows.sizes))
 
 
-def spread(held: Mapping[int, np.ndarray], count: int) -> ClientRows:
+def spread(held: Mapping[int, np.ndarray], count: int) -> PartitionIndices:
     """The rows of some of `count` clients; the others have none.
 
     >>> spread({2: np.array([5, 6])}, 4).offsets.tolist()
     [0, 0, 0, 2, 2]
     """
-    return ClientRows.concat([held.get(client, np.empty(0, np.int64)) for client in range(count)])
+    return PartitionIndices.concat(
+        [held.get(client, np.empty(0, np.int64)) for client in range(count)]
+    )
 
 
 def _build_from_files(

@@ -15,7 +15,7 @@ import torch
 from remanence.attacks.adversary import Adversary
 from remanence.attacks.poison import data_info
 from remanence.core.types import ModelState
-from remanence.data.source import ArrayDataset
+from remanence.data.dataset import ArrayDataset
 from remanence.engines.sequential import SequentialEngine
 from remanence.training.client_step import TrainingTask
 
@@ -46,7 +46,7 @@ def attack_success(
     )
     everything = (np.arange(len(y)),)
     judge = SequentialEngine(
-        replace(task, test=examples, population=replace(task.population, tests=everything))
+        replace(task, test=examples, population=replace(task.population, test_ids=everything))
     )
 
     def measure(models: ModelState) -> np.ndarray:

@@ -29,7 +29,7 @@ from remanence.core.rng import Key
 from remanence.core.signals import exit_code_of, sigterm_as_interrupt
 from remanence.core.slots import Method, Part
 from remanence.core.types import ModelState, Reply
-from remanence.data.source import ArrayDataset
+from remanence.data.dataset import ArrayDataset
 from remanence.engines.autotune import EngineChoice, choose_engine, make_engine
 from remanence.engines.memory import gpu_memory_text, is_out_of_memory
 from remanence.engines.processes import count_cores

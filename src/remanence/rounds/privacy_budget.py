@@ -163,7 +163,9 @@ def count_passes(task: TrainingTask) -> int:
     """How often a round looks at an example at most: epochs, or with a number of steps as often
     as the client with fewest rows has to begin again.
     """
-    sizes = np.unique(np.concatenate([holdings.train.sizes for holdings in task.population.steps]))
+    sizes = np.unique(
+        np.concatenate([holdings.train.sizes for holdings in task.population.time_steps])
+    )
     passes = 0
     for phase in task.phases:
         most = 0

@@ -403,7 +403,7 @@ class Recorder(Writer):
         )
         shares = np.zeros(loss.shape)
         np.add.at(shares, (used, cluster), 1 / self.population.num_clients)
-        shares = shares / np.array([len(test) for test in self.population.tests])
+        shares = shares / np.array([len(test) for test in self.population.test_ids])
         return np.einsum("sg,sgij->ij", shares, confusion), float((shares * loss).sum())
 
     def _personal(self, engine: Engine, state: RunState, line: dict[str, Any]) -> None:

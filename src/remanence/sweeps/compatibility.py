@@ -100,7 +100,7 @@ def _same_batches(one: TrainingTask, other: TrainingTask) -> bool:
     if not one.model.depends_on_batch:
         return True
     sizes = [
-        [np.unique(holdings.train.sizes).tolist() for holdings in task.population.steps]
+        [np.unique(holdings.train.sizes).tolist() for holdings in task.population.time_steps]
         for task in (one, other)
     ]
     return sizes[0] == sizes[1]

@@ -18,7 +18,7 @@ from remanence.config import Experiment, parse_experiment
 from remanence.core.errors import InputError
 from remanence.core.files import create_output_dir, lock, translate_disk_errors, write_atomically
 from remanence.core.progress import Progress
-from remanence.data.source import ArrayDataset
+from remanence.data.dataset import ArrayDataset
 from remanence.engines.autotune import EngineChoice
 from remanence.experiment.build import build, check_names
 from remanence.results.run import COMPARISON, RUNS, SPEC, Comparison, Run

@@ -23,7 +23,7 @@ from remanence.core.pytree import Params, Tree, weighted_mean
 from remanence.core.rng import Key
 from remanence.core.slots import ClientOps, Context, Method, Part, ServerContext, Transform
 from remanence.core.types import ClientStats, ModelState, Reply, TaskInfo
-from remanence.data.source import ArrayDataset, DatasetSplit
+from remanence.data.dataset import ArrayDataset, DatasetSplit
 from remanence.experiment.build import BuiltExperiment, build
 from remanence.experiment.data_setup import load_data
 from remanence.methods import PARTS

@@ -80,7 +80,7 @@ def make_fit(task: TrainingTask, rule: Mapping[str, float], key: Key, engine: En
         public = task.public.to(device)
         watched = public[torch.from_numpy(np.sort(order[:held])).to(device)]
         scene = StepInputs(
-            model, given, public, torch.from_numpy(places[plan.rows]).to(device), numbers, rates
+            model, given, public, torch.from_numpy(places[plan.indices]).to(device), numbers, rates
         )
         params = pytree.select_keys(model.params, task.communicated_params())
         moving = ServerTrainState(params, model.buffers, used.init(params))

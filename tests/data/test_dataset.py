@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
-from remanence.data import source as source_module
-from remanence.data.source import ArrayDataset, DatasetSplit, hold_out_test, validate
+from remanence.data import dataset as dataset_module
+from remanence.data.dataset import ArrayDataset, DatasetSplit, hold_out_test, validate
 
 
 def table(rows: int = 6, features: int = 2) -> ArrayDataset:
@@ -31,7 +31,7 @@ def test_statistics_of_images_are_per_channel(monkeypatch: pytest.MonkeyPatch) -
     deviation 0, given as 1.
     """
     # several chunks, the last one shorter
-    monkeypatch.setattr(source_module, "_VALUES_AT_ONCE", 10)
+    monkeypatch.setattr(dataset_module, "_VALUES_AT_ONCE", 10)
     x = np.zeros((6, 2, 2, 2), dtype=np.uint8)
     x[:3, 0] = 4
     x[:, 1] = 7
