@@ -112,13 +112,13 @@ def as_python2(content: dict[str, object]) -> bytes:
 
 
 def assert_is_what_was_written(root: Path) -> None:
-    source = load_dataset("cifar10", {}, root)
-    for split, starts in ((source.train, range(5)), (source.test, [5])):
+    dataset = load_dataset("cifar10", {}, root)
+    for split, starts in ((dataset.train, range(5)), (dataset.test, [5])):
         parts = [records(SMALL, start) for start in starts]
         assert np.array_equal(split.x, np.concatenate([x for x, _ in parts]).reshape(-1, 3, 32, 32))
         assert np.array_equal(split.y, np.concatenate([y for _, y in parts]))
-    assert source.train.x.dtype == np.uint8
-    assert source.classes[3] == "cat"
+    assert dataset.train.x.dtype == np.uint8
+    assert dataset.classes[3] == "cat"
 
 
 def test_the_binary_version_is_read(tmp_path: Path) -> None:
@@ -164,11 +164,11 @@ def test_cifar100_has_fine_and_coarse_labels(
                 "fine_labels": y[:, 1].tolist(),
             }
             (folder / part).write_bytes(as_python2(content))
-    source = load_dataset("cifar100", {"labels": labels}, tmp_path)
-    assert np.array_equal(source.train.y, y_of(5 * SMALL, column))
-    assert np.array_equal(source.test.x.reshape(SMALL, -1), records(SMALL, 0)[0])
-    assert len(source.classes) == (100 if labels == "fine" else 20)
-    assert len(set(source.classes)) == len(source.classes)
+    dataset = load_dataset("cifar100", {"labels": labels}, tmp_path)
+    assert np.array_equal(dataset.train.y, y_of(5 * SMALL, column))
+    assert np.array_equal(dataset.test.x.reshape(SMALL, -1), records(SMALL, 0)[0])
+    assert len(dataset.classes) == (100 if labels == "fine" else 20)
+    assert len(set(dataset.classes)) == len(dataset.classes)
 
 
 def y_of(count: int, column: int) -> np.ndarray:
@@ -294,7 +294,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin").unlink()
     with pytest.raises(
         InputError,
-        match=r"source 'cifar10' was not found: .*cifar-10-batches-bin lacks"
+        match=r"dataset 'cifar10' was not found: .*cifar-10-batches-bin lacks"
         r" data_batch_3\.bin.*cifar-10-binary\.tar\.gz",
     ):
         load_dataset("cifar10", {}, tmp_path)

@@ -136,8 +136,8 @@ def test_quarter_turns_are_exact_and_interpolation_agrees(degrees: float, quarte
 
 def test_half_a_quarter_turn_by_hand() -> None:
     """The pixel right of the middle of 3 x 3, turned by 45 degrees against the clock, comes from (1
-    + s, 1 + s) of the source with s = 1/sqrt 2: the four around it are weighted (1 - s)^2, s (1 -
-    s), s (1 - s), s^2. The source has 200 at the lower right corner alone: 200 s^2 = 100.
+    + s, 1 + s) of the dataset with s = 1/sqrt 2: the four around it are weighted (1 - s)^2, s (1 -
+    s), s (1 - s), s^2. The dataset has 200 at the lower right corner alone: 200 s^2 = 100.
     """
     x = np.zeros((1, 1, 3, 3), np.uint8)
     x[0, 0, 2, 2] = 200

@@ -11,7 +11,7 @@ NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse"
 THESIS = (0, 1, 3, 4, 5, 7, 8, 9)
 
 
-def make_source(
+def make_dataset(
     kind: str = "image", groups: bool = True, width: int = 4, classes: tuple[str, ...] = NAMES
 ) -> ArrayDataset:
     """Two rows of each class, the first in group 0 (photo), the second in group 1 (sketch)."""
@@ -33,11 +33,13 @@ def swapped(*pairs: tuple[int, int]) -> tuple[int, ...]:
 
 def test_nothing_written_means_label_or_for_one_cluster_nothing() -> None:
     """10 classes over 4 clusters in order: 3, 3, 2, 2."""
-    labels = [concept.labels for concept in make_concepts("", 4, make_source())]
+    labels = [concept.labels for concept in make_concepts("", 4, make_dataset())]
     assert labels == [(0, 1, 2), (3, 4, 5), (6, 7), (8, 9)]
-    assert make_concepts("", 1, make_source()) == (Concept(),)
-    assert make_concepts("none", 3, make_source()) == (Concept(),) * 3
-    assert make_concepts('none(labels="9 bird")', 2, make_source()) == (Concept(labels=(2, 9)),) * 2
+    assert make_concepts("", 1, make_dataset()) == (Concept(),)
+    assert make_concepts("none", 3, make_dataset()) == (Concept(),) * 3
+    assert (
+        make_concepts('none(labels="9 bird")', 2, make_dataset()) == (Concept(labels=(2, 9)),) * 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,29 +47,29 @@ def test_nothing_written_means_label_or_for_one_cluster_nothing() -> None:
     ["0 1 8 9|3 4 5 7", "ship,truck, airplane automobile | cat deer dog horse", "9,8,1,0|7 5, 4,3"],
 )
 def test_the_thesis_label_groups_by_number_and_name(groups: str) -> None:
-    concepts = make_concepts(f"label(groups='{groups}')", 2, make_source())
+    concepts = make_concepts(f"label(groups='{groups}')", 2, make_dataset())
     assert concepts == (Concept(labels=(0, 1, 8, 9)), Concept(labels=(3, 4, 5, 7)))
 
 
 def test_label_groups_may_overlap_and_names_may_have_spaces() -> None:
-    source = make_source(classes=("dog", "hot dog", "7"))
-    concepts = make_concepts("label(groups='hot dog, dog|dog 2')", 2, source)
+    dataset = make_dataset(classes=("dog", "hot dog", "7"))
+    concepts = make_concepts("label(groups='hot dog, dog|dog 2')", 2, dataset)
     # class 2 is called "7", and yet a number is a number
     assert [concept.labels for concept in concepts] == [(0, 1), (0, 2)]
-    assert make_concepts("swap(pairs='hot dog dog')", 1, source)[0].mapping == (1, 0, 2)
+    assert make_concepts("swap(pairs='hot dog dog')", 1, dataset)[0].mapping == (1, 0, 2)
 
 
 @pytest.mark.parametrize(
     "options", ["", ", pairs='|0 1|3 4|5 7'", ", pairs='|airplane automobile|deer cat|dog horse'"]
 )
 def test_the_thesis_label_swap_is_also_the_default(options: str) -> None:
-    concepts = make_concepts(f"swap(labels='0 1 3 4 5 7 8 9'{options})", 4, make_source())
+    concepts = make_concepts(f"swap(labels='0 1 3 4 5 7 8 9'{options})", 4, make_dataset())
     mappings = [None, swapped((0, 1)), swapped((3, 4)), swapped((5, 7))]
     assert concepts == tuple(Concept(labels=THESIS, mapping=mapping) for mapping in mappings)
 
 
 def test_several_pairs_in_one_cluster() -> None:
-    concepts = make_concepts("swap(pairs='0 1, 3 4|')", 2, make_source())
+    concepts = make_concepts("swap(pairs='0 1, 3 4|')", 2, make_dataset())
     assert concepts == (Concept(mapping=swapped((0, 1), (3, 4))), Concept())
 
 
@@ -77,7 +79,7 @@ def test_kinds_are_joined_field_by_field() -> None:
         " 4')+domain(groups='sketch|0')+rotate+corrupt(kinds='blur|clean',"
         " severity=2)+quantity"
     )
-    assert make_concepts(text, 2, make_source()) == (
+    assert make_concepts(text, 2, make_dataset()) == (
         Concept(
             labels=(0, 1),
             domain=1,
@@ -92,8 +94,8 @@ def test_kinds_are_joined_field_by_field() -> None:
 
 
 def test_domains_and_turns_by_default_and_by_hand() -> None:
-    assert [concept.domain for concept in make_concepts("domain", 2, make_source())] == [0, 1]
-    assert [concept.rotation for concept in make_concepts("rotate", 4, make_source())] == [
+    assert [concept.domain for concept in make_concepts("domain", 2, make_dataset())] == [0, 1]
+    assert [concept.rotation for concept in make_concepts("rotate", 4, make_dataset())] == [
         0,
         90,
         180,
@@ -101,16 +103,16 @@ def test_domains_and_turns_by_default_and_by_hand() -> None:
     ]
     assert [
         concept.rotation
-        for concept in make_concepts("rotate(degrees='-90|12.5|720')", 3, make_source())
+        for concept in make_concepts("rotate(degrees='-90|12.5|720')", 3, make_dataset())
     ] == [270, 12.5, 0]
     assert [
         concept.size_factor
-        for concept in make_concepts("quantity(shares='1|.3|2')", 3, make_source())
+        for concept in make_concepts("quantity(shares='1|.3|2')", 3, make_dataset())
     ] == [1, 0.3, 2]
 
 
 def test_corruptions_by_default_know_the_white_of_the_data() -> None:
-    concepts = make_concepts("corrupt", 7, make_source())
+    concepts = make_concepts("corrupt", 7, make_dataset())
     assert [concept.corruption for concept in concepts] == ["", *CORRUPTIONS[1:]]
     assert [concept.severity for concept in concepts] == [0, 3, 3, 3, 3, 3, 0]
     assert concepts[0] == Concept()
@@ -118,7 +120,7 @@ def test_corruptions_by_default_know_the_white_of_the_data() -> None:
 
 
 def test_a_concept_selects_its_rows() -> None:
-    split = make_source().train  # row 2 c + g is class c in group g
+    split = make_dataset().train  # row 2 c + g is class c in group g
     assert Concept(labels=(1, 3)).select(split).tolist() == [2, 3, 6, 7]
     assert Concept(labels=(1, 3), domain=1, mapping=swapped((1, 2))).select(split).tolist() == [
         3,
@@ -128,14 +130,14 @@ def test_a_concept_selects_its_rows() -> None:
 
 
 def test_concepts_in_words() -> None:
-    source = make_source()
-    assert describe(Concept(), source) == "as they are"
-    assert describe(Concept(labels=(0, 3), mapping=swapped((0, 3)), size_factor=0.5), source) == (
+    dataset = make_dataset()
+    assert describe(Concept(), dataset) == "as they are"
+    assert describe(Concept(labels=(0, 3), mapping=swapped((0, 3)), size_factor=0.5), dataset) == (
         "airplane, cat; swapped airplane and cat; 0.5 times the examples"
     )
     whole = Concept(domain=1, rotation=90.0, corruption="noise", severity=3)
-    assert describe(whole, source) == "sketch; turned by 90 degrees; noise 3"
-    assert describe(Concept(corruption="invert"), source) == "invert"
+    assert describe(whole, dataset) == "sketch; turned by 90 degrees; noise 3"
+    assert describe(Concept(corruption="invert"), dataset) == "invert"
 
 
 @pytest.mark.parametrize(
@@ -175,34 +177,39 @@ def test_concepts_in_words() -> None:
 )
 def test_kinds_that_make_no_sense_are_refused(text: str, complaint: str) -> None:
     with pytest.raises(InputError) as caught:
-        make_concepts(text, 2, make_source())
+        make_concepts(text, 2, make_dataset())
     assert complaint in str(caught.value)
 
 
 def test_kinds_that_do_not_fit_the_data_are_refused() -> None:
     with pytest.raises(InputError, match="cannot divide 10 classes over 11 clusters"):
-        make_concepts("", 11, make_source())
+        make_concepts("", 11, make_dataset())
     with pytest.raises(InputError, match=r"has 7 entries .* 8 clusters"):
-        make_concepts("corrupt", 8, make_source())
+        make_concepts("corrupt", 8, make_dataset())
     with pytest.raises(InputError, match="has 2 groups for 3 clusters"):
-        make_concepts("domain", 3, make_source())
+        make_concepts("domain", 3, make_dataset())
     with pytest.raises(
         InputError, match="needs data with domains, writers or users, which 'toy' has not"
     ):
-        make_concepts("domain", 2, make_source(groups=False))
+        make_concepts("domain", 2, make_dataset(groups=False))
     with pytest.raises(InputError, match=r"images that are not square \(4 x 5\)"):
-        make_concepts("rotate(degrees='0|270')", 2, make_source(width=5))
-    assert make_concepts("rotate", 2, make_source(width=5))[1].rotation == 180
+        make_concepts("rotate(degrees='0|270')", 2, make_dataset(width=5))
+    assert make_concepts("rotate", 2, make_dataset(width=5))[1].rotation == 180
     for text in ("rotate", "corrupt"):
         with pytest.raises(InputError, match=f"{text!r} is for images, and 'toy' is table"):
-            make_concepts(text, 2, make_source(kind="table"))
+            make_concepts(text, 2, make_dataset(kind="table"))
 
 
 def test_a_cluster_without_examples_is_refused() -> None:
-    source = make_source()
+    dataset = make_dataset()
     # no truck to be tested on
     fewer = ArrayDataset(
-        "toy", "image", NAMES, source.train, source.test.select(np.arange(18)), source.group_names
+        "toy",
+        "image",
+        NAMES,
+        dataset.train,
+        dataset.test.select(np.arange(18)),
+        dataset.group_names,
     )
     with pytest.raises(InputError, match=r"cluster 1 of the drift has no test examples \(truck\)"):
         make_concepts("label(groups='0|9')", 2, fewer)

@@ -20,10 +20,10 @@ def table(rows: int = 6, features: int = 2) -> ArrayDataset:
 
 
 def test_a_sound_source_is_returned_as_it_is() -> None:
-    source = table()
-    assert validate(source) is source
-    assert source.shape == (2,)
-    assert len(source.train) == 6
+    dataset = table()
+    assert validate(dataset) is dataset
+    assert dataset.shape == (2,)
+    assert len(dataset.train) == 6
 
 
 def test_statistics_of_images_are_per_channel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ ONE = np.zeros(1, dtype=np.int64)
 
 
 @pytest.mark.parametrize(
-    ("source", "complaint"),
+    ("dataset", "complaint"),
     [
         (replace(GOOD, kind="sound"), "kind 'sound'"),
         (replace(GOOD, classes=("a",)), "1 class"),
@@ -108,9 +108,9 @@ ONE = np.zeros(1, dtype=np.int64)
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(source: ArrayDataset, complaint: str) -> None:
-    with pytest.raises(InputError, match=f"source 'mine' has .*{complaint}"):
-        validate(source)
+def test_what_is_wrong_is_said_in_a_sentence(dataset: ArrayDataset, complaint: str) -> None:
+    with pytest.raises(InputError, match=f"dataset 'mine' has .*{complaint}"):
+        validate(dataset)
 
 
 @given(st.lists(st.integers(0, 3), min_size=5, max_size=60), st.floats(0.05, 0.95), st.booleans())
@@ -130,6 +130,16 @@ def test_a_held_out_test_set_is_stratified_and_complete(
     if grouped:
         assert test.groups is not None
         assert np.array_equal(test.groups, test.x[:, 0].astype(int) % 2)
+
+
+def test_a_test_set_is_held_out_although_only_one_class_has_two_examples() -> None:
+    """The one example that is drawn is the only one of its class and goes back to training, so the
+    first example of the largest class is held out instead.
+    """
+    y = np.array([0, 0, 1, 2, 3])
+    split = DatasetSplit(np.arange(5, dtype=np.float32)[:, None], y, np.arange(5) % 2)
+    train, test = hold_out_test(split, 0.25)
+    assert (train.y.tolist(), test.y.tolist()) == ([0, 1, 2, 3], [0])
 
 
 def test_held_out_shares_are_exact_per_class_and_group() -> None:

@@ -303,7 +303,7 @@ def test_without_a_data_folder_there_is_a_sentence() -> None:
         fetch("mnist", None)
 
 
-def test_every_source_can_be_had_somehow() -> None:
+def test_every_dataset_can_be_had_somehow() -> None:
     from remanence.data import DATASETS
 
     assert set(DATASETS) <= DOWNLOADS.keys() | BY_HAND.keys() | set(COMES_WITH) | set(USER_DATA)

@@ -37,15 +37,15 @@ def test_a_folder_a_class_holds_out_a_test_set(tmp_path: Path) -> None:
     the file; size 6 wide, 4 high.
     """
     make_classes(tmp_path / "mine", {"cat": 5, "dog": 5})
-    source = load_dataset("folder", {"path": "mine"}, tmp_path)
-    assert source.classes == ("cat", "dog")
-    assert np.bincount(source.train.y).tolist() == [4, 4]
-    assert np.bincount(source.test.y).tolist() == [1, 1]
-    assert source.shape == (3, 4, 6)
-    for split in (source.train, source.test):
+    dataset = load_dataset("folder", {"path": "mine"}, tmp_path)
+    assert dataset.classes == ("cat", "dog")
+    assert np.bincount(dataset.train.y).tolist() == [4, 4]
+    assert np.bincount(dataset.test.y).tolist() == [1, 1]
+    assert dataset.shape == (3, 4, 6)
+    for split in (dataset.train, dataset.test):
         assert np.array_equal(split.x[:, 0, 0, 0], split.y)
         assert (split.x[:, 2] == 7).all()
-    assert sorted([*source.train.x[:, 1, 0, 0], *source.test.x[:, 1, 0, 0]]) == [
+    assert sorted([*dataset.train.x[:, 1, 0, 0], *dataset.test.x[:, 1, 0, 0]]) == [
         0,
         0,
         1,
@@ -63,10 +63,10 @@ def test_a_folder_a_class_holds_out_a_test_set(tmp_path: Path) -> None:
 def test_train_and_test_folders_are_kept_apart(tmp_path: Path, name: str) -> None:
     make_classes(tmp_path / "train", {"a": 3, "b": 2})
     make_classes(tmp_path / name, {"b": 1}, shade=100)
-    source = load_dataset("folder", {"path": str(tmp_path)}, None)
-    assert source.train.y.tolist() == [0, 0, 0, 1, 1]
-    assert source.test.y.tolist() == [1]
-    assert source.test.x[0, 0, 0, 0] == 100
+    dataset = load_dataset("folder", {"path": str(tmp_path)}, None)
+    assert dataset.train.y.tolist() == [0, 0, 0, 1, 1]
+    assert dataset.test.y.tolist() == [1]
+    assert dataset.test.x[0, 0, 0, 0] == 100
 
 
 def test_folders_inside_a_class_and_other_files_are_fine(tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ def test_folders_inside_a_class_and_other_files_are_fine(tmp_path: Path) -> None
     (tmp_path / "a" / ".hidden.png").write_text("no image")
     (tmp_path / "readme.md").write_text("no class")
     (tmp_path / ".cache").mkdir()
-    source = load_dataset("folder", {"path": str(tmp_path), "test": 0.5}, None)
-    assert source.classes == ("a", "b")
-    assert len(source.train) + len(source.test) == 4
+    dataset = load_dataset("folder", {"path": str(tmp_path), "test": 0.5}, None)
+    assert dataset.classes == ("a", "b")
+    assert len(dataset.train) + len(dataset.test) == 4
 
 
 def test_sizes_and_channels_are_chosen(tmp_path: Path) -> None:
@@ -188,8 +188,8 @@ def test_links_that_leave_the_folder_are_refused(tmp_path: Path) -> None:
 def test_links_inside_the_folder_are_read_if_they_are_files(tmp_path: Path) -> None:
     make_classes(tmp_path, {"a": 2, "b": 2})
     (tmp_path / "b" / "again.png").symlink_to(tmp_path / "a" / "0.png")
-    source = load_dataset("folder", {"path": str(tmp_path)}, None)
-    assert len(source.train) + len(source.test) == 5
+    dataset = load_dataset("folder", {"path": str(tmp_path)}, None)
+    assert len(dataset.train) + len(dataset.test) == 5
     (tmp_path / "b" / "round").symlink_to(tmp_path / "b")
     with pytest.raises(InputError, match="round is a link to a folder"):
         load_dataset("folder", {"path": str(tmp_path)}, None)
@@ -260,11 +260,11 @@ def make_pacs(top: Path) -> None:
 
 def test_pacs_has_domains_as_groups_and_a_test_set_in_each(tmp_path: Path) -> None:
     make_pacs(tmp_path / "PACS")
-    source = load_dataset("pacs", {"size": 8}, tmp_path)
-    assert source.classes == image_folders.PACS
-    assert source.group_names == image_folders.DOMAINS
-    assert source.shape == (3, 8, 8)
-    for split, each in ((source.train, 4), (source.test, 1)):
+    dataset = load_dataset("pacs", {"size": 8}, tmp_path)
+    assert dataset.classes == image_folders.PACS
+    assert dataset.group_names == image_folders.DOMAINS
+    assert dataset.shape == (3, 8, 8)
+    for split, each in ((dataset.train, 4), (dataset.test, 1)):
         assert split.groups is not None
         assert np.bincount(split.groups * 7 + split.y).tolist() == [each] * 28
         # JPEG blurs colors a little

@@ -43,17 +43,17 @@ def test_users_become_groups_that_train_and_test_share(
     """
     train = {"train/one": page({"b": [61, 0]}, 1.0), "train/two": page({"c": [5]})}
     write(tmp_path / folder, {**train, "test/one": page({"b": [7], "a": [10]})}, **style)
-    source = load_dataset("femnist", {}, tmp_path)
-    assert source.group_names == ("a", "b", "c")
-    assert source.train.y.tolist() == [61, 0, 5]
-    assert source.train.groups is not None
-    assert source.train.groups.tolist() == [1, 1, 2]
-    assert source.test.groups is not None
-    assert source.test.groups.tolist() == [1, 0]
-    assert source.train.x.shape == (3, 1, 28, 28)
-    assert source.train.x[:, 0, 0, 0].tolist() == [156, 0, 13]
-    assert source.train.x[:, 0, 27, 27].tolist() == [255, 255, 0]
-    assert source.classes[61] == "z"
+    dataset = load_dataset("femnist", {}, tmp_path)
+    assert dataset.group_names == ("a", "b", "c")
+    assert dataset.train.y.tolist() == [61, 0, 5]
+    assert dataset.train.groups is not None
+    assert dataset.train.groups.tolist() == [1, 1, 2]
+    assert dataset.test.groups is not None
+    assert dataset.test.groups.tolist() == [1, 0]
+    assert dataset.train.x.shape == (3, 1, 28, 28)
+    assert dataset.train.x[:, 0, 0, 0].tolist() == [156, 0, 13]
+    assert dataset.train.x[:, 0, 27, 27].tolist() == [255, 255, 0]
+    assert dataset.classes[61] == "z"
 
 
 def test_numbers_a_plain_reader_cannot_read_are_left_to_json(tmp_path: Path) -> None:
@@ -61,8 +61,8 @@ def test_numbers_a_plain_reader_cannot_read_are_left_to_json(tmp_path: Path) -> 
     write(tmp_path / "femnist", {"train/a": page({"a": [0, 1]}), "test/a": page({"a": [0]})})
     path = tmp_path / "femnist" / "train" / "a.json"
     path.write_text(path.read_text().replace("0.01, 0.0,", "1e-1, -0.0,", 1))
-    source = load_dataset("femnist", {}, tmp_path)
-    assert source.train.x[1, 0, 0, :2].tolist() == [26, 0]
+    dataset = load_dataset("femnist", {}, tmp_path)
+    assert dataset.train.x[1, 0, 0, :2].tolist() == [26, 0]
 
 
 def test_users_without_examples_are_left_out(tmp_path: Path) -> None:
@@ -70,9 +70,9 @@ def test_users_without_examples_are_left_out(tmp_path: Path) -> None:
         tmp_path / "leaf-mnist-by-writer",
         {"train/a": page({"a": [0, 1], "z": []}), "test/a": page({"a": [0]})},
     )
-    source = load_dataset("mnist_by_writer", {}, tmp_path)
-    assert source.group_names == ("a",)
-    assert len(source.classes) == 10
+    dataset = load_dataset("mnist_by_writer", {}, tmp_path)
+    assert dataset.group_names == ("a",)
+    assert len(dataset.classes) == 10
 
 
 def spoil(**changes: object) -> dict[str, object]:

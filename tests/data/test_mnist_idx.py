@@ -47,28 +47,28 @@ def write(
 )
 def test_mnist_and_fashion_mnist_are_read(tmp_path: Path, name: str, folder: str, gz: bool) -> None:
     images = write(tmp_path / folder, "", ("train", "t10k"), gz=gz)
-    source = load_dataset(name, {}, tmp_path)
-    assert np.array_equal(source.train.x, images[:, None])
-    assert source.train.y.tolist() == [0, 1, 2, 0, 1, 2]
-    assert len(source.test) == 4
-    assert source.train.x.flags.writeable  # torch warns about arrays it could not write to
+    dataset = load_dataset(name, {}, tmp_path)
+    assert np.array_equal(dataset.train.x, images[:, None])
+    assert dataset.train.y.tolist() == [0, 1, 2, 0, 1, 2]
+    assert len(dataset.test) == 4
+    assert dataset.train.x.flags.writeable  # torch warns about arrays it could not write to
 
 
 @pytest.mark.parametrize("folder", ["emnist", "emnist/gzip", "EMNIST/raw"])
 def test_emnist_is_turned_upright(tmp_path: Path, folder: str) -> None:
     images = write(tmp_path / folder, "emnist-balanced-", ("train", "test"), gz=True)
-    source = load_dataset("emnist", {"split": "balanced"}, tmp_path)
-    assert np.array_equal(source.train.x[:, 0], images.transpose(0, 2, 1))
-    assert source.shape == (1, 4, 5)
-    assert len(source.classes) == 47
+    dataset = load_dataset("emnist", {"split": "balanced"}, tmp_path)
+    assert np.array_equal(dataset.train.x[:, 0], images.transpose(0, 2, 1))
+    assert dataset.shape == (1, 4, 5)
+    assert len(dataset.classes) == 47
 
 
 def test_letters_are_numbered_from_one_in_the_file_and_from_zero_here(tmp_path: Path) -> None:
     write(tmp_path / "emnist", "emnist-letters-", ("train", "test"), gz=True, first_label=1)
-    source = load_dataset("emnist", {"split": "letters"}, tmp_path)
-    assert source.train.y.tolist() == [0, 1, 2, 0, 1, 2]
-    assert source.classes[0] == "a"
-    assert len(source.classes) == 26
+    dataset = load_dataset("emnist", {"split": "letters"}, tmp_path)
+    assert dataset.train.y.tolist() == [0, 1, 2, 0, 1, 2]
+    assert dataset.classes[0] == "a"
+    assert len(dataset.classes) == 26
 
 
 def test_the_splits_of_emnist_have_the_published_numbers_of_classes() -> None:

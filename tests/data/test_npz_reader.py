@@ -41,9 +41,9 @@ def save(folder: Path, **arrays: Any) -> Path:
 def test_the_kind_follows_from_the_array(
     tmp_path: Path, x: np.ndarray, kind: str, shape: tuple[int, ...]
 ) -> None:
-    source = read(save(tmp_path, x=x, y=Y))
-    assert (source.kind, source.shape) == (kind, shape)
-    assert (len(source.train), len(source.test)) == (8, 2)
+    dataset = read(save(tmp_path, x=x, y=Y))
+    assert (dataset.kind, dataset.shape) == (kind, shape)
+    assert (len(dataset.train), len(dataset.test)) == (8, 2)
 
 
 def test_a_kind_can_be_given(tmp_path: Path) -> None:
@@ -61,20 +61,22 @@ def test_everything_in_the_file_is_used(tmp_path: Path) -> None:
         tmp_path, x=np.full((4, 2, 2), 0.5), y=np.array([0, 1, 2, 0]), groups=np.array([30, 7, 30, 7]),
         x_test=np.ones((2, 2, 2)), y_test=np.array([2, 1]), groups_test=np.array([7, 30]), class_names=np.array(["a", "b", "c"]),
     )  # fmt: skip
-    source = read(path)
-    assert source.classes == ("a", "b", "c")
-    assert source.group_names == ("7", "30")
-    assert (source.train.x == 128).all()
-    assert (source.test.x == 255).all()
-    assert source.train.groups.tolist() == [1, 0, 1, 0]
-    assert source.test.groups.tolist() == [0, 1]
-    assert source.test.y.tolist() == [2, 1]
+    dataset = read(path)
+    assert dataset.classes == ("a", "b", "c")
+    assert dataset.group_names == ("7", "30")
+    assert (dataset.train.x == 128).all()
+    assert (dataset.test.x == 255).all()
+    assert dataset.train.groups.tolist() == [1, 0, 1, 0]
+    assert dataset.test.groups.tolist() == [0, 1]
+    assert dataset.test.y.tolist() == [2, 1]
 
 
 def test_groups_may_be_words(tmp_path: Path) -> None:
-    source = read(save(tmp_path, x=np.zeros((10, 2)), y=Y, groups=np.array(["north", "south"] * 5)))
-    assert source.group_names == ("north", "south")
-    assert sorted(set(source.train.groups.tolist())) == [0, 1]
+    dataset = read(
+        save(tmp_path, x=np.zeros((10, 2)), y=Y, groups=np.array(["north", "south"] * 5))
+    )
+    assert dataset.group_names == ("north", "south")
+    assert sorted(set(dataset.train.groups.tolist())) == [0, 1]
 
 
 def test_a_file_below_the_data_folder_is_found(tmp_path: Path) -> None:

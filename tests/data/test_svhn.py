@@ -35,11 +35,11 @@ def root(tmp_path: Path) -> Path:
 
 def test_pictures_stand_upright_and_ten_means_zero(root: Path) -> None:
     x = write_mat(root / "svhn" / "train_32x32.mat", 12)
-    source = svhn_mat.svhn(root)
-    assert source.shape == (3, 32, 32)
-    assert source.train.y.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2]
-    assert source.train.x[7, 2, 31, 5] == x[31, 5, 2, 7]
-    assert len(source.test) == 10
+    dataset = svhn_mat.svhn(root)
+    assert dataset.shape == (3, 32, 32)
+    assert dataset.train.y.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2]
+    assert dataset.train.x[7, 2, 31, 5] == x[31, 5, 2, 7]
+    assert len(dataset.test) == 10
 
 
 def test_the_third_file_is_added_when_asked_for(root: Path) -> None:

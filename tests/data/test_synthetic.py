@@ -17,13 +17,16 @@ def nearest_mean_accuracy(
 
 
 def test_a_table_has_balanced_classes_that_can_be_told_apart() -> None:
-    source = load_dataset("synthetic", {"samples": 1003, "classes": 4, "features": 8}, None)
-    assert (len(source.train), len(source.test)) == (802, 201)
-    for split in (source.train, source.test):
+    dataset = load_dataset("synthetic", {"samples": 1003, "classes": 4, "features": 8}, None)
+    assert (len(dataset.train), len(dataset.test)) == (802, 201)
+    for split in (dataset.train, dataset.test):
         counts = np.bincount(split.y)
         assert counts.max() - counts.min() <= 1
-    assert source.train.x.dtype == np.float32
-    assert nearest_mean_accuracy(source.train.x, source.train.y, source.test.x, source.test.y) > 0.8
+    assert dataset.train.x.dtype == np.float32
+    assert (
+        nearest_mean_accuracy(dataset.train.x, dataset.train.y, dataset.test.x, dataset.test.y)
+        > 0.8
+    )
 
 
 def test_the_spread_is_the_noise_around_the_prototypes() -> None:
@@ -42,29 +45,30 @@ def test_a_shape_gives_images() -> None:
     """128 + 32 z with z of variance 1 + spread^2 = 2: mean 128, deviation 32 sqrt(2) = 45.3, a
     little less for the cut at 0 and 255.
     """
-    source = load_dataset("synthetic", {"samples": 600, "classes": 3, "shape": "3x8x9"}, None)
-    assert source.kind == "image"
-    assert source.shape == (3, 8, 9)
-    assert source.train.x.mean() == pytest.approx(128, abs=4)
-    assert source.train.x.std() == pytest.approx(45, abs=4)
+    dataset = load_dataset("synthetic", {"samples": 600, "classes": 3, "shape": "3x8x9"}, None)
+    assert dataset.kind == "image"
+    assert dataset.shape == (3, 8, 9)
+    assert dataset.train.x.mean() == pytest.approx(128, abs=4)
+    assert dataset.train.x.std() == pytest.approx(45, abs=4)
     assert (
-        nearest_mean_accuracy(source.train.x, source.train.y, source.test.x, source.test.y) == 1.0
+        nearest_mean_accuracy(dataset.train.x, dataset.train.y, dataset.test.x, dataset.test.y)
+        == 1.0
     )
 
 
 def test_tokens_show_their_class_in_their_frequencies() -> None:
-    source = load_dataset(
+    dataset = load_dataset(
         "tokens", {"samples": 600, "classes": 3, "length": 50, "vocabulary": 20}, None
     )
-    assert source.kind == "tokens"
-    assert source.shape == (50,)
-    assert source.train.x.min() == 0
-    assert source.train.x.max() == 19
+    assert dataset.kind == "tokens"
+    assert dataset.shape == (50,)
+    assert dataset.train.x.min() == 0
+    assert dataset.train.x.max() == 19
     counts = [
         np.stack([np.bincount(row, minlength=20) for row in split.x])
-        for split in (source.train, source.test)
+        for split in (dataset.train, dataset.test)
     ]
-    assert nearest_mean_accuracy(counts[0], source.train.y, counts[1], source.test.y) > 0.95
+    assert nearest_mean_accuracy(counts[0], dataset.train.y, counts[1], dataset.test.y) > 0.95
 
 
 @pytest.mark.parametrize("name", ["synthetic", "tokens"])
@@ -96,17 +100,18 @@ def test_the_seed_makes_the_data(name: str) -> None:
     ],
 )
 def test_impossible_data_are_refused(name: str, options: dict[str, object], complaint: str) -> None:
-    with pytest.raises(InputError, match=f"source '{name}' .*{complaint}"):
+    with pytest.raises(InputError, match=f"dataset '{name}' .*{complaint}"):
         load_dataset(name, options, None)
 
 
 def test_digits_come_with_scikit_learn() -> None:
-    source = load_dataset("digits", {}, None)
-    assert (len(source.train), len(source.test)) == (1438, 359)
-    assert source.shape == (1, 8, 8)
-    assert source.train.x.max() == 16
-    counts = np.bincount(np.concatenate([source.train.y, source.test.y]))
-    assert np.abs(np.bincount(source.test.y) - 0.2 * counts).max() < 1
+    dataset = load_dataset("digits", {}, None)
+    assert (len(dataset.train), len(dataset.test)) == (1438, 359)
+    assert dataset.shape == (1, 8, 8)
+    assert dataset.train.x.max() == 16
+    counts = np.bincount(np.concatenate([dataset.train.y, dataset.test.y]))
+    assert np.abs(np.bincount(dataset.test.y) - 0.2 * counts).max() < 1
     assert (
-        nearest_mean_accuracy(source.train.x, source.train.y, source.test.x, source.test.y) > 0.85
+        nearest_mean_accuracy(dataset.train.x, dataset.train.y, dataset.test.x, dataset.test.y)
+        > 0.85
     )

@@ -1,5 +1,21 @@
-"""The data room: sources (where examples come from) and partitions (who gets them). The two
-tables below are the only lists of either.
+"""Data: read a dataset, partition it over clients, and let it drift.
+
+- `dataset.py`: `ArrayDataset` and `DatasetSplit`, what every reader returns.
+- Readers, one file a format: `sklearn_digits`, `mnist_idx`, `cifar`, `cinic`, `svhn_mat`,
+  `leaf_json`, `image_folders`, `user_data` (npz files and torch datasets), `synthetic`. Files from
+  strangers are parsed by `npz_reader`, `mat_reader`, `restricted_pickle` and `fast_json`.
+- `downloads.py`, `fetch.py`, `http_download.py`: `remanence data fetch`. `files.py` finds files.
+- `partitions.py`, `structured_partitions.py`: which client gets which training examples;
+  `splits.py`: public, validation and test sets.
+- `population.py`: `ClientData`, the examples of every client at one time step. Without drift it is
+  a partition plus validation sets (`split_train_valid`).
+- `drift_schedules.py`: the cluster of each client at each time step. `concepts.py`: the data
+  distribution of each cluster. `concept_views.py`: transformed inputs and labels.
+  `drift_sampling.py`: the examples of each client at each time step.
+- `batches.py`: local batches, normalization and augmentation on the device.
+
+`DATASETS` and `PARTITIONS` below list everything that an experiment can name. This package imports
+from `remanence.core` only. `experiment/data_setup.py` puts the pieces together for a run.
 """
 
 from __future__ import annotations
@@ -78,45 +94,51 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
 
 
 def load_dataset(name: str, options: Mapping[str, Any], root: Path | None) -> ArrayDataset:
-    """Read a source by its name; `root` is the data folder, and without it the variable
-    REMANENCE_DATA names it.
+    """Read a dataset by name.
+
+    Args:
+        name: a key of `DATASETS`.
+        options: keyword arguments of the reader.
+        root: the data folder; default: the environment variable REMANENCE_DATA.
+
+    Returns:
+        The dataset in memory.
     """
     if root is None and os.environ.get("REMANENCE_DATA"):
         root = Path(os.environ["REMANENCE_DATA"])
-    source: ArrayDataset
     try:
-        source = instantiate(
+        dataset: ArrayDataset = instantiate(
             Call(name, options),
             DATASETS,
-            "source",
+            "dataset",
             None if root is None else Path(root).expanduser(),
         )
     except OSError as error:
         raise InputError(
-            f"source {name!r} cannot be read ({error}): check that the file is there and that"
+            f"dataset {name!r} cannot be read ({error}): check that the file is there and that"
             " you may read it"
         ) from error
-    return source
+    return dataset
 
 
 def check_dataset(name: str, root: Path | None, options: Mapping[str, Any] | None = None) -> str:
-    """Read a source from end to end and say what is in it, for `remanence data check`."""
-    source = load_dataset(name, options or {}, root)
-    per_class = np.bincount(source.train.y, minlength=len(source.classes))
-    shown = ", ".join(source.classes[:10]) + (
-        f" and {len(source.classes) - 10} more" if len(source.classes) > 10 else ""
+    """Read a whole dataset and return a summary of it, for `remanence data check`."""
+    dataset = load_dataset(name, options or {}, root)
+    per_class = np.bincount(dataset.train.y, minlength=len(dataset.classes))
+    shown = ", ".join(dataset.classes[:10]) + (
+        f" and {len(dataset.classes) - 10} more" if len(dataset.classes) > 10 else ""
     )
     lines = [
-        f"{source.name}: {source.note}",
-        f"  examples  {len(source.train)} for training, {len(source.test)} for testing",
-        f"  one is    {source.kind} {'x'.join(map(str, source.shape))}, {source.train.x.dtype}",
-        f"  classes   {len(source.classes)} ({shown}), {per_class.min()} to"
+        f"{dataset.name}: {dataset.note}",
+        f"  examples  {len(dataset.train)} for training, {len(dataset.test)} for testing",
+        f"  one is    {dataset.kind} {'x'.join(map(str, dataset.shape))}, {dataset.train.x.dtype}",
+        f"  classes   {len(dataset.classes)} ({shown}), {per_class.min()} to"
         f" {per_class.max()} training examples each",
     ]
-    if source.train.groups is not None:
-        per_group = np.unique(source.train.groups, return_counts=True)[1]
+    if dataset.train.groups is not None:
+        per_group = np.unique(dataset.train.groups, return_counts=True)[1]
         lines.append(
-            f"  groups    {len(source.group_names)}, {per_group.min()} to {per_group.max()}"
+            f"  groups    {len(dataset.group_names)}, {per_group.min()} to {per_group.max()}"
             " training examples each"
         )
     return "\n".join(lines)

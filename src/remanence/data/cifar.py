@@ -81,7 +81,7 @@ def cifar100(root: Path | None, *, labels: str = "fine") -> ArrayDataset:
     """60,000 color images of 32x32 in 100 fine classes, or their 20 coarse ones."""
     if labels not in ("fine", "coarse"):
         raise InputError(
-            f"source 'cifar100' has no labels {labels!r}: choose labels='fine' (100 classes)"
+            f"dataset 'cifar100' has no labels {labels!r}: choose labels='fine' (100 classes)"
             " or labels='coarse' (20 classes)"
         )
     choices = [

@@ -48,7 +48,7 @@ def _read_part(top: Path, part: str) -> DatasetSplit:
         here = list(_images(top / part / name, top))
         if not here:
             raise InputError(
-                f"source 'cinic10' found no images in {top / part / name}: unpack"
+                f"dataset 'cinic10' found no images in {top / part / name}: unpack"
                 " CINIC-10.tar.gz again, each part has all ten classes"
             )
         images += here

@@ -65,15 +65,15 @@ def _suggest(word: str, names: Sequence[str]) -> str:
     return nearest(word, names) if len(names) <= 100 else f"such as {names[0]}"
 
 
-def read_labels(name: str, text: str, source: ArrayDataset) -> tuple[int, ...]:
+def read_labels(name: str, text: str, dataset: ArrayDataset) -> tuple[int, ...]:
     """Classes separated by commas or spaces; where a name has spaces in it, by commas."""
     entries = [entry.strip() for entry in text.split(",")] if text.strip() else []
     words = [
         word
         for entry in entries
-        for word in ([entry] if entry in source.classes else entry.split() or [""])
+        for word in ([entry] if entry in dataset.classes else entry.split() or [""])
     ]
-    found = [resolve(name, "label", word, source.classes) for word in words]
+    found = [resolve(name, "label", word, dataset.classes) for word in words]
     if not found:
         raise concept_error(
             name,
@@ -85,7 +85,7 @@ def read_labels(name: str, text: str, source: ArrayDataset) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def read_pairs(text: str, source: ArrayDataset) -> list[tuple[int, int]]:
+def read_pairs(text: str, dataset: ArrayDataset) -> list[tuple[int, int]]:
     """Pairs separated by commas, the two of a pair by a space, also where names have spaces in
     them.
     """
@@ -102,13 +102,13 @@ def read_pairs(text: str, source: ArrayDataset) -> list[tuple[int, int]]:
         known = [
             half
             for half in halves
-            if all(_look_up(word, source.classes) is not None for word in half)
+            if all(_look_up(word, dataset.classes) is not None for word in half)
         ]
         first, second = (known or halves)[0]
         pairs.append(
             (
-                resolve("swap", "label", first, source.classes),
-                resolve("swap", "label", second, source.classes),
+                resolve("swap", "label", first, dataset.classes),
+                resolve("swap", "label", second, dataset.classes),
             )
         )
     return pairs

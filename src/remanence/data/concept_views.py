@@ -4,7 +4,7 @@ A view is a way to look at rows. View 0 shows them as they are; every other one 
 pixels, or both. An example is a row in a view, and its id is `view * n + row` with n rows in the
 split: stable, and different wherever the example differs. Pixels are stored once for each distinct
 look, and altered ones only for the rows somebody holds, so a label swap costs no image at all. An
-altered data set is a data set: it does not depend on the seed of an experiment.
+altered dataset is a dataset: it does not depend on the seed of an experiment.
 """
 
 from __future__ import annotations

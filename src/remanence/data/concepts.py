@@ -35,9 +35,9 @@ CORRUPTIONS = ("clean", "noise", "blur", "contrast", "brightness", "pixelate", "
 class Concept:
     """The distribution of one cluster: which rows, how they look, and how many."""
 
-    # only rows with these labels in the source, ascending; None: all
+    # only rows with these labels in the dataset, ascending; None: all
     labels: tuple[int, ...] | None = None
-    # the new label of each label in the source; None: as they are
+    # the new label of each label in the dataset; None: as they are
     mapping: tuple[int, ...] | None = None
     domain: int | None = None  # only rows of this group; None: all
     rotation: float = 0.0  # degrees against the clock, from 0 up to 360
@@ -60,11 +60,11 @@ class Concept:
         return np.flatnonzero(chosen)
 
 
-# (clusters, source) -> for each field that this kind fills, one value a cluster
+# (clusters, dataset) -> for each field that this kind fills, one value a cluster
 ConceptRule = Callable[[int, ArrayDataset], Mapping[str, Sequence[Any]]]
 
 
-def make_concepts(text: str, clusters: int, source: ArrayDataset) -> tuple[Concept, ...]:
+def make_concepts(text: str, clusters: int, dataset: ArrayDataset) -> tuple[Concept, ...]:
     """One concept a cluster from kinds such as `label(groups="0 1|2 3")+rotate`; nothing at all
     means `label`, or `none` for a single cluster.
     """
@@ -74,7 +74,9 @@ def make_concepts(text: str, clusters: int, source: ArrayDataset) -> tuple[Conce
     for place, call in enumerate(calls):
         if call.name in {other.name for other in calls[:place]}:
             raise concept_error(call.name, f"stands twice in {text!r}", "write it once")
-        for field, values in instantiate(call, CONCEPTS, "kind of drift")(clusters, source).items():
+        for field, values in instantiate(call, CONCEPTS, "kind of drift")(
+            clusters, dataset
+        ).items():
             if field in filled:
                 raise concept_error(
                     call.name,
@@ -87,9 +89,9 @@ def make_concepts(text: str, clusters: int, source: ArrayDataset) -> tuple[Conce
         for cluster in range(clusters)
     )
     for cluster, concept in enumerate(concepts):
-        for part, split in (("training", source.train), ("test", source.test)):
+        for part, split in (("training", dataset.train), ("test", dataset.test)):
             if not len(concept.select(split)):
-                what = describe(concept, source)
+                what = describe(concept, dataset)
                 raise InputError(
                     f"cluster {cluster} of the drift has no {part} examples ({what}): choose"
                     " other labels or domains for it"
@@ -97,21 +99,21 @@ def make_concepts(text: str, clusters: int, source: ArrayDataset) -> tuple[Conce
     return concepts
 
 
-def describe(concept: Concept, source: ArrayDataset) -> str:
+def describe(concept: Concept, dataset: ArrayDataset) -> str:
     """A concept in words, for tables and sentences."""
     words = (
         []
         if concept.labels is None
-        else [", ".join(source.classes[label] for label in concept.labels)]
+        else [", ".join(dataset.classes[label] for label in concept.labels)]
     )
     if concept.domain is not None:
-        words.append(source.group_names[concept.domain])
+        words.append(dataset.group_names[concept.domain])
     if concept.mapping is not None:
         pairs = [(label, other) for label, other in enumerate(concept.mapping) if label < other]
         words.append(
             "swapped "
             + ", ".join(
-                f"{source.classes[label]} and {source.classes[other]}" for label, other in pairs
+                f"{dataset.classes[label]} and {dataset.classes[other]}" for label, other in pairs
             )
         )
     if concept.rotation:
@@ -128,8 +130,8 @@ def none(*, labels: str = "") -> ConceptRule:
     name, such as "0 1 3"; without it, all.
     """
 
-    def fill(clusters: int, source: ArrayDataset) -> Mapping[str, Sequence[Any]]:
-        return {"labels": [read_labels("none", labels, source)] * clusters} if labels else {}
+    def fill(clusters: int, dataset: ArrayDataset) -> Mapping[str, Sequence[Any]]:
+        return {"labels": [read_labels("none", labels, dataset)] * clusters} if labels else {}
 
     return fill
 
@@ -142,25 +144,25 @@ def label(*, groups: str = "") -> ConceptRule:
     called. Without `groups` the classes are divided evenly, in order.
     """
 
-    def fill(clusters: int, source: ArrayDataset) -> Mapping[str, Sequence[Any]]:
+    def fill(clusters: int, dataset: ArrayDataset) -> Mapping[str, Sequence[Any]]:
         if groups:
             return {
                 "labels": [
-                    read_labels("label", group, source)
+                    read_labels("label", group, dataset)
                     for group in split_clusters("label", "groups", groups, clusters)
                 ]
             }
-        if clusters > len(source.classes):
+        if clusters > len(dataset.classes):
             cure = "have fewer clusters or write groups that overlap"
             raise concept_error(
                 "label",
-                f"cannot divide {len(source.classes)} classes over {clusters} clusters",
+                f"cannot divide {len(dataset.classes)} classes over {clusters} clusters",
                 cure,
             )
         return {
             "labels": [
                 tuple(part.tolist())
-                for part in np.array_split(np.arange(len(source.classes)), clusters)
+                for part in np.array_split(np.arange(len(dataset.classes)), clusters)
             ]
         }
 
@@ -176,11 +178,13 @@ def swap(*, pairs: str = "", labels: str = "") -> ConceptRule:
     two classes, cluster 2 the next two. `labels` are the classes that take part.
     """
 
-    def fill(clusters: int, source: ArrayDataset) -> Mapping[str, Sequence[Any]]:
-        part = read_labels("swap", labels, source) if labels else tuple(range(len(source.classes)))
+    def fill(clusters: int, dataset: ArrayDataset) -> Mapping[str, Sequence[Any]]:
+        part = (
+            read_labels("swap", labels, dataset) if labels else tuple(range(len(dataset.classes)))
+        )
         if pairs:
             written = [
-                read_pairs(group, source)
+                read_pairs(group, dataset)
                 for group in split_clusters("swap", "pairs", pairs, clusters)
             ]
         elif 2 * (clusters - 1) <= len(part):
@@ -202,7 +206,7 @@ def swap(*, pairs: str = "", labels: str = "") -> ConceptRule:
                 f"exchanges label {outside}, which is not in labels={labels!r}",
                 "add it to labels or leave it alone",
             )
-        mappings = [_exchange(group, len(source.classes)) for group in written]
+        mappings = [_exchange(group, len(dataset.classes)) for group in written]
         return {"mapping": mappings} | ({"labels": [part] * clusters} if labels else {})
 
     return fill
@@ -215,25 +219,25 @@ def domain(*, groups: str = "") -> ConceptRule:
     0 for cluster 0 and so on.
     """
 
-    def fill(clusters: int, source: ArrayDataset) -> Mapping[str, Sequence[Any]]:
-        if source.train.groups is None:
+    def fill(clusters: int, dataset: ArrayDataset) -> Mapping[str, Sequence[Any]]:
+        if dataset.train.groups is None:
             raise concept_error(
                 "domain",
-                f"needs data with domains, writers or users, which {source.name!r} has not",
+                f"needs data with domains, writers or users, which {dataset.name!r} has not",
                 "use rotate or corrupt",
             )
         if groups:
             entries = split_clusters("domain", "groups", groups, clusters)
             return {
                 "domain": [
-                    resolve("domain", "group", entry.strip(), source.group_names)
+                    resolve("domain", "group", entry.strip(), dataset.group_names)
                     for entry in entries
                 ]
             }
-        if clusters > len(source.group_names):
+        if clusters > len(dataset.group_names):
             raise concept_error(
                 "domain",
-                f"has {len(source.group_names)} groups for {clusters} clusters",
+                f"has {len(dataset.group_names)} groups for {clusters} clusters",
                 "have fewer clusters or write groups",
             )
         return {"domain": list(range(clusters))}
@@ -249,15 +253,15 @@ def rotate(*, degrees: str = "") -> ConceptRule:
     and corners that come from outside the image are 0.
     """
 
-    def fill(clusters: int, source: ArrayDataset) -> Mapping[str, Sequence[Any]]:
-        _check_images("rotate", source)
+    def fill(clusters: int, dataset: ArrayDataset) -> Mapping[str, Sequence[Any]]:
+        _check_images("rotate", dataset)
         even = [360 * cluster / clusters for cluster in range(clusters)]
         turns = (
             [turn % 360 for turn in read_numbers("rotate", "degrees", degrees, clusters)]
             if degrees
             else even
         )
-        height, width = source.shape[1:]
+        height, width = dataset.shape[1:]
         if height != width and (90 in turns or 270 in turns):
             cure = "use 0 and 180, or crop the images"
             raise concept_error(
@@ -290,8 +294,8 @@ def corrupt(*, kinds: str = "", severity: int = 3) -> ConceptRule:
             "corrupt", f"cannot use severity={severity}", "give a whole number from 1 to 5"
         )
 
-    def fill(clusters: int, source: ArrayDataset) -> Mapping[str, Sequence[Any]]:
-        _check_images("corrupt", source)
+    def fill(clusters: int, dataset: ArrayDataset) -> Mapping[str, Sequence[Any]]:
+        _check_images("corrupt", dataset)
         names = [
             name.strip()
             for name in split_clusters(
@@ -303,7 +307,7 @@ def corrupt(*, kinds: str = "", severity: int = 3) -> ConceptRule:
                 raise concept_error(
                     "corrupt", f"does not know the corruption {name!r}", nearest(name, CORRUPTIONS)
                 )
-        white = int(source.train.x.max())
+        white = int(dataset.train.x.max())
         return {
             "corruption": ["" if name == "clean" else name for name in names],
             "severity": [0 if name in ("clean", "invert") else severity for name in names],
@@ -320,7 +324,7 @@ def quantity(*, shares: str = "") -> ConceptRule:
     it every cluster has half of the one before.
     """
 
-    def fill(clusters: int, source: ArrayDataset) -> Mapping[str, Sequence[Any]]:
+    def fill(clusters: int, dataset: ArrayDataset) -> Mapping[str, Sequence[Any]]:
         halves = [0.5**cluster for cluster in range(clusters)]
         values = read_numbers("quantity", "shares", shares, clusters) if shares else halves
         if not all(0 < value <= 1000 for value in values):
@@ -343,11 +347,11 @@ CONCEPTS: dict[str, Callable[..., ConceptRule]] = {
 }
 
 
-def _check_images(name: str, source: ArrayDataset) -> None:
-    if source.kind != "image":
+def _check_images(name: str, dataset: ArrayDataset) -> None:
+    if dataset.kind != "image":
         raise concept_error(
             name,
-            f"is for images, and {source.name!r} is {source.kind}",
+            f"is for images, and {dataset.name!r} is {dataset.kind}",
             "use label, swap, domain or quantity",
         )
 

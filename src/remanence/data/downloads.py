@@ -1,4 +1,4 @@
-"""What publishers offer: where each data set can be fetched, what its files must hash to, and
+"""What publishers offer: where each dataset can be fetched, what its files must hash to, and
 where the reader looks for them.
 """
 

@@ -45,7 +45,7 @@ def fetch(
     tell: Report | None = None,
     parcels: Sequence[Download] | None = None,
 ) -> Path:
-    """Fetch a data set into the data folder. -> the folder in which the reader will find it
+    """Fetch a dataset into the data folder. -> the folder in which the reader will find it
 
     everything: also the optional files (SVHN's third). Files that are already there are left alone.
     """

@@ -13,7 +13,7 @@ WHERE = "--data-dir or REMANENCE_DATA"
 
 
 def find_files(
-    source: str, root: Path | None, choices: Sequence[tuple[str, Sequence[str]]], get: str
+    dataset: str, root: Path | None, choices: Sequence[tuple[str, Sequence[str]]], get: str
 ) -> Path:
     """The first folder of `choices` (folder below root, names it must hold) that is complete; a
     name may also end in .gz.
@@ -23,12 +23,12 @@ def find_files(
     """
     if root is None:
         raise InputError(
-            f"source {source!r} reads files but no data folder is set: {get} in a folder"
+            f"dataset {dataset!r} reads files but no data folder is set: {get} in a folder"
             f" of your choice and name it with {WHERE}"
         )
     if not root.is_dir():
         raise InputError(
-            f"source {source!r} cannot be read because the data folder {root} does not exist:"
+            f"dataset {dataset!r} cannot be read because the data folder {root} does not exist:"
             f" name the right one with {WHERE}"
         )
     started = []
@@ -44,7 +44,7 @@ def find_files(
     looked = " or ".join(f"{' or '.join(places)} with {names}" for names, places in folders.items())
     partly = f" ({'; '.join(started)})" if started else ""
     raise InputError(
-        f"source {source!r} was not found: looked in {root} for {looked}{partly}; {get}"
+        f"dataset {dataset!r} was not found: looked in {root} for {looked}{partly}; {get}"
         f" there, or name another folder with {WHERE}"
     )
 
@@ -54,13 +54,13 @@ def has_files(folder: Path, name: str) -> bool:
     return (folder / name).exists() or (folder / f"{name}.gz").is_file()
 
 
-def resolve(source: str, root: Path | None, path: str) -> Path:
+def resolve(dataset: str, root: Path | None, path: str) -> Path:
     """A path given by the user: absolute, below the data folder, or below the current folder,
     in this order.
     """
     if not path:
         raise InputError(
-            f"source {source!r} needs to know what to read: give it as {source}(path='...')"
+            f"dataset {dataset!r} needs to know what to read: give it as {dataset}(path='...')"
         )
     given = Path(path).expanduser()
     tried = [given] if given.is_absolute() or root is None else [root / given, given]
@@ -68,7 +68,7 @@ def resolve(source: str, root: Path | None, path: str) -> Path:
         if candidate.exists():
             return candidate
     raise InputError(
-        f"source {source!r} was not found: looked for {' and '.join(map(str, tried))};"
+        f"dataset {dataset!r} was not found: looked for {' and '.join(map(str, tried))};"
         f" correct path, or name the data folder with {WHERE}"
     )
 

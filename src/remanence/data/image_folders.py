@@ -53,7 +53,7 @@ def folder(
     top = resolve("folder", root, path).resolve()
     if not top.is_dir():
         raise InputError(
-            f"source 'folder' reads a folder but {top} is a file: give the folder that holds"
+            f"dataset 'folder' reads a folder but {top} is a file: give the folder that holds"
             " one folder for each class"
         )
     train_top = top / "train" if (top / "train").is_dir() else top
@@ -75,7 +75,7 @@ def folder(
     bare += [part for part, labels in zip(tops, seen, strict=True) if not labels]
     if bare:
         wanted = f"give each class a folder with {', '.join(sorted(SUFFIXES))} files"
-        raise InputError(f"source 'folder' found no images in {bare[0]}: {wanted}")
+        raise InputError(f"dataset 'folder' found no images in {bare[0]}: {wanted}")
     x = _decode([image for images in found for image, _ in images], size, channels)
     y = np.array([label for images in found for _, label in images], dtype=np.int64)
     cut = len(found[0])
@@ -115,7 +115,7 @@ def pacs(root: Path | None, *, size: int = 227, test: float = 0.2) -> ArrayDatas
             here = list(_images(top / domain / name, top)) if (top / domain / name).is_dir() else []
             if not here:
                 raise InputError(
-                    f"source 'pacs' found no images in {top / domain / name}: unpack PACS"
+                    f"dataset 'pacs' found no images in {top / domain / name}: unpack PACS"
                     " again, each domain has all seven classes"
                 )
             images += here

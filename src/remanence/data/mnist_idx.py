@@ -83,7 +83,7 @@ def emnist(root: Path | None, *, split: str = "byclass") -> ArrayDataset:
     choices of classes.
     """
     if split not in EMNIST:
-        raise unknown("split of source 'emnist'", split, EMNIST)
+        raise unknown("split of dataset 'emnist'", split, EMNIST)
     get = "put the *-ubyte.gz files of NIST's gzip.zip (EMNIST) in emnist/"
     train, test = _read_pair(
         "emnist",
@@ -113,7 +113,7 @@ def emnist(root: Path | None, *, split: str = "byclass") -> ArrayDataset:
 
 
 def _read_pair(
-    source: str,
+    dataset: str,
     root: Path | None,
     folders: Sequence[str],
     prefix: str,
@@ -125,7 +125,7 @@ def _read_pair(
         for part in parts
         for what, rank in (("images", 3), ("labels", 1))
     ]
-    folder = find_files(source, root, [(name, names) for name in folders], get)
+    folder = find_files(dataset, root, [(name, names) for name in folders], get)
     splits = []
     for images, labels in (names[:2], names[2:]):
         x, y = (

@@ -31,7 +31,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
                 member.filename.removesuffix(".npy"): _read_member(path, archive, member)
                 for member in members
             }
-    # not damaged: whoever asked for the source says what it is
+    # not damaged: whoever asked for the dataset says what it is
     except (IsADirectoryError, PermissionError, FileNotFoundError):
         raise
     except (

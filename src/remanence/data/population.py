@@ -1,8 +1,8 @@
-"""Who holds which rows, and when.
+"""The examples of every client at every time step.
 
-A population is a pure function of (experiment, time step): it gives each client's training and
-validation rows by their ids. An id names a row as a concept sees it (`concept_views.py`), so an example
-keeps its identity when it changes hands, and a row with swapped labels is another example.
+A population is a pure function of the experiment. It holds example ids, not examples: an id names
+an example in one view (`concept_views.py`), so an example keeps its id when another client gets it,
+and the same image with a swapped label has another id.
 """
 
 from __future__ import annotations
@@ -20,38 +20,53 @@ from remanence.data.partitions import split_validation
 
 @dataclass(frozen=True)
 class PartitionIndices:
-    """Row numbers of many clients in two arrays: as small as it gets, whatever the number of
-    clients.
-    """
+    """The example ids of every client in two flat arrays, whatever the number of clients."""
 
     ids: np.ndarray  # [sum of sizes] int64
     offsets: np.ndarray  # [K + 1] int64
 
     def for_client(self, client: int) -> np.ndarray:
+        """Return the ids of one client."""
         return self.ids[self.offsets[client] : self.offsets[client + 1]]
 
     @cached_property
     def sizes(self) -> np.ndarray:
+        """The number of examples of each client. [K] int64"""
         return np.diff(self.offsets)
 
     @classmethod
     def concat(cls, parts: Sequence[np.ndarray]) -> PartitionIndices:
+        """Join the ids of each client, in the order of the clients."""
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
-        return cls(
-            np.concatenate(parts).astype(np.int64) if len(parts) else np.empty(0, np.int64), offsets
-        )
+        ids = np.concatenate(parts).astype(np.int64) if len(parts) else np.empty(0, np.int64)
+        return cls(ids, offsets)
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """What every client holds at one time step."""
+    """The examples of every client at one time step.
+
+    Args:
+        train: training examples.
+        valid: validation examples.
+        cluster: [K] int64, the concept that the data of each client follow.
+    """
 
     train: PartitionIndices
     valid: PartitionIndices
-    cluster: np.ndarray  # [K] int64: the concept that each client's data follow
+    cluster: np.ndarray
 
     def label_counts(self, clients: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
-        """Training labels of some clients. labels: of every example, by id -> [k, classes]"""
+        """Count the training labels of some clients.
+
+        Args:
+            clients: [k] client numbers.
+            labels: the label of every example id.
+            classes: the number of classes.
+
+        Returns:
+            [k, classes] counts.
+        """
         sizes = self.train.sizes[clients]
         ids = np.concatenate(
             [np.empty(0, np.int64), *(self.train.for_client(int(client)) for client in clients)]
@@ -62,14 +77,18 @@ class ClientData:
 
 @dataclass(frozen=True)
 class FederatedPopulation:
-    """The clients of an experiment over time. Without drift there is one time step, and one
-    concept.
+    """The data of all clients over time. Without drift there is one time step and one concept.
+
+    Args:
+        time_steps: the data of every client, for each time step.
+        test_ids: the ids of the test examples of each concept.
     """
 
     time_steps: tuple[ClientData, ...]
-    test_ids: tuple[np.ndarray, ...]  # ids of the test rows of every concept
+    test_ids: tuple[np.ndarray, ...]
 
     def at(self, time_step: int) -> ClientData:
+        """Return the data of every client at one time step."""
         return self.time_steps[time_step]
 
     @property
@@ -80,48 +99,52 @@ class FederatedPopulation:
     def num_concepts(self) -> int:
         return len(self.test_ids)
 
-    def merge_clients(self) -> FederatedPopulation:
-        """The same rows in the hands of a single client."""
+    @property
+    def max_client_size(self) -> int:
+        """The largest training set of any client at any time step."""
+        return max(int(step.train.sizes.max()) for step in self.time_steps)
 
-        def whole(rows: PartitionIndices) -> PartitionIndices:
-            return PartitionIndices(np.sort(rows.ids), np.array([0, len(rows.ids)], dtype=np.int64))
+    def merge_clients(self) -> FederatedPopulation:
+        """Return a population with a single client that has all examples."""
+
+        def merge(indices: PartitionIndices) -> PartitionIndices:
+            ends = np.array([0, len(indices.ids)], dtype=np.int64)
+            return PartitionIndices(np.sort(indices.ids), ends)
 
         if self.num_concepts > 1:
             raise InputError(
                 "centralized pools all data in one place, which has no meaning while"
                 " clients differ in their concepts: leave drift out"
             )
-        nobody_differs = np.zeros(1, dtype=np.int64)
-        return replace(
-            self,
-            time_steps=tuple(
-                ClientData(whole(holdings.train), whole(holdings.valid), nobody_differs)
-                for holdings in self.time_steps
-            ),
-        )
-
-    @property
-    def max_client_size(self) -> int:
-        return max(int(holdings.train.sizes.max()) for holdings in self.time_steps)
+        cluster = np.zeros(1, dtype=np.int64)
+        steps = (ClientData(merge(s.train), merge(s.valid), cluster) for s in self.time_steps)
+        return replace(self, time_steps=tuple(steps))
 
 
 def split_train_valid(
     parts: Sequence[np.ndarray], labels: np.ndarray, validation: float, key: Key
 ) -> ClientData:
-    """Split each client's rows into training and validation."""
-    empty = [client for client, rows in enumerate(parts) if len(rows) == 0]
+    """Return the data of clients that do not drift: each client's part of a partition, split at
+    random into training and validation examples.
+
+    Args:
+        parts: the examples of each client, as a partition returns them.
+        labels: the label of every example.
+        validation: the fraction of each client's examples that become validation examples.
+        key: draws the split; each client's draw depends on its number only.
+    """
+    empty = [client for client, part in enumerate(parts) if len(part) == 0]
     if empty:
         raise InputError(
             f"client {empty[0]} has no data ({len(empty)} of {len(parts)} clients): use fewer"
             " clients or a milder partition"
         )
     pairs = [
-        split_validation(rows, labels, validation, key.fold_in("validation", client))
-        for client, rows in enumerate(parts)
+        split_validation(part, labels, validation, key.fold_in("validation", client))
+        for client, part in enumerate(parts)
     ]
-    alike = np.zeros(len(parts), dtype=np.int64)
     return ClientData(
         PartitionIndices.concat([train for train, _ in pairs]),
         PartitionIndices.concat([valid for _, valid in pairs]),
-        alike,
+        cluster=np.zeros(len(parts), dtype=np.int64),
     )

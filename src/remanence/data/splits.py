@@ -1,4 +1,4 @@
-"""Setting rows aside: a public set, validation rows of a client, a test set. All draws are
+"""Held-out sets: a public set, the validation examples of a client, a test set. All draws are
 functions of a key.
 """
 
@@ -11,15 +11,19 @@ from remanence.core.rng import Key
 
 
 def draw_stratified(strata: np.ndarray, count: int, key: Key) -> np.ndarray:
-    """`count` positions of `strata` [n], every stratum giving its share (largest remainders,
-    ties at random), in ascending order.
+    """Draw `count` positions of `strata` [n] so that every stratum gives its share.
+
+    Shares are rounded by largest remainders, with ties broken at random.
+
+    Returns:
+        [count] positions, ascending.
     """
     _, member, sizes = np.unique(strata, return_inverse=True, return_counts=True)
     shares, remainders = np.divmod(count * sizes, len(strata))  # integers: exact at any size
     ties = key.fold_in("ties").bits(len(sizes))
     first = np.lexsort((ties, -remainders))[: count - int(shares.sum())]
     shares[first] += 1
-    # stratum by stratum, random inside each
+    # sorted by stratum, in random order within each
     order = np.lexsort((key.fold_in("rows").bits(len(strata)), member))
     starts = np.cumsum(sizes) - sizes
     rank = np.arange(len(strata)) - starts[member[order]]
@@ -27,38 +31,53 @@ def draw_stratified(strata: np.ndarray, count: int, key: Key) -> np.ndarray:
 
 
 def hold_out(
-    rows: np.ndarray, labels: np.ndarray, count: int, key: Key
+    indices: np.ndarray, labels: np.ndarray, count: int, key: Key
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Take a public set of `count` rows, stratified by class, out of `rows` before they are
-    partitioned: (public, the rest).
+    """Hold out a public set of `count` examples, stratified by class, before partitioning.
 
-    `labels` are those of the whole split; `rows` are row numbers in it.
+    Args:
+        indices: examples of a split.
+        labels: the labels of the whole split.
+        count: the size of the public set.
+        key: draws the public set.
+
+    Returns:
+        (public, rest), both ascending.
 
     >>> public, rest = hold_out(np.arange(8), np.array([0, 0, 0, 0, 0, 0, 1, 1]), 4, Key(0))
     >>> len(rest), (public >= 6).sum().item()
     (4, 1)
     """
-    if count < 0 or (count and count >= len(rows)):
+    if count < 0 or (count and count >= len(indices)):
         raise InputError(
-            f"a public set of {count} examples cannot be taken from {len(rows)} training"
-            f" examples: ask for 0 to {max(0, len(rows) - 1)}"
+            f"a public set of {count} examples cannot be taken from {len(indices)} training"
+            f" examples: ask for 0 to {max(0, len(indices) - 1)}"
         )
-    rows = np.sort(rows)
+    indices = np.sort(indices)
     if not count:
-        return rows[:0], rows
-    public = np.zeros(len(rows), dtype=bool)
-    public[draw_stratified(labels[rows], count, key)] = True
-    return rows[public], rows[~public]
+        return indices[:0], indices
+    public = np.zeros(len(indices), dtype=bool)
+    public[draw_stratified(labels[indices], count, key)] = True
+    return indices[public], indices[~public]
 
 
 def split_validation(
-    rows: np.ndarray, labels: np.ndarray, fraction: float, key: Key, *, stratify: bool = False
+    indices: np.ndarray, labels: np.ndarray, fraction: float, key: Key, *, stratify: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Split one client's rows at random into (training rows, validation rows), both ascending.
+    """Split the examples of one client at random into training and validation examples.
 
-    `round(fraction * n)` rows go to validation, at least one where the client has two rows or more,
-    and at least one stays for training. With `stratify` every class gives its share; `labels` are
-    those of the whole split.
+    `round(fraction * n)` examples go to validation: at least one if the client has two examples or
+    more, and at least one stays for training.
+
+    Args:
+        indices: the client's examples.
+        labels: the labels of the whole split.
+        fraction: the share of the validation examples.
+        key: draws the split.
+        stratify: whether every class gives its share.
+
+    Returns:
+        (training, validation), both ascending.
 
     >>> [len(part) for part in split_validation(np.arange(500), np.zeros(500, int), 0.1, Key(0))]
     [450, 50]
@@ -68,12 +87,12 @@ def split_validation(
             f"a validation fraction of {fraction} leaves nothing to train on or is"
             " negative: give a number from 0 up to but not including 1"
         )
-    rows = np.sort(rows)
-    if not fraction or len(rows) < 2:
-        return rows, rows[:0]
-    count = min(len(rows) - 1, max(1, round(fraction * len(rows))))
-    valid = np.zeros(len(rows), dtype=bool)
-    valid[
-        draw_stratified(labels[rows], count, key) if stratify else key.choice(len(rows), count)
-    ] = True
-    return rows[~valid], rows[valid]
+    indices = np.sort(indices)
+    total = len(indices)
+    if not fraction or total < 2:
+        return indices, indices[:0]
+    count = min(total - 1, max(1, round(fraction * total)))
+    valid = np.zeros(total, dtype=bool)
+    drawn = draw_stratified(labels[indices], count, key) if stratify else key.choice(total, count)
+    valid[drawn] = True
+    return indices[~valid], indices[valid]

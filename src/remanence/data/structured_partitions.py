@@ -138,7 +138,7 @@ def by_group(*, minimum: int = 1, limit: int = 0, spread: bool = False) -> Parti
             raise partition_error(
                 "by_group",
                 "needs data with writers, users or domains, which these have not",
-                "choose such a source or another partition",
+                "choose such a dataset or another partition",
             )
         if clients is not None:
             count_clients("by_group", len(labels), clients)

@@ -39,7 +39,7 @@ def synthetic(
     sizes = _sizes("synthetic", samples, classes, test)
     if features < 1 or not (math.isfinite(spread) and spread >= 0):
         raise InputError(
-            f"source 'synthetic' cannot have {features} features or a spread of {spread}:"
+            f"dataset 'synthetic' cannot have {features} features or a spread of {spread}:"
             " give one feature or more and a spread from 0 up"
         )
     key = Key(seed).fold_in("synthetic")
@@ -101,7 +101,7 @@ def tokens(
     sizes = _sizes("tokens", samples, classes, test)
     if length < 1 or not 2 <= vocabulary <= 1_000_000:
         raise InputError(
-            f"source 'tokens' cannot have length {length} and a vocabulary of"
+            f"dataset 'tokens' cannot have length {length} and a vocabulary of"
             f" {vocabulary}: give length >= 1 and 2 to 10^6 tokens"
         )
     key = Key(seed).fold_in("tokens")
@@ -133,13 +133,13 @@ def tokens(
 def _sizes(name: str, samples: int, classes: int, test: float) -> tuple[int, int]:
     if classes < 2 or not 0 < test < 1:
         raise InputError(
-            f"source {name!r} cannot have {classes} classes and a test fraction of {test}:"
+            f"dataset {name!r} cannot have {classes} classes and a test fraction of {test}:"
             " give 2 classes or more and a number from 0 to 1"
         )
     held = round(samples * test)
     if min(held, samples - held) < classes:
         raise InputError(
-            f"source {name!r} with {samples} samples and test={test:g} cannot show each of"
+            f"dataset {name!r} with {samples} samples and test={test:g} cannot show each of"
             f" {classes} classes in both parts: give more"
         )
     return samples - held, held
@@ -149,7 +149,7 @@ def _sides(shape: str) -> tuple[int, ...]:
     match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})x([1-9]\d{0,4})", shape)
     if not match:
         raise InputError(
-            f"source 'synthetic' cannot make images of shape {shape!r}: write channels x"
+            f"dataset 'synthetic' cannot make images of shape {shape!r}: write channels x"
             " height x width, such as '3x32x32'"
         )
     return tuple(int(side) for side in match.groups())
@@ -160,7 +160,7 @@ def _empty(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         return np.empty(shape, dtype=dtype)
     except (MemoryError, ValueError):  # numpy's words for a shape beyond any memory
         raise InputError(
-            f"source {name!r} of shape {shape} does not fit in memory: give fewer samples or"
+            f"dataset {name!r} of shape {shape} does not fit in memory: give fewer samples or"
             " smaller examples"
         ) from None
 

@@ -36,7 +36,7 @@ def npz(root: Path | None, *, path: str = "", test: float = 0.2, kind: str = "")
     """
     if kind and kind not in INPUT_KINDS:
         raise InputError(
-            f"source 'npz' has no kind {kind!r}: choose one of {', '.join(INPUT_KINDS)} or leave it out"
+            f"dataset 'npz' has no kind {kind!r}: choose one of {', '.join(INPUT_KINDS)} or leave it out"
         )
     check_fraction(test)
     file = resolve("npz", root, path)

@@ -93,7 +93,7 @@ def describe_data(spec: Experiment) -> Description | None:
             " every site's site.toml says which of them it has"
         )
     found: Description = expressions.instantiate(
-        expressions.parse_call(spec.data.name), {NAME: sites}, "source", spec.clients.count
+        expressions.parse_call(spec.data.name), {NAME: sites}, "dataset", spec.clients.count
     )
     return found
 

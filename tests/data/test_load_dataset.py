@@ -40,7 +40,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequ
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_every_source_takes_the_data_folder_and_keyword_options(name: str) -> None:
+def test_every_dataset_takes_the_data_folder_and_keyword_options(name: str) -> None:
     first, *options = inspect.signature(DATASETS[name]).parameters.values()
     assert DATASETS[name].__name__ == name
     assert first.name == "root"
@@ -55,27 +55,27 @@ def test_every_source_takes_the_data_folder_and_keyword_options(name: str) -> No
 def test_missing_data_are_named_with_the_folder_and_the_cure(tmp_path: Path, name: str) -> None:
     with pytest.raises(
         InputError,
-        match=rf"source '{name}' was not found: looked in {tmp_path} for"
+        match=rf"dataset '{name}' was not found: looked in {tmp_path} for"
         rf" .*{GETS[name]}.*--data-dir or REMANENCE_DATA",
     ):
         load_dataset(name, {}, tmp_path)
     with pytest.raises(
         InputError,
-        match=rf"source '{name}' .*no data folder is set: .*{GETS[name]}.*--data-dir or"
+        match=rf"dataset '{name}' .*no data folder is set: .*{GETS[name]}.*--data-dir or"
         r" REMANENCE_DATA",
     ):
         load_dataset(name, {}, None)
     with pytest.raises(
-        InputError, match=rf"source '{name}' .*the data folder .*nowhere does not exist"
+        InputError, match=rf"dataset '{name}' .*the data folder .*nowhere does not exist"
     ):
         load_dataset(name, {}, tmp_path / "nowhere")
 
 
 def test_unknown_names_and_options_are_refused() -> None:
-    with pytest.raises(InputError, match="unknown source 'cifar11': did you mean cifar10"):
+    with pytest.raises(InputError, match="unknown dataset 'cifar11': did you mean cifar10"):
         load_dataset("cifar11", {}, None)
     with pytest.raises(
-        InputError, match="source 'synthetic' has no option 'sample': did you mean samples"
+        InputError, match="dataset 'synthetic' has no option 'sample': did you mean samples"
     ):
         load_dataset("synthetic", {"sample": 3}, None)
     with pytest.raises(InputError, match="samples must be a whole number"):
@@ -96,13 +96,13 @@ def test_the_environment_names_the_data_folder(
 def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", x=np.zeros((10, 2)), y=np.arange(10) % 2)
     (tmp_path / "mine.npz").chmod(0)
-    with pytest.raises(InputError, match=r"source 'npz' cannot be read .*mine\.npz"):
+    with pytest.raises(InputError, match=r"dataset 'npz' cannot be read .*mine\.npz"):
         load_dataset("npz", {"path": "mine.npz"}, tmp_path)
 
 
 def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "mine.npz").mkdir()
-    with pytest.raises(InputError, match=r"source 'npz' cannot be read .*mine\.npz"):
+    with pytest.raises(InputError, match=r"dataset 'npz' cannot be read .*mine\.npz"):
         load_dataset("npz", {"path": "mine.npz"}, tmp_path)
 
 
@@ -125,51 +125,53 @@ def test_real_cifar10(real_data: Callable[[str], Path]) -> None:
     """Published: 5000 + 1000 of each class; the channel means of the training set are .4914
     .4822 .4465 of 255.
     """
-    source = load_dataset("cifar10", {}, real_data("cifar-10-batches-bin"))
-    assert np.bincount(source.train.y).tolist() == [5000] * 10
-    assert np.bincount(source.test.y).tolist() == [1000] * 10
-    mean, std = source.statistics() or (None, None)
+    dataset = load_dataset("cifar10", {}, real_data("cifar-10-batches-bin"))
+    assert np.bincount(dataset.train.y).tolist() == [5000] * 10
+    assert np.bincount(dataset.test.y).tolist() == [1000] * 10
+    mean, std = dataset.statistics() or (None, None)
     assert mean / 255 == pytest.approx([0.4914, 0.4822, 0.4465], abs=1e-4)
     assert std / 255 == pytest.approx([0.2470, 0.2435, 0.2616], abs=1e-4)
-    assert source.train.y[:4].tolist() == [6, 9, 9, 4]
+    assert dataset.train.y[:4].tolist() == [6, 9, 9, 4]
 
 
 def test_real_mnist(real_data: Callable[[str], Path]) -> None:
     """Published: 60,000 + 10,000; mean .1307 and deviation .3081 of 255; the training labels
     begin 5 0 4 1 9.
     """
-    source = load_dataset("mnist", {}, real_data("mnist"))
-    assert (len(source.train), len(source.test)) == (60_000, 10_000)
-    mean, std = source.statistics() or (None, None)
+    dataset = load_dataset("mnist", {}, real_data("mnist"))
+    assert (len(dataset.train), len(dataset.test)) == (60_000, 10_000)
+    mean, std = dataset.statistics() or (None, None)
     assert mean / 255 == pytest.approx([0.1307], abs=1e-4)
     assert std / 255 == pytest.approx([0.3081], abs=1e-4)
-    assert source.train.y[:5].tolist() == [5, 0, 4, 1, 9]
+    assert dataset.train.y[:5].tolist() == [5, 0, 4, 1, 9]
 
 
 def test_real_emnist_stands_upright(real_data: Callable[[str], Path]) -> None:
     """A capital L has its foot at the bottom right: more ink there than at the top right. Lying
     on its side it would be the other way round.
     """
-    source = load_dataset("emnist", {"split": "byclass"}, real_data("emnist"))
-    assert len(source.classes) == 62
-    mean = source.train.x[source.train.y == source.classes.index("L"), 0].mean(axis=0)  # [28, 28]
+    dataset = load_dataset("emnist", {"split": "byclass"}, real_data("emnist"))
+    assert len(dataset.classes) == 62
+    mean = dataset.train.x[dataset.train.y == dataset.classes.index("L"), 0].mean(
+        axis=0
+    )  # [28, 28]
     assert mean[20:, 16:].mean() > 2 * mean[:8, 16:].mean()
 
 
 @pytest.mark.slow
 def test_real_mnist_by_writer(real_data: Callable[[str], Path]) -> None:
-    source = load_dataset("mnist_by_writer", {}, real_data("leaf-mnist-by-writer"))
-    assert len(source.train) + len(source.test) == 60_000
-    assert len(source.group_names) == 539
-    assert source.train.groups is not None
-    assert len(np.unique(source.train.groups)) == 539
+    dataset = load_dataset("mnist_by_writer", {}, real_data("leaf-mnist-by-writer"))
+    assert len(dataset.train) + len(dataset.test) == 60_000
+    assert len(dataset.group_names) == 539
+    assert dataset.train.groups is not None
+    assert len(np.unique(dataset.train.groups)) == 539
 
 
 @pytest.mark.slow
 def test_real_pacs(real_data: Callable[[str], Path]) -> None:
     pytest.importorskip("PIL", reason="images in folders need Pillow")
-    source = load_dataset("pacs", {}, real_data("PACS"))
-    assert source.shape == (3, 227, 227)
-    assert source.group_names == ("art_painting", "cartoon", "photo", "sketch")
-    assert source.test.groups is not None
-    assert np.bincount(source.test.groups * 7 + source.test.y, minlength=28).min() >= 1
+    dataset = load_dataset("pacs", {}, real_data("PACS"))
+    assert dataset.shape == (3, 227, 227)
+    assert dataset.group_names == ("art_painting", "cartoon", "photo", "sketch")
+    assert dataset.test.groups is not None
+    assert np.bincount(dataset.test.groups * 7 + dataset.test.y, minlength=28).min() >= 1
