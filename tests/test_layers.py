@@ -45,8 +45,6 @@ MODULES_AT_ROOT = 8
 # Imports that still point upward, and circles that still exist. Shrinks to nothing.
 EXCEPTIONS = {
     ("engines.autotune", "flower.engine"),
-    ("privacy.client_dp", "training.client_step"),
-    ("privacy.dp_sgd", "training.client_step"),
 }
 CIRCLES = {"results.run", "results.trained_model"}
 

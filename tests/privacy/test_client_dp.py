@@ -20,6 +20,7 @@ from remanence.core.types import ModelState, Reply
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment
+from remanence.experiment.checks import check_private
 from remanence.losses import wsm
 from remanence.methods import (
     fedadam,
@@ -32,7 +33,7 @@ from remanence.methods import (
     scaffold,
 )
 from remanence.methods.centralized import centralized
-from remanence.privacy.client_dp import check_private, dp, guarantee_of, norms_of, split_noise
+from remanence.privacy.client_dp import dp, guarantee_of, norms_of, split_noise
 from remanence.testing import TOLERANCE
 from remanence.testing.toy_task import (
     EQUAL,

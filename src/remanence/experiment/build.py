@@ -36,6 +36,7 @@ from remanence.core.types import ClientStats, TaskInfo
 from remanence.data.batches import to_device
 from remanence.data.dataset import ArrayDataset
 from remanence.data.drift_schedules import DRIFT_SCHEDULES
+from remanence.experiment.checks import check_examples, check_private
 from remanence.experiment.data_setup import (
     FederatedData,
     load_data,
@@ -48,8 +49,6 @@ from remanence.models import MODELS, default_model
 from remanence.optimizers import LR_SCHEDULES, OPTIMIZERS, LrSchedule, local_buffers
 from remanence.peers.availability import Availability, parse_availability
 from remanence.peers.topology import TOPOLOGIES
-from remanence.privacy.client_dp import check_private
-from remanence.privacy.dp_sgd import check_examples
 from remanence.privacy.label_dp import privatize_counts
 from remanence.training.client_step import TrainingTask
 from remanence.version import __version__

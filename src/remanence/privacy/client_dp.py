@@ -22,20 +22,11 @@ from remanence.core.pytree import Params, Tree
 from remanence.core.slots import Aggregate, Part, ServerContext
 from remanence.core.types import ModelState, Reply, TaskInfo
 from remanence.privacy.accountant import ClientGuarantee, require_accounting
-from remanence.training.client_step import TrainingTask
 
 NAME = "dp"
 RATE = 0.2  # the paper's eta_C: how fast the clip follows the quantile
 # the paper's sigma_b over the number of replies: noise of the share of clients within the clip
 COUNT_NOISE = 1 / 20
-
-# what a part may do that clipping the model's move does not cover, and how it is said
-UNCOVERED = {
-    "payload": "sends more than its model",
-    "server_train": "lets the server look at the clients' models",
-    "update_server_state": "keeps at the server what clients sent",
-    "model_assignment": "asks every client how well each model does",
-}
 
 
 @part
@@ -165,32 +156,11 @@ def draw_noise(srv: ServerContext, name: str, like: Tensor) -> Tensor:
 
 
 def reject_unprotected(replies: Reply) -> None:
-    """The last line of defence: what `check_private` should have found before the run."""
+    """The last line of defence: what `experiment.checks` should have found before the run."""
     if replies.buffers or next(pytree.leaves(replies.payload), None) is not None:
         raise InputError(
             "dp clips the model's move alone, and more came up with it: use a method"
             " without extras and a model without averaged buffers"
-        )
-
-
-def check_private(task: TrainingTask) -> None:
-    """Refuse a method with dp in which anything goes up besides the model's move, which alone
-    is clipped and noised.
-    """
-    if not any(p.name == NAME for p in task.method.parts):
-        return
-    for p in task.method.parts:
-        slots = (words for slot, words in UNCOVERED.items() if getattr(p, slot) is not None)
-        found = "has all data in one place" if p.centralized else next(slots, "")
-        if p.name != NAME and found:
-            raise InputError(
-                f"dp and {p.name} cannot be combined: {p.name} {found}, and dp clips and"
-                " noises the model's move alone; leave one of them out"
-            )
-    if sent := task.communicated_buffers():
-        raise InputError(
-            f"dp cannot protect the model's buffers ({sent[0]}), which go up as they are:"
-            " set local.buffers to local or frozen, or use a model with group norm"
         )
 
 

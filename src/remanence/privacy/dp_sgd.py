@@ -14,18 +14,13 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree, rng
-from remanence.core.compose import ComposedMethod, part
+from remanence.core.compose import part
 from remanence.core.errors import InputError, check_range
 from remanence.core.pytree import Params
 from remanence.core.slots import ClientOps, Context, Part
 from remanence.core.types import Batch
-from remanence.training.client_step import TrainingTask
 
 NAME = "dp_sgd"
-NOISY_COUNTS = "add dp_counts, whose noise hides single rows in them"
-# Parts whose extras are a function of what is private already, or of numbers that everybody knows;
-# and what the others would need.
-PAYLOAD_ALREADY_PRIVATE = ("fednova",)
 
 
 @part
@@ -84,63 +79,3 @@ def clipped_sum(rows: Params, weight: Tensor, limit: Tensor) -> Params:
     return pytree.map(
         lambda row: (factors.to(row).reshape(-1, *(1,) * (row.dim() - 1)) * row).sum(dim=0), rows
     )
-
-
-def check_examples(task: TrainingTask) -> None:
-    """Refuse a method with dp_sgd in which a row could be felt in any other way than through
-    its clipped gradient.
-    """
-    method = task.method
-    if method.part_filling("gradient") is None or not any(p.name == NAME for p in method.parts):
-        return
-    if task.model.depends_on_batch:
-        raise InputError(
-            "dp_sgd clips the gradient of every single row, and batch norm mixes rows: use"
-            " a model with group norm, or set local.buffers to frozen"
-        )
-    for p in method.parts:
-        if cure := _find_uncovered(p, method):
-            raise InputError(f"dp_sgd and {p.name} cannot be combined: {cure}")
-    for phase in task.phases:
-        if phase.accept is not None:
-            raise InputError(
-                "dp_sgd cannot protect rows that decide whether a phase of training is kept:"
-                " use another method"
-            )
-
-
-def _find_uncovered(p: Part, method: ComposedMethod) -> str:
-    """What of a part tells more about single rows than a clipped gradient, and the cure;
-    nothing, mostly.
-    """
-    noisy = method.part_filling("privatize_stats") is not None
-    if p.peers is not None or p.model_assignment is not None:
-        return (
-            f"{p.name} tries models on a client's rows and tells how well they do; use a"
-            " method with one server model"
-        )
-    if p.name == "flashback" and not noisy:
-        return f"flashback sends label counts; {NOISY_COUNTS}"
-    if p.name in LABEL_LOSSES and not noisy:
-        return f"{p.name} weighs every row by the label counts of all; {NOISY_COUNTS}"
-    if p.name == "fedwavg":
-        return (
-            ""
-            if p.arguments["noise"]
-            else "fedwavg sends how many rows were forgotten; write fedwavg(noise=5)"
-        )
-    if p.name == "scaffold":
-        return (
-            ""
-            if p.arguments["option"] == 2
-            else "its variates are plain gradients; write scaffold(option=2)"
-        )
-    if p.payload is not None and p.name not in (*PAYLOAD_ALREADY_PRIVATE, "flashback"):
-        return (
-            f"{p.name} sends more than its model, which the clipped gradients do not cover;"
-            " leave one of them out"
-        )
-    return ""
-
-
-LABEL_LOSSES = ("fedlc", "fedrs", "masked_ce", "tce", "wsm")
