@@ -39,7 +39,7 @@ from remanence.testing.toy_task import (
     small_experiment,
     state_tree,
 )
-from remanence.training.client_step import ClientIndices
+from remanence.training.task import ClientIndices
 
 
 @pytest.fixture

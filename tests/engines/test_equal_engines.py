@@ -44,8 +44,8 @@ from remanence.testing.toy_task import (
     state_tree,
     with_client_models,
 )
-from remanence.training.client_step import TrainingTask
 from remanence.training.state import RunState
+from remanence.training.task import TrainingTask
 
 STACKS = (1, 2, 3, 64)
 # own, server, share, before, after, extras, a transform, a penalty and a loss

@@ -31,7 +31,7 @@ from remanence.testing.toy_task import (
     state_tree,
     with_client_models,
 )
-from remanence.training.client_step import TrainingTask
+from remanence.training.task import TrainingTask
 
 IMAGES = {
     "data.name": "synthetic(samples=64, classes=4, shape='2x6x6', test=0.25)",

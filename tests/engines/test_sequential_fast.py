@@ -31,7 +31,9 @@ from remanence.testing.toy_task import (
     small_experiment,
     state_tree,
 )
-from remanence.training.client_step import TrainingTask, grad_func, init_train_state, train_step
+from remanence.training.client_step import init_train_state, train_step
+from remanence.training.gradients import grad_func
+from remanence.training.task import TrainingTask
 
 IMAGES = {
     "data.name": "synthetic(samples=64, classes=4, shape='1x16x16', test=0.25)",

@@ -315,7 +315,7 @@ def test_somebodys_own_loss_cannot_look_at_the_label_counts() -> None:
 
     experiment = small_experiment(Part("mine", loss=base) + dp_sgd())
     with pytest.raises(
-        InputError, match=r"reads a fact of all of a client's rows \(label_counts\)"
+        InputError, match=r"reads a statistic of all of a client's examples \(label_counts\)"
     ):
         run_rounds(experiment, SequentialEngine(experiment.task), 1)
 

@@ -20,7 +20,7 @@ from remanence.methods import METHODS
 from remanence.models import MODELS
 from remanence.testing import check_engine, check_method, check_model
 from remanence.testing.toy_task import fast_config, max_rel_diff
-from remanence.training.client_step import TrainingTask
+from remanence.training.task import TrainingTask
 
 # ------------------------------------------------------------------------------------- check_method
 

@@ -17,8 +17,8 @@ from remanence.core.types import Batch, Output
 from remanence.engines.sequential import SequentialEngine
 from remanence.testing.toy_task import max_rel_diff, run_rounds, small_experiment, state_tree
 from remanence.training import server_capture, server_training
-from remanence.training.client_step import EngineCache
 from remanence.training.server_capture import CapturedServerSteps, get_captured, get_steps, is_pure
+from remanence.training.task import EngineCache
 
 METHODS = [
     "flashback(server_epochs=2)",

@@ -42,6 +42,8 @@ PLACES = {
     ),
     "training": (
         "training/client_step.py",
+        "training/client_ops.py",
+        "training/loss.py",
         "engines/",
         "kernels/",
         "optimizers/",

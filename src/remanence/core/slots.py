@@ -80,7 +80,7 @@ class ClientOps(NamedTuple):
     grad: Grad
     forward: Forward
     predict: Predict
-    # (None) -> first state, (state) -> next: see `client_step.lend_walk`
+    # (None) -> first state, (state) -> next: see `client_ops._make_effective_steps`
     effective_steps: Callable[[Tree | None], Tree]
     per_example_grad: PerExampleGrad
 

@@ -19,7 +19,7 @@ from remanence.engines.base import expected_steps
 from remanence.engines.processes import ProcessEngine, count_cores
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import MOST_CLIENTS, VectorizedEngine, needs_padding
-from remanence.training.client_step import TrainingTask
+from remanence.training.task import TrainingTask
 
 # most clients that a worker process trains together: more fall out of its cache
 STACK_OF_WORKER = 16

@@ -40,7 +40,8 @@ from remanence.engines.vector_steps import (
 from remanence.kernels.capture import capture, clone_tree, copy_tensors, signature
 from remanence.kernels.grouped_conv import with_convolutions
 from remanence.kernels.trace import trace_step
-from remanence.training.client_step import ClientIndices, TrainingTask, TrainState
+from remanence.training.client_step import TrainState
+from remanence.training.task import ClientIndices, TrainingTask
 
 # (progress, summed loss, fixed, batch, rows, context): a step that is written to where the first
 # two lie

@@ -22,7 +22,7 @@ from remanence.core.types import ModelState
 from remanence.data.batches import Examples
 from remanence.engines.vector_steps import round_up
 from remanence.losses import LOSSES
-from remanence.training.client_step import TrainingTask
+from remanence.training.task import TrainingTask
 
 ROWS = 250  # rows the front sees at once
 CLOSE = 1e-3  # of the largest activation: a front that mixed rows would be off by far more,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from remanence.core.model import Model
-from remanence.training.client_step import TrainingTask
+from remanence.training.task import TrainingTask
 
 # looking at rows takes at most one part of so many of a GPU's memory (of all of it: what is free
 # differs from start to resume, and bits with it),

@@ -33,7 +33,7 @@ from remanence.engines.memory import disable_malloc_trim
 from remanence.engines.sequential_fast import FastSequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.engines.worker_pool import WorkerPool
-from remanence.training.client_step import TrainingTask
+from remanence.training.task import TrainingTask
 
 
 class ProcessEngine:

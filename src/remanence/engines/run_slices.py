@@ -22,7 +22,7 @@ from remanence.core.slots import Context, Phase
 from remanence.core.types import ClientStats, ModelState, Reply
 from remanence.engines import base
 from remanence.engines.vector_steps import context_dims
-from remanence.training.client_step import ClientIndices, TrainingTask
+from remanence.training.task import ClientIndices, TrainingTask
 
 
 class RunWork(NamedTuple):

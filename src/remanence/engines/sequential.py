@@ -18,16 +18,15 @@ from remanence.core.types import Batch, ModelState, Reply
 from remanence.data.batches import BatchPlan
 from remanence.engines import base
 from remanence.training.client_step import (
-    ClientIndices,
-    TrainingTask,
     TrainState,
     accept_or_rollback,
     client_final,
     client_init,
-    grad_autograd,
     init_train_state,
     train_step,
 )
+from remanence.training.gradients import grad_autograd
+from remanence.training.task import ClientIndices, TrainingTask
 
 FETCHED = 2**22  # bytes of the batches that are fetched together
 

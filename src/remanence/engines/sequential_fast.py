@@ -24,13 +24,9 @@ from remanence.engines.compiled_eval import compile_for_eval
 from remanence.engines.frozen_prefix import PrefixSplit, find_split
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.traced_step import Arguments, TracedStep
-from remanence.training.client_step import (
-    ClientIndices,
-    TrainingTask,
-    TrainState,
-    grad_func,
-    train_step,
-)
+from remanence.training.client_step import TrainState, train_step
+from remanence.training.gradients import grad_func
+from remanence.training.task import ClientIndices, TrainingTask
 
 CACHE_BYTES = 2**28  # bytes of activations that may be kept
 # forms of a phase's arguments for which steps are written down: beyond that it would never end

@@ -12,7 +12,8 @@ from remanence.core.pytree import Params
 from remanence.core.slots import Context
 from remanence.core.types import Batch
 from remanence.kernels.trace import TracedFunction
-from remanence.training.client_step import ClientIndices, TrainState
+from remanence.training.client_step import TrainState
+from remanence.training.task import ClientIndices
 
 Arguments = tuple[TrainState, Params, Batch, ClientIndices, Context]
 

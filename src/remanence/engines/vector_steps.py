@@ -19,13 +19,9 @@ from remanence.core import pytree
 from remanence.core.pytree import Params
 from remanence.core.slots import Context
 from remanence.core.types import Batch, ModelState
-from remanence.training.client_step import (
-    ClientIndices,
-    TrainingTask,
-    TrainState,
-    grad_func,
-    train_step,
-)
+from remanence.training.client_step import TrainState, train_step
+from remanence.training.gradients import grad_func
+from remanence.training.task import ClientIndices, TrainingTask
 
 # (progress, fixed, batch, rows, context), all of them stacks -> progress, loss [k]
 StepAll = Callable[[TrainState, Params, Batch, ClientIndices, Context], tuple[TrainState, Tensor]]

@@ -27,6 +27,7 @@ from remanence.core.slots import Context, Phase
 from remanence.core.types import ModelState, Reply
 from remanence.data.batches import Examples, plan_batches
 from remanence.engines import base
+from remanence.engines.base import predict_logits_stacked
 from remanence.engines.compiled_eval import ROWS, compile_for_eval
 from remanence.engines.cuda_graphs import GraphedPhase
 from remanence.engines.frozen_prefix import PrefixSplit, find_split, flat_indices
@@ -52,16 +53,14 @@ from remanence.engines.vector_steps import (
 )
 from remanence.kernels.grouped_conv import with_convolutions
 from remanence.training.client_step import (
-    ClientIndices,
-    TrainingTask,
     TrainState,
     accept_or_rollback,
     client_final,
     client_init,
-    grad_func,
     init_train_state,
-    predict_logits_stacked,
 )
+from remanence.training.gradients import grad_func
+from remanence.training.task import ClientIndices, TrainingTask
 
 MOST_CLIENTS = {"cpu": 64, "cuda": 256}  # in one stack, where nobody asks for another size
 # rows from which on one network with convolutions fills a GPU by itself (measured with ten CNNs)

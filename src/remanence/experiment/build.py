@@ -50,7 +50,7 @@ from remanence.optimizers import LR_SCHEDULES, OPTIMIZERS, LrSchedule, local_buf
 from remanence.peers.availability import Availability, parse_availability
 from remanence.peers.topology import TOPOLOGIES
 from remanence.privacy.label_dp import privatize_counts
-from remanence.training.client_step import TrainingTask
+from remanence.training.task import TrainingTask
 from remanence.version import __version__
 
 SHOWN_CLIENTS = 200  # clients whose label counts are written down for the report

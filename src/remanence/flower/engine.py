@@ -31,9 +31,9 @@ from remanence.flower.node_registry import Node
 from remanence.flower.session import ReplyWait, RequestResult, current_session
 from remanence.flower.wire import WireMessage
 from remanence.training import server_step
-from remanence.training.client_step import TrainingTask
 from remanence.training.gate import Rejection
 from remanence.training.state import NO_STATE, REMOTE, RunState, load_client_states
+from remanence.training.task import TrainingTask
 
 # no run has as many; a number beyond what a tensor holds would be an error, not a refusal
 LARGEST_ROUND = 1 << 40

@@ -11,7 +11,7 @@ from remanence.core import pytree
 from remanence.core.errors import RemanenceError
 from remanence.core.rng import Key
 from remanence.flower.settings import Policy
-from remanence.training.client_step import TrainingTask
+from remanence.training.task import TrainingTask
 
 LABEL_COUNTS = "label_counts"  # the name under which every part sends them
 

@@ -45,9 +45,9 @@ from remanence.flower.site_data import SiteTask, build_site_task
 from remanence.flower.site_storage import SiteStorage
 from remanence.flower.wire import WireArrays, WireMessage
 from remanence.rounds import personalization
-from remanence.training.client_step import PERSONAL
 from remanence.training.server_step import Server, local_models
 from remanence.training.state import NO_STATE, RunState, load_client_states
+from remanence.training.task import PERSONAL
 from remanence.version import __version__
 
 log = logging.getLogger("remanence")

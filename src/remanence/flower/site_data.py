@@ -32,7 +32,7 @@ from remanence.experiment.data_setup import load_data
 from remanence.flower.policy import Declined
 from remanence.flower.settings import SIMULATED_SHARE, SiteFile
 from remanence.methods import PARTS
-from remanence.training.client_step import TrainingTask
+from remanence.training.task import TrainingTask
 
 PUBLISHED = frozenset(DATASETS) - {"npz", "folder"}  # sources whose files are the same everywhere
 AT_A_SERVER = (

@@ -17,7 +17,7 @@ from remanence.attacks.poison import data_info
 from remanence.core.types import ModelState
 from remanence.data.dataset import ArrayDataset
 from remanence.engines.sequential import SequentialEngine
-from remanence.training.client_step import TrainingTask
+from remanence.training.task import TrainingTask
 
 # models, stacked [m, ...] -> share of the made rows on which the attack gets its way [m]
 Success = Callable[[ModelState], np.ndarray]

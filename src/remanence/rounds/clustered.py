@@ -10,9 +10,9 @@ import torch
 from remanence.core import pytree
 from remanence.core.engine import Engine
 from remanence.core.types import ModelState
-from remanence.training.client_step import TrainingTask
 from remanence.training.server_step import Server, average_buffers
 from remanence.training.state import RunState
+from remanence.training.task import TrainingTask
 
 
 def reassign_clients(

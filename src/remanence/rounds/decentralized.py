@@ -30,9 +30,9 @@ from remanence.rounds.peer_recorder import PeerRecorder
 from remanence.rounds.replies import find_nonresponders, reply_metrics, reply_schema
 from remanence.rounds.stragglers import late_mask
 from remanence.training import gate
-from remanence.training.client_step import TrainingTask
 from remanence.training.server_step import local_models
 from remanence.training.state import ClientModels, RunState, load_client_states, store_client_states
+from remanence.training.task import TrainingTask
 
 
 def init_client_models(task: TrainingTask) -> ClientModels | None:

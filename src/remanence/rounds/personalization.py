@@ -23,8 +23,8 @@ from remanence.engines.autotune import make_engine
 from remanence.engines.vectorized import needs_padding
 from remanence.experiment.build import BuiltExperiment
 from remanence.training import server_step
-from remanence.training.client_step import PERSONAL, TrainingTask
 from remanence.training.state import RunState, load_client_states
+from remanence.training.task import PERSONAL, TrainingTask
 
 
 def has_personal_models(task: TrainingTask) -> bool:

@@ -27,7 +27,7 @@ from remanence.data.batches import count_steps
 from remanence.experiment.build import BuiltExperiment
 from remanence.privacy.accountant import NOT_PRIVATE, gaussian_epsilon
 from remanence.privacy.client_dp import guarantee_of
-from remanence.training.client_step import TrainingTask
+from remanence.training.task import TrainingTask
 
 
 class PrivacyGuarantee(Protocol):

@@ -18,7 +18,7 @@ from remanence.core import expressions, pytree
 from remanence.core.types import ClientStats
 from remanence.data.batches import Examples
 from remanence.experiment.build import BuiltExperiment
-from remanence.training.client_step import TrainingTask
+from remanence.training.task import TrainingTask
 
 
 def can_batch(one: BuiltExperiment, other: BuiltExperiment) -> bool:

@@ -25,7 +25,7 @@ from remanence.engines.run_slices import RunWork
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment
 from remanence.sweeps.compatibility import can_batch
-from remanence.training.client_step import TrainingTask
+from remanence.training.task import TrainingTask
 
 
 class Score(NamedTuple):

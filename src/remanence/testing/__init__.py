@@ -50,8 +50,8 @@ from remanence.testing.toy_task import (
     with_client_models,
     work_tree,
 )
-from remanence.training.client_step import TrainingTask
 from remanence.training.state import RunState
+from remanence.training.task import TrainingTask
 
 __all__ = ["check_engine", "check_method", "check_model"]
 

@@ -1,4 +1,4 @@
-"""The gradient of every row by itself: what privacy of single examples is made of."""
+"""The gradient of every example by itself, which DP-SGD clips and adds noise to."""
 
 from __future__ import annotations
 
@@ -13,52 +13,59 @@ from remanence.core.errors import InputError
 from remanence.core.pytree import Params
 from remanence.core.slots import Context, PerExampleGrad
 from remanence.core.types import Batch
-
-Objective = Callable[[Params, Batch], tuple[Tensor, Any]]
+from remanence.training.loss import LossFn
 
 
 class HiddenStats:
-    """In the place of a client's facts where one row is looked at alone."""
+    """Replaces a client's statistics where the gradient of a single example is taken."""
 
     def __getattr__(self, name: str) -> Tensor:
         raise InputError(
-            f"the loss reads a fact of all of a client's rows ({name}), which a gradient"
-            " of single rows does not protect: use another loss, or add dp_counts"
+            f"the loss reads a statistic of all of a client's examples ({name}), which"
+            " per-example gradients do not protect: use another loss, or add dp_counts"
         )
 
 
 def make_per_example_grad(
-    objective_of: Callable[[Context, Tensor], Objective],
-    penalize: Callable[[Params], Params],
+    loss_fn_at: Callable[[Context, Tensor], LossFn],
+    regularizer_grad: Callable[[Params], Params],
     ctx: Context,
-    shown: bool,
+    stats_are_private: bool,
 ) -> PerExampleGrad:
-    """The function `lent.each`.
+    """The function `ops.per_example_grad`.
 
-    objective_of: (context, the row as a batch of one) -> the objective without penalties. penalize:
-        the gradient of those. shown: may the loss read the client's facts, since a part shows them
-        with noise?
+    Args:
+        loss_fn_at: Maps a context and the inputs of a batch to the loss without regularizers.
+        regularizer_grad: The gradient of the regularizers.
+        ctx: The client's context in this step.
+        stats_are_private: Whether a part adds noise to the client's statistics; only then may the
+            loss read them.
     """
 
-    def each(params: Params, batch: Batch) -> tuple[Params, Params]:
-        alone = ctx if shown else ctx._replace(stats=HiddenStats())  # type: ignore[arg-type]
+    def per_example_grad(params: Params, batch: Batch) -> tuple[Params, Params]:
+        stats: Any = ctx.stats if stats_are_private else HiddenStats()
+        example_ctx = ctx._replace(stats=stats)
 
-        def of_row(
-            params: Params, x: Tensor, y: Tensor, id: Tensor, number: Tensor
+        def example_loss(
+            params: Params, x: Tensor, y: Tensor, id: Tensor, position: Tensor
         ) -> tuple[Tensor, Any]:
-            row = Batch(
+            example = Batch(
                 x.unsqueeze(0), y.unsqueeze(0), torch.ones_like(batch.weight[:1]), id.unsqueeze(0)
             )
-            now = alone._replace(key=rng.fold_in(ctx.key, number))  # a dropout mask of its own
-            return objective_of(now, row.x)(params, row)
+            # every example draws a dropout mask of its own
+            own_ctx = example_ctx._replace(key=rng.fold_in(ctx.key, position))
+            return loss_fn_at(own_ctx, example.x)(params, example)
 
-        numbers = torch.arange(len(batch.weight), device=batch.weight.device)
-        mapped = torch.func.vmap(torch.func.grad(of_row, has_aux=True), in_dims=(None, 0, 0, 0, 0))
-        rows: Params = mapped(params, batch.x, batch.y, batch.ids, numbers)[0]
-        return rows, penalize(params)
+        positions = torch.arange(len(batch.weight), device=batch.weight.device)
+        grad_each = torch.func.vmap(
+            torch.func.grad(example_loss, has_aux=True), in_dims=(None, 0, 0, 0, 0)
+        )
+        grads: Params = grad_each(params, batch.x, batch.y, batch.ids, positions)[0]
+        return grads, regularizer_grad(params)
 
-    return each
+    return per_example_grad
 
 
 def no_regularizer(params: Params) -> Params:
+    """The gradient of no regularizer."""
     return pytree.zeros_like(params)

@@ -21,7 +21,7 @@ from remanence.core.slots import Optimizer, PublicLoss
 from remanence.core.types import ModelState
 from remanence.kernels.capture import capture, clone_tree, copy_tree, signature
 from remanence.kernels.trace import TracedFunction
-from remanence.training.client_step import TrainingTask
+from remanence.training.task import TrainingTask
 
 log = logging.getLogger("remanence")
 MIN_STEPS = 10  # steps for which recording pays

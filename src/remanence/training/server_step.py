@@ -18,8 +18,8 @@ from remanence.core.remote_params import RemoteParams
 from remanence.core.rng import Key
 from remanence.core.slots import Aggregate, ServerContext
 from remanence.core.types import ModelState, Reply
-from remanence.training.client_step import PERSONAL, TrainingTask
 from remanence.training.server_training import make_server_ops
+from remanence.training.task import PERSONAL, TrainingTask
 
 
 @dataclass(frozen=True)

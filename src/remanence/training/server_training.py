@@ -22,8 +22,9 @@ from remanence.core.rng import Key, fold_in_batch
 from remanence.core.slots import Context, Fit, Optimizer, PublicLoss, ServerOps
 from remanence.core.types import Batch, ClientStats, ModelState, Reply
 from remanence.data.batches import plan_batches
-from remanence.training.client_step import TrainingTask, grad_autograd
+from remanence.training.gradients import grad_autograd
 from remanence.training.server_capture import ServerTrainState, StepInputs, get_steps
+from remanence.training.task import TrainingTask
 
 CHECKS = 20  # how often within the patience the validation rows are looked at
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from remanence.core import pytree
 from remanence.core.pytree import Tree
 from remanence.core.types import ClientStats, ModelState, Reply
-from remanence.training.client_step import PERSONAL, TrainingTask
 from remanence.training.server_step import Server
+from remanence.training.task import PERSONAL, TrainingTask
 
 REMOTE = "site"  # in what is known of a client that keeps its state for itself
 NO_STATE = -1  # the round of a state that is not there yet

@@ -32,8 +32,8 @@ from remanence.engines.ray.pool import ActorPool, ActorRequest, acquire_pool, re
 from remanence.engines.ray.serialization import ByteCounter, TorchSettings, pack, send_task, unpack
 from remanence.engines.ray.worker import INNER, InnerEngine, TaskRef, Worker, choose_inner
 from remanence.engines.vectorized import MOST_CLIENTS, VectorizedEngine
-from remanence.training.client_step import TrainingTask
 from remanence.training.server_step import aggregator_of
+from remanence.training.task import TrainingTask
 
 # slices a worker gets in a round where clients run one by one: the last to end then keeps the
 # others waiting for a quarter of its work

@@ -28,7 +28,7 @@ from remanence.core import pytree
 from remanence.core.errors import InputError
 from remanence.core.types import ModelState
 from remanence.data.batches import Examples
-from remanence.training.client_step import TrainingTask
+from remanence.training.task import TrainingTask
 
 NamedArrays = dict[str, np.ndarray]
 READ_ONLY = (

@@ -31,8 +31,8 @@ from remanence.engines.ray.serialization import (
 )
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
-from remanence.training.client_step import TrainingTask
 from remanence.training.server_step import aggregator_of
+from remanence.training.task import TrainingTask
 
 INNER = ("sequential", "vectorized")
 KEPT = 4  # tasks at hand: a run has one, and another where personal models are fine-tuned

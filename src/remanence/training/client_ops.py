@@ -1,0 +1,163 @@
+"""The functions that client-side hooks of a method may call: `ClientOps`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from remanence.core import pytree
+from remanence.core.pytree import Params, Tree
+from remanence.core.slots import ClientOps, Context, Forward, Grad, PerExampleGrad, Predict
+from remanence.core.types import Batch, ModelState, Output
+from remanence.training.gradients import Differentiate, grad_func
+from remanence.training.loss import LossFn, make_loss_fn
+from remanence.training.per_example import make_per_example_grad, no_regularizer
+from remanence.training.task import ClientIndices, TrainingTask
+
+PREDICT_BATCH = 1000  # examples in one forward pass over a whole split
+
+
+def make_client_ops(
+    task: TrainingTask,
+    differentiate: Differentiate,
+    fixed: Params,
+    buffers: Params,
+    x: Tensor | None,
+    indices: ClientIndices,
+    ctx: Context,
+) -> ClientOps:
+    """The functions that hooks may call at one point of a client's training.
+
+    Args:
+        task: The run's task.
+        differentiate: `grad_autograd` or `grad_func`.
+        fixed: Parameters that this phase does not train.
+        buffers: The model's buffers at this point.
+        x: Inputs of the current batch; None outside a step.
+        indices: The client's examples.
+        ctx: The client's context, not yet scoped to a part.
+    """
+
+    def loss_fn_on(
+        differentiate: Differentiate, x: Tensor, ctx: Context, regularized: bool = True
+    ) -> LossFn:
+        # loss terms read the batch that the loss is taken on
+        ops = make_client_ops(task, differentiate, fixed, buffers, x, indices, ctx)
+        return make_loss_fn(task, fixed, buffers, ops, ctx, regularized)
+
+    return ClientOps(
+        grad=_make_grad(differentiate, lambda x: loss_fn_on(differentiate, x, ctx)),
+        forward=_make_forward(task, x),
+        predict=_make_predict(task, indices),
+        effective_steps=_make_effective_steps(task, differentiate, ctx),
+        per_example_grad=_make_per_example(
+            task, differentiate, lambda ctx, x: loss_fn_on(grad_func, x, ctx, False), ctx
+        ),
+    )
+
+
+def _make_grad(differentiate: Differentiate, loss_fn_on: Callable[[Tensor], LossFn]) -> Grad:
+    """`ops.grad`: the gradient of the whole loss on any batch."""
+
+    def grad(params: Params, batch: Batch, wrt: str = "params") -> Any:
+        loss_fn = loss_fn_on(batch.x)
+        if wrt == "inputs":
+            return differentiate(lambda x: loss_fn(params, batch._replace(x=x)), batch.x)[0]
+        return differentiate(lambda p: loss_fn(p, batch), params)[0]
+
+    return grad
+
+
+def _make_forward(task: TrainingTask, batch_x: Tensor | None) -> Forward:
+    """`ops.forward`: another model on the current batch, computed once a step, or on other
+    inputs.
+    """
+    cache: dict[int, tuple[ModelState, Output]] = {}
+
+    def forward(model: ModelState, x: Tensor | None = None) -> Output:
+        if x is not None or batch_x is None:
+            assert x is not None, "outside a step there is no batch: pass x"
+            with torch.no_grad():
+                return task.model.predict(model, x)
+        # the cache keeps the model alive, so that no other object gets its id
+        if id(model.params) not in cache:
+            with torch.no_grad():
+                cache[id(model.params)] = (model, task.model.predict(model, batch_x))
+        return cache[id(model.params)][1]
+
+    return forward
+
+
+def _make_predict(task: TrainingTask, indices: ClientIndices) -> Predict:
+    """`ops.predict`: a model on all of the client's examples of a split."""
+
+    def predict(model: ModelState, split: str = "train") -> tuple[Output, Batch]:
+        ids, weight = (
+            (indices.train, indices.train_weight)
+            if split == "train"
+            else (indices.valid, indices.valid_weight)
+        )
+        x, y = task.train.inputs(ids), task.train.labels(ids)
+        with torch.no_grad():
+            outputs = [task.model.predict(model, chunk) for chunk in torch.split(x, PREDICT_BATCH)]
+        out = Output(
+            torch.cat([o.logits for o in outputs]), torch.cat([o.features for o in outputs])
+        )
+        return out, Batch(x, y, weight, ids)
+
+    return predict
+
+
+def _make_effective_steps(
+    task: TrainingTask, differentiate: Differentiate, ctx: Context
+) -> Callable[[Tree | None], Tree]:
+    """`ops.effective_steps`: how many plain gradient steps the local steps amount to.
+
+    The same optimizer and regularizers update a scalar that starts at 0 and always has a
+    gradient of 1. After the local steps its distance from 0, divided by the learning rate, is
+    the number that FedNova divides by. Called with None it returns the first state, called with
+    a state the next one.
+    """
+    regularizers = task.method.hooks("regularizers")
+
+    def effective_steps(state: Tree | None) -> Tree:
+        if state is None:
+            zero = {"u": torch.zeros_like(ctx.optimizer_hparams["lr"])}
+            return {"at": zero, "slots": task.optimizer.init(zero)}
+        origin = ctx._replace(start=ModelState(pytree.zeros_like(state["at"]), {}))
+
+        def linear_loss(at: Params) -> tuple[Tensor, dict[str, Any]]:
+            terms = [at["u"], *(regularizer(at, origin) for regularizer in regularizers)]
+            return torch.stack(terms).sum(), {}
+
+        grads, _ = differentiate(linear_loss, state["at"])
+        at, opt_state = task.optimizer.step(state["at"], grads, state["slots"], ctx)
+        return {"at": at, "slots": opt_state}
+
+    return effective_steps
+
+
+def _make_per_example(
+    task: TrainingTask,
+    differentiate: Differentiate,
+    loss_fn_at: Callable[[Context, Tensor], LossFn],
+    ctx: Context,
+) -> PerExampleGrad:
+    """`ops.per_example_grad`, with the gradient of the regularizers."""
+    regularizers = task.method.hooks("regularizers")
+
+    def regularizer_grad(params: Params) -> Params:
+        grads: Params = differentiate(
+            lambda p: (torch.stack([hook(p, ctx) for hook in regularizers]).sum(), {}), params
+        )[0]
+        return grads
+
+    return make_per_example_grad(
+        loss_fn_at,
+        regularizer_grad if regularizers else no_regularizer,
+        ctx,
+        stats_are_private=task.method.part_filling("privatize_stats") is not None,
+    )
