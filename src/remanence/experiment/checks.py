@@ -7,7 +7,7 @@ from remanence.core.errors import InputError
 from remanence.core.slots import Part
 from remanence.privacy.client_dp import NAME as DP
 from remanence.privacy.dp_sgd import NAME as DP_SGD
-from remanence.training.client_step import TrainingTask
+from remanence.training.task import TrainingTask
 
 # what a part may do that clipping the model's move does not cover, and how it is said
 UNCOVERED = {
