@@ -54,7 +54,8 @@ def test_a_nan_client_is_refused_by_name_and_changes_nothing() -> None:
     experiment = attacked("nan(clients='3')")
     state, lines = run_rounds(experiment, SequentialEngine(experiment.task), 3)
     assert all(
-        [(r["client"], r["code"]) for r in line["refused"]] == [(3, "not-finite")] for line in lines
+        [(r["client"], r["code"]) for r in line["rejected"]] == [(3, "not-finite")]
+        for line in lines
     )
     without = build(parse_experiment({}, TEN | {"clients.availability": "never(clients='3')"}))
     honest, _ = run_rounds(without, SequentialEngine(without.task), 3)

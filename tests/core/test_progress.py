@@ -27,7 +27,7 @@ def line(
         {"client": client, "code": "weight", "reason": "its weight is [red]0[/]"}
         for client in refused
     ]
-    return {"round": number, "accuracy": accuracy, "refused": refusals, "abandoned": abandoned}
+    return {"round": number, "accuracy": accuracy, "rejected": refusals, "abandoned": abandoned}
 
 
 @pytest.mark.parametrize(

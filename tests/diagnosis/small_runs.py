@@ -58,7 +58,7 @@ def write_small_run(
         shares = [count / 10 for count in right]
         lines.append(
             {"round": round, "time_step": 0, "model": "global", "split": "test", "accuracy": sum(shares) / 2, "per_class": shares, "loss": 1.0,
-             "macro_f1": 0.5, "refused": list(refused), "abandoned": False, "bytes_up": 1, "bytes_down": 1, "seconds": 2.0, "train_loss": 1.0}
+             "macro_f1": 0.5, "rejected": list(refused), "abandoned": False, "bytes_up": 1, "bytes_down": 1, "seconds": 2.0, "train_loss": 1.0}
         )  # fmt: skip
     (folder / METRICS).write_text(
         "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"

@@ -83,7 +83,7 @@ def assert_equal_engines(
 ) -> RunState:
     """-> the state on which all of them agree"""
     oracle, lines = run_rounds(experiment, SequentialEngine(experiment.task), rounds)
-    assert not [line["refused"] for line in lines if line["refused"] or line["abandoned"]]
+    assert not [line["rejected"] for line in lines if line["rejected"] or line["abandoned"]]
     for name in makers:
         with closing(MAKERS[name](experiment.task)) as engine:
             state, others = run_rounds(experiment, engine, rounds)

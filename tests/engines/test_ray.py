@@ -103,7 +103,7 @@ def assert_equals_loop(
 ) -> None:
     oracle, lines = run_rounds(experiment, SequentialEngine(experiment.task), rounds)
     state, others = run_rounds(experiment, engine, rounds)
-    assert not [line for line in lines if line.get("refused") or line.get("abandoned")]
+    assert not [line for line in lines if line.get("rejected") or line.get("abandoned")]
     place, distance = max_rel_diff(state_tree(state), state_tree(oracle))
     assert distance <= tolerance, f"ray differs from loop by {distance:.1e} at {place}"
     for line, other in zip(lines, others, strict=True):

@@ -44,7 +44,7 @@ def test_the_same_on_every_engine(toy: str, setting: str) -> None:
         small_experiment(TOYS[toy]()) if setting == "unequal clients" else with_norms(TOYS[toy]())
     )
     oracle, lines = run_rounds(experiment, SequentialEngine(experiment.task), 3)
-    assert not [line["refused"] for line in lines if line["refused"] or line["abandoned"]]
+    assert not [line["rejected"] for line in lines if line["rejected"] or line["abandoned"]]
     # other stacks: by the checker below
     for engine in (VectorizedEngine(experiment.task, 2), ProcessEngine(experiment.task, 2)):
         with closing(engine):

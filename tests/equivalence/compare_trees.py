@@ -45,7 +45,22 @@ STATES: tuple[tuple[str, str], ...] = (
     (r"/stopped$", "/early_stopped"),
     (r"/heard$", "/peer_counts"),
 )
-METRICS: tuple[tuple[str, str], ...] = ((r"/centralised\.", "/centralized."),)
+METRICS: tuple[tuple[str, str], ...] = (
+    (r"/centralised\.", "/centralized."),
+    *(
+        (rf"^(metrics/\d+)/{old}(?=/|$)", rf"\1/{new}")
+        for old, new in {
+            "refused": "rejected",
+            "silent": "no_response",
+            "asked": "invited",
+            "extras": "payload",
+            "late_used": "stale_used",
+            "stopped": "early_stopped",
+            "worst_tenth": "bottom_decile",
+            "own_cluster": "same_cluster_share",
+        }.items()
+    ),
+)
 
 
 def run_jobs(tree: Path, out: Path, only: str) -> None:

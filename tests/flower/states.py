@@ -28,7 +28,7 @@ def assert_equals_loop(run: Run, spec: Experiment, folder: Path, tolerance: floa
     at the coordinator to be compared.
     """
     oracle = start_run(spec.model_copy(update={"engine": "sequential"}), folder / "sequential")
-    assert not [line for line in run.metrics if line["refused"] or line["abandoned"]]
+    assert not [line for line in run.metrics if line["rejected"] or line["abandoned"]]
     ours, theirs = (state_tree(last_state(r)) for r in (run, oracle))
     for tree in (ours, theirs):
         del tree["client_states"]

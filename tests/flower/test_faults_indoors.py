@@ -34,7 +34,7 @@ def log_of(run: Run) -> str:
 
 
 def codes(line: dict[str, Any]) -> list[tuple[int, str]]:
-    return [(refused["client"], refused["code"]) for refused in line["refused"]]
+    return [(refused["client"], refused["code"]) for refused in line["rejected"]]
 
 
 class Script:
@@ -56,7 +56,7 @@ def test_a_site_that_declines_is_named_with_a_code_and_the_others_go_on(tmp_path
     for line in run.metrics:
         assert line["replies"] == 4
         assert codes(line) == [(2, "policy"), (3, "policy")]
-        assert "does not give them (policy.label_counts)" in line["refused"][0]["reason"]
+        assert "does not give them (policy.label_counts)" in line["rejected"][0]["reason"]
     assert "site site-1 declines (policy)" in log_of(run)
 
 
@@ -380,7 +380,7 @@ def test_a_lost_state_is_told_and_can_be_begun_anew(tmp_path: Path) -> None:
     carrier.fate = burn
     run = play_indoors(spec, carrier, tmp_path / "run")
     assert codes(run.metrics[1]) == [(2, "state-lost"), (3, "state-lost")]
-    assert "set restart = true in site.toml" in run.metrics[1]["refused"][0]["reason"]
+    assert "set restart = true in site.toml" in run.metrics[1]["rejected"][0]["reason"]
     sites[11] = make_site(tmp_path, "site-1", (2, 3), restart=True)
     again = play_indoors(spec, carrier, tmp_path / "again")
     assert [line["replies"] for line in again.metrics] == [6, 6]

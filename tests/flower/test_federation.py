@@ -93,7 +93,7 @@ def test_the_rounds_go_on_without_a_killed_site(ground: Ground, tmp_path: Path) 
     running.wait(100)
     run = Run(ground.out(app))
     assert [line["replies"] for line in run.metrics] == [6, 6, 4]
-    assert [(refused["client"], refused["code"]) for refused in run.metrics[-1]["refused"]] == [
+    assert [(refused["client"], refused["code"]) for refused in run.metrics[-1]["rejected"]] == [
         (2, "no-answer"),
         (3, "no-answer"),
     ]

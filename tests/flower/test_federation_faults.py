@@ -85,7 +85,7 @@ def test_a_hung_site_is_left_alone_until_it_answers(all_sites: Ground) -> None:
     running.wait(400)
     run = Run(ground.out(app))
     assert run.metrics[1]["replies"] == 4
-    assert [(refused["client"], refused["code"]) for refused in run.metrics[1]["refused"]] == [
+    assert [(refused["client"], refused["code"]) for refused in run.metrics[1]["rejected"]] == [
         (4, "no-answer"),
         (5, "no-answer"),
     ]

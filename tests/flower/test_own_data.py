@@ -156,7 +156,7 @@ def test_data_that_do_not_fit_are_declined_with_both_sides_named(
     write_table(tmp_path / "alone" / "2.npz", 9, **table)
     run = play_indoors(spec_for(), Indoors(sites), tmp_path / "run")
     assert f"site alone declines (data): {reason}" in (run.folder / "federation.log").read_text()
-    assert run.metrics[0]["refused"] == [{"client": 2, "code": "data", "reason": reason}]
+    assert run.metrics[0]["rejected"] == [{"client": 2, "code": "data", "reason": reason}]
 
 
 def test_suppressed_counts_are_what_the_ledger_gets(tmp_path: Path) -> None:

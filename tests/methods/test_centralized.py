@@ -48,7 +48,7 @@ def test_three_rounds_equal_plain_pytorch(
     )
     for kind in ("right_to_wrong", "margin_rise"):
         in_rounds = [sum(events[kind].values()) for events in history]
-        assert [line["extras"][f"centralized.{kind}"] for line in lines] == in_rounds
+        assert [line["payload"][f"centralized.{kind}"] for line in lines] == in_rounds
         assert len(set(in_rounds)) == 3
         wanted = torch.zeros(len(plain.y), dtype=torch.int64)
         for events in history:
@@ -134,7 +134,7 @@ def test_counting_changes_nothing() -> None:
         torch.equal(value, plain.server.model.params[name])
         for name, value in counted.server.model.params.items()
     )
-    assert lines[0]["extras"] == {}
+    assert lines[0]["payload"] == {}
     assert plain.client_states == {}
 
 

@@ -52,7 +52,7 @@ def test_two_time_steps_equal_explicit_loops(case: str, optimizer: str) -> None:
     assert_stacks_agree(experiment, states)
     for line, wanted in zip(lines, history[1:], strict=True):
         assert line["replies"] == CLIENTS
-        assert line["offline"] == line["stopped"] == 0
+        assert line["offline"] == line["early_stopped"] == 0
         heard = [
             (k, j)
             for what in ("chosen", "chosen_similar")
@@ -61,7 +61,9 @@ def test_two_time_steps_equal_explicit_loops(case: str, optimizer: str) -> None:
         ]
         cluster = experiment.task.population.at(wanted["step"]).cluster
         alike = [cluster[k] == cluster[j] for k, j in heard]
-        assert line["own_cluster"] == (pytest.approx(sum(alike) / len(alike)) if heard else None)
+        assert line["same_cluster_share"] == (
+            pytest.approx(sum(alike) / len(alike)) if heard else None
+        )
 
 
 def test_tuning_is_kept_by_some_and_refused_by_others() -> None:

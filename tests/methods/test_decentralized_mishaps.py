@@ -105,7 +105,7 @@ def test_situations_equal_explicit_loops(situation: str, case: str) -> None:
     assert_stacks_agree(experiment, states)
     for line, wanted in zip(lines, history[1:], strict=True):
         assert line["replies"] == len(wanted["active"])
-        assert line["stopped"] == sum(wanted["stopped"])
+        assert line["early_stopped"] == sum(wanted["stopped"])
     if situation == "patience":
         stopped = [sum(record["stopped"]) for record in history[1:]]
         assert stopped[ROUNDS - 1] > 0
@@ -128,7 +128,7 @@ def test_a_client_that_is_refused_keeps_its_model_and_the_others_go_on(
     states, lines = play_states(experiment, Tampered(make_engine(experiment.task), poison))
     start = {**make_net().state_dict()}
     for state, line in zip(states[1:], lines, strict=True):
-        assert [(refusal["client"], refusal["code"]) for refusal in line["refused"]] == [
+        assert [(refusal["client"], refusal["code"]) for refusal in line["rejected"]] == [
             (3, "not-finite")
         ]
         assert (line["replies"], line["abandoned"]) == (CLIENTS - 1, False)
@@ -175,10 +175,10 @@ def test_a_loss_that_is_no_number_makes_a_peer_unlike_and_keeps_it_out_of_the_mi
         play_states(experiment, engine(experiment.task), rounds=1)
         for engine in (Unreadable, SequentialEngine)
     )
-    assert [(refusal["client"], refusal["code"]) for refusal in tampered[1][0]["refused"]] == [
+    assert [(refusal["client"], refusal["code"]) for refusal in tampered[1][0]["rejected"]] == [
         (2, "probe")
     ]
-    assert plain[1][0]["refused"] == []
+    assert plain[1][0]["rejected"] == []
     mine, wanted = (crowd(states[-1]).peers[case] for states, _ in (tampered, plain))
     assert torch.equal(mine["met"], wanted["met"])
     tried = mine["similarity"][:, 2] == 0
@@ -224,7 +224,7 @@ def test_nobody_hears_a_model_that_is_not_finite(case: str) -> None:
         recorder = make_recorder(Path(folder), experiment, {})
         after, line = run_round(experiment, engine, state, recorder)
         recorder.close()
-    assert {(refusal["client"], refusal["code"]) for refusal in line["refused"]} == {
+    assert {(refusal["client"], refusal["code"]) for refusal in line["rejected"]} == {
         (0, "not-finite")
     }
     for value in [*engine.started[0].params.values(), *crowd(after).models.params.values()]:
@@ -245,7 +245,7 @@ def test_a_round_of_nobody_ends_well(case: str, engine: Callable[[Any], Any]) ->
             0,
             None,
         )
-        assert (line["own_cluster"], line["abandoned"]) == (None, False)
+        assert (line["same_cluster_share"], line["abandoned"]) == (None, False)
         assert 0 <= line["accuracy"] <= 1
     warm = crowd(states[1]).models.params
     assert all(
@@ -266,7 +266,7 @@ def test_all_stop_and_go_on_with_new_data() -> None:
     )
     states, lines = play_states(experiment, SequentialEngine(experiment.task))
     assert [line["replies"] for line in lines] == [6, 6, 0] * 2
-    assert [line["stopped"] for line in lines] == [0, 6, 6] * 2
+    assert [line["early_stopped"] for line in lines] == [0, 6, 6] * 2
     assert [int(crowd(state).rounds_since_best.max()) for state in states[1:]] == [1, 2, 2] * 2
 
 

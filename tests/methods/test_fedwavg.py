@@ -52,7 +52,7 @@ def test_it_equals_algorithm_1(case: str, kind: str) -> None:
     gap, uploads, lines = run_both(case, kind)
     sent = [count for round in uploads for count in round.values()]
     assert max(sent) > 1, "where nobody forgets, the weights are not tried"
-    assert [line["extras"]["fedwavg.forgettable"] for line in lines] == pytest.approx(
+    assert [line["payload"]["fedwavg.forgettable"] for line in lines] == pytest.approx(
         [np.mean(list(round.values())) for round in uploads]
     )
     assert gap < 1e-10

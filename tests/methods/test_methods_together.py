@@ -45,7 +45,7 @@ def test_every_pair_that_fits_runs_the_same_stacked(pair: tuple[str, str]) -> No
     state, _ = run_rounds(experiment, VectorizedEngine(experiment.task, 3), 2)
     place, distance = max_rel_diff(state_tree(state), state_tree(oracle))
     assert distance <= 1e-12, place
-    assert not any(line["abandoned"] or line["refused"] for line in lines)
+    assert not any(line["abandoned"] or line["rejected"] for line in lines)
 
 
 def fills(p: Part, slots: Iterable[str]) -> bool:

@@ -161,7 +161,7 @@ def test_centralised_events_by_round() -> None:
     more = {"centralized.right_to_wrong": 1, "centralized.margin_rise": 4}
     events = centralized_events(
         make_run(
-            [line(1, extras=extras), line(1, split="valid", extras=extras), line(2, extras=more)]
+            [line(1, payload=extras), line(1, split="valid", payload=extras), line(2, payload=more)]
         )
     )
     assert events is not None
@@ -171,4 +171,6 @@ def test_centralised_events_by_round() -> None:
         [9, 4],
     )
     assert np.sum(events.right_to_wrong) == 4
-    assert centralized_events(make_run([line(1), line(2, extras={"fedwavg.forgotten": 1})])) is None
+    assert (
+        centralized_events(make_run([line(1), line(2, payload={"fedwavg.forgotten": 1})])) is None
+    )

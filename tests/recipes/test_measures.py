@@ -46,7 +46,7 @@ def write(tmp_path: Path) -> Write:
                 "accuracy": sum(per_class) / len(per_class),
                 "per_class": per_class,
             }
-            lines.append(json.dumps(line | ({"extras": extras} if extras else {})))
+            lines.append(json.dumps(line | ({"payload": extras} if extras else {})))
         (folder / METRICS).write_text("\n".join(lines) + "\n")
         return Run(folder)
 
@@ -136,7 +136,7 @@ def put_examples(run: Run, rows: Sequence[tuple[int, str, int, int, int]]) -> No
             MOMENTS.index(moment),
             client,
         )
-        records[place]["id"], records[place]["right"] = example, right
+        records[place]["id"], records[place]["correct"] = example, right
     (run.folder / EXAMPLES).write_bytes(records.tobytes())
 
 

@@ -65,7 +65,7 @@ def write_run(
         ledger.write(header(class_names))
         for round, per_class in enumerate(shares, start=1):
             shared = {
-                "train_loss": 1.0, "replies": 5, "refused": (refused or {}).get(round, []), "abandoned": round in abandoned,
+                "train_loss": 1.0, "replies": 5, "rejected": (refused or {}).get(round, []), "abandoned": round in abandoned,
                 "bytes_up": 1000, "bytes_down": 2000, "seconds": 0.5,
             }  # fmt: skip
             head = {"round": round, "time_step": 0, "model": "global"}

@@ -43,7 +43,7 @@ TEST_ROWS = 50  # of every class
 COSTS = {
     "train_loss": 1.0,
     "replies": 4,
-    "refused": [],
+    "rejected": [],
     "abandoned": False,
     "bytes_up": 1_000_000,
     "bytes_down": 2_000_000,
@@ -293,12 +293,12 @@ def write_peers_run(
         scores = {
             "accuracy": float(own.mean()),
             "worst_client": float(own.min()),
-            "worst_tenth": float(own.min()),
-            "stopped": 0,
+            "bottom_decile": float(own.min()),
+            "early_stopped": 0,
         }
         heard = table["values"][0]
         scores |= {
-            "own_cluster": float((heard * same).sum() / heard.sum()),
+            "same_cluster_share": float((heard * same).sum() / heard.sum()),
             "macro_f1": float(own.mean()),
             "loss": 1.0,
         }
@@ -396,6 +396,6 @@ def _judge(
     for place, (moment, model) in enumerate((("local", local), ("merged", merged))):
         part = made[20 * place : 20 * place + 20]
         part["moment"], part["id"] = MOMENTS.index(moment), 100 * client + np.arange(20)
-        part["right"] = np.arange(20) / 20 < model[label]
+        part["correct"] = np.arange(20) / 20 < model[label]
     made["round"], made["client"] = round, client
     return made

@@ -71,7 +71,7 @@ def rewrite(run: Run, change: Callable[[dict[str, Any]], Any]) -> Run:
 def test_a_client_that_went_silent_is_named(make_run: Callable[..., Run]) -> None:
     run = rewrite(
         make_run([[0.5, 0.5], [0.5, 0.6]], valid=[0.5, 0.5]),
-        lambda line: line.update(silent=[4] if line["round"] == 2 else []),
+        lambda line: line.update(no_response=[4] if line["round"] == 2 else []),
     )
     stand = robustness_row(group_runs([run])[0])
     assert (stand.rejected, stand.no_response) == (0, 1)  # a round's two lines are one silence

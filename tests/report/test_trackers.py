@@ -43,7 +43,12 @@ def test_scalars_by_hand(tmp_path: Path) -> None:
 def test_own_models_have_their_numbers(tmp_path: Path) -> None:
     found = collect(write_peers_run(tmp_path / "run"))
     assert len(found["worst_client/test"]) == 12
-    assert {"lost/mixing", "lost/local", "own_cluster/test", "accuracy/valid"} <= found.keys()
+    assert {
+        "lost/mixing",
+        "lost/local",
+        "same_cluster_share/test",
+        "accuracy/valid",
+    } <= found.keys()
 
 
 def test_hostile_names_become_harmless(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ LINE: dict[str, Any] = {
     "split": "test",
     "accuracy": 0.5,
     "per_class": [0.5, None],
-    "refused": [],
+    "rejected": [],
     "abandoned": False,
 }
 
@@ -65,9 +65,9 @@ def test_lines_are_read_and_a_cut_last_one_is_left_out(tmp_path: Path) -> None:
         ({"per_class": [0.5, "x"]}, "a per_class"),
         ({"per_class": 3}, "a per_class"),
         ({"per_class": [0.5]}, "has 1 classes where others have 2"),
-        ({"refused": [{"client": "x", "code": "shape"}]}, "refusals"),
-        ({"refused": 3}, "refusals"),
-        ({"silent": ["x"]}, "silent"),
+        ({"rejected": [{"client": "x", "code": "shape"}]}, "rejected replies"),
+        ({"rejected": 3}, "rejected replies"),
+        ({"no_response": ["x"]}, "no_response"),
     ],
 )
 def test_lines_that_we_do_not_write(tmp_path: Path, changes: dict[str, Any], fault: str) -> None:

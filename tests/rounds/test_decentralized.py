@@ -169,19 +169,21 @@ def test_the_line_speaks_of_each_clients_own_concept(recorded: tuple[Run, BuiltE
         assert line["accuracy"] == pytest.approx(np.mean(accuracies))
         assert line["loss"] == pytest.approx(np.mean(losses))
         assert line["worst_client"] == pytest.approx(min(accuracies))
-        assert line["worst_tenth"] == pytest.approx(min(accuracies))  # a tenth of six is one
+        assert line["bottom_decile"] == pytest.approx(min(accuracies))  # a tenth of six is one
         assert line["spread"] == pytest.approx(np.std(accuracies))
         assert (
             line["replies"],
             line["offline"],
-            line["stopped"],
-            line["refused"],
+            line["early_stopped"],
+            line["rejected"],
             line["abandoned"],
         ) == (CLIENTS, 0, 0, [], False)
-        assert 0 <= line["own_cluster"] <= 1
+        assert 0 <= line["same_cluster_share"] <= 1
     unrecorded = [line for line in run.metrics if line["accuracy"] is None]
     assert [(line["round"], line["split"]) for line in unrecorded] == [(1, "test"), (5, "test")]
-    assert all(line["own_cluster"] is not None and line["bytes_up"] > 0 for line in unrecorded)
+    assert all(
+        line["same_cluster_share"] is not None and line["bytes_up"] > 0 for line in unrecorded
+    )
 
 
 def test_validation_is_of_everybodys_best_model_on_its_own_rows(
@@ -273,7 +275,9 @@ def test_who_was_heard_and_who_seems_alike(recorded: tuple[Run, BuiltExperiment]
     for record, rounds in zip(heard, ([1, 2], [3], [4], [5, 6]), strict=True):
         cluster = experiment.task.population.at(int(record["time_step"])).cluster
         shares = {
-            line["round"]: line["own_cluster"] for line in run.metrics if line["split"] == "test"
+            line["round"]: line["same_cluster_share"]
+            for line in run.metrics
+            if line["split"] == "test"
         }
         own = record["values"][cluster[:, None] == cluster[None, :]].sum() / record["values"].sum()
         assert np.mean([shares[round] for round in rounds]) == pytest.approx(own)
@@ -338,9 +342,9 @@ def test_examples_and_confusions_of_a_crowd(recorded: tuple[Run, BuiltExperiment
             experiment.task.train,
             np.sort(held.for_client(client)),
         )
-        assert mine["right"].astype(bool).tolist() == (labels == predicted).tolist()
+        assert mine["correct"].astype(bool).tolist() == (labels == predicted).tolist()
         assert mine["margin"].tolist() == pytest.approx(margins.tolist(), rel=1e-5)
-        assert ((mine["margin"] > 0) == mine["right"]).all()
+        assert ((mine["margin"] > 0) == mine["correct"]).all()
     tests = run.ledger.records[run.ledger.records["split"] == 0]
     assert len(run.confusions) == len(tests)
     for name in ("round", "time_step", "model", "owner", "moment"):

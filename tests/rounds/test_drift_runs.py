@@ -169,7 +169,7 @@ def test_examples_of_a_server_by_hand(tmp_path: Path) -> None:
         mine = merged[merged["client"] == client]
         labels, predicted, margins = judge(experiment, model, experiment.task.train, ids)
         assert mine["id"].tolist() == ids.tolist()
-        assert mine["right"].astype(bool).tolist() == (labels == predicted).tolist()
+        assert mine["correct"].astype(bool).tolist() == (labels == predicted).tolist()
         assert mine["margin"].tolist() == pytest.approx(margins.tolist(), rel=1e-5)
     for concept, ids in enumerate(experiment.task.population.test_ids):
         labels, predicted, _ = judge(experiment, model, experiment.task.test, ids)

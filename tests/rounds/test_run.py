@@ -122,7 +122,7 @@ def test_one_nan_client_of_ten_leaves_the_model_of_the_nine(tmp_path: Path, engi
         assert torch.equal(poisoned.server.model.params[name], value)
         assert torch.isfinite(value).all()
     for line in lines:
-        assert [(refusal["client"], refusal["code"]) for refusal in line["refused"]] == [
+        assert [(refusal["client"], refusal["code"]) for refusal in line["rejected"]] == [
             (3, "not-finite")
         ]
         assert line["replies"] == 9

@@ -57,7 +57,7 @@ def test_the_first_to_answer_are_used() -> None:
         job.clients, expected_steps(experiment.task, job), experiment.seconds, job.key
     )
     state, lines = run_rounds(experiment, SequentialEngine(experiment.task), 1)
-    assert (lines[0]["asked"], lines[0]["replies"], lines[0]["late"]) == (7, 5, 2)
+    assert (lines[0]["invited"], lines[0]["replies"], lines[0]["late"]) == (7, 5, 2)
     first = np.sort(job.clients[np.argsort(times)[:5]])
     assert lines[0]["simulated_seconds"] == pytest.approx(np.sort(times)[4])
     # the same round with only these five clients asked gives the same model
@@ -98,9 +98,9 @@ def test_late_answers_come_with_less_weight_and_nobody_is_asked_while_under_way(
             lines.append(line)
         recorder.close()
     assert len(seen) >= 6
-    assert sum(line["late_used"] for line in lines) >= 3
+    assert sum(line["stale_used"] for line in lines) >= 3
     for line in lines:
-        assert line["replies"] == line["asked"] - line["late"] + line["late_used"]
+        assert line["replies"] == line["invited"] - line["late"] + line["stale_used"]
     assert all(late.arrival_round > 6 for late in state.stale)
     # nobody is asked in the rounds between the one it began in and the one its answer comes in
     for number, late in seen:
@@ -144,7 +144,7 @@ def test_over_selection_makes_good_for_drop_out() -> None:
     )
     _, lines = run_rounds(experiment, SequentialEngine(experiment.task), 10)
     assert all(
-        line["replies"] == 10 and line["asked"] == 13 and not line["abandoned"] for line in lines
+        line["replies"] == 10 and line["invited"] == 13 and not line["abandoned"] for line in lines
     )
 
 
@@ -165,7 +165,7 @@ def test_without_a_server_who_is_late_keeps_what_it_heard_untrained() -> None:
     sizes = experiment.task.population.at(0).train.sizes[clients]
     # one epoch in batches of 8
     times = response_times(clients, np.ceil(sizes / 8), experiment.seconds, key)
-    assert (lines[0]["asked"], lines[0]["late"], lines[0]["replies"]) == (5, 2, 3)
+    assert (lines[0]["invited"], lines[0]["late"], lines[0]["replies"]) == (5, 2, 3)
     assert lines[0]["simulated_seconds"] == pytest.approx(np.sort(times)[2])
     in_time = set(clients[np.argsort(times)[:3]].tolist())
     assert state.client_models is not None
@@ -191,7 +191,7 @@ def test_several_global_models_wait_too() -> None:
     experiment = build(spec)
     _, lines = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     # 0.6 of 7 is 4.2, so 5 are in time
-    assert all((line["asked"], line["late"], line["replies"]) == (7, 2, 5) for line in lines)
+    assert all((line["invited"], line["late"], line["replies"]) == (7, 2, 5) for line in lines)
 
 
 def test_what_cannot_wait_is_refused() -> None:

@@ -11,7 +11,7 @@ from remanence.core.progress import SharedProgress
 from remanence.sweeps.compatibility import batch_key
 from remanence.sweeps.scheduler import max_runs_per_stack
 
-LINE: dict[str, Any] = {"round": 1, "accuracy": 0.5, "refused": [], "abandoned": False}
+LINE: dict[str, Any] = {"round": 1, "accuracy": 0.5, "rejected": [], "abandoned": False}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_first_run_speaks_for_all_and_the_others_only_of_trouble() -> None:
     first.round(LINE)
     second.round(LINE)
     second.round(
-        LINE | {"round": 2, "refused": [{"client": 4, "code": "not_finite", "reason": "NaN"}]}
+        LINE | {"round": 2, "rejected": [{"client": 4, "code": "not_finite", "reason": "NaN"}]}
     )
     second.finish()
     first.finish()

@@ -60,15 +60,15 @@ def test_a_bad_reply_is_named_and_changes_nothing(name: str) -> None:
     with closing(make_engine(name, experiment.task, workers=2)) as engine:
         good, _ = run_rounds(experiment, engine, ROUNDS)
         without, quiet = run_rounds(experiment, Tampered(engine, silence), ROUNDS)
-        assert all(line["silent"] == [BAD] and line["refused"] == [] for line in quiet)
+        assert all(line["no_response"] == [BAD] and line["rejected"] == [] for line in quiet)
         for kind, code in BAD_REPLIES.items():
             state, lines = run_rounds(experiment, Tampered(engine, spoil_one(kind)), ROUNDS)
             sender = BAD + 1000 if code == "unknown-client" else BAD
             for line in lines:
-                assert [(refusal["client"], refusal["code"]) for refusal in line["refused"]] == [
+                assert [(refusal["client"], refusal["code"]) for refusal in line["rejected"]] == [
                     (sender, code)
                 ], kind
-                assert line["refused"][0]["reason"]
+                assert line["rejected"][0]["reason"]
                 assert not line["abandoned"]
             wanted = good if code == "duplicate" else without
             assert max_rel_diff(state_tree(state), state_tree(wanted)) == ("", 0.0), kind
@@ -95,7 +95,7 @@ def test_a_round_of_bad_replies_is_abandoned(name: str) -> None:
         )
         for line in lines:
             assert line["abandoned"]
-            assert [(refusal["client"], refusal["code"]) for refusal in line["refused"]] == [
+            assert [(refusal["client"], refusal["code"]) for refusal in line["rejected"]] == [
                 (client, code) for client in range(6)
             ]
         for key, value in experiment.task.model.initial.params.items():
@@ -118,7 +118,7 @@ def test_one_nan_client_of_ten_is_as_nine(name: str) -> None:
         without, _ = run_rounds(experiment, Tampered(engine, silence), 4)
     assert max_rel_diff(state_tree(poisoned), state_tree(without)) == ("", 0.0)
     assert all(
-        [refusal["code"] for refusal in line["refused"]] == ["not-finite"] and line["replies"] == 9
+        [refusal["code"] for refusal in line["rejected"]] == ["not-finite"] and line["replies"] == 9
         for line in lines
     )
     tried(
@@ -136,7 +136,8 @@ def test_a_nan_does_not_reach_a_robust_aggregator(aggregator: str) -> None:
         experiment, Tampered(SequentialEngine(experiment.task), poison), ROUNDS
     )
     assert all(
-        [(refusal["client"], refusal["code"]) for refusal in line["refused"]] == [(3, "not-finite")]
+        [(refusal["client"], refusal["code"]) for refusal in line["rejected"]]
+        == [(3, "not-finite")]
         for line in lines
     )
     assert all(bool(torch.isfinite(value).all()) for value in state.server.model.params.values())
@@ -162,7 +163,7 @@ def test_peers_do_not_mix_nan(case: str) -> None:
         with closing(engine):
             states, lines = play_states(experiment, Tampered(engine, poison), rounds=2)
         for state, line in zip(states[1:], lines, strict=True):
-            assert [(refusal["client"], refusal["code"]) for refusal in line["refused"]] == [
+            assert [(refusal["client"], refusal["code"]) for refusal in line["rejected"]] == [
                 (3, "not-finite")
             ]
             assert all(
@@ -183,10 +184,10 @@ def test_a_peer_without_a_loss_is_not_mixed_with(case: str) -> None:
     experiment = make_experiment(CASES[case][0])
     states, lines = play_states(experiment, Unreadable(experiment.task), rounds=2)
     for line in lines:
-        assert {(refusal["client"], refusal["code"]) for refusal in line["refused"]} <= {
+        assert {(refusal["client"], refusal["code"]) for refusal in line["rejected"]} <= {
             (2, "probe")
         }
-    assert lines[0]["refused"]
+    assert lines[0]["rejected"]
     assert all(
         bool(torch.isfinite(value).all()) for value in crowd(states[-1]).models.params.values()
     )

@@ -31,7 +31,7 @@ def test_rounds_end_with_those_that_answer(share: int, method: str) -> None:
     state, lines = run_rounds(experiment, make_engine("vectorized", experiment.task), 8)
     there = [line["replies"] for line in lines]
     assert all(count > 0 for count in there)
-    assert not any(line["abandoned"] or line["refused"] for line in lines)
+    assert not any(line["abandoned"] or line["rejected"] for line in lines)
     # of 160 draws: over three standard deviations
     assert abs(np.mean(there) / 20 - (1 - share / 100)) < 0.15
     models = (

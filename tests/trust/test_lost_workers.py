@@ -75,7 +75,7 @@ def test_the_work_of_a_dead_worker_is_done_again(
         state, lines = run_rounds(experiment, engine, 2)
         assert len(engine.forks.losses) == 1
     assert max_rel_diff(state_tree(state), wanted)[1] < 1e-12
-    assert all(line["replies"] == 6 and "silent" not in line for line in lines)
+    assert all(line["replies"] == 6 and "no_response" not in line for line in lines)
     tried("a worker process is killed", "another did its work; the same model", engine="processes")
 
 
@@ -122,7 +122,7 @@ def test_a_client_that_always_hangs_is_passed_over(monkeypatch: pytest.MonkeyPat
     with closing(ProcessEngine(experiment.task, 2, timeout=1.0)) as engine:
         _, lines = run_rounds(experiment, engine, 2)
     assert time.monotonic() - begin < 2 * (2 * 1.0) + 6  # two rounds, twice the timeout each
-    assert [(line["replies"], line["silent"], line["abandoned"]) for line in lines] == [
+    assert [(line["replies"], line["no_response"], line["abandoned"]) for line in lines] == [
         (5, [4], False)
     ] * 2
     tried(

@@ -51,8 +51,8 @@ class LogProgress:
         if (
             twentieth == self.shown
             and number != self.total
-            and not line["refused"]
-            and not line.get("silent")
+            and not line["rejected"]
+            and not line.get("no_response")
         ):
             return
         self.shown = twentieth
@@ -99,12 +99,12 @@ class BarProgress:
             else {}
         )
         self.bar.update(self.task, completed=line["round"], **changes)
-        for refusal in line["refused"]:
+        for refusal in line["rejected"]:
             self.log(
                 f"round {line['round']}: client {refusal['client']} refused"
                 f" ({refusal['code']}): {refusal['reason']}"
             )
-        for client in line.get("silent", []):
+        for client in line.get("no_response", []):
             self.log(f"round {line['round']}: client {client} did not answer")
 
     def log(self, text: str) -> None:
@@ -143,7 +143,7 @@ class RunProgress:
     def round(self, line: dict[str, Any]) -> None:
         if self.leads:
             self.chorus.progress.round(line)
-        elif line["refused"] or line["abandoned"]:
+        elif line["rejected"] or line["abandoned"]:
             self.log(f"{self.title}: round {line['round']}{describe_round(line)}")
 
     def log(self, text: str) -> None:
@@ -164,20 +164,20 @@ def make_progress(quiet: bool) -> Progress:
 def describe_round(line: dict[str, Any]) -> str:
     """The end of a progress line.
 
-    >>> describe_round({"accuracy": 0.912, "refused": [], "abandoned": False})
+    >>> describe_round({"accuracy": 0.912, "rejected": [], "abandoned": False})
     ', accuracy 91.2%'
-    >>> describe_round({"accuracy": None, "refused": [], "silent": [4, 7], "abandoned": False})
+    >>> describe_round({"accuracy": None, "rejected": [], "no_response": [4, 7], "abandoned": False})
     ', no answer: client 4, client 7'
     """
     text = "" if line["accuracy"] is None else f", accuracy {100 * line['accuracy']:.1f}%"
-    if line["refused"]:
+    if line["rejected"]:
         who = ", ".join(
-            f"client {refusal['client']} ({refusal['code']})" for refusal in line["refused"][:3]
+            f"client {refusal['client']} ({refusal['code']})" for refusal in line["rejected"][:3]
         )
         text += f", refused: {who}" + (
-            f" and {len(line['refused']) - 3} more" if len(line["refused"]) > 3 else ""
+            f" and {len(line['rejected']) - 3} more" if len(line["rejected"]) > 3 else ""
         )
-    if silent := line.get("silent", []):
+    if silent := line.get("no_response", []):
         text += f", no answer: {', '.join(f'client {client}' for client in silent[:3])}" + (
             f" and {len(silent) - 3} more" if len(silent) > 3 else ""
         )

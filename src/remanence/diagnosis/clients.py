@@ -141,7 +141,7 @@ def describe_drift(group: Group, row: MethodRow) -> list[Finding]:
     own = mean_of(float(nan_mean(one.same_cluster)) for one in heard)
     chance = mean_of(float(nan_mean(one.chance)) for one in heard)
     if own is not None and chance is not None:
-        evidence |= {"own_cluster": own, "own_cluster_by_chance": chance}
+        evidence |= {"same_cluster_share": own, "same_cluster_share_by_chance": chance}
         sentence += (
             f" {points(own, 0)} % of their listening went to their own cluster, where chance"
             f" gives {points(chance, 0)} %."

@@ -193,7 +193,7 @@ def describe_warnings(row: MethodRow) -> list[Finding]:
             f"{row.rejected} replies were refused and {row.abandoned} rounds abandoned: a"
             " client that is shut out can look forgotten"
         )
-    evidence = {"unfinished": row.unfinished, "refused": row.rejected, "abandoned": row.abandoned}
+    evidence = {"unfinished": row.unfinished, "rejected": row.rejected, "abandoned": row.abandoned}
     return [
         Finding("beware", f"{text[0].upper()}{text[1:]}.", evidence)
         for text in ["; ".join(told)]

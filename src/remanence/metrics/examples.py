@@ -86,7 +86,7 @@ def find_forgettable(examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         & (kept["id"][latest] == kept["id"])
     )
     seen = same & (kept["moment"] == MERGED)
-    return kept[seen], (kept["right"][latest[seen]] > 0) & (kept["right"][seen] == 0)
+    return kept[seen], (kept["correct"][latest[seen]] > 0) & (kept["correct"][seen] == 0)
 
 
 def forgettable_examples(examples: np.ndarray) -> ForgettableExamples:
@@ -128,7 +128,7 @@ def example_events(examples: np.ndarray, moment: str = "merged") -> ExampleEvent
     kept = kept[np.lexsort((kept["round"], kept["id"], kept["client"]))]
     first = np.ones(len(kept), dtype=bool)  # the first record of its client and example
     first[1:] = (kept["client"][1:] != kept["client"][:-1]) | (kept["id"][1:] != kept["id"][:-1])
-    right, margin = kept["right"] > 0, kept["margin"]
+    right, margin = kept["correct"] > 0, kept["margin"]
     was_right = np.where(first, False, np.roll(right, 1))
     worse = ~first & (margin < np.roll(margin, 1))
     group, count = np.cumsum(first) - 1, int(first.sum())
@@ -153,7 +153,7 @@ def centralized_events(run: Run) -> CentralizedEvents | None:
     """
     rounds: dict[int, tuple[int, int]] = {}
     for line in run.metrics:
-        extras = line.get("extras") or {}
+        extras = line.get("payload") or {}
         if all(f"centralized.{kind}" in extras for kind in EVENTS):
             rounds[int(line["round"])] = (
                 int(extras["centralized.right_to_wrong"]),

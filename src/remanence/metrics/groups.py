@@ -278,8 +278,8 @@ def rejections(run: Run) -> Counter[tuple[int, str]]:
     """
     by_round: dict[int, list[dict[str, Any]]] = {}
     for line in run.metrics:
-        if len(line.get("refused") or []) > len(by_round.get(line["round"], [])):
-            by_round[line["round"]] = line["refused"]
+        if len(line.get("rejected") or []) > len(by_round.get(line["round"], [])):
+            by_round[line["round"]] = line["rejected"]
     return Counter(
         (int(reply["client"]), str(reply["code"]))
         for replies in by_round.values()

@@ -99,8 +99,10 @@ def make_row(group: Group) -> MethodRow:
             if (found := local_forgetting_of(run)) is not None
         ),
         worst_client=mean_of(_worst_client(run) for run in runs),
-        bottom_decile=mean_of(last_value(run, "worst_tenth") for run in runs),
-        same_cluster=mean_of(mean_of(metric_curve(run, "own_cluster").values()) for run in runs),
+        bottom_decile=mean_of(last_value(run, "bottom_decile") for run in runs),
+        same_cluster=mean_of(
+            mean_of(metric_curve(run, "same_cluster_share").values()) for run in runs
+        ),
         **_measure_drift(runs),
     )
 

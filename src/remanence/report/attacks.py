@@ -168,11 +168,11 @@ def _client_issues(run: Run) -> list[ClientIssue]:
     """By client and code; a round's lines, one a split, repeat its refusals: they count once."""
     found: dict[tuple[int, str], dict[int, str]] = {}
     for line in run.metrics:
-        for reply in line.get("refused") or []:
+        for reply in line.get("rejected") or []:
             found.setdefault((reply["client"], reply["code"]), {})[line["round"]] = str(
                 reply.get("reason", "")
             )
-        for client in line.get("silent") or []:
+        for client in line.get("no_response") or []:
             found.setdefault((client, SILENT), {})[line["round"]] = (
                 "it was asked and did not answer in time"
             )

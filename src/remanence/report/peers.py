@@ -245,7 +245,7 @@ def draw_same_cluster(groups: Sequence[Group]) -> Figure | None:
 
 
 def _own_share(run: Run) -> dict[int, float]:
-    written = metric_curve(run, "own_cluster")
+    written = metric_curve(run, "same_cluster_share")
     listening = None if written else peer_usage_of(run)
     return _by_round(listening.round, listening.same_cluster) if listening is not None else written
 

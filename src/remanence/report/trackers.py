@@ -33,8 +33,8 @@ VALUES = (
     "loss",
     "macro_f1",
     "worst_client",
-    "worst_tenth",
-    "own_cluster",
+    "bottom_decile",
+    "same_cluster_share",
 )  # of a line of metrics.jsonl, for each split and model
 COSTS = ("train_loss", "bytes_up", "bytes_down", "seconds", "replies")  # of a round
 LONGEST_NAME = 200  # characters; MLflow takes 250

@@ -63,7 +63,7 @@ EXAMPLE = np.dtype(
         ("moment", "u1"),  # index into MOMENTS: before, local or merged
         ("client", "<i4"),  # whose training row it is
         ("id", "<i8"),
-        ("right", "u1"),
+        ("correct", "u1"),
         ("margin", "<f4"),  # logit of the true class minus the largest other
     ]
 )

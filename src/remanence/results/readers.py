@@ -22,8 +22,8 @@ LARGEST_TOML = 64 << 20  # bytes: a comparison of ten thousand runs writes down 
 LARGEST_NUMBER = 1e300
 MOST_ROUNDS, MOST_STEPS = 100_000_000, 100_000  # what measures make tables for
 NUMBERS = (
-    "accuracy", "loss", "macro_f1", "train_loss", "worst_client", "worst_tenth", "spread", "own_cluster", "seconds", "bytes_up", "bytes_down",
-    "replies", "asked", "late", "late_used", "offline", "stopped", "simulated_seconds", "global_models", "time_step", "attack_success",
+    "accuracy", "loss", "macro_f1", "train_loss", "worst_client", "bottom_decile", "spread", "same_cluster_share", "seconds", "bytes_up", "bytes_down",
+    "replies", "invited", "late", "stale_used", "offline", "early_stopped", "simulated_seconds", "global_models", "time_step", "attack_success",
 )  # fmt: skip
 # of a run in a comparison: it can lead nowhere else
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.=_-]{0,199}")
@@ -93,7 +93,7 @@ def validate_metrics_row(line: Any, classes: int = 0) -> str:
             return f"does not say which {name} it is of"
     for name in NUMBERS:
         if line.get(name) is not None and not _is_number(line[name]):
-            return f"has {'an' if name[0] in 'ao' else 'a'} {name} that is no number"
+            return f"has {'an' if name[0] in 'aeio' else 'a'} {name} that is no number"
     shares = line.get("per_class")
     if shares is not None and not (
         isinstance(shares, list) and all(share is None or _is_number(share) for share in shares)
@@ -101,11 +101,11 @@ def validate_metrics_row(line: Any, classes: int = 0) -> str:
         return "has a per_class that is no list of numbers"
     if classes and shares and len(shares) != classes:
         return f"has {len(shares)} classes where others have {classes}"
-    refused, silent = line.get("refused") or [], line.get("silent") or []
+    refused, silent = line.get("rejected") or [], line.get("no_response") or []
     if not (isinstance(refused, list) and all(_is_refusal(one) for one in refused)):
-        return "has a list of refusals that is none"
+        return "has a list of rejected replies that is none"
     if not (isinstance(silent, list) and all(_is_whole(client) for client in silent)):
-        return "has a list of silent clients that is none"
+        return "has a no_response that is no list of clients"
     return ""
 
 

@@ -128,7 +128,7 @@ class Run:
         """
         from remanence.results.ledger import EXAMPLE, MOMENTS
 
-        return self._read(EXAMPLES, EXAMPLE, {"moment": len(MOMENTS), "right": 2})
+        return self._read(EXAMPLES, EXAMPLE, {"moment": len(MOMENTS), "correct": 2})
 
     @cached_property
     def peers(self) -> np.ndarray | None:

@@ -113,7 +113,7 @@ def run_round(
         **told,
         "abandoned": False,
         **count_bytes(task, mixes),
-        "stopped": int(improved.early_stopped.sum()),
+        "early_stopped": int(improved.early_stopped.sum()),
         "offline": int((~online).sum()),
         "seconds": time.perf_counter() - begin,
     }

@@ -51,7 +51,7 @@ class PeerRecorder(Writer):
         """
         assert state.client_models is not None
         place: dict[str, Any] = {"round": state.round, "time_step": state.time_step}
-        line = line | {"own_cluster": self._share_of_own_cluster(state, heard)}
+        line = line | {"same_cluster_share": self._share_of_own_cluster(state, heard)}
         if not self.should_evaluate(state.round):
             return self.write_metrics(
                 {**place, "model": "personal", "split": "test", **NOT_EVALUATED, **line}
@@ -101,7 +101,7 @@ class PeerRecorder(Writer):
         worst = np.sort(accuracy)[: max(1, self.clients // 10)]
         spread = {
             "worst_client": float(accuracy.min()),
-            "worst_tenth": float(worst.mean()),
+            "bottom_decile": float(worst.mean()),
             "spread": float(accuracy.std()),
         }
         honest = np.ones(self.clients)

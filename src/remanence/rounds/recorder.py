@@ -117,7 +117,7 @@ class Writer:
         records = np.zeros(len(results.ids), dtype=EXAMPLE)
         records["moment"] = MOMENTS.index(columns.pop("moment"))
         records["client"], records["id"] = clients[results.pair], results.ids
-        records["right"], records["margin"] = results.correct, results.margin
+        records["correct"], records["margin"] = results.correct, results.margin
         for name, value in columns.items():
             records[name] = value
         self.files[EXAMPLES].write(records.tobytes())

@@ -35,9 +35,9 @@ def reply_metrics(
         if replies is None
         else finite_or_none(float(replies.loss.double().mean())),
         "replies": 0 if replies is None else replies.num_clients,
-        "refused": [{"client": r.client, "code": r.code, "reason": r.reason} for r in refusals],
-        "extras": {} if replies is None else mean_payload_scalars(replies),
-        **({"silent": silent} if silent else {}),
+        "rejected": [{"client": r.client, "code": r.code, "reason": r.reason} for r in refusals],
+        "payload": {} if replies is None else mean_payload_scalars(replies),
+        **({"no_response": silent} if silent else {}),
     }
 
 

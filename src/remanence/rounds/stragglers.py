@@ -46,7 +46,7 @@ def split_stragglers(
     limit = experiment.deadline(times)
     used = on_time_mask(times, experiment.cohort_size, limit)
     length = round_duration(times, used, experiment.cohort_size, limit)
-    told = {"asked": len(job.clients), "late": int((~used).sum()), "simulated_seconds": length}
+    told = {"invited": len(job.clients), "late": int((~used).sum()), "simulated_seconds": length}
     if replies is None:
         return StragglerSplit(None, state.stale, told)
     place = np.searchsorted(job.clients, replies.client.cpu().numpy())
@@ -67,7 +67,7 @@ def split_stragglers(
     return StragglerSplit(
         in_time,
         tuple(late for late in waiting if late.arrival_round > job.round),
-        told | {"late_used": len(arrived)},
+        told | {"stale_used": len(arrived)},
     )
 
 
@@ -83,7 +83,7 @@ def late_mask(experiment: BuiltExperiment, job: ClientWork) -> tuple[np.ndarray,
     limit = experiment.deadline(times)
     late = times > limit
     return late, {
-        "asked": len(job.clients),
+        "invited": len(job.clients),
         "late": int(late.sum()),
         "simulated_seconds": float(min(limit, times.max())),
     }

@@ -293,7 +293,7 @@ def _check_inputs_stay(engine: Engine, job: ClientWork, name: str) -> None:
 
 def _check_healthy(state: RunState, lines: Sequence[Mapping[str, Any]], name: str) -> None:
     for line in lines:
-        for refusal in line["refused"]:
+        for refusal in line["rejected"]:
             raise AssertionError(
                 f"{name}: in round {line['round']} the reply of client {refusal['client']}"
                 f" is refused, because {refusal['reason']}"
