@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remanence import config
-from remanence.config import ENGINES, FLAGS, LARGEST_FILE, Experiment, all_keys, parse_experiment
+from remanence.config import (
+    ENGINES,
+    FLAGS,
+    LARGEST_FILE,
+    Experiment,
+    all_keys,
+    all_settings,
+    parse_experiment,
+)
 from remanence.core.errors import InputError
 from remanence.core.expressions import Call
 
@@ -26,8 +34,13 @@ def test_nothing_given_is_the_default_experiment() -> None:
 
 def test_sections_and_dotted_changes_meet() -> None:
     base = {"method": "wsm", "local": {"batch_size": 8, "epochs": 3}}
-    spec = parse_experiment(base, {"local.batch_size": 16, "data.partition": "iid"})
-    assert (spec.method, spec.local.batch_size, spec.local.epochs, spec.data.partition) == (
+    experiment = parse_experiment(base, {"local.batch_size": 16, "data.partition": "iid"})
+    assert (
+        experiment.method,
+        experiment.local.batch_size,
+        experiment.local.epochs,
+        experiment.data.partition,
+    ) == (
         "wsm",
         16,
         3,
@@ -36,7 +49,7 @@ def test_sections_and_dotted_changes_meet() -> None:
     assert base == {"method": "wsm", "local": {"batch_size": 8, "epochs": 3}}
 
 
-def test_a_spec_is_frozen() -> None:
+def test_an_experiment_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         parse_experiment().rounds = 3
     with pytest.raises(ValueError, match="frozen"):
@@ -97,7 +110,7 @@ def test_a_spec_is_frozen() -> None:
         ({"data": 3}, "data must be a section such as [data], not 3"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(base: dict[str, Any], complaint: str) -> None:
+def test_errors_are_one_sentence(base: dict[str, Any], complaint: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_experiment(base)
     assert complaint in str(caught.value)
@@ -105,7 +118,7 @@ def test_what_is_wrong_is_said_in_a_sentence(base: dict[str, Any], complaint: st
 
 
 @pytest.mark.parametrize("section", ["data", "clients", "local", "round", "record", "checkpoint"])
-def test_a_value_where_a_section_belongs_is_refused(section: str) -> None:
+def test_a_value_where_a_section_belongs_is_rejected(section: str) -> None:
     with pytest.raises(
         InputError, match=rf"{section} must be a section such as \[{section}\], not 3"
     ):
@@ -125,27 +138,27 @@ json_like = st.recursive(
 
 
 @given(st.sampled_from(sorted(all_keys())), json_like)
-def test_any_value_of_any_key_is_taken_or_refused(key: str, value: Any) -> None:
+def test_any_value_of_any_key_is_accepted_or_rejected(key: str, value: Any) -> None:
     try:
-        spec = parse_experiment({}, {key: value})
+        experiment = parse_experiment({}, {key: value})
     except InputError:
         return
-    assert isinstance(spec, Experiment)
-    dumped = spec.model_dump()
+    assert isinstance(experiment, Experiment)
+    dumped = experiment.model_dump()
     for name in key.split("."):
         dumped = dumped[name]
     assert dumped == value or (isinstance(value, list) and dumped == tuple(value))
 
 
 def test_steps_take_the_place_of_epochs_that_were_not_given() -> None:
-    spec = parse_experiment({}, {"local.steps": 7})
-    assert (spec.local.steps, spec.local.epochs) == (7, 0)
+    experiment = parse_experiment({}, {"local.steps": 7})
+    assert (experiment.local.steps, experiment.local.epochs) == (7, 0)
     assert parse_experiment({"local": {"steps": 7}}).local.epochs == 0
     with pytest.raises(InputError, match="exactly one"):
         parse_experiment({"local": {"epochs": 1}}, {"local.steps": 7})
 
 
-def test_unknown_dotted_keys_are_refused_with_the_nearest() -> None:
+def test_unknown_dotted_keys_are_rejected_with_the_nearest() -> None:
     with pytest.raises(
         InputError, match=r"unknown key 'local.bacth': did you mean local.batch_size"
     ):
@@ -166,6 +179,7 @@ def test_every_flag_reaches_a_key() -> None:
         "local.lr": 0.5,
         "local.epochs": 0,
     }
+    assert all(setting.description for setting in all_settings().values())
     with pytest.raises(InputError, match="unknown option 'batch_sise': did you mean batch_size"):
         config.changes_from_flags({"batch_sise": 3})
 
@@ -206,7 +220,7 @@ def test_assignments_by_hand() -> None:
             config.parse_assignments([text])
 
 
-SPECS = [
+EXPERIMENTS = [
     {},
     {"data": {"augment": ["crop", "flip"], "name": 'npz(path="a \\"b\\".npz")'}},
     {"clients": {"count": 100, "sample": 0.1}, "local": {"steps": 5, "lr": 1e-5}},
@@ -214,12 +228,12 @@ SPECS = [
 ]
 
 
-@pytest.mark.parametrize("base", SPECS)
-def test_a_written_spec_reads_back_the_same(base: dict[str, Any]) -> None:
-    spec = parse_experiment(base)
-    tree = tomllib.loads(config.write_toml(spec, {"about": {"torch": "2", "nothing": None}}))
+@pytest.mark.parametrize("base", EXPERIMENTS)
+def test_a_written_experiment_reads_back_the_same(base: dict[str, Any]) -> None:
+    experiment = parse_experiment(base)
+    tree = tomllib.loads(config.write_toml(experiment, {"about": {"torch": "2", "nothing": None}}))
     assert tree.pop("about") == {"torch": "2"}
-    assert parse_experiment(tree) == spec
+    assert parse_experiment(tree) == experiment
 
 
 def test_the_optimizer_takes_the_rate_given_beside_it() -> None:
@@ -256,13 +270,13 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         config.read_file(path)
 
 
-def test_reading_a_spec_does_not_load_torch() -> None:
-    """`remanence --help` and mistakes in a spec answer before torch is there."""
+def test_parsing_an_experiment_does_not_import_torch() -> None:
+    """`remanence --help` and errors in an experiment do not wait for torch."""
     code = (
         "import sys, remanence.config; remanence.config.parse_experiment(); sys.exit('torch' in"
         " sys.modules)"
     )
-    source = Path(config.__file__).parents[1]
+    source = Path(config.__file__).parents[2]
     assert (
         subprocess.run(
             [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(source)}, check=False
@@ -271,12 +285,12 @@ def test_reading_a_spec_does_not_load_torch() -> None:
     )
 
 
-def test_a_file_that_names_code_is_refused_unless_that_is_allowed(tmp_path: Path) -> None:
+def test_a_file_that_names_code_is_rejected_unless_that_is_allowed(tmp_path: Path) -> None:
     path = tmp_path / "exp.toml"
     path.write_text('model = "package.module:Net(width=3)"\n')
     with pytest.raises(
         InputError,
-        match=r"imports and runs Python code \(package.module:Net\(width=3\)\): look at that"
+        match=r"imports and runs Python code \(package.module:Net\(width=3\)\): review that"
         r" code, then add --allow-code",
     ):
         config.read_file(path, allow_code=False)

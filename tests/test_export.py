@@ -1,4 +1,4 @@
-"""A trained model leaves the house: the same numbers in every format."""
+"""Evaluation of a trained model, and export: the same numbers in every format."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def test_evaluate_on_data_of_another_shape_is_refused(run: rem.Run) -> None:
         evaluate(run, load_dataset("synthetic", {"samples": 100}, None))
 
 
-def test_safetensors_and_what_its_user_must_know(run: rem.Run, tmp_path: Path) -> None:
+def test_safetensors_with_a_description(run: rem.Run, tmp_path: Path) -> None:
     path, about = export(run, tmp_path)
     tensors = load_file(path)
     assert {name: tuple(value.shape) for name, value in tensors.items()} == {
         name: tuple(p.shape) for name, p in run.model().named_parameters()
     }
-    told = json.loads(about.read_text())
-    assert told["class_names"] == [str(digit) for digit in range(10)]
-    assert len(told["mean"]) == len(told["std"]) == 1
+    description = json.loads(about.read_text())
+    assert description["class_names"] == [str(digit) for digit in range(10)]
+    assert len(description["mean"]) == len(description["std"]) == 1
 
 
 def test_torchscript_gives_the_same_logits(run: rem.Run, tmp_path: Path) -> None:

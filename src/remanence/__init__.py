@@ -1,12 +1,13 @@
-"""Remanence: learning over many clients whose data differ and drift, what the models forget, and
-how to keep it.
+"""Remanence: federated and decentralized learning on data that differ and drift. It measures what
+the models forget (classes, clients, examples; in which phase) and has methods that prevent it.
 
     import remanence as rem
     run = rem.run(method="fedavg+wsm", data="digits", rounds=20, out="my-run")
     run.metrics[-1]["accuracy"], run.model()
 
-Names are imported when they are first used, so that `remanence --help` answers before torch is
-loaded.
+Names are imported when they are first used, so that `import remanence` and `remanence --help` do
+not import torch. Where to start reading: `api` for the Python API, `config` for the settings,
+`methods` for the methods, `rounds.loop` for what a run does.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from remanence.report import write_report
     from remanence.results.run import Comparison, Run, load
 
-_HOMES = {
+_MODULES = {
     "run": "remanence.api",
     "compare": "remanence.api",
     "resume": "remanence.api",
@@ -60,8 +61,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'remanence' has no attribute {name!r}")
 
 

@@ -1,4 +1,4 @@
-"""`python -m remanence` is the command `remanence`."""
+"""`python -m remanence`: the same as the command `remanence`."""
 
 from remanence.cli.main import main
 

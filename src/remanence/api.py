@@ -1,4 +1,4 @@
-"""The same in Python: `rem.run(...)`, `rem.compare(...)`, `rem.resume(...)`."""
+"""The Python API: `rem.run(...)`, `rem.compare(...)`, `rem.resume(...)`."""
 
 from __future__ import annotations
 
@@ -121,10 +121,7 @@ def resume(
     """Go on with a run or a comparison that was interrupted; without `allow_code`, not with one
     that names Python code to import.
     """
-    found = load(folder)
-    if not allow_code:
-        for network in found.networks:
-            forbid_import_path(network, found.folder)
+    found = load_trusted(folder, allow_code)
     objects, _ = _objects(method, model, data)
     progress, deadline = make_progress(quiet), TimeLimit(time_limit)
     if isinstance(found, Comparison):
@@ -141,6 +138,21 @@ def resume(
         objects.pop("method")
         return resume_comparison(found.folder, progress=progress, deadline=deadline, **objects)
     return resume_run(found.folder, rounds=rounds, progress=progress, deadline=deadline, **objects)
+
+
+def load_trusted(folder: str | Path, allow_code: bool) -> Run | Comparison:
+    """Load a run or a comparison whose model will be built.
+
+    Args:
+        folder: The folder of the run or comparison.
+        allow_code: Accept a model that is Python code to import, `package.module:Class`. A folder
+            from another person must not decide which code runs.
+    """
+    found = load(folder)
+    if not allow_code:
+        for network in found.networks:
+            forbid_import_path(network, found.folder)
+    return found
 
 
 def make_cells(
@@ -197,4 +209,4 @@ def _objects(method: Any, model: Any, data: Any) -> tuple[dict[str, Any], dict[s
     return objects, names
 
 
-__all__ = ["compare", "make_cells", "resume", "run"]
+__all__ = ["compare", "load_trusted", "make_cells", "resume", "run"]

@@ -1,4 +1,4 @@
-"""A trained model leaves the house: as an nn.Module, as files, as numbers on other data."""
+"""Use of a trained model after the run: evaluation on other data, and export to files."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from torch.nn.functional import cross_entropy
 from remanence.core.errors import InputError
 from remanence.data.dataset import ArrayDataset
 from remanence.experiment.data_setup import load_data
-from remanence.results.run import Run
+from remanence.report.trackers import TRACKERS, export_scalars
+from remanence.results.run import Comparison, Run
 from remanence.results.summary import summarize
 from remanence.results.trained_model import load_model
 
-FORMATS = ("safetensors", "torchscript", "onnx")
+SUFFIXES = {"safetensors": "safetensors", "torchscript": "pt", "onnx": "onnx"}
+FORMATS = tuple(SUFFIXES)  # of models; TRACKERS are the formats of metrics
+BATCH = 500  # examples
 
 
 def normalization_stats(run: Run, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Mean and deviation of the training data, in raw units, shaped for one example; None where
-    inputs are used as they are.
+    """Return the mean and standard deviation of the training data in raw units, in a shape that
+    broadcasts over one example; None where inputs are not normalized.
     """
     if not run.metadata["mean"]:
         return None
@@ -35,91 +38,100 @@ def normalization_stats(run: Run, dtype: torch.dtype) -> tuple[torch.Tensor, tor
     ).reshape(shape)
 
 
+def load_test_data(
+    run: Run | Comparison, name: str | None = None, directory: str | None = None
+) -> ArrayDataset:
+    """Load a data set to evaluate a run on.
+
+    Args:
+        run: The run.
+        name: The data set, as written in `data.name`. Default: that of the run.
+        directory: The folder of the data sets. Default: that of the run.
+    """
+    config = _single_run(run).config
+    changes = {
+        key: value for key, value in (("name", name), ("dir", directory)) if value is not None
+    }
+    return load_data(config.model_copy(update={"data": config.data.model_copy(update=changes)}))
+
+
 @torch.no_grad()
 def evaluate(
-    run: Run,
+    run: Run | Comparison,
     source: ArrayDataset | None = None,
     module: nn.Module | None = None,
     client: int | None = None,
 ) -> dict[str, Any]:
-    """The run's model on a test set: its own, or another with the same classes; inputs are
-    normalized as in training.
+    """Evaluate the model of a run on a test set, with inputs normalized as in training.
+
+    Args:
+        run: The run.
+        source: A data set with the same classes. Default: that of the run.
+        module: The network, where the run was trained with a module object.
+        client: Evaluate the personal model of this client, not the global model.
+
+    Returns:
+        `evaluated`, a description of the model and the data, and the values of
+        `results.summary.summarize`: accuracy, loss, macro F1 and accuracy by class.
     """
+    run = _single_run(run)
     if source is None:
         source = load_data(run.config)
-    if list(source.shape) != run.metadata["shape"] or len(source.classes) != len(
-        run.metadata["class_names"]
-    ):
-        raise InputError(
-            f"the model of {run.folder} was trained on examples of shape"
-            f" {run.metadata['shape']} with {len(run.metadata['class_names'])} classes,"
-            f" but {source.name} has shape {list(source.shape)} and {len(source.classes)}"
-            " classes: evaluate on data of the same kind"
-        )
+    _check_same_kind(run, source)
     model = load_model(run, module, client)
     dtype = next(model.parameters()).dtype
-    scaling = normalization_stats(run, dtype)
+    stats = normalization_stats(run, dtype)
     classes, loss = len(source.classes), 0.0
     confusion = np.zeros((classes, classes), dtype=np.int64)
-    for first in range(0, len(source.test), 500):
-        x = torch.from_numpy(np.array(source.test.x[first : first + 500]))
-        y = torch.from_numpy(np.array(source.test.y[first : first + 500]))
-        x = (
-            (x.to(dtype) - scaling[0]) / scaling[1]
-            if scaling
-            else (x if x.dtype == torch.int64 else x.to(dtype))
-        )
+    for first in range(0, len(source.test), BATCH):
+        x = torch.from_numpy(np.array(source.test.x[first : first + BATCH]))
+        y = torch.from_numpy(np.array(source.test.y[first : first + BATCH]))
+        if stats:
+            x = (x.to(dtype) - stats[0]) / stats[1]
+        elif x.dtype != torch.int64:  # tokens stay integers
+            x = x.to(dtype)
         logits = model(x)
         loss += float(cross_entropy(logits, y, reduction="sum"))
         np.add.at(confusion, (y.numpy(), logits.argmax(dim=1).numpy()), 1)
-    whose = "global model" if client is None else f"model of client {client}"
     evaluated = (
-        f"{whose} after round {run.metrics[-1]['round']} on the {len(source.test)} test"
-        f" examples of {source.name}"
+        f"{'global model' if client is None else f'model of client {client}'} after round"
+        f" {run.metrics[-1]['round']} on the {len(source.test)} test examples of {source.name}"
     )
     return {"evaluated": evaluated, **summarize(confusion, loss)}
 
 
 def export(
-    run: Run,
-    out: Path,
+    run: Run | Comparison,
+    out: Path | None = None,
     kind: str = "safetensors",
     module: nn.Module | None = None,
     client: int | None = None,
 ) -> list[Path]:
-    """Write the model, and beside it a JSON file with what a user of it must know."""
+    """Write the model of a run with a JSON file that describes its inputs, or the metrics of a run
+    or a comparison for a tracker.
+
+    Args:
+        run: The run; for a tracker it may be a comparison.
+        out: The output folder. Default: `export` in the folder of the run.
+        kind: `safetensors`, `torchscript` or `onnx` for the model, `tensorboard` or `mlflow` for
+            the metrics.
+        module: The network, where the run was trained with a module object.
+        client: Export the personal model of this client, not the global model.
+
+    Returns:
+        The files that were written.
+    """
+    if kind in TRACKERS:
+        return export_scalars([run], out or run.folder / "export" / kind, kind)
     if kind not in FORMATS:
-        raise InputError(f"unknown format {kind!r}: known: {', '.join(FORMATS)}")
+        raise InputError(f"unknown format {kind!r}: known: {', '.join((*FORMATS, *TRACKERS))}")
+    run = _single_run(run)
+    out = out or run.folder / "export"
     model = load_model(run, module, client)
     out.mkdir(parents=True, exist_ok=True)
-    suffix = {"safetensors": "safetensors", "torchscript": "pt", "onnx": "onnx"}[kind]
-    path = out / f"model.{suffix}"
-    about = {
-        name: run.metadata[name]
-        for name in ("class_names", "shape", "mean", "std", "remanence", "parameters")
-    }
-    about |= {
-        "model": run.config.model,
-        "method": run.config.method,
-        "inputs": "(raw - mean) / std, a channel or column at a time; raw pixels are 0 to 255",
-    }
-    dtype = next(model.parameters()).dtype
-    example = torch.zeros(
-        2, *run.metadata["shape"], dtype=torch.int64 if run.metadata["kind"] == "tokens" else dtype
-    )
+    path, description = out / f"model.{SUFFIXES[kind]}", out / "model.json"
     try:
-        if kind == "safetensors":
-            save_file(
-                {name: value.contiguous().clone() for name, value in model.state_dict().items()},
-                path,
-            )
-        elif kind == "torchscript":
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)
-                traced = torch.jit.trace(model, example)  # type: ignore[no-untyped-call]
-                torch.jit.save(traced, str(path))
-        else:
-            _export_onnx(model, example, path)
+        _write_model(model, _example(run, model), path, kind)
     except InputError:
         raise
     except Exception as error:
@@ -128,12 +140,57 @@ def export(
             f"this model cannot be written as {kind} ({type(error).__name__}:"
             f" {str(error).splitlines()[0]}): use safetensors"
         ) from error
-    described = out / "model.json"
-    described.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    return [path, described]
+    description.write_text(json.dumps(_describe_model(run), indent=2) + "\n", encoding="utf-8")
+    return [path, description]
 
 
-def _export_onnx(model: nn.Module, example: torch.Tensor, path: Path) -> None:
+def _single_run(run: Run | Comparison) -> Run:
+    if isinstance(run, Run):
+        return run
+    example = run.runs[0].folder if run.runs else run.folder / "runs"
+    raise InputError(f"{run.folder} is a comparison: give one of its runs, such as {example}")
+
+
+def _check_same_kind(run: Run, source: ArrayDataset) -> None:
+    shape, classes = run.metadata["shape"], len(run.metadata["class_names"])
+    if list(source.shape) != shape or len(source.classes) != classes:
+        raise InputError(
+            f"the model of {run.folder} was trained on examples of shape {shape} with {classes}"
+            f" classes, but {source.name} has shape {list(source.shape)} and"
+            f" {len(source.classes)} classes: evaluate on data of the same kind"
+        )
+
+
+def _example(run: Run, model: nn.Module) -> torch.Tensor:
+    """Two inputs of zeros, to trace the model with."""
+    tokens = run.metadata["kind"] == "tokens"
+    dtype = torch.int64 if tokens else next(model.parameters()).dtype
+    return torch.zeros(2, *run.metadata["shape"], dtype=dtype)
+
+
+def _describe_model(run: Run) -> dict[str, Any]:
+    names = ("class_names", "shape", "mean", "std", "remanence", "parameters")
+    return {name: run.metadata[name] for name in names} | {
+        "model": run.config.model,
+        "method": run.config.method,
+        "inputs": "(raw - mean) / std, by channel or column; raw pixels are 0 to 255",
+    }
+
+
+def _write_model(model: nn.Module, example: torch.Tensor, path: Path, kind: str) -> None:
+    if kind == "safetensors":
+        tensors = model.state_dict()
+        save_file({name: value.contiguous().clone() for name, value in tensors.items()}, path)
+    elif kind == "torchscript":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            traced = torch.jit.trace(model, example)  # type: ignore[no-untyped-call]
+            torch.jit.save(traced, str(path))
+    else:
+        _write_onnx(model, example, path)
+
+
+def _write_onnx(model: nn.Module, example: torch.Tensor, path: Path) -> None:
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -152,3 +209,6 @@ def _export_onnx(model: nn.Module, example: torch.Tensor, path: Path) -> None:
         output_names=["logits"],
         verbose=False,
     )
+
+
+__all__ = ["FORMATS", "TRACKERS", "evaluate", "export", "load_test_data", "normalization_stats"]

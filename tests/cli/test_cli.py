@@ -1,6 +1,4 @@
-"""The command line as a person meets it: real processes, exit codes, one sentence for a mistake
-and nothing left behind.
-"""
+"""The command line in real processes: exit codes, one sentence for a mistake, no files left over."""
 
 from __future__ import annotations
 
@@ -17,8 +15,10 @@ from typing import Any, NoReturn
 
 import pytest
 
+from remanence.cli.listing import TABLES
 from remanence.cli.main import main
-from remanence.experiment import build  # noqa: F401  (what the commands import late is here before the forks)
+from remanence.cli.options import LISTS
+from remanence.experiment import build  # noqa: F401  (imported before the forks, since commands import it late)
 
 QUICK = ["--data", "digits", "--clients", "5", "--rounds", "2", "--engine", "sequential"]
 
@@ -39,19 +39,19 @@ def remanence(
 
 
 def forked(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """The same in a fork of this process, which has torch already: a process of its own in a
-    tenth of the time.
+    """Run the command in a fork of this process, which has imported torch already: ten times
+    faster than a new process.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         child = os.fork()
         if child == 0:
             _become_command([*arguments], cwd, out.fileno(), errors.fileno())
         _, status = os.waitpid(child, 0)
-        written = []
+        outputs = []
         for file in (out, errors):
             file.seek(0)
-            written.append(file.read().decode())
-    return subprocess.CompletedProcess(list(arguments), os.waitstatus_to_exitcode(status), *written)
+            outputs.append(file.read().decode())
+    return subprocess.CompletedProcess(list(arguments), os.waitstatus_to_exitcode(status), *outputs)
 
 
 def _become_command(arguments: list[str], cwd: Path | None, out: int, errors: int) -> NoReturn:
@@ -204,7 +204,7 @@ def test_a_mistake_gets_one_sentence_and_leaves_nothing(tmp_path: Path, kind: st
         (["wsm/table-3.3", "--scale", "smoke"], "--out is missing"),
     ],
 )
-def test_what_is_wrong_with_a_result_is_said_before_what_is_missing(
+def test_wrong_options_of_reproduce_are_reported_before_missing_ones(
     tmp_path: Path, arguments: list[str], words: str
 ) -> None:
     result = forked("reproduce", *arguments, cwd=tmp_path)
@@ -215,19 +215,14 @@ def test_what_is_wrong_with_a_result_is_said_before_what_is_missing(
 
 def test_help_is_fast_and_lists_are_machine_readable() -> None:
     assert "compare" in remanence("--help").stdout
-    for what in (
-        "methods",
-        "objectives",
-        "models",
-        "data",
-        "partitions",
-        "engines",
-        "optimizers",
-        "schedules",
-    ):
-        entries = json.loads(forked("list", what, "--json").stdout)
+    for table in LISTS:
+        entries = json.loads(forked("list", table, "--json").stdout)
         assert len(entries) >= 2
-        assert all(entry["about"] and entry["name"] for entry in entries), what
+        assert all(entry["description"] and entry["name"] for entry in entries), table
+
+
+def test_the_help_names_every_table() -> None:
+    assert (*TABLES, "engines") == LISTS
 
 
 def test_data_show_and_check() -> None:

@@ -1,4 +1,4 @@
-"""`remanence data`: sources, what is in them, and who gets what. Thin, like `main.py`."""
+"""`remanence data`: data sets, their contents, and their partition over clients."""
 
 from __future__ import annotations
 
@@ -9,17 +9,41 @@ from typing import Annotated, Any
 import typer
 
 from remanence import config
-from remanence.cli.flags import with_flags
-from remanence.cli.options import AsJson, DataDir, ExperimentFile, Quiet, Sets
+from remanence.cli.flags import read_settings, with_flags
+from remanence.cli.options import AsJson, DataDir, ExperimentFile, Sets
 
 app = typer.Typer(
-    help="Data sources and how they are divided.", no_args_is_help=True, rich_markup_mode="rich"
+    help="Data sets and their partition over clients.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+# Flags that have no influence on which client has which examples.
+NOT_ABOUT_DATA = (
+    "method",
+    "model",
+    "epochs",
+    "steps",
+    "batch_size",
+    "lr",
+    "optimizer",
+    "schedule",
+    "buffers",
+    "rounds",
+    "min_replies",
+    "record_every",
+    "record_local",
+    "engine",
+    "device",
+    "precision",
+    "deterministic",
+    "sample",
 )
 
 
 @app.command("list")
 def data_list(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """The data sources."""
+    """List the data sets."""
     from remanence.cli.listing import print_entries
 
     print_entries("data", as_json)
@@ -27,69 +51,48 @@ def data_list(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 @app.command("check")
 def data_check(
-    name: Annotated[str, typer.Argument(help='a source, such as cifar10 or "npz(path=my.npz)"')],
+    name: Annotated[str, typer.Argument(help='Data set, such as cifar10 or "npz(path=my.npz)".')],
     data_dir: DataDir = None,
 ) -> None:
-    """Read a source from end to end and say what is in it."""
+    """Read a data set completely and describe its contents."""
     from remanence.cli.listing import check_data
 
     print(check_data(name, data_dir or os.environ.get("REMANENCE_DATA", "")))
 
 
 @app.command("show")
-@with_flags(
-    without=(
-        "method",
-        "model",
-        "epochs",
-        "steps",
-        "batch_size",
-        "lr",
-        "optimizer",
-        "schedule",
-        "buffers",
-        "rounds",
-        "min_replies",
-        "record_every",
-        "record_local",
-        "engine",
-        "device",
-        "precision",
-        "deterministic",
-        "sample",
-    )
-)
+@with_flags(without=NOT_ABOUT_DATA)
 def data_show(
     experiment: ExperimentFile = None,
     *,
     flags: dict[str, Any],
     set_: Sets = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="write the picture as an HTML page")
+        Path | None, typer.Option("--out", help="HTML page to write with the whole partition.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw who gets what: the share of each class in each client's data."""
-    spec = config.parse_experiment(
-        config.read_file(experiment) if experiment else {},
-        {**flags, **config.parse_assignments(set_ or [])},
-    )
+    """Show the partition: the fraction of each class in each client's data."""
+    base, changes = read_settings(experiment, flags, set_)
+    checked = config.parse_experiment(base, changes)
     from remanence.cli.listing import show_partition
 
-    show_partition(spec, out, as_json)
+    show_partition(checked, out, as_json)
 
 
 @app.command("fetch")
 def data_fetch(
-    name: Annotated[str, typer.Argument(help="a published data set, such as cifar100 or svhn")],
+    name: Annotated[str, typer.Argument(help="Published data set, such as cifar100 or svhn.")],
     data_dir: DataDir = None,
     everything: Annotated[
         bool,
-        typer.Option("--all", help="also the files that are seldom used, such as SVHN's third"),
+        typer.Option("--all", help="Also download optional files, such as the extra set of SVHN."),
     ] = False,
-    quiet: Quiet = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
 ) -> None:
-    """Fetch a data set from its publisher; a broken line is taken up again where it broke."""
+    """Download a data set from its publisher. An interrupted download continues where it
+    stopped.
+    """
     from remanence.data.fetch import fetch, show_progress
 
     root = data_dir or os.environ.get("REMANENCE_DATA", "")

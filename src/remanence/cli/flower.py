@@ -1,6 +1,4 @@
-"""`remanence flower`: real federations. Thin, like `main.py`; Flower and torch are imported only
-by commands that need them.
-"""
+"""`remanence flower`: federations of real sites. Commands import Flower only if they need it."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import typer
 from remanence.core.errors import InputError
 
 app = typer.Typer(
-    help="Real federations: sites that keep their data, carried by Flower.",
+    help="Federations of real sites that keep their data, over Flower.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -20,15 +18,19 @@ app = typer.Typer(
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="the app to write")],
+    folder: Annotated[Path, typer.Argument(help="Folder of the app to write.")],
     experiments: Annotated[
         list[Path],
-        typer.Option("--config", help="an experiment file; several are run one after the other"),
+        typer.Option(
+            "--config", help="Experiment file. Repeated: experiments that run one after the other."
+        ),
     ],
-    name: Annotated[str, typer.Option("--name", help="of the app; default: the folder's")] = "",
+    name: Annotated[
+        str, typer.Option("--name", help="Name of the app. Default: the name of the folder.")
+    ] = "",
 ) -> None:
-    """Write a ready Flower app around an experiment file: flwr run it, and again to go on with
-    it.
+    """Write a Flower app that runs an experiment file. Start it with flwr run; running it again
+    continues the experiment.
     """
     from remanence.flower.app_files import write_app
 
@@ -38,27 +40,28 @@ def init(
 
 @app.command()
 def quickstart(
-    out: Annotated[Path, typer.Option("--out", help="the folder for everything it writes")] = Path(
-        "flower-quickstart"
-    ),
+    out: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("flower-quickstart"),
     method: Annotated[
-        str, typer.Option("--method", help="any method that needs no public set")
+        str, typer.Option("--method", help="Method that needs no public data.")
     ] = "fedavg+wsm",
-    rounds: Annotated[int, typer.Option("--rounds", min=1)] = 3,
-    sites: Annotated[int, typer.Option("--sites", help="each with two clients")] = 2,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds to train.")] = 3,
+    sites: Annotated[
+        int, typer.Option("--sites", help="Number of sites, each with two clients.")
+    ] = 2,
     insecure: Annotated[
         bool,
         typer.Option(
             "--insecure",
-            help="without TLS and authentication: on loopback alone, to see what they cost",
+            help="Use neither TLS nor authentication, to measure their cost. Loopback only.",
         ),
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="replace an earlier quickstart in that folder")
+        bool,
+        typer.Option("--overwrite", help="Replace an earlier quickstart in the output folder."),
     ] = False,
 ) -> None:
     """Start a coordinator and sites on this machine, with certificates and registered keys,
-    train on digits, and end everything.
+    train on digits, and stop all of them.
     """
     require_flower()
     from remanence.cli.summary import print_summary
@@ -84,19 +87,19 @@ def certificates(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="where they are written; an authority that is there already is used again"
+            help="Output folder. A certificate authority that it already contains is reused."
         ),
     ],
     host: Annotated[
         list[str],
         typer.Option(
             "--host",
-            help="a name or address under which sites reach the coordinator; may be repeated",
+            help="Name or address at which sites reach the coordinator. May be repeated.",
         ),
     ],
 ) -> None:
-    """Make an authority and a certificate for the coordinator. ca.crt goes to every site;
-    ca.key is needed again for the next certificate only.
+    """Create a certificate authority and a certificate for the coordinator. Give ca.crt to every
+    site; ca.key is only needed to create another certificate.
     """
     require_flower()
     from remanence.flower.certificates import make_certificates
@@ -104,33 +107,31 @@ def certificates(
     make_certificates(folder, host)
     print(
         f"{folder}: ca.crt for every site, server.crt and server.key for the SuperLink; keep"
-        " ca.key elsewhere"
+        " ca.key in another place"
     )
 
 
 @app.command()
 def key(
-    folder: Annotated[Path, typer.Argument(help="where it is written, at the site")],
-    name: Annotated[str, typer.Option("--name", help="of the site")],
+    folder: Annotated[Path, typer.Argument(help="Output folder, at the site.")],
+    name: Annotated[str, typer.Option("--name", help="Name of the site.")],
 ) -> None:
-    """Make a site's key pair, at the site. Its public half is registered at the coordinator:
+    """Create the key pair of a site, at the site. Register the public key at the coordinator:
     flwr supernode register NAME.key.pub.
     """
     require_flower()
     from remanence.flower.certificates import make_site_key
 
     private = make_site_key(folder, name)
-    print(f"{private} stays here; register {private}.pub at the coordinator")
+    print(f"keep {private} at the site; register {private}.pub at the coordinator")
 
 
 @app.command()
 def check(
-    site: Annotated[Path, typer.Argument(help="a site.toml")],
-    experiment: Annotated[Path, typer.Argument(help="the experiment file it would take part in")],
+    site: Annotated[Path, typer.Argument(help="The site.toml of the site.")],
+    experiment: Annotated[Path, typer.Argument(help="Experiment file.")],
 ) -> None:
-    """Say, before a site joins, what it would tell and give away in an experiment, or why it
-    would decline.
-    """
+    """Print what a site would reveal in an experiment, or why it would decline, before it joins."""
     from remanence.flower.preflight import check_site
 
     lines = check_site(site, experiment)
@@ -140,7 +141,7 @@ def check(
 
 
 def require_flower() -> None:
-    """Refuse before any work where the package is missing."""
+    """Raise `InputError` if the package flwr is not installed."""
     try:
         import flwr  # noqa: F401
     except ImportError as error:

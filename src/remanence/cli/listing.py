@@ -1,6 +1,4 @@
-"""What there is to choose from, read from the tables themselves; and the two data commands that
-print.
-"""
+"""The tables of `remanence list`, and what `remanence data check` and `data show` print."""
 
 from __future__ import annotations
 
@@ -8,8 +6,11 @@ import inspect
 import json
 import string
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from remanence import data
 from remanence.aggregators.robust import ROBUST
@@ -30,18 +31,18 @@ from remanence.peers.availability import AVAILABILITIES
 from remanence.peers.topology import TOPOLOGIES
 
 ENGINES = {
-    "auto": "measures briefly and takes the fastest that can run the task",
-    "sequential": "one client after the other by plain autograd: the oracle",
-    "vectorized": "many clients as one batched computation, on the CPU or CUDA",
-    "processes": "one process a core, for the CPU; clients one after the other or in stacks",
-    "ray": "many machines and GPUs: clients spread over the workers of a Ray cluster",
-    "flower": "real sites that keep their data: inside a Flower app, which remanence flower init"
-    " writes",
+    "auto": "Measures the engines briefly and takes the fastest one that can run the experiment.",
+    "sequential": "One client after the other with plain autograd: the reference for all engines.",
+    "vectorized": "Many clients in one batched computation, on the CPU or CUDA.",
+    "processes": "One process for each CPU core; each trains its clients one after the other or in"
+    " batches.",
+    "ray": "Many machines and GPUs: the clients are distributed over the workers of a Ray cluster.",
+    "flower": "Real sites that keep their data, inside a Flower app (see remanence flower init).",
 }
 
 TABLES: dict[str, Mapping[str, Callable[..., Any]]] = {
     "methods": METHODS,
-    "objectives": LOSSES,
+    "losses": LOSSES,
     "aggregators": ROBUST,
     "privacy": PRIVACY,
     "attacks": ATTACKS,
@@ -56,29 +57,28 @@ TABLES: dict[str, Mapping[str, Callable[..., Any]]] = {
     "optimizers": OPTIMIZERS,
     "schedules": LR_SCHEDULES,
 }
+PARTS = ("methods", "losses", "aggregators", "privacy")  # tables whose entries are parts of methods
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
-SHOWN = 40  # clients drawn in a terminal, one below the other
-SHOWN_ACROSS = 60  # and side by side
+MAX_ROWS = 40  # clients that `data show` prints, one in each line
+MAX_COLUMNS = 60  # clients in one line of a drift schedule
 
 
-def entries(what: str) -> list[dict[str, Any]]:
-    """A list of one kind of thing: name, how to write it with its defaults, one sentence about
-    it.
-    """
-    if what == "engines":
+def entries(table: str) -> list[dict[str, Any]]:
+    """Return the entries of a table: name, call with the default options, and description."""
+    if table == "engines":
         return [
-            {"name": name, "call": name, "options": {}, "about": about}
-            for name, about in ENGINES.items()
+            {"name": name, "call": name, "options": {}, "description": description}
+            for name, description in ENGINES.items()
         ]
-    if what not in TABLES:
-        raise unknown("list", what, [*TABLES, "engines"])
-    return [_entry(name, constructor, what) for name, constructor in sorted(TABLES[what].items())]
+    if table not in TABLES:
+        raise unknown("list", table, [*TABLES, "engines"])
+    return [_entry(name, constructor, table) for name, constructor in sorted(TABLES[table].items())]
 
 
-def print_entries(what: str, as_json: bool) -> None:
-    """Print a table: one line an entry, or JSON."""
-    found = entries(what)
+def print_entries(table: str, as_json: bool) -> None:
+    """Print the entries of a table, one in each line or as JSON."""
+    found = entries(table)
     if as_json:
         print(json.dumps(found, indent=2))
         return
@@ -87,10 +87,69 @@ def print_entries(what: str, as_json: bool) -> None:
         payload = f" [sends {entry['payload']}]" if entry.get("payload") else ""
         separator = "  " if width < 60 else "\n    "
         call = f"{entry['call']:{width}s}" if width < 60 else entry["call"]
-        print(f"{call}{separator}{entry['about']}{payload}")
+        print(f"{call}{separator}{entry['description']}{payload}")
 
 
-def _entry(name: str, constructor: Callable[..., Any], what: str) -> dict[str, Any]:
+def check_data(name: str, directory: str) -> str:
+    """Read a data set completely and describe its contents."""
+    call = (
+        expressions.parse_call(name)
+        if not name.endswith(".npz") or "(" in name
+        else expressions.Call("npz", {"path": name})
+    )
+    return data.check_dataset(call.name, Path(directory) if directory else None, call.arguments)
+
+
+@dataclass(frozen=True)
+class PartitionTable:
+    """The examples of each class that each client has, at time step 0."""
+
+    title: str
+    classes: list[str]
+    label_counts: np.ndarray  # [clients, C]
+    validation: list[int]  # examples kept for validation, by client
+    public: int  # examples held out for the server
+    clusters: list[list[int]]  # [time steps][clients]; empty without drift
+    concepts: list[str]  # descriptions, by cluster
+    notes: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """The table as JSON; the entries about drift only where there is drift."""
+        found: dict[str, Any] = {
+            "classes": self.classes,
+            "label_counts": self.label_counts.tolist(),
+            "validation": self.validation,
+            "public": self.public,
+        }
+        if self.clusters:
+            found |= {"clusters": self.clusters, "concepts": self.concepts, "notes": self.notes}
+        return found
+
+
+def show_partition(experiment: Experiment, out: Path | None, as_json: bool) -> None:
+    """Print the fraction of each class in each client's data; also write it as a page to `out`."""
+    table = _tabulate_partition(experiment)
+    if as_json:
+        print(json.dumps(table.to_json()))
+        return
+    _print_clients(table)
+    if table.clusters:
+        _print_schedule(table)
+    if out is not None:
+        from remanence.report.page import write_partition
+
+        page = write_partition(
+            table.label_counts.tolist(),
+            table.classes,
+            table.title,
+            out,
+            clusters=table.clusters,
+            concepts=table.concepts,
+        )
+        print(page)
+
+
+def _entry(name: str, constructor: Callable[..., Any], table: str) -> dict[str, Any]:
     options = {
         o.name: None if o.default is inspect.Parameter.empty else o.default
         for o in expressions.options_of(constructor).values()
@@ -100,106 +159,66 @@ def _entry(name: str, constructor: Callable[..., Any], what: str) -> dict[str, A
         "name": name,
         "call": str(expressions.Call(name, options)),
         "options": options,
-        "about": " ".join(paragraphs[0].split()),
+        "description": " ".join(paragraphs[0].split()),
     }
-    if what in ("methods", "objectives", "aggregators", "privacy"):
+    if table in PARTS:
         part = constructor()
         entry |= {"payload": part.payload_description, "needs_public_data": part.needs_public_data}
     return entry
 
 
-def check_data(name: str, directory: str) -> str:
-    """Read a source from end to end and say what is in it."""
-    call = (
-        expressions.parse_call(name)
-        if not name.endswith(".npz") or "(" in name
-        else expressions.Call("npz", {"path": name})
+def _tabulate_partition(experiment: Experiment) -> PartitionTable:
+    source = load_data(experiment)
+    partition = partition_data(experiment, source, Key(experiment.seed))
+    population = partition.population
+    drifts = bool(experiment.drift.schedule)
+    clients = population.at(0)
+    counts = clients.label_counts(
+        np.arange(population.num_clients), partition.train.y, len(source.classes)
     )
-    return data.check_dataset(call.name, Path(directory) if directory else None, call.arguments)
+    return PartitionTable(
+        title=f"{source.name}, {experiment.drift.schedule or experiment.data.partition}",
+        classes=list(source.classes),
+        label_counts=counts,
+        validation=clients.valid.sizes.tolist(),
+        public=len(partition.public),
+        clusters=[step.cluster.tolist() for step in population.time_steps] if drifts else [],
+        concepts=list(partition.concepts),
+        notes=list(partition.notes),
+    )
 
 
-def show_partition(spec: Experiment, out: Path | None, as_json: bool) -> None:
-    """Print, and where asked write, the share of each class in each client's data."""
-    import numpy as np
-
-    source = load_data(spec)
-    division = partition_data(spec, source, Key(spec.seed))
-    public, population = division.public, division.population
-    everyone = np.arange(population.num_clients)
-    holdings = population.at(0)
-    counts = holdings.label_counts(everyone, division.train.y, len(source.classes))
-    clusters = (
-        [step.cluster.tolist() for step in population.time_steps] if spec.drift.schedule else []
-    )
-    if as_json:
-        valid = holdings.valid.sizes.tolist()
-        about = {
-            "classes": list(source.classes),
-            "label_counts": counts.tolist(),
-            "validation": valid,
-            "public": len(public),
-        }
-        print(
-            json.dumps(
-                about
-                | (
-                    {"clusters": clusters, "concepts": division.concepts, "notes": division.notes}
-                    if clusters
-                    else {}
-                )
-            )
-        )
-        return
-    sizes = counts.sum(axis=1)
-    held = (
-        f"{population.num_clients} clients with {sizes.min()} to {sizes.max()} training examples"
-        f" (median {int(np.median(sizes))})"
-    )
-    divided = spec.drift.schedule or spec.data.partition
+def _print_clients(table: PartitionTable) -> None:
+    """Print one line for each client: a column for each class, as high as its fraction."""
+    counts, sizes = table.label_counts, table.label_counts.sum(axis=1)
     print(
-        f"{source.name}, {divided}: {held}, {len(holdings.valid.ids)} kept for validation,"
-        f" {len(public)} public"
+        f"{table.title}: {len(sizes)} clients with {sizes.min()} to {sizes.max()} training examples"
+        f" (median {int(np.median(sizes))}), {sum(table.validation)} validation examples,"
+        f" {table.public} public examples"
     )
-    names = ", ".join(source.classes[:12]) + (" ..." if len(source.classes) > 12 else "")
-    print(f"a column a class ({names}); height: share of the client's examples")
-    for client in everyone[:SHOWN]:
-        shares = counts[client] / sizes[client]
+    names = ", ".join(table.classes[:12]) + (" ..." if len(table.classes) > 12 else "")
+    print(f"columns: classes ({names}); height: fraction of the client's examples")
+    for client, size in enumerate(sizes[:MAX_ROWS]):
+        shares = counts[client] / size
         bars = "".join(BLOCKS[int(np.ceil(share * (len(BLOCKS) - 1)))] for share in shares)
-        print(
-            f"client {client:4d} {sizes[client]:7d}  {bars}  {int((counts[client] > 0).sum())}"
-            " classes"
-        )
-    if population.num_clients > SHOWN:
-        print(f"... and {population.num_clients - SHOWN} more; --out FILE.html draws them all")
-    if clusters:
-        _print_schedule(clusters, division.concepts, division.notes)
-    if out is not None:
-        from remanence.report.page import write_partition
-
-        print(
-            write_partition(
-                counts.tolist(),
-                list(source.classes),
-                f"{source.name}, {divided}",
-                out,
-                clusters=clusters,
-                concepts=division.concepts,
-            )
-        )
+        held = int((counts[client] > 0).sum())
+        print(f"client {client:4d} {size:7d}  {bars}  {held} classes")
+    if len(sizes) > MAX_ROWS:
+        print(f"... and {len(sizes) - MAX_ROWS} more; --out FILE.html shows all of them")
 
 
-def _print_schedule(
-    clusters: list[list[int]], concepts: Sequence[str], notes: Sequence[str]
-) -> None:
-    """Who is in which cluster when: a line a time step, a letter a client."""
-    letters = string.ascii_uppercase + string.ascii_lowercase
-    print("clusters over time, a letter a client; above: the shares of classes at time step 0")
-    for step, row in enumerate(clusters):
-        shown = "".join(
-            letters[cluster] if cluster < len(letters) else "?" for cluster in row[:SHOWN_ACROSS]
-        )
-        print(f"time step {step:3d}  {shown}{' ...' if len(row) > SHOWN_ACROSS else ''}")
-    for number, concept in enumerate(concepts):
-        print(f"{letters[number] if number < len(letters) else '?'}: {concept}")
-    for note in notes:
+def _print_schedule(table: PartitionTable) -> None:
+    """Print the cluster of each client: one line for each time step, one letter for each client."""
+    print("clusters over time, one letter for each client (the lines above show time step 0)")
+    for step, row in enumerate(table.clusters):
+        shown = "".join(_letter(cluster) for cluster in row[:MAX_COLUMNS])
+        print(f"time step {step:3d}  {shown}{' ...' if len(row) > MAX_COLUMNS else ''}")
+    for cluster, concept in enumerate(table.concepts):
+        print(f"{_letter(cluster)}: {concept}")
+    for note in table.notes:
         print(note)
+
+
+def _letter(cluster: int) -> str:
+    letters: Sequence[str] = string.ascii_uppercase + string.ascii_lowercase
+    return letters[cluster] if cluster < len(letters) else "?"

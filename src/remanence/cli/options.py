@@ -7,29 +7,54 @@ from typing import Annotated
 
 import typer
 
-OutFolder = Annotated[Path, typer.Option("--out", help="the folder to write")]
+# The tables that `remanence list` prints. Written here, since the tables themselves import torch.
+LISTS = (
+    "methods",
+    "losses",
+    "aggregators",
+    "privacy",
+    "attacks",
+    "models",
+    "data",
+    "partitions",
+    "drifts",
+    "concepts",
+    "topologies",
+    "availabilities",
+    "speeds",
+    "optimizers",
+    "schedules",
+    "engines",
+)
+
+Folders = Annotated[list[Path], typer.Argument(help="Folders of runs and comparisons.")]
+OutFolder = Annotated[Path, typer.Option("--out", help="Output folder.")]
 Sets = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="any key of the experiment, such as local.batch_size=16"
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change any setting, such as local.batch_size=16. May be repeated.",
     ),
 ]
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="replace an earlier run in that folder")
+    bool, typer.Option("--overwrite", help="Replace an earlier run in the output folder.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
-AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print neither progress nor results.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 AllowCode = Annotated[
     bool,
     typer.Option(
         "--allow-code",
-        help="let the experiment's file or folder name Python code to import and run",
+        help="Allow the file or folder of the experiment to name Python code to import and run.",
     ),
 ]
 TimeLimitSeconds = Annotated[
     float | None,
     typer.Option(
-        "--time-limit", metavar="SECONDS", help="save and exit with 75 after so long; resumable"
+        "--time-limit",
+        metavar="SECONDS",
+        help="Save and exit with code 75 after this time; remanence resume continues.",
     ),
 ]
 BatchRuns = Annotated[
@@ -37,18 +62,30 @@ BatchRuns = Annotated[
     typer.Option(
         "--batch-runs",
         min=0,
-        help="most runs of one method trained in one stack; 1: each alone, 0: as many as fit",
+        help="Maximum number of runs of one method that are trained as one batch. 1: each run"
+        " alone, 0: as many as fit.",
     ),
 ]
 ExperimentFile = Annotated[
     Path | None,
     typer.Argument(
         metavar="[EXPERIMENT.toml]",
-        help="an experiment file; flags and --set change it",
+        help="Experiment file. Flags and --set change its settings.",
         show_default=False,
     ),
 ]
 DataDir = Annotated[
     str | None,
-    typer.Option("--data-dir", help="where data sets lie; default: the variable REMANENCE_DATA"),
+    typer.Option(
+        "--data-dir",
+        help="Folder of the data sets. Default: the environment variable REMANENCE_DATA.",
+    ),
+]
+Client = Annotated[
+    int | None,
+    typer.Option(
+        "--client",
+        help="Client whose personal model is used. Default: the global model.",
+        show_default=False,
+    ),
 ]

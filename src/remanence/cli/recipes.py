@@ -1,12 +1,10 @@
-"""`remanence reproduce` and `remanence results`: the papers' tables and figures. Thin, like
-`main.py`.
-"""
+"""`remanence reproduce` and `remanence results`: the papers' tables and figures."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,13 +12,16 @@ from remanence import config
 from remanence.cli.options import AsJson, BatchRuns, DataDir, Quiet, Sets, TimeLimitSeconds
 from remanence.core.errors import InputError
 
+if TYPE_CHECKING:
+    from remanence.recipes.tables import ResultOutcome
+
 
 def reproduce(
     name: Annotated[
         str | None,
         typer.Argument(
             metavar="[RESULT]",
-            help="such as wsm/table-3.2; without it, all are listed",
+            help="Table or figure, such as wsm/table-3.2. Without it, all of them are listed.",
             show_default=False,
         ),
     ] = None,
@@ -28,31 +29,39 @@ def reproduce(
         str,
         typer.Option(
             "--scale",
-            help="smoke (seconds), desk (minutes on two cores), gpu (ten minutes on one H200) or"
-            " paper",
+            help="Scale: smoke (seconds), desk (minutes on two cores), gpu (ten minutes on one"
+            " H200) or paper.",
         ),
     ] = "desk",
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="ROW", help="only this row or column; may be repeated"),
+        typer.Option(
+            "--only", metavar="ROW", help="Restrict to this row or column. May be repeated."
+        ),
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option("--seeds", help="how many; default: as the scale has it", show_default=False),
+        typer.Option(
+            "--seeds", help="Number of seeds. Default: that of the scale.", show_default=False
+        ),
     ] = None,
     plan: Annotated[
-        bool, typer.Option("--plan", help="print runs, rounds, time and memory without running")
+        bool,
+        typer.Option("--plan", help="Print runs, rounds, time and memory without running."),
     ] = False,
     substitute_data: Annotated[
         bool,
         typer.Option(
-            "--substitute-data", help="use the recipe's stand-in for data that are not there"
+            "--substitute-data",
+            help="Replace missing data sets by the recipe's substitutes.",
         ),
     ] = False,
     data_dir: DataDir = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="the folder to write; the same command goes on in it"),
+        typer.Option(
+            "--out", help="Output folder. The same command with the same folder continues."
+        ),
     ] = None,
     batch_runs: BatchRuns = 0,
     set_: Sets = None,
@@ -60,23 +69,10 @@ def reproduce(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Reproduce a table or figure of one of the papers, with the published numbers beside ours."""
-    from remanence.recipes import list_recipes, load_recipe
-
+    """Reproduce a table or figure of a paper, with the published numbers beside ours."""
     if name is None:
-        found = [
-            {"name": each, "title": load_recipe(each).title, "source": load_recipe(each).source}
-            for each in list_recipes()
-        ]
-        print(
-            json.dumps(found, indent=2)
-            if as_json
-            else "\n".join(f"{entry['name']:20s}  {entry['title']}" for entry in found)
-        )
+        _print_recipes(as_json)
         return
-    from remanence.recipes.reproduce import plan_result
-    from remanence.recipes.reproduce import reproduce as run_result
-
     options: dict[str, Any] = {
         "scale": scale,
         "only": only or [],
@@ -86,55 +82,80 @@ def reproduce(
         "data_dir": data_dir or "",
     }
     if plan:
-        from remanence.recipes.estimate import describe_plan
-
-        print(describe_plan(plan_result(name, **options, dry_run=True)))
+        _print_plan(name, options)
         return
     if out is None:
-        # what is wrong with what was asked for is said before what is missing
-        plan_result(name, **options)
+        _check_options(name, options)
         raise InputError(
-            f"--out is missing: name a folder for the runs of {name}, or look at --plan first"
+            f"--out is missing: name a folder for the runs of {name}, or print the --plan first"
         )
     from remanence.core.progress import make_progress
+    from remanence.recipes import reproduce as run_recipe
     from remanence.rounds.loop import TimeLimit
 
-    shown = make_progress(quiet or as_json)
-    done = run_result(
-        name, out, **options, batch_runs=batch_runs, progress=shown, deadline=TimeLimit(time_limit)
+    done = run_recipe.reproduce(
+        name,
+        out,
+        **options,
+        batch_runs=batch_runs,
+        progress=make_progress(quiet or as_json),
+        deadline=TimeLimit(time_limit),
     )
     if as_json:
         print((out / "outcome.json").read_text())
     elif not quiet:
-        from rich.console import Console
-
-        from remanence.recipes.figure_data import PICTURE
-        from remanence.recipes.reproduce import PAGE
-        from remanence.recipes.tables import as_table, describe_claims, describe_notes
-        from remanence.results.run import REPORT
-
-        console = Console()
-        print(
-            f"{name}: {done.plan.recipe.title}; scale {scale}:"
-            f" {done.plan.scale_settings.about or 'as published'}"
-        )
-        console.print(as_table(done, console.width))
-        made = [
-            f"{kind}: {out / file}"
-            for kind, file in (("page", PAGE), ("figure", PICTURE), ("report", REPORT))
-            if (out / file).exists()
-        ]
-        print("\n".join([*describe_notes(done), *describe_claims(done), *made]))
+        _print_result(done, out)
 
 
 def results(
-    folders: Annotated[list[Path], typer.Argument(help="folders of remanence reproduce")],
-    out: Annotated[Path, typer.Option("--out", help="the folder for the pages")] = Path(
-        "docs/results"
-    ),
+    folders: Annotated[list[Path], typer.Argument(help="Output folders of remanence reproduce.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the pages.")] = Path("docs/results"),
 ) -> None:
-    """Write a page for every paper from the folders of reproduced results."""
+    """Write one page for each paper from reproduced results."""
     from remanence.recipes.results_pages import write_results
 
     for page in write_results(folders, out):
         print(page)
+
+
+def _print_recipes(as_json: bool) -> None:
+    from remanence.recipes import list_recipes, load_recipe
+
+    recipes = [load_recipe(name) for name in list_recipes()]
+    if as_json:
+        found = [{"name": r.name, "title": r.title, "source": r.source} for r in recipes]
+        print(json.dumps(found, indent=2))
+    else:
+        print("\n".join(f"{recipe.name:20s}  {recipe.title}" for recipe in recipes))
+
+
+def _print_plan(name: str, options: dict[str, Any]) -> None:
+    from remanence.recipes.estimate import describe_plan
+    from remanence.recipes.reproduce import plan_result
+
+    print(describe_plan(plan_result(name, **options, dry_run=True)))
+
+
+def _check_options(name: str, options: dict[str, Any]) -> None:
+    from remanence.recipes.reproduce import plan_result
+
+    plan_result(name, **options)
+
+
+def _print_result(done: ResultOutcome, out: Path) -> None:
+    from rich.console import Console
+
+    from remanence.recipes.figure_data import PICTURE
+    from remanence.recipes.reproduce import PAGE
+    from remanence.recipes.tables import as_table, describe_claims, describe_notes
+    from remanence.results.run import REPORT
+
+    plan, console = done.plan, Console()
+    print(
+        f"{plan.recipe.name}: {plan.recipe.title}; scale {plan.scale}:"
+        f" {plan.scale_settings.about or 'as published'}"
+    )
+    console.print(as_table(done, console.width))
+    files = (("page", PAGE), ("figure", PICTURE), ("report", REPORT))
+    written = [f"{kind}: {out / file}" for kind, file in files if (out / file).exists()]
+    print("\n".join([*describe_notes(done), *describe_claims(done), *written]))

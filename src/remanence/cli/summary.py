@@ -1,4 +1,4 @@
-"""The end of a long command."""
+"""What is printed at the end of a command that trains."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def print_summary(folder: Path, quiet: bool, as_json: bool) -> None:
-    """The end of a long command: the report, the table, where things are."""
+    """Write the report of a run or a comparison, and print its results and the report's path."""
     from remanence.report import write_report
     from remanence.report.tables import chosen_rows, render_text, run_row
     from remanence.results.run import Run, load
@@ -18,15 +18,8 @@ def print_summary(folder: Path, quiet: bool, as_json: bool) -> None:
     if as_json:
         from dataclasses import asdict
 
-        print(
-            json.dumps(
-                {
-                    "folder": str(folder),
-                    "report": str(page),
-                    "results": [asdict(row) for row in rows],
-                }
-            )
-        )
+        results = [asdict(row) for row in rows]
+        print(json.dumps({"folder": str(folder), "report": str(page), "results": results}))
     elif not quiet:
         from rich.console import Console
 

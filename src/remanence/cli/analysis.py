@@ -1,0 +1,145 @@
+"""`remanence report`, `watch`, `diagnose`, `evaluate` and `export`: commands that read runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from remanence.cli.options import AllowCode, AsJson, Client, DataDir, Folders
+
+
+def report(
+    folders: Folders,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Page to write. Default: report.html in the first folder."),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            "--figures",
+            help="Folder in which every figure is written as PDF, SVG and PNG, and every table.",
+        ),
+    ] = None,
+) -> None:
+    """Write a self-contained HTML report about runs and comparisons."""
+    from remanence.report import write_report
+
+    if figures is not None:
+        from remanence.report.figure_files import write_figures
+        from remanence.results.run import load
+
+        write_figures([load(folder) for folder in folders], figures)
+    print(f"report: {write_report(*folders, out=out)}")
+    if figures is not None:
+        print(f"figures: {figures}")
+
+
+def watch(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Folders of runs and comparisons, or folders of them. They may appear later."
+        ),
+    ],
+    port: Annotated[int, typer.Option("--port", help="Port of the page. 0: any free port.")] = 0,
+) -> None:
+    """Show a live report in the browser while runs train; only this machine can connect."""
+    from remanence.report.live import watch as serve
+
+    serve(
+        folders,
+        port,
+        announce=lambda address: print(f"watching at {address} (Ctrl-C ends it)", flush=True),
+    )
+
+
+def diagnose(folders: Folders, as_json: AsJson = False) -> None:
+    """Explain what was forgotten, where, whether it exceeds the noise between seeds, and which
+    methods may help.
+    """
+    from remanence.diagnosis import diagnose as examine
+    from remanence.diagnosis import render_text
+    from remanence.results.run import load
+
+    found = examine([load(folder) for folder in folders])
+    if as_json:
+        from dataclasses import asdict
+
+        print(json.dumps([asdict(diagnosis) for diagnosis in found], indent=2))
+    else:
+        print(render_text(found), end="")
+
+
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            help="Data set with the same classes. Default: the test set of the run.",
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    client: Client = None,
+    allow_code: AllowCode = False,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a trained model on a test set."""
+    from remanence.api import load_trusted
+    from remanence.export import evaluate as evaluate_model
+    from remanence.export import load_test_data
+
+    done = load_trusted(folder, allow_code)
+    source = load_test_data(done, data, data_dir)
+    result = evaluate_model(done, source, client=client)
+    if as_json:
+        print(json.dumps(result))
+        return
+    print(
+        f"{result['evaluated']}: accuracy {_percent(result['accuracy'])}, loss"
+        f" {_loss(result['loss'])}, macro F1 {_percent(result['macro_f1'])}"
+    )
+    for name, value in zip(source.classes, result["per_class"], strict=True):
+        print(f"  {name:20s} {_percent(value)}")
+
+
+def export(
+    folder: Annotated[
+        Path,
+        typer.Argument(help="Folder of a run; for tensorboard and mlflow also of a comparison."),
+    ],
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="Format of the model: safetensors, torchscript or onnx; or of the metrics:"
+            " tensorboard or mlflow.",
+        ),
+    ] = "safetensors",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Output folder. Default: export in the folder of the run."),
+    ] = None,
+    client: Client = None,
+    allow_code: AllowCode = False,
+) -> None:
+    """Export the trained model, or the metrics over rounds, for use in other programs."""
+    from remanence.api import load_trusted
+    from remanence.export import TRACKERS
+    from remanence.export import export as write
+
+    done = load_trusted(folder, allow_code or kind in TRACKERS)  # metrics need no model
+    for path in write(done, out, kind, client=client):
+        print(path)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f}%"
+
+
+def _loss(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"

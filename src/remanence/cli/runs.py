@@ -1,0 +1,156 @@
+"""`remanence run`, `compare` and `resume`: commands that train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from remanence import config
+from remanence.cli.flags import read_settings, with_flags
+from remanence.cli.options import (
+    AllowCode,
+    AsJson,
+    BatchRuns,
+    ExperimentFile,
+    OutFolder,
+    Overwrite,
+    Quiet,
+    Sets,
+    TimeLimitSeconds,
+)
+from remanence.cli.summary import print_summary
+from remanence.core import expressions
+from remanence.core.errors import InputError
+
+
+@with_flags()
+def run(
+    experiment: ExperimentFile = None,
+    *,
+    out: OutFolder,
+    flags: dict[str, Any],
+    set_: Sets = None,
+    overwrite: Overwrite = False,
+    allow_code: AllowCode = False,
+    time_limit: TimeLimitSeconds = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run one experiment, from a file or by flags, and write its report."""
+    base, changes = read_settings(experiment, flags, set_, allow_code)
+    config.parse_experiment(base, changes)  # finds mistakes before torch is imported
+    from remanence import api
+
+    done = api.run(
+        base,
+        set=changes,
+        out=out,
+        overwrite=overwrite,
+        quiet=quiet or as_json,
+        time_limit=time_limit,
+    )
+    print_summary(done.folder, quiet, as_json)
+
+
+@with_flags(without=("method", "seed"))
+def compare(
+    experiment: ExperimentFile = None,
+    *,
+    methods: Annotated[
+        str,
+        typer.Option(
+            "--methods", help='Methods, separated by semicolons, such as "fedavg; fedavg+wsm".'
+        ),
+    ],
+    out: OutFolder,
+    flags: dict[str, Any],
+    seeds: Annotated[
+        str, typer.Option("--seeds", help="Number of seeds, or a list such as 0,7,42.")
+    ] = "1",
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid",
+            metavar="KEY=A,B",
+            help="Values of a setting to try, such as lr=0.1,0.05. May be repeated.",
+        ),
+    ] = None,
+    select: Annotated[
+        str,
+        typer.Option(
+            "--select",
+            help="Selection of a method's setting in a grid: last (no selection, show all) or"
+            " validation (highest validation accuracy).",
+        ),
+    ] = "last",
+    batch_runs: BatchRuns = 0,
+    set_: Sets = None,
+    overwrite: Overwrite = False,
+    allow_code: AllowCode = False,
+    time_limit: TimeLimitSeconds = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare methods on the same data with the same sampled clients."""
+    base, changes = read_settings(experiment, flags, set_, allow_code)
+    values = dict(_parse_grid(text) for text in grid or [])
+    from remanence import api
+
+    done = api.compare(
+        methods,
+        experiment=base,
+        set=changes,
+        seeds=_parse_seeds(seeds),
+        grid=values,
+        select=select,
+        out=out,
+        overwrite=overwrite,
+        batch_runs=batch_runs,
+        quiet=quiet or as_json,
+        time_limit=time_limit,
+    )
+    print_summary(done.folder, quiet, as_json)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run or a comparison.")],
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="Continue until this round in total.")
+    ] = None,
+    time_limit: TimeLimitSeconds = None,
+    allow_code: AllowCode = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Continue an interrupted run or comparison. The result is the same as without the
+    interruption.
+    """
+    from remanence import api
+
+    done = api.resume(
+        folder, rounds=rounds, quiet=quiet or as_json, time_limit=time_limit, allow_code=allow_code
+    )
+    print_summary(done.folder, quiet, as_json)
+
+
+def _parse_grid(text: str) -> tuple[str, list[Any]]:
+    name, equals, values = text.partition("=")
+    if not equals:
+        raise InputError(f"--grid {text!r} has no values: write --grid lr=0.1,0.05")
+    return name.strip(), [
+        config.parse_value(value.strip())
+        for value in expressions.split_top_level(values)
+        if value.strip()
+    ]
+
+
+def _parse_seeds(text: str) -> int | list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(
+            f"--seeds {text!r} is neither a number of seeds nor a list such as 0,7,42"
+        ) from None
+    return numbers if "," in text else numbers[0]

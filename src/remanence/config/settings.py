@@ -1,0 +1,402 @@
+"""The settings of an experiment: one pydantic model, with a section for each table of the file.
+
+The description of a field is its only documentation: the help texts of the command line and the
+reference pages are made from it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic.fields import FieldInfo
+
+Count = Annotated[StrictInt, Field(ge=1)]
+Natural = Annotated[StrictInt, Field(ge=0)]
+Number = StrictFloat | StrictInt
+Share = Annotated[Number, Field(ge=0, lt=1)]
+Positive = Annotated[Number, Field(gt=0)]
+NonNegative = Annotated[Number, Field(ge=0)]
+
+
+class Section(BaseModel):
+    """A frozen table of settings that accepts no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataSettings(Section):
+    """The data set and its partition over clients."""
+
+    name: StrictStr = Field(
+        default="digits",
+        description="Data set, such as digits or synthetic(samples=5000), an .npz file or a folder"
+        " of images.",
+    )
+    dir: StrictStr = Field(
+        default="",
+        description="Folder of the data sets. Default: the environment variable REMANENCE_DATA.",
+    )
+    partition: StrictStr = Field(
+        default="dirichlet(alpha=0.1)",
+        description="Partition of the examples over clients, such as iid or dirichlet(alpha=0.1).",
+    )
+    validation: Share = Field(
+        default=0.1, description="Fraction of each client's examples kept for validation."
+    )
+    public: Natural = Field(
+        default=0, description="Number of training examples held out for the server as public data."
+    )
+    augment: tuple[StrictStr, ...] = Field(
+        default=(), description="Augmentations of training images: crop, flip."
+    )
+    normalize: StrictBool = Field(
+        default=True,
+        description="Normalize inputs to mean 0 and standard deviation 1, by channel or column.",
+    )
+
+
+class ClientSettings(Section):
+    """The clients: how many there are, which are sampled and how fast they are."""
+
+    count: Count | None = Field(
+        default=None,
+        description="Number of clients. Default: what the partition defines, otherwise 10.",
+    )
+    sample: Annotated[StrictInt | StrictFloat, Field(gt=0)] | None = Field(
+        default=None,
+        description="Clients sampled in each round: a number, or a fraction such as 0.1."
+        " Default: all.",
+    )
+    sampling: Literal["fixed", "poisson"] = Field(
+        default="fixed",
+        description="Sampling of clients: fixed draws a fixed number without replacement, poisson"
+        " draws every client independently with the same probability.",
+    )
+    availability: StrictStr = Field(
+        default="always",
+        description="Model of which clients are available in which rounds, such as"
+        " random(offline=0.1).",
+    )
+    speed: StrictStr = Field(
+        default="equal",
+        description="Model of the simulated seconds that a local step takes, such as"
+        " lognormal(sigma=0.5).",
+    )
+
+
+class DriftSettings(Section):
+    """Changes of the clients' data over time."""
+
+    schedule: StrictStr = Field(
+        default="",
+        description="Schedule of which client is in which cluster at which time step, such as"
+        " random(clusters=2). Empty: no drift.",
+    )
+    time_steps: Count = Field(
+        default=1, description="Number of time steps; the data may change between two of them."
+    )
+    concepts: StrictStr = Field(
+        default="",
+        description="Data of each cluster, such as label(groups='0 1|2 3'). Empty: the classes are"
+        " divided evenly among the clusters.",
+    )
+    rows: Literal["pools", "partition"] = Field(
+        default="pools",
+        description="Source of a client's examples: pools draws them from a pool of its cluster,"
+        " partition keeps those of data.partition and changes their appearance or labels.",
+    )
+    samples: Natural = Field(
+        default=0,
+        description="Training examples that a client draws at each time step. 0: as many as are"
+        " possible without drawing an example twice.",
+    )
+    validation: Natural = Field(
+        default=0,
+        description="Validation examples that a client draws at each time step. 0: the fraction"
+        " data.validation.",
+    )
+    resample: Literal["", "changed", "everyone"] = Field(
+        default="",
+        description="Clients that draw new examples at a time step: those whose cluster changed,"
+        " or everyone. Empty: what the paper of the schedule does.",
+    )
+
+
+class PeerSettings(Section):
+    """Decentralized learning: training without a server."""
+
+    topology: StrictStr = Field(
+        default="full",
+        description="Graph of which clients can exchange models without a server, such as"
+        " ring(neighbors=2).",
+    )
+    warmup: StrictBool = Field(
+        default=True, description="Train every client once before the first exchange."
+    )
+    patience: Natural = Field(
+        default=0,
+        description="Early stopping without a server: a client pauses after this many rounds"
+        " without a lower validation loss, until its data change. 0: never.",
+    )
+
+
+class LocalSettings(Section):
+    """Local training of a client."""
+
+    epochs: Natural = Field(default=1, description="Local epochs in each round.")
+    steps: Natural = Field(default=0, description="Local steps in each round, instead of epochs.")
+    batch_size: Count = Field(default=32, description="Examples in a batch.")
+    drop_last: StrictBool = Field(
+        default=False, description="Drop the last batch if it is incomplete."
+    )
+    optimizer: StrictStr = Field(
+        default="sgd(lr=0.1)",
+        description="Optimizer of the clients: sgd, adam or adamw, such as sgd(momentum=0.9).",
+    )
+    lr: Positive | None = Field(
+        default=None, description="Learning rate of the clients; replaces the one of the optimizer."
+    )
+    schedule: StrictStr = Field(
+        default="constant",
+        description="Schedule of the learning rate over rounds, such as exponential(decay=0.99).",
+    )
+    buffers: Literal["average", "local", "frozen"] = Field(
+        default="average",
+        description="Statistics of batch normalization: average them over clients, keep them local"
+        " to each client, or keep them frozen.",
+    )
+
+
+class RoundSettings(Section):
+    """What the server requires of replies, and how it treats stragglers."""
+
+    min_replies: Count = Field(
+        default=1, description="Abandon a round with fewer valid replies than this."
+    )
+    weight_cap: Positive = Field(
+        default=1e9, description="Reject a reply that claims a larger weight (number of examples)."
+    )
+    max_norm: NonNegative = Field(
+        default=0.0,
+        description="Reject a reply whose model moved further, in Euclidean norm. 0: no limit.",
+    )
+    over_selection: Annotated[Number, Field(ge=1)] = Field(
+        default=1.0,
+        description="Sample this many times more clients than replies are used; the first to reply"
+        " are used.",
+    )
+    deadline: StrictStr = Field(
+        default="none",
+        description="Deadline of a round, after which a reply is late: simulated seconds (real ones"
+        " with the engine flower), such as 30, or quantile(share=0.8).",
+    )
+    late: Literal["discard", "use"] = Field(
+        default="discard",
+        description="Late replies: discard them, or use them in the round in which they arrive.",
+    )
+    staleness: NonNegative = Field(
+        default=0.5,
+        description="Exponent of the weight 1 / (1 + age)^staleness of a late reply, with its age"
+        " in rounds.",
+    )
+
+
+class RecordSettings(Section):
+    """What is evaluated and recorded."""
+
+    every: Count = Field(
+        default=1, description="Rounds between two evaluations. The last round is always evaluated."
+    )
+    local: StrictBool = Field(
+        default=False,
+        description="Also evaluate every client's model after local training (one more evaluation"
+        " for each client).",
+    )
+    cross: Natural = Field(
+        default=20,
+        description="With record.local: evaluate at most this many clients' models of a round on"
+        " each other's validation examples. 0: none.",
+    )
+    examples: StrictBool = Field(
+        default=False,
+        description="Also record for every training example of a round's clients whether the model"
+        " was correct before local training, after it and after aggregation.",
+    )
+    confusion: StrictBool = Field(
+        default=False, description="Also record whole confusion matrices."
+    )
+    validation: StrictBool = Field(
+        default=True,
+        description="Also evaluate the global model on all clients' validation examples.",
+    )
+    personal: Natural = Field(
+        default=100,
+        description="Evaluate the personal models of at most this many clients, where the method"
+        " has personal models.",
+    )
+
+
+class RaySettings(Section):
+    """The engine ray."""
+
+    address: StrictStr = Field(
+        default="",
+        description="Address of a running cluster. Default: the environment variable RAY_ADDRESS,"
+        " otherwise a cluster on this machine.",
+    )
+    inner: Literal["", "sequential", "vectorized"] = Field(
+        default="", description="Engine inside a worker. Empty: the fastest one there."
+    )
+    cpus: Positive = Field(default=1, description="CPU cores of a worker.")
+    gpus: Annotated[Number, Field(ge=0, le=1)] = Field(
+        default=0,
+        description="Fraction of a GPU for each worker. 0: a whole GPU where the device is cuda,"
+        " otherwise none.",
+    )
+    retries: Natural = Field(
+        default=3, description="Number of times that work lost with a worker is repeated."
+    )
+
+
+class CheckpointSettings(Section):
+    """Checkpoints of a run."""
+
+    seconds: NonNegative = Field(
+        default=5, description="Minimum seconds between two checkpoints. 0: one after every round."
+    )
+
+
+class Experiment(Section):
+    """All settings of an experiment: what a user writes in a file, in flags or in Python."""
+
+    method: StrictStr = Field(
+        default="fedavg", description="Method and losses joined by +, such as fedprox(mu=0.1)+wsm."
+    )
+    model: StrictStr = Field(
+        default="",
+        description="Model: mlp, cnn, lenet, resnet18 ... or package.module:Class(option=value)."
+        " Default: by the data.",
+    )
+    rounds: Count = Field(default=20, description="Rounds to train; with drift, in each time step.")
+    seed: Natural = Field(default=0, description="Seed of all random numbers.")
+    engine: Literal["auto", "sequential", "vectorized", "processes", "ray", "flower"] = Field(
+        default="auto",
+        description="Engine: auto, sequential, vectorized, processes, ray or flower (see remanence"
+        " list engines).",
+    )
+    stack_size: Natural = Field(
+        default=0,
+        description="Maximum number of clients in one batched computation (of each worker, with"
+        " processes). 0: chosen automatically.",
+    )
+    execution: Literal["auto", "eager", "captured", "compiled"] = Field(
+        default="auto",
+        description="Execution of steps by the engines vectorized and processes: eager, captured"
+        " (replayed without Python) or compiled (captured with fused operators).",
+    )
+    workers: Natural = Field(
+        default=0, description="Number of processes of the engine processes. 0: one for each core."
+    )
+    timeout: NonNegative = Field(
+        default=1800.0,
+        description="Seconds of wall time after which a worker that does not answer is replaced."
+        " 0: never.",
+    )
+    threads: Natural = Field(default=0, description="Threads of torch. 0: the default of torch.")
+    device: StrictStr = Field(default="auto", description="Device: auto, cpu or cuda.")
+    precision: Literal["fp32", "fp64", "tf32", "bf16"] = Field(
+        default="fp32", description="Numeric precision: fp32, fp64, tf32 or bf16."
+    )
+    deterministic: StrictBool = Field(
+        default=False,
+        description="Use deterministic CUDA operators only: the same bits in every run.",
+    )
+    attack: StrictStr = Field(
+        default="",
+        description="Attack by hostile clients, such as sign_flip(fraction=0.1). Empty: none.",
+    )
+    data: DataSettings = Field(default=DataSettings(), description="Data set and partition.")
+    clients: ClientSettings = Field(default=ClientSettings(), description="Clients.")
+    drift: DriftSettings = Field(
+        default=DriftSettings(), description="Changes of the data over time."
+    )
+    peers: PeerSettings = Field(default=PeerSettings(), description="Decentralized learning.")
+    local: LocalSettings = Field(default=LocalSettings(), description="Local training.")
+    round: RoundSettings = Field(default=RoundSettings(), description="Replies and stragglers.")
+    record: RecordSettings = Field(
+        default=RecordSettings(), description="Evaluation and recording."
+    )
+    ray: RaySettings = Field(default=RaySettings(), description="The engine ray.")
+    checkpoint: CheckpointSettings = Field(default=CheckpointSettings(), description="Checkpoints.")
+
+    @property
+    def total_rounds(self) -> int:
+        """Rounds of all time steps together."""
+        return self.rounds * self.drift.time_steps
+
+    def time_step(self, round: int) -> int:
+        """The time step (counted from 0) of a round (counted from 1)."""
+        return (round - 1) // self.rounds
+
+
+ENGINES: tuple[str, ...] = get_args(Experiment.model_fields["engine"].annotation)
+
+# Short names of the most used keys: the flags of the command line and the keyword arguments of
+# `remanence.run`. Every other key is reached by --set or `set=`.
+FLAGS = {
+    "method": "method",
+    "data": "data.name",
+    "data_dir": "data.dir",
+    "model": "model",
+    "clients": "clients.count",
+    "partition": "data.partition",
+    "sample": "clients.sample",
+    "availability": "clients.availability",
+    "drift": "drift.schedule",
+    "time_steps": "drift.time_steps",
+    "concepts": "drift.concepts",
+    "samples": "drift.samples",
+    "topology": "peers.topology",
+    "patience": "peers.patience",
+    "epochs": "local.epochs",
+    "steps": "local.steps",
+    "batch_size": "local.batch_size",
+    "lr": "local.lr",
+    "optimizer": "local.optimizer",
+    "schedule": "local.schedule",
+    "buffers": "local.buffers",
+    "rounds": "rounds",
+    "seed": "seed",
+    "validation": "data.validation",
+    "public": "data.public",
+    "min_replies": "round.min_replies",
+    "record_every": "record.every",
+    "record_local": "record.local",
+    "attack": "attack",
+    "engine": "engine",
+    "device": "device",
+    "precision": "precision",
+    "deterministic": "deterministic",
+}
+
+
+@functools.cache
+def all_settings() -> Mapping[str, FieldInfo]:
+    """Every setting of an experiment by its dotted key, such as `local.batch_size`."""
+    found: dict[str, FieldInfo] = {}
+    for name, field in Experiment.model_fields.items():
+        if isinstance(field.default, Section):
+            section = type(field.default)
+            found |= {f"{name}.{key}": inner for key, inner in section.model_fields.items()}
+        else:
+            found[name] = field
+    return MappingProxyType(found)
+
+
+def all_keys() -> dict[str, Any]:
+    """Every dotted key of an experiment with its default value."""
+    return {key: field.default for key, field in all_settings().items()}
