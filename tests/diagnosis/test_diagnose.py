@@ -39,7 +39,7 @@ def test_local_training_loses_classes_that_clients_lack(make_run: Callable[..., 
     """
     run = make_run()
     lost = find("where it was lost", run)
-    assert "local training loses 10.0 and merging at the server gains 15.0" in lost.sentence
+    assert "local training loses 10.0 and aggregation gains 15.0" in lost.sentence
     assert "Most is lost in local training, above all of cat (20.0)" in lost.sentence
     assert "With one seed nobody can say whether that is more than noise" in lost.sentence
     assert lost.evidence["worst_phase"] == "local"
@@ -92,7 +92,7 @@ def test_merging_loses(make_run: Callable[..., Run]) -> None:
         clients={"count": 2, "sample": 1},
     )
     lost = find("where it was lost", run)
-    assert "local training gains 20.0 and merging at the server loses 30.0" in lost.sentence
+    assert "local training gains 20.0 and aggregation loses 30.0" in lost.sentence
     assert [cure.action for cure in lost.recommendations] == [
         "more clients a round (clients.sample)",
         "flashback",
@@ -110,7 +110,7 @@ def test_training_at_the_server_loses(make_run: Callable[..., Run]) -> None:
             before=(4, 4), local={0: (4, 4)}, merged=(8, 8), refined=(6, 7), label_counts=((4, 4),)
         ),
     )
-    assert "training at the server loses 15.0" in lost.sentence
+    assert "server training loses 15.0" in lost.sentence
     assert "data.public" in lost.recommendations[0].action
 
 
@@ -170,7 +170,7 @@ def test_forgetting_of_the_global_model(make_run: Callable[..., Run]) -> None:
     """
     sentence = find("forgetting", make_run()).sentence
     assert "the test accuracy is 65.0 %" in sentence
-    assert "lost 5.00 points on average (gains not counted), most of all cat (10.0)" in sentence
+    assert "on average (gains count as 0): 5.00 points, most in cat (10.0)" in sentence
     assert "on average 5.0 points above their best earlier round" in sentence
 
 
@@ -215,7 +215,8 @@ def test_drift_without_a_server(tmp_path: Path) -> None:
     drift = find("drift", *runs)
     assert "After a drift clients fall by" in drift.sentence
     assert (
-        "of their listening went to their own cluster, where chance gives 40 %" in drift.sentence
+        "of their peer selections are within their own cluster, where randomly drawn peers give 40 %"
+        in drift.sentence
     )  # two of five others, six clients in two halves
     assert {cure.action for cure in drift.recommendations} == {"hast", "dac"}
     # it already chooses its peers
@@ -242,8 +243,8 @@ def test_methods_are_compared_seed_by_seed(make_run: Callable[..., Run]) -> None
 def test_trouble_is_told(make_run: Callable[..., Run]) -> None:
     run = make_run(rounds=9, refused=[{"client": 1, "code": "not_finite"}])
     sentence = find("beware", run).sentence
-    assert "1 of 1 runs are unfinished" in sentence
-    assert "2 replies were refused" in sentence
+    assert "1 of 1 run is unfinished" in sentence
+    assert "2 replies were rejected" in sentence
 
 
 def test_text_cannot_steer_a_terminal_and_json_is_whole(

@@ -185,14 +185,14 @@ def test_the_three_numbers_of_drift_have_columns_and_words(tmp_path: Path) -> No
     )
     text = say(run)
     assert (
-        f"hast ends a time step at {100 * (row.performance or 0):.1f} % (performance), has 90"
-        " % of a step's gain after"
+        f"hast has {100 * (row.performance or 0):.1f} % at the end of a time step (performance),"
+        " reaches 90 % of a time step's gain after"
     ) in text
-    assert "points after a drift (robustness)." in text
-    assert text.startswith("hast: its clients' own models classify ")
-    assert "Of all listening, clients gave to their own cluster: hast" in text
-    assert "by chance it would be" in text
-    assert "test examples of their own cluster rightly after round 12" in text
+    assert "points after a drift at worst (robustness)." in text
+    assert text.startswith("hast has an accuracy of ")
+    assert "Share of peer selections within a client's own cluster: hast" in text
+    assert "randomly drawn peers" in text
+    assert "(the clients' own models, on test examples of their own cluster) after round 12" in text
     assert "Performance, %" in render_markdown([row])
     assert max(map(len, printed([row]).splitlines())) <= 80
 

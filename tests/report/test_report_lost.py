@@ -61,9 +61,9 @@ def test_bars_show_what_each_phase_lost_and_their_sum(lossy: Run) -> None:
     assert picture is not None
     local, merging, together = picture.plot.data
     assert (local.name, list(local.y), list(local.x)) == ("local training", ["fedavg"], [0.15])
-    assert (merging.name, list(merging.x)) == ("merging at the server", [-0.15])
+    assert (merging.name, list(merging.x)) == ("aggregation", [-0.15])
     assert list(together.x) == [0]
-    assert "fedavg: local training +15.0 points, merging at the server -15.0 points" in picture.alt
+    assert "fedavg: local training +15.0 points, aggregation -15.0 points" in picture.alt
     over_rounds = draw_phases_over_rounds(group_runs([lossy]))
     assert over_rounds is not None
     assert [(list(bars.x), list(bars.y)) for bars in over_rounds.plot.data] == [
@@ -114,7 +114,7 @@ def test_after_a_server_that_trains_stands_the_refined_model(lossy: Run) -> None
     assert bars is not None
     # (0.7 - 0.9 + 0.5 - 0.6) / 2
     assert (bars.plot.data[2].name, list(bars.plot.data[2].x)) == (
-        "training at the server",
+        "server training",
         [-0.15],
     )
 
@@ -122,9 +122,8 @@ def test_after_a_server_that_trains_stands_the_refined_model(lossy: Run) -> None
 def test_words_tell_where_it_was_lost(lossy: Run) -> None:
     text = say(lossy)
     assert (
-        "Where fedavg lost it: local training cost 15.0 points a round, and merging at the"
-        " server won 15.0 back; most in class dog (30.0); "
-        "client 7 forgot most (20.0)." in text
+        "fedavg: local training loses 15.0 and aggregation gains 15.0; most is lost in local"
+        " training, above all of dog (30.0); client 7 loses most (20.0)." in text
     )
 
 
@@ -140,7 +139,7 @@ def test_deviation_over_seeds_stands_beside_a_phase(
         judged([0.8, 0.4], "merged"),
     ]
     calm = write_ledger(make_run([[0.8, 0.4]], "calm", seed=1, label_counts=[[1, 1]] * 8), parts)
-    assert "local training cost 7.5 ± 10.6 points a round" in say(lossy, calm)
+    assert "local training loses 7.5 ± 10.6" in say(lossy, calm)
     picture = draw_phase_decomposition(group_runs([lossy, calm]))
     assert picture is not None
     assert (list(picture.plot.data[0].x), list(picture.plot.data[0].customdata)) == (
@@ -155,9 +154,7 @@ def test_nothing_lost_is_said_so(make_run: Callable[..., Run]) -> None:
         judged([0.6, 0.5], "local", model=0, weight=1.0),
         judged([0.7, 0.6], "merged"),
     ]
-    assert "In fedavg no phase of a round lost accuracy on average." in say(
-        write_ledger(make_run([[0.7, 0.6]]), parts)
-    )
+    assert "no phase loses accuracy on average." in say(write_ledger(make_run([[0.7, 0.6]]), parts))
 
 
 def test_without_local_records_there_is_nothing_to_show(make_run: Callable[..., Run]) -> None:

@@ -173,8 +173,7 @@ def test_every_setting_is_shown_beside_the_chosen(
     ]
     page = Page(render_report([make_comparison(cells, select="validation")]))
     assert (
-        "Settings were chosen by validation accuracy, without a look at the test set: a with"
-        " lr=0.1 (of 2)."
+        "Settings selected by validation accuracy, without the test set: a with lr=0.1 (of 2)."
     ) in page.text
     assert page.text.count("a, lr=0.2") == 1
     assert "Every setting that was tried" in page.text

@@ -31,10 +31,10 @@ def test_a_difference_above_the_deviation_is_one(
     """
     text = say(make_comparison(seeds("good", [0.79, 0.81]) + seeds("bad", [0.49, 0.51])))
     assert (
-        "good is best: it classifies 80.0 ± 1.4 % of the test set rightly after round 2,"
-        " 30.0 points more than the next, bad (50.0 ± 1.4 %)" in text
+        "good has the highest accuracy: 80.0 ± 1.4 % on the test set after round 2, 30.0 points"
+        " above the next method, bad (50.0 ± 1.4 %)." in text
     )
-    assert "larger than the deviation over seeds of either" in text
+    assert "larger than the standard deviation over seeds of either" in text
 
 
 def test_a_difference_within_the_deviation_is_none(
@@ -42,8 +42,8 @@ def test_a_difference_within_the_deviation_is_none(
 ) -> None:
     """Means 0.6 and 0.55; 0.4 and 0.8 deviate by 0.283."""
     text = say(make_comparison(seeds("loud", [0.4, 0.8]) + seeds("calm", [0.55, 0.55])))
-    assert "loud is best" in text
-    assert "within the deviation over seeds: these runs do not tell the two apart" in text
+    assert "loud has the highest accuracy" in text
+    assert "within the standard deviation over seeds: these runs do not separate the two" in text
 
 
 def test_one_seed_may_be_chance(make_comparison: Callable[..., Comparison]) -> None:
@@ -52,8 +52,8 @@ def test_one_seed_may_be_chance(make_comparison: Callable[..., Comparison]) -> N
 
 def test_equal_methods_are_level(make_comparison: Callable[..., Comparison]) -> None:
     text = say(make_comparison(seeds("a", [0.5]) + seeds("b", [0.5])))
-    assert "a and b are level at 50.0 %" in text
-    assert "best" not in text
+    assert "a and b have the same accuracy: 50.0 %" in text
+    assert "highest" not in text
 
 
 def test_forgetting_names_the_class_that_lost_most(make_run: Callable[..., Run]) -> None:
@@ -61,8 +61,8 @@ def test_forgetting_names_the_class_that_lost_most(make_run: Callable[..., Run])
     classes 0.125.
     """
     text = say(make_run([[0.1, 0.8], [0.5, 0.4], [0.4, 0.6]]))
-    assert "gains not counted: fedavg 12.50 points (most in class dog: 20.0)" in text
-    assert "fedavg classifies 50.0 % of the test set rightly after round 3" in text
+    assert "(gains count as 0): fedavg 12.50 points, most in dog (20.0)" in text
+    assert "fedavg has an accuracy of 50.0 % on the test set after round 3" in text
 
 
 def test_trouble_is_told_plainly(make_comparison: Callable[..., Comparison]) -> None:
@@ -73,15 +73,15 @@ def test_trouble_is_told_plainly(make_comparison: Callable[..., Comparison]) -> 
     cells = seeds("a", [0.5], refused=refused, abandoned=[2]) + seeds("b", [0.4], rounds=9)
     text = say(make_comparison(cells))
     assert (
-        "a: 2 replies were refused (client 7, not-finite, 2 times) and left the model untouched."
+        "a: 2 replies were rejected (client 7, not-finite, 2 times) and did not change the model."
     ) in text
-    assert "a: 1 round was abandoned for want of good replies (round 2)." in text
-    assert "Unfinished: b (1 of 1 runs)." in text
-    assert "No reply was refused" not in text
+    assert "a: 1 round was abandoned because too few replies were valid (round 2)." in text
+    assert "b: 1 of 1 run is unfinished." in text
+    assert "No reply was rejected" not in text
 
 
 def test_quiet_runs_are_told_too(make_run: Callable[..., Run]) -> None:
-    assert "No reply was refused and no round was abandoned." in say(make_run([[0.5, 0.5]]))
+    assert "No reply was rejected and no round was abandoned." in say(make_run([[0.5, 0.5]]))
 
 
 def test_methods_at_different_rounds_are_told(make_comparison: Callable[..., Comparison]) -> None:

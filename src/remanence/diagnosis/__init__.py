@@ -12,8 +12,8 @@ from remanence.diagnosis.clients import describe_clients, describe_drift, descri
 from remanence.diagnosis.findings import (
     compare,
     describe_forgetting,
-    describe_phases,
     describe_warnings,
+    find_phases,
 )
 from remanence.diagnosis.wording import Finding
 from remanence.metrics.groups import Group, group_runs, select_by_validation
@@ -51,7 +51,7 @@ def _examine(group: Group) -> Diagnosis:
         )
     found = [
         describe_forgetting(group, row),
-        *describe_phases(group),
+        *find_phases(group),
         *describe_clients(group),
         *describe_examples(group),
     ]

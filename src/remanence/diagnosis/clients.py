@@ -11,26 +11,24 @@ import numpy as np
 from remanence.diagnosis.recommendations import recommend_for_drift
 from remanence.diagnosis.wording import (
     MATTERS,
-    NAMED,
     Finding,
     describe_noise,
-    join,
     label_counts,
-    points,
 )
 from remanence.metrics.accuracy_tables import nan_mean
 from remanence.metrics.cached import (
-    decomposition_of,
     drift_of,
     first_with_losses,
     forgettable_of,
     ledger_of,
-    peer_usage_of,
 )
 from remanence.metrics.forgetting import client_forgetting, client_forgetting_rounds
-from remanence.metrics.groups import Group, mean_of
+from remanence.metrics.group_stats import rank_clients, same_cluster_share
+from remanence.metrics.groups import Group
 from remanence.metrics.seed_noise import seed_noise
 from remanence.metrics.summary_rows import MethodRow
+from remanence.report.phrases import NAMED, join_words
+from remanence.report.table_columns import percent
 
 FEW_CLIENTS = 10  # with fewer, no statement on what large or small clients have in common
 PROBABLE = 0.05  # of a chance finding, for such a statement
@@ -40,28 +38,22 @@ def describe_clients(group: Group) -> list[Finding]:
     """Whose training loses most, and what they have in common; of one seed, since clients
     differ between seeds.
     """
-    run = first_with_losses(group)
-    lost = decomposition_of(run) if run is not None else None
-    if run is None or lost is None or len(lost.clients.clients) < 2:
+    run, ranking = first_with_losses(group), rank_clients(group)
+    if run is None or ranking is None or not ranking.loss[0] > 0:
         return []
-    clients, loss = lost.clients.clients, nan_mean(lost.clients.loss, axis=1)
-    order = [place for place in np.argsort(-np.nan_to_num(loss, nan=-np.inf)) if loss[place] > 0][
-        :NAMED
-    ]
-    if not order:
-        return []
-    counts = label_counts(run)
-    named = [
-        f"client {clients[place]} ({points(loss[place])}"
-        f" points{_describe(counts, int(clients[place]))})"
-        for place in order
-    ]
-    sentence = f"With seed {run.config.seed}, the training of {join(named)} loses most; "
-    sentence += f"the mean over {len(clients)} clients is {points(float(nan_mean(loss)))}."
-    evidence: dict[str, Any] = {
-        "seed": run.config.seed,
-        "clients": {int(clients[place]): float(loss[place]) for place in order},
+    clients, loss, counts = ranking.clients, ranking.loss, label_counts(run)
+    worst = {
+        int(clients[place]): float(loss[place])
+        for place in range(min(NAMED, len(loss)))
+        if loss[place] > 0
     }
+    named = [
+        f"client {client} ({percent(lost)} points{_describe(counts, client)})"
+        for client, lost in worst.items()
+    ]
+    sentence = f"With seed {ranking.seed}, the training of {join_words(named)} loses most; "
+    sentence += f"the mean over {len(clients)} clients is {percent(ranking.mean)}."
+    evidence: dict[str, Any] = {"seed": ranking.seed, "clients": worst}
     known = clients < len(counts)
     if known.sum() >= FEW_CLIENTS:
         rows, classes = counts[clients[known]].sum(axis=1), (counts[clients[known]] > 0).sum(axis=1)
@@ -81,7 +73,7 @@ def describe_clients(group: Group) -> list[Finding]:
         cross = client_forgetting(ledger)
         mean = float(nan_mean(cross.mean))
         sentence += (
-            f" In round {cross.round} a client's training cost the others {points(mean)}"
+            f" In round {cross.round} a client's training cost the others {percent(mean)}"
             " points on their own validation rows (mean F_k)."
         )
         evidence["mean_F_k"] = {"round": cross.round, "value": mean}
@@ -99,7 +91,7 @@ def describe_examples(group: Group) -> list[Finding]:
     if share is None:
         return []
     sentence = (
-        f"Of the clients' own training rows, {points(share.mean)} % were right after local"
+        f"Of the clients' own training rows, {percent(share.mean)} % were right after local"
         " training and wrong after merging."
     )
     return [Finding("examples", sentence, {"forgettable": share.as_dict()})]
@@ -113,9 +105,9 @@ def describe_drift(group: Group, row: MethodRow) -> list[Finding]:
     if drops is None:
         return []
     fall = (
-        f"fall by {points(drops.mean)} points at worst"
+        f"fall by {percent(drops.mean)} points at worst"
         if drops.mean > 0
-        else f"stay {points(-drops.mean)} points above what they had, even at worst,"
+        else f"stay {percent(-drops.mean)} points above what they had, even at worst,"
     )
     sentence = f"After a drift clients {fall}"
     evidence: dict[str, Any] = {
@@ -127,24 +119,23 @@ def describe_drift(group: Group, row: MethodRow) -> list[Finding]:
         sentence += f" and are back after {row.recovery:.1f} rounds"
     if row.never_recovered and drops.mean > 0:
         sentence += (
-            f" ({points(row.never_recovered, 0)} % are not back before the next drift or the end)"
+            f" ({percent(row.never_recovered, 0)} % are not back before the next drift or the end)"
         )
     sentence += "."
     if row.previous_concepts is not None:
         evidence["left_concepts"] = row.previous_concepts
         word = "lost" if row.previous_concepts >= 0 else "gained"
         sentence += (
-            f" On clusters that they have left they {word} {points(abs(row.previous_concepts))}"
+            f" On clusters that they have left they {word} {percent(abs(row.previous_concepts))}"
             " points since."
         )
-    heard = [listening for run in group.runs if (listening := peer_usage_of(run)) is not None]
-    own = mean_of(float(nan_mean(one.same_cluster)) for one in heard)
-    chance = mean_of(float(nan_mean(one.chance)) for one in heard)
-    if own is not None and chance is not None:
+    found = same_cluster_share(group)
+    own, chance = (found.mean, found.by_chance) if found is not None else (None, None)
+    if found is not None:
         evidence |= {"same_cluster_share": own, "same_cluster_share_by_chance": chance}
         sentence += (
-            f" {points(own, 0)} % of their listening went to their own cluster, where chance"
-            f" gives {points(chance, 0)} %."
+            f" {percent(own, 0)} % of their peer selections are within their own cluster, where"
+            f" randomly drawn peers give {percent(chance, 0)} %."
         )
     sentence += f" {describe_noise(drops)}"
     needs = drops.mean >= MATTERS and drops.verdict != "noise"

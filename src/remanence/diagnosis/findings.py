@@ -17,35 +17,40 @@ from remanence.diagnosis.recommendations import Recommendation, recommend_for_ph
 from remanence.diagnosis.wording import (
     MATTERS,
     Finding,
-    describe_change,
     describe_noise,
-    join,
     label_counts,
-    largest,
-    points,
 )
 from remanence.metrics.accuracy_tables import local_models, nan_mean
 from remanence.metrics.cached import (
-    PHASE_WORDS,
     class_losses,
     decomposition_of,
     ledger_of,
     phase_means,
 )
-from remanence.metrics.forgetting import class_drops, forgetting_curve, forgetting_since_best
-from remanence.metrics.groups import Group, class_curve, class_names_of, mean_of
+from remanence.metrics.forgetting import forgetting_curve, forgetting_since_best
+from remanence.metrics.group_stats import forgetting_by_class, forgetting_per_seed, worst_phase
+from remanence.metrics.groups import Group, class_curve, mean_of
 from remanence.metrics.seed_noise import seed_noise
 from remanence.metrics.summary_rows import MethodRow
-from remanence.report.theme import name_classes
+from remanence.report.phrases import (
+    CLASS_FORGETTING,
+    PHASE_CHANGES,
+    describe_abandoned,
+    describe_class_forgetting,
+    describe_phases,
+    describe_rejected,
+    describe_unfinished,
+    describe_worst_phase,
+    largest_losses,
+)
+from remanence.report.table_columns import percent
 
 
 def describe_forgetting(group: Group, row: MethodRow) -> Finding:
     """The model that counts, from round to round and against its best."""
     curves = [shares for rounds, shares in map(class_curve, group.runs) if len(rounds) > 1]
-    lost = seed_noise(
-        mean_of(found.values()) or 0.0 for run in group.runs if (found := forgetting_curve(run))
-    )
-    place = f"after round {row.last_round} the test accuracy is {points(row.accuracy)} %"
+    lost = seed_noise(forgetting_per_seed(group))
+    place = f"after round {row.last_round} the test accuracy is {percent(row.accuracy)} %"
     if lost is None or not curves:
         return Finding(
             "forgetting",
@@ -53,29 +58,18 @@ def describe_forgetting(group: Group, row: MethodRow) -> Finding:
             {"accuracy": row.accuracy},
         )
     since_best = seed_noise(forgetting_since_best(shares) for shares in curves)
-    drops = nan_mean(np.concatenate([class_drops(shares) for shares in curves]), axis=0)
-    names = _classes(group, len(drops))
-    worst = largest(drops, names)
     sentence = (
-        f"{place[0].upper()}{place[1:]}. From one recorded round to the next a class lost"
-        f" {points(lost.mean, 2)} points on average"
-    )
-    sentence += (
-        (
-            " (gains not counted), most of all"
-            f" {join(f'{name} ({points(value)})' for name, value in worst)}."
-        )
-        if worst
-        else "."
+        f"{place[0].upper()}{place[1:]}. {CLASS_FORGETTING}:"
+        f" {describe_class_forgetting(group, lost.mean)}."
     )
     # never below 0, so noise alone would also be above it: no verdict
     if lost.deviation is not None:
         sentence += (
-            f" The deviation of that over {lost.seeds} seeds is {points(lost.deviation, 2)}."
+            f" The deviation of that over {lost.seeds} seeds is {percent(lost.deviation, 2)}."
         )
     if since_best is not None:
         level = (
-            f"{points(abs(since_best.mean))} points {'below' if since_best.mean > 0 else 'above'}"
+            f"{percent(abs(since_best.mean))} points {'below' if since_best.mean > 0 else 'above'}"
         )
         sentence += (
             f" At the end classes are on average {level} their best earlier round."
@@ -84,12 +78,12 @@ def describe_forgetting(group: Group, row: MethodRow) -> Finding:
     evidence = {
         "accuracy": row.accuracy, "accuracy_deviation": row.deviation, "lost_a_round": lost.as_dict(), 
         "since_best": since_best.as_dict() if since_best else None,
-        "classes": dict(worst),
+        "classes": largest_losses(group, forgetting_by_class(group)),
     }  # fmt: skip
     return Finding("forgetting", sentence, evidence)
 
 
-def describe_phases(group: Group) -> list[Finding]:
+def find_phases(group: Group) -> list[Finding]:
     """Which phase loses, which classes in it, and what fits that."""
     losses = {
         phase: noise
@@ -111,26 +105,20 @@ def describe_phases(group: Group) -> list[Finding]:
                 (cure,),
             )
         ]
-    told = [
-        f"{PHASE_WORDS[phase]} {describe_change(noise.mean)}" for phase, noise in losses.items()
-    ]
-    worst = max(losses, key=lambda phase: losses[phase].mean)
+    worst = worst_phase(group)
+    assert worst is not None
     evidence: dict[str, Any] = {
         "phases": {phase: noise.as_dict() for phase, noise in losses.items()}
     }
-    start = f"In an average round, in points of accuracy averaged over classes, {join(told)}."
+    start = f"{PHASE_CHANGES}: {describe_phases(group)}."
     if losses[worst].mean < MATTERS:
         return [
             Finding("where it was lost", f"{start} No phase loses enough to need a cure.", evidence)
         ]
-    names = _classes(group, len(class_losses(group)[worst]))
-    classes = largest(class_losses(group)[worst], names)
-    evidence |= {"worst_phase": worst, "classes": dict(classes)}
-    start += (
-        f" Most is lost in {PHASE_WORDS[worst]}, above all of"
-        f" {join(f'{name} ({points(value)})' for name, value in classes)}."
-    )
-    sentence = f"{start} {describe_noise(losses[worst])}"
+    classes = largest_losses(group, class_losses(group)[worst])
+    evidence |= {"worst_phase": worst, "classes": classes}
+    most = describe_worst_phase(group, worst)
+    sentence = f"{start} {most[0].upper()}{most[1:]}. {describe_noise(losses[worst])}"
     if losses[worst].verdict == "noise":
         return [Finding("where it was lost", sentence, evidence)]
     absent = _compare_absent(group) if worst == "local" else None
@@ -142,10 +130,10 @@ def describe_phases(group: Group) -> list[Finding]:
         ]
     lacking, held, numbers = absent
     both = (
-        f"Of a class that a client does not hold, its training loses {points(lacking)} points;"
+        f"Of a class that a client does not hold, its training loses {percent(lacking)} points;"
         " of one that it holds, "
     )
-    both += f"{points(held)}." if held >= 0 else f"nothing: it gains {points(-held)}."
+    both += f"{percent(held)}." if held >= 0 else f"nothing: it gains {percent(-held)}."
     return [
         Finding("where it was lost", sentence, evidence),
         Finding(
@@ -181,24 +169,15 @@ def _compare_absent(group: Group) -> tuple[float, float, dict[str, Any]] | None:
 
 
 def describe_warnings(row: MethodRow) -> list[Finding]:
-    """What makes the numbers above weaker than they look."""
-    told = []
-    if row.unfinished:
-        told.append(
-            f"{row.unfinished} of {row.planned} runs are unfinished, so these numbers are of"
-            " the rounds so far"
-        )
+    """What makes the numbers above less reliable."""
+    problems = [describe_unfinished(row), describe_rejected(row), describe_abandoned(row)]
+    text = "; ".join(filter(None, problems))
+    if not text:
+        return []
     if row.rejected or row.abandoned:
-        told.append(
-            f"{row.rejected} replies were refused and {row.abandoned} rounds abandoned: a"
-            " client that is shut out can look forgotten"
-        )
+        text += " (a client whose replies are missing can appear forgotten)"
     evidence = {"unfinished": row.unfinished, "rejected": row.rejected, "abandoned": row.abandoned}
-    return [
-        Finding("beware", f"{text[0].upper()}{text[1:]}.", evidence)
-        for text in ["; ".join(told)]
-        if text
-    ]
+    return [Finding("beware", f"{text}.", evidence)]
 
 
 def compare(groups: Sequence[Group]) -> Finding:
@@ -224,8 +203,8 @@ def compare(groups: Sequence[Group]) -> Finding:
     shared = sorted(forgotten[first].keys() & forgotten[second].keys())
     gap = seed_noise(forgotten[second][seed] - forgotten[first][seed] for seed in shared)
     sentence = (
-        f"{first} forgets least from round to round ({points(means[first], 2)} points),"
-        f" next is {second} ({points(means[second], 2)})."
+        f"{first} forgets least from round to round ({percent(means[first], 2)} points),"
+        f" next is {second} ({percent(means[second], 2)})."
     )
     if gap is None:
         sentence += " They share no seed, so the difference is not weighed against noise."
@@ -236,10 +215,3 @@ def compare(groups: Sequence[Group]) -> Finding:
         sentence,
         {"lost_a_round": means, "difference": gap.as_dict() if gap else None, "seeds": shared},
     )
-
-
-def _classes(group: Group, count: int) -> list[str]:
-    return [
-        f"class {name}" if name.isdigit() else name
-        for name in name_classes(class_names_of(group), count)
-    ]

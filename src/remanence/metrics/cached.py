@@ -26,11 +26,11 @@ from remanence.results.ledger import Ledger
 from remanence.results.run import LEDGER, Run
 
 PHASE_WORDS = {
-    "drift": "drift of the data",
-    "mixing": "mixing with peers",
+    "drift": "data drift",
+    "mixing": "peer averaging",
     "local": "local training",
-    "aggregation": "merging at the server",
-    "server": "training at the server",
+    "aggregation": "aggregation",
+    "server": "server training",
 }
 
 
