@@ -35,7 +35,8 @@ from remanence.config import RaySettings, parse_experiment, write_toml
 from remanence.core import pytree
 from remanence.core.engine import Engine
 from remanence.core.errors import InputError
-from remanence.engines.autotune import make_engine
+from remanence.engines.base import BaseEngine
+from remanence.engines.table import make_engine
 from remanence.experiment.build import BuiltExperiment, build
 from remanence.rounds.loop import first_state, make_recorder, run_round
 
@@ -56,15 +57,16 @@ class Spent(NamedTuple):
     up: int
 
 
-class Stopwatch:
-    """An engine that says how long each of its calls took."""
+class Stopwatch(BaseEngine):
+    """Adds up how long the calls of an engine take."""
 
     def __init__(self, engine: Engine):
-        self.engine, self.name, self.steps = engine, engine.name, engine.execution
+        super().__init__()
+        self.engine, self.name, self.execution = engine, engine.name, engine.execution
         self.seconds = {"train": 0.0, "score": 0.0}
 
-    def train(self, job: Any) -> Iterator[Any]:
-        replies = self.engine.train(job)
+    def train(self, work: Any) -> Iterator[Any]:
+        replies = self.engine.train(work)
         while True:  # only the engine's own time: between replies the round loop is at work
             begin = time.perf_counter()
             reply = next(replies, None)
@@ -79,7 +81,7 @@ class Stopwatch:
     def score_pairs(self, *args: Any, **settings: Any) -> Any:
         return self._timed(self.engine.score_pairs, *args, **settings)
 
-    def judge(self, *args: Any, **settings: Any) -> Any:
+    def predict_logits(self, *args: Any, **settings: Any) -> Any:
         return self._timed(self.engine.predict_logits, *args, **settings)
 
     def _timed(self, call: Callable[..., Any], *args: Any, **settings: Any) -> Any:

@@ -32,7 +32,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from remanence.config import parse_experiment
-from remanence.engines.autotune import make_engine
+from remanence.engines.table import make_engine
 from remanence.experiment.build import BuiltExperiment, build
 from remanence.models import MODELS
 from remanence.rounds.loop import first_state, make_recorder, run_round
@@ -139,7 +139,7 @@ def ours(experiment: BuiltExperiment, name: str, folder: Path) -> Callable[[], N
     engine_name, stack, steps = OURS[name]
     folder.mkdir()
     engine, recorder = (
-        make_engine(engine_name, experiment.task, stack, steps=steps),
+        make_engine(engine_name, experiment.task, stack, execution=steps),
         make_recorder(folder, experiment, {}),
     )
     state: list[RunState] = [first_state(experiment)]

@@ -11,8 +11,9 @@ import pytest
 from remanence.core.engine import Engine
 from remanence.core.progress import NullProgress
 from remanence.engines import autotune
-from remanence.engines.autotune import EngineChoice, choose_engine, make_engine
+from remanence.engines.autotune import EngineChoice, choose_engine
 from remanence.engines.processes import ProcessEngine
+from remanence.engines.table import make_engine
 from remanence.rounds.loop import first_state, make_work, resolve_engine
 from remanence.testing.toy_task import small_experiment
 
@@ -195,10 +196,10 @@ def test_on_one_core_a_worker_may_compile(
 
 def test_what_falls_back_is_no_contender(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(engine: ProcessEngine, job: Any) -> Any:
-        engine.degraded_reason = (
-            "steps could not be written down (no such operation)"
+        engine.degraded_reasons = (
+            ["steps could not be written down (no such operation)"]
             if engine.execution == "captured"
-            else ""
+            else []
         )
         return iter(())
 

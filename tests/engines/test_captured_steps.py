@@ -21,11 +21,12 @@ from remanence.core.pytree import Tree
 from remanence.core.slots import ClientOps, Context, Part, StepTracker
 from remanence.core.types import ModelState, Reply
 from remanence.engines import cuda_graphs
-from remanence.engines.autotune import choose_engine, choose_steps, make_engine
+from remanence.engines.autotune import choose_engine, choose_steps
 from remanence.engines.cuda_graphs import choose_sizes, round_up
 from remanence.engines.memory import gpu_memory_text
 from remanence.engines.run_slices import RunSlice
 from remanence.engines.sequential import SequentialEngine
+from remanence.engines.table import make_engine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment
 from remanence.kernels.capture import copy_tensors
@@ -372,7 +373,7 @@ def test_how_steps_are_run_is_measured(
         f"steps {steps}: milliseconds a step of all of them: eager"
         f" {1000 * seconds['eager'] / 8:.2f}, captured"
     ) in choice.reason
-    engine = make_engine(choice.name, experiment.task, steps=choice.execution)
+    engine = make_engine(choice.name, experiment.task, execution=choice.execution)
     assert isinstance(engine, VectorizedEngine)
     assert engine.execution == steps
 

@@ -11,7 +11,7 @@ import pytest
 
 SCRIPT = """
 import os, sys, torch
-from remanence.engines.autotune import make_engine
+from remanence.engines.table import make_engine
 from remanence.rounds.loop import first_state, make_work
 from remanence.testing.toy_task import small_experiment
 
@@ -20,7 +20,7 @@ job = make_work(experiment, first_state(experiment), 1)
 for engine in ("vectorized", "processes"):
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(sys.argv[1], engine)  # nothing of the first may serve the second
     torch._dynamo.reset()
-    print(sum(len(reply.client) for reply in make_engine(engine, experiment.task, 16, steps="compiled").train(job)), flush=True)
+    print(sum(len(reply.client) for reply in make_engine(engine, experiment.task, 16, execution="compiled").train(job)), flush=True)
 """
 
 

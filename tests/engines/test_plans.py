@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from remanence.core.rng import Key, fold_in, fold_in_batch, permutations
 from remanence.data.batches import plan_batches, plan_batches_many
-from remanence.engines import base
+from remanence.engines import client_plan
 from remanence.rounds.loop import first_state, make_work
 from remanence.testing.toy_task import small_experiment
 
@@ -59,9 +59,9 @@ def test_keys_of_a_phase_and_its_steps() -> None:
     """What a stack folds on the host is what `sequential` folds client by client."""
     experiment = small_experiment("fedavg")
     task, job = experiment.task, make_work(experiment, first_state(experiment), 1)
-    values = base.phase_keys(base.client_keys(job, job.clients), 1)
+    values = client_plan.phase_keys(client_plan.client_keys(job, job.clients), 1)
     of_steps = fold_in_batch(values[:, None], np.arange(4)).view(np.int64)
     for place in range(len(job.clients)):
-        ctx = base.at_phase(base.make_context(task, job, place), 1, 4)
+        ctx = client_plan.at_phase(client_plan.make_context(task, job, place), 1, 4)
         assert int(ctx.key) == int(values.view(np.int64)[place])
         assert fold_in(ctx.key, torch.arange(4)).tolist() == of_steps[place].tolist()

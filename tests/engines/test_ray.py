@@ -32,7 +32,6 @@ from remanence.core.model import init_module
 from remanence.core.rng import Key
 from remanence.core.slots import ClientOps, Context, Part
 from remanence.core.types import ClientStats, ModelState
-from remanence.engines.autotune import make_engine
 from remanence.engines.ray.connection import connect
 from remanence.engines.ray.engine import RayEngine, balance
 from remanence.engines.ray.model_store import ModelStore
@@ -41,6 +40,7 @@ from remanence.engines.ray.pool import ActorRequest
 from remanence.engines.ray.serialization import pack, receive_task, send_task, unpack
 from remanence.engines.ray.worker import choose_inner
 from remanence.engines.sequential import SequentialEngine
+from remanence.engines.table import make_engine
 from remanence.experiment.build import BuiltExperiment
 from remanence.results.checkpoint import fingerprint
 from remanence.rounds.loop import first_state, make_recorder, make_work, run_round

@@ -16,7 +16,7 @@ import torch
 from remanence.core.engine import Engine
 from remanence.core.rng import Key
 from remanence.data.batches import plan_batches
-from remanence.engines import base, sequential_fast
+from remanence.engines import client_plan, sequential_fast
 from remanence.engines.processes import ProcessEngine, balance
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.sequential_fast import FastSequentialEngine
@@ -67,7 +67,7 @@ def test_steps_written_down(method: str) -> None:
     engine = assert_equals_loop(
         method,
         {"local.schedule": "cosine", "rounds": 3, "local.batch_size": 8},
-        partial(FastSequentialEngine, steps="captured"),
+        partial(FastSequentialEngine, execution="captured"),
     )
     assert engine.degraded_reason == ""
     assert engine.traced
@@ -88,7 +88,7 @@ def test_rows_that_mix_are_not_padded() -> None:
     engine = assert_equals_loop(
         "fedavg",
         EQUAL | {"local.epochs": 2},
-        partial(FastSequentialEngine, steps="captured"),
+        partial(FastSequentialEngine, execution="captured"),
         module=batch_norm_net(),
     )
     (known,) = engine.traced.values()
@@ -99,7 +99,10 @@ def test_rows_that_mix_are_not_padded() -> None:
 def test_too_many_forms_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequential_fast, "FORMS", 1)
     engine = assert_equals_loop(
-        "fedavg", EQUAL, partial(FastSequentialEngine, steps="captured"), module=batch_norm_net()
+        "fedavg",
+        EQUAL,
+        partial(FastSequentialEngine, execution="captured"),
+        module=batch_norm_net(),
     )
     assert (
         engine.degraded_reason
@@ -141,7 +144,7 @@ def test_all_steps_see_parameters_in_one_layout(
     engine = assert_equals_loop(
         "fedavg",
         IMAGES | {"local.optimizer": optimizer},
-        partial(FastSequentialEngine, steps="captured"),
+        partial(FastSequentialEngine, execution="captured"),
     )
     assert engine.degraded_reason == ""
     (strides,) = seen
@@ -152,7 +155,9 @@ def test_all_steps_see_parameters_in_one_layout(
 @pytest.mark.filterwarnings("ignore")
 def test_compiled() -> None:
     """In the workers themselves, each of which compiles."""
-    engine = assert_equals_loop("fedavg", {}, lambda task: ProcessEngine(task, 2, steps="compiled"))
+    engine = assert_equals_loop(
+        "fedavg", {}, lambda task: ProcessEngine(task, 2, execution="compiled")
+    )
     assert engine.degraded_reason == ""
 
 
@@ -165,7 +170,7 @@ def one_step(steps: int = 2) -> tuple[TrainingTask, Any, list[Any]]:
     task, job = experiment.task, make_work(experiment, first_state(experiment), 1)
     loop, client = SequentialEngine(task), int(job.clients[0])
     rows = loop._rows(job, client)
-    ctx = base.at_phase(base.make_context(task, job, 0), 0, steps)
+    ctx = client_plan.at_phase(client_plan.make_context(task, job, 0), 0, steps)
     progress = init_train_state(task, grad_func, ctx.start.params, {}, {}, rows, ctx)
     plan = plan_batches(Key(3), len(rows.train), batch=2, steps=steps)
     moments = list(
@@ -232,7 +237,7 @@ def test_a_worker_says_why_it_steps_plainly(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(sequential_fast, "TracedStep", refuse)  # before the fork
     engine = assert_equals_loop(
-        "fedavg", {}, lambda task: ProcessEngine(task, 2, steps="captured"), rounds=1
+        "fedavg", {}, lambda task: ProcessEngine(task, 2, execution="captured"), rounds=1
     )
     assert engine.degraded_reason == "steps could not be written down (no such operation)"
 

@@ -28,7 +28,7 @@ from remanence.core.errors import InputError
 from remanence.core.slots import Method, Part
 from remanence.core.types import Reply
 from remanence.data.batches import plan_batches
-from remanence.engines.base import plan_phase
+from remanence.engines.client_plan import plan_phase
 from remanence.engines.sequential import SequentialEngine
 from remanence.experiment.build import BuiltExperiment
 from remanence.methods import fedprox

@@ -282,7 +282,7 @@ def test_steps_that_are_not_compiled_are_torchs() -> None:
 def test_workers_compile_them() -> None:
     experiment = small_experiment("fedavg", IMAGES, module=two_layers())
     oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
-    with closing(ProcessEngine(experiment.task, 2, steps="compiled")) as engine:
+    with closing(ProcessEngine(experiment.task, 2, execution="compiled")) as engine:
         state, _ = run_rounds(experiment, engine, 2)
         assert engine.degraded_reason == ""
     assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE

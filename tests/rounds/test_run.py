@@ -20,8 +20,9 @@ from remanence.core.engine import ClientWork, ConfusionCounts, Engine, PairCount
 from remanence.core.errors import InputError
 from remanence.core.progress import LogProgress
 from remanence.core.types import ModelState, Reply
-from remanence.engines.autotune import make_engine
+from remanence.engines.base import BaseEngine
 from remanence.engines.cuda_graphs import GraphedPhase
+from remanence.engines.table import make_engine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment, build
 from remanence.results.run import METRICS, SPEC, load
@@ -43,17 +44,17 @@ def spec_of(**changes: Any) -> Experiment:
     return parse_experiment({}, keys | changes)
 
 
-class Tampered:
-    """An engine whose replies pass through somebody's hands before the gate."""
+class Tampered(BaseEngine):
+    """An engine whose replies are tampered with before the gate."""
 
     name = "tampered"
-    steps = "eager"
 
     def __init__(self, inner: Engine, tamper: Any):
+        super().__init__()
         self.inner, self.tamper = inner, tamper
 
-    def train(self, job: ClientWork) -> Iterator[Reply]:
-        for chunk in self.inner.train(job):
+    def train(self, work: ClientWork) -> Iterator[Reply]:
+        for chunk in self.inner.train(work):
             for place in range(chunk.num_clients):
                 yield from self.tamper(chunk.select(slice(place, place + 1)))
 

@@ -17,7 +17,7 @@ from rounds.test_resume import contents
 from remanence.config import parse_experiment
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
-from remanence.engines.base import expected_steps
+from remanence.engines.client_plan import expected_steps
 from remanence.engines.sequential import SequentialEngine
 from remanence.experiment.build import build
 from remanence.experiment.system import response_times

@@ -19,8 +19,8 @@ from trust.faults import BAD_REPLIES, tried
 
 from remanence.core.engine import Engine
 from remanence.core.types import Reply
-from remanence.engines.autotune import make_engine
 from remanence.engines.sequential import SequentialEngine
+from remanence.engines.table import make_engine
 from remanence.experiment.build import BuiltExperiment
 from remanence.testing.toy_task import max_rel_diff, run_rounds, small_experiment, state_tree
 

@@ -10,7 +10,7 @@ import torch
 from trust.faults import tried
 
 from remanence.config import parse_experiment
-from remanence.engines.autotune import make_engine
+from remanence.engines.table import make_engine
 from remanence.experiment.build import build
 from remanence.testing.toy_task import run_rounds, small_experiment
 

@@ -20,35 +20,36 @@ from remanence.core import pytree
 from remanence.core.engine import ClientWork, ConfusionCounts, PairCounts
 from remanence.core.slots import Phase
 from remanence.core.types import ModelState, Reply
-from remanence.engines import base
+from remanence.engines import client_plan, evaluation
+from remanence.engines.base import BaseEngine
 from remanence.experiment.build import BuiltExperiment
 
 
-class PlainEngine:
+class PlainEngine(BaseEngine):
     """For methods whose phases end by whether the validation loss has fallen, as HAST's do."""
 
     name = "plain"
-    execution = "eager"
 
     def __init__(self, experiment: BuiltExperiment):
+        super().__init__()
         self.experiment, self.task = experiment, experiment.task
         self.module = plain_model(experiment)
 
-    def train(self, job: ClientWork) -> Iterator[Reply]:
-        for place, client in enumerate(job.clients.tolist()):
-            self._load(job.start.select(place) if job.per_client_start else job.start)
-            for number, phase in enumerate(base.phases_of(self.task, job)):
+    def train(self, work: ClientWork) -> Iterator[Reply]:
+        for place, client in enumerate(work.clients.tolist()):
+            self._load(work.start.select(place) if work.per_client_start else work.start)
+            for number, phase in enumerate(client_plan.phases_of(self.task, work)):
                 before = self._state()
-                self._fit(job, client, number, phase)
-                if phase.accept is not None and not self._improved(before, job, client):
+                self._fit(work, client, number, phase)
+                if phase.accept is not None and not self._improved(before, work, client):
                     self._load(before)
             kept, nothing_for_the_log = (
-                pytree.take(job.client_state, slice(place, place + 1)),
+                pytree.take(work.client_state, slice(place, place + 1)),
                 torch.zeros(1),
             )
-            yield base.make_reply(
+            yield client_plan.make_reply(
                 self.task,
-                job,
+                work,
                 np.array([client]),
                 ModelState.stack([self._state()]),
                 {},
@@ -56,18 +57,18 @@ class PlainEngine:
                 nothing_for_the_log,
             )
 
-    def _fit(self, job: ClientWork, client: int, number: int, phase: Phase) -> None:
-        rows = torch.from_numpy(self.task.population.at(job.time_step).train.for_client(client)).to(
-            self.task.info.device
-        )
+    def _fit(self, work: ClientWork, client: int, number: int, phase: Phase) -> None:
+        rows = torch.from_numpy(
+            self.task.population.at(work.time_step).train.for_client(client)
+        ).to(self.task.info.device)
         trained = set(self.task.trained_params(phase))
         for name, param in self.module.named_parameters():
             param.requires_grad_(name in trained)
-        plan = base.plan_phase(self.task, job, client, number, phase)
-        fit(self.module, self.experiment, job, rows, plan.indices, plan.batch_sizes, None)
+        plan = client_plan.plan_phase(self.task, work, client, number, phase)
+        fit(self.module, self.experiment, work, rows, plan.indices, plan.batch_sizes, None)
 
-    def _improved(self, before: ModelState, job: ClientWork, client: int) -> bool:
-        now, ids = self._state(), self.task.population.at(job.time_step).valid.for_client(client)
+    def _improved(self, before: ModelState, work: ClientWork, client: int) -> bool:
+        now, ids = self._state(), self.task.population.at(work.time_step).valid.for_client(client)
         new = self._mean_loss(ids)
         self._load(before)
         old = self._mean_loss(ids)
@@ -89,9 +90,12 @@ class PlainEngine:
         owners: np.ndarray,
         split: str,
         time_step: int = 0,
-        verdicts: bool = False,
+        examples: bool = False,
     ) -> PairCounts:
-        rows, classes = base.split_rows(self.task, split, time_step), self.task.info.num_classes
+        rows, classes = (
+            evaluation.split_rows(self.task, split, time_step),
+            self.task.info.num_classes,
+        )
         confusion, loss = (
             torch.zeros(len(which), classes, classes, dtype=torch.int64),
             torch.zeros(len(which), dtype=torch.float64),
@@ -125,5 +129,3 @@ class PlainEngine:
         return ModelState(
             params, {name: value.detach().clone() for name, value in self.module.named_buffers()}
         )
-
-    def close(self) -> None: ...

@@ -32,9 +32,10 @@ from remanence.core.engine import ClientWork, Engine
 from remanence.core.errors import InputError, RunFailed, unknown
 from remanence.core.signals import sigterm_as_interrupt
 from remanence.core.types import ModelState, Reply
-from remanence.engines.autotune import EngineChoice, choose_engine, make_engine
+from remanence.engines.autotune import EngineChoice, choose_engine
 from remanence.engines.run_slices import RunWork
-from remanence.engines.vectorized import MOST_CLIENTS, VectorizedEngine
+from remanence.engines.table import make_engine
+from remanence.engines.vectorized import MAX_STACK, VectorizedEngine
 from remanence.experiment.build import BuiltExperiment, set_precision
 from remanence.rounds.loop import make_recorder, run_round
 from remanence.testing.toy_task import max_rel_diff, run_rounds
@@ -168,7 +169,9 @@ def describe(
 
 def start_engine(experiment: BuiltExperiment, work: ClientWork) -> tuple[EngineChoice, Engine]:
     choice = choose_engine(experiment.task, work, rounds=LONG_RUN)
-    return choice, make_engine(choice.name, experiment.task, choice.stack, steps=choice.execution)
+    return choice, make_engine(
+        choice.name, experiment.task, choice.stack, execution=choice.execution
+    )
 
 
 def training(
@@ -240,7 +243,7 @@ def compare_with_plain(job: BenchJob, device: str, choice: EngineChoice) -> floa
         return None
     experiment, state, work = prepare(job, device, "fp64")
     with contextlib.closing(
-        make_engine(choice.name, experiment.task, choice.stack, steps=choice.execution)
+        make_engine(choice.name, experiment.task, choice.stack, execution=choice.execution)
     ) as engine:
         if job.measure == "round":
             plain, ours = (
@@ -269,7 +272,7 @@ def measure_batched(job: BenchJob, device: str, precision: str, repeat: int) -> 
     works = [RunWork(each.task, one) for each, _, one in prepared]
     choice = choose_engine(experiment.task, work, rounds=LONG_RUN)
     with contextlib.closing(
-        VectorizedEngine(experiment.task, MOST_CLIENTS["cuda"], choice.execution)
+        VectorizedEngine(experiment.task, MAX_STACK["cuda"], choice.execution)
     ) as engine:  # on a CPU too: that is what is measured
         ours = partial(train_works, engine, works)
         times = interleave({"ours": (ours, choice.threads)}, repeat, experiment.task.info.device)[

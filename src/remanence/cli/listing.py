@@ -21,6 +21,7 @@ from remanence.core.errors import unknown
 from remanence.core.rng import Key
 from remanence.data.concepts import CONCEPTS
 from remanence.data.drift_schedules import DRIFT_SCHEDULES
+from remanence.engines.table import ENGINES
 from remanence.experiment.data_setup import load_data, partition_data
 from remanence.experiment.system import SPEEDS
 from remanence.losses import LOSSES
@@ -30,15 +31,7 @@ from remanence.optimizers import LR_SCHEDULES, OPTIMIZERS
 from remanence.peers.availability import AVAILABILITIES
 from remanence.peers.topology import TOPOLOGIES
 
-ENGINES = {
-    "auto": "Measures the engines briefly and takes the fastest one that can run the experiment.",
-    "sequential": "One client after the other with plain autograd: the reference for all engines.",
-    "vectorized": "Many clients in one batched computation, on the CPU or CUDA.",
-    "processes": "One process for each CPU core; each trains its clients one after the other or in"
-    " batches.",
-    "ray": "Many machines and GPUs: the clients are distributed over the workers of a Ray cluster.",
-    "flower": "Real sites that keep their data, inside a Flower app (see remanence flower init).",
-}
+AUTO = "Measures the engines briefly and takes the fastest one that can run the experiment."
 
 TABLES: dict[str, Mapping[str, Callable[..., Any]]] = {
     "methods": METHODS,
@@ -67,9 +60,10 @@ MAX_COLUMNS = 60  # clients in one line of a drift schedule
 def entries(table: str) -> list[dict[str, Any]]:
     """Return the entries of a table: name, call with the default options, and description."""
     if table == "engines":
+        engines = {"auto": AUTO} | {name: entry.description for name, entry in ENGINES.items()}
         return [
             {"name": name, "call": name, "options": {}, "description": description}
-            for name, description in ENGINES.items()
+            for name, description in engines.items()
         ]
     if table not in TABLES:
         raise unknown("list", table, [*TABLES, "engines"])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -12,32 +12,34 @@ from remanence.core.pytree import Tree
 from remanence.core.rng import Key
 from remanence.core.types import ClientStats, ModelState, Reply
 
+Result = TypeVar("Result")
+
 
 class ClientWork(NamedTuple):
-    """One round's work for an engine: k clients, and all they need besides their data."""
+    """The work of one round for k clients: all that they need besides their data."""
 
     round: int
     time_step: int
     clients: np.ndarray  # [k] int64, ascending
-    start: ModelState  # one model for all, or stacked [k, ...] where clients differ
+    start: ModelState  # one model for all, or stacked [k, ...] where each client has its own
     per_client_start: bool  # is `start` stacked?
     broadcast: Tree  # by part
     client_state: Tree  # by part, stacked [k, ...]
     stats: ClientStats  # stacked [k, ...]
     optimizer_hparams: dict[str, float]
     key: Key  # of the round
-    num_phases: int = 0  # only the first so many of the task's phases; 0: all
+    num_phases: int = 0  # train only the first phases of the task; 0: all of them
 
 
 class ConfusionCounts(NamedTuple):
-    """How m models do on g groups of rows: everything else follows from these counts."""
+    """Counts of m models on g groups of examples; every measure follows from them."""
 
-    confusion: Tensor  # [m, g, C, C] int64: rows are true classes, columns predicted ones
+    confusion: Tensor  # [m, g, C, C] int64: true classes by predicted ones
     loss: Tensor  # [m, g] float64: summed cross-entropy
 
 
 class ExampleResults(NamedTuple):
-    """How models do on single examples, pair after pair."""
+    """Results on single examples, ordered by pair and example."""
 
     pair: np.ndarray  # [n] int64
     ids: np.ndarray  # [n] int64
@@ -46,36 +48,64 @@ class ExampleResults(NamedTuple):
 
 
 class PairCounts(NamedTuple):
-    """How n models do, each on rows of its own."""
+    """Counts of n pairs of a model and the examples of one owner."""
 
     confusion: Tensor  # [n, C, C] int64
     loss: Tensor  # [n] float64: summed cross-entropy
-    examples: ExampleResults | None = None  # where asked for
+    examples: ExampleResults | None = None  # where requested
 
     def mean_loss(self) -> Tensor:
-        """[n] float64; NaN where a pair has no rows"""
+        """[n] float64; NaN where a pair has no examples"""
         return self.loss / self.confusion.sum(dim=(1, 2))
 
 
+class Rejection(NamedTuple):
+    """A client whose reply does not count, and why."""
+
+    client: int
+    code: str
+    reason: str
+
+
 class Engine(Protocol):
-    """A transport: carries work to where the data are. Never knows which method it runs."""
+    """Carries work to where the data are, and never knows which method it runs.
+
+    `engines.base.BaseEngine` holds the defaults of what most engines share. All engines use these
+    parameter names.
+    """
 
     name: str
-    # how it takes local steps: plainly ("eager", "auto"), written down ("captured") or "compiled"; the
-    # server's are compiled where these are
+    # How local steps run: "eager", "auto" (not decided yet, eager), "captured" or "compiled". The
+    # server's own steps are compiled where these are.
     execution: str
 
-    def train(self, job: ClientWork) -> Iterator[Reply]:
-        """Local training; replies come in chunks, each of one client or more."""
+    @property
+    def degraded_reason(self) -> str:
+        """Why the engine is slower than requested; empty: it is not. Reasons are only added."""
+        ...
+
+    def train(self, work: ClientWork) -> Iterator[Reply]:
+        """Train the clients locally.
+
+        Args:
+            work: The clients of a round and what they start from.
+
+        Returns:
+            Replies in chunks of one client or more, in any order. A client that drops out has none.
+        """
         ...
 
     def score(
         self, models: ModelState, split: str, owners: np.ndarray | None = None, time_step: int = 0
     ) -> ConfusionCounts:
-        """Models (stacked [m, ...]) on a split: all its rows as one group, or one group for each of
-        the owners' rows.
+        """Evaluate every model on every group of examples of a split.
 
-        The test split always has one group for every concept of the experiment.
+        Args:
+            models: Stacked [m, ...].
+            split: "train", "valid", "public" or "test".
+            owners: Clients; each one's examples are a group. None: the whole split is one group. The
+                test split always has one group for each concept.
+            time_step: Whose examples count; they move where data drift.
         """
         ...
 
@@ -88,15 +118,55 @@ class Engine(Protocol):
         time_step: int = 0,
         examples: bool = False,
     ) -> PairCounts:
-        """Model which[i] of a stack on the rows of owners[i]: a client, or on the test split a
-        concept.
+        """Evaluate model which[i] of a stack on the examples of owners[i].
+
+        Args:
+            models: Stacked [m, ...].
+            which: [n] indices into `models`.
+            owners: [n] clients or, on the test split, concepts.
+            split: As for `score`.
+            time_step: As for `score`.
+            examples: Also return the results on single examples.
+        """
+        ...
+
+    def score_personal(self, work: ClientWork) -> PairCounts:
+        """Evaluate personal models where they are made: for engines whose clients are remote.
+
+        Args:
+            work: The clients, and what their personal models are made from.
+
+        Returns:
+            A pair for each client: its personal model on its own validation examples.
         """
         ...
 
     def predict_logits(self, models: ModelState, ids: Tensor) -> Tensor:
-        """What models (stacked [m, ...]) say of these training rows, which are the server's to
-        see: of its public set. ids: [n] -> logits [m, n, C]
+        """Logits of models on training examples that the server may read: its public set.
+
+        Args:
+            models: Stacked [m, ...].
+            ids: [n] examples.
+
+        Returns:
+            [m, n, C]
         """
         ...
 
-    def close(self) -> None: ...
+    def pop_declined(self) -> list[Rejection]:
+        """Clients of the last round that will not reply, and why; a second call returns none."""
+        ...
+
+    def run_exclusive(self, function: Callable[[Engine], Result]) -> Result:
+        """Run work of the server that uses an engine and may compile or capture.
+
+        Runs that share an engine must not do so at the same time.
+
+        Args:
+            function: Is called once, with the engine to use.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release what the engine holds; it is not used again."""
+        ...

@@ -11,14 +11,15 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from remanence.config import RaySettings
 from remanence.core.engine import ClientWork, Engine
 from remanence.core.errors import InputError
 from remanence.core.slots import Phase
-from remanence.engines.base import expected_steps
-from remanence.engines.processes import ProcessEngine, count_cores
+from remanence.engines.client_plan import expected_steps
+from remanence.engines.processes import count_cores
 from remanence.engines.sequential import SequentialEngine
-from remanence.engines.vectorized import MOST_CLIENTS, VectorizedEngine, needs_padding
+from remanence.engines.stack_checks import needs_padding
+from remanence.engines.table import make_engine
+from remanence.engines.vectorized import MAX_STACK, VectorizedEngine
 from remanence.training.task import TrainingTask
 
 # most clients that a worker process trains together: more fall out of its cache
@@ -74,49 +75,15 @@ class Candidate(NamedTuple):
         return " ".join(word for word in words if word)
 
 
-def make_engine(
-    name: str,
-    task: TrainingTask,
-    stack: int = 0,
-    workers: int = 0,
-    steps: str = "auto",
-    timeout: float = 1800.0,
-    ray: RaySettings | None = None,
-) -> Engine:
-    """The engine of that name; 0 leaves its size to us, `steps` is for stacks and processes,
-    `timeout` for engines with workers and `ray` for that one.
-    """
-    if name == "vectorized":
-        return VectorizedEngine(task, stack or MOST_CLIENTS[task.info.device.type], steps)
-    if name == "processes":
-        return ProcessEngine(task, workers, timeout, stack, steps)
-    if name == "ray":
-        from remanence.engines.ray.engine import RayEngine
-
-        return RayEngine(
-            task,
-            workers,
-            stack=stack,
-            steps=steps,
-            timeout=timeout,
-            **(ray or RaySettings()).model_dump(),
-        )
-    if name == "flower":
-        from remanence.flower.engine import FlowerEngine
-
-        return FlowerEngine(task)
-    return SequentialEngine(task)
-
-
 def choose_engine(
     task: TrainingTask,
-    job: ClientWork,
+    work: ClientWork,
     stack: int = 0,
     workers: int = 0,
     clock: Callable[[], float] = time.perf_counter,
     rounds: int = 0,
 ) -> EngineChoice:
-    """Measure on the job's own clients; leaves torch with the number of threads it chose.
+    """Measure on the work's own clients; leaves torch with the number of threads it chose.
     `rounds` says whether compiling can pay.
     """
     padded, threads = task.model.depends_on_batch and needs_padding(task), torch.get_num_threads()
@@ -128,20 +95,20 @@ def choose_engine(
                 "sequential: batch norm with clients of different sizes cannot be stacked",
             )
         try:
-            return choose_steps(task, job, stack or MOST_CLIENTS["cuda"], rounds, threads, clock)
+            return choose_steps(task, work, stack or MAX_STACK["cuda"], rounds, threads, clock)
         except InputError as error:  # a model that torch cannot map over a stack
             return EngineChoice("sequential", threads, f"sequential: {error}")
     trial = replace(task, phases=(Phase(steps=1),))
-    first = _min_time(2, SequentialEngine(trial), _subset(job, 1), clock)
+    first = _min_time(2, SequentialEngine(trial), _subset(work, 1), clock)
     # threads that wait for each other cost small nets more than they gain
     if threads > 1 and first < FAST_STEP_S:
         torch.set_num_threads(1)
         threads = 1
     cores, forks = workers or count_cores(), "fork" in multiprocessing.get_all_start_methods()
-    can_fork = cores > 1 and len(job.clients) > 1 and forks
-    length = rounds * int(expected_steps(task, job).sum())  # local steps of the whole run
+    can_fork = cores > 1 and len(work.clients) > 1 and forks
+    length = rounds * int(expected_steps(task, work).sum())  # local steps of the whole run
     if first > SLOW_STEP_S:
-        trials = Timings(task, _subset(job, cores), workers, clock)  # one client a worker
+        trials = Timings(task, _subset(work, cores), workers, clock)  # one client a worker
         return choose_for_slow_steps(
             trials,
             Candidate("processes", 1) if can_fork else Candidate("sequential"),
@@ -149,18 +116,18 @@ def choose_engine(
             length if forks else 0,
             threads,
         )
-    some = _subset(job, CLIENTS)
+    some = _subset(work, CLIENTS)
     # never as a stack then: its steps may be as fast, but looking at rows is not
     by_workers = can_fork and task.model.has_convolutions
     stackable = not padded and len(some.clients) > 1 and not by_workers
     trials = Timings(task, some, workers, clock)
     trials.run(Candidate("sequential"), STEPS)
     if stackable:
-        trials.run(Candidate("vectorized", stack or MOST_CLIENTS["cpu"]), STEPS)
+        trials.run(Candidate("vectorized", stack or MAX_STACK["cpu"]), STEPS)
     if by_workers:
         trials.run(Candidate("processes", 1), STEPS)
     if length * trials.fastest > TRACING_PAYS:
-        if can_fork and stackable and len(job.clients) >= 2 * cores:
+        if can_fork and stackable and len(work.clients) >= 2 * cores:
             trials.run(
                 Candidate("processes", min(stack or STACK_OF_WORKER, STACK_OF_WORKER)), STEPS
             )
@@ -210,9 +177,9 @@ class Timings:
     """What was measured of a task on a CPU."""
 
     def __init__(
-        self, task: TrainingTask, job: ClientWork, workers: int, clock: Callable[[], float]
+        self, task: TrainingTask, work: ClientWork, workers: int, clock: Callable[[], float]
     ):
-        self.task, self.job, self.workers, self.clock = task, job, workers, clock
+        self.task, self.work, self.workers, self.clock = task, work, workers, clock
         self.times: dict[Candidate, float] = {}  # seconds a local step of one client
         self.failure = ""  # why a way is not among them
 
@@ -229,12 +196,11 @@ class Timings:
         except InputError:  # the trial's few steps may need padding where the run itself does not
             return
         with contextlib.closing(engine):
-            seconds = _min_time(2, engine, self.job, self.clock)
-        fallback = getattr(engine, "degraded_reason", "")
-        if fallback:
-            self.failure = f"; {fallback}"
+            seconds = _min_time(2, engine, self.work, self.clock)
+        if engine.degraded_reason:
+            self.failure = f"; {engine.degraded_reason}"
         else:
-            self.times[way] = seconds / (steps * len(self.job.clients))
+            self.times[way] = seconds / (steps * len(self.work.clients))
 
     def refine(self, length: int) -> None:
         """Steps written down and compiled, where the run of so many steps is long enough for it
@@ -271,7 +237,7 @@ def take_simplest(times: Mapping[EngineKey, float]) -> EngineKey:
 
 def choose_steps(
     task: TrainingTask,
-    job: ClientWork,
+    work: ClientWork,
     stack: int,
     rounds: int,
     threads: int,
@@ -281,10 +247,10 @@ def choose_steps(
     it, compiled.
     """
     trial = replace(task, phases=(Phase(steps=LONGER_STEPS),))
-    some = _subset(job, stack)
+    some = _subset(work, stack)
     times: dict[str, float] = {}
     why = ""
-    share = int(expected_steps(task, job).max()) / LONGER_STEPS  # of the trial's length: a round's
+    share = int(expected_steps(task, work).max()) / LONGER_STEPS  # of the trial's length: a round's
     for steps in STEPS_OF_A_STACK:
         if steps == "compiled" and rounds * share * min(times.values()) < COMPILING_PAYS:
             break
@@ -308,27 +274,27 @@ def choose_steps(
     )
 
 
-def _subset(job: ClientWork, count: int) -> ClientWork:
-    """The first clients of a job."""
+def _subset(work: ClientWork, count: int) -> ClientWork:
+    """The first clients of a work."""
     from remanence.core import pytree
     from remanence.core.types import ClientStats
 
     some = slice(0, count)
-    start = job.start.select(some) if job.per_client_start else job.start
-    return job._replace(
-        clients=job.clients[some],
+    start = work.start.select(some) if work.per_client_start else work.start
+    return work._replace(
+        clients=work.clients[some],
         start=start,
-        client_state=pytree.take(job.client_state, some),
-        stats=ClientStats(*(fact[some] for fact in job.stats)),
+        client_state=pytree.take(work.client_state, some),
+        stats=ClientStats(*(fact[some] for fact in work.stats)),
     )
 
 
-def _min_time(times: int, engine: Engine, job: ClientWork, clock: Callable[[], float]) -> float:
+def _min_time(times: int, engine: Engine, work: ClientWork, clock: Callable[[], float]) -> float:
     """The shortest of several tries: the first one also warms up."""
     best = float("inf")
     for _ in range(times):
         begin = clock()
-        for reply in engine.train(job):
+        for reply in engine.train(work):
             float(reply.loss.sum())  # waits for the device
         best = min(best, clock() - begin)
     return best

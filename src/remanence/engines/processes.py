@@ -28,15 +28,17 @@ from remanence.core import pytree
 from remanence.core.engine import ClientWork, ConfusionCounts, ExampleResults, PairCounts
 from remanence.core.errors import InputError, RunFailed
 from remanence.core.types import ClientStats, ModelState, Reply
-from remanence.engines import base
+from remanence.engines import client_plan, evaluation
+from remanence.engines.base import BaseEngine
 from remanence.engines.memory import disable_malloc_trim
 from remanence.engines.sequential_fast import FastSequentialEngine
+from remanence.engines.stack_checks import check_stackable
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.engines.worker_pool import WorkerPool
 from remanence.training.task import TrainingTask
 
 
-class ProcessEngine:
+class ProcessEngine(BaseEngine):
     """`workers` processes; 0 means one a core. timeout: real seconds after which a worker that has
     not answered is given up on; 0: never.
 
@@ -53,52 +55,38 @@ class ProcessEngine:
         workers: int = 0,
         timeout: float = 1800.0,
         stack: int = 0,
-        steps: str = "auto",
+        execution: str = "auto",
     ):
-        self.task, self.stack, self.execution = (
-            task,
-            1 if task.model.has_convolutions else stack,
-            steps,
-        )
+        super().__init__()
+        check_processes(task, stack)
+        self.task, self.stack, self.execution = task, worker_stack(task, stack), execution
         self.workers = workers or count_cores()
-        self.degraded_reason = ""  # why a worker's steps are no longer written down
-        if "fork" not in multiprocessing.get_all_start_methods():
-            raise InputError(
-                "engine processes needs a system that can fork (Linux or macOS): use"
-                " engine=sequential here"
-            )
-        if task.info.device.type != "cpu":
-            raise InputError(
-                f"engine processes is for the CPU, not {task.info.device}: use engine=vectorized"
-            )
-        if self.stack > 1:
-            VectorizedEngine(task, self.stack)  # refuses here what a worker could not stack
         self.forks = WorkerPool(
-            functools.partial(_serve, task, self.stack, steps), self.workers, timeout
+            functools.partial(_serve, task, self.stack, execution), self.workers, timeout
         )
 
-    def train(self, job: ClientWork) -> Iterator[Reply]:
+    def train(self, work: ClientWork) -> Iterator[Reply]:
         """A client whose training hangs twice is passed over, with those it is trained with:
         they did not answer in this round.
         """
-        one_for_all = None if job.per_client_start else _pack(tuple(job.start))
-        order = np.argsort(-base.expected_steps(self.task, job), kind="stable")
+        one_for_all = None if work.per_client_start else _pack(tuple(work.start))
+        order = np.argsort(-client_plan.expected_steps(self.task, work), kind="stable")
         shares = balance(order, self.workers, self.stack)
-        preface = ("round", one_for_all, _pack(job.broadcast))
+        preface = ("round", one_for_all, _pack(work.broadcast))
         for _, answer in self.forks.map_unordered(
             range(len(shares)),
-            lambda number: ("train", _subset_work(job, shares[number])),
+            lambda number: ("train", _subset_work(work, shares[number])),
             preface,
         ):
             if answer is not None:
                 reply, problem = answer
-                self.degraded_reason = problem or self.degraded_reason
+                self.degraded_reasons = [problem] if problem else self.degraded_reasons
                 yield Reply(*_unpack(reply))
 
     def score(
         self, models: ModelState, split: str, owners: np.ndarray | None = None, time_step: int = 0
     ) -> ConfusionCounts:
-        ids, groups, count = base.eval_rows(self.task, split, owners, time_step)
+        ids, groups, count = evaluation.eval_rows(self.task, split, owners, time_step)
         # nobody is asked about no rows at all
         packed, shares = _pack(tuple(models)), max(1, min(self.workers, len(ids)))
         rows, group = np.array_split(ids.numpy(), shares), np.array_split(groups.numpy(), shares)
@@ -126,7 +114,7 @@ class ProcessEngine:
             share for share in np.array_split(np.arange(len(which)), self.workers) if len(share)
         ]
         if not shares:
-            return base.PairCounter(
+            return evaluation.PairCounter(
                 0, self.task.info.num_classes, self.task.info.device, examples
             ).scores()
         questions = []
@@ -177,6 +165,26 @@ class ProcessEngine:
                 " remanence resume, with a larger timeout if the work is only slow"
             )
         return [_unpack(answers[number]) for number in range(len(questions))]
+
+
+def check_processes(task: TrainingTask, stack: int) -> None:
+    """Raise `InputError` where worker processes could not run a task."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        raise InputError(
+            "engine processes needs a system that can fork (Linux or macOS): use"
+            " engine=sequential here"
+        )
+    if task.info.device.type != "cpu":
+        raise InputError(
+            f"engine processes is for the CPU, not {task.info.device}: use engine=vectorized"
+        )
+    if worker_stack(task, stack) > 1:
+        check_stackable(task)
+
+
+def worker_stack(task: TrainingTask, stack: int) -> int:
+    """The most clients that a worker trains together: one where there are convolutions."""
+    return 1 if task.model.has_convolutions else stack
 
 
 def count_cores() -> int:
@@ -261,23 +269,23 @@ def _serve(
                 pipe.send(("failed", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
 
 
-def _subset_work(job: ClientWork, places: np.ndarray) -> Any:
-    """The part of a job that concerns some clients; the model and what is shared went to every
+def _subset_work(work: ClientWork, places: np.ndarray) -> Any:
+    """The part of a work that concerns some clients; the model and what is shared went to every
     worker before.
     """
     here = torch.from_numpy(places)
-    start = tuple(job.start.select(here)) if job.per_client_start else None
-    facts = tuple(fact[here] for fact in job.stats)
+    start = tuple(work.start.select(here)) if work.per_client_start else None
+    facts = tuple(fact[here] for fact in work.stats)
     constants = (
-        job.round,
-        job.time_step,
-        job.clients[places],
-        job.per_client_start,
-        job.optimizer_hparams,
-        job.key,
-        job.num_phases,
+        work.round,
+        work.time_step,
+        work.clients[places],
+        work.per_client_start,
+        work.optimizer_hparams,
+        work.key,
+        work.num_phases,
     )
-    return constants, _pack((start, pytree.take(job.client_state, here), facts))
+    return constants, _pack((start, pytree.take(work.client_state, here), facts))
 
 
 def _restore(message: Any, start: ModelState | None, shared: Any) -> ClientWork:

@@ -20,7 +20,7 @@ from remanence.core.engine import ClientWork
 from remanence.core.pytree import Tree
 from remanence.core.slots import Context, Phase
 from remanence.core.types import ClientStats, ModelState, Reply
-from remanence.engines import base
+from remanence.engines import client_plan
 from remanence.engines.vector_steps import context_dims
 from remanence.training.task import ClientIndices, TrainingTask
 
@@ -68,7 +68,11 @@ def split_by_run(works: Sequence[RunWork], members: np.ndarray) -> list[RunSlice
             clients = work.work.clients[members[seats, 1]]
             portions.append(
                 RunSlice(
-                    work, members[seats, 1], seats, clients, base.client_keys(work.work, clients)
+                    work,
+                    members[seats, 1],
+                    seats,
+                    clients,
+                    client_plan.client_keys(work.work, clients),
                 )
             )
     return portions
@@ -77,7 +81,8 @@ def split_by_run(works: Sequence[RunWork], members: np.ndarray) -> list[RunSlice
 def make_context(portions: Sequence[RunSlice]) -> tuple[Context, Context]:
     """-> the context of the stack, and which parts of it have the clients as leading axis"""
     parts = [
-        base.make_context(p.run.task, p.run.work, torch.from_numpy(p.places)) for p in portions
+        client_plan.make_context(p.run.task, p.run.work, torch.from_numpy(p.places))
+        for p in portions
     ]
     if len(parts) == 1:
         return parts[0], context_dims(portions[0].run.work.per_client_start)
@@ -138,7 +143,7 @@ def pad_rows(
     for row, part in zip(ids, parts, strict=True):
         row[: len(part)] = part
     weight = np.arange(ids.shape[1]) < sizes[:, None]
-    return base.to_device(ids, device), base.to_device(weight, device).to(dtype)
+    return client_plan.to_device(ids, device), client_plan.to_device(weight, device).to(dtype)
 
 
 def plan(portions: Sequence[RunSlice], number: int, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
@@ -146,7 +151,8 @@ def plan(portions: Sequence[RunSlice], number: int, phase: Phase) -> tuple[np.nd
     which are 0 where a client is done.
     """
     plans = [
-        base.plan_phases(p.run.task, p.run.work, p.clients, p.keys, number, phase) for p in portions
+        client_plan.plan_phases(p.run.task, p.run.work, p.clients, p.keys, number, phase)
+        for p in portions
     ]
     if len(plans) == 1:
         return plans[0]
@@ -170,7 +176,7 @@ def phase_keys(portions: Sequence[RunSlice], number: int) -> np.ndarray:
     """Every client's randomness in one phase. -> uint64 [k]"""
     values = np.empty(sum(len(p.places) for p in portions), dtype=np.uint64)
     for p in portions:
-        values[p.positions] = base.phase_keys(p.keys, number)
+        values[p.positions] = client_plan.phase_keys(p.keys, number)
     return values
 
 
@@ -184,7 +190,7 @@ def make_replies(
             slice(None) if len(portions) == 1 else torch.from_numpy(p.positions).to(loss.device)
         )
         parts = model.select(mine), pytree.take(extras, mine), pytree.take(own, mine), loss[mine]
-        replies.append(base.make_reply(p.run.task, p.run.work, p.clients, *parts))
+        replies.append(client_plan.make_reply(p.run.task, p.run.work, p.clients, *parts))
     return replies
 
 

@@ -16,7 +16,8 @@ from remanence.core.pytree import Params, Tree
 from remanence.core.slots import Context, Phase
 from remanence.core.types import Batch, ModelState, Reply
 from remanence.data.batches import BatchPlan
-from remanence.engines import base
+from remanence.engines import client_plan, evaluation
+from remanence.engines.base import BaseEngine
 from remanence.training.client_step import (
     TrainState,
     accept_or_rollback,
@@ -31,37 +32,39 @@ from remanence.training.task import ClientIndices, TrainingTask
 FETCHED = 2**22  # bytes of the batches that are fetched together
 
 
-class SequentialEngine:
+class SequentialEngine(BaseEngine):
     """`channels_last` lays images out as convolutions on a CPU like them; it changes no result
     beyond rounding.
     """
 
     name = "sequential"
-    execution = "eager"
 
     def __init__(self, task: TrainingTask, channels_last: bool = False):
+        super().__init__()
         self.task, self.channels_last = task, channels_last
         self.eval_task = task  # the same, for looking at rows without training
 
-    def train(self, job: ClientWork) -> Iterator[Reply]:
-        for place in range(len(job.clients)):
-            yield self.train_client(job, place)
+    def train(self, work: ClientWork) -> Iterator[Reply]:
+        for place in range(len(work.clients)):
+            yield self.train_client(work, place)
 
-    def train_client(self, job: ClientWork, place: int) -> Reply:
+    def train_client(self, work: ClientWork, place: int) -> Reply:
         """The whole round of the client at this place of the cohort, as a stack of one."""
-        task, client = self.task, int(job.clients[place])
-        ctx, rows = base.make_context(task, job, place), self._rows(job, client)
+        task, client = self.task, int(work.clients[place])
+        ctx, rows = client_plan.make_context(task, work, place), self._rows(work, client)
         kept, total, losses = ctx.client_state, 0, torch.zeros(())
-        model, own, extras = client_init(task, grad_autograd, rows, base.at_hook(ctx, "before"))
+        model, own, extras = client_init(
+            task, grad_autograd, rows, client_plan.at_hook(ctx, "before")
+        )
         ctx = ctx._replace(client_state=own, start=model)
-        for number, phase in enumerate(base.phases_of(task, job)):
-            plan, old = base.plan_phase(task, job, client, number, phase), model
-            now = base.at_phase(ctx, number, len(plan.batch_sizes))
+        for number, phase in enumerate(client_plan.phases_of(task, work)):
+            plan, old = client_plan.plan_phase(task, work, client, number, phase), model
+            now = client_plan.at_phase(ctx, number, len(plan.batch_sizes))
             model, memory, losses = self._train_phase(model, now, phase, plan, rows)
             ctx = ctx._replace(tracker_state=memory)
             total += len(plan.batch_sizes)
             if phase.accept is not None:
-                accept = base.scoped_accept(task, phase)
+                accept = client_plan.scoped_accept(task, phase)
                 model = accept_or_rollback(
                     self.eval_task,
                     grad_autograd,
@@ -69,13 +72,13 @@ class SequentialEngine:
                     rows,
                     old,
                     model,
-                    base.at_hook(now, "accept"),
+                    client_plan.at_hook(now, "accept"),
                 )
         own, extras = client_final(
-            task, grad_autograd, rows, model, extras, kept, base.at_hook(ctx, "after", total)
+            task, grad_autograd, rows, model, extras, kept, client_plan.at_hook(ctx, "after", total)
         )
-        return base.make_reply(
-            task, job, np.array([client]), *_stack_of_one(model, extras, own, losses.mean())
+        return client_plan.make_reply(
+            task, work, np.array([client]), *_stack_of_one(model, extras, own, losses.mean())
         )
 
     def _train_phase(
@@ -154,9 +157,9 @@ class SequentialEngine:
     def to_channels_last(self, x: Tensor) -> Tensor:
         return memory_format.to_channels_last(x) if self.channels_last else x
 
-    def _rows(self, job: ClientWork, client: int) -> ClientIndices:
+    def _rows(self, work: ClientWork, client: int) -> ClientIndices:
         holdings, device, dtype = (
-            self.task.population.at(job.time_step),
+            self.task.population.at(work.time_step),
             self.task.info.device,
             self.task.info.dtype,
         )
@@ -175,20 +178,22 @@ class SequentialEngine:
     def score(
         self, models: ModelState, split: str, owners: np.ndarray | None = None, time_step: int = 0
     ) -> ConfusionCounts:
-        return self.score_rows(models, split, *base.eval_rows(self.task, split, owners, time_step))
+        return self.score_rows(
+            models, split, *evaluation.eval_rows(self.task, split, owners, time_step)
+        )
 
     @torch.no_grad()
     def score_rows(
         self, models: ModelState, split: str, ids: Tensor, groups: Tensor, count: int
     ) -> ConfusionCounts:
         """Score on given rows of a split; groups: [n] below count."""
-        examples = base.examples_of(self.task, split)
+        examples = evaluation.examples_of(self.task, split)
         many = models.num_models
-        tally = base.ConfusionCounter(many, count, self.task.info.num_classes, ids.device)
+        tally = evaluation.ConfusionCounter(many, count, self.task.info.num_classes, ids.device)
         singles = [models.select(number) for number in range(many)]
         for part, group in zip(
-            torch.split(ids, base.CACHED_ROWS),
-            torch.split(groups, base.CACHED_ROWS),
+            torch.split(ids, evaluation.CPU_ROWS),
+            torch.split(groups, evaluation.CPU_ROWS),
             strict=True,
         ):
             x, y = examples.inputs(part), examples.labels(part)
@@ -208,23 +213,20 @@ class SequentialEngine:
         time_step: int = 0,
         examples: bool = False,
     ) -> PairCounts:
-        task, data = self.eval_task, base.examples_of(self.task, split)
-        rows, device = base.split_rows(task, split, time_step), task.info.device
-        tally = base.PairCounter(len(which), task.info.num_classes, device, examples)
+        task, data = self.eval_task, evaluation.examples_of(self.task, split)
+        rows, device = evaluation.split_rows(task, split, time_step), task.info.device
+        tally = evaluation.PairCounter(len(which), task.info.num_classes, device, examples)
         for pair, (number, owner) in enumerate(zip(which.tolist(), owners.tolist(), strict=True)):
             model = models.select(number)
             for ids in torch.split(
-                torch.from_numpy(rows.for_client(owner)).to(device), base.CACHED_ROWS
+                torch.from_numpy(rows.for_client(owner)).to(device), evaluation.CPU_ROWS
             ):
                 logits = task.model.predict(model, data.inputs(ids)).logits
                 tally.add(torch.full_like(ids, pair), logits, data.labels(ids), ids)
         return tally.scores()
 
     def predict_logits(self, models: ModelState, ids: Tensor) -> Tensor:
-        return base.predict_logits(self.eval_task, models, ids)
-
-    def close(self) -> None:
-        pass
+        return evaluation.predict_logits(self.eval_task, models, ids)
 
 
 def _stack_of_one(

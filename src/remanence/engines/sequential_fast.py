@@ -42,21 +42,15 @@ class FastSequentialEngine(SequentialEngine):
     from) or "compiled" (fused, too).
     """
 
-    def __init__(self, task: TrainingTask, steps: str = "eager"):
+    def __init__(self, task: TrainingTask, execution: str = "eager"):
         super().__init__(task, channels_last=task.info.device.type == "cpu")
-        self.execution = "eager" if steps == "auto" else steps
-        # why steps are no longer written down, or something else is not compiled
-        self.degraded_reasons: list[str] = []
+        self.execution = "eager" if execution == "auto" else execution
         self.eval_task = replace(
             task,
             model=compile_for_eval(task.model, self.execution == "compiled", self.degraded_reasons),
         )
         self.splits: dict[tuple[str, ...], PrefixSplit | None] = {}  # by what is trained
         self.traced: dict[tuple[str, ...], list[TracedStep]] = {}
-
-    @property
-    def degraded_reason(self) -> str:
-        return "; ".join(self.degraded_reasons)
 
     def find_split(self, trained: tuple[str, ...]) -> PrefixSplit | None:
         """Where the network can be cut in a phase that trains these parameters."""

@@ -19,17 +19,18 @@ from torch.func import vmap
 
 from remanence.core import memory_format, pytree
 from remanence.core.engine import ClientWork, ConfusionCounts, PairCounts
-from remanence.core.errors import InputError, RunFailed, first_line
+from remanence.core.errors import RunFailed, first_line
 from remanence.core.model import Model
-from remanence.core.pytree import Params, Tree
-from remanence.core.rng import Key, fold_in_batch
+from remanence.core.pytree import Tree
+from remanence.core.rng import fold_in_batch
 from remanence.core.slots import Context, Phase
 from remanence.core.types import ModelState, Reply
-from remanence.data.batches import Examples, plan_batches
-from remanence.engines import base
-from remanence.engines.base import predict_logits_stacked
+from remanence.data.batches import Examples
+from remanence.engines import client_plan, evaluation
+from remanence.engines.base import BaseEngine
 from remanence.engines.compiled_eval import ROWS, compile_for_eval
 from remanence.engines.cuda_graphs import GraphedPhase
+from remanence.engines.evaluation import predict_logits_stacked
 from remanence.engines.frozen_prefix import PrefixSplit, find_split, flat_indices
 from remanence.engines.memory import gpu_memory_text, is_out_of_memory, rows_per_forward
 from remanence.engines.run_slices import (
@@ -44,6 +45,7 @@ from remanence.engines.run_slices import (
     sort_by_size,
     split_by_run,
 )
+from remanence.engines.stack_checks import check_stackable
 from remanence.engines.vector_steps import (
     ActiveClients,
     BatchSchedule,
@@ -62,7 +64,7 @@ from remanence.training.client_step import (
 from remanence.training.gradients import grad_func
 from remanence.training.task import ClientIndices, TrainingTask
 
-MOST_CLIENTS = {"cpu": 64, "cuda": 256}  # in one stack, where nobody asks for another size
+MAX_STACK = {"cpu": 64, "cuda": 256}  # in one stack, where nobody asks for another size
 # rows from which on one network with convolutions fills a GPU by itself (measured with ten CNNs)
 GPU_FILL_ROWS = 1_000
 CACHE_BYTES = {"cpu": 2**28, "cuda": 2**31}  # bytes of activations of a stack that may be kept
@@ -70,7 +72,7 @@ Answer = TypeVar("Answer")
 MAX_GRAPHS = 4  # stacks of different form, of which recorded steps are kept
 
 
-class VectorizedEngine:
+class VectorizedEngine(BaseEngine):
     """`stack` is the most clients trained together, and shrinks where memory does not suffice; the
     result does not depend on it.
 
@@ -80,14 +82,16 @@ class VectorizedEngine:
 
     name = "vectorized"
 
-    def __init__(self, task: TrainingTask, stack: int = 64, steps: str = "auto"):
+    def __init__(self, task: TrainingTask, stack: int = 64, execution: str = "auto"):
+        super().__init__()
+        check_stackable(task)
         self.task, self.stack = task, stack
         # of all models that look together; fewer where memory does not suffice
         self.score_rows = rows_per_forward(task)
         self.cuda = task.info.device.type == "cuda"
-        self.execution = ("captured" if self.cuda else "eager") if steps == "auto" else steps
-        # why steps are no longer recorded, or something else is not as fast as it could be
-        self.degraded_reasons: list[str] = []
+        self.execution = (
+            ("captured" if self.cuda else "eager") if execution == "auto" else execution
+        )
         self.use_kernels = self.cuda  # are convolutions outside the steps done by our kernels?
         # for good, also where steps turn out not to be: bits depend on it
         self.compiles = self.execution == "compiled"
@@ -96,15 +100,9 @@ class VectorizedEngine:
         self.splits: dict[tuple[str, ...], PrefixSplit | None] = {}  # by what is trained
         # else there is nothing to map, and mapping is not free
         self.keeps_slots = bool(task.optimizer.init(task.model.initial.params))
-        reject_padded_batch_norm(task)
-        reject_unvectorizable(task)
 
-    @property
-    def degraded_reason(self) -> str:
-        return "; ".join(self.degraded_reasons)
-
-    def train(self, job: ClientWork) -> Iterator[Reply]:
-        return (reply for _, reply in self.train_runs([RunWork(self.task, job)]))
+    def train(self, work: ClientWork) -> Iterator[Reply]:
+        return (reply for _, reply in self.train_runs([RunWork(self.task, work)]))
 
     def train_runs(self, works: Sequence[RunWork]) -> Iterator[tuple[int, Reply]]:
         """Jobs of several runs of one method, as if they were one; the runs' tasks may differ
@@ -140,7 +138,7 @@ class VectorizedEngine:
         return None
 
     def _train_stack(self, portions: Sequence[RunSlice]) -> list[Reply]:
-        task, job, device = self.task, portions[0].run.work, self.task.info.device
+        task, work, device = self.task, portions[0].run.work, self.task.info.device
         (ctx, dims), rows = make_context(portions), rows_of(portions)
         count = len(ctx.client)
         # batch norm writes into buffers even before the first step: every client needs its own
@@ -153,7 +151,7 @@ class VectorizedEngine:
         if dims.start.params is not None or task.method.personal(task.info):
             ctx, dims = ctx._replace(start=model), dims._replace(start=context_dims(True).start)
         ctx = ctx._replace(client_state=own)
-        for number, phase in enumerate(base.phases_of(task, job)):
+        for number, phase in enumerate(client_plan.phases_of(task, work)):
             drawn_from, (places, widths) = (
                 phase_keys(portions, number),
                 plan(portions, number, phase),
@@ -161,7 +159,7 @@ class VectorizedEngine:
             split = self._find_split(phase, rows.train, int(widths.sum()))
             called = rows.train if split is None else flat_indices(rows.train)
             course = _make_schedule(called, places, widths, drawn_from)
-            steps, key = base.to_device(
+            steps, key = client_plan.to_device(
                 np.stack([course.steps, drawn_from.view(np.int64)]), device
             ).unbind()
             now, old = ctx._replace(steps=steps, key=key), model
@@ -173,10 +171,10 @@ class VectorizedEngine:
                     accept_or_rollback,
                     task,
                     grad_func,
-                    base.scoped_accept(task, phase),
+                    client_plan.scoped_accept(task, phase),
                 )
                 model = self._map(accept, (0, 0, 0, dims))(
-                    rows, old, model, base.at_hook(now, "accept")
+                    rows, old, model, client_plan.at_hook(now, "accept")
                 )
         close: Callable[..., tuple[Tree, Tree]] = partial(client_final, task, grad_func)
         if task.method.hooks(
@@ -184,7 +182,7 @@ class VectorizedEngine:
         ):  # else there is nothing in it to map, and mapping is not free
             close, ctx = (
                 self._map(close, (0, 0, 0, 0, dims)),
-                base.at_hook(ctx, "after", torch.from_numpy(total).to(device)),
+                client_plan.at_hook(ctx, "after", torch.from_numpy(total).to(device)),
             )
         own, extras = close(rows, model, extras, kept, ctx)
         return make_replies(portions, model, extras, own, losses)
@@ -197,7 +195,7 @@ class VectorizedEngine:
         """
         start = partial(client_init, self.task, grad_func)
         if self.task.method.hooks("on_client_start"):
-            return self._map(start, (0, dims))(rows, base.at_hook(ctx, "before"))
+            return self._map(start, (0, dims))(rows, client_plan.at_hook(ctx, "before"))
         if dims.start.params is None:
             ctx = ctx._replace(
                 start=ModelState(
@@ -353,7 +351,7 @@ class VectorizedEngine:
         self, models: ModelState, split: str, owners: np.ndarray | None = None, time_step: int = 0
     ) -> ConfusionCounts:
         return self.score_groups(
-            models, split, base.eval_groups(self.task, split, owners, time_step)
+            models, split, evaluation.eval_groups(self.task, split, owners, time_step)
         )
 
     def score_groups(
@@ -366,9 +364,9 @@ class VectorizedEngine:
     def _score_groups(
         self, models: ModelState, split: str, rows: Sequence[np.ndarray]
     ) -> ConfusionCounts:
-        ids, groups, count = base.pad_groups(rows, self.task.info.device)
-        examples = base.examples_of(self.task, split)
-        tally = base.ConfusionCounter(
+        ids, groups, count = evaluation.flatten_groups(rows, self.task.info.device)
+        examples = evaluation.examples_of(self.task, split)
+        tally = evaluation.ConfusionCounter(
             models.num_models, count, self.task.info.num_classes, ids.device
         )
         for part, some, logits in self._predict_rows(models, examples, ids):
@@ -416,7 +414,7 @@ class VectorizedEngine:
 
     def _rows_at_once(self, models: ModelState) -> int:
         """Rows that these models, or as many of them as a stack holds, look at together."""
-        most = self.score_rows if self.cuda else base.CACHED_ROWS
+        most = self.score_rows if self.cuda else evaluation.CPU_ROWS
         return min(most, max(1, self.score_rows // min(models.num_models, self.stack)))
 
     def _try_scoring(self, score: Callable[[], Answer]) -> Answer:
@@ -441,7 +439,7 @@ class VectorizedEngine:
         time_step: int = 0,
         examples: bool = False,
     ) -> PairCounts:
-        rows = base.split_rows(self.task, split, time_step)
+        rows = evaluation.split_rows(self.task, split, time_step)
         return self.score_on_rows(
             models, which, [rows.for_client(int(owner)) for owner in owners], split, examples
         )
@@ -468,10 +466,10 @@ class VectorizedEngine:
     ) -> PairCounts:
         task, data, device = (
             self.task,
-            base.examples_of(self.task, split),
+            evaluation.examples_of(self.task, split),
             self.task.info.device,
         )
-        tally = base.PairCounter(len(which), task.info.num_classes, device, examples)
+        tally = evaluation.PairCounter(len(which), task.info.num_classes, device, examples)
         sizes = np.array([len(part) for part in rows])
         order = np.argsort(-sizes, kind="stable")  # pairs of one stack have about as many rows
         for first in range(0, len(order), self.stack):
@@ -518,54 +516,6 @@ def _make_schedule(
     rows: [k, n]; places: [k, steps, batch] among them; widths: [k, steps]; drawn_from: the clients'
         keys in this phase
     """
-    ids = torch.gather(rows, 1, base.to_device(places.reshape(len(places), -1), rows.device))
+    ids = torch.gather(rows, 1, client_plan.to_device(places.reshape(len(places), -1), rows.device))
     step_keys = fold_in_batch(drawn_from[:, None], np.arange(widths.shape[1]))
     return BatchSchedule(ids.reshape(places.shape), widths, step_keys.view(np.int64))
-
-
-def needs_padding(task: TrainingTask) -> bool:
-    """Do two clients ever have batches of different width at the same step?"""
-    for holdings in task.population.time_steps:
-        for phase in task.phases:
-            seen: dict[int, int] = {}
-            for size in np.unique(holdings.train.sizes):
-                widths = plan_batches(
-                    Key(0), int(size), task.batch_size, phase.epochs, phase.steps, task.drop_last
-                ).batch_sizes
-                if any(
-                    seen.setdefault(step, int(width)) != width for step, width in enumerate(widths)
-                ):
-                    return True
-    return False
-
-
-def reject_padded_batch_norm(task: TrainingTask) -> None:
-    """Padded rows would enter the statistics of batch norm."""
-    if task.model.depends_on_batch and needs_padding(task):
-        raise InputError(
-            "engine vectorized cannot train this model with batch norm: the clients' sizes"
-            " differ, and rows that pad a batch would enter its statistics;"
-            " use engine=sequential, clients of equal size, local.drop_last=true, or a model"
-            " with group norm"
-        )
-
-
-def reject_unvectorizable(task: TrainingTask) -> None:
-    """Some layers cannot be mapped over a stack: better found on two rows than in the middle of
-    a run.
-    """
-    two = ModelState(*(pytree.broadcast(tree, 2) for tree in task.model.initial))
-    x = task.train.inputs(torch.zeros(2, 2, dtype=torch.int64, device=task.info.device))
-    key = torch.zeros(2, dtype=torch.int64, device=task.info.device)
-
-    def loss(params: Params, buffers: Params, x: Tensor, key: Tensor) -> tuple[Tensor, Params]:
-        out, new = task.model.apply(params, buffers, x, key)
-        return out.logits.sum(), new
-
-    try:
-        vmap(torch.func.grad(loss, has_aux=True))(*two, x, key)
-    except RuntimeError as error:
-        raise InputError(
-            "engine vectorized cannot run this model, because torch cannot map it over a"
-            f" stack ({first_line(error)}): use engine=sequential"
-        ) from error

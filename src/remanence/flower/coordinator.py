@@ -29,6 +29,7 @@ from remanence.core.rng import Key
 from remanence.core.slots import Method, Part
 from remanence.experiment.build import BuiltExperiment, build
 from remanence.flower.data_description import Description, describe_data
+from remanence.flower.engine import FlowerEngine
 from remanence.flower.node_registry import NodeRegistry, RemotePopulation
 from remanence.flower.secure_noise import secret_noise
 from remanence.flower.session import RealDeadline, Session, Timeouts, activate
@@ -95,7 +96,13 @@ def run_experiment(
             has_test=description is None,
         )
         with activate(session):
-            run = train(remote, out, progress, TimeLimit(None))
+            run = train(
+                remote,
+                out,
+                progress,
+                TimeLimit(None),
+                engine_for=lambda experiment: FlowerEngine(experiment.task),
+            )
         say(notify_end(session, carrier, spec.total_rounds))
     return run
 

@@ -19,20 +19,17 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree
-from remanence.core.engine import ClientWork, ConfusionCounts, PairCounts
+from remanence.core.engine import ClientWork, ConfusionCounts, PairCounts, Rejection
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params
-from remanence.core.rng import Key
 from remanence.core.types import ModelState, Reply
+from remanence.engines.base import BaseEngine
 from remanence.engines.sequential import SequentialEngine
-from remanence.experiment.build import BuiltExperiment
 from remanence.flower.array_codec import as_arrays, as_tree
 from remanence.flower.node_registry import Node
 from remanence.flower.session import ReplyWait, RequestResult, current_session
 from remanence.flower.wire import WireMessage
-from remanence.training import server_step
-from remanence.training.gate import Rejection
-from remanence.training.state import NO_STATE, REMOTE, RunState, load_client_states
+from remanence.training.state import NO_STATE, REMOTE
 from remanence.training.task import TrainingTask
 
 # no run has as many; a number beyond what a tensor holds would be an error, not a refusal
@@ -49,13 +46,13 @@ class CachedCounts(NamedTuple):
     loss: torch.Tensor  # [1]
 
 
-class FlowerEngine:
+class FlowerEngine(BaseEngine):
     """Needs a session: see `session.hold`. Nothing is sent before there is something to do."""
 
     name = "flower"
-    execution = "eager"
 
     def __init__(self, task: TrainingTask):
+        super().__init__()
         self.task, self.session = task, current_session()
         self.excuses: list[Rejection] = []
         self.desk = SequentialEngine(task)  # for the coordinator's own test set and public set
@@ -66,31 +63,31 @@ class FlowerEngine:
 
     # ---------------------------------------------------------------------------------------- train
 
-    def train(self, job: ClientWork) -> Iterator[Reply]:
-        session, common = self.session, as_arrays({"shared": job.broadcast})
+    def train(self, work: ClientWork) -> Iterator[Reply]:
+        session, common = self.session, as_arrays({"shared": work.broadcast})
         self.excuses = [
             Rejection(client, *why) for client, why in session.roster.declined().items()
         ]
-        if not job.per_client_start:
-            common |= as_arrays({"start": job.start._asdict()})
+        if not work.per_client_start:
+            common |= as_arrays({"start": work.start._asdict()})
         questions: list[tuple[Node, tuple[int, ...], WireMessage]] = []
         lost: list[int] = []
-        for node, places in self._by_site(job.clients, lost):
+        for node, places in self._by_site(work.clients, lost):
             own = (
-                job.start.select(torch.from_numpy(places).to(self.task.info.device))
-                if job.per_client_start
+                work.start.select(torch.from_numpy(places).to(self.task.info.device))
+                if work.per_client_start
                 else None
             )
             mine = {} if own is None else as_arrays({"start": own._asdict()})
             parcel = session.message(
-                "train", describe_work(job, places) | {"validate": self.validates}, mine, common
+                "train", describe_work(work, places) | {"validate": self.validates}, mine, common
             )
-            questions.append((node, tuple(job.clients[places].tolist()), parcel))
+            questions.append((node, tuple(work.clients[places].tolist()), parcel))
         self.excuses += [Rejection(client, "away", "its site is not connected") for client in lost]
         for outcome in session.ask(
-            "train", questions, f"round {job.round}", self._wait(len(job.clients))
+            "train", questions, f"round {work.round}", self._wait(len(work.clients))
         ):
-            reply = self._read_reply(outcome, job)
+            reply = self._read_reply(outcome, work)
             if reply is not None:
                 yield reply
 
@@ -107,7 +104,7 @@ class FlowerEngine:
         enough = min(math.ceil(deadline.share * asked - 1e-9), session.wanted or asked)
         return ReplyWait(seconds, enough if enough < asked else 0)
 
-    def _read_reply(self, outcome: RequestResult, job: ClientWork) -> Reply | None:
+    def _read_reply(self, outcome: RequestResult, work: ClientWork) -> Reply | None:
         """A site's answer as a reply; what does not even have the form of one is refused here,
         everything else by the gate.
         """
@@ -146,7 +143,7 @@ class FlowerEngine:
             **numbers,
             **trained,
         )
-        self._cache(outcome, reply, job.time_step)
+        self._cache(outcome, reply, work.time_step)
         return reply
 
     def _reject(self, clients: tuple[int, ...], code: str, reason: str) -> Reply | None:
@@ -255,33 +252,18 @@ class FlowerEngine:
         loss[~asked] = torch.cat([judged.loss for judged in told if judged is not None])
         return PairCounts(confusion, loss)
 
-    def score_personal(
-        self, experiment: BuiltExperiment, state: RunState, clients: np.ndarray
-    ) -> PairCounts:
-        """Personal models on their owners' validation rows; they are made, and stay, at the
-        sites.
-        """
-        key = Key(experiment.config.seed).fold_in("round", state.round, "personal")
-        job = ClientWork(
-            round=state.round,
-            time_step=state.time_step,
-            clients=clients,
-            start=state.server.model,
-            per_client_start=False,
-            broadcast=server_step.make_broadcast(self.task, state.server, state.round, key),
-            client_state=load_client_states(
-                state, self.task, clients, experiment.client_stats(clients, state.time_step)
-            ),
-            stats=experiment.client_stats(clients, state.time_step),
-            optimizer_hparams=experiment.optimizer_hparams(state.round),
-            key=key,
-        )
-        common = as_arrays({"start": job.start._asdict(), "shared": job.broadcast})
+    def score_personal(self, work: ClientWork) -> PairCounts:
+        """Personal models are made, evaluated and kept at the sites."""
+        common = as_arrays({"start": work.start._asdict(), "shared": work.broadcast})
         questions = [
-            (node, places, self.session.message("personal", describe_work(job, places), {}, common))
-            for node, places in self._by_site(clients)
+            (
+                node,
+                places,
+                self.session.message("personal", describe_work(work, places), {}, common),
+            )
+            for node, places in self._by_site(work.clients)
         ]
-        return self._count(questions, clients, len(clients))
+        return self._count(questions, work.clients, len(work.clients))
 
     def _score_at_sites(
         self, models: ModelState, which: np.ndarray, owners: np.ndarray, split: str, time_step: int
@@ -360,20 +342,20 @@ class FlowerEngine:
         return [(homes[number], np.array(mine, dtype=np.int64)) for number, mine in places.items()]
 
 
-def describe_work(job: ClientWork, places: np.ndarray) -> dict[str, Any]:
-    """What a site is told of a job besides models, for the clients at these places."""
-    tags = pytree.flatten(job.client_state).get(f"{REMOTE}{pytree.SEPARATOR}round")
+def describe_work(work: ClientWork, places: np.ndarray) -> dict[str, Any]:
+    """What a site is told of a work besides models, for the clients at these places."""
+    tags = pytree.flatten(work.client_state).get(f"{REMOTE}{pytree.SEPARATOR}round")
     return {
-        "round": job.round,
-        "time_step": job.time_step,
-        "clients": job.clients[places].tolist(),
+        "round": work.round,
+        "time_step": work.time_step,
+        "clients": work.clients[places].tolist(),
         "from": [NO_STATE] * len(places)
         if tags is None
         else tags[torch.from_numpy(places).to(tags.device)].tolist(),
-        "personal_start": job.per_client_start,
-        "rule": {name: float(value) for name, value in job.optimizer_hparams.items()},
-        "key": job.key.value,
-        "phases": job.num_phases,
+        "personal_start": work.per_client_start,
+        "rule": {name: float(value) for name, value in work.optimizer_hparams.items()},
+        "key": work.key.value,
+        "phases": work.num_phases,
     }
 
 

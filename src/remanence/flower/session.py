@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from remanence.core.errors import InputError
+from remanence.engines.table import OUTSIDE_FLOWER
 from remanence.flower.node_registry import Node, NodeRegistry
 from remanence.flower.transport import Answer
 from remanence.flower.wire import WireArrays, WireMessage
@@ -221,10 +222,5 @@ def activate(session: Session) -> Iterator[Session]:
 def current_session() -> Session:
     session = _current.get()
     if session is None:
-        raise InputError(
-            "engine flower works inside a Flower app, where sites can be reached: write"
-            " one with remanence flower init DIR --config experiment.toml,"
-            " then flwr run DIR; or look at a whole federation on this machine with"
-            " remanence flower quickstart"
-        )
+        raise InputError(OUTSIDE_FLOWER)
     return session

@@ -30,7 +30,7 @@ from remanence.core.errors import RemanenceError
 from remanence.core.pytree import Tree
 from remanence.core.rng import Key
 from remanence.core.types import ModelState, Reply
-from remanence.engines.autotune import make_engine
+from remanence.engines.table import make_engine
 from remanence.flower.array_codec import as_arrays, as_tree
 from remanence.flower.policy import (
     Declined,

@@ -26,7 +26,7 @@ from remanence.core.slots import Method, Part
 from remanence.data import DATASETS, from_dataset
 from remanence.data.dataset import ArrayDataset, DatasetSplit
 from remanence.data.population import ClientData, FederatedPopulation, PartitionIndices
-from remanence.engines.autotune import make_engine
+from remanence.engines.table import make_engine
 from remanence.experiment.build import BuiltExperiment, build
 from remanence.experiment.data_setup import load_data
 from remanence.flower.policy import Declined

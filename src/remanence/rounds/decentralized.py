@@ -21,7 +21,7 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.compose import BoundHook
-from remanence.core.engine import ClientWork, Engine
+from remanence.core.engine import ClientWork, Engine, Rejection
 from remanence.core.rng import Key
 from remanence.core.slots import PeerAverage, PeerContext, PeerSelection
 from remanence.core.types import ModelState, Reply
@@ -66,7 +66,7 @@ def run_round(
         time.perf_counter(),
     )
     time_step, key = spec.time_step(round), Key(spec.seed).fold_in("round", round)
-    refusals: list[gate.Rejection] = []
+    refusals: list[Rejection] = []
     if state.round == 0 and spec.peers.warmup:
         state, refusals = _initial_local_training(experiment, engine, state)
     if time_step != state.time_step:
@@ -144,7 +144,7 @@ def _client_models(state: RunState) -> ClientModels:
 
 def _initial_local_training(
     experiment: BuiltExperiment, engine: Engine, state: RunState
-) -> tuple[RunState, list[gate.Rejection]]:
+) -> tuple[RunState, list[Rejection]]:
     """Every client trains once before the first exchange; who answers badly keeps the initial
     model.
     """
@@ -194,7 +194,7 @@ def _select_peers(
     online: np.ndarray,
     active: np.ndarray,
     key: Key,
-) -> tuple[tuple[PeerAverage, ...], dict[str, Any], list[gate.Rejection]]:
+) -> tuple[tuple[PeerAverage, ...], dict[str, Any], list[Rejection]]:
     """Whom each client listens to -> mixes, what is remembered of peers by part, whose models
     nobody may hear
     """
@@ -361,7 +361,7 @@ def _make_work(
 
 def _train(
     experiment: BuiltExperiment, engine: Engine, state: RunState, job: ClientWork
-) -> tuple[Reply | None, list[gate.Rejection], Any]:
+) -> tuple[Reply | None, list[Rejection], Any]:
     """-> good replies, refusals, what all clients keep"""
     if not len(job.clients):
         return None, [], state.client_states

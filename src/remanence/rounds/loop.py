@@ -30,9 +30,10 @@ from remanence.core.signals import exit_code_of, sigterm_as_interrupt
 from remanence.core.slots import Method, Part
 from remanence.core.types import ModelState, Reply
 from remanence.data.dataset import ArrayDataset
-from remanence.engines.autotune import EngineChoice, choose_engine, make_engine
+from remanence.engines.autotune import EngineChoice, choose_engine
 from remanence.engines.memory import gpu_memory_text, is_out_of_memory
 from remanence.engines.processes import count_cores
+from remanence.engines.table import ENGINES, EngineOptions
 from remanence.experiment.build import BuiltExperiment, build, check_same_data, set_precision
 from remanence.results.checkpoint import CheckpointStore, fingerprint
 from remanence.results.readers import read_toml
@@ -187,7 +188,7 @@ def resolve_engine(
     """
     spec, task = experiment.config, experiment.task
     if spec.engine != "auto":
-        make_run_engine(experiment).close()  # refuses what it cannot run, before any work
+        ENGINES[spec.engine].check(task, engine_options(spec))
         choice = EngineChoice(spec.engine, spec.threads, f"{spec.engine}: as asked", spec.execution)
     elif choice is None:
         job = make_work(experiment, first_state(experiment), 1)
@@ -256,7 +257,7 @@ def train(
                         OUT_OF_TIME,
                     )
                 state, line = run_round(experiment, engine, state, recorder)
-                fallback = getattr(engine, "degraded_reason", "")
+                fallback = engine.degraded_reason
                 if fallback != told:
                     record_fallback(fallback.removeprefix(f"{told}; "), folder, progress)
                     told = fallback
@@ -306,14 +307,13 @@ def record_fallback(reason: str, folder: Path, progress: Progress) -> None:
 def make_run_engine(experiment: BuiltExperiment) -> Engine:
     """The engine that the spec names, for this run alone."""
     spec = experiment.config
-    return make_engine(
-        spec.engine,
-        experiment.task,
-        spec.stack_size,
-        spec.workers,
-        spec.execution,
-        float(spec.timeout),
-        spec.ray,
+    return ENGINES[spec.engine].make(experiment.task, engine_options(spec))
+
+
+def engine_options(spec: Experiment) -> EngineOptions:
+    """The settings of an experiment's engine."""
+    return EngineOptions(
+        spec.stack_size, spec.workers, spec.execution, float(spec.timeout), spec.ray
     )
 
 

@@ -8,7 +8,6 @@ on the client's training rows where a part has a `personalize` phase (FedBABU).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +18,8 @@ from remanence.core.engine import ClientWork, Engine, PairCounts
 from remanence.core.rng import Key
 from remanence.core.slots import Method, Part
 from remanence.core.types import ModelState, Reply
-from remanence.engines.autotune import make_engine
-from remanence.engines.vectorized import needs_padding
+from remanence.engines.stack_checks import needs_padding
+from remanence.engines.table import make_engine
 from remanence.experiment.build import BuiltExperiment
 from remanence.training import server_step
 from remanence.training.state import RunState, load_client_states
@@ -86,9 +85,8 @@ def score_models(
     ascending
     """
     if experiment.task.clients_remote:
-        remote: Any = engine  # the personal parts are at the sites, and never leave them
-        scores: PairCounts = remote.score_personal(experiment, state, clients)
-        return scores
+        # the personal parts are at the sites, and never leave them
+        return engine.score_personal(make_personal_work(experiment, state, clients))
     models = make_models(experiment, tuner, state, clients)
     return engine.score_pairs(models, np.arange(len(clients)), clients, "valid", state.time_step)
 
@@ -99,31 +97,38 @@ def make_models(
     """The personal models of some clients after a round. clients: [k] ascending -> stacked [k,
     ...]
     """
-    task, model = experiment.task, state.server.model
-    facts = experiment.client_stats(clients, state.time_step)
-    own = load_client_states(state, task, clients, facts)
-    mine = own.pop(PERSONAL, {})
+    model, work = state.server.model, make_personal_work(experiment, state, clients)
+    client_state = dict(work.client_state)
+    personal = client_state.pop(PERSONAL, {})
     start = ModelState(
         *(
-            pytree.broadcast(tree, len(clients)) | mine.get(kind, {})
+            pytree.broadcast(tree, len(clients)) | personal.get(kind, {})
             for kind, tree in model._asdict().items()
         )
     )
     if tuner is None:
         return start
+    work = work._replace(start=start, per_client_start=True, client_state=client_state)
+    replies = Reply.concat(list(tuner.train(work)))
+    tuned = replies.select(torch.argsort(replies.client))
+    return ModelState(start.params | tuned.params, start.buffers | tuned.buffers)
+
+
+def make_personal_work(
+    experiment: BuiltExperiment, state: RunState, clients: np.ndarray
+) -> ClientWork:
+    """What the personal models of some clients are made from. clients: [k] ascending"""
     key = Key(experiment.config.seed).fold_in("round", state.round, "personal")
-    job = ClientWork(
+    stats = experiment.client_stats(clients, state.time_step)
+    return ClientWork(
         round=state.round,
         time_step=state.time_step,
         clients=clients,
-        start=start,
-        per_client_start=True,
-        broadcast=server_step.make_broadcast(task, state.server, state.round, key),
-        client_state=own,
-        stats=facts,
+        start=state.server.model,
+        per_client_start=False,
+        broadcast=server_step.make_broadcast(experiment.task, state.server, state.round, key),
+        client_state=load_client_states(state, experiment.task, clients, stats),
+        stats=stats,
         optimizer_hparams=experiment.optimizer_hparams(state.round),
         key=key,
     )
-    replies = Reply.concat(list(tuner.train(job)))
-    tuned = replies.select(torch.argsort(replies.client))
-    return ModelState(start.params | tuned.params, start.buffers | tuned.buffers)

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from remanence.core import pytree
-from remanence.core.engine import ClientWork
+from remanence.core.engine import ClientWork, Rejection
 from remanence.core.types import Reply
 from remanence.experiment.build import BuiltExperiment
 from remanence.training import gate
 
 
 def find_nonresponders(
-    asked: np.ndarray, replies: Reply | None, refusals: list[gate.Rejection]
+    asked: np.ndarray, replies: Reply | None, refusals: list[Rejection]
 ) -> list[int]:
     """Who was asked and neither answered nor was refused: an engine gave up waiting for it."""
     heard = {refusal.client for refusal in refusals} | (
@@ -27,7 +27,7 @@ def find_nonresponders(
 
 
 def reply_metrics(
-    replies: Reply | None, refusals: list[gate.Rejection], silent: list[int]
+    replies: Reply | None, refusals: list[Rejection], silent: list[int]
 ) -> dict[str, Any]:
     """What a line says of what came back."""
     return {

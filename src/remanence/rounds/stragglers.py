@@ -11,7 +11,7 @@ import torch
 
 from remanence.core.engine import ClientWork
 from remanence.core.types import Reply
-from remanence.engines.base import expected_steps
+from remanence.engines.client_plan import expected_steps
 from remanence.experiment.build import BuiltExperiment
 from remanence.experiment.system import (
     merge_stale,

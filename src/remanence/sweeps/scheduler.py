@@ -17,7 +17,7 @@ from remanence.config import Experiment
 from remanence.core.errors import Stopped
 from remanence.core.progress import Progress, SharedProgress
 from remanence.engines.autotune import EngineChoice
-from remanence.engines.vectorized import MOST_CLIENTS, VectorizedEngine
+from remanence.engines.vectorized import MAX_STACK, VectorizedEngine
 from remanence.experiment.build import BuiltExperiment, build, sample_size
 from remanence.experiment.data_setup import DEFAULT_CLIENTS
 from remanence.results.run import SPEC, Run
@@ -103,7 +103,7 @@ def max_runs_per_stack(spec: Experiment) -> int:
     kind = "cuda" if spec.device != "cpu" and torch.cuda.is_available() else "cpu"
     return max(
         1,
-        (spec.stack_size or MOST_CLIENTS[kind])
+        (spec.stack_size or MAX_STACK[kind])
         // sample_size(spec, spec.clients.count or DEFAULT_CLIENTS),
     )
 

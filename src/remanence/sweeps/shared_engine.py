@@ -16,11 +16,19 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree
-from remanence.core.engine import ClientWork, ConfusionCounts, ExampleResults, PairCounts
+from remanence.core.engine import (
+    ClientWork,
+    ConfusionCounts,
+    Engine,
+    ExampleResults,
+    PairCounts,
+    Result,
+)
 from remanence.core.errors import Stopped
 from remanence.core.signals import sigterm_as_interrupt
 from remanence.core.types import ModelState, Reply
-from remanence.engines import base
+from remanence.engines import evaluation
+from remanence.engines.base import BaseEngine
 from remanence.engines.run_slices import RunWork
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment
@@ -54,7 +62,7 @@ class Callback(NamedTuple):
     request, whatever the server asks the engine meanwhile.
     """
 
-    function: Callable[[VectorizedEngine], Any]
+    function: Callable[[Engine], Any]
 
 
 Request = ClientWork | Score | ScorePairs | Callback
@@ -67,20 +75,19 @@ class EngineGroup(NamedTuple):
     engine: VectorizedEngine
 
 
-class EngineProxy:
+class EngineProxy(BaseEngine):
     """The engine of one run: asks the meeting, and waits."""
 
     name = "vectorized"
-    # in a run's own thread; those of the shared engine, and of servers, are taken in turn
-    execution = "eager"
 
     def __init__(self, meeting: RunBatcher, table: EngineGroup, task: TrainingTask):
+        super().__init__()
         self.meeting, self.table, self.task = meeting, table, task
         self.request: Request | None = None
         self.answer: Any = None
 
-    def train(self, job: ClientWork) -> Iterator[Reply]:
-        return iter(self.meeting.request(self, job))
+    def train(self, work: ClientWork) -> Iterator[Reply]:
+        return iter(self.meeting.request(self, work))
 
     def score(
         self, models: ModelState, split: str, owners: np.ndarray | None = None, time_step: int = 0
@@ -108,8 +115,9 @@ class EngineProxy:
         said: Tensor = self.run_exclusive(lambda engine: engine.predict_logits(models, ids))
         return said
 
-    def run_exclusive(self, work: Callable[[VectorizedEngine], Any]) -> Any:
-        return self.meeting.request(self, Callback(work))
+    def run_exclusive(self, function: Callable[[Engine], Result]) -> Result:
+        answer: Result = self.meeting.request(self, Callback(function))
+        return answer
 
     @property
     def degraded_reason(self) -> str:
@@ -258,7 +266,7 @@ def _can_join(one: EngineProxy, other: EngineProxy) -> bool:
 
 
 def _rows(task: TrainingTask, request: Score) -> list[np.ndarray]:
-    return base.eval_groups(task, request.split, request.owners, request.time_step)
+    return evaluation.eval_groups(task, request.split, request.owners, request.time_step)
 
 
 def _same_rows(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
@@ -270,13 +278,13 @@ def _same_rows(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
 def compute(seats: Sequence[EngineProxy]) -> list[Any]:
     """What these runs asked for, as one. -> an answer for each"""
     engine, requests = seats[0].table.engine, [seat.request for seat in seats]
-    jobs = [request for request in requests if isinstance(request, ClientWork)]
+    works = [request for request in requests if isinstance(request, ClientWork)]
     scores = [request for request in requests if isinstance(request, Score)]
     pairs = [request for request in requests if isinstance(request, ScorePairs)]
     errands = [request for request in requests if isinstance(request, Callback)]
-    if jobs:
+    if works:
         return _train(
-            engine, [RunWork(seat.task, job) for seat, job in zip(seats, jobs, strict=True)]
+            engine, [RunWork(seat.task, work) for seat, work in zip(seats, works, strict=True)]
         )
     if errands:
         return [errand.function(engine) for errand in errands]
@@ -313,7 +321,7 @@ def _score_pairs(
     )
     rows = []
     for seat, request in zip(seats, requests, strict=True):
-        held = base.split_rows(seat.task, request.split, request.time_step)
+        held = evaluation.split_rows(seat.task, request.split, request.time_step)
         rows += [held.for_client(int(owner)) for owner in request.owners]
     whole = engine.score_on_rows(models, which, rows, requests[0].split, requests[0].examples)
     ends = np.cumsum([len(request.which) for request in requests])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree
+from remanence.core.engine import Engine, Rejection
 from remanence.core.pytree import Params, Tree
 from remanence.core.remote_params import RemoteParams, to_meta
 from remanence.core.types import ModelState, Reply
@@ -23,14 +24,6 @@ from remanence.core.types import ModelState, Reply
 UNKNOWN_CLIENT = -1  # who sent a reply that does not say so
 # bytes beyond twice the expected ones that still count as a wrong name or dtype, not as oversized
 SIZE_SLACK = 1 << 16
-
-
-class Rejection(NamedTuple):
-    """Who was refused, and why: a code for programs and a sentence for people."""
-
-    client: int
-    code: str
-    reason: str
 
 
 class ReplySchema(NamedTuple):
@@ -97,12 +90,11 @@ def validate_replies(
     return joined if in_order else joined.select(order), sorted(refusals)
 
 
-def add_declined(refusals: list[Rejection], engine: object) -> list[Rejection]:
+def add_declined(refusals: list[Rejection], engine: Engine) -> list[Rejection]:
     """With those of clients that said themselves, through the engine, why they do not reply;
     most engines have no such clients.
     """
-    excuses: list[Rejection] = engine.pop_declined() if hasattr(engine, "pop_declined") else []
-    return sorted([*refusals, *excuses])
+    return sorted([*refusals, *engine.pop_declined()])
 
 
 def validate_probe_losses(

@@ -101,8 +101,7 @@ def update(
             return model
 
         # runs that share an engine come to it one at a time
-        in_turn = getattr(engine, "run_exclusive", None)
-        refined = work(engine) if in_turn is None else in_turn(work)
+        refined = engine.run_exclusive(work)
     for absorb in method.hooks("update_server_state"):
         state[absorb.name] = absorb(replies, srv("absorb"))
     numbers = torch.cat([value.reshape(-1) for value in refined.params.values()])

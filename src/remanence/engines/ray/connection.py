@@ -20,16 +20,6 @@ from remanence.engines.processes import count_cores
 CONNECT_TIMEOUT = 10.0  # seconds a cluster has to answer at all
 
 
-def require_ray() -> None:
-    """Refuse before any work where the package is missing."""
-    try:
-        import ray  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            f'engine ray needs the package ray ({error}): pip install "remanence[ray]"'
-        ) from error
-
-
 def connect(address: str, workers: int) -> None:
     """Find the cluster, or start one here; once for all who ask, each of whom calls `disconnect` in
     the end.

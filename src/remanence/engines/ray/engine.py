@@ -22,16 +22,18 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.engine import ClientWork, ConfusionCounts, ExampleResults, PairCounts
-from remanence.core.errors import InputError, unknown
+from remanence.core.errors import InputError
 from remanence.core.types import ClientStats, ModelState, Reply
-from remanence.engines import base
-from remanence.engines.ray.connection import connect, count_resources, disconnect, require_ray
+from remanence.engines import client_plan, evaluation
+from remanence.engines.base import BaseEngine
+from remanence.engines.ray.checks import check_ray
+from remanence.engines.ray.connection import connect, count_resources, disconnect
 from remanence.engines.ray.model_store import ModelStore
 from remanence.engines.ray.partial_sums import RemoteReplies
 from remanence.engines.ray.pool import ActorPool, ActorRequest, acquire_pool, release_pool
 from remanence.engines.ray.serialization import ByteCounter, TorchSettings, pack, send_task, unpack
-from remanence.engines.ray.worker import INNER, InnerEngine, TaskRef, Worker, choose_inner
-from remanence.engines.vectorized import MOST_CLIENTS, VectorizedEngine
+from remanence.engines.ray.worker import InnerEngine, TaskRef, Worker, choose_inner
+from remanence.engines.vectorized import MAX_STACK
 from remanence.training.server_step import aggregator_of
 from remanence.training.task import TrainingTask
 
@@ -40,7 +42,7 @@ from remanence.training.task import TrainingTask
 SHARES = 4
 
 
-class RayEngine:
+class RayEngine(BaseEngine):
     """Workers as actors, each with an engine of its own inside. Nothing is started before there is
     something to do.
 
@@ -56,7 +58,6 @@ class RayEngine:
     """
 
     name = "ray"
-    execution = "eager"
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class RayEngine:
         *,
         inner: str = "",
         stack: int = 0,
-        steps: str = "auto",
+        execution: str = "auto",
         address: str = "",
         device: str = "",
         cpus: float = 1,
@@ -73,43 +74,16 @@ class RayEngine:
         timeout: float = 1800.0,
         retries: int = 3,
     ):
-        require_ray()
-        if inner and inner not in INNER:
-            raise unknown("inner engine of ray", inner, INNER)
-        if device not in ("", "cpu", "cuda"):
-            raise InputError(
-                f"engine ray: device must be cpu or cuda, not {device!r}: a worker takes"
-                " whichever GPU Ray gives it"
-            )
-        if cpus <= 0 or (cpus > 1 and cpus != int(cpus)):
-            raise InputError(
-                f"engine ray: a worker cannot have {cpus:g} cores: ray.cpus is a whole"
-                " number, or a fraction of 1 for workers that share a core"
-            )
-        if not 0 <= gpus <= 1:
-            raise InputError(
-                f"engine ray: a worker cannot use {gpus:g} GPUs: ray.gpus is at most 1,"
-                " for a worker computes on one; start more workers"
-            )
-        if timeout < 0 or retries < 0:
-            raise InputError(
-                f"engine ray: timeout={timeout} and retries={retries} must be at least 0"
-            )
+        super().__init__()
+        check_ray(task, timeout, inner=inner, cpus=cpus, gpus=gpus, retries=retries, device=device)
         self.task, self.workers, self.address = task, workers, address
         self.timeout, self.retries = timeout, retries
         self.device = device or task.info.device.type
-        if gpus and self.device == "cpu":
-            raise InputError(
-                f"engine ray: ray.gpus={gpus:g} means nothing to workers that compute on"
-                " the CPU: leave it out, or set device to cuda"
-            )
         self.cpus, self.gpus = float(cpus), float(gpus) or float(self.device == "cuda")
-        if inner == "vectorized":
-            VectorizedEngine(task)  # refuses what cannot be stacked
         self.inner = InnerEngine(
-            inner or choose_inner(task, self.device), stack or MOST_CLIENTS[self.device], steps
+            inner or choose_inner(task, self.device), stack or MAX_STACK[self.device], execution
         )
-        self.parcel = send_task(task)  # refuses what cannot travel
+        self.parcel = send_task(task)
         self.crew: ActorPool | None = None
         # of the crew: engines of one process that want the same kind share it
         self.likeness: Any = None
@@ -123,25 +97,25 @@ class RayEngine:
             and method.part_filling("peers") is None
         )
 
-    def train(self, job: ClientWork) -> Iterator[Reply]:
+    def train(self, work: ClientWork) -> Iterator[Reply]:
         crew = self.assemble()
-        for_all = self._put(pack((None if job.per_client_start else job.start, job.broadcast)))
+        for_all = self._put(pack((None if work.per_client_start else work.start, work.broadcast)))
         # a stack pays only if it is large
         shares = len(crew.members) * (1 if self.inner.name == "vectorized" else SHARES)
-        slices = balance(base.expected_steps(self.task, job), shares)
+        slices = balance(client_plan.expected_steps(self.task, work), shares)
         models = [
-            self.shelf.pick(job.start, places) if job.per_client_start else None
+            self.shelf.pick(work.start, places) if work.per_client_start else None
             for places in slices
         ]
         questions = [
-            (for_all, pack(_subset_work(job, places)), some)
+            (for_all, pack(_subset_work(work, places)), some)
             for places, some in zip(slices, models, strict=True)
         ]
         if not self.keeps_models:
             for _, answer in self.map_unordered("train", questions):
                 yield unpack(answer, self.task.info.device)
             return
-        harvest = RemoteReplies(self, job, for_all, questions)
+        harvest = RemoteReplies(self, work, for_all, questions)
         for number, kept in self.map_unordered("train_and_keep", questions):
             yield harvest.attach(number, kept)
 
@@ -158,7 +132,7 @@ class RayEngine:
                 torch.cat([part.confusion for part in parts]),
                 torch.cat([part.loss for part in parts]),
             )
-        ids, groups, count = base.eval_rows(self.task, split, owners, time_step)
+        ids, groups, count = evaluation.eval_rows(self.task, split, owners, time_step)
         packed, rows, group = self._put(pack(models)), ids.cpu().numpy(), groups.cpu().numpy()
         # somebody has to say that there is nothing to say
         shares = _split(len(rows), len(crew.members)) or [np.empty(0, dtype=np.int64)]
@@ -179,10 +153,10 @@ class RayEngine:
         time_step: int = 0,
         examples: bool = False,
     ) -> PairCounts:
-        sizes = base.split_rows(self.task, split, time_step).sizes[owners]
+        sizes = evaluation.split_rows(self.task, split, time_step).sizes[owners]
         shares = balance(sizes, len(self.assemble().members)) if len(which) else []
         if not shares:
-            return base.PairCounter(
+            return evaluation.PairCounter(
                 0, self.task.info.num_classes, torch.device("cpu"), examples
             ).scores()
         questions = []
@@ -345,17 +319,17 @@ def _split(count: int, shares: int) -> list[np.ndarray]:
     return [part for part in np.array_split(np.arange(count), shares) if len(part)]
 
 
-def _subset_work(job: ClientWork, places: np.ndarray) -> Any:
-    """The part of a job that concerns some clients; the model and what is shared are in the
+def _subset_work(work: ClientWork, places: np.ndarray) -> Any:
+    """The part of a work that concerns some clients; the model and what is shared are in the
     store.
     """
     index = torch.from_numpy(places)
-    facts = ClientStats(*(fact[index] for fact in job.stats))
-    whole: Any = job
+    facts = ClientStats(*(fact[index] for fact in work.stats))
+    whole: Any = work
     return whole._replace(
-        clients=job.clients[places],
+        clients=work.clients[places],
         start=None,
         broadcast={},
-        client_state=pytree.take(job.client_state, index),
+        client_state=pytree.take(work.client_state, index),
         stats=facts,
     )

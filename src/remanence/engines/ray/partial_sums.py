@@ -3,7 +3,7 @@ them until they are summed, or read.
 
 A sum over a round's replies needs one model a worker to travel instead of one a client. It is made
 in a fixed order, so that its bits do not depend on who did what first. Models that were lost with a
-worker are trained again: a client's result is a function of its part of the job.
+worker are trained again: a client's result is a function of its part of the work.
 """
 
 from __future__ import annotations
@@ -47,9 +47,13 @@ class RemoteReplies:
     """Where the pieces of a round lie: piece i holds the clients of question i."""
 
     def __init__(
-        self, engine: RayEngine, job: ClientWork, for_all: Any, questions: Sequence[tuple[Any, ...]]
+        self,
+        engine: RayEngine,
+        work: ClientWork,
+        for_all: Any,
+        questions: Sequence[tuple[Any, ...]],
     ):
-        self.engine, self.job, self.for_all, self.questions = engine, job, for_all, questions
+        self.engine, self.work, self.for_all, self.questions = engine, work, for_all, questions
         self.models: dict[int, Any] = {}
 
     def attach(self, number: int, kept: RemoteReply) -> Reply:
@@ -131,7 +135,7 @@ class RemoteReplies:
             if owner is None or owner.name not in srv.state
             else {owner.name: srv.state[owner.name]}
         )
-        same = not self.job.per_client_start and srv.start is self.job.start
+        same = not self.work.per_client_start and srv.start is self.work.start
         start: ModelState | None = None if same else srv.start
         return self.for_all, pack((srv.round, start, state, srv.key))
 

@@ -143,14 +143,19 @@ class TorchSettings:
 
 
 def send_task(task: TrainingTask) -> TaskBundle:
-    """Make a task ready to travel, from whatever device it is on."""
-    from ray import cloudpickle
-
+    """A task as bytes and arrays, from any device."""
     examples = {
         f"{split}.{name}": array
-        for split in ("train", "test")
-        for name, array in _arrays_of(getattr(task, split)).items()
+        for split, held in (("train", task.train), ("test", task.test))
+        for name, array in _arrays_of(held).items()
     }
+    return TaskBundle(pickle_task(task), examples)
+
+
+def pickle_task(task: TrainingTask) -> bytes:
+    """A task without its examples; raises `InputError` where it cannot be pickled."""
+    from ray import cloudpickle
+
     shell = replace(task, train=_without_arrays(task.train), test=_without_arrays(task.test))
     file = io.BytesIO()
     ways = {
@@ -172,7 +177,7 @@ def send_task(task: TrainingTask) -> TaskBundle:
             f" the method or the model cannot be pickled ({error}):"
             " make it inside the function that uses it, or use engine=processes"
         ) from error
-    return TaskBundle(file.getvalue(), examples)
+    return file.getvalue()
 
 
 def receive_task(parcel: TaskBundle, device: torch.device) -> TrainingTask:

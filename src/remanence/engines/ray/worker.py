@@ -30,11 +30,11 @@ from remanence.engines.ray.serialization import (
     unpack,
 )
 from remanence.engines.sequential import SequentialEngine
+from remanence.engines.stack_checks import check_stackable
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.training.server_step import aggregator_of
 from remanence.training.task import TrainingTask
 
-INNER = ("sequential", "vectorized")
 KEPT = 4  # tasks at hand: a run has one, and another where personal models are fine-tuned
 
 
@@ -56,7 +56,7 @@ def choose_inner(task: TrainingTask, device: str) -> str:
     if device == "cpu" and task.model.has_convolutions:
         return "sequential"
     try:
-        VectorizedEngine(task)
+        check_stackable(task)
     except InputError:
         return "sequential"
     return "vectorized"
@@ -102,21 +102,21 @@ class Worker:
         """Answered once it is there. -> the process"""
         return os.getpid()
 
-    def train(self, assignment: TaskRef, for_all: Any, job: Any, models: ModelRefs | None) -> Any:
+    def train(self, assignment: TaskRef, for_all: Any, work: Any, models: ModelRefs | None) -> Any:
         """for_all: the model, or None where each client has its own among `models`, and what
         the server shares. -> a packed Reply
         """
-        return pack(self._train(assignment, self._whole(for_all, job, models)))
+        return pack(self._train(assignment, self._whole(for_all, work, models)))
 
     def train_and_keep(
-        self, assignment: TaskRef, for_all: Any, job: Any, models: ModelRefs | None
+        self, assignment: TaskRef, for_all: Any, work: Any, models: ModelRefs | None
     ) -> RemoteReply:
         """The same, but the models stay here, in the store, with what else a sum over them may
         need.
         """
         import ray
 
-        whole = self._whole(for_all, job, models)
+        whole = self._whole(for_all, work, models)
         reply = self._train(assignment, whole)
         moved = pytree.sub(reply.params, whole.start.params)
         squares = [way.double().flatten(1).square().sum(dim=1) for way in moved.values()]
@@ -232,15 +232,15 @@ class Worker:
             )
         )
 
-    def _whole(self, for_all: Any, job: Any, models: ModelRefs | None) -> ClientWork:
+    def _whole(self, for_all: Any, work: Any, models: ModelRefs | None) -> ClientWork:
         start, shared = unpack(for_all, self.device)
-        whole: ClientWork = unpack(job, self.device)._replace(
+        whole: ClientWork = unpack(work, self.device)._replace(
             broadcast=shared, start=start if models is None else models.open(self.device)
         )
         return whole
 
-    def _train(self, assignment: TaskRef, job: ClientWork) -> Reply:
-        return Reply.concat(list(self._load_task(assignment).engine.train(job)))
+    def _train(self, assignment: TaskRef, work: ClientWork) -> Reply:
+        return Reply.concat(list(self._load_task(assignment).engine.train(work)))
 
     def _load_task(self, assignment: TaskRef) -> LoadedTask:
         if assignment.token not in self.posts:
