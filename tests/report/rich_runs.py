@@ -152,10 +152,10 @@ def write_server_run(
                 )
             ]
             for number, client in enumerate(some):
-                judged = np.repeat(local[number][None], cohort, 0)
+                scored = np.repeat(local[number][None], cohort, 0)
                 ledger += [
                     records(
-                        judged,
+                        scored,
                         own,
                         **place,
                         moment="local",
@@ -181,7 +181,7 @@ def write_server_run(
         if details:
             confusions.append(_confuse(model, round))
             examples += [
-                _judge(local[number], merged, held[client], int(client), round)
+                _record_examples(local[number], merged, held[client], int(client), round)
                 for number, client in enumerate(some)
             ]
         head = {
@@ -385,7 +385,7 @@ def _confuse(shares: np.ndarray, round: int) -> np.ndarray:
     return made
 
 
-def _judge(
+def _record_examples(
     local: np.ndarray, merged: np.ndarray, held: np.ndarray, client: int, round: int
 ) -> np.ndarray:
     """Twenty training rows of a client before merging and after: of those with the first

@@ -298,7 +298,7 @@ def test_a_reader_keeps_the_place(
     front = "document.querySelector('iframe.front').contentDocument"
     wait_until(page, f"{front}.documentElement.dataset.drawn === 'all'")
 
-    # the reader unfolds something, goes to a picture and chooses a round
+    # the reader unfolds something, goes to a figure and chooses a round
     report = next(frame for frame in page.frames if frame.url.endswith("/page"))
     page.evaluate(f"{front}.querySelectorAll('details')[0].open = true")
     report.locator("#one-round input[type=range]").focus()

@@ -20,10 +20,10 @@ from remanence.core.errors import InputError
 from remanence.metrics.groups import group_runs, select_by_validation
 from remanence.report.classes import draw_classes_over_rounds
 from remanence.report.curves import draw_accuracy
-from remanence.report.figure_files import render_picture, tabulate, write_figures
+from remanence.report.figure_files import render_figure_files, tabulate, write_figures
 from remanence.report.figures import FIGURES
 from remanence.report.latex import SIGNS, escape_latex, render_latex
-from remanence.report.theme import Figure, layout, share_axis
+from remanence.report.theme import Figure, layout, percent_axis
 from remanence.results.run import load
 
 matplotlib = pytest.importorskip(
@@ -64,7 +64,7 @@ def test_a_line_keeps_its_numbers_color_and_band() -> None:
         mode="lines",
         line={"color": "#0072B2", "dash": "dash", "width": 2},
     )
-    paper = draw([band, line], yaxis=share_axis("accuracy"))
+    paper = draw([band, line], yaxis=percent_axis("accuracy"))
     (ax,) = paper.axes
     (drawn,) = ax.lines
     assert np.array_equal(drawn.get_xdata(), [1, 2, 3])
@@ -199,7 +199,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def written(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of a comparison with a few pictures."""
+    """The files of a comparison with a few figures."""
     out = tmp_path_factory.mktemp("written") / "figures"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("remanence.report.figures.FIGURES", (draw_accuracy, draw_classes_over_rounds))
@@ -213,8 +213,8 @@ def test_every_picture_can_be_redrawn(folders: tuple[Path, Path]) -> None:
         groups = select_by_validation(group_runs([load(folder)]))
         with matplotlib.rc_context(STYLE):
             for make in FIGURES:
-                if (picture := make(groups)) is not None:
-                    assert to_matplotlib(picture.plot).axes
+                if (figure := make(groups)) is not None:
+                    assert to_matplotlib(figure.plot).axes
                     drawn.add(make)
     assert drawn == set(FIGURES)
 
@@ -275,14 +275,14 @@ def test_tables_are_written(written: Path) -> None:
 
 
 def test_pictures_are_the_same_bytes_every_time() -> None:
-    picture = Figure(
+    figure = Figure(
         "p", "P", go.Figure([go.Scatter(x=[1, 2], y=[1, 2])], layout(300)), "reading", "alt"
     )
-    assert render_picture(picture) == render_picture(picture)
+    assert render_figure_files(figure) == render_figure_files(figure)
 
 
 def test_a_script_without_a_font_is_no_error() -> None:
-    picture = Figure(
+    figure = Figure(
         "p",
         "P",
         go.Figure(
@@ -291,7 +291,7 @@ def test_a_script_without_a_font_is_no_error() -> None:
         "",
         "",
     )
-    assert render_picture(picture)["png"].startswith(b"\x89PNG")
+    assert render_figure_files(figure)["png"].startswith(b"\x89PNG")
 
 
 def test_data_of_a_picture() -> None:
@@ -302,10 +302,10 @@ def test_data_of_a_picture() -> None:
         customdata=[0.1, None],
         meta={"columns": ["method", "round", "accuracy", "deviation"]},
     )
-    picture = Figure(
+    figure = Figure(
         "p", "P", go.Figure([go.Scatter(x=[0], y=[0]), line], layout(300)), "reading", "alt"
     )
-    assert list(csv.reader(io.StringIO(tabulate(picture)))) == [
+    assert list(csv.reader(io.StringIO(tabulate(figure)))) == [
         ["method", "round", "accuracy", "deviation"],
         ["'=a <b>", "1", "0.5", "0.1"],
         ["'=a <b>", "2", "", ""],

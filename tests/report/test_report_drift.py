@@ -24,17 +24,17 @@ from remanence.results.run import PEERS, Run
 
 
 def test_schedule_is_a_row_a_time_step() -> None:
-    picture = draw_schedule(
+    figure = draw_schedule(
         [[0, 0, 1], [0, 1, 1]], "My drift", concepts=["labels 0 1", "<b>labels 2 3</b>"]
     )
-    [cells] = picture.plot.data
-    assert ([list(row) for row in cells.z], picture.title) == ([[0, 0, 1], [0, 1, 1]], "My drift")
+    [cells] = figure.plot.data
+    assert ([list(row) for row in cells.z], figure.title) == ([[0, 0, 1], [0, 1, 1]], "My drift")
     assert [list(row) for row in cells.text] == [["0", "0", "1"], ["0", "1", "1"]]
-    assert "cluster 1: <b>labels 2 3</b>" in picture.caption  # the page escapes it
+    assert "cluster 1: <b>labels 2 3</b>" in figure.caption  # the page escapes it
     assert (
         "1 of them change cluster at least once. In the last step, cluster 0 has 1, cluster 1"
         " has 2."
-    ) in picture.alt
+    ) in figure.alt
 
 
 def test_many_clients_have_no_numbers_in_their_cells() -> None:
@@ -79,9 +79,9 @@ def test_clients_are_sorted_by_cluster_and_rows_are_shares(four: Run) -> None:
     """In step 1 the order is 1, 2 (cluster 0), then 0, 3 (cluster 1). Client 0 listened 3 of 4
     times to client 1; client 2 to nobody.
     """
-    picture = draw_peer_usage(group_runs([four]))
-    assert picture is not None
-    heard, alike = picture.plot.data
+    figure = draw_peer_usage(group_runs([four]))
+    assert figure is not None
+    heard, alike = figure.plot.data
     assert list(heard.x) == list(heard.y) == ["1", "2", "0", "3"]
     assert [list(row) for row in heard.z] == [
         [0, 0, 1, 0],
@@ -90,35 +90,35 @@ def test_clients_are_sorted_by_cluster_and_rows_are_shares(four: Run) -> None:
         [0.333, 0.333, 0.333, 0],
     ]
     assert list(alike.z[2]) == [0.5, 0.25, 0, 0.125]
-    assert {line.x0 for line in picture.plot.layout.shapes if line.x0 == line.x1} == {1.5}
+    assert {line.x0 for line in figure.plot.layout.shapes if line.x0 == line.x1} == {1.5}
     # 1/3 of client 3's, of three clients' shares: 0.333 / 3
-    assert "11% of the listening was within clusters" in picture.alt
+    assert "11% of the listening was within clusters" in figure.alt
 
 
 def test_network_joins_listeners_to_whom_they_heard(four: Run) -> None:
     """Three clients listened, to 1 and 2, to 0, and to 0, 1 and 2: six lines, of which only 3
     -> 0 stays within a cluster.
     """
-    picture = draw_network(group_runs([four]))
-    assert picture is not None
-    lines = [trace for trace in picture.plot.data if trace.mode == "lines"]
+    figure = draw_network(group_runs([four]))
+    assert figure is not None
+    lines = [trace for trace in figure.plot.data if trace.mode == "lines"]
     count = {
         name: sum(len(trace.x or ()) // 3 for trace in lines if trace.name == name)
         for name in ("within a cluster", "between clusters")
     }
     assert count == {"within a cluster": 1, "between clusters": 5}
-    dots = {trace.name: len(trace.x) for trace in picture.plot.data if trace.mode == "markers"}
+    dots = {trace.name: len(trace.x) for trace in figure.plot.data if trace.mode == "markers"}
     assert dots == {"cluster 0": 2, "cluster 1": 2}
-    assert not picture.saves_data
-    assert "89% of the listening crosses between clusters" in picture.alt
+    assert not figure.saves_data
+    assert "89% of the listening crosses between clusters" in figure.alt
 
 
 def test_listening_to_the_own_cluster_stands_beside_chance(tmp_path: Path) -> None:
-    picture = draw_same_cluster(
+    figure = draw_same_cluster(
         group_runs([write_peers_run(tmp_path / "run", clients=6, skill=0.9)])
     )
-    assert picture is not None
-    own, chance = picture.plot.data
+    assert figure is not None
+    own, chance = figure.plot.data
     assert chance.name == "by chance"
     assert set(chance.y) == {0.4}  # each has two of its kind among five others
     assert np.mean(own.y) > np.mean(chance.y) + 0.2
@@ -126,12 +126,12 @@ def test_listening_to_the_own_cluster_stands_beside_chance(tmp_path: Path) -> No
 
 def test_a_method_without_similarity_says_so(tmp_path: Path) -> None:
     cells = [{"label": "random", "similarity": False}, {"label": "hast"}]
-    picture = draw_peer_usage(
+    figure = draw_peer_usage(
         group_runs([write_comparison(tmp_path / "both", cells, write_peers_run)])
     )
-    assert picture is not None
-    assert picture.methods == ["hast", "random"]  # what is seen first has both maps
-    titles = {choice.method: choice.axes["annotations"][1]["text"] for choice in picture.states}
+    assert figure is not None
+    assert figure.methods == ["hast", "random"]  # what is seen first has both maps
+    titles = {choice.method: choice.axes["annotations"][1]["text"] for choice in figure.states}
     assert titles == {
         "random": "<b>This method keeps no similarity</b>",
         "hast": "<b>Similarity, as the listener believes</b>",
@@ -142,23 +142,23 @@ def test_a_method_without_similarity_says_so(tmp_path: Path) -> None:
 
 
 def test_every_cluster_has_a_line(tmp_path: Path) -> None:
-    picture = draw_clusters(group_runs([write_peers_run(tmp_path / "run", rounds=4, steps=3)]))
-    assert picture is not None
-    assert [line.name for line in picture.plot.data] == ["cluster 0", "cluster 1"]
-    assert list(picture.plot.data[0].x) == list(range(1, 13))
-    assert len(picture.plot.layout.shapes) == 2
+    figure = draw_clusters(group_runs([write_peers_run(tmp_path / "run", rounds=4, steps=3)]))
+    assert figure is not None
+    assert [line.name for line in figure.plot.data] == ["cluster 0", "cluster 1"]
+    assert list(figure.plot.data[0].x) == list(range(1, 13))
+    assert len(figure.plot.layout.shapes) == 2
 
 
 def test_what_clients_left_behind_starts_with_the_first_drift(tmp_path: Path) -> None:
     """The builder's clients lose 0.02 a round of what they do not train: one round after the
     drift they have lost that much, but for rounding to examples.
     """
-    picture = draw_previous_concepts(
+    figure = draw_previous_concepts(
         group_runs([write_peers_run(tmp_path / "run", rounds=4, steps=3)])
     )
-    assert picture is not None
-    assert list(picture.plot.data[0].x) == list(range(5, 13))
-    assert picture.plot.data[0].y[0] == pytest.approx(0.02, abs=0.011)
+    assert figure is not None
+    assert list(figure.plot.data[0].x) == list(range(5, 13))
+    assert figure.plot.data[0].y[0] == pytest.approx(0.02, abs=0.011)
 
 
 def test_the_three_numbers_of_drift_have_columns_and_words(tmp_path: Path) -> None:
@@ -228,6 +228,6 @@ def test_conditions_tell_the_drift(tmp_path: Path) -> None:
         == "the clients' own models, the best on validation so far, each on test examples of"
         " its own cluster, every round"
     )
-    picture = draw_partition(group_runs([run]))
-    assert picture is not None
-    assert "before anything has drifted (time step 0)" in picture.caption
+    figure = draw_partition(group_runs([run]))
+    assert figure is not None
+    assert "before anything has drifted (time step 0)" in figure.caption

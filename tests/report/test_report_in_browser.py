@@ -178,7 +178,7 @@ def test_the_reader_chooses_method_and_round_by_keyboard(
     page.select_option("#client-forgetting .method", "fedavg")  # the round stays
     assert page.inner_text("#client-forgetting output") == "5"
     assert "in round 5 of fedavg" in page.get_attribute("#client-forgetting .plot", "aria-label")
-    assert page.inner_text("#one-round output") == "6"  # the other pictures keep theirs
+    assert page.inner_text("#one-round output") == "6"  # the other figures keep theirs
 
     # CSV: every choice of the reader's, with whose and when in front
     table = read_csv(page, "client-forgetting")

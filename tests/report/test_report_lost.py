@@ -11,7 +11,7 @@ from remanence.metrics.groups import group_runs
 from remanence.report.client_forgetting import draw_forgetting_by_client
 from remanence.report.clients_map import draw_client_forgetting
 from remanence.report.confusion_change import draw_confusion_change
-from remanence.report.heatmaps import change_colors, pick_moments
+from remanence.report.heatmaps import change_colors, pick_frames
 from remanence.report.phase_forgetting import (
     draw_phase_decomposition,
     draw_phases_by_class,
@@ -32,7 +32,7 @@ def write_ledger(run: Run, parts: Sequence[np.ndarray]) -> Run:
     return Run(run.folder)
 
 
-def judged(
+def scored(
     shares: Sequence[float], moment: str, model: int = GLOBAL, **columns: object
 ) -> np.ndarray:
     where = {"split": "test", "owner": ALL, "round": 1} | columns
@@ -48,22 +48,22 @@ def lossy(make_run: Callable[..., Run]) -> Run:
     client 7 loses 0.2 and 0.2, mean 0.2.
     """
     parts = [
-        judged([0.8, 0.4], "before"),
-        judged([1.0, 0.0], "local", model=3, weight=0.5),
-        judged([0.6, 0.2], "local", model=7, weight=0.5),
-        judged([0.7, 0.5], "merged"),
+        scored([0.8, 0.4], "before"),
+        scored([1.0, 0.0], "local", model=3, weight=0.5),
+        scored([0.6, 0.2], "local", model=7, weight=0.5),
+        scored([0.7, 0.5], "merged"),
     ]
     return write_ledger(make_run([[0.7, 0.5]], label_counts=[[1, 1]] * 8), parts)
 
 
 def test_bars_show_what_each_phase_lost_and_their_sum(lossy: Run) -> None:
-    picture = draw_phase_decomposition(group_runs([lossy]))
-    assert picture is not None
-    local, merging, together = picture.plot.data
+    figure = draw_phase_decomposition(group_runs([lossy]))
+    assert figure is not None
+    local, merging, together = figure.plot.data
     assert (local.name, list(local.y), list(local.x)) == ("local training", ["fedavg"], [0.15])
     assert (merging.name, list(merging.x)) == ("aggregation", [-0.15])
     assert list(together.x) == [0]
-    assert "fedavg: local training +15.0 points, aggregation -15.0 points" in picture.alt
+    assert "fedavg: local training +15.0 points, aggregation -15.0 points" in figure.alt
     over_rounds = draw_phases_over_rounds(group_runs([lossy]))
     assert over_rounds is not None
     assert [(list(bars.x), list(bars.y)) for bars in over_rounds.plot.data] == [
@@ -74,42 +74,42 @@ def test_bars_show_what_each_phase_lost_and_their_sum(lossy: Run) -> None:
 
 def test_classes_are_marked_where_they_lose_most(lossy: Run) -> None:
     """Cats lose most in merging (0.1 against 0), dogs in local training (0.3)."""
-    picture = draw_phases_by_class(group_runs([lossy]))
-    assert picture is not None
-    [cells] = picture.plot.data
+    figure = draw_phases_by_class(group_runs([lossy]))
+    assert figure is not None
+    [cells] = figure.plot.data
     assert (list(cells.x), list(cells.y)) == (["local", "merging", "all"], ["cat", "dog"])
     assert [list(row) for row in cells.z] == [[0, 0.1, 0.1], [0.3, -0.4, -0.1]]
     assert [list(row) for row in cells.text] == [["", "●", ""], ["●", "", ""]]
-    assert "fedavg: dog in local training, 30.0 points a round" in picture.alt
+    assert "fedavg: dog in local training, 30.0 points a round" in figure.alt
 
 
 def test_clients_stand_from_the_most_forgetful_down(lossy: Run) -> None:
-    picture = draw_forgetting_by_client(group_runs([lossy]))
-    assert picture is not None
-    [cells] = picture.plot.data
+    figure = draw_forgetting_by_client(group_runs([lossy]))
+    assert figure is not None
+    [cells] = figure.plot.data
     assert list(cells.y) == ["client 7", "client 3"]
     assert [list(row) for row in cells.z] == [[0.2, 0.2, 0.2], [-0.2, 0.4, 0.1]]
     assert list(cells.x) == ["cat", "dog", "all classes"]
 
 
 def test_one_round_has_a_column_for_every_model(lossy: Run) -> None:
-    picture = draw_one_round(group_runs([lossy]))
-    assert picture is not None
-    [cells] = picture.plot.data
+    figure = draw_one_round(group_runs([lossy]))
+    assert figure is not None
+    [cells] = figure.plot.data
     assert list(cells.x) == ["before", " ", "3", "7", "  ", "after"]
     assert [list(row) for row in cells.z] == [
         [0.8, None, 1, 0.6, None, 0.7],
         [0.4, None, 0, 0.2, None, 0.5],
     ]
     # (1 + 0 + 0.6 + 0.2) / 4
-    assert "60.0% before, 45.0% for the clients' models and 60.0% after" in picture.alt
+    assert "60.0% before, 45.0% for the clients' models and 60.0% after" in figure.alt
 
 
 def test_after_a_server_that_trains_stands_the_refined_model(lossy: Run) -> None:
-    run = write_ledger(lossy, [lossy.ledger.records, judged([0.9, 0.6], "refined")])
-    picture = draw_one_round(group_runs([run]))
-    assert picture is not None
-    assert [row[-1] for row in picture.plot.data[0].z] == [0.9, 0.6]
+    run = write_ledger(lossy, [lossy.ledger.records, scored([0.9, 0.6], "refined")])
+    figure = draw_one_round(group_runs([run]))
+    assert figure is not None
+    assert [row[-1] for row in figure.plot.data[0].z] == [0.9, 0.6]
     bars = draw_phase_decomposition(group_runs([run]))
     assert bars is not None
     # (0.7 - 0.9 + 0.5 - 0.6) / 2
@@ -134,15 +134,15 @@ def test_deviation_over_seeds_stands_beside_a_phase(
     deviation 0.15 / sqrt(2) = 0.106.
     """
     parts = [
-        judged([0.8, 0.4], "before"),
-        judged([0.8, 0.4], "local", model=1, weight=1.0),
-        judged([0.8, 0.4], "merged"),
+        scored([0.8, 0.4], "before"),
+        scored([0.8, 0.4], "local", model=1, weight=1.0),
+        scored([0.8, 0.4], "merged"),
     ]
     calm = write_ledger(make_run([[0.8, 0.4]], "calm", seed=1, label_counts=[[1, 1]] * 8), parts)
     assert "local training loses 7.5 ± 10.6" in say(lossy, calm)
-    picture = draw_phase_decomposition(group_runs([lossy, calm]))
-    assert picture is not None
-    assert (list(picture.plot.data[0].x), list(picture.plot.data[0].customdata)) == (
+    figure = draw_phase_decomposition(group_runs([lossy, calm]))
+    assert figure is not None
+    assert (list(figure.plot.data[0].x), list(figure.plot.data[0].customdata)) == (
         [0.075],
         [0.1061],
     )
@@ -150,9 +150,9 @@ def test_deviation_over_seeds_stands_beside_a_phase(
 
 def test_nothing_lost_is_said_so(make_run: Callable[..., Run]) -> None:
     parts = [
-        judged([0.5, 0.5], "before"),
-        judged([0.6, 0.5], "local", model=0, weight=1.0),
-        judged([0.7, 0.6], "merged"),
+        scored([0.5, 0.5], "before"),
+        scored([0.6, 0.5], "local", model=0, weight=1.0),
+        scored([0.7, 0.6], "merged"),
     ]
     assert "no phase loses accuracy on average." in say(write_ledger(make_run([[0.7, 0.6]]), parts))
 
@@ -178,23 +178,22 @@ def test_client_against_client(make_run: Callable[..., Run]) -> None:
     """
     accuracy = {("before", GLOBAL): (0.8, 0.4), ("local", 0): (1.0, 0.1), ("local", 1): (0.3, 0.9)}
     parts = [
-        judged([share, share], moment, model=model, split="valid", owner=owner)
+        scored([share, share], moment, model=model, split="valid", owner=owner)
         for (moment, model), shares in accuracy.items()
         for owner, share in enumerate(shares)
     ]
-    picture = draw_client_forgetting(group_runs([write_ledger(make_run([[0.5, 0.5]]), parts)]))
-    assert picture is not None
-    changes, accuracies = picture.plot.data
+    figure = draw_client_forgetting(group_runs([write_ledger(make_run([[0.5, 0.5]]), parts)]))
+    assert figure is not None
+    changes, accuracies = figure.plot.data
     assert (list(changes.x), list(changes.y)) == (["0", "1", " ", "mean"], ["0", "1"])
     assert [list(row) for row in changes.z] == [[-0.2, 0.3, None, 0.3], [0.5, -0.5, None, 0.5]]
     assert list(accuracies.y) == ["before", " ", "0", "1"]
     assert [list(row) for row in accuracies.z] == [[0.8, 0.4], [None, None], [1, 0.1], [0.3, 0.9]]
-    assert picture.plot.layout.coloraxis.cmin == -0.5
-    assert picture.plot.layout.coloraxis.cmax == 0.5
+    assert figure.plot.layout.coloraxis.cmin == -0.5
+    assert figure.plot.layout.coloraxis.cmax == 0.5
     # (0.3 + 0.5) / 2, (0.2 + 0.5) / 2
     assert (
-        "forgets +40.0 points of the others' data and changes its own by +35.0 points"
-        in picture.alt
+        "forgets +40.0 points of the others' data and changes its own by +35.0 points" in figure.alt
     )
 
 
@@ -214,20 +213,20 @@ def test_what_forgotten_classes_became(make_run: Callable[..., Run]) -> None:
     )
     tables["confusion"] = [[[8, 2], [6, 4]], [[6, 4], [5, 5]]]
     (run.folder / CONFUSIONS).write_bytes(tables.tobytes())
-    picture = draw_confusion_change(group_runs([Run(run.folder)]))
-    assert picture is not None
-    assert [list(row) for row in picture.plot.data[0].z] == [[None, 0.2], [0, None]]
-    assert "cat taken for dog, 20.00 points a round" in picture.alt
+    figure = draw_confusion_change(group_runs([Run(run.folder)]))
+    assert figure is not None
+    assert [list(row) for row in figure.plot.data[0].z] == [[None, 0.2], [0, None]]
+    assert "cat taken for dog, 20.00 points a round" in figure.alt
 
 
 def test_moments_to_choose_from_are_spread_and_few() -> None:
-    assert pick_moments(list(range(1, 201)), cells=10, methods=1) == sorted(
-        set(pick_moments(list(range(1, 201)), 10, 1))
+    assert pick_frames(list(range(1, 201)), cells=10, methods=1) == sorted(
+        set(pick_frames(list(range(1, 201)), 10, 1))
     )
-    assert len(pick_moments(list(range(1, 201)), cells=10, methods=1)) == 40
+    assert len(pick_frames(list(range(1, 201)), cells=10, methods=1)) == 40
     # never fewer than the first and the last
-    assert pick_moments([3, 5, 9], cells=10**9, methods=9) == [3, 9]
-    assert pick_moments([7], cells=10**9, methods=9) == [7]
+    assert pick_frames([3, 5, 9], cells=10**9, methods=9) == [3, 9]
+    assert pick_frames([7], cells=10**9, methods=9) == [7]
 
 
 def test_scale_of_changes_is_even_around_nothing() -> None:

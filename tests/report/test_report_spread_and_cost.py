@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from test_report_lost import judged, write_ledger
+from test_report_lost import scored, write_ledger
 
 from remanence.metrics.groups import group_runs
 from remanence.report.cost import draw_bytes, draw_time
@@ -26,24 +26,24 @@ def test_rounds_as_a_staircase(make_comparison: Callable[..., Comparison]) -> No
         {"method": "a", "shares": [[0.8, 0.8], [0.4, 0.8], [0.2, 0.8]]},
         {"method": "b", "shares": [[0.5, 0.5]] * 3},
     ]
-    picture = draw_global_distribution(group_runs([make_comparison(cells)]))
-    assert picture is not None
-    first, second = picture.plot.data
+    figure = draw_global_distribution(group_runs([make_comparison(cells)]))
+    assert figure is not None
+    first, second = figure.plot.data
     assert (list(first.x), list(first.y)) == ([0, 0.1, 0.2, 0.2], [0, 0.5, 1, 1])
     assert (list(second.x), list(second.y)) == ([0, 0, 0, 0.2], [0, 0.5, 1, 1])
-    assert "Half forgot at most: a 15.0%; b 0.0%." in picture.alt
+    assert "Half forgot at most: a 15.0%; b 0.0%." in figure.alt
 
 
 def test_local_models_as_a_staircase(make_run: Callable[..., Run]) -> None:
     """Client 0 loses 0.4 of the cats, (0.4 + 0) / 2 = 0.2; client 1 gains."""
     parts = [
-        judged([0.8, 0.4], "before"),
-        judged([0.4, 0.9], "local", model=0),
-        judged([0.9, 0.4], "local", model=1),
+        scored([0.8, 0.4], "before"),
+        scored([0.4, 0.9], "local", model=0),
+        scored([0.9, 0.4], "local", model=1),
     ]
-    picture = draw_local_distribution(group_runs([write_ledger(make_run([[0.5, 0.5]]), parts)]))
-    assert picture is not None
-    assert (list(picture.plot.data[0].x), list(picture.plot.data[0].y)) == (
+    figure = draw_local_distribution(group_runs([write_ledger(make_run([[0.5, 0.5]]), parts)]))
+    assert figure is not None
+    assert (list(figure.plot.data[0].x), list(figure.plot.data[0].y)) == (
         [0, 0, 0.2, 0.2],
         [0, 0.5, 1, 1],
     )
@@ -61,10 +61,10 @@ def test_forgettable_examples_as_shares_of_a_clients_own(make_run: Callable[...,
     ]  # fmt: skip
     run = make_run([[0.5, 0.5]])
     (run.folder / EXAMPLES).write_bytes(np.array(rows, dtype=EXAMPLE).tobytes())
-    picture = draw_forgettable(group_runs([Run(run.folder)]))
-    assert picture is not None
-    assert [list(row) for row in picture.plot.data[0].z] == [[0.5], [0]]
-    assert "fedavg: 1 of 3 (33.3%), most at client 0" in picture.alt
+    figure = draw_forgettable(group_runs([Run(run.folder)]))
+    assert figure is not None
+    assert [list(row) for row in figure.plot.data[0].z] == [[0.5], [0]]
+    assert "fedavg: 1 of 3 (33.3%), most at client 0" in figure.alt
 
 
 def test_accuracy_against_bytes_and_time_counts_every_round(make_run: Callable[..., Run]) -> None:
@@ -72,11 +72,11 @@ def test_accuracy_against_bytes_and_time_counts_every_round(make_run: Callable[.
     for.
     """
     groups = group_runs([make_run([[0.2, 0.2], None, [0.6, 0.6]], valid=[0.2, None, 0.6])])
-    picture = draw_bytes(groups)
-    assert picture is not None
-    assert (list(picture.plot.data[0].x), list(picture.plot.data[0].y)) == ([3, 9], [0.2, 0.6])
-    assert picture.plot.layout.xaxis.title.text == "sent, kB"
-    assert "fedavg 60.0% for 9.0 kB" in picture.alt
+    figure = draw_bytes(groups)
+    assert figure is not None
+    assert (list(figure.plot.data[0].x), list(figure.plot.data[0].y)) == ([3, 9], [0.2, 0.6])
+    assert figure.plot.layout.xaxis.title.text == "sent, kB"
+    assert "fedavg 60.0% for 9.0 kB" in figure.alt
     times = draw_time(groups)
     assert times is not None
     assert list(times.plot.data[0].x) == [0.5, 1.5]
@@ -86,9 +86,9 @@ def test_seeds_are_averaged_with_their_deviation(
     make_comparison: Callable[..., Comparison],
 ) -> None:
     cells = [{"method": "a", "seed": seed, "shares": [[0.2 + 0.2 * seed] * 2]} for seed in (0, 1)]
-    picture = draw_bytes(group_runs([make_comparison(cells)]))
-    assert picture is not None
-    line = picture.plot.data[-1]
+    figure = draw_bytes(group_runs([make_comparison(cells)]))
+    assert figure is not None
+    line = figure.plot.data[-1]
     assert (list(line.x), list(line.y)) == ([3], [0.3])
     assert list(line.customdata) == pytest.approx([0.1414], abs=1e-4)
 

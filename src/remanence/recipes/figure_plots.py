@@ -17,11 +17,11 @@ from plotly import graph_objects as go
 from remanence.report.figure_files import render_figure
 from remanence.report.heatmaps import (
     Panel,
+    arrange_panels,
     change_colors,
-    lay_out,
+    panel_title,
     share_colors,
     value_colors,
-    write_title,
 )
 from remanence.report.theme import (
     as_text,
@@ -29,8 +29,8 @@ from remanence.report.theme import (
     class_axis,
     layout,
     line_style,
+    percent_axis,
     rounded,
-    share_axis,
     with_alpha,
 )
 
@@ -84,7 +84,10 @@ def draw_cdf(records: Sequence[FigureRecord]) -> Any:
             }
             panels.append(CurvePanel(f"{setting}: {kind} forgetting", curves))
     return _lay_out_lines(
-        panels, share_axis("forgotten at most"), share_axis("share", range=[0, 1.02]), shape="hv"
+        panels,
+        percent_axis("forgotten at most"),
+        percent_axis("share", range=[0, 1.02]),
+        shape="hv",
     )
 
 
@@ -94,7 +97,7 @@ def draw_classes(records: Sequence[FigureRecord]) -> Any:
         _map(row, mine, "round", "class", "accuracy", axis("round", showgrid=False))
         for row, mine in _split(records, "row")
     ]
-    return lay_out(panels, 200, 90, [share_colors()])
+    return arrange_panels(panels, 200, 90, [share_colors()])
 
 
 def draw_one_round(records: Sequence[FigureRecord]) -> Any:
@@ -114,7 +117,7 @@ def draw_one_round(records: Sequence[FigureRecord]) -> Any:
                 axis(type="category", showgrid=False),
             )
         )
-    return lay_out(panels, 200, 90, [share_colors()])
+    return arrange_panels(panels, 200, 90, [share_colors()])
 
 
 def draw_heatmap(records: Sequence[FigureRecord]) -> Any:
@@ -151,7 +154,7 @@ def draw_heatmap(records: Sequence[FigureRecord]) -> Any:
             change_colors([float(each["value"]) for each in forgotten if each["value"]]),
             share_colors(),
         ]
-    return lay_out(panels, 220, 90, colors)
+    return arrange_panels(panels, 220, 90, colors)
 
 
 def draw_partition(records: Sequence[FigureRecord]) -> Any:
@@ -161,7 +164,7 @@ def draw_partition(records: Sequence[FigureRecord]) -> Any:
         _map(column, mine, "client", "class", "examples", axis("client", showgrid=False))
         for column, mine in _split(records, "column")
     ]
-    return lay_out(panels, 200, 90, [value_colors(0, most)])
+    return arrange_panels(panels, 200, 90, [value_colors(0, most)])
 
 
 DRAWINGS: dict[str, Callable[[Sequence[FigureRecord]], Any]] = {
@@ -282,7 +285,7 @@ def _lay_out_lines(
                 )
             )
     titles = [
-        write_title(panel.title, "" if place == 0 else str(place + 1))
+        panel_title(panel.title, "" if place == 0 else str(place + 1))
         for place, panel in enumerate(panels)
     ]
     return go.Figure(traces, layout(320 * rows, methods, annotations=titles, **axes))

@@ -36,14 +36,14 @@ from remanence.report.theme import (
     layout,
     marker_style,
     name_classes,
+    percent_axis,
     round_axis,
     rounded,
-    share_axis,
 )
 from remanence.results.run import Run
 
 RARE = 1 / 3  # share of the classes, those that the fewest clients hold
-MOST_LISTED = 50  # clients and codes in the table of refusals
+MAX_LISTED = 50  # clients and codes in the table of refusals
 
 
 def has_attacks(groups: Sequence[Group]) -> bool:
@@ -57,7 +57,7 @@ def is_attacked(run: Run) -> bool:
 
 
 def is_defended(run: Run) -> bool:
-    """Does a robust aggregator take the place of the mean?"""
+    """Does a robust aggregator replace the mean?"""
     return any(word.partition("(")[0].strip() in ROBUST for word in run.config.method.split("+"))
 
 
@@ -228,14 +228,14 @@ def tabulate(groups: Sequence[Group]) -> list[dict[str, Any]]:
         for mishap in _client_issues(run)
     ]
     if listed:
-        more = f" (the first {MOST_LISTED} of {len(listed)})" if len(listed) > MOST_LISTED else ""
+        more = f" (the first {MAX_LISTED} of {len(listed)})" if len(listed) > MAX_LISTED else ""
         tables.append(
             {
                 "caption": f"Who was refused, and why{more}: none of it touched a model",
                 "headings": ["Method", "Seed", "Client", "Code", "Times", "Rounds", "Reason"],
                 "rows": [
                     _describe_issue(group, run, mishap)
-                    for group, run, mishap in listed[:MOST_LISTED]
+                    for group, run, mishap in listed[:MAX_LISTED]
                 ],
             }
         )
@@ -276,8 +276,8 @@ def draw_rare_classes(groups: Sequence[Group]) -> Figure | None:
     if first is None:
         return None
     order = np.argsort(count_holders(first.metadata["label_counts"]), kind="stable")
-    traces, facts = [], []
-    for place, group in enumerate(groups):
+    traces, details = [], []
+    for index, group in enumerate(groups):
         ends = [
             shares[-1]
             for rounds, shares in (class_curve(run) for run in group.runs)
@@ -293,18 +293,18 @@ def draw_rare_classes(groups: Sequence[Group]) -> Figure | None:
         label = as_text(group.label)
         traces.append(
             go.Scatter(
-                name=label, x=names, y=rounded(shares), mode="markers", marker=marker_style(place),
+                name=label, x=names, y=rounded(shares), mode="markers", marker=marker_style(index),
                 hovertemplate="%{x}: %{y:.1%}<extra>" + label + "</extra>", meta={"columns": ["method", "class", "accuracy"]},
             )
         )  # fmt: skip
-        facts.append(
+        details.append(
             f"{group.label} {shares[0]:.0%} on {names[0]}, {shares[-1]:.0%} on {names[-1]}"
         )
     if not traces:
         return None
     shape = layout(
         360, [trace.name for trace in traces], xaxis=axis("class, from the one that fewest clients hold", type="category"),
-        yaxis=share_axis("accuracy", range=[-0.02, 1.02]), scattermode="group", scattergap=0.35,
+        yaxis=percent_axis("accuracy", range=[-0.02, 1.02]), scattermode="group", scattergap=0.35,
     )  # fmt: skip
     return Figure(
         name="rare-classes",
@@ -314,7 +314,7 @@ def draw_rare_classes(groups: Sequence[Group]) -> Figure | None:
         " defence lies below the others at the left, it took the clients"
         " that hold these classes for attackers.",
         alt="Dot plot of the accuracy of every class, ordered by how many clients hold it."
-        f" {'; '.join(facts)}.",
+        f" {'; '.join(details)}.",
     )
 
 
@@ -323,16 +323,16 @@ def draw_success(groups: Sequence[Group]) -> Figure | None:
     measured.
     """
     traces: list[Any] = []
-    names, when, facts = [], [], []
-    for place, group in enumerate(groups):
+    names, when, details = [], [], []
+    for index, group in enumerate(groups):
         rounds, means, spread = mean_curve(group, partial(metric_curve, value="attack_success"))
         if rounds:
             names.append(as_text(group.label))
             when += rounds
             traces += draw_line(
-                names[-1], place, rounds, means, spread, columns=("method", "round", "success")
+                names[-1], index, rounds, means, spread, columns=("method", "round", "success")
             )
-            facts.append(f"{group.label} {means[-1]:.0%}")
+            details.append(f"{group.label} {means[-1]:.0%}")
     if not traces:
         return None
     return Figure(
@@ -344,12 +344,12 @@ def draw_success(groups: Sequence[Group]) -> Figure | None:
                 320,
                 names,
                 xaxis=round_axis(when),
-                yaxis=share_axis("success"),
+                yaxis=percent_axis("success"),
                 hovermode="x unified",
                 **mark_steps(groups),
             ),
         ),
         caption="Lower is better: the share of test rows made for the attack, such as images with"
         " its mark, that get the label it wants.",
-        alt=f"Line chart of the attack's success over rounds. At the end: {'; '.join(facts)}.",
+        alt=f"Line chart of the attack's success over rounds. At the end: {'; '.join(details)}.",
     )

@@ -17,7 +17,7 @@ from remanence.metrics.groups import (
     mean_class_curve,
     mean_of,
 )
-from remanence.report.heatmaps import Panel, lay_out, share_colors
+from remanence.report.heatmaps import Panel, arrange_panels, share_colors
 from remanence.report.theme import (
     Figure,
     as_text,
@@ -26,18 +26,18 @@ from remanence.report.theme import (
     layout,
     marker_style,
     name_classes,
+    percent_axis,
     round_axis,
     rounded,
-    share_axis,
 )
 
-MOST_DOT_ROWS = 25  # classes; beyond, they stand side by side, in order of accuracy
-MOST_COLUMNS = 250  # rounds in a map; beyond, the page would carry cells finer than a screen shows
+MAX_DOT_ROWS = 25  # classes; beyond, they stand side by side, in order of accuracy
+MAX_COLUMNS = 250  # rounds in a map; beyond, the page would carry cells finer than a screen shows
 
 
 def draw_classes_over_rounds(groups: Sequence[Group]) -> Figure | None:
     """A heat map of the accuracy per class over rounds, one panel a method."""
-    panels, facts, most, longest = [], [], 0, 0
+    panels, details, most, longest = [], [], 0, 0
     for group in groups:
         rounds, shares = _thin(*mean_class_curve(group))
         if not len(rounds):
@@ -60,18 +60,18 @@ def draw_classes_over_rounds(groups: Sequence[Group]) -> Figure | None:
                 class_axis(len(classes)),
             )
         )
-        facts.append(f"{group.label}: {_name_extremes(classes, shares[-1])}")
+        details.append(f"{group.label}: {_name_extremes(classes, shares[-1])}")
     if not panels:
         return None
     seeds = " Mean over seeds." if any(len(group.runs) > 1 for group in groups) else ""
     return Figure(
         name="classes-over-rounds",
         title="Every class over rounds",
-        plot=lay_out(panels, max(120, min(20 * most, 420)), 7 * longest, [share_colors()]),
+        plot=arrange_panels(panels, max(120, min(20 * most, 420)), 7 * longest, [share_colors()]),
         caption="Each row is a class, each column a recorded round; brighter is more accurate. "
         f"A bright row that turns dark is a class being forgotten.{seeds}",
         alt="Heat map of the accuracy of every class over rounds. At the last round,"
-        f" {'; '.join(facts)}.",
+        f" {'; '.join(details)}.",
     )
 
 
@@ -87,7 +87,7 @@ def draw_classes_at_end(groups: Sequence[Group]) -> Figure | None:
             found.append((group, name_classes(class_names_of(group), len(ends[0])), np.array(ends)))
     if not found:
         return None
-    upright = len(found[0][1]) > MOST_DOT_ROWS
+    upright = len(found[0][1]) > MAX_DOT_ROWS
     typical = {
         name: mean_of(_share_of(name, classes, ends) for _, classes, ends in found) or 0.0
         for _, classes, _ in found
@@ -95,8 +95,8 @@ def draw_classes_at_end(groups: Sequence[Group]) -> Figure | None:
     }
     order = sorted(typical, key=lambda name: typical[name]) if upright else list(typical)
     traces = [
-        _dots(group, place, classes, ends, order, upright)
-        for place, (group, classes, ends) in enumerate(found)
+        _dots(group, index, classes, ends, order, upright)
+        for index, (group, classes, ends) in enumerate(found)
     ]
     along = axis(
         type="category",
@@ -104,7 +104,7 @@ def draw_classes_at_end(groups: Sequence[Group]) -> Figure | None:
         categoryarray=[as_text(name) for name in order],
         autorange=None if upright else "reversed",
     )
-    values = share_axis("accuracy", range=[-0.02, 1.02])
+    values = percent_axis("accuracy", range=[-0.02, 1.02])
     names = [as_text(group.label) for group, _, _ in found]
     shape = layout(
         420 if upright else max(200, 70 + len(order) * (18 + 9 * len(found))),
@@ -120,7 +120,7 @@ def draw_classes_at_end(groups: Sequence[Group]) -> Figure | None:
         else ""
     )
     sorted_by = ", from the hardest class to the easiest" if upright else ""
-    facts = "; ".join(
+    details = "; ".join(
         f"{group.label}: {_name_extremes(classes, nan_mean(ends, axis=0))}"
         for group, classes, ends in found
     )
@@ -130,20 +130,20 @@ def draw_classes_at_end(groups: Sequence[Group]) -> Figure | None:
         plot=go.Figure(traces, shape),
         caption=f"Each dot is the accuracy on one class after the last recorded round{sorted_by}: "
         f"a dot far below the others is a class that a method neglects.{bars}",
-        alt=f"Dot plot of the accuracy of every class after the last recorded round. {facts}.",
+        alt=f"Dot plot of the accuracy of every class after the last recorded round. {details}.",
     )
 
 
 def _thin(rounds: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """At most so many rounds as a screen can show, evenly spread, with the first and the last."""
-    if len(rounds) <= MOST_COLUMNS:
+    if len(rounds) <= MAX_COLUMNS:
         return rounds, shares
-    kept = np.linspace(0, len(rounds) - 1, MOST_COLUMNS).round().astype(int)
+    kept = np.linspace(0, len(rounds) - 1, MAX_COLUMNS).round().astype(int)
     return rounds[kept], shares[kept]
 
 
 def _dots(
-    group: Group, place: int, classes: list[str], ends: np.ndarray, order: list[str], upright: bool
+    group: Group, index: int, classes: list[str], ends: np.ndarray, order: list[str], upright: bool
 ) -> Any:
     by_name = {name: ends[:, column] for column, name in enumerate(classes)}
     there = [name for name in order if name in by_name]
@@ -165,7 +165,7 @@ def _dots(
         customdata=spread if len(ends) > 1 else None,
         mode="markers",
         orientation="v" if upright else "h",
-        marker=marker_style(place) | ({"size": 6} if upright else {}),
+        marker=marker_style(index) | ({"size": 6} if upright else {}),
         hovertemplate=("%{x}: %{y:.1%}" if upright else "%{y}: %{x:.1%}")
         + "<extra>"
         + as_text(group.label)

@@ -10,7 +10,7 @@ from plotly import graph_objects as go
 from remanence.metrics.accuracy_tables import nan_mean
 from remanence.metrics.cached import client_losses
 from remanence.metrics.groups import Group, class_names_of
-from remanence.report.heatmaps import Panel, change_colors, lay_out
+from remanence.report.heatmaps import Panel, arrange_panels, change_colors
 from remanence.report.phase_forgetting import POINTS
 from remanence.report.theme import (
     Figure,
@@ -22,7 +22,7 @@ from remanence.report.theme import (
     rounded,
 )
 
-MOST_CLIENTS = 40  # rows: those that lost most
+MAX_CLIENTS = 40  # rows: those that lost most
 
 
 def draw_forgetting_by_client(groups: Sequence[Group]) -> Figure | None:
@@ -30,16 +30,16 @@ def draw_forgetting_by_client(groups: Sequence[Group]) -> Figure | None:
     shown = [(group, found) for group in groups if (found := client_losses(group)) is not None]
     if not shown:
         return None
-    choices, every, longest, most, cut = [], [], 1, 0, False
+    states, every, longest, most, cut = [], [], 1, 0, False
     for group, (clients, loss) in shown:
         total = nan_mean(loss, axis=1)
-        order = np.argsort(-np.where(np.isnan(total), -np.inf, total), kind="stable")[:MOST_CLIENTS]
-        cut = cut or len(clients) > MOST_CLIENTS
+        order = np.argsort(-np.where(np.isnan(total), -np.inf, total), kind="stable")[:MAX_CLIENTS]
+        cut = cut or len(clients) > MAX_CLIENTS
         classes = name_classes(class_names_of(group), loss.shape[1])
         cells = np.concatenate([loss[order], total[order, None]], axis=1)
         longest, most = max(longest, *map(len, classes)), max(most, len(order))
         every.append(cells.ravel())
-        choices.append(
+        states.append(
             FigureState(
                 group.label,
                 "",
@@ -60,24 +60,24 @@ def draw_forgetting_by_client(groups: Sequence[Group]) -> Figure | None:
         name="lost",
         hovertemplate="%{y}, %{x}: %{z:" + POINTS + "}<extra></extra>",
         meta={"columns": ["", "class", "client", "lost"]},
-        **choices[0].data[0],
+        **states[0].data[0],
     )
     panel = Panel("", cells, axis(type="category", showgrid=False), class_axis(most))
-    figure = lay_out(
+    plot = arrange_panels(
         [panel], max(120, min(18 * most, 560)), 7 * 10, [change_colors(np.concatenate(every))]
     )
-    figure.layout.meta["labels"] = [len(choices[0].data[0]["x"]), max(longest, 11)]
+    plot.layout.meta["labels"] = [len(states[0].data[0]["x"]), max(longest, 11)]
     return Figure(
         name="lost-by-client",
         title="Whose training forgets",
-        plot=figure,
+        plot=plot,
         caption="Each row is a client, each column a class: orange is what its local training"
         " loses of the model it received, blue what it gains, "
         "on the test set. "
         "The last column is the mean over classes; clients stand from the most forgetful"
-        f" down{f', at most {MOST_CLIENTS} of them' if cut else ''}. "
+        f" down{f', at most {MAX_CLIENTS} of them' if cut else ''}. "
         "Shown: the first seed.",
-        alt=choices[0].alt,
-        states=choices,
+        alt=states[0].alt,
+        states=states,
         frame="",
     )

@@ -14,8 +14,14 @@ from remanence.metrics.forgetting import (
     client_forgetting_rounds,
 )
 from remanence.metrics.groups import Group, cached_per_run
-from remanence.report.heatmaps import Panel, change_colors, lay_out, pick_moments, share_colors
-from remanence.report.theme import Figure, FigureState, axis, class_axis, first_shown, rounded
+from remanence.report.heatmaps import (
+    Panel,
+    arrange_panels,
+    change_colors,
+    pick_frames,
+    share_colors,
+)
+from remanence.report.theme import Figure, FigureState, axis, class_axis, default_state, rounded
 from remanence.results.run import Run
 
 MEAN = "mean"  # F_k; a name without markup, since it is saved as CSV too
@@ -39,7 +45,7 @@ def draw_client_forgetting(groups: Sequence[Group]) -> Figure | None:
     ]
     if not shown:
         return None
-    choices, every, most = [], [np.zeros(0)], 0
+    states, every, most = [], [np.zeros(0)], 0
     for group, run in shown:
         ledger = ledger_of(run)
         assert ledger is not None
@@ -47,22 +53,22 @@ def draw_client_forgetting(groups: Sequence[Group]) -> Figure | None:
             rounds_of(ledger, cross_rounds(run)[-1:])[cross_rounds(run)[-1]]
         ).clients.size
         for round, alone in rounds_of(
-            ledger, pick_moments(cross_rounds(run), 2 * size * (size + 1), len(shown))
+            ledger, pick_frames(cross_rounds(run), 2 * size * (size + 1), len(shown))
         ).items():
             found = client_forgetting(alone, round)
             every.append(found.difference.ravel())
             most = max(most, len(found.clients))
-            choices.append(_choose(group, found))
-    picked = first_shown(choices)
+            states.append(_make_state(group, found))
+    picked = default_state(states)
     names = ["Forgotten: before minus after", "Accuracy: before, and after each client's training"]
     changes, accuracies = (
         go.Heatmap(
             name=name,
             hovertemplate=template + "<extra></extra>",
             meta={"columns": ["map", "data of client", "model of client", "value"]},
-            **choices[picked].data[place],
+            **states[picked].data[index],
         )
-        for place, (name, template) in enumerate(
+        for index, (name, template) in enumerate(
             zip(
                 names,
                 ("model of %{y}, data of %{x}: %{z:+.1%}", "model: %{y}, data of %{x}: %{z:.1%}"),
@@ -79,7 +85,7 @@ def draw_client_forgetting(groups: Sequence[Group]) -> Figure | None:
     return Figure(
         name="client-forgetting",
         title="What one client's training costs the others",
-        plot=lay_out(
+        plot=arrange_panels(
             panels,
             max(140, min(22 * (most + 2), 440)),
             62,
@@ -92,13 +98,13 @@ def draw_client_forgetting(groups: Sequence[Group]) -> Figure | None:
         "the second shows the accuracies themselves, with the starting model on top. "
         "A diagonal that is blue among orange means: clients learn their own data and"
         " forget the others'. Shown: the first seed.",
-        alt=choices[picked].alt,
-        states=choices,
+        alt=states[picked].alt,
+        states=states,
         chosen=picked,
     )
 
 
-def _choose(group: Group, found: ClientForgetting) -> FigureState:
+def _make_state(group: Group, found: ClientForgetting) -> FigureState:
     clients = [str(client) for client in found.clients]
     gap = np.full((len(clients), 1), np.nan)
     changes = np.concatenate([found.difference, gap, found.mean[:, None]], axis=1)

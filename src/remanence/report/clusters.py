@@ -23,9 +23,9 @@ from remanence.report.theme import (
     class_colors,
     layout,
     line_style,
+    percent_axis,
     round_axis,
     rounded,
-    share_axis,
 )
 from remanence.results.run import Run
 
@@ -46,25 +46,25 @@ def draw_clusters(groups: Sequence[Group]) -> Figure | None:
     )
     if count < 2:
         return None
-    choices = [_choose(group, count) for group in shown]
+    states = [_make_state(group, count) for group in shown]
     names = [f"cluster {cluster}" for cluster in range(count)]
     lines = [
         go.Scatter(
             name=name,
             mode="lines",
-            line=line_style(place) | {"color": color},
+            line=line_style(index) | {"color": color},
             hovertemplate="%{y:.1%}",
             meta={"columns": ["cluster", "round", "accuracy"]},
-            **choices[0].data[place],
+            **states[0].data[index],
         )
-        for place, (name, color) in enumerate(zip(names, class_colors(count), strict=True))
+        for index, (name, color) in enumerate(zip(names, class_colors(count), strict=True))
     ]
-    rounds = [round for choice in choices for line in choice.data for round in line["x"]]
+    rounds = [round for state in states for line in state.data for round in line["x"]]
     shape = layout(
         340,
         names,
         xaxis=round_axis(rounds),
-        yaxis=share_axis("accuracy"),
+        yaxis=percent_axis("accuracy"),
         hovermode="x unified",
         **mark_steps(groups),
     )
@@ -75,19 +75,19 @@ def draw_clusters(groups: Sequence[Group]) -> Figure | None:
         caption="Each line is a cluster: the mean accuracy, on its own data, of the clients that"
         " are in it at the time; a gap is a time without any. "
         f"Lines far apart mean that one kind of data is served worse.{describe_steps(groups)}",
-        alt=choices[0].alt,
-        states=choices,
+        alt=states[0].alt,
+        states=states,
         frame="",
     )
 
 
-def _choose(group: Group, count: int) -> FigureState:
+def _make_state(group: Group, count: int) -> FigureState:
     found = [pair[0] for run in group.runs if (pair := drift_of(run)) is not None]
     rounds = np.unique(np.concatenate([curves.round for curves in found]))
     stack = np.full((len(found), len(rounds), count), np.nan)
-    for place, curves in enumerate(found):
+    for index, curves in enumerate(found):
         values = cluster_curves(curves)
-        stack[place, np.searchsorted(rounds, curves.round), : values.shape[1]] = values
+        stack[index, np.searchsorted(rounds, curves.round), : values.shape[1]] = values
     means = nan_mean(stack, axis=0)  # [R, M]
     ends = ", ".join(
         f"cluster {cluster} {value:.1%}"
@@ -106,14 +106,14 @@ def _choose(group: Group, count: int) -> FigureState:
 def draw_previous_concepts(groups: Sequence[Group]) -> Figure | None:
     """What clients forgot of clusters that they have left, over rounds."""
     traces: list[Any] = []
-    names, when, facts = [], [], []
-    for place, group in enumerate(groups):
+    names, when, details = [], [], []
+    for index, group in enumerate(groups):
         curves = mean_curve(group, _previous_concepts)
         if curves[0]:
             names.append(as_text(group.label))
             when += curves[0]
-            traces += draw_line(names[-1], place, *curves, columns=("method", "round", "forgotten"))
-            facts.append(f"{group.label} {100 * curves[1][-1]:+.1f} points")
+            traces += draw_line(names[-1], index, *curves, columns=("method", "round", "forgotten"))
+            details.append(f"{group.label} {100 * curves[1][-1]:+.1f} points")
     if not traces:
         return None
     height = axis("forgotten", tickformat=".3~p")
@@ -136,7 +136,7 @@ def draw_previous_concepts(groups: Sequence[Group]) -> Figure | None:
         "averaged over clients and the clusters they have left. Below zero they got"
         f" better at it afterwards.{describe_steps(groups)}",
         alt="Line chart of what clients forgot of clusters they have left. At the end:"
-        f" {'; '.join(facts)}.",
+        f" {'; '.join(details)}.",
     )
 
 

@@ -11,12 +11,12 @@ from plotly import graph_objects as go
 from remanence.metrics.accuracy_tables import nan_mean
 from remanence.metrics.forgetting import confusion_change
 from remanence.metrics.groups import Group, cached_per_run, class_names_of, primary_model
-from remanence.report.heatmaps import Panel, lay_out, share_colors
+from remanence.report.heatmaps import Panel, arrange_panels, share_colors
 from remanence.report.theme import Figure, as_text, axis, class_axis, name_classes, rounded
 from remanence.results.ledger import GLOBAL, MOMENTS, SPLITS
 from remanence.results.run import Run
 
-MOST_CLASSES = 120  # beyond, a map of all pairs is finer than a screen
+MAX_CLASSES = 120  # beyond, a map of all pairs is finer than a screen
 
 
 @cached_per_run
@@ -55,10 +55,10 @@ def draw_confusion_change(groups: Sequence[Group]) -> Figure | None:
     """A map of true and predicted classes, a panel a method: what a class is taken for when it
     is forgotten.
     """
-    panels, facts, highest, most, longest = [], [], 0.0, 0, 0
+    panels, details, highest, most, longest = [], [], 0.0, 0, 0
     for group in groups:
         moves = [found for run in group.runs if (found := confusion_changes_of(run)) is not None]
-        if not moves or len(moves[0]) > MOST_CLASSES:
+        if not moves or len(moves[0]) > MAX_CLASSES:
             continue
         table = nan_mean(np.stack(moves), axis=0)
         classes = name_classes(class_names_of(group), len(table))
@@ -87,22 +87,22 @@ def draw_confusion_change(groups: Sequence[Group]) -> Figure | None:
             )
         )
         row, column = divmod(int(np.nanargmax(table)), len(table))
-        facts.append(
+        details.append(
             f"{group.label}: {classes[row]} taken for {classes[column]},"
             f" {100 * table[row, column]:.2f} points a round"
         )
     if not panels:
         return None
-    figure = lay_out(
+    plot = arrange_panels(
         panels, max(140, min(22 * most, 440)), 7 * longest, [share_colors(highest or 1.0)]
     )
-    figure.layout.meta["labels"] = [most, longest]
+    plot.layout.meta["labels"] = [most, longest]
     return Figure(
         name="confusion-change",
         title="What forgotten classes became",
-        plot=figure,
+        plot=plot,
         caption="Each row is a class that lost accuracy, each column what its examples are taken"
         " for instead; brighter is more of them a round. "
         "A bright column is a class that swallows others.",
-        alt=f"Heat map of what forgotten examples are taken for. The largest: {'; '.join(facts)}.",
+        alt=f"Heat map of what forgotten examples are taken for. The largest: {'; '.join(details)}.",
     )

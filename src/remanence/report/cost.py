@@ -12,7 +12,7 @@ from remanence.metrics.convergence import CostCurve, accuracy_per_bytes, accurac
 from remanence.metrics.groups import Group, describe_model, deviation_of
 from remanence.report.line_plots import draw_line
 from remanence.report.table_columns import readable_bytes, readable_seconds
-from remanence.report.theme import Figure, as_text, axis, layout, share_axis
+from remanence.report.theme import Figure, as_text, axis, layout, percent_axis
 from remanence.results.run import Run
 
 BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
@@ -64,11 +64,11 @@ def _draw(
     most = max(float(cost[-1]) for _, cost, _, _ in lines)
     size, unit = next((size, unit) for size, unit in units if most >= size or size == 1.0)
     traces: list[Any] = []
-    for place, (group, cost, accuracy, deviation) in enumerate(lines):
+    for index, (group, cost, accuracy, deviation) in enumerate(lines):
         across = [float(f"{value / size:.4g}") for value in cost]
         traces += draw_line(
             as_text(group.label),
-            place,
+            index,
             across,
             accuracy,
             deviation,
@@ -88,7 +88,7 @@ def _draw(
                 340,
                 names,
                 xaxis=axis(f"{word}, {unit}", rangemode="tozero"),
-                yaxis=share_axis("accuracy"),
+                yaxis=percent_axis("accuracy"),
                 hovermode="closest",
             ),
         ),

@@ -13,7 +13,7 @@ from plotly import graph_objects as go
 from remanence.metrics.forgetting import forgetting_curve
 from remanence.metrics.groups import Group, describe_model, mean_curve, metric_curve, primary_model
 from remanence.report.line_plots import describe_steps, draw_line, mark_steps
-from remanence.report.theme import Figure, as_text, layout, round_axis, share_axis
+from remanence.report.theme import Figure, as_text, layout, percent_axis, round_axis
 
 
 def draw_accuracy(groups: Sequence[Group]) -> Figure | None:
@@ -33,12 +33,12 @@ def draw_accuracy(groups: Sequence[Group]) -> Figure | None:
     ]
     traces: list[Any] = []
     ends, names, when = [], [], []
-    for place, (group, split, value, word) in enumerate(lines):
+    for index, (group, split, value, word) in enumerate(lines):
         curves = mean_curve(group, partial(metric_curve, value=value, split=split))
         if curves[0]:
             names.append(as_text(word or group.label))
             when += curves[0]
-            traces += draw_line(names[-1], place, *curves)
+            traces += draw_line(names[-1], index, *curves)
             ends.append(f"{word or group.label} {curves[1][-1]:.1%} at round {curves[0][-1]}")
     if not traces:
         return None
@@ -46,7 +46,7 @@ def draw_accuracy(groups: Sequence[Group]) -> Figure | None:
         380,
         names,
         xaxis=round_axis(when),
-        yaxis=share_axis("accuracy"),
+        yaxis=percent_axis("accuracy"),
         hovermode="x unified",
         **mark_steps(groups),
     )
@@ -72,23 +72,23 @@ def draw_accuracy(groups: Sequence[Group]) -> Figure | None:
 def draw_forgetting(groups: Sequence[Group]) -> Figure | None:
     """Round-wise forgetting over rounds."""
     traces: list[Any] = []
-    facts, names, when = [], [], []
-    for place, group in enumerate(groups):
+    details, names, when = [], [], []
+    for index, group in enumerate(groups):
         rounds, means, _ = mean_curve(group, forgetting_curve)
         if rounds:
             names.append(as_text(group.label))
             when += rounds
             traces += draw_line(
-                names[-1], place, rounds, means, columns=("method", "round", "forgotten")
+                names[-1], index, rounds, means, columns=("method", "round", "forgotten")
             )
-            facts.append(f"{group.label} {100 * sum(means) / len(means):.2f} points")
+            details.append(f"{group.label} {100 * sum(means) / len(means):.2f} points")
     if not traces:
         return None
     shape = layout(
         340,
         names,
         xaxis=round_axis(when),
-        yaxis=share_axis("forgotten"),
+        yaxis=percent_axis("forgotten"),
         hovermode="x unified",
         **mark_steps(groups),
     )
@@ -100,7 +100,7 @@ def draw_forgetting(groups: Sequence[Group]) -> Figure | None:
         " averaged over all classes. "
         f"Gains count as 0, so a class won does not hide a class lost.{describe_steps(groups)}",
         alt="Line chart of round-wise forgetting over rounds. Mean over rounds:"
-        f" {'; '.join(facts)}.",
+        f" {'; '.join(details)}.",
     )
 
 

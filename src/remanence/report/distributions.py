@@ -13,20 +13,20 @@ from plotly import graph_objects as go
 from remanence.metrics.cached import forgettable_of, local_forgetting_of
 from remanence.metrics.forgetting import forgetting_curve
 from remanence.metrics.groups import Group
-from remanence.report.heatmaps import Panel, lay_out, pick_moments, share_colors
+from remanence.report.heatmaps import Panel, arrange_panels, pick_frames, share_colors
 from remanence.report.theme import (
     Figure,
     as_text,
     class_axis,
     layout,
     line_style,
+    percent_axis,
     round_axis,
     rounded,
-    share_axis,
 )
 
-MOST_POINTS = 200  # of a step curve: more cannot be seen
-MOST_CLIENTS = 60  # rows of a map: those that lost most
+MAX_POINTS = 200  # of a step curve: more cannot be seen
+MAX_CLIENTS = 60  # rows of a map: those that lost most
 
 
 def draw_local_distribution(groups: Sequence[Group]) -> Figure | None:
@@ -77,11 +77,11 @@ def _draw_steps(
     what: str,
 ) -> Figure | None:
     traces: list[Any] = []
-    names, facts = [], []
+    names, details = [], []
     highest = max(
         (float(found[~np.isnan(found)].max(initial=0.0)) for found in values), default=0.0
     )
-    for place, (group, found) in enumerate(zip(groups, values, strict=bool(values))):
+    for index, (group, found) in enumerate(zip(groups, values, strict=bool(values))):
         known = np.sort(found[~np.isnan(found)])
         if not known.size:
             continue
@@ -93,26 +93,26 @@ def _draw_steps(
                 x=rounded(at),
                 y=rounded(share),
                 mode="lines",
-                line=line_style(place) | {"shape": "hv"},
+                line=line_style(index) | {"shape": "hv"},
                 hovertemplate="%{y:.0%} forgot at most %{x:.2%}<extra>" + names[-1] + "</extra>",
                 meta={"columns": ["method", "forgotten at most", "share"]},
             )
         )
-        facts.append(f"{group.label} {np.median(known):.1%}")
+        details.append(f"{group.label} {np.median(known):.1%}")
     if not traces:
         return None
     shape = layout(
         320,
         names,
-        xaxis=share_axis("forgotten at most"),
-        yaxis=share_axis("share", range=[0, 1.02]),
+        xaxis=percent_axis("forgotten at most"),
+        yaxis=percent_axis("share", range=[0, 1.02]),
     )
     return Figure(
         name=name,
         title=title,
         plot=go.Figure(traces, shape),
         caption=reading,
-        alt=f"Cumulative distribution of {what}. Half forgot at most: {'; '.join(facts)}.",
+        alt=f"Cumulative distribution of {what}. Half forgot at most: {'; '.join(details)}.",
     )
 
 
@@ -124,8 +124,8 @@ def _accumulate(known: np.ndarray, highest: float) -> tuple[np.ndarray, np.ndarr
     (array([0.  , 0.25, 0.5 , 1.  ]), array([0. , 0.5, 1. , 1. ]))
     """
     share = np.arange(1, len(known) + 1) / len(known)
-    if len(known) > MOST_POINTS:
-        kept = np.linspace(0, len(known) - 1, MOST_POINTS).round().astype(int)
+    if len(known) > MAX_POINTS:
+        kept = np.linspace(0, len(known) - 1, MAX_POINTS).round().astype(int)
         known, share = known[kept], share[kept]
     return np.concatenate([[0.0], known, [highest]]), np.concatenate([[0.0], share, [1.0]])
 
@@ -134,7 +134,7 @@ def draw_forgettable(groups: Sequence[Group]) -> Figure | None:
     """A map of clients and rounds: the share of a client's training examples that its own model
     had right and the merged one has wrong.
     """
-    panels, facts, highest, most, cut = [], [], 0.0, 0, False
+    panels, details, highest, most, cut = [], [], 0.0, 0, False
     for group in groups:
         run = next((run for run in group.runs if forgettable_of(run) is not None), None)
         found = forgettable_of(run) if run is not None else None
@@ -144,8 +144,8 @@ def draw_forgettable(groups: Sequence[Group]) -> Figure | None:
         rounds, clients = np.unique(found.round), np.unique(found.client)
         table = np.full((len(clients), len(rounds)), np.nan)
         table[np.searchsorted(clients, found.client), np.searchsorted(rounds, found.round)] = share
-        kept = np.sort(np.argsort(-np.nanmean(table, axis=1), kind="stable")[:MOST_CLIENTS])
-        shown = np.searchsorted(rounds, pick_moments(rounds.tolist(), len(kept) * 40, len(groups)))
+        kept = np.sort(np.argsort(-np.nanmean(table, axis=1), kind="stable")[:MAX_CLIENTS])
+        shown = np.searchsorted(rounds, pick_frames(rounds.tolist(), len(kept) * 40, len(groups)))
         cut = cut or len(kept) < len(clients)
         highest, most = max(highest, float(share.max())), max(most, len(kept))
         cells = go.Heatmap(
@@ -163,7 +163,7 @@ def draw_forgettable(groups: Sequence[Group]) -> Figure | None:
             Panel(group.label if len(groups) > 1 else "", cells, round_axis(rounds.tolist()), down)
         )
         worst = int(np.nanargmax(np.nanmean(table, axis=1)))
-        facts.append(
+        details.append(
             f"{group.label}: {found.count.sum():,} of {found.evaluated.sum():,}"
             f" ({found.count.sum() / max(found.evaluated.sum(), 1):.1%}), "
             f"most at client {clients[worst]}"
@@ -173,12 +173,14 @@ def draw_forgettable(groups: Sequence[Group]) -> Figure | None:
     return Figure(
         name="forgettable",
         title="Examples that merging forgets",
-        plot=lay_out(panels, max(120, min(16 * most, 420)), 52, [share_colors(highest or 1.0)]),
+        plot=arrange_panels(
+            panels, max(120, min(16 * most, 420)), 52, [share_colors(highest or 1.0)]
+        ),
         caption="Each row is a client, each column a round; brighter means that more of its"
         " training examples, which its own model had right, "
         "are wrong for the merged"
-        f" model.{f' Shown are the {MOST_CLIENTS} clients that lost most.' if cut else ''}"
+        f" model.{f' Shown are the {MAX_CLIENTS} clients that lost most.' if cut else ''}"
         " Shown: the first seed.",
         alt="Heat map of the share of forgettable examples of each client in each round. In"
-        f" all: {'; '.join(facts)}.",
+        f" all: {'; '.join(details)}.",
     )

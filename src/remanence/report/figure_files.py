@@ -1,7 +1,7 @@
-"""The pictures and tables of a report as files for a paper: PDF, SVG and PNG; CSV, Markdown and
+"""The figures and tables of a report as files for a paper: PDF, SVG and PNG; CSV, Markdown and
 LaTeX.
 
-figures/accuracy.pdf .svg .png      the picture, in the width of a column
+figures/accuracy.pdf .svg .png      the figure, in the width of a column
 figures/accuracy.csv                the data in it
 figures/results.csv .md .tex        the table of the report
 """
@@ -53,7 +53,7 @@ class FigureTable:
 
 
 def write_figures(results: Sequence[Run | Comparison], folder: Path) -> list[Path]:
-    """Write every picture and table about runs and comparisons into a folder. -> the files, in
+    """Write every figure and table about runs and comparisons into a folder. -> the files, in
     the order of the report
     """
     require_matplotlib()
@@ -69,11 +69,11 @@ def write_figures(results: Sequence[Run | Comparison], folder: Path) -> list[Pat
     groups = select_by_validation(group_runs(results))
     files = write_tables(groups)
     for draw in FIGURES:
-        if (picture := draw(groups)) is not None:
-            files |= {f"{picture.name}.csv": tabulate(picture).encode()}
+        if (figure := draw(groups)) is not None:
+            files |= {f"{figure.name}.csv": tabulate(figure).encode()}
             files |= {
-                f"{picture.name}.{kind}": content
-                for kind, content in render_picture(picture).items()
+                f"{figure.name}.{kind}": content
+                for kind, content in render_figure_files(figure).items()
             }
     with translate_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,9 +82,9 @@ def write_figures(results: Sequence[Run | Comparison], folder: Path) -> list[Pat
     return [folder / name for name in files]
 
 
-def render_picture(picture: Figure) -> dict[str, bytes]:
-    """A picture as PDF, SVG and PNG."""
-    return render_figure(picture.plot, picture.title, KINDS)
+def render_figure_files(figure: Figure) -> dict[str, bytes]:
+    """A figure as PDF, SVG and PNG."""
+    return render_figure(figure.plot, figure.title, KINDS)
 
 
 def render_figure(
@@ -135,7 +135,7 @@ def write_tables(groups: Sequence[Group]) -> dict[str, bytes]:
         " the last recorded round.",
         ["Method", *(column.heading for column in columns)],
         [[row.label, *(column.cell(row) for column in columns)] for row in rows],
-        {(place, 1 + columns.index(ACCURACY)) for place, row in enumerate(rows) if row is best},
+        {(index, 1 + columns.index(ACCURACY)) for index, row in enumerate(rows) if row is best},
     )
     files = {
         f"{RESULTS}.csv": write_csv(
@@ -168,13 +168,13 @@ def write_tables(groups: Sequence[Group]) -> dict[str, bytes]:
     }
 
 
-def tabulate(picture: Figure) -> str:
-    """The data in a picture as CSV, the same that the page's button saves: a trace's name, x,
+def tabulate(figure: Figure) -> str:
+    """The data in a figure as CSV, the same that the page's button saves: a trace's name, x,
     y, then z or customdata.
     """
     told = [
         trace
-        for trace in picture.plot.to_plotly_json()["data"]
+        for trace in figure.plot.to_plotly_json()["data"]
         if (trace.get("meta") or {}).get("columns")
     ]
     if not told:
@@ -200,18 +200,18 @@ def tabulate(picture: Figure) -> str:
             ]
     headings = [*told[0]["meta"]["columns"], "", "", "", ""][:4]
     kept = [
-        place
-        for place in range(4)
+        index
+        for index in range(4)
         if any(
-            place < len(trace["meta"]["columns"]) and trace["meta"]["columns"][place]
+            index < len(trace["meta"]["columns"]) and trace["meta"]["columns"][index]
             for trace in told
         )
     ]
     cells = [
-        [plain(row[place]) if isinstance(row[place], str) else row[place] for place in kept]
+        [plain(row[index]) if isinstance(row[index], str) else row[index] for index in kept]
         for row in rows
     ]
-    return write_csv([[headings[place] for place in kept], *cells])
+    return write_csv([[headings[index] for index in kept], *cells])
 
 
 def write_csv(rows: Sequence[Sequence[Any]]) -> str:

@@ -1,4 +1,4 @@
-"""The pictures of a report, in the order of the page. Each is a pure function of groups of runs,
+"""The figures of a report, in the order of the page. Each is a pure function of groups of runs,
 with a sentence on how to read it and a text for those who cannot see it; None: the runs did not
 record what it shows.
 

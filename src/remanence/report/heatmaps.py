@@ -15,8 +15,8 @@ from remanence.report.theme import MAP, as_text, layout
 
 # ends and middle of the scale of changes; safe for color-blind readers
 LOST, GAINED, EVEN = "#D55E00", "#0072B2", "#f4f3ef"
-MOST_CELLS = 150_000  # of all choices of a picture together: about a megabyte in the page
-MOST_MOMENTS = 40  # of a method, to choose from
+MAX_CELLS = 150_000  # of all states of a figure together: about a megabyte in the page
+MAX_FRAMES = 40  # of a method, to choose from
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Panel:
     down: dict[str, Any]
 
 
-def lay_out(
+def arrange_panels(
     panels: Sequence[Panel], height: int, gap: int, colors: Sequence[dict[str, Any]]
 ) -> Any:
     """Panels of equal height (pixels) above one another; the page puts two in a row where there is
@@ -40,9 +40,9 @@ def lay_out(
     """
     axes: dict[str, Any] = {}
     titles, own_bars = [], len(colors) > 1
-    for place, panel in enumerate(panels):
-        number = "" if place == 0 else str(place + 1)
-        top = 1 - place / len(panels) - (0.1 / len(panels) if own_bars else 0)
+    for index, panel in enumerate(panels):
+        number = "" if index == 0 else str(index + 1)
+        top = 1 - index / len(panels) - (0.1 / len(panels) if own_bars else 0)
         axes[f"xaxis{number}"] = panel.across | {"anchor": f"y{number}", "automargin": False}
         axes[f"yaxis{number}"] = panel.down | {
             "anchor": f"x{number}",
@@ -54,14 +54,14 @@ def lay_out(
             coloraxis=f"coloraxis{number}" if own_bars else "coloraxis",
         )
         if own_bars:
-            bar = colors[place]["colorbar"] | {
+            bar = colors[index]["colorbar"] | {
                 "yref": "paper",
                 "y": top + 0.08 / len(panels),
                 "yanchor": "bottom",
             }
-            axes[f"coloraxis{number}"] = colors[place] | {"colorbar": bar}
+            axes[f"coloraxis{number}"] = colors[index] | {"colorbar": bar}
         if panel.title:
-            titles.append(write_title(panel.title, number))
+            titles.append(panel_title(panel.title, number))
     if not own_bars:
         axes["coloraxis"] = colors[0]
     return go.Figure(
@@ -75,9 +75,9 @@ def lay_out(
     )
 
 
-def write_title(title: str, number: str) -> dict[str, Any]:
+def panel_title(title: str, number: str) -> dict[str, Any]:
     """The title of the panel whose axes have this number; the first one's have none."""
-    place = {
+    position = {
         "xref": f"x{number} domain",
         "yref": f"y{number} domain",
         "x": 0,
@@ -85,7 +85,7 @@ def write_title(title: str, number: str) -> dict[str, Any]:
         "xanchor": "left",
         "yanchor": "bottom",
     }
-    return {"text": f"<b>{as_text(title)}</b>", "showarrow": False, **place}
+    return {"text": f"<b>{as_text(title)}</b>", "showarrow": False, **position}
 
 
 def share_colors(highest: float = 1.0) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def change_colors(values: Any) -> dict[str, Any]:
 
 
 def _bar(ticks: str) -> dict[str, Any]:
-    place = {
+    position = {
         "orientation": "h",
         "x": 0,
         "xanchor": "left",
@@ -130,7 +130,7 @@ def _bar(ticks: str) -> dict[str, Any]:
         "xpad": 0,
         "ypad": 0,
     }
-    return place | {
+    return position | {
         "len": 200,
         "lenmode": "pixels",
         "thickness": 10,
@@ -140,17 +140,17 @@ def _bar(ticks: str) -> dict[str, Any]:
     }
 
 
-def pick_moments(moments: Sequence[int], cells: int, methods: int) -> list[int]:
+def pick_frames(rounds: Sequence[int], cells: int, methods: int) -> list[int]:
     """The moments to choose from, evenly spread with the first and the last, so that maps of
     `cells` cells for all methods fit into a page.
 
-    >>> pick_moments([1, 2, 3, 4, 5], cells=25_000, methods=2)
+    >>> pick_frames([1, 2, 3, 4, 5], cells=25_000, methods=2)
     [1, 3, 5]
     """
-    most = max(2, min(MOST_MOMENTS, MOST_CELLS // max(1, cells * methods)))
-    if len(moments) <= most:
-        return list(moments)
+    most = max(2, min(MAX_FRAMES, MAX_CELLS // max(1, cells * methods)))
+    if len(rounds) <= most:
+        return list(rounds)
     return [
-        moments[place]
-        for place in np.linspace(0, len(moments) - 1, most).round().astype(int).tolist()
+        rounds[index]
+        for index in np.linspace(0, len(rounds) - 1, most).round().astype(int).tolist()
     ]

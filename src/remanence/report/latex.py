@@ -73,10 +73,10 @@ def render_latex(
         f"    {' & '.join([escape_latex(headings[0]), *map(_stack_words, headings[1:])])} \\\\",
         r"    \midrule",
     ]
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         texts = [escape_latex(cell) for cell in row]
         cells = [
-            rf"\textbf{{{text}}}" if (place, column) in strong else text
+            rf"\textbf{{{text}}}" if (index, column) in strong else text
             for column, text in enumerate(texts)
         ]
         lines.append(f"    {' & '.join(cells)} \\\\")

@@ -19,7 +19,7 @@ FEW_STEPS = 4  # beyond, only the first is called a step in words and the others
 
 def draw_line(
     name: str,
-    place: int,
+    index: int,
     across: Sequence[float],
     means: Sequence[float],
     deviations: Sequence[float | None] = (),
@@ -37,7 +37,7 @@ def draw_line(
         y=rounded(list(means)),
         customdata=rounded(spread) if with_band else None,
         mode="lines" if len(across) > 1 else "markers",
-        line=line_style(place),
+        line=line_style(index),
         legendgroup=name,
         hovertemplate="%{y:.1%}" + (" ± %{customdata:.1%}" if with_band else ""),
         meta={"columns": [*columns, *(["deviation"] if with_band else [])]},
@@ -47,7 +47,7 @@ def draw_line(
     edge = [m + d for _, m, d in with_band] + [m - d for _, m, d in reversed(with_band)]
     when = [x for x, _, _ in with_band]
     band = go.Scatter(
-        x=when + when[::-1], y=rounded(edge), fill="toself", fillcolor=with_alpha(PALETTE[place % len(PALETTE)], 0.16), line={"width": 0},
+        x=when + when[::-1], y=rounded(edge), fill="toself", fillcolor=with_alpha(PALETTE[index % len(PALETTE)], 0.16), line={"width": 0},
         mode="lines", hoverinfo="skip", showlegend=False, legendgroup=name,
     )  # fmt: skip
     return [band, line]

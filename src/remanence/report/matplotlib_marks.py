@@ -1,7 +1,7 @@
 """The marks of a figure on paper: plotly's lines, dots, bars and maps as matplotlib draws them.
 
-Only what the report's pictures use is translated. Anything else is refused by name, so that a new
-kind of picture cannot silently lose a part of itself on its way to paper.
+Only what the report's figures use is translated. Anything else is refused by name, so that a new
+kind of figure cannot silently lose a part of itself on its way to paper.
 """
 
 from __future__ import annotations

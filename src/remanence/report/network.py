@@ -10,14 +10,14 @@ from plotly import graph_objects as go
 
 from remanence.metrics.groups import Group
 from remanence.metrics.peer_usage import HEARD
-from remanence.report.heatmaps import pick_moments
+from remanence.report.heatmaps import pick_frames
 from remanence.report.peers import peer_records, peer_shares, sort_clients
 from remanence.report.theme import (
     Figure,
     FigureState,
     axis,
     class_colors,
-    first_shown,
+    default_state,
     layout,
     rounded,
 )
@@ -39,14 +39,14 @@ def draw_network(groups: Sequence[Group]) -> Figure | None:
         return None
     clusters = max(1 + int(np.max(run.metadata.get("clusters") or 0)) for _, run in shown)
     most = max(len(next(iter(peer_records(run)[HEARD].values()))) for _, run in shown)
-    choices = []
+    states = []
     for group, run in shown:
         heard = peer_records(run)[HEARD]
-        choices += [
-            _choose(group, run, round, heard[round], clusters)
-            for round in pick_moments(sorted(heard), 8 * STRONGEST * most, len(shown))
+        states += [
+            _make_state(group, run, round, heard[round], clusters)
+            for round in pick_frames(sorted(heard), 8 * STRONGEST * most, len(shown))
         ]
-    picked = first_shown(choices)
+    picked = default_state(states)
     looks = [(name, color, dash, width) for name, color, dash in LINES for _, width in WIDTHS]
     traces: list[Any] = [
         go.Scatter(
@@ -56,7 +56,7 @@ def draw_network(groups: Sequence[Group]) -> Figure | None:
             hoverinfo="skip",
             legendgroup=name,
             showlegend=clusters > 1 and width == WIDTHS[1][1],
-            **choices[picked].data[place],
+            **states[picked].data[place],
         )
         for place, (name, color, dash, width) in enumerate(looks)
     ]
@@ -71,7 +71,7 @@ def draw_network(groups: Sequence[Group]) -> Figure | None:
             },
             hovertemplate="%{text}<extra></extra>",
             showlegend=clusters > 1,
-            **choices[picked].data[len(looks) + cluster],
+            **states[picked].data[len(looks) + cluster],
         )
         for cluster, color in enumerate(class_colors(clusters))
     ]
@@ -99,13 +99,15 @@ def draw_network(groups: Sequence[Group]) -> Figure | None:
         caption="Each dot is a client; lines join it to the peers it listened to most since the"
         f" record before (at most {STRONGEST}), thicker for more often."
         f"{sides} Shown: the first seed.",
-        alt=choices[picked].alt,
-        states=choices,
+        alt=states[picked].alt,
+        states=states,
         chosen=picked,
     )
 
 
-def _choose(group: Group, run: Run, round: int, heard: np.ndarray, clusters: int) -> FigureState:
+def _make_state(
+    group: Group, run: Run, round: int, heard: np.ndarray, clusters: int
+) -> FigureState:
     shares = peer_shares(heard)
     order, membership = sort_clients(run, round, len(shares))
     angle = np.empty(len(order))

@@ -90,20 +90,20 @@
 
   const chosen = (figure) => {
     const { states } = read(figure);
-    const mine = figure.method ? states.filter((choice) => choice.method === figure.method.value) : states;
+    const mine = figure.method ? states.filter((state) => state.method === figure.method.value) : states;
     return mine[figure.frame ? Number(figure.frame.value) : 0];
   };
 
-  // A choice brings new data for the traces, and what it shows in words.
+  // A state brings new data for the traces, and what it shows in words.
   const show = (figure) => {
     const { plot, content, frame, output } = figure;
-    const choice = chosen(figure);
-    content.data.forEach((trace, place) => Object.assign(trace, choice.data[place]));
-    assign(content.layout, choice.axes);
-    plot.setAttribute("aria-label", choice.alt);
+    const state = chosen(figure);
+    content.data.forEach((trace, place) => Object.assign(trace, state.data[place]));
+    assign(content.layout, state.axes);
+    plot.setAttribute("aria-label", state.alt);
     if (frame) {
-      output.textContent = choice.frame;
-      frame.setAttribute("aria-valuetext", `${content.frame} ${choice.frame}`);
+      output.textContent = state.frame;
+      frame.setAttribute("aria-valuetext", `${content.frame} ${state.frame}`);
     }
     if (plot.dataset.drawn) Plotly.react(plot, content.data, content.layout);
   };
@@ -111,11 +111,11 @@
   // The slider has a place for each frame of the method; after a change of method it stays at the nearest frame.
   const offer = (figure) => {
     const { states } = read(figure);
-    const mine = states.filter((choice) => !figure.method || choice.method === figure.method.value);
+    const mine = states.filter((state) => !figure.method || state.method === figure.method.value);
     if (!figure.frame) return;
     const before = figure.output.textContent;
     const wanted = before === "" ? Infinity : Number(before);
-    const distances = mine.map((choice) => (wanted === Infinity ? -Number(choice.frame) : Math.abs(Number(choice.frame) - wanted)));
+    const distances = mine.map((state) => (wanted === Infinity ? -Number(state.frame) : Math.abs(Number(state.frame) - wanted)));
     figure.frame.max = String(mine.length - 1);
     figure.frame.value = String(distances.indexOf(Math.min(...distances)));
   };
@@ -173,7 +173,7 @@
   // A figure with states saves all of them, with whose and when in front.
   const write = (figure) => {
     const { data, states, frame } = read(figure);
-    const whose = [figure.method ? "method" : "", states.some((choice) => choice.frame) ? frame : ""];
+    const whose = [figure.method ? "method" : "", states.some((state) => state.frame) ? frame : ""];
     const shown = states.length ? states : [{ method: "", frame: "", data: data.map(() => ({})) }];
     const tables = shown.map((state) => {
       const { heads, rows } = tabulate(data.map((trace, place) => ({ ...trace, ...state.data[place] })));

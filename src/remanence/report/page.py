@@ -61,13 +61,13 @@ def write_partition(
         lede = f"{len(label_counts)} clients, {len(class_names)} classes" + (
             f", {len(clusters)} time steps." if clusters else "."
         )
-        pictures = [draw_schedule(clusters, concepts=concepts)] if clusters else []
-        pictures.append(
+        figures = [draw_schedule(clusters, concepts=concepts)] if clusters else []
+        figures.append(
             draw_client_data(
                 label_counts, class_names, len(label_counts), ", at time step 0" if clusters else ""
             )
         )
-        return _render(title=title, lede=lede, chapters={"Data": pictures})
+        return _render(title=title, lede=lede, chapters={"Data": figures})
 
     return _write(out, render)
 
@@ -92,7 +92,7 @@ def render_report(results: Sequence[Run | Comparison]) -> str:
         else [],
         targets=rounds_to_target(groups),
         chapters={
-            title: [picture for draw in drawings if (picture := draw(groups)) is not None]
+            title: [figure for draw in drawings if (figure := draw(groups)) is not None]
             for title, drawings in CHAPTERS.items()
         },
         refusals=attacks.tabulate(groups),
@@ -154,9 +154,9 @@ def _render(
         style=(HERE / "page.css").read_text(encoding="utf-8"),
         scripts=scripts,
         chapters=[
-            (f"chapter-{number}", name, [(picture, _as_json(picture)) for picture in pictures])
-            for number, (name, pictures) in enumerate(chapters.items(), start=1)
-            if pictures
+            (f"chapter-{number}", name, [(figure, _as_json(figure)) for figure in figures])
+            for number, (name, figures) in enumerate(chapters.items(), start=1)
+            if figures
         ],
         privacy_said=privacy.WORDING,
         version=__version__,
@@ -184,11 +184,11 @@ def _settle_lines(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _as_json(picture: Figure) -> str:
+def _as_json(figure: Figure) -> str:
     """A figure as JSON that cannot leave its script element."""
-    figure = picture.plot.to_plotly_json()
-    content = {"data": figure["data"], "layout": figure["layout"], "frame": picture.frame}
-    states = [asdict(state) for state in picture.states]
+    plot = figure.plot.to_plotly_json()
+    content = {"data": plot["data"], "layout": plot["layout"], "frame": figure.frame}
+    states = [asdict(state) for state in figure.states]
     text = json.dumps(content | {"states": states}, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -258,7 +258,7 @@ def _warn(groups: Sequence[Group]) -> list[str]:
     )
     if damaged:
         said.append(
-            f"Beware: the ledger of {', '.join(damaged)} cannot be read, so the pictures"
+            f"Beware: the ledger of {', '.join(damaged)} cannot be read, so the figures"
             " of phases and of single clients leave it out."
         )
     return said

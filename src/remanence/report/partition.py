@@ -1,4 +1,4 @@
-"""Who holds which classes: the picture of a partition."""
+"""Who holds which classes: the figure of a partition."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from plotly import graph_objects as go
 
 from remanence.metrics.groups import Group
-from remanence.report.heatmaps import Panel, lay_out, share_colors
+from remanence.report.heatmaps import Panel, arrange_panels, share_colors
 from remanence.report.theme import (
     Figure,
     as_text,
@@ -18,13 +18,13 @@ from remanence.report.theme import (
     class_colors,
     layout,
     name_classes,
+    percent_axis,
     rounded,
-    share_axis,
 )
 from remanence.results.run import Run
 
-MOST_BARS = 40  # clients; beyond, a heat map shows the partition
-MOST_BAR_CLASSES = 20  # classes; beyond, colors cannot be told apart
+MAX_BARS = 40  # clients; beyond, a heat map shows the partition
+MAX_BAR_CLASSES = 20  # classes; beyond, colors cannot be told apart
 
 
 def draw_partition(groups: Sequence[Group]) -> Figure | None:
@@ -61,14 +61,14 @@ def draw_client_data(
         if everyone > len(counts)
         else f"all {everyone} clients"
     )
-    if len(counts) <= MOST_BARS and len(classes) <= MOST_BAR_CLASSES:
-        figure = _draw_bars(classes, clients, counts, shares)
+    if len(counts) <= MAX_BARS and len(classes) <= MAX_BAR_CLASSES:
+        plot = _draw_bars(classes, clients, counts, shares)
         reading = (
             "Each bar is a client, each color a class: the more one-colored the bars, the"
             " more the clients differ."
         )
     else:
-        figure = _draw_map(classes, clients, shares)
+        plot = _draw_map(classes, clients, shares)
         reading = (
             "Each column is a client, each row a class; brighter is a larger share of that"
             " client's examples."
@@ -76,7 +76,7 @@ def draw_client_data(
     return Figure(
         name="partition",
         title="Who holds which classes",
-        plot=figure,
+        plot=plot,
         caption=f"{reading} Shown: {who}{origin}.",
         alt=f"The share of each class among each client's training examples, for {who}. "
         f"A client's most frequent class makes up {shares.max(axis=1).mean():.0%} of its"
@@ -92,10 +92,10 @@ def _draw_bars(
         go.Bar(
             name=as_text(name),
             x=clients,
-            y=rounded(shares[:, place]),
-            customdata=counts[:, place].astype(int).tolist(),
+            y=rounded(shares[:, index]),
+            customdata=counts[:, index].astype(int).tolist(),
             marker={
-                "color": colors[place],
+                "color": colors[index],
                 "line": {"width": 1, "color": "rgba(255, 255, 255, 0.7)"},
             },
             hovertemplate="client %{x}: %{y:.0%} (%{customdata} examples)<extra>"
@@ -103,7 +103,7 @@ def _draw_bars(
             + "</extra>",
             meta={"columns": ["class", "client", "share", "examples"]},
         )
-        for place, name in enumerate(classes)
+        for index, name in enumerate(classes)
     ]
     across = axis("client", type="category", showgrid=False)
     return go.Figure(
@@ -114,7 +114,7 @@ def _draw_bars(
             barmode="stack",
             bargap=0.12,
             xaxis=across,
-            yaxis=share_axis("share of its examples", range=[0, 1]),
+            yaxis=percent_axis("share of its examples", range=[0, 1]),
         ),
     )
 
@@ -129,7 +129,7 @@ def _draw_map(classes: list[str], clients: list[int], shares: np.ndarray) -> Any
         meta={"columns": ["", "client", "class", "share"]},
     )
     panel = Panel("", cells, axis("client", showgrid=False), class_axis(len(classes)))
-    return lay_out(
+    return arrange_panels(
         [panel],
         max(200, min(20 * len(classes), 520)),
         0,

@@ -13,7 +13,7 @@ from plotly import graph_objects as go
 from remanence.metrics.cached import peer_usage_of
 from remanence.metrics.groups import Group, cached_per_run, clusters_of, mean_curve, metric_curve
 from remanence.metrics.peer_usage import HEARD, SIMILARITY
-from remanence.report.heatmaps import Panel, lay_out, pick_moments, share_colors, value_colors
+from remanence.report.heatmaps import Panel, arrange_panels, pick_frames, share_colors, value_colors
 from remanence.report.line_plots import BOUNDARY, describe_steps, draw_line, mark_steps
 from remanence.report.theme import (
     Figure,
@@ -21,12 +21,12 @@ from remanence.report.theme import (
     as_text,
     axis,
     class_axis,
-    first_shown,
+    default_state,
     layout,
     line_style,
+    percent_axis,
     round_axis,
     rounded,
-    share_axis,
 )
 from remanence.results.run import Run
 
@@ -79,25 +79,25 @@ def draw_peer_usage(groups: Sequence[Group]) -> Figure | None:
     shown.sort(key=lambda pair: not peer_records(pair[1])[SIMILARITY])
     alike = bool(peer_records(shown[0][1])[SIMILARITY])
     most = max(len(next(iter(peer_records(run)[HEARD].values()))) for _, run in shown)
-    choices, highest, values = [], 0.0, []
+    states, highest, values = [], 0.0, []
     for group, run in shown:
         records = peer_records(run)
-        for round in pick_moments(sorted(records[HEARD]), (1 + alike) * most**2, len(shown)):
+        for round in pick_frames(sorted(records[HEARD]), (1 + alike) * most**2, len(shown)):
             shares = peer_shares(records[HEARD][round])
             similarity = records[SIMILARITY].get(round)
             highest = max(highest, float(shares.max()))
             if similarity is not None:
                 values.append(np.nanpercentile(similarity, [1, 99]))
-            choices.append(_choose_matrices(group, run, round, shares, similarity, alike))
-    picked = first_shown(choices)
+            states.append(_make_state(group, run, round, shares, similarity, alike))
+    picked = default_state(states)
     names = ["Listened to", "Similarity, as the listener believes"]
     panels = [
         Panel(
-            names[place] if alike else "",
+            names[index] if alike else "",
             go.Heatmap(
-                name=as_text(names[place]),
+                name=as_text(names[index]),
                 hovertemplate="client %{y} and peer %{x}: "
-                + ("%{z:.1%}", "%{z:.3~g}")[place]
+                + ("%{z:.1%}", "%{z:.3~g}")[index]
                 + "<extra></extra>",
                 meta={"columns": ["matrix", "peer", "client", "value"]},
                 **part,
@@ -105,22 +105,22 @@ def draw_peer_usage(groups: Sequence[Group]) -> Figure | None:
             axis("peer", type="category", showgrid=False, tickangle=0),
             class_axis(most, title="client"),
         )
-        for place, part in enumerate(choices[picked].data)
+        for index, part in enumerate(states[picked].data)
     ]
     low, high = (min(v[0] for v in values), max(v[1] for v in values)) if values else (0.0, 1.0)
-    figure = lay_out(
+    plot = arrange_panels(
         panels,
         320,
         60,
         [share_colors(highest or 1.0), value_colors(float(low), float(high))][: 1 + alike],
     )
-    figure.layout.shapes = choices[picked].axes["shapes"]
-    for choice in choices:
-        titles = [note.to_plotly_json() for note in figure.layout.annotations]
-        if alike and choice.data[1]["z"][0][0] is None:
+    plot.layout.shapes = states[picked].axes["shapes"]
+    for state in states:
+        titles = [note.to_plotly_json() for note in plot.layout.annotations]
+        if alike and state.data[1]["z"][0][0] is None:
             titles[1] |= {"text": f"<b>{NO_SIMILARITY}</b>"}
-        choice.axes["annotations"] = titles
-    figure.layout.annotations = choices[picked].axes["annotations"]
+        state.axes["annotations"] = titles
+    plot.layout.annotations = states[picked].axes["annotations"]
     sorted_by = (
         ", sorted by cluster, with lines between the clusters"
         if any(run.metadata.get("clusters") for _, run in shown)
@@ -129,19 +129,19 @@ def draw_peer_usage(groups: Sequence[Group]) -> Figure | None:
     return Figure(
         name="listening",
         title="Who listened to whom",
-        plot=figure,
+        plot=plot,
         caption=f"Each row is a client, each column a peer{sorted_by}; brighter is more often"
         " since the record before"
         + (", and on the other map more alike" if alike else "")
         + ". Bright blocks on the diagonal are clients that found their own kind. Shown: the"
         " first seed.",
-        alt=choices[picked].alt,
-        states=choices,
+        alt=states[picked].alt,
+        states=states,
         chosen=picked,
     )
 
 
-def _choose_matrices(
+def _make_state(
     group: Group,
     run: Run,
     round: int,
@@ -172,17 +172,17 @@ def _choose_matrices(
         {
             "shapes": [
                 line
-                for place in range(drawn)
+                for index in range(drawn)
                 for edge in edges
-                for line in _cross(edge, place, len(names))
+                for line in _cross(edge, index, len(names))
             ]
         },
     )
 
 
-def _cross(edge: float, place: int, count: int) -> list[dict[str, Any]]:
+def _cross(edge: float, index: int, count: int) -> list[dict[str, Any]]:
     """Lines between two clusters, across and down a matrix."""
-    number = "" if place == 0 else str(place + 1)
+    number = "" if index == 0 else str(index + 1)
     look = {
         "type": "line",
         "xref": f"x{number}",
@@ -200,17 +200,17 @@ def draw_same_cluster(groups: Sequence[Group]) -> Figure | None:
     give.
     """
     traces: list[Any] = []
-    names, when, facts = [], [], []
+    names, when, details = [], [], []
     chance: dict[int, float] = {}
-    for place, group in enumerate(groups):
+    for index, group in enumerate(groups):
         curves = mean_curve(group, _own_share)
         if curves[0]:
             names.append(as_text(group.label))
             when += curves[0]
             traces += draw_line(
-                names[-1], place, *curves, columns=("method", "round", "own cluster")
+                names[-1], index, *curves, columns=("method", "round", "own cluster")
             )
-            facts.append(f"{group.label} {sum(curves[1]) / len(curves[1]):.0%}")
+            details.append(f"{group.label} {sum(curves[1]) / len(curves[1]):.0%}")
         for run in group.runs[:1]:
             if not chance and (listening := peer_usage_of(run)) is not None:
                 chance = _by_round(listening.round, listening.chance)
@@ -223,12 +223,12 @@ def draw_same_cluster(groups: Sequence[Group]) -> Figure | None:
         traces += draw_line(
             CHANCE, 0, list(chance), list(chance.values()), columns=columns, line=look
         )
-        facts.append(f"by chance {sum(chance.values()) / len(chance):.0%}")
+        details.append(f"by chance {sum(chance.values()) / len(chance):.0%}")
     shape = layout(
         320,
         names,
         xaxis=round_axis(when),
-        yaxis=share_axis("own cluster"),
+        yaxis=percent_axis("own cluster"),
         hovermode="x unified",
         **mark_steps(groups),
     )
@@ -240,7 +240,7 @@ def draw_same_cluster(groups: Sequence[Group]) -> Figure | None:
         " cluster; an oracle would reach 100 %"
         f"{', and the dashed line is what chance gives' if chance else ''}.{describe_steps(groups)}",
         alt="Line chart of the share of listening within the own cluster. Mean over rounds:"
-        f" {'; '.join(facts)}.",
+        f" {'; '.join(details)}.",
     )
 
 

@@ -18,7 +18,7 @@ from remanence.metrics.cached import (
 )
 from remanence.metrics.forgetting import PHASES
 from remanence.metrics.groups import Group, class_names_of, deviation_of, mean_of
-from remanence.report.heatmaps import Panel, change_colors, lay_out
+from remanence.report.heatmaps import Panel, arrange_panels, change_colors
 from remanence.report.line_plots import describe_steps, mark_steps
 from remanence.report.theme import (
     Figure,
@@ -99,7 +99,7 @@ def draw_phase_decomposition(groups: Sequence[Group]) -> Figure | None:
         xaxis=axis("lost a round (negative: gained)", tickformat=POINTS, zerolinewidth=2),
         yaxis=axis(type="category", autorange="reversed", showgrid=False),
     )
-    facts = "; ".join(
+    details = "; ".join(
         f"{group.label}: "
         + ", ".join(
             f"{PHASE_WORDS[phase]} {100 * (mean_of(values) or 0):+.1f} points"
@@ -117,7 +117,7 @@ def draw_phase_decomposition(groups: Sequence[Group]) -> Figure | None:
         "The parts add up exactly to the diamond, which is left of zero while a model"
         f" still learns.{seeds}",
         alt="Stacked bars of the accuracy lost in each phase of a round, mean over recorded"
-        f" rounds and classes; negative is gained. {facts}.",
+        f" rounds and classes; negative is gained. {details}.",
     )
 
 
@@ -127,16 +127,16 @@ def draw_phases_over_rounds(groups: Sequence[Group]) -> Figure | None:
     if not known:
         return None
     present = [phase for phase in PHASES if any(phase in phase_means(group) for group in known)]
-    choices = [_choose_rounds(group, present) for group in known]
+    states = [_make_state(group, present) for group in known]
     bars = [
         go.Bar(
             name=PHASE_WORDS[phase],
             marker={"color": COLORS[phase]},
             hovertemplate="%{y:" + POINTS + "}",
             meta={"columns": ["phase", "round", "lost"]},
-            **choices[0].data[place],
+            **states[0].data[index],
         )
-        for place, phase in enumerate(present)
+        for index, phase in enumerate(present)
     ]
     shape = layout(
         340,
@@ -144,7 +144,7 @@ def draw_phases_over_rounds(groups: Sequence[Group]) -> Figure | None:
         barmode="relative",
         bargap=0.1,
         hovermode="x unified",
-        xaxis=round_axis([round for choice in choices for round in choice.data[0]["x"]]),
+        xaxis=round_axis([round for state in states for round in state.data[0]["x"]]),
         yaxis=axis("accuracy lost", tickformat=POINTS, zerolinewidth=2),
         **mark_steps(groups),
     )
@@ -155,13 +155,13 @@ def draw_phases_over_rounds(groups: Sequence[Group]) -> Figure | None:
         caption="Each bar is a recorded round: above zero what its phases forgot, below zero what"
         " they won back, averaged over classes."
         f"{describe_steps(groups)}",
-        alt=choices[0].alt,
-        states=choices,
+        alt=states[0].alt,
+        states=states,
         frame="",
     )
 
 
-def _choose_rounds(group: Group, present: Sequence[str]) -> FigureState:
+def _make_state(group: Group, present: Sequence[str]) -> FigureState:
     by_round: dict[str, dict[int, list[float]]] = {phase: {} for phase in present}
     for run in group.runs:
         lost = decomposition_of(run)
@@ -178,7 +178,7 @@ def _choose_rounds(group: Group, present: Sequence[str]) -> FigureState:
         phase: max(zip([value or 0.0 for value in values], rounds, strict=True))
         for phase, values in means.items()
     }
-    facts = "; ".join(
+    details = "; ".join(
         f"{PHASE_WORDS[phase]} lost most in round {round}: {100 * value:.1f} points"
         for phase, (value, round) in worst.items()
     )
@@ -187,13 +187,13 @@ def _choose_rounds(group: Group, present: Sequence[str]) -> FigureState:
         "",
         [{"x": rounds, "y": rounded(means[phase])} for phase in present],
         "Bars of the accuracy lost in each phase of every recorded round of"
-        f" {group.label}. {facts}.",
+        f" {group.label}. {details}.",
     )
 
 
 def draw_phases_by_class(groups: Sequence[Group]) -> Figure | None:
     """A map of classes and phases, a panel a method, with a dot where a class loses most."""
-    panels, every, facts, most, longest = [], [], [], 0, 0
+    panels, every, details, most, longest = [], [], [], 0, 0
     for group in groups:
         losses = class_losses(group)
         if not losses:
@@ -228,7 +228,7 @@ def draw_phases_by_class(groups: Sequence[Group]) -> Figure | None:
         )
         if not np.isnan(table).all():
             phase, label = divmod(int(np.nanargmax(table)), table.shape[1])
-            facts.append(
+            details.append(
                 f"{group.label}: {classes[label]} in {PHASE_WORDS[list(losses)[phase]]},"
                 f" {100 * table[phase, label]:.1f} points a round"
             )
@@ -237,7 +237,7 @@ def draw_phases_by_class(groups: Sequence[Group]) -> Figure | None:
     return Figure(
         name="lost-by-class",
         title="Which classes were lost where",
-        plot=lay_out(
+        plot=arrange_panels(
             panels,
             max(120, min(20 * most, 420)),
             7 * longest,
@@ -248,7 +248,7 @@ def draw_phases_by_class(groups: Sequence[Group]) -> Figure | None:
         "averaged over recorded rounds. "
         "A dot marks the phase in which a class loses most.",
         alt="Heat map of the accuracy that every class loses in each phase of a round. The"
-        f" largest losses: {'; '.join(facts)}.",
+        f" largest losses: {'; '.join(details)}.",
     )
 
 
@@ -260,8 +260,8 @@ def _mark_largest(table: np.ndarray) -> list[list[str]]:
     largest = filled.argmax(axis=0)
     return [
         [
-            "●" if place == largest[label] and filled[place, label] > 0 else ""
-            for place in range(len(table))
+            "●" if index == largest[label] and filled[index, label] > 0 else ""
+            for index in range(len(table))
         ]
         + [""]
         for label in range(table.shape[1])

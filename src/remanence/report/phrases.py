@@ -62,7 +62,7 @@ def largest_losses(group: Group, losses: np.ndarray, most: int = NAMED) -> dict[
     """The classes with the largest positive losses [C], by name."""
     names = label_classes(group, len(losses))
     order = np.argsort(-np.nan_to_num(losses, nan=-np.inf), kind="stable")
-    return {names[place]: float(losses[place]) for place in order[:most] if losses[place] > 0}
+    return {names[index]: float(losses[index]) for index in order[:most] if losses[index] > 0}
 
 
 def list_losses(losses: dict[str, float]) -> str:

@@ -1,4 +1,4 @@
-"""One round as a picture: the global model before it, every client's model, and the global
+"""One round as a figure: the global model before it, every client's model, and the global
 model after it.
 """
 
@@ -18,20 +18,20 @@ from remanence.metrics.cached import (
     shares_of,
 )
 from remanence.metrics.groups import Group, class_names_of, primary_model
-from remanence.report.heatmaps import Panel, lay_out, pick_moments, share_colors
+from remanence.report.heatmaps import Panel, arrange_panels, pick_frames, share_colors
 from remanence.report.theme import (
     Figure,
     FigureState,
     as_text,
     axis,
     class_axis,
-    first_shown,
+    default_state,
     name_classes,
     rounded,
 )
 from remanence.results.ledger import Ledger
 
-MOST_CLIENTS = 40  # columns; beyond, the first by number
+MAX_CLIENTS = 40  # columns; beyond, the first by number
 
 
 def draw_one_round(groups: Sequence[Group]) -> Figure | None:
@@ -45,40 +45,40 @@ def draw_one_round(groups: Sequence[Group]) -> Figure | None:
     ]
     if not shown:
         return None
-    choices, longest, most, cut = [], 1, 0, False
+    states, longest, most, cut = [], 1, 0, False
     for group, run in shown:
         ledger, lost = ledger_of(run), decomposition_of(run)
         assert ledger is not None
         assert lost is not None
         classes = name_classes(class_names_of(group), len(ledger.class_names))
         longest, most = max(longest, *map(len, classes)), max(most, len(classes))
-        some = pick_moments(lost.round.tolist(), len(classes) * 24, len(shown))
+        some = pick_frames(lost.round.tolist(), len(classes) * 24, len(shown))
         for round, alone in rounds_of(ledger, some).items():
             names, columns = read_round(alone, shares_of(run))
-            cut = cut or len(names) >= MOST_CLIENTS + 4
-            choices.append(_choose(group, round, classes, names, columns))
-    picked = first_shown(choices)
+            cut = cut or len(names) >= MAX_CLIENTS + 4
+            states.append(_make_state(group, round, classes, names, columns))
+    picked = default_state(states)
     cells = go.Heatmap(
         name="accuracy",
         hovertemplate="%{x}, %{y}: %{z:.1%}<extra></extra>",
         meta={"columns": ["", "model", "class", "accuracy"]},
-        **choices[picked].data[0],
+        **states[picked].data[0],
     )
     panel = Panel("", cells, axis("client", type="category", showgrid=False), class_axis(most))
-    figure = lay_out([panel], max(120, min(20 * most, 420)), 7 * longest, [share_colors()])
-    figure.layout.meta["labels"] = [len(choices[picked].data[0]["x"]), len("before")]
+    plot = arrange_panels([panel], max(120, min(20 * most, 420)), 7 * longest, [share_colors()])
+    plot.layout.meta["labels"] = [len(states[picked].data[0]["x"]), len("before")]
     return Figure(
         name="one-round",
-        title="One round as a picture",
-        plot=figure,
+        title="One round as a figure",
+        plot=plot,
         caption="The first column is the global model before the round, the last the one after it,"
         " and between them stands every client's model "
         "after its training; brighter is more accurate on the test set. Dark cells between"
         " bright ends are classes that clients forget "
         "and merging restores."
-        f"{f' At most {MOST_CLIENTS} clients are shown.' if cut else ''} Shown: the first seed.",
-        alt=choices[picked].alt,
-        states=choices,
+        f"{f' At most {MAX_CLIENTS} clients are shown.' if cut else ''} Shown: the first seed.",
+        alt=states[picked].alt,
+        states=states,
         chosen=picked,
     )
 
@@ -94,7 +94,7 @@ def read_round(alone: Ledger, shares: np.ndarray | None) -> tuple[list[str], np.
     after = "refined" if len(found["refined"].model) else "merged"
     local = found["local"]
     gap = np.full((1, len(alone.class_names)), np.nan)
-    order = np.argsort(local.model, kind="stable")[:MOST_CLIENTS]
+    order = np.argsort(local.model, kind="stable")[:MAX_CLIENTS]
     names = ["before", " ", *(str(client) for client in local.model[order]), "  ", "after"]
     start, end = (
         nan_mean(found[moment].per_class, axis=0)[None] for moment in ("before", after)
@@ -102,7 +102,7 @@ def read_round(alone: Ledger, shares: np.ndarray | None) -> tuple[list[str], np.
     return names, np.concatenate([start, gap, local.per_class[order], gap, end])
 
 
-def _choose(
+def _make_state(
     group: Group, round: int, classes: list[str], names: list[str], columns: np.ndarray
 ) -> FigureState:
     start, end, clients = (

@@ -1,4 +1,4 @@
-"""Which client holds whose data when: the schedule of a drift as a picture."""
+"""Which client holds whose data when: the schedule of a drift as a figure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from plotly import graph_objects as go
 from remanence.metrics.groups import Group, clusters_of
 from remanence.report.theme import Figure, axis, class_colors, layout, shorten
 
-MOST_NUMBERED = 60  # clients; beyond, a cell is too narrow for the number of its cluster
-MOST_EXPLAINED = 8  # clusters whose data the sentence below the title tells
+MAX_NUMBERED = 60  # clients; beyond, a cell is too narrow for the number of its cluster
+MAX_EXPLAINED = 8  # clusters whose data the sentence below the title tells
 
 
 def draw_drift(groups: Sequence[Group]) -> Figure | None:
@@ -46,8 +46,8 @@ def draw_schedule(
         f"cluster {cluster} has {int((table[-1] == cluster).sum())}" for cluster in range(count)
     )
     told = "; ".join(
-        f"cluster {place}: {shorten(concept, 120)}"
-        for place, concept in enumerate(concepts[:MOST_EXPLAINED])
+        f"cluster {index}: {shorten(concept, 120)}"
+        for index, concept in enumerate(concepts[:MAX_EXPLAINED])
     )
     return Figure(
         name="schedule",
@@ -65,14 +65,14 @@ def draw_schedule(
 
 
 def _draw_cells(table: np.ndarray, count: int) -> Any:
-    colors, few = class_colors(count), table.shape[1] <= MOST_NUMBERED
+    colors, few = class_colors(count), table.shape[1] <= MAX_NUMBERED
     steps: list[list[Any]] = []
-    for place, color in enumerate(colors):  # a scale of equal plain blocks
-        steps += [[place / count, color], [(place + 1) / count, color]]
+    for index, color in enumerate(colors):  # a scale of equal plain blocks
+        steps += [[index / count, color], [(index + 1) / count, color]]
     ticks = {
         "tickmode": "array",
         "tickvals": list(range(count)),
-        "ticktext": [f"cluster {place}" for place in range(count)],
+        "ticktext": [f"cluster {index}" for index in range(count)],
     }
     bar = {
         "orientation": "h",

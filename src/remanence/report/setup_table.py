@@ -130,8 +130,8 @@ def _describe_drift(run: Run) -> str:
     if not run.metadata.get("clusters"):
         return ""
     held = "; ".join(
-        f"cluster {place}: {concept}"
-        for place, concept in enumerate(run.metadata.get("concepts") or ())
+        f"cluster {index}: {concept}"
+        for index, concept in enumerate(run.metadata.get("concepts") or ())
     )
     notes = "".join(f"; {note}" for note in run.metadata.get("drift_notes") or ())
     return f"{run.config.drift.schedule}{f' ({held})' if held else ''}{notes}"

@@ -30,11 +30,11 @@ from remanence.report.phrases import (
 )
 from remanence.report.table_columns import percent
 
-MOST_NAMED = 4  # clients named in a sentence on rejected replies
-MOST_ROUNDS = 8  # abandoned rounds listed by number
+MAX_NAMED = 4  # clients named in a sentence on rejected replies
+MAX_ROUNDS = 8  # abandoned rounds listed by number
 # methods whose phases are described each; of more, only the one that loses most in a phase and
 # the one that loses least
-MOST_METHODS = 4
+MAX_METHODS = 4
 
 
 def summarize_groups(groups: Sequence[Group], rows: Sequence[MethodRow]) -> list[str]:
@@ -145,7 +145,7 @@ def _describe_phases(groups: Sequence[Group]) -> list[str]:
         key=lambda group: -max(mean_of(losses) or 0.0 for losses in phase_means(group).values()),
     )
     parts = []
-    for group in known if len(known) <= MOST_METHODS else (known[0], known[-1]):
+    for group in known if len(known) <= MAX_METHODS else (known[0], known[-1]):
         phase = worst_phase(group)
         assert phase is not None
         changes = f"{group.label}: {describe_phases(group)}"
@@ -213,8 +213,8 @@ def _describe_rejections(groups: Sequence[Group], rows: Sequence[MethodRow]) -> 
             )
         if row.abandoned:
             rounds = sorted({round for run in group.runs for round in abandoned_rounds(run)})
-            shown = ", ".join(map(str, rounds[:MOST_ROUNDS]))
-            shown += ", …" if len(rounds) > MOST_ROUNDS else ""
+            shown = ", ".join(map(str, rounds[:MAX_ROUNDS]))
+            shown += ", …" if len(rounds) > MAX_ROUNDS else ""
             sentences.append(
                 f"{row.label}: {describe_abandoned(row)} because too few replies were valid"
                 f" (round {shown})."
@@ -228,7 +228,7 @@ def _list_rejections(group: Group) -> str:
     counts: Counter[tuple[int, str]] = sum((rejections(run) for run in group.runs), Counter())
     named = [
         f"client {client}, {code}, {'once' if often == 1 else f'{often} times'}"
-        for (client, code), often in counts.most_common(MOST_NAMED)
+        for (client, code), often in counts.most_common(MAX_NAMED)
     ]
-    more = f" and {len(counts) - MOST_NAMED} more" if len(counts) > MOST_NAMED else ""
+    more = f" and {len(counts) - MAX_NAMED} more" if len(counts) > MAX_NAMED else ""
     return "; ".join(named) + more

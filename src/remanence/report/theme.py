@@ -36,9 +36,9 @@ INK, RULE = "#2b2b2b", "#d9d9d9"  # for white paper; the page brings its own for
 
 @dataclass(frozen=True)
 class FigureState:
-    """One state of a picture that the reader chooses: whose, and when."""
+    """One state of a figure that the reader chooses: whose, and when."""
 
-    method: str  # what people read; equal for all choices where there is one method
+    method: str  # what people read; equal for all states where there is one method
     frame: str  # such as a round's number; empty where only the method is chosen
     data: list[dict[str, Any]]  # for every trace of the figure, what changes: its x, y, z, ...
     alt: str  # what it shows
@@ -57,7 +57,7 @@ class Figure:
     # in order, a method's together; the figure shows the one at `chosen`
     states: Sequence[FigureState] = ()
     chosen: int = 0
-    frame: str = "round"  # what a choice's moment is
+    frame: str = "round"  # what a state's moment is
 
     @property
     def saves_data(self) -> bool:
@@ -66,17 +66,17 @@ class Figure:
 
     @property
     def methods(self) -> list[str]:
-        return list(dict.fromkeys(choice.method for choice in self.states))
+        return list(dict.fromkeys(state.method for state in self.states))
 
     @property
     def frames(self) -> int:
         """How many moments there are to choose from, for the method that has most."""
-        return max(Counter(choice.method for choice in self.states).values(), default=0)
+        return max(Counter(state.method for state in self.states).values(), default=0)
 
 
-def first_shown(choices: Sequence[FigureState]) -> int:
-    """The last moment of the first method: what a picture shows before anybody chooses."""
-    return max(place for place, choice in enumerate(choices) if choice.method == choices[0].method)
+def default_state(states: Sequence[FigureState]) -> int:
+    """The last moment of the first method: what a figure shows before anybody chooses."""
+    return max(index for index, state in enumerate(states) if state.method == states[0].method)
 
 
 def shorten(name: object, longest: int = LONGEST_NAME) -> str:
@@ -101,25 +101,25 @@ def name_classes(names: Sequence[object], count: int) -> list[str]:
     ['cat (0)', 'cat (1)', 'class 2']
     """
     texts = [
-        shorten(names[place] if place < len(names) else f"class {place}", 24)
-        for place in range(count)
+        shorten(names[index] if index < len(names) else f"class {index}", 24)
+        for index in range(count)
     ]
     often = Counter(texts)
-    return [f"{text} ({place})" if often[text] > 1 else text for place, text in enumerate(texts)]
+    return [f"{text} ({index})" if often[text] > 1 else text for index, text in enumerate(texts)]
 
 
-def line_style(place: int) -> dict[str, Any]:
+def line_style(index: int) -> dict[str, Any]:
     return {
-        "color": PALETTE[place % len(PALETTE)],
-        "dash": DASHES[place // len(PALETTE) % len(DASHES)],
+        "color": PALETTE[index % len(PALETTE)],
+        "dash": DASHES[index // len(PALETTE) % len(DASHES)],
         "width": 2,
     }
 
 
-def marker_style(place: int) -> dict[str, Any]:
+def marker_style(index: int) -> dict[str, Any]:
     return {
-        "color": PALETTE[place % len(PALETTE)],
-        "symbol": SYMBOLS[place % len(SYMBOLS)],
+        "color": PALETTE[index % len(PALETTE)],
+        "symbol": SYMBOLS[index % len(SYMBOLS)],
         "size": 8,
     }
 
@@ -142,7 +142,7 @@ def class_colors(count: int) -> list[str]:
     from plotly.colors import sample_colorscale
 
     half = (count + 1) // 2
-    steps = [place // 2 + (half if place % 2 else 0) for place in range(count)]
+    steps = [index // 2 + (half if index % 2 else 0) for index in range(count)]
     return [
         str(color) for color in sample_colorscale("Viridis", [step / (count - 1) for step in steps])
     ]
@@ -167,7 +167,7 @@ def round_axis(rounds: Sequence[int], **more: Any) -> dict[str, Any]:
     return axis("round", showgrid=False, **few | more)
 
 
-def share_axis(title: str, **more: Any) -> dict[str, Any]:
+def percent_axis(title: str, **more: Any) -> dict[str, Any]:
     """An axis in per cent."""
     return axis(title, tickformat=".3~p", rangemode="tozero", **more)
 
@@ -220,7 +220,7 @@ def class_axis(count: int, **more: Any) -> dict[str, Any]:
 
 def rounded(values: Any, digits: int = 4) -> Any:
     """Plain lists with few digits, None for what is not there: small in the page, and exact
-    enough for a picture.
+    enough for a figure.
     """
     if isinstance(values, np.ndarray | list | tuple):
         return [rounded(value, digits) for value in values]

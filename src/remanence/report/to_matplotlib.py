@@ -1,7 +1,7 @@
-"""A picture of the report for paper: the same figure, redrawn by matplotlib in the width of a
+"""A figure of the report for paper: the same figure, redrawn by matplotlib in the width of a
 column.
 
-Nothing is defined twice: what a picture shows is decided where the report draws it, and this file
+Nothing is defined twice: what a figure shows is decided where the report draws it, and this file
 only changes the pen. Names stay text: matplotlib's mathematics is off, so a dollar sign in a name
 is a dollar sign.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 COLUMN, PAGE = 3.4, 7.0  # inches: one column of a two-column paper, and both
 FEW_PANELS = 3  # fewer maps stand above one another in one column
 ROOM = 48  # characters of a name's size along a column
-MOST_WORDS = 26  # names along an axis; beyond, some are left out
+MAX_WORDS = 26  # names along an axis; beyond, some are left out
 FONTS = (
     "DejaVu Sans",
     "Noto Sans CJK JP",
@@ -214,7 +214,7 @@ def _height(
             if layout.get("scattermode") == "group"
             else 1
         )
-        return max(0.7, min(len(words), MOST_WORDS) * max(0.14, 0.07 * dots))
+        return max(0.7, min(len(words), MAX_WORDS) * max(0.14, 0.07 * dots))
     if maps:
         return max(0.7, min(2.4, 0.22 * max(len(as_list(trace["z"])) for trace in maps)))
     square = layout.get(_key(pair[1]), {}).get("scaleanchor") or layout.get(_key(pair[0]), {}).get(
@@ -308,7 +308,7 @@ def _set_words(axis: Any, words: list[str], letter: str, columns: int) -> tuple[
         and any((one + next) / 2 + 1 > cell for one, next in pairwise(sizes))
     )
     fitting = (
-        MOST_WORDS if letter == "y" or upright else max(2, int(ROOM / columns / (max(sizes) + 1)))
+        MAX_WORDS if letter == "y" or upright else max(2, int(ROOM / columns / (max(sizes) + 1)))
     )
     step = math.ceil(len(words) / fitting) if len(words) > fitting and not _is_sparse(words) else 1
     axis.set_ticks(range(0, len(words), step), labels=words[::step])
@@ -318,7 +318,7 @@ def _set_words(axis: Any, words: list[str], letter: str, columns: int) -> tuple[
 
 def _is_sparse(words: Sequence[str]) -> bool:
     """Are some places left empty on purpose, between a few names?"""
-    return len(words) <= MOST_WORDS and any(not word.strip() for word in words)
+    return len(words) <= MAX_WORDS and any(not word.strip() for word in words)
 
 
 def _is_whole(ax: Axes, letter: str) -> bool:

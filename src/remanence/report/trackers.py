@@ -87,8 +87,8 @@ def read_scalars(run: Run) -> Iterator[Scalar]:
                 yield _scalar(f"round/{value}", round, costs[value], passed)
     rounds, shares = class_curve(run)
     classes = [
-        f"{place:03d} {name}"
-        for place, name in enumerate(
+        f"{index:03d} {name}"
+        for index, name in enumerate(
             name_classes(run.metadata.get("class_names", []), shares.shape[1])
         )
     ]
