@@ -6,14 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remanence.core.rng import Key
+from remanence.data.concept_rules import CORRUPTIONS
 from remanence.data.concept_views import (
     _interpolate,
     corrupt_images,
     make_views,
     number_views,
-    turn_images,
+    rotate_images,
 )
-from remanence.data.concepts import CORRUPTIONS, Concept
+from remanence.data.concepts import Concept
 from remanence.data.dataset import DatasetSplit
 
 SWAP = (1, 0, 2)
@@ -130,7 +131,7 @@ def test_noise_is_fixed_by_row_and_split_alone() -> None:
 @pytest.mark.parametrize(("degrees", "quarters"), [(0, 0), (90, 1), (180, 2), (270, 3)])
 def test_quarter_turns_are_exact_and_interpolation_agrees(degrees: float, quarters: int) -> None:
     x = make_split(height=5, width=5).x
-    assert (turn_images(x, degrees) == np.rot90(x, quarters, axes=(2, 3))).all()
+    assert (rotate_images(x, degrees) == np.rot90(x, quarters, axes=(2, 3))).all()
     assert (_interpolate(x, degrees) == np.rot90(x, quarters, axes=(2, 3))).all()
 
 
@@ -141,18 +142,18 @@ def test_half_a_quarter_turn_by_hand() -> None:
     """
     x = np.zeros((1, 1, 3, 3), np.uint8)
     x[0, 0, 2, 2] = 200
-    turned = turn_images(x, 45)[0, 0]
+    turned = rotate_images(x, 45)[0, 0]
     assert turned[1, 2] == 100
     assert turned[1, 1] == 0
     # comes from (1 + sqrt 2, 1): outside below, and the column has only zeros
     assert turned[2, 2] == 0
-    assert turn_images(np.full((1, 1, 3, 3), 80, np.uint8), 45)[0, 0, 1, 1] == 80
+    assert rotate_images(np.full((1, 1, 3, 3), 80, np.uint8), 45)[0, 0, 1, 1] == 80
 
 
 def test_a_turn_keeps_the_shape_of_images_that_are_not_square() -> None:
     x = make_split(height=4, width=6).x
-    assert turn_images(x, 180).tolist() == x[:, :, ::-1, ::-1].tolist()
-    assert turn_images(x, 30).shape == x.shape
+    assert rotate_images(x, 180).tolist() == x[:, :, ::-1, ::-1].tolist()
+    assert rotate_images(x, 30).shape == x.shape
 
 
 def test_corruptions_by_hand() -> None:

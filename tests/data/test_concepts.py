@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from remanence.core.errors import InputError
-from remanence.data.concepts import CORRUPTIONS, Concept, describe, make_concepts
+from remanence.data.concept_rules import CORRUPTIONS
+from remanence.data.concepts import Concept, describe_concept, make_concepts
 from remanence.data.dataset import ArrayDataset, DatasetSplit
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -131,13 +132,13 @@ def test_a_concept_selects_its_rows() -> None:
 
 def test_concepts_in_words() -> None:
     dataset = make_dataset()
-    assert describe(Concept(), dataset) == "as they are"
-    assert describe(Concept(labels=(0, 3), mapping=swapped((0, 3)), size_factor=0.5), dataset) == (
-        "airplane, cat; swapped airplane and cat; 0.5 times the examples"
-    )
+    assert describe_concept(Concept(), dataset) == "as they are"
+    assert describe_concept(
+        Concept(labels=(0, 3), mapping=swapped((0, 3)), size_factor=0.5), dataset
+    ) == ("airplane, cat; swapped airplane and cat; 0.5 times the examples")
     whole = Concept(domain=1, rotation=90.0, corruption="noise", severity=3)
-    assert describe(whole, dataset) == "sketch; turned by 90 degrees; noise 3"
-    assert describe(Concept(corruption="invert"), dataset) == "invert"
+    assert describe_concept(whole, dataset) == "sketch; rotated by 90 degrees; noise 3"
+    assert describe_concept(Concept(corruption="invert"), dataset) == "invert"
 
 
 @pytest.mark.parametrize(
@@ -145,8 +146,8 @@ def test_concepts_in_words() -> None:
     [
         ("labl", "unknown kind of drift 'labl': did you mean label"),
         ("label(group='1')", "has no option 'group'"),
-        ("label+rotate+label", "'label' stands twice"),
-        ("label+swap(labels='0 1')", "'swap' says which labels a cluster has, and so does 'label'"),
+        ("label+rotate+label", "'label' occurs twice"),
+        ("label+swap(labels='0 1')", "'swap' sets the labels of a cluster, and so does 'label'"),
         (
             "label(groups='0 1|2|3')",
             "has 3 entries in groups='0 1|2|3' but the drift has 2 clusters",
@@ -154,22 +155,22 @@ def test_concepts_in_words() -> None:
         ("label(groups='0 1|')", "has a cluster without labels"),
         ("label(groups='0 1|2 2')", "names a label twice in '2 2'"),
         ("label(groups='0 0|1')", "names a label twice"),
-        ("label(groups='0|10')", "does not know the label '10': give a number below 10"),
-        ("label(groups='0|-1')", "does not know the label '-1'"),
-        ("label(groups='0,,1|2')", "does not know the label ''"),
+        ("label(groups='0|10')", "has no label '10': give a number below 10"),
+        ("label(groups='0|-1')", "has no label '-1'"),
+        ("label(groups='0,,1|2')", "has no label ''"),
         ("label(groups='0|horze')", "did you mean horse"),
         ("swap(pairs='|0')", "cannot read the pair '0'"),
         ("swap(pairs='|0 1, ')", "cannot read the pair ''"),
-        ("swap(pairs='|0 1 2')", "does not know the label '1 2'"),
-        ("swap(pairs='|0 1, 1 2')", "exchanges label 1 more than once"),
-        ("swap(pairs='|3 3')", "exchanges label 3 more than once"),
-        ("swap(pairs='|0 2', labels='0 1')", "exchanges label 2, which is not in labels='0 1'"),
+        ("swap(pairs='|0 1 2')", "has no label '1 2'"),
+        ("swap(pairs='|0 1, 1 2')", "swaps label 1 more than once"),
+        ("swap(pairs='|3 3')", "swaps label 3 more than once"),
+        ("swap(pairs='|0 2', labels='0 1')", "swaps label 2, which is not in labels='0 1'"),
         ("swap(labels='3')", "cannot find 1 pairs in 1 classes"),
-        ("domain(groups='photo|art')", "does not know the group 'art'"),
+        ("domain(groups='photo|art')", "has no group 'art'"),
         ("rotate(degrees='0|right')", "cannot read 'right' in degrees='0|right'"),
         ("rotate(degrees='0|1e999')", "cannot read '1e999'"),
         ("rotate(degrees='0|nan')", "cannot read 'nan'"),
-        ("corrupt(kinds='clean|nose')", "does not know the corruption 'nose': did you mean noise"),
+        ("corrupt(kinds='clean|nose')", "has no corruption 'nose': did you mean noise"),
         ("corrupt(severity=6)", "cannot use severity=6"),
         ("quantity(shares='1|0')", "cannot use shares='1|0'"),
         ("quantity(shares='1|-1')", "cannot use shares='1|-1'"),
@@ -189,7 +190,7 @@ def test_kinds_that_do_not_fit_the_data_are_refused() -> None:
     with pytest.raises(InputError, match="has 2 groups for 3 clusters"):
         make_concepts("domain", 3, make_dataset())
     with pytest.raises(
-        InputError, match="needs data with domains, writers or users, which 'toy' has not"
+        InputError, match="needs data with domains, writers or users, which 'toy' does not have"
     ):
         make_concepts("domain", 2, make_dataset(groups=False))
     with pytest.raises(InputError, match=r"images that are not square \(4 x 5\)"):

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
-from remanence.data import drift_sampling
+from remanence.data import drift_sampling, example_pools
 from remanence.data.concept_views import number_views
 from remanence.data.concepts import Concept
 from remanence.data.dataset import DatasetSplit
-from remanence.data.drift_sampling import DriftSamples, keep_partition, sample_rows
+from remanence.data.drift_sampling import DriftSamples, keep_partition, sample_examples
 from remanence.data.drift_schedules import changed_clients, random
 
 SWAP = (1, 0, 2, 3)
@@ -38,21 +38,21 @@ def deal(
     world: str,
     samples: int = 6,
     validation: float = 2,
-    renew: str = "everyone",
+    resample: str = "everyone",
     seed: int = 0,
     each: int = 40,
     steps: int = 4,
 ) -> DriftSamples:
     split = make_split(each)
     assignment = random()(6, steps, Key(seed))
-    return sample_rows(
+    return sample_examples(
         assignment,
         WORLDS[world],
         split,
         np.arange(len(split)),
         samples,
         validation,
-        renew,
+        resample,
         Key(seed),
     )
 
@@ -67,19 +67,19 @@ renewals = st.sampled_from(drift_sampling.RESAMPLE)
 
 @given(worlds, renewals, st.integers(1, 12), st.integers(1, 6), st.integers(0, 99))
 def test_no_validation_row_is_ever_trained_on_by_anyone_in_any_view(
-    world: str, renew: str, samples: int, validation: int, seed: int
+    world: str, resample: str, samples: int, validation: int, seed: int
 ) -> None:
     """160 rows, and far more drawn: pools are reshuffled many times."""
-    result = deal(world, samples, validation, renew, seed, steps=8)
+    result = deal(world, samples, validation, resample, seed, steps=8)
     assert not np.intersect1d(flatten(result.train) % 160, flatten(result.valid) % 160).size
 
 
 @given(worlds, renewals, st.integers(1, 9), st.integers(0, 4), st.integers(0, 99))
 def test_every_client_has_its_number_of_rows_of_its_concept(
-    world: str, renew: str, samples: int, validation: int, seed: int
+    world: str, resample: str, samples: int, validation: int, seed: int
 ) -> None:
     split, concepts = make_split(), WORLDS[world]
-    result = deal(world, samples, validation, renew, seed)
+    result = deal(world, samples, validation, resample, seed)
     views = number_views(concepts)
     for step, clusters in enumerate(random()(6, 4, Key(seed)).tolist()):
         for client, cluster in enumerate(clusters):
@@ -98,8 +98,8 @@ def test_a_pool_repeats_no_row_until_it_is_empty(count: int, draws: int, seed: i
     """Dealt in a row, every stretch of 14 that starts at a multiple of 14 holds each of the 14
     rows once; nobody gets one twice at a time.
     """
-    pool = drift_sampling._Pool(np.arange(10, 24), Key(seed))
-    rows = [pool.next_rows(count) for _ in range(draws)]
+    pool = example_pools.ExamplePool(np.arange(10, 24), Key(seed))
+    rows = [pool.draw(count) for _ in range(draws)]
     assert all(len(np.unique(part)) == count for part in rows)
     seen: Counter[int] = Counter()
     for part in rows:
@@ -129,7 +129,7 @@ def test_reuse_is_told() -> None:
     assert len(result.reused) == 4
     assert (
         result.reused[0]
-        == "cluster 0: 60 training examples were dealt out 3.0 times over, reshuffled each time"
+        == "cluster 0: 60 training examples were drawn 3.0 times on average, reshuffled each time"
     )
     assert Counter(Counter(flatten(result.train).tolist()).values()) == {3: 120}
 
@@ -147,14 +147,14 @@ def test_concepts_with_the_same_rows_share_one_pool() -> None:
 def test_the_same_rows_written_in_two_ways_are_one_pool() -> None:
     """All labels and no choice of labels select the same 160 rows."""
     concepts = [Concept(), Concept(labels=(0, 1, 2, 3), mapping=SWAP), Concept(labels=(0,))]
-    selected, pool_of = drift_sampling._find_pools(concepts, make_split(), np.arange(160))
+    selected, pool_of = example_pools.find_pools(concepts, make_split(), np.arange(160))
     assert pool_of == [0, 0, 1]
     assert [len(rows) for rows in selected] == [160, 40]
 
 
 @given(worlds, st.integers(0, 99))
 def test_who_does_not_move_keeps_the_very_same_rows(world: str, seed: int) -> None:
-    result = deal(world, samples=3, validation=1, renew="changed", seed=seed)
+    result = deal(world, samples=3, validation=1, resample="changed", seed=seed)
     changed = changed_clients(random()(6, 4, Key(seed)))
     for step in range(1, 4):
         for client in range(6):
@@ -189,8 +189,8 @@ def test_validation_is_stratified_by_label_within_each_pool() -> None:
     pool 1; a quarter of 40 rows each is 10.
     """
     split = make_split()
-    sides = drift_sampling._split_rows(
-        split, [np.arange(120), np.arange(40, 160)], drift_sampling._Sizes(6, 2), Key(3)
+    sides = example_pools.split_pools(
+        split, [np.arange(120), np.arange(40, 160)], example_pools.SplitSizes(6, 2), Key(3)
     )
     for train, valid in sides:
         assert not np.intersect1d(train, valid).size
@@ -204,7 +204,7 @@ def test_validation_is_stratified_by_label_within_each_pool() -> None:
 
 def test_only_the_rows_at_hand_are_dealt() -> None:
     split, rows = make_split(), np.arange(1, 160, 2)
-    result = sample_rows(
+    result = sample_examples(
         random()(6, 4, Key(0)), WORLDS["label"], split, rows, 3, 1, "everyone", Key(0)
     )
     assert (np.concatenate([flatten(result.train), flatten(result.valid)]) % 2 == 1).all()
@@ -240,14 +240,14 @@ def test_zero_samples_take_all_that_can_be_had_without_reuse(
     worlds, renewals, st.sampled_from([0, 1, 2, 0.1, 0.4]), st.integers(0, 9), st.integers(40, 60)
 )
 def test_zero_samples_is_the_largest_size_without_reuse(
-    world: str, renew: str, validation: float, seed: int, each: int
+    world: str, resample: str, validation: float, seed: int, each: int
 ) -> None:
-    result = deal(world, 0, validation, renew, seed, each)
+    result = deal(world, 0, validation, resample, seed, each)
     # cluster 0 has share 1 in every world, and clients from the start
     size = max(len(ids) for step in result.train for ids in step)
     assert result.reused == []
-    assert deal(world, size, validation, renew, seed, each).reused == []
-    assert deal(world, size + 1, validation, renew, seed, each).reused != []
+    assert deal(world, size, validation, resample, seed, each).reused == []
+    assert deal(world, size + 1, validation, resample, seed, each).reused != []
 
 
 def test_sizes_that_cannot_be_are_refused() -> None:
@@ -263,13 +263,13 @@ def test_sizes_that_cannot_be_are_refused() -> None:
         deal("label", samples=70, validation=20)  # 80 x 2 / 9 = 17.8
     with pytest.raises(InputError, match="cannot draw -1 samples"):
         deal("label", samples=-1)
-    with pytest.raises(InputError, match="cannot be renewed for 'nobody'"):
-        deal("label", renew="nobody")
+    with pytest.raises(InputError, match=r"drift\.resample cannot be 'nobody'"):
+        deal("label", resample="nobody")
 
 
 def test_a_cluster_nobody_visits_may_have_too_few_rows() -> None:
     concepts = [Concept(labels=(0,)), Concept(labels=(1,), size_factor=100.0)]
-    result = sample_rows(
+    result = sample_examples(
         np.zeros((2, 3), np.int64), concepts, make_split(), np.arange(160), 0, 0, "everyone", Key(0)
     )
     assert len(result.train[0][0]) == 6  # 40 rows for 6 draws
@@ -297,7 +297,7 @@ def test_kept_rows_change_their_view_alone() -> None:
     "concept", [Concept(labels=(1,)), Concept(domain=0), Concept(size_factor=0.5)]
 )
 def test_rows_cannot_be_kept_where_a_cluster_selects_its_own(concept: Concept) -> None:
-    with pytest.raises(InputError, match=r"cluster 1 of the drift .* cannot keep their rows"):
+    with pytest.raises(InputError, match=r"cluster 1 of the drift .* cannot keep their examples"):
         keep_partition(np.array([[0]]), [Concept(), concept], [np.array([0])], [np.array([1])], 10)
 
 
@@ -308,7 +308,7 @@ def test_a_concept_is_tested_on_all_its_rows_in_its_view() -> None:
         Concept(mapping=SWAP, domain=1),
         Concept(domain=0, labels=(1,), rotation=180.0),
     ]
-    ids = drift_sampling.test_rows(concepts, make_split(3))
+    ids = drift_sampling.concept_test_ids(concepts, make_split(3))
     assert [part.tolist() for part in ids] == [
         [0, 1, 2, 9, 10, 11],
         [12 + row for row in (1, 3, 5, 7, 9, 11)],

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from remanence.core.errors import InputError
 from remanence.core.expressions import instantiate, parse_call
 from remanence.core.rng import Key
-from remanence.data import drift_schedules
+from remanence.data import drift_schedules, schedule_table
 from remanence.data.drift_schedules import (
     DRIFT_SCHEDULES,
     changed_clients,
     divide_clients,
-    read_table,
 )
+from remanence.data.schedule_table import read_table
 
 
 def make(text: str) -> drift_schedules.DriftSchedule:
@@ -212,7 +212,7 @@ def test_files_that_are_no_table_are_refused(
     (tmp_path / "image.csv").write_bytes(b"\xff\xd8\xff\xe0")
     with pytest.raises(InputError, match="is not text"):
         read_table(tmp_path / "image.csv")
-    monkeypatch.setattr(drift_schedules, "LIMIT", 4)
+    monkeypatch.setattr(schedule_table, "LIMIT", 4)
     assert read_table(write(tmp_path, "0,1\n")).tolist() == [[0, 1]]
     with pytest.raises(InputError, match="is larger than 4 bytes"):
         read_table(write(tmp_path, "0,1\n0,1\n"))
@@ -227,7 +227,7 @@ def test_files_that_are_no_table_are_refused(
         ("random(sizes='1:1:2')", "has 3 ratios in sizes='1:1:2' for 2 clusters: write clusters=3"),
         ("rotation(every=0)", "every 0 time steps"),
         ("staggered(clusters=3)", "has no pattern for clusters=3"),
-        ("table", "needs to know what to read"),
+        ("table", "needs a path"),
         ("radnom", "unknown drift 'radnom': did you mean random"),
         ("none(size=3)", "drift 'none' has no option 'size'"),
     ],

@@ -363,7 +363,7 @@ def test_covariate_drift_by_rotation_on_digits(tmp_path: Path) -> None:
             assert (
                 train.labels(torch.from_numpy(ids)).tolist() == source.y[ids % len(source)].tolist()
             )
-    assert run.metadata["concepts"] == ["as they are", "turned by 180 degrees"]
+    assert run.metadata["concepts"] == ["as they are", "rotated by 180 degrees"]
 
 
 def test_covariate_drift_by_domain_on_pacs(
@@ -411,4 +411,4 @@ def test_covariate_drift_by_domain_on_pacs(
     assert not trained & {
         int(i) for step in experiment.task.population.time_steps for i in step.valid.ids
     }
-    assert any("dealt out" in note for note in run.metadata["drift_notes"])
+    assert any("times on average" in note for note in run.metadata["drift_notes"])

@@ -30,10 +30,10 @@ from remanence.data.cifar import PIXELS, _read_binary, _read_python
 from remanence.data.concepts import make_concepts
 from remanence.data.dataset import ArrayDataset, DatasetSplit
 from remanence.data.drift_schedules import DRIFT_SCHEDULES as DRIFTS
-from remanence.data.drift_schedules import read_table
 from remanence.data.image_folders import folder
 from remanence.data.leaf_json import _read_file
 from remanence.data.mnist_idx import read_idx
+from remanence.data.schedule_table import read_table
 from remanence.data.svhn_mat import read_mat
 from remanence.data.user_data import npz
 from remanence.experiment.build import check_names

@@ -19,7 +19,7 @@ from remanence.config import Experiment
 from remanence.core import expressions
 from remanence.core.errors import unknown
 from remanence.core.rng import Key
-from remanence.data.concepts import CONCEPTS
+from remanence.data.concept_rules import CONCEPTS
 from remanence.data.drift_schedules import DRIFT_SCHEDULES
 from remanence.engines.table import ENGINES
 from remanence.experiment.data_setup import load_data, partition_data

@@ -1,5 +1,5 @@
-"""Reading options that say something for each cluster: `0 1|2 3`, `photo|sketch`, `1|0.5`, with
-classes and groups by number or name.
+"""Parse the options of concepts that have one entry for each cluster: `0 1|2 3`, `photo|sketch`,
+`1|0.5`. Classes and groups are written as numbers or names.
 """
 
 from __future__ import annotations
@@ -12,25 +12,24 @@ from remanence.data.dataset import ArrayDataset
 
 
 def concept_error(name: str, problem: str, cure: str) -> InputError:
-    """The sentence for a kind of drift that cannot be."""
+    """Return the error for a kind of drift with wrong options."""
     return InputError(f"kind of drift {name!r} {problem}: {cure}")
 
 
 def split_clusters(name: str, option: str, text: str, clusters: int) -> list[str]:
-    """What was written for each cluster, separated by bars."""
+    """Split an option into its entries, one for each cluster, separated by |."""
     groups = text.split("|")
     if len(groups) != clusters:
-        cure = "write one for each cluster, separated by |"
         raise concept_error(
             name,
             f"has {len(groups)} entries in {option}={text!r} but the drift has {clusters} clusters",
-            cure,
+            "write one for each cluster, separated by |",
         )
     return groups
 
 
 def read_numbers(name: str, option: str, text: str, clusters: int) -> list[float]:
-    """One number for each cluster."""
+    """Parse one number for each cluster."""
     values = []
     for entry in split_clusters(name, option, text, clusters):
         if not re.fullmatch(r"\s*[+-]?(\d{1,9}(\.\d{0,20})?|\.\d{1,20})\s*", entry, re.ASCII):
@@ -44,18 +43,18 @@ def read_numbers(name: str, option: str, text: str, clusters: int) -> list[float
 
 
 def resolve(name: str, thing: str, word: str, names: Sequence[str]) -> int:
-    """The number of a class or group that was written as a number or a name."""
-    number = _look_up(word, names)
+    """Return the number of a class or group that is written as a number or a name."""
+    number = _find(word, names)
     if number is None:
         raise concept_error(
             name,
-            f"does not know the {thing} {word!r}",
+            f"has no {thing} {word!r}",
             f"give a number below {len(names)} or a name, {_suggest(word, names)}",
         )
     return number
 
 
-def _look_up(word: str, names: Sequence[str]) -> int | None:
+def _find(word: str, names: Sequence[str]) -> int | None:
     if re.fullmatch(r"\d{1,9}", word, re.ASCII):
         return int(word) if int(word) < len(names) else None
     return names.index(word) if word in names else None
@@ -66,7 +65,7 @@ def _suggest(word: str, names: Sequence[str]) -> str:
 
 
 def read_labels(name: str, text: str, dataset: ArrayDataset) -> tuple[int, ...]:
-    """Classes separated by commas or spaces; where a name has spaces in it, by commas."""
+    """Parse classes separated by commas or spaces; names that contain spaces need commas."""
     entries = [entry.strip() for entry in text.split(",")] if text.strip() else []
     words = [
         word
@@ -86,8 +85,8 @@ def read_labels(name: str, text: str, dataset: ArrayDataset) -> tuple[int, ...]:
 
 
 def read_pairs(text: str, dataset: ArrayDataset) -> list[tuple[int, int]]:
-    """Pairs separated by commas, the two of a pair by a space, also where names have spaces in
-    them.
+    """Parse pairs separated by commas; the two labels of a pair are separated by a space, and may
+    contain spaces.
     """
     pairs = []
     for entry in text.split(",") if text.strip() else []:
@@ -102,7 +101,7 @@ def read_pairs(text: str, dataset: ArrayDataset) -> list[tuple[int, int]]:
         known = [
             half
             for half in halves
-            if all(_look_up(word, dataset.classes) is not None for word in half)
+            if all(_find(word, dataset.classes) is not None for word in half)
         ]
         first, second = (known or halves)[0]
         pairs.append(

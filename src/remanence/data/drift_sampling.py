@@ -1,10 +1,7 @@
-"""Drawing rows while the data drift: which examples each client holds at each time step.
+"""The examples of each client at each time step while the data drift.
 
-Rows are split once into those for training and those for validation, by row and for all concepts
-together, so that nothing that anybody validates on is ever trained on by anyone, in any view,
-however often the rest is reshuffled. Concepts that select the same rows draw from one pool. A pool
-deals its rows out without repeating any until it is empty; then it is shuffled and dealt again. Ids
-are explained in `concept_views.py`.
+`sample_examples` draws them from the pools of `example_pools.py`; `keep_partition` keeps those of a
+partition and changes their view only. Both return ids, as `concept_views.py` defines them.
 """
 
 from __future__ import annotations
@@ -21,108 +18,89 @@ from remanence.data.concept_views import number_views
 from remanence.data.concepts import Concept
 from remanence.data.dataset import DatasetSplit
 from remanence.data.drift_schedules import changed_clients
-from remanence.data.splits import draw_stratified
+from remanence.data.example_pools import (
+    ExamplePool,
+    SplitSizes,
+    describe_reuse,
+    find_pools,
+    split_pools,
+)
 
 RESAMPLE = ("changed", "everyone")
+_PoolSplit = tuple[np.ndarray, np.ndarray]  # training and validation examples of a pool
 
 
 class DriftSamples(NamedTuple):
-    """What each client holds at each time step: ids, ascending."""
+    """The examples of each client at each time step.
 
-    train: list[list[np.ndarray]]  # [T][K]
-    valid: list[list[np.ndarray]]  # [T][K]
-    reused: list[str]  # a sentence for each pool that was dealt out more than once
+    Args:
+        train: [T][K] arrays of ids, ascending.
+        valid: the same for validation.
+        reused: a sentence for each pool whose examples were drawn more than once.
+    """
 
-
-class _Sizes(NamedTuple):
-    """How many rows a client of a concept gets."""
-
-    train: int
-    valid: int
-
-
-class _Pool:
-    """Rows that are dealt out one after the other, and shuffled anew when none are left."""
-
-    def __init__(self, rows: np.ndarray, key: Key):
-        self.rows, self.key = rows, key
-        self.order, self.passes, self.dealt = rows[:0], 0, 0
-
-    def next_rows(self, count: int) -> np.ndarray:
-        """`count` different rows, in ascending order; the pool must hold that many."""
-        taken, self.order = self.order[:count], self.order[count:]
-        if len(taken) < count:
-            order = self.rows[self.key.fold_in(self.passes).permutation(len(self.rows))]
-            again = np.isin(order, taken)
-            # what this client has just got comes last
-            order = np.concatenate([order[~again], order[again]])
-            missing = count - len(taken)
-            taken, self.order, self.passes = (
-                np.concatenate([taken, order[:missing]]),
-                order[missing:],
-                self.passes + 1,
-            )
-        self.dealt += count
-        return np.sort(taken)
+    train: list[list[np.ndarray]]
+    valid: list[list[np.ndarray]]
+    reused: list[str]
 
 
-def sample_rows(
+def sample_examples(
     assignment: np.ndarray,
     concepts: Sequence[Concept],
     split: DatasetSplit,
-    rows: np.ndarray,
+    indices: np.ndarray,
     samples: int,
     validation: float,
-    renew: str,
+    resample: str,
     key: Key,
 ) -> DriftSamples:
-    """Deal `rows` of a split out to clients by the cluster they are in. assignment: [T, K]
+    """Draw the examples of each client from the pool of its cluster.
 
-    A client gets `samples` training rows and `validation` validation rows, times the share of its
-    concept; with `samples` 0, as many as there can be without any row being used twice. A
-    `validation` below 1 is a fraction of all the rows a client draws. `renew` says who gets new
-    rows at a time step: "changed", whose cluster has changed, or "everyone".
+    Args:
+        assignment: [T, K] the cluster of each client at each time step.
+        concepts: one for each cluster.
+        split: the training split.
+        indices: the examples of the split that clients may draw.
+        samples: training examples of a client, times the `size_factor` of its concept; 0: as many
+            as possible without drawing any example twice.
+        validation: the same for validation examples; below 1: their fraction of what a client
+            draws.
+        resample: the clients that draw new examples at a time step: "changed", those whose cluster
+            has changed, or "everyone".
+        key: the draws are a function of it.
     """
-    if renew not in RESAMPLE:
-        raise InputError(
-            f"data cannot be renewed for {renew!r}: set drift.resample to one of {', '.join(RESAMPLE)}"
-        )
-    if samples < 0 or validation < 0:
-        raise InputError(
-            f"a client cannot draw {samples} samples and {validation} for validation: give"
-            " drift.samples and drift.validation 0 or more"
-        )
-    fresh = (
-        changed_clients(assignment) if renew == "changed" else np.ones(assignment.shape, dtype=bool)
-    )
-    fresh[0] = True
-    # [M], how many clients are dealt to, over all time steps
-    draws = np.bincount(assignment[fresh], minlength=len(concepts))
-    pools, pool_of = _find_pools(concepts, split, rows)
+    _check_options(samples, validation, resample)
+    new = np.ones(assignment.shape, dtype=bool)
+    if resample == "changed":
+        new[1:] = changed_clients(assignment)[1:]
+    # [clusters]: how often a client of the cluster draws, over all time steps
+    draws = np.bincount(assignment[new], minlength=len(concepts))
+    selected, pool_of = find_pools(concepts, split, indices)
     key = key.fold_in("pools")
-    samples = samples or _find_size(concepts, draws, split, pools, pool_of, validation, key)
-    whole = _Sizes(samples, _count_validation(samples, validation))
-    needs = [_scale(concept, whole) for concept in concepts]
-    sides = _split_rows(split, pools, whole, key)
-    _check_pools(needs, draws, sides, pool_of)
-    piles = [
-        tuple(_Pool(side, key.fold_in("pool", pool, place)) for place, side in enumerate(pair))
-        for pool, pair in enumerate(sides)
+    samples = samples or _max_samples(concepts, draws, split, selected, pool_of, validation, key)
+    base = SplitSizes(samples, _validation_size(samples, validation))
+    sizes = [_scale(concept, base) for concept in concepts]
+    halves = split_pools(split, selected, base, key)
+    _check_pools(sizes, draws, halves, pool_of)
+    pools = [
+        (
+            ExamplePool(train, key.fold_in("pool", n, 0)),
+            ExamplePool(valid, key.fold_in("pool", n, 1)),
+        )
+        for n, (train, valid) in enumerate(halves)
     ]
-    train: list[list[np.ndarray]] = []
-    valid: list[list[np.ndarray]] = []
+    nothing = [np.empty(0, np.int64)] * assignment.shape[1]
+    ids: tuple[list[list[np.ndarray]], list[list[np.ndarray]]] = ([], [])
     view_of = number_views(concepts)
     for step, clusters in enumerate(assignment.tolist()):
-        train.append(train[-1].copy() if step else [np.empty(0, np.int64)] * len(clusters))
-        valid.append(valid[-1].copy() if step else [np.empty(0, np.int64)] * len(clusters))
-        for client in np.flatnonzero(fresh[step]).tolist():
+        for part in ids:
+            part.append(part[-1].copy() if step else nothing.copy())
+        for client in np.flatnonzero(new[step]).tolist():
             cluster = clusters[client]
-            start = view_of[cluster] * len(split)
-            for held, pile, count in zip(
-                (train, valid), piles[pool_of[cluster]], needs[cluster], strict=True
-            ):
-                held[step][client] = start + pile.next_rows(count)
-    return DriftSamples(train, valid, _describe_reuse(piles, pool_of))
+            offset = view_of[cluster] * len(split)
+            for part, pool, size in zip(ids, pools[pool_of[cluster]], sizes[cluster], strict=True):
+                part[step][client] = offset + pool.draw(size)
+    return DriftSamples(*ids, describe_reuse(pools, pool_of))
 
 
 def keep_partition(
@@ -130,101 +108,76 @@ def keep_partition(
     concepts: Sequence[Concept],
     parts_train: Sequence[np.ndarray],
     parts_valid: Sequence[np.ndarray],
-    rows: int,
+    split_size: int,
 ) -> DriftSamples:
-    """Clients keep the rows that a partition gave them, and only the view changes with their
-    cluster. `rows` is the number in the split.
+    """Keep the examples that a partition gave each client; only their view changes.
+
+    Args:
+        assignment: [T, K] the cluster of each client at each time step.
+        concepts: one for each cluster.
+        parts_train: the training examples of each client.
+        parts_valid: the validation examples of each client.
+        split_size: the number of examples in the split.
     """
     for cluster, concept in enumerate(concepts):
         if concept.labels is not None or concept.domain is not None or concept.size_factor != 1:
             raise InputError(
                 f"cluster {cluster} of the drift has labels, a domain or a number of"
-                " examples of its own, so clients cannot keep their rows: "
+                " examples of its own, so clients cannot keep their examples: "
                 "set drift.rows to pools, or let the drift swap, rotate or corrupt alone"
             )
-    start = np.asarray(number_views(concepts))[assignment] * rows  # [T, K]
+    offsets = np.asarray(number_views(concepts))[assignment] * split_size  # [T, K]
 
-    def show(parts: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+    def ids(parts: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
         return [
-            [np.sort(part) + first for part, first in zip(parts, firsts, strict=True)]
-            for firsts in start.tolist()
+            [np.sort(part) + offset for part, offset in zip(parts, step, strict=True)]
+            for step in offsets.tolist()
         ]
 
-    return DriftSamples(show(parts_train), show(parts_valid), [])
+    return DriftSamples(ids(parts_train), ids(parts_valid), [])
 
 
-def test_rows(concepts: Sequence[Concept], test: DatasetSplit) -> list[np.ndarray]:
-    """The test ids of each concept: all rows with its labels and domain, in its view."""
+def concept_test_ids(concepts: Sequence[Concept], test: DatasetSplit) -> list[np.ndarray]:
+    """Return the test ids of each concept: all examples it selects, in its view."""
     return [
         view * len(test) + concept.select(test)
         for concept, view in zip(concepts, number_views(concepts), strict=True)
     ]
 
 
-def _find_pools(
-    concepts: Sequence[Concept], split: DatasetSplit, rows: np.ndarray
-) -> tuple[list[np.ndarray], list[int]]:
-    """The distinct sets of rows that concepts select, and which one is whose."""
-    pools: list[np.ndarray] = []
-    numbers: dict[tuple[object, object], int] = {}
-    for concept in concepts:
-        if (concept.labels, concept.domain) not in numbers:
-            selected = np.intersect1d(concept.select(split), rows)
-            same = [number for number, pool in enumerate(pools) if np.array_equal(pool, selected)]
-            numbers[concept.labels, concept.domain] = same[0] if same else len(pools)
-            pools += [] if same else [selected]
-    return pools, [numbers[concept.labels, concept.domain] for concept in concepts]
-
-
-def _split_rows(
-    split: DatasetSplit, pools: Sequence[np.ndarray], whole: _Sizes, key: Key
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The training and the validation rows of each pool: one split by row, stratified by label,
-    and by group where there are groups.
-    """
-    rows = np.unique(np.concatenate(pools))
-    labels, held = split.y[rows], np.zeros(len(split), dtype=bool)
-    # where rows have many owners but no pool is one owner's, strata by owner would be a row or two
-    # each: only pools need even shares
-    member = np.zeros(len(rows), dtype=np.int64)
-    for pool in pools:
-        member = np.unique(2 * member + np.isin(rows, pool), return_inverse=True)[1]
-    if whole.valid and len(rows):
-        count = min(
-            len(rows) - 1,
-            max(1, math.floor(len(rows) * whole.valid / (whole.train + whole.valid) + 0.5)),
+def _check_options(samples: int, validation: float, resample: str) -> None:
+    if resample not in RESAMPLE:
+        raise InputError(
+            f"drift.resample cannot be {resample!r}: set it to one of {', '.join(RESAMPLE)}"
         )
-        held[
-            rows[
-                draw_stratified(
-                    member * (int(labels.max()) + 1) + labels, count, key.fold_in("validation")
-                )
-            ]
-        ] = True
-    return [(pool[~held[pool]], pool[held[pool]]) for pool in pools]
+    if samples < 0 or validation < 0:
+        raise InputError(
+            f"a client cannot draw {samples} samples and {validation} for validation: give"
+            " drift.samples and drift.validation 0 or more"
+        )
 
 
-def _count_validation(samples: int, validation: float) -> int:
-    """Validation rows beside so many training rows.
+def _validation_size(samples: int, validation: float) -> int:
+    """Return the number of validation examples for this number of training examples.
 
-    >>> _count_validation(250, 75), _count_validation(90, 0.1), _count_validation(3, 0.1), _count_validation(3, 0)
-    (75, 10, 1, 0)
+    >>> _validation_size(250, 75), _validation_size(90, 0.1), _validation_size(3, 0.1)
+    (75, 10, 1)
+    >>> _validation_size(3, 0)
+    0
     """
     if validation >= 1 or not validation:
         return int(validation)
     return max(1, math.floor(samples * validation / (1 - validation) + 0.5))
 
 
-def _scale(concept: Concept, whole: _Sizes) -> _Sizes:
-    """What is left of the whole number for a client with its concept's share of it: something
-    of everything.
-    """
-    return _Sizes(
-        *(max(1, math.floor(concept.size_factor * count + 0.5)) if count else 0 for count in whole)
+def _scale(concept: Concept, base: SplitSizes) -> SplitSizes:
+    """Multiply sizes by the size factor of a concept; at least 1 where they are not 0."""
+    return SplitSizes(
+        *(max(1, math.floor(concept.size_factor * size + 0.5)) if size else 0 for size in base)
     )
 
 
-def _find_size(
+def _max_samples(
     concepts: Sequence[Concept],
     draws: np.ndarray,
     split: DatasetSplit,
@@ -233,51 +186,48 @@ def _find_size(
     validation: float,
     key: Key,
 ) -> int:
-    """The most training rows a client can have when no pool may be dealt out twice.
+    """Return the most training examples a client can have when no example is drawn twice.
 
-    D draws of S + V rows need a pool of D (S + V). Rounding may save each draw up to a row or cost
-    it one, so this gives a guess from above.
+    D draws of S + V examples need a pool of D (S + V). Rounding changes each draw by up to one, so
+    the search starts at an upper bound.
     """
-    visited = [cluster for cluster in range(len(concepts)) if draws[cluster]]
-    sizes, count, weight = (
-        np.array([len(pool) for pool in pools]),
-        np.zeros(len(pools)),
-        np.zeros(len(pools)),
-    )
-    for cluster in visited:
+    used = [cluster for cluster in range(len(concepts)) if draws[cluster]]
+    sizes = np.array([len(pool) for pool in pools])
+    count, weight = np.zeros(len(pools)), np.zeros(len(pools))
+    for cluster in used:
         count[pool_of[cluster]] += draws[cluster]
         weight[pool_of[cluster]] += draws[cluster] * concepts[cluster].size_factor
-    some = count > 0
-    guess = math.floor(((sizes + count)[some] / weight[some]).min()) - int(validation)
-    for samples in range(guess, 0, -1):
-        whole = _Sizes(samples, _count_validation(samples, validation))
+    drawn = count > 0
+    bound = math.floor(((sizes + count)[drawn] / weight[drawn]).min()) - int(validation)
+    for samples in range(bound, 0, -1):
+        base = SplitSizes(samples, _validation_size(samples, validation))
         needed = np.zeros((len(pools), 2), dtype=np.int64)
-        for cluster in visited:
-            needed[pool_of[cluster]] += draws[cluster] * np.array(_scale(concepts[cluster], whole))
-        if (needed.sum(axis=1) > sizes).any():
-            continue
-        sides = _split_rows(split, pools, whole, key)
-        if all(
-            (needed[pool] <= [len(side) for side in pair]).all() for pool, pair in enumerate(sides)
+        for cluster in used:
+            needed[pool_of[cluster]] += draws[cluster] * np.array(_scale(concepts[cluster], base))
+        if (needed.sum(axis=1) <= sizes).all() and all(
+            (need <= [len(train), len(valid)]).all()
+            for need, (train, valid) in zip(
+                needed, split_pools(split, pools, base, key), strict=True
+            )
         ):
             return samples
-    room = math.floor((sizes[some] / weight[some]).min())
     raise InputError(
-        f"{int(draws.sum())} draws of 1 sample and {_count_validation(1, validation)} for"
-        " validation do not fit into the data without reuse "
-        f"(there is room for {room} in each): set drift.samples, which allows reuse, or"
-        " have fewer clients or time steps"
+        f"{int(draws.sum())} draws of 1 sample and {_validation_size(1, validation)} for"
+        " validation do not fit into the data without reuse (there is room for"
+        f" {math.floor((sizes[drawn] / weight[drawn]).min())} in each): set drift.samples, which"
+        " allows reuse, or have fewer clients or time steps"
     )
 
 
 def _check_pools(
-    needs: Sequence[_Sizes],
+    sizes: Sequence[SplitSizes],
     draws: np.ndarray,
-    sides: Sequence[tuple[np.ndarray, np.ndarray]],
+    halves: Sequence[_PoolSplit],
     pool_of: Sequence[int],
 ) -> None:
-    for cluster, need in enumerate(needs):
-        train, valid = (len(side) for side in sides[pool_of[cluster]])
+    """Check that each pool holds what one client of each cluster needs."""
+    for cluster, need in enumerate(sizes):
+        train, valid = (len(half) for half in halves[pool_of[cluster]])
         if draws[cluster] and (need.train > train or need.valid > valid):
             raise InputError(
                 f"a client of cluster {cluster} needs {need.train} training and"
@@ -285,21 +235,3 @@ def _check_pools(
                 f"and {valid}: lower drift.samples or drift.validation, or give the"
                 " cluster more labels or a larger domain"
             )
-
-
-def _describe_reuse(piles: Sequence[tuple[_Pool, ...]], pool_of: Sequence[int]) -> list[str]:
-    sentences = []
-    for number, pair in enumerate(piles):
-        clusters = [str(cluster) for cluster, pool in enumerate(pool_of) if pool == number]
-        whose = (
-            f"cluster {clusters[0]}"
-            if len(clusters) == 1
-            else f"clusters {', '.join(clusters[:-1])} and {clusters[-1]}"
-        )
-        for pile, part in zip(pair, ("training", "validation"), strict=True):
-            if pile.dealt > len(pile.rows):
-                sentences.append(
-                    f"{whose}: {len(pile.rows)} {part} examples were dealt out"
-                    f" {pile.dealt / len(pile.rows):.1f} times over, reshuffled each time"
-                )
-    return sentences

@@ -1,9 +1,9 @@
-"""Schedules of drift: which cluster each client is in at each time step. Each is a constructor;
-what it returns is a pure function of a key.
+"""Drift schedules: the cluster of each client at each time step.
 
-A cluster is a distribution of examples; what its examples look like is said in `concepts.py`.
-Clients that are in different clusters at one time make a shift, clients that change clusters over
-time a drift. A user's own table is read in `read_table` below, and trusted in nothing.
+Each function below is a constructor; the schedule it returns is a pure function of a key. A cluster
+is a group of clients whose data follow one concept (`concepts.py`). If clients are in different
+clusters at one time, their data are shifted; if clients change clusters over time, they drift.
+`schedule_table.py` reads schedules from CSV files.
 """
 
 from __future__ import annotations
@@ -17,13 +17,10 @@ import numpy as np
 
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
-from remanence.data.files import size_of
+from remanence.data.schedule_table import read_table
 
-LIMIT = 8 << 20  # bytes of a user's table: a hundred thousand clients over ten time steps
-LONG_FORM = ("time_step", "client", "cluster")
-
-# Jothimurugesan et al. 2022, as the thesis of HAST doubles them: a word a time step, a digit a
-# client; client k takes digit k % 10
+# The patterns of Jothimurugesan et al. 2022, each time step twice as in the thesis of HAST: one word
+# a time step, one digit a client; client k takes digit k % 10.
 STAGGERED = {
     2: "0000000000 0000000000 0000000000 1100000000 1111100000 1111110000 1111111100"
     " 1111111100 1111111111 1111111111",
@@ -34,30 +31,41 @@ STAGGERED = {
 
 @dataclass(frozen=True)
 class DriftSchedule:
-    """Who is in which cluster, when: call it with the numbers of clients and time steps and a
-    key. -> [T, K] int64, all below `clusters`
+    """The cluster of each client at each time step.
+
+    Args:
+        clusters: the number of clusters, including those that no client is in.
+        assign: (clients, time steps, key) -> cluster numbers [T, K] int64.
+        clients: the only number of clients the schedule is defined for; None: any.
+        steps: the largest number of time steps it is defined for; None: any.
     """
 
-    clusters: int  # also those that no client visits in the time steps asked for
+    clusters: int
     assign: Callable[[int, int, Key], np.ndarray]
-    clients: int | None = None  # the only number of clients it is written for; None: any
-    steps: int | None = None  # the most time steps it is written for; None: any
+    clients: int | None = None
+    steps: int | None = None
 
     def __call__(self, clients: int, steps: int, key: Key) -> np.ndarray:
+        """Return the cluster of each client at each time step. [T, K] int64"""
         return self.assign(clients, steps, key)
 
 
 def option_error(name: str, problem: str, cure: str) -> InputError:
-    """The sentence for a schedule that cannot be made."""
+    """Return the error for a schedule that cannot be made."""
     return InputError(f"drift {name!r} {problem}: {cure}")
 
 
 def changed_clients(assignment: np.ndarray) -> np.ndarray:
-    """Who is in another cluster than the time step before: [T, K] -> bool [T, K]. Nobody has moved
-    at the first time step.
+    """Find the clients that are in another cluster than at the time step before.
 
     >>> changed_clients(np.array([[0, 0], [0, 1], [1, 1]])).tolist()
     [[False, False], [False, True], [True, False]]
+
+    Args:
+        assignment: [T, K] cluster numbers.
+
+    Returns:
+        [T, K] bool; all False at the first time step.
     """
     changed = np.zeros(assignment.shape, dtype=bool)
     changed[1:] = assignment[1:] != assignment[:-1]
@@ -65,8 +73,8 @@ def changed_clients(assignment: np.ndarray) -> np.ndarray:
 
 
 def divide_clients(clients: int, ratios: Sequence[int]) -> list[int]:
-    """How many clients each cluster has: its share, rounded by largest remainders, ties to the
-    first.
+    """Divide clients over clusters in these ratios, rounded by largest remainders; ties go to the
+    first cluster.
 
     >>> divide_clients(50, [1, 1, 1, 1]), divide_clients(50, [70, 30])
     ([13, 13, 12, 12], [35, 15])
@@ -81,21 +89,25 @@ def divide_clients(clients: int, ratios: Sequence[int]) -> list[int]:
 
 
 def none(*, clusters: int = 1, sizes: str = "") -> DriftSchedule:
-    """No drift: every client stays in its cluster. With more than one cluster this is a shift.
+    """No drift: every client stays in its cluster. With several clusters, data are shifted.
 
-    Clusters hold consecutive clients. `sizes` are the ratios of their numbers, such as "70:30";
-    without it they are equal.
+    Args:
+        clusters: the number of clusters; each has consecutive clients.
+        sizes: the ratios of their numbers of clients, such as "70:30"; default: equal.
     """
     blocks = _plan_blocks("none", clusters, sizes)
     return DriftSchedule(clusters, lambda clients, steps, key: np.tile(blocks(clients), (steps, 1)))
 
 
 def random(*, clusters: int = 2, sizes: str = "") -> DriftSchedule:
-    """A fresh random assignment at every time step but the first, where clusters hold consecutive
-    clients (Klefbom and Örtenberg Toftås 2023).
+    """A new random assignment at every time step (Klefbom and Örtenberg Toftås 2023).
 
-    Every cluster keeps its number of clients. `sizes` are the ratios of these numbers, such as
-    "70:30"; without it they are equal.
+    At the first time step clusters have consecutive clients. Every cluster keeps its number of
+    clients.
+
+    Args:
+        clusters: the number of clusters.
+        sizes: the ratios of their numbers of clients, such as "70:30"; default: equal.
     """
     blocks = _plan_blocks("random", clusters, sizes)
 
@@ -110,8 +122,12 @@ def random(*, clusters: int = 2, sizes: str = "") -> DriftSchedule:
 
 
 def rotation(*, clusters: int = 2, every: int = 1, sizes: str = "") -> DriftSchedule:
-    """Every `every` time steps each client moves on to the next cluster, from the last to the
-    first. It starts as `none` does.
+    """All clients move to the next cluster, and from the last cluster to the first.
+
+    Args:
+        clusters: the number of clusters; at first each has consecutive clients.
+        every: the number of time steps between two moves.
+        sizes: the ratios of their numbers of clients, such as "70:30"; default: equal.
     """
     blocks = _plan_blocks("rotation", clusters, sizes)
     if every < 1:
@@ -130,14 +146,15 @@ def staggered(*, clusters: int = 2) -> DriftSchedule:
     """The published patterns in which clusters appear one after the other and clients move at
     different times (Jothimurugesan et al. 2022).
 
-    There are patterns of ten time steps for 2 and for 4 clusters, each for ten clients; client k
-    follows the pattern of client k % 10.
+    Args:
+        clusters: 2 or 4. Each pattern has ten time steps and ten clients; client k follows client
+            k % 10 of the pattern.
     """
     if clusters not in STAGGERED:
         raise option_error(
             "staggered",
             f"has no pattern for clusters={clusters}",
-            "give 2 or 4, or write a pattern of your own for table(path='...')",
+            "give 2 or 4, or write your own pattern for table(path='...')",
         )
     # [10, 10]
     pattern = np.array(
@@ -157,14 +174,14 @@ def staggered(*, clusters: int = 2) -> DriftSchedule:
 
 
 def table(*, path: str = "") -> DriftSchedule:
-    """A schedule of your own from a CSV file; with fewer time steps than it has, the first are
-    taken.
+    """Your own schedule from a CSV file. An experiment with fewer time steps uses the first ones.
 
-    Either a plain matrix of cluster numbers, a line a time step and a column a client, or lines
-    below the header time_step,client,cluster. All numbers count from 0.
+    Args:
+        path: a file with a matrix of cluster numbers, one line a time step and one column a client,
+            or with lines below the header time_step,client,cluster. All numbers count from 0.
     """
     if not path:
-        raise option_error("table", "needs to know what to read", "write table(path='FILE.csv')")
+        raise option_error("table", "needs a path", "write table(path='FILE.csv')")
     cells = read_table(Path(path).expanduser())
 
     def assign(clients: int, steps: int, key: Key) -> np.ndarray:
@@ -195,8 +212,10 @@ DRIFT_SCHEDULES: dict[str, Callable[..., DriftSchedule]] = {
 
 
 def _plan_blocks(name: str, clusters: int, sizes: str) -> Callable[[int], np.ndarray]:
-    """Check what was written; the function then gives consecutive clients the same cluster. ->
-    [K] int64
+    """Check the options of a schedule.
+
+    Returns:
+        A function: number of clients -> the cluster of each, [K] int64, in consecutive blocks.
     """
     if clusters < 1:
         raise option_error(name, f"cannot have {clusters} clusters", "give clusters 1 or more")
@@ -229,119 +248,3 @@ def _plan_blocks(name: str, clusters: int, sizes: str) -> Callable[[int], np.nda
         return np.repeat(np.arange(clusters, dtype=np.int64), members)
 
     return assign
-
-
-def read_table(path: Path) -> np.ndarray:
-    """A user's table as [T, K] int64, or a sentence with the line that is wrong. Cells are
-    separated by commas, semicolons or tabs.
-    """
-
-    def damaged(line: int, found: str, cure: str) -> InputError:
-        return InputError(f"line {line} of the drift table {path} {found}: {cure}")
-
-    lines = _read_lines(path)
-    mark = next((mark for mark in (",", ";", "\t") if mark in lines[0][1]), ",")
-    rows = [(number, [cell.strip() for cell in line.split(mark)]) for number, line in lines]
-    header = [cell.lower() for cell in rows[0][1]]
-    long = sorted(header) == sorted(LONG_FORM)
-    for number, cells in rows:
-        if len(cells) != len(header):
-            raise damaged(
-                number,
-                f"has {len(cells)} cells where line {rows[0][0]} has {len(header)}",
-                "give every line the same cells",
-            )
-    if long and len(rows) == 1:
-        raise damaged(
-            rows[0][0],
-            "is a header with nothing below it",
-            "write a line for each time step and client",
-        )
-    for number, cells in rows[long:]:
-        wrong = [cell for cell in cells if not re.fullmatch(r"\d{1,9}", cell, re.ASCII)]
-        if wrong:
-            cure = f"write whole numbers from 0, below no other header than {','.join(LONG_FORM)}"
-            raise damaged(
-                number,
-                f"has {wrong[0][:20]!r} where a number belongs"
-                if wrong[0]
-                else "has an empty cell",
-                cure,
-            )
-    numbers = [number for number, _ in rows[long:]]
-    # [lines, cells]
-    values = np.array([[int(cell) for cell in cells] for _, cells in rows[long:]], dtype=np.int64)
-    clusters = values[:, [header.index("cluster")]] if long else values
-    used = np.unique(clusters)
-    if len(used) <= used[-1]:
-        gap = int(np.argmax(used != np.arange(len(used))))
-        line = numbers[int(np.argmax((clusters == used[gap]).any(axis=1)))]
-        cure = "number the clusters 0, 1, 2, ... without a gap"
-        raise damaged(
-            line, f"names cluster {used[gap]}, but no client is ever in cluster {gap}", cure
-        )
-    return (
-        _spread(values[:, [header.index(name) for name in LONG_FORM]], numbers, damaged)
-        if long
-        else values
-    )
-
-
-def _spread(
-    triples: np.ndarray, numbers: list[int], damaged: Callable[[int, str, str], InputError]
-) -> np.ndarray:
-    """From (time step, client, cluster) [n, 3] to [T, K]; every pair of time step and client
-    must be there once.
-    """
-    steps, clients = int(triples[:, 0].max()) + 1, int(triples[:, 1].max()) + 1
-    place = triples[:, 0] * clients + triples[:, 1]
-    order = np.argsort(place, kind="stable")
-    twice = np.flatnonzero(np.diff(place[order]) == 0)
-    if len(twice):
-        again = int(order[twice + 1].min())
-        step, client = triples[again, :2].tolist()
-        raise damaged(
-            numbers[again],
-            f"places client {client} at time step {step} a second time",
-            "remove one of the two lines",
-        )
-    # so a cell is missing; compared before anything of that size is made
-    if len(triples) != steps * clients:
-        absent = int(np.argmax(np.append(place[order], -1) != np.arange(len(place) + 1)))
-        cure = f"write a line for each of {steps} time steps and {clients} clients"
-        raise damaged(
-            numbers[-1],
-            f"is the last, and client {absent % clients} is nowhere at time step"
-            f" {absent // clients}",
-            cure,
-        )
-    return np.asarray(triples[order, 2].reshape(steps, clients))
-
-
-def _read_lines(path: Path) -> list[tuple[int, str]]:
-    """The lines that are not empty, with their numbers from 1."""
-    try:
-        if not path.is_file():
-            raise InputError(
-                f"the drift table {path} was not found: correct path in table(path='...')"
-            )
-        with path.open("rb") as file:
-            raw = file.read(LIMIT + 1)
-        text = raw.decode("utf-8-sig")
-    except OSError as error:
-        raise InputError(
-            f"the drift table {path} cannot be read ({error.strerror}): check that you may read it"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"the drift table {path} is not text: save it as CSV in UTF-8") from error
-    if len(raw) > LIMIT:
-        raise InputError(
-            f"the drift table {path} is larger than {size_of(LIMIT)}: give a file with fewer"
-            " time steps or clients"
-        )
-    lines = [
-        (number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()
-    ]
-    if not lines:
-        raise InputError(f"the drift table {path} is empty: write a line for each time step")
-    return lines

@@ -20,8 +20,7 @@ from remanence.core.errors import InputError
 from remanence.core.rng import Key
 from remanence.data import drift_sampling
 from remanence.data.concept_views import ConceptViews, make_views
-from remanence.data.concepts import describe as describe_concept
-from remanence.data.concepts import make_concepts
+from remanence.data.concepts import describe_concept, make_concepts
 from remanence.data.dataset import ArrayDataset
 from remanence.data.drift_schedules import DRIFT_SCHEDULES
 from remanence.data.population import (
@@ -157,7 +156,7 @@ def _partition_over_time(
         )
         renew = drift.resample or ("changed" if call.name in ("staggered", "table") else "everyone")
         valid = drift.validation or float(spec.data.validation)
-        dealt = drift_sampling.sample_rows(
+        dealt = drift_sampling.sample_examples(
             assignment,
             concepts,
             source.train,
@@ -175,7 +174,7 @@ def _partition_over_time(
         )
         for train, valid, clusters in zip(dealt.train, dealt.valid, assignment, strict=True)
     )
-    tests = drift_sampling.test_rows(concepts, source.test)
+    tests = drift_sampling.concept_test_ids(concepts, source.test)
     train = make_views(
         source.train,
         concepts,
