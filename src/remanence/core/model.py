@@ -302,7 +302,7 @@ def init_module(build: Any, key: Key) -> nn.Module:
     was.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key.value >> 1)
+        torch.default_generator.manual_seed(key.value >> 1)  # torch.manual_seed: the GPUs' too
         module = build()
     if not isinstance(module, nn.Module):
         raise InputError(f"the model must be a torch.nn.Module, not {type(module).__name__}")

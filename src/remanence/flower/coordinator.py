@@ -24,6 +24,7 @@ from remanence.core import expressions
 from remanence.core.compose import ComposedMethod
 from remanence.core.errors import InputError, RunFailed
 from remanence.core.files import create_output_dir, lock, translate_disk_errors, write_atomically
+from remanence.core.process_state import preserve_process_state
 from remanence.core.progress import Progress
 from remanence.core.rng import Key
 from remanence.core.slots import Method, Part
@@ -50,6 +51,7 @@ SIMULATION_ONLY = {  # what an experiment may simulate, and a federation has for
 }
 
 
+@preserve_process_state()
 def run_experiment(
     spec: Experiment, out: Path, carrier: Transport, patience: Timeouts, progress: Progress
 ) -> Run:

@@ -10,6 +10,8 @@ from torch import nn
 
 from remanence.core.compose import parse_method
 from remanence.core.errors import CheckpointError, InputError
+from remanence.core.model import init_module
+from remanence.core.process_state import preserve_process_state
 from remanence.core.rng import Key
 from remanence.core.types import ModelState
 from remanence.experiment.build import apply_model_changes, build_module
@@ -19,6 +21,7 @@ from remanence.results.run import CHECKPOINTS, Run
 from remanence.training.state import RunState
 
 
+@preserve_process_state()
 def load_model(run: Run, module: nn.Module | None = None, client: int | None = None) -> nn.Module:
     """The global model of the newest checkpoint, or that of a client where clients have their own,
     in evaluation mode on the CPU.
@@ -31,15 +34,13 @@ def load_model(run: Run, module: nn.Module | None = None, client: int | None = N
             " rem.load(DIR).model(module=...)"
         )
     if module is None:
-        module = build_module(
-            run.config.model, tuple(run.metadata["shape"]), len(run.metadata["class_names"])
+        shape, classes = tuple(run.metadata["shape"]), len(run.metadata["class_names"])
+        key = Key(run.config.seed)
+        module = init_module(
+            lambda: build_module(run.config.model, shape, classes), key.fold_in("model")
         )
-        module = apply_model_changes(
-            parse_method(run.config.method, PARTS),
-            module,
-            len(run.metadata["class_names"]),
-            Key(run.config.seed),
-        )
+        method = parse_method(run.config.method, PARTS)
+        module = apply_model_changes(method, module, classes, key)
     state = CheckpointStore(run.folder / CHECKPOINTS, fingerprint(run.config)).load(
         torch.device("cpu"), lambda text: warnings.warn(text, stacklevel=4)
     )

@@ -24,6 +24,7 @@ from remanence.core import errors
 from remanence.core.engine import ClientWork, Engine
 from remanence.core.errors import OUT_OF_TIME, InputError, RunFailed, Stopped
 from remanence.core.files import create_output_dir, lock, translate_disk_errors, write_atomically
+from remanence.core.process_state import preserve_process_state
 from remanence.core.progress import NullProgress, Progress
 from remanence.core.rng import Key
 from remanence.core.signals import exit_code_of, sigterm_as_interrupt
@@ -80,6 +81,7 @@ class TimeLimit:
         )
 
 
+@preserve_process_state()
 def start_run(
     spec: Experiment,
     out: Path,
@@ -124,6 +126,7 @@ def start_run(
         )
 
 
+@preserve_process_state()
 def resume_run(
     folder: Path,
     *,

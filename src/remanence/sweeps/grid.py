@@ -17,6 +17,7 @@ from torch import nn
 from remanence.config import Experiment, parse_experiment
 from remanence.core.errors import InputError
 from remanence.core.files import create_output_dir, lock, translate_disk_errors, write_atomically
+from remanence.core.process_state import preserve_process_state
 from remanence.core.progress import Progress
 from remanence.data.dataset import ArrayDataset
 from remanence.engines.autotune import EngineChoice
@@ -78,6 +79,7 @@ def plan_grid(
     ]
 
 
+@preserve_process_state()
 def start_comparison(
     cells: Sequence[GridPoint],
     out: Path,
@@ -112,6 +114,7 @@ def start_comparison(
     return Comparison(out)
 
 
+@preserve_process_state()
 def resume_comparison(
     folder: Path,
     *,
