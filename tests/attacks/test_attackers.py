@@ -118,7 +118,12 @@ def test_every_attack_touches_something_and_explains_its_options() -> None:
         assert attack.name == name
         assert [
             slot
-            for slot in (attack.poison, attack.tamper_replies, attack.tamper_probes)
+            for slot in (
+                attack.poison,
+                attack.tamper_replies,
+                attack.tamper_counts,
+                attack.tamper_probes,
+            )
             if slot is not None
         ]
         assert "fraction:" in (make.__doc__ or "")

@@ -8,10 +8,12 @@ import torch
 from attacks.small_replies import START, make_job, make_replies, rows_of
 
 from remanence.attacks import Adversary, Attack, parse_attacks
+from remanence.attacks.metadata import count_leaves
 from remanence.attacks.models import a_little_std
 from remanence.core import pytree
 from remanence.core.rng import Key
 from remanence.core.types import ModelState, Reply
+from remanence.methods import fednova, fedwavg, flashback
 from remanence.training import gate
 
 ROWS = [[2.0, 2.0, 1.0], [1.0, 3.0, -1.0], [0.0, 2.0, 4.0]]
@@ -22,6 +24,9 @@ def act(
     text: str, replies: Reply, attackers: np.ndarray = BAD, start: ModelState = START, seed: int = 0
 ) -> Reply:
     (attack,) = parse_attacks(text)
+    if attack.tamper_counts is not None:
+        leaves = count_leaves((flashback(), fedwavg(), fednova()), replies.payload)
+        return attack.tamper_counts(replies, attackers, leaves)
     assert attack.tamper_replies is not None
     return attack.tamper_replies(replies, attackers, start, Key(seed))
 

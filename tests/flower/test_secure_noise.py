@@ -13,7 +13,7 @@ from states import last_state
 
 from remanence.flower.secure_noise import fixed_stats, needs_secret_noise
 from remanence.flower.site_storage import SiteStorage
-from remanence.testing.toy_task import as_method, small_experiment
+from remanence.testing.toy_task import small_experiment
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_noised_label_counts_are_drawn_once(tmp_path: Path) -> None:
 
 
 def test_only_noise_makes_the_randomness_of_a_site_its_own() -> None:
-    assert needs_secret_noise(as_method("fedavg+dp_sgd(noise=1)"))
-    assert needs_secret_noise(as_method("fedwavg(noise=2)"))
-    assert not needs_secret_noise(as_method("fedwavg"))
-    assert not needs_secret_noise(as_method("scaffold+wsm"))
+    assert needs_secret_noise(small_experiment("fedavg+dp_sgd(noise=1)").task)
+    assert needs_secret_noise(small_experiment("fedwavg(noise=2)").task)
+    assert not needs_secret_noise(small_experiment("fedwavg").task)
+    assert not needs_secret_noise(small_experiment("scaffold+wsm").task)

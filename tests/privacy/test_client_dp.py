@@ -20,7 +20,7 @@ from remanence.core.types import ModelState, Reply
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment
-from remanence.experiment.checks import check_private
+from remanence.experiment.checks import check_client_privacy
 from remanence.losses import wsm
 from remanence.methods import (
     fedadam,
@@ -33,7 +33,8 @@ from remanence.methods import (
     scaffold,
 )
 from remanence.methods.centralized import centralized
-from remanence.privacy.client_dp import dp, guarantee_of, norms_of, split_noise
+from remanence.privacy.client_dp import dp, norms_of, split_noise
+from remanence.rounds.privacy_budget import client_guarantee
 from remanence.testing import TOLERANCE
 from remanence.testing.toy_task import (
     EQUAL,
@@ -254,7 +255,7 @@ def test_both_noises_together_cost_what_one_would(noise: float, k: int) -> None:
 )
 def test_with_any_averaging_method_on_every_engine(method: Method) -> None:
     experiment = small_experiment(method)
-    check_private(experiment.task)
+    check_client_privacy(experiment.task)
     oracle, lines = run_rounds(experiment, SequentialEngine(experiment.task), 3)
     assert not any(line["abandoned"] for line in lines)
     state, _ = run_rounds(experiment, VectorizedEngine(experiment.task, 3), 3)
@@ -275,7 +276,7 @@ def test_with_any_averaging_method_on_every_engine(method: Method) -> None:
         (flashback(), "dp and flashback cannot be combined: flashback sends more than its model"),
         (
             feddf(),
-            "dp and feddf cannot be combined: feddf lets the server look at the clients' models",
+            "dp and feddf cannot be combined: feddf lets the server read the clients' models",
         ),
         (
             centralized(),
@@ -285,7 +286,7 @@ def test_with_any_averaging_method_on_every_engine(method: Method) -> None:
 )
 def test_what_else_goes_up_is_refused(other: Part, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        check_private(small_experiment(other + dp()).task)
+        check_client_privacy(small_experiment(other + dp()).task)
 
 
 def test_several_global_models_are_refused() -> None:
@@ -294,7 +295,7 @@ def test_several_global_models_are_refused() -> None:
         match="dp and feddrift cannot be combined: feddrift asks every client how well each model"
         " does",
     ):
-        check_private(small_experiment(feddrift() + dp()).task)
+        check_client_privacy(small_experiment(feddrift() + dp()).task)
 
 
 def test_another_part_that_weighs_is_refused() -> None:
@@ -315,13 +316,13 @@ def test_buffers_may_stay_but_not_go_up() -> None:
         r" local"
         r" or frozen",
     ):
-        check_private(with_norms("average").task)
+        check_client_privacy(with_norms("average").task)
     for kept in ("local", "frozen"):
-        check_private(with_norms(kept).task)
+        check_client_privacy(with_norms(kept).task)
 
 
 def test_what_slipped_through_is_refused_where_it_would_count() -> None:
-    """Even if nobody asked `check_private`."""
+    """Even if nobody asked `check_client_privacy`."""
     with pytest.raises(InputError, match="dp cannot protect the model's buffers"):
         with_norms("average")
     replies = replies_of([[0.0] * 4])._replace(payload={"other": {"counts": torch.ones(1, 3)}})
@@ -361,15 +362,15 @@ def test_a_budget_needs_the_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_a_run_promises() -> None:
     method = ComposedMethod(fedavg() + dp(noise=2, delta=1e-6))
-    found = guarantee_of(method, 4, 6)
+    found = client_guarantee(method, 4, 6)
     assert found is not None
     assert (found.noise, found.delta, found.budget, found.sampling) == (2.0, 1e-6, 0.0, "fixed")
     assert found.fraction == pytest.approx(4 / 6)
-    sometimes = guarantee_of(method, 4, 6, "any")
+    sometimes = client_guarantee(method, 4, 6, "any")
     assert sometimes is not None
     assert sometimes.sampling == "any"
-    assert guarantee_of(ComposedMethod(fedavg() + wsm()), 4, 6) is None
-    assert guarantee_of(ComposedMethod(fedavg() + dp(noise=0)), 4, 6) is None
+    assert client_guarantee(ComposedMethod(fedavg() + wsm()), 4, 6) is None
+    assert client_guarantee(ComposedMethod(fedavg() + dp(noise=0)), 4, 6) is None
 
 
 @pytest.mark.skipif(
@@ -378,7 +379,7 @@ def test_what_a_run_promises() -> None:
 )
 def test_an_adaptive_clip_costs_no_more() -> None:
     fixed, adaptive = (
-        guarantee_of(ComposedMethod(Method((dp(noise=2, adaptive=kind),))), 4, 6)
+        client_guarantee(ComposedMethod(Method((dp(noise=2, adaptive=kind),))), 4, 6)
         for kind in (False, True)
     )
     assert fixed is not None

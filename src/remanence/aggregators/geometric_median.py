@@ -68,7 +68,11 @@ def geometric_median(
         weighted,
         minimize_distances,
     )
-    return Part("geometric_median", aggregate=aggregate_with_minimum(guarded))
+    return Part(
+        "geometric_median",
+        static=("iterations", "tolerance", "weighted"),
+        aggregate=aggregate_with_minimum(guarded),
+    )
 
 
 def find_geometric_median(

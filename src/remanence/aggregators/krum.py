@@ -37,7 +37,7 @@ def krum(*, byzantine: int = 1) -> Part:
     guarded = MinimumReplies(
         "krum", 2 * byzantine + 3, "2 * byzantine + 3", "lower byzantine", False, choose_one
     )
-    return Part("krum", aggregate=aggregate_with_minimum(guarded))
+    return Part("krum", static=("byzantine",), aggregate=aggregate_with_minimum(guarded))
 
 
 @part
@@ -61,7 +61,9 @@ def multi_krum(*, byzantine: int = 1, keep: int = 0) -> Part:
     guarded = MinimumReplies(
         "multi_krum", least, why, "lower byzantine or keep", False, choose_some
     )
-    return Part("multi_krum", aggregate=aggregate_with_minimum(guarded))
+    return Part(
+        "multi_krum", static=("byzantine", "keep"), aggregate=aggregate_with_minimum(guarded)
+    )
 
 
 def average_closest(replies: Reply, srv: ServerContext, byzantine: int, keep: int) -> Params:

@@ -64,7 +64,7 @@ def trimmed_mean(*, fraction: float = 0.1) -> Part:
         False,
         average_the_rest,
     )
-    return Part("trimmed_mean", aggregate=aggregate_with_minimum(guarded))
+    return Part("trimmed_mean", static=("fraction",), aggregate=aggregate_with_minimum(guarded))
 
 
 def count_cut(replies: int, fraction: float) -> int:

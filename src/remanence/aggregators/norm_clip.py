@@ -41,7 +41,7 @@ def norm_clip(*, limit: float = 0.0) -> Part:
     guarded = MinimumReplies(
         "norm_clip", least, why, "give a limit, such as norm_clip(limit=1)", True, clip_and_average
     )
-    return Part("norm_clip", aggregate=aggregate_with_minimum(guarded))
+    return Part("norm_clip", static=("limit",), aggregate=aggregate_with_minimum(guarded))
 
 
 def clip_factors(norms: Tensor, limit: float) -> Tensor:

@@ -26,6 +26,8 @@ class Adversary:
 
     attacks: tuple[Attack, ...]
     attackers: Mapping[str, np.ndarray]  # by attack: client numbers, ascending
+    # payload leaves that are counts of examples, by part and path
+    counts: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def select(cls, attacks: Sequence[Attack], clients: int, key: Key) -> Adversary:
@@ -49,7 +51,11 @@ class Adversary:
         """Between engine and gate: the answers of attackers, who see those of all others.
         Without such attacks the chunks stream through untouched.
         """
-        active = [attack for attack in self.attacks if attack.tamper_replies is not None]
+        active = [
+            attack
+            for attack in self.attacks
+            if attack.tamper_replies is not None or attack.tamper_counts is not None
+        ]
         if not active:
             return chunks
         came = list(chunks)
@@ -64,6 +70,8 @@ class Adversary:
                 replies = attack.tamper_replies(
                     replies, self.attackers[attack.name], _starts(job, replies), key
                 )
+            if attack.tamper_counts is not None:
+                replies = attack.tamper_counts(replies, self.attackers[attack.name], self.counts)
         return [replies]
 
     def tamper_probes(self, probed: Tensor, losses: Tensor) -> Tensor:

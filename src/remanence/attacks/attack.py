@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,6 +37,9 @@ PoisonData = Callable[[np.ndarray, np.ndarray, DataInfo, Key], tuple[np.ndarray,
 # (all replies of the round, attackers, the model they started from, key) -> replies; `start` is one
 # model for all, or a stack in the order of the replies
 TamperReplies = Callable[[Reply, np.ndarray, ModelState, Key], Reply]
+# (all replies of the round, attackers, the payload leaves that are counts, by part and path) ->
+# replies
+TamperCounts = Callable[[Reply, np.ndarray, Sequence[tuple[str, str]]], Reply]
 # (test rows x, their labels y, the data set) -> x, y on which accuracy is the rate of success
 AttackMeasure = Callable[[np.ndarray, np.ndarray, DataInfo], tuple[np.ndarray, np.ndarray]]
 # (the data set, shape of an example): raises InputError where the attack cannot work
@@ -53,6 +56,7 @@ class Attack:
     who: AttackerSelection
     poison: PoisonData | None = None
     tamper_replies: TamperReplies | None = None
+    tamper_counts: TamperCounts | None = None
     tamper_probes: TamperProbes | None = None
     measure: AttackMeasure | None = None
     check: CheckAttack | None = None

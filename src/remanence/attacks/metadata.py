@@ -1,28 +1,25 @@
-"""Lies about facts: how many examples a client has, of which classes, and how many it saw
-forgotten.
+"""False counts: how many examples a client has, how many of each class, and any other count that
+its method declares.
 
-FedAvg weighs by the first, Flashback believes the second and FedWAvg the third; nobody can check
-them without seeing the data.
+A server cannot check them without the data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from remanence.attacks.attack import Attack, attacker_mask, parse_attackers
+from remanence.core import pytree
 from remanence.core.errors import InputError, check_range, nearest
 from remanence.core.pytree import Tree
-from remanence.core.rng import Key
-from remanence.core.types import ModelState, Reply
+from remanence.core.slots import Part
+from remanence.core.types import Reply
 
 CLAIMS = ("true", "uniform", "inverse")
-# extras that are counts of labels [k, C], by part and name
-COUNTS = (("flashback", "label_counts"),)
-NUMBERS = (("fedwavg", "forgettable"),)  # extras that are one count each [k]
 
 
 def count_lies(
@@ -47,33 +44,41 @@ def count_lies(
             " or claim=inverse"
         )
 
-    def tamper(replies: Reply, attackers: np.ndarray, start: ModelState, key: Key) -> Reply:
+    def overstate(counts: Tensor, bad: Tensor) -> Tensor:
+        """One count of each client [k], or one for each class [k, C]."""
+        if counts.dim() == 1:
+            return torch.where(bad, factor * counts.clamp(min=1), counts)
+        return torch.where(bad.unsqueeze(1), factor * spread_labels(counts, claim), counts)
+
+    def tamper(replies: Reply, attackers: np.ndarray, leaves: Sequence[tuple[str, str]]) -> Reply:
         bad = attacker_mask(replies, attackers)
         weight = torch.where(bad, factor * replies.weight, replies.weight)
-        extras = replies.payload
-        for part, name in COUNTS:
-            extras = _change(
-                extras,
-                part,
-                name,
-                lambda x: torch.where(bad.unsqueeze(1), factor * spread_labels(x, claim), x),
-            )
-        for part, name in NUMBERS:
-            extras = _change(
-                extras, part, name, lambda x: torch.where(bad, factor * x.clamp(min=1), x)
-            )
-        return replies._replace(weight=weight, payload=extras)
+        payload = pytree.flatten(replies.payload)
+        counts = {f"{part}{pytree.SEPARATOR}{path}" for part, path in leaves} & payload.keys()
+        payload |= {path: overstate(payload[path], bad) for path in counts}
+        return replies._replace(weight=weight, payload=pytree.unflatten(payload))
 
     return Attack(
-        "count_lies", parse_attackers("count_lies", fraction, clients), tamper_replies=tamper
+        "count_lies", parse_attackers("count_lies", fraction, clients), tamper_counts=tamper
     )
 
 
-def _change(extras: Tree, part: str, name: str, lie: Callable[[Tensor], Tensor]) -> Tree:
-    """The extras with one of them replaced, where the method sends it."""
-    if name not in extras.get(part, {}):
-        return extras
-    return extras | {part: extras[part] | {name: lie(extras[part][name])}}
+def count_leaves(parts: Sequence[Part], payload: Tree) -> tuple[tuple[str, str], ...]:
+    """The payload leaves that their parts declare to be counts of examples.
+
+    Args:
+        parts: of the method.
+        payload: what one client sends, by part.
+
+    Returns:
+        Part and path of each.
+    """
+    return tuple(
+        (p.name, path)
+        for p in parts
+        for path in pytree.flatten(payload.get(p.name, {}))
+        if p.disclosure(path).is_count
+    )
 
 
 def spread_labels(counts: Tensor, claim: str) -> Tensor:

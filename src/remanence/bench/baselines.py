@@ -30,10 +30,10 @@ def train_clients(experiment: BuiltExperiment, state: RunState, job: ClientWork)
     model
     """
     task, device = experiment.task, experiment.task.info.device
-    flashback = any(part.name == "flashback" for part in task.method.parts)
+    distilling = task.method.part_filling("server_train")  # Flashback
     rows_of = task.population.at(job.time_step).train
     received = plain_model(experiment)
-    pi = state.server.state["flashback"]["pi"] if flashback else None
+    pi = None if distilling is None else state.server.state[distilling.name]["pi"]
     models, sizes, counts = [], [], []
     for client in job.clients.tolist():
         rows = torch.from_numpy(rows_of.for_client(client)).to(device)
@@ -131,9 +131,9 @@ def distil_at_server(
         )
     mu = torch.cat([counts, pi.unsqueeze(0)])
     alpha = (mu / (pi + mu.sum(dim=0))).nan_to_num()
-    epochs = next(
-        part.arguments["server_epochs"] for part in task.method.parts if part.name == "flashback"
-    )
+    distilling = task.method.part_filling("server_train")
+    assert distilling is not None
+    epochs = distilling.arguments["server_epochs"]
     key = job.key.fold_in("server", "fit").fold_in("call", 0, "plan")
     plan = plan_batches(key, len(public), task.batch_size, epochs)
     fit(

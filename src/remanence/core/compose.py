@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, ParamSpec
 
 from remanence.core import expressions
+from remanence.core.declarations import LABEL_COUNTS, REVEALS, Mechanism
 from remanence.core.errors import InputError
 from remanence.core.slots import (
     STAGES,
@@ -110,7 +111,22 @@ def check(method: Method) -> Method:
                     f"{p.name}: a transform's stage is one of {', '.join(STAGES)}, not"
                     f" {transform.stage!r}"
                 )
+        _check_declarations(p)
     return method
+
+
+def _check_declarations(p: Part) -> None:
+    for path, disclosure in p.discloses.items():
+        if disclosure.reveals not in REVEALS:
+            raise InputError(
+                f"{p.name}: {path} reveals one of {', '.join(REVEALS)}, not {disclosure.reveals!r}"
+            )
+    for mechanism in p.mechanisms:
+        if mechanism.covers == LABEL_COUNTS and p.privatize_stats is None:
+            raise InputError(
+                f"{p.name} declares noise on label counts and does not fill privatize_stats:"
+                " draw the noise there"
+            )
 
 
 SLOT_WORDS = {
@@ -241,6 +257,11 @@ class ComposedMethod:
         return frozenset(
             name for p, function in self._filled("personal") for name in function(world)
         )
+
+    @property
+    def mechanisms(self) -> list[tuple[Part, Mechanism]]:
+        """All protective noise that is declared, with the part that draws it."""
+        return [(p, mechanism) for p in self.parts for mechanism in p.mechanisms]
 
     @property
     def hyper(self) -> dict[str, dict[str, float]]:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from torch import Tensor
 
-from remanence.core.pytree import Params, Tree
+from remanence.core.declarations import UNDECLARED, Disclosure, Mechanism, Remedy
+from remanence.core.pytree import SEPARATOR, Params, Tree
 from remanence.core.rng import Key
 from remanence.core.types import Batch, ClientStats, ModelState, Output, Reply, TaskInfo
 
@@ -271,6 +272,8 @@ class PeerSelection(NamedTuple):
     # (probed, losses [K, m], ctx) -> mixes, state
     select: Callable[[Tensor, Tensor, PeerContext], tuple[tuple[PeerAverage, ...], Tree]]
     extra_bytes: int = 0  # bytes a probed peer sends for every client there is, besides its model
+    # the leaf [K, K] of the state that holds how similar two clients seem, which is recorded
+    similarity: str = ""
 
 
 class AssignmentDecision(NamedTuple):
@@ -304,10 +307,12 @@ class Part:
     """One named set of slots: what stands between two `+`."""
 
     name: str
-    # as constructed; what is not in `hyper` is static
+    # as constructed; each is in `hyper`, in `static`, or never reaches a function
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    # numbers, handed to the functions as tensors
+    # numbers, which reach the functions as tensors: ctx.hyper, srv.hyper
     hyper: Mapping[str, float] = field(default_factory=dict)
+    # arguments that decide the shape of the program, and that functions read as Python values
+    static: tuple[str, ...] = ()
     # one of each in a whole method
     loss: Loss | None = None
     gradient: Gradient | None = None
@@ -350,12 +355,35 @@ class Part:
     # raises InputError where the method cannot work
     validate: Callable[[Optimizer, TaskInfo], None] | None = None
     centralized: bool = False  # all data in one place: the centralized baseline
+    # declarations, which the rest of the program reads instead of names
+    # by path of a payload leaf, or of a subtree of it; see `disclosure`
+    discloses: Mapping[str, Disclosure] = field(default_factory=dict)
+    mechanisms: tuple[Mechanism, ...] = ()  # protective noise that its functions draw
+    addresses: tuple[Remedy, ...] = ()  # the kinds of forgetting that it reduces
+    reads_label_counts: bool = False  # do its functions read ctx.stats.label_counts?
+    reads_inputs: bool = True  # does `loss` read more of a batch than labels and weights?
     # for people
     payload_description: str = ""  # what goes up besides the model, in words
     needs_public_data: bool = False
 
     def __add__(self, other: Part | Method) -> Method:
         return Method((self,)) + other
+
+    def disclosure(self, path: str) -> Disclosure:
+        """What a leaf of the payload reveals: by the longest declared path that holds it.
+
+        Args:
+            path: of the leaf within this part's payload, such as "change/fc.weight".
+
+        Returns:
+            The declaration; `UNDECLARED` where there is none.
+        """
+        names = path.split(SEPARATOR)
+        for depth in range(len(names), 0, -1):
+            found = self.discloses.get(SEPARATOR.join(names[:depth]))
+            if found is not None:
+                return found
+        return UNDECLARED
 
 
 @dataclass(frozen=True)

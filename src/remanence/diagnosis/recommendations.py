@@ -1,34 +1,30 @@
-"""Which method or setting fits which kind of forgetting, and why: what the papers propose, matched
-to what a run showed.
+"""Which method or setting fits which kind of forgetting, and why.
 
-A cure is a proposal to try, never a promise. What a run already uses is not proposed again.
+Methods are recommended by what their parts declare (`Part.addresses`), settings by what the runs
+showed. A recommendation is something to try. What a run already uses is not recommended again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 from remanence.core import expressions
+from remanence.core.declarations import (
+    ABSENT_CLASSES,
+    AGGREGATION,
+    DRIFT,
+    HELD_CLASSES,
+    MIXING,
+    PEER_DRIFT,
+    Remedy,
+)
 from remanence.core.errors import InputError
+from remanence.core.slots import Part
+from remanence.methods import PARTS
 from remanence.metrics.groups import Group, primary_model
 from remanence.results.run import Run
-
-# one of them fills the place of the loss
-ABSENT_CLASS_LOSSES = ("wsm", "tce", "masked_ce", "fedlc", "fedrs")
-METHODS = (
-    "dac",
-    "feddrift",
-    "fednova",
-    "fedntd",
-    "fedprox",
-    "fedwavg",
-    "flashback",
-    "hast",
-    "scaffold",
-    "tce",
-    "wsm",
-)  # proposed by name below
 
 
 @dataclass(frozen=True)
@@ -39,20 +35,39 @@ class Recommendation:
     reason: str
 
 
+@cache
+def parts_addressing(forgetting: str) -> tuple[tuple[Part, Remedy], ...]:
+    """The parts that declare to reduce a kind of forgetting, in the order to recommend them."""
+    found = [
+        (part, remedy)
+        for part in (make() for make in PARTS.values())
+        for remedy in part.addresses
+        if remedy.forgetting == forgetting
+    ]
+    return tuple(sorted(found, key=lambda pair: pair[1].rank))
+
+
 def recommend_for_phase(
     phase: str, group: Group, absent: tuple[float, float] | None
 ) -> tuple[Recommendation, ...]:
-    """Cures for the phase that loses most; `absent`: what local training loses of classes that
-    a client lacks, and of those it holds.
+    """Recommendations for the phase that loses most.
+
+    Args:
+        phase: of a round, such as "local" or "aggregation".
+        group: the runs of one method and setting.
+        absent: what local training loses of classes that a client lacks, and of those it holds;
+            None where the runs do not show it.
+
+    Returns:
+        The recommendations, first the most fitting; none for drift, see `recommend_for_drift`.
     """
     run = group.runs[0]
-    used = parts_of(run)
     if phase == "local":
-        return tuple(_recommend_local(run, used, absent))
+        return tuple(_recommend_local(run, absent))
     if phase == "aggregation":
-        return tuple(_recommend_aggregation(run, used))
+        return tuple(_recommend_aggregation(run))
     if phase == "mixing":
-        return tuple(_recommend_mixing(used))
+        return tuple(_recommend_parts(MIXING, run))
     if phase == "server":
         return (
             Recommendation(
@@ -60,81 +75,52 @@ def recommend_for_phase(
                 "the server's own training loses more than it gives",
             ),
         )
-    return ()  # drift has its own numbers, and cure_drift
+    return ()
 
 
 def recommend_for_drift(
     group: Group, own: float | None, chance: float | None
 ) -> tuple[Recommendation, ...]:
-    """Cures for what a drift costs; `own`: the share of listening within the own cluster,
-    against what chance gives.
+    """Recommendations for what a drift costs.
+
+    Args:
+        group: the runs of one method and setting.
+        own: the share of the selected peers that are of the client's own cluster; None where it is
+            not known.
+        chance: what random selection gives.
+
+    Returns:
+        The recommendations; none where clients already select their peers.
     """
     run = group.runs[0]
-    used = parts_of(run)
     if primary_model(run) == "global":
-        found = [
-            Recommendation(
-                "feddrift",
-                "keeps a global model for every concept, so that one concept's clients do not"
-                " unlearn another's",
-            ),
-            Recommendation(
-                "hast",
-                "needs no server: clients share the whole model with anybody and the"
-                " classifier with those alike",
-            ),
-        ]
-    elif used & {"hast", "dac"}:
-        found = []  # they already choose their peers
-    elif own is not None and chance is not None:
-        why = (
-            f"clients choose peers by likeness; here {100 * own:.0f} % of the listening was"
-            f" within clusters, and chance gives {100 * chance:.0f} %"
-        )
-        found = [Recommendation("hast", why), Recommendation("dac", why)]
-    else:
-        found = [
-            Recommendation(
-                "hast",
-                "shares features with anybody, so that a client that changes cluster keeps them",
-            )
-        ]
-    return tuple(cure for cure in found if cure.action not in used)
+        return tuple(_recommend_parts(DRIFT, run))
+    if _is_in_place(PEER_DRIFT, run):
+        return ()
+    if own is None or chance is None:
+        return tuple(_recommend_parts(PEER_DRIFT, run))
+    reason = (
+        f"clients choose peers by likeness; here {100 * own:.0f} % of the listening was"
+        f" within clusters, and chance gives {100 * chance:.0f} %"
+    )
+    return tuple(Recommendation(p.name, reason) for p, _ in parts_addressing(PEER_DRIFT))
 
 
-def _recommend_local(
-    run: Run, used: set[str], absent: tuple[float, float] | None
-) -> Iterable[Recommendation]:
+def _recommend_local(run: Run, absent: tuple[float, float] | None) -> Iterable[Recommendation]:
     lacking, held = absent or (0.0, 0.0)
-    served, masked = primary_model(run) == "global", bool(used & set(ABSENT_CLASS_LOSSES))
-    losses = f"{run.method}+wsm or {run.method}+tce"
     if absent is None:
-        if not masked:
-            yield Recommendation(
-                losses,
-                "fit if the classes lost are those that a client lacks, which these runs do"
-                " not tell",
-            )
-    elif lacking > max(held, 0.0):
-        if not masked:
-            yield Recommendation(
-                losses,
-                "a client then says nothing about classes it lacks, and those lose"
-                f" {100 * lacking:.1f} points in training",
-            )
-        if served and "fedntd" not in used:
-            yield Recommendation(
-                "fedntd",
-                "distils what the global model says about all classes but the true one, the"
-                " absent ones among them",
-            )
-    elif served and not used & {"fedprox", "scaffold"}:
-        yield Recommendation(
-            "fedprox",
-            "ties every local model to the global one: here training loses"
-            f" {100 * held:.1f} points of classes that clients hold",
+        yield from _recommend_losses(
+            run,
+            "fit if the classes lost are those that a client lacks, which these runs do not tell",
         )
-        yield Recommendation("scaffold", "turns every client's gradient to everyone's direction")
+    elif lacking > max(held, 0.0):
+        yield from _recommend_losses(run, "", f"{100 * lacking:.1f} points in training")
+        yield from _recommend_parts(ABSENT_CLASSES, run)
+    elif not _is_in_place(HELD_CLASSES, run):
+        found = list(_recommend_parts(HELD_CLASSES, run))
+        lost = f": here training loses {100 * held:.1f} points of classes that clients hold"
+        for place, proposal in enumerate(found):
+            yield Recommendation(proposal.action, proposal.reason + ("" if place else lost))
     local = run.config.local
     if local.steps > 1 or local.epochs > 1:
         amount = f"{local.steps} steps" if local.steps else f"{local.epochs} epochs"
@@ -144,7 +130,35 @@ def _recommend_local(
         )
 
 
-def _recommend_aggregation(run: Run, used: set[str]) -> Iterable[Recommendation]:
+def _recommend_losses(run: Run, reason: str, lost: str = "") -> Iterable[Recommendation]:
+    """The losses for absent classes in one line, because a method has one loss."""
+    losses = [pair for pair in parts_addressing(ABSENT_CLASSES) if pair[0].loss is not None]
+    proposed = [(p.name, remedy.reason) for p, remedy in losses if remedy.reason]
+    if not {p.name for p, _ in losses} & parts_of(run):
+        yield Recommendation(
+            " or ".join(f"{run.method}+{name}" for name, _ in proposed),
+            reason or f"{proposed[0][1]}, and those lose {lost}",
+        )
+
+
+def _recommend_parts(forgetting: str, run: Run) -> Iterable[Recommendation]:
+    """What parts other than losses recommend for a kind of forgetting."""
+    served, used = primary_model(run) == "global", parts_of(run)
+    for p, remedy in parts_addressing(forgetting):
+        fits = (
+            p.loss is None
+            and (served or not remedy.needs_server)
+            and (run.config.local.steps == 0 or not remedy.needs_unequal_steps)
+        )
+        if fits and remedy.reason and p.name not in used:
+            yield Recommendation(p.name, remedy.reason)
+
+
+def _is_in_place(forgetting: str, run: Run) -> bool:
+    return any(p.name in parts_of(run) for p, _ in parts_addressing(forgetting))
+
+
+def _recommend_aggregation(run: Run) -> Iterable[Recommendation]:
     share = _participation(run)
     if share is not None and share < 1:
         yield Recommendation(
@@ -152,31 +166,7 @@ def _recommend_aggregation(run: Run, used: set[str]) -> Iterable[Recommendation]
             f"{100 * share:.0f} % of the clients take part; the others' classes have no"
             " voice in a merge",
         )
-    if "flashback" not in used:
-        yield Recommendation(
-            "flashback",
-            "lets the server distill what the clients knew into the merged model (it needs"
-            " public rows: data.public)",
-        )
-    if "fedwavg" not in used:
-        yield Recommendation(
-            "fedwavg", "weighs clients by the examples that the last merge made the model forget"
-        )
-    if "fednova" not in used and run.config.local.steps == 0:
-        yield Recommendation(
-            "fednova", "keeps clients with many local steps from pulling harder than others"
-        )
-
-
-def _recommend_mixing(used: set[str]) -> Iterable[Recommendation]:
-    if "hast" not in used:
-        yield Recommendation(
-            "hast", "averages the classifier only with those alike, where mixing loses"
-        )
-    if "dac" not in used:
-        yield Recommendation(
-            "dac", "listens to peers whose models do well on the client's own data"
-        )
+    yield from _recommend_parts(AGGREGATION, run)
 
 
 def parts_of(run: Run) -> set[str]:

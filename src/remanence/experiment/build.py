@@ -23,6 +23,7 @@ from torch import nn
 from remanence import data
 from remanence.aggregators.minimum_replies import check_cohort
 from remanence.attacks import Adversary, parse_attacks
+from remanence.attacks.metadata import count_leaves
 from remanence.config import Experiment, optimizer_call
 from remanence.core import expressions
 from remanence.core import model as models_
@@ -36,7 +37,7 @@ from remanence.core.types import ClientStats, TaskInfo
 from remanence.data.batches import to_device
 from remanence.data.dataset import ArrayDataset
 from remanence.data.drift_schedules import DRIFT_SCHEDULES
-from remanence.experiment.checks import check_examples, check_private
+from remanence.experiment.checks import check_client_privacy, check_example_privacy
 from remanence.experiment.data_setup import (
     FederatedData,
     load_data,
@@ -235,8 +236,8 @@ def _build(
     for p in composed.parts:
         if p.validate is not None:
             p.validate(task.optimizer, task.info)
-    check_private(task)
-    check_examples(task)
+    check_client_privacy(task)
+    check_example_privacy(task)
     size = min(_cohort_size(spec, named_clients), population.num_clients)
     if spec.clients.sampling == "poisson":
         task = replace(task, info=replace(task.info, expected_cohort=float(size)))
@@ -257,6 +258,7 @@ def _build(
         parse_speed(spec.clients.speed)(population.num_clients, key),
         parse_deadline(spec.round.deadline),
     )
+    counts = count_leaves(composed.parts, task.payload_spec())
     experiment = BuiltExperiment(
         settled,
         source,
@@ -265,7 +267,7 @@ def _build(
         size,
         about,
         division.train.y,
-        adversary,
+        replace(adversary, counts=counts),
         topology,
         availability,
         seconds,

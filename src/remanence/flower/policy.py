@@ -8,12 +8,13 @@ import numpy as np
 
 from remanence.config import is_import_path
 from remanence.core import pytree
+from remanence.core.declarations import LABEL_COUNTS, UNDECLARED
 from remanence.core.errors import RemanenceError
 from remanence.core.rng import Key
+from remanence.core.slots import Part
+from remanence.experiment.checks import is_protected
 from remanence.flower.settings import Policy
 from remanence.training.task import TrainingTask
-
-LABEL_COUNTS = "label_counts"  # the name under which every part sends them
 
 
 class Declined(RemanenceError):
@@ -38,12 +39,27 @@ def check_method(policy: Policy, task: TrainingTask) -> None:
                 f"this site takes part in {allowed} alone (policy.methods), and the experiment"
                 f" uses {part.name}",
             )
-    sent = [path.split(pytree.SEPARATOR) for path in pytree.flatten(task.payload_spec())]
-    asking = next((path[0] for path in sent if path[-1] == LABEL_COUNTS), None)
-    if asking is not None and not policy.label_counts:
+    sent = task.payload_spec()
+    for part in task.method.parts if not policy.label_counts else ():
+        for path in pytree.flatten(sent.get(part.name, {})):
+            _check_leaf(part, path, task)
+
+
+def _check_leaf(part: Part, path: str, task: TrainingTask) -> None:
+    """Decline a value that reveals label counts or more."""
+    disclosure = part.disclosure(path)
+    if disclosure.reveals == LABEL_COUNTS:
         raise Declined(
             "policy",
-            f"{asking} asks for label counts, and this site does not give them"
+            f"{part.name} asks for label counts, and this site does not give them"
+            " (policy.label_counts)",
+        )
+    if disclosure.reveals == "examples" and not is_protected(disclosure, task.method):
+        leaf = path.replace(pytree.SEPARATOR, ".")
+        what = "it does not declare" if disclosure is UNDECLARED else "may reveal single examples"
+        raise Declined(
+            "policy",
+            f"{part.name} sends {leaf}, which {what}, and this site does not allow that"
             " (policy.label_counts)",
         )
 

@@ -45,15 +45,15 @@ def check_site(site_path: Path, experiment_path: Path) -> list[str]:
         "params": pytree.select_keys(initial.params, task.communicated_params()),
         "buffers": pytree.select_keys(initial.buffers, task.communicated_buffers()),
     }
-    extras = pytree.flatten(task.payload_spec())
     lines.append(
         f"a round sends up, for each client: {pytree.nbytes(model)} bytes of trained"
         " parameters, its number of rows, its mean loss"
     )
-    lines += [
-        f"  {path.replace(pytree.SEPARATOR, '.')}: {x.numel()} numbers"
-        for path, x in extras.items()
-    ]
+    for p in task.method.parts:
+        for path, x in pytree.flatten(task.payload_spec().get(p.name, {})).items():
+            leaf = f"{p.name}{pytree.SEPARATOR}{path}".replace(pytree.SEPARATOR, ".")
+            reveals = p.disclosure(path).reveals.replace("_", " ")
+            lines.append(f"  {leaf}: {x.numel()} numbers, which reveal {reveals}")
     if not policy.evaluate:
         lines.append("gives no counts of right and wrong predictions")
     else:

@@ -8,17 +8,29 @@ FedWAvg's counts. The generator is not a cryptographic one.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from remanence.core import pytree
+from remanence.core.declarations import CLIENT, LABEL_COUNTS, SERVER, UNDECLARED
 from remanence.core.rng import Key
-from remanence.core.slots import Method, Part, ServerContext
+from remanence.core.slots import Part, ServerContext
 from remanence.core.types import ClientStats
 from remanence.experiment.build import BuiltExperiment
 from remanence.flower.site_storage import SiteStorage
+from remanence.training.task import TrainingTask
+
+# slots of a part that are called with a ServerContext, besides `aggregate`
+SERVER_FUNCTIONS = (
+    "client_weights",
+    "server_update",
+    "server_train",
+    "update_server_state",
+    "broadcast",
+)
 
 
 def draw_key() -> Key:
@@ -26,33 +38,49 @@ def draw_key() -> Key:
 
 
 def secret_noise(p: Part) -> Part:
-    """The coordinator's part `dp` with noise of its own in every call; any other part as it is."""
-    if p.name != "dp" or p.aggregate is None:
-        return p
-
-    def secretly(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(first: Any, srv: ServerContext) -> Any:
-            return function(first, srv._replace(key=draw_key()))
-
-        return call
-
-    return replace(
-        p,
-        aggregate=p.aggregate._replace(finalize=secretly(p.aggregate.finalize)),
-        update_server_state=None
-        if p.update_server_state is None
-        else secretly(p.update_server_state),
-    )
-
-
-def needs_secret_noise(method: Method) -> bool:
-    """Do clients draw noise that protects their rows? Then a site's whole randomness in a round
-    is its own.
+    """A part that declares protective noise at the server, with a secret key in every call of its
+    server functions; any other part as it is.
     """
-    return any(
-        p.name == "dp_sgd" or (p.name == "fedwavg" and bool(p.arguments.get("noise")))
-        for p in method.parts
-    )
+    if not any(mechanism.drawn_at == SERVER for mechanism in p.mechanisms):
+        return p
+    changes: dict[str, Any] = {
+        slot: _with_secret_key(getattr(p, slot))
+        for slot in SERVER_FUNCTIONS
+        if getattr(p, slot) is not None
+    }
+    if p.aggregate is not None:
+        changes["aggregate"] = p.aggregate._replace(
+            partial=_with_secret_key(p.aggregate.partial),
+            finalize=_with_secret_key(p.aggregate.finalize),
+        )
+    return replace(p, **changes)
+
+
+def _with_secret_key(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        return function(
+            *(a._replace(key=draw_key()) if isinstance(a, ServerContext) else a for a in args)
+        )
+
+    return call
+
+
+def needs_secret_noise(task: TrainingTask) -> bool:
+    """Do clients draw protective noise in training? Then a site draws a round's whole
+    randomness from a key of its own.
+
+    Noise on label counts is excepted: `fixed_stats` draws it from a secret key. A part that may
+    draw noise without declaring it counts as one that does: one that noises gradients, and one
+    with a payload leaf that it does not declare.
+    """
+    sent = task.payload_spec()
+    return any(_may_draw_noise(p, pytree.flatten(sent.get(p.name, {}))) for p in task.method.parts)
+
+
+def _may_draw_noise(p: Part, payload: Iterable[str]) -> bool:
+    declared = any(m.drawn_at == CLIENT and m.covers != LABEL_COUNTS for m in p.mechanisms)
+    noises_gradients = any(transform.stage == "noise" for transform in p.transforms)
+    return declared or noises_gradients or any(p.disclosure(path) is UNDECLARED for path in payload)
 
 
 def fixed_stats(

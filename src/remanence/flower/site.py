@@ -25,6 +25,7 @@ import torch
 
 from remanence.config import Experiment, parse_experiment
 from remanence.core import pytree
+from remanence.core.declarations import GREETING, REPLY
 from remanence.core.engine import ClientWork
 from remanence.core.errors import RemanenceError
 from remanence.core.pytree import Tree
@@ -92,6 +93,7 @@ class Site:
                 },
                 {},
             )
+        reply = _decline_undeclared(reply)
         reply.header.update(
             site=self.file.settings.name,
             clients_here=list(self.file.clients),
@@ -276,7 +278,7 @@ class Site:
             ),
             stats=facts,
             optimizer_hparams={str(name): float(value) for name, value in about["rule"].items()},
-            key=draw_key() if needs_secret_noise(task.method.method) else Key(int(about["key"])),
+            key=draw_key() if needs_secret_noise(task) else Key(int(about["key"])),
             num_phases=int(about["phases"]),
         )
 
@@ -304,6 +306,18 @@ class Site:
                     " or set restart = true in site.toml to begin with a first state",
                 )
         return kept
+
+
+def _decline_undeclared(reply: WireMessage) -> WireMessage:
+    """The reply, or a refusal where it has a field of which it is not declared what it reveals."""
+    roots = {name.partition(pytree.SEPARATOR)[0] for name in reply.site_arrays}
+    unknown = sorted(set(reply.header) - set(GREETING)) + sorted(roots - set(REPLY))
+    if not unknown:
+        return reply
+    log.error("not sent: the field %s does not declare what it reveals", unknown[0])
+    return WireMessage(
+        {"kind": "declined", "code": "failed", "reason": "a field of the reply is not declared"}, {}
+    )
 
 
 def digest_of(about: dict[str, Any], arrays: WireArrays) -> str:

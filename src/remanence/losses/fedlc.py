@@ -13,6 +13,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from remanence.core.compose import part
+from remanence.core.declarations import ABSENT_CLASSES, Remedy
 from remanence.core.errors import check_range
 from remanence.core.slots import Context, Part
 from remanence.core.types import Batch, Output
@@ -27,7 +28,14 @@ def fedlc(*, tau: float = 1.0) -> Part:
     tau: the strength of the calibration.
     """
     check_range(tau > 0, "fedlc", "tau", "above 0 (without calibration it is tce)", tau)
-    return Part("fedlc", hyper={"tau": tau}, loss=calibrated)
+    return Part(
+        "fedlc",
+        hyper={"tau": tau},
+        loss=calibrated,
+        reads_label_counts=True,
+        reads_inputs=False,
+        addresses=(Remedy(ABSENT_CLASSES),),
+    )
 
 
 def calibrated(out: Output, batch: Batch, ctx: Context) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from remanence.core.compose import part
+from remanence.core.declarations import ABSENT_CLASSES, Remedy
 from remanence.core.errors import check_range
 from remanence.core.slots import Context, Part
 from remanence.core.types import Batch, Output
@@ -27,7 +28,14 @@ def fedrs(*, alpha: float = 0.5) -> Part:
     alpha: 1 is plain cross-entropy, 0 is masked_ce.
     """
     check_range(0 <= alpha <= 1, "fedrs", "alpha", "from 0 to 1", alpha)
-    return Part("fedrs", hyper={"alpha": alpha}, loss=restricted)
+    return Part(
+        "fedrs",
+        hyper={"alpha": alpha},
+        loss=restricted,
+        reads_label_counts=True,
+        reads_inputs=False,
+        addresses=(Remedy(ABSENT_CLASSES),),
+    )
 
 
 def restricted(out: Output, batch: Batch, ctx: Context) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from remanence.core.compose import part
+from remanence.core.declarations import ABSENT_CLASSES, Remedy
 from remanence.core.slots import Context, Part
 from remanence.core.types import Batch, Output
 
@@ -25,7 +26,13 @@ def masked_ce() -> Part:
     """-z_y + log(m + sum_{c in the client's classes} exp(z_c)), with m the number of classes
     the client lacks.
     """
-    return Part("masked_ce", loss=masked)
+    return Part(
+        "masked_ce",
+        loss=masked,
+        reads_label_counts=True,
+        reads_inputs=False,
+        addresses=(Remedy(ABSENT_CLASSES),),
+    )
 
 
 def masked(out: Output, batch: Batch, ctx: Context) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from remanence.core.compose import part
+from remanence.core.declarations import ABSENT_CLASSES, Remedy
 from remanence.core.slots import Context, Part
 from remanence.core.types import Batch, Output
 from remanence.losses.softmax import weighted_softmax_loss
@@ -18,7 +19,15 @@ from remanence.losses.softmax import weighted_softmax_loss
 @part
 def tce() -> Part:
     """-z_y + log sum_{c in the client's classes} exp(z_c)."""
-    return Part("tce", loss=truncated)
+    return Part(
+        "tce",
+        loss=truncated,
+        reads_label_counts=True,
+        reads_inputs=False,
+        addresses=(
+            Remedy(ABSENT_CLASSES, "a client then says nothing about classes it lacks", rank=1),
+        ),
+    )
 
 
 def truncated(out: Output, batch: Batch, ctx: Context) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from remanence.core.compose import part
+from remanence.core.declarations import ABSENT_CLASSES, Remedy
 from remanence.core.slots import Context, Part
 from remanence.core.types import Batch, Output
 from remanence.losses.softmax import weighted_softmax_loss
@@ -21,7 +22,13 @@ def wsm() -> Part:
     """-z_y + log sum_c share_c exp(z_c), with share_c the share of class c among the client's
     training labels.
     """
-    return Part("wsm", loss=re_weighted)
+    return Part(
+        "wsm",
+        loss=re_weighted,
+        reads_label_counts=True,
+        reads_inputs=False,
+        addresses=(Remedy(ABSENT_CLASSES, "a client then says nothing about classes it lacks"),),
+    )
 
 
 def re_weighted(out: Output, batch: Batch, ctx: Context) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from remanence.core.compose import part
+from remanence.core.declarations import Disclosure
 from remanence.core.pytree import Tree
 from remanence.core.slots import ClientOps, Context, Part, StepTracker
 from remanence.core.types import Batch, ModelState, Output, TaskInfo
@@ -33,7 +34,7 @@ def centralized(*, events: bool = True) -> Part:
         "extras", those of every example are kept in `own`.
     """
     if not events:
-        return Part("centralized", centralized=True)
+        return Part("centralized", static=("events",), centralized=True)
     return Part(
         "centralized",
         centralized=True,
@@ -41,6 +42,8 @@ def centralized(*, events: bool = True) -> Part:
         on_client_end=report,
         client_state=lambda start, facts, world: init_events(world),
         payload=lambda start, world: {name: torch.zeros((), dtype=torch.int64) for name in EVENTS},
+        discloses=dict.fromkeys(EVENTS, Disclosure("examples")),
+        static=("events",),
         payload_description="the numbers of forgetting events; the rows themselves are in one place already",
     )
 

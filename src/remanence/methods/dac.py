@@ -12,6 +12,7 @@ import math
 from torch import Tensor
 
 from remanence.core.compose import part
+from remanence.core.declarations import MIXING, PEER_DRIFT, Remedy
 from remanence.core.errors import InputError
 from remanence.core.pytree import Tree
 from remanence.core.slots import Part, PeerAverage, PeerContext, PeerSelection
@@ -37,11 +38,10 @@ def dac(*, peers: int = 6, tau: float = 30.0, schedule: bool = False) -> Part:
     check_tau("dac", tau)
 
     def probe(ctx: PeerContext) -> Tensor:
-        now = (
-            ctx.hyper["tau"]
-            if not schedule
-            else 2 * tau / (1 + math.exp(-SPREAD * (ctx.round - 1))) - tau + 1
-        )
+        now = ctx.hyper["tau"]
+        if schedule:
+            tau64 = now.double()
+            now = 2 * tau64 / (1 + math.exp(-SPREAD * (ctx.round - 1))) - tau64 + 1
         return sample_weighted(
             similarity.logits(ctx.state["similarity"], now),
             ctx.adjacency,
@@ -57,8 +57,19 @@ def dac(*, peers: int = 6, tau: float = 30.0, schedule: bool = False) -> Part:
     return Part(
         "dac",
         hyper={"tau": tau},
+        static=("peers", "schedule"),
+        addresses=(
+            Remedy(
+                MIXING, "listens to peers whose models do well on the client's own data", rank=1
+            ),
+            Remedy(PEER_DRIFT, rank=1),
+        ),
         peers=PeerSelection(
-            similarity.init_similarity, probe, decide, extra_bytes=similarity.BYTES
+            similarity.init_similarity,
+            probe,
+            decide,
+            extra_bytes=similarity.BYTES,
+            similarity="similarity",
         ),
         payload_description=f"{MODELS}, with its table of similarities",
     )

@@ -43,6 +43,7 @@ def fedbabu(*, finetune_epochs: int = 5, part: str = "all") -> Part:
 
     return Part(
         "fedbabu",
+        static=("finetune_epochs", "part"),
         frozen=head_names,
         personalize=Phase(epochs=finetune_epochs, trainable=trainable),
         validate=lambda optimizer, world: need_head("fedbabu", world),

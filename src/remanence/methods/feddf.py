@@ -80,7 +80,13 @@ def feddf(
                 " add rows (data.public), or use validation=0"
             )
 
-    return Part("feddf", server_train=learn_from_ensemble, validate=check, needs_public_data=True)
+    return Part(
+        "feddf",
+        static=("steps", "patience", "lr", "batch", "validation"),
+        server_train=learn_from_ensemble,
+        validate=check,
+        needs_public_data=True,
+    )
 
 
 def ensemble_loss(out: Output, rows: Batch, place: Tensor, given: Tree) -> Tensor:

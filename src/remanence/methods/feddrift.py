@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from remanence.core.compose import part
+from remanence.core.declarations import DRIFT, Remedy
 from remanence.core.errors import InputError
 from remanence.core.pytree import Tree
 from remanence.core.slots import AssignmentDecision, ModelAssignment, Part
@@ -37,6 +38,14 @@ def feddrift(*, delta: float = 0.1, measure: str = "loss") -> Part:
     return Part(
         "feddrift",
         hyper={"delta": delta},
+        static=("measure",),
+        addresses=(
+            Remedy(
+                DRIFT,
+                "keeps a global model for every concept, so that one concept's clients do not"
+                " unlearn another's",
+            ),
+        ),
         model_assignment=ModelAssignment(init_state, decide, measure),
         payload_description="the loss of every global model on its data, at every time step",
     )

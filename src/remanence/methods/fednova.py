@@ -12,6 +12,7 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.compose import part
+from remanence.core.declarations import AGGREGATION, Disclosure, Remedy
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
 from remanence.core.slots import (
@@ -42,6 +43,15 @@ def fednova() -> Part:
         step_tracker=StepTracker(init_effective_steps, next_effective_steps),
         on_client_end=send_steps,
         payload=lambda start, world: {"steps": torch.zeros((), dtype=world.dtype)},
+        discloses={"steps": Disclosure("size")},
+        addresses=(
+            Remedy(
+                AGGREGATION,
+                "keeps clients with many local steps from pulling harder than others",
+                rank=2,
+                needs_unequal_steps=True,
+            ),
+        ),
         aggregate=Aggregate(sum_normalized, rescale, is_decomposable=True),
         validate=check_steps_add_up,
         payload_description="one number: its effective local steps",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from remanence.core.compose import part
+from remanence.core.declarations import ABSENT_CLASSES, Remedy
 from remanence.core.errors import check_range
 from remanence.core.slots import ClientOps, Context, Part
 from remanence.core.types import Batch, Output
@@ -29,7 +30,20 @@ def fedntd(*, beta: float = 1.0, tau: float = 1.0) -> Part:
     """
     check_range(beta >= 0, "fedntd", "beta", "of at least 0", beta)
     check_range(tau > 0, "fedntd", "tau", "above 0", tau)
-    return Part("fedntd", hyper={"beta": beta, "tau": tau}, loss_terms=(distil_not_true,))
+    return Part(
+        "fedntd",
+        hyper={"beta": beta, "tau": tau},
+        loss_terms=(distil_not_true,),
+        addresses=(
+            Remedy(
+                ABSENT_CLASSES,
+                "distils what the global model says about all classes but the true one, the"
+                " absent ones among them",
+                rank=1,
+                needs_server=True,
+            ),
+        ),
+    )
 
 
 def distil_not_true(out: Output, batch: Batch, lent: ClientOps, ctx: Context) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.compose import part
+from remanence.core.declarations import HELD_CLASSES, Remedy
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params
 from remanence.core.slots import Context, Part
@@ -22,7 +23,14 @@ def fedprox(*, mu: float = 0.01) -> Part:
     """
     if not 0 <= mu < float("inf"):
         raise InputError(f"fedprox: mu must be a number of at least 0, not {mu}")
-    return Part("fedprox", hyper={"mu": mu}, regularizers=(proximal,))
+    return Part(
+        "fedprox",
+        hyper={"mu": mu},
+        regularizers=(proximal,),
+        addresses=(
+            Remedy(HELD_CLASSES, "ties every local model to the global one", needs_server=True),
+        ),
+    )
 
 
 def proximal(params: Params, ctx: Context) -> Tensor:

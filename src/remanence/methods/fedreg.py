@@ -88,6 +88,7 @@ def fedreg(
     return Part(
         "fedreg",
         hyper={"gamma": gamma, "beta": beta, "eta_s": eta_s, "eta_p": eta_p},
+        static=("ascent",),
         gradient=gradient,
         client_weights=uniform_weights,
         modify_model=reject_tokens,

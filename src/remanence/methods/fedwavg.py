@@ -12,6 +12,15 @@ from torch import Tensor
 
 from remanence.core import rng
 from remanence.core.compose import part
+from remanence.core.declarations import (
+    AGGREGATION,
+    CLIENT,
+    EACH_ROUND,
+    EXAMPLE,
+    Disclosure,
+    Mechanism,
+    Remedy,
+)
 from remanence.core.errors import check_range
 from remanence.core.pytree import Tree
 from remanence.core.slots import ClientOps, Context, Part, ServerContext
@@ -55,8 +64,38 @@ def fedwavg(*, alpha: float = 0.3, every: int = 1, noise: float = 0.0) -> Part:
         on_client_start=count_forgettable,
         on_client_end=store_model,
         payload=lambda start, world: {"forgettable": torch.ones((), dtype=world.dtype)},
+        discloses={
+            "forgettable": Disclosure(
+                "examples",
+                protected_by="fedwavg" if noise else "",
+                is_count=True,
+                cure="fedwavg sends how many rows were forgotten; write fedwavg(noise=5)",
+            )
+        },
+        mechanisms=(forgettable_noise(noise, every),) if noise else (),
+        static=("every", "noise"),
+        addresses=(
+            Remedy(
+                AGGREGATION,
+                "weighs clients by the examples that the last merge made the model forget",
+                rank=1,
+            ),
+        ),
         client_weights=client_weights,
         payload_description="how many of its examples it saw forgotten",
+    )
+
+
+def forgettable_noise(noise: float, every: int) -> Mechanism:
+    """An example changes F by 1, so the deviation is the noise multiplier."""
+    return Mechanism(
+        EXAMPLE,
+        covers="forgettable",
+        drawn_at=CLIENT,
+        noise=noise,
+        spent=EACH_ROUND,
+        every=every,
+        subject="a count of forgotten rows",
     )
 
 

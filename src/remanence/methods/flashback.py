@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from remanence.core import pytree
 from remanence.core.compose import part
+from remanence.core.declarations import AGGREGATION, Disclosure, Remedy
 from remanence.core.errors import check_range
 from remanence.core.pytree import Tree
 from remanence.core.slots import ClientOps, Context, Part, ServerContext, ServerOps
@@ -49,6 +50,16 @@ def flashback(*, gamma: float = 0.1, server_epochs: int = 5) -> Part:
         payload=lambda start, world: {
             "label_counts": torch.zeros(world.num_classes, dtype=world.dtype)
         },
+        discloses={"label_counts": Disclosure("label_counts", is_count=True)},
+        reads_label_counts=True,
+        static=("server_epochs",),
+        addresses=(
+            Remedy(
+                AGGREGATION,
+                "lets the server distill what the clients knew into the merged model (it needs"
+                " public rows: data.public)",
+            ),
+        ),
         server_state=init_label_counts,
         broadcast=lambda srv: {"pi": srv.state["pi"]},
         server_train=functools.partial(server_distillation, server_epochs),

@@ -36,7 +36,10 @@ def random(*, peers: int = 6) -> Part:
         ), ctx.state
 
     return Part(
-        "random", peers=PeerSelection(no_state, no_candidates, decide), payload_description=MODELS
+        "random",
+        static=("peers",),
+        peers=PeerSelection(no_state, no_candidates, decide),
+        payload_description=MODELS,
     )
 
 
@@ -58,7 +61,10 @@ def oracle(*, peers: int = 6) -> Part:
         ), ctx.state
 
     return Part(
-        "oracle", peers=PeerSelection(no_state, no_candidates, decide), payload_description=MODELS
+        "oracle",
+        static=("peers",),
+        peers=PeerSelection(no_state, no_candidates, decide),
+        payload_description=MODELS,
     )
 
 

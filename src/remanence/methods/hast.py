@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from remanence.core.compose import part
+from remanence.core.declarations import DRIFT, MIXING, PEER_DRIFT, Remedy
 from remanence.core.errors import InputError
 from remanence.core.pytree import Tree, weighted_mean
 from remanence.core.slots import (
@@ -90,9 +91,27 @@ def hast(
     return Part(
         "hast",
         hyper={"tau": tau},
+        static=("peers", "depth", "finetune_epochs", "fresh"),
+        addresses=(
+            Remedy(MIXING, "averages the classifier only with those alike, where mixing loses"),
+            Remedy(
+                DRIFT,
+                "needs no server: clients share the whole model with anybody and the"
+                " classifier with those alike",
+                rank=1,
+            ),
+            Remedy(
+                PEER_DRIFT,
+                "shares features with anybody, so that a client that changes cluster keeps them",
+            ),
+        ),
         phases=fine_tune,
         peers=PeerSelection(
-            similarity.init_similarity, probe, decide, extra_bytes=similarity.BYTES
+            similarity.init_similarity,
+            probe,
+            decide,
+            extra_bytes=similarity.BYTES,
+            similarity="similarity",
         ),
         payload_description=f"{MODELS}, with its table of similarities",
     )

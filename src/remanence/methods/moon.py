@@ -46,6 +46,7 @@ def moon(*, mu: float = 5.0, temperature: float = 0.5, projection: int = 0) -> P
     return Part(
         "moon",
         hyper={"mu": mu, "temperature": temperature},
+        static=("projection",),
         client_state=init_client_state,
         loss_terms=(contrast,),
         on_client_end=store_model,

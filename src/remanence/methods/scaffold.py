@@ -13,6 +13,7 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.compose import part
+from remanence.core.declarations import HELD_CLASSES, Disclosure, Remedy
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
 from remanence.core.slots import ClientOps, Context, Optimizer, Part, ServerContext, Transform
@@ -53,6 +54,22 @@ def scaffold(*, option: int = 2, equal: bool = False) -> Part:
         transforms=(Transform("correct", correct),),
         on_client_end=control_from_data if option == 1 else control_from_steps,
         payload=lambda start, world: {"change": communicated(start, world)},
+        discloses={
+            "change": Disclosure("model")
+            if option == 2
+            else Disclosure(
+                "examples", cure="its variates are plain gradients; write scaffold(option=2)"
+            )
+        },
+        static=("option", "equal"),
+        addresses=(
+            Remedy(
+                HELD_CLASSES,
+                "turns every client's gradient to everyone's direction",
+                rank=1,
+                needs_server=True,
+            ),
+        ),
         update_server_state=update_server_control,
         client_weights=uniform_weights if equal else None,
         validate=None if option == 1 else check_steps_are_gradients,

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree, rng
-from remanence.core.compose import ComposedMethod, part
+from remanence.core.compose import part
+from remanence.core.declarations import CLIENT, EACH_ROUND, MODEL, SERVER, Mechanism
 from remanence.core.errors import InputError, check_range
 from remanence.core.pytree import Params, Tree
 from remanence.core.slots import Aggregate, Part, ServerContext
 from remanence.core.types import ModelState, Reply, TaskInfo
-from remanence.privacy.accountant import ClientGuarantee, require_accounting
+from remanence.privacy.accountant import require_accounting
 
 NAME = "dp"
 RATE = 0.2  # the paper's eta_C: how fast the clip follows the quantile
@@ -109,6 +110,18 @@ def dp(
         aggregate=Aggregate(clip_and_sum, add_noise, is_decomposable=True),
         server_state=first_clip if adaptive else None,
         update_server_state=follow_quantile if adaptive else None,
+        static=("noise", "delta", "adaptive", "quantile", "budget"),
+        mechanisms=(
+            Mechanism(
+                CLIENT,
+                covers=MODEL,
+                drawn_at=SERVER,
+                noise=noise,
+                spent=EACH_ROUND,
+                delta=delta,
+                budget=budget,
+            ),
+        ),
     )
 
 
@@ -162,18 +175,3 @@ def reject_unprotected(replies: Reply) -> None:
             "dp clips the model's move alone, and more came up with it: use a method"
             " without extras and a model without averaged buffers"
         )
-
-
-def guarantee_of(
-    method: ComposedMethod, cohort: int, clients: int, sampling: str = "fixed"
-) -> ClientGuarantee | None:
-    """What a run with `dp` promises; None without it, or without noise.
-
-    Cohorts are drawn among those who answer: where not everybody always does, nothing can be
-    assumed about who is asked (sampling "any").
-    """
-    found = next((p for p in method.parts if p.name == NAME), None)
-    if found is None or not found.arguments["noise"]:
-        return None
-    noise, delta, budget = (float(found.arguments[name]) for name in ("noise", "delta", "budget"))
-    return ClientGuarantee(noise, delta, budget, cohort, clients, sampling)

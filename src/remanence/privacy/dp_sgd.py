@@ -15,6 +15,7 @@ from torch import Tensor
 
 from remanence.core import pytree, rng
 from remanence.core.compose import part
+from remanence.core.declarations import CLIENT, EACH_PASS, EXAMPLE, MODEL, Mechanism
 from remanence.core.errors import InputError, check_range
 from remanence.core.pytree import Params
 from remanence.core.slots import ClientOps, Context, Part
@@ -60,7 +61,24 @@ def dp_sgd(
             for name, sum_ in total.items()
         }
 
-    return Part(NAME, hyper={"clip": clip, "noise": noise}, gradient=gradient)
+    return Part(
+        NAME,
+        hyper={"clip": clip, "noise": noise},
+        static=("delta", "budget"),
+        gradient=gradient,
+        mechanisms=(
+            Mechanism(
+                EXAMPLE,
+                covers=MODEL,
+                drawn_at=CLIENT,
+                noise=noise,
+                spent=EACH_PASS,
+                delta=delta,
+                budget=budget,
+                subject="its client's rows",
+            ),
+        ),
+    )
 
 
 def clipped_sum(rows: Params, weight: Tensor, limit: Tensor) -> Params:

@@ -15,11 +15,14 @@ from torch import Tensor
 
 from remanence.core import rng
 from remanence.core.compose import part
+from remanence.core.declarations import CLIENT, EACH_TIME_STEP, EXAMPLE, LABEL_COUNTS, Mechanism
 from remanence.core.errors import check_range
 from remanence.core.rng import Key
 from remanence.core.slots import Part
 
 NAME = "dp_counts"
+# for parts that read or send label counts
+CURE = f"add {NAME}, whose noise hides single examples in them"
 
 
 @part
@@ -41,7 +44,22 @@ def dp_counts(*, noise: float = 5.0, delta: float = 1e-5) -> Part:
         blurred = (counts + noise * drawn).clamp(min=0)
         return blurred if bool(blurred.any()) else torch.ones_like(counts)
 
-    return Part(NAME, privatize_stats=blur)
+    return Part(
+        NAME,
+        privatize_stats=blur,
+        static=("noise", "delta"),
+        mechanisms=(
+            Mechanism(
+                EXAMPLE,
+                covers=LABEL_COUNTS,
+                drawn_at=CLIENT,
+                noise=noise,
+                spent=EACH_TIME_STEP,
+                delta=delta,
+                subject="label counts",
+            ),
+        ),
+    )
 
 
 def privatize_counts(

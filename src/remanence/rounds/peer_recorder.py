@@ -159,11 +159,10 @@ class PeerRecorder(Writer):
             return
         assert state.client_models is not None
         tables = [(HEARD, state.client_models.peer_counts.numpy())]
-        tables += [
-            (SIMILARITY, tree["similarity"].cpu().numpy())
-            for tree in state.client_models.peers.values()
-            if "similarity" in tree
-        ]
+        owner = self.experiment.task.method.part_filling("peers")
+        if owner is not None and owner.peers is not None and owner.peers.similarity:
+            table = state.client_models.peers[owner.name][owner.peers.similarity]
+            tables.append((SIMILARITY, table.cpu().numpy()))
         for kind, values in tables:
             record = np.zeros(1, dtype=peers_type(self.clients))
             record["round"], record["time_step"], record["kind"], record["values"] = (

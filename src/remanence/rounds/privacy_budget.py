@@ -21,12 +21,20 @@ from typing import Any, Protocol
 import numpy as np
 
 from remanence.core.compose import ComposedMethod
+from remanence.core.declarations import (
+    CLIENT,
+    EACH_PASS,
+    EACH_ROUND,
+    EACH_TIME_STEP,
+    EXAMPLE,
+    LABEL_COUNTS,
+    MODEL,
+    Mechanism,
+)
 from remanence.core.errors import InputError
-from remanence.core.slots import Part
 from remanence.data.batches import count_steps
 from remanence.experiment.build import BuiltExperiment
-from remanence.privacy.accountant import NOT_PRIVATE, gaussian_epsilon
-from remanence.privacy.client_dp import guarantee_of
+from remanence.privacy.accountant import NOT_PRIVATE, ClientGuarantee, gaussian_epsilon
 from remanence.training.task import TrainingTask
 
 
@@ -103,60 +111,99 @@ class ExampleGuarantee:
 
 
 def guarantees_of(experiment: BuiltExperiment) -> tuple[PrivacyGuarantee, ...]:
-    """What the run promises: nothing, mostly."""
-    spec, task = experiment.config, experiment.task
+    """The guarantees of a run: none for most."""
+    config, task = experiment.config, experiment.task
     always = (
-        spec.clients.availability == "always"
+        config.clients.availability == "always"
         and not experiment.has_stragglers
         and not task.clients_remote
     )
-    sampling = spec.clients.sampling if always else "any"
-    about_clients = guarantee_of(
+    sampling = config.clients.sampling if always else "any"
+    of_clients = client_guarantee(
         task.method, experiment.cohort_size, task.info.num_clients, sampling
     )
-    about_examples = example_guarantee(task, spec.rounds)
-    return tuple(promise for promise in (about_clients, about_examples) if promise is not None)
+    of_examples = example_guarantee(task, config.rounds)
+    return tuple(found for found in (of_clients, of_examples) if found is not None)
 
 
-def example_guarantee(task: TrainingTask, rounds_a_step: int) -> ExampleGuarantee | None:
-    """What a method promises any one example; None where it promises nothing."""
-    gradients, counts, forgotten = (
-        _find(task.method, name) for name in ("dp_sgd", "dp_counts", "fedwavg")
-    )
-    if gradients is not None and not gradients.arguments["noise"]:
-        gradients = None
-    if gradients is None and counts is None:
+def client_guarantee(
+    method: ComposedMethod, cohort: int, clients: int, sampling: str = "fixed"
+) -> ClientGuarantee | None:
+    """What a method guarantees any one client.
+
+    Cohorts are drawn among those who answer: where a client may not answer, nothing is assumed
+    about who is asked (sampling "any").
+
+    Args:
+        method: its mechanisms of unit `client` count.
+        cohort: clients in a round.
+        clients: clients in the experiment.
+        sampling: how cohorts are drawn: "fixed", "poisson" or "any".
+
+    Returns:
+        The guarantee; None without noise.
+    """
+    found = [m for _, m in method.mechanisms if m.unit == CLIENT and m.noise]
+    if not found:
         return None
-    looks, words = 0.0, []
-    if gradients is not None:
-        passes, noise = count_passes(task), float(gradients.arguments["noise"])
-        looks += passes / noise**2
-        words.append(
-            f"{passes} pass{'es' if passes > 1 else ''} over its client's rows in every round,"
-            f" noise {noise:g}"
-        )
-    if gradients is not None and forgotten is not None:
-        looks += 1 / (int(forgotten.arguments["every"]) * float(forgotten.arguments["noise"]) ** 2)
-        words.append(
-            f"in a count of forgotten rows every {forgotten.arguments['every']} rounds, noise"
-            f" {forgotten.arguments['noise']:g}"
-        )
-    once = 0.0
-    if counts is not None:
-        once = 1 / float(counts.arguments["noise"]) ** 2
-        words.append(f"once in its client's label counts, noise {counts.arguments['noise']:g}")
-    source = gradients or counts
-    assert source is not None
-    budget = float(source.arguments.get("budget", 0.0))
-    return ExampleGuarantee(
-        float(source.arguments["delta"]),
-        budget,
-        looks,
-        once,
-        rounds_a_step,
-        gradients is not None,
-        "; ".join(words),
+    # independent Gaussian noises on one cohort are one with this multiplier
+    noise = found[0].noise if len(found) == 1 else math.fsum(m.noise**-2 for m in found) ** -0.5
+    return ClientGuarantee(
+        noise, _first_set(found, "delta"), _first_set(found, "budget"), cohort, clients, sampling
     )
+
+
+def example_guarantee(task: TrainingTask, rounds_per_step: int) -> ExampleGuarantee | None:
+    """What a method guarantees any one example; None where it guarantees nothing.
+
+    Noise on the model covers all that is sent, and the noise on everything else adds to its
+    account. Without it the label counts alone can be covered.
+
+    Args:
+        task: its method's mechanisms of unit `example` count.
+        rounds_per_step: rounds of a time step.
+
+    Returns:
+        The guarantee, with its costs in mu^2.
+    """
+    found = [m for _, m in task.method.mechanisms if m.unit == EXAMPLE and m.noise]
+    covers_models = any(m.covers == MODEL for m in found)
+    if not covers_models:
+        found = [m for m in found if m.covers == LABEL_COUNTS]
+    if not found:
+        return None
+    found.sort(key=lambda m: (EACH_PASS, EACH_ROUND, EACH_TIME_STEP).index(m.spent))
+    passes = count_passes(task)
+    per_round = sum(
+        passes / m.noise**2 if m.spent == EACH_PASS else 1 / (m.every * m.noise**2)
+        for m in found
+        if m.spent != EACH_TIME_STEP
+    )
+    return ExampleGuarantee(
+        _first_set(found, "delta"),
+        _first_set(found, "budget"),
+        per_round,
+        sum(1 / m.noise**2 for m in found if m.spent == EACH_TIME_STEP),
+        rounds_per_step,
+        covers_models,
+        "; ".join(_describe_mechanism(m, passes) for m in found),
+    )
+
+
+def _describe_mechanism(mechanism: Mechanism, passes: int) -> str:
+    """How often the noised value is computed."""
+    times = {
+        EACH_PASS: f"{passes} pass{'es' if passes > 1 else ''} over {mechanism.subject} in every"
+        " round",
+        EACH_ROUND: f"in {mechanism.subject} every {mechanism.every} rounds",
+        EACH_TIME_STEP: f"once in its client's {mechanism.subject}",
+    }[mechanism.spent]
+    return f"{times}, noise {mechanism.noise:g}"
+
+
+def _first_set(mechanisms: Sequence[Mechanism], field: str) -> float:
+    """The first delta or budget that is set; 0 where none is."""
+    return next((value for m in mechanisms if (value := float(getattr(m, field)))), 0.0)
 
 
 def count_passes(task: TrainingTask) -> int:
@@ -233,7 +280,3 @@ def epsilon_spent(promises: Sequence[PrivacyGuarantee], rounds: int) -> dict[str
             value if math.isfinite(value) else None
         )
     return found
-
-
-def _find(method: ComposedMethod, name: str) -> Part | None:
-    return next((p for p in method.parts if p.name == name), None)

@@ -1,0 +1,102 @@
+"""What a part declares of itself: what its messages reveal, the noise it draws, what it is for.
+
+The rest of the program reads these declarations instead of the names of methods. Whatever is not
+declared counts as the most sensitive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+# What a value that leaves a client reveals, from the least sensitive to the most.
+#   nothing       numbers that do not depend on the client's examples
+#   size          the number of examples or of steps
+#   label_counts  the number of examples of each class
+#   model         no more than the trained model, which leaves the client anyway
+#   examples      more than that about single examples
+REVEALS = ("nothing", "size", "label_counts", "model", "examples")
+
+
+class Disclosure(NamedTuple):
+    """What one value that leaves a client reveals."""
+
+    reveals: str  # one of REVEALS
+    protected_by: str = ""  # name of the part whose `Mechanism` covers this value
+    is_count: bool = False  # numbers of examples, which a hostile client may overstate
+    cure: str = ""  # what to write instead where the value has to be protected
+
+
+UNDECLARED = Disclosure("examples")
+
+# Fields of a reply that belong to no part. `client_state` never leaves its client.
+REPLY: Mapping[str, Disclosure] = {
+    "client": Disclosure("nothing"),
+    "round": Disclosure("nothing"),
+    "params": Disclosure("model"),
+    "buffers": Disclosure("model"),
+    "weight": Disclosure("size", is_count=True),
+    "loss": Disclosure("examples"),
+    "payload": Disclosure("nothing"),  # each leaf has a declaration of its part
+    # of evaluation, which a site can forbid, suppress or add noise to
+    "confusion": Disclosure("label_counts", is_count=True),
+    "valid": Disclosure("label_counts", is_count=True),
+}
+
+# Fields of the header with which a site answers.
+GREETING: Mapping[str, Disclosure] = {
+    "kind": Disclosure("nothing"),
+    "site": Disclosure("nothing"),
+    "version": Disclosure("nothing"),
+    "clients": Disclosure("nothing"),
+    "clients_here": Disclosure("nothing"),
+    "round": Disclosure("nothing"),
+    "kept": Disclosure("nothing"),
+    "shared": Disclosure("nothing"),
+    "evaluates": Disclosure("nothing"),
+    "code": Disclosure("nothing"),
+    "reason": Disclosure("nothing"),
+    "seconds": Disclosure("size"),
+    "sizes": Disclosure("size", is_count=True),
+}
+
+CLIENT, EXAMPLE = "client", "example"  # units of privacy
+MODEL, LABEL_COUNTS = "model", "label_counts"  # what a mechanism covers, besides payload leaves
+SERVER = "server"  # where noise is drawn; CLIENT is the other place
+EACH_PASS, EACH_ROUND, EACH_TIME_STEP = "pass", "round", "time_step"
+
+
+class Mechanism(NamedTuple):
+    """Gaussian noise that hides a client or an example.
+
+    The privacy accountant composes its guarantees from these declarations alone, and a real
+    federation draws the noise from a key that no other participant can derive.
+    """
+
+    unit: str  # CLIENT or EXAMPLE: what one cannot tell the presence of
+    covers: str  # MODEL, LABEL_COUNTS, or a leaf of the part's payload
+    drawn_at: str  # CLIENT or SERVER
+    noise: float  # standard deviation over sensitivity; 0: clipping alone, no guarantee
+    spent: str  # EACH_PASS over the examples, EACH_ROUND or EACH_TIME_STEP
+    every: int = 1  # of EACH_ROUND: in every so many rounds
+    delta: float = 0.0  # at which epsilon is reported; 0: it adds to another mechanism's account
+    budget: float = 0.0  # an epsilon that a run does not exceed; 0: none
+    subject: str = ""  # the noised value, for people: "label counts"
+
+
+# Kinds of forgetting that a part can reduce.
+ABSENT_CLASSES = "absent_classes"  # local training forgets classes that the client lacks
+HELD_CLASSES = "held_classes"  # local training forgets classes that the client has
+AGGREGATION, MIXING = "aggregation", "mixing"
+DRIFT = "drift"  # of one global model, while the data change
+PEER_DRIFT = "peer_drift"  # of the clients' own models, while the data change
+
+
+class Remedy(NamedTuple):
+    """A kind of forgetting that a part reduces, and why: `diagnosis` recommends it for that."""
+
+    forgetting: str
+    reason: str = ""  # "": not recommended by itself; a run that uses it has a remedy in place
+    rank: int = 0  # remedies with a lower rank are recommended first
+    needs_server: bool = False
+    needs_unequal_steps: bool = False  # only where clients take different numbers of steps
