@@ -15,6 +15,7 @@ from remanence.core.rng import Key
 from remanence.core.types import ModelState, Reply
 from remanence.methods import fednova, fedwavg, flashback
 from remanence.training import gate
+from remanence.training.reply_schema import ReplySchema
 
 ROWS = [[2.0, 2.0, 1.0], [1.0, 3.0, -1.0], [0.0, 2.0, 4.0]]
 BAD = np.array([1])
@@ -131,7 +132,7 @@ def test_the_gate_refuses_and_names(text: str, code: str, count: int) -> None:
     """Honest replies pass unchanged; of one that is sent several times, the first counts."""
     replies = make_replies(ROWS)
     form = pytree.take(replies.params, 0)
-    expected = gate.ReplySchema(3, (0, 1, 2), form, {}, {}, 1e9)
+    expected = ReplySchema(3, (0, 1, 2), form, {}, {}, 1e9)
     good, refused = gate.validate_replies([act(text, replies)], expected)
     assert [(refusal.client, refusal.code) for refusal in refused] == [(1, code)] * count
     assert good is not None

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from remanence.core import pytree
+from remanence.core.engine import Rejection
 from remanence.core.types import ModelState, Reply
 from remanence.training import gate
-from remanence.training.gate import ReplySchema, validate_replies
+from remanence.training.gate import validate_replies
+from remanence.training.reply_schema import ReplySchema
 
 COHORT, ROUND, CAP = (2, 5, 7, 11), 4, 1000.0
 NAN, INF = float("nan"), float("inf")
@@ -21,15 +23,15 @@ NAN, INF = float("nan"), float("inf")
 
 def expected() -> ReplySchema:
     params = {"w": torch.zeros(2), "b": torch.zeros(())}
-    buffers, extras = {"n": torch.zeros((), dtype=torch.int64)}, {"part": {"e": torch.zeros(())}}
+    buffers, payload = {"n": torch.zeros((), dtype=torch.int64)}, {"part": {"e": torch.zeros(())}}
     return ReplySchema(
-        round=ROUND, clients=COHORT, params=params, buffers=buffers, payload=extras, weight_cap=CAP
+        round=ROUND, clients=COHORT, params=params, buffers=buffers, payload=payload, weight_cap=CAP
     )
 
 
 def chunk(*clients: int, **changes: Any) -> Reply:
-    """Good replies: client c sends w = (c, c), b = c, n = c, extra = c, weight c and keeps (c,
-    c).
+    """Valid replies: client c sends w = (c, c), b = c, n = c, e = c and weight c, and keeps
+    (c, c).
     """
     c = torch.tensor(clients)
     value = c.float()
@@ -46,13 +48,13 @@ def chunk(*clients: int, **changes: Any) -> Reply:
     return good._replace(**changes)
 
 
-def codes(refusals: list[gate.Rejection]) -> list[tuple[int, str]]:
-    return [(refusal.client, refusal.code) for refusal in refusals]
+def codes(rejections: list[Rejection]) -> list[tuple[int, str]]:
+    return [(rejection.client, rejection.code) for rejection in rejections]
 
 
-def with_value(reply: Reply, field: str, path: str, place: int, value: float) -> Reply:
+def with_value(reply: Reply, field: str, path: str, position: int, value: float) -> Reply:
     tree = pytree.clone(getattr(reply, field))
-    pytree.flatten(tree)[path][place] = value
+    pytree.flatten(tree)[path][position] = value
     return reply._replace(**{field: tree})
 
 
@@ -64,24 +66,24 @@ def same(a: Reply, b: Reply) -> bool:
 
 
 def test_a_norm_limit_by_hand() -> None:
-    """Client c began at w = (1, 1), b = 0 and sends (c, c) and c: it moved by sqrt(2 (c - 1)^2
-    + c^2), which is sqrt(6) for 2 and sqrt(57) for 5.
+    """Client c starts at w = (1, 1), b = 0 and sends (c, c) and c: it moves by
+    sqrt(2 (c - 1)^2 + c^2), which is sqrt(6) for 2 and sqrt(57) for 5.
     """
     start = ModelState({"w": torch.ones(2), "b": torch.zeros(())}, {})
     limited = expected()._replace(max_norm=2.45, start=start)  # sqrt(6) = 2.449...
-    replies, refusals = validate_replies([chunk(2, 5)], limited)
-    assert codes(refusals) == [(5, "norm")]
+    replies, rejections = validate_replies([chunk(2, 5)], limited)
+    assert codes(rejections) == [(5, "norm")]
     assert (
-        refusals[0].reason == "its model moved by 7.55, beyond the limit of 2.45 (round.max_norm)"
+        rejections[0].reason == "its model moved by 7.55, beyond the limit of 2.45 (round.max_norm)"
     )
     assert replies is not None
     assert replies.client.tolist() == [2]
     assert codes(validate_replies([chunk(2)], limited._replace(max_norm=2.44))[1]) == [(2, "norm")]
 
 
-def test_a_norm_is_measured_from_where_each_began() -> None:
-    """Client c of the cohort (2, 5, 7, 11) began at its own values, so nobody moved; client 5
-    as it would be 7, who moved sqrt(3) * 2.
+def test_a_norm_is_measured_from_each_clients_start() -> None:
+    """Client c of the cohort (2, 5, 7, 11) starts at its own values, so no model moves; a reply
+    of client 5 with the values of 7 moves by sqrt(3) * 2.
     """
     c = torch.tensor(COHORT).float()
     start = ModelState({"w": torch.stack([c, c], dim=1), "b": c}, {})
@@ -89,17 +91,19 @@ def test_a_norm_is_measured_from_where_each_began() -> None:
     assert validate_replies([chunk(11), chunk(5, 7)], limited)[1] == []
     moved = chunk(7)._replace(client=torch.tensor([5]))
     assert codes(validate_replies([moved], limited)[1]) == [(5, "norm")]
-    # a stranger has no place to begin
+    # a client outside the cohort has no start
     assert codes(validate_replies([chunk(3)], limited)[1]) == [(3, "unknown-client")]
 
 
-def test_what_is_much_too_large_is_not_looked_into() -> None:
+def test_an_oversized_reply_is_rejected_unread() -> None:
     spy = {"spy": torch.zeros(2, 100_000)}
-    _, refusals = validate_replies(
+    _, rejections = validate_replies(
         [chunk(2, 5)._replace(params=GOOD.params | spy), chunk(7)], expected()
     )
-    assert codes(refusals) == [(2, "oversized"), (5, "oversized")]
-    assert refusals[0].reason == "it sent 400024 bytes where 24 are expected"  # w 8, b 4, n 8, e 4
+    assert codes(rejections) == [(2, "oversized"), (5, "oversized")]
+    assert (
+        rejections[0].reason == "it sent 400024 bytes where 24 are expected"
+    )  # w 8, b 4, n 8, e 4
 
 
 @pytest.mark.parametrize(
@@ -112,55 +116,58 @@ def test_what_is_much_too_large_is_not_looked_into() -> None:
         torch.zeros(1, device="meta"),
     ],
 )
-def test_a_reply_that_does_not_say_who_it_is_from(client: Any) -> None:
-    replies, refusals = validate_replies([GOOD._replace(client=client), chunk(7)], expected())
-    assert len(refusals) == 1
-    assert refusals[0].client in (2, gate.UNKNOWN_CLIENT)
+def test_a_reply_without_a_valid_client_number(client: Any) -> None:
+    replies, rejections = validate_replies([GOOD._replace(client=client), chunk(7)], expected())
+    assert len(rejections) == 1
+    assert rejections[0].client in (2, gate.UNKNOWN_CLIENT)
     assert replies is not None
     assert replies.client.tolist() == [7]
 
 
-def test_an_empty_chunk_is_nothing() -> None:
-    replies, refusals = validate_replies(
+def test_an_empty_chunk_is_ignored() -> None:
+    replies, rejections = validate_replies(
         [chunk(7), chunk(5).select(slice(0, 0)), chunk(2)], expected()
     )
-    assert refusals == []
+    assert rejections == []
     assert replies is not None
     assert replies.client.tolist() == [2, 7]
 
 
-def test_what_clients_keep_cannot_change_its_form() -> None:
+def test_a_client_state_cannot_change_its_schema() -> None:
     known = expected()._replace(client_state={"part": {"kept": torch.zeros(2)}})
     assert validate_replies([chunk(2)], known)[1] == []
-    for own, code in (
+    for client_state, code in (
         ({}, "names"),
         ({"part": {"kept": torch.zeros(1, 3)}}, "shape"),
         ({"part": {"kept": torch.zeros(1, 2).double()}}, "dtype"),
     ):
-        assert codes(validate_replies([chunk(2)._replace(client_state=own)], known)[1]) == [
-            (2, code)
-        ]
+        assert codes(
+            validate_replies([chunk(2)._replace(client_state=client_state)], known)[1]
+        ) == [(2, code)]
 
 
 def test_probes_by_hand() -> None:
-    """Client 0 tried 1 and 2, client 1 tried 0 and nobody, client 2 has no rows and so cannot
-    judge: NaN from 1 for 0, less than 0 from 0 for 1.
+    """Client 0 tries 1 and 2, client 1 tries 0 alone, client 2 has no examples and so computes
+    no loss. The model of 1 has a loss of NaN at 0, the model of 0 one below 0 at 1.
     """
-    probed = torch.tensor([[1, 2], [0, -1], [0, 1]])
+    candidates = torch.tensor([[1, 2], [0, -1], [0, 1]])
     losses = torch.tensor([[NAN, 0.5], [-0.1, NAN], [NAN, NAN]])
-    heard, bad, refusals = gate.validate_probe_losses(probed, losses, torch.tensor([5, 5, 0]))
+    valid, bad, rejections = gate.validate_probe_losses(candidates, losses, torch.tensor([5, 5, 0]))
     assert bad.tolist() == [[True, False], [True, False], [False, False]]
-    assert [(refusal.client, refusal.code) for refusal in refusals] == [(0, "probe"), (1, "probe")]
-    assert heard[0].tolist() == [INF, 0.5]
-    assert heard[1, 0] == INF
-    assert bool(torch.isnan(heard[1, 1]))
+    assert [(rejection.client, rejection.code) for rejection in rejections] == [
+        (0, "probe"),
+        (1, "probe"),
+    ]
+    assert valid[0].tolist() == [INF, 0.5]
+    assert valid[1, 0] == INF
+    assert bool(torch.isnan(valid[1, 1]))
     plain = torch.tensor([[0.1, 0.2]] * 3)
-    assert gate.validate_probe_losses(probed, plain, torch.tensor([5, 5, 5]))[0] is plain
+    assert gate.validate_probe_losses(candidates, plain, torch.tensor([5, 5, 5]))[0] is plain
 
 
-def test_good_replies_pass_unchanged_in_cohort_order() -> None:
-    replies, refusals = validate_replies([chunk(11), chunk(5, 2), chunk(7)], expected())
-    assert refusals == []
+def test_valid_replies_pass_unchanged_in_cohort_order() -> None:
+    replies, rejections = validate_replies([chunk(11), chunk(5, 2), chunk(7)], expected())
+    assert rejections == []
     assert replies is not None
     assert same(replies, chunk(2, 5, 7, 11))
 
@@ -178,45 +185,49 @@ GOOD = chunk(2, 5)
         (
             {"params": {"w": torch.zeros(2, 2)}},
             "names",
-            "its parameters are not the expected ones: b is missing",
+            "parameters: b is missing",
         ),
         (
             {"params": GOOD.params | {"z": torch.zeros(2)}},
             "names",
-            "its parameters are not the expected ones: z is unknown",
+            "parameters: z is unknown",
         ),
-        ({"buffers": {}}, "names", "its buffers are not the expected ones: n is missing"),
-        ({"payload": {}}, "names", "its extras are not the expected ones: part/e is missing"),
+        ({"buffers": {}}, "names", "buffers: n is missing"),
+        ({"payload": {}}, "names", "payload: part/e is missing"),
         (
             {"payload": GOOD.payload | {"spy": {"x": torch.zeros(2)}}},
             "names",
-            "its extras are not the expected ones: spy/x is unknown",
+            "payload: spy/x is unknown",
         ),
         (
             {"params": GOOD.params | {"w": torch.zeros(2, 1)}},
             "shape",
-            r"parameter w has shape \(1,\), not \(2,\)",
+            r"parameters: w has shape \(1,\), not \(2,\)",
         ),
         (
             {"params": GOOD.params | {"w": torch.zeros(2)}},
             "shape",
-            r"parameter w has shape \(\), not \(2,\)",
+            r"parameters: w has shape \(\), not \(2,\)",
         ),
-        ({"params": GOOD.params | {"b": torch.zeros(())}}, "shape", "parameter b"),
-        ({"params": GOOD.params | {"w": torch.zeros(1, 2)}}, "shape", "parameter w"),
+        ({"params": GOOD.params | {"b": torch.zeros(())}}, "shape", "parameters: b"),
+        ({"params": GOOD.params | {"w": torch.zeros(1, 2)}}, "shape", "parameters: w"),
         (
             {"params": GOOD.params | {"w": torch.zeros(2, 2).double()}},
             "dtype",
-            "parameter w is torch.float64, not torch.float32",
+            "parameters: w is torch.float64, not torch.float32",
         ),
-        ({"buffers": {"n": torch.zeros(2)}}, "dtype", "buffer n is torch.float32, not torch.int64"),
-        ({"payload": {"part": {"e": torch.zeros(3)}}}, "shape", "extra part/e"),
-        ({"payload": {"part": {"e": torch.zeros(())}}}, "shape", "extra part/e"),
-        ({"payload": {"part": {"e": torch.zeros(2, 0)}}}, "shape", "extra part/e"),
+        (
+            {"buffers": {"n": torch.zeros(2)}},
+            "dtype",
+            "buffers: n is torch.float32, not torch.int64",
+        ),
+        ({"payload": {"part": {"e": torch.zeros(3)}}}, "shape", "payload: part/e"),
+        ({"payload": {"part": {"e": torch.zeros(())}}}, "shape", "payload: part/e"),
+        ({"payload": {"part": {"e": torch.zeros(2, 0)}}}, "shape", "payload: part/e"),
         (
             {"payload": {"part": {"e": torch.zeros(2).half()}}},
             "dtype",
-            "extra part/e is torch.float16, not torch.float32",
+            "payload: part/e is torch.float16, not torch.float32",
         ),
         ({"round": torch.full((1,), ROUND)}, "shape", "client, round, weight and loss"),
         ({"weight": torch.ones(3, dtype=torch.float64)}, "shape", "client, round, weight and loss"),
@@ -229,59 +240,59 @@ GOOD = chunk(2, 5)
         ({"client": torch.tensor([[2], [5]])}, "shape", "client, round, weight and loss"),
     ],
 )
-def test_a_wrong_form_refuses_the_whole_chunk(
+def test_a_wrong_schema_rejects_the_whole_chunk(
     changes: dict[str, Any], code: str, reason: str
 ) -> None:
-    replies, refusals = validate_replies(
+    replies, rejections = validate_replies(
         [chunk(7), GOOD._replace(**changes), chunk(11)], expected()
     )
     assert replies is not None
     assert same(replies, chunk(7, 11))
-    assert codes(refusals) == [(2, code), (5, code)]
-    assert re.search(reason, refusals[0].reason)
+    assert codes(rejections) == [(2, code), (5, code)]
+    assert re.search(reason, rejections[0].reason)
 
 
-def test_strange_names_in_extras_are_refused_not_a_crash() -> None:
-    """A name may hold the separator of flattened trees."""
-    replies, refusals = validate_replies(
+def test_strange_names_in_a_payload_are_rejected() -> None:
+    """A name may contain the separator of flattened trees."""
+    replies, rejections = validate_replies(
         [chunk(2), chunk(5, payload={"part/e": torch.zeros(1)})], expected()
     )
     assert replies is not None
     assert same(replies, chunk(2))
-    assert codes(refusals) == [(5, "names")]
+    assert codes(rejections) == [(5, "names")]
 
 
-def test_a_client_number_that_is_none_is_refused_not_a_crash() -> None:
-    replies, refusals = validate_replies(
+def test_a_client_number_that_is_nan_is_rejected() -> None:
+    replies, rejections = validate_replies(
         [chunk(2), chunk(5, client=torch.tensor([NAN]))], expected()
     )
     assert replies is not None
     assert same(replies, chunk(2))
-    assert len(refusals) == 1
+    assert len(rejections) == 1
 
 
 @pytest.mark.parametrize(
     ("field", "path"), [("params", "w"), ("params", "b"), ("payload", "part/e")]
 )
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
-def test_a_value_that_is_not_finite_refuses_its_client_alone(
+def test_a_value_that_is_not_finite_rejects_its_client_alone(
     field: str, path: str, value: float
 ) -> None:
-    replies, refusals = validate_replies(
+    replies, rejections = validate_replies(
         [with_value(chunk(2, 5, 7), field, path, 1, value)], expected()
     )
     assert replies is not None
     assert same(replies, chunk(2, 7))
-    assert codes(refusals) == [(5, "not-finite")]
+    assert codes(rejections) == [(5, "not-finite")]
 
 
-def test_what_stays_with_the_client_is_its_own_affair() -> None:
-    """`own` never travels: a best loss of infinity is a fine first value."""
+def test_the_values_of_a_client_state_are_not_checked() -> None:
+    """A client state never travels: a best loss of infinity is a valid initial value."""
     reply = with_value(chunk(2, 5), "client_state", "part/kept", 0, INF)
-    replies, refusals = validate_replies([reply], expected())
+    replies, rejections = validate_replies([reply], expected())
     assert replies is not None
     assert same(replies, reply)
-    assert refusals == []
+    assert rejections == []
 
 
 @pytest.mark.parametrize(
@@ -294,58 +305,58 @@ def test_what_stays_with_the_client_is_its_own_affair() -> None:
         (CAP + 1, r"its weight of 1001 is above the cap of 1000 \(round.weight_cap\)"),
     ],
 )
-def test_impossible_weights_are_refused(weight: float, reason: str) -> None:
-    replies, refusals = validate_replies(
+def test_impossible_weights_are_rejected(weight: float, reason: str) -> None:
+    replies, rejections = validate_replies(
         [chunk(2, 5, weight=torch.tensor([weight, 5.0], dtype=torch.float64))], expected()
     )
     assert replies is not None
     assert replies.client.tolist() == [5]
-    assert codes(refusals) == [(2, "weight")]
-    assert re.search(reason, refusals[0].reason)
+    assert codes(rejections) == [(2, "weight")]
+    assert re.search(reason, rejections[0].reason)
 
 
 def test_a_weight_at_the_cap_passes() -> None:
-    replies, refusals = validate_replies(
+    replies, rejections = validate_replies(
         [chunk(2, weight=torch.tensor([CAP], dtype=torch.float64))], expected()
     )
     assert replies is not None
-    assert refusals == []
+    assert rejections == []
 
 
-def test_strangers_and_stale_replies_are_refused() -> None:
-    replies, refusals = validate_replies(
+def test_unknown_clients_and_wrong_rounds_are_rejected() -> None:
+    replies, rejections = validate_replies(
         [chunk(2, 3), chunk(5, round=torch.tensor([ROUND - 1])), chunk(-1)], expected()
     )
     assert replies is not None
     assert replies.client.tolist() == [2]
-    assert refusals == [
-        (-1, "unknown-client", "it was not asked in this round"),
-        (3, "unknown-client", "it was not asked in this round"),
-        (5, "wrong-round", "it answered for round 3, not 4"),
+    assert rejections == [
+        (-1, "unknown-client", "it is not in this round's cohort"),
+        (3, "unknown-client", "it is not in this round's cohort"),
+        (5, "wrong-round", "it replied for round 3, not 4"),
     ]
 
 
-def test_the_first_good_reply_of_a_client_counts() -> None:
+def test_the_first_valid_reply_of_a_client_counts() -> None:
     first_bad = with_value(chunk(5), "params", "b", 0, NAN)
     second = chunk(5, loss=torch.tensor([0.5]))
     third = chunk(5, 2, loss=torch.tensor([0.25, 2.0]))
-    replies, refusals = validate_replies([first_bad, second, third], expected())
+    replies, rejections = validate_replies([first_bad, second, third], expected())
     assert replies is not None
     assert (replies.client.tolist(), replies.loss.tolist()) == ([2, 5], [2.0, 0.5])
-    assert codes(refusals) == [(5, "duplicate"), (5, "not-finite")]
+    assert codes(rejections) == [(5, "duplicate"), (5, "not-finite")]
 
 
-def test_the_first_chunk_does_not_decide_what_extras_look_like() -> None:
-    replies, refusals = validate_replies(
+def test_the_first_chunk_does_not_decide_the_schema_of_payloads() -> None:
+    replies, rejections = validate_replies(
         [chunk(5, payload={"other": {"e": torch.zeros(1)}}), chunk(2), chunk(7)], expected()
     )
     assert replies is not None
     assert same(replies, chunk(2, 7))
-    assert codes(refusals) == [(5, "names")]
+    assert codes(rejections) == [(5, "names")]
 
 
 class Fault(NamedTuple):
-    """What is wrong with one client's reply, and the code it must get."""
+    """A fault of one reply, and the code that the gate must report."""
 
     name: str
     code: str | None
@@ -353,14 +364,14 @@ class Fault(NamedTuple):
 
 FAULTS = [
     Fault("none", None),
-    Fault("stranger", "unknown-client"),
+    Fault("outside the cohort", "unknown-client"),
     Fault("late", "wrong-round"),
     Fault("nan", "not-finite"),
-    Fault("infinite extra", "not-finite"),
-    Fault("weightless", "weight"),
-    Fault("greedy", "weight"),
+    Fault("infinite payload", "not-finite"),
+    Fault("weight 0", "weight"),
+    Fault("weight above the cap", "weight"),
 ]
-FORMS = ["names", "shape", "dtype"]
+SCHEMA_FAULTS = ["names", "shape", "dtype"]
 some_chunks = st.lists(
     st.tuples(
         st.lists(
@@ -368,61 +379,64 @@ some_chunks = st.lists(
             min_size=1,
             max_size=3,
         ),
-        st.sampled_from([None, None, None, *FORMS]),
+        st.sampled_from([None, None, None, *SCHEMA_FAULTS]),
     ),
     max_size=6,
 )
 
 
-def spoil(members: list[tuple[int, Fault, float]], form: str | None) -> Reply:
+def spoil(members: list[tuple[int, Fault, float]], schema_fault: str | None) -> Reply:
     reply = chunk(
-        *(client if fault.name != "stranger" else client + 100 for client, fault, _ in members)
+        *(
+            client if fault.name != "outside the cohort" else client + 100
+            for client, fault, _ in members
+        )
     )
     reply = reply._replace(loss=torch.tensor([mark for _, _, mark in members]))
-    for place, (_, fault, _) in enumerate(members):
+    for position, (_, fault, _) in enumerate(members):
         if fault.name == "late":
-            reply.round[place] = ROUND + 1
+            reply.round[position] = ROUND + 1
         elif fault.name == "nan":
-            reply.params["w"][place, 1] = NAN
-        elif fault.name == "infinite extra":
-            reply.payload["part"]["e"][place] = -INF
-        elif fault.name == "weightless":
-            reply.weight[place] = 0
-        elif fault.name == "greedy":
-            reply.weight[place] = CAP * 2
+            reply.params["w"][position, 1] = NAN
+        elif fault.name == "infinite payload":
+            reply.payload["part"]["e"][position] = -INF
+        elif fault.name == "weight 0":
+            reply.weight[position] = 0
+        elif fault.name == "weight above the cap":
+            reply.weight[position] = CAP * 2
     params = dict(reply.params)
-    if form == "names":
+    if schema_fault == "names":
         params.pop("b")
-    elif form == "shape":
+    elif schema_fault == "shape":
         params["w"] = params["w"][:, :1]
-    elif form == "dtype":
+    elif schema_fault == "dtype":
         params["b"] = params["b"].double()
     return reply._replace(params=params)
 
 
 @given(some_chunks)
-def test_any_mix_of_good_and_bad_replies(
+def test_any_mix_of_valid_and_invalid_replies(
     mix: list[tuple[list[tuple[int, Fault, float]], str | None]],
 ) -> None:
-    """A plain account beside it: the first faultless reply of a client in a well-formed chunk
-    passes, everything else is named once.
+    """An independent count: the first valid reply of a client in a chunk with the right schema
+    passes, and everything else is rejected once.
     """
     good: dict[int, float] = {}
     bad: list[tuple[int, str]] = []
-    for members, form in mix:
+    for members, schema_fault in mix:
         for client, fault, mark in members:
-            sent_as = client + 100 if fault.name == "stranger" else client
-            if form is not None or fault.code is not None:
-                bad.append((sent_as, form or str(fault.code)))
+            sent_as = client + 100 if fault.name == "outside the cohort" else client
+            if schema_fault is not None or fault.code is not None:
+                bad.append((sent_as, schema_fault or str(fault.code)))
             elif client in good:
                 bad.append((client, "duplicate"))
             else:
                 good[client] = mark
-    replies, refusals = validate_replies(
-        [spoil(members, form) for members, form in mix], expected()
+    replies, rejections = validate_replies(
+        [spoil(members, schema_fault) for members, schema_fault in mix], expected()
     )
-    assert sorted(codes(refusals)) == sorted(bad)
-    assert refusals == sorted(refusals)
+    assert sorted(codes(rejections)) == sorted(bad)
+    assert rejections == sorted(rejections)
     if not good:
         assert replies is None
         return

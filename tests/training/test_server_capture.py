@@ -1,5 +1,5 @@
-"""Training at the server from recorded steps equals the plain steps, round after round; on CUDA
-the same code replays a CUDA graph.
+"""Training at the server gives the same result with captured and with eager steps, round after
+round. On CUDA the same code replays a CUDA graph.
 """
 
 from __future__ import annotations
@@ -29,56 +29,56 @@ METHODS = [
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[CapturedServerSteps]:
-    """Steps are recorded, as on a GPU. -> all recordings"""
-    recordings: list[CapturedServerSteps] = []
+    """Capture steps, as on a GPU. -> all captured steps"""
+    captured: list[CapturedServerSteps] = []
 
     class Watched(CapturedServerSteps):
         def __init__(self, *arguments: Any):
             super().__init__(*arguments)
-            recordings.append(self)
+            captured.append(self)
 
     monkeypatch.setattr(server_capture, "CapturedServerSteps", Watched)
     monkeypatch.setattr(server_training, "get_steps", get_captured)
-    return recordings
+    return captured
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("optimizer", ["sgd(lr=0.1, momentum=0.9)", "adam(lr=0.01)"])
-def test_recorded_steps_equal_plain_ones(
+def test_captured_steps_equal_eager_ones(
     method: str, optimizer: str, made: list[CapturedServerSteps], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three rounds, each with another model, other teachers, other batches and, for FedDF,
-    falling rates; one recording serves all of them.
+    decaying learning rates; steps are captured once.
     """
     changes = {"data.public": 18, "local.optimizer": optimizer}
-    recorded, _ = run_rounds(
+    captured, _ = run_rounds(
         experiment := small_experiment(method, changes), SequentialEngine(experiment.task), 3
     )
     assert len(made) == 1
     assert made[0].replays
     monkeypatch.setattr(server_training, "get_steps", get_steps)
-    plain, _ = run_rounds(
+    eager, _ = run_rounds(
         experiment := small_experiment(method, changes), SequentialEngine(experiment.task), 3
     )
     assert len(made) == 1
-    assert max_rel_diff(state_tree(recorded), state_tree(plain))[1] == 0
+    assert max_rel_diff(state_tree(captured), state_tree(eager))[1] == 0
 
 
 class Compiling(SequentialEngine):
-    """Trains its clients plainly, but says that steps are compiled: so the server's are."""
+    """Trains its clients eagerly but reports compiled steps, so that the server compiles its own."""
 
     execution = "compiled"
 
 
-def test_compiled_steps_equal_plain_ones() -> None:
-    """Flashback's server, two rounds with batches of two widths. Rounding alone may differ:
-    sums are grouped otherwise.
+def test_compiled_steps_equal_eager_ones() -> None:
+    """Flashback's server, two rounds with two batch sizes. Only rounding may differ, because sums
+    are grouped differently.
     """
     changes = {"data.public": 18, "local.optimizer": "sgd(lr=0.1, momentum=0.9)"}
     compiled, plain = (small_experiment("flashback(server_epochs=2)", changes) for _ in range(2))
     after, _ = run_rounds(compiled, Compiling(compiled.task), 2)
     (known,) = compiled.task.engine_cache["server steps"]
-    assert known.steps.compile  # it did not fall back
+    assert known.steps.compile  # no fallback to eager steps
     assert sorted(known.steps.replays) == [2, 4]
     assert (
         max_rel_diff(
@@ -88,7 +88,7 @@ def test_compiled_steps_equal_plain_ones() -> None:
     )
 
 
-def test_what_cannot_be_compiled_is_done_plainly_and_said(
+def test_steps_that_cannot_be_compiled_run_eagerly_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: Any, **__: Any) -> Any:
@@ -100,7 +100,7 @@ def test_what_cannot_be_compiled_is_done_plainly_and_said(
     )
     after, _ = run_rounds(tried, Compiling(tried.task), 2)
     assert caplog.messages == [
-        "training at the server could not be compiled (no compiler here): its steps are plain ones"
+        "training at the server could not be compiled (no compiler here): its steps run eagerly"
     ]
     assert (
         max_rel_diff(
@@ -110,37 +110,39 @@ def test_what_cannot_be_compiled_is_done_plainly_and_said(
     )
 
 
-def test_two_tasks_share_nothing(made: list[CapturedServerSteps]) -> None:
+def test_two_tasks_share_no_captured_steps(made: list[CapturedServerSteps]) -> None:
     for seed in (0, 1):
         experiment = small_experiment(METHODS[0], {"data.public": 18, "seed": seed})
         run_rounds(experiment, SequentialEngine(experiment.task), 1)
     assert len(made) == 2
 
 
-def test_what_is_read_does_not_change_with_the_next_step() -> None:
-    """Memory moves on; a model that was kept does not."""
-    moving = server_capture.ServerTrainState({"w": torch.tensor([1.0])}, {}, {})
-    scene = server_capture.StepInputs(
+def test_a_state_that_was_read_does_not_change() -> None:
+    """The next step changes the captured tensors, not a copy of them."""
+    state = server_capture.ServerTrainState({"w": torch.tensor([1.0])}, {}, {})
+    inputs = server_capture.StepInputs(
         server_training.ModelState({}, {}),
         {},
         *(torch.zeros(3, 1, dtype=torch.int64) for _ in range(3)),
         {},
     )
     steps = CapturedServerSteps(
-        lambda scene, now, at, width: now._replace(params={"w": now.params["w"] * 2 + at}),
-        moving,
-        scene,
+        lambda inputs, state, step, batch_size: state._replace(
+            params={"w": state.params["w"] * 2 + step}
+        ),
+        state,
+        inputs,
     )
-    steps.begin(moving, scene)
+    steps.begin(state, inputs)
     steps.take(0, 1)
     kept = steps.read()
     steps.take(1, 1)
     # 1 * 2 + 0; 2 * 2 + 1
     assert (kept.params["w"].item(), steps.read().params["w"].item()) == (2.0, 5.0)
-    assert steps.begin(moving, scene).read().params["w"].item() == 1.0
+    assert steps.begin(state, inputs).read().params["w"].item() == 1.0
 
 
-def test_a_loss_that_remembers_is_not_recorded() -> None:
+def test_a_loss_with_a_closure_is_not_captured() -> None:
     def plain(out: Output, batch: Batch, place: Tensor, given: Tree) -> Tensor:
         return out.logits[:, 0]
 
@@ -154,5 +156,5 @@ def test_a_loss_that_remembers_is_not_recorded() -> None:
     assert not is_pure(partial(plain, given={}))
 
 
-def test_recordings_do_not_travel_with_a_task() -> None:
+def test_captured_steps_are_not_pickled_with_a_task() -> None:
     assert pickle.loads(pickle.dumps(EngineCache({"server steps": [1]}))) == {}

@@ -11,7 +11,7 @@ import torch
 
 from remanence.core import pytree
 from remanence.core.types import ModelState, Reply
-from remanence.training.gate import ReplySchema
+from remanence.training.reply_schema import ReplySchema
 
 HUGE = 1e12
 

@@ -34,6 +34,7 @@ PLACES = {
     ),
     "gate and server": (
         "training/gate.py",
+        "training/reply_schema.py",
         "training/server_step.py",
         "rounds/decentralized.py",
         "aggregators/",

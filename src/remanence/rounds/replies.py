@@ -13,7 +13,7 @@ from remanence.core import pytree
 from remanence.core.engine import ClientWork, Rejection
 from remanence.core.types import Reply
 from remanence.experiment.build import BuiltExperiment
-from remanence.training import gate
+from remanence.training.reply_schema import ReplySchema
 
 
 def find_nonresponders(
@@ -55,10 +55,10 @@ def mean_payload_scalars(replies: Reply) -> dict[str, float | None]:
     }
 
 
-def reply_schema(experiment: BuiltExperiment, job: ClientWork) -> gate.ReplySchema:
+def reply_schema(experiment: BuiltExperiment, job: ClientWork) -> ReplySchema:
     """What a good reply looks like."""
     task = experiment.task
-    return gate.ReplySchema(
+    return ReplySchema(
         round=job.round,
         clients=tuple(int(client) for client in job.clients),
         params=pytree.select_keys(task.model.initial.params, task.communicated_params()),

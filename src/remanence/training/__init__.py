@@ -1,6 +1,6 @@
 """How clients and the server train, and how replies are checked. Knows no transport.
 
-Start with `client_step.py`: one client's local training, from the model it receives to the
+Begin with `client_step.py`: one client's local training, from the model it receives to the
 reply it sends. Every function there works on one client and has no side effects; the engines
 call it for one client at a time or map it over a stack of clients.
 
@@ -11,10 +11,11 @@ call it for one client at a time or map it over a stack of clients.
     client_ops      `ClientOps`: what client-side functions of a method may call
     per_example     gradients of single examples, for DP-SGD
     gate            checks every reply before the server uses it
+    reply_schema    names, shapes and dtypes of a valid reply
     server_step     aggregation: from replies to the next global model
     server_training `ServerOps`: training at the server on its public set
     server_capture  captures or compiles the steps of that training
     state           `RunState`: everything that survives a round
 
-Imports core, data, kernels, aggregators and what is below; never an engine.
+Imports core, data, kernels and aggregators; never an engine.
 """

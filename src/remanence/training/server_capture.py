@@ -1,8 +1,8 @@
-"""The steps of training at the server: plainly, or written down once and repeated in every round,
-on a GPU as a recording, on a CPU compiled.
+"""How the steps of training at the server run: eagerly, or captured once and replayed in every
+round. A GPU replays a CUDA graph, a CPU runs a compiled step.
 
-A recording reads fixed places in memory, so whatever changes from round to round has to come in
-through them: a loss that remembers something of its own (a closure) is run plainly.
+A captured step reads fixed tensors, so everything that changes between rounds must enter through
+`StepInputs`. A loss with a closure runs eagerly.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from remanence.kernels.trace import TracedFunction
 from remanence.training.task import TrainingTask
 
 log = logging.getLogger("remanence")
-MIN_STEPS = 10  # steps for which recording pays
-KEPT = 2  # recordings of a run
+MIN_STEPS = 10  # fewer steps are not worth capturing
+MAX_CAPTURED = 2  # captured steps that a task keeps
 
 
 class ServerTrainState(NamedTuple):
@@ -37,89 +37,96 @@ class ServerTrainState(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """What stays the same from the first to the last step, with what each of them looks up."""
+    """What all steps of one training read."""
 
     start: ModelState
-    loss_args: Tree  # what the loss knows of this round
+    loss_args: Tree  # what the loss reads besides the batch
     public: Tensor  # [n] ids of the public set
     places: Tensor  # [steps, batch] positions in it
     keys: Tensor  # [steps]
     rates: dict[str, Tensor]  # [steps] each
 
 
-Step = Callable[..., ServerTrainState]  # (scene, moving, number of the step [1], width) -> moving
+# (inputs, state, number of the step [1], batch size) -> state
+Step = Callable[..., ServerTrainState]
 
 
 class EagerServerSteps:
-    """One after the other."""
+    """Calls the step function directly."""
 
-    def __init__(self, step: Step, moving: ServerTrainState, scene: StepInputs):
-        self.step, self.moving, self.scene = step, moving, scene
-        self.numbers = torch.arange(len(scene.places), device=scene.places.device)
+    def __init__(self, step: Step, state: ServerTrainState, inputs: StepInputs):
+        self.step, self.state, self.inputs = step, state, inputs
+        self.numbers = torch.arange(len(inputs.places), device=inputs.places.device)
 
-    def take(self, step: int, width: int) -> None:
-        self.moving = self.step(self.scene, self.moving, self.numbers[step : step + 1], width)
+    def take(self, step: int, batch_size: int) -> None:
+        """Take the step with this number."""
+        self.state = self.step(self.inputs, self.state, self.numbers[step : step + 1], batch_size)
 
     def read(self) -> ServerTrainState:
-        return self.moving
+        """The current state."""
+        return self.state
 
 
 class CapturedServerSteps:
-    """The same from memory of its own, for each width one CUDA graph or, without a GPU, one
-    compiled step if `compile` and plain ones on that memory if not.
+    """Runs the step on tensors of its own: one CUDA graph for each batch size, or without a GPU
+    one compiled step if `compile`, else eager ones.
     """
 
     def __init__(
-        self, step: Step, moving: ServerTrainState, scene: StepInputs, compile: bool = False
+        self, step: Step, state: ServerTrainState, inputs: StepInputs, compile: bool = False
     ):
         self.step, self.compile = step, compile
-        self.moving, self.scene = clone_tree(moving, scene)
-        self.number = torch.zeros(1, dtype=torch.int64, device=scene.places.device)
-        self.replays: dict[int, Callable[[], None]] = {}
+        self.state, self.inputs = clone_tree(state, inputs)
+        self.number = torch.zeros(1, dtype=torch.int64, device=inputs.places.device)
+        self.replays: dict[int, Callable[[], None]] = {}  # by batch size
 
-    def fits(self, moving: ServerTrainState, scene: StepInputs) -> bool:
-        return bool(signature((self.moving, self.scene)) == signature((moving, scene)))
+    def fits(self, state: ServerTrainState, inputs: StepInputs) -> bool:
+        """Whether these tensors have the names, shapes and dtypes of the captured ones."""
+        return bool(signature((self.state, self.inputs)) == signature((state, inputs)))
 
-    def begin(self, moving: ServerTrainState, scene: StepInputs) -> CapturedServerSteps:
-        copy_tree((self.moving, self.scene), (moving, scene))
+    def begin(self, state: ServerTrainState, inputs: StepInputs) -> CapturedServerSteps:
+        """Copy the state and the inputs of another training in, and return self."""
+        copy_tree((self.state, self.inputs), (state, inputs))
         self.number.zero_()
         return self
 
-    def take(self, step: int, width: int) -> None:
-        if width not in self.replays:
-            self.replays[width] = self._record(width)
-        self.replays[width]()
+    def take(self, step: int, batch_size: int) -> None:
+        """Take the next step; steps must be taken in order."""
+        if batch_size not in self.replays:
+            self.replays[batch_size] = self._capture(batch_size)
+        self.replays[batch_size]()
 
     def read(self) -> ServerTrainState:
-        moving: ServerTrainState
-        (moving,) = clone_tree(self.moving)
-        return moving
+        """A copy of the current state."""
+        state: ServerTrainState
+        (state,) = clone_tree(self.state)
+        return state
 
-    def _record(self, width: int) -> Callable[[], None]:
-        step: Callable[..., ServerTrainState] = partial(self.step, width=width)
+    def _capture(self, batch_size: int) -> Callable[[], None]:
+        step: Callable[..., ServerTrainState] = partial(self.step, batch_size=batch_size)
         if self.compile:
             try:
-                step = TracedFunction(step, (self.scene, self.moving, self.number), compile=True)
-                # the compiler is called by the first step
-                step(self.scene, self.moving, self.number)
-            except Exception as error:  # it may fail in any way, and the loss may be a user's
-                self.compile, step = False, partial(self.step, width=width)
+                step = TracedFunction(step, (self.inputs, self.state, self.number), compile=True)
+                # the first call runs the compiler
+                step(self.inputs, self.state, self.number)
+            except Exception as error:  # the compiler may fail in any way, and so may a user's loss
+                self.compile, step = False, partial(self.step, batch_size=batch_size)
                 log.warning(
                     f"training at the server could not be compiled ({first_line(error)}): its"
-                    " steps are plain ones"
+                    " steps run eagerly"
                 )
 
         def compute() -> ServerTrainState:
-            return step(self.scene, self.moving, self.number)
+            return step(self.inputs, self.state, self.number)
 
         def take() -> None:
-            copy_tree(self.moving, compute())
+            copy_tree(self.state, compute())
             self.number.add_(1)
 
         return capture(compute, take) if self.number.is_cuda else take
 
 
-class _Known(NamedTuple):
+class _CachedSteps(NamedTuple):
     task: TrainingTask
     loss: PublicLoss
     optimizer: Optimizer
@@ -131,20 +138,28 @@ def get_steps(
     step: Step,
     loss: PublicLoss,
     optimizer: Optimizer,
-    moving: ServerTrainState,
-    scene: StepInputs,
+    state: ServerTrainState,
+    inputs: StepInputs,
     compile: bool,
 ) -> EagerServerSteps | CapturedServerSteps:
-    """`step` is one step with this loss and optimizer. Written down where that is possible and
-    pays: on a CPU, if the clients' steps are compiled, too.
+    """The steps of one training at the server, captured where that is possible and pays off.
+
+    Args:
+        task: The run's task.
+        step: One step with this loss and optimizer.
+        loss: The loss on the public set.
+        optimizer: The optimizer of this training.
+        state: The state before the first step.
+        inputs: What all steps read.
+        compile: Whether steps on a CPU are compiled, as the clients' steps are.
     """
     if (
         (compile or task.info.device.type == "cuda")
-        and len(scene.places) >= MIN_STEPS
+        and len(inputs.places) >= MIN_STEPS
         and is_pure(loss)
     ):
-        return get_captured(task, step, loss, optimizer, moving, scene, compile)
-    return EagerServerSteps(step, moving, scene)
+        return get_captured(task, step, loss, optimizer, state, inputs, compile)
+    return EagerServerSteps(step, state, inputs)
 
 
 def get_captured(
@@ -152,25 +167,25 @@ def get_captured(
     step: Step,
     loss: PublicLoss,
     optimizer: Optimizer,
-    moving: ServerTrainState,
-    scene: StepInputs,
+    state: ServerTrainState,
+    inputs: StepInputs,
     compile: bool = False,
 ) -> CapturedServerSteps:
-    """Those of an earlier round where they fit, else new ones."""
-    kept: list[_Known] = task.engine_cache.setdefault("server steps", [])
-    for known in kept:
+    """The captured steps of an earlier round if they fit, else new ones; see `get_steps`."""
+    cache: list[_CachedSteps] = task.engine_cache.setdefault("server steps", [])
+    for cached in cache:
         if (
-            known.task is task
-            and known.loss is loss
-            and known.optimizer is optimizer
-            and known.steps.fits(moving, scene)
+            cached.task is task
+            and cached.loss is loss
+            and cached.optimizer is optimizer
+            and cached.steps.fits(state, inputs)
         ):
-            return known.steps.begin(moving, scene)
-    steps = CapturedServerSteps(step, moving, scene, compile)
-    kept[:] = [*kept, _Known(task, loss, optimizer, steps)][-KEPT:]
-    return steps.begin(moving, scene)
+            return cached.steps.begin(state, inputs)
+    steps = CapturedServerSteps(step, state, inputs, compile)
+    cache[:] = [*cache, _CachedSteps(task, loss, optimizer, steps)][-MAX_CAPTURED:]
+    return steps.begin(state, inputs)
 
 
 def is_pure(loss: Any) -> bool:
-    """Is it a function that remembers nothing?"""
+    """Whether the loss is a function without a closure."""
     return getattr(loss, "__closure__", loss) is None

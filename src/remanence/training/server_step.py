@@ -1,4 +1,4 @@
-"""The server's half of a round: weigh, combine, apply, refine, absorb."""
+"""The server's half of a round: from the clients' replies to the next global model."""
 
 from __future__ import annotations
 
@@ -24,36 +24,38 @@ from remanence.training.task import PERSONAL, TrainingTask
 
 @dataclass(frozen=True)
 class Server:
-    """A global model and what the server remembers, by part."""
+    """A global model and the server's state."""
 
     model: ModelState
-    state: Tree
+    state: Tree  # by part
 
 
 @dataclass(frozen=True)
 class ServerResult:
-    """A round at the server, with the model at each moment."""
+    """What the server computed in a round."""
 
     server: Server
-    # after aggregation, before refinement; the server's model itself where nothing refines
+    # the model after aggregation and before server-side training; the same object as the server's
+    # model if the method does not train at the server
     merged: ModelState
     weights: Tensor  # [k] float64 on the device, summing to 1
 
 
 def init_server(task: TrainingTask) -> Server:
     """The server before the first round."""
-    start = task.model.initial
+    initial = task.model.initial
     state = {
-        p.name: p.server_state(start, task.info)
-        for p in task.method.parts
-        if p.server_state is not None
+        part.name: part.server_state(initial, task.info)
+        for part in task.method.parts
+        if part.server_state is not None
     }
-    return Server(start, pytree.to(state, task.info.device))
+    return Server(initial, pytree.to(state, task.info.device))
 
 
 def make_broadcast(task: TrainingTask, server: Server, round: int, key: Key) -> Tree:
-    """What goes down to the clients besides the model."""
-    srv = _context(task, server.model, server.state, round, key.fold_in("share"))
+    """What the server sends to the clients besides the model, by part."""
+    # the strings given to fold_in are part of the random streams: they never change
+    srv = _make_context(task, server.model, server.state, round, key.fold_in("share"))
     return {hook.name: hook(srv) for hook in task.method.hooks("broadcast")}
 
 
@@ -63,56 +65,59 @@ def update(
     replies: Reply,
     round: int,
     key: Key,
-    rule: dict[str, float],
+    optimizer_hparams: dict[str, float],
     engine: Engine,
 ) -> ServerResult:
-    """From replies to the next global model; `engine` does what a server-side part has judged
-    or trained on the public set.
+    """Aggregate replies and update the global model.
+
+    Args:
+        task: The run's task.
+        server: The server before the round.
+        replies: The accepted replies of k clients.
+        round: The number of the round, from 1.
+        key: The round's randomness.
+        optimizer_hparams: The clients' learning rate and so on in this round.
+        engine: Evaluates models on the public set, if the method trains at the server.
+
+    Returns:
+        The server after the round, with the weights of the replies.
+
+    Raises:
+        AggregationFailed: If the weights or the new model are not finite.
     """
     method, state = task.method, dict(server.state)
 
-    def srv(slot: str) -> ServerContext:
-        return _context(task, server.model, state, round, key.fold_in("server", slot))
+    # the strings given to fold_in are part of the random streams: they never change
+    def context(stream: str) -> ServerContext:
+        return _make_context(task, server.model, state, round, key.fold_in("server", stream))
 
-    weigh, combine = method.hook("client_weights"), aggregator_of(method)
-    weights = _normalize(
-        size_weights(replies, srv("weigh"))
-        if weigh is None
-        else _check_weights(weigh(replies, srv("weigh")))
-    )
-    weights = weights.to(task.info.device)
-    delta = combine.finalize(
-        _partial_sum(combine, weights, replies, srv("combine")), srv("combine")
-    )
-    apply_ = method.hook("server_update")
-    params, changed = (apply_ or apply_delta)(server.model.params, delta, srv("apply"))
-    if apply_ is not None:
-        state[apply_.name] = changed
-    merged = refined = ModelState(
-        params, (combine.buffers or average_buffers)(server.model.buffers, replies.buffers, weights)
-    )
-    refine = method.hook("server_train")
-    if refine is not None:
-        complete = partial(local_models, server.model, seen_by_server=True)
+    weights = _client_weights(task, replies, context("weigh"))
 
-        def work(engine: Engine) -> ModelState:
-            lent = make_server_ops(task, rule, key.fold_in("server", "fit"), engine, complete)
-            model: ModelState = refine(merged, server.model, replies, lent, srv("refine"))
-            return model
+    aggregate = aggregator_of(method)
+    total = _partial_sum(aggregate, weights, replies, context("combine"))
+    delta = aggregate.finalize(total, context("combine"))
+    update_hook = method.hook("server_update")
+    params, changed = (update_hook or apply_delta)(server.model.params, delta, context("apply"))
+    if update_hook is not None:
+        state[update_hook.name] = changed
+    merge_buffers = aggregate.buffers or average_buffers
+    merged = ModelState(params, merge_buffers(server.model.buffers, replies.buffers, weights))
 
-        # runs that share an engine come to it one at a time
-        refined = engine.run_exclusive(work)
-    for absorb in method.hooks("update_server_state"):
-        state[absorb.name] = absorb(replies, srv("absorb"))
-    numbers = torch.cat([value.reshape(-1) for value in refined.params.values()])
-    # the first question to the device: up to here nobody waited for it
-    if not bool(torch.isfinite(numbers).all()):
-        raise AggregationFailed("the new model holds NaN or infinity")
-    return ServerResult(Server(refined, state), merged, weights)
+    model = merged
+    if method.hook("server_train") is not None:
+        model = _train_at_server(
+            task, server, merged, replies, key, optimizer_hparams, engine, context("refine")
+        )
+    for state_hook in method.hooks("update_server_state"):
+        state[state_hook.name] = state_hook(replies, context("absorb"))
+    _check_finite(model)
+    return ServerResult(Server(model, state), merged, weights)
 
 
 def aggregator_of(method: ComposedMethod) -> Aggregate:
-    """How a method's replies are combined, each half seeing its own part's state."""
+    """The method's aggregation, each half bound to its own part's state; FedAvg's mean if no part
+    brings one.
+    """
     owner = method.part_filling("aggregate")
     if owner is None or owner.aggregate is None:
         return mean
@@ -122,22 +127,67 @@ def aggregator_of(method: ComposedMethod) -> Aggregate:
     )
 
 
-def _partial_sum(combine: Aggregate, weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
-    """The first half of combining: here, or where the models lie."""
-    far = replies.params
-    if combine.is_decomposable and isinstance(far, RemoteParams):
-        return far.store.partial_sum(far.shard, far.index, weights, srv)
-    return combine.partial(weights, replies, srv)
+def _client_weights(task: TrainingTask, replies: Reply, srv: ServerContext) -> Tensor:
+    """The replies' weights, summing to 1. -> [k] float64 on the device"""
+    hook = task.method.hook("client_weights")
+    raw = size_weights(replies, srv) if hook is None else _check_weights(hook(replies, srv))
+    return _normalize(raw).to(task.info.device)
+
+
+def _train_at_server(
+    task: TrainingTask,
+    server: Server,
+    merged: ModelState,
+    replies: Reply,
+    key: Key,
+    optimizer_hparams: dict[str, float],
+    engine: Engine,
+    srv: ServerContext,
+) -> ModelState:
+    """The aggregated model after the method's `server_train` hook."""
+    hook = task.method.hook("server_train")
+    assert hook is not None
+    complete = partial(local_models, server.model, personal=False)
+
+    def train(engine: Engine) -> ModelState:
+        fit_key = key.fold_in("server", "fit")
+        ops = make_server_ops(task, optimizer_hparams, fit_key, engine, complete)
+        model: ModelState = hook(merged, server.model, replies, ops, srv)
+        return model
+
+    # runs that share an engine use it one at a time
+    return engine.run_exclusive(train)
+
+
+def _partial_sum(aggregate: Aggregate, weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
+    """The first half of an aggregation, computed here or on the workers that hold the models."""
+    remote = replies.params
+    if aggregate.is_decomposable and isinstance(remote, RemoteParams):
+        return remote.store.partial_sum(remote.shard, remote.index, weights, srv)
+    return aggregate.partial(weights, replies, srv)
 
 
 def _check_weights(raw: Tensor) -> Tensor:
-    """What a part made of the replies; at their own weights the gate has looked. raw: [k]"""
-    here = raw.double().cpu()
-    if not bool(torch.isfinite(here).all()) or bool((here < 0).any()) or float(here.sum()) <= 0:
+    """Raise unless a part's weights [k] are valid. The gate has checked the replies' own."""
+    on_host = raw.double().cpu()
+    if (
+        not bool(torch.isfinite(on_host).all())
+        or bool((on_host < 0).any())
+        or float(on_host.sum()) <= 0
+    ):
         raise AggregationFailed(
             "the clients' weights are not numbers of at least 0 with a positive sum"
         )
     return raw
+
+
+def _check_finite(model: ModelState) -> None:
+    """Raise if a parameter is NaN or infinite. The first point at which the host waits for the
+    device.
+    """
+    numbers = torch.cat([value.reshape(-1) for value in model.params.values()])
+    if not bool(torch.isfinite(numbers).all()):
+        raise AggregationFailed("the new model holds NaN or infinity")
 
 
 def _normalize(raw: Tensor) -> Tensor:
@@ -147,7 +197,13 @@ def _normalize(raw: Tensor) -> Tensor:
 
 
 def average_buffers(current: Params, sent: Params, weights: Tensor) -> Params:
-    """Statistics are averaged like parameters; counters take the largest value."""
+    """The weighted mean of the clients' buffers; counters take the largest value.
+
+    Args:
+        current: The server's buffers, which keep the values of those that did not travel.
+        sent: The clients' buffers, [k, ...].
+        weights: [k], summing to 1.
+    """
     averaged = {
         name: pytree.weighted_sum(weights, {name: value})[name]
         if value.is_floating_point()
@@ -158,14 +214,18 @@ def average_buffers(current: Params, sent: Params, weights: Tensor) -> Params:
 
 
 def local_models(
-    start: ModelState, replies: Reply, *, stacked: bool = False, seen_by_server: bool = False
+    start: ModelState, replies: Reply, *, stacked: bool = False, personal: bool = True
 ) -> ModelState:
-    """The clients' models as a stack, completed by what did not travel: the frozen part, and each
-    client's own, which a server never sees.
+    """The clients' complete models, stacked: what they sent, and what did not travel.
 
-    `start` is what they began with: one model for all, or `vectorized`, one for each.
+    Args:
+        start: The model that the clients started from.
+        replies: The clients' replies.
+        stacked: Whether `start` is a stack with one model for each client.
+        personal: Whether the clients' personal parameters and buffers are included. A server
+            never has them.
     """
-    whole = (
+    complete = (
         start
         if stacked
         else ModelState(
@@ -173,14 +233,14 @@ def local_models(
             pytree.broadcast(start.buffers, replies.num_clients),
         )
     )
-    mine = {} if seen_by_server else replies.client_state.get(PERSONAL, {})
+    own = replies.client_state.get(PERSONAL, {}) if personal else {}
     return ModelState(
-        whole.params | replies.params | mine.get("params", {}),
-        whole.buffers | replies.buffers | mine.get("buffers", {}),
+        complete.params | replies.params | own.get("params", {}),
+        complete.buffers | replies.buffers | own.get("buffers", {}),
     )
 
 
-def _context(
+def _make_context(
     task: TrainingTask, start: ModelState, state: Tree, round: int, key: Key
 ) -> ServerContext:
     return ServerContext(round, start, state, task.hparam_tensors(), key, task.info)

@@ -1,7 +1,7 @@
-"""Training at the server, on its public set: what FedDF and Flashback borrow.
+"""Training at the server on its public set: `ServerOps`, which FedDF and Flashback use.
 
-Inputs are used as they are, without augmentation, so that what teachers say about a row can be
-computed once and looked up by its place.
+Inputs are not augmented, so a method can compute the logits of its teachers once and look them
+up by an example's position in the public set.
 """
 
 from __future__ import annotations
@@ -21,33 +21,43 @@ from remanence.core.pytree import Params, Tree, weighted_mean
 from remanence.core.rng import Key, fold_in_batch
 from remanence.core.slots import Context, Fit, Optimizer, PublicLoss, ServerOps
 from remanence.core.types import Batch, ClientStats, ModelState, Reply
-from remanence.data.batches import plan_batches
+from remanence.data.batches import BatchPlan, plan_batches
 from remanence.training.gradients import grad_autograd
 from remanence.training.server_capture import ServerTrainState, StepInputs, get_steps
 from remanence.training.task import TrainingTask
 
-CHECKS = 20  # how often within the patience the validation rows are looked at
+CHECKS = 20  # validations within the patience
 
 
 def make_server_ops(
     task: TrainingTask,
-    rule: dict[str, float],
+    optimizer_hparams: dict[str, float],
     key: Key,
     engine: Engine,
     local_models: Callable[[Reply], ModelState],
 ) -> ServerOps:
-    """What a server-side part may call; `rule` are the clients' numbers in this round."""
+    """What server-side hooks may call.
+
+    Args:
+        task: The run's task.
+        optimizer_hparams: The clients' learning rate and so on in this round.
+        key: The randomness of this call.
+        engine: Evaluates models on the public set.
+        local_models: Maps replies to the clients' complete models, stacked.
+    """
     ids = task.public.to(task.info.device)
     return ServerOps(
-        make_fit(task, rule, key, engine),
+        make_fit(task, optimizer_hparams, key, engine),
         lambda models: engine.predict_logits(models, ids),
         task.train.labels(ids),
         local_models,
     )
 
 
-def make_fit(task: TrainingTask, rule: Mapping[str, float], key: Key, engine: Engine) -> Fit:
-    """The lent function itself; every call draws its own batches."""
+def make_fit(
+    task: TrainingTask, optimizer_hparams: Mapping[str, float], key: Key, engine: Engine
+) -> Fit:
+    """`ops.fit`, see `remanence.core.slots.Fit`. Every call draws its own batches."""
     calls = itertools.count()
 
     def fit(
@@ -63,86 +73,132 @@ def make_fit(task: TrainingTask, rule: Mapping[str, float], key: Key, engine: En
         validation: float = 0.0,
         patience: int = 0,
     ) -> ModelState:
-        here, used = key.fold_in("call", next(calls)), optimizer or task.optimizer
-        order = here.fold_in("validation").permutation(len(task.public))
-        held = round(validation * len(order))
-        places = np.sort(order[held:])
-        size = min(batch or task.batch_size, len(places))
-        # batch norm cannot train on a last batch of one row
-        lonely = task.model.depends_on_batch and size > 1 and len(places) % size == 1
-        plan = plan_batches(
-            here.fold_in("plan"), len(places), size, epochs, steps, drop_last=lonely
-        )
-        total, device = len(plan.batch_sizes), task.info.device
-        rates = _rates(task, rule if optimizer is None else optimizer.hparams, total, cosine)
-        numbers = torch.from_numpy(
-            fold_in_batch(here, "step", np.arange(total)).astype(np.int64)
-        ).to(device)
+        call_key, device = key.fold_in("call", next(calls)), task.info.device
+        hparams = optimizer_hparams if optimizer is None else optimizer.hparams
+        optimizer = optimizer or task.optimizer
+        train_places, valid_places = _split_public(task, call_key, validation)
+        plan = _plan(task, call_key, len(train_places), batch, epochs, steps)
+        num_steps = len(plan.batch_sizes)
         public = task.public.to(device)
-        watched = public[torch.from_numpy(np.sort(order[:held])).to(device)]
-        scene = StepInputs(
-            model, given, public, torch.from_numpy(places[plan.indices]).to(device), numbers, rates
+        inputs = StepInputs(
+            start=model,
+            loss_args=given,
+            public=public,
+            places=torch.from_numpy(train_places[plan.indices]).to(device),
+            keys=_step_keys(call_key, num_steps).to(device),
+            rates=_rates(task, hparams, num_steps, cosine),
         )
         params = pytree.select_keys(model.params, task.communicated_params())
-        moving = ServerTrainState(params, model.buffers, used.init(params))
-        compiled = engine.execution == "compiled" and device.type == "cpu"
-        walk = get_steps(
-            task, partial(server_train_step, task, loss, used), loss, used, moving, scene, compiled
+        state = ServerTrainState(params, model.buffers, optimizer.init(params))
+        stepper = get_steps(
+            task,
+            partial(server_train_step, task, loss, optimizer),
+            loss,
+            optimizer,
+            state,
+            inputs,
+            compile=engine.execution == "compiled" and device.type == "cpu",
         )
-        best, best_right, best_step = model, -1, 0
-        for step, width in enumerate(plan.batch_sizes.tolist()):
-            walk.take(step, width)
-            if (
-                patience
-                and held
-                and ((step + 1) % max(1, patience // CHECKS) == 0 or step + 1 == total)
-            ):
-                now = _whole(model, walk.read())
-                right = _count_right(task, engine, now, watched)
-                if right > best_right:
-                    best, best_right, best_step = now, right, step
-                elif step - best_step >= patience:
+        stopper = None
+        if patience and len(valid_places):
+            valid_ids = public[torch.from_numpy(valid_places).to(device)]
+            stopper = EarlyStopping(task, engine, valid_ids, patience, model)
+        for step, batch_size in enumerate(plan.batch_sizes.tolist()):
+            stepper.take(step, batch_size)
+            if stopper is not None and stopper.is_due(step, num_steps):
+                stopper.validate(step, _merge(model, stepper.read()))
+                if step - stopper.best_step >= patience:
                     break
-        return best if patience and held else _whole(model, walk.read())
+        return _merge(model, stepper.read()) if stopper is None else stopper.best
 
     return fit
+
+
+class EarlyStopping:
+    """Keeps the model with the most correct validation examples and the step it is from."""
+
+    def __init__(
+        self, task: TrainingTask, engine: Engine, ids: Tensor, patience: int, model: ModelState
+    ):
+        self.task, self.engine, self.ids, self.patience = task, engine, ids, patience
+        self.best, self.best_correct, self.best_step = model, -1, 0
+
+    def is_due(self, step: int, num_steps: int) -> bool:
+        """Whether the model is validated after this step."""
+        return (step + 1) % max(1, self.patience // CHECKS) == 0 or step + 1 == num_steps
+
+    def validate(self, step: int, model: ModelState) -> None:
+        """Count correct predictions, and keep the model if it has more of them than the best."""
+        stacked = ModelState(*(pytree.broadcast(tree, 1) for tree in model))
+        logits = self.engine.predict_logits(stacked, self.ids)[0]
+        correct = int((logits.argmax(dim=1) == self.task.train.labels(self.ids)).sum())
+        if correct > self.best_correct:
+            self.best, self.best_correct, self.best_step = model, correct, step
 
 
 def server_train_step(
     task: TrainingTask,
     loss: PublicLoss,
-    used: Optimizer,
-    scene: StepInputs,
-    moving: ServerTrainState,
-    at: Tensor,
-    width: int,
+    optimizer: Optimizer,
+    inputs: StepInputs,
+    state: ServerTrainState,
+    step: Tensor,
+    batch_size: int,
 ) -> ServerTrainState:
-    """Step number `at` [1], on the device like everything else, so that it can be recorded."""
-    place = scene.places.index_select(0, at)[0, :width]
-    ctx, batch = _context(task, scene, at), _batch(task, scene.public[place])
-    fixed = {name: value for name, value in scene.start.params.items() if name not in moving.params}
+    """One step at the server.
 
-    def objective(params: Params) -> tuple[Tensor, Tree]:
-        out, new = task.model.apply({**fixed, **params}, moving.buffers, batch.x, ctx.key)
-        return weighted_mean(loss(out, batch, place, scene.loss_args), batch.weight), new
+    Args:
+        task: The run's task.
+        loss: The loss on the public set.
+        optimizer: The optimizer of this training.
+        inputs: What is fixed for all steps.
+        state: The result of the step before.
+        step: The step's number [1], on the device, so that the step can be captured.
+        batch_size: How many entries of the step's row of `inputs.places` are used.
+    """
+    place = inputs.places.index_select(0, step)[0, :batch_size]
+    ctx, batch = _make_context(task, inputs, step), _make_batch(task, inputs.public[place])
+    fixed = {name: value for name, value in inputs.start.params.items() if name not in state.params}
 
-    grads, buffers = grad_autograd(objective, moving.params)
-    params, slots = used.step(moving.params, grads, moving.opt_state, ctx)
-    return ServerTrainState(params, buffers, slots)
+    def loss_fn(params: Params) -> tuple[Tensor, Tree]:
+        out, new_buffers = task.model.apply({**fixed, **params}, state.buffers, batch.x, ctx.key)
+        return weighted_mean(loss(out, batch, place, inputs.loss_args), batch.weight), new_buffers
+
+    grads, buffers = grad_autograd(loss_fn, state.params)
+    params, opt_state = optimizer.step(state.params, grads, state.opt_state, ctx)
+    return ServerTrainState(params, buffers, opt_state)
 
 
-def _whole(model: ModelState, moving: ServerTrainState) -> ModelState:
-    return ModelState(model.params | moving.params, moving.buffers)
+def _split_public(task: TrainingTask, key: Key, validation: float) -> tuple[np.ndarray, np.ndarray]:
+    """Positions in the public set: those to train on and those to validate on, both ascending."""
+    order = key.fold_in("validation").permutation(len(task.public))
+    held_out = round(validation * len(order))
+    return np.sort(order[held_out:]), np.sort(order[:held_out])
+
+
+def _plan(
+    task: TrainingTask, key: Key, num_examples: int, batch: int, epochs: int, steps: int
+) -> BatchPlan:
+    size = min(batch or task.batch_size, num_examples)
+    # batch norm cannot train on a last batch of one example
+    last_has_one = task.model.depends_on_batch and size > 1 and num_examples % size == 1
+    return plan_batches(
+        key.fold_in("plan"), num_examples, size, epochs, steps, drop_last=last_has_one
+    )
+
+
+def _step_keys(key: Key, num_steps: int) -> Tensor:
+    return torch.from_numpy(fold_in_batch(key, "step", np.arange(num_steps)).astype(np.int64))
 
 
 def _rates(
-    task: TrainingTask, numbers: Mapping[str, float], total: int, cosine: bool
+    task: TrainingTask, hparams: Mapping[str, float], num_steps: int, cosine: bool
 ) -> dict[str, Tensor]:
-    """An optimizer's numbers in every step. -> [steps] each"""
-    falling = [(1 + math.cos(math.pi * step / total)) / 2 for step in range(total)]
+    """The optimizer's hyper-parameters in every step, [steps] each."""
+    decay = [(1 + math.cos(math.pi * step / num_steps)) / 2 for step in range(num_steps)]
     tables = {
-        name: [value * share if cosine and name == "lr" else value for share in falling]
-        for name, value in numbers.items()
+        name: [value * factor if cosine and name == "lr" else value for factor in decay]
+        for name, value in hparams.items()
     }
     return {
         name: torch.tensor(table, dtype=torch.float64).to(task.info.dtype).to(task.info.device)
@@ -150,33 +206,35 @@ def _rates(
     }
 
 
-def _batch(task: TrainingTask, ids: Tensor) -> Batch:
+def _merge(model: ModelState, state: ServerTrainState) -> ModelState:
+    """The model with its trained parameters and buffers."""
+    return ModelState(model.params | state.params, state.buffers)
+
+
+def _make_batch(task: TrainingTask, ids: Tensor) -> Batch:
     weight = torch.ones(len(ids), dtype=task.info.dtype, device=ids.device)
     return Batch(task.train.inputs(ids), task.train.labels(ids), weight, ids)
 
 
-def _count_right(task: TrainingTask, engine: Engine, model: ModelState, ids: Tensor) -> int:
-    said = engine.predict_logits(ModelState(*(pytree.broadcast(tree, 1) for tree in model)), ids)[0]
-    return int((said.argmax(dim=1) == task.train.labels(ids)).sum())
-
-
-def _context(task: TrainingTask, scene: StepInputs, at: Tensor) -> Context:
-    """An optimizer asks only for its numbers; the server has no client and no facts."""
-    step, nobody = at.squeeze(0), torch.full_like(at.squeeze(0), -1)
-    rule = {name: table.index_select(0, at).squeeze(0) for name, table in scene.rates.items()}
-    key = scene.keys.index_select(0, at).squeeze(0)
+def _make_context(task: TrainingTask, inputs: StepInputs, step: Tensor) -> Context:
+    """A context for the optimizer, which reads only its hyper-parameters: the server has no
+    client number (-1) and no client statistics.
+    """
+    number = step.squeeze(0)
     return Context(
-        nobody,
-        step,
-        scene.start,
-        {},
-        {},
-        {},
-        ClientStats(step, step),
-        step,
-        step,
-        {},
-        rule,
-        key,
-        task.info,
+        client=torch.full_like(number, -1),
+        round=number,
+        start=inputs.start,
+        broadcast={},
+        client_state={},
+        tracker_state={},
+        stats=ClientStats(number, number),
+        step=number,
+        steps=number,
+        hyper={},
+        optimizer_hparams={
+            name: table.index_select(0, step).squeeze(0) for name, table in inputs.rates.items()
+        },
+        key=inputs.keys.index_select(0, step).squeeze(0),
+        info=task.info,
     )

@@ -1,5 +1,6 @@
-"""Everything that must survive a round, as one immutable value: a run can stop between any two
-instructions and still know where it stands.
+"""The state of a run: everything that survives a round, as one immutable value.
+
+A run that stops at any point continues from the last state that was written.
 """
 
 from __future__ import annotations
@@ -18,79 +19,102 @@ from remanence.core.types import ClientStats, ModelState, Reply
 from remanence.training.server_step import Server
 from remanence.training.task import PERSONAL, TrainingTask
 
-REMOTE = "site"  # in what is known of a client that keeps its state for itself
-NO_STATE = -1  # the round of a state that is not there yet
+REMOTE = "site"  # key in the state of a client that keeps its own state on its own machine
+NO_STATE = -1  # the round of a state that does not exist yet
 
 
 @dataclass(frozen=True)
 class ClientModels:
-    """The clients' own models, where there is no server. All tensors have the K clients as
-    leading axis.
+    """The clients' models where there is no server. Every tensor has the K clients as leading
+    axis.
+
+    Args:
+        models: The current models.
+        best: The models with the lowest validation loss since the client's data changed; these
+            are evaluated.
+        best_loss: [K] float64, infinity before the first validation.
+        rounds_since_best: [K] int64, rounds without a lower loss.
+        early_stopped: [K] bool. Such a client does not train until its data change.
+        peers: The state of the peer selection, by part.
+        peer_counts: [K, K] int64, how often client k used the model of j since the counts were
+            last written.
     """
 
     models: ModelState
-    # with the lowest validation loss since the client's data changed: the one that counts
     best: ModelState
-    best_loss: Tensor  # [K] float64, infinity before the first validation
-    rounds_since_best: Tensor  # [K] int64: rounds since then without a lower one
-    early_stopped: Tensor  # [K] bool: waited too long; trains no more until its data change
-    peers: Tree  # by part: what is remembered of peers
-    peer_counts: Tensor  # [K, K] int64: how often k listened to j since it was last written down
+    best_loss: Tensor
+    rounds_since_best: Tensor
+    early_stopped: Tensor
+    peers: Tree
+    peer_counts: Tensor
 
 
 class StaleReply(NamedTuple):
-    """An answer that is still under way."""
+    """A late reply."""
 
     reply: Reply  # of one client
-    base_model: ModelState  # the global model it began from
-    arrival_round: int  # the round in which it comes
+    base_model: ModelState  # the global model that the client started from
+    arrival_round: int  # the round in which the reply arrives
 
 
 @dataclass(frozen=True)
 class RunState:
-    """Where a run stands after `round` rounds."""
+    """A run after `round` rounds.
+
+    Args:
+        round: The number of finished rounds.
+        time_step: The time step of the last round.
+        server: The server with its global model.
+        client_states: The clients' states, by client and part. Only clients that took part have
+            one.
+        file_lengths: The lengths of the append-only files that belong to this state.
+        extra_servers: Further global models, where a method has several.
+        model_of_client: [K] int64, the global model that each client uses; None if there is one.
+        assignment_state: The state of the model assignment, by part.
+        client_models: The clients' models, where there is no server.
+        stale: Replies that arrive in later rounds.
+    """
 
     round: int
-    time_step: int  # of that round
+    time_step: int
     server: Server
-    client_states: Mapping[
-        int, Tree
-    ]  # by client, then by part; only clients that took part have any
-    # lengths of the append-only files that belong to this state
+    client_states: Mapping[int, Tree]
     file_lengths: Mapping[str, int] = field(default_factory=dict)
-    extra_servers: tuple[Server, ...] = ()  # more global models, where a method has several
-    model_of_client: Tensor | None = (
-        None  # [K] int64: which of them each client uses; None: there is one
-    )
-    assignment_state: Tree = field(
-        default_factory=dict
-    )  # by part: what is remembered of who uses which
-    client_models: ClientModels | None = None  # where there is no server
-    stale: tuple[StaleReply, ...] = ()  # answers that come in later rounds
+    extra_servers: tuple[Server, ...] = ()
+    model_of_client: Tensor | None = None
+    assignment_state: Tree = field(default_factory=dict)
+    client_models: ClientModels | None = None
+    stale: tuple[StaleReply, ...] = ()
 
     @property
     def global_models(self) -> tuple[Server, ...]:
+        """All global models with their servers' states."""
         return self.server, *self.extra_servers
 
     @property
     def models(self) -> ModelState:
-        """The global models as a stack."""
+        """The global models, stacked."""
         return ModelState.stack([server.model for server in self.global_models])
 
     def models_used_by(self, clients: np.ndarray) -> np.ndarray:
-        """Which global model each of these clients uses. -> [k] int64"""
-        return (
-            np.zeros(len(clients), dtype=np.int64)
-            if self.model_of_client is None
-            else self.model_of_client.numpy()[clients]
-        )
+        """The number of the global model that each of these clients uses. -> [k] int64"""
+        if self.model_of_client is None:
+            return np.zeros(len(clients), dtype=np.int64)
+        used: np.ndarray = self.model_of_client.numpy()[clients]
+        return used
 
 
 def load_client_states(
-    state: RunState, task: TrainingTask, clients: np.ndarray, facts: ClientStats
+    state: RunState, task: TrainingTask, clients: np.ndarray, stats: ClientStats
 ) -> Tree:
-    """What these clients keep, as a stack on the device; a newcomer's first value comes from
-    its parts.
+    """The states of these clients, stacked on the device. A new client gets its parts' initial
+    state.
+
+    Args:
+        state: The state of the run.
+        task: The run's task.
+        clients: [k] client numbers.
+        stats: The clients' statistics, stacked.
     """
     if not task.is_stateful or not len(clients):
         return {}
@@ -102,29 +126,35 @@ def load_client_states(
             for client in clients.tolist()
         ]
         return {REMOTE: {"round": torch.tensor(rounds, device=task.info.device)}}
-    rows = []
-    for place, client in enumerate(clients):
-        kept = state.client_states.get(int(client))
-        if kept is None:
-            mine = ClientStats(*(fact[place] for fact in facts))
-            kept = {
-                p.name: p.client_state(state.server.model, mine, task.info)
-                for p in task.method.parts
-                if p.client_state is not None
-            }
-            kept[PERSONAL] = task.personal_state(state.server.model)
-        flat = pytree.flatten(kept)  # empty branches vanish, as they do in a checkpoint
-        rows.append(pytree.to(pytree.unflatten(flat), task.info.device))
-    return pytree.stack(rows)
+    loaded = []
+    for position, client in enumerate(clients):
+        client_state = state.client_states.get(int(client))
+        if client_state is None:
+            own_stats = ClientStats(*(values[position] for values in stats))
+            client_state = _init_client_state(state.server.model, task, own_stats)
+        # flattening drops empty branches, as a checkpoint does
+        flat = pytree.flatten(client_state)
+        loaded.append(pytree.to(pytree.unflatten(flat), task.info.device))
+    return pytree.stack(loaded)
 
 
-def store_client_states(own: Mapping[int, Tree], replies: Reply) -> Mapping[int, Tree]:
-    """The store with what these clients now keep, on the host; the old store is left as it is."""
+def _init_client_state(model: ModelState, task: TrainingTask, stats: ClientStats) -> Tree:
+    """The state of a client that takes part for the first time."""
+    by_part = {
+        part.name: part.client_state(model, stats, task.info)
+        for part in task.method.parts
+        if part.client_state is not None
+    }
+    return {**by_part, PERSONAL: task.personal_state(model)}
+
+
+def store_client_states(client_states: Mapping[int, Tree], replies: Reply) -> Mapping[int, Tree]:
+    """The clients' states with those of the replies, on the host. The argument is not changed."""
     if not replies.client_state:
-        return own
+        return client_states
     on_host = pytree.to(replies.client_state, "cpu")
     changed = {
-        int(client): pytree.clone(pytree.take(on_host, place))
-        for place, client in enumerate(replies.client)
+        int(client): pytree.clone(pytree.take(on_host, position))
+        for position, client in enumerate(replies.client)
     }
-    return {**own, **changed}
+    return {**client_states, **changed}
