@@ -1,5 +1,5 @@
-"""Sites with data of their own: files, functions, classes and shapes that do and do not fit,
-and a coordinator without any data.
+"""Sites with data of their own: files, functions, matching and wrong classes and shapes, and a
+coordinator without data.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from indoors import Indoors, make_site, play_indoors
-from states import last_state
+from in_process import InProcessTransport, make_site, run_in_process
+from run_states import last_state
 
 from remanence.config import Experiment, parse_experiment
 from remanence.core.errors import InputError, RunFailed
@@ -22,7 +22,7 @@ from remanence.flower.wire import WireMessage
 TABLE = "sites(kind='table', shape='3', classes='a b')"
 
 
-def spec_for(name: str = TABLE, **changes: Any) -> Experiment:
+def make_config(name: str = TABLE, **changes: Any) -> Experiment:
     base = {
         "data.name": name,
         "clients.count": 3,
@@ -64,8 +64,10 @@ def sites_with_tables(folder: Path, policy: dict[str, Any] | None = None) -> dic
 
 
 def test_a_coordinator_without_data_trains_and_measures(tmp_path: Path) -> None:
-    """5 test rows at each of three clients: 15 in all. Validation rows: a tenth of 20, 12 and 9."""
-    run = play_indoors(spec_for(), Indoors(sites_with_tables(tmp_path)), tmp_path / "run")
+    """5 test examples at each of three clients: 15 in all."""
+    run = run_in_process(
+        make_config(), InProcessTransport(sites_with_tables(tmp_path)), tmp_path / "run"
+    )
     assert [line["replies"] for line in run.metrics if line["split"] == "test"] == [3, 3]
     assert run.ledger.select(split="test", moment="merged")["total"].sum(axis=1).tolist() == [
         15,
@@ -75,17 +77,17 @@ def test_a_coordinator_without_data_trains_and_measures(tmp_path: Path) -> None:
     assert "at the sites: table examples of shape 3, 2 classes" in run.metadata["data"]
 
 
-def test_clients_weigh_by_the_rows_their_sites_have(tmp_path: Path) -> None:
-    """fedavg by hand from the replies: 18, 11 and 8 training rows (a tenth of 20, 12 and 9 is
-    kept for validation, rounded).
+def test_clients_are_weighted_by_their_numbers_of_examples(tmp_path: Path) -> None:
+    """fedavg by hand from the replies: 18, 11 and 8 training examples (a tenth of 20, 12 and 9 is
+    for validation, rounded).
     """
-    carrier = Indoors(sites_with_tables(tmp_path))
-    run = play_indoors(spec_for(rounds=1), carrier, tmp_path / "run")
-    trained = [parcel for _, parcel in carrier.sent if parcel.header["kind"] == "train"]
+    transport = InProcessTransport(sites_with_tables(tmp_path))
+    run = run_in_process(make_config(rounds=1), transport, tmp_path / "run")
+    trained = [message for _, message in transport.sent if message.header["kind"] == "train"]
     replies = [
-        carrier.sites[node].answer(parcel)
-        for node, parcel in carrier.sent
-        if parcel.header["kind"] == "train"
+        transport.sites[node].answer(message)
+        for node, message in transport.sent
+        if message.header["kind"] == "train"
     ]
     assert len(trained) == 2
     weights = np.concatenate([reply.arrays["weight"] for reply in replies])
@@ -98,17 +100,17 @@ def test_clients_weigh_by_the_rows_their_sites_have(tmp_path: Path) -> None:
 
 
 def test_only_what_the_method_declares_leaves_a_site(tmp_path: Path) -> None:
-    carrier = Indoors(sites_with_tables(tmp_path))
-    run = play_indoors(spec_for(method="scaffold+wsm", rounds=1), carrier, tmp_path / "run")
-    node, parcel = next(
-        (node, parcel) for node, parcel in carrier.sent if parcel.header["kind"] == "train"
+    transport = InProcessTransport(sites_with_tables(tmp_path))
+    run = run_in_process(make_config(method="scaffold+wsm", rounds=1), transport, tmp_path / "run")
+    node, message = next(
+        (node, message) for node, message in transport.sent if message.header["kind"] == "train"
     )
-    up = carrier.sites[node].answer(parcel)
+    reply = transport.sites[node].answer(message)
     names = set(last_state(run).server.model.params)
-    assert set(up.arrays) == {f"params/{n}" for n in names} | {
+    assert set(reply.arrays) == {f"params/{n}" for n in names} | {
         f"payload/scaffold/change/{n}" for n in names
     } | {"weight", "loss"}
-    assert set(up.header) == {"kind", "round", "clients", "site", "clients_here", "seconds"}
+    assert set(reply.header) == {"kind", "round", "clients", "site", "clients_here", "seconds"}
 
 
 def test_data_by_a_function_of_the_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,17 +124,22 @@ def test_data_by_a_function_of_the_site(tmp_path: Path, monkeypatch: pytest.Monk
     )
     monkeypatch.setattr(sys, "path", [*sys.path])
     site = make_site(tmp_path, "own", (0, 1, 2), {}, data="ward_data:load")
-    run = play_indoors(spec_for(), Indoors({1: site}), tmp_path / "run")
+    run = run_in_process(make_config(), InProcessTransport({1: site}), tmp_path / "run")
     assert [line["replies"] for line in run.metrics if line["split"] == "test"] == [3, 3]
     broken = make_site(tmp_path, "own", (0,), {}, data="ward_data:nothing")
-    about = broken.answer(
+    header = broken.answer(
         WireMessage(
-            {"kind": "hello", "run": "some-run-1", "spec": {"clients": {"count": 3}}, "data": {}},
+            {
+                "kind": "ping",
+                "run": "some-run-1",
+                "experiment": {"clients": {"count": 3}},
+                "examples": {},
+            },
             {},
         )
     ).header
-    assert about["code"] == "setup"
-    assert "name a function without arguments as package.module:function" in about["reason"]
+    assert header["code"] == "setup"
+    assert "name a function without arguments as package.module:function" in header["reason"]
 
 
 @pytest.mark.parametrize(
@@ -140,12 +147,12 @@ def test_data_by_a_function_of_the_site(tmp_path: Path, monkeypatch: pytest.Monk
     [
         (
             {"features": 4},
-            "client 2 has table examples of shape (4,), and the experiment is about table of"
+            "client 2 has table examples of shape (4,), but the experiment has table examples of"
             " shape (3,)",
         ),
         (
             {"classes": ("a", "zebra")},
-            "client 2 has a class 'zebra', and the experiment knows a, b",
+            "client 2 has a class 'zebra', but the experiment has a, b",
         ),
     ],
 )
@@ -154,15 +161,17 @@ def test_data_that_do_not_fit_are_declined_with_both_sides_named(
 ) -> None:
     sites = sites_with_tables(tmp_path)
     write_table(tmp_path / "alone" / "2.npz", 9, **table)
-    run = play_indoors(spec_for(), Indoors(sites), tmp_path / "run")
+    run = run_in_process(make_config(), InProcessTransport(sites), tmp_path / "run")
     assert f"site alone declines (data): {reason}" in (run.folder / "federation.log").read_text()
     assert run.metrics[0]["rejected"] == [{"client": 2, "code": "data", "reason": reason}]
 
 
 def test_suppressed_counts_are_what_the_ledger_gets(tmp_path: Path) -> None:
-    """Every count of 5 test rows is below 6, so no site tells any: accuracy is of nothing."""
-    run = play_indoors(
-        spec_for(rounds=1), Indoors(sites_with_tables(tmp_path, {"suppress": 6})), tmp_path / "run"
+    """Every count of 5 test examples is below 6, so all are sent as 0 and there is no accuracy."""
+    run = run_in_process(
+        make_config(rounds=1),
+        InProcessTransport(sites_with_tables(tmp_path, {"suppress": 6})),
+        tmp_path / "run",
     )
     line = next(line for line in run.metrics if line["split"] == "test")
     assert line["accuracy"] is None
@@ -170,27 +179,27 @@ def test_suppressed_counts_are_what_the_ledger_gets(tmp_path: Path) -> None:
 
 
 def test_a_site_that_gives_no_counts_still_trains(tmp_path: Path) -> None:
-    run = play_indoors(
-        spec_for(rounds=1),
-        Indoors(sites_with_tables(tmp_path, {"evaluate": False})),
+    run = run_in_process(
+        make_config(rounds=1),
+        InProcessTransport(sites_with_tables(tmp_path, {"evaluate": False})),
         tmp_path / "run",
     )
     assert run.metrics[0]["replies"] == 3
     assert run.metrics[0]["accuracy"] is None
 
 
-def test_a_site_with_too_high_a_client_is_told(tmp_path: Path) -> None:
+def test_a_site_with_too_high_a_client_declines(tmp_path: Path) -> None:
     write_table(tmp_path / "alone" / "2.npz", 9)
     site = make_site(tmp_path, "alone", (7,), {}, data="npz(path='2.npz')")
     with pytest.raises(
         RunFailed,
-        match=r"this site has a client 7, and the experiment's 3 clients are numbered 0 to 2",
+        match=r"this site has a client 7, but the experiment's 3 clients are numbered 0 to 2",
     ):
-        play_indoors(spec_for(), Indoors({1: site}), tmp_path / "run")
+        run_in_process(make_config(), InProcessTransport({1: site}), tmp_path / "run")
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "error"),
     [
         ("sites(kind='video', shape='3', classes='2')", "kind must be one of image, table, tokens"),
         (
@@ -199,34 +208,36 @@ def test_a_site_with_too_high_a_client_is_told(tmp_path: Path) -> None:
         ),
         ("sites(kind='table', shape='3', classes='one')", "two names or more"),
         ("sites(kind='table', shape='3', classes='2', mean='1')", "mean must be 3 numbers"),
-        ("sites(kind='table', shape='3', classes='2', mean='1 1 1')", "belong together"),
+        ("sites(kind='table', shape='3', classes='2', mean='1 1 1')", "give both mean and std"),
         (
             "sites(kind='table', shape='3', classes='2', mean='1 1 1', std='1 0 1')",
-            "a std is above 0",
+            "every std must be above 0",
         ),
         ("sites(shapes='3')", "has no option 'shapes': did you mean shape?"),
     ],
 )
-def test_a_wrong_description_gets_a_sentence(text: str, complaint: str) -> None:
-    with pytest.raises(InputError, match=complaint.replace("?", r"\?")):
-        describe_data(spec_for(text))
+def test_a_wrong_description_gets_a_sentence(text: str, error: str) -> None:
+    with pytest.raises(InputError, match=error.replace("?", r"\?")):
+        describe_data(make_config(text))
 
 
 def test_descriptions_need_a_number_of_clients_and_no_public_set(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="say how many clients there are"):
-        describe_data(spec_for(**{"clients.count": None}))
+    with pytest.raises(InputError, match="set the number of clients of all sites"):
+        describe_data(make_config(**{"clients.count": None}))
     with pytest.raises(InputError, match="it has no public set either"):
-        play_indoors(
-            spec_for(method="flashback", **{"data.public": 8}), Indoors({}), tmp_path / "run"
+        run_in_process(
+            make_config(method="flashback", **{"data.public": 8}),
+            InProcessTransport({}),
+            tmp_path / "run",
         )
-    assert describe_data(spec_for("digits")) is None
+    assert describe_data(make_config("digits")) is None
 
 
 def test_given_statistics_are_used_by_every_site(tmp_path: Path) -> None:
     name = "sites(kind='table', shape='3', classes='a b', mean='0 0 0', std='2 2 2')"
     sites = sites_with_tables(tmp_path)
-    play_indoors(spec_for(name, rounds=1), Indoors(sites), tmp_path / "run")
+    run_in_process(make_config(name, rounds=1), InProcessTransport(sites), tmp_path / "run")
     for site in sites.values():
-        train = next(iter(site.benches.values())).task.train
+        train = next(iter(site.tasks.values())).task.train
         assert train.std is not None
         assert train.std.flatten().tolist() == [2, 2, 2]

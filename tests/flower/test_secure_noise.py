@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from indoors import Indoors, make_site, play_indoors, small_spec
-from states import last_state
+from in_process import InProcessTransport, make_site, run_in_process, small_config
+from run_states import last_state
 
 from remanence.flower.secure_noise import fixed_stats, needs_secret_noise
 from remanence.flower.site_storage import SiteStorage
@@ -27,7 +27,7 @@ from remanence.testing.toy_task import small_experiment
 )
 def test_two_runs_of_the_same_seed_differ(method: str, tmp_path: Path) -> None:
     """The seed goes to every site, so noise drawn from it could be taken off again."""
-    spec = small_spec(method, rounds=1)
+    config = small_config(method, rounds=1)
     models = []
     for name in ("first", "second"):
         sites = {
@@ -36,7 +36,7 @@ def test_two_runs_of_the_same_seed_differ(method: str, tmp_path: Path) -> None:
         }
         models.append(
             last_state(
-                play_indoors(spec, Indoors(sites), tmp_path / name / "run")
+                run_in_process(config, InProcessTransport(sites), tmp_path / name / "run")
             ).server.model.params
         )
     assert any(bool((value != models[1][name]).any()) for name, value in models[0].items())

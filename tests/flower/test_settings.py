@@ -1,16 +1,16 @@
-"""site.toml and an app's settings: what is wrong about them is said in one sentence."""
+"""site.toml and an app's settings: every mistake raises one sentence."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from indoors import small_spec
+from in_process import small_config
 
 from remanence.core.errors import InputError
-from remanence.flower.coordinator import check_deployable, parse_real_deadline
+from remanence.engines.table import make_engine
+from remanence.flower.deployment import check_deployable, parse_real_deadline
 from remanence.flower.server_app import DEFAULTS, parse_changes, read_settings
-from remanence.flower.session import current_session
 from remanence.flower.settings import read_site
 from remanence.testing.toy_task import small_experiment
 
@@ -23,7 +23,7 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_clients_are_in_order_and_paths_are_meant_from_the_file(tmp_path: Path) -> None:
+def test_clients_are_in_order_and_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     site = read_site(write(tmp_path, GOOD))
     assert list(site.clients) == [2, 10]
     assert site.state == tmp_path.resolve() / "state"
@@ -33,7 +33,7 @@ def test_clients_are_in_order_and_paths_are_meant_from_the_file(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "error"),
     [
         ("", "name cannot be used"),
         ('name = "w"', "data cannot be used"),
@@ -41,7 +41,7 @@ def test_clients_are_in_order_and_paths_are_meant_from_the_file(tmp_path: Path) 
         ('name = "w"\n[data]\nx = "share"', "data.x does not name a client"),
         ('name = "w"\n[data]\n-1 = "share"', "data.-1 does not name a client"),
         ('name = "w"\n[data]\n01 = "share"', "data.01 does not name a client"),
-        ('name = "w"\n[data]\n0 = "share"\n1 = "digits"', "a site is for one or the other"),
+        ('name = "w"\n[data]\n0 = "share"\n1 = "digits"', "use one or the other"),
         (
             GOOD + "[policy]\nsupress = 3",
             "unknown key 'policy.supress': did you mean policy.suppress",
@@ -52,12 +52,12 @@ def test_clients_are_in_order_and_paths_are_meant_from_the_file(tmp_path: Path) 
         ("name = ", "is not valid TOML"),
     ],
 )
-def test_a_wrong_site_file_gets_a_sentence(text: str, complaint: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=complaint):
+def test_a_wrong_site_file_gets_a_sentence(text: str, error: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=error):
         read_site(write(tmp_path, text))
 
 
-def test_a_site_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_site_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="start the SuperNode with --node-config"):
         read_site(tmp_path / "nothing.toml")
     with pytest.raises(InputError, match="cannot read"):
@@ -91,17 +91,17 @@ def test_settings_of_an_app() -> None:
         ("record.examples", True),
     ],
 )
-def test_what_only_a_simulation_can_do_is_refused(key: str, value: object) -> None:
-    spec = small_experiment(
+def test_what_only_a_simulation_can_do_is_rejected(key: str, value: object) -> None:
+    config = small_experiment(
         changes={key: value, "engine": "flower"} if key != "attack" else {"engine": "flower"}
     ).config
     if key == "attack":
-        spec = spec.model_copy(update={"attack": value})
+        config = config.model_copy(update={"attack": value})
     with pytest.raises(InputError, match=f"{key}=.* cannot be used with the engine flower"):
-        check_deployable(spec)
+        check_deployable(config)
 
 
-def test_what_personal_parts_cannot_do_is_refused() -> None:
+def test_what_personal_parts_cannot_do_is_rejected() -> None:
     for method, peers, changes in (
         ("fedbn", "record.local", {"record.local": True}),
         ("random+fedbn", "random", {}),
@@ -111,14 +111,14 @@ def test_what_personal_parts_cannot_do_is_refused() -> None:
             match=rf"{peers} needs whole models of clients, and with fedbn a part of them never"
             r" leaves",
         ):
-            check_deployable(small_spec(method, **changes))
+            check_deployable(small_config(method, **changes))
     with pytest.raises(InputError, match="engine='sequential' in a Flower app"):
         check_deployable(small_experiment().config)
 
 
-def test_outside_an_app_the_engine_says_where_it_works() -> None:
+def test_outside_an_app_the_engine_explains_how_to_start() -> None:
     with pytest.raises(InputError, match="engine flower works inside a Flower app"):
-        current_session()
+        make_engine("flower", small_experiment().task)
 
 
 def test_deadlines_are_real_seconds_or_a_share() -> None:

@@ -1,6 +1,4 @@
-"""What a site keeps: the state that was named and the newest ones, and answers to requests that
-come again.
-"""
+"""A site's files: the named state and the newest ones, and the replies to repeated requests."""
 
 from __future__ import annotations
 
@@ -40,40 +38,40 @@ def test_a_state_comes_back_with_types_and_order(tmp_path: Path) -> None:
 
 
 def test_the_named_state_stays_while_replies_are_not_used(tmp_path: Path) -> None:
-    """Rounds 2 to 5 all began from round 1, because the coordinator used none of them: 1 must
-    still be there, and so are the two newest.
+    """Rounds 2 to 5 all start from round 1, because the coordinator used none of them: 1 and the two
+    newest are kept.
     """
-    memory = SiteStorage(tmp_path, RUN)
-    memory.store(0, 1, state_of(1), -1)
+    storage = SiteStorage(tmp_path, RUN)
+    storage.store(0, 1, state_of(1), -1)
     for round in (2, 3, 4, 5):
-        memory.store(0, round, state_of(round), named=1)
-    assert memory.rounds(0) == [1, 4, 5]
-    memory.store(0, 6, state_of(6), named=5)
-    assert memory.rounds(0) == [5, 6]
+        storage.store(0, round, state_of(round), start_round=1)
+    assert storage.rounds(0) == [1, 4, 5]
+    storage.store(0, 6, state_of(6), start_round=5)
+    assert storage.rounds(0) == [5, 6]
 
 
 def test_a_damaged_state_is_a_lost_one(tmp_path: Path) -> None:
-    memory = SiteStorage(tmp_path, RUN)
-    memory.store(0, 1, state_of(1), -1)
+    storage = SiteStorage(tmp_path, RUN)
+    storage.store(0, 1, state_of(1), -1)
     file = next(tmp_path.rglob("round-*.safetensors"))
     file.write_bytes(file.read_bytes()[:-3])
-    assert memory.load(0, 1) is None
+    assert storage.load(0, 1) is None
 
 
-def test_a_request_that_comes_again_gets_its_answer(tmp_path: Path) -> None:
-    memory = SiteStorage(tmp_path, RUN)
-    memory.store_reply(1, "a" * 64, WireMessage({"kind": "trained"}, {"w": np.arange(3.0)}))
+def test_a_repeated_request_gets_its_reply(tmp_path: Path) -> None:
+    storage = SiteStorage(tmp_path, RUN)
+    storage.store_reply(1, "a" * 64, WireMessage({"kind": "trained"}, {"w": np.arange(3.0)}))
     found = SiteStorage(tmp_path, RUN).find_reply(1, "a" * 64)
     assert found is not None
     assert found.arrays["w"].tolist() == [0, 1, 2]
-    assert memory.find_reply(1, "b" * 64) is None
+    assert storage.find_reply(1, "b" * 64) is None
 
 
 def test_old_replies_and_old_runs_go(tmp_path: Path) -> None:
     for number in range(RUNS + 3):
-        memory = SiteStorage(tmp_path, f"run-number-{number:02d}")
+        storage = SiteStorage(tmp_path, f"run-number-{number:02d}")
         for round in (1, 2, 3):
-            memory.store_reply(round, f"{round}" * 64, WireMessage({}, {}))
+            storage.store_reply(round, f"{round}" * 64, WireMessage({}, {}))
     assert len(list(tmp_path.iterdir())) == RUNS
     assert sorted(
         path.name[:13] for path in (tmp_path / f"run-number-{RUNS + 2:02d}").iterdir()

@@ -1,4 +1,4 @@
-"""What travels comes out as it went in, and whatever no program of ours would send is refused."""
+"""Messages are decoded as they were encoded, and anything else is rejected."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from remanence.flower.wire import (
     DTYPES,
     WireError,
     WireMessage,
+    decode_header,
     flatten_arrays,
     from_bytes,
     restore_arrays,
     to_bytes,
-    unpack_text,
 )
 
 some_arrays = st.dictionaries(
@@ -37,7 +37,7 @@ some_arrays = st.dictionaries(
 @given(some_arrays)
 def test_arrays_come_back_bit_by_bit_and_in_order(given_arrays: dict[str, np.ndarray]) -> None:
     layout, flat = flatten_arrays(given_arrays)
-    assert len(flat) <= len(DTYPES)  # however many arrays there are, few pieces travel
+    assert len(flat) <= len(DTYPES)  # one flat array for each dtype, however many arrays there are
     back = restore_arrays(json.loads(json.dumps(layout)), flat)
     assert list(back) == list(given_arrays)
     for name, array in given_arrays.items():
@@ -55,13 +55,13 @@ def test_arrays_come_back_bit_by_bit_and_in_order(given_arrays: dict[str, np.nda
     ),
 )
 def test_a_parcel_comes_back_from_its_bytes(
-    mine: dict[str, np.ndarray], about: dict[str, float]
+    site_arrays: dict[str, np.ndarray], header: dict[str, float]
 ) -> None:
-    back = from_bytes(to_bytes(WireMessage(dict(about), mine)))
+    back = from_bytes(to_bytes(WireMessage(dict(header), site_arrays)))
     # floats exactly: JSON writes the shortest text that reads back as the same number
-    assert back.header == about
+    assert back.header == header
     assert {name: array.tobytes() for name, array in back.arrays.items()} == {
-        n: np.ascontiguousarray(a).tobytes() for n, a in mine.items()
+        n: np.ascontiguousarray(a).tobytes() for n, a in site_arrays.items()
     }
 
 
@@ -72,10 +72,10 @@ FLAT = {"float64": np.arange(6.0)}
     "layout",
     [
         None,
-        [["a", "float64", [7]]],  # more than came
-        [["a", "float64", [5]]],  # less than came
+        [["a", "float64", [7]]],  # more than the data
+        [["a", "float64", [5]]],  # less than the data
         [["a", "float64", [3]], ["a", "float64", [3]]],  # twice
-        [["a", "float32", [6]]],  # a type that did not come
+        [["a", "float32", [6]]],  # a dtype without data
         [["a", "object", [6]]],
         [["a", "float64", [-6]]],
         [["a", "float64", [2, 3.0]]],
@@ -84,17 +84,17 @@ FLAT = {"float64": np.arange(6.0)}
         ["a"],
     ],
 )
-def test_what_does_not_fit_together_is_refused(layout: object) -> None:
+def test_a_layout_that_does_not_match_is_rejected(layout: object) -> None:
     with pytest.raises(WireError):
         restore_arrays(layout, FLAT)
 
 
-def test_an_array_that_is_not_of_its_announced_type_is_refused() -> None:
-    with pytest.raises(WireError, match="not what was announced"):
+def test_an_array_of_another_dtype_is_rejected() -> None:
+    with pytest.raises(WireError, match="does not match the list of arrays"):
         restore_arrays([["a", "float64", [6]]], {"float64": np.arange(6, dtype=np.float32)})
 
 
-def test_types_that_cannot_travel_are_named() -> None:
+def test_dtypes_that_cannot_be_sent_are_named() -> None:
     with pytest.raises(WireError, match="secret is of type object"):
         flatten_arrays({"secret": np.array([print], dtype=object)})
 
@@ -112,9 +112,9 @@ def test_a_cut_parcel_is_no_parcel() -> None:
             from_bytes(content[:length])
 
 
-def test_another_version_is_told() -> None:
-    with pytest.raises(WireError, match="speaks version 99 of our protocol"):
-        unpack_text(json.dumps({"remanence": 99, "about": {}, "layouts": {}}))
+def test_another_version_is_named() -> None:
+    with pytest.raises(WireError, match="uses protocol version 99"):
+        decode_header(json.dumps({"remanence": 99, "header": {}, "layouts": {}}))
 
 
 def test_trees_come_back_as_copies() -> None:
@@ -129,6 +129,6 @@ def test_trees_come_back_as_copies() -> None:
     assert arrays_["start/params/body.weight"][0, 0] == 1.0
 
 
-def test_a_name_that_is_leaf_and_branch_is_refused() -> None:
+def test_a_name_that_is_leaf_and_branch_is_rejected() -> None:
     with pytest.raises(ValueError, match="not those of a tree"):
         as_tree({"x/a": np.ones(1), "x/a/b": np.ones(1)}, "x", torch.device("cpu"))

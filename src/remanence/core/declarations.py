@@ -43,16 +43,14 @@ REPLY: Mapping[str, Disclosure] = {
     "valid": Disclosure("label_counts", is_count=True),
 }
 
-# Fields of the header with which a site answers.
-GREETING: Mapping[str, Disclosure] = {
+# Fields of the header of a site's response.
+RESPONSE_HEADER: Mapping[str, Disclosure] = {
     "kind": Disclosure("nothing"),
     "site": Disclosure("nothing"),
-    "version": Disclosure("nothing"),
     "clients": Disclosure("nothing"),
     "clients_here": Disclosure("nothing"),
     "round": Disclosure("nothing"),
-    "kept": Disclosure("nothing"),
-    "shared": Disclosure("nothing"),
+    "simulated": Disclosure("nothing"),
     "evaluates": Disclosure("nothing"),
     "code": Disclosure("nothing"),
     "reason": Disclosure("nothing"),

@@ -1,19 +1,39 @@
-"""Real federations: the round loop of this house at a coordinator, the data at sites that never
-give them away, and Flower to carry what travels.
+"""Real federations: a coordinator runs the rounds, sites keep their data, Flower carries messages.
 
-    wire, cargo   what a message looks like: a short JSON text and a few flat arrays; trees of
-    tensors as such arrays carrier       Flower's grid as four plain verbs: the only file at the
-    coordinator that knows Flower's messages roster        which sites are there, and which clients
-    live where session       whom to ask, how long to wait, and what becomes of work that gets lost
-    engine        the engine `flower`: asks sites to train and to count coordinator   an experiment
-    on a federation: start, or go on where it stopped; described: without any data of its own
-    server_app    the coordinator's end of a Flower app settings      site.toml: what a site holds,
-    allows and keeps holdings      a site's own data as a task for an inner engine site          a
-    site's answers; policy: what it refuses, suppresses and noises; secrecy: noise that nobody can
-    know memory        what a site keeps on its own disk worker        a site's process that stays
-    between messages; worker_client: how it is reached and started client_app    a site's end of a
-    Flower app: a new process for every message, which imports nothing heavy
+    coordinator process                                    site process (one per site)
+    server_app -> coordinator -> rounds.loop               client_app -> daemon_client
+                                     |                                        |
+                          engine, remote_scoring                      site_daemon -> site
+                                     |                                        |
+                    session -> node_registry -> transport <==Flower==>   site_work, site_data
 
-`certificates`, `processes`, `app_files`, `inspection` and `quickstart` are behind the commands of
-`remanence flower`. docs/flower.md is the way in.
+Both ends:
+    wire               the message format: a JSON header and a few flat arrays
+    array_codec        trees of tensors as the arrays of a message, and back
+    settings           site.toml: the clients, policy and devices of a site
+Coordinator:
+    server_app         the Flower ServerApp
+    coordinator        starts or resumes a run on the connected sites
+    deployment         the coordinator's side of an experiment, and what sites receive of it
+    data_description   describes examples where the coordinator has no data
+    engine             the engine `flower`: sends training work, yields the replies
+    remote_scoring     counts of correct predictions, asked from sites
+    work_header        the header of a message with work for clients
+    session            sends requests, waits for responses, repeats lost ones
+    node_registry      which sites are connected, and which clients each of them has
+    transport          Flower's grid behind four methods; the only file that uses its messages
+Site:
+    client_app         the Flower ClientApp; a new process per message, imports nothing heavy
+    daemon_client      connects to the site's daemon and starts it
+    site_daemon        a process that keeps torch and the data in memory between messages
+    site               handles each kind of message; everything that leaves a site passes here
+    site_work          turns a message into work for the site's clients
+    site_data          the site's own data as a task for a local engine
+    site_storage       client states and replies on the site's disk
+    policy             what the site declines, and how it suppresses or noises counts
+    secure_noise       noise that does not follow from the experiment's seed
+Commands of `remanence flower`: certificates, processes, app_files, preflight, quickstart.
+
+The package may import everything below the front ends. Only `transport`, `server_app` and
+`client_app` import Flower. Start reading at `coordinator` and `site`; the guide is docs/flower.md.
 """

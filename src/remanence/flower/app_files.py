@@ -1,4 +1,4 @@
-"""`remanence flower init`: a ready Flower app around an experiment file."""
+"""`remanence flower init`: writes a Flower app around an experiment file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remanence.core.errors import InputError
 from remanence.flower.server_app import DEFAULTS
 from remanence.version import __version__
 
-SERVER = '''"""The coordinator's end: runs the experiment files beside this one."""
+SERVER = '''"""The ServerApp: runs the experiment files beside this one."""
 
 from pathlib import Path
 
@@ -21,27 +21,28 @@ from remanence.flower.server_app import make_server_app
 
 app = make_server_app(Path(__file__).parent)
 '''
-CLIENT = '''"""A site's end: hands every message to the site's own process."""
+CLIENT = '''"""The ClientApp: passes every message to the site's daemon."""
 
 from remanence.flower.client_app import make_client_app
 
 app = make_client_app()
 '''
-SITE = """# What this site holds, allows and keeps. Copy it to the site, beside its data, and start the SuperNode with
-#   --node-config 'site="/path/to/site.toml"'
+SITE = """# The settings of a site. Copy the file to the site, next to its data, and start the
+# SuperNode with --node-config 'site="/path/to/site.toml"'
 # docs/flower.md of Remanence explains every line.
 name = "site-0"
-state = "state"                 # what its clients keep between rounds; never leaves
+state = "state"                 # a folder for the clients' states; they never leave it
 
-[data]                          # the clients that live here, by number from 0, each with its data
-0 = "npz(path='data.npz')"      # or folder(path='images'), or package.module:function, or "share" for a trial
+[data]                          # the site's clients, by number from 0, and the data of each
+# or folder(path='images'), or package.module:function, or "share" for a trial
+0 = "npz(path='data.npz')"
 
 [policy]
-label_counts = false            # may counts of labels go up, where a method asks for them?
-evaluate = true                 # may counts of right and wrong predictions go up?
-suppress = 0                    # counts below this go up as 0
-epsilon = 0.0                   # above 0: counts go up with two-sided geometric noise
-code = false                    # may an experiment name a model of its own to import here?
+label_counts = false            # send label counts, to methods that ask for them
+evaluate = true                 # send counts of correct and wrong predictions
+suppress = 0                    # send counts below this as 0
+epsilon = 0.0                   # above 0: send counts with two-sided geometric noise
+code = false                    # import and run a model class that an experiment names
 
 [compute]
 device = "auto"
@@ -49,7 +50,16 @@ device = "auto"
 
 
 def write_app(folder: Path, experiments: list[Path], name: str = "") -> list[Path]:
-    """-> the files that were written"""
+    """Write an app.
+
+    Args:
+        folder: Where to write it; must be empty or missing.
+        experiments: Experiment files to copy into it.
+        name: The app's name; empty: the folder's.
+
+    Returns:
+        The files that were written.
+    """
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder} exists and is not empty: choose another folder for the app")
     name = name or re.sub(r"[^a-z0-9-]+", "-", folder.resolve().name.lower()).strip("-")
@@ -59,11 +69,11 @@ def write_app(folder: Path, experiments: list[Path], name: str = "") -> list[Pat
             " an experiment with --config"
         )
     for path in experiments:
-        parse_experiment(read_file(path))  # refuses a wrong file before anything is written
+        parse_experiment(read_file(path))  # rejects a wrong file before anything is written
     if len({path.name for path in experiments}) < len(experiments):
         raise InputError(
-            "two of the experiment files have the same name: they lie side by side in the app,"
-            " so rename one"
+            "two of the experiment files have the same name: they go to the same folder of the"
+            " app, so rename one"
         )
     package = name.replace("-", "_") + "_app"
     (folder / package).mkdir(parents=True)
@@ -89,7 +99,7 @@ def write_app(folder: Path, experiments: list[Path], name: str = "") -> list[Pat
 
 
 def describe_app(name: str, package: str, experiments: list[str]) -> dict[str, object]:
-    """pyproject.toml, as Flower wants it."""
+    """The contents of pyproject.toml, as Flower requires it."""
     config = DEFAULTS | {"experiment": " ".join(experiments), "out": f"runs/{name}"}
     return {
         "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},

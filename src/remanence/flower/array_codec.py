@@ -1,4 +1,4 @@
-"""Trees of tensors as the arrays that travel, and back."""
+"""Trees of tensors as the arrays of a message, and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from remanence.flower.wire import WireArrays
 
 
 def as_arrays(tree: Tree) -> WireArrays:
-    """By path, on the host.
+    """The leaves of a tree as numpy arrays by path.
 
     >>> sorted(as_arrays({"start": {"params": {"w": torch.zeros(2)}, "buffers": {}}}))
     ['start/params/w']
@@ -20,19 +20,25 @@ def as_arrays(tree: Tree) -> WireArrays:
 
 
 def as_tree(arrays: WireArrays, root: str, device: torch.device) -> Tree:
-    """What lies below `root`, as a copy on the device: what came is read-only."""
+    """The tree below one root.
+
+    Args:
+        arrays: Arrays by path, as received (read-only).
+        root: The first part of the paths to take.
+        device: Where the tensors are copied to.
+    """
     prefix = f"{root}{pytree.SEPARATOR}"
-    mine = {
+    below = {
         path.removeprefix(prefix): array
         for path, array in arrays.items()
         if path.startswith(prefix)
     }
-    for path in mine:
+    for path in below:
         parts = path.split(pytree.SEPARATOR)
-        if any(pytree.SEPARATOR.join(parts[:depth]) in mine for depth in range(1, len(parts))):
+        if any(pytree.SEPARATOR.join(parts[:depth]) in below for depth in range(1, len(parts))):
             raise ValueError(
                 f"the names below {root} are not those of a tree: {path} is below a leaf"
             )
     return pytree.unflatten(
-        {path: torch.from_numpy(np.array(array)).to(device) for path, array in mine.items()}
+        {path: torch.from_numpy(np.array(array)).to(device) for path, array in below.items()}
     )

@@ -1,13 +1,12 @@
-"""Keys and certificates for a federation: an authority of its own, a certificate for the
-coordinator, a key pair for every site.
+"""Certificates and keys for a federation.
 
-    folder/ca.crt, ca.key              the authority: ca.crt goes to every site, ca.key stays locked
-    away folder/server.crt, server.key      the coordinator's, for the names and addresses under
-    which sites reach it folder/NAME.key, NAME.key.pub      a site's: the key is made at the site
-    and stays there, the public half is registered at the coordinator
+    folder/ca.crt, ca.key              the certificate authority: every site gets ca.crt; keep
+                                       ca.key offline
+    folder/server.crt, server.key      the coordinator's, for its host names and addresses
+    folder/NAME.key, NAME.key.pub      a site's: the private key never leaves the site, the public
+                                       key is registered at the coordinator
 
-All keys are on the curve P-384, as Flower asks for. Private files are readable for their owner
-alone.
+All keys are on the curve P-384, which Flower requires. Only their owner can read private files.
 """
 
 from __future__ import annotations
@@ -26,14 +25,18 @@ AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
 
 
 def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
-    """An authority and a certificate for the coordinator at these names and addresses; an
-    authority that is there already is used again.
+    """Make a certificate authority, unless the folder has one, and a certificate for the
+    coordinator.
+
+    Args:
+        folder: Where to write them.
+        hosts: Names or addresses under which sites reach the coordinator.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    names = [_name(host) for host in hosts]
+    names = [_alternative_name(host) for host in hosts]
     if not names:
         raise InputError(
             "a certificate needs a name or an address under which sites reach the"
@@ -44,34 +47,40 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
         authority: Any = _load_key(folder / "ca.key")
         issuer = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes()).subject
     else:
-        authority, issuer = _new_key(), _called("Remanence federation authority")
-        # signs certificates and lists of revoked ones, nothing else
+        authority, issuer = _new_key(), _x509_name("Remanence federation authority")
+        # may sign certificates and revocation lists only
         usage = x509.KeyUsage(*(position in (5, 6) for position in range(9)))
-        made = _certificate(issuer, issuer, authority.public_key(), AUTHORITY_DAYS)
-        made = made.add_extension(
+        builder = _certificate(issuer, issuer, authority.public_key(), AUTHORITY_DAYS)
+        builder = builder.add_extension(
             x509.BasicConstraints(ca=True, path_length=0), critical=True
         ).add_extension(usage, critical=True)
-        made = made.add_extension(
+        builder = builder.add_extension(
             x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False
         )
         write_private(folder / "ca.key", _pem(authority))
-        (folder / "ca.crt").write_bytes(_encode(made.sign(authority, hashes.SHA384())))
+        (folder / "ca.crt").write_bytes(_encode(builder.sign(authority, hashes.SHA384())))
     server = _new_key()
-    made = _certificate(_called(hosts[0][:64]), issuer, server.public_key(), SERVER_DAYS)
-    made = made.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    made = made.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    made = made.add_extension(
+    builder = _certificate(_x509_name(hosts[0][:64]), issuer, server.public_key(), SERVER_DAYS)
+    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    builder = builder.add_extension(
+        x509.BasicConstraints(ca=False, path_length=None), critical=True
+    )
+    builder = builder.add_extension(
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
     )
-    made = made.add_extension(
+    builder = builder.add_extension(
         x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False
     )
     write_private(folder / "server.key", _pem(server))
-    (folder / "server.crt").write_bytes(_encode(made.sign(authority, hashes.SHA384())))
+    (folder / "server.crt").write_bytes(_encode(builder.sign(authority, hashes.SHA384())))
 
 
 def make_site_key(folder: Path, name: str) -> Path:
-    """A site's key pair. -> the private half; the public one is beside it, with .pub"""
+    """Make a site's key pair.
+
+    Returns:
+        The path of the private key; the public key is next to it, with .pub.
+    """
     from cryptography.hazmat.primitives import serialization
 
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
@@ -99,7 +108,7 @@ def make_site_key(folder: Path, name: str) -> Path:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Never, not even for a moment, readable for others."""
+    """Write a file that others cannot read at any moment."""
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
@@ -122,7 +131,7 @@ def _load_key(path: Path) -> Any:
     return serialization.load_pem_private_key(path.read_bytes(), None)
 
 
-def _name(host: str) -> Any:
+def _alternative_name(host: str) -> Any:
     from cryptography import x509
 
     try:
@@ -137,7 +146,7 @@ def _name(host: str) -> Any:
     return x509.DNSName(host)
 
 
-def _called(name: str) -> Any:
+def _x509_name(name: str) -> Any:
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 
@@ -148,14 +157,14 @@ def _certificate(subject: Any, issuer: Any, key: Any, days: int) -> Any:
     from cryptography import x509
 
     now = datetime.datetime.now(datetime.UTC)
-    made = (
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
     )
-    return made.not_valid_before(now - datetime.timedelta(minutes=5)).not_valid_after(
+    return builder.not_valid_before(now - datetime.timedelta(minutes=5)).not_valid_after(
         now + datetime.timedelta(days=days)
     )
 

@@ -1,8 +1,7 @@
-"""A site's end of a Flower app: hands every message to the site's own process and brings its answer
-back.
+"""A site's Flower ClientApp: passes every message to the site's daemon and returns its response.
 
-Flower starts a fresh process for every message. So this file imports nothing heavy: a process of
-the site that stays does the work (`site_daemon.py`), unless the site says `resident = false`.
+Flower starts a new process for every message, so this file imports nothing heavy. The daemon
+(`site_daemon.py`) does the work, unless site.toml has `daemon = false`.
 """
 
 from __future__ import annotations
@@ -24,9 +23,8 @@ def make_client_app() -> Any:
     app = ClientApp()
 
     def answer(message: Any, context: Any) -> Any:
-        return Message(
-            to_record(answer_message(message.content, dict(context.node_config))), reply_to=message
-        )
+        response = answer_message(message.content, dict(context.node_config))
+        return Message(to_record(response), reply_to=message)
 
     for register in (app.train, app.evaluate, app.query):
         register()(answer)
@@ -34,18 +32,18 @@ def make_client_app() -> Any:
 
 
 def answer_message(content: Any, node_config: dict[str, Any]) -> WireMessage:
-    """What this site says; a mistake in its own settings is an answer too, so that the
-    coordinator can name it.
+    """The site's response. A mistake in the site's settings is a response too, so that the
+    coordinator can log it.
     """
     try:
         request = from_record(content)
-        site = find_site(node_config)
-        return hand_over(site, request)
+        return handle(find_site(node_config), request)
     except RemanenceError as error:
         return WireMessage({"kind": "declined", "code": "setup", "reason": str(error)}, {})
 
 
 def find_site(node_config: dict[str, Any]) -> SiteFile:
+    """The settings of the site that the SuperNode was started for."""
     path = node_config.get("site")
     if not isinstance(path, str) or not path:
         raise InputError(
@@ -55,12 +53,12 @@ def find_site(node_config: dict[str, Any]) -> SiteFile:
     return read_site(Path(path))
 
 
-def hand_over(site: SiteFile, request: WireMessage) -> WireMessage:
-    """To the process that stays, or to this one."""
+def handle(site: SiteFile, request: WireMessage) -> WireMessage:
+    """Handle a message in the site's daemon or, with `daemon = false`, in this process."""
     if site.settings.compute.daemon:
-        from remanence.flower.daemon_client import call_worker
+        from remanence.flower.daemon_client import call_daemon
 
-        return call_worker(site, request)
+        return call_daemon(site, request)
     from remanence.core.files import lock
     from remanence.flower.site import Site
 

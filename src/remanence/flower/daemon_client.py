@@ -1,6 +1,6 @@
-"""Reaching a site's process that stays, and starting it where there is none. Imports nothing heavy.
+"""Connects to a site's daemon, and starts it if there is none. Imports nothing heavy.
 
-They talk over a socket in a folder that only their user can enter. The process ends with the
+Both talk over a Unix socket in a folder that only their user can enter. The daemon ends with the
 SuperExec that started it, and so with the SuperNode.
 """
 
@@ -22,47 +22,45 @@ from remanence.core.errors import InputError, RunFailed
 from remanence.flower.settings import SiteFile
 from remanence.flower.wire import WireMessage, from_bytes, to_bytes
 
-# seconds a new process has until it listens: torch takes some to load, on a busy machine many
-STARTING = 120.0
+START_TIMEOUT_S = 120.0  # until a new daemon listens; importing torch is slow on a busy machine
 LOG = "worker.log"
 _LENGTH = struct.Struct("<Q")
 
 
-def call_worker(site: SiteFile, request: WireMessage) -> WireMessage:
-    """Hand a message over and wait for the answer, however long it takes."""
-    with contextlib.closing(reach_worker(site)) as line:
-        send(line, to_bytes(request))
-        content = receive(line)
+def call_daemon(site: SiteFile, request: WireMessage) -> WireMessage:
+    """Send a message to the daemon and wait for the response, without a timeout."""
+    with contextlib.closing(connect(site)) as connection:
+        send(connection, to_bytes(request))
+        content = receive(connection)
     if content is None:
-        raise RunFailed(
-            f"the site's process ended in the middle of its work: its log is {site.state / LOG}"
-        )
+        raise RunFailed(f"the site's daemon ended during its work: see its log {site.state / LOG}")
     return from_bytes(content)
 
 
-def reach_worker(site: SiteFile) -> socket.socket:
-    """A line to the site's process; one is started where nobody answers."""
-    path, end, started = socket_path(site), time.monotonic() + STARTING, None
+def connect(site: SiteFile) -> socket.socket:
+    """A connection to the site's daemon, which is started if it does not run."""
+    path, end, process = socket_path(site), time.monotonic() + START_TIMEOUT_S, None
     while True:
-        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            line.connect(str(path))
-            return line
+            connection.connect(str(path))
+            return connection
         except (FileNotFoundError, ConnectionRefusedError):
-            line.close()
-        if started is None or started.poll() is not None:
-            if started is not None and time.monotonic() > end - STARTING / 2:
-                raise RunFailed(f"the site's process does not start: its log is {site.state / LOG}")
-            started = start_worker(site)
+            connection.close()
+        if process is None or process.poll() is not None:
+            if process is not None and time.monotonic() > end - START_TIMEOUT_S / 2:
+                raise RunFailed(f"the site's daemon does not start: see its log {site.state / LOG}")
+            process = start_daemon(site)
         if time.monotonic() > end:
             raise RunFailed(
-                f"the site's process did not start in {STARTING:g} s: its log is {site.state / LOG}"
+                f"the site's daemon did not start in {START_TIMEOUT_S:g} s: see its log"
+                f" {site.state / LOG}"
             )
         time.sleep(0.1)
 
 
-def start_worker(site: SiteFile) -> subprocess.Popen[bytes]:
-    """In a session of its own, so that the end of this message does not end it."""
+def start_daemon(site: SiteFile) -> subprocess.Popen[bytes]:
+    """Start the daemon in a session of its own, so that it outlives this message."""
     site.make_state()
     command = [
         sys.executable,
@@ -79,16 +77,14 @@ def start_worker(site: SiteFile) -> subprocess.Popen[bytes]:
 
 
 def socket_path(site: SiteFile) -> Path:
-    """The same for everybody who reads this site file; short, because a socket's path may have
-    100 characters.
-    """
+    """The path of the daemon's socket; short, because such a path has at most 100 characters."""
     folder = Path(tempfile.gettempdir()) / f"remanence-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    owner = folder.lstat()
+    status = folder.lstat()
     if (
-        owner.st_uid != os.getuid()
-        or not stat.S_ISDIR(owner.st_mode)
-        or stat.S_IMODE(owner.st_mode) & 0o077
+        status.st_uid != os.getuid()
+        or not stat.S_ISDIR(status.st_mode)
+        or stat.S_IMODE(status.st_mode) & 0o077
     ):
         raise InputError(
             f"{folder} is not a folder that this user alone can enter: remove it, or set"
@@ -97,22 +93,22 @@ def socket_path(site: SiteFile) -> Path:
     return folder / f"{hashlib.sha256(str(site.state).encode()).hexdigest()[:16]}.sock"
 
 
-def send(line: socket.socket, content: bytes) -> None:
-    line.sendall(_LENGTH.pack(len(content)))
-    line.sendall(content)
+def send(connection: socket.socket, content: bytes) -> None:
+    connection.sendall(_LENGTH.pack(len(content)))
+    connection.sendall(content)
 
 
-def receive(line: socket.socket) -> bytes | None:
-    """None where the other end is gone."""
-    header = _read(line, _LENGTH.size)
-    return None if header is None else _read(line, _LENGTH.unpack(header)[0])
+def receive(connection: socket.socket) -> bytes | None:
+    """One message; None if the other end has closed the connection."""
+    header = _read(connection, _LENGTH.size)
+    return None if header is None else _read(connection, _LENGTH.unpack(header)[0])
 
 
-def _read(line: socket.socket, count: int) -> bytes | None:
+def _read(connection: socket.socket, count: int) -> bytes | None:
     content = bytearray()
     while len(content) < count:
         try:
-            piece = line.recv(min(1 << 20, count - len(content)))
+            piece = connection.recv(min(1 << 20, count - len(content)))
         except ConnectionResetError:
             return None
         if not piece:

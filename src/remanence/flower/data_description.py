@@ -1,5 +1,4 @@
-"""An experiment whose coordinator has no data at all: what examples look like is written down
-instead.
+"""Describes the sites' examples, for a coordinator that has no data.
 
 [data]
 name = "sites(kind='image', shape='1x28x28', classes='cat dog', mean='33.3', std='78.6')"
@@ -22,12 +21,12 @@ DTYPES = {"image": np.uint8, "table": np.float32, "tokens": np.int64}
 
 
 class Description(NamedTuple):
-    """What examples look like. The few that stand in the source are zeros, there for a model to
-    try its shapes on.
+    """What the sites' examples look like. The data set holds a few zeros, to check that a model
+    accepts their shape.
     """
 
     source: ArrayDataset
-    mean: tuple[float, ...]  # empty: every site uses its own
+    mean: tuple[float, ...]  # empty: every site uses its own data's
     std: tuple[float, ...]
 
 
@@ -40,20 +39,22 @@ def sites(
     mean: str = "",
     std: str = "",
 ) -> Description:
-    """What the examples at the sites look like.
+    """Describe the examples at the sites.
 
-    kind: image, table or tokens. shape: of one example, such as 1x28x28 (channels first). classes:
-        their names, separated by spaces, or how many there are.
-    mean, std: by channel or column, in raw units, to which all sites normalize; without them every
-        site uses its own.
+    Args:
+        clients: How many clients there are.
+        kind: "image", "table" or "tokens".
+        shape: The shape of one example, such as 1x28x28 (channels first).
+        classes: The names of the classes, separated by spaces, or how many there are.
+        mean: By channel or column, in raw units, for all sites to normalize with; empty: every site
+            uses its own data's.
+        std: As `mean`.
     """
     if kind not in INPUT_KINDS:
         raise InputError(f"data sites: kind must be one of {', '.join(INPUT_KINDS)}, not {kind!r}")
     sides = shape.split("x")
-    if (
-        not all(side.isascii() and side.isdigit() and int(side) > 0 for side in sides)
-        or len(sides) != INPUT_KINDS[kind] - 1
-    ):
+    valid = all(side.isascii() and side.isdigit() and int(side) > 0 for side in sides)
+    if not valid or len(sides) != INPUT_KINDS[kind] - 1:
         raise InputError(
             f"data sites: shape must be that of one {kind} example, such as"
             f" {'1x28x28' if kind == 'image' else '20'}, not {shape!r}"
@@ -69,33 +70,37 @@ def sites(
             "data sites: classes must be two names or more, separated by spaces, or how many"
             f" there are, not {classes!r}"
         )
-    numbers = [_numbers(text, what, int(sides[0])) for text, what in ((mean, "mean"), (std, "std"))]
-    if bool(numbers[0]) != bool(numbers[1]) or any(value <= 0 for value in numbers[1]):
+    means = _numbers(mean, "mean", int(sides[0]))
+    stds = _numbers(std, "std", int(sides[0]))
+    if bool(means) != bool(stds) or any(value <= 0 for value in stds):
         raise InputError(
-            "data sites: mean and std belong together, and a std is above 0: give both or neither"
+            "data sites: give both mean and std, or neither; every std must be above 0"
         )
     rows = max(2, len(names)) * clients
     x = np.zeros((rows, *map(int, sides)), dtype=DTYPES[kind])
-    stand_in = DatasetSplit(x, np.arange(rows, dtype=np.int64) % len(names))
+    placeholder = DatasetSplit(x, np.arange(rows, dtype=np.int64) % len(names))
     return Description(
-        ArrayDataset(NAME, kind, names, stand_in, stand_in, note="The examples are at the sites."),
-        *numbers,
+        ArrayDataset(
+            NAME, kind, names, placeholder, placeholder, note="The examples are at the sites."
+        ),
+        means,
+        stds,
     )
 
 
-def describe_data(spec: Experiment) -> Description | None:
-    """The description an experiment gives in place of data; None where its coordinator has some."""
-    if spec.data.name.partition("(")[0].strip() != NAME:
+def describe_data(config: Experiment) -> Description | None:
+    """The description that an experiment gives in place of data; None if it names a data set."""
+    if config.data.name.partition("(")[0].strip() != NAME:
         return None
-    if spec.clients.count is None:
+    if config.clients.count is None:
         raise InputError(
-            "data sites: say how many clients there are in all, such as clients.count=3;"
-            " every site's site.toml says which of them it has"
+            "data sites: set the number of clients of all sites, such as clients.count=3;"
+            " every site.toml lists the site's own"
         )
-    found: Description = expressions.instantiate(
-        expressions.parse_call(spec.data.name), {NAME: sites}, "dataset", spec.clients.count
+    description: Description = expressions.instantiate(
+        expressions.parse_call(config.data.name), {NAME: sites}, "dataset", config.clients.count
     )
-    return found
+    return description
 
 
 def _numbers(text: str, what: str, count: int) -> tuple[float, ...]:

@@ -1,66 +1,87 @@
-"""`remanence flower check`: what a site would say and give away in an experiment, told before
-it joins.
-"""
+"""`remanence flower check`: what a site would send in an experiment, printed before it joins."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from remanence.config import parse_experiment, read_file
 from remanence.core import pytree
-from remanence.flower.coordinator import (
+from remanence.flower.deployment import (
     build_coordinator,
     check_deployable,
     describe_examples,
-    describe_spec,
+    site_config,
 )
-from remanence.flower.settings import read_site
+from remanence.flower.settings import Policy, read_site
 from remanence.flower.site import Site
 from remanence.flower.wire import WireMessage
+from remanence.training.task import TrainingTask
 
 
 def check_site(site_path: Path, experiment_path: Path) -> list[str]:
-    """-> sentences; the last one begins with `declines` where the site would say no"""
+    """Describe what a site would send.
+
+    Args:
+        site_path: A site.toml.
+        experiment_path: The experiment it would take part in.
+
+    Returns:
+        Sentences; the last one begins with `declines` if the site would decline.
+    """
     site = Site(read_site(site_path))
-    experiment, description = build_coordinator(
-        check_deployable(parse_experiment(read_file(experiment_path)))
-    )
-    preamble = {
-        "run": "inspection",
-        "spec": describe_spec(experiment.config),
-        "data": describe_examples(experiment, description),
+    config = check_deployable(parse_experiment(read_file(experiment_path)))
+    experiment, _ = build_coordinator(config)
+    header = {
+        "kind": "ping",
+        "run": "preflight",
+        "experiment": site_config(experiment.config),
+        "examples": describe_examples(experiment),
     }
-    told = site.answer(WireMessage({**preamble, "kind": "hello"}, {})).header
-    if told["kind"] == "declined":
-        return [f"declines ({told['code']}): {told['reason']}"]
-    policy, task = site.policy, experiment.task
-    lines = [f"site {told['site']}: tells its name, its clients and how many rows they have"]
-    for client, steps in told["sizes"].items():
+    info = site.answer(WireMessage(header, {})).header
+    if info["kind"] == "declined":
+        return [f"declines ({info['code']}): {info['reason']}"]
+    return [
+        *_describe_sizes(info),
+        *_describe_reply(experiment.task),
+        _describe_evaluation(site.policy),
+    ]
+
+
+def _describe_sizes(info: dict[str, Any]) -> list[str]:
+    lines = [f"site {info['site']} sends its name, its clients and their numbers of examples"]
+    for client, steps in info["sizes"].items():
         (train, valid), test = steps[0], steps[-1][0]
         lines.append(
-            f"  client {client}: {train} training, {valid} validation and {test} test rows"
+            f"  client {client}: {train} training, {valid} validation and {test} test examples"
         )
+    return lines
+
+
+def _describe_reply(task: TrainingTask) -> list[str]:
     initial = task.model.initial
     model = {
         "params": pytree.select_keys(initial.params, task.communicated_params()),
         "buffers": pytree.select_keys(initial.buffers, task.communicated_buffers()),
     }
-    lines.append(
-        f"a round sends up, for each client: {pytree.nbytes(model)} bytes of trained"
-        " parameters, its number of rows, its mean loss"
-    )
+    lines = [
+        f"in a round it sends, for each client: {pytree.nbytes(model)} bytes of trained"
+        " parameters, the number of examples and the mean loss"
+    ]
     for p in task.method.parts:
         for path, x in pytree.flatten(task.payload_spec().get(p.name, {})).items():
             leaf = f"{p.name}{pytree.SEPARATOR}{path}".replace(pytree.SEPARATOR, ".")
             reveals = p.disclosure(path).reveals.replace("_", " ")
             lines.append(f"  {leaf}: {x.numel()} numbers, which reveal {reveals}")
-    if not policy.evaluate:
-        lines.append("gives no counts of right and wrong predictions")
-    else:
-        how = f", those below {policy.suppress} as 0" if policy.suppress else ""
-        noise = f", with noise of epsilon {policy.epsilon:g} an answer" if policy.epsilon else ""
-        lines.append(
-            f"sends up counts of right and wrong predictions by class{how}{noise}, and summed"
-            " losses"
-        )
     return lines
+
+
+def _describe_evaluation(policy: Policy) -> str:
+    if not policy.evaluate:
+        return "it sends no counts of correct and wrong predictions"
+    suppress = f", those below {policy.suppress} as 0" if policy.suppress else ""
+    noise = f", with noise of epsilon {policy.epsilon:g} a response" if policy.epsilon else ""
+    return (
+        f"it sends counts of correct and wrong predictions by class{suppress}{noise}, and summed"
+        " losses"
+    )

@@ -1,8 +1,8 @@
-"""The coordinator's end of a Flower app.
+"""The coordinator's Flower ServerApp.
 
-The file that `remanence flower init` writes says `app = make_server_app(Path(__file__).parent)`;
-settings are in the app's pyproject.toml, under [tool.flwr.app.config], and can be changed for one
-run with `flwr run -c`.
+`remanence flower init` writes a file with `app = make_server_app(Path(__file__).parent)`. The
+settings are in the app's pyproject.toml, under [tool.flwr.app.config]; `flwr run -c` changes them
+for one run.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from remanence.config import parse_experiment, parse_value, read_file
-from remanence.core.errors import InputError, RemanenceError
+from remanence.core.errors import InputError, RemanenceError, nearest
 from remanence.flower.session import Timeouts
 from remanence.flower.transport import GridTransport
 
 DEFAULTS: dict[str, Any] = {
-    # in the app; several, separated by spaces, are run one after the other
+    # experiment files in the app, separated by spaces; they run one after the other
     "experiment": "experiment.toml",
-    # the run folder, seen from where the SuperLink was started; of several experiments, their
-    # parent
+    # the run folder, relative to where the SuperLink was started; with several experiments, the
+    # parent of their run folders
     "out": "runs/experiment",
     "set": "",  # changes by dotted key, separated by semicolons: rounds=5; local.lr=0.05
     **Timeouts()._asdict(),
@@ -28,7 +28,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def make_server_app(folder: Path) -> Any:
-    """A Flower ServerApp around the experiment files in that folder."""
+    """A Flower ServerApp for the experiment files in a folder."""
     from flwr.serverapp import ServerApp
 
     app: Any = ServerApp()
@@ -40,26 +40,26 @@ def make_server_app(folder: Path) -> Any:
     return app
 
 
-def run_app(folder: Path, grid: Any, given: dict[str, Any]) -> None:
-    """Run every experiment the settings name; a mistake in them is one sentence in the log, and
-    the run fails.
+def run_app(folder: Path, grid: Any, run_config: dict[str, Any]) -> None:
+    """Run every experiment that the settings name. A mistake in them is one sentence in the log,
+    and the run fails.
     """
     from remanence.core.progress import LogProgress
     from remanence.flower.coordinator import run_experiment
 
     try:
-        settings = read_settings(given)
+        settings = read_settings(run_config)
         changes = parse_changes(str(settings["set"]))
         names = str(settings["experiment"]).split()
-        specs = {name: parse_experiment(read_file(folder / name), changes) for name in names}
-        patience = Timeouts(*(float(settings[name]) for name in Timeouts._fields))
-        for name, spec in specs.items():
-            out = Path(str(settings["out"])).expanduser()
+        configs = {name: parse_experiment(read_file(folder / name), changes) for name in names}
+        timeouts = Timeouts(*(float(settings[name]) for name in Timeouts._fields))
+        out = Path(str(settings["out"])).expanduser()
+        for name, config in configs.items():
             run_experiment(
-                spec,
+                config,
                 out if len(names) == 1 else out / Path(name).stem,
                 GridTransport(grid),
-                patience,
+                timeouts,
                 LogProgress(),
             )
     except RemanenceError as error:
@@ -67,16 +67,14 @@ def run_app(folder: Path, grid: Any, given: dict[str, Any]) -> None:
         raise
 
 
-def read_settings(given: dict[str, Any]) -> dict[str, Any]:
-    """The app's settings with their defaults; an unknown one is refused, a wrong number too."""
-    from remanence.core.errors import nearest
-
-    unknown = next((name for name in given if name not in DEFAULTS), None)
+def read_settings(run_config: dict[str, Any]) -> dict[str, Any]:
+    """The app's settings with their defaults; unknown names and wrong numbers are rejected."""
+    unknown = next((name for name in run_config if name not in DEFAULTS), None)
     if unknown is not None:
         raise InputError(
             f"unknown setting {unknown!r} in [tool.flwr.app.config]: {nearest(unknown, DEFAULTS)}"
         )
-    settings = DEFAULTS | given
+    settings = DEFAULTS | run_config
     for name in Timeouts._fields:
         if (
             isinstance(settings[name], bool)
@@ -91,7 +89,7 @@ def read_settings(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_changes(text: str) -> dict[str, Any]:
-    """`rounds=5; local.lr=0.05`
+    """Parse the setting `set`.
 
     >>> parse_changes("rounds=5; method=fedavg+wsm")
     {'rounds': 5, 'method': 'fedavg+wsm'}

@@ -1,40 +1,33 @@
-"""A run of a federation as its engine sees it: whom to ask, what every message says, how long
-to wait, and whom to tell.
-"""
+"""Requests to the sites of one run: sending them, waiting for responses, repeating lost ones."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from remanence.core.errors import InputError
-from remanence.engines.table import OUTSIDE_FLOWER
 from remanence.flower.node_registry import Node, NodeRegistry
-from remanence.flower.transport import Answer
+from remanence.flower.transport import Response
 from remanence.flower.wire import WireArrays, WireMessage
 
-SHORTEST, LONGEST = 0.1, 1.0  # seconds between two looks for answers
+MIN_POLL_S, MAX_POLL_S = 0.1, 1.0  # seconds between two polls for responses
 
 
 class Timeouts(NamedTuple):
     """How long the coordinator waits, in real seconds."""
 
-    join_timeout: float = 600.0  # for sites to come, at the start and whenever too few are there
-    reply_timeout: float = 1800.0  # for an answer, where the experiment sets no round.deadline
-    # until a site that has not answered is greeted, to see whether it has been restarted
-    ping_after: float = 60.0
-    # for a site that went away in a round to come back: a SuperNode that was killed needs more than
-    # a minute
+    join_timeout: float = 600.0  # for clients, at the start and whenever too few are available
+    reply_timeout: float = 1800.0  # for a response, where the experiment sets no round.deadline
+    ping_after: float = 60.0  # before a site that has not responded gets a ping
+    # for a site that disconnected in a round to come back; Flower lets a SuperNode that was killed
+    # in again after more than a minute
     gone_after: float = 180.0
 
 
 class ReplyWait(NamedTuple):
-    """When the answers of a round are no longer waited for: after some seconds, or when enough
-    clients have answered (0: all).
+    """How long responses are waited for: some seconds, or until enough clients have replied (0:
+    all).
     """
 
     seconds: float
@@ -42,8 +35,8 @@ class ReplyWait(NamedTuple):
 
 
 class RealDeadline(NamedTuple):
-    """`round.deadline` in real time: after some seconds (infinity: never), or when a share of
-    those asked has answered.
+    """`round.deadline` in real time: some seconds (infinity: no limit), or until a share of the
+    sampled clients has replied.
     """
 
     seconds: float = float("inf")
@@ -52,19 +45,20 @@ class RealDeadline(NamedTuple):
 
 @dataclass
 class PendingRequest:
-    """Work that a site was given."""
+    """A request without a response yet."""
 
     node: Node
     message: WireMessage
     kind: str
     clients: tuple[int, ...]
-    number: str
-    since: float = field(default_factory=time.monotonic)
-    lost: float | None = None  # since when its site is away, or back without a memory of it
+    message_id: str
+    sent_at: float = field(default_factory=time.monotonic)
+    # since when the node is disconnected, or known to have lost the request
+    lost_at: float | None = None
 
 
 class RequestResult(NamedTuple):
-    """What became of an errand: a parcel, or a code and a reason."""
+    """The response to a request: a message, or a code and a reason."""
 
     request: PendingRequest
     message: WireMessage | None
@@ -74,153 +68,146 @@ class RequestResult(NamedTuple):
 
 @dataclass
 class Session:
-    """`preamble` goes with every message: the run's name, the experiment, what its examples
-    look like.
-    """
+    """One run of a federation, as its engine uses it."""
 
-    roster: NodeRegistry
-    preamble: dict[str, Any]
+    registry: NodeRegistry
+    # in the header of every message: the run's name, the experiment, a description of its examples
+    common_header: dict[str, Any]
     timeouts: Timeouts
     log: Callable[[str], None]
-    wanted: int  # answers a round needs where more clients are asked than that; 0: all
+    # replies a round uses where it samples more clients than that; 0: all
+    target_replies: int
     deadline: RealDeadline
-    has_test: bool  # does the coordinator have a test set of its own?
-    spent: list[tuple[float, float]] = field(
-        default_factory=list
-    )  # of every answer: seconds until it came, and seconds of work at its site
+    has_test: bool  # the coordinator has a test set of its own
+    # of every response: seconds until it arrived, and seconds of work at its site
+    response_times: list[tuple[float, float]] = field(default_factory=list)
 
-    def message(
-        self, kind: str, about: dict[str, Any], mine: WireArrays, common: WireArrays | None = None
-    ) -> WireMessage:
-        return WireMessage({**self.preamble, "kind": kind, **about}, mine, common or {})
-
-    def ask(
+    def make_message(
         self,
         kind: str,
-        questions: Sequence[tuple[Node, tuple[int, ...], WireMessage]],
+        header: dict[str, Any],
+        site_arrays: WireArrays,
+        shared_arrays: WireArrays | None = None,
+    ) -> WireMessage:
+        header = {**self.common_header, "kind": kind, **header}
+        return WireMessage(header, site_arrays, shared_arrays or {})
+
+    def request(
+        self,
+        kind: str,
+        messages: Sequence[tuple[Node, tuple[int, ...], WireMessage]],
         group: str,
         wait: ReplyWait,
     ) -> Iterator[RequestResult]:
-        """Give work to sites, and yield what becomes of each, as it comes."""
-        open_: dict[str, PendingRequest] = {}
-        for node, clients, parcel in questions:
-            errand = PendingRequest(node, parcel, kind, clients, "")
-            self._send(errand, open_, group)
-        end, answered, pause = time.monotonic() + wait.seconds, 0, SHORTEST
-        while open_:
-            came = [answer for answer in self.roster.poll() if answer.number in open_]
-            for answer in came:
-                errand = open_.pop(answer.number)
-                if answer.gone:  # it may come back, and then get its work again
-                    self.roster.mark_silent(errand.node, "cannot be reached")
-                    errand.lost = time.monotonic()
-                    open_[f"lost with {answer.number}"] = errand
-                    continue
-                outcome = _to_result(errand, answer)
-                worked = 0.0 if answer.parcel is None else answer.parcel.header.get("seconds")
-                self.spent.append(
-                    (time.monotonic() - errand.since, worked if isinstance(worked, float) else 0.0)
-                )
-                answered += len(outcome.request.clients) if outcome.message is not None else 0
-                yield outcome
-            if open_ and wait.enough and answered >= wait.enough:
-                yield from self._give_up(
-                    open_, "late", f"the round had the {wait.enough} answers it needed before"
-                )
+        """Send messages to nodes and yield their results in the order of arrival.
+
+        Args:
+            kind: "train" or "evaluate", as Flower routes messages.
+            messages: For each node the clients concerned, and the message.
+            group: A label for Flower's logs.
+            wait: When to stop waiting.
+
+        Yields:
+            One result for each message; after a timeout, with a code in place of a message.
+        """
+        pending: dict[str, PendingRequest] = {}
+        for node, clients, message in messages:
+            self._send(PendingRequest(node, message, kind, clients, ""), pending, group)
+        end, answered, pause = time.monotonic() + wait.seconds, 0, MIN_POLL_S
+        while pending:
+            arrived = [r for r in self.registry.poll() if r.message_id in pending]
+            for result in self._read_responses(arrived, pending):
+                answered += len(result.request.clients) if result.message is not None else 0
+                yield result
+            if pending and wait.enough and answered >= wait.enough:
+                reason = f"the round already had the {wait.enough} replies it needed"
+                yield from self._give_up(pending, "late", reason)
             elif time.monotonic() >= end:
-                for errand in list(open_.values()):
-                    self.roster.mark_silent(errand.node, f"did not answer in {wait.seconds:g} s")
-                yield from self._give_up(
-                    open_, "no-answer", f"its site did not answer in {wait.seconds:g} s"
-                )
+                reason = f"did not respond in {wait.seconds:g} s"
+                for request in list(pending.values()):
+                    self.registry.mark_silent(request.node, reason)
+                yield from self._give_up(pending, "no-answer", f"its site {reason}")
             else:
-                yield from self._retry_lost(open_, group)
-            pause = SHORTEST if came else min(LONGEST, 1.2 * pause)
-            if open_:
+                yield from self._retry_lost(pending, group)
+            pause = MIN_POLL_S if arrived else min(MAX_POLL_S, 1.2 * pause)
+            if pending:
                 time.sleep(pause)
 
-    def _retry_lost(self, open_: dict[str, PendingRequest], group: str) -> Iterator[RequestResult]:
-        """Greet sites that are slow; send work again that a site has lost by a restart; give up
-        on sites that stay away.
+    def _read_responses(
+        self, arrived: list[Response], pending: dict[str, PendingRequest]
+    ) -> Iterator[RequestResult]:
+        for response in arrived:
+            request = pending.pop(response.message_id)
+            if response.unreachable:  # if the site comes back it gets the request again
+                self.registry.mark_silent(request.node, "cannot be reached")
+                request.lost_at = time.monotonic()
+                pending[f"lost with {response.message_id}"] = request
+                continue
+            worked = 0.0 if response.message is None else response.message.header.get("seconds")
+            self.response_times.append(
+                (time.monotonic() - request.sent_at, worked if isinstance(worked, float) else 0.0)
+            )
+            yield _to_result(request, response)
+
+    def _retry_lost(
+        self, pending: dict[str, PendingRequest], group: str
+    ) -> Iterator[RequestResult]:
+        """Ping sites that are slow, resend requests that a site lost in a restart, and give up on
+        sites that stay disconnected.
         """
         now = time.monotonic()
-        for number, errand in list(open_.items()):
-            node = self.roster.nodes.get(errand.node.number)
-            if (
-                node is errand.node
-                and now - max(errand.since, node.asked) > self.timeouts.ping_after
-            ):
-                self.roster.ping(node)
-            # messages are answered in their order
-            forgotten = node is errand.node and not node.ping_id and node.asked > errand.since
-            if node is errand.node and not forgotten and errand.lost is None:
-                continue
-            errand.lost = errand.lost or now
-            home = self.roster.node_of(errand.clients[0])
-            if home is not None and set(errand.clients) <= set(home.clients):
-                self.log(f"site {home.name} has lost its work by a restart, and gets it again")
-                self.roster.carrier.cancel([open_.pop(number).number])
-                self._send(
-                    PendingRequest(home, errand.message, errand.kind, errand.clients, ""),
-                    open_,
-                    group,
+        for key, request in list(pending.items()):
+            node = self.registry.nodes.get(request.node.node_id)
+            connected = node is request.node
+            if node is not None and connected:
+                if now - max(request.sent_at, node.pinged_at) > self.timeouts.ping_after:
+                    self.registry.ping(node)
+                # messages are handled in order: a ping sent later and answered first means that
+                # the site restarted and lost the request
+                restarted = not node.ping_id and node.pinged_at > request.sent_at
+                if not restarted and request.lost_at is None:
+                    continue
+            request.lost_at = request.lost_at or now
+            current = self.registry.node_of(request.clients[0])
+            if current is not None and set(request.clients) <= set(current.clients):
+                self.log(f"site {current.name} lost its work in a restart; it is sent again")
+                self.registry.transport.cancel([pending.pop(key).message_id])
+                again = PendingRequest(current, request.message, request.kind, request.clients, "")
+                self._send(again, pending, group)
+            elif now - request.lost_at > self.timeouts.gone_after:
+                del pending[key]
+                reason = (
+                    f"site {request.node.name} disconnected and did not come back in"
+                    f" {self.timeouts.gone_after:g} s"
                 )
-            elif now - errand.lost > self.timeouts.gone_after:
-                del open_[number]
-                yield RequestResult(
-                    errand,
-                    None,
-                    "away",
-                    f"site {errand.node.name} went away and did not come back in"
-                    f" {self.timeouts.gone_after:g} s",
-                )
+                yield RequestResult(request, None, "away", reason)
 
-    def _send(self, errand: PendingRequest, open_: dict[str, PendingRequest], group: str) -> None:
-        errand.number = self.roster.carrier.send(
-            errand.node.number, errand.message, errand.kind, group
+    def _send(
+        self, request: PendingRequest, pending: dict[str, PendingRequest], group: str
+    ) -> None:
+        node_id = request.node.node_id
+        request.message_id = self.registry.transport.send(
+            node_id, request.message, request.kind, group
         )
-        if not errand.number:  # gone at this very moment
-            errand.lost = time.monotonic()
-        open_[errand.number or f"not sent to {errand.node.number}"] = errand
+        if not request.message_id:  # disconnected just now
+            request.lost_at = time.monotonic()
+        pending[request.message_id or f"not sent to {node_id}"] = request
 
     def _give_up(
-        self, open_: dict[str, PendingRequest], code: str, reason: str
+        self, pending: dict[str, PendingRequest], code: str, reason: str
     ) -> Iterator[RequestResult]:
-        for number in list(open_):
-            errand = open_.pop(number)
-            self.roster.carrier.cancel([errand.number])
-            yield RequestResult(errand, None, code, reason)
+        for key in list(pending):
+            request = pending.pop(key)
+            self.registry.transport.cancel([request.message_id])
+            yield RequestResult(request, None, code, reason)
 
 
-def _to_result(errand: PendingRequest, answer: Answer) -> RequestResult:
-    parcel = answer.parcel
-    if parcel is None:
-        return RequestResult(errand, None, "failed", answer.problem)
-    if parcel.header.get("kind") == "declined":
-        return RequestResult(
-            errand,
-            None,
-            str(parcel.header.get("code", "failed"))[:40],
-            str(parcel.header.get("reason", ""))[:500],
-        )
-    return RequestResult(errand, parcel)
-
-
-_current: ContextVar[Session | None] = ContextVar("session", default=None)
-
-
-@contextlib.contextmanager
-def activate(session: Session) -> Iterator[Session]:
-    """While this lasts, engines called `flower` are engines of this session."""
-    token = _current.set(session)
-    try:
-        yield session
-    finally:
-        _current.reset(token)
-
-
-def current_session() -> Session:
-    session = _current.get()
-    if session is None:
-        raise InputError(OUTSIDE_FLOWER)
-    return session
+def _to_result(request: PendingRequest, response: Response) -> RequestResult:
+    message = response.message
+    if message is None:
+        return RequestResult(request, None, "failed", response.problem)
+    if message.header.get("kind") == "declined":
+        code = str(message.header.get("code", "failed"))[:40]
+        reason = str(message.header.get("reason", ""))[:500]
+        return RequestResult(request, None, code, reason)
+    return RequestResult(request, message)

@@ -1,19 +1,19 @@
-"""site.toml: what a site holds, where it keeps its state, what it computes with and what it allows.
-Nothing here imports torch.
+"""site.toml: the clients of a site, their data, what the site allows and its devices. Imports no
+torch.
 
     name = "ward-7"
-    state = "state"                       # a folder, beside this file unless the path is absolute
+    state = "state"                # a folder for client states, relative to this file
 
-    [data]                                # the clients that live here, by number, each with its
-    data 0 = "npz(path='ward-7.npz')" 1 = "my_package.wards:load"           # a function without
-    arguments that gives a Dataset or a Source
+    [data]                         # the site's clients, by number, and the data of each
+    0 = "npz(path='ward-7.npz')"
+    1 = "my_package.wards:load"    # a function without arguments that returns a torch Dataset
 
     [policy]
     label_counts = false
     suppress = 5
 
-For trials, "share" in place of data: what the experiment's own partition of its own data gives this
-client.
+For trials, write "share" in place of data: the client gets its share of the experiment's own data
+set.
 """
 
 from __future__ import annotations
@@ -30,37 +30,32 @@ SIMULATED_SHARE = "share"
 
 
 class Policy(Section):
-    """What a site allows. Whatever it does not allow it refuses, by name and with the code
-    `policy`.
-    """
+    """What a site allows. It declines everything else, with the code `policy`."""
 
-    # may the counts of its labels go up, where a method asks for them?
+    # send label counts, to methods that ask for them
     label_counts: StrictBool = False
-    evaluate: StrictBool = True  # may counts of right and wrong predictions go up?
-    suppress: Natural = 0  # counts below this go up as 0
-    # counts go up with two-sided geometric noise of this epsilon an answer; 0: as they are
+    evaluate: StrictBool = True  # send counts of correct and wrong predictions
+    suppress: Natural = 0  # counts below this are sent as 0
+    # add two-sided geometric noise of this epsilon to the counts of each response; 0: no noise
     epsilon: Annotated[Number, Field(ge=0)] = 0.0
-    # may an experiment name a model of its own, package.module:Class, to import and run here?
+    # import and run a model class that an experiment names as package.module:Class
     code: StrictBool = False
-    # the only parts it takes part in, such as fedavg and wsm; empty: any
+    # the only parts that this site accepts, such as fedavg and wsm; empty: all
     methods: tuple[StrictStr, ...] = ()
 
 
 class Compute(Section):
     device: StrictStr = "auto"
     threads: Natural = 0  # 0: torch's own choice
-    engine: Literal["auto", "sequential", "vectorized"] = (
-        "auto"  # how this site runs its own clients
-    )
-    # keep one process with the data in memory between messages; false: a fresh one for every
-    # message
+    engine: Literal["auto", "sequential", "vectorized"] = "auto"  # for the site's own clients
+    # keep a process with the data in memory; false: load everything again for every message
     daemon: StrictBool = True
 
 
 class SiteSettings(Section):
     name: Annotated[StrictStr, Field(min_length=1, max_length=100)]
     state: Annotated[StrictStr, Field(min_length=1)] = "state"
-    # where a client's kept state is lost, begin with a first one instead of refusing
+    # give a client whose state is lost a first state, instead of declining
     restart: StrictBool = False
     data: Annotated[dict[str, StrictStr], Field(min_length=1)]
     policy: Policy = Policy()
@@ -68,14 +63,14 @@ class SiteSettings(Section):
 
 
 class SiteFile:
-    """A site's settings, and where they lie: paths in them are meant from there."""
+    """A site's settings and the path of their file, to which paths in them are relative."""
 
     def __init__(self, path: Path, settings: SiteSettings):
         self.path, self.settings = path, settings
 
     @property
     def clients(self) -> dict[int, str]:
-        """By number of the client, ascending: its data, or `share`."""
+        """By client number, ascending: its data, or `share`."""
         return {
             number: self.settings.data[str(number)]
             for number in sorted(int(number) for number in self.settings.data)
@@ -86,13 +81,13 @@ class SiteFile:
         return (self.path.parent / self.settings.state).resolve()
 
     def make_state(self) -> Path:
-        """The site's own folder, made where it is missing, for its owner alone."""
+        """Create the state folder, which only its owner can read."""
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         return self.state
 
 
 def read_site(path: Path) -> SiteFile:
-    """Read and check a site's settings."""
+    """Read and validate a site file."""
     tree = read_toml(
         path, "a site file", "start the SuperNode with --node-config 'site=\"/path/to/site.toml\"'"
     )
@@ -100,7 +95,7 @@ def read_site(path: Path) -> SiteFile:
         settings = SiteSettings.model_validate(tree)
     except ValidationError as error:
         raise InputError(f"{path}: {_explain(error)}") from None
-    wrong = next(
+    invalid = next(
         (
             number
             for number in settings.data
@@ -108,15 +103,15 @@ def read_site(path: Path) -> SiteFile:
         ),
         None,
     )
-    if wrong is not None:
+    if invalid is not None:
         raise InputError(
-            f"{path}: data.{wrong} does not name a client: clients are numbered from 0, such"
+            f"{path}: data.{invalid} does not name a client: clients are numbered from 0, such"
             " as 3 = \"npz(path='mine.npz')\""
         )
     if settings.data and len({source == SIMULATED_SHARE for source in settings.data.values()}) > 1:
         raise InputError(
-            f'{path}: some clients have data of their own and some a "share" of the'
-            " experiment's: a site is for one or the other"
+            f'{path}: some clients have data of their own and some have "share": use one or the'
+            " other"
         )
     return SiteFile(path.resolve(), settings)
 

@@ -1,9 +1,9 @@
-"""A site's own data as a task for an inner engine.
+"""A site's own data as a task for a local engine.
 
-The task has all K clients of the experiment, so that a client has the same number everywhere, and
-rows for those alone that live here. In trials the rows are what the experiment's partition gives
-these clients, with the ids they have everywhere: a federation then gives what one machine would.
-Real sites number their rows for themselves, and nobody else ever sees these numbers.
+The task has all K clients of the experiment, so that a client has the same number everywhere, but
+only the site's own clients have examples. In trials these are the clients' shares of a published
+data set, with the same ids as on one machine, and so are the results. Real sites number their own
+examples, and the ids never leave them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from remanence.flower.settings import SIMULATED_SHARE, SiteFile
 from remanence.methods import PARTS
 from remanence.training.task import TrainingTask
 
-PUBLISHED = frozenset(DATASETS) - {"npz", "folder"}  # sources whose files are the same everywhere
-AT_A_SERVER = (
+PUBLISHED = frozenset(DATASETS) - {"npz", "folder"}  # data sets with the same files everywhere
+SERVER_SLOTS = (
     "client_weights",
     "aggregate",
     "server_update",
@@ -50,24 +50,26 @@ AT_A_SERVER = (
 
 @dataclass(frozen=True)
 class SiteTask:
-    """Where a site works on one experiment: the task with its rows, and an engine for it."""
+    """One experiment at a site: the task with the site's examples, and an engine for it."""
 
     experiment: BuiltExperiment
     engine: Engine
-    shared: bool  # are the rows shares of the experiment's own data?
+    simulated: bool  # the examples are shares of the experiment's own data
 
     @property
     def task(self) -> TrainingTask:
         return self.experiment.task
 
     def sizes(self, clients: Sequence[int]) -> dict[str, list[list[int]]]:
-        """By client and time step: training and validation rows; and at the end of the list,
-        rows of a test set of its own.
+        """How many examples clients have.
+
+        Returns:
+            By client: [training, validation] for each time step, then [test].
         """
         population = self.task.population
         tests = (
             [0] * population.num_clients
-            if self.shared
+            if self.simulated
             else [len(rows) for rows in population.test_ids]
         )
         return {
@@ -82,20 +84,24 @@ class SiteTask:
         }
 
 
-def build_site_task(site: SiteFile, spec: Experiment, data: Mapping[str, Any]) -> SiteTask:
-    """Read the site's data and build what an experiment needs here. data: what the coordinator
-    says of examples: classes, shape, kind, mean, std
+def build_site_task(site: SiteFile, config: Experiment, expected: Mapping[str, Any]) -> SiteTask:
+    """Read the site's data and build the experiment on them.
+
+    Args:
+        site: The site's settings.
+        config: The experiment as the coordinator sent it.
+        expected: The coordinator's description of examples: classes, shape, kind, mean, std.
     """
     compute, clients = site.settings.compute, tuple(site.clients)
-    count = spec.clients.count or 0
+    count = config.clients.count or 0
     foreign = next((client for client in clients if client >= count), None)
     if foreign is not None:
         raise Declined(
             "setup",
-            f"this site has a client {foreign}, and the experiment's {count} clients are"
+            f"this site has a client {foreign}, but the experiment's {count} clients are"
             f" numbered 0 to {count - 1}: change site.toml",
         )
-    here = spec.model_copy(
+    local = config.model_copy(
         update={
             "device": compute.device,
             "threads": compute.threads,
@@ -103,188 +109,194 @@ def build_site_task(site: SiteFile, spec: Experiment, data: Mapping[str, Any]) -
             "attack": "",
         }
     )
-    shared = site.clients[clients[0]] == SIMULATED_SHARE
+    simulated = site.clients[clients[0]] == SIMULATED_SHARE
     experiment = (
-        _build_simulated(here, clients) if shared else _build_from_files(site, here, data, count)
+        _build_simulated(local, clients)
+        if simulated
+        else _build_from_files(site, local, expected, count)
     )
-    return SiteTask(experiment, make_inner(compute.engine, experiment.task, len(clients)), shared)
+    engine = make_local_engine(compute.engine, experiment.task, len(clients))
+    return SiteTask(experiment, engine, simulated)
 
 
-def make_inner(name: str, task: TrainingTask, clients: int) -> Engine:
-    """The engine for a site's own clients: a stack where there are several and the model allows
+def make_local_engine(name: str, task: TrainingTask, num_clients: int) -> Engine:
+    """The engine for a site's own clients: vectorized if there are several and the model allows
     it.
     """
-    if name != "sequential" and clients > 1:
+    if name != "sequential" and num_clients > 1:
         with contextlib.suppress(InputError):
             return make_engine("vectorized", task)
         if name == "vectorized":
             raise Declined(
                 "setup",
-                "compute.engine is stacked, and this model cannot be stacked on clients of"
-                " different sizes: use auto",
+                "compute.engine is vectorized, but this model cannot be vectorized over clients"
+                " of different sizes: use auto",
             )
     return make_engine("sequential", task)
 
 
-def _build_simulated(spec: Experiment, clients: Sequence[int]) -> BuiltExperiment:
+def _build_simulated(config: Experiment, clients: Sequence[int]) -> BuiltExperiment:
     # a coordinator must not be able to make a site read its own files
-    if spec.data.name.partition("(")[0].strip() not in PUBLISHED:
+    if config.data.name.partition("(")[0].strip() not in PUBLISHED:
         raise Declined(
             "policy",
-            "this site has shares of published data, and the experiment's data are"
-            f" {spec.data.name!r}: name a published set",
+            "this site has shares of published data, but the experiment's data are"
+            f" {config.data.name!r}: name a published data set",
         )
-    experiment = build(spec)
+    experiment = build(config)
     population = experiment.task.population
+    # without the examples of other sites' clients
     steps = tuple(
-        ClientData(_only(step.train, clients), _only(step.valid, clients), step.cluster)
+        ClientData(_select(step.train, clients), _select(step.valid, clients), step.cluster)
         for step in population.time_steps
-    )  # nobody here can touch the rows of others by mistake
+    )
     return replace(
         experiment, task=replace(experiment.task, population=replace(population, time_steps=steps))
     )
 
 
-def _only(rows: PartitionIndices, clients: Sequence[int]) -> PartitionIndices:
-    return spread({client: rows.for_client(client) for client in clients}, len(rows.sizes))
+def _select(indices: PartitionIndices, clients: Sequence[int]) -> PartitionIndices:
+    own = {client: indices.for_client(client) for client in clients}
+    return spread(own, len(indices.sizes))
 
 
-def spread(held: Mapping[int, np.ndarray], count: int) -> PartitionIndices:
-    """The rows of some of `count` clients; the others have none.
+def spread(own: Mapping[int, np.ndarray], count: int) -> PartitionIndices:
+    """The examples of some of `count` clients; the others have none.
 
     >>> spread({2: np.array([5, 6])}, 4).offsets.tolist()
     [0, 0, 0, 2, 2]
     """
     return PartitionIndices.concat(
-        [held.get(client, np.empty(0, np.int64)) for client in range(count)]
+        [own.get(client, np.empty(0, np.int64)) for client in range(count)]
     )
 
 
 def _build_from_files(
-    site: SiteFile, spec: Experiment, data: Mapping[str, Any], count: int
+    site: SiteFile, config: Experiment, expected: Mapping[str, Any], count: int
 ) -> BuiltExperiment:
-    if spec.drift.schedule:
+    if config.drift.schedule:
         raise Declined(
             "setup",
-            "the experiment simulates drift, and this site has data of its own: drift is for"
-            " shares of known data",
+            "the experiment simulates drift, but this site has data of its own: drift works on"
+            " shares of published data",
         )
-    sources = {
-        client: _read(site, spec, client, text, data) for client, text in site.clients.items()
+    datasets = {
+        client: _read(site, config, client, text, expected) for client, text in site.clients.items()
     }
-    source = _join(list(sources.values()), data)
-    local = spec.model_copy(
+    dataset = _join(list(datasets.values()))
+    data = {"name": site.settings.name, "partition": "by_group", "public": 0}
+    local = config.model_copy(
         update={
-            "data": spec.data.model_copy(
-                update={"name": site.settings.name, "partition": "by_group", "public": 0}
-            ),
-            "clients": spec.clients.model_copy(update={"count": None, "sample": None}),
-            "round": spec.round.model_copy(update={"min_replies": 1}),
+            "data": config.data.model_copy(update=data),
+            "clients": config.clients.model_copy(update={"count": None, "sample": None}),
+            "round": config.round.model_copy(update={"min_replies": 1}),
         }
     )
-    method = Method(tuple(_client_side(p) for p in parse_method(spec.method, PARTS).parts))
-    experiment = build(local, method=method, source=source)
-    task, held = experiment.task, experiment.task.population.at(0)
-    train, valid = (
-        {client: rows.for_client(place) for place, client in enumerate(sources)}
-        for rows in (held.train, held.valid)
-    )
-    groups = source.test.groups
-    tests = {client: np.flatnonzero(groups == place) for place, client in enumerate(sources)}
-    nobody_differs = np.zeros(count, dtype=np.int64)
-    population = FederatedPopulation(
-        (ClientData(spread(train, count), spread(valid, count), nobody_differs),),
-        # every client is tested on rows of its own
-        tuple(tests.get(client, np.empty(0, np.int64)) for client in range(count)),
-    )
+    method = Method(tuple(_client_side(p) for p in parse_method(config.method, PARTS).parts))
+    experiment = build(local, method=method, source=dataset)
+    task = experiment.task
+    population = _renumber(task.population.at(0), dataset, list(datasets), count)
     task = replace(task, population=population, info=replace(task.info, num_clients=count))
-    if spec.data.normalize and data.get("std"):
-        shape = (-1, *(1,) * (len(source.shape) - 1))
-        mean, std = (
-            torch.tensor(data[name], dtype=torch.float64).to(task.info.dtype).reshape(shape)
-            for name in ("mean", "std")
-        )
-        known: dict[str, Any] = {
-            "mean": mean.to(task.info.device),
-            "std": std.to(task.info.device),
-        }
-        task = replace(task, train=replace(task.train, **known), test=replace(task.test, **known))
+    if config.data.normalize and expected.get("std"):
+        task = _normalize_with(task, dataset, expected)
     return replace(experiment, task=task)
 
 
+def _renumber(
+    built: ClientData, dataset: ArrayDataset, clients: Sequence[int], count: int
+) -> FederatedPopulation:
+    """The site's clients under their numbers in the federation; each has its own test examples."""
+
+    def by_client(indices: PartitionIndices) -> PartitionIndices:
+        own = {client: indices.for_client(group) for group, client in enumerate(clients)}
+        return spread(own, count)
+
+    groups = dataset.test.groups
+    tests = {client: np.flatnonzero(groups == group) for group, client in enumerate(clients)}
+    one_cluster = np.zeros(count, dtype=np.int64)
+    return FederatedPopulation(
+        (ClientData(by_client(built.train), by_client(built.valid), one_cluster),),
+        tuple(tests.get(client, np.empty(0, np.int64)) for client in range(count)),
+    )
+
+
+def _normalize_with(
+    task: TrainingTask, dataset: ArrayDataset, expected: Mapping[str, Any]
+) -> TrainingTask:
+    """Normalize with the coordinator's mean and standard deviation."""
+    shape = (-1, *(1,) * (len(dataset.shape) - 1))
+    statistics: dict[str, Any] = {
+        name: torch.tensor(expected[name], dtype=torch.float64)
+        .to(task.info.dtype)
+        .reshape(shape)
+        .to(task.info.device)
+        for name in ("mean", "std")
+    }
+    return replace(
+        task, train=replace(task.train, **statistics), test=replace(task.test, **statistics)
+    )
+
+
 def _client_side(p: Part) -> Part:
-    """What of a part happens at a client: the rest is the coordinator's, and may need what no
-    single site has.
-    """
-    nothing: dict[str, Any] = dict.fromkeys(AT_A_SERVER)
-    return replace(p, needs_public_data=False, **nothing)
+    """A part without its server functions, which may need what no single site has."""
+    unset: dict[str, Any] = dict.fromkeys(SERVER_SLOTS)
+    return replace(p, needs_public_data=False, **unset)
 
 
 def _read(
-    site: SiteFile, spec: Experiment, client: int, text: str, data: Mapping[str, Any]
+    site: SiteFile, config: Experiment, client: int, text: str, expected: Mapping[str, Any]
 ) -> ArrayDataset:
     """A client's data, with the experiment's classes."""
     if is_import_path(text):
-        source = _call(site, client, text)
+        dataset = _call(site, client, text)
     else:
-        source = load_data(
-            spec.model_copy(
-                update={
-                    "data": spec.data.model_copy(
-                        update={"name": text, "dir": str(site.path.parent)}
-                    )
-                }
-            )
-        )
-    classes, shape = [str(name) for name in data["classes"]], tuple(data["shape"])
-    if source.kind != data["kind"] or source.shape != shape:
+        data = {"name": text, "dir": str(site.path.parent)}
+        dataset = load_data(config.model_copy(update={"data": config.data.model_copy(update=data)}))
+    classes, shape = [str(name) for name in expected["classes"]], tuple(expected["shape"])
+    if dataset.kind != expected["kind"] or dataset.shape != shape:
         raise Declined(
             "data",
-            f"client {client} has {source.kind} examples of shape {source.shape}, and the"
-            f" experiment is about {data['kind']} of shape {shape}",
+            f"client {client} has {dataset.kind} examples of shape {dataset.shape}, but the"
+            f" experiment has {expected['kind']} examples of shape {shape}",
         )
-    unknown = next((name for name in source.classes if name not in classes), None)
+    unknown = next((name for name in dataset.classes if name not in classes), None)
     if unknown is not None:
         raise Declined(
             "data",
-            f"client {client} has a class {unknown!r}, and the experiment knows"
-            f" {', '.join(classes)}",
+            f"client {client} has a class {unknown!r}, but the experiment has {', '.join(classes)}",
         )
-    label = np.array([classes.index(name) for name in source.classes], dtype=np.int64)
-    train, test = (DatasetSplit(split.x, label[split.y]) for split in (source.train, source.test))
-    return replace(source, classes=tuple(classes), train=train, test=test, group_names=())
+    label = np.array([classes.index(name) for name in dataset.classes], dtype=np.int64)
+    train, test = (DatasetSplit(split.x, label[split.y]) for split in (dataset.train, dataset.test))
+    return replace(dataset, classes=tuple(classes), train=train, test=test, group_names=())
 
 
 def _call(site: SiteFile, client: int, text: str) -> ArrayDataset:
-    """The user's function. It is the site's own file that names it, never the coordinator."""
+    """Call the site's own function. Only site.toml can name it, never the coordinator."""
     module, _, name = text.partition(":")
-    here = str(site.path.parent)
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    folder = str(site.path.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
-        made: Any = getattr(importlib.import_module(module), name)()
+        result: Any = getattr(importlib.import_module(module), name)()
     except (ImportError, AttributeError, TypeError) as error:
         raise InputError(
             f"{site.path}: data.{client} = {text!r} cannot be called ({error}): name a"
             " function without arguments as package.module:function"
         ) from error
-    return made if isinstance(made, ArrayDataset) else from_dataset(made, name=f"client {client}")
+    if isinstance(result, ArrayDataset):
+        return result
+    return from_dataset(result, name=f"client {client}")
 
 
-def _join(sources: Sequence[ArrayDataset], data: Mapping[str, Any]) -> ArrayDataset:
-    """All rows of a site, a group for each of its clients."""
+def _join(datasets: Sequence[ArrayDataset]) -> ArrayDataset:
+    """All examples of a site, with a group for each of its clients."""
 
     def join(splits: Sequence[DatasetSplit]) -> DatasetSplit:
         groups = np.repeat(np.arange(len(splits)), [len(split) for split in splits])
-        return DatasetSplit(
-            np.concatenate([split.x for split in splits]),
-            np.concatenate([split.y for split in splits]),
-            groups,
-        )
+        x, y = (np.concatenate([getattr(split, name) for split in splits]) for name in "xy")
+        return DatasetSplit(x, y, groups)
 
-    train, test = (
-        join([source.train for source in sources]),
-        join([source.test for source in sources]),
-    )
-    names = tuple(str(place) for place in range(len(sources)))
-    return ArrayDataset("site", sources[0].kind, sources[0].classes, train, test, group_names=names)
+    first, names = datasets[0], tuple(str(group) for group in range(len(datasets)))
+    train = join([dataset.train for dataset in datasets])
+    test = join([dataset.test for dataset in datasets])
+    return ArrayDataset("site", first.kind, first.classes, train, test, group_names=names)

@@ -1,17 +1,15 @@
-"""What a site keeps on its own disk: its clients' state of the last rounds, tagged, and its last
-replies.
+"""A site's files of one run: its clients' states of the last rounds, and its last replies.
 
-    state/RUN/client-0000003/round-0000012.safetensors     what the client keeps after that round
-    state/RUN/client-0000003/facts-0000000.safetensors     label counts as they are shown, where a
-    method noises them state/RUN/reply-0000012-DIGEST.safetensors             what was answered to
-    that very request
+    state/RUN/client-0000003/round-0000012.safetensors     the client's state after that round
+    state/RUN/client-0000003/facts-0000000.safetensors     noised label counts, drawn once
+    state/RUN/reply-0000012-DIGEST.safetensors             the reply to one request
 
-The coordinator names the round whose state counts: the last one that it has used, because a reply
-may be lost, refused or too late. So the state that was named and the two newest ones are kept. A
-request that comes again, because the coordinator was restarted, gets the answer that it got.
+A reply may be lost, rejected or late, so the coordinator names the round whose state a client
+starts from: the last one it has used. The named state and the two newest ones are kept. A request
+that is repeated, because the coordinator restarted, gets the stored reply.
 
-RUN is the name that the coordinator gave to its run, and a client has the number from site.toml: a
-site that comes back under another node id is the same.
+RUN is the coordinator's name for its run, and clients have the numbers of site.toml: a site that
+comes back under another node id finds its files.
 """
 
 from __future__ import annotations
@@ -28,14 +26,19 @@ from remanence.core.pytree import Tree
 from remanence.flower.policy import Declined
 from remanence.flower.wire import WireError, WireMessage, from_bytes, to_bytes
 
-KEPT = 2  # newest states of a client, besides the one that was named
+KEPT = 2  # newest states of a client, besides the named one
 REPLIES = 2
-RUNS = 8  # runs of which anything is kept
+RUNS = 8
 _ROUND = re.compile(r"round-(\d{7,})\.safetensors")
 
 
 class SiteStorage:
-    """The memory of one site for one run."""
+    """The files of one run.
+
+    Args:
+        folder: The site's state folder, for all runs.
+        run: The name of the run.
+    """
 
     def __init__(self, folder: Path, run: str):
         if not re.fullmatch(r"[0-9a-z-]{8,64}", run):  # it becomes the name of a folder
@@ -43,62 +46,47 @@ class SiteStorage:
         self.root, self.folder = folder, folder / run
 
     def load(self, client: int, round: int) -> Tree | None:
-        """What a client kept after a round; None where there is nothing."""
-        try:
-            content = self._file(client, round).read_bytes()
-        except FileNotFoundError:
-            return None
-        try:
-            arrays = from_bytes(content).arrays
-        except WireError:
-            return None
-        return pytree.unflatten(
-            {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-        )
+        """A client's state after a round; None if there is none, or if the file is damaged."""
+        arrays = _read_arrays(self._state_file(client, round))
+        return None if arrays is None else pytree.unflatten(arrays)
 
-    def store(self, client: int, round: int, kept: Tree, named: int) -> None:
-        """Write down what a client keeps after a round that began from the state of the round
-        `named`.
+    def store(self, client: int, round: int, state: Tree, start_round: int) -> None:
+        """Store a client's state after a round.
+
+        Args:
+            client: The client's number.
+            round: The round.
+            state: The state.
+            start_round: The round whose state this round started from; that state is kept.
         """
-        flat = {name: x.detach().cpu().numpy() for name, x in pytree.flatten(kept).items()}
-        path = self._file(client, round)
+        flat = {name: x.detach().cpu().numpy() for name, x in pytree.flatten(state).items()}
+        path = self._state_file(client, round)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, to_bytes(WireMessage({"client": client, "round": round}, flat)))
-        rounds = self.rounds(client)
-        for old in rounds[:-KEPT]:
-            if old != named:
-                self._file(client, old).unlink(missing_ok=True)
-
-    def load_stats(self, client: int, time_step: int) -> Tree | None:
-        """What was said of a client's data at a time step."""
-        try:
-            arrays = from_bytes(self._stats_file(client, time_step).read_bytes()).arrays
-        except (FileNotFoundError, WireError):
-            return None
-        return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-
-    def store_stats(self, client: int, time_step: int, facts: Tree) -> None:
-        path = self._stats_file(client, time_step)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(
-            path,
-            to_bytes(
-                WireMessage({}, {name: x.detach().cpu().numpy() for name, x in facts.items()})
-            ),
-        )
+        for old in self.rounds(client)[:-KEPT]:
+            if old != start_round:
+                self._state_file(client, old).unlink(missing_ok=True)
 
     def rounds(self, client: int) -> list[int]:
-        """Of which rounds the state of a client is here, ascending."""
-        folder = self._file(client, 0).parent
-        found = (
+        """The rounds of which a client's state is stored, ascending."""
+        folder = self._state_file(client, 0).parent
+        matches = (
             _ROUND.fullmatch(path.name) for path in (folder.iterdir() if folder.is_dir() else ())
         )
-        return sorted(int(match[1]) for match in found if match)
+        return sorted(int(match[1]) for match in matches if match)
+
+    def load_stats(self, client: int, time_step: int) -> Tree | None:
+        """The statistics of a client's data at a time step that were sent before."""
+        return _read_arrays(self._stats_file(client, time_step))
+
+    def store_stats(self, client: int, time_step: int, stats: Tree) -> None:
+        path = self._stats_file(client, time_step)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays = {name: x.detach().cpu().numpy() for name, x in stats.items()}
+        write_atomically(path, to_bytes(WireMessage({}, arrays)))
 
     def find_reply(self, round: int, digest: str) -> WireMessage | None:
-        """The answer that this very request got; None where it is new, or where the answer was
-        cut short.
-        """
+        """The stored reply to a request; None if the request is new or the file is damaged."""
         try:
             return from_bytes(self._reply_file(round, digest).read_bytes())
         except (FileNotFoundError, WireError):
@@ -107,9 +95,10 @@ class SiteStorage:
     def store_reply(self, round: int, digest: str, reply: WireMessage) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self._reply_file(round, digest), to_bytes(reply))
-        for old in sorted(
+        replies = sorted(
             self.folder.glob("reply-*.safetensors"), key=lambda path: path.stat().st_mtime_ns
-        )[:-REPLIES]:
+        )
+        for old in replies[:-REPLIES]:
             old.unlink(missing_ok=True)
         self._prune_runs()
 
@@ -122,7 +111,7 @@ class SiteStorage:
             if old != self.folder:
                 shutil.rmtree(old, ignore_errors=True)
 
-    def _file(self, client: int, round: int) -> Path:
+    def _state_file(self, client: int, round: int) -> Path:
         return self.folder / f"client-{client:07d}" / f"round-{round:07d}.safetensors"
 
     def _stats_file(self, client: int, time_step: int) -> Path:
@@ -130,3 +119,11 @@ class SiteStorage:
 
     def _reply_file(self, round: int, digest: str) -> Path:
         return self.folder / f"reply-{round:07d}-{digest[:32]}.safetensors"
+
+
+def _read_arrays(path: Path) -> Tree | None:
+    try:
+        arrays = from_bytes(path.read_bytes()).arrays
+    except (FileNotFoundError, WireError):
+        return None
+    return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}

@@ -1,5 +1,5 @@
-"""What `remanence flower` writes: an app that Flower accepts, certificates that hold and keys
-that nobody else can read.
+"""What `remanence flower` writes: an app that Flower accepts, valid certificates, and keys that
+only their owner can read.
 """
 
 from __future__ import annotations

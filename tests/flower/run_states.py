@@ -23,18 +23,18 @@ def last_state(run: Run) -> RunState:
     return state
 
 
-def assert_equals_loop(run: Run, spec: Experiment, folder: Path, tolerance: float) -> None:
-    """The same models, the same state at the server, the same counts; what clients keep is not
-    at the coordinator to be compared.
+def assert_equals_sequential(run: Run, config: Experiment, folder: Path, tolerance: float) -> None:
+    """The run has the models, server state and counts of the engine `sequential`. Client states are
+    at the sites, so they are not compared.
     """
-    oracle = start_run(spec.model_copy(update={"engine": "sequential"}), folder / "sequential")
+    reference = start_run(config.model_copy(update={"engine": "sequential"}), folder / "sequential")
     assert not [line for line in run.metrics if line["rejected"] or line["abandoned"]]
-    ours, theirs = (state_tree(last_state(r)) for r in (run, oracle))
-    for tree in (ours, theirs):
+    own_state, other_state = (state_tree(last_state(r)) for r in (run, reference))
+    for tree in (own_state, other_state):
         del tree["client_states"]
-    place, distance = max_rel_diff(ours, theirs)
-    assert distance <= tolerance, f"flower differs from loop by {distance:.1e} at {place}"
-    for mine, other in zip(run.metrics, oracle.metrics, strict=True):
+    place, distance = max_rel_diff(own_state, other_state)
+    assert distance <= tolerance, f"flower differs from sequential by {distance:.1e} at {place}"
+    for mine, other in zip(run.metrics, reference.metrics, strict=True):
         assert (mine["split"], mine["model"]) == (other["split"], other["model"])
         if tolerance <= 1e-10:
             assert mine["per_class"] == other["per_class"]
