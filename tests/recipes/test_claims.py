@@ -43,7 +43,7 @@ def verdict_of(recipe: Recipe, **rows: list[float | None]) -> ClaimVerdict:
     return evaluate_claims(recipe, numbers)[0]
 
 
-BETTER = {"says": "b beats a", "better": "b", "worse": "a"}
+BETTER = {"text": "b beats a", "better": "b", "worse": "a"}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_lower_can_be_better_and_never_is_worst() -> None:
     assert verdict_of(recipe, a=[10, NEVER], b=[5, 400]).word == HOLDS
     assert verdict_of(recipe, a=[10, 20], b=[NEVER, 30]).word == FAILS
     level = verdict_of(recipe, a=[10, NEVER], b=[5, NEVER])
-    assert [question.ours for question in level.questions] == [5, 0]  # never against never is level
+    assert [check.ours for check in level.checks] == [5, 0]  # never against never is level
     assert level.word == IN_PART
 
 
@@ -85,47 +85,47 @@ def test_not_far_behind() -> None:
 
 def test_the_best_of_all_and_of_some() -> None:
     everyone, some = (
-        recipe_with({"says": "s", "best": "b"}),
-        recipe_with({"says": "s", "best": "b", "among": ["a"]}),
+        recipe_with({"text": "s", "best": "b"}),
+        recipe_with({"text": "s", "best": "b", "among": ["a"]}),
     )
     numbers: dict[str, list[float | None]] = {"a": [1, 1], "b": [2, 2], "c": [3, 1]}
     assert verdict_of(everyone, **numbers).word == IN_PART  # c is better in x
-    assert (verdict_of(some, **numbers).word, len(verdict_of(some, **numbers).questions)) == (
+    assert (verdict_of(some, **numbers).word, len(verdict_of(some, **numbers).checks)) == (
         HOLDS,
         2,
     )
 
 
 def test_columns_can_be_compared_too() -> None:
-    recipe = recipe_with({"says": "s", "better": "y", "worse": "x", "at": ["a", "c"]})
+    recipe = recipe_with({"text": "s", "better": "y", "worse": "x", "at": ["a", "c"]})
     assert verdict_of(recipe, a=[1, 2], b=[9, 0], c=[1, 2]).word == HOLDS
 
 
 def test_a_gap_that_is_wider_here_than_there() -> None:
     recipe = recipe_with({**BETTER, "wider": "x", "narrower": "y"})
-    assert verdict_of(recipe, a=[1, 5], b=[4, 6]).questions[0].ours == 2  # 3 at x, 1 at y
+    assert verdict_of(recipe, a=[1, 5], b=[4, 6]).checks[0].ours == 2  # 3 at x, 1 at y
     assert verdict_of(recipe, a=[1, 5], b=[4, 9]).word == FAILS
 
 
 def test_a_gap_that_is_widest() -> None:
     """Against every other place: 4 at a, 1 at b, 5 at c."""
     recipe = recipe_with(
-        {"says": "s", "better": "y", "worse": "x", "wider": "a", "narrower": ["b", "c"]}
+        {"text": "s", "better": "y", "worse": "x", "wider": "a", "narrower": ["b", "c"]}
     )
     verdict = verdict_of(recipe, a=[0, 4], b=[1, 2], c=[1, 6])
-    assert ([question.ours for question in verdict.questions], verdict.word) == ([3, -1], IN_PART)
+    assert ([check.ours for check in verdict.checks], verdict.word) == ([3, -1], IN_PART)
 
 
 def test_marks() -> None:
-    above = recipe_with({"says": "s", "cells": [["a", "x"], ["b", "y"]], "above": 10})
-    below = recipe_with({"says": "s", "cells": [["a", "x"], ["b", "y"]], "below": 10})
+    above = recipe_with({"text": "s", "cells": [["a", "x"], ["b", "y"]], "above": 10})
+    below = recipe_with({"text": "s", "cells": [["a", "x"], ["b", "y"]], "below": 10})
     assert verdict_of(above, a=[11, 0], b=[0, 12]).word == HOLDS
     assert verdict_of(below, a=[11, 0], b=[0, 9]).word == IN_PART
 
 
 def test_most_is_more_than_half() -> None:
     # against a and c, in x and y: four comparisons
-    recipe = recipe_with({"says": "s", "best": "b", "most": True})
+    recipe = recipe_with({"text": "s", "best": "b", "most": True})
     assert verdict_of(recipe, a=[1, 1], b=[2, 2], c=[1, 3]).word == HOLDS
     assert verdict_of(recipe, a=[1, 1], b=[2, 2], c=[3, 3]).word == IN_PART
 
@@ -190,8 +190,8 @@ def test_the_terminal_gets_what_fits() -> None:
 
 
 def test_claims_in_words_state_the_scale() -> None:
-    (told,) = describe_claims(outcome_of())
-    assert told == "b beats a HOLDS IN PART at scale desk: 0 of 2 comparisons as claimed."
+    (text,) = describe_claims(outcome_of())
+    assert text == "b beats a HOLDS IN PART at scale desk: 0 of 2 comparisons as claimed."
     assert describe_disagreements(outcome_of()) == [
         "b against a, x: ours +0.05, published +0.2, claimed at least 0.1",
         "b against a, y: ours -0.05, published not printed, claimed at least 0.1",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from remanence.recipes.figure_data import FIGURE, KINDS, PICTURE
-from remanence.recipes.figure_plots import DRAWINGS, draw_figure
+from remanence.recipes.figure_plots import PLOTS, draw_figure
 from remanence.recipes.reproduce import reproduce
 from remanence.recipes.results_pages import write_results
 
@@ -21,7 +21,7 @@ PNG = b"\x89PNG\r\n"
 
 def draw(kind: str, *lines: str) -> Any:
     text = "\n".join([",".join(KINDS[kind][1]), *lines])
-    return DRAWINGS[kind](list(csv.DictReader(io.StringIO(text))))
+    return PLOTS[kind](list(csv.DictReader(io.StringIO(text))))
 
 
 def titles(figure: Any) -> list[str]:
@@ -31,7 +31,7 @@ def titles(figure: Any) -> list[str]:
 
 
 def test_every_kind_of_figure_has_a_drawing() -> None:
-    assert set(DRAWINGS) == set(KINDS)
+    assert set(PLOTS) == set(KINDS)
 
 
 def test_curves_stand_in_the_panel_of_their_setting() -> None:

@@ -63,11 +63,11 @@ def test_a_recipe_is_whole(name: str) -> None:
         assert plan.runs
         assert len({run.name for run in plan.runs}) == len(plan.runs)
         for run in plan.runs:
-            check_names(run.spec)
+            check_names(run.experiment)
         for row in plan.rows:
             for column in plan.columns:
                 expressions.instantiate(plan.measure_of(row, column), MEASURES, "measure")
-    assert all(plan.recipe.scales[scale].about for scale in ("smoke", "desk", "gpu"))
+    assert all(plan.recipe.scales[scale].description for scale in ("smoke", "desk", "gpu"))
     whole = make_plan(recipe, "paper")
     assert (whole.rows, whole.columns) == (recipe.rows, recipe.columns)
 
@@ -79,7 +79,7 @@ def test_a_scale_takes_as_long_as_it_says(name: str) -> None:
     """
     recipe = load_recipe(name)
     costs = {
-        scale: estimate(run.spec for run in make_plan(recipe, scale).runs)
+        scale: estimate(run.experiment for run in make_plan(recipe, scale).runs)
         for scale in ("smoke", "desk", "gpu")
     }
     assert costs["smoke"].cpu < 5
@@ -144,7 +144,7 @@ def test_the_papers_own_numbers_do_not_refute_their_claims(name: str) -> None:
     """
     recipe = load_recipe(name)
     refuted = {
-        verdict.says: [question.what for question in verdict.questions if question.outcome == FAILS]
+        verdict.text: [check.what for check in verdict.checks if check.outcome == FAILS]
         for verdict in evaluate_claims(recipe, recipe.published)
     }
     known = {
@@ -154,7 +154,7 @@ def test_the_papers_own_numbers_do_not_refute_their_claims(name: str) -> None:
         # norm, two on CIFAR-100
         "tce/table-1": 8,
     }
-    assert sum(len(questions) for questions in refuted.values()) == known.get(name, 0), refuted
+    assert sum(len(checks) for checks in refuted.values()) == known.get(name, 0), refuted
     assert {verdict.word for verdict in evaluate_claims(recipe, recipe.published)} <= {
         "holds",
         "not tested",
@@ -178,7 +178,7 @@ SMALL: dict[str, Any] = {
     "experiment": {"rounds": 5},
     "rows": [{"label": "a", "method": "fedavg"}, {"label": "b", "method": "fedavg+wsm"}],
     "columns": [{"label": "x"}, {"label": "y", "data.name": "mnist"}],
-    "claims": [{"says": "b is better", "better": "b", "worse": "a"}],
+    "claims": [{"text": "b is better", "better": "b", "worse": "a"}],
     "scales": {},
 }
 
@@ -193,7 +193,7 @@ def test_a_recipe_from_its_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "text"),
     [
         ({"published": {"a": [1, 2]}}, "differ at 'b'"),
         ({"published": {"a": [1], "b": [1, 2]}}, "not one entry for each of 2 columns"),
@@ -211,22 +211,22 @@ def test_a_recipe_from_its_table() -> None:
         ({"title": 3}, "title must be str"),
     ],
 )
-def test_a_wrong_recipe_is_a_sentence(change: dict[str, Any], says: str) -> None:
-    with pytest.raises(RecipeError, match=says):
+def test_a_wrong_recipe_is_a_sentence(change: dict[str, Any], text: str) -> None:
+    with pytest.raises(RecipeError, match=text):
         read_recipe("wsm/table-9", deep_merge(SMALL, change))
 
 
 @pytest.mark.parametrize(
-    ("claim", "says"),
+    ("claim", "text"),
     [
-        ({"says": "x", "better": "c", "worse": "a"}, "neither a row nor a column"),
-        ({"says": "x", "better": "a", "worse": "b", "buy": 3}, "no entry"),
-        ({"says": "x", "best": "a", "among": ["a"]}, "compares nothing"),
-        ({"says": "x", "better": ["a", "b"], "worse": ["a", "b", "a"]}, "compares 2 with 3"),
+        ({"text": "x", "better": "c", "worse": "a"}, "neither a row nor a column"),
+        ({"text": "x", "better": "a", "worse": "b", "buy": 3}, "no entry"),
+        ({"text": "x", "best": "a", "among": ["a"]}, "compares nothing"),
+        ({"text": "x", "better": ["a", "b"], "worse": ["a", "b", "a"]}, "compares 2 with 3"),
     ],
 )
-def test_a_wrong_claim_is_a_sentence(claim: dict[str, Any], says: str) -> None:
-    with pytest.raises(RecipeError, match=says):
+def test_a_wrong_claim_is_a_sentence(claim: dict[str, Any], text: str) -> None:
+    with pytest.raises(RecipeError, match=text):
         check_claims(read_recipe("wsm/table-9", {**SMALL, "claims": [claim]}))
 
 

@@ -1,4 +1,4 @@
-"""What a cell shows, on runs written down by hand."""
+"""The measures, on runs with numbers chosen by hand."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ TABLE: dict[str, Any] = {
         {"label": "top", "measure": "top"},
         {"label": "cifar", "data.name": "cifar10", "measure": "mean_last(classes=4)"},
     ],
-    "claims": [{"says": "b is better", "better": "b", "worse": "a"}],
+    "claims": [{"text": "b is better", "better": "b", "worse": "a"}],
     "scales": {
         "smoke": {"set": {"data.name": "digits", "rounds": 2}},
         "desk": {
@@ -49,7 +49,7 @@ TABLE: dict[str, Any] = {
         },
     },
     "substitute_data": {
-        "femnist": {"about": "EMNIST", "set": {"data.name": "emnist", "clients.count": 7}}
+        "femnist": {"description": "EMNIST", "set": {"data.name": "emnist", "clients.count": 7}}
     },
 }
 
@@ -68,28 +68,28 @@ def test_cells_that_need_the_same_run_share_it(recipe: Recipe) -> None:
         "b-last-seed0",
         "b-cifar-seed0",
     ]
-    assert (
-        plan.places["a", "last"].runs == plan.places["a", "top"].runs == (("", ("a-last-seed0",)),)
-    )
-    assert plan.places["mean", "last"].runs == ()
+    assert plan.cells["a", "last"].runs == plan.cells["a", "top"].runs == (("", ("a-last-seed0",)),)
+    assert plan.cells["mean", "last"].runs == ()
 
 
 def test_a_scale_has_the_last_word(recipe: Recipe) -> None:
     plan = make_plan(recipe, "smoke")
-    assert {(source_of(run.spec), run.spec.rounds) for run in plan.runs} == {("digits", 2)}
+    assert {(source_of(run.experiment), run.experiment.rounds) for run in plan.runs} == {
+        ("digits", 2)
+    }
     assert len(plan.runs) == 2  # both columns are the same experiment now
-    assert plan.places["a", "cifar"].other == "digits"  # and the reader is told
-    assert make_plan(recipe, "paper").places["a", "cifar"].other == ""
+    assert plan.cells["a", "cifar"].other == "digits"  # and the reader is text
+    assert make_plan(recipe, "paper").cells["a", "cifar"].other == ""
 
 
 def test_rows_columns_seeds_and_single_cells_of_a_scale(recipe: Recipe) -> None:
     desk, gpu = make_plan(recipe, "desk"), make_plan(recipe, "gpu")
     assert [row.label for row in desk.rows] == ["a"]  # without b there is no mean
-    assert {run.spec.model for run in desk.runs} == {"resnet18(norm=group, width=8)"}
+    assert {run.experiment.model for run in desk.runs} == {"resnet18(norm=group, width=8)"}
     assert len(gpu.runs) == 8
-    steps = {run.row: (run.spec.local.steps, run.spec.local.epochs) for run in gpu.runs}
+    steps = {run.row: (run.experiment.local.steps, run.experiment.local.epochs) for run in gpu.runs}
     assert steps == {"a": (0, 3), "b": (7, 0)}  # steps mean instead of epochs
-    assert {run.column: run.spec.rounds for run in gpu.runs} == {"last": 50, "cifar": 9}
+    assert {run.column: run.experiment.rounds for run in gpu.runs} == {"last": 50, "cifar": 9}
 
 
 def test_the_measure_of_a_cell(recipe: Recipe) -> None:
@@ -125,10 +125,11 @@ def test_options_of_rows_and_columns_are_joined() -> None:
 def test_what_is_absent_is_left_out_or_replaced(recipe: Recipe) -> None:
     without = make_plan(recipe, "paper", absent=["femnist"])
     assert [run.column for run in without.runs] == ["cifar", "cifar"]
-    assert without.places["a", "top"].missing_data == "femnist"
+    assert without.cells["a", "top"].missing_data == "femnist"
     replaced = make_plan(recipe, "paper", absent=["femnist"], substitute_data=True)
     assert [
-        (run.substitute, source_of(run.spec), run.spec.clients.count) for run in replaced.runs
+        (run.substitute, source_of(run.experiment), run.experiment.clients.count)
+        for run in replaced.runs
     ] == [
         ("femnist", "emnist", 7),
         ("", "cifar10", None),
@@ -136,9 +137,9 @@ def test_what_is_absent_is_left_out_or_replaced(recipe: Recipe) -> None:
         ("", "cifar10", None),
     ]
     neither = make_plan(recipe, "paper", absent=["femnist", "emnist"], substitute_data=True)
-    assert neither.places["a", "last"].missing_data == "emnist"
+    assert neither.cells["a", "last"].missing_data == "emnist"
     # asked for, but not needed
-    assert make_plan(recipe, "paper", substitute_data=True).places["a", "last"].substitute == ""
+    assert make_plan(recipe, "paper", substitute_data=True).cells["a", "last"].substitute == ""
 
 
 def test_only_some_rows(recipe: Recipe) -> None:
@@ -153,11 +154,12 @@ def test_only_some_rows(recipe: Recipe) -> None:
 
 
 def test_what_a_user_changes(recipe: Recipe) -> None:
-    assert {run.spec.rounds for run in make_plan(recipe, "gpu", changes={"rounds": 500}).runs} == {
-        500
-    }
     assert {
-        run.spec.local.epochs for run in make_plan(recipe, "paper", changes={"local.steps": 4}).runs
+        run.experiment.rounds for run in make_plan(recipe, "gpu", changes={"rounds": 500}).runs
+    } == {500}
+    assert {
+        run.experiment.local.epochs
+        for run in make_plan(recipe, "paper", changes={"local.steps": 4}).runs
     } == {0}
     assert {run.seed for run in make_plan(recipe, "paper", seeds=3).runs} == {0, 1, 2}
     with pytest.raises(InputError, match="at least one seed"):
@@ -172,22 +174,23 @@ def test_values_tried_in_every_cell() -> None:
     }
     tried["scales"] = {"smoke": {"grid": {"local.lr": [0.5]}}}
     plan = make_plan(read_recipe("wsm/table-9", tried), "paper")
-    assert plan.places["a", "best"].runs == (
+    assert plan.cells["a", "best"].runs == (
         ("lr=0.1", ("a-best-lr=0.1-seed0",)),
         ("lr=0.5", ("a-best-lr=0.5-seed0",)),
     )
-    assert [run.spec.local.lr for run in plan.runs] == [0.1, 0.5, 0.1, 0.5]
+    assert [run.experiment.local.lr for run in plan.runs] == [0.1, 0.5, 0.1, 0.5]
     assert [
-        run.spec.local.lr for run in make_plan(read_recipe("wsm/table-9", tried), "smoke").runs
+        run.experiment.local.lr
+        for run in make_plan(read_recipe("wsm/table-9", tried), "smoke").runs
     ] == [0.5, 0.5]
 
 
 def test_options_inside_expressions() -> None:
-    spec = parse_experiment(
+    experiment = parse_experiment(
         changes={"method": "fedprox(mu=0.1)+wsm", "data.partition": "dirichlet(alpha=0.5)"}
     )
     changed = change_options(
-        spec,
+        experiment,
         {"method:fedprox.mu": 0.2, "method:feddf.steps": 3, "data.partition:dirichlet.samples": 9},
     )
     assert (changed.method, changed.data.partition) == (
@@ -195,17 +198,17 @@ def test_options_inside_expressions() -> None:
         "dirichlet(alpha=0.5, samples=9)",
     )
     with pytest.raises(InputError, match=r"key:name\.option"):
-        change_options(spec, {"model.width": 3})
+        change_options(experiment, {"model.width": 3})
 
 
 def test_an_estimate_by_hand() -> None:
     """mlp(hidden=10) on digits has 64 x 10 + 10 + 10 x 10 + 10 = 760 parameters, so 1,520
     operations forward, and 3 layers (linear, relu, linear). 5 clients of round(287 x 0.9) = 258
-    rows for 2 epochs and 10 rounds are 25,800 examples, each three times 1,520; 10 + 1 looks at 359
+    rows for 2 epochs and 10 rounds are 25,800 examples, each three times 1,520; 10 + 1 evaluations on 359
     test rows and 143.8 validation rows come on top. 5 clients make 2 x 5 steps of 64 a round, 60
     microseconds a layer; and a round takes 5 ms whatever it does.
     """
-    spec = parse_experiment(
+    experiment = parse_experiment(
         changes={
             "data.name": "digits",
             "model": "mlp(hidden=10)",
@@ -216,16 +219,16 @@ def test_an_estimate_by_hand() -> None:
         }
     )
     work = 1_520 * (3 * 25_800 + 11 * (359 + 143.8))
-    assert estimate_run(spec).cpu == pytest.approx(
+    assert estimate_run(experiment).cpu == pytest.approx(
         work / 4e10 + 10 * 5 * 10 * 3 * 6e-5 + 10 * 0.005
     )
 
 
 def test_a_plan_in_words(recipe: Recipe) -> None:
-    told = describe_plan(make_plan(recipe, "gpu", absent=["femnist"], seeds=1))
-    assert "a, cifar: 9 rounds, about" in told
-    assert "left out, femnist is not in the data folder: LEAF makes it" in told
-    assert "2 runs, 18 rounds in all: about" in told
-    assert "as stand-in for femnist" in describe_plan(
+    text = describe_plan(make_plan(recipe, "gpu", absent=["femnist"], seeds=1))
+    assert "a, cifar: 9 rounds, about" in text
+    assert "left out, femnist is not in the data folder: LEAF makes it" in text
+    assert "2 runs, 18 rounds in all: about" in text
+    assert "as substitute for femnist" in describe_plan(
         make_plan(recipe, "gpu", absent=["femnist"], substitute_data=True)
     )

@@ -17,8 +17,9 @@ from remanence.recipes import list_recipes
 from remanence.recipes.estimate import describe_plan
 from remanence.recipes.figure_data import FIGURE
 from remanence.recipes.loader import PAPERS, load_recipe
+from remanence.recipes.outcomes import OUTCOME, read_outcome
 from remanence.recipes.reproduce import PAGE, TABLE, plan_result, reproduce
-from remanence.recipes.results_pages import OUTCOME, read_outcome, write_results
+from remanence.recipes.results_pages import write_results
 from remanence.results.run import RUNS, Comparison
 from remanence.rounds.loop import TimeLimit
 
@@ -131,26 +132,26 @@ def test_missing_data_say_how_to_get_them(tmp_path: Path) -> None:
     plan = plan_result(
         "fedwavg/table-4", scale="desk", data_dir=str(tmp_path), substitute_data=True
     )
-    assert {(run.substitute, run.spec.data.name) for run in plan.runs} == {("svhn", "mnist")}
+    assert {(run.substitute, run.experiment.data.name) for run in plan.runs} == {("svhn", "mnist")}
     with pytest.raises(InputError, match="unknown scale 'huge'"):
         plan_result("wsm/table-3.2", scale="huge")
 
 
 def test_a_plan_can_be_looked_at_without_the_data(tmp_path: Path) -> None:
-    told = describe_plan(
+    text = describe_plan(
         plan_result("wsm/table-3.2", scale="gpu", data_dir=str(tmp_path), dry_run=True)
     )
-    assert "FedAvg+WSM, CIFAR-10: 80 rounds, about" in told
+    assert "FedAvg+WSM, CIFAR-10: 80 rounds, about" in text
     assert (
-        "first of all, cifar10 is not in the data folder: get it with remanence data fetch cifar10"
-    ) in told
+        "required, cifar10 is not in the data folder: get it with remanence data fetch cifar10"
+    ) in text
     (tmp_path / "mnist").mkdir()
-    told = describe_plan(
+    text = describe_plan(
         plan_result("fedwavg/table-1", scale="desk", data_dir=str(tmp_path), dry_run=True)
     )
-    assert "Federated, MNIST: 3 rounds" in told
-    assert "Federated, CIFAR-10" not in told
-    assert "left out, cifar10 is not in the data folder" in told
+    assert "Federated, MNIST: 3 rounds" in text
+    assert "Federated, CIFAR-10" not in text
+    assert "left out, cifar10 is not in the data folder" in text
 
 
 def test_a_result_at_two_lengths_stands_twice_on_its_page(tmp_path: Path) -> None:

@@ -16,53 +16,56 @@ if TYPE_CHECKING:
     from remanence.recipes.tables import ResultOutcome
 
 
+Result = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RESULT]",
+        help="Table or figure, such as wsm/table-3.2. Without it, all of them are listed.",
+        show_default=False,
+    ),
+]
+Scale = Annotated[
+    str,
+    typer.Option(
+        "--scale",
+        help="Scale: smoke (seconds), desk (minutes on two cores), gpu (ten minutes on one"
+        " H200) or paper.",
+    ),
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option("--only", metavar="ROW", help="Restrict to this row or column. May be repeated."),
+]
+Seeds = Annotated[
+    int | None,
+    typer.Option(
+        "--seeds", help="Number of seeds. Default: that of the scale.", show_default=False
+    ),
+]
+Plan = Annotated[
+    bool, typer.Option("--plan", help="Print runs, rounds, time and memory without running.")
+]
+SubstituteData = Annotated[
+    bool,
+    typer.Option(
+        "--substitute-data", help="Replace missing data sets by the recipe's substitutes."
+    ),
+]
+ContinuedFolder = Annotated[
+    Path | None,
+    typer.Option("--out", help="Output folder. The same command with the same folder continues."),
+]
+
+
 def reproduce(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RESULT]",
-            help="Table or figure, such as wsm/table-3.2. Without it, all of them are listed.",
-            show_default=False,
-        ),
-    ] = None,
-    scale: Annotated[
-        str,
-        typer.Option(
-            "--scale",
-            help="Scale: smoke (seconds), desk (minutes on two cores), gpu (ten minutes on one"
-            " H200) or paper.",
-        ),
-    ] = "desk",
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--only", metavar="ROW", help="Restrict to this row or column. May be repeated."
-        ),
-    ] = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            "--seeds", help="Number of seeds. Default: that of the scale.", show_default=False
-        ),
-    ] = None,
-    plan: Annotated[
-        bool,
-        typer.Option("--plan", help="Print runs, rounds, time and memory without running."),
-    ] = False,
-    substitute_data: Annotated[
-        bool,
-        typer.Option(
-            "--substitute-data",
-            help="Replace missing data sets by the recipe's substitutes.",
-        ),
-    ] = False,
+    name: Result = None,
+    scale: Scale = "desk",
+    only: Only = None,
+    seeds: Seeds = None,
+    plan: Plan = False,
+    substitute_data: SubstituteData = False,
     data_dir: DataDir = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="Output folder. The same command with the same folder continues."
-        ),
-    ] = None,
+    out: ContinuedFolder = None,
     batch_runs: BatchRuns = 0,
     set_: Sets = None,
     time_limit: TimeLimitSeconds = None,
@@ -153,7 +156,7 @@ def _print_result(done: ResultOutcome, out: Path) -> None:
     plan, console = done.plan, Console()
     print(
         f"{plan.recipe.name}: {plan.recipe.title}; scale {plan.scale}:"
-        f" {plan.scale_settings.about or 'as published'}"
+        f" {plan.scale_settings.description or 'as published'}"
     )
     console.print(as_table(done, console.width))
     files = (("page", PAGE), ("figure", PICTURE), ("report", REPORT))

@@ -1,13 +1,14 @@
-"""Experiments as data: TOML, flags and keyword arguments in, one frozen and checked `Experiment` out.
+"""Experiments as data: files, flags and keyword arguments in, one checked `Experiment` out.
 
-`settings` declares every setting with its type, default and description. `parse` reads files, flags
-and assignments, checks them and writes TOML. Every setting has one dotted key, such as
-`local.batch_size`; flags are short names of keys, and `--set key=value` reaches all of them.
+`settings` declares every setting with its type, default and description. `keys` has the dotted keys
+of settings, such as `local.batch_size`, and the short names that flags have; `--set key=value`
+reaches every key. `parse` reads files, flags and assignments, checks them and writes TOML.
 
 This package imports only `core`, and never torch: the command line checks an experiment before
 torch is loaded. Start with `settings.Experiment` and `parse.parse_experiment`.
 """
 
+from remanence.config.keys import FLAGS, all_keys, all_settings
 from remanence.config.parse import (
     LARGEST_FILE,
     changes_from_flags,
@@ -23,14 +24,11 @@ from remanence.config.parse import (
 )
 from remanence.config.settings import (
     ENGINES,
-    FLAGS,
     Experiment,
     Natural,
     Number,
     RaySettings,
     Section,
-    all_keys,
-    all_settings,
 )
 
 __all__ = [

@@ -10,7 +10,8 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from remanence.config.settings import FLAGS, DriftSettings, Experiment, all_keys
+from remanence.config.keys import FLAGS, all_keys
+from remanence.config.settings import DriftSettings, Experiment
 from remanence.core import expressions
 from remanence.core.errors import InputError, nearest
 

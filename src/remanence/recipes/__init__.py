@@ -1,14 +1,16 @@
-"""Every table and figure of the five papers as a recipe: the paper's setting, the published numbers
-as data, and what we read into silences.
+"""Recipes: every table and figure of the five papers, as TOML files with the paper's experiments,
+the published numbers, its claims, and our interpretation where the paper leaves something open.
 
-loader.py     a TOML file -> a checked Recipe (recipe.py); neither imports torch
-plan.py        a recipe at a scale -> the runs it takes; cells that need the same run share it
-estimate.py    how long and how large these runs will be, without running them
-measures.py    what a cell of a table shows, read from a run
-claims.py      does the paper's claim hold in these numbers
-tables.py      the paper's table with published, ours and difference
-figure_data.py    the data of a figure
-results_pages.py       docs/results, from the folders that `remanence reproduce` left
+- `recipe`, `loader`: the dataclasses of a recipe, and how a TOML file becomes one.
+- `plan`: the runs that a recipe needs at a scale. `estimate`: their time and memory.
+- `reproduce`: runs a plan and writes the result. `run_folder`: the folder it writes to.
+- `measures`, `evaluate_cells`: the numbers of the cells of a table, from the runs.
+- `claims`: whether the claims of the paper hold in these numbers.
+- `tables`, `figure_data`, `figure_plots`: tables and figures in the paper's layout.
+- `outcomes`, `results_pages`: stored results, and the pages in docs/results.
+
+The package may import everything except the front ends; `recipe` and `loader` import no torch.
+Start with `recipe`, then `plan` and `reproduce`.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Does the paper's claim hold in our numbers? Each claim becomes questions, and each answer holds,
-holds in part (the order, not the size), does not hold, or cannot be given.
+"""Whether the claims of a paper hold in our numbers.
 
-    { says, better = [...], worse = [...], at = [...], by = 0.0 }      the cells of one row (or
-    column) beat those of another, by at least so much;
-                                                                       below zero: are not behind by
-                                                                       more
-    { says, best = "ROW", among = [...], at = [...] }                  nobody beats it { says,
-    better, worse, wider = "COLUMN", narrower = "COLUMN" }     the gap between two rows is larger
-    here than there, or than at each of several { says, cells = [["ROW", "COLUMN"], ...], above = x
-    | below = x }  numbers stay on one side of a mark
+A claim becomes comparisons. Each of them holds, holds in part (the order but not the size), does
+not hold, or is not tested. The forms of a claim in TOML, each with its `text`:
 
-With `most = true` the claim is about most of them: more than half is enough. `better` follows the
-measure: fewer rounds and less forgetting are better. `at` names rows or columns of the other axis;
-all of them without it.
+- `{ better = [...], worse = [...], at = [...], by = 0.0 }`: the cells of one row (or column) are
+  better than those of another, by at least `by`; with `by` below zero they are not worse by more.
+- `{ best = "ROW", among = [...], at = [...] }`: no other row is better.
+- `{ better, worse, wider = "COLUMN", narrower = "COLUMN" }`: the gap between two rows is larger in
+  one column than in another, or than in each of several.
+- `{ cells = [["ROW", "COLUMN"], ...], above = x }` or `below = x`: these cells are above (below) x.
+
+With `most = true` the claim is about most of its comparisons: more than half is enough. `better`
+follows the measure: fewer rounds and less forgetting are better. `at` names rows or columns of the
+other axis; without it, all of them are compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from remanence.recipes.recipe import PublishedNumber, Recipe, RecipeError, Table
 
 HOLDS, IN_PART, FAILS, UNTESTED = "holds", "holds in part", "does not hold", "not tested"
 _KEYS = {
-    "says",
+    "text",
     "better",
     "worse",
     "best",
@@ -46,9 +46,9 @@ Numbers = Mapping[tuple[str, str], PublishedNumber]
 
 @dataclass(frozen=True)
 class ClaimCheck:
-    """One question to the numbers: how far is ours on the claimed side? Positive is as claimed."""
+    """One comparison: the gap in the claimed direction. Positive is as claimed."""
 
-    what: str  # in words
+    what: str  # what is compared, in words
     ours: float | None  # None: not run
     published: float | None
     by: float = 0.0
@@ -57,39 +57,41 @@ class ClaimCheck:
     def outcome(self) -> str:
         if self.ours is None or self.ours != self.ours:
             return UNTESTED
-        if self.ours > 0 if self.by == 0 else self.ours >= self.by:  # a tie is no lead
+        if self.ours > 0 if self.by == 0 else self.ours >= self.by:  # a tie does not count
             return HOLDS
         return IN_PART if self.ours > 0 else FAILS
 
 
 @dataclass(frozen=True)
 class ClaimVerdict:
-    """A claim, and what became of it."""
+    """A claim with its comparisons."""
 
-    says: str
-    questions: tuple[ClaimCheck, ...]
-    most: bool = False  # does the paper itself allow exceptions?
+    text: str
+    checks: tuple[ClaimCheck, ...]
+    most: bool = False  # the paper claims it of most comparisons only
 
     @property
     def word(self) -> str:
         if self.most and 2 * self.held > self.tested:
             return HOLDS
-        return combine_outcomes([question.outcome for question in self.questions])
+        return combine_outcomes([check.outcome for check in self.checks])
 
     @property
     def tested(self) -> int:
-        return sum(question.outcome != UNTESTED for question in self.questions)
+        return sum(check.outcome != UNTESTED for check in self.checks)
 
     @property
     def held(self) -> int:
-        return sum(question.outcome == HOLDS for question in self.questions)
+        return sum(check.outcome == HOLDS for check in self.checks)
 
 
 def combine_outcomes(outcomes: Sequence[str]) -> str:
-    """Many outcomes in one word; what was not tested does not count.
+    """Combine outcomes; those that were not tested do not count.
 
-    >>> combine_outcomes(["holds", "not tested"]), combine_outcomes(["holds", "does not hold"]), combine_outcomes(["does not hold"]), combine_outcomes([])
-    ('holds', 'holds in part', 'does not hold', 'not tested')
+    >>> combine_outcomes(["holds", "not tested"]), combine_outcomes(["holds", "does not hold"])
+    ('holds', 'holds in part')
+    >>> combine_outcomes(["does not hold"]), combine_outcomes([])
+    ('does not hold', 'not tested')
     """
     seen = {outcome for outcome in outcomes if outcome != UNTESTED}
     if not seen:
@@ -98,45 +100,45 @@ def combine_outcomes(outcomes: Sequence[str]) -> str:
 
 
 def evaluate_claims(recipe: Recipe, ours: Numbers) -> list[ClaimVerdict]:
-    """Every claim of a recipe against our numbers."""
+    """Evaluate every claim of a recipe on our numbers."""
     return [
         ClaimVerdict(
-            str(claim["says"]), tuple(_compare(recipe, claim, ours)), bool(claim.get("most"))
+            str(claim["text"]), tuple(_compare(recipe, claim, ours)), bool(claim.get("most"))
         )
         for claim in recipe.claims
     ]
 
 
 def check_claims(recipe: Recipe) -> None:
-    """Refuse a claim that names what is not there, or asks nothing."""
+    """Raise `RecipeError` for a claim with unknown labels or entries, or without comparisons."""
     for claim in recipe.claims:
-        if "says" not in claim or set(claim) - _KEYS:
+        if "text" not in claim or set(claim) - _KEYS:
             raise RecipeError(
-                f"recipe {recipe.name}: a claim says something and has no entry"
+                f"recipe {recipe.name}: a claim has a text and has no entry"
                 f" {sorted(set(claim) - _KEYS)}: {claim}"
             )
         if not list(_compare(recipe, claim, {})):
-            raise RecipeError(f"recipe {recipe.name}: the claim {claim['says']!r} compares nothing")
+            raise RecipeError(f"recipe {recipe.name}: the claim {claim['text']!r} compares nothing")
 
 
 def _compare(recipe: Recipe, claim: Mapping[str, Any], ours: Numbers) -> Iterator[ClaimCheck]:
     by = float(claim.get("by", 0.0))
     if "cells" in claim:
-        yield from _marks(recipe, claim, ours)
+        yield from _compare_to_threshold(recipe, claim, ours)
     elif "wider" in claim:
         for (better, worse), narrower in itertools.product(
             _pairs(recipe, claim), _list(claim["narrower"])
         ):
-            places = [
+            pairs = [
                 _cells(recipe, better, worse, _line(recipe, label))
                 for label in (claim["wider"], narrower)
             ]
-            mine, printed = (
-                [_gap(recipe, cells, numbers) for cells in places]
+            gap, published = (
+                [_gap(recipe, cells, numbers) for cells in pairs]
                 for numbers in (ours, recipe.published)
             )
             what = f"{better.label} over {worse.label}, more at {claim['wider']} than at {narrower}"
-            yield ClaimCheck(what, _minus(*mine), _minus(*printed), by)
+            yield ClaimCheck(what, _minus(*gap), _minus(*published), by)
     else:
         for better, worse in _pairs(recipe, claim):
             for other in _others(recipe, better, claim):
@@ -150,10 +152,10 @@ def _compare(recipe: Recipe, claim: Mapping[str, Any], ours: Numbers) -> Iterato
 def _pairs(recipe: Recipe, claim: Mapping[str, Any]) -> list[tuple[TableLine, TableLine]]:
     if "best" in claim:
         best = _line(recipe, claim["best"])
-        rivals = [_line(recipe, label) for label in claim.get("among", [])] or list(
+        others = [_line(recipe, label) for label in claim.get("among", [])] or list(
             _axis(recipe, best)
         )
-        return [(best, rival) for rival in rivals if rival is not best and not rival.sources]
+        return [(best, other) for other in others if other is not best and not other.sources]
     better, worse = (
         [_line(recipe, label) for label in _list(claim[side])] for side in ("better", "worse")
     )
@@ -161,7 +163,7 @@ def _pairs(recipe: Recipe, claim: Mapping[str, Any]) -> list[tuple[TableLine, Ta
         return list(zip(better, worse, strict=True))
     if 1 not in (len(better), len(worse)):
         raise RecipeError(
-            f"recipe {recipe.name}: {claim['says']!r} compares {len(better)} with {len(worse)}"
+            f"recipe {recipe.name}: {claim['text']!r} compares {len(better)} with {len(worse)}"
         )
     return list(itertools.product(better, worse))
 
@@ -182,8 +184,8 @@ def _cells(
 def _gap(
     recipe: Recipe, cells: Sequence[tuple[TableLine, TableLine]], numbers: Numbers
 ) -> float | None:
-    """By how much the first cell is better; reaching a target beats never reaching it, and
-    never against never is level.
+    """By how much the first cell is better: 0 if neither reached the target, infinite if only one
+    of them did.
     """
     first, second = (
         numbers.get((row.label, column.label), PublishedNumber()).value for row, column in cells
@@ -196,16 +198,18 @@ def _gap(
     return sign * (first - second)
 
 
-def _marks(recipe: Recipe, claim: Mapping[str, Any], ours: Numbers) -> Iterator[ClaimCheck]:
+def _compare_to_threshold(
+    recipe: Recipe, claim: Mapping[str, Any], ours: Numbers
+) -> Iterator[ClaimCheck]:
     side, sign = ("above", 1.0) if "above" in claim else ("below", -1.0)
-    mark = float(claim[side])
+    threshold = float(claim[side])
     for row, column in claim["cells"]:
         place = (_line(recipe, row).label, _line(recipe, column).label)
         values = [
             numbers.get(place, PublishedNumber()).value for numbers in (ours, recipe.published)
         ]
-        mine, printed = (None if value is None else sign * (value - mark) for value in values)
-        yield ClaimCheck(f"{row}, {column} {side} {mark:g}", mine, printed)
+        gap, published = (None if value is None else sign * (value - threshold) for value in values)
+        yield ClaimCheck(f"{row}, {column} {side} {threshold:g}", gap, published)
 
 
 def _minus(one: float | None, other: float | None) -> float | None:

@@ -1,9 +1,8 @@
-"""How long and how large a plan's runs will be, from arithmetic alone: what `--plan` prints. Rough
-on purpose, and said to be so.
+"""Estimates of the time and memory of a plan, as `--plan` prints them, without running anything.
 
-The work of a run is that of its local steps, its server's steps and its evaluations, in operations
-of the network on one example, counted by torch on tensors without content. Speeds are what we
-measured on two cores and take for one H200; within a factor of three is what to expect.
+The work of a run is that of its local steps, server steps and evaluations, in operations of the
+network on one example, counted by torch on tensors without data. The speeds are measured on two
+cores and assumed for one H200. Expect errors up to a factor of three.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from remanence.core import expressions
 from remanence.data.downloads import download_hint
 from remanence.recipes.plan import ResultPlan, source_of
 
-# source -> shape, classes, training rows, test rows, as published
-FACTS: dict[str, tuple[tuple[int, ...], int, int, int]] = {
+# shape, classes, training examples and test examples of a data set, as published
+DATA_SIZES: dict[str, tuple[tuple[int, ...], int, int, int]] = {
     "cifar10": ((3, 32, 32), 10, 50_000, 10_000),
     "cifar100": ((3, 32, 32), 100, 50_000, 10_000),
     "cinic10": ((3, 32, 32), 10, 90_000, 90_000),
@@ -32,8 +31,8 @@ FACTS: dict[str, tuple[tuple[int, ...], int, int, int]] = {
     "pacs": ((3, 227, 227), 7, 7_993, 1_998),
     "svhn": ((3, 32, 32), 10, 73_257, 26_032),
 }
-# how many times a plain step a method's step costs, by what it computes besides
-STEPS = {
+# cost of a step of a method, relative to a step of FedAvg
+STEP_COST = {
     "fedntd": 4 / 3,
     "flashback": 4 / 3,
     "moon": 5 / 3,
@@ -43,28 +42,28 @@ STEPS = {
     "fedwavg": 1.1,
     "scaffold": 1.1,
 }
-DECENTRALISED = ("random", "dac", "hast", "oracle", "local")
-# methods in which every client keeps something as large as a model
-KEEPS_MODEL = ("scaffold", "fedwavg", "moon", *DECENTRALISED)
+DECENTRALIZED = ("random", "dac", "hast", "oracle", "local")
+# methods whose client state is as large as a model
+KEEPS_MODEL = ("scaffold", "fedwavg", "moon", *DECENTRALIZED)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a computer makes of it."""
+    """The speed of a computer."""
 
     name: str
-    speed: Mapping[str, float]  # operations a second in training, by precision
-    layer: float  # seconds that one layer takes in one step at least, forward and backward
-    stacked: bool  # are a round's clients one computation?
+    speed: Mapping[str, float]  # operations per second in training, by precision
+    layer: float  # minimum seconds of one layer in one step, forward and backward
+    stacked: bool  # whether the clients of a round are trained in one batched computation
 
 
-# a round of ten ResNet-18 took .56 s in tf32 and .31 to .37 in bf16, one of ten CNNs 18 ms in tf32:
-# benchmarks/README.md
+# Measured: a round of ten ResNet-18 takes 0.56 s in tf32 and 0.31 to 0.37 s in bf16, one of ten
+# CNNs 18 ms in tf32 (benchmarks/README.md).
 H200 = Machine("one H200", {"fp64": 5e12, "fp32": 3e13, "tf32": 1e14, "bf16": 1.6e14}, 6e-5, True)
 TWO_CORES = Machine("two cores", dict.fromkeys(H200.speed, 4e10), 6e-5, False)
 
 
-COMPILING = 30.0  # seconds on a GPU, at the start of a run for which it pays
+COMPILING = 30.0  # seconds on a GPU, at the start of a long run
 
 
 @dataclass(frozen=True)
@@ -79,39 +78,39 @@ class Cost:
         return Cost(self.cpu + other.cpu, self.gpu + other.gpu, max(self.memory, other.memory))
 
 
-def estimate(specs: Iterable[Experiment]) -> Cost:
-    """The cost of runs, one after the other."""
-    return sum((estimate_run(spec) for spec in specs), Cost(0.0, 0.0, 0))
+def estimate(experiments: Iterable[Experiment]) -> Cost:
+    """Estimate the cost of runs, one after the other."""
+    return sum((estimate_run(experiment) for experiment in experiments), Cost(0.0, 0.0, 0))
 
 
 def describe_plan(plan: ResultPlan) -> str:
-    """Runs, rounds, time and memory in words, without running anything."""
-    recipe, made = plan.recipe, plan.scale_settings
+    """Describe the runs, rounds, time and memory of a plan, one line for each run."""
+    recipe, settings = plan.recipe, plan.scale_settings
     lines = [
         f"{recipe.name}: {recipe.title}",
-        f"scale {plan.scale}: {made.about or 'as published'}",
+        f"scale {plan.scale}: {settings.description or 'as published'}",
     ]
     for run in plan.runs:
-        cost = estimate_run(run.spec)
+        cost = estimate_run(run.experiment)
         seed = f", seed {run.seed}" if len(plan.seeds) > 1 else ""
         setting = f", {run.setting}" if run.setting else ""
-        substitute_data = (
-            f" [{source_of(run.spec)} as stand-in for {run.substitute}]" if run.substitute else ""
+        substitute = (
+            f" [{source_of(run.experiment)} as substitute for {run.substitute}]"
+            if run.substitute
+            else ""
         )
         lines.append(
-            f"  {run.row}, {run.column}{setting}{seed}{substitute_data}: {run.spec.total_rounds}"
+            f"  {run.row}, {run.column}{setting}{seed}{substitute}: {run.experiment.total_rounds}"
             f" rounds, {_describe_time(cost)}"
         )
-    used = {source_of(run.spec) for run in plan.runs}
-    for source in sorted(
-        {place.missing_data for place in plan.places.values() if place.missing_data}
-    ):
+    used = {source_of(run.experiment) for run in plan.runs}
+    for source in sorted({cell.missing_data for cell in plan.cells.values() if cell.missing_data}):
         lines.append(
-            f"  {'first of all' if source in used else 'left out'}, {source} is not in the"
+            f"  {'required' if source in used else 'left out'}, {source} is not in the"
             f" data folder: {download_hint(source)}"
         )
-    total = estimate(run.spec for run in plan.runs)
-    rounds = sum(run.spec.total_rounds for run in plan.runs)
+    total = estimate(run.experiment for run in plan.runs)
+    rounds = sum(run.experiment.total_rounds for run in plan.runs)
     lines.append(
         f"{len(plan.runs)} runs, {rounds} rounds in all: {_describe_time(total)}; about"
         f" {total.memory / 1e9:.1f} GB of memory"
@@ -125,7 +124,7 @@ def _describe_time(cost: Cost) -> str:
 
 
 def readable(seconds: float) -> str:
-    """A time that nobody takes for exact.
+    """Format a rough time.
 
     >>> readable(0.4), readable(50), readable(500), readable(50_000), readable(1e7)
     ('a second', '50 seconds', '8 minutes', '14 hours', '116 days')
@@ -139,56 +138,63 @@ def readable(seconds: float) -> str:
         count = max(1, round(seconds / unit))
         if seconds < limit * unit:
             return f"a {name}" if count == 1 else f"{count} {name}s"
-    raise AssertionError("every time is shorter than forever")
+    raise AssertionError("the last limit is infinite")
 
 
-def estimate_run(spec: Experiment) -> Cost:
-    shape, classes, train, test = _facts(spec)
-    network = _measure_network(spec.model, source_of(spec), shape, classes)
-    clients = _clients(spec)
-    cohort = clients if spec.clients.sample is None else spec.clients.sample
+def estimate_run(experiment: Experiment) -> Cost:
+    """Estimate the cost of one run."""
+    shape, classes, train, test = _data_size(experiment)
+    network = _measure_network(experiment.model, source_of(experiment), shape, classes)
+    clients = _clients(experiment)
+    cohort = clients if experiment.clients.sample is None else experiment.clients.sample
     cohort = max(1, round(cohort * clients)) if isinstance(cohort, float) else cohort
-    names = {call.name for call in expressions.parse_parts(spec.method)}
-    personal = bool(names & set(DECENTRALISED))
+    names = {call.name for call in expressions.parse_parts(experiment.method)}
+    personal = bool(names & set(DECENTRALIZED))
     if personal:
         cohort = clients
-    rows = _rows_of_client(spec, train, clients)
-    steps = spec.local.steps or spec.local.epochs * math.ceil(rows / spec.local.batch_size)
-    trained = cohort * (spec.local.steps * spec.local.batch_size or spec.local.epochs * rows)
-    factor = math.prod(STEPS.get(name, 1.0) for name in names)
-    server_steps, server_rows = _server_work(spec)
-    rounds = spec.total_rounds
-    looks = rounds / spec.record.every + spec.drift.time_steps
-    judged = test * (clients / max(1, _clusters(spec)) if personal else 1)
-    judged += (train * float(spec.data.validation) if spec.record.validation else 0) + (
-        cohort * test if spec.record.local else 0
+    rows = _examples_of_client(experiment, train, clients)
+    steps = experiment.local.steps or experiment.local.epochs * math.ceil(
+        rows / experiment.local.batch_size
     )
-    judged += 3 * cohort * rows if spec.record.examples else 0
-    work = network.operations * (3 * rounds * (factor * trained + server_rows) + looks * judged)
+    trained = cohort * (
+        experiment.local.steps * experiment.local.batch_size or experiment.local.epochs * rows
+    )
+    factor = math.prod(STEP_COST.get(name, 1.0) for name in names)
+    server_steps, server_rows = _server_work(experiment)
+    rounds = experiment.total_rounds
+    evaluations = rounds / experiment.record.every + experiment.drift.time_steps
+    evaluated = test * (clients / max(1, _clusters(experiment)) if personal else 1)
+    evaluated += (
+        train * float(experiment.data.validation) if experiment.record.validation else 0
+    ) + (cohort * test if experiment.record.local else 0)
+    evaluated += 3 * cohort * rows if experiment.record.examples else 0
+    work = network.operations * (
+        3 * rounds * (factor * trained + server_rows) + evaluations * evaluated
+    )
     seconds = []
     for machine in (TWO_CORES, H200):
         calls = steps * (1 if machine.stacked else cohort) * factor + server_steps
         training = (
-            work / machine.speed[spec.precision]
+            work / machine.speed[experiment.precision]
             + rounds * calls * network.layers * machine.layer
             + rounds * 0.005
         )
         seconds.append(training + (min(training, COMPILING) if machine.stacked else 0))
-    kept = clients if names & set(KEEPS_MODEL) else 0
+    stateful = clients if names & set(KEEPS_MODEL) else 0
     memory = 4 * network.parameters * (
-        4 * cohort + 2 * kept + 8
-    ) + 4 * 3 * network.activations * min(spec.local.batch_size, rows) * min(cohort, 64)
-    # torch itself
-    return Cost(seconds[0], seconds[1], memory + (train + test) * math.prod(shape) + 600_000_000)
+        4 * cohort + 2 * stateful + 8
+    ) + 4 * 3 * network.activations * min(experiment.local.batch_size, rows) * min(cohort, 64)
+    data, torch_itself = (train + test) * math.prod(shape), 600_000_000
+    return Cost(seconds[0], seconds[1], memory + data + torch_itself)
 
 
 @dataclass(frozen=True)
 class Network:
-    """What one example costs."""
+    """The cost of one example."""
 
     operations: float  # forward
     parameters: int
-    activations: int  # numbers kept for the backward pass
+    activations: int  # numbers stored for the backward pass
     layers: int
 
 
@@ -209,7 +215,7 @@ def _measure_network(model: str, source: str, shape: tuple[int, ...], classes: i
         sizes: list[int] = []
         for layer in module.modules():
             if not list(layer.children()):
-                layer.register_forward_hook(lambda layer, given, out: sizes.append(out.numel()))
+                layer.register_forward_hook(lambda layer, inputs, out: sizes.append(out.numel()))
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             module(torch.zeros(1, *shape))
     parameters = sum(parameter.numel() for parameter in module.parameters())
@@ -218,9 +224,9 @@ def _measure_network(model: str, source: str, shape: tuple[int, ...], classes: i
     )
 
 
-def _facts(spec: Experiment) -> tuple[tuple[int, ...], int, int, int]:
-    call = expressions.parse_call(spec.data.name)
-    shape, classes, train, test = FACTS.get(call.name, ((32,), 10, 8_000, 2_000))
+def _data_size(experiment: Experiment) -> tuple[tuple[int, ...], int, int, int]:
+    call = expressions.parse_call(experiment.data.name)
+    shape, classes, train, test = DATA_SIZES.get(call.name, ((32,), 10, 8_000, 2_000))
     if call.name == "pacs" and "size" in call.arguments:
         shape = (3, int(call.arguments["size"]), int(call.arguments["size"]))
     if call.name == "synthetic":
@@ -228,43 +234,43 @@ def _facts(spec: Experiment) -> tuple[tuple[int, ...], int, int, int]:
     return shape, classes, train, test
 
 
-def _clients(spec: Experiment) -> int:
-    call = expressions.parse_call(spec.data.partition)
-    if call.name == "label_clusters" and not spec.drift.schedule:
+def _clients(experiment: Experiment) -> int:
+    call = expressions.parse_call(experiment.data.partition)
+    if call.name == "label_clusters" and not experiment.drift.schedule:
         return sum(int(count) for count in str(call.arguments.get("clients", "2:3:4")).split(":"))
-    return spec.clients.count or 10
+    return experiment.clients.count or 10
 
 
-def _rows_of_client(spec: Experiment, train: int, clients: int) -> int:
-    if spec.drift.schedule and spec.drift.samples:
-        return spec.drift.samples
+def _examples_of_client(experiment: Experiment, train: int, clients: int) -> int:
+    if experiment.drift.schedule and experiment.drift.samples:
+        return experiment.drift.samples
     samples = (
-        expressions.parse_call(spec.data.partition).arguments.get("samples")
-        or (train - spec.data.public) // clients
+        expressions.parse_call(experiment.data.partition).arguments.get("samples")
+        or (train - experiment.data.public) // clients
     )
-    return max(1, round(int(samples) * (1 - float(spec.data.validation))))
+    return max(1, round(int(samples) * (1 - float(experiment.data.validation))))
 
 
-def _clusters(spec: Experiment) -> int:
+def _clusters(experiment: Experiment) -> int:
     return (
-        int(expressions.parse_call(spec.drift.schedule).arguments.get("clusters", 1))
-        if spec.drift.schedule
+        int(expressions.parse_call(experiment.drift.schedule).arguments.get("clusters", 1))
+        if experiment.drift.schedule
         else 1
     )
 
 
-def _server_work(spec: Experiment) -> tuple[int, int]:
-    """Steps and examples of a round at the server."""
-    for call in expressions.parse_parts(spec.method):
+def _server_work(experiment: Experiment) -> tuple[int, int]:
+    """Steps and examples of the server in a round."""
+    for call in expressions.parse_parts(experiment.method):
         if call.name == "feddf":
             steps, batch = (
                 int(call.arguments.get("steps", 10_000)),
                 int(call.arguments.get("batch", 128)),
             )
-            return steps, steps * min(batch, spec.data.public)
+            return steps, steps * min(batch, experiment.data.public)
         if call.name == "flashback":
             epochs = int(call.arguments.get("server_epochs", 5))
             return epochs * math.ceil(
-                spec.data.public / spec.local.batch_size
-            ), epochs * spec.data.public
+                experiment.data.public / experiment.local.batch_size
+            ), epochs * experiment.data.public
     return 0, 0

@@ -1,4 +1,4 @@
-"""From run folders to the numbers of a table, in the paper's units."""
+"""The numbers of a table from the folders of its runs, in the paper's units."""
 
 from __future__ import annotations
 
@@ -19,35 +19,39 @@ IN_PERCENT = ("percent",)
 
 
 def find_finished(plan: ResultPlan, folder: Path) -> dict[str, Run]:
-    """Those of the plan's runs that came to their end, by name."""
-    runs = {wanted.name: Run(folder / RUNS / wanted.name) for wanted in plan.runs}
+    """The finished runs of a plan, by name."""
+    runs = {run.name: Run(folder / RUNS / run.name) for run in plan.runs}
     return {
         name: run for name, run in runs.items() if (run.folder / SPEC).exists() and run.reached_end
     }
 
 
-def collect(plan: ResultPlan, there: Mapping[str, Run]) -> tuple[ResultOutcome, CellNumbers]:
-    """Our numbers and the runs they come from; what is not finished is left out and said so."""
-    tried = {label: _runs_of(place, there) for label, place in plan.places.items()}
-    cells = {label: found[0][1] if found else () for label, found in tried.items()}
+def collect(plan: ResultPlan, finished: Mapping[str, Run]) -> tuple[ResultOutcome, CellNumbers]:
+    """Compute the numbers of all cells from the finished runs, with notes on the unfinished ones.
+
+    Returns:
+        The result, and the runs of each cell.
+    """
+    variants = {label: _runs_of(cell, finished) for label, cell in plan.cells.items()}
+    cells = {label: found[0][1] if found else () for label, found in variants.items()}
     ours: dict[tuple[str, str], PublishedNumber] = {}
     notes: dict[tuple[str, str], str] = {}
     for row in plan.rows:
         for column in plan.columns:
             label = (row.label, column.label)
-            place = plan.places[label]
+            cell = plan.cells[label]
             if row.sources:
                 continue
             evidence = ClaimEvidence(
                 cells[label],
                 {other.label: cells[other.label, column.label] for other in plan.rows},
-                tried[label],
+                variants[label],
             )
-            if any(runs for _, runs in tried[label]):
+            if any(runs for _, runs in variants[label]):
                 ours[label] = in_unit(
                     measure_of(plan, row, column)(evidence), plan.recipe.unit_of(row, column)
                 )
-            note = _note(plan, place, tried[label])
+            note = _note(plan, cell, variants[label])
             if note:
                 notes[label] = note
     for row in plan.rows:
@@ -61,12 +65,14 @@ def collect(plan: ResultPlan, there: Mapping[str, Run]) -> tuple[ResultOutcome, 
 
 
 def measure_of(plan: ResultPlan, row: TableLine, column: TableLine) -> RecipeMeasure:
-    made: RecipeMeasure = expressions.instantiate(plan.measure_of(row, column), MEASURES, "measure")
-    return made
+    """The measure of a cell as a function."""
+    call = plan.measure_of(row, column)
+    measure: RecipeMeasure = expressions.instantiate(call, MEASURES, "measure")
+    return measure
 
 
 def in_unit(number: PublishedNumber, unit: str) -> PublishedNumber:
-    """Shares become percent where the paper prints percent.
+    """Convert a share to the unit of the paper.
 
     >>> in_unit(PublishedNumber(0.5, 0.25), "percent")
     PublishedNumber(value=50.0, deviation=25.0, text='')
@@ -81,7 +87,7 @@ def in_unit(number: PublishedNumber, unit: str) -> PublishedNumber:
 
 
 def combine(row: TableLine, numbers: Sequence[PublishedNumber]) -> PublishedNumber:
-    """A row that is made of others: their mean, or the first in percent of the second."""
+    """The number of a row that is computed from others: their mean, or a ratio in percent."""
     values = [number.value for number in numbers if number.value is not None]
     if len(values) < len(numbers):
         return PublishedNumber()
@@ -90,24 +96,26 @@ def combine(row: TableLine, numbers: Sequence[PublishedNumber]) -> PublishedNumb
     return PublishedNumber(sum(values) / len(values))
 
 
-def _runs_of(place: CellRuns, there: Mapping[str, Run]) -> tuple[tuple[str, tuple[Run, ...]], ...]:
+def _runs_of(
+    cell: CellRuns, finished: Mapping[str, Run]
+) -> tuple[tuple[str, tuple[Run, ...]], ...]:
     return tuple(
-        (setting, tuple(there[name] for name in names if name in there))
-        for setting, names in place.runs
+        (setting, tuple(finished[name] for name in names if name in finished))
+        for setting, names in cell.runs
     )
 
 
-def _note(plan: ResultPlan, place: CellRuns, tried: Sequence[tuple[str, Sequence[Run]]]) -> str:
-    if place.missing_data:
-        return f"not run, {place.missing_data} is not in the data folder: {download_hint(place.missing_data)}"
-    words = []
-    if place.substitute:
-        words.append(
-            f"stand-in for {place.substitute}: {plan.recipe.substitutes[place.substitute].about}"
-        )
-    if place.other:
-        words.append(f"on {place.other}, which this scale takes in place of the paper's data")
-    missing = sum(len(names) for _, names in place.runs) - sum(len(runs) for _, runs in tried)
+def _note(plan: ResultPlan, cell: CellRuns, variants: Sequence[tuple[str, Sequence[Run]]]) -> str:
+    if cell.missing_data:
+        hint = download_hint(cell.missing_data)
+        return f"not run, {cell.missing_data} is not in the data folder: {hint}"
+    parts = []
+    if cell.substitute:
+        description = plan.recipe.substitutes[cell.substitute].description
+        parts.append(f"substitute for {cell.substitute}: {description}")
+    if cell.other:
+        parts.append(f"on {cell.other}, which this scale uses instead of the paper's data")
+    missing = sum(len(names) for _, names in cell.runs) - sum(len(runs) for _, runs in variants)
     if missing:
-        words.append(f"{missing} of {sum(len(names) for _, names in place.runs)} runs not finished")
-    return "; ".join(words)
+        parts.append(f"{missing} of {sum(len(names) for _, names in cell.runs)} runs not finished")
+    return "; ".join(parts)

@@ -1,6 +1,4 @@
-"""The data of a figure as CSV, beside the report that draws them: what each kind of figure in
-the papers shows.
-"""
+"""The data of the figures of the papers, as CSV: one function for each kind of figure."""
 
 from __future__ import annotations
 
@@ -23,7 +21,9 @@ from remanence.results.run import Run
 
 FIGURE, PICTURE = "figure.csv", "figure.png"
 
-FigureCells = Mapping[tuple[str, str], Sequence[Run]]  # (row, column) -> its runs, one a seed
+FigureCells = Mapping[
+    tuple[str, str], Sequence[Run]
+]  # (row, column) -> its runs, one for each seed
 FigureRows = Iterator[Sequence[Any]]
 
 
@@ -36,8 +36,8 @@ def curves(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
 
 
 def heatmap(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
-    """Client k's model on client i's data in the last recorded round: before, after, and what
-    was forgotten (positive).
+    """Accuracy of client k's model on client i's data in the last recorded round: before and after
+    local training, and the difference (positive: forgotten).
     """
     for run in runs[:1]:
         if not client_forgetting_rounds(run.ledger):
@@ -58,7 +58,7 @@ def heatmap(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
 
 
 def partition(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
-    """How many examples of each class each client has."""
+    """The number of examples of each class at each client."""
     for run in runs[:1]:
         for client, counts in enumerate(run.metadata["label_counts"]):
             for name, count in zip(run.metadata["class_names"], counts, strict=True):
@@ -66,17 +66,17 @@ def partition(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
 
 
 def cdf(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
-    """Forgetting scores in ascending order with the share of scores that are not above them;
-    global ones by round, local ones by client.
+    """Distribution of forgetting: the values in ascending order, each with the share of values that
+    are not larger. Global values are those of rounds, local values those of local models.
     """
-    kept = {"global": [value for run in runs for value in forgetting_curve(run).values()]}
-    kept["local"] = [
+    scores = {"global": [value for run in runs for value in forgetting_curve(run).values()]}
+    scores["local"] = [
         float(value)
         for run in runs
         for value in local_forgetting(run.ledger).value
         if not np.isnan(value)
     ]
-    for kind, values in kept.items():
+    for kind, values in scores.items():
         for place, value in enumerate(sorted(values), start=1):
             yield row, column, kind, value, place / len(values)
 
@@ -91,8 +91,8 @@ def classes(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
 
 
 def one_round(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
-    """The last recorded round: per class, the global model before, every client after its
-    training, the global model after.
+    """Accuracy by class in the last recorded round: of the global model before it, of every
+    client's model after local training, and of the global model after it.
     """
     for run in runs[:1]:
         local = run.ledger.select(moment="local", split="test")
@@ -122,19 +122,19 @@ KINDS: dict[str, tuple[Callable[[str, str, Sequence[Run]], FigureRows], tuple[st
 }
 
 
-def figure_csv(draws: str, cells: FigureCells) -> str:
-    """All data of a figure."""
-    tell, fields = KINDS[draws]
+def figure_csv(figure_kind: str, cells: FigureCells) -> str:
+    """Return the data of a figure as CSV."""
+    rows_of, fields = KINDS[figure_kind]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(fields)
     seen: set[tuple[str, ...]] = set()
     for (row, column), runs in cells.items():
         folders = (row, *(str(run.folder) for run in runs))
-        if not runs or folders in seen:  # columns that show other measures of the same runs
+        if not runs or folders in seen:  # another measure of the same runs
             continue
         seen.add(folders)
-        for line in tell(row, column, runs):
+        for line in rows_of(row, column, runs):
             writer.writerow([_write(value) for value in line])
     return text.getvalue()
 

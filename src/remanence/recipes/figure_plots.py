@@ -1,7 +1,6 @@
-"""A figure of a paper, in its layout: a panel for each setting or each method, drawn from the data
-that `figure_data.py` writes.
+"""The figures of the papers, in their layout, drawn from the CSV that `figure_data` writes.
 
-The panels are made as the report makes its own, and the report's pen for paper draws them.
+A figure has a panel for each setting or method. The panels are made by the functions of the report.
 """
 
 from __future__ import annotations
@@ -35,30 +34,29 @@ from remanence.report.theme import (
 )
 
 FigureRecord = dict[str, str]
-DOTS = 150  # per inch: maps of many cells would be megabytes as vectors
-MEAN = "mean"  # the last column of a map of forgetting: what a model forgot of all others' data
+DPI = 150  # PNG, since heatmaps with many cells would be megabytes as vectors
+MEAN = "mean"  # the last column of a heatmap of forgetting: the mean over the other clients' data
 
-PlotCurve = tuple[
-    list[float], list[float], list[float | None]
-]  # x, y, and how far y varies over seeds
+# x, y, and the standard deviation of y over seeds
+PlotCurve = tuple[list[float], list[float], list[float | None]]
 
 
 class CurvePanel(NamedTuple):
-    """A panel of curves, one a method."""
+    """A panel with one curve for each method."""
 
     title: str
     curves: dict[str, PlotCurve]
 
 
 def draw_curves(records: Sequence[FigureRecord]) -> Any:
-    """Test accuracy over rounds: a panel for each setting, a line for each method, with a band
-    where there are several seeds.
+    """Test accuracy over rounds: a panel for each setting, a curve for each method, and a band of
+    one standard deviation if there are several seeds.
     """
     panels = []
-    for column, mine in _split(records, "column"):
+    for column, own in _split(records, "column"):
         curves = {
             row: (_numbers(line, "round"), _numbers(line, "accuracy"), _deviations(line))
-            for row, line in _split(mine, "row")
+            for row, line in _split(own, "row")
         }
         panels.append(CurvePanel(column, curves))
     return _lay_out_lines(
@@ -67,12 +65,10 @@ def draw_curves(records: Sequence[FigureRecord]) -> Any:
 
 
 def draw_cdf(records: Sequence[FigureRecord]) -> Any:
-    """How forgetting is spread, over rounds and over local models: a panel for each setting and
-    kind.
-    """
+    """Distributions of forgetting: a panel for each setting and each kind (global, local)."""
     panels = []
-    for column, mine in _split(records, "column"):
-        for kind, some in _split(mine, "kind"):
+    for column, own in _split(records, "column"):
+        for kind, part in _split(own, "kind"):
             setting = column.removesuffix(", global").removesuffix(", local")
             curves = {
                 row: (
@@ -80,7 +76,7 @@ def draw_cdf(records: Sequence[FigureRecord]) -> Any:
                     _numbers(line, "share_at_most"),
                     _deviations(line),
                 )
-                for row, line in _split(some, "row")
+                for row, line in _split(part, "row")
             }
             panels.append(CurvePanel(f"{setting}: {kind} forgetting", curves))
     return _lay_out_lines(
@@ -92,24 +88,24 @@ def draw_cdf(records: Sequence[FigureRecord]) -> Any:
 
 
 def draw_classes(records: Sequence[FigureRecord]) -> Any:
-    """The accuracy of every class over rounds: a map for each method."""
+    """Accuracy by class over rounds: a heatmap for each method."""
     panels = [
-        _map(row, mine, "round", "class", "accuracy", axis("round", showgrid=False))
-        for row, mine in _split(records, "row")
+        _heatmap(row, own, "round", "class", "accuracy", axis("round", showgrid=False))
+        for row, own in _split(records, "row")
     ]
     return arrange_panels(panels, 200, 90, [share_colors()])
 
 
 def draw_one_round(records: Sequence[FigureRecord]) -> Any:
-    """One round: the global model before it, every client's after training, the global model
-    after it.
+    """Accuracy by class in one round: the global model before it, every client's model, and the
+    global model after it.
     """
     panels = []
-    for row, mine in _split(records, "row"):
-        named = [each | {"model": _name_model(each)} for each in mine]
+    for row, own in _split(records, "row"):
+        named = [each | {"model": _name_model(each)} for each in own]
         panels.append(
-            _map(
-                f"{row}, round {mine[0]['round']}",
+            _heatmap(
+                f"{row}, round {own[0]['round']}",
                 named,
                 "model",
                 "class",
@@ -121,33 +117,33 @@ def draw_one_round(records: Sequence[FigureRecord]) -> Any:
 
 
 def draw_heatmap(records: Sequence[FigureRecord]) -> Any:
-    """What each client's model forgot of each client's data in local training, with the mean
-    over the others' as last column, and what it knows after it.
+    """What each client's model forgot of each client's data in local training, with the mean over
+    the other clients as last column; and its accuracy after local training.
     """
     panels, colors = [], []
-    for row, mine in _split(records, "row"):
-        forgotten = [each | {"value": each["forgotten"]} for each in mine]
-        for model, some in _split(mine, "model"):
+    for row, own in _split(records, "row"):
+        forgotten = [each | {"value": each["forgotten"]} for each in own]
+        for model, part in _split(own, "model"):
             others = [
                 float(each["forgotten"])
-                for each in some
+                for each in part
                 if each["data"] != model and each["forgotten"]
             ]
             forgotten.append(
                 {"model": model, "data": MEAN, "value": str(np.mean(others)) if others else ""}
             )
-        words = axis("client's data", type="category", showgrid=False)
-        lost = _map(
-            f"{row}, round {mine[0]['round']}: forgotten",
+        x_axis = axis("client's data", type="category", showgrid=False)
+        lost = _heatmap(
+            f"{row}, round {own[0]['round']}: forgotten",
             forgotten,
             "data",
             "model",
             "value",
-            words,
+            x_axis,
             "client's model",
         )
-        after = _map(
-            f"{row}: accuracy after", mine, "data", "model", "after", words, "client's model"
+        after = _heatmap(
+            f"{row}: accuracy after", own, "data", "model", "after", x_axis, "client's model"
         )
         panels += [lost, after]
         colors += [
@@ -158,16 +154,16 @@ def draw_heatmap(records: Sequence[FigureRecord]) -> Any:
 
 
 def draw_partition(records: Sequence[FigureRecord]) -> Any:
-    """How many examples of each class each client has: a map for each setting."""
+    """The number of examples of each class at each client: a heatmap for each setting."""
     most = max(_numbers(records, "examples"))
     panels = [
-        _map(column, mine, "client", "class", "examples", axis("client", showgrid=False))
-        for column, mine in _split(records, "column")
+        _heatmap(column, own, "client", "class", "examples", axis("client", showgrid=False))
+        for column, own in _split(records, "column")
     ]
     return arrange_panels(panels, 200, 90, [value_colors(0, most)])
 
 
-DRAWINGS: dict[str, Callable[[Sequence[FigureRecord]], Any]] = {
+PLOTS: dict[str, Callable[[Sequence[FigureRecord]], Any]] = {
     "cdf": draw_cdf,
     "classes": draw_classes,
     "curves": draw_curves,
@@ -177,14 +173,16 @@ DRAWINGS: dict[str, Callable[[Sequence[FigureRecord]], Any]] = {
 }
 
 
-def draw_figure(draws: str, data: str, title: str) -> bytes | None:
-    """-> PNG; None where nothing was recorded of it. data: CSV, as `figure_csv` writes it"""
+def draw_figure(figure_kind: str, data: str, title: str) -> bytes | None:
+    """Draw a figure as PNG from the CSV of `figure_csv`; None if it has no rows."""
     records = list(csv.DictReader(io.StringIO(data)))
-    return render_figure(DRAWINGS[draws](records), title, ["png"], DOTS)["png"] if records else None
+    if not records:
+        return None
+    return render_figure(PLOTS[figure_kind](records), title, ["png"], DPI)["png"]
 
 
 def _split(records: Sequence[FigureRecord], name: str) -> Iterator[tuple[str, list[FigureRecord]]]:
-    """By a field, in the order in which its values first come."""
+    """Split records by a field, in the order in which its values first appear."""
     for value in dict.fromkeys(record[name] for record in records):
         yield value, [record for record in records if record[name] == value]
 
@@ -197,14 +195,14 @@ def _deviations(records: Sequence[FigureRecord]) -> list[float | None]:
     return [float(record["deviation"]) if record.get("deviation") else None for record in records]
 
 
-def _map(
+def _heatmap(
     title: str,
     records: Sequence[FigureRecord],
     across: str,
     down: str,
     value: str,
-    words: dict[str, Any],
-    beside: str = "",
+    x_axis: dict[str, Any],
+    y_title: str = "",
 ) -> Panel:
     columns, rows = (
         list(dict.fromkeys(record[name] for record in records)) for name in (across, down)
@@ -214,7 +212,7 @@ def _map(
         if record[value]:
             cells[rows.index(record[down]), columns.index(record[across])] = float(record[value])
     places: list[Any] = (
-        columns if words.get("type") == "category" else [float(each) for each in columns]
+        columns if x_axis.get("type") == "category" else [float(each) for each in columns]
     )
     heat = go.Heatmap(
         x=places,
@@ -222,11 +220,11 @@ def _map(
         z=rounded(cells),
         meta={"columns": [down, across, value]},
     )
-    return Panel(title, heat, words, class_axis(len(rows), title=beside))
+    return Panel(title, heat, x_axis, class_axis(len(rows), title=y_title))
 
 
 def _name_model(record: FigureRecord) -> str:
-    """Where a model stands in a round, in the order of the round."""
+    """The name of a model with its moment in the round."""
     if record["model"] != "global":
         return record["model"]
     return {"before": "global before", "merged": "global merged"}.get(
@@ -237,8 +235,8 @@ def _name_model(record: FigureRecord) -> str:
 def _lay_out_lines(
     panels: Sequence[CurvePanel], across: dict[str, Any], up: dict[str, Any], shape: str = "linear"
 ) -> Any:
-    """Panels of curves, two in a row; a method has one color in all of them, and stands in the
-    legend once.
+    """Panels of curves, two in each row. A method has the same color in all panels and one entry in
+    the legend.
     """
     methods = list(dict.fromkeys(method for panel in panels for method in panel.curves))
     rows, wide = -(-len(panels) // 2), 2 if len(panels) > 1 else 1
@@ -255,13 +253,13 @@ def _lay_out_lines(
             "domain": [1 - (row + 0.8) / rows, 1 - row / rows],
         }
         where = {"xaxis": f"x{number}", "yaxis": f"y{number}"}
-        for method, (x, y, around) in panel.curves.items():
+        for method, (x, y, deviations) in panel.curves.items():
             style = line_style(methods.index(method))
-            if any(around):
+            if any(deviations):
                 low, high = (
                     [
                         value + sign * (deviation or 0.0)
-                        for value, deviation in zip(y, around, strict=True)
+                        for value, deviation in zip(y, deviations, strict=True)
                     ]
                     for sign in (-1, 1)
                 )

@@ -1,19 +1,22 @@
-"""A recipe: one result of one paper as data. `recipes/PAPER/NAME.toml` lies over
-`recipes/PAPER/setting.toml`, which holds what the paper's results share.
+"""Recipes from TOML files. `recipes/PAPER/NAME.toml` is merged over `recipes/PAPER/setting.toml`,
+which has what the results of a paper share. The entries of a file:
 
-title, source, kind (table or figure), measure, unit, better [experiment]           keys of an
-experiment, as published rows, columns          lists of { label, measure, unit, better, and keys of
-the experiment by dotted name }; a run is the experiment with both [published]            a list a
-row, an entry a column: a number, [number, deviation], "-" where the text is silent or unreadable,
-or words [[claims]]             what the paper says about these numbers, see claims.py reading
-what we read into silences [scales.NAME]          how the experiment is made smaller: set, options,
-rows, columns, by_row, by_column, seeds, measure [substitute_data.SOURCE]      the data to use with
---substitute-data where a source cannot be had: set, about
+- `title`, `source`, `kind` (table or figure), `measure`, `unit`, `better`, `figure_kind`, `heading`
+- `[experiment]`: the settings as published
+- `rows`, `columns`: lists of `{ label, measure, unit, better }` and settings by dotted key; the run
+  of a cell has the settings of the experiment, its row and its column
+- `[cells]`: settings of single cells, by "ROW | COLUMN"
+- `[published]`: a list for each row with an entry for each column: a number, [number, deviation],
+  "-" where the paper has no readable number, or a text
+- `[[claims]]`: what the paper claims about these numbers, see `claims`
+- `interpretation`: how we interpret what the paper leaves open
+- `[scales.NAME]`: a smaller version: description, set, options, rows, columns, by_row, by_column,
+  grid, seeds, measure
+- `[substitute_data.SOURCE]`: the data for --substitute-data if SOURCE is missing: description, set
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 import tomllib
@@ -38,12 +41,12 @@ from remanence.recipes.recipe import (
 
 PAPERS = ("wsm", "tce", "flashback", "fedwavg", "hast")
 SETTING = "setting"
-# of a row or column; everything else is a key of the experiment
-_WORDS = ("label", "measure", "unit", "better", "ratio", "mean")
+# entries of a row or column that are not settings of the experiment
+_LINE_ENTRIES = ("label", "measure", "unit", "better", "ratio", "mean")
 
 
 def list_recipes() -> list[str]:
-    """The names of all results, paper by paper, tables first.
+    """Return the names of all recipes, paper by paper, tables first.
 
     >>> list_recipes()[:3]
     ['wsm/table-3.1', 'wsm/table-3.2', 'wsm/table-3.3']
@@ -59,7 +62,7 @@ def list_recipes() -> list[str]:
 
 
 def _order(name: str) -> tuple[Any, ...]:
-    """Tables first, and figure 4.10 after figure 4.9; appendices last."""
+    """Sort key: tables first, figure 4.10 after figure 4.9, appendices last."""
     kind, _, number = name.partition("/")[2].partition("-")
     return (
         kind != "table",
@@ -68,7 +71,7 @@ def _order(name: str) -> tuple[Any, ...]:
 
 
 def load_recipe(name: str) -> Recipe:
-    """A recipe by its name, checked."""
+    """Read and check the recipe with this name, such as `wsm/table-3.2`."""
     known = list_recipes()
     if name not in known:
         raise unknown("result", name, known)
@@ -82,11 +85,12 @@ def load_recipe(name: str) -> Recipe:
 
 
 def deep_merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables are merged, readings are joined, everything else is replaced; a scale of the setting
-    stays unless the recipe changes it.
+    """Merge two trees: tables are merged, interpretations are joined, other values are replaced.
 
-    >>> deep_merge({"a": {"x": 1, "y": 2}, "interpretation": ["one"]}, {"a": {"x": 3}, "interpretation": ["two"]})
-    {'a': {'x': 3, 'y': 2}, 'interpretation': ['one', 'two']}
+    >>> deep_merge({"a": {"x": 1, "y": 2}}, {"a": {"x": 3}})
+    {'a': {'x': 3, 'y': 2}}
+    >>> deep_merge({"interpretation": ["one"]}, {"interpretation": ["two"]})
+    {'interpretation': ['one', 'two']}
     """
     merged = dict(below)
     for key, value in above.items():
@@ -101,7 +105,7 @@ def deep_merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
 
 
 def read_recipe(name: str, tree: Mapping[str, Any]) -> Recipe:
-    """A checked recipe from the merged tables."""
+    """Check the merged tables of a recipe."""
     tree = dict(tree)
 
     def take(key: str, kind: type, default: Any = None) -> Any:
@@ -113,7 +117,7 @@ def read_recipe(name: str, tree: Mapping[str, Any]) -> Recipe:
     rows, columns = (
         tuple(_read_line(name, entry) for entry in take(key, list)) for key in ("rows", "columns")
     )
-    raw, scales, stand_ins = (
+    published, scales, substitutes = (
         take("published", dict, {}),
         take("scales", dict),
         take("substitute_data", dict, {}),
@@ -131,13 +135,13 @@ def read_recipe(name: str, tree: Mapping[str, Any]) -> Recipe:
         rows=rows,
         columns=columns,
         cells={tuple(key.split(" | ")): keys for key, keys in take("cells", dict, {}).items()},
-        published=_read_published(name, raw, rows, columns),
+        published=_read_published(name, published, rows, columns),
         claims=tuple(take("claims", list)),
         interpretation=tuple(take("interpretation", list, [])),
         scales={scale: _read_scale(name, scale, scales.get(scale, {})) for scale in SCALES},
         substitutes={
-            source: SubstituteDataset(entry["about"], entry["set"])
-            for source, entry in stand_ins.items()
+            source: SubstituteDataset(entry["description"], entry["set"])
+            for source, entry in substitutes.items()
         },
         grid=take("grid", dict, {}),
         figure_kind=take("figure_kind", str, ""),
@@ -145,21 +149,23 @@ def read_recipe(name: str, tree: Mapping[str, Any]) -> Recipe:
     )
     if tree:
         raise RecipeError(f"recipe {name}: unknown entry {next(iter(tree))!r}")
-    return _cross_check(recipe, set(scales))
+    _check_units(recipe)
+    _check_labels(recipe, set(scales))
+    return recipe
 
 
 def _read_line(name: str, entry: Any) -> TableLine:
     if not isinstance(entry, dict) or not isinstance(entry.get("label"), str):
         raise RecipeError(f"recipe {name}: a row or column is a table with a label, not {entry!r}")
-    keys = {key: value for key, value in entry.items() if key not in _WORDS}
+    keys = {key: value for key, value in entry.items() if key not in _LINE_ENTRIES}
     for key in keys:
         if key not in all_keys():
             raise RecipeError(
                 f"recipe {name}, {entry['label']}: unknown key {key!r}: {nearest(key, all_keys())}"
             )
-    words = {word: entry.get(word, "") for word in ("label", "measure", "unit", "better")}
+    texts = {name: entry.get(name, "") for name in ("label", "measure", "unit", "better")}
     return TableLine(
-        set=keys, ratio=tuple(entry.get("ratio", ())), mean=tuple(entry.get("mean", ())), **words
+        set=keys, ratio=tuple(entry.get("ratio", ())), mean=tuple(entry.get("mean", ())), **texts
     )
 
 
@@ -169,22 +175,22 @@ def _read_scale(name: str, scale: str, entry: Mapping[str, Any]) -> RunScale:
             key: tuple(value) if key in ("rows", "columns") else value
             for key, value in entry.items()
         }
-        made = RunScale(**fields)
+        settings = RunScale(**fields)
     except TypeError as error:
         raise RecipeError(f"recipe {name}, scale {scale}: {error}") from None
-    for keys in (made.set, *made.by_row.values(), *made.by_column.values()):
+    for keys in (settings.set, *settings.by_row.values(), *settings.by_column.values()):
         for key in keys:
             if key not in all_keys():
                 raise RecipeError(
                     f"recipe {name}, scale {scale}: unknown key {key!r}: {nearest(key, all_keys())}"
                 )
-    return made
+    return settings
 
 
 def _read_published(
     name: str, raw: Mapping[str, Any], rows: Sequence[TableLine], columns: Sequence[TableLine]
 ) -> dict[tuple[str, str], PublishedNumber]:
-    """One entry a row and column; nothing published at all is nothing known."""
+    """One entry for each row and column; without `published`, no number is known."""
     labels = [row.label for row in rows]
     if raw and set(raw) != set(labels):
         wrong = sorted(set(raw) ^ set(labels))[0]
@@ -203,7 +209,7 @@ def _read_published(
 
 
 def read_number(entry: Any) -> PublishedNumber:
-    """A published entry.
+    """Read a published entry.
 
     >>> read_number([0.846, 0.01]), read_number("-").known, read_number("0.1, 0.03").value
     (PublishedNumber(value=0.846, deviation=0.01, text=''), False, 2.0)
@@ -214,12 +220,12 @@ def read_number(entry: Any) -> PublishedNumber:
             return PublishedNumber(None, deviation)
         if value == NEVER:
             return PublishedNumber(math.inf, None, NEVER)
-        # a number and the setting it was reached with
+        # a number with the setting that reached it
         named = re.fullmatch(r"([\d.]+) \(.+\)", value)
         if named:
             return PublishedNumber(float(named[1]), None, value)
         items = value.split(",")
-        # a list of settings counts as how many they are
+        # a list of settings counts as their number
         if all(_is_number(item) for item in items):
             return PublishedNumber(float(len(items)), None, value)
         return PublishedNumber(None, None, value)
@@ -234,47 +240,46 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _cross_check(recipe: Recipe, scales: set[str]) -> Recipe:
-    name, labels = recipe.name, [line.label for line in (*recipe.rows, *recipe.columns)]
-    doubled = [label for label in labels if labels.count(label) > 1]
-    if doubled or not recipe.rows or not recipe.columns:
-        raise RecipeError(
-            f"recipe {name}: every row and column needs a label of its own, and"
-            f" {doubled or 'one of both'} has not"
-        )
-    if scales - set(SCALES):
-        raise RecipeError(
-            f"recipe {name}: there is no scale {sorted(scales - set(SCALES))[0]!r}:"
-            f" {', '.join(SCALES)}"
-        )
+def _check_units(recipe: Recipe) -> None:
     for unit, better in [
         (recipe.unit, recipe.better),
         *((line.unit, line.better) for line in (*recipe.rows, *recipe.columns)),
     ]:
         if (unit or "share") not in UNITS or (better or "higher") not in ("higher", "lower"):
             raise RecipeError(
-                f"recipe {name}: unit is one of {', '.join(UNITS)} and better is higher or"
+                f"recipe {recipe.name}: unit is one of {', '.join(UNITS)} and better is higher or"
                 f" lower, not {unit!r}, {better!r}"
             )
+
+
+def _check_labels(recipe: Recipe, scales: set[str]) -> None:
+    """Labels are unique, and every label and scale that the recipe names exists."""
+    name, labels = recipe.name, [line.label for line in (*recipe.rows, *recipe.columns)]
+    repeated = [label for label in labels if labels.count(label) > 1]
+    if repeated or not recipe.rows or not recipe.columns:
+        raise RecipeError(
+            f"recipe {name}: every row and column needs a label of its own, and"
+            f" {repeated or 'one of both'} has not"
+        )
+    if scales - set(SCALES):
+        raise RecipeError(
+            f"recipe {name}: there is no scale {sorted(scales - set(SCALES))[0]!r}:"
+            f" {', '.join(SCALES)}"
+        )
     rows, columns = ({line.label for line in lines} for lines in (recipe.rows, recipe.columns))
-    strange: list[Any] = [
+    unknown_lines: list[Any] = [
         cell
         for cell in recipe.cells
         if len(cell) != 2 or cell[0] not in rows or cell[1] not in columns
     ]
-    strange += [row.label for row in recipe.rows if not set(row.sources) <= rows]
-    if strange:
-        raise RecipeError(f"recipe {name}: {strange[0]!r} names a row or column that is not there")
-    for scale, made in recipe.scales.items():
-        for label in (*made.rows, *made.columns, *made.by_row, *made.by_column):
+    unknown_lines += [row.label for row in recipe.rows if not set(row.sources) <= rows]
+    if unknown_lines:
+        raise RecipeError(
+            f"recipe {name}: {unknown_lines[0]!r} names a row or column that is not there"
+        )
+    for scale, settings in recipe.scales.items():
+        for label in (*settings.rows, *settings.columns, *settings.by_row, *settings.by_column):
             if label not in labels:
                 raise RecipeError(
                     f"recipe {name}, scale {scale}: there is no row or column {label!r}"
                 )
-    return recipe
-
-
-@functools.cache
-def load_all() -> tuple[Recipe, ...]:
-    """Every recipe."""
-    return tuple(load_recipe(name) for name in list_recipes())

@@ -1,8 +1,8 @@
-"""What a cell of a paper's table shows, read from its runs: a mean over seeds with its deviation.
+"""The measures of a recipe: functions from the runs of a cell to a mean and deviation over seeds.
 
-Rounds are named as a share of the training (`at=0.7` is round 2800 of 4000), so that a smaller
-experiment shows the same moment; the nearest recorded round counts. Shares are between 0 and 1;
-tables.py makes percent of them where the paper does.
+Rounds are given as a share of the training (`at=0.7` is round 2800 of 4000), so that a smaller
+experiment shows the same point of training; the nearest recorded round is used. Accuracies are
+between 0 and 1; `evaluate_cells` converts them to percent where the paper does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from remanence.metrics.convergence import mean_of_last, rounds_to_fractions, time_averaged
 from remanence.metrics.convergence import top as best_value
-from remanence.metrics.drift import DriftSummary, summarize_drift
+from remanence.metrics.drift import summarize_drift
 from remanence.metrics.examples import centralized_events, forgettable_examples
 from remanence.metrics.forgetting import (
     client_forgetting,
@@ -30,22 +30,18 @@ from remanence.results.run import Run
 
 @dataclass(frozen=True)
 class ClaimEvidence:
-    """The finished runs of a cell, and those it is compared with."""
+    """The finished runs of a cell, and of the cells it is compared with."""
 
-    runs: tuple[Run, ...]  # one a seed
-    column_runs: Mapping[
-        str, tuple[Run, ...]
-    ]  # of all rows in this column, by row; itself among them
-    variants: tuple[
-        tuple[str, tuple[Run, ...]], ...
-    ]  # the same for every value that the cell tries
+    runs: tuple[Run, ...]  # one for each seed
+    column_runs: Mapping[str, tuple[Run, ...]]  # of all cells in this column, by row
+    variants: tuple[tuple[str, tuple[Run, ...]], ...]  # for every setting of the recipe's grid
 
 
 RecipeMeasure = Callable[[ClaimEvidence], PublishedNumber]
 
 
 def by_seed(measure: Callable[[Run], float | None]) -> RecipeMeasure:
-    """A number of one run -> its mean and deviation over seeds."""
+    """Turn a measure of one run into its mean and deviation over seeds."""
 
     def over_seeds(evidence: ClaimEvidence) -> PublishedNumber:
         return summarize_seeds(measure(run) for run in evidence.runs)
@@ -54,7 +50,7 @@ def by_seed(measure: Callable[[Run], float | None]) -> RecipeMeasure:
 
 
 def summarize_seeds(values: Iterable[float | None]) -> PublishedNumber:
-    """Mean and sample deviation of what is there.
+    """Mean and sample standard deviation of the values that are known.
 
     >>> summarize_seeds([1.0, 3.0, None])
     PublishedNumber(value=2.0, deviation=1.4142135623730951, text='')
@@ -64,8 +60,12 @@ def summarize_seeds(values: Iterable[float | None]) -> PublishedNumber:
 
 
 def accuracy_curve(run: Run, classes: int = 0) -> tuple[list[int], list[float]]:
-    """Test accuracy over recorded rounds; of the first so many classes alone where asked, as
-    the mean over them (test sets are balanced).
+    """Test accuracy at the recorded rounds.
+
+    Args:
+        run: The run.
+        classes: Use the mean over the first classes only, this many (test sets are balanced).
+            0: all classes.
     """
     if not classes:
         return run.curve()
@@ -82,7 +82,7 @@ def last(*, classes: int = 0) -> RecipeMeasure:
 
 
 def mean_last(*, rounds: int = 100, classes: int = 0) -> RecipeMeasure:
-    """The mean of the test accuracies recorded in the last so many rounds."""
+    """Mean of the test accuracies recorded in the last `rounds` rounds."""
 
     def measure(run: Run) -> float | None:
         when, values = accuracy_curve(run, classes)
@@ -93,18 +93,18 @@ def mean_last(*, rounds: int = 100, classes: int = 0) -> RecipeMeasure:
 
 
 def top(*, classes: int = 0) -> RecipeMeasure:
-    """The best test accuracy of any recorded round."""
+    """Highest test accuracy of all recorded rounds."""
     return by_seed(lambda run: best_value(accuracy_curve(run, classes)[1]))
 
 
 def average(*, classes: int = 0) -> RecipeMeasure:
-    """The mean test accuracy over all rounds."""
+    """Mean test accuracy over all rounds."""
     return by_seed(lambda run: time_averaged(*accuracy_curve(run, classes)))
 
 
 def rounds_to(*, fraction: float = 1.0, of: float = 0.95) -> RecipeMeasure:
-    """Rounds to a fraction of the target that all methods of a column share: `of` times the
-    best accuracy that any of them reached.
+    """Rounds to a fraction of the target. The target is the same for all methods of a column: `of`
+    times the best accuracy that any of them reached.
     """
 
     def measure(evidence: ClaimEvidence) -> PublishedNumber:
@@ -123,14 +123,14 @@ def rounds_to(*, fraction: float = 1.0, of: float = 0.95) -> RecipeMeasure:
 
 
 def mean_curve(runs: Sequence[Run]) -> tuple[list[int], list[float]]:
-    """The mean over seeds of the test accuracy, at the rounds that all of them recorded."""
+    """Mean over seeds of the test accuracy, at the rounds that all of them recorded."""
     curves = [dict(zip(*run.curve(), strict=True)) for run in runs]
     rounds = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
     return rounds, [sum(curve[round] for curve in curves) / len(curves) for round in rounds]
 
 
 def nearest_round(known: Sequence[int], at: float, total: int) -> int:
-    """The recorded round nearest to a share of the training; the later one of two.
+    """The recorded round nearest to a share of the training; of two, the later one.
 
     >>> nearest_round([1, 5, 10], 0.7, 10), nearest_round([1, 5, 10], 0.0, 10)
     (5, 1)
@@ -139,8 +139,8 @@ def nearest_round(known: Sequence[int], at: float, total: int) -> int:
 
 
 def forgettable(*, at: float = 1.0, client: int = 0) -> RecipeMeasure:
-    """Examples that this client's own model had right and the new global model has wrong
-    (FedWAvg).
+    """Number of examples of a client that its local model classifies correctly and the new global
+    model does not (FedWAvg).
     """
 
     def measure(run: Run) -> float | None:
@@ -159,8 +159,8 @@ def forgettable(*, at: float = 1.0, client: int = 0) -> RecipeMeasure:
 
 
 def forgetting_events() -> RecipeMeasure:
-    """Forgetting events of the whole training: from batch to batch where it was centralized, by
-    aggregation where it was federated.
+    """Number of forgetting events in the whole training: between batches in centralized training,
+    by aggregation in federated training.
     """
 
     def measure(run: Run) -> float | None:
@@ -175,8 +175,8 @@ def forgetting_events() -> RecipeMeasure:
 
 
 def client_forgetting_mean(*, at: float = 1.0) -> RecipeMeasure:
-    """What a round's local training loses on the other clients' data: the mean of F_k over the
-    round's models (WSM, eq. 12); positive = forgotten.
+    """Accuracy lost on the other clients' data in the local training of a round: the mean of F_k
+    over the models of the round (WSM, eq. 12). Positive: forgotten.
     """
 
     def measure(run: Run) -> float | None:
@@ -197,7 +197,7 @@ def global_forgetting() -> RecipeMeasure:
 
 
 def local_forgetting() -> RecipeMeasure:
-    """What local training forgets, mean over the recorded local models (Flashback)."""
+    """Forgetting of local training, mean over the recorded local models (Flashback)."""
 
     def measure(run: Run) -> float | None:
         values = local_forgetting_of(run.ledger).value
@@ -208,40 +208,38 @@ def local_forgetting() -> RecipeMeasure:
 
 def performance() -> RecipeMeasure:
     """Accuracy at the end of each time step (HAST, section 3.5)."""
-    return by_seed(lambda run: drift_of(run).performance)
+    return by_seed(lambda run: summarize_drift(run).performance)
 
 
 def convergence() -> RecipeMeasure:
-    """Rounds to 90 % of a time step's gain (HAST, section 3.5)."""
-    return by_seed(lambda run: drift_of(run).convergence.mean)
+    """Rounds to 90 % of the accuracy gain of a time step (HAST, section 3.5)."""
+    return by_seed(lambda run: summarize_drift(run).convergence.mean)
 
 
 def robustness() -> RecipeMeasure:
-    """Accuracy lost right after a drift, at worst (HAST, section 3.5)."""
-    return by_seed(lambda run: drift_of(run).robustness)
-
-
-def drift_of(run: Run) -> DriftSummary:
-    return summarize_drift(run)
+    """Largest accuracy drop right after a drift (HAST, section 3.5)."""
+    return by_seed(lambda run: summarize_drift(run).robustness)
 
 
 def classes_held() -> RecipeMeasure:
-    """How many classes a client has, mean over clients."""
+    """Number of classes of a client, mean over clients."""
     return by_seed(
         lambda run: float((np.array(run.metadata["label_counts"]) > 0).sum(axis=1).mean())
     )
 
 
 def holders_of_all() -> RecipeMeasure:
-    """The share of the clients that have every class."""
+    """Share of the clients that have every class."""
     return by_seed(
         lambda run: float((np.array(run.metadata["label_counts"]) > 0).all(axis=1).mean())
     )
 
 
 def best_over(*, rounds: int = 0) -> RecipeMeasure:
-    """The best accuracy among the values tried, means over seeds; the value it was reached with
-    stands beside it. rounds: as in mean_last; 0: the last.
+    """Best accuracy of all settings of the grid, as means over seeds, with the best setting.
+
+    Args:
+        rounds: Use the mean of the last rounds, as `mean_last`. 0: the last accuracy.
     """
 
     def measure(evidence: ClaimEvidence) -> PublishedNumber:
@@ -255,9 +253,7 @@ def best_over(*, rounds: int = 0) -> RecipeMeasure:
 
 
 def within_best(*, points: float = 2.0, rounds: int = 0) -> RecipeMeasure:
-    """Which of the values tried come within so many points of the best one; as a number, how
-    many.
-    """
+    """The settings of the grid within `points` percentage points of the best, and their number."""
 
     def measure(evidence: ClaimEvidence) -> PublishedNumber:
         scores = _scores(evidence, rounds)

@@ -1,5 +1,6 @@
-"""From a recipe at a scale to the runs it takes. Cells that need the same experiment share one
-run; nothing here touches data.
+"""The plan of a recipe at a scale: its runs, and which cell reads which runs.
+
+Cells that need the same experiment share one run. Planning reads no data.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ from remanence.recipes.recipe import Recipe, RunScale, TableLine
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run."""
+    """One run of a plan."""
 
     name: str  # of its folder
-    row: str  # the first cell that needs it
+    row: str  # of the first cell that needs it
     column: str
-    setting: str  # the value tried, where a cell tries several
+    setting: str  # the values of the recipe's grid, in words
     seed: int
-    spec: Experiment
-    substitute: str = ""  # the source that it replaces
+    experiment: Experiment
+    substitute: str = ""  # the missing data set that it replaces
 
 
 @dataclass(frozen=True)
 class CellRuns:
-    """What one cell of the table is read from."""
+    """The runs from which one cell of the table is computed."""
 
-    # for every value tried, the names of its runs, one a seed
+    # for every setting of the grid, the names of its runs, one for each seed
     runs: tuple[tuple[str, tuple[str, ...]], ...] = ()
     substitute: str = ""
-    missing_data: str = ""  # the source that is not there, so that nothing runs
-    other: str = ""  # the source the scale takes in place of the paper's
+    missing_data: str = ""  # the data set that is missing, so that nothing runs
+    other: str = ""  # the data set that the scale uses instead of the paper's
 
 
 @dataclass(frozen=True)
@@ -50,15 +51,17 @@ class ResultPlan:
     rows: tuple[TableLine, ...]
     columns: tuple[TableLine, ...]
     runs: tuple[PlannedRun, ...]
-    places: Mapping[tuple[str, str], CellRuns]
+    cells: Mapping[tuple[str, str], CellRuns]
 
     @property
     def scale_settings(self) -> RunScale:
         return self.recipe.scales[self.scale]
 
     def measure_of(self, row: TableLine, column: TableLine) -> expressions.Call:
-        """The measure of a cell. A row and a column that name the same one share its options:
-        forgettable(at=0.1) and forgettable(client=2).
+        """The measure of a cell.
+
+        Options are joined where a row and a column name the same measure: forgettable(at=0.1) and
+        forgettable(client=2).
         """
         named = [expressions.parse_call(text) for text in (column.measure, row.measure) if text]
         if self.scale_settings.measure:
@@ -81,6 +84,15 @@ def _join(one: expressions.Call, other: expressions.Call) -> expressions.Call:
     return expressions.Call(one.name, {**one.arguments, **other.arguments})
 
 
+@dataclass(frozen=True)
+class PlanOptions:
+    """What a user changes in a recipe, and what data are missing."""
+
+    changes: Mapping[str, Any]
+    absent: Collection[str]
+    substitute_data: bool
+
+
 def make_plan(
     recipe: Recipe,
     scale: str,
@@ -91,54 +103,69 @@ def make_plan(
     absent: Collection[str] = (),
     substitute_data: bool = False,
 ) -> ResultPlan:
-    """Every run of a recipe, checked.
+    """Plan every run of a recipe, with checked experiments.
 
-    only: rows (or columns) by label. changes: keys of the experiment that the user wants otherwise.
-    absent: sources that cannot be had; what needs them is left out or, with `substitute_data`, runs on the
-    recipe's stand-in.
+    Args:
+        recipe: The recipe.
+        scale: One of `SCALES`.
+        seeds: Number of seeds. Default: that of the scale.
+        only: Labels of rows or columns. Default: those of the scale.
+        changes: Settings of the experiment to change, by dotted key.
+        absent: Data sets that are missing. Cells that need them are left out.
+        substitute_data: Use the recipe's substitutes for missing data sets instead.
     """
-    made = recipe.scales[scale]
-    rows, columns = _choose(recipe, made, only)
-    numbers = tuple(range(made.seeds if seeds is None else seeds))
-    if not numbers:
+    settings = recipe.scales[scale]
+    rows, columns = _select_lines(recipe, settings, only)
+    seed_list = tuple(range(settings.seeds if seeds is None else seeds))
+    if not seed_list:
         raise InputError("a result needs at least one seed: --seeds 3 uses 0, 1 and 2")
-    over = recipe.grid if made.grid is None else made.grid
-    tried = [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
-    runs: dict[str, PlannedRun] = {}  # by experiment
-    places = {}
-    for row, column in itertools.product(rows, columns):
-        if row.sources:
-            places[row.label, column.label] = CellRuns()
-            continue
-        found: list[tuple[str, tuple[str, ...]]] = []
-        place = CellRuns()
-        for values in tried:
-            spec, place = _make_spec(
-                recipe, made, row, column, values, changes or {}, absent, substitute_data
-            )
-            setting = ", ".join(f"{key.split('.')[-1]}={value}" for key, value in values.items())
-            names = []
-            for seed in numbers if not place.missing_data else ():
-                seeded = spec.model_copy(update={"seed": seed})
-                experiment = seeded.model_dump_json()
-                if experiment not in runs:
-                    name = _name(row, column, setting, seed, runs)
-                    runs[experiment] = PlannedRun(
-                        name, row.label, column.label, setting, seed, seeded, place.substitute
-                    )
-                names.append(runs[experiment].name)
-            found.append((setting, tuple(names)))
-        places[row.label, column.label] = (
-            place if place.missing_data else replace(place, runs=tuple(found))
-        )
-    return ResultPlan(recipe, scale, numbers, rows, columns, tuple(runs.values()), places)
+    options = PlanOptions(changes or {}, absent, substitute_data)
+    runs: dict[str, PlannedRun] = {}  # by experiment, as JSON
+    cells = {
+        (row.label, column.label): CellRuns()
+        if row.sources
+        else _plan_cell(recipe, settings, row, column, seed_list, options, runs)
+        for row, column in itertools.product(rows, columns)
+    }
+    return ResultPlan(recipe, scale, seed_list, rows, columns, tuple(runs.values()), cells)
 
 
-def _choose(
-    recipe: Recipe, made: RunScale, only: Sequence[str]
+def _plan_cell(
+    recipe: Recipe,
+    settings: RunScale,
+    row: TableLine,
+    column: TableLine,
+    seeds: Sequence[int],
+    options: PlanOptions,
+    runs: dict[str, PlannedRun],
+) -> CellRuns:
+    """Plan a run for each setting of the grid and each seed; new runs are added to `runs`."""
+    grid = recipe.grid if settings.grid is None else settings.grid
+    found: list[tuple[str, tuple[str, ...]]] = []
+    cell = CellRuns()
+    for combination in itertools.product(*grid.values()):
+        values = dict(zip(grid, combination, strict=True))
+        experiment, cell = _make_experiment(recipe, settings, row, column, values, options)
+        setting = ", ".join(f"{key.split('.')[-1]}={value}" for key, value in values.items())
+        names = []
+        for seed in seeds if not cell.missing_data else ():
+            seeded = experiment.model_copy(update={"seed": seed})
+            key = seeded.model_dump_json()
+            if key not in runs:
+                name = _folder_name(row, column, setting, seed, runs)
+                runs[key] = PlannedRun(
+                    name, row.label, column.label, setting, seed, seeded, cell.substitute
+                )
+            names.append(runs[key].name)
+        found.append((setting, tuple(names)))
+    return cell if cell.missing_data else replace(cell, runs=tuple(found))
+
+
+def _select_lines(
+    recipe: Recipe, settings: RunScale, only: Sequence[str]
 ) -> tuple[tuple[TableLine, ...], tuple[TableLine, ...]]:
-    """The rows and columns of a scale, or those asked for; a row made of others is kept where
-    these are.
+    """The rows and columns of a scale, or those named in `only`. A row that is computed from
+    others is kept if all of these are.
     """
     lines = {line.label.lower(): line for line in (*recipe.rows, *recipe.columns)}
     for label in only:
@@ -147,73 +174,68 @@ def _choose(
                 f"{recipe.name} has no row {label!r}:"
                 f" {nearest(label.lower(), [line.label for line in lines.values()])}"
             )
-    asked = [lines[label.lower()] for label in only]
-    chosen = []
-    for everything, of_scale in ((recipe.rows, made.rows), (recipe.columns, made.columns)):
-        named = [line for line in everything if line in asked]
-        chosen.append(
-            tuple(named or [line for line in everything if not of_scale or line.label in of_scale])
-        )
-    rows, columns = chosen
-    there = {row.label for row in rows}
-    return tuple(row for row in rows if set(row.sources) <= there), columns
+    selected = [lines[label.lower()] for label in only]
+
+    def select(axis: Sequence[TableLine], of_scale: Collection[str]) -> tuple[TableLine, ...]:
+        named = tuple(line for line in axis if line in selected)
+        return named or tuple(line for line in axis if not of_scale or line.label in of_scale)
+
+    rows = select(recipe.rows, settings.rows)
+    labels = {row.label for row in rows}
+    return (
+        tuple(row for row in rows if set(row.sources) <= labels),
+        select(recipe.columns, settings.columns),
+    )
 
 
-def _make_spec(
+def _make_experiment(
     recipe: Recipe,
-    made: RunScale,
+    settings: RunScale,
     row: TableLine,
     column: TableLine,
     values: Mapping[str, Any],
-    changes: Mapping[str, Any],
-    absent: Collection[str],
-    substitute_data: bool,
+    options: PlanOptions,
 ) -> tuple[Experiment, CellRuns]:
-    """-> the experiment of a cell, and what is to be said of its data"""
-    published = {
-        **row.set,
-        **column.set,
-        **recipe.cells.get((row.label, column.label), {}),
-        **values,
+    """The experiment of a cell, and the state of its data as a `CellRuns` without runs."""
+    cell = recipe.cells.get((row.label, column.label), {})
+    published = {**row.set, **column.set, **cell, **values}
+    by_line = {
+        **settings.by_column.get(column.label, {}),
+        **settings.by_row.get(row.label, {}),
     }
-    smaller = {**made.set, **made.by_column.get(column.label, {}), **made.by_row.get(row.label, {})}
     paper = _change(parse_experiment(recipe.experiment), published)
-    spec = change_options(_change(paper, smaller), made.options)
-    source = source_of(spec)
+    experiment = change_options(_change(paper, {**settings.set, **by_line}), settings.options)
+    source = source_of(experiment)
     replaced = ""
-    if source in absent and substitute_data and source in recipe.substitutes:
-        # what makes the experiment smaller has the last word where both speak of the same thing,
-        # except on the data
-        spec = _change(spec, recipe.substitutes[source].set)
+    if source in options.absent and options.substitute_data and source in recipe.substitutes:
+        experiment = _change(experiment, recipe.substitutes[source].set)
         replaced = source
-    spec = _change(spec, {**changes, "seed": 0})
-    used = source_of(spec)
+    experiment = _change(experiment, {**options.changes, "seed": 0})
+    used = source_of(experiment)
     other = used if used != source_of(paper) and not replaced else ""
-    return spec, CellRuns((), replaced, used if used in absent else "", other)
+    return experiment, CellRuns((), replaced, used if used in options.absent else "", other)
 
 
-def _change(spec: Experiment, keys: Mapping[str, Any]) -> Experiment:
-    """The experiment with other values. Who asks for steps means them instead of epochs, and
-    the other way round.
-    """
+def _change(experiment: Experiment, keys: Mapping[str, Any]) -> Experiment:
+    """Change settings. Steps replace epochs, and epochs replace steps."""
     instead = {"local.steps": "local.epochs", "local.epochs": "local.steps"}
     freed = {instead[key]: 0 for key in instead if keys.get(key) and instead[key] not in keys}
-    return parse_experiment(spec.model_dump(exclude_none=True), {**keys, **freed})
+    return parse_experiment(experiment.model_dump(exclude_none=True), {**keys, **freed})
 
 
-def source_of(spec: Experiment) -> str:
-    """The name of the data without its options.
+def source_of(experiment: Experiment) -> str:
+    """The name of the data set without its options.
 
     >>> source_of(parse_experiment(changes={"data.name": "synthetic(samples=300)"}))
     'synthetic'
     """
-    name = spec.data.name
+    name = experiment.data.name
     return "npz" if name.endswith(".npz") and "(" not in name else name.partition("(")[0].strip()
 
 
-def change_options(spec: Experiment, options: Mapping[str, Any]) -> Experiment:
-    """Options inside expressions: "model:resnet18.width" = 16 makes resnet18(norm="group") to
-    resnet18(norm="group", width=16) and leaves others alone.
+def change_options(experiment: Experiment, options: Mapping[str, Any]) -> Experiment:
+    """Change options inside expressions: "model:resnet18.width" = 16 turns resnet18(norm="group")
+    into resnet18(norm="group", width=16), and changes no other model.
     """
     keys: dict[str, str] = {}
     for target, value in options.items():
@@ -223,33 +245,30 @@ def change_options(spec: Experiment, options: Mapping[str, Any]) -> Experiment:
                 f"option {target!r} is not written as key:name.option, such as model:resnet18.width"
             )
         key, name, option = match.groups()
-        text = keys.get(key) or _value_at(spec, key)
+        text = keys.get(key) or _value_at(experiment, key)
         if text:
             calls = [
                 _join(call, expressions.Call(name, {option: value})) if call.name == name else call
                 for call in expressions.parse_parts(text)
             ]
             keys[key] = "+".join(str(call) for call in calls)
-    return _change(spec, keys)
+    return _change(experiment, keys)
 
 
-def _value_at(spec: Experiment, key: str) -> str:
-    value: Any = spec
+def _value_at(experiment: Experiment, key: str) -> str:
+    value: Any = experiment
     for part in key.split("."):
         value = getattr(value, part)
     return str(value)
 
 
-def _name(
+def _folder_name(
     row: TableLine, column: TableLine, setting: str, seed: int, taken: Mapping[str, PlannedRun]
 ) -> str:
-    """A folder name that tells the cell, can go nowhere else, and is not taken."""
-    name = (
-        re.sub(r"[^A-Za-z0-9.=]+", "-", f"{row.label} {column.label} {setting} seed{seed}")
-        .strip("-.")
-        .lower()[:100]
-    )
-    names = {wanted.name for wanted in taken.values()}
+    """A unique folder name that describes the cell and has no characters of paths."""
+    text = f"{row.label} {column.label} {setting} seed{seed}"
+    name = re.sub(r"[^A-Za-z0-9.=]+", "-", text).strip("-.").lower()[:100]
+    names = {run.name for run in taken.values()}
     number = 1
     while (f"{name}-{number}" if number > 1 else name) in names:
         number += 1

@@ -1,4 +1,4 @@
-"""What a recipe is made of. Its form as a file is told in loader.py, which reads it."""
+"""The dataclasses of a recipe. `loader` describes the TOML file and reads it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from remanence.core.errors import InputError
 SCALES = ("smoke", "desk", "gpu", "paper")
 KINDS = ("table", "figure")
 UNITS = ("share", "percent", "rounds", "count")
-NEVER = "never"  # a target that was never reached, where smaller numbers are better
+NEVER = "never"  # in place of a number of rounds: the target was not reached
 
 
 class RecipeError(InputError):
-    """A recipe file is wrong: a defect of the file, told in one sentence."""
+    """A recipe file is invalid."""
 
 
 @dataclass(frozen=True)
 class PublishedNumber:
-    """A number with its deviation over seeds, or words where the paper has words; everything
-    None: not there.
+    """A number with its standard deviation over seeds, or a text; everything is None where there is
+    no number.
     """
 
-    value: float | None = None  # infinite: never reached
+    value: float | None = None  # infinite: the target was not reached
     deviation: float | None = None
     text: str = ""
 
@@ -35,29 +35,29 @@ class PublishedNumber:
 
 @dataclass(frozen=True)
 class TableLine:
-    """A row or a column."""
+    """A row or a column of a table."""
 
     label: str
-    set: Mapping[str, Any]  # keys of the experiment
+    set: Mapping[str, Any]  # settings of the experiment, by dotted key
     measure: str = ""
     unit: str = ""
     better: str = ""
-    ratio: tuple[str, ...] = ()  # instead of runs: the first row in percent of the second
-    mean: tuple[str, ...] = ()  # instead of runs: the mean of these rows
+    ratio: tuple[str, ...] = ()  # labels of two rows: the first in percent of the second
+    mean: tuple[str, ...] = ()  # labels of rows: their mean
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The rows that this one is made of, where it has no runs of its own."""
+        """The labels of the rows from which this one is computed; empty where it has runs."""
         return self.ratio or self.mean
 
 
 @dataclass(frozen=True)
 class RunScale:
-    """How an experiment is made smaller."""
+    """A smaller version of the experiment."""
 
-    about: str = ""
+    description: str = ""
     set: Mapping[str, Any] = field(default_factory=dict)
-    # "model:resnet18.width" = 16: an option inside an expression
+    # options inside expressions, such as "model:resnet18.width" = 16
     options: Mapping[str, Any] = field(default_factory=dict)
     rows: tuple[str, ...] = ()  # labels; empty: all
     columns: tuple[str, ...] = ()
@@ -70,15 +70,15 @@ class RunScale:
 
 @dataclass(frozen=True)
 class SubstituteDataset:
-    """Other data in place of those that cannot be had."""
+    """Other data in place of a missing data set."""
 
-    about: str
+    description: str
     set: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One result of one paper."""
+    """One table or figure of one paper."""
 
     name: str  # wsm/table-3.2
     title: str
@@ -87,19 +87,19 @@ class Recipe:
     kind: str
     measure: str
     unit: str
-    better: str  # higher or lower
+    better: str  # "higher" or "lower"
     experiment: Mapping[str, Any]  # nested, as in an experiment file
     rows: tuple[TableLine, ...]
     columns: tuple[TableLine, ...]
-    cells: Mapping[tuple[str, str], Mapping[str, Any]]  # keys of single cells, by row and column
+    cells: Mapping[tuple[str, str], Mapping[str, Any]]  # settings of single cells
     published: Mapping[tuple[str, str], PublishedNumber]
     claims: tuple[Mapping[str, Any], ...]
     interpretation: tuple[str, ...]
     scales: Mapping[str, RunScale]
     substitutes: Mapping[str, SubstituteDataset]
-    grid: Mapping[str, Sequence[Any]]  # keys tried with several values in every cell
-    figure_kind: str  # what a figure shows, see figure_data.py
-    heading: str  # over the first column
+    grid: Mapping[str, Sequence[Any]]  # settings with the values that every cell tries
+    figure_kind: str  # one of figure_data.KINDS; empty for tables
+    heading: str  # of the first column
 
     def unit_of(self, row: TableLine, column: TableLine) -> str:
         return row.unit or column.unit or self.unit

@@ -1,5 +1,5 @@
-"""The paper's table with three numbers where it has one: published, ours, difference. As
-Markdown, as CSV, and for the terminal.
+"""The table of a paper with three numbers in each cell (published, ours, difference), as Markdown,
+as CSV and for the terminal.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 DASH = "-"
-# columns of a paper up to which each becomes three of ours; beyond, the three numbers share a cell
-WIDE = 4
+# with more columns in the paper's table, the three numbers share a cell
+MAX_SPLIT_COLUMNS = 4
 FIELDS = (
     "result",
     "scale",
@@ -40,15 +40,15 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class ResultOutcome:
-    """What a recipe gave: our numbers in the paper's units, and the notes on single cells."""
+    """The result of a recipe: our numbers in the paper's units, and notes on single cells."""
 
     plan: ResultPlan
     ours: Mapping[tuple[str, str], PublishedNumber]
-    notes: Mapping[tuple[str, str], str]  # why a cell is empty, or which data stand in
+    notes: Mapping[tuple[str, str], str]  # why a cell is empty, or which data it uses
     verdicts: tuple[ClaimVerdict, ...]
 
     def word(self) -> str:
-        """All claims in one word; smoke tests the machinery, never a claim."""
+        """The outcome of all claims together; scale smoke tests no claim."""
         return (
             UNTESTED
             if self.plan.scale == "smoke"
@@ -57,10 +57,12 @@ class ResultOutcome:
 
 
 def write_number(number: PublishedNumber, unit: str) -> str:
-    """A number as the paper would print it.
+    """Format a number as the papers do.
 
-    >>> write_number(PublishedNumber(0.8461, 0.0102), "share"), write_number(PublishedNumber(112.0), "rounds"), write_number(PublishedNumber(5.25), "percent")
-    ('0.846 ± 0.010', '112', '5.25')
+    >>> write_number(PublishedNumber(0.8461, 0.0102), "share")
+    '0.846 ± 0.010'
+    >>> write_number(PublishedNumber(5.25), "percent")
+    '5.25'
     """
     if number.text:
         return number.text
@@ -76,7 +78,7 @@ def write_number(number: PublishedNumber, unit: str) -> str:
 
 
 def write_difference(published: PublishedNumber, ours: PublishedNumber, unit: str) -> str:
-    """Ours minus published, with its sign; a dash where one of them is missing or not a number."""
+    """Format ours minus published with its sign; a dash if one of them is missing or infinite."""
     if (
         published.value is None
         or ours.value is None
@@ -91,21 +93,22 @@ def write_difference(published: PublishedNumber, ours: PublishedNumber, unit: st
 
 
 def cell_texts(outcome: ResultOutcome, row: TableLine, column: TableLine) -> tuple[str, str, str]:
-    """-> published, ours, difference"""
+    """The published number, ours and the difference of a cell, as texts."""
     recipe, place = outcome.plan.recipe, (row.label, column.label)
     unit = recipe.unit_of(row, column)
     published, ours = recipe.published[place], outcome.ours.get(place, PublishedNumber())
-    substitute_data = " (stand-in)" if outcome.plan.places[place].substitute and ours.known else ""
+    substituted = outcome.plan.cells[place].substitute and ours.known
     return (
         write_number(published, unit),
-        write_number(ours, unit) + substitute_data,
+        write_number(ours, unit) + (" (substitute)" if substituted else ""),
         write_difference(published, ours, unit),
     )
 
 
 def headings(outcome: ResultOutcome) -> list[str]:
+    """The headings of the columns."""
     plan = outcome.plan
-    if len(plan.columns) > WIDE:
+    if len(plan.columns) > MAX_SPLIT_COLUMNS:
         return [plan.recipe.heading, *(column.label for column in plan.columns)]
     kinds = ("published", "ours", "difference")
     return [
@@ -115,11 +118,11 @@ def headings(outcome: ResultOutcome) -> list[str]:
 
 
 def body(outcome: ResultOutcome) -> list[list[str]]:
-    """A line a row, in the layout of `headings`."""
+    """The rows, in the layout of `headings`."""
     lines = []
     for row in outcome.plan.rows:
         cells = [cell_texts(outcome, row, column) for column in outcome.plan.columns]
-        wide = len(outcome.plan.columns) > WIDE
+        wide = len(outcome.plan.columns) > MAX_SPLIT_COLUMNS
         lines.append(
             [row.label, *(" / ".join(texts) for texts in cells)]
             if wide
@@ -129,7 +132,7 @@ def body(outcome: ResultOutcome) -> list[list[str]]:
 
 
 def as_markdown(outcome: ResultOutcome) -> str:
-    """The table, and below it what must be known to read it."""
+    """The table with the notes on its cells."""
     heads = headings(outcome)
     lines = [
         heads,
@@ -138,7 +141,9 @@ def as_markdown(outcome: ResultOutcome) -> str:
     ]
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     shared = (
-        "A cell is published / ours / difference.\n\n" if len(outcome.plan.columns) > WIDE else ""
+        "A cell is published / ours / difference.\n\n"
+        if len(outcome.plan.columns) > MAX_SPLIT_COLUMNS
+        else ""
     )
     return (
         shared
@@ -149,7 +154,7 @@ def as_markdown(outcome: ResultOutcome) -> str:
 
 
 def describe_notes(outcome: ResultOutcome) -> list[str]:
-    """Notes on cells, each once, with the cells it is about."""
+    """The notes on cells, each once with the columns of these cells."""
     by_note: dict[str, list[str]] = {}
     for (_, column), note in outcome.notes.items():
         columns = by_note.setdefault(note, [])
@@ -163,7 +168,7 @@ def describe_notes(outcome: ResultOutcome) -> list[str]:
 
 
 def as_csv(outcome: ResultOutcome) -> str:
-    """One line a cell, with everything a spreadsheet needs."""
+    """The result as CSV, one line for each cell."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(FIELDS)
@@ -197,7 +202,7 @@ def _plain(number: PublishedNumber) -> str | float | None:
 
 
 def as_table(outcome: ResultOutcome, width: int) -> Table:
-    """For a terminal: the paper's layout where it fits, else a line a cell."""
+    """The table for a terminal: in the paper's layout if it fits, else a line for each cell."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -225,37 +230,33 @@ def as_table(outcome: ResultOutcome, width: int) -> Table:
 
 
 def describe_claims(outcome: ResultOutcome) -> list[str]:
-    """Each claim in one line: what it says, what became of it, and the evidence."""
-    return [f"{verdict.says} {_describe_verdict(outcome, verdict)}" for verdict in outcome.verdicts]
+    """Describe each claim in one line: its text, its outcome, and the number of comparisons."""
+    return [f"{verdict.text} {_describe_verdict(outcome, verdict)}" for verdict in outcome.verdicts]
 
 
 def _describe_verdict(outcome: ResultOutcome, verdict: ClaimVerdict) -> str:
     if verdict.word == UNTESTED:
         return "NOT TESTED: none of its numbers was run at this scale."
     count = f"{verdict.held} of {verdict.tested} comparisons as claimed"
-    left = len(verdict.questions) - verdict.tested
+    left = len(verdict.checks) - verdict.tested
     rest = f", {left} not run" if left else ""
     if outcome.plan.scale == "smoke":
         return f"NOT TESTED: scale smoke only shows that the recipe runs ({count}{rest})."
-    replaced = sorted(
-        {place.substitute for place in outcome.plan.places.values() if place.substitute}
-    )
-    on = f", with stand-ins for {' and '.join(replaced)}" if replaced else ""
+    replaced = sorted({cell.substitute for cell in outcome.plan.cells.values() if cell.substitute})
+    on = f", with substitutes for {' and '.join(replaced)}" if replaced else ""
     return f"{verdict.word.upper()} at scale {outcome.plan.scale}{on}: {count}{rest}."
 
 
 def describe_disagreements(outcome: ResultOutcome) -> list[str]:
-    """Every comparison that did not come out as claimed, with both gaps."""
+    """Describe every comparison that differs from its claim, with our gap and the published one."""
     found = []
     for verdict in outcome.verdicts:
-        for question in verdict.questions:
-            if question.outcome not in (UNTESTED, "holds"):
-                ours = "level" if question.ours == 0 else f"{question.ours:+.3g}"
-                printed = (
-                    "not printed" if question.published is None else f"{question.published:+.3g}"
-                )
+        for check in verdict.checks:
+            if check.outcome not in (UNTESTED, "holds"):
+                ours = "equal" if check.ours == 0 else f"{check.ours:+.3g}"
+                published = "not printed" if check.published is None else f"{check.published:+.3g}"
                 found.append(
-                    f"{question.what}: ours {ours}, published {printed}, claimed at least"
-                    f" {question.by:g}"
+                    f"{check.what}: ours {ours}, published {published}, claimed at least"
+                    f" {check.by:g}"
                 )
     return found
