@@ -15,7 +15,7 @@ from metrics.small_ledger import judged, make_ledger, mix_and_train, play_round,
 
 from remanence.core.errors import InputError
 from remanence.metrics.accuracy_tables import concept_shares
-from remanence.metrics.forgetting import (
+from remanence.metrics.phase_decomposition import (
     PHASES,
     PhaseDecomposition,
     local_losses_by_client,

@@ -1,5 +1,5 @@
-"""Measures of whole ledgers for the report, computed once a run and asked for by tables, words
-and pictures. None: the run did not record what it takes.
+"""Measures of whole ledgers, computed once for each run and used by the tables, texts and figures of
+the report. They are None for runs that did not record what they need.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from remanence.core.errors import InputError
 from remanence.metrics.accuracy_tables import concept_shares, nan_mean
 from remanence.metrics.drift import DriftCurves, DriftSummary, drift_curves, summarize_drift
 from remanence.metrics.examples import ForgettableExamples, forgettable_examples
-from remanence.metrics.forgetting import (
-    PHASES,
-    ClientLosses,
-    LocalForgetting,
-    PhaseDecomposition,
-    local_forgetting,
-    phase_decomposition,
-)
+from remanence.metrics.forgetting import LocalForgetting, local_forgetting
 from remanence.metrics.groups import Group, cached_per_run, clusters_of
 from remanence.metrics.peer_usage import PeerUsage, same_cluster_usage
+from remanence.metrics.phase_decomposition import (
+    PHASES,
+    ClientLosses,
+    PhaseDecomposition,
+    phase_decomposition,
+)
 from remanence.results.ledger import Ledger
 from remanence.results.run import LEDGER, Run
 
@@ -35,9 +34,7 @@ PHASE_WORDS = {
 
 
 def ledger_of(run: Run) -> Ledger | None:
-    """The run's ledger; a run without one, or with one that cannot be read, still has its
-    metrics.
-    """
+    """The ledger of a run; None if there is none or it cannot be read."""
     try:
         return run.ledger
     except InputError:
@@ -45,9 +42,7 @@ def ledger_of(run: Run) -> Ledger | None:
 
 
 def damaged_ledgers(groups: Sequence[Group]) -> list[str]:
-    """Names of runs whose ledger is there but cannot be read, so that a report can say why
-    pictures are missing.
-    """
+    """The names of runs whose ledger exists but cannot be read."""
     runs = [run for group in groups for run in group.runs]
     return [
         run.folder.name for run in runs if (run.folder / LEDGER).exists() and ledger_of(run) is None
@@ -62,7 +57,7 @@ def shares_of(run: Run) -> np.ndarray | None:
 
 @cached_per_run
 def decomposition_of(run: Run) -> PhaseDecomposition | None:
-    """Where it was lost, for runs that recorded their local models."""
+    """Losses by phase, for runs that recorded their local models."""
     ledger = ledger_of(run)
     if ledger is None or not len(ledger.select(moment="local", split="test")):
         return None
@@ -82,7 +77,7 @@ def local_forgetting_of(run: Run) -> LocalForgetting | None:
 
 @cached_per_run
 def drift_of(run: Run) -> tuple[DriftCurves, DriftSummary] | None:
-    """How the clients lived through the drift: curves, and the numbers that sum them up."""
+    """Accuracy under drift: curves and summary."""
     if clusters_of(run) is None or ledger_of(run) is None:
         return None
     try:
@@ -93,17 +88,17 @@ def drift_of(run: Run) -> tuple[DriftCurves, DriftSummary] | None:
 
 @cached_per_run
 def peer_usage_of(run: Run) -> PeerUsage | None:
-    """How often clients listened to their own cluster, where there are clusters and no server."""
+    """The share of peers from a client's own cluster, where there are clusters and no server."""
     clusters = clusters_of(run)
     if clusters is None or run.peers is None:
         return None
-    listening = same_cluster_usage(run.peers, clusters)
-    return listening if len(listening.round) else None
+    usage = same_cluster_usage(run.peers, clusters)
+    return usage if len(usage.round) else None
 
 
 @cached_per_run
 def forgettable_of(run: Run) -> ForgettableExamples | None:
-    """What merging made the clients lose of their own training rows."""
+    """Training examples that clients lost by aggregation."""
     if run.examples is None:
         return None
     found = forgettable_examples(run.examples)
@@ -111,29 +106,27 @@ def forgettable_of(run: Run) -> ForgettableExamples | None:
 
 
 def rounds_of(ledger: Ledger, rounds: Sequence[int]) -> dict[int, Ledger]:
-    """The ledger of each of these rounds alone: many small searches instead of many through
-    everything.
-    """
+    """The ledger of each of these rounds alone, so that searches are small."""
     when = ledger.records["round"]
     return {round: Ledger(ledger.records[when == round], ledger.class_names) for round in rounds}
 
 
 def first_with_losses(group: Group) -> Run | None:
-    """The first seed that recorded its local models: pictures of single rounds and clients show
-    one seed, since clients differ between seeds.
+    """The first run that recorded its local models. Figures of single rounds and clients show one
+    seed, since clients differ between seeds.
     """
     return next((run for run in group.runs if decomposition_of(run) is not None), None)
 
 
 def client_losses(group: Group) -> ClientLosses | None:
-    """What each client's training lost, in the first seed that recorded it."""
+    """The losses of each client's local training, in the first run that recorded them."""
     run = first_with_losses(group)
     lost = decomposition_of(run) if run is not None else None
     return lost.clients if lost is not None else None
 
 
 def phase_means(group: Group) -> dict[str, list[float]]:
-    """The mean loss a round of each phase, a number a seed; in the order of a round."""
+    """The mean loss of each phase in a round, one number for each seed, in the order of a round."""
     found: dict[str, list[float]] = {}
     for run in group.runs:
         lost = decomposition_of(run)
@@ -143,7 +136,7 @@ def phase_means(group: Group) -> dict[str, list[float]]:
 
 
 def class_losses(group: Group) -> dict[str, np.ndarray]:
-    """The mean loss a round of each class in each phase [C], over rounds and seeds."""
+    """The mean loss of each class in each phase [C], over rounds and seeds."""
     found: dict[str, list[np.ndarray]] = {}
     for run in group.runs:
         lost = decomposition_of(run)

@@ -1,5 +1,5 @@
-"""How unequal clients fare: the spread of accuracy over them, the worst ones, and what a
-client's model knows within and beyond its own labels.
+"""Differences between clients: the spread of accuracy over clients, the worst clients, and the
+accuracy of a client's model on labels that it has and on labels that it lacks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from remanence.results.ledger import Ledger
 
 @dataclass(frozen=True)
 class ClientAccuracies:
-    """One number a client, in one round."""
+    """The accuracy of each client in one round."""
 
     round: int
     clients: np.ndarray  # [n] ascending
@@ -24,8 +24,8 @@ class ClientAccuracies:
 
 @dataclass(frozen=True)
 class LocalAccuracies:
-    """Every recorded local model on the test set, weighed by the labels its client has and by
-    those it lacks.
+    """Accuracies of every recorded local model on the test set, weighted by the labels that its
+    client has (in-local) and by those that it lacks (out-local).
     """
 
     round: np.ndarray  # [n]
@@ -35,8 +35,7 @@ class LocalAccuracies:
 
 
 def accuracy_spread(accuracies: Any) -> float:
-    """The standard deviation over clients (of all of them, so divided by n); clients without
-    examples (NaN) are left out.
+    """The population standard deviation over clients; clients without examples (NaN) are left out.
 
     >>> accuracy_spread([0.25, 0.75, float("nan")])
     0.25
@@ -56,8 +55,7 @@ def worst_client(accuracies: Any) -> float:
 
 
 def bottom_decile(accuracies: Any) -> float:
-    """The mean accuracy of the worst 10% of the clients, their number rounded down, but at least
-    one.
+    """The mean accuracy of the worst 10% of the clients (rounded down, but at least one).
 
     >>> bottom_decile([0.5, 0.25, *[1.0] * 18])  # two of twenty
     0.375
@@ -69,10 +67,17 @@ def bottom_decile(accuracies: Any) -> float:
 def accuracy_by_client(
     ledger: Ledger, moment: str = "personal", split: str = "valid", round: int | None = None
 ) -> ClientAccuracies | None:
-    """Accuracy on each client's own rows, of the client's own model where the moment has one and
-    else of the global model; None where not recorded.
+    """Accuracy on each client's own examples, of the client's personal model where the moment has
+    one, otherwise of the global model.
 
-    round: the last one recorded unless named.
+    Args:
+        ledger: The ledger.
+        moment: The moment of the round.
+        split: The split of the examples.
+        round: The round. Default: the last recorded one.
+
+    Returns:
+        The accuracies, or None if they were not recorded.
     """
     records = ledger.select(moment=moment, split=split)
     own = records[
@@ -88,10 +93,19 @@ def accuracy_by_client(
 
 
 def in_local_accuracy(per_class: Any, label_counts: Any) -> np.ndarray:
-    """FedNTD's in-local accuracy: sum_c p_c A^c, with p the shares of the client's own labels.
-    [..., C], [..., C] -> [...]
+    """FedNTD's in-local accuracy: sum_c p_c A^c, with p the shares of the client's own labels
+    (Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated
+    Learning", NeurIPS 2022).
 
-    A client with three cats and a dog, whose model knows cats only:
+    Args:
+        per_class: Accuracies by class [..., C]. Classes without test examples (NaN) are left out,
+            and the weights of the others are scaled to sum to 1.
+        label_counts: The client's labels [..., C].
+
+    Returns:
+        Accuracies [...].
+
+    A client with three cats and a dog, whose model classifies only cats correctly:
 
     >>> in_local_accuracy([1.0, 0.0], [3, 1])
     array(0.75)
@@ -100,17 +114,13 @@ def in_local_accuracy(per_class: Any, label_counts: Any) -> np.ndarray:
 
 
 def out_local_accuracy(per_class: Any, label_counts: Any) -> np.ndarray:
-    """FedNTD's out-local accuracy: sum_c q_c A^c, with q_c = (1 - p_c) / (C - 1), which adds up to
-    1: what lies beyond the client's labels p.
+    """FedNTD's out-local accuracy: sum_c q_c A^c, with q_c = (1 - p_c) / (C - 1), which sum to 1.
+    Arguments and results are those of `in_local_accuracy`.
 
-    NaN with a single class. The same client as above; with two classes q swaps the shares:
+    NaN with a single class. With two classes, q swaps the shares of the client above:
 
     >>> out_local_accuracy([1.0, 0.0], [3, 1])
     array(0.25)
-
-    Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated
-    Learning", NeurIPS 2022. A class without test examples is left out here and in the in-local
-    accuracy, and the weights of the others are scaled up to 1.
     """
     shares = _shares(label_counts)
     return _weighted(per_class, (1 - shares) / max(shares.shape[-1] - 1, 1))
@@ -121,8 +131,10 @@ def local_accuracies(
 ) -> LocalAccuracies:
     """In-local and out-local accuracy of every recorded local model on the test set.
 
-    label_counts: training labels of each client [K, C], as in `run.about`. shares: see
-        `local_forgetting`.
+    Args:
+        ledger: The ledger.
+        label_counts: Training labels of each client [K, C], as in `run.metadata`.
+        shares: As in `forgetting.local_forgetting`.
     """
     local = local_models(ledger, "test", shares)
     counts = np.asarray(label_counts).reshape(-1, len(ledger.class_names))[local.client]  # [n, C]
@@ -145,7 +157,7 @@ def _shares(label_counts: Any) -> np.ndarray:
 
 
 def _weighted(per_class: Any, weights: np.ndarray) -> np.ndarray:
-    """The mean over the classes that have examples; NaN where they have no weight."""
+    """The weighted mean over the classes that have examples; NaN where they have no weight."""
     accuracy = np.asarray(per_class, dtype=float)
     weights = np.where(np.isnan(accuracy) | np.isnan(weights), 0.0, weights)
     return divide(

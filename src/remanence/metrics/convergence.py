@@ -1,6 +1,4 @@
-"""How fast and how far: rounds to a target, the usual ways to sum a curve up in one number, and
-accuracy against what it cost.
-"""
+"""Convergence: rounds to a target, summaries of an accuracy curve, and accuracy against cost."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ Curve = tuple[Sequence[int], Sequence[float]]  # rounds and values, as `run.curv
 
 @dataclass(frozen=True)
 class RoundsToTarget:
-    """Flashback's table: when each method reached fractions of one target; None where it never
-    did.
-    """
+    """The rounds in which each method reached fractions of one target; None where it did not."""
 
     target: float
     fractions: tuple[float, ...]
@@ -30,7 +26,7 @@ class RoundsToTarget:
 
 
 class CostCurve(NamedTuple):
-    """Accuracy against everything spent so far."""
+    """Accuracy against the accumulated cost."""
 
     round: np.ndarray  # [n] evaluated rounds
     cost: np.ndarray  # [n] sum over all rounds up to this one
@@ -38,7 +34,7 @@ class CostCurve(NamedTuple):
 
 
 def rounds_to(rounds: Sequence[int], values: Sequence[float], target: float) -> int | None:
-    """The first recorded round whose value is at least the target; None where there is none.
+    """The first recorded round whose value is at least the target; None if there is none.
 
     >>> rounds_to([5, 10, 15], [0.25, 0.5, 0.75], 0.5), rounds_to([5, 10], [0.25, 0.5], 0.75)
     (10, None)
@@ -53,7 +49,7 @@ def rounds_to_fractions(
     """Rounds to fractions of a target that is common to all methods: `of` times the best value that
     any of them reached (Flashback, table 1).
 
-    The best of these is 1, so the target is 0.95, and three quarters of it are 0.7125:
+    The best value is 1, so the target is 0.95, and three quarters of it are 0.7125:
 
     >>> rounds_to_fractions({"a": ([1, 2], [0.75, 1.0]), "b": ([1, 2], [0.5, 0.75])}).rounds
     {'a': (1, 2, 2), 'b': (2, None, None)}
@@ -88,22 +84,22 @@ def last(values: Sequence[float]) -> float:
 
 
 def mean_of_last(values: Sequence[float], n: int) -> float:
-    """The mean of the last n recorded values, or of all where there are fewer.
+    """The mean of the last n recorded values, or of all if there are fewer.
 
     >>> mean_of_last([0.0, 0.5, 0.25], 2)
     0.375
     """
     if n < 1:
-        raise InputError(f"the mean of the last {n} rounds is not defined: ask for one or more")
+        raise InputError(f"the mean of the last {n} rounds is not defined: use one or more")
     known = _known(values)[-n:]
     return float(known.mean()) if len(known) else float("nan")
 
 
 def time_averaged(rounds: Sequence[int], values: Sequence[float], start: int = 0) -> float:
-    """The mean over all rounds after `start`; a recorded value stands for the rounds since the
-    record before it.
+    """The mean over all rounds after `start`; a recorded value counts for every round since the
+    previous record.
 
-    With equal distances this is the plain mean (FedWAvg's "average"). Here 0.5 stands for rounds 1
+    With equal distances this is the plain mean (FedWAvg's "average"). Here 0.5 counts for rounds 1
     to 3 and 1.0 for round 4:
 
     >>> time_averaged([3, 4], [0.5, 1.0])
@@ -120,19 +116,19 @@ def time_averaged(rounds: Sequence[int], values: Sequence[float], start: int = 0
 
 
 def accuracy_per_bytes(run: Run) -> CostCurve:
-    """Test accuracy of the model that counts against the bytes sent in both directions by then."""
+    """Test accuracy of the primary model against the bytes sent so far in both directions."""
     return _accuracy_against(
         run, lambda line: float(line.get("bytes_up") or 0) + float(line.get("bytes_down") or 0)
     )
 
 
 def accuracy_per_seconds(run: Run) -> CostCurve:
-    """Test accuracy of the model that counts against the seconds that rounds took by then."""
+    """Test accuracy of the primary model against the seconds of all rounds so far."""
     return _accuracy_against(run, lambda line: float(line.get("seconds") or 0))
 
 
 def _accuracy_against(run: Run, cost_of: Callable[[dict[str, Any]], float]) -> CostCurve:
-    """A round's lines, one a split, repeat its cost: it counts once."""
+    """The lines of a round, one for each split, repeat its cost, which counts once."""
     model = run.metadata.get("evaluated", "global")
     costs: dict[int, float] = {}
     accuracy: dict[int, float] = {}

@@ -1,9 +1,9 @@
-"""How models live through drift: the thesis' three numbers, and those that keep them honest.
+"""Accuracy under drift.
 
-Everything begins with `DriftCurves`: each client's accuracy on every concept (cluster) at every
-recorded round. "Own" is the concept the client is in at that time. Performance, convergence and
-robustness are those of HAST (Klefbom and Toftås, 2023), section 3.5; the thesis itself calls them
-misleading alone.
+All measures start from `DriftCurves`: each client's accuracy on every concept (cluster) at every
+recorded round. A client's "own" concept is the one it is in at that time. Performance, convergence
+and robustness are those of HAST (Klefbom and Toftås, 2023), section 3.5. The thesis calls them
+misleading alone, so there are further measures.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DriftCurves:
-    """Accuracy of the model a client uses, on every concept, over recorded rounds."""
+    """Accuracy of the model that each client uses, on every concept, over recorded rounds."""
 
     round: np.ndarray  # [R] ascending
     step: np.ndarray  # [R] time step of each round
@@ -35,7 +35,7 @@ class DriftCurves:
 
     @cached_property
     def on_own_concept(self) -> np.ndarray:
-        """Each client on the concept it is in. -> [R, K]"""
+        """Accuracy of each client on its own concept: [R, K]."""
         return np.take_along_axis(self.by_concept, self.clusters[self.step][:, :, None], axis=2)[
             :, :, 0
         ]
@@ -47,7 +47,7 @@ class DriftCurves:
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """Where each of these steps has its last record. -> [S] places"""
+        """The index of the last record of each of these time steps: [S]."""
         return np.array(
             [int(np.flatnonzero(self.step == step)[-1]) for step in self.steps], dtype=np.int64
         )
@@ -55,18 +55,18 @@ class DriftCurves:
 
 @dataclass(frozen=True)
 class StepRounds:
-    """Rounds from a step's beginning to something; NaN where it does not apply or never
-    happened.
+    """Rounds from the start of a time step to an event; NaN where it does not apply or did not
+    happen.
     """
 
     rounds: np.ndarray  # [S, K]
-    mean: float  # over clients and steps that have a number
-    without: int  # clients and steps that have none
+    mean: float  # over clients and time steps that have a number
+    without: int  # number of clients and time steps that have none
 
 
 @dataclass(frozen=True)
 class DriftSummary:
-    """A run under drift in numbers; NaN where the run does not have them."""
+    """The measures of a run under drift; NaN where the run does not have them."""
 
     performance: float
     convergence: StepRounds
@@ -85,11 +85,15 @@ def read_curves(
     evaluated: str = "global",
     clients: int | None = None,
 ) -> DriftCurves:
-    """Curves from the test records of the model that counts: the clients' own ("personal") or the
-    global one, as it stood after each round.
+    """Curves from the test records of the primary model after each round.
 
-    clusters: who is in which concept when [T, K]; without, everybody is in concept 0.
-        rounds_per_step: all recorded rounds without it.
+    Args:
+        ledger: The ledger.
+        clusters: The concept of each client at each time step [T, K]. Default: all clients are in
+            concept 0.
+        rounds_per_step: Rounds of a time step. Default: all recorded rounds.
+        evaluated: The primary model: "global", or "personal" for the clients' own models.
+        clients: Number of clients. Default: as many as the ledger names.
     """
     if evaluated == "personal":
         records = ledger.select(moment="personal", split="test")
@@ -119,16 +123,16 @@ def read_curves(
         )
     concepts = 1 + max(int(table.max()), int(records["owner"].max()))
     accuracy = np.full((len(rounds), table.shape[1], concepts), np.nan)
-    judged = accuracy_of(records)
+    accuracies = accuracy_of(records)
     for concept in range(concepts):
-        here = np.isin(records["owner"], (-1, concept))  # rows of everybody are every concept's
-        when, who, value = (
+        here = np.isin(records["owner"], (-1, concept))  # -1: examples of all concepts
+        when, model, value = (
             np.searchsorted(rounds, records["round"][here]),
             records["model"][here],
-            judged[here],
+            accuracies[here],
         )
         if evaluated == "personal":
-            accuracy[when, who, concept] = value
+            accuracy[when, model, concept] = value
         else:
             accuracy[when, :, concept] = value[:, None]
     return DriftCurves(rounds, steps, accuracy, table, rounds_per_step or int(rounds.max()))
@@ -136,19 +140,19 @@ def read_curves(
 
 def drift_curves(run: Run) -> DriftCurves:
     """The curves of a run."""
-    about = run.metadata
+    metadata = run.metadata
     return read_curves(
         run.ledger,
-        about.get("clusters"),
-        about.get("rounds_per_step"),
-        evaluated=about.get("evaluated", "global"),
-        clients=about.get("clients"),
+        metadata.get("clusters"),
+        metadata.get("rounds_per_step"),
+        evaluated=metadata.get("evaluated", "global"),
+        clients=metadata.get("clients"),
     )
 
 
 def performance(curves: DriftCurves) -> float:
-    """Accuracy at the END of each step, averaged over clients, then over steps (section 3.5). Two
-    steps of one client, two records each:
+    """Accuracy at the end of each time step, averaged over clients, then over time steps (section
+    3.5). Two time steps of one client with two records each:
 
     >>> performance(_example([0.25, 0.5, 0.0, 1.0]))
     0.75
@@ -157,12 +161,12 @@ def performance(curves: DriftCurves) -> float:
 
 
 def convergence_rounds(curves: DriftCurves, fraction: float = 0.9) -> StepRounds:
-    """Rounds until 90% of the step's gain, for each client and step (section 3.5), counted from the
-    step's beginning.
+    """Rounds from the start of a time step to 90% of its gain, for each client and time step
+    (section 3.5).
 
-    The gain is the accuracy at the end minus that at the step's first record (reading: the thesis'
-    own arithmetic counts the drop that was recovered). Who gains nothing has no number and is
-    counted in `without`. Step 0 gains 0.25, seen at its second record; step 1 loses:
+    The gain is the accuracy at the end minus that at the first record of the time step (our
+    interpretation: the thesis counts the recovered drop). A client without a gain has no number and
+    counts in `without`. Time step 0 gains 0.25, at its second record; time step 1 loses:
 
     >>> found = convergence_rounds(_example([0.25, 0.5, 1.0, 0.75]))
     >>> found.rounds[:, 0], found.mean, found.without
@@ -177,8 +181,8 @@ def convergence_rounds(curves: DriftCurves, fraction: float = 0.9) -> StepRounds
 
 
 def robustness(curves: DriftCurves) -> float:
-    """The previous step's final accuracy minus the new step's WORST, averaged over clients and
-    steps (section 3.5); positive = dropped.
+    """The final accuracy of the previous time step minus the lowest of the new one, averaged over
+    clients and time steps (section 3.5). Positive: dropped.
 
     >>> robustness(_example([0.25, 0.75, 0.5, 1.0]))
     0.25
@@ -192,7 +196,7 @@ def robustness(curves: DriftCurves) -> float:
 
 
 def time_averaged_accuracy(curves: DriftCurves) -> float:
-    """The mean over all rounds of the mean over clients: a drop counts for as long as it lasts.
+    """The mean over all rounds of the mean over clients: a drop counts as long as it lasts.
 
     >>> time_averaged_accuracy(_example([0.25, 0.75, 0.0, 1.0]))
     0.5
@@ -201,11 +205,11 @@ def time_averaged_accuracy(curves: DriftCurves) -> float:
 
 
 def recovery_rounds(curves: DriftCurves) -> StepRounds:
-    """Rounds after a drift until a client is back at its accuracy before the drift; NaN, counted in
-    `without`, where it never was in that step.
+    """Rounds after a drift until a client reaches its accuracy before the drift again; NaN, counted
+    in `without`, if it does not in that time step.
 
-    The level is the previous step's last record, and the first record at or above it counts, so
-    recording decides how fine the number is.
+    The accuracy before the drift is that of the last record of the previous time step. The first
+    record at or above it counts, so the interval of recording limits the precision.
 
     >>> recovery_rounds(_example([0.25, 0.75, 0.5, 1.0])).rounds
     array([[2.]])
@@ -216,13 +220,13 @@ def recovery_rounds(curves: DriftCurves) -> StepRounds:
 
 
 def recovery_of_mean(curves: DriftCurves) -> list[int | None]:
-    """The same for the mean over clients: rounds for each drift, None where its level was never
-    reached again in that step.
+    """`recovery_rounds` of the mean over clients: rounds for each drift, None if the mean does not
+    recover in that time step.
 
     >>> recovery_of_mean(_example([0.25, 0.75, 0.5, 0.5]))
     [None]
     """
-    mean = nan_mean(curves.on_own_concept, axis=1)[:, None, None]  # as if one client in one concept
+    mean = nan_mean(curves.on_own_concept, axis=1)[:, None, None]  # as one client in one concept
     alone = DriftCurves(
         curves.round,
         curves.step,
@@ -236,13 +240,13 @@ def recovery_of_mean(curves: DriftCurves) -> list[int | None]:
 
 
 def worst_client_curve(curves: DriftCurves) -> np.ndarray:
-    """The lowest accuracy of any client on its own concept, over recorded rounds. -> [R]"""
+    """The lowest accuracy of any client on its own concept, over recorded rounds: [R]."""
     return _worst(curves.on_own_concept.T)
 
 
 def cluster_curves(curves: DriftCurves) -> np.ndarray:
-    """The mean over the clients that are in each cluster at the time; NaN while a cluster is
-    empty. -> [R, M]
+    """The mean over the clients that are in each cluster at that time: [R, M]; NaN while a cluster
+    is empty.
     """
     # [R, K, M]
     inside = curves.clusters[curves.step][:, :, None] == np.arange(curves.by_concept.shape[2])
@@ -250,13 +254,15 @@ def cluster_curves(curves: DriftCurves) -> np.ndarray:
 
 
 def concept_forgetting(curves: DriftCurves) -> np.ndarray:
-    """What clients forgot of concepts they have left: accuracy at the last record in the concept
-    minus now, mean over a client's left concepts. -> [R, K]
+    """Forgetting of previous concepts: accuracy at the last record in the concept minus the current
+    one, mean over the concepts that a client has left: [R, K].
 
-    Positive = forgotten; NaN while a client has left none. A client leaves concept 0 at 0.75 and
-    later has 0.5 and 0.25 there:
+    Positive: forgotten. NaN while a client has left no concept. A client leaves concept 0 at 0.75
+    and later has 0.5 and 0.25 there:
 
-    >>> moved = DriftCurves(np.array([1, 2, 3]), np.array([0, 1, 1]), np.array([[[0.75, 0.0]], [[0.5, 0.5]], [[0.25, 1.0]]]), np.array([[0], [1]]), 2)
+    >>> accuracy = np.array([[[0.75, 0.0]], [[0.5, 0.5]], [[0.25, 1.0]]])
+    >>> clusters = np.array([[0], [1]])
+    >>> moved = DriftCurves(np.array([1, 2, 3]), np.array([0, 1, 1]), accuracy, clusters, 2)
     >>> concept_forgetting(moved)[:, 0]
     array([ nan, 0.25, 0.5 ])
     """
@@ -272,8 +278,8 @@ def concept_forgetting(curves: DriftCurves) -> np.ndarray:
 
 
 def summarize_drift(run: Run) -> DriftSummary:
-    """All numbers of a run under drift; the worst client is taken at the end of each step and
-    averaged over steps, as performance is.
+    """All measures of a run under drift. The worst client is that at the end of each time step,
+    averaged over time steps as performance is.
     """
     curves = drift_curves(run)
     return DriftSummary(
@@ -288,8 +294,12 @@ def summarize_drift(run: Run) -> DriftSummary:
 
 
 def _rounds_until(curves: DriftCurves, steps: list[int], goal_of: Any) -> StepRounds:
-    """Rounds from each step's beginning to the first record at or above the goal. goal_of(place
-    of the step, its rows [r, K]) -> [K]
+    """Rounds from the start of each time step to the first record at or above a goal.
+
+    Args:
+        curves: The curves.
+        steps: The time steps.
+        goal_of: Returns the goals [K] from the index of a time step and its accuracies [r, K].
     """
     found = np.full((len(steps), curves.on_own_concept.shape[1]), np.nan)
     for place, step in enumerate(steps):
@@ -302,13 +312,13 @@ def _rounds_until(curves: DriftCurves, steps: list[int], goal_of: Any) -> StepRo
 
 
 def _worst(rows: np.ndarray) -> np.ndarray:
-    """The minimum over the first axis without NaN, NaN where there is nothing else."""
+    """The minimum over the first axis without NaN; NaN if there is nothing else."""
     least = np.where(np.isnan(rows), np.inf, rows).min(axis=0, initial=np.inf)
     return np.where(np.isposinf(least), np.nan, least)
 
 
 def _example(accuracy: list[float]) -> DriftCurves:
-    """One client, two steps of two rounds: for the examples above."""
+    """One client, two time steps of two rounds: for the examples above."""
     return DriftCurves(
         np.arange(1, 5),
         np.array([0, 0, 1, 1]),

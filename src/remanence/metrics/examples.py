@@ -1,8 +1,8 @@
-"""What happens to single examples: which ones aggregation makes a client's model lose, and how
-often each is learned and forgotten.
+"""Forgetting of single examples: which ones a client loses by aggregation, and how often each one is
+learned and forgotten.
 
-All from the records of `run.examples`: clients' training rows, judged right or wrong with a margin,
-at the moments of a round.
+Computed from the records of `run.examples`: whether the models of a round classify the clients'
+training examples correctly, and with which margin.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ EVENTS = ("right_to_wrong", "margin_rise")  # as the method `centralized` report
 
 @dataclass(frozen=True)
 class ForgettableExamples:
-    """How many of a client's examples its own model had right and the new global model has
-    wrong.
+    """Number of a client's examples that its local model classifies correctly and the new global
+    model does not.
     """
 
     round: np.ndarray  # [n] of the merged model
     client: np.ndarray  # [n]
     count: np.ndarray  # [n] forgettable examples
-    evaluated: np.ndarray  # [n] examples seen by both models
+    evaluated: np.ndarray  # [n] examples on which both models were evaluated
 
 
 @dataclass(frozen=True)
 class ExampleEvents:
-    """What happened to each example of each client over the recorded rounds."""
+    """Number of events of each example of each client over the recorded rounds."""
 
     client: np.ndarray  # [n]
     id: np.ndarray  # [n]
-    evaluated: np.ndarray  # [n] how often
-    learning: np.ndarray  # [n] wrong (or never judged before), then right
+    evaluated: np.ndarray  # [n] number of evaluations
+    learning: np.ndarray  # [n] wrong (or not evaluated before), then right
     forgetting: np.ndarray  # [n] right, then wrong
-    margin_rise: np.ndarray  # [n] the margin error grew, whether or not the example became wrong
+    margin_rise: np.ndarray  # [n] the margin error grew
 
     @property
     def never_forgotten(self) -> np.ndarray:
-        """Right at some time and never wrong after it (Toneva's unforgettable examples). -> ids"""
+        """Ids of examples that were right once and never wrong after it (unforgettable: Toneva)."""
         return np.unique(self.id[(self.learning > 0) & (self.forgetting == 0)])
 
     @property
     def never_learned(self) -> np.ndarray:
-        """Wrong every time. -> ids"""
+        """Ids of examples that were always wrong."""
         return np.unique(self.id[self.learning == 0])
 
 
 @dataclass(frozen=True)
 class CentralizedEvents:
-    """Forgetting events of centralized training, batch to batch, added up over the examples of
-    a round.
+    """Forgetting events between batches of centralized training, summed over the examples of a
+    round.
     """
 
     round: np.ndarray  # [n]
@@ -67,14 +67,18 @@ class CentralizedEvents:
 
 
 def find_forgettable(examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """-> records of the merged global model on examples that the client's latest local model has
-    judged too, and which of them are forgettable
+    """Find forgettable examples (FedWAvg): the client's model after its latest training classifies
+    them correctly, the new global model does not.
 
-    Forgettable (FedWAvg): right for the client's own model after its latest training, wrong for the
-    new global model.
+    Args:
+        examples: The records of `run.examples`.
+
+    Returns:
+        The records of the aggregated model on examples on which the client's latest local model was
+        evaluated too, and a mask of those that are forgettable.
     """
     kept = examples[np.isin(examples["moment"], (LOCAL, MERGED))]
-    # local stands before merged
+    # local before merged
     kept = kept[np.lexsort((kept["moment"], kept["round"], kept["id"], kept["client"]))]
     place = np.arange(len(kept))
     latest = (
@@ -90,14 +94,14 @@ def find_forgettable(examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def forgettable_examples(examples: np.ndarray) -> ForgettableExamples:
-    """Forgettable examples of each client in each round (FedWAvg, Hong et al., 2022): aggregation's
-    loss on the client's own training rows.
+    """Count the forgettable examples of each client in each round (FedWAvg, Hong et al., 2022): what
+    aggregation loses on the client's own training examples.
 
-    Client 0 had both of its examples right; the merged model has the second wrong, and one is
-    forgotten:
+    Client 0's model classifies both of its examples correctly, the aggregated model only one:
 
     >>> from remanence.results.ledger import EXAMPLE
-    >>> rows = [(1, 0, LOCAL, 0, 5, 1, 1.0), (1, 0, LOCAL, 0, 6, 1, 1.0), (1, 0, MERGED, 0, 5, 1, 0.5), (1, 0, MERGED, 0, 6, 0, -0.5)]
+    >>> rows = [(1, 0, LOCAL, 0, 5, 1, 1.0), (1, 0, LOCAL, 0, 6, 1, 1.0)]
+    >>> rows += [(1, 0, MERGED, 0, 5, 1, 0.5), (1, 0, MERGED, 0, 6, 0, -0.5)]
     >>> forgettable_examples(np.array(rows, dtype=EXAMPLE)).count
     array([1])
     """
@@ -105,21 +109,22 @@ def forgettable_examples(examples: np.ndarray) -> ForgettableExamples:
     keys, group = np.unique(
         np.stack([merged["round"], merged["client"]]), axis=1, return_inverse=True
     )
-    judged = np.bincount(group.reshape(-1), minlength=keys.shape[1])
+    evaluated = np.bincount(group.reshape(-1), minlength=keys.shape[1])
     count = np.bincount(group.reshape(-1)[lost], minlength=keys.shape[1])
-    return ForgettableExamples(keys[0], keys[1], count, judged)
+    return ForgettableExamples(keys[0], keys[1], count, evaluated)
 
 
 def example_events(examples: np.ndarray, moment: str = "merged") -> ExampleEvents:
-    """Learning and forgetting events (Toneva et al., ICLR 2019): acc_t < acc_{t+1} and acc_t >
-    acc_{t+1}, over an example's recorded rounds.
+    """Count learning and forgetting events (Toneva et al., ICLR 2019): acc_t < acc_{t+1} and
+    acc_t > acc_{t+1}, over the recorded rounds of an example.
 
-    Before its first record an example counts as wrong, so right at first sight is learned. The
-    margin error is the largest other logit minus the true one, and `margin_rise` counts where it
-    grew. Right, wrong, right is learned twice and forgotten once:
+    Before its first record an example counts as wrong, so an example that is right at its first
+    record is learned there. The margin error is the largest other logit minus that of the label;
+    `margin_rise` counts how often it grew. Right, wrong, right is learned twice and forgotten once:
 
     >>> from remanence.results.ledger import EXAMPLE
-    >>> rows = [(1, 0, MERGED, 0, 5, 1, 1.0), (2, 0, MERGED, 0, 5, 0, -1.0), (3, 0, MERGED, 0, 5, 1, 0.5)]
+    >>> rows = [(1, 0, MERGED, 0, 5, 1, 1.0), (2, 0, MERGED, 0, 5, 0, -1.0)]
+    >>> rows += [(3, 0, MERGED, 0, 5, 1, 0.5)]
     >>> events = example_events(np.array(rows, dtype=EXAMPLE))
     >>> events.learning, events.forgetting, events.margin_rise
     (array([2]), array([1]), array([1]))
@@ -133,31 +138,31 @@ def example_events(examples: np.ndarray, moment: str = "merged") -> ExampleEvent
     worse = ~first & (margin < np.roll(margin, 1))
     group, count = np.cumsum(first) - 1, int(first.sum())
 
-    def tally(happened: np.ndarray) -> np.ndarray:
-        return np.bincount(group[happened], minlength=count)
+    def count_events(mask: np.ndarray) -> np.ndarray:
+        return np.bincount(group[mask], minlength=count)
 
-    judged = np.bincount(group, minlength=count)
+    evaluated = np.bincount(group, minlength=count)
     return ExampleEvents(
         kept["client"][first],
         kept["id"][first],
-        judged,
-        tally(right & ~was_right),
-        tally(was_right & ~right),
-        tally(worse),
+        evaluated,
+        count_events(right & ~was_right),
+        count_events(was_right & ~right),
+        count_events(worse),
     )
 
 
 def centralized_events(run: Run) -> CentralizedEvents | None:
-    """Forgetting events of a run with the method `centralized` (FedWAvg, table 1), by round;
-    None where they were not counted.
+    """Forgetting events of a run with the method `centralized` (FedWAvg, table 1), by round; None
+    if they were not counted.
     """
     rounds: dict[int, tuple[int, int]] = {}
     for line in run.metrics:
-        extras = line.get("payload") or {}
-        if all(f"centralized.{kind}" in extras for kind in EVENTS):
+        payload = line.get("payload") or {}
+        if all(f"centralized.{kind}" in payload for kind in EVENTS):
             rounds[int(line["round"])] = (
-                int(extras["centralized.right_to_wrong"]),
-                int(extras["centralized.margin_rise"]),
+                int(payload["centralized.right_to_wrong"]),
+                int(payload["centralized.margin_rise"]),
             )
     if not rounds:
         return None

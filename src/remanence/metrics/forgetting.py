@@ -1,13 +1,14 @@
-"""What models forget, each measure defined once: positive = forgotten, and the name says against
-what.
+"""Measures of forgetting. Positive values mean forgotten.
 
-roundwise_forgetting    the global model against the recorded round before          Flashback
-(Aljahdali et al., 2023) forgetting_since_best   the last round against the best one before
-FedNTD (Lee et al., 2022) local_forgetting        a client's trained model against what it was
-trained from   Flashback client_forgetting       the same, on each other client's data: F_ki and F_k
-WSM (Legate, 2022), eq. 11-12 where_lost              which phase of a round lost it
-here, see phase_decomposition.py became                  what a forgotten class is taken for
-here
+- `roundwise_forgetting`: the global model against the previous recorded round (Flashback, Aljahdali
+  et al., 2023)
+- `forgetting_since_best`: the last round against the best earlier one (FedNTD, Lee et al., 2022)
+- `local_forgetting`: a local model against the model it was trained from (Flashback)
+- `client_forgetting`: the same on the data of each other client, F_ki and F_k (WSM, Legate, 2022,
+  eq. 11-12)
+- `confusion_change`: which classes the examples of a forgotten class are classified as
+
+`phase_decomposition` splits the loss of a round over its phases.
 """
 
 from __future__ import annotations
@@ -19,45 +20,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from remanence.core.errors import InputError
-from remanence.metrics.accuracy_tables import (
-    accuracy_of,
-    concept_shares,
-    divide,
-    local_models,
-    nan_mean,
-)
-from remanence.metrics.phase_decomposition import (
-    PHASES,
-    ClientLosses,
-    PhaseDecomposition,
-    local_losses_by_client,
-    phase_decomposition,
-)
+from remanence.metrics.accuracy_tables import accuracy_of, divide, local_models, nan_mean
 from remanence.results.ledger import GLOBAL, MOMENTS, SPLITS, Ledger
 
 if TYPE_CHECKING:
     from remanence.results.run import Run
-
-__all__ = [
-    "PHASES",
-    "ClientForgetting",
-    "ClientLosses",
-    "LocalForgetting",
-    "PhaseDecomposition",
-    "class_drops",
-    "class_forgetting_since_best",
-    "client_forgetting",
-    "client_forgetting_rounds",
-    "concept_shares",
-    "confusion_change",
-    "confusion_of_forgotten",
-    "forgetting_curve",
-    "forgetting_since_best",
-    "local_forgetting",
-    "local_losses_by_client",
-    "phase_decomposition",
-    "roundwise_forgetting",
-]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -67,26 +34,31 @@ class LocalForgetting:
     round: np.ndarray  # [n]
     client: np.ndarray  # [n]
     value: np.ndarray  # [n] mean over classes
-    per_class: np.ndarray  # [n, C] the drop only
+    per_class: np.ndarray  # [n, C] gains count as 0
 
 
 @dataclass(frozen=True)
 class ClientForgetting:
-    """Client k's model on client i's validation rows, in one round; rows are models, columns
-    are data.
+    """Client k's model on client i's validation examples in one round. Rows are models, columns are
+    data.
     """
 
     round: int
     clients: np.ndarray  # [n]
-    before: np.ndarray  # [n] Acc_i(w_t), the global model as the clients received it
+    before: np.ndarray  # [n] Acc_i(w_t), of the global model that the clients received
     after: np.ndarray  # [n, n] Acc_i(w_k)
     difference: np.ndarray  # [n, n] F_ki = Acc_i(w_t) - Acc_i(w_k)
     mean: np.ndarray  # [n] F_k, the mean over i != k
 
 
 def class_drops(per_class: Any) -> np.ndarray:
-    """What each class lost from one recorded round to the next; gains count as 0. [T, C] -> [T - 1,
-    C], NaN where a class has no examples
+    """The loss of accuracy of each class from one recorded round to the next; gains count as 0.
+
+    Args:
+        per_class: Accuracies by class [T, C], with NaN for classes without examples.
+
+    Returns:
+        Losses [T - 1, C].
 
     >>> class_drops([[0.75, 0.25], [0.5, 1.0]])
     array([[0.25, 0.  ]])
@@ -96,11 +68,15 @@ def class_drops(per_class: Any) -> np.ndarray:
 
 
 def roundwise_forgetting(per_class: Any) -> np.ndarray:
-    """Round-wise global forgetting (Flashback): 1/C sum_c max(0, A_{t-1}^c - A_t^c), the drop only.
-    [T, C] -> [T - 1]
+    """Round-wise global forgetting (Flashback): 1/C sum_c max(0, A_{t-1}^c - A_t^c).
 
-    Positive = forgotten, against the recorded round before. Class 0 loses 0.5 and class 1 gains
-    0.25, so (0.5 + 0) / 2 was forgotten:
+    Args:
+        per_class: Accuracies by class [T, C], with NaN for classes without examples.
+
+    Returns:
+        Forgetting [T - 1], against the previous recorded round.
+
+    Class 0 loses 0.5 and class 1 gains 0.25, so (0.5 + 0) / 2 was forgotten:
 
     >>> roundwise_forgetting([[1.0, 0.5], [0.5, 0.75]])
     array([0.25])
@@ -114,9 +90,7 @@ def roundwise_forgetting(per_class: Any) -> np.ndarray:
 
 
 def forgetting_curve(run: Run) -> dict[int, float]:
-    """Round-wise forgetting of the model that counts (the global one, or the clients' own), by
-    the round that lost it.
-    """
+    """Round-wise forgetting of the primary model (the global one, or the clients' own), by round."""
     model = run.metadata.get("evaluated", "global")
     lines = [
         line
@@ -138,8 +112,8 @@ def forgetting_curve(run: Run) -> dict[int, float]:
 
 
 def class_forgetting_since_best(per_class: Any) -> np.ndarray:
-    """max_{t<T} A_t^c - A_T^c for each class: negative where the last round is the best yet, NaN
-    with a single round. [T, C] -> [C]
+    """max_{t<T} A_t^c - A_T^c for each class: [T, C] -> [C]. Negative if the last round is the best,
+    NaN with a single round.
 
     >>> class_forgetting_since_best([[0.25, 0.5], [1.0, 0.5], [0.75, 1.0]])
     array([ 0.25, -0.5 ])
@@ -150,8 +124,8 @@ def class_forgetting_since_best(per_class: Any) -> np.ndarray:
 
 
 def forgetting_since_best(per_class: Any) -> float:
-    """FedNTD's F: 1/C sum_c (max_{t<T} A_t^c - A_T^c), the last round against the best before it,
-    class by class. [T, C] -> number
+    """FedNTD's F: 1/C sum_c (max_{t<T} A_t^c - A_T^c), the last round against the best earlier one
+    of each class. Accuracies by class [T, C] -> number.
 
     Class 0 lost 0.5 since its best round and class 1 gained 0.25:
 
@@ -164,21 +138,28 @@ def forgetting_since_best(per_class: Any) -> float:
 def local_forgetting(
     ledger: Ledger, split: str = "test", shares: np.ndarray | None = None
 ) -> LocalForgetting:
-    """Local forgetting (Flashback): 1/C sum_c max(0, A_start^c - A_k^c), the drop only, for every
-    recorded local model k.
+    """Local forgetting (Flashback): 1/C sum_c max(0, A_start^c - A_k^c) for every recorded local
+    model k.
 
-    The start is the round's global model as the clients received it or, without a server, the
-    client's own model after mixing with its peers.
+    The start is the global model that the client received or, without a server, the client's own
+    model after mixing with its peers.
+
+    Args:
+        ledger: The ledger.
+        split: The split on which the models were evaluated.
+        shares: The share of the clients in each concept [T, M], as `concept_shares` returns it.
+            Required if models were evaluated on several concepts.
+
+    Client 7 loses half of the cats (1 -> 0.5) and gains dogs (0.5 -> 1):
 
     >>> from remanence.results.ledger import make_record
-    >>> start = make_record(2, np.array([[4, 0], [2, 2]]), round=1, moment="before", split="test", model=-1, owner=-1)
-    >>> after = make_record(2, np.array([[2, 2], [0, 4]]), round=1, moment="local", split="test", model=7, owner=-1)
-    >>> lost = local_forgetting(Ledger(np.concatenate([start, after]), ["cat", "dog"]))  # cats: 1 -> 0.5; dogs: 0.5 -> 1
+    >>> def evaluated(counts, **columns):
+    ...     return make_record(2, np.array(counts), round=1, split="test", owner=-1, **columns)
+    >>> start = evaluated([[4, 0], [2, 2]], moment="before", model=-1)
+    >>> after = evaluated([[2, 2], [0, 4]], moment="local", model=7)
+    >>> lost = local_forgetting(Ledger(np.concatenate([start, after]), ["cat", "dog"]))
     >>> lost.client, lost.value
     (array([7], dtype=int32), array([0.25]))
-
-    shares: the concepts' shares of the clients [T, M] (`concept_shares`), needed where a model was
-        judged on several concepts.
     """
     local = local_models(ledger, split, shares)
     drops = np.maximum(local.start - local.end, 0.0)
@@ -186,7 +167,7 @@ def local_forgetting(
 
 
 def client_forgetting_rounds(ledger: Ledger) -> list[int]:
-    """The rounds for which F_ki is known."""
+    """The rounds for which F_ki was recorded."""
     before, local = (
         set(ledger.records["round"][chosen].tolist()) for chosen in _find_cross(ledger)
     )
@@ -195,32 +176,36 @@ def client_forgetting_rounds(ledger: Ledger) -> list[int]:
 
 def client_forgetting(ledger: Ledger, round: int | None = None) -> ClientForgetting:
     """Local client forgetting (WSM eq. 11-12): F_ki = Acc_i(w_t) - Acc_i(w_k), client k's model on
-    client i's data; F_k = mean over i != k.
+    client i's validation examples against the global model that the clients received; F_k is the
+    mean over i != k.
 
-    Positive = forgotten, against the global model that the round began with. Data are validation
-    rows. Client 0's training costs client 1 a half:
+    Args:
+        ledger: The ledger.
+        round: The round. Default: the last recorded one.
+
+    Client 0's local training costs client 1 one of its two examples:
 
     >>> from remanence.results.ledger import make_record
-    >>> def judged(right, moment, model, owner):
-    ...     return make_record(1, np.array([[right]]), round=1, moment=moment, split="valid", model=model, owner=owner)
-    >>> rows = [judged(2, "before", -1, 0), judged(2, "before", -1, 1), judged(2, "local", 0, 0), judged(1, "local", 0, 1),
-    ...         judged(2, "local", 1, 0), judged(2, "local", 1, 1)]
-    >>> for row in rows:
-    ...     row["total"] = 2
-    >>> client_forgetting(Ledger(np.concatenate(rows), ["cat"])).mean
+    >>> def evaluated(right, **columns):
+    ...     record = make_record(1, np.array([[right]]), round=1, split="valid", **columns)
+    ...     record["total"] = 2
+    ...     return record
+    >>> records = [evaluated(2, moment="before", model=-1, owner=client) for client in (0, 1)]
+    >>> records += [evaluated(2, moment="local", model=0, owner=0)]
+    >>> records += [evaluated(1, moment="local", model=0, owner=1)]
+    >>> records += [evaluated(2, moment="local", model=1, owner=client) for client in (0, 1)]
+    >>> client_forgetting(Ledger(np.concatenate(records), ["cat"])).mean
     array([0.5, 0. ])
-
-    round: the last one recorded unless named.
     """
     known = client_forgetting_rounds(ledger)
     if not known:
         raise InputError(
-            "the ledger does not have the clients' models on each other's validation rows: run"
+            "the ledger has no clients' models on each other's validation examples: run"
             " with record.local = true"
         )
     if round is not None and round not in known:
         raise InputError(
-            f"round {round} does not have the clients' models on each other's validation rows:"
+            f"round {round} has no clients' models on each other's validation examples:"
             f" {_name_rounds(known)}"
         )
     chosen = known[-1] if round is None else round
@@ -239,12 +224,17 @@ def client_forgetting(ledger: Ledger, round: int | None = None) -> ClientForgett
 
 
 def confusion_change(before: Any, after: Any) -> np.ndarray:
-    """What classes are taken for that were not before: after's rates minus before's, rows true,
-    columns predicted. [C, C], [C, C] -> [C, C]
+    """The change of a confusion matrix: rates after minus rates before.
 
-    Positive = moved there; on the diagonal the gain of the class, negative where it was forgotten.
-    A row adds up to 0; NaN for a class without examples. Of four cats three were right; now one is,
-    and two more are taken for dogs:
+    Args:
+        before: Counts [C, C], rows true, columns predicted.
+        after: Counts [C, C].
+
+    Returns:
+        Differences [C, C]. The diagonal is the gain of the class, negative if it was forgotten. A
+        row sums to 0, and is NaN for a class without examples.
+
+    Of four cats three were classified correctly, now one is; two more are classified as dogs:
 
     >>> confusion_change([[3, 1], [0, 0]], [[1, 3], [0, 0]])
     array([[-0.5,  0.5],
@@ -266,12 +256,17 @@ def confusion_of_forgotten(
     split: str = "test",
     model: int | None = GLOBAL,
 ) -> np.ndarray:
-    """Where the examples of one class went between two recorded rounds (the first and the last
-    unless named): row `label` of `confusion_change`. -> [C]
+    """Row `label` of `confusion_change` between two recorded rounds: the change of the predictions
+    for the examples of one class [C].
 
-    moment: that of the finished round unless named (refined where the server trains, personal where
-    the models that count are the clients' own). Rows of several owners count together; model None
-    counts all models together.
+    Args:
+        confusions: The records of `run.confusions`. Records of several owners are added.
+        label: The class.
+        rounds: The two rounds. Default: the first and the last recorded one.
+        moment: The moment of the round. Default: the last one of a round ("personal" for personal
+            models, "refined" if the server trains, otherwise "merged").
+        split: The split.
+        model: The model. None: all models together.
     """
     kept = confusions[confusions["split"] == SPLITS.index(split)]
     kept = kept if model is None else kept[kept["model"] == model]
@@ -280,8 +275,8 @@ def confusion_of_forgotten(
         for name in ("personal", "refined", "merged")
         if (kept["moment"] == MOMENTS.index(name)).any()
     ]
-    wanted = moment or next(iter(ends), "merged")
-    kept = kept[kept["moment"] == MOMENTS.index(wanted)]
+    moment = moment or next(iter(ends), "merged")
+    kept = kept[kept["moment"] == MOMENTS.index(moment)]
     known = sorted(set(kept["round"].tolist()))
     if len(known) < 2:
         raise InputError(
@@ -300,13 +295,13 @@ def confusion_of_forgotten(
 
 
 def _find_cross(ledger: Ledger) -> tuple[np.ndarray, np.ndarray]:
-    """Which records are the global model's, and which the clients', on single clients'
-    validation rows: masks, for the records of large runs fill memory.
+    """Masks of the records of the global model and of local models on single clients' validation
+    examples. Masks, since the records of large runs fill the memory.
     """
     records = ledger.records
-    rows = (records["split"] == SPLITS.index("valid")) & (records["owner"] >= 0)
-    before = rows & (records["moment"] == MOMENTS.index("before")) & (records["model"] == GLOBAL)
-    return before, rows & (records["moment"] == MOMENTS.index("local")) & (records["model"] >= 0)
+    single = (records["split"] == SPLITS.index("valid")) & (records["owner"] >= 0)
+    before = single & (records["moment"] == MOMENTS.index("before")) & (records["model"] == GLOBAL)
+    return before, single & (records["moment"] == MOMENTS.index("local")) & (records["model"] >= 0)
 
 
 def _name_rounds(known: list[int]) -> str:

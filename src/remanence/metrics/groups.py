@@ -1,5 +1,5 @@
-"""Which runs belong together, and their numbers over rounds: the ground on which tables, words
-and figures stand.
+"""Groups of runs that differ only in their seed, and their metrics over rounds. Tables, texts and
+figures of the report use them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from remanence.results.run import RUNS, Comparison, Run
 
 
 def primary_model(run: Run) -> str:
-    """The model that every number about this run is of: "global", or "personal" where every
-    client has its own.
-    """
+    """The model that a run is evaluated by: "global", or "personal" if every client has its own."""
     return str(run.metadata.get("evaluated") or "global")
 
 
@@ -28,46 +26,41 @@ T = TypeVar("T")
 
 
 def cached_per_run(measure: Callable[[Run], T]) -> Callable[[Run], T]:
-    """Let a costly number of a run, such as a measure of its whole ledger, be computed once:
-    tables, words and pictures all ask for it.
-
-    It is kept with the run as `Run` keeps what it has read, so that a run read again is measured
-    again.
-    """
+    """Decorate an expensive measure of a run, so that it is computed once for each `Run` object."""
 
     @wraps(measure)
-    def remember(run: Run) -> T:
-        kept, name = vars(run), f"report {measure.__module__}.{measure.__qualname__}"
-        if name not in kept:
-            kept[name] = measure(run)
-        return cast(T, kept[name])
+    def cached(run: Run) -> T:
+        cache, name = vars(run), f"report {measure.__module__}.{measure.__qualname__}"
+        if name not in cache:
+            cache[name] = measure(run)
+        return cast(T, cache[name])
 
-    return remember
+    return cached
 
 
 @dataclass(frozen=True)
 class Group:
-    """One method with one setting: runs that differ in their seed alone."""
+    """One method with one setting: runs that differ only in their seed."""
 
     method: str
-    setting: str  # what a grid changed; empty without a grid
-    label: str  # what people read; different for every group of a report
+    setting: str  # the values of the grid; empty without a grid
+    label: str  # its name in a report, unique
     runs: tuple[Run, ...]
-    planned: int  # seeds asked for, started or not
-    home: str = ""  # the folder it came from
-    select: str = "last"  # how the comparison wants settings to be chosen
-    variants: int = 1  # settings among which this one was chosen
+    planned: int  # number of seeds, started or not
+    home: str = ""  # the name of its folder
+    select: str = "last"  # how the comparison selects settings
+    variants: int = 1  # number of settings from which this one was selected
 
 
 def group_runs(results: Sequence[Run | Comparison]) -> list[Group]:
-    """Everything given as groups, in the order given. Single runs that differ in their seed
-    alone become one group.
+    """Group runs and the runs of comparisons, in the given order. Single runs that differ only in
+    their seed become one group.
     """
     groups: list[Group] = []
     places: dict[str, int] = {}  # of the groups that single runs may join, by experiment
-    # a folder named twice is not two seeds
-    once = {result.folder.resolve(): result for result in results}
-    for result in once.values():
+    # a folder that is given twice is not two seeds
+    unique = {result.folder.resolve(): result for result in results}
+    for result in unique.values():
         if isinstance(result, Comparison):
             groups += _split_plan(result)
             continue
@@ -93,30 +86,31 @@ def group_runs(results: Sequence[Run | Comparison]) -> list[Group]:
 
 
 def select_by_validation(groups: Sequence[Group]) -> list[Group]:
-    """Where a comparison selects by validation, each method with its best setting on validation
-    data; the test accuracy plays no part.
+    """Where a comparison selects by validation, keep of each method the setting with the highest
+    validation accuracy. The test accuracy is not used.
     """
     kept: list[Group] = []
     for group in groups:
-        rivals = [
+        settings = [
             other for other in groups if (other.home, other.method) == (group.home, group.method)
         ]
         scores = [
-            mean_of(last_value(run, "accuracy", "valid") for run in other.runs) for other in rivals
+            mean_of(last_value(run, "accuracy", "valid") for run in other.runs)
+            for other in settings
         ]
         known = [score for score in scores if score is not None]
-        if group.select != "validation" or len(rivals) == 1 or not known:
+        if group.select != "validation" or len(settings) == 1 or not known:
             kept.append(group)
-        elif rivals[scores.index(max(known))] is group:
-            kept.append(replace(group, variants=len(rivals)))
+        elif settings[scores.index(max(known))] is group:
+            kept.append(replace(group, variants=len(settings)))
     return kept
 
 
 def _split_plan(comparison: Comparison) -> list[Group]:
-    there = {run.folder: run for run in comparison.runs}
+    by_folder = {run.folder: run for run in comparison.runs}
     cells: dict[tuple[str, str], list[Run | None]] = {}
     for cell in comparison.cells:
-        run = there.get(comparison.folder / RUNS / cell["name"])
+        run = by_folder.get(comparison.folder / RUNS / cell["name"])
         cells.setdefault((cell["method"], cell.get("setting", "")), []).append(run)
     home, select = comparison.folder.resolve().name, comparison.plan.get("select", "last")
     return [
@@ -134,7 +128,7 @@ def _split_plan(comparison: Comparison) -> list[Group]:
 
 
 def _label(groups: list[Group]) -> list[Group]:
-    """Names that clash get their folder, and a number where that does not help."""
+    """Make labels unique by the folder, and by a number if that is not enough."""
     often = Counter(group.label for group in groups)
     named = [
         replace(group, label=f"{group.label} ({group.home})") if often[group.label] > 1 else group
@@ -149,7 +143,7 @@ def _label(groups: list[Group]) -> list[Group]:
 
 
 def describe_model(groups: Sequence[Group]) -> str:
-    """Whose numbers these are, in words."""
+    """The primary model of the groups, in words."""
     kinds = {primary_model(run) for group in groups for run in group.runs} or {"global"}
     words = {"global": "the global model", "personal": "the clients' own models"}
     return (
@@ -160,6 +154,7 @@ def describe_model(groups: Sequence[Group]) -> str:
 
 
 def class_names_of(group: Group) -> list[object]:
+    """The class names of the first run that has any."""
     return next(
         (
             list(run.metadata["class_names"])
@@ -171,15 +166,13 @@ def class_names_of(group: Group) -> list[object]:
 
 
 def clusters_of(run: Run) -> np.ndarray | None:
-    """The cluster of every client at every time step [T, K]; None where the data do not drift."""
+    """The cluster of every client at every time step [T, K]; None without drift."""
     clusters = run.metadata.get("clusters")
     return np.array(clusters, dtype=np.int64) if clusters else None
 
 
 def step_starts(groups: Sequence[Group]) -> list[int]:
-    """The first round of every time step, where all runs agree on them; otherwise, and without
-    drift, nothing.
-    """
+    """The first round of every time step; empty if the runs differ, or without drift."""
     found = {tuple(_starts(run)) for group in groups for run in group.runs}
     return list(found.pop()) if len(found) == 1 else []
 
@@ -192,26 +185,29 @@ def _starts(run: Run) -> list[int]:
 
 
 def is_number(value: object) -> bool:
+    """Whether a value is a finite number, and no bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def metric_curve(run: Run, value: str = "accuracy", split: str = "test") -> dict[int, float]:
-    """A number of the model that counts by round, where it was evaluated."""
+    """A metric of the primary model by round."""
     model = primary_model(run)
     lines = (line for line in run.metrics if line["split"] == split and line["model"] == model)
     return {int(line["round"]): float(line[value]) for line in lines if is_number(line.get(value))}
 
 
 def last_value(run: Run, value: str = "accuracy", split: str = "test") -> float | None:
-    """The number at the last recorded round."""
+    """A metric of the primary model at the last recorded round."""
     points = metric_curve(run, value, split)
     return points[max(points)] if points else None
 
 
 @cached_per_run
 def class_curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """Accuracy per class on the test set. -> rounds [T], accuracy [T, C] with NaN where there
-    are no examples
+    """Test accuracy by class.
+
+    Returns:
+        The rounds [T], and accuracies [T, C] with NaN for classes without examples.
     """
     model = primary_model(run)
     lines = [
@@ -229,7 +225,7 @@ def class_curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mean_class_curve(group: Group) -> tuple[np.ndarray, np.ndarray]:
-    """The mean over the runs that recorded a round. -> rounds [T], accuracy [T, C]"""
+    """`class_curve` as the mean over the runs that recorded a round."""
     curves = [pair for pair in (class_curve(run) for run in group.runs) if len(pair[0])]
     if not curves:
         return np.zeros(0, dtype=np.int64), np.zeros((0, 0))
@@ -243,8 +239,10 @@ def mean_class_curve(group: Group) -> tuple[np.ndarray, np.ndarray]:
 def mean_curve(
     group: Group, points_of: Callable[[Run], dict[int, float]]
 ) -> tuple[list[int], list[float], list[float | None]]:
-    """Mean and deviation over the runs that recorded a round. -> rounds, means, deviations
-    (None for one run)
+    """Mean and standard deviation of a curve over the runs that recorded a round.
+
+    Returns:
+        The rounds, the means, and the deviations (None for one run).
     """
     curves = [points_of(run) for run in group.runs]
     rounds = sorted({round for points in curves for round in points})
@@ -257,7 +255,7 @@ def mean_curve(
 
 
 def mean_of(values: Any) -> float | None:
-    """The mean of the numbers among the values; None where there is none."""
+    """The mean of the values that are not None; None if there are none."""
     numbers = [value for value in values if value is not None]
     return sum(numbers) / len(numbers) if numbers else None
 
@@ -265,7 +263,9 @@ def mean_of(values: Any) -> float | None:
 def deviation_of(values: Any) -> float | None:
     """The sample standard deviation (n - 1); None for fewer than two numbers.
 
-    >>> deviation_of([0.25, 0.75, 0.25, 0.75])  # squares 4 * 0.0625 over 4 - 1, and the root of 1 / 12
+    The squared deviations 4 * 0.0625 over 4 - 1, and the root of 1 / 12:
+
+    >>> deviation_of([0.25, 0.75, 0.25, 0.75])
     0.28867513459481287
     """
     numbers = [value for value in values if value is not None]
@@ -273,8 +273,8 @@ def deviation_of(values: Any) -> float | None:
 
 
 def rejections(run: Run) -> Counter[tuple[int, str]]:
-    """How often each client was refused, by code. A round's lines, one a split, repeat its
-    refusals: they count once.
+    """The number of rejected replies by client and code. The lines of a round, one for each split,
+    repeat its rejections, which count once.
     """
     by_round: dict[int, list[dict[str, Any]]] = {}
     for line in run.metrics:
@@ -288,4 +288,5 @@ def rejections(run: Run) -> Counter[tuple[int, str]]:
 
 
 def abandoned_rounds(run: Run) -> list[int]:
+    """The rounds that were abandoned."""
     return sorted({int(line["round"]) for line in run.metrics if line.get("abandoned")})

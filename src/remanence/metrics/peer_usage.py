@@ -1,5 +1,5 @@
-"""Whom clients listen to: how often to their own cluster, against chance. From the records of
-`run.peers`.
+"""The selection of peers in decentralized learning: how uses clients use models of their own
+cluster, compared with chance. Computed from the records of `run.peers`.
 """
 
 from __future__ import annotations
@@ -10,28 +10,29 @@ from typing import Any
 import numpy as np
 
 from remanence.metrics.accuracy_tables import divide
-from remanence.results.ledger import HEARD, SIMILARITY
-
-__all__ = ["HEARD", "SIMILARITY", "PeerUsage", "same_cluster_usage"]
+from remanence.results.ledger import HEARD
 
 
 @dataclass(frozen=True)
 class PeerUsage:
-    """How much of the listening between two records stayed within the listeners' own clusters."""
+    """The share of used peers from the clients' own clusters, between two records."""
 
     round: np.ndarray  # [R]
-    # [R] share of the peers listened to; NaN where nobody listened; an oracle has 1
-    same_cluster: np.ndarray
-    # [R] the same share for peers drawn at random: (size of the own cluster - 1) / (K - 1)
-    chance: np.ndarray
+    same_cluster: np.ndarray  # [R]; NaN if no client used a peer; 1 for the method oracle
+    chance: np.ndarray  # [R] for random peers: (size of the own cluster - 1) / (K - 1)
 
 
 def same_cluster_usage(peers: np.ndarray, clusters: Any) -> PeerUsage:
-    """The share of the peers listened to that are in the listener's own cluster, and what chance
-    would give, both over all listening since the record before.
+    """The share of used peers that are in the client's own cluster, and the share that random peers
+    would have, both over all uses since the previous record.
 
-    Clients 0 and 1 are in a cluster, 2 alone. 0 listened three times to 1 and once to 2. By chance
-    it would have heard 1 in (2 - 1) / (3 - 1) of all cases:
+    Args:
+        peers: The records of `run.peers`.
+        clusters: The cluster of each client at each time step [T, K].
+
+    Clients 0 and 1 are in one cluster, client 2 in another. Client 0 used the model of client 1
+    three times and that of client 2 once. At random it would have used client 1 in
+    (2 - 1) / (3 - 1) of all cases:
 
     >>> from remanence.results.ledger import peers_type
     >>> heard = np.array([(5, 0, HEARD, [[0, 3, 1], [0, 0, 0], [0, 0, 0]])], dtype=peers_type(3))
@@ -46,11 +47,11 @@ def same_cluster_usage(peers: np.ndarray, clusters: Any) -> PeerUsage:
     size = heard["values"].shape[1]
     now = table[heard["time_step"]]  # [R, K]
     same = (now[:, :, None] == now[:, None, :]) & ~np.eye(size, dtype=bool)  # [R, K, K]
-    often = np.where(np.eye(size, dtype=bool), 0.0, heard["values"].astype(np.float64))
+    uses = np.where(np.eye(size, dtype=bool), 0.0, heard["values"].astype(np.float64))
     chance = same.sum(axis=2) / max(size - 1, 1)  # [R, K]
-    total = often.sum(axis=(1, 2))
+    total = uses.sum(axis=(1, 2))
     return PeerUsage(
         heard["round"],
-        divide((often * same).sum(axis=(1, 2)), total),
-        divide((often.sum(axis=2) * chance).sum(axis=1), total),
+        divide((uses * same).sum(axis=(1, 2)), total),
+        divide((uses.sum(axis=2) * chance).sum(axis=1), total),
     )

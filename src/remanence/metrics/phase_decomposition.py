@@ -1,10 +1,14 @@
-"""Where it was lost: the change of accuracy in a round, split exactly over the phases of the round.
+"""The change of accuracy in a round, split over the phases of the round.
 
-Accuracy per class is known between any two phases, so the losses of the phases add up to the loss
-of the round, class by class. With a server: drift (the test set as it was -> as it is), local (the
-model as received -> the mean of the clients' models, by aggregation weight), aggregation (that mean
--> the merged model), server (-> the model after the server's own training). Without a server:
-mixing with peers, then local training, averaged over clients.
+The accuracy by class is known between any two phases, so the losses of the phases sum to the loss of
+the round. The phases with a server, and the accuracies before and after each:
+
+- drift: of the global model on the data of the previous and of the new time step
+- local: of the received model; of the clients' models, as a mean by aggregation weight
+- aggregation: that mean; of the aggregated model
+- server: of the aggregated model; of the model after the server's training
+
+Without a server: mixing with peers, then local training, both as means over clients.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from remanence.metrics.accuracy_tables import (
     is_decentralized,
     local_models,
     nan_mean,
-    on_rows_of,
+    on_examples_of,
     select_whole,
 )
 from remanence.results.ledger import GLOBAL, Ledger
@@ -30,9 +34,7 @@ PHASES = ("drift", "mixing", "local", "aggregation", "server")
 
 
 class ClientLosses(NamedTuple):
-    """What each client's local training lost on average over the rounds in which it was
-    recorded; negative = gained.
-    """
+    """The loss of each client's local training, mean over its recorded rounds. Negative: gained."""
 
     clients: np.ndarray  # [n] ascending
     loss: np.ndarray  # [n, C]
@@ -40,43 +42,48 @@ class ClientLosses(NamedTuple):
 
 @dataclass(frozen=True)
 class PhaseDecomposition:
-    """Losses of accuracy by phase: positive = lost, negative = gained. The parts add up to the
-    change.
-    """
+    """Losses of accuracy by phase (negative: gained). The parts sum to the change."""
 
     round: np.ndarray  # [T] rounds whose local models were recorded
-    # phase -> [T, C], in the order of a round; 0 where a phase did not take place
+    # phase -> [T, C], in the order of a round; 0 in rounds without that phase
     parts: dict[str, np.ndarray]
     change: np.ndarray  # [T, C] accuracy at the start of the round minus at its end
-    clients: ClientLosses  # whose local training lost
+    clients: ClientLosses  # of local training
 
     def phase_means(self) -> dict[str, float]:
-        """The mean loss a round, over rounds and classes, of each phase."""
+        """The loss of each phase, mean over rounds and classes."""
         return {phase: float(nan_mean(part)) for phase, part in self.parts.items()}
 
 
 def phase_decomposition(
     ledger: Ledger, split: str = "test", shares: np.ndarray | None = None
 ) -> PhaseDecomposition:
-    """Which phase lost how much of which class, for every round with local records.
+    """Split the loss of each class over the phases, for every round with recorded local models.
 
-    A round that begins at 0.75 on a class, whose clients (weights 0.5) end at 0.75 and 0.25, and
-    whose merged model has 0.25:
+    Args:
+        ledger: The ledger.
+        split: The split. On other splits than the test set, the aggregated model must have been
+            evaluated on the same clients' examples as the local models.
+        shares: The share of the clients in each concept [T, M], as `concept_shares` returns it.
+            Required if models were evaluated on several concepts. Before a drift, the shares are
+            those of the previous time step.
+
+    A round that starts at 0.75 on a class. Its clients (weights 0.5) end at 0.75 and 0.25, and the
+    aggregated model has 0.25:
 
     >>> from remanence.results.ledger import make_record
-    >>> def judged(right, **columns):
-    ...     return make_record(1, np.array([[right]]), round=1, split="test", owner=-1, **columns)
-    >>> rows = [judged(3, moment="before", model=-1), judged(3, moment="local", model=0, weight=0.5),
-    ...         judged(1, moment="local", model=1, weight=0.5), judged(1, moment="merged", model=-1)]
-    >>> for row in rows:
-    ...     row["total"] = 4
-    >>> lost = phase_decomposition(Ledger(np.concatenate(rows), ["cat"]))
+    >>> def evaluated(right, **columns):
+    ...     columns |= {"round": 1, "split": "test", "owner": -1}
+    ...     record = make_record(1, np.array([[right]]), **columns)
+    ...     record["total"] = 4
+    ...     return record
+    >>> records = [evaluated(3, moment="before", model=-1)]
+    >>> records += [evaluated(3, moment="local", model=0, weight=0.5)]
+    >>> records += [evaluated(1, moment="local", model=1, weight=0.5)]
+    >>> records += [evaluated(1, moment="merged", model=-1)]
+    >>> lost = phase_decomposition(Ledger(np.concatenate(records), ["cat"]))
     >>> {phase: float(part[0, 0]) for phase, part in lost.parts.items()}, float(lost.change[0, 0])
     ({'local': 0.25, 'aggregation': 0.25}, 0.5)
-
-    shares: the concepts' shares of the clients [T, M] (`concept_shares`), needed where a model was
-    judged on several concepts. Before a drift the shares are those of the time step before. On
-    other splits than the test set the merged model must have been judged on the same clients' rows.
     """
     losses = local_losses_by_client(ledger, split, shares)
     levels = (
@@ -97,8 +104,8 @@ def phase_decomposition(
 def local_losses_by_client(
     ledger: Ledger, split: str = "test", shares: np.ndarray | None = None
 ) -> ClientLosses:
-    """Whose training forgets: accuracy per class of what the client received minus that of its
-    trained model, averaged over its recorded rounds.
+    """Accuracy by class of the model that a client received minus that of its trained model, mean
+    over its recorded rounds.
     """
     local = local_models(ledger, split, shares)
     clients = np.unique(local.client)
@@ -112,7 +119,7 @@ def local_losses_by_client(
 
 
 class _Levels(NamedTuple):
-    """Accuracy between the phases of every round."""
+    """Accuracies before, between and after the phases of every round."""
 
     rounds: np.ndarray  # [T]
     phases: list[str]
@@ -121,7 +128,7 @@ class _Levels(NamedTuple):
 
 def _levels_of_server(ledger: Ledger, split: str, shares: np.ndarray | None) -> _Levels:
     curves = {
-        moment: _level(_step_back(ledger, split, shares, moment), shares)
+        moment: _level(_global_records(ledger, split, shares, moment), shares)
         for moment in ("before_drift", "before", "merged", "refined")
     }
     local = _mean_of_clients(local_models(ledger, split, shares))
@@ -137,8 +144,8 @@ def _levels_of_server(ledger: Ledger, split: str, shares: np.ndarray | None) -> 
 
 
 def _levels_of_peers(ledger: Ledger, split: str, shares: np.ndarray | None) -> _Levels:
-    """Only clients recorded before mixing, after it and after training count, so that every
-    level is about the same clients.
+    """Only clients that were recorded before mixing, after it and after training are used, so that
+    all levels are of the same clients.
     """
     chosen = [
         select_whole(ledger, moment, split, shares) for moment in ("before", "merged", "local")
@@ -147,26 +154,28 @@ def _levels_of_peers(ledger: Ledger, split: str, shares: np.ndarray | None) -> _
         set(zip(records["round"].tolist(), records["model"].tolist(), strict=True))
         for records in chosen
     ]
-    whole = models[0] & models[1] & models[2]
+    complete = models[0] & models[1] & models[2]
     between = []
     for records in chosen:
         keep = [
-            pair in whole
+            pair in complete
             for pair in zip(records["round"].tolist(), records["model"].tolist(), strict=True)
         ]
         between.append(_level(records[np.array(keep, dtype=bool)], shares))
-    rounds = np.array(sorted({round for round, _ in whole}), dtype=np.int64)
+    rounds = np.array(sorted({round for round, _ in complete}), dtype=np.int64)
     return _Levels(rounds, ["mixing", "local"], _stack(rounds, between))
 
 
-def _step_back(ledger: Ledger, split: str, shares: np.ndarray | None, moment: str) -> np.ndarray:
-    """The global model's records at a moment; those from before a drift get the time step whose
-    shares they are weighted by.
+def _global_records(
+    ledger: Ledger, split: str, shares: np.ndarray | None, moment: str
+) -> np.ndarray:
+    """The records of the global model at a moment. Those before a drift get the previous time step,
+    whose shares they are weighted by.
     """
     records = select_whole(ledger, moment, split, shares)
     records = np.asarray(records[records["model"] == GLOBAL])
     if split != "test":
-        records = records[on_rows_of(records, ledger.select(moment="local", split=split))]
+        records = records[on_examples_of(records, ledger.select(moment="local", split=split))]
     if moment == "before_drift":
         steps = {
             int(row["round"]): int(row["time_step"])
@@ -180,7 +189,7 @@ def _step_back(ledger: Ledger, split: str, shares: np.ndarray | None, moment: st
 
 
 def _level(records: np.ndarray, shares: np.ndarray | None) -> dict[int, np.ndarray]:
-    """Mean over models of the accuracy per class, by round."""
+    """Accuracy by class, mean over models, by round."""
     found = accuracies_by_model(records, shares)
     return {
         int(round): nan_mean(found.per_class[found.round == round], axis=0)
@@ -189,9 +198,7 @@ def _level(records: np.ndarray, shares: np.ndarray | None) -> dict[int, np.ndarr
 
 
 def _mean_of_clients(local: LocalModels) -> dict[int, np.ndarray]:
-    """Mean of the clients' accuracy per class by aggregation weight; all count the same where
-    no weight is known.
-    """
+    """Accuracy by class, mean over clients by aggregation weight; equal weights if none are known."""
     means = {}
     for round in np.unique(local.round):
         here = local.round == round

@@ -1,4 +1,4 @@
-"""What the spread of a number over seeds allows to say about it."""
+"""The noise of a number over seeds, and whether the number differs from 0."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class SeedNoise:
-    """A number that every seed has: is it told from 0?"""
+    """The mean of a number over seeds with its 95 % interval."""
 
     mean: float
     deviation: float | None  # sample standard deviation; None for one seed
@@ -22,8 +22,8 @@ class SeedNoise:
 
     @property
     def verdict(self) -> str:
-        """ "unknown" for one seed; "clear" where the interval leaves 0 out; "likely" where the mean
-        is twice the deviation, but seeds are too few for the interval; else "noise".
+        """Whether the mean differs from 0: "unknown" for one seed, "clear" if the interval excludes
+        0, "likely" if only the mean is above twice the deviation, otherwise "noise".
         """
         if self.deviation is None or self.interval is None:
             return "unknown"
@@ -32,8 +32,8 @@ class SeedNoise:
         return "likely" if abs(self.mean) > 2 * self.deviation else "noise"
 
     def __abs__(self) -> SeedNoise:
-        """The same seen from the side on which the mean is: for sentences that say lost or
-        gained in words.
+        """The noise of the number with the sign of its mean removed, for sentences with "lost" or
+        "gained".
         """
         if self.mean >= 0:
             return self
@@ -45,16 +45,17 @@ class SeedNoise:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        about = {
+        """All values as JSON."""
+        values = {
             "mean": self.mean,
             "deviation": self.deviation,
             "interval": list(self.interval) if self.interval else None,
         }
-        return about | {"seeds": self.seeds, "verdict": self.verdict}
+        return values | {"seeds": self.seeds, "verdict": self.verdict}
 
 
 def seed_noise(values: Iterable[float]) -> SeedNoise | None:
-    """The mean over seeds with its 95 % interval; None where there is no number.
+    """The mean over seeds with its 95 % interval; None if there is no number.
 
     Three seeds at 0, 0.25 and 0.5: deviation 0.25, standard error 0.25 / sqrt 3, and t = 4.303 for
     two degrees of freedom, so the interval reaches below 0, and the mean is no more than twice the

@@ -1,4 +1,4 @@
-"""A method in numbers: what the tables of a report show, one row for every method and setting."""
+"""The rows of the tables of a report: one for every method and setting."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from remanence.results.run import Run
 
 @dataclass(frozen=True)
 class MethodRow:
-    """A method with a setting. Shares are between 0 and 1; everything is a mean over seeds, of
-    the model that counts (the global one, or the clients' own).
+    """The numbers of a method with a setting: means over seeds, of the primary model. Accuracies are
+    between 0 and 1.
     """
 
     label: str
     method: str
     setting: str
-    variants: int  # settings among which validation accuracy chose this one
+    variants: int  # number of settings from which validation accuracy selected this one
     seeds: int  # with at least one recorded round
-    planned: int  # seeds asked for
+    planned: int  # number of seeds
     accuracy: float | None  # on the test set, at the last recorded round
     deviation: float | None  # sample standard deviation over seeds; None for one seed
     best: float | None  # test accuracy at the best round of each seed
@@ -49,27 +49,27 @@ class MethodRow:
     seconds_per_round: float | None
     rejected: int  # replies, over all seeds
     abandoned: int  # rounds, over all seeds
-    unfinished: int  # seeds that have not reached the last round, or not begun
-    last_round: int | None  # the last recorded round; the earliest where seeds differ
-    # What follows is None where a run did not record it; drift's numbers are those of
+    unfinished: int  # seeds that have not reached the last round
+    last_round: int | None  # the last recorded round; the earliest if seeds differ
+    # The following are None if a run did not record them. Those of drift are defined in
     # metrics/drift.py.
     local_forgetting: float | None = None  # mean over recorded local models
     performance: float | None = None  # accuracy at the ends of time steps
-    convergence: float | None = None  # rounds to 90 % of a step's gain
-    robustness: float | None = None  # accuracy lost right after a drift, at worst
+    convergence: float | None = None  # rounds to 90 % of the gain of a time step
+    robustness: float | None = None  # largest accuracy drop after a drift
     time_averaged: float | None = None  # accuracy over all rounds
     recovery: float | None = None  # rounds back to the accuracy before a drift
     never_recovered: float | None = None  # share of clients and drifts
     worst_client: float | None = None  # accuracy at the last recorded round
     bottom_decile: float | None = None
-    previous_concepts: float | None = None  # forgotten of clusters that clients have left
-    same_cluster: float | None = None  # share of listening, over rounds
+    previous_concepts: float | None = None  # forgetting of previous concepts
+    same_cluster: float | None = None  # share of used peers, mean over rounds
 
 
 def make_row(group: Group) -> MethodRow:
-    """A group's numbers."""
+    """Compute the row of a group."""
     runs = [run for run in group.runs if run.metrics]
-    at_the_end = [last_value(run) for run in runs]
+    final = [last_value(run) for run in runs]
     evaluated = [metric_curve(run) for run in runs]
     ends = [max(points) for points in evaluated if points]
     lost = [list(forgetting_curve(run).values()) for run in runs]
@@ -80,8 +80,8 @@ def make_row(group: Group) -> MethodRow:
         variants=group.variants,
         seeds=len(runs),
         planned=group.planned,
-        accuracy=mean_of(at_the_end),
-        deviation=deviation_of(at_the_end),
+        accuracy=mean_of(final),
+        deviation=deviation_of(final),
         best=mean_of(max(points.values()) if points else None for points in evaluated),
         macro_f1=mean_of(last_value(run, "macro_f1") for run in runs),
         worst_class=mean_of(_worst_class(run) for run in runs),
@@ -108,7 +108,7 @@ def make_row(group: Group) -> MethodRow:
 
 
 def _measure_drift(runs: Sequence[Run]) -> dict[str, float | None]:
-    """The numbers of runs whose data drift; none for others."""
+    """The numbers of runs with drift; None for others."""
     found = [pair[1] for run in runs if (pair := drift_of(run)) is not None]
     return {
         "performance": _mean_number(summary.performance for summary in found),
@@ -124,29 +124,29 @@ def _measure_drift(runs: Sequence[Run]) -> dict[str, float | None]:
 
 
 def _mean_number(values: Iterable[float]) -> float | None:
-    """The mean of what is not NaN."""
+    """The mean of the values that are not NaN."""
     return mean_of(value for value in values if not math.isnan(value))
 
 
 def _worst_client(run: Run) -> float | None:
-    """As written down, or, where clients share a model and differ by their cluster alone, from
-    the curves of the drift.
+    """The recorded value; otherwise, if clients share a model and differ only by their cluster, from
+    the drift curves.
     """
-    written, found = last_value(run, "worst_client"), drift_of(run)
-    if written is not None or found is None:
-        return written
+    recorded, found = last_value(run, "worst_client"), drift_of(run)
+    if recorded is not None or found is None:
+        return recorded
     value = float(worst_client_curve(found[0])[-1])
     return None if math.isnan(value) else value
 
 
 def _worst_class(run: Run) -> float | None:
     rounds, shares = class_curve(run)
-    there = shares[-1][~np.isnan(shares[-1])] if len(rounds) else np.zeros(0)
-    return float(there.min()) if there.size else None
+    known = shares[-1][~np.isnan(shares[-1])] if len(rounds) else np.zeros(0)
+    return float(known.min()) if known.size else None
 
 
 def _per_round(run: Run, *values: str) -> float | None:
-    """The mean over rounds of a sum of numbers; a round's lines, one a split, repeat them."""
+    """The mean over rounds of a sum of values, which all lines of a round repeat."""
     rounds = {
         line["round"]: sum(line[value] for value in values)
         for line in run.metrics
@@ -156,21 +156,21 @@ def _per_round(run: Run, *values: str) -> float | None:
 
 
 def rank(rows: Sequence[MethodRow]) -> list[MethodRow]:
-    """The rows that have a test accuracy, the highest first."""
+    """Sort the rows that have a test accuracy, the highest first."""
     return sorted(
         (row for row in rows if row.accuracy is not None), key=lambda row: -(row.accuracy or 0.0)
     )
 
 
 def best_row(rows: Sequence[MethodRow]) -> MethodRow | None:
-    """The highest test accuracy at the last recorded round; None where nothing is to compare,
-    or the first are level.
+    """The row with the highest test accuracy at the last recorded round; None for a single row or
+    a tie.
     """
     ranked = rank(rows)
     return ranked[0] if len(ranked) > 1 and margin(ranked) > 0 else None
 
 
 def margin(ranked: Sequence[MethodRow]) -> float:
-    """By how much the first is above the second; 0 where only rounding tells them apart."""
+    """By how much the first is above the second; 0 if only rounding separates them."""
     gap = (ranked[0].accuracy or 0.0) - (ranked[1].accuracy or 0.0)
     return gap if gap > 1e-9 else 0.0

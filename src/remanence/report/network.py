@@ -9,7 +9,6 @@ import numpy as np
 from plotly import graph_objects as go
 
 from remanence.metrics.groups import Group
-from remanence.metrics.peer_usage import HEARD
 from remanence.report.heatmaps import pick_frames
 from remanence.report.peers import peer_records, peer_shares, sort_clients
 from remanence.report.theme import (
@@ -21,6 +20,7 @@ from remanence.report.theme import (
     layout,
     rounded,
 )
+from remanence.results.ledger import HEARD
 from remanence.results.run import Run
 
 STRONGEST = 5  # peers of each listener whose lines are drawn

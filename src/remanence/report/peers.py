@@ -12,7 +12,6 @@ from plotly import graph_objects as go
 
 from remanence.metrics.cached import peer_usage_of
 from remanence.metrics.groups import Group, cached_per_run, clusters_of, mean_curve, metric_curve
-from remanence.metrics.peer_usage import HEARD, SIMILARITY
 from remanence.report.heatmaps import Panel, arrange_panels, pick_frames, share_colors, value_colors
 from remanence.report.line_plots import BOUNDARY, describe_steps, draw_line, mark_steps
 from remanence.report.theme import (
@@ -28,6 +27,7 @@ from remanence.report.theme import (
     round_axis,
     rounded,
 )
+from remanence.results.ledger import HEARD, SIMILARITY
 from remanence.results.run import Run
 
 CHANCE = "by chance"

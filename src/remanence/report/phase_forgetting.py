@@ -16,8 +16,8 @@ from remanence.metrics.cached import (
     first_with_losses,
     phase_means,
 )
-from remanence.metrics.forgetting import PHASES
 from remanence.metrics.groups import Group, class_names_of, deviation_of, mean_of
+from remanence.metrics.phase_decomposition import PHASES
 from remanence.report.heatmaps import Panel, arrange_panels, change_colors
 from remanence.report.line_plots import describe_steps, mark_steps
 from remanence.report.theme import (
