@@ -25,11 +25,11 @@ from remanence.results.ledger import (
 Counts = Sequence[int]  # [C]
 
 
-def judged(
+def evaluated(
     right: Counts, total: Counts, moment: str, model: int = GLOBAL, **columns: Any
 ) -> np.ndarray:
     """One record: `right` of `total` examples of each class; round 1, time step 0, the test
-    split and rows of everybody unless told.
+    split and examples of all clients by default.
     """
     record = np.zeros(1, dtype=record_type(len(total)))
     record["correct"], record["total"], record["predicted"] = right, total, right
@@ -53,15 +53,17 @@ def play_round(
     their aggregation weights.
     """
     records = (
-        [] if before_drift is None else [judged(before_drift, total, "before_drift", **columns)]
+        [] if before_drift is None else [evaluated(before_drift, total, "before_drift", **columns)]
     )
-    records.append(judged(before, total, "before", **columns))
+    records.append(evaluated(before, total, "before", **columns))
     records += [
-        judged(right, total, "local", client, weight=weight, **columns)
+        evaluated(right, total, "local", client, weight=weight, **columns)
         for client, (weight, right) in local.items()
     ]
-    records.append(judged(merged, total, "merged", **columns))
-    return records if refined is None else [*records, judged(refined, total, "refined", **columns)]
+    records.append(evaluated(merged, total, "merged", **columns))
+    return (
+        records if refined is None else [*records, evaluated(refined, total, "refined", **columns)]
+    )
 
 
 def mix_and_train(
@@ -72,7 +74,7 @@ def mix_and_train(
     """
     moments = ("before", "merged", "local")
     return [
-        judged(right, total, moment, client, **columns)
+        evaluated(right, total, moment, client, **columns)
         for client, rights in clients.items()
         for moment, right in zip(moments, rights, strict=True)
     ]
@@ -140,7 +142,7 @@ def line(
     per_class: Sequence[float | None] | None = None,
     **fields: Any,
 ) -> dict[str, Any]:
-    """A line of metrics.jsonl, of the global model on the test set unless told."""
+    """A line of metrics.jsonl, of the global model on the test set by default."""
     return {
         "round": round,
         "time_step": 0,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from metrics.small_ledger import judged, make_ledger, mix_and_train, play_round
+from metrics.small_ledger import evaluated, make_ledger, mix_and_train, play_round
 
 from remanence.core.errors import InputError
 from remanence.metrics.accuracy_tables import (
@@ -29,7 +29,9 @@ def test_means_and_quotients_without_examples_are_nan_and_silent() -> None:
     np.testing.assert_array_equal(divide(np.array([1, 0]), np.array([4, 0])), [0.25, np.nan])
     np.testing.assert_array_equal(
         accuracy_of(
-            np.concatenate([judged([1, 2], [4, 4], "merged"), judged([0, 0], [0, 0], "merged")])
+            np.concatenate(
+                [evaluated([1, 2], [4, 4], "merged"), evaluated([0, 0], [0, 0], "merged")]
+            )
         ),
         [0.375, np.nan],
     )
@@ -44,7 +46,7 @@ def test_concepts_weigh_as_many_clients_as_they_have() -> None:
     4 = 0.625 = 0.75 * acc_0 (1/2) + 0.25 * acc_1 (1).
     """
     records = np.concatenate(
-        [judged([5, 0], [5, 5], "merged", owner=0), judged([0, 4], [0, 4], "merged", owner=1)]
+        [evaluated([5, 0], [5, 5], "merged", owner=0), evaluated([0, 4], [0, 4], "merged", owner=1)]
     )
     found = accuracies_by_model(records, concept_shares([[0, 0, 0, 1]]))
     np.testing.assert_allclose(found.per_class, [[1.0, 0.4]], rtol=1e-15)
@@ -57,8 +59,8 @@ def test_the_shares_of_the_records_time_step_count() -> None:
     for step, wanted in ((0, 0.0), (1, 1.0)):
         records = np.concatenate(
             [
-                judged([0], [2], "merged", owner=0, time_step=step),
-                judged([3], [3], "merged", owner=1, time_step=step),
+                evaluated([0], [2], "merged", owner=0, time_step=step),
+                evaluated([3], [3], "merged", owner=1, time_step=step),
             ]
         )
         assert accuracies_by_model(records, shares).per_class.tolist() == [[wanted]]
@@ -66,14 +68,14 @@ def test_the_shares_of_the_records_time_step_count() -> None:
 
 def test_a_concept_nobody_is_ever_in_counts_nothing() -> None:
     records = np.concatenate(
-        [judged([1], [2], "merged", owner=0), judged([9], [9], "merged", owner=3)]
+        [evaluated([1], [2], "merged", owner=0), evaluated([9], [9], "merged", owner=3)]
     )
     assert accuracies_by_model(records, concept_shares([[0, 0]])).per_class.tolist() == [[0.5]]
 
 
 def test_several_concepts_without_shares_are_refused() -> None:
     ledger = make_ledger(
-        judged([1], [2], "local", 0, owner=0), judged([1], [2], "local", 0, owner=1)
+        evaluated([1], [2], "local", 0, owner=0), evaluated([1], [2], "local", 0, owner=1)
     )
     with pytest.raises(InputError, match=r"several concepts: .* shares=concept_shares"):
         local_models(ledger)
@@ -97,35 +99,38 @@ def test_without_a_server_a_client_starts_from_its_own_mixture() -> None:
 
 def test_a_local_model_without_its_start_is_left_out() -> None:
     ledger = make_ledger(
-        judged([1], [2], "before", round=1),
-        judged([2], [2], "local", 0, round=1),
-        judged([2], [2], "local", 0, round=2),
+        evaluated([1], [2], "before", round=1),
+        evaluated([2], [2], "local", 0, round=1),
+        evaluated([2], [2], "local", 0, round=2),
     )
     assert local_models(ledger).round.tolist() == [1]
 
 
 def test_rounds_with_several_global_models_are_left_out() -> None:
-    """Nobody wrote down whether client 0 started from model -1 or -2 in round 2."""
+    """The ledger does not record whether client 0 started from model -1 or -2 in round 2."""
     ledger = make_ledger(
         *play_round([4], [3], {0: (1.0, [1])}, [2], round=1),
         *play_round([4], [3], {0: (1.0, [1])}, [2], round=2),
-        judged([4], [4], "before", -2, round=2),
+        evaluated([4], [4], "before", -2, round=2),
     )
     assert local_models(ledger).round.tolist() == [1]
 
 
 def test_validation_rows_of_the_participants_count_together() -> None:
-    """Clients 0 (2 rows) and 1 (6 rows) are judged for model 0; client 5's rows were not, and
+    """Clients 0 (2 rows) and 1 (6 rows) are evaluated for model 0; client 5's rows were not, and
     neither side counts them.
 
-    Start: (2 + 3) / 8; end: (1 + 6) / 8. The pooled record of all clients is about other rows and
-        plays no part.
+    At the start (2 + 3) / 8, at the end (1 + 6) / 8. The pooled record of all clients evaluates other
+    examples and is not used.
     """
     ledger = make_ledger(
-        judged([99], [100], "before", split="valid"), judged([2], [2], "before", split="valid", owner=0), judged([3], [6], "before", split="valid", owner=1),
-        judged([7], [7], "before", split="valid", owner=5), judged([1], [2], "local", 0, split="valid", owner=0),
-        judged([6], [6], "local", 0, split="valid", owner=1),
-    )  # fmt: skip
+        evaluated([99], [100], "before", split="valid"),
+        evaluated([2], [2], "before", split="valid", owner=0),
+        evaluated([3], [6], "before", split="valid", owner=1),
+        evaluated([7], [7], "before", split="valid", owner=5),
+        evaluated([1], [2], "local", 0, split="valid", owner=0),
+        evaluated([6], [6], "local", 0, split="valid", owner=1),
+    )
     local = local_models(ledger, "valid")
     assert local.start.tolist() == [[5 / 8]]
     assert local.end.tolist() == [[7 / 8]]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from metrics.small_ledger import judged, make_ledger, play_round
+from metrics.small_ledger import evaluated, make_ledger, play_round
 
 from remanence.metrics.clients import (
     accuracy_by_client,
@@ -111,9 +111,9 @@ def test_each_client_on_its_own_rows() -> None:
     do the rows of everybody.
     """
     ledger = make_ledger(
-        judged([2], [4], "personal", 1, owner=1, split="valid", round=5), judged([4], [4], "personal", 0, owner=0, split="valid", round=5),
-        judged([0], [4], "personal", 0, owner=1, split="valid", round=5), judged([1], [4], "personal", 0, owner=0, split="valid", round=3),
-        judged([3], [4], "merged", owner=0, split="valid", round=5), judged([1], [4], "merged", split="valid", round=5),
+        evaluated([2], [4], "personal", 1, owner=1, split="valid", round=5), evaluated([4], [4], "personal", 0, owner=0, split="valid", round=5),
+        evaluated([0], [4], "personal", 0, owner=1, split="valid", round=5), evaluated([1], [4], "personal", 0, owner=0, split="valid", round=3),
+        evaluated([3], [4], "merged", owner=0, split="valid", round=5), evaluated([1], [4], "merged", split="valid", round=5),
     )  # fmt: skip
     personal, first, merged = (
         accuracy_by_client(ledger),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from metrics.small_ledger import judged, make_ledger, make_run
+from metrics.small_ledger import evaluated, make_ledger, make_run
 
 from remanence.core.errors import InputError
 from remanence.metrics.drift import (
@@ -183,7 +183,7 @@ def moving_ledger(model_of: Any) -> Any:
     """MOVING's first two records in counts of 4, personal or global."""
     return make_ledger(
         *(
-            judged(
+            evaluated(
                 [int(4 * MOVING.by_concept[place, client, concept])],
                 [4],
                 *model_of(client),
@@ -218,9 +218,9 @@ def test_curves_of_a_global_model_are_refined_where_that_exists() -> None:
     the one that goes out.
     """
     ledger = make_ledger(
-        judged([1], [4], "merged", owner=0, round=1), judged([2], [4], "merged", owner=1, round=1),
-        judged([0], [4], "merged", owner=0, round=2), judged([0], [4], "merged", owner=1, round=2),
-        judged([3], [4], "refined", owner=0, round=2), judged([4], [4], "refined", owner=1, round=2),
+        evaluated([1], [4], "merged", owner=0, round=1), evaluated([2], [4], "merged", owner=1, round=1),
+        evaluated([0], [4], "merged", owner=0, round=2), evaluated([0], [4], "merged", owner=1, round=2),
+        evaluated([3], [4], "refined", owner=0, round=2), evaluated([4], [4], "refined", owner=1, round=2),
     )  # fmt: skip
     assert read_curves(ledger, [[0, 1, 1]], 2).on_own_concept.tolist() == [
         [0.25, 0.5, 0.5],
@@ -229,10 +229,10 @@ def test_curves_of_a_global_model_are_refined_where_that_exists() -> None:
 
 
 def test_without_concepts_the_whole_test_set_is_everybodys() -> None:
-    ledger = make_ledger(judged([1], [4], "personal", 0), judged([3], [4], "personal", 1))
+    ledger = make_ledger(evaluated([1], [4], "personal", 0), evaluated([3], [4], "personal", 1))
     assert read_curves(ledger, evaluated="personal").on_own_concept.tolist() == [[0.25, 0.75]]
     assert read_curves(
-        make_ledger(judged([1], [4], "merged")), clients=3
+        make_ledger(evaluated([1], [4], "merged")), clients=3
     ).on_own_concept.tolist() == [[0.25] * 3]
     assert read_curves(ledger, [[1, 0]], evaluated="personal").on_own_concept.tolist() == [
         [0.25, 0.75]
@@ -241,11 +241,11 @@ def test_without_concepts_the_whole_test_set_is_everybodys() -> None:
 
 def test_what_is_not_there_is_said() -> None:
     with pytest.raises(InputError, match="no test records of the personal model"):
-        read_curves(make_ledger(judged([1], [4], "merged")), evaluated="personal")
+        read_curves(make_ledger(evaluated([1], [4], "merged")), evaluated="personal")
     with pytest.raises(InputError, match="clusters has 1 time steps of 2 clients, the ledger more"):
-        read_curves(make_ledger(judged([1], [4], "merged", time_step=1)), [[0, 0]])
+        read_curves(make_ledger(evaluated([1], [4], "merged", time_step=1)), [[0, 0]])
     with pytest.raises(InputError, match="clusters has 1 time steps of 2 clients, the ledger more"):
-        read_curves(make_ledger(judged([1], [4], "personal", 2)), [[0, 0]], evaluated="personal")
+        read_curves(make_ledger(evaluated([1], [4], "personal", 2)), [[0, 0]], evaluated="personal")
 
 
 def test_everything_about_a_run() -> None:

@@ -39,7 +39,7 @@ def test_forgettable_is_right_for_the_client_and_wrong_for_the_merged_model() ->
 
 
 def test_the_latest_local_model_counts() -> None:
-    """Client 0 trains in rounds 1 and 3; in round 2 its rows are judged by the merged model all the
+    """Client 0 trains in rounds 1 and 3; in round 2 its examples are evaluated with the merged model all the
     same.
 
     Round 2 compares with round 1's local model (right -> wrong: lost), round 3 with its own (wrong

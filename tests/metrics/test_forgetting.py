@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from metrics.small_ledger import (
-    judged,
+    evaluated,
     line,
     make_confusions,
     make_ledger,
@@ -97,7 +97,7 @@ def test_the_curve_of_a_run_is_about_the_model_that_counts() -> None:
 
 
 def test_local_forgetting_with_a_server() -> None:
-    """Start (4/4, 2/4). Client 3: (2/4, 4/4) loses 1/2 of class 0, mean 1/4. Client 5: (4/4,
+    """At the start (4/4, 2/4). Client 3: (2/4, 4/4) loses 1/2 of class 0, mean 1/4. Client 5: (4/4,
     1/4) loses 1/4 of class 1, mean 1/8. Class 2 is absent.
     """
     lost = local_forgetting(
@@ -121,7 +121,7 @@ def test_local_forgetting_without_a_server_begins_after_mixing() -> None:
 
 
 def test_nothing_recorded_is_nothing_forgotten() -> None:
-    lost = local_forgetting(make_ledger(judged([1, 1], [2, 2], "merged")))
+    lost = local_forgetting(make_ledger(evaluated([1, 1], [2, 2], "merged")))
     assert lost.value.shape == (0,)
     assert lost.per_class.shape == (0, 2)
     assert local_forgetting(make_ledger(classes=3)).per_class.shape == (0, 3)
@@ -133,12 +133,12 @@ def cross(
     """Clients' models on each other's validation rows, `rows` each."""
     place = {"split": "valid", "round": round}
     made = [
-        judged([right], [rows], "before", owner=owner, **place)
+        evaluated([right], [rows], "before", owner=owner, **place)
         for owner, right in zip(clients, before, strict=True)
     ]
     for model, rights in zip(clients, after, strict=True):
         made += [
-            judged([right], [rows], "local", model, owner=owner, **place)
+            evaluated([right], [rows], "local", model, owner=owner, **place)
             for owner, right in zip(clients, rights, strict=True)
         ]
     return made
@@ -191,8 +191,8 @@ def test_a_client_without_validation_rows_is_left_out_of_the_means() -> None:
     alone.
     """
     ledger = make_ledger(
-        judged([2], [4], "before", split="valid", owner=0), judged([4], [4], "local", 0, split="valid", owner=0),
-        judged([1], [4], "local", 1, split="valid", owner=0),
+        evaluated([2], [4], "before", split="valid", owner=0), evaluated([4], [4], "local", 0, split="valid", owner=0),
+        evaluated([1], [4], "local", 1, split="valid", owner=0),
     )  # fmt: skip
     found = client_forgetting(ledger)
     assert found.clients.tolist() == [0, 1]
@@ -207,15 +207,13 @@ def test_the_round_can_be_chosen() -> None:
     assert client_forgetting_rounds(ledger) == [3, 7]
     assert client_forgetting(ledger).mean.tolist() == [1.0, 1.0]
     assert client_forgetting(ledger, 3).mean.tolist() == [0.0, 0.0]
-    with pytest.raises(
-        InputError, match=r"^round 4 does not have .* recorded are 2 rounds from 3 to 7$"
-    ):
+    with pytest.raises(InputError, match=r"^round 4 has no .* recorded are 2 rounds from 3 to 7$"):
         client_forgetting(ledger, 4)
 
 
 def test_pooled_validation_rows_are_not_a_clients_rows() -> None:
     ledger = make_ledger(
-        judged([1], [2], "before", split="valid"), *play_round([2], [1], {0: (1.0, [1])}, [1])
+        evaluated([1], [2], "before", split="valid"), *play_round([2], [1], {0: (1.0, [1])}, [1])
     )
     assert client_forgetting_rounds(ledger) == []
     with pytest.raises(InputError, match=r"run with record\.local = true"):

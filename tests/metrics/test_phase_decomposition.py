@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from metrics.small_ledger import judged, make_ledger, mix_and_train, play_round, shuffle
+from metrics.small_ledger import evaluated, make_ledger, mix_and_train, play_round, shuffle
 
 from remanence.core.errors import InputError
 from remanence.metrics.accuracy_tables import concept_shares
@@ -92,7 +92,9 @@ def test_a_drift_changes_the_weights_of_the_concepts(step_of_the_record: int) ->
     records = []
     for owner, right in ((0, 2), (1, 0)):
         records.append(
-            judged([right], [2], "before_drift", owner=owner, round=5, time_step=step_of_the_record)
+            evaluated(
+                [right], [2], "before_drift", owner=owner, round=5, time_step=step_of_the_record
+            )
         )
         records += play_round(
             [2], [right], {3: (1.0, [right])}, [right], owner=owner, round=5, time_step=1
@@ -132,8 +134,8 @@ def test_a_peer_recorded_at_some_moments_only_is_left_out() -> None:
     """
     ledger = make_ledger(
         *mix_and_train([4], {0: ([4], [2], [3])}),
-        judged([0], [4], "before", 1),
-        judged([0], [4], "merged", 1),
+        evaluated([0], [4], "before", 1),
+        evaluated([0], [4], "merged", 1),
     )
     assert table(phase_decomposition(ledger)) == {"mixing": [[0.5]], "local": [[-0.25]]}
 
@@ -155,13 +157,13 @@ def test_rounds_without_local_records_have_no_answer() -> None:
     recorded locally has an end alone.
     """
     ledger = make_ledger(
-        judged([1], [2], "before", round=1),
-        judged([1], [2], "merged", round=1),
-        judged([1], [2], "merged", round=2),
+        evaluated([1], [2], "before", round=1),
+        evaluated([1], [2], "merged", round=1),
+        evaluated([1], [2], "merged", round=2),
         *play_round([2], [2], {0: (1.0, [1])}, [1], round=3),
     )
     assert phase_decomposition(ledger).round.tolist() == [3]
-    empty = phase_decomposition(make_ledger(judged([1, 1], [2, 2], "merged")))
+    empty = phase_decomposition(make_ledger(evaluated([1, 1], [2, 2], "merged")))
     assert (empty.round.tolist(), empty.parts, empty.change.shape, empty.clients.loss.shape) == (
         [],
         {},
@@ -250,23 +252,25 @@ def test_the_parts_of_peers_add_up(rights: list[tuple[int, int, int]]) -> None:
     )
 
 
-def test_validation_rows_where_the_merged_model_was_judged_on_them_too() -> None:
+def test_validation_examples_on_which_the_merged_model_was_evaluated_too() -> None:
     """Clients 0 and 1 with 2 rows each: before 4/4; models 0 and 1 at 2/4 and 4/4, weights 1/2;
     merged 3/4. Client 9's rows play no part.
     """
     place = {"split": "valid"}
     records = [
-        judged([2], [2], moment, owner=owner, **place) for moment in ("before",) for owner in (0, 1)
+        evaluated([2], [2], moment, owner=owner, **place)
+        for moment in ("before",)
+        for owner in (0, 1)
     ]
     records += [
-        judged([right], [2], "local", model, owner=owner, weight=0.5, **place)
+        evaluated([right], [2], "local", model, owner=owner, weight=0.5, **place)
         for model, right in ((0, 1), (1, 2))
         for owner in (0, 1)
     ]
     records += [
-        judged([1], [2], "merged", owner=0, **place),
-        judged([2], [2], "merged", owner=1, **place),
-        judged([0], [9], "merged", owner=9, **place),
+        evaluated([1], [2], "merged", owner=0, **place),
+        evaluated([2], [2], "merged", owner=1, **place),
+        evaluated([0], [9], "merged", owner=9, **place),
     ]
     assert table(phase_decomposition(make_ledger(*records), "valid")) == {
         "local": [[0.25]],

@@ -1,5 +1,5 @@
-"""Measures of whole ledgers, computed once for each run and used by the tables, texts and figures of
-the report. They are None for runs that did not record what they need.
+"""Measures of whole ledgers, computed once for each run for the tables, texts and figures of the
+report. They are None for runs that did not record what they need.
 """
 
 from __future__ import annotations

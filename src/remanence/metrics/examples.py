@@ -1,5 +1,5 @@
-"""Forgetting of single examples: which ones a client loses by aggregation, and how often each one is
-learned and forgotten.
+"""Forgetting of single examples: which ones a client loses by aggregation, and how often each one
+is learned and forgotten.
 
 Computed from the records of `run.examples`: whether the models of a round classify the clients'
 training examples correctly, and with which margin.
@@ -94,8 +94,8 @@ def find_forgettable(examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def forgettable_examples(examples: np.ndarray) -> ForgettableExamples:
-    """Count the forgettable examples of each client in each round (FedWAvg, Hong et al., 2022): what
-    aggregation loses on the client's own training examples.
+    """Count the forgettable examples of each client in each round (FedWAvg, Hong et al., 2022):
+    what aggregation loses on the client's own training examples.
 
     Client 0's model classifies both of its examples correctly, the aggregated model only one:
 

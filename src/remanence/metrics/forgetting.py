@@ -90,7 +90,7 @@ def roundwise_forgetting(per_class: Any) -> np.ndarray:
 
 
 def forgetting_curve(run: Run) -> dict[int, float]:
-    """Round-wise forgetting of the primary model (the global one, or the clients' own), by round."""
+    """Round-wise forgetting of the primary model (global, or the clients' own), by round."""
     model = run.metadata.get("evaluated", "global")
     lines = [
         line
@@ -112,8 +112,8 @@ def forgetting_curve(run: Run) -> dict[int, float]:
 
 
 def class_forgetting_since_best(per_class: Any) -> np.ndarray:
-    """max_{t<T} A_t^c - A_T^c for each class: [T, C] -> [C]. Negative if the last round is the best,
-    NaN with a single round.
+    """max_{t<T} A_t^c - A_T^c for each class: [T, C] -> [C]. Negative if the last round is the
+    best, NaN with a single round.
 
     >>> class_forgetting_since_best([[0.25, 0.5], [1.0, 0.5], [0.75, 1.0]])
     array([ 0.25, -0.5 ])

@@ -1,4 +1,4 @@
-"""What a method forgot, as numbers that both the report's summary and `remanence diagnose` state."""
+"""What a method forgot, as numbers that the report's summary and `remanence diagnose` share."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The change of accuracy in a round, split over the phases of the round.
 
-The accuracy by class is known between any two phases, so the losses of the phases sum to the loss of
-the round. The phases with a server, and the accuracies before and after each:
+The accuracy by class is known between any two phases, so the losses of the phases sum to the loss
+of the round. The phases with a server, and the accuracies before and after each:
 
 - drift: of the global model on the data of the previous and of the new time step
 - local: of the received model; of the clients' models, as a mean by aggregation weight
@@ -198,7 +198,7 @@ def _level(records: np.ndarray, shares: np.ndarray | None) -> dict[int, np.ndarr
 
 
 def _mean_of_clients(local: LocalModels) -> dict[int, np.ndarray]:
-    """Accuracy by class, mean over clients by aggregation weight; equal weights if none are known."""
+    """Accuracy by class, mean over clients by aggregation weight (equal if none are known)."""
     means = {}
     for round in np.unique(local.round):
         here = local.round == round

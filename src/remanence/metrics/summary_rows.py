@@ -28,8 +28,8 @@ from remanence.results.run import Run
 
 @dataclass(frozen=True)
 class MethodRow:
-    """The numbers of a method with a setting: means over seeds, of the primary model. Accuracies are
-    between 0 and 1.
+    """The numbers of a method with a setting: means over seeds, of the primary model. Accuracies
+    are between 0 and 1.
     """
 
     label: str
@@ -129,8 +129,8 @@ def _mean_number(values: Iterable[float]) -> float | None:
 
 
 def _worst_client(run: Run) -> float | None:
-    """The recorded value; otherwise, if clients share a model and differ only by their cluster, from
-    the drift curves.
+    """The recorded value; otherwise, if clients share a model and differ only by their cluster,
+    from the drift curves.
     """
     recorded, found = last_value(run, "worst_client"), drift_of(run)
     if recorded is not None or found is None:
