@@ -11,12 +11,12 @@ from remanence.data import PARTITIONS
 from remanence.data.partitions import (
     Partition,
     _log_dirichlet,
-    assign_rows,
     dirichlet,
     dirichlet_by_class,
+    draw_by_counts,
     iid,
+    indices_by_client,
     quantity,
-    rows_by_client,
     shards,
 )
 
@@ -175,13 +175,13 @@ def test_deal_hands_out_the_counts_it_was_given() -> None:
     labels = np.array([0, 1, 0, 1, 0, 1, 1])
     # classes 0 and 1 of two clients; two rows of class 1 are left over
     counts = np.array([[1, 2], [2, 0]])
-    shares = assign_rows(labels, counts, Key(5))
+    shares = draw_by_counts(labels, counts, Key(5))
     assert_sound(shares, 7)
     assert [np.bincount(labels[share], minlength=2).tolist() for share in shares] == counts.tolist()
 
 
 def test_gather_skips_rows_that_nobody_owns() -> None:
-    shares = rows_by_client(np.array([1, -1, 0, 1, -1]), 3)
+    shares = indices_by_client(np.array([1, -1, 0, 1, -1]), 3)
     assert [share.tolist() for share in shares] == [[2], [0, 3], []]
 
 

@@ -136,7 +136,7 @@ def test_spread_gives_the_clients_left_over_to_larger_groups() -> None:
             3,
             "cannot cut group 0 with 2 examples into 2 clients of 2",
         ),
-        ({"spread": True}, [0, 0, 1, 1], 5, "cannot share 4 training examples over 5 clients"),
+        ({"spread": True}, [0, 0, 1, 1], 5, "cannot divide 4 training examples over 5 clients"),
     ],
 )
 def test_groups_that_do_not_fit_are_refused(

@@ -1,8 +1,8 @@
-"""From row numbers to batches: the plan of a round, and the data on the device.
+"""Local batches: which examples each step of a client uses, and the examples on the device.
 
-The plan is a pure function of (key, number of rows): it is computed where the data are, and is the
-same on every engine. Images stay uint8 on the device; a batch is gathered, normalized and augmented
-there, and augmentation draws from (key, example), so padding and stacking change nothing.
+A batch plan is a pure function of a key and the number of examples, so it is the same on every
+engine. Images stay uint8 on the device, where batches are gathered, normalized and augmented.
+Augmentation draws from (key, example), so padding and batching over clients do not change it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,35 @@ from remanence.core.rng import Key
 
 AUGMENTATIONS = ("crop", "flip", "cutout")
 CROP_PADDING = 4
-# pixels of the square that cutout empties; on images smaller than 32, half of their shorter side
+# side of the square that cutout erases; on images smaller than 32, half of their shorter side
 CUTOUT = 16
 
 
 class BatchPlan(NamedTuple):
-    """Which of its rows a client sees in each local step."""
+    """The examples of each local step of a client.
 
-    # [steps, batch] int64, positions 0 .. n-1; beyond the width, the first row of the step again
+    Args:
+        indices: [steps, batch] int64, positions in the client's examples; a smaller batch is padded
+            with its first example.
+        batch_sizes: [steps] int64, the number of examples before the padding.
+    """
+
     indices: np.ndarray
-    batch_sizes: np.ndarray  # [steps] int64, how many of them count
+    batch_sizes: np.ndarray
 
 
 def plan_batches(
     key: Key, count: int, batch: int, epochs: int = 0, steps: int = 0, drop_last: bool = False
 ) -> BatchPlan:
-    """Every epoch visits all rows once in a fresh order; with `steps`, epochs follow each other
-    until there are enough steps.
+    """Plan the local batches of a client; every epoch visits all examples once in a new order.
+
+    Args:
+        key: the orders are a function of it.
+        count: the number of examples of the client.
+        batch: the batch size.
+        epochs: the number of epochs, if `steps` is 0.
+        steps: the number of steps; epochs repeat until there are that many.
+        drop_last: leave out the last batch of an epoch if it is smaller.
 
     >>> plan = plan_batches(Key(0), count=5, batch=2, epochs=1)
     >>> plan.batch_sizes.tolist()
@@ -47,15 +59,15 @@ def plan_batches(
     per_epoch = count // batch if drop_last else -(-count // batch)
     total = steps or epochs * per_epoch
     orders = [key.fold_in(epoch).permutation(count) for epoch in range(-(-total // per_epoch))]
-    rows = np.empty((total, batch), dtype=np.int64)
-    widths = np.full(total, batch, dtype=np.int64)
+    indices = np.empty((total, batch), dtype=np.int64)
+    batch_sizes = np.full(total, batch, dtype=np.int64)
     for step in range(total):
-        epoch, place = divmod(step, per_epoch)
-        part = orders[epoch][place * batch : (place + 1) * batch]
-        rows[step, : len(part)] = part
-        rows[step, len(part) :] = part[0]
-        widths[step] = len(part)
-    return BatchPlan(rows, widths)
+        epoch, number = divmod(step, per_epoch)
+        part = orders[epoch][number * batch : (number + 1) * batch]
+        indices[step, : len(part)] = part
+        indices[step, len(part) :] = part[0]
+        batch_sizes[step] = len(part)
+    return BatchPlan(indices, batch_sizes)
 
 
 def plan_batches_many(
@@ -66,64 +78,79 @@ def plan_batches_many(
     steps: int = 0,
     drop_last: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`plan_batches` for many clients at once, those of equal size together.
+    """Plan the local batches of many clients at once, as `plan_batches` does for each.
 
-    key_values: uint64 [k]; counts: [k] -> rows [k, most steps, widest batch], widths [k, most
-    steps]. Beyond a width the step's first row stands again; beyond a client's last step rows are 0
-    and so is the width.
+    Args:
+        key_values: [k] uint64, the key of each client.
+        counts: [k] the number of examples of each client.
+        batch: as for `plan_batches`.
+        epochs: as for `plan_batches`.
+        steps: as for `plan_batches`.
+        drop_last: as for `plan_batches`.
+
+    Returns:
+        indices [k, most steps, largest batch] and batch sizes [k, most steps]. Smaller batches are
+        padded with their first example; after the last step of a client both are 0.
     """
     totals = {
         count: count_steps(count, batch, epochs, steps, drop_last) for count in set(counts.tolist())
     }
-    most, widest = max(totals.values()), min(batch, max(totals))
-    rows, widths = (
-        np.zeros((len(counts), most, widest), dtype=np.int64),
-        np.zeros((len(counts), most), dtype=np.int64),
-    )
-    for count, total in totals.items():
-        some, wide = np.flatnonzero(counts == count), min(batch, count)
-        per_epoch = count // wide if drop_last else -(-count // wide)
-        rounds = -(-total // per_epoch)
-        values = rng.fold_in_batch(key_values[some, None], np.arange(rounds)).reshape(-1)
-        # [clients * epochs, rows used]
-        orders = rng.permutations(values, count)[:, : per_epoch * wide]
-        short = per_epoch * wide - orders.shape[1]
-        if short:
-            orders = np.concatenate(
-                [orders, np.repeat(orders[:, (per_epoch - 1) * wide, None], short, axis=1)], axis=1
-            )
-        mine = orders.reshape(len(some), rounds * per_epoch, wide)[:, :total]
-        rows[some, :total, :wide] = mine
-        rows[some, :total, wide:] = mine[:, :, :1]
+    most = max(totals.values())
+    indices = np.zeros((len(counts), most, min(batch, max(totals))), dtype=np.int64)
+    batch_sizes = np.zeros((len(counts), most), dtype=np.int64)
+    for count, total in totals.items():  # clients of equal size together
+        clients, size = np.flatnonzero(counts == count), min(batch, count)
+        per_epoch = count // size if drop_last else -(-count // size)
+        num_epochs = -(-total // per_epoch)
+        values = rng.fold_in_batch(key_values[clients, None], np.arange(num_epochs)).reshape(-1)
+        # [clients * epochs, examples used]
+        orders = rng.permutations(values, count)[:, : per_epoch * size]
+        missing = per_epoch * size - orders.shape[1]
+        if missing:
+            padding = np.repeat(orders[:, (per_epoch - 1) * size, None], missing, axis=1)
+            orders = np.concatenate([orders, padding], axis=1)
+        planned = orders.reshape(len(clients), num_epochs * per_epoch, size)[:, :total]
+        indices[clients, :total, :size] = planned
+        indices[clients, :total, size:] = planned[:, :, :1]
         last = np.arange(total) % per_epoch == per_epoch - 1
-        widths[some, :total] = np.where(last, wide - short, wide)
-    return rows, widths
+        batch_sizes[clients, :total] = np.where(last, size - missing, size)
+    return indices, batch_sizes
 
 
 def count_steps(count: int, batch: int, epochs: int, steps: int, drop_last: bool) -> int:
-    """How many local steps `plan_batches` makes of so many rows."""
+    """Return the number of local steps that `plan_batches` makes of `count` examples."""
     batch = min(batch, count)
     return steps or epochs * (count // batch if drop_last else -(-count // batch))
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs and labels on a device."""
+    """Inputs and labels of a split on a device.
 
-    x: Tensor  # [stored, ...] raw: uint8 images, float tables, int64 tokens
-    y: Tensor  # [n] int64, by id
-    mean: Tensor | None  # in raw units, broadcastable to one example; None: used as they are
+    Args:
+        x: [stored, ...] raw inputs: uint8 images, float tables, int64 tokens.
+        y: [n] int64, the label of each id.
+        mean: in raw units, broadcastable to one example; None: no normalization.
+        std: likewise.
+        dtype: of the inputs that a model gets.
+        augment: names from `AUGMENTATIONS`.
+        storage_index: [n] int64, the position of each id in x; None: the id itself.
+    """
+
+    x: Tensor
+    y: Tensor
+    mean: Tensor | None
     std: Tensor | None
     dtype: torch.dtype
     augment: tuple[str, ...] = ()
-    storage_index: Tensor | None = None  # [n] int64: where in x an example lies; None: at its id
+    storage_index: Tensor | None = None
 
     def inputs(self, ids: Tensor) -> Tensor:
-        """Normalized inputs. ids: [...] -> [..., example shape]"""
+        """Return normalized inputs. ids: [...] -> [..., example shape]"""
         return self._normalize(self._raw(ids))
 
     def augmented(self, ids: Tensor, key: Tensor) -> Tensor:
-        """Inputs for training. ids: [..., B]; key: [...], one for each batch."""
+        """Return normalized and augmented inputs. ids: [..., B]; key: [...], one for each batch."""
         x = self._raw(ids)
         if self.augment:
             flat = rng.fold_in(rng.fold_in(key, "augment").unsqueeze(-1), ids).reshape(-1)
@@ -131,11 +158,12 @@ class Examples:
                 x.shape
             )
         x = self._normalize(x)
-        if "cutout" in self.augment:  # after normalizing, so that the hole is the mean
+        if "cutout" in self.augment:  # after normalization, so that the erased square is the mean
             x = x * cutout_mask(flat, *x.shape[-2:]).reshape(*ids.shape, 1, *x.shape[-2:])
         return x
 
     def labels(self, ids: Tensor) -> Tensor:
+        """Return labels. ids: [...] -> [...]"""
         return self.y[ids]
 
     def _raw(self, ids: Tensor) -> Tensor:
@@ -155,9 +183,19 @@ def to_device(
     device: torch.device,
     dtype: torch.dtype,
     augment: Sequence[str] = (),
-    place: np.ndarray | None = None,
+    storage_index: np.ndarray | None = None,
 ) -> Examples:
-    """Put a split on the device."""
+    """Copy a split to a device.
+
+    Args:
+        x: raw inputs, as `DatasetSplit` or `ConceptViews` hold them.
+        y: the label of each id.
+        statistics: mean and standard deviation of the inputs; None: no normalization.
+        device: where the examples are stored.
+        dtype: of the inputs that a model gets.
+        augment: names from `AUGMENTATIONS`.
+        storage_index: the position of each id in x; None: the id itself.
+    """
     unknown = [name for name in augment if name not in AUGMENTATIONS]
     if unknown:
         raise InputError(f"unknown augmentation {unknown[0]!r}: known: {', '.join(AUGMENTATIONS)}")
@@ -165,7 +203,7 @@ def to_device(
         raise InputError(
             "crop, flip and cutout are for images: leave data.augment empty for this data"
         )
-    # a mapped file: torch would warn, and a gather needs no second copy of it
+    # torch warns about read-only arrays such as memory-mapped files
     if not x.flags.writeable:
         x = np.array(x)
     if x.dtype == np.float64 and dtype == torch.float32:
@@ -178,14 +216,14 @@ def to_device(
             for s in statistics
         )
     labels = torch.from_numpy(np.asarray(y, dtype=np.int64)).to(device)
-    places = None if place is None else torch.from_numpy(place).to(device)
+    stored = None if storage_index is None else torch.from_numpy(storage_index).to(device)
     return Examples(
-        torch.from_numpy(x).to(device), labels, mean, std, dtype, tuple(augment), places
+        torch.from_numpy(x).to(device), labels, mean, std, dtype, tuple(augment), stored
     )
 
 
 def augment_images(x: Tensor, key: Tensor, names: Sequence[str]) -> Tensor:
-    """Random crop with padding and horizontal flip, one key an image. x: [n, c, h, w], key: [n]"""
+    """Flip horizontally and crop with padding at random. x: [n, c, h, w]; key: [n], one an image."""
     height, width = x.shape[-2:]
     rows = torch.arange(height, device=x.device).expand(len(x), height)
     columns = torch.arange(width, device=x.device).expand(len(x), width)
@@ -208,19 +246,19 @@ def augment_images(x: Tensor, key: Tensor, names: Sequence[str]) -> Tensor:
 
 
 def cutout_mask(key: Tensor, height: int, width: int) -> Tensor:
-    """Cutout (DeVries and Taylor 2017): False in a square around a random pixel, cut off at the
-    border, one key an image. key: [n] -> [n, h, w]
+    """Return masks for cutout (DeVries and Taylor 2017): False in a square around a random pixel,
+    clipped at the border. key: [n], one an image -> [n, h, w]
     """
     side = min(CUTOUT, min(height, width) // 2)
     edges = []
     for word, length in (("hole rows", height), ("hole columns", width)):
         first = _draw(key, word, length).unsqueeze(1) - side // 2  # [n, 1]
-        place = torch.arange(length, device=key.device)  # [length]
-        edges.append((place >= first) & (place < first + side))
+        position = torch.arange(length, device=key.device)  # [length]
+        edges.append((position >= first) & (position < first + side))
     return ~(edges[0].unsqueeze(2) & edges[1].unsqueeze(1))
 
 
 def _draw(key: Tensor, purpose: str, count: int) -> Tensor:
-    """One whole number below `count` for each key."""
+    """Draw one integer below `count` for each key."""
     word = rng.fold_in(key, purpose)
-    return (word >> 33) % count  # python-style modulo: never negative
+    return (word >> 33) % count  # the sign of Python's modulo: never negative

@@ -15,7 +15,7 @@ from remanence.data.splits import draw_stratified
 INPUT_KINDS = {"image": 4, "table": 2, "tokens": 2}  # kind: axes of x
 # fixed: the test set is the same for every seed of an experiment
 TEST_KEY = Key(0).fold_in("held-out test set")
-_VALUES_AT_ONCE = 1 << 21
+_CHUNK_VALUES = 1 << 21
 _MakeError = Callable[[str, str], InputError]
 
 
@@ -92,7 +92,7 @@ class ArrayDataset:
 
 
 def _chunks(x: np.ndarray) -> Iterator[np.ndarray]:
-    step = max(1, _VALUES_AT_ONCE // max(1, math.prod(x.shape[1:])))
+    step = max(1, _CHUNK_VALUES // max(1, math.prod(x.shape[1:])))
     return (x[start : start + step] for start in range(0, len(x), step))
 
 

@@ -1,9 +1,9 @@
-"""Ways to share out training rows over clients. Each is a constructor; what it returns is a pure
-function of labels, groups and a key.
+"""Partitions: which client gets which training examples.
 
-A partition gives one ascending array of row numbers a client; no row belongs to two clients.
-Partitions that follow structure in the data (label clusters, writers, domains) are in
-`structured_partitions.py`.
+Each function below is a constructor; the partition it returns is a pure function of labels, groups
+and a key. It returns one ascending array of indices for each client; no example belongs to two
+clients. `structured_partitions.py` has the partitions that follow label clusters, writers and
+domains. `population.split_train_valid` then splits off each client's validation examples.
 """
 
 from __future__ import annotations
@@ -28,50 +28,56 @@ __all__ = [
     "split_validation",
 ]
 
-# (labels [n], groups [n] or None, clients or None, number of classes, key) -> rows of each client
+# (labels [n], groups [n] or None, number of clients or None, number of classes, key)
+# -> the indices of each client's examples
 Partition = Callable[[np.ndarray, np.ndarray | None, int | None, int, Key], list[np.ndarray]]
 
 
 def partition_error(name: str, problem: str, cure: str) -> InputError:
-    """The sentence for a partition that cannot be made."""
+    """Return the error for a partition that cannot be made."""
     return InputError(f"partition {name!r} {problem}: {cure}")
 
 
-def count_clients(name: str, rows: int, clients: int | None) -> int:
-    """The number of clients, or a sentence on why there cannot be that many."""
+def count_clients(name: str, size: int, clients: int | None) -> int:
+    """Check the number of clients for `size` training examples and return it."""
     if clients is None:
-        raise partition_error(name, "needs to know how many clients there are", "set clients.count")
-    if not 1 <= clients <= rows:
+        raise partition_error(name, "needs a number of clients", "set clients.count")
+    if not 1 <= clients <= size:
         raise partition_error(
             name,
-            f"cannot share {rows} training examples over {clients} clients",
-            f"give from 1 to {rows} clients",
+            f"cannot divide {size} training examples over {clients} clients",
+            f"give from 1 to {size} clients",
         )
     return clients
 
 
-def rows_by_client(owner: np.ndarray, clients: int) -> list[np.ndarray]:
-    """The rows of each client from the owner of each row [n], -1 for rows nobody gets."""
+def indices_by_client(owner: np.ndarray, clients: int) -> list[np.ndarray]:
+    """Group examples by client.
+
+    Args:
+        owner: [n] the client of each example, -1 for none.
+        clients: the number of clients.
+    """
     order = np.argsort(owner, kind="stable")
     ends = np.searchsorted(owner[order], np.arange(clients + 1))
     return [order[ends[client] : ends[client + 1]] for client in range(clients)]
 
 
-def assign_rows(labels: np.ndarray, counts: np.ndarray, key: Key) -> list[np.ndarray]:
-    """Random rows such that client k gets counts[k, c] of class c."""
+def draw_by_counts(labels: np.ndarray, counts: np.ndarray, key: Key) -> list[np.ndarray]:
+    """Draw random examples so that client k gets counts[k, c] of class c."""
     owner = np.full(len(labels), -1, dtype=np.int64)
     for label in range(counts.shape[1]):
-        rows = np.flatnonzero(labels == label)
-        rows = rows[key.fold_in("class", label).permutation(len(rows))]
+        members = np.flatnonzero(labels == label)
+        members = members[key.fold_in("class", label).permutation(len(members))]
         taken = int(counts[:, label].sum())
-        owner[rows[:taken]] = np.repeat(np.arange(len(counts)), counts[:, label])
-    return rows_by_client(owner, len(counts))
+        owner[members[:taken]] = np.repeat(np.arange(len(counts)), counts[:, label])
+    return indices_by_client(owner, len(counts))
 
 
 def iid() -> Partition:
-    """Every client gets a random share; sizes differ by one at most."""
+    """Every client gets a random part of the examples; sizes differ by at most one."""
 
-    def share(
+    def partition(
         labels: np.ndarray, groups: np.ndarray | None, clients: int | None, classes: int, key: Key
     ) -> list[np.ndarray]:
         order = key.fold_in("iid").permutation(len(labels))
@@ -80,7 +86,7 @@ def iid() -> Partition:
             for part in np.array_split(order, count_clients("iid", len(labels), clients))
         ]
 
-    return share
+    return partition
 
 
 def dirichlet(*, alpha: float = 0.1, samples: int = 0) -> Partition:
@@ -88,8 +94,11 @@ def dirichlet(*, alpha: float = 0.1, samples: int = 0) -> Partition:
     (Legate 2022; Hsu, Qi and Brown 2019).
 
     A client draws its examples without replacement; when a class runs out, its mix is renormalized
-    over the classes that are left. Clients draw in random order. `samples` is the size of a client;
-    0 shares out all rows but a remainder smaller than their number.
+    over the classes that are left. Clients draw in random order.
+
+    Args:
+        alpha: the concentration: small values give clients few classes.
+        samples: the size of a client; 0: the number of examples divided by the clients.
     """
     _check_alpha("dirichlet", alpha)
     if samples < 0:
@@ -99,7 +108,7 @@ def dirichlet(*, alpha: float = 0.1, samples: int = 0) -> Partition:
             "give a positive number, or 0 for an equal share of all",
         )
 
-    def share(
+    def partition(
         labels: np.ndarray, groups: np.ndarray | None, clients: int | None, classes: int, key: Key
     ) -> list[np.ndarray]:
         clients = count_clients("dirichlet", len(labels), clients)
@@ -117,31 +126,31 @@ def dirichlet(*, alpha: float = 0.1, samples: int = 0) -> Partition:
         for client in draw.permutation(clients):
             counts[client] = _draw_counts(draw, log_mix[client], pool, size)
             pool = pool - counts[client]
-        return assign_rows(labels, counts, key.fold_in("rows"))
+        return draw_by_counts(labels, counts, key.fold_in("rows"))
 
-    return share
+    return partition
 
 
 def _draw_counts(
     draw: np.random.Generator, log_mix: np.ndarray, pool: np.ndarray, size: int
 ) -> np.ndarray:
-    """How many of each class a client draws from the pool [C]. A pass that falls short empties
-    a class, so C passes are enough.
+    """Draw the number of examples of each class that a client takes from the pool [C]. A pass that
+    falls short empties a class, so C passes are enough.
     """
     counts = np.zeros_like(pool)
     while (missing := size - int(counts.sum())) > 0:
         left = np.flatnonzero(pool > counts)
         mix = np.exp(log_mix[left] - log_mix[left].max())
-        # what a class cannot give is drawn again from the others: the same law as drawing one by
-        # one
+        # what a class cannot give is drawn again from the others: the same distribution as drawing
+        # one by one
         wanted = draw.multinomial(missing, mix / mix.sum())
         counts[left] += np.minimum(wanted, (pool - counts)[left])
     return counts
 
 
 def _log_dirichlet(draw: np.random.Generator, alpha: float, shape: tuple[int, int]) -> np.ndarray:
-    """Logarithms of Dirichlet(alpha) draws in the last axis, up to a constant: no underflow however
-    small alpha is.
+    """Draw logarithms of Dirichlet(alpha) variables in the last axis, up to a constant: small alpha
+    does not underflow.
 
     A gamma variable of shape alpha is one of shape alpha + 1 times U ** (1 / alpha) (Marsaglia and
     Tsang 2000).
@@ -154,8 +163,9 @@ def dirichlet_by_class(*, alpha: float = 0.1, minimum: int = 10) -> Partition:
     """Each class is split over the clients by Dirichlet(alpha), so clients differ in size
     (Yurochkin et al. 2019; Li et al. 2022).
 
-    Clients with fewer than `minimum` examples get random ones from the largest client, one at a
-    time, until all have enough.
+    Args:
+        alpha: the concentration: small values give clients few classes.
+        minimum: clients with fewer examples get random ones from the largest client, one at a time.
     """
     _check_alpha("dirichlet_by_class", alpha)
     if minimum < 0:
@@ -165,17 +175,16 @@ def dirichlet_by_class(*, alpha: float = 0.1, minimum: int = 10) -> Partition:
             "give minimum 0 or more",
         )
 
-    def share(
+    def partition(
         labels: np.ndarray, groups: np.ndarray | None, clients: int | None, classes: int, key: Key
     ) -> list[np.ndarray]:
         clients = count_clients("dirichlet_by_class", len(labels), clients)
         if clients * minimum > len(labels):
-            cure = "lower minimum or clients"
             raise partition_error(
                 "dirichlet_by_class",
                 f"cannot guarantee {minimum} of {len(labels)} examples to each of {clients}"
                 " clients",
-                cure,
+                "lower minimum or clients",
             )
         draw = key.fold_in("dirichlet_by_class").generator()
         log_mix = _log_dirichlet(draw, alpha, (classes, clients))
@@ -187,9 +196,9 @@ def dirichlet_by_class(*, alpha: float = 0.1, minimum: int = 10) -> Partition:
         )
         counts = np.diff(cuts, axis=1, prepend=0).T  # [clients, classes]
         _fill_up(counts, minimum, draw)
-        return assign_rows(labels, counts, key.fold_in("rows"))
+        return draw_by_counts(labels, counts, key.fold_in("rows"))
 
-    return share
+    return partition
 
 
 def _fill_up(counts: np.ndarray, minimum: int, draw: np.random.Generator) -> None:
@@ -210,15 +219,18 @@ def _fill_up(counts: np.ndarray, minimum: int, draw: np.random.Generator) -> Non
 
 
 def shards(*, per_client: int = 2) -> Partition:
-    """Rows sorted by label are cut into equal shards, and every client gets `per_client` random
-    ones (McMahan et al. 2017).
+    """Examples sorted by label are cut into equal shards, and every client gets random ones
+    (McMahan et al. 2017).
+
+    Args:
+        per_client: the number of shards of a client.
     """
     if per_client < 1:
         raise partition_error(
             "shards", f"cannot give {per_client} shards a client", "give per_client 1 or more"
         )
 
-    def share(
+    def partition(
         labels: np.ndarray, groups: np.ndarray | None, clients: int | None, classes: int, key: Key
     ) -> list[np.ndarray]:
         clients = count_clients("shards", len(labels), clients)
@@ -231,16 +243,18 @@ def shards(*, per_client: int = 2) -> Partition:
         by_label = np.lexsort((key.fold_in("shards", "rows").bits(len(labels)), labels))
         pieces = np.array_split(by_label, clients * per_client)
         order = key.fold_in("shards", "order").permutation(len(pieces)).reshape(clients, per_client)
-        return [np.sort(np.concatenate([pieces[piece] for piece in mine])) for mine in order]
+        return [np.sort(np.concatenate([pieces[piece] for piece in chosen])) for chosen in order]
 
-    return share
+    return partition
 
 
 def quantity(*, power: float = 1.5, sigma: float = 0.0, minimum: int = 1) -> Partition:
     """All clients have the same label mix, up to rounding, and different sizes.
 
-    Everyone gets `minimum` examples; the others are shared in proportion to rank ** -power, ranks
-    given out at random, or, where `sigma` is above 0, to exp(sigma * a standard normal number).
+    Args:
+        power: beyond the minimum, sizes are proportional to rank ** -power, with random ranks.
+        sigma: if above 0, sizes are proportional to exp(sigma * a standard normal number) instead.
+        minimum: the number of examples that every client gets at least.
     """
     if not (
         math.isfinite(power) and math.isfinite(sigma) and power >= 0 and sigma >= 0 and minimum >= 0
@@ -251,7 +265,7 @@ def quantity(*, power: float = 1.5, sigma: float = 0.0, minimum: int = 1) -> Par
             "give finite numbers of 0 or more",
         )
 
-    def share(
+    def partition(
         labels: np.ndarray, groups: np.ndarray | None, clients: int | None, classes: int, key: Key
     ) -> list[np.ndarray]:
         clients = count_clients("quantity", len(labels), clients)
@@ -273,26 +287,26 @@ def quantity(*, power: float = 1.5, sigma: float = 0.0, minimum: int = 1) -> Par
         ) + minimum * np.arange(1, clients + 1)
         return [np.sort(part) for part in np.split(_interleave(labels, key), ends[:-1])]
 
-    return share
+    return partition
 
 
 def _interleave(labels: np.ndarray, key: Key) -> np.ndarray:
-    """Rows in an order in which every stretch holds the classes in the proportions of the
-    whole, up to about one row a class.
+    """Order examples so that every contiguous part has the class proportions of the whole, up to
+    about one example a class.
     """
     sizes = np.bincount(labels)
     order = np.lexsort((key.fold_in("rows").bits(len(labels)), labels))
     rank = np.arange(len(labels)) - (np.cumsum(sizes) - sizes)[labels[order]]
-    # else all classes would meet at the ends of every stretch
+    # without offsets, all classes would have an example at the same positions
     offset = key.fold_in("offsets").uniform(len(sizes))
     return order[np.argsort((rank + offset[labels[order]]) / sizes[labels[order]], kind="stable")]
 
 
 def _check_alpha(name: str, alpha: float) -> None:
-    # also refuses NaN; further out, logarithms of draws leave the range of float64
+    # also false for NaN; outside, logarithms of draws leave the range of float64
     if not 1e-9 <= alpha <= 1e9:
         raise partition_error(
             name,
             f"cannot use alpha={alpha}",
-            "give a number above 0, such as 0.1 (small: clients differ much, large: little)",
+            "give a number above 0, such as 0.1 (small values: clients differ much)",
         )

@@ -1,5 +1,5 @@
-"""Data made on the spot, of any size: prototypes with Gaussian noise, and token sequences.
-Their own `seed` makes them, never a run's.
+"""Generated data of any size: class prototypes with Gaussian noise, and token sequences. They depend
+on their own `seed`, not on that of an experiment.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from remanence.core.errors import InputError
 from remanence.core.rng import Key
 from remanence.data.dataset import ArrayDataset, DatasetSplit, validate
 
-_VALUES_AT_ONCE = 1 << 22
+_CHUNK_VALUES = 1 << 22
 
 
 def synthetic(
@@ -31,12 +31,19 @@ def synthetic(
     """Each class is a point drawn from a standard normal distribution; an example is this point
     plus `spread` times standard normal noise.
 
-    A table of `features` numbers, or with `shape` (such as "3x32x32") images of 128 + 32 times that
-    number, cut to 0 .. 255. `samples` counts training and test examples together, `test` is the
-    share of the latter; both hold every class equally often, up to one example.
+    Args:
+        root: not used.
+        samples: training and test examples together.
+        classes: the number of classes; each has the same number of examples, up to one.
+        features: the number of columns of the table.
+        shape: makes images instead, such as "3x32x32", with pixels 128 + 32 times a feature,
+            clipped to 0 .. 255.
+        test: the fraction of test examples.
+        spread: the standard deviation of the noise.
+        seed: the data are a function of it.
     """
-    sides = _sides(shape) if shape else (features,)
-    sizes = _sizes("synthetic", samples, classes, test)
+    sides = _parse_shape(shape) if shape else (features,)
+    sizes = _split_sizes("synthetic", samples, classes, test)
     if features < 1 or not (math.isfinite(spread) and spread >= 0):
         raise InputError(
             f"dataset 'synthetic' cannot have {features} features or a spread of {spread}:"
@@ -48,27 +55,12 @@ def synthetic(
         .generator()
         .standard_normal((classes, math.prod(sides)), dtype=np.float32)
     )
+    dtype = np.dtype(np.uint8 if shape else np.float32)
     splits = []
     for part, size in zip(("train", "test"), sizes, strict=True):
-        x = _empty(
-            "synthetic", (size, math.prod(sides)), np.dtype(np.uint8 if shape else np.float32)
-        )
+        x = _empty("synthetic", (size, math.prod(sides)), dtype)
         y = key.fold_in(part, "labels").permutation(size) % classes
-        step = max(1, _VALUES_AT_ONCE // math.prod(sides))
-        for start in range(0, size, step):
-            here = y[start : start + step]
-            values = (
-                key.fold_in(part, "noise", start)
-                .generator()
-                .standard_normal((len(here), math.prod(sides)), dtype=np.float32)
-            )
-            values *= np.float32(spread)
-            values += prototypes[here]
-            if shape:
-                values *= 32
-                values += 128
-                np.clip(np.rint(values, out=values), 0, 255, out=values)
-            x[start : start + step] = values
+        _fill(x, y, prototypes, spread, key.fold_in(part, "noise"))
         splits.append(DatasetSplit(x.reshape(size, *sides), y))
     note = (
         f"Gaussian noise of spread {spread:g} around one prototype a class, made with seed {seed}."
@@ -85,6 +77,22 @@ def synthetic(
     )
 
 
+def _fill(x: np.ndarray, y: np.ndarray, prototypes: np.ndarray, spread: float, key: Key) -> None:
+    """Write prototypes plus noise into x [n, d], in chunks; x has the dtype of images or tables."""
+    step = max(1, _CHUNK_VALUES // x.shape[1])
+    for start in range(0, len(y), step):
+        labels = y[start : start + step]
+        noise = key.fold_in(start).generator()
+        values = noise.standard_normal((len(labels), x.shape[1]), dtype=np.float32)
+        values *= np.float32(spread)
+        values += prototypes[labels]
+        if x.dtype == np.uint8:
+            values *= 32
+            values += 128
+            np.clip(np.rint(values, out=values), 0, 255, out=values)
+        x[start : start + step] = values
+
+
 def tokens(
     root: Path | None,
     *,
@@ -95,10 +103,19 @@ def tokens(
     test: float = 0.2,
     seed: int = 0,
 ) -> ArrayDataset:
-    """Sequences of `length` tokens drawn independently; each class has its own frequencies, in
-    proportion to exp(normal numbers).
+    """Sequences of independent tokens; each class has its own token frequencies, proportional to
+    exp(standard normal numbers).
+
+    Args:
+        root: not used.
+        samples: training and test examples together.
+        classes: the number of classes.
+        length: tokens of a sequence.
+        vocabulary: the number of different tokens.
+        test: the fraction of test examples.
+        seed: the data are a function of it.
     """
-    sizes = _sizes("tokens", samples, classes, test)
+    sizes = _split_sizes("tokens", samples, classes, test)
     if length < 1 or not 2 <= vocabulary <= 1_000_000:
         raise InputError(
             f"dataset 'tokens' cannot have length {length} and a vocabulary of"
@@ -114,12 +131,12 @@ def tokens(
         x = _empty("tokens", (size, length), np.dtype(np.int64))
         y = key.fold_in(part, "labels").permutation(size) % classes
         for label in range(classes):
-            rows = np.flatnonzero(y == label)
-            draws = (
-                key.fold_in(part, "draws", label).generator().random((len(rows), length))
-                * steps[label, -1]
+            members = np.flatnonzero(y == label)
+            draws = key.fold_in(part, "draws", label).generator().random((len(members), length))
+            draws *= steps[label, -1]
+            x[members] = np.minimum(
+                np.searchsorted(steps[label], draws, side="right"), vocabulary - 1
             )
-            x[rows] = np.minimum(np.searchsorted(steps[label], draws, side="right"), vocabulary - 1)
         splits.append(DatasetSplit(x, y))
     note = (
         f"Random sequences of {length} tokens out of {vocabulary}; each class has its own"
@@ -130,7 +147,7 @@ def tokens(
     )
 
 
-def _sizes(name: str, samples: int, classes: int, test: float) -> tuple[int, int]:
+def _split_sizes(name: str, samples: int, classes: int, test: float) -> tuple[int, int]:
     if classes < 2 or not 0 < test < 1:
         raise InputError(
             f"dataset {name!r} cannot have {classes} classes and a test fraction of {test}:"
@@ -139,13 +156,13 @@ def _sizes(name: str, samples: int, classes: int, test: float) -> tuple[int, int
     held = round(samples * test)
     if min(held, samples - held) < classes:
         raise InputError(
-            f"dataset {name!r} with {samples} samples and test={test:g} cannot show each of"
+            f"dataset {name!r} with {samples} samples and test={test:g} cannot have each of"
             f" {classes} classes in both parts: give more"
         )
     return samples - held, held
 
 
-def _sides(shape: str) -> tuple[int, ...]:
+def _parse_shape(shape: str) -> tuple[int, ...]:
     match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})x([1-9]\d{0,4})", shape)
     if not match:
         raise InputError(
@@ -158,7 +175,7 @@ def _sides(shape: str) -> tuple[int, ...]:
 def _empty(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     try:
         return np.empty(shape, dtype=dtype)
-    except (MemoryError, ValueError):  # numpy's words for a shape beyond any memory
+    except (MemoryError, ValueError):  # numpy raises either for a shape beyond any memory
         raise InputError(
             f"dataset {name!r} of shape {shape} does not fit in memory: give fewer samples or"
             " smaller examples"

@@ -176,10 +176,15 @@ def _build(
         device=device,
         dtype=dtype,
         augment=spec.data.augment,
-        place=seen[0].storage_index,
+        storage_index=seen[0].storage_index,
     )
     test = to_device(
-        seen[1].x, seen[1].y, statistics, device=device, dtype=dtype, place=seen[1].storage_index
+        seen[1].x,
+        seen[1].y,
+        statistics,
+        device=device,
+        dtype=dtype,
+        storage_index=seen[1].storage_index,
     )
     classes, shape = len(source.classes), source.shape
     model_name = spec.model or default_model(source.kind, source.name, shape)
