@@ -212,13 +212,13 @@ def test_damaged_binary_files_are_named(tmp_path: Path, change: object, complain
         ({"data": np.zeros((3, 3072), np.uint8), "labels": [0, 1, 2**80]}, "labels from 0 to 9"),
         (
             {"data": np.zeros((3, 3072), np.int8), "labels": [0, 1, 2]},
-            "asks for an array that is not uint8",
+            "contains an array that is not uint8",
         ),
         (
             {"data": np.zeros((3, 2), np.float64), "labels": [0, 1, 2]},
-            "asks for an array that is not",
+            "contains an array that is not",
         ),
-        ({"data": np.zeros(3, np.uint8)}, "asks for an array without two dimensions"),
+        ({"data": np.zeros(3, np.uint8)}, "contains an array without two dimensions"),
         ([1, 2], "a pickled dictionary, found a pickled list"),
     ],
 )
@@ -247,7 +247,7 @@ def test_a_pickle_that_would_run_a_command_runs_nothing(tmp_path: Path, protocol
     path = tmp_path / "data_batch_1"
     path.write_bytes(pickle.dumps({"data": RunsACommand(f"touch '{witness}'")}, protocol=protocol))
     with pytest.raises(
-        InputError, match=r"data_batch_1 is refused because it asks for \w+\.system"
+        InputError, match=r"data_batch_1 is rejected because it contains \w+\.system"
     ):
         read_plain_pickle(path, 1 << 20)
     assert not witness.exists()

@@ -1,5 +1,5 @@
-"""Fetching from a publisher, here one on the loopback that can break its line, forget ranges
-and send the wrong bytes.
+"""Fetching from a server on the loopback that can break the connection, ignore ranges and send the
+wrong bytes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pytest
 
 from remanence.core.errors import InputError, RunFailed
 from remanence.data import fetch as fetching
+from remanence.data import http_download
 from remanence.data.downloads import BY_HAND, COMES_WITH, DOWNLOADS, USER_DATA, Download
 from remanence.data.fetch import fetch
 
@@ -25,7 +26,7 @@ CONTENT = bytes(range(256)) * 40  # 10,240 bytes
 
 
 class Publisher(ThreadingHTTPServer):
-    """Serves what is in `files`; how badly is set by the test."""
+    """Serves `files`; each test sets its defects."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
@@ -36,7 +37,7 @@ class Publisher(ThreadingHTTPServer):
         self.fails = 0  # answers of 503 first
         self.asked: list[str] = []  # the Range header of each request
 
-    def parcel(
+    def item(
         self, name: str, content: bytes, into: str = "set", holds: str = "", md5: str = ""
     ) -> Download:
         self.files[f"/{name}"] = content
@@ -87,8 +88,8 @@ class Answer(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def publisher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Publisher]:
-    monkeypatch.setattr(fetching, "PAUSE", 0.0)
-    monkeypatch.setattr(fetching, "PIECE", 1000)
+    monkeypatch.setattr(http_download, "PAUSE", 0.0)
+    monkeypatch.setattr(http_download, "CHUNK", 1000)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     with Publisher() as server:
@@ -103,44 +104,44 @@ def leftovers(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir() if path.name.startswith("."))
 
 
-def test_a_file_comes_whole_and_tells_how_far_it_is(tmp_path: Path, publisher: Publisher) -> None:
-    told: list[tuple[int, int | None]] = []
+def test_a_file_is_fetched_and_its_progress_reported(tmp_path: Path, publisher: Publisher) -> None:
+    reported: list[tuple[int, int | None]] = []
     folder = fetch(
         "x",
         tmp_path / "new",
-        parcels=[publisher.parcel("a.bin", CONTENT)],
-        tell=lambda _, done, total: told.append((done, total)),
+        downloads=[publisher.item("a.bin", CONTENT)],
+        report=lambda _, done, total: reported.append((done, total)),
     )
     assert folder == tmp_path / "new" / "set"
     assert (folder / "a.bin").read_bytes() == CONTENT
-    assert told[0] == (1000, 10_240)
-    assert told[-1] == (10_240, 10_240)
+    assert reported[0] == (1000, 10_240)
+    assert reported[-1] == (10_240, 10_240)
     assert leftovers(tmp_path / "new") == []
 
 
 def test_without_a_terminal_progress_is_a_line_a_tenth(capsys: pytest.CaptureFixture[str]) -> None:
-    with fetching.show_progress() as tell:
+    with fetching.show_progress() as report:
         for done in range(0, 101, 5):
-            tell("a.bin", done, 100)
-        tell("b.bin", 7, None)
+            report("a.bin", done, 100)
+        report("b.bin", 7, None)
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["a.bin: 0 bytes of 100 bytes", "a.bin: 10 bytes of 100 bytes"]
     assert len(lines) == 11 + 1
-    with fetching.show_progress(quiet=True) as tell:
-        tell("a.bin", 1, 2)
+    with fetching.show_progress(quiet=True) as report:
+        report("a.bin", 1, 2)
     assert capsys.readouterr().err == ""
 
 
 def test_what_is_there_is_not_asked_for_again(tmp_path: Path, publisher: Publisher) -> None:
-    parcel = publisher.parcel("a.bin", CONTENT)
-    fetch("x", tmp_path, parcels=[parcel])
-    fetch("x", tmp_path, parcels=[parcel])
+    item = publisher.item("a.bin", CONTENT)
+    fetch("x", tmp_path, downloads=[item])
+    fetch("x", tmp_path, downloads=[item])
     assert len(publisher.asked) == 1
 
 
 def test_a_broken_line_goes_on_where_it_broke(tmp_path: Path, publisher: Publisher) -> None:
     publisher.breaks_after = [3000, 500]
-    fetch("x", tmp_path, parcels=[publisher.parcel("a.bin", CONTENT)])
+    fetch("x", tmp_path, downloads=[publisher.item("a.bin", CONTENT)])
     assert publisher.asked == ["", "bytes=3000-", "bytes=3500-"]
     assert (tmp_path / "set" / "a.bin").read_bytes() == CONTENT
 
@@ -148,43 +149,43 @@ def test_a_broken_line_goes_on_where_it_broke(tmp_path: Path, publisher: Publish
 def test_a_line_that_stays_broken_keeps_what_came_for_the_next_command(
     tmp_path: Path, publisher: Publisher
 ) -> None:
-    parcel = publisher.parcel("a.bin", CONTENT)
+    item = publisher.item("a.bin", CONTENT)
     publisher.breaks_after = [3000, 0, 0, 0, 0, 0]
-    with pytest.raises(RunFailed, match="the same command goes on from there"):
-        fetch("x", tmp_path, parcels=[parcel])
+    with pytest.raises(RunFailed, match="the same command continues from there"):
+        fetch("x", tmp_path, downloads=[item])
     assert not (tmp_path / "set").exists()  # half a file never looks like a whole one
     publisher.breaks_after, publisher.asked = [], []
-    fetch("x", tmp_path, parcels=[parcel])
+    fetch("x", tmp_path, downloads=[item])
     assert publisher.asked == ["bytes=3000-"]
     assert (tmp_path / "set" / "a.bin").read_bytes() == CONTENT
 
 
 def test_a_publisher_without_ranges_begins_again(tmp_path: Path, publisher: Publisher) -> None:
     publisher.knows_ranges, publisher.breaks_after = False, [3000]
-    fetch("x", tmp_path, parcels=[publisher.parcel("a.bin", CONTENT)])
+    fetch("x", tmp_path, downloads=[publisher.item("a.bin", CONTENT)])
     assert (tmp_path / "set" / "a.bin").read_bytes() == CONTENT
 
 
 def test_all_bytes_there_but_not_yet_in_place(tmp_path: Path, publisher: Publisher) -> None:
-    parcel = publisher.parcel("a.bin", CONTENT)
+    item = publisher.item("a.bin", CONTENT)
     # killed between the last byte and the rename
     (tmp_path / ".set-a.bin.part").write_bytes(CONTENT)
-    fetch("x", tmp_path, parcels=[parcel])
+    fetch("x", tmp_path, downloads=[item])
     assert (tmp_path / "set" / "a.bin").read_bytes() == CONTENT
 
 
 def test_more_bytes_than_the_publisher_has_belong_to_another_file(
     tmp_path: Path, publisher: Publisher
 ) -> None:
-    parcel = publisher.parcel("a.bin", CONTENT)
+    item = publisher.item("a.bin", CONTENT)
     (tmp_path / ".set-a.bin.part").write_bytes(CONTENT + b"more")
-    fetch("x", tmp_path, parcels=[parcel])
+    fetch("x", tmp_path, downloads=[item])
     assert (tmp_path / "set" / "a.bin").read_bytes() == CONTENT
 
 
 def test_a_wrong_hash_is_thrown_away(tmp_path: Path, publisher: Publisher) -> None:
-    with pytest.raises(RunFailed, match=r"MD5 sum .* instead of 0{32}, so it was thrown away"):
-        fetch("x", tmp_path, parcels=[publisher.parcel("a.bin", CONTENT, md5="0" * 32)])
+    with pytest.raises(RunFailed, match=r"MD5 sum .* instead of 0{32}, so it was deleted"):
+        fetch("x", tmp_path, downloads=[publisher.item("a.bin", CONTENT, md5="0" * 32)])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -192,13 +193,13 @@ def test_a_busy_publisher_is_asked_again_and_a_missing_file_is_not(
     tmp_path: Path, publisher: Publisher
 ) -> None:
     publisher.fails = 2
-    fetch("x", tmp_path, parcels=[publisher.parcel("a.bin", CONTENT)])
+    fetch("x", tmp_path, downloads=[publisher.item("a.bin", CONTENT)])
     assert len(publisher.asked) == 3
     with pytest.raises(RunFailed, match="404 Not Found: the publisher has moved the file"):
         fetch(
             "x",
             tmp_path,
-            parcels=[Download(f"http://127.0.0.1:{publisher.server_port}/no.bin", "", "other")],
+            downloads=[Download(f"http://127.0.0.1:{publisher.server_port}/no.bin", "", "other")],
         )
     assert len(publisher.asked) == 4
 
@@ -220,7 +221,7 @@ def test_a_tar_is_unpacked_to_where_the_reader_looks(
 ) -> None:
     raw = packed_tar({f"{top}train.bin": b"one", f"{top}test.bin": b"two"})
     folder = fetch(
-        "x", tmp_path, parcels=[publisher.parcel("c.tar.gz", raw, into="cifar", holds="test.bin")]
+        "x", tmp_path, downloads=[publisher.item("c.tar.gz", raw, into="cifar", holds="test.bin")]
     )
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
         "train.bin": b"one",
@@ -240,7 +241,7 @@ def test_a_zip_is_unpacked_beside_files_that_are_there(
     fetch(
         "x",
         tmp_path,
-        parcels=[publisher.parcel("gzip.zip", raw.getvalue(), into="emnist", holds="a.gz")],
+        downloads=[publisher.item("gzip.zip", raw.getvalue(), into="emnist", holds="a.gz")],
     )
     assert sorted(path.name for path in (tmp_path / "emnist").iterdir()) == ["a.gz", "mine.txt"]
 
@@ -253,7 +254,7 @@ def test_an_archive_that_would_write_elsewhere_is_refused(
         fetch(
             "x",
             tmp_path / "root",
-            parcels=[publisher.parcel("c.tar.gz", raw, into="cifar", holds="test.bin")],
+            downloads=[publisher.item("c.tar.gz", raw, into="cifar", holds="test.bin")],
         )
     assert not (tmp_path / "evil.bin").exists()
     assert not (tmp_path / "root" / "evil.bin").exists()
@@ -264,23 +265,21 @@ def test_an_archive_without_what_it_should_hold(tmp_path: Path, publisher: Publi
         fetch(
             "x",
             tmp_path,
-            parcels=[
-                publisher.parcel(
-                    "c.tar.gz", packed_tar({"a": b"x"}), into="cifar", holds="test.bin"
-                )
+            downloads=[
+                publisher.item("c.tar.gz", packed_tar({"a": b"x"}), into="cifar", holds="test.bin")
             ],
         )
     assert not (tmp_path / "cifar").exists()
 
 
 def test_optional_files_come_when_asked_for(tmp_path: Path, publisher: Publisher) -> None:
-    first = publisher.parcel("a.bin", CONTENT)
+    first = publisher.item("a.bin", CONTENT)
     more = Download(
-        publisher.parcel("b.bin", b"b").url, hashlib.md5(b"b").hexdigest(), "set", optional=True
+        publisher.item("b.bin", b"b").url, hashlib.md5(b"b").hexdigest(), "set", optional=True
     )
-    fetch("x", tmp_path, parcels=[first, more])
+    fetch("x", tmp_path, downloads=[first, more])
     assert not (tmp_path / "set" / "b.bin").exists()
-    fetch("x", tmp_path, parcels=[first, more], everything=True)
+    fetch("x", tmp_path, downloads=[first, more], everything=True)
     assert (tmp_path / "set" / "b.bin").read_bytes() == b"b"
 
 
@@ -308,7 +307,5 @@ def test_every_dataset_can_be_had_somehow() -> None:
 
     assert set(DATASETS) <= DOWNLOADS.keys() | BY_HAND.keys() | set(COMES_WITH) | set(USER_DATA)
     assert all(
-        re.fullmatch("[0-9a-f]{32}", parcel.md5)
-        for parcels in DOWNLOADS.values()
-        for parcel in parcels
+        re.fullmatch("[0-9a-f]{32}", item.md5) for items in DOWNLOADS.values() for item in items
     )

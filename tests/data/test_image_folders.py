@@ -220,7 +220,7 @@ def test_empty_folders_are_named(tmp_path: Path) -> None:
     ("options", "complaint"),
     [
         ({}, r"folder\(path='...'\)"),
-        ({"path": "nowhere"}, "looked for .*nowhere"),
+        ({"path": "nowhere"}, "searched .*nowhere"),
         ({"path": "file"}, "is a file"),
         ({"path": ".", "size": -1}, "-1 pixels wide"),
         ({"path": ".", "channels": 2}, "2 channels"),
@@ -238,7 +238,7 @@ def test_options_are_checked_first(
 def test_too_many_pixels_in_all_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_folders, "MOST_BYTES", 100)  # four images of 4 x 6 x 3 need 288
+    monkeypatch.setattr(image_folders, "MAX_BYTES", 100)  # four images of 4 x 6 x 3 need 288
     make_classes(tmp_path, {"a": 2, "b": 2})
     with pytest.raises(InputError, match=r"4 images of .* need more than 100 bytes"):
         load_dataset("folder", {"path": str(tmp_path)}, None)

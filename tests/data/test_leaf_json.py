@@ -122,7 +122,7 @@ def test_one_user_in_two_files_is_refused(tmp_path: Path) -> None:
         tmp_path / "femnist",
         {"train/a": page({"a": [0]}), "train/b": page({"a": [0]}), "test/a": page({"a": [0]})},
     )
-    with pytest.raises(InputError, match="the user 'a' whom another file"):
+    with pytest.raises(InputError, match="the user 'a', and so does another file"):
         load_dataset("femnist", {}, tmp_path)
 
 

@@ -55,7 +55,7 @@ def test_every_dataset_takes_the_data_folder_and_keyword_options(name: str) -> N
 def test_missing_data_are_named_with_the_folder_and_the_cure(tmp_path: Path, name: str) -> None:
     with pytest.raises(
         InputError,
-        match=rf"dataset '{name}' was not found: looked in {tmp_path} for"
+        match=rf"dataset '{name}' was not found: searched {tmp_path} for"
         rf" .*{GETS[name]}.*--data-dir or REMANENCE_DATA",
     ):
         load_dataset(name, {}, tmp_path)

@@ -96,6 +96,6 @@ def data_fetch(
     from remanence.data.fetch import fetch, show_progress
 
     root = data_dir or os.environ.get("REMANENCE_DATA", "")
-    with show_progress(quiet) as tell:
-        folder = fetch(name, Path(root) if root else None, everything=everything, tell=tell)
+    with show_progress(quiet) as report:
+        folder = fetch(name, Path(root) if root else None, everything=everything, report=report)
     print(f"{name}: {folder}")

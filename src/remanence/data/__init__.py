@@ -2,16 +2,17 @@
 
 - `dataset.py`: `ArrayDataset` and `DatasetSplit`, what every reader returns.
 - Readers, one file a format: `sklearn_digits`, `mnist_idx`, `cifar`, `cinic`, `svhn_mat`,
-  `leaf_json`, `image_folders`, `user_data` (npz files and torch datasets), `synthetic`. Files from
-  strangers are parsed by `npz_reader`, `mat_reader`, `restricted_pickle` and `fast_json`.
-- `downloads.py`, `fetch.py`, `http_download.py`: `remanence data fetch`. `files.py` finds files.
+  `leaf_json`, `image_folders`, `synthetic`; `user_data` (your npz files), `torch_dataset`. Files
+  that we do not trust are parsed by `npz_reader`, `mat_reader`, `restricted_pickle`, `fast_json`.
+- `downloads.py` (addresses and hashes), `fetch.py`, `http_download.py`: `remanence data fetch`.
+  `files.py` finds the files of a dataset.
 - `partitions.py`, `structured_partitions.py`: which client gets which training examples;
   `splits.py`: public, validation and test sets.
 - `population.py`: `ClientData`, the examples of every client at one time step. Without drift it is
   a partition plus validation sets (`split_train_valid`).
 - `drift_schedules.py`: the cluster of each client at each time step. `concepts.py`: the data
-  distribution of each cluster. `concept_views.py`: transformed inputs and labels.
-  `drift_sampling.py`: the examples of each client at each time step.
+  distribution of each cluster, written with `concept_rules.py`. `concept_views.py`: transformed
+  inputs and labels. `drift_sampling.py`: the examples of each client at each time step.
 - `batches.py`: local batches, normalization and augmentation on the device.
 
 `DATASETS` and `PARTITIONS` below list everything that an experiment can name. This package imports
@@ -39,17 +40,17 @@ from remanence.data.partitions import (
     Partition,
     dirichlet,
     dirichlet_by_class,
-    hold_out,
     iid,
     quantity,
     shards,
-    split_validation,
 )
 from remanence.data.sklearn_digits import digits
+from remanence.data.splits import hold_out, split_validation
 from remanence.data.structured_partitions import by_group, label_clusters
 from remanence.data.svhn_mat import svhn
 from remanence.data.synthetic import synthetic, tokens
-from remanence.data.user_data import from_dataset, npz
+from remanence.data.torch_dataset import from_dataset
+from remanence.data.user_data import npz
 
 __all__ = [
     "DATASETS",

@@ -223,7 +223,7 @@ def to_device(
 
 
 def augment_images(x: Tensor, key: Tensor, names: Sequence[str]) -> Tensor:
-    """Flip horizontally and crop with padding at random. x: [n, c, h, w]; key: [n], one an image."""
+    """Flip horizontally and crop with padding at random. x: [n, c, h, w]; key: [n]"""
     height, width = x.shape[-2:]
     rows = torch.arange(height, device=x.device).expand(len(x), height)
     columns = torch.arange(width, device=x.device).expand(len(x), width)

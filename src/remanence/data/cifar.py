@@ -1,5 +1,5 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky: Learning multiple layers of features from tiny images,
-2009), binary or python version.
+"""CIFAR-10 and CIFAR-100 (Krizhevsky, Learning multiple layers of features from tiny images, 2009),
+in their binary or Python version.
 """
 
 from __future__ import annotations
@@ -14,31 +14,38 @@ from remanence.data.dataset import ArrayDataset, DatasetSplit, validate
 from remanence.data.files import damaged_file, find_files
 from remanence.data.restricted_pickle import read_plain_pickle
 
-# images in one file of CIFAR-10 and in the test file of CIFAR-100; the training file of CIFAR-100
-# holds five times as many
+# images in a file of CIFAR-10 and in the test file of CIFAR-100; its training file has five times
+# as many
 BATCH = 10_000
 PIXELS = 3 * 32 * 32
 _PICKLE_LIMIT = 256 << 20  # the largest published file has 155 MB
 
 _TEN = "airplane automobile bird cat deer dog frog horse ship truck"
 _FINE = """
-apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle caterpillar cattle
-chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster house
-kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid
-otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew
-skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout
-tulip turtle wardrobe whale willow_tree wolf woman worm
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
+camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile
+cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp
+lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree
+orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum
+rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider
+squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train
+trout tulip turtle wardrobe whale willow_tree wolf woman worm
 """
 _COARSE = """
-aquatic_mammals fish flowers food_containers fruit_and_vegetables household_electrical_devices household_furniture insects
-large_carnivores large_man-made_outdoor_things large_natural_outdoor_scenes large_omnivores_and_herbivores medium_mammals
+aquatic_mammals fish flowers food_containers fruit_and_vegetables household_electrical_devices
+household_furniture insects large_carnivores large_man-made_outdoor_things
+large_natural_outdoor_scenes large_omnivores_and_herbivores medium_mammals
 non-insect_invertebrates people reptiles small_mammals trees vehicles_1 vehicles_2
 """
 CIFAR10, CIFAR100_FINE, CIFAR100_COARSE = (tuple(names.split()) for names in (_TEN, _FINE, _COARSE))
 
 
 def cifar10(root: Path | None) -> ArrayDataset:
-    """60,000 color images of 32x32 in 10 classes."""
+    """60,000 color images of 32x32 in 10 classes.
+
+    Args:
+        root: the data folder.
+    """
     batches = [f"data_batch_{number}" for number in range(1, 6)]
     choices = [
         ("cifar-10-batches-bin", [f"{name}.bin" for name in (*batches, "test_batch")]),
@@ -78,7 +85,12 @@ def cifar10(root: Path | None) -> ArrayDataset:
 
 
 def cifar100(root: Path | None, *, labels: str = "fine") -> ArrayDataset:
-    """60,000 color images of 32x32 in 100 fine classes, or their 20 coarse ones."""
+    """60,000 color images of 32x32 in 100 fine or 20 coarse classes.
+
+    Args:
+        root: the data folder.
+        labels: "fine" or "coarse".
+    """
     if labels not in ("fine", "coarse"):
         raise InputError(
             f"dataset 'cifar100' has no labels {labels!r}: choose labels='fine' (100 classes)"
@@ -122,6 +134,7 @@ def cifar100(root: Path | None, *, labels: str = "fine") -> ArrayDataset:
 def _read_binary(
     paths: Sequence[Path], records: int, *, label_bytes: int, label_at: int, classes: int
 ) -> DatasetSplit:
+    """Read records of labels and pixels; `label_at` is the byte of the label."""
     width = label_bytes + PIXELS
     x = np.empty((len(paths) * records, PIXELS), dtype=np.uint8)
     y = np.empty(len(paths) * records, dtype=np.int64)

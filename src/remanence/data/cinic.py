@@ -1,4 +1,4 @@
-"""CINIC-10: CIFAR-10 with pictures from ImageNet beside it, in folders."""
+"""CINIC-10: images from CIFAR-10 and ImageNet, in folders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from remanence.core.errors import InputError
 from remanence.data.cifar import CIFAR10
 from remanence.data.dataset import ArrayDataset, DatasetSplit, validate
 from remanence.data.files import find_files
-from remanence.data.image_folders import _decode, _images
+from remanence.data.image_folders import decode_images, find_images
 
 SIDE = 32
 
@@ -19,8 +19,10 @@ def cinic10(root: Path | None, *, merge: bool = False) -> ArrayDataset:
     """270,000 color images of 32x32 in the 10 classes of CIFAR-10 (Darlow, Crowley, Antoniou,
     Storkey 2018), in three parts of 90,000.
 
-    merge: add the published validation images to the training set, as its authors propose for
-        comparisons; without it they are left alone.
+    Args:
+        root: the data folder.
+        merge: add the published validation images to the training set, as its authors propose;
+            otherwise they are not used.
     """
     parts = ("train", "valid", "test") if merge else ("train", "test")
     get = "unpack CINIC-10.tar.gz from the University of Edinburgh (remanence data fetch cinic10)"
@@ -45,12 +47,12 @@ def _read_part(top: Path, part: str) -> DatasetSplit:
     images: list[Path] = []
     y: list[int] = []
     for label, name in enumerate(CIFAR10):
-        here = list(_images(top / part / name, top))
-        if not here:
+        found = list(find_images(top / part / name, top))
+        if not found:
             raise InputError(
                 f"dataset 'cinic10' found no images in {top / part / name}: unpack"
                 " CINIC-10.tar.gz again, each part has all ten classes"
             )
-        images += here
-        y += [label] * len(here)
-    return DatasetSplit(_decode(images, SIDE, 3), np.array(y, dtype=np.int64))
+        images += found
+        y += [label] * len(found)
+    return DatasetSplit(decode_images(images, SIDE, 3), np.array(y, dtype=np.int64))

@@ -173,7 +173,7 @@ def _interpolate(x: np.ndarray, degrees: float) -> np.ndarray:
 def corrupt_images(
     x: np.ndarray, corruption: str, severity: int, max_pixel: int, keys: Sequence[Key]
 ) -> np.ndarray:
-    """Corrupt images, clip them to 0 .. max_pixel and round; `concept_rules.corrupt` has the formulas.
+    """Corrupt images by the formulas of `concept_rules.corrupt`, clip to 0 .. max_pixel and round.
 
     Args:
         x: [n, c, h, w] uint8.

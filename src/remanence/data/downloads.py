@@ -1,6 +1,4 @@
-"""What publishers offer: where each dataset can be fetched, what its files must hash to, and
-where the reader looks for them.
-"""
+"""The address and the hash of each file of the published datasets, and the folder of each."""
 
 from __future__ import annotations
 
@@ -10,17 +8,25 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Download:
-    """One file of a publisher."""
+    """One published file.
+
+    Args:
+        url: its address.
+        md5: the hash that publishers print; it detects broken transfers.
+        into: the folder below the data folder.
+        holds: for an archive: a name in it whose folder becomes `into`; empty: not an archive.
+        optional: fetched only with `everything`.
+    """
 
     url: str
-    md5: str  # what publishers print; it guards against broken lines, the address against strangers
-    into: str  # folder below the data folder
-    # for an archive: a name in it whose folder is what belongs into `into`; empty: not an archive
+    md5: str
+    into: str
     holds: str = ""
-    optional: bool = False  # fetched only when asked for
+    optional: bool = False
 
     @property
     def name(self) -> str:
+        """The file name."""
         return self.url.rsplit("/", 1)[-1]
 
 
@@ -72,7 +78,7 @@ DOWNLOADS: dict[str, tuple[Download, ...]] = {
         },
     ),
     "mnist": _files(
-        # the authors' own page no longer gives the files out
+        # the authors' own page no longer serves the files
         "https://ossci-datasets.s3.amazonaws.com/mnist",
         "mnist",
         {
@@ -102,21 +108,20 @@ DOWNLOADS: dict[str, tuple[Download, ...]] = {
     ),
 }
 
-# What cannot be fetched by one address, and how to get it.
+# Datasets without a single address, and how to get them.
 BY_HAND = {
     "femnist": "LEAF makes it from NIST's files: clone github.com/TalwalkarLab/leaf, run"
     " data/femnist/preprocess.sh -s niid --sf 1.0 -t sample,"
     " and put the resulting data/train and data/test below femnist/",
-    "mnist_by_writer": "write MNIST grouped by writer (QMNIST's labels give the writers), as JSON in the"
-    " layout of LEAF, to leaf-mnist-by-writer/",
+    "mnist_by_writer": "write MNIST grouped by writer (QMNIST's labels give the writers), as JSON"
+    " in the layout of LEAF, to leaf-mnist-by-writer/",
     "pacs": "ask for it on the page of its authors (Li, Yang, Song, Hospedales 2017) and unpack"
     " its four domain folders below PACS/",
 }
-COMES_WITH = ("digits", "synthetic", "tokens")  # needs no files
-USER_DATA = ("npz", "folder")  # a user's own
+COMES_WITH = ("digits", "synthetic", "tokens")  # need no files
+USER_DATA = ("npz", "folder")
 
-# Where readers look, below the data folder: enough to say that a set is not there without reading
-# it.
+# The folders of each dataset below the data folder, to find out without reading that it is missing.
 FOLDERS: dict[str, tuple[str, ...]] = {
     "cifar10": ("cifar-10-batches-bin", "cifar-10-batches-py"),
     "cifar100": ("cifar-100-binary", "cifar-100-python"),
@@ -132,14 +137,14 @@ FOLDERS: dict[str, tuple[str, ...]] = {
 
 
 def is_missing(name: str, root: Path | None) -> bool:
-    """Whether none of the folders of a published set is there."""
+    """Return whether none of the folders of a published dataset exists."""
     return name in FOLDERS and (
         root is None or not any((root / folder).is_dir() for folder in FOLDERS[name])
     )
 
 
 def download_hint(name: str) -> str:
-    """The rest of a sentence."""
+    """Return how to get a dataset, as the end of a sentence."""
     return (
         f"get it with remanence data fetch {name}"
         if name in DOWNLOADS

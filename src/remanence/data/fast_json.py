@@ -1,6 +1,4 @@
-"""Reading a JSON table of plain decimals quickly: LEAF writes images as text, hundreds of
-megabytes of it.
-"""
+"""Parse JSON tables of plain decimals fast: LEAF stores images as hundreds of megabytes of text."""
 
 from __future__ import annotations
 
@@ -12,14 +10,15 @@ _POWERS = 10.0 ** np.arange(_LONGEST)
 
 
 def read_decimals(text: str, at: int, columns: int) -> tuple[np.ndarray, int] | None:
-    """The table `[[0.5, ...], ...]` that starts at `at` as float64 [rows, columns], and where it
-    ends; None for anything less plain.
+    """Parse the table `[[0.5, ...], ...]` that starts at `at`.
 
-    Only numbers such as 0, 1.0 and 0.4941 count as plain, one digit before the point; whatever else
-    there is (signs, exponents, other lengths of rows, damage) is left to a real JSON reader and its
-    messages.
+    Only numbers such as 0, 1.0 and 0.4941, with one digit before the point, are supported. Anything
+    else (signs, exponents, rows of other lengths, damage) is left to the JSON parser.
+
+    Returns:
+        float64 [rows, columns] and the end of the table, or None if it is not supported.
     """
-    # no quote inside a table of numbers: its end is the last bracket before the next one
+    # a table of numbers has no quotes: it ends at the last bracket before the next quote
     quote = text.find('"', at)
     end = text.rfind("]", at, quote if quote >= 0 else len(text)) + 1
     if end <= at or not text.startswith("[", at):
@@ -35,7 +34,7 @@ def read_decimals(text: str, at: int, columns: int) -> tuple[np.ndarray, int] | 
     edges = np.flatnonzero(number[1:] != number[:-1]) + 1
     starts, ends = edges[0::2], edges[1::2]
     lengths = ends - starts
-    # every number in a place of its own: as many as places, none between the brackets of two rows
+    # as many numbers as cells, and none between the brackets of two rows
     if (
         len(starts) != rows * columns
         or (raw[starts - 1] == _CLOSE).any()

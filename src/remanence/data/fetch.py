@@ -1,22 +1,18 @@
-"""`remanence data fetch NAME`: files from their publisher, resumed by ranges, checked by hash,
-put in place whole or not at all.
+"""`remanence data fetch NAME`: download a dataset, check its hashes, unpack it, and move it into
+the data folder by one rename.
 """
 
 from __future__ import annotations
 
 import hashlib
-import http.client
 import os
 import shutil
 import sys
 import tarfile
 import tempfile
-import time
-import urllib.error
-import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,16 +21,9 @@ from remanence.core.errors import InputError, RunFailed, unknown
 from remanence.core.files import flush_folder, translate_disk_errors
 from remanence.data.downloads import BY_HAND, COMES_WITH, DOWNLOADS, USER_DATA, Download
 from remanence.data.files import size_of
+from remanence.data.http_download import Report, download
 
-PIECE = 1 << 20
-LIMIT = 4 << 30  # bytes of one file; the largest published one has 1.2 GiB
 UNPACKED = 16 << 30  # bytes an archive may unpack to
-TRIES = 5  # after a broken line
-PAUSE = 1.0  # seconds before the second try, doubled each time
-TIMEOUT = 60.0  # seconds without a byte
-
-# file name, bytes there, bytes in all where the publisher says
-Report = Callable[[str, int, int | None], None]
 
 
 def fetch(
@@ -42,40 +31,47 @@ def fetch(
     root: Path | None,
     *,
     everything: bool = False,
-    tell: Report | None = None,
-    parcels: Sequence[Download] | None = None,
+    report: Report | None = None,
+    downloads: Sequence[Download] | None = None,
 ) -> Path:
-    """Fetch a dataset into the data folder. -> the folder in which the reader will find it
+    """Fetch a dataset into the data folder; files that exist are not downloaded again.
 
-    everything: also the optional files (SVHN's third). Files that are already there are left alone.
+    Args:
+        name: a key of `DOWNLOADS`.
+        root: the data folder.
+        everything: also fetch optional files (the third file of SVHN).
+        report: called with file name, bytes received and bytes in all.
+        downloads: the files; default: those of `DOWNLOADS`.
+
+    Returns:
+        The folder in which the reader finds the dataset.
     """
-    if parcels is None:
-        parcels = _downloads_of(name)
+    if downloads is None:
+        downloads = _downloads_of(name)
     if root is None:
         raise InputError(
-            f"no data folder is set, so {name} has nowhere to go: name one with --data-dir or"
-            " REMANENCE_DATA"
+            f"no data folder is set for {name}: name one with --data-dir or REMANENCE_DATA"
         )
     root = Path(root).expanduser()
     if root.exists() and not root.is_dir():
         raise InputError(f"{root} is a file: the data folder is a folder")
     with translate_disk_errors(root):
         root.mkdir(parents=True, exist_ok=True)
-        for parcel in parcels:
-            if everything or not parcel.optional:
-                _fetch_download(parcel, root, tell or (lambda name, done, total: None))
-    return root / parcels[0].into
+        for item in downloads:
+            if everything or not item.optional:
+                _fetch_download(item, root, report or (lambda name, done, total: None))
+    return root / downloads[0].into
 
 
 @contextmanager
 def show_progress(quiet: bool = False) -> Iterator[Report]:
-    """A bar for each file in a terminal, a line each tenth elsewhere, nothing where quiet was
-    asked for; all on standard error.
+    """Show progress on standard error: a bar for each file in a terminal, otherwise a line for each
+    tenth; nothing if `quiet`.
     """
     if quiet or not sys.stderr.isatty():
         shown: dict[str, int] = {}
 
-        def tell(name: str, done: int, total: int | None) -> None:
+        def print_tenths(name: str, done: int, total: int | None) -> None:
             tenth = 10 * done // total if total else 0
             if not quiet and tenth != shown.get(name):
                 shown[name] = tenth
@@ -85,7 +81,7 @@ def show_progress(quiet: bool = False) -> Iterator[Report]:
                     flush=True,
                 )
 
-        yield tell
+        yield print_tenths
         return
     from rich.console import Console
     from rich.progress import (
@@ -107,21 +103,22 @@ def show_progress(quiet: bool = False) -> Iterator[Report]:
     with Progress(*columns, console=Console(stderr=True)) as bars:
         tasks: dict[str, Any] = {}
 
-        def draw(name: str, done: int, total: int | None) -> None:
+        def update_bar(name: str, done: int, total: int | None) -> None:
             if name not in tasks:
                 tasks[name] = bars.add_task(name, total=total)
             bars.update(tasks[name], completed=done, total=total)
 
-        yield draw
+        yield update_bar
 
 
 def _downloads_of(name: str) -> Sequence[Download]:
+    """Return the files of a dataset, or raise the reason why it cannot be fetched."""
     if name in DOWNLOADS:
         return DOWNLOADS[name]
     if name in BY_HAND:
         raise InputError(f"{name} cannot be fetched from one address: {BY_HAND[name]}")
     if name in COMES_WITH:
-        raise InputError(f"{name} needs no files: use it at once, with --data {name}")
+        raise InputError(f"{name} needs no files: use it with --data {name}")
     if name in USER_DATA:
         raise InputError(
             f"{name} reads your own files, and there is no publisher to fetch them from:"
@@ -130,29 +127,29 @@ def _downloads_of(name: str) -> Sequence[Download]:
     raise unknown("data to fetch", name, [*DOWNLOADS, *BY_HAND])
 
 
-def _fetch_download(parcel: Download, root: Path, tell: Report) -> None:
-    folder = root / parcel.into
-    final = folder / (parcel.holds or parcel.name)
+def _fetch_download(item: Download, root: Path, report: Report) -> None:
+    """Download, check and unpack one file, unless it exists."""
+    folder = root / item.into
+    final = folder / (item.holds or item.name)
     if final.exists():
         return
-    if parcel.holds and folder.exists() and any(path.is_dir() for path in folder.iterdir()):
+    if item.holds and folder.exists() and any(path.is_dir() for path in folder.iterdir()):
         raise InputError(
-            f"{folder} is there in part and has folders that unpacking would overwrite: move"
+            f"{folder} is incomplete and has folders that unpacking would overwrite: move"
             " it away, then fetch again"
         )
-    part = root / f".{parcel.into.replace('/', '-')}-{parcel.name}.part"
-    download(parcel.url, part, tell)
+    part = root / f".{item.into.replace('/', '-')}-{item.name}.part"
+    download(item.url, part, report)
     found = _md5(part)
-    if found != parcel.md5:
+    if found != item.md5:
         part.unlink()
         raise RunFailed(
-            f"{parcel.url} came with the MD5 sum {found} instead of {parcel.md5}, so it"
-            " was thrown away:"
-            " the publisher may have changed the file, or something on the way did; try"
+            f"{item.url} has the MD5 sum {found} instead of {item.md5}, so it was"
+            " deleted: the publisher may have changed the file, or the transfer damaged it; try"
             " again, or fetch it by hand"
         )
-    if parcel.holds:
-        _unpack(part, parcel, folder)
+    if item.holds:
+        _unpack(part, item, folder)
         part.unlink()
     else:
         folder.mkdir(parents=True, exist_ok=True)
@@ -160,98 +157,13 @@ def _fetch_download(parcel: Download, root: Path, tell: Report) -> None:
         flush_folder(folder)
 
 
-def download(url: str, part: Path, tell: Report) -> None:
-    """All bytes of an address in a file; what an earlier attempt left there is kept and the
-    rest asked for. A broken line is tried again.
-    """
-    if not url.startswith(("https://", "http://")):
-        raise InputError(f"{url} is not a web address: it begins with https:// or http://")
-    tries, pause = TRIES, PAUSE
-    while True:
-        before = _size(part)
-        try:
-            if _ask(url, part, tell):
-                return
-            problem = f"the line broke after {size_of(_size(part))}"
-        except urllib.error.HTTPError as error:
-            if error.code < 500:
-                raise RunFailed(
-                    f"{url} answers {error.code} {error.reason}: the publisher has moved the"
-                    " file; fetch it by hand"
-                ) from None
-            problem = f"the publisher's machine answers {error.code} {error.reason}"
-        except (OSError, http.client.HTTPException) as error:
-            problem = str(getattr(error, "reason", None) or error) or type(error).__name__
-        if _size(part) > before:  # it moves on, so patience begins anew
-            tries, pause = TRIES, PAUSE
-        tries -= 1
-        if not tries:
-            raise RunFailed(
-                f"cannot fetch {url} ({problem}): check the line; what has come is kept,"
-                " and the same command goes on from there"
-            )
-        time.sleep(pause)
-        pause *= 2
-
-
-def _ask(url: str, part: Path, tell: Report) -> bool:
-    """One request for what is missing. -> is the file complete?"""
-    have = _size(part)
-    request = urllib.request.Request(
-        url, headers={"User-Agent": "remanence", "Accept-Encoding": "identity"}
-    )
-    if have:
-        request.add_header("Range", f"bytes={have}-")
-    try:
-        answer = urllib.request.urlopen(request, timeout=TIMEOUT)
-    except urllib.error.HTTPError as error:
-        if error.code != 416 or not have:
-            raise
-        total = error.headers.get("Content-Range", "").rpartition("/")[2]
-        error.close()
-        if total == str(have):
-            return True  # all bytes were there already
-        part.unlink()  # longer than what the publisher has now: another file
-        return False
-    with answer:
-        if have and answer.status != 206:  # this publisher knows no ranges: from the beginning
-            have = 0
-        elif have and not answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
-            raise http.client.HTTPException(
-                f"asked for bytes from {have} on, got {answer.headers.get('Content-Range')}"
-            )
-        length = answer.headers.get("Content-Length")
-        total_bytes = have + int(length) if length and length.isdecimal() else None
-        if (total_bytes or 0) > LIMIT:
-            raise InputError(
-                f"{url} has {size_of(total_bytes or 0)}, more than any file we know of: fetch"
-                " it by hand if you trust it"
-            )
-        with part.open("ab" if have else "wb") as file:
-            while piece := answer.read(PIECE):
-                file.write(piece)
-                have += len(piece)
-                if have > LIMIT:
-                    raise InputError(
-                        f"{url} sends more than {size_of(LIMIT)}: fetch it by hand if you trust it"
-                    )
-                tell(part.name.removeprefix(".").removesuffix(".part"), have, total_bytes)
-    return total_bytes is None or have >= total_bytes
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
 def _md5(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def _unpack(archive: Path, parcel: Download, folder: Path) -> None:
-    """Into a folder beside the target, then in place by one rename, so that nobody ever reads
-    half of it.
-    """
+def _unpack(archive: Path, item: Download, folder: Path) -> None:
+    """Unpack into a temporary folder and rename it, so that no reader finds half a dataset."""
     beside = Path(tempfile.mkdtemp(prefix=".unpack-", dir=archive.parent))
     try:
         try:
@@ -261,19 +173,19 @@ def _unpack(archive: Path, parcel: Download, folder: Path) -> None:
                 _unpack_tar(archive, beside)
         except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
             raise RunFailed(
-                f"{parcel.url} could not be unpacked ({error}): remove {archive} and fetch it again"
+                f"{item.url} could not be unpacked ({error}): remove {archive} and fetch it again"
             ) from None
         found = next(
             (
                 path
-                for path in [beside / parcel.holds, *sorted(beside.rglob(parcel.holds))]
+                for path in [beside / item.holds, *sorted(beside.rglob(item.holds))]
                 if path.exists()
             ),
             None,
         )
         if found is None:
             raise RunFailed(
-                f"{parcel.url} does not hold {parcel.holds}: the publisher has changed it;"
+                f"{item.url} does not hold {item.holds}: the publisher has changed it;"
                 " fetch and unpack it by hand"
             )
         if folder.exists():
@@ -283,7 +195,7 @@ def _unpack(archive: Path, parcel: Download, folder: Path) -> None:
             folder.parent.mkdir(parents=True, exist_ok=True)
             os.replace(found.parent, folder)
             if found.parent == beside:
-                folder.chmod(0o755)  # a temporary folder is its maker's alone
+                folder.chmod(0o755)  # mkdtemp makes folders private
         flush_folder(folder.parent)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
@@ -296,7 +208,7 @@ def _unpack_tar(archive: Path, beside: Path) -> None:
             total += member.size
             if total > UNPACKED:
                 raise tarfile.TarError(f"it unpacks to more than {size_of(UNPACKED)}")
-            # refuses links, devices and paths that lead elsewhere
+            # filter="data" rejects links, devices and paths outside the folder
             packed.extract(member, beside, filter="data")
 
 
@@ -304,4 +216,4 @@ def _unpack_zip(archive: Path, beside: Path) -> None:
     with zipfile.ZipFile(archive) as packed:
         if sum(member.file_size for member in packed.infolist()) > UNPACKED:
             raise zipfile.BadZipFile(f"it unpacks to more than {size_of(UNPACKED)}")
-        packed.extractall(beside)  # leaves out drives and .. by itself
+        packed.extractall(beside)  # extractall removes drives and ..

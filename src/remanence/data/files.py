@@ -1,6 +1,4 @@
-"""Finding a publisher's files below the data folder, and the sentences for those that are
-missing or damaged.
-"""
+"""Find the files of a dataset below the data folder; errors for missing and damaged files."""
 
 from __future__ import annotations
 
@@ -15,11 +13,13 @@ WHERE = "--data-dir or REMANENCE_DATA"
 def find_files(
     dataset: str, root: Path | None, choices: Sequence[tuple[str, Sequence[str]]], get: str
 ) -> Path:
-    """The first folder of `choices` (folder below root, names it must hold) that is complete; a
-    name may also end in .gz.
+    """Return the first complete folder of a dataset.
 
-    `get` says what to fetch from the publisher, as the rest of a sentence: "unpack x.tar.gz from
-    ... there".
+    Args:
+        dataset: its name, for errors.
+        root: the data folder.
+        choices: (folder below root, names it must hold); a name may also end in .gz.
+        get: how to get the files, as part of a sentence: "unpack x.tar.gz from ...".
     """
     if root is None:
         raise InputError(
@@ -31,44 +31,44 @@ def find_files(
             f"dataset {dataset!r} cannot be read because the data folder {root} does not exist:"
             f" name the right one with {WHERE}"
         )
-    started = []
+    partial = []
     for folder, names in choices:
         absent = [name for name in names if not has_files(root / folder, name)]
         if not absent:
             return root / folder
         if len(absent) < len(names):
-            started.append(f"{folder} lacks {_listed(absent)}")
+            partial.append(f"{folder} lacks {_listed(absent)}")
     folders: dict[str, list[str]] = {}
     for folder, names in choices:
         folders.setdefault(_listed(names), []).append(f"{folder}/")
-    looked = " or ".join(f"{' or '.join(places)} with {names}" for names, places in folders.items())
-    partly = f" ({'; '.join(started)})" if started else ""
+    searched = " or ".join(
+        f"{' or '.join(places)} with {names}" for names, places in folders.items()
+    )
+    partly = f" ({'; '.join(partial)})" if partial else ""
     raise InputError(
-        f"dataset {dataset!r} was not found: looked in {root} for {looked}{partly}; {get}"
+        f"dataset {dataset!r} was not found: searched {root} for {searched}{partly}; {get}"
         f" there, or name another folder with {WHERE}"
     )
 
 
 def has_files(folder: Path, name: str) -> bool:
-    """Whether the folder holds this file or folder, packed or not."""
+    """Return whether the folder holds this file or folder, packed or not."""
     return (folder / name).exists() or (folder / f"{name}.gz").is_file()
 
 
 def resolve(dataset: str, root: Path | None, path: str) -> Path:
-    """A path given by the user: absolute, below the data folder, or below the current folder,
-    in this order.
+    """Return the path that a user wrote: absolute, below the data folder, or below the current
+    folder, in this order.
     """
     if not path:
-        raise InputError(
-            f"dataset {dataset!r} needs to know what to read: give it as {dataset}(path='...')"
-        )
+        raise InputError(f"dataset {dataset!r} needs a path: give it as {dataset}(path='...')")
     given = Path(path).expanduser()
     tried = [given] if given.is_absolute() or root is None else [root / given, given]
     for candidate in tried:
         if candidate.exists():
             return candidate
     raise InputError(
-        f"dataset {dataset!r} was not found: looked for {' and '.join(map(str, tried))};"
+        f"dataset {dataset!r} was not found: searched {' and '.join(map(str, tried))};"
         f" correct path, or name the data folder with {WHERE}"
     )
 
@@ -76,14 +76,14 @@ def resolve(dataset: str, root: Path | None, path: str) -> Path:
 def damaged_file(
     path: Path, expected: str, found: str, cure: str = "fetch the file again"
 ) -> InputError:
-    """The sentence for a file that is not what its name promises."""
+    """Return the error for a file with other content than expected."""
     return InputError(
         f"{path} is damaged or not the right file: expected {expected}, found {found}; {cure}"
     )
 
 
 def size_of(count: int) -> str:
-    """Bytes for people.
+    """Return a number of bytes as text.
 
     >>> size_of(2**31), size_of(12)
     ('2.0 GiB', '12 bytes')

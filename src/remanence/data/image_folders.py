@@ -1,5 +1,5 @@
-"""Images in folders: a folder a class, optionally below train/ and test/, and PACS with a
-folder a domain above the classes.
+"""Images in folders: one folder for each class, optionally below train/ and test/; and PACS, with
+one folder for each domain above the classes.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ FORMATS = {
     "PPM": (".ppm", ".pgm"),
 }
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
-# Pillow's own limit, a quarter of a GiB in color, held even where a program has lifted it
-MOST_PIXELS = 89_478_485
-MOST_BYTES = 32 << 30
+# Pillow's default limit (a quarter of a GiB in color); applied even if a program has changed it
+MAX_PIXELS = 89_478_485
+MAX_BYTES = 32 << 30
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
@@ -45,15 +45,18 @@ def folder(
     """Your own images: `path`/CLASS/..., or `path`/train/CLASS/... with `path`/test (or val, valid,
     validation)/CLASS/....
 
-    Where there is no test folder a share `test` of the images of each class is held out. `size` = 0
-    asks for images that are all of one size; any other number makes them `size` x `size`.
-    `channels` is 3 for color or 1 for grey.
+    Args:
+        root: the data folder.
+        path: the folder, absolute or below the data folder or the current folder.
+        size: resize images to `size` x `size`; 0: keep their size, which must be equal.
+        test: without a test folder, the fraction of each class that is held out.
+        channels: 3 for color or 1 for gray.
     """
     _check_options(size, channels, test)
     top = resolve("folder", root, path).resolve()
     if not top.is_dir():
         raise InputError(
-            f"dataset 'folder' reads a folder but {top} is a file: give the folder that holds"
+            f"dataset 'folder' reads a folder but {top} is a file: give the folder that has"
             " one folder for each class"
         )
     train_top = top / "train" if (top / "train").is_dir() else top
@@ -66,17 +69,20 @@ def folder(
         [
             (image, label)
             for label, name in enumerate(classes)
-            for image in _images(part / name, top)
+            for image in find_images(part / name, top)
         ]
         for part in tops
     ]
-    seen = [{label for _, label in images} for images in found]
-    bare = [train_top / name for label, name in enumerate(classes) if label not in seen[0]]
-    bare += [part for part, labels in zip(tops, seen, strict=True) if not labels]
-    if bare:
-        wanted = f"give each class a folder with {', '.join(sorted(SUFFIXES))} files"
-        raise InputError(f"dataset 'folder' found no images in {bare[0]}: {wanted}")
-    x = _decode([image for images in found for image, _ in images], size, channels)
+    present = [{label for _, label in images} for images in found]
+    empty = [train_top / name for label, name in enumerate(classes) if label not in present[0]]
+    empty += [part for part, labels in zip(tops, present, strict=True) if not labels]
+    if empty:
+        suffixes = ", ".join(sorted(SUFFIXES))
+        raise InputError(
+            f"dataset 'folder' found no images in {empty[0]}: give each class a folder with"
+            f" {suffixes} files"
+        )
+    x = decode_images([image for images in found for image, _ in images], size, channels)
     y = np.array([label for images in found for _, label in images], dtype=np.int64)
     cut = len(found[0])
     parts = (
@@ -99,7 +105,10 @@ def pacs(root: Path | None, *, size: int = 227, test: float = 0.2) -> ArrayDatas
     """Photos, art, cartoons and sketches of seven things (Li, Yang, Song, Hospedales 2017); groups
     are the four domains.
 
-    PACS has no test set of its own: a share `test` is held out in every domain and class.
+    Args:
+        root: the data folder.
+        size: resize images to `size` x `size`; 0: keep their size.
+        test: the fraction that is held out in every domain and class, since PACS has no test set.
     """
     _check_options(size, 3, test)
     get = (
@@ -112,17 +121,19 @@ def pacs(root: Path | None, *, size: int = 227, test: float = 0.2) -> ArrayDatas
     images, y, groups = [], [], []
     for group, domain in enumerate(DOMAINS):
         for label, name in enumerate(PACS):
-            here = list(_images(top / domain / name, top)) if (top / domain / name).is_dir() else []
-            if not here:
+            found = list(find_images(top / domain / name, top))
+            if not found:
                 raise InputError(
                     f"dataset 'pacs' found no images in {top / domain / name}: unpack PACS"
                     " again, each domain has all seven classes"
                 )
-            images += here
-            y += [label] * len(here)
-            groups += [group] * len(here)
+            images += found
+            y += [label] * len(found)
+            groups += [group] * len(found)
     split = DatasetSplit(
-        _decode(images, size, 3), np.array(y, dtype=np.int64), np.array(groups, dtype=np.int64)
+        decode_images(images, size, 3),
+        np.array(y, dtype=np.int64),
+        np.array(groups, dtype=np.int64),
     )
     note = (
         "Photos, art, cartoons and sketches of seven things at"
@@ -141,7 +152,7 @@ def _check_options(size: int, channels: int, test: float) -> None:
     if channels not in (1, 3):
         raise InputError(
             f"images cannot have {channels} channels: give channels=3 for color or channels=1"
-            " for grey"
+            " for gray"
         )
 
 
@@ -151,17 +162,17 @@ def _folders(folder: Path, top: Path) -> Iterator[Path]:
             yield entry
 
 
-def _images(folder: Path, top: Path) -> Iterator[Path]:
-    """Every image below a folder in a stable order; files that are no images are passed over."""
+def find_images(folder: Path, top: Path) -> Iterator[Path]:
+    """Yield every image below a folder in a stable order; other files are skipped."""
     if not folder.is_dir():
         return
-    for here, names, files in os.walk(_inside(folder, top), onerror=_raise):
+    for parent, names, files in os.walk(_inside(folder, top), onerror=_raise):
         names[:] = sorted(name for name in names if not name.startswith("."))
         for name in names:
-            _inside(Path(here, name), top)
+            _inside(Path(parent, name), top)
         for name in sorted(files):
             if Path(name).suffix.lower() in SUFFIXES and not name.startswith("."):
-                yield _inside(Path(here, name), top)
+                yield _inside(Path(parent, name), top)
 
 
 def _raise(error: OSError) -> None:
@@ -169,9 +180,7 @@ def _raise(error: OSError) -> None:
 
 
 def _inside(path: Path, top: Path) -> Path:
-    """The path itself, unless it is a link to somewhere else, or to a folder, where following
-    it could lead in circles.
-    """
+    """Return the path; reject links that leave `top`, and links to folders, which can form cycles."""
     if path.is_symlink():
         if not path.resolve().is_relative_to(top):
             raise InputError(
@@ -186,8 +195,8 @@ def _inside(path: Path, top: Path) -> Path:
     return path
 
 
-def _decode(paths: Sequence[Path], size: int, channels: int) -> np.ndarray:
-    """uint8 [n, channels, h, w]."""
+def decode_images(paths: Sequence[Path], size: int, channels: int) -> np.ndarray:
+    """Decode image files. -> uint8 [n, channels, h, w]"""
     pillow = _pillow()
     x = np.empty((0, channels, size, size), dtype=np.uint8)
     with warnings.catch_warnings():
@@ -196,10 +205,10 @@ def _decode(paths: Sequence[Path], size: int, channels: int) -> np.ndarray:
             pixels = _decode_one(pillow, path, size, channels)
             if not number:
                 shape = (len(paths), channels, *pixels.shape[1:])
-                if np.prod(shape, dtype=np.float64) > MOST_BYTES:
+                if np.prod(shape, dtype=np.float64) > MAX_BYTES:
                     raise InputError(
                         f"{len(paths)} images of {pixels.shape[1:]} need more than"
-                        f" {size_of(MOST_BYTES)}: give a smaller size"
+                        f" {size_of(MAX_BYTES)}: give a smaller size"
                     )
                 x = np.empty(shape, dtype=np.uint8)
             if pixels.shape != x.shape[1:]:
@@ -215,14 +224,14 @@ def _decode(paths: Sequence[Path], size: int, channels: int) -> np.ndarray:
 
 
 def _decode_one(pillow: ModuleType, path: Path, size: int, channels: int) -> np.ndarray:
-    if not path.is_file():  # a pipe or a device would keep us waiting for ever
+    if not path.is_file():  # reading a pipe or a device could block forever
         raise damaged_file(path, "an image file", "something else", "replace or remove it")
     try:
         with pillow.open(path, formats=tuple(FORMATS)) as image:
-            if image.width * image.height > MOST_PIXELS:
+            if image.width * image.height > MAX_PIXELS:
                 raise InputError(
                     f"{path} is refused because it unpacks to {image.width}x{image.height}"
-                    f" pixels: {MOST_PIXELS} is the limit"
+                    f" pixels: {MAX_PIXELS} is the limit"
                 )
             if image.mode[0] in "IF":
                 raise InputError(

@@ -1,5 +1,5 @@
-"""Data by user in the JSON of LEAF (Caldas et al. 2018): FEMNIST, and MNIST by the person who
-wrote each digit.
+"""Datasets with users as groups, in the JSON format of LEAF (Caldas et al. 2018): FEMNIST, and
+MNIST by writer.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def _read_users(folder: Path, classes: int) -> _Users:
         for user, content in _read_file(path, classes).items():
             if user in users:
                 raise InputError(
-                    f"{path} holds the user {user!r} whom another file of {folder} holds"
-                    " too: keep the files of one sampling only"
+                    f"{path} holds the user {user!r}, and so does another file of {folder}:"
+                    " keep the files of one sampling only"
                 )
             users[user] = content
     if not users:
@@ -113,7 +113,7 @@ def _read_file(path: Path, classes: int) -> _Users:
             return end
 
         end = _walk(text, at, read_part)
-        # at once: a whole file as Python numbers takes ten times the room
+        # user by user: a whole file as Python numbers takes ten times the memory
         users[user] = _arrays(path, user, content, classes)
         return end
 
@@ -157,8 +157,8 @@ def _skip(text: str, at: int) -> int:
 
 
 def _walk(text: str, at: int, read_value: Callable[[str, str, int], int]) -> int:
-    """Go through the JSON object that starts at `at`, handing over where each value starts;
-    returns where the object ends.
+    """Read the JSON object that starts at `at` and return its end; `read_value(name, text, at)` reads
+    a value and returns its end.
     """
     if text[at] != "{":
         raise ValueError(f"no object at character {at}")

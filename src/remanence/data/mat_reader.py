@@ -1,10 +1,8 @@
-"""Reading the arrays of bytes in MATLAB's .mat files (version 5) from strangers: a page of code
-that can be trusted, instead of a library that cannot.
+"""Read the uint8 arrays of MATLAB files (version 5) that we do not trust.
 
-A file is a header of 128 bytes and elements, each a kind, a number of bytes and that many bytes,
-filled up to eight; an element may be packed by zlib. An array is an element of elements: flags,
-dimensions, name and values. Nothing is unpacked beyond what the sizes of the arrays we look for
-allow.
+A file is a header of 128 bytes followed by elements: a kind, a number of bytes, and the bytes
+padded to a multiple of eight. An element may be compressed with zlib. An array is an element of
+elements: flags, dimensions, name and values. Decompression stops at the given limit.
 """
 
 from __future__ import annotations
@@ -18,14 +16,14 @@ from typing import NamedTuple
 import numpy as np
 
 HEADER = 128
-INT8, UINT8, INT32, UINT32, MATRIX, PACKED = 1, 2, 5, 6, 14, 15  # kinds of elements
+INT8, UINT8, INT32, UINT32, MATRIX, PACKED = 1, 2, 5, 6, 14, 15  # element kinds
 UINT8_CLASS = 9
-MOST_ELEMENTS = 100  # at the top of a file: SVHN has two
+MAX_ELEMENTS = 100  # at the top level of a file: SVHN has two
 OVERHEAD = 4096  # bytes of an array besides its values
 
 
 class UnsupportedFile(Exception):
-    """The file is not what we read; the message says what was found."""
+    """The file has another format; the message is what was found."""
 
 
 class Element(NamedTuple):
@@ -34,16 +32,16 @@ class Element(NamedTuple):
 
 
 def read_arrays(raw: bytes, names: tuple[str, ...], limit: int) -> dict[str, np.ndarray]:
-    """The uint8 arrays of these names, of at most `limit` bytes each; other elements are passed
-    over.
+    """Return the uint8 arrays with these names, of at most `limit` bytes each; other elements are
+    skipped.
     """
     if len(raw) < HEADER or raw[124:128] not in (b"\x00\x01IM", b"\x01\x00MI"):
         raise UnsupportedFile("no header of MATLAB's format 5")
     order = "<" if raw[126:128] == b"IM" else ">"
     found: dict[str, np.ndarray] = {}
     for count, element in enumerate(_walk(memoryview(raw)[HEADER:], order)):
-        if count >= MOST_ELEMENTS:
-            raise UnsupportedFile(f"more than {MOST_ELEMENTS} elements")
+        if count >= MAX_ELEMENTS:
+            raise UnsupportedFile(f"more than {MAX_ELEMENTS} elements")
         if element.kind == PACKED:
             element = _unpack(element.content, order, limit)
         if element.kind == MATRIX:
@@ -56,32 +54,30 @@ def read_arrays(raw: bytes, names: tuple[str, ...], limit: int) -> dict[str, np.
 
 
 def _walk(content: memoryview, order: str) -> Iterator[Element]:
-    """Elements one after the other."""
-    place = 0
-    while place < len(content):
-        if len(content) - place < 8:
-            raise UnsupportedFile(f"{len(content) - place} bytes where an element should begin")
-        kind, size = struct.unpack_from(f"{order}2I", content, place)
+    """Yield the elements of a file or an element."""
+    offset = 0
+    while offset < len(content):
+        if len(content) - offset < 8:
+            raise UnsupportedFile(f"{len(content) - offset} bytes where an element should begin")
+        kind, size = struct.unpack_from(f"{order}2I", content, offset)
         # a small element: number of bytes and kind in one word, then the bytes themselves
         if kind >> 16:
             kind, size = kind & 0xFFFF, kind >> 16
             if size > 4:
                 raise UnsupportedFile(f"a small element of {size} bytes")
-            yield Element(kind, content[place + 4 : place + 4 + size])
-            place += 8
+            yield Element(kind, content[offset + 4 : offset + 4 + size])
+            offset += 8
             continue
-        if size > len(content) - place - 8:
+        if size > len(content) - offset - 8:
             raise UnsupportedFile(
-                f"an element of {size} bytes where {len(content) - place - 8} are left"
+                f"an element of {size} bytes where {len(content) - offset - 8} are left"
             )
-        yield Element(kind, content[place + 8 : place + 8 + size])
-        place += 8 + (size if kind == PACKED else -(-size // 8) * 8)
+        yield Element(kind, content[offset + 8 : offset + 8 + size])
+        offset += 8 + (size if kind == PACKED else -(-size // 8) * 8)
 
 
 def _unpack(packed: memoryview, order: str, limit: int) -> Element:
-    """The one element in a packed one; it grows with what is really there, never beyond the
-    limit.
-    """
+    """Decompress an element, which must contain one array of at most `limit` bytes."""
     unpacker = zlib.decompressobj()
     try:
         content = unpacker.decompress(packed, limit + OVERHEAD)
@@ -100,7 +96,7 @@ def _unpack(packed: memoryview, order: str, limit: int) -> Element:
 def _read_array(
     content: memoryview, order: str, names: tuple[str, ...], limit: int
 ) -> tuple[str, np.ndarray | None]:
-    """-> its name, and its values where it is one we look for"""
+    """Return the name of an array, and its values if the name is one of `names`."""
     parts = _walk(content, order)
     head = [part for _, part in zip(range(3), parts, strict=False)]
     if (

@@ -1,4 +1,4 @@
-"""MNIST, Fashion-MNIST and EMNIST: images and labels in the IDX format, packed with gzip or not."""
+"""MNIST, Fashion-MNIST and EMNIST: images and labels in the IDX format, optionally compressed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from remanence.data.dataset import ArrayDataset, DatasetSplit, validate
 from remanence.data.files import damaged_file, find_files, size_of
 
 LIMIT = 2 << 30  # the largest published file, EMNIST by class, unpacks to 0.5 GiB
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
 
 DIGITS = tuple(string.digits)
 CHARACTERS = (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
@@ -34,7 +34,7 @@ FASHION = (
     "bag",
     "ankle boot",
 )
-# letters whose two cases look alike count as one class
+# letters whose upper and lower case have the same shape are one class
 MERGED = (*string.digits, *string.ascii_uppercase, *"abdefghnqrt")
 EMNIST = {
     "byclass": CHARACTERS,
@@ -61,7 +61,7 @@ def mnist(root: Path | None) -> ArrayDataset:
 
 
 def fashion_mnist(root: Path | None) -> ArrayDataset:
-    """70,000 pictures of clothes of 28x28 (Xiao, Rasul, Vollgraf 2017)."""
+    """70,000 images of clothes of 28x28 (Xiao, Rasul, Vollgraf 2017)."""
     get = "put the four *-ubyte.gz files of Zalando Research's Fashion-MNIST in fashion-mnist/"
     train, test = _read_pair(
         "fashion_mnist", root, ("fashion-mnist", "FashionMNIST/raw"), "", ("train", "t10k"), get
@@ -79,8 +79,11 @@ def fashion_mnist(root: Path | None) -> ArrayDataset:
 
 
 def emnist(root: Path | None, *, split: str = "byclass") -> ArrayDataset:
-    """Handwritten characters of 28x28 (Cohen, Afshar, Tapson, van Schaik 2017), in one of six
-    choices of classes.
+    """Handwritten characters of 28x28 (Cohen, Afshar, Tapson, van Schaik 2017).
+
+    Args:
+        root: the data folder.
+        split: the published choice of classes: a key of `EMNIST`.
     """
     if split not in EMNIST:
         raise unknown("split of dataset 'emnist'", split, EMNIST)
@@ -93,7 +96,7 @@ def emnist(root: Path | None, *, split: str = "byclass") -> ArrayDataset:
         ("train", "test"),
         get,
     )
-    # published lying on their side: rows and columns are exchanged
+    # published with rows and columns exchanged
     train, test = (
         DatasetSplit(
             np.ascontiguousarray(part.x.transpose(0, 1, 3, 2)), part.y - (split == "letters")
@@ -148,8 +151,8 @@ def _packed_or_not(path: Path) -> Path:
 
 
 def read_idx(path: Path, rank: int) -> np.ndarray:
-    """The bytes of an IDX file with `rank` axes, uint8; a name that ends in .gz is unpacked,
-    never beyond what its header declares.
+    """Read a uint8 array with `rank` axes from an IDX file; .gz files are decompressed up to the size
+    in the header.
     """
     try:
         if path.suffix == ".gz":
@@ -180,15 +183,15 @@ def _read_open(path: Path, file: gzip.GzipFile | io.BufferedReader, rank: int) -
             f"at most {size_of(LIMIT)} of data",
             f"a header that declares {size_of(declared)} {shape}",
         )
-    # grows with what is really there: a header alone must not make us allocate
+    # grows with the data: a wrong header cannot make us allocate memory
     content = bytearray()
     while len(content) < declared:
-        piece = file.read(min(_PIECE, declared - len(content)))
-        if not piece:
+        chunk = file.read(min(_CHUNK, declared - len(content)))
+        if not chunk:
             raise damaged_file(
                 path, f"{declared} bytes of data after the header", f"{len(content)}"
             )
-        content += piece
+        content += chunk
     if file.read(1):
         raise damaged_file(path, f"{declared} bytes of data after the header", "more")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)

@@ -1,5 +1,5 @@
-"""Reading numpy's .npz archives from strangers: sizes are checked before anything is allocated,
-and nothing is ever unpickled.
+"""Read NumPy's .npz archives that we do not trust: sizes are checked before memory is allocated,
+and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KINDS = "biufU"
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file by name."""
+    """Return the arrays of an .npz file by name."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -31,7 +31,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
                 member.filename.removesuffix(".npy"): _read_member(path, archive, member)
                 for member in members
             }
-    # not damaged: whoever asked for the dataset says what it is
+    # the file is not damaged: the caller handles these
     except (IsADirectoryError, PermissionError, FileNotFoundError):
         raise
     except (
@@ -85,7 +85,7 @@ def _check_members(path: Path, members: list[zipfile.ZipInfo]) -> None:
             )
             raise damaged_file(
                 path,
-                "members that can be as large as they say",
+                "members with a plausible size",
                 found,
                 "save it again with numpy.savez",
             )

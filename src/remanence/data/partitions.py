@@ -15,18 +15,6 @@ import numpy as np
 
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
-from remanence.data.splits import hold_out, split_validation
-
-__all__ = [
-    "Partition",
-    "dirichlet",
-    "dirichlet_by_class",
-    "hold_out",
-    "iid",
-    "quantity",
-    "shards",
-    "split_validation",
-]
 
 # (labels [n], groups [n] or None, number of clients or None, number of classes, key)
 # -> the indices of each client's examples

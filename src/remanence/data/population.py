@@ -15,7 +15,7 @@ import numpy as np
 
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
-from remanence.data.partitions import split_validation
+from remanence.data.splits import split_validation
 
 
 @dataclass(frozen=True)

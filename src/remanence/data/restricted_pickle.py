@@ -1,10 +1,9 @@
-"""Reading the pickles in which CIFAR's publishers keep their python version, without trusting them.
+"""Read the pickle files of CIFAR's Python version without trusting them.
 
 A pickle is a program. Before it runs, every instruction is checked against a short list (plain
-values and their containers) and against the bytes that are really there; while it runs, the only
-names it can look up are the few with which numpy writes an array, and these give stand-ins of ours
-that accept a two-dimensional uint8 array and nothing else. No function of numpy or of any other
-module is ever reached.
+values and their containers). While it runs, it can resolve only the few names with which NumPy
+writes an array; these resolve to classes of this module that accept a two-dimensional uint8 array
+and nothing else. No function of NumPy or of any other module is called.
 """
 
 from __future__ import annotations
@@ -37,18 +36,16 @@ _TUPLES = {"EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
 _FRAME = {"PROTO", "FRAME", "STOP", "BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET"}
 _ARRAYS = {"GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD"}
 ALLOWED = _VALUES | _TEXTS | _CONTAINERS | _TUPLES | _FRAME | _ARRAYS
-_MOST_INSTRUCTIONS = 5_000_000
-_MOST_TUPLES = 100  # a batch of CIFAR has about ten
+_MAX_INSTRUCTIONS = 5_000_000
+_MAX_TUPLES = 100  # a batch of CIFAR has about ten
 
 
 class _Forbidden(Exception):
-    """The pickle asks for more than data; the message says for what."""
+    """The pickle contains more than data; the message names it."""
 
 
 class _Dtype:
-    """Stands in for numpy.dtype: remembers the code, accepts only the state of a one-byte
-    number.
-    """
+    """Replaces numpy.dtype; accepts only one-byte numbers."""
 
     __slots__ = ("code",)
 
@@ -61,9 +58,7 @@ class _Dtype:
 
 
 class _Array:
-    """Stands in for numpy.ndarray: its state becomes a uint8 array after every part of it is
-    checked.
-    """
+    """Replaces numpy.ndarray; its state becomes a uint8 array after every part is checked."""
 
     __slots__ = ("value",)
 
@@ -95,9 +90,7 @@ class _Array:
 
 
 class _Name:
-    """What a look-up gives: it can be called, and nothing else (a pickle must not be able to
-    change it).
-    """
+    """A resolved name: it can be called, but a pickle cannot change it."""
 
     __slots__ = ("call",)
 
@@ -142,35 +135,35 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def _scan(raw: bytes) -> None:
-    """Refuse what could hurt before it runs: foreign instructions, and forms that make a small
-    file large in memory or endless to hash.
+    """Reject a pickle before it runs: other instructions, and constructs that make a small file
+    large in memory or slow to hash.
     """
-    made_by: dict[int, str] = {}  # memo place -> the instruction that made the value kept there
+    made_by: dict[int, str] = {}  # memo index -> the instruction that made the value
     before, tuples = "", 0
     for count, (opcode, argument, _) in enumerate(pickletools.genops(raw)):
         name = opcode.name
         if name not in ALLOWED:
             raise _Forbidden(f"the instruction {name}")
-        if count > _MOST_INSTRUCTIONS:
-            raise _Forbidden(f"more than {_MOST_INSTRUCTIONS} instructions")
+        if count > _MAX_INSTRUCTIONS:
+            raise _Forbidden(f"more than {_MAX_INSTRUCTIONS} instructions")
         if name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            place = argument if isinstance(argument, int) else len(made_by)
-            if place > 2 * len(made_by) + 256:  # the unpickler allocates every place up to this one
+            index = argument if isinstance(argument, int) else len(made_by)
+            if index > 2 * len(made_by) + 256:  # the unpickler allocates all indices up to this one
                 raise _Forbidden("a memo of unreasonable size")
-            made_by[place] = before
+            made_by[index] = before
         elif name in ("BINGET", "LONG_BINGET") and made_by.get(argument or 0, "").startswith(
             "TUPLE"
         ):
             # hashing shared tuples takes time exponential in their depth
             raise _Forbidden("a tuple inside itself or used twice")
         tuples += name.startswith("TUPLE")
-        if tuples > _MOST_TUPLES:
-            raise _Forbidden(f"more than {_MOST_TUPLES} tuples")
+        if tuples > _MAX_TUPLES:
+            raise _Forbidden(f"more than {_MAX_TUPLES} tuples")
         before = name
 
 
 def read_plain_pickle(path: Path, limit: int) -> dict[str, object]:
-    """The dictionary a file of at most `limit` bytes holds: names to bytes, str, int, list,
+    """Return the dictionary in a file of at most `limit` bytes: names to bytes, str, int, list,
     dict or uint8 array.
     """
     found = path.stat().st_size
@@ -182,10 +175,10 @@ def read_plain_pickle(path: Path, limit: int) -> dict[str, object]:
         content = _PlainUnpickler(io.BytesIO(raw), encoding="bytes").load()
     except _Forbidden as reason:
         raise InputError(
-            f"{path} is refused because it asks for {reason}, which no file of images and"
+            f"{path} is rejected because it contains {reason}, which no file of images and"
             " labels needs: fetch it again from its publisher"
         ) from None
-    except Exception as error:  # whatever a broken instruction stream makes the unpickler say
+    except Exception as error:  # a broken pickle can raise anything
         raise damaged_file(
             path, "a complete pickle", f"an unreadable one ({str(error) or type(error).__name__})"
         ) from None

@@ -1,4 +1,4 @@
-"""Data that come with an installed package: nothing to fetch, ready on every laptop."""
+"""`digits`: the handwritten digits that scikit-learn includes, so nothing needs to be fetched."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from remanence.data.dataset import (
 
 
 def read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """scikit-learn's own file, where it lies as usual: importing scikit-learn for it takes
-    seconds, which every command would wait for.
+    """Read scikit-learn's file of digits without importing scikit-learn, which takes seconds, unless
+    the file is not at its usual place.
     """
     package = importlib.util.find_spec("sklearn")
     folders = (package and package.submodule_search_locations) or []
@@ -36,8 +36,11 @@ def read_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def digits(root: Path | None, *, test: float = 0.2) -> ArrayDataset:
-    """1,797 handwritten digits of 8x8 with 17 shades (Alpaydin and Kaynak 1998), as
-    scikit-learn carries them.
+    """1,797 handwritten digits of 8x8 with 17 gray levels (Alpaydin and Kaynak 1998).
+
+    Args:
+        root: not used.
+        test: the fraction of test examples.
     """
     check_fraction(test)
     x, y = read_digits()

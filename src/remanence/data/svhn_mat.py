@@ -1,4 +1,4 @@
-"""SVHN: digits of house numbers in MATLAB's .mat files (version 5)."""
+"""SVHN: digits of house numbers in MATLAB files (version 5)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ DIGITS = tuple("0123456789")
 
 
 def svhn(root: Path | None, *, extra: bool = False) -> ArrayDataset:
-    """99,289 color pictures of digits on house numbers, 32x32 (Netzer, Wang, Coates, Bissacco, Wu,
+    """99,289 color images of digits on house numbers, 32x32 (Netzer, Wang, Coates, Bissacco, Wu,
     Ng 2011).
 
-    extra: add the 531,131 easier pictures of the third file to the training set.
+    Args:
+        root: the data folder.
+        extra: add the 531,131 easier images of the third file to the training set.
     """
     names = ["train_32x32.mat", "test_32x32.mat", *(["extra_32x32.mat"] if extra else [])]
     get = (
@@ -37,7 +39,7 @@ def svhn(root: Path | None, *, extra: bool = False) -> ArrayDataset:
 
 
 def read_mat(path: Path) -> DatasetSplit:
-    """X [32, 32, 3, n] and y [n, 1] of a .mat file."""
+    """Read X [32, 32, 3, n] and y [n, 1] from a .mat file."""
     expected = "the arrays X [32, 32, 3, n] and y [n, 1] of bytes in MATLAB's format 5"
     if path.stat().st_size > LIMIT:
         raise damaged_file(path, f"at most {size_of(LIMIT)}", size_of(path.stat().st_size))

@@ -1,5 +1,5 @@
-"""Generated data of any size: class prototypes with Gaussian noise, and token sequences. They depend
-on their own `seed`, not on that of an experiment.
+"""Generated data of any size: class prototypes with Gaussian noise, and token sequences. They
+depend on their own `seed`, not on that of an experiment.
 """
 
 from __future__ import annotations
