@@ -15,7 +15,7 @@ from pathlib import Path
 
 import remanence as rem
 from remanence.metrics.groups import group_runs
-from remanence.report.attacks import robustness_row
+from remanence.metrics.robustness import robustness_row
 from remanence.report.table_columns import percent
 
 AGGREGATORS = (

@@ -92,7 +92,7 @@ def test_clients_are_sorted_by_cluster_and_rows_are_shares(four: Run) -> None:
     assert list(alike.z[2]) == [0.5, 0.25, 0, 0.125]
     assert {line.x0 for line in figure.plot.layout.shapes if line.x0 == line.x1} == {1.5}
     # 1/3 of client 3's, of three clients' shares: 0.333 / 3
-    assert "11% of the listening was within clusters" in figure.alt
+    assert "11% of the selections are within clusters" in figure.alt
 
 
 def test_network_joins_listeners_to_whom_they_heard(four: Run) -> None:
@@ -110,17 +110,17 @@ def test_network_joins_listeners_to_whom_they_heard(four: Run) -> None:
     dots = {trace.name: len(trace.x) for trace in figure.plot.data if trace.mode == "markers"}
     assert dots == {"cluster 0": 2, "cluster 1": 2}
     assert not figure.saves_data
-    assert "89% of the listening crosses between clusters" in figure.alt
+    assert "89% of the selections are between clusters" in figure.alt
 
 
-def test_listening_to_the_own_cluster_stands_beside_chance(tmp_path: Path) -> None:
+def test_selections_within_clusters_are_compared_with_random_peers(tmp_path: Path) -> None:
     figure = draw_same_cluster(
         group_runs([write_peers_run(tmp_path / "run", clients=6, skill=0.9)])
     )
     assert figure is not None
     own, chance = figure.plot.data
-    assert chance.name == "by chance"
-    assert set(chance.y) == {0.4}  # each has two of its kind among five others
+    assert chance.name == "random peers"
+    assert set(chance.y) == {0.4}  # each has two peers of its cluster among five
     assert np.mean(own.y) > np.mean(chance.y) + 0.2
 
 
@@ -133,8 +133,8 @@ def test_a_method_without_similarity_says_so(tmp_path: Path) -> None:
     assert figure.methods == ["hast", "random"]  # what is seen first has both maps
     titles = {choice.method: choice.axes["annotations"][1]["text"] for choice in figure.states}
     assert titles == {
-        "random": "<b>This method keeps no similarity</b>",
-        "hast": "<b>Similarity, as the listener believes</b>",
+        "random": "<b>This method estimates no similarity</b>",
+        "hast": "<b>Similarity estimated by the client</b>",
     }
     alone = draw_peer_usage(group_runs([write_peers_run(tmp_path / "alone", similarity=False)]))
     assert alone is not None
@@ -230,4 +230,4 @@ def test_conditions_tell_the_drift(tmp_path: Path) -> None:
     )
     figure = draw_partition(group_runs([run]))
     assert figure is not None
-    assert "before anything has drifted (time step 0)" in figure.caption
+    assert "before any drift (time step 0)" in figure.caption

@@ -104,7 +104,7 @@ def test_partition_as_bars(make_run: Callable[..., Run]) -> None:
         [0.2, 1],
         [2, 5],
     )
-    assert "the first 2 of 9 clients, as drawn with seed 0" in figure.caption
+    assert "the first 2 of 9 clients, drawn with seed 0" in figure.caption
     assert "90% of its examples" in figure.alt  # (0.8 + 1) / 2
 
 
@@ -154,12 +154,12 @@ def test_nothing_recorded_draws_nothing_but_the_partition(make_run: Callable[...
 
 
 SERVER = {
-    "accuracy", "classes-over-rounds", "classes-at-end", "forgetting", "global-distribution", "confusion-change", "where-lost", "lost-over-rounds",
-    "lost-by-class", "lost-by-client", "one-round", "client-forgetting", "local-distribution", "forgettable", "accuracy-by-bytes",
+    "accuracy", "classes-over-rounds", "classes-at-end", "forgetting", "global-distribution", "confusion-change", "phase-decomposition", "phases-over-rounds",
+    "phases-by-class", "forgetting-by-client", "one-round", "client-forgetting", "local-distribution", "forgettable", "accuracy-by-bytes",
     "accuracy-by-time", "partition",
 }  # fmt: skip
 PEERS = SERVER - {"confusion-change", "one-round", "client-forgetting", "forgettable"} | {
-    "schedule", "clusters", "left-concepts", "own-cluster", "listening", "network",
+    "schedule", "clusters", "previous-concepts", "same-cluster", "peer-selection", "network",
 }  # fmt: skip
 
 
@@ -211,7 +211,7 @@ def test_time_steps_are_marked_where_the_data_drift(
             "step 1",
             "step 2",
         ]
-        assert "Dotted lines part the time steps" in figure.caption
+        assert "Dotted lines mark the time steps" in figure.caption
     plain = draw_accuracy(group_runs([make_run([[0.5, 0.5]])]))
     assert plain is not None
     assert not plain.plot.layout.shapes

@@ -1,6 +1,4 @@
-"""Attack, defence and refusals in a report: counted by hand, and nothing said where there is
-nothing to tell.
-"""
+"""Attacks, defenses and rejected replies in a report, computed by hand; no section without them."""
 
 from __future__ import annotations
 
@@ -14,20 +12,14 @@ import pytest
 from report.rich_runs import write_server_run
 
 from remanence.metrics.groups import group_runs
-from remanence.report.attacks import (
-    count_holders,
-    draw_rare_classes,
-    draw_success,
-    rare_classes,
-    robustness_row,
-    tabulate,
-)
+from remanence.metrics.robustness import count_holders, rare_classes, robustness_row
+from remanence.report.attacks import draw_rare_classes, draw_success, tabulate
 from remanence.report.page import render_report
 from remanence.results.run import METRICS, SPEC, Comparison, Run
 
 
 def test_who_holds_a_class() -> None:
-    """Of 12 rows at three clients in equal parts: 1 / (3 * 1/9) = 3. All at one: 1. Nobody: 0."""
+    """Of 12 examples at three clients in equal parts: 1 / (3 * 1/9) = 3. All at one: 1. At none: 0."""
     assert count_holders([[4, 12, 0], [4, 0, 0], [4, 0, 0]]).tolist() == pytest.approx(
         [3.0, 1.0, 0.0]
     )
@@ -75,7 +67,7 @@ def test_a_client_that_went_silent_is_named(make_run: Callable[..., Run]) -> Non
     )
     stand = robustness_row(group_runs([run])[0])
     assert (stand.rejected, stand.no_response) == (0, 1)  # a round's two lines are one silence
-    assert tabulate(group_runs([run]))[1]["rows"][0][2:6] == ["4", "no answer", "1", "2"]
+    assert tabulate(group_runs([run]))[1]["rows"][0][2:6] == ["4", "no response", "1", "2"]
 
 
 def test_where_nobody_is_hostile_nothing_is_said(
@@ -103,7 +95,7 @@ def test_the_page_of_an_attacked_run(tmp_path: Path) -> None:
     assert sorted(rare.plot.data[0].y) == pytest.approx(sorted(shares), abs=1e-4)
     page = render_report([run])
     assert 'id="refusals"' in page
-    assert "Under attack and under defence" in page
+    assert "Methods under attack" in page
 
 
 def test_attackers_are_marked(make_run: Callable[..., Run]) -> None:

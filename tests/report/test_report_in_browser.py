@@ -225,12 +225,12 @@ def test_peers_on_a_phone(open_page: Callable[..., Any], tmp_path: Path) -> None
     )
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     assert page.evaluate("window.hacked") is None
-    page.select_option("#listening .method", "hast")
+    page.select_option("#peer-selection .method", "hast")
     assert (
-        page.evaluate("document.querySelector('#listening .plot').layout.annotations[1].text")
-        == "<b>Similarity, as the listener believes</b>"
+        page.evaluate("document.querySelector('#peer-selection .plot').layout.annotations[1].text")
+        == "<b>Similarity estimated by the client</b>"
     )
-    assert page.evaluate("document.querySelector('#listening .plot').data[1].z[0][1]") > 0
+    assert page.evaluate("document.querySelector('#peer-selection .plot').data[1].z[0][1]") > 0
     assert page.locator("#network .csv").count() == 0
     assert complaints == []
 

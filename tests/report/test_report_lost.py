@@ -59,9 +59,9 @@ def lossy(make_run: Callable[..., Run]) -> Run:
 def test_bars_show_what_each_phase_lost_and_their_sum(lossy: Run) -> None:
     figure = draw_phase_decomposition(group_runs([lossy]))
     assert figure is not None
-    local, merging, together = figure.plot.data
+    local, aggregation, together = figure.plot.data
     assert (local.name, list(local.y), list(local.x)) == ("local training", ["fedavg"], [0.15])
-    assert (merging.name, list(merging.x)) == ("aggregation", [-0.15])
+    assert (aggregation.name, list(aggregation.x)) == ("aggregation", [-0.15])
     assert list(together.x) == [0]
     assert "fedavg: local training +15.0 points, aggregation -15.0 points" in figure.alt
     over_rounds = draw_phases_over_rounds(group_runs([lossy]))
@@ -77,7 +77,7 @@ def test_classes_are_marked_where_they_lose_most(lossy: Run) -> None:
     figure = draw_phases_by_class(group_runs([lossy]))
     assert figure is not None
     [cells] = figure.plot.data
-    assert (list(cells.x), list(cells.y)) == (["local", "merging", "all"], ["cat", "dog"])
+    assert (list(cells.x), list(cells.y)) == (["local", "aggregate", "sum"], ["cat", "dog"])
     assert [list(row) for row in cells.z] == [[0, 0.1, 0.1], [0.3, -0.4, -0.1]]
     assert [list(row) for row in cells.text] == [["", "●", ""], ["●", "", ""]]
     assert "fedavg: dog in local training, 30.0 points a round" in figure.alt
@@ -216,7 +216,7 @@ def test_what_forgotten_classes_became(make_run: Callable[..., Run]) -> None:
     figure = draw_confusion_change(group_runs([Run(run.folder)]))
     assert figure is not None
     assert [list(row) for row in figure.plot.data[0].z] == [[None, 0.2], [0, None]]
-    assert "cat taken for dog, 20.00 points a round" in figure.alt
+    assert "cat predicted as dog, 20.00 points a round" in figure.alt
 
 
 def test_moments_to_choose_from_are_spread_and_few() -> None:

@@ -208,7 +208,7 @@ def test_chapters_hold_the_figures_and_controls_are_labelled(tmp_path: Path) -> 
     )
     names = [figure["id"] for figure in page.all("figure")]
     assert names[0] == "accuracy"
-    assert {"where-lost", "one-round", "client-forgetting"} <= set(names)
+    assert {"phase-decomposition", "one-round", "client-forgetting"} <= set(names)
     chapters = [
         section["id"]
         for section in page.all("section")

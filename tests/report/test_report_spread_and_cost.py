@@ -31,7 +31,7 @@ def test_rounds_as_a_staircase(make_comparison: Callable[..., Comparison]) -> No
     first, second = figure.plot.data
     assert (list(first.x), list(first.y)) == ([0, 0.1, 0.2, 0.2], [0, 0.5, 1, 1])
     assert (list(second.x), list(second.y)) == ([0, 0, 0, 0.2], [0, 0.5, 1, 1])
-    assert "Half forgot at most: a 15.0%; b 0.0%." in figure.alt
+    assert "Median: a 15.0%; b 0.0%." in figure.alt
 
 
 def test_local_models_as_a_staircase(make_run: Callable[..., Run]) -> None:
@@ -75,7 +75,7 @@ def test_accuracy_against_bytes_and_time_counts_every_round(make_run: Callable[.
     figure = draw_bytes(groups)
     assert figure is not None
     assert (list(figure.plot.data[0].x), list(figure.plot.data[0].y)) == ([3, 9], [0.2, 0.6])
-    assert figure.plot.layout.xaxis.title.text == "sent, kB"
+    assert figure.plot.layout.xaxis.title.text == "communication, kB"
     assert "fedavg 60.0% for 9.0 kB" in figure.alt
     times = draw_time(groups)
     assert times is not None

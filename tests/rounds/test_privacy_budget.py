@@ -267,7 +267,7 @@ def test_the_report_has_a_section(tmp_path: Path) -> None:
         {"data.public": 8, "rounds": 2},
     )
     (kept,) = list_guarantees(group_runs([run]))
-    assert (kept.whom, kept.budget, kept.delta) == ("any one example", "4.5", "1e-05")
+    assert (kept.unit, kept.budget, kept.delta) == ("any one example", "4.5", "1e-05")
     wanted = gaussian_epsilon(math.sqrt(2 / 4 + 1 / 100), 1e-5)
     assert kept.epsilon == f"{wanted:.2f} after round 2"
     assert kept.basis == (

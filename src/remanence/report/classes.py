@@ -1,4 +1,4 @@
-"""Every class for itself: over rounds as a map, and at the end as dots."""
+"""Accuracy per class: over rounds as a heat map, and after the last round as dots."""
 
 from __future__ import annotations
 
@@ -31,24 +31,25 @@ from remanence.report.theme import (
     rounded,
 )
 
-MAX_DOT_ROWS = 25  # classes; beyond, they stand side by side, in order of accuracy
-MAX_COLUMNS = 250  # rounds in a map; beyond, the page would carry cells finer than a screen shows
+MAX_DOT_ROWS = 25  # classes; with more, they are on the x axis, sorted by accuracy
+MAX_COLUMNS = 250  # rounds in a map: more are finer than a screen shows
 
 
 def draw_classes_over_rounds(groups: Sequence[Group]) -> Figure | None:
     """A heat map of the accuracy per class over rounds, one panel a method."""
-    panels, details, most, longest = [], [], 0, 0
+    panels, tables, details, most, longest = [], [], [], 0, 0
     for group in groups:
-        rounds, shares = _thin(*mean_class_curve(group))
+        rounds, accuracies = _select_rounds(*mean_class_curve(group))
         if not len(rounds):
             continue
-        classes = name_classes(class_names_of(group), shares.shape[1])
+        classes = name_classes(class_names_of(group), accuracies.shape[1])
         most, longest = max(most, len(classes)), max(longest, *map(len, classes))
+        tables.append(accuracies)
         cells = go.Heatmap(
             name=as_text(group.label),
             x=rounds.tolist(),
             y=[as_text(name) for name in classes],
-            z=rounded(shares.T, 3),
+            z=rounded(accuracies.T, 3),
             hovertemplate="%{y}, round %{x}: %{z:.1%}<extra>" + as_text(group.label) + "</extra>",
             meta={"columns": ["method", "round", "class", "accuracy"]},
         )
@@ -60,27 +61,32 @@ def draw_classes_over_rounds(groups: Sequence[Group]) -> Figure | None:
                 class_axis(len(classes)),
             )
         )
-        details.append(f"{group.label}: {_name_extremes(classes, shares[-1])}")
+        details.append(f"{group.label}: {_name_extremes(classes, accuracies[-1])}")
     if not panels:
         return None
+    unknown = any(bool(np.isnan(accuracies).all(axis=0).any()) for accuracies in tables)
+    empty = " An empty row is a class without test examples." if unknown else ""
     seeds = " Mean over seeds." if any(len(group.runs) > 1 for group in groups) else ""
     return Figure(
         name="classes-over-rounds",
-        title="Every class over rounds",
+        title="Accuracy per class over rounds",
         plot=arrange_panels(panels, max(120, min(20 * most, 420)), 7 * longest, [share_colors()]),
-        caption="Each row is a class, each column a recorded round; brighter is more accurate. "
-        f"A bright row that turns dark is a class being forgotten.{seeds}",
+        caption="Accuracy of each class (rows) after each recorded round (columns); brighter is"
+        " more accurate. A bright row that turns dark is a class that is forgotten."
+        f"{empty}{seeds}",
         alt="Heat map of the accuracy of every class over rounds. At the last round,"
         f" {'; '.join(details)}.",
     )
 
 
 def draw_classes_at_end(groups: Sequence[Group]) -> Figure | None:
-    """Accuracy per class at the last recorded round: a row a class, a dot a method."""
+    """Accuracy per class after the last recorded round: one row a class, one dot a method."""
     found = []
     for group in groups:
         ends = [
-            shares[-1] for rounds, shares in (class_curve(run) for run in group.runs) if len(rounds)
+            accuracies[-1]
+            for rounds, accuracies in (class_curve(run) for run in group.runs)
+            if len(rounds)
         ]
         if ends:
             # [seeds, C]
@@ -89,7 +95,7 @@ def draw_classes_at_end(groups: Sequence[Group]) -> Figure | None:
         return None
     upright = len(found[0][1]) > MAX_DOT_ROWS
     typical = {
-        name: mean_of(_share_of(name, classes, ends) for _, classes, ends in found) or 0.0
+        name: mean_of(_mean_accuracy(name, classes, ends) for _, classes, ends in found) or 0.0
         for _, classes, _ in found
         for name in classes
     }
@@ -126,20 +132,20 @@ def draw_classes_at_end(groups: Sequence[Group]) -> Figure | None:
     )
     return Figure(
         name="classes-at-end",
-        title="Every class at the end",
+        title="Accuracy per class after the last round",
         plot=go.Figure(traces, shape),
-        caption=f"Each dot is the accuracy on one class after the last recorded round{sorted_by}: "
-        f"a dot far below the others is a class that a method neglects.{bars}",
+        caption=f"Accuracy of each class after the last recorded round, one dot a"
+        f" method{sorted_by}. A dot far below the others is a class on which a method is much worse.{bars}",
         alt=f"Dot plot of the accuracy of every class after the last recorded round. {details}.",
     )
 
 
-def _thin(rounds: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """At most so many rounds as a screen can show, evenly spread, with the first and the last."""
+def _select_rounds(rounds: np.ndarray, accuracies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """At most MAX_COLUMNS rounds, evenly spread, with the first and the last."""
     if len(rounds) <= MAX_COLUMNS:
-        return rounds, shares
+        return rounds, accuracies
     kept = np.linspace(0, len(rounds) - 1, MAX_COLUMNS).round().astype(int)
-    return rounds[kept], shares[kept]
+    return rounds[kept], accuracies[kept]
 
 
 def _dots(
@@ -147,7 +153,7 @@ def _dots(
 ) -> Any:
     by_name = {name: ends[:, column] for column, name in enumerate(classes)}
     there = [name for name in order if name in by_name]
-    values = rounded([_share_of(name, classes, ends) for name in there])
+    values = rounded([_mean_accuracy(name, classes, ends) for name in there])
     names = [as_text(name) for name in there]
     spread = rounded([deviation_of(by_name[name][~np.isnan(by_name[name])]) for name in there])
     bars = {
@@ -180,18 +186,18 @@ def _dots(
     )
 
 
-def _share_of(name: str, classes: list[str], ends: np.ndarray) -> float | None:
-    """A class' mean accuracy over seeds; None for a class that is not there or has no examples."""
+def _mean_accuracy(name: str, classes: list[str], ends: np.ndarray) -> float | None:
+    """Mean accuracy of a class over seeds; None for a class without test examples."""
     if name not in classes:
         return None
     mean = float(nan_mean(ends[:, classes.index(name)], axis=0))
     return None if np.isnan(mean) else mean
 
 
-def _name_extremes(classes: list[str], shares: np.ndarray) -> str:
+def _name_extremes(classes: list[str], accuracies: np.ndarray) -> str:
     known = [
         (float(share), name)
-        for share, name in zip(shares, classes, strict=True)
+        for share, name in zip(accuracies, classes, strict=True)
         if not np.isnan(share)
     ]
     if not known:

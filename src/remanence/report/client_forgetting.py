@@ -1,4 +1,4 @@
-"""Whose training forgets: clients and classes as a map."""
+"""What the local training of each client loses of each class, as a heat map."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from remanence.report.theme import (
     rounded,
 )
 
-MAX_CLIENTS = 40  # rows: those that lost most
+MAX_CLIENTS = 40  # rows: the clients that lose most
 
 
 def draw_forgetting_by_client(groups: Sequence[Group]) -> Figure | None:
-    """Whose training forgets which classes, for a method that the reader chooses."""
+    """What local training loses by client and class, for a method that the reader selects."""
     shown = [(group, found) for group in groups if (found := client_losses(group)) is not None]
     if not shown:
         return None
-    states, every, longest, most, cut = [], [], 1, 0, False
+    states, values, longest, most, cut = [], [], 1, 0, False
     for group, (clients, loss) in shown:
         total = nan_mean(loss, axis=1)
         order = np.argsort(-np.where(np.isnan(total), -np.inf, total), kind="stable")[:MAX_CLIENTS]
@@ -38,7 +38,7 @@ def draw_forgetting_by_client(groups: Sequence[Group]) -> Figure | None:
         classes = name_classes(class_names_of(group), loss.shape[1])
         cells = np.concatenate([loss[order], total[order, None]], axis=1)
         longest, most = max(longest, *map(len, classes)), max(most, len(order))
-        every.append(cells.ravel())
+        values.append(cells.ravel())
         states.append(
             FigureState(
                 group.label,
@@ -50,10 +50,9 @@ def draw_forgetting_by_client(groups: Sequence[Group]) -> Figure | None:
                         "z": rounded(cells, 3),
                     }
                 ],
-                f"Heat map of what the local training of {len(order)} clients of"
-                f" {group.label} lost on every class. "
-                f"Client {clients[order[0]]} lost most, {100 * total[order[0]]:.1f} points"
-                " a round on average.",
+                f"Heat map of the accuracy that the local training of {len(order)} clients of"
+                f" {group.label} loses on every class. Client {clients[order[0]]} loses most,"
+                f" {100 * total[order[0]]:.1f} points a round on average.",
             )
         )
     cells = go.Heatmap(
@@ -64,19 +63,17 @@ def draw_forgetting_by_client(groups: Sequence[Group]) -> Figure | None:
     )
     panel = Panel("", cells, axis(type="category", showgrid=False), class_axis(most))
     plot = arrange_panels(
-        [panel], max(120, min(18 * most, 560)), 7 * 10, [change_colors(np.concatenate(every))]
+        [panel], max(120, min(18 * most, 560)), 7 * 10, [change_colors(np.concatenate(values))]
     )
     plot.layout.meta["labels"] = [len(states[0].data[0]["x"]), max(longest, 11)]
     return Figure(
-        name="lost-by-client",
-        title="Whose training forgets",
+        name="forgetting-by-client",
+        title="Accuracy lost in local training, by client and class",
         plot=plot,
-        caption="Each row is a client, each column a class: orange is what its local training"
-        " loses of the model it received, blue what it gains, "
-        "on the test set. "
-        "The last column is the mean over classes; clients stand from the most forgetful"
-        f" down{f', at most {MAX_CLIENTS} of them' if cut else ''}. "
-        "Shown: the first seed.",
+        caption="Rows are clients, columns classes: orange is test accuracy that the client's local"
+        " training loses of the model it received, blue is accuracy it gains. The last column is"
+        " the mean over classes. Clients are sorted by that mean, the largest loss first"
+        f"{f'; at most {MAX_CLIENTS} are shown' if cut else ''}. Shown: the first seed.",
         alt=states[0].alt,
         states=states,
         frame="",

@@ -1,8 +1,9 @@
-"""Client against client: what one client's training costs the others (F_ki), as maps."""
+"""Forgetting between clients (F_ki): what one client's training loses of the others' data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from plotly import graph_objects as go
@@ -24,19 +25,22 @@ from remanence.report.heatmaps import (
 from remanence.report.theme import Figure, FigureState, axis, class_axis, default_state, rounded
 from remanence.results.run import Run
 
-MEAN = "mean"  # F_k; a name without markup, since it is saved as CSV too
+MEAN = "mean"  # F_k, the last column; also a cell of the CSV file
+NAMES = ("Forgotten: before minus after", "Accuracy: before, and after each client's training")
+TITLES = ("Forgotten: before minus after", "Accuracy before and after")
+TEMPLATES = ("model of %{y}, data of %{x}: %{z:+.1%}", "model: %{y}, data of %{x}: %{z:.1%}")
 
 
 @cached_per_run
 def cross_rounds(run: Run) -> list[int]:
-    """The rounds in which clients' models were judged on each other's validation rows."""
+    """The rounds in which clients' models were evaluated on each other's validation examples."""
     ledger = ledger_of(run)
     return client_forgetting_rounds(ledger) if ledger is not None else []
 
 
 def draw_client_forgetting(groups: Sequence[Group]) -> Figure | None:
-    """F_ki with F_k as the last column, beside the accuracies it comes from, for a round that
-    the reader chooses.
+    """F_ki with F_k as the last column, beside the accuracies that it is the difference of, for a
+    round that the reader selects.
     """
     shown = [
         (group, run)
@@ -45,63 +49,58 @@ def draw_client_forgetting(groups: Sequence[Group]) -> Figure | None:
     ]
     if not shown:
         return None
-    states, every, most = [], [np.zeros(0)], 0
+    states, differences, most = [], [np.zeros(0)], 0
     for group, run in shown:
-        ledger = ledger_of(run)
-        assert ledger is not None
-        size = client_forgetting(
-            rounds_of(ledger, cross_rounds(run)[-1:])[cross_rounds(run)[-1]]
-        ).clients.size
-        for round, alone in rounds_of(
-            ledger, pick_frames(cross_rounds(run), 2 * size * (size + 1), len(shown))
-        ).items():
-            found = client_forgetting(alone, round)
-            every.append(found.difference.ravel())
+        for found in _measure_rounds(run, len(shown)):
+            differences.append(found.difference.ravel())
             most = max(most, len(found.clients))
             states.append(_make_state(group, found))
-    picked = default_state(states)
-    names = ["Forgotten: before minus after", "Accuracy: before, and after each client's training"]
-    changes, accuracies = (
-        go.Heatmap(
-            name=name,
-            hovertemplate=template + "<extra></extra>",
-            meta={"columns": ["map", "data of client", "model of client", "value"]},
-            **states[picked].data[index],
-        )
-        for index, (name, template) in enumerate(
-            zip(
-                names,
-                ("model of %{y}, data of %{x}: %{z:+.1%}", "model: %{y}, data of %{x}: %{z:.1%}"),
-                strict=True,
-            )
-        )
-    )
-    along = axis("data of client", type="category", showgrid=False, tickangle=0)
-    down = class_axis(most, title="model of client")
-    panels = [
-        Panel(names[0], changes, along, down),
-        Panel("Accuracy before and after", accuracies, along, down),
-    ]
+    chosen = default_state(states)
     return Figure(
         name="client-forgetting",
-        title="What one client's training costs the others",
-        plot=arrange_panels(
-            panels,
-            max(140, min(22 * (most + 2), 440)),
-            62,
-            [change_colors(np.concatenate(every)), share_colors()],
-        ),
-        caption="Each row is a client's model after its training, each column another client's"
-        " data. In the first map orange is accuracy lost "
-        "against the model the round began with, and the last column is the mean over the"
-        " other clients; "
-        "the second shows the accuracies themselves, with the starting model on top. "
-        "A diagonal that is blue among orange means: clients learn their own data and"
-        " forget the others'. Shown: the first seed.",
-        alt=states[picked].alt,
+        title="Forgetting between clients",
+        plot=_plot_maps(states[chosen], most, np.concatenate(differences)),
+        caption="Rows are clients' models after local training, columns the validation data of"
+        " clients. First map: accuracy lost (orange) or gained (blue) against the model at the"
+        " start of the round; the last column is the mean over the other clients. Second map: the"
+        " accuracies themselves, with the model at the start of the round on top. A blue diagonal"
+        " among orange cells shows clients that learn their own data and forget that of others."
+        " Shown: the first seed.",
+        alt=states[chosen].alt,
         states=states,
-        chosen=picked,
+        chosen=chosen,
     )
+
+
+def _measure_rounds(run: Run, methods: int) -> Iterator[ClientForgetting]:
+    """Client forgetting in the rounds that the reader can select."""
+    ledger, rounds = ledger_of(run), cross_rounds(run)
+    assert ledger is not None
+    size = client_forgetting(rounds_of(ledger, rounds[-1:])[rounds[-1]]).clients.size
+    selected = pick_frames(rounds, 2 * size * (size + 1), methods)
+    for round, part in rounds_of(ledger, selected).items():
+        yield client_forgetting(part, round)
+
+
+def _plot_maps(state: FigureState, most: int, differences: np.ndarray) -> Any:
+    x_axis = axis("data of client", type="category", showgrid=False, tickangle=0)
+    y_axis = class_axis(most, title="model of client")
+    panels = [
+        Panel(
+            TITLES[index],
+            go.Heatmap(
+                name=NAMES[index],
+                hovertemplate=TEMPLATES[index] + "<extra></extra>",
+                meta={"columns": ["map", "data of client", "model of client", "value"]},
+                **part,
+            ),
+            x_axis,
+            y_axis,
+        )
+        for index, part in enumerate(state.data)
+    ]
+    height = max(140, min(22 * (most + 2), 440))
+    return arrange_panels(panels, height, 62, [change_colors(differences), share_colors()])
 
 
 def _make_state(group: Group, found: ClientForgetting) -> FigureState:
@@ -121,7 +120,6 @@ def _make_state(group: Group, found: ClientForgetting) -> FigureState:
             {"x": clients, "y": ["before", " ", *clients], "z": rounded(accuracies, 3)},
         ],
         f"Heat maps of {len(clients)} clients' models on each other's data in round"
-        f" {found.round} of {group.label}: "
-        f"on average a client's training forgets {average} of the others' data and changes"
-        f" its own by {gained}.",
+        f" {found.round} of {group.label}: on average a client's training forgets {average} of the"
+        f" others' data and changes its own by {gained}.",
     )

@@ -1,6 +1,4 @@
-"""Drift by cluster: how each cluster fares over rounds, and what clients keep of the data they
-have left.
-"""
+"""Drift by cluster: accuracy of each cluster over rounds, and forgetting of previous clusters."""
 
 from __future__ import annotations
 
@@ -31,8 +29,8 @@ from remanence.results.run import Run
 
 
 def draw_clusters(groups: Sequence[Group]) -> Figure | None:
-    """Accuracy of each cluster's clients on their own data, a line a cluster, for a method that
-    the reader chooses.
+    """Accuracy of each cluster's clients on their own data: one line a cluster, for a method that
+    the reader selects.
     """
     shown = [group for group in groups if any(drift_of(run) for run in group.runs)]
     count = max(
@@ -70,11 +68,11 @@ def draw_clusters(groups: Sequence[Group]) -> Figure | None:
     )
     return Figure(
         name="clusters",
-        title="How each cluster fares",
+        title="Accuracy of each cluster",
         plot=go.Figure(lines, shape),
-        caption="Each line is a cluster: the mean accuracy, on its own data, of the clients that"
-        " are in it at the time; a gap is a time without any. "
-        f"Lines far apart mean that one kind of data is served worse.{describe_steps(groups)}",
+        caption="Mean accuracy, on the data of a cluster, of the clients that are in the cluster at"
+        " the time; a gap is a time without clients. Lines far apart show that the model is worse"
+        f" for one cluster.{describe_steps(groups)}",
         alt=states[0].alt,
         states=states,
         frame="",
@@ -104,38 +102,37 @@ def _make_state(group: Group, count: int) -> FigureState:
 
 
 def draw_previous_concepts(groups: Sequence[Group]) -> Figure | None:
-    """What clients forgot of clusters that they have left, over rounds."""
+    """What clients forget of clusters that they have left, over rounds."""
     traces: list[Any] = []
-    names, when, details = [], [], []
+    names, rounds, details = [], [], []
     for index, group in enumerate(groups):
         curves = mean_curve(group, _previous_concepts)
         if curves[0]:
             names.append(as_text(group.label))
-            when += curves[0]
+            rounds += curves[0]
             traces += draw_line(names[-1], index, *curves, columns=("method", "round", "forgotten"))
             details.append(f"{group.label} {100 * curves[1][-1]:+.1f} points")
     if not traces:
         return None
-    height = axis("forgotten", tickformat=".3~p")
+    y_axis = axis("forgetting", tickformat=".3~p")
     return Figure(
-        name="left-concepts",
-        title="What clients keep of data they have left",
+        name="previous-concepts",
+        title="Forgetting of previous clusters",
         plot=go.Figure(
             traces,
             layout(
                 320,
                 names,
-                xaxis=round_axis(when),
-                yaxis=height,
+                xaxis=round_axis(rounds),
+                yaxis=y_axis,
                 hovermode="x unified",
                 **mark_steps(groups),
             ),
         ),
-        caption="Lower is better: accuracy on a cluster at a client's last recorded round in it,"
-        " minus accuracy there now, "
-        "averaged over clients and the clusters they have left. Below zero they got"
-        f" better at it afterwards.{describe_steps(groups)}",
-        alt="Line chart of what clients forgot of clusters they have left. At the end:"
+        caption="Accuracy on the data of a cluster at a client's last recorded round in it, minus"
+        " the accuracy there now, averaged over clients and the clusters they have left; lower is"
+        f" better. Below zero it has improved since.{describe_steps(groups)}",
+        alt="Line chart of what clients forget of clusters they have left. At the end:"
         f" {'; '.join(details)}.",
     )
 

@@ -1,4 +1,4 @@
-"""What forgotten classes became: where the examples went that a model no longer gets right."""
+"""Confusion change: which classes forgotten examples are predicted as."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from remanence.report.theme import Figure, as_text, axis, class_axis, name_class
 from remanence.results.ledger import GLOBAL, MOMENTS, SPLITS
 from remanence.results.run import Run
 
-MAX_CLASSES = 120  # beyond, a map of all pairs is finer than a screen
+MAX_CLASSES = 120  # with more, a map of all pairs is finer than a screen
 
 
 @cached_per_run
 def confusion_changes_of(run: Run) -> np.ndarray | None:
-    """Where forgotten examples went from one recorded round to the next, averaged over rounds
-    [C, C]: rows true, columns predicted, returns not counted.
+    """What examples that a model forgets from one recorded round to the next are predicted as.
+
+    Returns:
+        Shares [C, C], averaged over rounds: rows true, columns predicted; gains count as 0. None
+        without recorded confusion matrices.
     """
     if run.confusions is None:
         return None
@@ -52,8 +55,8 @@ def confusion_changes_of(run: Run) -> np.ndarray | None:
 
 
 def draw_confusion_change(groups: Sequence[Group]) -> Figure | None:
-    """A map of true and predicted classes, a panel a method: what a class is taken for when it
-    is forgotten.
+    """A heat map of true and predicted classes: what a class is predicted as when it is
+    forgotten, one panel a method.
     """
     panels, details, highest, most, longest = [], [], 0.0, 0, 0
     for group in groups:
@@ -73,22 +76,22 @@ def draw_confusion_change(groups: Sequence[Group]) -> Figure | None:
             x=names,
             y=names,
             z=rounded(table),
-            hovertemplate="%{y} taken for %{x}: %{z:.2%}<extra>"
+            hovertemplate="%{y} predicted as %{x}: %{z:.2%}<extra>"
             + as_text(group.label)
             + "</extra>",
-            meta={"columns": ["method", "taken for", "class", "moved"]},
+            meta={"columns": ["method", "predicted as", "class", "moved"]},
         )
         panels.append(
             Panel(
                 group.label if len(groups) > 1 else "",
                 cells,
-                axis("taken for", type="category", showgrid=False),
+                axis("predicted as", type="category", showgrid=False),
                 class_axis(len(classes)),
             )
         )
         row, column = divmod(int(np.nanargmax(table)), len(table))
         details.append(
-            f"{group.label}: {classes[row]} taken for {classes[column]},"
+            f"{group.label}: {classes[row]} predicted as {classes[column]},"
             f" {100 * table[row, column]:.2f} points a round"
         )
     if not panels:
@@ -99,10 +102,11 @@ def draw_confusion_change(groups: Sequence[Group]) -> Figure | None:
     plot.layout.meta["labels"] = [most, longest]
     return Figure(
         name="confusion-change",
-        title="What forgotten classes became",
+        title="What forgotten examples are predicted as",
         plot=plot,
-        caption="Each row is a class that lost accuracy, each column what its examples are taken"
-        " for instead; brighter is more of them a round. "
-        "A bright column is a class that swallows others.",
-        alt=f"Heat map of what forgotten examples are taken for. The largest: {'; '.join(details)}.",
+        caption="Rows are classes that lost accuracy, columns the classes that their examples are"
+        " predicted as instead; brighter is a larger share of the class per round. A bright column"
+        " is a class that absorbs examples of others.",
+        alt="Heat map of what forgotten examples are predicted as. The largest entries:"
+        f" {'; '.join(details)}.",
     )

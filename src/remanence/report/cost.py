@@ -1,4 +1,4 @@
-"""What accuracy costs: against bytes sent, and against time."""
+"""Accuracy against communication and against time."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def draw_bytes(groups: Sequence[Group]) -> Figure | None:
         BYTES,
         readable_bytes,
         "accuracy-by-bytes",
-        "Accuracy against bytes sent",
-        "sent",
-        "bytes sent in all",
+        "Accuracy against communication",
+        "communication",
+        "the bytes that all clients and the server have sent",
     )
 
 
@@ -43,7 +43,7 @@ def draw_time(groups: Sequence[Group]) -> Figure | None:
         "accuracy-by-time",
         "Accuracy against time",
         "time",
-        "the time that rounds took",
+        "the time that the rounds took",
     )
 
 
@@ -54,7 +54,7 @@ def _draw(
     readable: Callable[[float | None], str],
     name: str,
     title: str,
-    word: str,
+    axis_title: str,
     what: str,
 ) -> Figure | None:
     lines = [(group, *_mean_over_seeds([measure(run) for run in group.runs])) for group in groups]
@@ -87,14 +87,13 @@ def _draw(
             layout(
                 340,
                 names,
-                xaxis=axis(f"{word}, {unit}", rangemode="tozero"),
+                xaxis=axis(f"{axis_title}, {unit}", rangemode="tozero"),
                 yaxis=percent_axis("accuracy"),
                 hovermode="closest",
             ),
         ),
-        caption=f"Higher and further left is better: the accuracy of {describe_model(groups)} against"
-        f" {what} until then. "
-        "A method that needs more for each round is stretched to the right.",
+        caption=f"Accuracy of {describe_model(groups)} against {what} until then. Higher and"
+        " further left is better; the line of a method with more cost a round is longer.",
         alt=f"Line chart of accuracy against {what}. At the end: {ends}.",
     )
 
@@ -102,8 +101,10 @@ def _draw(
 def _mean_over_seeds(
     curves: Sequence[CostCurve],
 ) -> tuple[np.ndarray, list[float], list[float | None]]:
-    """Means over the seeds that recorded a round -> cost [n], accuracy, deviation of the
-    accuracy
+    """Means over the seeds that recorded a round.
+
+    Returns:
+        Cost [n], accuracy, and the standard deviation of the accuracy.
     """
     points: dict[int, list[tuple[float, float]]] = {}
     for curve in curves:

@@ -1,6 +1,4 @@
-"""Lines over rounds: accuracy, what each round forgot, and accuracy by cluster where the data
-drift.
-"""
+"""Accuracy and round-wise forgetting over rounds."""
 
 from __future__ import annotations
 
@@ -17,8 +15,9 @@ from remanence.report.theme import Figure, as_text, layout, percent_axis, round_
 
 
 def draw_accuracy(groups: Sequence[Group]) -> Figure | None:
-    """Accuracy over rounds: a line a method with a band over seeds; for a single method, test
-    and validation, and the worst client where known.
+    """Accuracy over rounds: one line a method, with a band over seeds.
+
+    For a single method: test and validation accuracy, and the worst client where recorded.
     """
     single = len(groups) == 1
     kinds = [
@@ -32,12 +31,12 @@ def draw_accuracy(groups: Sequence[Group]) -> Figure | None:
         for kind in (kinds if single else [("test", "accuracy", "")])
     ]
     traces: list[Any] = []
-    ends, names, when = [], [], []
+    ends, names, rounds = [], [], []
     for index, (group, split, value, word) in enumerate(lines):
         curves = mean_curve(group, partial(metric_curve, value=value, split=split))
         if curves[0]:
             names.append(as_text(word or group.label))
-            when += curves[0]
+            rounds += curves[0]
             traces += draw_line(names[-1], index, *curves)
             ends.append(f"{word or group.label} {curves[1][-1]:.1%} at round {curves[0][-1]}")
     if not traces:
@@ -45,7 +44,7 @@ def draw_accuracy(groups: Sequence[Group]) -> Figure | None:
     shape = layout(
         380,
         names,
-        xaxis=round_axis(when),
+        xaxis=round_axis(rounds),
         yaxis=percent_axis("accuracy"),
         hovermode="x unified",
         **mark_steps(groups),
@@ -56,28 +55,28 @@ def draw_accuracy(groups: Sequence[Group]) -> Figure | None:
         else ""
     )
     of_what = f"of {describe_model(groups)} on {_describe_test_set(groups)}" + (
-        " and on the clients' validation rows" if "validation" in names else ""
+        " and on the clients' validation examples" if "validation" in names else ""
     )
     return Figure(
         name="accuracy",
         title="Accuracy over rounds",
         plot=go.Figure(traces, shape),
-        caption=f"Higher is better: each line is the accuracy {of_what} after each recorded"
-        f" round.{band} "
-        f"A jagged line forgets and learns again.{describe_steps(groups)}",
+        caption=f"Accuracy {of_what} after each recorded round; higher is better.{band} A line that"
+        " goes up and down shows classes that are forgotten and learned again."
+        f"{describe_steps(groups)}",
         alt=f"Line chart of the accuracy {of_what} over rounds. Last points: {'; '.join(ends)}.",
     )
 
 
 def draw_forgetting(groups: Sequence[Group]) -> Figure | None:
-    """Round-wise forgetting over rounds."""
+    """Round-wise forgetting, one line a method."""
     traces: list[Any] = []
-    details, names, when = [], [], []
+    details, names, all_rounds = [], [], []
     for index, group in enumerate(groups):
         rounds, means, _ = mean_curve(group, forgetting_curve)
         if rounds:
             names.append(as_text(group.label))
-            when += rounds
+            all_rounds += rounds
             traces += draw_line(
                 names[-1], index, rounds, means, columns=("method", "round", "forgotten")
             )
@@ -87,18 +86,18 @@ def draw_forgetting(groups: Sequence[Group]) -> Figure | None:
     shape = layout(
         340,
         names,
-        xaxis=round_axis(when),
-        yaxis=percent_axis("forgotten"),
+        xaxis=round_axis(all_rounds),
+        yaxis=percent_axis("forgetting"),
         hovermode="x unified",
         **mark_steps(groups),
     )
     return Figure(
         name="forgetting",
-        title="What each round forgot",
+        title="Forgetting over rounds",
         plot=go.Figure(traces, shape),
-        caption="Lower is better: the accuracy that classes lost since the recorded round before,"
-        " averaged over all classes. "
-        f"Gains count as 0, so a class won does not hide a class lost.{describe_steps(groups)}",
+        caption="Round-wise forgetting: the accuracy that classes lost since the previous recorded"
+        " round, averaged over all classes; lower is better. Gains count as 0, so a gain on one"
+        f" class does not hide a loss on another.{describe_steps(groups)}",
         alt="Line chart of round-wise forgetting over rounds. Mean over rounds:"
         f" {'; '.join(details)}.",
     )

@@ -1,5 +1,5 @@
-"""How forgetting is spread: over rounds, over local models, and over the clients whose examples
-merging loses.
+"""Distributions of forgetting: over rounds, over local models, and over the clients whose
+training examples aggregation forgets.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from remanence.report.theme import (
     rounded,
 )
 
-MAX_POINTS = 200  # of a step curve: more cannot be seen
-MAX_CLIENTS = 60  # rows of a map: those that lost most
+MAX_POINTS = 200  # of a step curve: more are finer than a screen shows
+MAX_CLIENTS = 60  # rows: the clients that lose most
 
 
 def draw_local_distribution(groups: Sequence[Group]) -> Figure | None:
@@ -42,10 +42,11 @@ def draw_local_distribution(groups: Sequence[Group]) -> Figure | None:
         groups,
         values,
         name="local-distribution",
-        title="How much local training forgets",
-        reading="Further left is better: for every amount of forgetting, the share of local models"
-        " that forgot at most as much when their client trained them, "
-        "averaged over classes, gains not counted.",
+        title="Distribution of forgetting in local training",
+        caption="Cumulative distribution of local forgetting: the share of recorded local models"
+        " whose training forgets at most the amount on the horizontal axis (averaged over classes,"
+        " gains count as 0). Further left is better.",
+        unit="local models",
         what="local forgetting over all recorded local models",
     )
 
@@ -60,10 +61,11 @@ def draw_global_distribution(groups: Sequence[Group]) -> Figure | None:
         groups,
         values if max(map(len, values), default=0) > 1 else [],
         name="global-distribution",
-        title="How much rounds forget",
-        reading="Further left is better: for every amount of forgetting, the share of rounds that"
-        " forgot at most as much, averaged over classes, "
-        "gains not counted.",
+        title="Distribution of forgetting over rounds",
+        caption="Cumulative distribution of round-wise forgetting: the share of rounds that forget"
+        " at most the amount on the horizontal axis (averaged over classes, gains count as 0)."
+        " Further left is better.",
+        unit="rounds",
         what="round-wise forgetting over recorded rounds",
     )
 
@@ -73,7 +75,8 @@ def _draw_steps(
     values: Sequence[np.ndarray],
     name: str,
     title: str,
-    reading: str,
+    caption: str,
+    unit: str,
     what: str,
 ) -> Figure | None:
     traces: list[Any] = []
@@ -94,7 +97,7 @@ def _draw_steps(
                 y=rounded(share),
                 mode="lines",
                 line=line_style(index) | {"shape": "hv"},
-                hovertemplate="%{y:.0%} forgot at most %{x:.2%}<extra>" + names[-1] + "</extra>",
+                hovertemplate="%{y:.0%} forget at most %{x:.2%}<extra>" + names[-1] + "</extra>",
                 meta={"columns": ["method", "forgotten at most", "share"]},
             )
         )
@@ -104,21 +107,23 @@ def _draw_steps(
     shape = layout(
         320,
         names,
-        xaxis=percent_axis("forgotten at most"),
-        yaxis=percent_axis("share", range=[0, 1.02]),
+        xaxis=percent_axis("forgetting"),
+        yaxis=percent_axis(f"share of {unit}", range=[0, 1.02]),
     )
     return Figure(
         name=name,
         title=title,
         plot=go.Figure(traces, shape),
-        caption=reading,
-        alt=f"Cumulative distribution of {what}. Half forgot at most: {'; '.join(details)}.",
+        caption=caption,
+        alt=f"Cumulative distribution of {what}. Median: {'; '.join(details)}.",
     )
 
 
 def _accumulate(known: np.ndarray, highest: float) -> tuple[np.ndarray, np.ndarray]:
-    """A cumulative distribution as a staircase from 0 to the highest value of any method. -> where
-    it rises, to which share
+    """The steps of a cumulative distribution, from 0 to the highest value of any method.
+
+    Returns:
+        Where it rises, and the share it rises to.
 
     >>> _accumulate(np.array([0.25, 0.5]), 1.0)
     (array([0.  , 0.25, 0.5 , 1.  ]), array([0. , 0.5, 1. , 1. ]))
@@ -131,8 +136,8 @@ def _accumulate(known: np.ndarray, highest: float) -> tuple[np.ndarray, np.ndarr
 
 
 def draw_forgettable(groups: Sequence[Group]) -> Figure | None:
-    """A map of clients and rounds: the share of a client's training examples that its own model
-    had right and the merged one has wrong.
+    """Forgettable examples by client and round: the share of a client's training examples that
+    its own model classifies correctly and the aggregated model does not.
     """
     panels, details, highest, most, cut = [], [], 0.0, 0, False
     for group in groups:
@@ -172,14 +177,13 @@ def draw_forgettable(groups: Sequence[Group]) -> Figure | None:
         return None
     return Figure(
         name="forgettable",
-        title="Examples that merging forgets",
+        title="Training examples forgotten by aggregation",
         plot=arrange_panels(
             panels, max(120, min(16 * most, 420)), 52, [share_colors(highest or 1.0)]
         ),
-        caption="Each row is a client, each column a round; brighter means that more of its"
-        " training examples, which its own model had right, "
-        "are wrong for the merged"
-        f" model.{f' Shown are the {MAX_CLIENTS} clients that lost most.' if cut else ''}"
+        caption="Rows are clients, columns rounds; brighter is a larger share of the client's"
+        " training examples that its own model classifies correctly and the aggregated model does"
+        f" not.{f' The {MAX_CLIENTS} clients with the largest loss are shown.' if cut else ''}"
         " Shown: the first seed.",
         alt="Heat map of the share of forgettable examples of each client in each round. In"
         f" all: {'; '.join(details)}.",

@@ -1,9 +1,8 @@
-"""The figures of a report, in the order of the page. Each is a pure function of groups of runs,
-with a sentence on how to read it and a text for those who cannot see it; None: the runs did not
-record what it shows.
+"""All figures of a report, by chapter and in the order of the page.
 
-A trace says in `meta.columns` how its data are called when saved as CSV: its name, x, y, then z or
-customdata. Traces without are decoration.
+Each draw function maps groups of runs to a `Figure`, or to None where the runs did not record what
+it shows. A trace whose data can be saved as CSV names the columns in `meta.columns`: the trace's
+name, x, y, then z or customdata.
 """
 
 from __future__ import annotations
@@ -39,23 +38,25 @@ from remanence.report.theme import Figure
 DrawFigure = Callable[[Sequence[Group]], Figure | None]
 
 CHAPTERS: dict[str, tuple[DrawFigure, ...]] = {
-    "What was learned": (draw_accuracy, draw_classes_over_rounds, draw_classes_at_end),
-    "What was forgotten": (draw_forgetting, draw_global_distribution, draw_confusion_change),
-    "Which phase forgets": (
+    "Accuracy": (draw_accuracy, draw_classes_over_rounds, draw_classes_at_end),
+    "Forgetting": (draw_forgetting, draw_global_distribution, draw_confusion_change),
+    "Forgetting by phase of a round": (
         draw_phase_decomposition,
         draw_phases_over_rounds,
         draw_phases_by_class,
     ),
-    "Which clients forget": (
+    "Forgetting by client": (
         draw_forgetting_by_client,
         draw_one_round,
         draw_client_forgetting,
         draw_local_distribution,
         draw_forgettable,
     ),
-    "Hostile clients": (draw_rare_classes, draw_success),
+    "Attacks": (draw_rare_classes, draw_success),
     "Drift": (draw_drift, draw_clusters, draw_previous_concepts),
     "Peers": (draw_same_cluster, draw_peer_usage, draw_network),
     "Cost and data": (draw_bytes, draw_time, draw_partition),
 }
-FIGURES: tuple[DrawFigure, ...] = tuple(draw for drawings in CHAPTERS.values() for draw in drawings)
+FIGURES: tuple[DrawFigure, ...] = tuple(
+    draw for functions in CHAPTERS.values() for draw in functions
+)

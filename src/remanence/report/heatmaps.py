@@ -1,6 +1,4 @@
-"""Heat maps in panels: their color scales, where they stand, and how many of them a page can
-carry.
-"""
+"""Heat maps in panels: their arrangement, their color scales, and how many fit into a page."""
 
 from __future__ import annotations
 
@@ -13,10 +11,10 @@ from plotly import graph_objects as go
 
 from remanence.report.theme import MAP, as_text, layout
 
-# ends and middle of the scale of changes; safe for color-blind readers
+# ends and middle of the color scale of changes; distinct for color-blind readers
 LOST, GAINED, EVEN = "#D55E00", "#0072B2", "#f4f3ef"
-MAX_CELLS = 150_000  # of all states of a figure together: about a megabyte in the page
-MAX_FRAMES = 40  # of a method, to choose from
+MAX_CELLS = 150_000  # of all states of a figure together: about one megabyte in the page
+MAX_FRAMES = 40  # states of a method
 
 
 @dataclass(frozen=True)
@@ -25,35 +23,38 @@ class Panel:
 
     title: str
     cells: Any  # plotly's Heatmap
-    across: dict[str, Any]  # axes
-    down: dict[str, Any]
+    x_axis: dict[str, Any]  # settings of plotly's axes
+    y_axis: dict[str, Any]
 
 
 def arrange_panels(
     panels: Sequence[Panel], height: int, gap: int, colors: Sequence[dict[str, Any]]
 ) -> Any:
-    """Panels of equal height (pixels) above one another; the page puts two in a row where there is
-    room. `gap`: pixels that the names beside a panel need.
+    """A figure of panels below each other; the page puts two in a row where they fit.
 
-    With one color scale its bar stands on top of all; with several, each panel has its own above
-    it.
+    Args:
+        panels: The heat maps.
+        height: Of each panel, in pixels.
+        gap: Pixels that the names beside a panel need.
+        colors: One color scale, whose bar is on top of the figure, or one a panel, with a bar
+            above each panel.
     """
     axes: dict[str, Any] = {}
-    titles, own_bars = [], len(colors) > 1
+    titles, several_bars = [], len(colors) > 1
     for index, panel in enumerate(panels):
         number = "" if index == 0 else str(index + 1)
-        top = 1 - index / len(panels) - (0.1 / len(panels) if own_bars else 0)
-        axes[f"xaxis{number}"] = panel.across | {"anchor": f"y{number}", "automargin": False}
-        axes[f"yaxis{number}"] = panel.down | {
+        top = 1 - index / len(panels) - (0.1 / len(panels) if several_bars else 0)
+        axes[f"xaxis{number}"] = panel.x_axis | {"anchor": f"y{number}", "automargin": False}
+        axes[f"yaxis{number}"] = panel.y_axis | {
             "anchor": f"x{number}",
             "domain": [top - 0.7 / len(panels), top],
         }
         panel.cells.update(
             xaxis=f"x{number}",
             yaxis=f"y{number}",
-            coloraxis=f"coloraxis{number}" if own_bars else "coloraxis",
+            coloraxis=f"coloraxis{number}" if several_bars else "coloraxis",
         )
-        if own_bars:
+        if several_bars:
             bar = colors[index]["colorbar"] | {
                 "yref": "paper",
                 "y": top + 0.08 / len(panels),
@@ -62,21 +63,21 @@ def arrange_panels(
             axes[f"coloraxis{number}"] = colors[index] | {"colorbar": bar}
         if panel.title:
             titles.append(panel_title(panel.title, number))
-    if not own_bars:
+    if not several_bars:
         axes["coloraxis"] = colors[0]
     return go.Figure(
         [panel.cells for panel in panels],
         layout(
             len(panels) * (height + 80) + 60,
             annotations=titles,
-            meta={"panels": len(panels), "panel": height, "gap": gap, "bars": own_bars},
+            meta={"panels": len(panels), "panel": height, "gap": gap, "bars": several_bars},
             **axes,
         ),
     )
 
 
 def panel_title(title: str, number: str) -> dict[str, Any]:
-    """The title of the panel whose axes have this number; the first one's have none."""
+    """The title of the panel with this axis number, which is empty for the first panel."""
     position = {
         "xref": f"x{number} domain",
         "yref": f"y{number} domain",
@@ -89,14 +90,15 @@ def panel_title(title: str, number: str) -> dict[str, Any]:
 
 
 def share_colors(highest: float = 1.0) -> dict[str, Any]:
-    """The color scale of a map of shares from 0, with its bar on top. It has no title: plotly
-    prints one across the bar of a low figure.
+    """The color scale for shares from 0 to `highest`.
+
+    It has no title, which plotly prints across the bar of a low figure.
     """
     return {"colorscale": MAP, "cmin": 0, "cmax": highest, "colorbar": _bar(".3~p")}
 
 
 def value_colors(lowest: float, highest: float) -> dict[str, Any]:
-    """The color scale of a map of plain numbers."""
+    """The color scale for numbers."""
     return {
         "colorscale": MAP,
         "cmin": lowest,
@@ -106,9 +108,7 @@ def value_colors(lowest: float, highest: float) -> dict[str, Any]:
 
 
 def change_colors(values: Any) -> dict[str, Any]:
-    """The color scale of a map of changes: what was lost is orange, what was gained is blue,
-    and nothing is pale.
-    """
+    """The color scale for changes: orange is lost, blue is gained, and zero is pale."""
     known = np.abs(np.asarray(values, dtype=float))
     limit = max(float(np.nanmax(known)) if known.size and not np.isnan(known).all() else 0.0, 0.01)
     return {
@@ -141,8 +141,9 @@ def _bar(ticks: str) -> dict[str, Any]:
 
 
 def pick_frames(rounds: Sequence[int], cells: int, methods: int) -> list[int]:
-    """The moments to choose from, evenly spread with the first and the last, so that maps of
-    `cells` cells for all methods fit into a page.
+    """The rounds that the reader can select: evenly spread, with the first and the last.
+
+    Maps of `cells` cells for these rounds of all methods fit into a page.
 
     >>> pick_frames([1, 2, 3, 4, 5], cells=25_000, methods=2)
     [1, 3, 5]

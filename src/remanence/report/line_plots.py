@@ -1,6 +1,4 @@
-"""Lines over rounds: with a band over seeds, and with the boundaries between the time steps of
-drifting data.
-"""
+"""Lines over rounds: with a band over seeds, and with marks between the time steps of a drift."""
 
 from __future__ import annotations
 
@@ -12,9 +10,9 @@ from plotly import graph_objects as go
 from remanence.metrics.groups import Group, step_starts
 from remanence.report.theme import PALETTE, legend, line_style, rounded, with_alpha
 
-BOUNDARY = "#8a8f98"  # a grey that stands out from light and from dark paper
-ROOM_FOR_NAMES = 18  # pixels between drawing and legend
-FEW_STEPS = 4  # beyond, only the first is called a step in words and the others are numbers
+BOUNDARY = "#8a8f98"  # a gray visible on a light and on a dark page
+STEP_NAMES_HEIGHT = 18  # pixels between the plot and the legend
+FEW_STEPS = 4  # with more, only the first mark is named `step 0`, the others are numbers
 
 
 def draw_line(
@@ -26,8 +24,17 @@ def draw_line(
     columns: Sequence[str] = ("method", "round", "accuracy"),
     **more: Any,
 ) -> list[Any]:
-    """A line, after the band of one deviation around it where there are deviations. `columns`
-    name its data when saved.
+    """Traces of one line, and before it a band of one standard deviation where there are several
+    seeds.
+
+    Args:
+        name: Shown in the legend.
+        index: Of the line in the figure; it picks color and dash.
+        across: Positions on the x axis.
+        means: Values over seeds, one a position.
+        deviations: Over seeds; None at positions with one seed.
+        columns: Names of the data when saved as CSV.
+        **more: Changes to the line, as plotly's `update` takes them.
     """
     spread = list(deviations) or [None] * len(means)
     with_band = [(x, m, d) for x, m, d in zip(across, means, spread, strict=True) if d is not None]
@@ -45,47 +52,59 @@ def draw_line(
     if not with_band:
         return [line]
     edge = [m + d for _, m, d in with_band] + [m - d for _, m, d in reversed(with_band)]
-    when = [x for x, _, _ in with_band]
+    there = [x for x, _, _ in with_band]
     band = go.Scatter(
-        x=when + when[::-1], y=rounded(edge), fill="toself", fillcolor=with_alpha(PALETTE[index % len(PALETTE)], 0.16), line={"width": 0},
-        mode="lines", hoverinfo="skip", showlegend=False, legendgroup=name,
-    )  # fmt: skip
+        x=there + there[::-1],
+        y=rounded(edge),
+        mode="lines",
+        line={"width": 0},
+        fill="toself",
+        fillcolor=with_alpha(PALETTE[index % len(PALETTE)], 0.16),
+        hoverinfo="skip",
+        showlegend=False,
+        legendgroup=name,
+    )
     return [band, line]
 
 
 def mark_steps(groups: Sequence[Group]) -> dict[str, Any]:
-    """The boundaries between time steps as parts of a layout: a dotted line with the step's
-    name; nothing where the data stay as they are.
+    """Parts of a layout that mark the time steps: a dotted line with the step's number at each.
+
+    Empty where the data do not drift.
     """
     starts = step_starts(groups)
     if len(starts) < 2:
         return {}
+    line = {"color": BOUNDARY, "width": 1, "dash": "dot"}
+    position = {"xref": "x", "yref": "paper"}
     boundaries = [
-        {
-            "type": "line", "xref": "x", "yref": "paper", "x0": start - 0.5, "x1": start - 0.5, "y0": 0, "y1": 1, "layer": "below",
-            "line": {"color": BOUNDARY, "width": 1, "dash": "dot"},
-        }
+        {"type": "line", "x0": start - 0.5, "x1": start - 0.5, "y0": 0, "y1": 1}
+        | {"layer": "below", "line": line}
+        | position
         for start in starts[1:]
-    ]  # fmt: skip
+    ]
+    label = {"xanchor": "left", "yanchor": "bottom", "xshift": 1, "showarrow": False}
     names = [
         {
-            "text": f"step {step}" if step == 0 or len(starts) <= FEW_STEPS else str(step), "x": start - 0.5, "xref": "x", "y": 1,
-            "yref": "paper", "xanchor": "left", "yanchor": "bottom", "xshift": 1, "showarrow": False, "font": {"size": 11},
+            "text": f"step {step}" if step == 0 or len(starts) <= FEW_STEPS else str(step),
+            "x": start - 0.5,
+            "y": 1,
+            "font": {"size": 11},
         }
+        | label
+        | position
         for step, start in enumerate(starts)
-    ]  # fmt: skip
+    ]
     return {
         "shapes": boundaries,
         "annotations": names,
-        "meta": {"top": ROOM_FOR_NAMES},
-        "legend": legend(ROOM_FOR_NAMES),
+        "meta": {"top": STEP_NAMES_HEIGHT},
+        "legend": legend(STEP_NAMES_HEIGHT),
     }
 
 
 def describe_steps(groups: Sequence[Group]) -> str:
-    """A sentence about those boundaries; empty where there are none."""
-    return (
-        " Dotted lines part the time steps: there the data drift."
-        if len(step_starts(groups)) > 1
-        else ""
-    )
+    """A sentence of a caption about these marks; empty where there are none."""
+    if len(step_starts(groups)) < 2:
+        return ""
+    return " Dotted lines mark the time steps, at which the data drift."

@@ -1,4 +1,4 @@
-"""The clients as a network: who listens to whom, and does it cross between clusters?"""
+"""The clients as a network: which peers they select, within and between clusters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plotly import graph_objects as go
 
 from remanence.metrics.groups import Group
 from remanence.report.heatmaps import pick_frames
-from remanence.report.peers import peer_records, peer_shares, sort_clients
+from remanence.report.peers import peer_records, peer_shares, runs_with_peers, sort_clients
 from remanence.report.theme import (
     Figure,
     FigureState,
@@ -23,8 +23,8 @@ from remanence.report.theme import (
 from remanence.results.ledger import HEARD
 from remanence.results.run import Run
 
-STRONGEST = 5  # peers of each listener whose lines are drawn
-# from this share of the listener's times on, this many pixels
+STRONGEST = 5  # lines a client: to the peers that it selects most
+# from this share of the client's selections on, a line is this many pixels wide
 WIDTHS = ((0.0, 0.6), (0.1, 1.4), (0.25, 2.8))
 LINES = (
     ("within a cluster", "rgba(120, 125, 133, 0.65)", "solid"),
@@ -33,8 +33,8 @@ LINES = (
 
 
 def draw_network(groups: Sequence[Group]) -> Figure | None:
-    """Clients on a circle, colored by cluster, with lines to those they listen to most."""
-    shown = [(group, run) for group in groups for run in group.runs[:1] if peer_records(run)[HEARD]]
+    """Clients on a circle, colored by cluster, with lines to the peers that they select most."""
+    shown = runs_with_peers(groups)
     if not shown:
         return None
     clusters = max(1 + int(np.max(run.metadata.get("clusters") or 0)) for _, run in shown)
@@ -46,9 +46,33 @@ def draw_network(groups: Sequence[Group]) -> Figure | None:
             _make_state(group, run, round, heard[round], clusters)
             for round in pick_frames(sorted(heard), 8 * STRONGEST * most, len(shown))
         ]
-    picked = default_state(states)
-    looks = [(name, color, dash, width) for name, color, dash in LINES for _, width in WIDTHS]
-    traces: list[Any] = [
+    chosen = default_state(states)
+    hidden: dict[str, Any] = {"visible": False, "range": [-1.08, 1.08]}
+    names = [*(name for name, _, _ in LINES), *(f"cluster {place}" for place in range(clusters))]
+    shape = layout(
+        480,
+        names if clusters > 1 else [],
+        xaxis=axis(**hidden, constrain="domain"),
+        yaxis=axis(**hidden, scaleanchor="x", constrain="domain"),
+    )
+    kinds = " Gray lines stay within a cluster, dotted orange lines connect clusters."
+    return Figure(
+        name="network",
+        title="Network of clients",
+        plot=go.Figure(_make_traces(states[chosen], clusters, most), shape),
+        caption="Each dot is a client, with lines to the peers that it selected most often since"
+        f" the previous record (at most {STRONGEST}); thicker is more often."
+        f"{kinds if clusters > 1 else ''} Shown: the first seed.",
+        alt=states[chosen].alt,
+        states=states,
+        chosen=chosen,
+    )
+
+
+def _make_traces(state: FigureState, clusters: int, most: int) -> list[Any]:
+    """Traces of lines by kind and width, then of dots by cluster; `most`: clients in the figure."""
+    styles = [(name, color, dash, width) for name, color, dash in LINES for _, width in WIDTHS]
+    lines = [
         go.Scatter(
             name=name,
             mode="lines",
@@ -56,53 +80,23 @@ def draw_network(groups: Sequence[Group]) -> Figure | None:
             hoverinfo="skip",
             legendgroup=name,
             showlegend=clusters > 1 and width == WIDTHS[1][1],
-            **states[picked].data[place],
+            **state.data[index],
         )
-        for place, (name, color, dash, width) in enumerate(looks)
+        for index, (name, color, dash, width) in enumerate(styles)
     ]
-    traces += [
+    edge = {"width": 1, "color": "#ffffff"}
+    dots = [
         go.Scatter(
             name=f"cluster {cluster}",
             mode="markers",
-            marker={
-                "color": color,
-                "size": 11 if most <= 60 else 7,
-                "line": {"width": 1, "color": "#ffffff"},
-            },
+            marker={"color": color, "size": 11 if most <= 60 else 7, "line": edge},
             hovertemplate="%{text}<extra></extra>",
             showlegend=clusters > 1,
-            **states[picked].data[len(looks) + cluster],
+            **state.data[len(styles) + cluster],
         )
         for cluster, color in enumerate(class_colors(clusters))
     ]
-    hidden: dict[str, Any] = {"visible": False, "range": [-1.08, 1.08]}
-    names = (
-        [*(name for name, _, _ in LINES), *(f"cluster {cluster}" for cluster in range(clusters))]
-        if clusters > 1
-        else []
-    )
-    shape = layout(
-        480,
-        names,
-        xaxis=axis(**hidden, constrain="domain"),
-        yaxis=axis(**hidden, scaleanchor="x", constrain="domain"),
-    )
-    sides = (
-        " Grey lines stay within a cluster, dotted orange ones cross between clusters."
-        if clusters > 1
-        else ""
-    )
-    return Figure(
-        name="network",
-        title="The network of clients",
-        plot=go.Figure(traces, shape),
-        caption="Each dot is a client; lines join it to the peers it listened to most since the"
-        f" record before (at most {STRONGEST}), thicker for more often."
-        f"{sides} Shown: the first seed.",
-        alt=states[picked].alt,
-        states=states,
-        chosen=picked,
-    )
+    return [*lines, *dots]
 
 
 def _make_state(
@@ -112,39 +106,42 @@ def _make_state(
     order, membership = sort_clients(run, round, len(shares))
     angle = np.empty(len(order))
     angle[order] = 2 * np.pi * np.arange(len(order)) / len(order)
-    # clients of a cluster stand side by side
-    place = rounded(np.stack([np.sin(angle), np.cos(angle)]), 3)
+    position = rounded(np.stack([np.sin(angle), np.cos(angle)]), 3)  # clusters stay together
     cluster_of = np.empty(len(order), dtype=np.int64)
     cluster_of[order] = membership
-    lines: list[dict[str, list[Any]]] = [
-        {"x": [], "y": []} for _ in range(len(LINES) * len(WIDTHS))
-    ]
-    for listener in range(len(order)):
-        for peer in np.argsort(-shares[listener], kind="stable")[:STRONGEST].tolist():
-            if shares[listener, peer] > 0 and peer != listener:
-                strength = sum(float(shares[listener, peer]) >= lowest for lowest, _ in WIDTHS) - 1
-                line = lines[strength + len(WIDTHS) * int(cluster_of[listener] != cluster_of[peer])]
-                line["x"] += [place[0][listener], place[0][peer], None]
-                line["y"] += [place[1][listener], place[1][peer], None]
     dots = []
     for cluster in range(clusters):
         inside = np.flatnonzero(cluster_of == cluster).tolist()
         texts = [
-            f"client {client}, cluster {cluster}, listened most to {int(shares[client].argmax())}"
+            f"client {client}, cluster {cluster}, selected client"
+            f" {int(shares[client].argmax())} most"
             for client in inside
         ]
-        dots.append(
-            {
-                "x": [place[0][client] for client in inside],
-                "y": [place[1][client] for client in inside],
-                "text": texts,
-            }
-        )
-    crossing = shares[cluster_of[:, None] != cluster_of[None, :]].sum() / max(shares.sum(), 1e-12)
-    told = f"; {crossing:.0%} of the listening crosses between clusters" if clusters > 1 else ""
+        x, y = ([axis[client] for client in inside] for axis in position)
+        dots.append({"x": x, "y": y, "text": texts})
+    between = shares[cluster_of[:, None] != cluster_of[None, :]].sum() / max(shares.sum(), 1e-12)
+    detail = f"; {between:.0%} of the selections are between clusters" if clusters > 1 else ""
     return FigureState(
         group.label,
         str(round),
-        [*lines, *dots],
-        f"Network of the {len(order)} clients of {group.label} at round {round}{told}.",
+        [*_connect(shares, cluster_of, position), *dots],
+        f"Network of the {len(order)} clients of {group.label} at round {round}{detail}.",
     )
+
+
+def _connect(
+    shares: np.ndarray, cluster_of: np.ndarray, position: list[list[float]]
+) -> list[dict[str, list[Any]]]:
+    """Lines to the strongest peers of every client, by kind and width; None ends a line."""
+    lines: list[dict[str, list[Any]]] = [
+        {"x": [], "y": []} for _ in range(len(LINES) * len(WIDTHS))
+    ]
+    for client in range(len(shares)):
+        for peer in np.argsort(-shares[client], kind="stable")[:STRONGEST].tolist():
+            if shares[client, peer] > 0 and peer != client:
+                width = sum(float(shares[client, peer]) >= lowest for lowest, _ in WIDTHS) - 1
+                between = int(cluster_of[client] != cluster_of[peer])
+                line = lines[width + len(WIDTHS) * between]
+                line["x"] += [position[0][client], position[0][peer], None]
+                line["y"] += [position[1][client], position[1][peer], None]
+    return lines

@@ -158,7 +158,7 @@ def _render(
             for number, (name, figures) in enumerate(chapters.items(), start=1)
             if figures
         ],
-        privacy_said=privacy.WORDING,
+        privacy_explanation=privacy.EXPLANATION,
         version=__version__,
         **nothing | sections,
     )

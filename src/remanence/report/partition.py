@@ -1,4 +1,4 @@
-"""Who holds which classes: the figure of a partition."""
+"""The partition: which classes each client holds."""
 
 from __future__ import annotations
 
@@ -23,62 +23,62 @@ from remanence.report.theme import (
 )
 from remanence.results.run import Run
 
-MAX_BARS = 40  # clients; beyond, a heat map shows the partition
-MAX_BAR_CLASSES = 20  # classes; beyond, colors cannot be told apart
+MAX_BARS = 40  # clients; with more, a heat map shows the partition
+MAX_BAR_CLASSES = 20  # classes; with more, colors are too similar
 
 
 def draw_partition(groups: Sequence[Group]) -> Figure | None:
-    """The partition of the first run that wrote its own down."""
+    """The partition of the first run that recorded its label counts."""
     run = next(
         (run for group in groups for run in group.runs if run.metadata.get("label_counts")), None
     )
     if run is None:
         return None
     counts = run.metadata["label_counts"]
-    everyone = int(run.metadata.get("clients", len(counts)))
+    total = int(run.metadata.get("clients", len(counts)))
     return draw_client_data(
-        counts, run.metadata.get("class_names", []), everyone, _describe_origin(run)
+        counts, run.metadata.get("class_names", []), total, _describe_origin(run)
     )
 
 
 def _describe_origin(run: Run) -> str:
-    drifting = ", before anything has drifted (time step 0)" if run.metadata.get("clusters") else ""
-    return f", as drawn with seed {run.config.seed}{drifting}"
+    drifting = ", before any drift (time step 0)" if run.metadata.get("clusters") else ""
+    return f", drawn with seed {run.config.seed}{drifting}"
 
 
 def draw_client_data(
     label_counts: Sequence[Sequence[int]],
     class_names: Sequence[object],
-    everyone: int,
+    total: int,
     origin: str = "",
 ) -> Figure:
     """Label counts [clients, C] as shares: stacked bars for few clients, a heat map for many."""
     counts = np.array(label_counts, dtype=float)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
     classes, clients = name_classes(class_names, counts.shape[1]), list(range(len(counts)))
-    who = (
-        f"the first {len(counts)} of {everyone} clients"
-        if everyone > len(counts)
-        else f"all {everyone} clients"
+    shown = (
+        f"the first {len(counts)} of {total} clients"
+        if total > len(counts)
+        else f"all {total} clients"
     )
     if len(counts) <= MAX_BARS and len(classes) <= MAX_BAR_CLASSES:
         plot = _draw_bars(classes, clients, counts, shares)
-        reading = (
-            "Each bar is a client, each color a class: the more one-colored the bars, the"
-            " more the clients differ."
+        meaning = (
+            "Each bar is a client, each color a class: bars of few colors are clients with few"
+            " classes."
         )
     else:
         plot = _draw_map(classes, clients, shares)
-        reading = (
-            "Each column is a client, each row a class; brighter is a larger share of that"
-            " client's examples."
+        meaning = (
+            "Each column is a client, each row a class; brighter is a larger share of the client's"
+            " examples."
         )
     return Figure(
         name="partition",
-        title="Who holds which classes",
+        title="Classes of each client",
         plot=plot,
-        caption=f"{reading} Shown: {who}{origin}.",
-        alt=f"The share of each class among each client's training examples, for {who}. "
+        caption=f"{meaning} Shown: {shown}{origin}.",
+        alt=f"The share of each class among each client's training examples, for {shown}. "
         f"A client's most frequent class makes up {shares.max(axis=1).mean():.0%} of its"
         " examples on average.",
     )

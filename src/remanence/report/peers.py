@@ -1,5 +1,5 @@
-"""Who listened to whom where there is no server: matrices over time, the network, and how often
-clients found their own cluster.
+"""Peer selection in decentralized runs: which peers each client selects, and how often peers of
+its own cluster.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ from remanence.report.theme import (
 from remanence.results.ledger import HEARD, SIMILARITY
 from remanence.results.run import Run
 
-CHANCE = "by chance"
-NO_SIMILARITY = "This method keeps no similarity"
+CHANCE = "random peers"
+NO_SIMILARITY = "This method estimates no similarity"
+NAMES = ("Share of selections", "Similarity estimated by the client")
+TEMPLATES = ("%{z:.1%}", "%{z:.3~g}")
 
 
 @cached_per_run
 def peer_records(run: Run) -> dict[int, dict[int, np.ndarray]]:
-    """Matrices [K, K] by kind and round; nothing where a run has a server."""
+    """Matrices [K, K] by kind and round; empty for a run with a server."""
     found: dict[int, dict[int, np.ndarray]] = {HEARD: {}, SIMILARITY: {}}
     for record in run.peers if run.peers is not None else ():
         found[int(record["kind"])][int(record["round"])] = record["values"]
@@ -44,8 +46,11 @@ def peer_records(run: Run) -> dict[int, dict[int, np.ndarray]]:
 
 
 def sort_clients(run: Run, round: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Clients by cluster at a round. -> their numbers in order [K], their clusters in that
-    order [K]; one cluster where nothing drifts
+    """Clients sorted by their cluster at a round.
+
+    Returns:
+        Client numbers in order [K], and their clusters in that order [K]; one cluster where the
+        data do not drift.
     """
     clusters = clusters_of(run)
     if clusters is None:
@@ -57,8 +62,8 @@ def sort_clients(run: Run, round: int, count: int) -> tuple[np.ndarray, np.ndarr
 
 
 def peer_shares(heard: np.ndarray) -> np.ndarray:
-    """How often each client was listened to, as shares of the listener's times [K, K]; zeros for
-    who listened to nobody.
+    """How often a client (row) selected each peer (column), as shares [K, K]; a row of zeros for
+    a client that selected no peer.
 
     >>> peer_shares(np.array([[0, 3, 1], [2, 0, 0], [0, 0, 0]]))
     array([[0.  , 0.75, 0.25],
@@ -68,77 +73,88 @@ def peer_shares(heard: np.ndarray) -> np.ndarray:
     return np.asarray(heard / np.maximum(heard.sum(axis=1, keepdims=True), 1e-12))
 
 
+def runs_with_peers(groups: Sequence[Group]) -> list[tuple[Group, Run]]:
+    """The first seed of every method that recorded its peer selections."""
+    return [(group, run) for group in groups for run in group.runs[:1] if peer_records(run)[HEARD]]
+
+
 def draw_peer_usage(groups: Sequence[Group]) -> Figure | None:
-    """Who listened to whom, and whom a client believes to be like itself: two matrices over
-    time.
-    """
-    shown = [(group, run) for group in groups for run in group.runs[:1] if peer_records(run)[HEARD]]
+    """Which peers each client selects, and how similar it estimates them, over rounds."""
+    shown = runs_with_peers(groups)
     if not shown:
         return None
-    # the first that is seen has both maps, if any has
+    # methods with both matrices come first, so that the figure starts with both panels
     shown.sort(key=lambda pair: not peer_records(pair[1])[SIMILARITY])
-    alike = bool(peer_records(shown[0][1])[SIMILARITY])
+    with_similarity = bool(peer_records(shown[0][1])[SIMILARITY])
     most = max(len(next(iter(peer_records(run)[HEARD].values()))) for _, run in shown)
-    states, highest, values = [], 0.0, []
+    states = _list_states(shown, most, with_similarity)
+    chosen = default_state(states)
+    plot = _plot_matrices(states[chosen], most, _color_scales(states, with_similarity))
+    for state in states:
+        titles = [note.to_plotly_json() for note in plot.layout.annotations]
+        if with_similarity and state.data[1]["z"][0][0] is None:
+            titles[1] |= {"text": f"<b>{NO_SIMILARITY}</b>"}
+        state.axes["annotations"] = titles
+    plot.layout.annotations = states[chosen].axes["annotations"]
+    drifting = any(run.metadata.get("clusters") for _, run in shown)
+    sorted_by = ", sorted by cluster, with lines between the clusters" if drifting else ""
+    similar = ", and on the second map more similar" if with_similarity else ""
+    return Figure(
+        name="peer-selection",
+        title="Which peers each client selects",
+        plot=plot,
+        caption=f"Rows are clients, columns peers{sorted_by}; brighter is selected more often since"
+        f" the previous record{similar}. Bright blocks on the diagonal are clients that select"
+        " peers of their own cluster. Shown: the first seed.",
+        alt=states[chosen].alt,
+        states=states,
+        chosen=chosen,
+    )
+
+
+def _list_states(
+    shown: Sequence[tuple[Group, Run]], most: int, with_similarity: bool
+) -> list[FigureState]:
+    states = []
     for group, run in shown:
         records = peer_records(run)
-        for round in pick_frames(sorted(records[HEARD]), (1 + alike) * most**2, len(shown)):
-            shares = peer_shares(records[HEARD][round])
-            similarity = records[SIMILARITY].get(round)
-            highest = max(highest, float(shares.max()))
-            if similarity is not None:
-                values.append(np.nanpercentile(similarity, [1, 99]))
-            states.append(_make_state(group, run, round, shares, similarity, alike))
-    picked = default_state(states)
-    names = ["Listened to", "Similarity, as the listener believes"]
+        cells = (1 + with_similarity) * most**2
+        for round in pick_frames(sorted(records[HEARD]), cells, len(shown)):
+            shares, similarity = peer_shares(records[HEARD][round]), records[SIMILARITY].get(round)
+            states.append(_make_state(group, run, round, shares, similarity, with_similarity))
+    return states
+
+
+def _color_scales(states: Sequence[FigureState], with_similarity: bool) -> list[dict[str, Any]]:
+    """One color scale a matrix, for all states together."""
+    tables = [[np.array(part["z"], dtype=float) for part in state.data] for state in states]
+    highest = max(float(np.nanmax(matrices[0])) for matrices in tables)
+    if not with_similarity:
+        return [share_colors(highest or 1.0)]
+    known = [matrices[1] for matrices in tables if not np.isnan(matrices[1]).all()]
+    ends = [np.nanpercentile(matrix, [1, 99]) for matrix in known] or [np.array([0.0, 1.0])]
+    low, high = min(end[0] for end in ends), max(end[1] for end in ends)
+    return [share_colors(highest or 1.0), value_colors(float(low), float(high))]
+
+
+def _plot_matrices(state: FigureState, most: int, colors: Sequence[dict[str, Any]]) -> Any:
     panels = [
         Panel(
-            names[index] if alike else "",
+            NAMES[index] if len(colors) > 1 else "",
             go.Heatmap(
-                name=as_text(names[index]),
-                hovertemplate="client %{y} and peer %{x}: "
-                + ("%{z:.1%}", "%{z:.3~g}")[index]
-                + "<extra></extra>",
+                name=as_text(NAMES[index]),
+                hovertemplate="client %{y} and peer %{x}: " + TEMPLATES[index] + "<extra></extra>",
                 meta={"columns": ["matrix", "peer", "client", "value"]},
                 **part,
             ),
             axis("peer", type="category", showgrid=False, tickangle=0),
             class_axis(most, title="client"),
         )
-        for index, part in enumerate(states[picked].data)
+        for index, part in enumerate(state.data)
     ]
-    low, high = (min(v[0] for v in values), max(v[1] for v in values)) if values else (0.0, 1.0)
-    plot = arrange_panels(
-        panels,
-        320,
-        60,
-        [share_colors(highest or 1.0), value_colors(float(low), float(high))][: 1 + alike],
-    )
-    plot.layout.shapes = states[picked].axes["shapes"]
-    for state in states:
-        titles = [note.to_plotly_json() for note in plot.layout.annotations]
-        if alike and state.data[1]["z"][0][0] is None:
-            titles[1] |= {"text": f"<b>{NO_SIMILARITY}</b>"}
-        state.axes["annotations"] = titles
-    plot.layout.annotations = states[picked].axes["annotations"]
-    sorted_by = (
-        ", sorted by cluster, with lines between the clusters"
-        if any(run.metadata.get("clusters") for _, run in shown)
-        else ""
-    )
-    return Figure(
-        name="listening",
-        title="Who listened to whom",
-        plot=plot,
-        caption=f"Each row is a client, each column a peer{sorted_by}; brighter is more often"
-        " since the record before"
-        + (", and on the other map more alike" if alike else "")
-        + ". Bright blocks on the diagonal are clients that found their own kind. Shown: the"
-        " first seed.",
-        alt=states[picked].alt,
-        states=states,
-        chosen=picked,
-    )
+    plot = arrange_panels(panels, 320, 60, colors)
+    plot.layout.shapes = state.axes["shapes"]
+    return plot
 
 
 def _make_state(
@@ -147,13 +163,13 @@ def _make_state(
     round: int,
     shares: np.ndarray,
     similarity: np.ndarray | None,
-    alike: bool,
+    with_similarity: bool,
 ) -> FigureState:
     order, clusters = sort_clients(run, round, len(shares))
     names = [str(client) for client in order.tolist()]
     empty = [[None] * len(names)] * len(names)
     matrices = [rounded(shares[np.ix_(order, order)], 3)]
-    if alike:
+    if with_similarity:
         matrices.append(
             empty if similarity is None else rounded(similarity[np.ix_(order, order)], 3)
         )
@@ -161,14 +177,13 @@ def _make_state(
     edges = (np.flatnonzero(np.diff(clusters)) + 0.5).tolist()
     same = clusters[:, None] == clusters[None, :]
     own = float((shares[np.ix_(order, order)] * same).sum() / max(shares.sum(), 1e-12))
-    about = (
-        f"{own:.0%} of the listening was within clusters" if len(edges) else f"{len(names)} clients"
-    )
+    detail = f"{own:.0%} of the selections are within clusters"
+    detail = detail if len(edges) else f"{len(names)} clients"
     return FigureState(
         group.label,
         str(round),
         [{"x": names, "y": names, "z": matrix} for matrix in matrices],
-        f"Heat map of who listened to whom in {group.label} at round {round}: {about}.",
+        f"Heat map of the peers that clients of {group.label} select at round {round}: {detail}.",
         {
             "shapes": [
                 line
@@ -181,73 +196,73 @@ def _make_state(
 
 
 def _cross(edge: float, index: int, count: int) -> list[dict[str, Any]]:
-    """Lines between two clusters, across and down a matrix."""
+    """Lines between two clusters, across and down the matrix of panel `index`."""
     number = "" if index == 0 else str(index + 1)
-    look = {
+    line = {
         "type": "line",
         "xref": f"x{number}",
         "yref": f"y{number}",
         "line": {"color": "#ffffff", "width": 1.5},
     }
     return [
-        look | {"x0": edge, "x1": edge, "y0": -0.5, "y1": count - 0.5},
-        look | {"y0": edge, "y1": edge, "x0": -0.5, "x1": count - 0.5},
+        line | {"x0": edge, "x1": edge, "y0": -0.5, "y1": count - 0.5},
+        line | {"y0": edge, "y1": edge, "x0": -0.5, "x1": count - 0.5},
     ]
 
 
 def draw_same_cluster(groups: Sequence[Group]) -> Figure | None:
-    """How often clients listened to their own cluster, over rounds, beside what chance would
-    give.
-    """
+    """The share of peer selections within clusters over rounds, beside that of random peers."""
     traces: list[Any] = []
-    names, when, details = [], [], []
+    names, rounds, details = [], [], []
     chance: dict[int, float] = {}
     for index, group in enumerate(groups):
-        curves = mean_curve(group, _own_share)
+        curves = mean_curve(group, _same_cluster_curve)
         if curves[0]:
             names.append(as_text(group.label))
-            when += curves[0]
+            rounds += curves[0]
             traces += draw_line(
                 names[-1], index, *curves, columns=("method", "round", "own cluster")
             )
             details.append(f"{group.label} {sum(curves[1]) / len(curves[1]):.0%}")
         for run in group.runs[:1]:
-            if not chance and (listening := peer_usage_of(run)) is not None:
-                chance = _by_round(listening.round, listening.chance)
+            if not chance and (usage := peer_usage_of(run)) is not None:
+                chance = _by_round(usage.round, usage.chance)
     if not traces:
         return None
     if chance:
         names.append(CHANCE)
-        look = line_style(0) | {"color": BOUNDARY, "dash": "dash", "shape": "hv"}
+        style = line_style(0) | {"color": BOUNDARY, "dash": "dash", "shape": "hv"}
         columns = ("method", "round", "own cluster")
         traces += draw_line(
-            CHANCE, 0, list(chance), list(chance.values()), columns=columns, line=look
+            CHANCE, 0, list(chance), list(chance.values()), columns=columns, line=style
         )
-        details.append(f"by chance {sum(chance.values()) / len(chance):.0%}")
+        details.append(f"{CHANCE} {sum(chance.values()) / len(chance):.0%}")
     shape = layout(
         320,
         names,
-        xaxis=round_axis(when),
-        yaxis=percent_axis("own cluster"),
+        xaxis=round_axis(rounds),
+        yaxis=percent_axis("within cluster"),
         hovermode="x unified",
         **mark_steps(groups),
     )
     return Figure(
-        name="own-cluster",
-        title="Did clients find their own kind?",
+        name="same-cluster",
+        title="Peer selections within clusters",
         plot=go.Figure(traces, shape),
-        caption="Each line is the share of listening that went to peers of the listener's own"
-        " cluster; an oracle would reach 100 %"
-        f"{', and the dashed line is what chance gives' if chance else ''}.{describe_steps(groups)}",
-        alt="Line chart of the share of listening within the own cluster. Mean over rounds:"
+        caption="Share of peer selections that go to peers of the client's own cluster. The peer"
+        " method `oracle` reaches 100 %"
+        f"{'; the dashed line is the share with randomly drawn peers' if chance else ''}."
+        f"{describe_steps(groups)}",
+        alt="Line chart of the share of peer selections within clusters. Mean over rounds:"
         f" {'; '.join(details)}.",
     )
 
 
-def _own_share(run: Run) -> dict[int, float]:
-    written = metric_curve(run, "same_cluster_share")
-    listening = None if written else peer_usage_of(run)
-    return _by_round(listening.round, listening.same_cluster) if listening is not None else written
+def _same_cluster_curve(run: Run) -> dict[int, float]:
+    """As recorded, or, for a run that did not record it, from its peer selections."""
+    recorded = metric_curve(run, "same_cluster_share")
+    usage = None if recorded else peer_usage_of(run)
+    return recorded if usage is None else _by_round(usage.round, usage.same_cluster)
 
 
 def _by_round(rounds: np.ndarray, values: np.ndarray) -> dict[int, float]:

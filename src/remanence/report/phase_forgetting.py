@@ -1,4 +1,4 @@
-"""Where it was lost: which phase of a round, which classes, whose training."""
+"""Change of accuracy by phase of a round: on average, over rounds, and by class."""
 
 from __future__ import annotations
 
@@ -40,89 +40,92 @@ COLORS = {
     "aggregation": "#0072B2",
     "server": "#009E73",
 }
-TOGETHER = "all together"
+SUM = "sum of the phases"
 # short enough for a phone
 COLUMNS = {
     "drift": "drift",
-    "mixing": "mixing",
+    "mixing": "peers",
     "local": "local",
-    "aggregation": "merging",
+    "aggregation": "aggregate",
     "server": "server",
 }
 POINTS = "+.3~p"  # changes of accuracy on an axis
 
 
 def draw_phase_decomposition(groups: Sequence[Group]) -> Figure | None:
-    """Stacked bars: what each phase of a round takes and gives, a bar a method."""
-    known = [(group, phase_means(group)) for group in groups]
-    known = [(group, losses) for group, losses in known if losses]
+    """Stacked bars, one a method: what each phase of a round loses or gains on average."""
+    known = [(group.label, losses) for group in groups if (losses := phase_means(group))]
     if not known:
         return None
-    names = [as_text(group.label) for group, _ in known]
+    names = [as_text(label) for label, _ in known]
     present = [phase for phase in PHASES if any(phase in losses for _, losses in known)]
-    bars: list[Any] = []
-    for phase in present:
-        values = [mean_of(losses.get(phase, [])) for _, losses in known]
-        spread = [deviation_of(losses.get(phase, [])) for _, losses in known]
-        bars.append(
-            go.Bar(
-                name=PHASE_WORDS[phase],
-                x=rounded(values),
-                y=names,
-                orientation="h",
-                customdata=rounded(spread) if any(spread) else None,
-                marker={"color": COLORS[phase]},
-                hovertemplate="%{y}: %{x:" + POINTS + "}<extra>" + PHASE_WORDS[phase] + "</extra>",
-                meta={
-                    "columns": ["phase", "lost", "method", *(["deviation"] if any(spread) else [])]
-                },
-            )
-        )
-    net = [sum(mean_of(values) or 0.0 for values in losses.values()) for _, losses in known]
-    bars.append(
-        go.Scatter(
-            name=TOGETHER,
-            x=rounded(net),
-            y=names,
-            mode="markers",
-            marker={"symbol": "diamond", "size": 9, "color": "#808080"},
-            hovertemplate="%{y}: %{x:" + POINTS + "}<extra>" + TOGETHER + "</extra>",
-            meta={"columns": ["phase", "lost", "method"]},
-        )
-    )
-    legend = [*(PHASE_WORDS[phase] for phase in present), TOGETHER]
+    bars = [
+        _phase_bars(phase, names, [losses.get(phase, []) for _, losses in known])
+        for phase in present
+    ]
+    sums = [sum(mean_of(values) or 0.0 for values in losses.values()) for _, losses in known]
     shape = layout(
         110 + 46 * len(known),
-        legend,
+        [*(PHASE_WORDS[phase] for phase in present), SUM],
         barmode="relative",
         bargap=0.3,
-        xaxis=axis("lost a round (negative: gained)", tickformat=POINTS, zerolinewidth=2),
+        xaxis=axis("accuracy lost per round (negative: gained)", tickformat=POINTS)
+        | {"zerolinewidth": 2},
         yaxis=axis(type="category", autorange="reversed", showgrid=False),
     )
-    details = "; ".join(
-        f"{group.label}: "
-        + ", ".join(
-            f"{PHASE_WORDS[phase]} {100 * (mean_of(values) or 0):+.1f} points"
-            for phase, values in losses.items()
-        )
-        for group, losses in known
-    )
-    seeds = " Means over seeds." if any(len(group.runs) > 1 for group, _ in known) else ""
+    details = "; ".join(f"{label}: {_list_changes(losses)}" for label, losses in known)
+    seeds = " Means over seeds." if any(len(group.runs) > 1 for group in groups) else ""
     return Figure(
-        name="where-lost",
-        title="Where it was lost",
-        plot=go.Figure(bars, shape),
-        caption="The change of accuracy in a round, split over its phases: to the right of zero a"
-        " phase forgets, to the left it wins back. "
-        "The parts add up exactly to the diamond, which is left of zero while a model"
-        f" still learns.{seeds}",
+        name="phase-decomposition",
+        title="Change of accuracy by phase of a round",
+        plot=go.Figure([*bars, _sum_markers(names, sums)], shape),
+        caption="Change of accuracy in an average round, split into the phases of a round: to the"
+        " right of zero a phase loses accuracy, to the left it gains. The bars of a method add up"
+        " exactly to the diamond, which is left of zero while the model still improves."
+        f"{seeds}",
         alt="Stacked bars of the accuracy lost in each phase of a round, mean over recorded"
         f" rounds and classes; negative is gained. {details}.",
     )
 
 
+def _phase_bars(phase: str, names: list[str], values: Sequence[Sequence[float]]) -> Any:
+    """The bars of one phase; `values` holds the losses over seeds of each method."""
+    spread = [deviation_of(losses) for losses in values]
+    deviation = ["deviation"] if any(spread) else []
+    return go.Bar(
+        name=PHASE_WORDS[phase],
+        x=rounded([mean_of(losses) for losses in values]),
+        y=names,
+        orientation="h",
+        customdata=rounded(spread) if any(spread) else None,
+        marker={"color": COLORS[phase]},
+        hovertemplate="%{y}: %{x:" + POINTS + "}<extra>" + PHASE_WORDS[phase] + "</extra>",
+        meta={"columns": ["phase", "lost", "method", *deviation]},
+    )
+
+
+def _sum_markers(names: list[str], sums: Sequence[float]) -> Any:
+    """A diamond for each method at the sum of its phases."""
+    return go.Scatter(
+        name=SUM,
+        x=rounded(sums),
+        y=names,
+        mode="markers",
+        marker={"symbol": "diamond", "size": 9, "color": "#808080"},
+        hovertemplate="%{y}: %{x:" + POINTS + "}<extra>" + SUM + "</extra>",
+        meta={"columns": ["phase", "lost", "method"]},
+    )
+
+
+def _list_changes(losses: dict[str, list[float]]) -> str:
+    return ", ".join(
+        f"{PHASE_WORDS[phase]} {100 * (mean_of(values) or 0):+.1f} points"
+        for phase, values in losses.items()
+    )
+
+
 def draw_phases_over_rounds(groups: Sequence[Group]) -> Figure | None:
-    """The same, round by round, for a method that the reader chooses."""
+    """Change of accuracy by phase in every round, for a method that the reader selects."""
     known = [group for group in groups if first_with_losses(group) is not None]
     if not known:
         return None
@@ -149,11 +152,11 @@ def draw_phases_over_rounds(groups: Sequence[Group]) -> Figure | None:
         **mark_steps(groups),
     )
     return Figure(
-        name="lost-over-rounds",
-        title="Where it was lost, round by round",
+        name="phases-over-rounds",
+        title="Change of accuracy by phase, over rounds",
         plot=go.Figure(bars, shape),
-        caption="Each bar is a recorded round: above zero what its phases forgot, below zero what"
-        " they won back, averaged over classes."
+        caption="Each bar is a recorded round: above zero the accuracy that its phases lose, below"
+        " zero the accuracy that they gain, averaged over classes."
         f"{describe_steps(groups)}",
         alt=states[0].alt,
         states=states,
@@ -179,7 +182,7 @@ def _make_state(group: Group, present: Sequence[str]) -> FigureState:
         for phase, values in means.items()
     }
     details = "; ".join(
-        f"{PHASE_WORDS[phase]} lost most in round {round}: {100 * value:.1f} points"
+        f"{PHASE_WORDS[phase]} loses most in round {round}: {100 * value:.1f} points"
         for phase, (value, round) in worst.items()
     )
     return FigureState(
@@ -192,8 +195,10 @@ def _make_state(group: Group, present: Sequence[str]) -> FigureState:
 
 
 def draw_phases_by_class(groups: Sequence[Group]) -> Figure | None:
-    """A map of classes and phases, a panel a method, with a dot where a class loses most."""
-    panels, every, details, most, longest = [], [], [], 0, 0
+    """Change of accuracy by class and phase, one panel a method, with a dot where a class loses
+    most.
+    """
+    panels, tables, details, most, longest = [], [], [], 0, 0
     for group in groups:
         losses = class_losses(group)
         if not losses:
@@ -204,13 +209,13 @@ def draw_phases_by_class(groups: Sequence[Group]) -> Figure | None:
         net = np.where(np.isnan(table).all(axis=0), np.nan, np.nansum(table, axis=0))
         cells = np.concatenate([table, net[None]]).T  # [C, phases + 1]
         dots = _mark_largest(table)
-        every.append(cells)
+        tables.append(cells)
         panels.append(
             Panel(
                 group.label if len(groups) > 1 else "",
                 go.Heatmap(
                     name=as_text(group.label),
-                    x=[*(COLUMNS[phase] for phase in losses), "all"],
+                    x=[*(COLUMNS[phase] for phase in losses), "sum"],
                     y=[as_text(name) for name in classes],
                     z=rounded(cells),
                     text=dots,
@@ -235,26 +240,26 @@ def draw_phases_by_class(groups: Sequence[Group]) -> Figure | None:
     if not panels:
         return None
     return Figure(
-        name="lost-by-class",
-        title="Which classes were lost where",
+        name="phases-by-class",
+        title="Change of accuracy by class and phase",
         plot=arrange_panels(
             panels,
             max(120, min(20 * most, 420)),
             7 * longest,
-            [change_colors(np.concatenate([cells.ravel() for cells in every]))],
+            [change_colors(np.concatenate([cells.ravel() for cells in tables]))],
         ),
-        caption="Each row is a class, each column a phase of a round, the last all of them"
-        " together; orange is lost, blue is won back, "
-        "averaged over recorded rounds. "
-        "A dot marks the phase in which a class loses most.",
+        caption="Rows are classes, columns the phases of a round, and the last column is their sum;"
+        " orange is accuracy lost, blue is accuracy gained, averaged over recorded rounds. A dot"
+        " marks the phase in which a class loses most.",
         alt="Heat map of the accuracy that every class loses in each phase of a round. The"
         f" largest losses: {'; '.join(details)}.",
     )
 
 
 def _mark_largest(table: np.ndarray) -> list[list[str]]:
-    """A dot for each class at the phase that loses most of it, where any does. [phases, C] ->
-    [C][phases + 1]
+    """Texts for the cells: a dot for each class at the phase that loses most of it, if any does.
+
+    [phases, C] -> [C][phases + 1]
     """
     filled = np.where(np.isnan(table), -np.inf, table)
     largest = filled.argmax(axis=0)

@@ -1,5 +1,5 @@
-"""The section "Privacy" of a report: what was promised to whom, how much of it is spent, and
-what that rests on.
+"""The section "Privacy" of a report: what each guarantee protects, how much of the privacy budget
+is spent, and the mechanism behind it.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from remanence.metrics.groups import Group
 from remanence.privacy.accountant import NOT_PRIVATE
 from remanence.results.run import Run
 
-OF_WHOM = {
+UNITS = {
     "client": ("any one client", "epsilon"),
     "example": ("any one example", "epsilon_example"),
     "label_counts": ("any one example, in the label counts alone", "epsilon_label_counts"),
 }
-WORDING = (
-    "A smaller epsilon tells less about any one of them; delta bounds the chance that more is"
-    f" told. Beware: {NOT_PRIVATE}."
+EXPLANATION = (
+    "A smaller epsilon reveals less about the protected unit; delta bounds the probability that"
+    f" more is revealed. Warning: {NOT_PRIVATE}."
 )
 
 
 @dataclass(frozen=True)
 class PrivacyRow:
-    """One promise of one method."""
+    """One privacy guarantee of one method."""
 
     label: str
-    whom: str
+    unit: str
     epsilon: str  # after the last recorded round, the largest over seeds
     budget: str
     delta: str
@@ -35,36 +35,36 @@ class PrivacyRow:
 
 
 def list_guarantees(groups: Sequence[Group]) -> list[PrivacyRow]:
-    """A row for every promise that differs; none where nobody promised anything."""
+    """A row for every different guarantee; empty without guarantees."""
     rows: dict[tuple[str, str, str], tuple[Group, list[Run], dict[str, object]]] = {}
     for group in groups:
         for run in group.runs:
-            for promise in run.metadata.get("promises", []):
-                key = (group.label, str(promise["whom"]), str(promise["basis"]))
-                rows.setdefault(key, (group, [], promise))[1].append(run)
-    return [_describe_guarantee(group, runs, promise) for group, runs, promise in rows.values()]
+            for guarantee in run.metadata.get("promises", []):
+                key = (group.label, str(guarantee["whom"]), str(guarantee["basis"]))
+                rows.setdefault(key, (group, [], guarantee))[1].append(run)
+    return [_describe_guarantee(group, runs, guarantee) for group, runs, guarantee in rows.values()]
 
 
 def _describe_guarantee(
-    group: Group, runs: Sequence[Run], promise: dict[str, object]
+    group: Group, runs: Sequence[Run], guarantee: dict[str, object]
 ) -> PrivacyRow:
-    whom, name = OF_WHOM.get(str(promise["whom"]), (str(promise["whom"]), "epsilon"))
+    unit, name = UNITS.get(str(guarantee["whom"]), (str(guarantee["whom"]), "epsilon"))
     spent = [found for run in runs if (found := _last(run, name)) is not None]
-    budget = promise["budget"]
+    budget = guarantee["budget"]
     return PrivacyRow(
         label=group.label,
-        whom=whom,
+        unit=unit,
         epsilon=f"{max(number for number, _ in spent):.2f} after round"
         f" {max(round for _, round in spent)}"
         if spent
-        else "not known",
+        else "unknown",
         budget=f"{budget:g}" if budget else "none",
-        delta=f"{promise['delta']:g}",
-        basis=str(promise["basis"]),
+        delta=f"{guarantee['delta']:g}",
+        basis=str(guarantee["basis"]),
     )
 
 
 def _last(run: Run, name: str) -> tuple[float, int] | None:
-    """The last epsilon that a run wrote down, and in which round."""
-    told = [(line[name], line["round"]) for line in run.metrics if line.get(name) is not None]
-    return told[-1] if told else None
+    """The last epsilon of a run that was recorded, and its round."""
+    spent = [(line[name], line["round"]) for line in run.metrics if line.get(name) is not None]
+    return spent[-1] if spent else None

@@ -1,5 +1,5 @@
-"""One round as a figure: the global model before it, every client's model, and the global
-model after it.
+"""One round in detail: accuracy per class of the global model before it, of every client's model,
+and of the global model after it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from remanence.report.theme import (
 )
 from remanence.results.ledger import Ledger
 
-MAX_CLIENTS = 40  # columns; beyond, the first by number
+MAX_CLIENTS = 40  # columns: the first clients by number
 
 
 def draw_one_round(groups: Sequence[Group]) -> Figure | None:
-    """Accuracy per class as columns: before, each client, after; for a round that the reader
-    chooses.
+    """Accuracy per class before the round, of each client's model, and after the round; for a
+    round that the reader selects.
     """
     shown = [
         (group, run)
@@ -52,48 +52,50 @@ def draw_one_round(groups: Sequence[Group]) -> Figure | None:
         assert lost is not None
         classes = name_classes(class_names_of(group), len(ledger.class_names))
         longest, most = max(longest, *map(len, classes)), max(most, len(classes))
-        some = pick_frames(lost.round.tolist(), len(classes) * 24, len(shown))
-        for round, alone in rounds_of(ledger, some).items():
-            names, columns = read_round(alone, shares_of(run))
+        selected = pick_frames(lost.round.tolist(), len(classes) * 24, len(shown))
+        for round, part in rounds_of(ledger, selected).items():
+            names, columns = read_round(part, shares_of(run))
             cut = cut or len(names) >= MAX_CLIENTS + 4
             states.append(_make_state(group, round, classes, names, columns))
-    picked = default_state(states)
+    chosen = default_state(states)
     cells = go.Heatmap(
         name="accuracy",
         hovertemplate="%{x}, %{y}: %{z:.1%}<extra></extra>",
         meta={"columns": ["", "model", "class", "accuracy"]},
-        **states[picked].data[0],
+        **states[chosen].data[0],
     )
     panel = Panel("", cells, axis("client", type="category", showgrid=False), class_axis(most))
     plot = arrange_panels([panel], max(120, min(20 * most, 420)), 7 * longest, [share_colors()])
-    plot.layout.meta["labels"] = [len(states[picked].data[0]["x"]), len("before")]
+    plot.layout.meta["labels"] = [len(states[chosen].data[0]["x"]), len("before")]
     return Figure(
         name="one-round",
-        title="One round as a figure",
+        title="One round in detail",
         plot=plot,
-        caption="The first column is the global model before the round, the last the one after it,"
-        " and between them stands every client's model "
-        "after its training; brighter is more accurate on the test set. Dark cells between"
-        " bright ends are classes that clients forget "
-        "and merging restores."
+        caption="Accuracy per class on the test set: the first column is the global model before"
+        " the round, the last column the global model after it, and between them each client's"
+        " model after local training; brighter is more accurate. Dark cells between bright ends"
+        " are classes that clients forget and aggregation restores."
         f"{f' At most {MAX_CLIENTS} clients are shown.' if cut else ''} Shown: the first seed.",
-        alt=states[picked].alt,
+        alt=states[chosen].alt,
         states=states,
-        chosen=picked,
+        chosen=chosen,
     )
 
 
-def read_round(alone: Ledger, shares: np.ndarray | None) -> tuple[list[str], np.ndarray]:
-    """The models of one round's ledger in their order. -> names, accuracy per class [models,
-    C]; rows of NaN part the global ones from the clients'
+def read_round(ledger: Ledger, shares: np.ndarray | None) -> tuple[list[str], np.ndarray]:
+    """The models in the ledger of one round, in their order.
+
+    Returns:
+        Names, and accuracy per class [models, C]; rows of NaN separate global models from the
+        clients' models.
     """
     found = {
-        moment: accuracies_by_model(select_whole(alone, moment, "test", shares), shares)
+        moment: accuracies_by_model(select_whole(ledger, moment, "test", shares), shares)
         for moment in ("before", "local", "merged", "refined")
     }
     after = "refined" if len(found["refined"].model) else "merged"
     local = found["local"]
-    gap = np.full((1, len(alone.class_names)), np.nan)
+    gap = np.full((1, len(ledger.class_names)), np.nan)
     order = np.argsort(local.model, kind="stable")[:MAX_CLIENTS]
     names = ["before", " ", *(str(client) for client in local.model[order]), "  ", "after"]
     start, end = (

@@ -1,4 +1,4 @@
-"""Which client holds whose data when: the schedule of a drift as a figure."""
+"""The drift schedule: the cluster of every client at every time step."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from plotly import graph_objects as go
 from remanence.metrics.groups import Group, clusters_of
 from remanence.report.theme import Figure, axis, class_colors, layout, shorten
 
-MAX_NUMBERED = 60  # clients; beyond, a cell is too narrow for the number of its cluster
-MAX_EXPLAINED = 8  # clusters whose data the sentence below the title tells
+MAX_NUMBERED = 60  # clients; with more, a cell is too narrow for the number of its cluster
+MAX_EXPLAINED = 8  # clusters whose data the caption describes
 
 
 def draw_drift(groups: Sequence[Group]) -> Figure | None:
-    """The schedule of the first run whose data drift."""
+    """The drift schedule of the first run whose data drift."""
     run = next(
         (run for group in groups for run in group.runs if run.metadata.get("clusters")), None
     )
@@ -31,7 +31,7 @@ def draw_drift(groups: Sequence[Group]) -> Figure | None:
 
 def draw_schedule(
     clusters: Sequence[Sequence[int]],
-    title: str = "Who is in which cluster, when",
+    title: str = "Cluster of each client over time",
     *,
     concepts: Sequence[object] = (),
     origin: str = "",
@@ -45,7 +45,7 @@ def draw_schedule(
     sizes = ", ".join(
         f"cluster {cluster} has {int((table[-1] == cluster).sum())}" for cluster in range(count)
     )
-    told = "; ".join(
+    held = "; ".join(
         f"cluster {index}: {shorten(concept, 120)}"
         for index, concept in enumerate(concepts[:MAX_EXPLAINED])
     )
@@ -53,10 +53,9 @@ def draw_schedule(
         name="schedule",
         title=title,
         plot=_draw_cells(table, count),
-        caption="Each row is a time step, each column a client; the color and the number say"
-        " whose data it holds. "
-        + "A column that changes color is a client whose data drift."
-        + (f" What the clusters hold: {told}." if told else "")
+        caption="Rows are time steps, columns clients; color and number give the cluster whose data"
+        " the client holds. A column that changes color is a client whose data drift."
+        + (f" Data of the clusters: {held}." if held else "")
         + origin,
         alt=f"The cluster of {table.shape[1]} clients over {len(table)} time steps; {moved} of"
         " them change cluster at least once. "
@@ -65,9 +64,9 @@ def draw_schedule(
 
 
 def _draw_cells(table: np.ndarray, count: int) -> Any:
-    colors, few = class_colors(count), table.shape[1] <= MAX_NUMBERED
+    colors, numbered = class_colors(count), table.shape[1] <= MAX_NUMBERED
     steps: list[list[Any]] = []
-    for index, color in enumerate(colors):  # a scale of equal plain blocks
+    for index, color in enumerate(colors):  # a scale of equal blocks of one color
         steps += [[index / count, color], [(index + 1) / count, color]]
     ticks = {
         "tickmode": "array",
@@ -93,8 +92,8 @@ def _draw_cells(table: np.ndarray, count: int) -> Any:
         xgap=1,
         ygap=2,
         coloraxis="coloraxis",
-        text=[[str(cluster) for cluster in row] for row in table.tolist()] if few else None,
-        texttemplate="%{text}" if few else None,
+        text=[[str(cluster) for cluster in row] for row in table.tolist()] if numbered else None,
+        texttemplate="%{text}" if numbered else None,
         hovertemplate="client %{x}, time step %{y}: cluster %{z}<extra></extra>",
         meta={"columns": ["", "client", "time step", "cluster"]},
     )

@@ -175,7 +175,8 @@ def _describe_drift(rows: Sequence[MethodRow]) -> list[str]:
         ]
         if row.convergence is not None:
             words.append(
-                f"reaches 90 % of a time step's gain after {row.convergence:.1f} rounds (convergence)"
+                f"reaches 90 % of a time step's gain after {row.convergence:.1f} rounds"
+                " (convergence)"
             )
         if row.robustness is not None:
             words.append(

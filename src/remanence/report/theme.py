@@ -1,5 +1,5 @@
-"""How every figure looks: colors that color-blind readers can tell apart, quiet axes, names
-that stay text.
+"""The style that all figures share: colors distinct for color-blind readers, thin axes, and
+names that are shown as plain text. `Figure` is what every draw function returns.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-# Okabe and Ito's palette without black and yellow, which vanish on dark and on white paper. Where
-# colors repeat, dashes and symbols differ.
+# Okabe and Ito's palette without black and yellow, which are invisible on a dark or a white page.
+# Where colors repeat, dashes and symbols differ.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-# Paul Tol's "muted" scheme: ten areas side by side, where a line palette would run out.
+# Paul Tol's "muted" scheme: ten colors for areas side by side.
 CLASS_PALETTE = (
     "#332288",
     "#88CCEE",
@@ -30,52 +30,54 @@ CLASS_PALETTE = (
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 MAP = "Cividis"
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'Liberation Sans', sans-serif"
 LONGEST_NAME = 48  # characters of a name in a figure
-INK, RULE = "#2b2b2b", "#d9d9d9"  # for white paper; the page brings its own for the dark
+INK, RULE = "#2b2b2b", "#d9d9d9"  # on white; the page replaces them on a dark screen
 
 
 @dataclass(frozen=True)
 class FigureState:
-    """One state of a figure that the reader chooses: whose, and when."""
+    """One state of a figure, which the reader selects by method and frame."""
 
-    method: str  # what people read; equal for all states where there is one method
-    frame: str  # such as a round's number; empty where only the method is chosen
-    data: list[dict[str, Any]]  # for every trace of the figure, what changes: its x, y, z, ...
-    alt: str  # what it shows
+    method: str  # its label; equal for all states of a figure with one method
+    frame: str  # such as the number of a round; empty where only the method is selected
+    data: list[dict[str, Any]]  # what changes in each trace: its x, y, z, ...
+    alt: str  # a description for readers who cannot see it
     axes: dict[str, Any] = field(default_factory=dict)  # what changes in the layout, by dotted path
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure with what belongs to it."""
+    """A figure with its title, caption and states."""
 
-    name: str  # its id in the page, and its file name
+    name: str  # id in the page and file name
     title: str
     plot: Any  # plotly's Figure
-    caption: str  # how to read it, in a sentence
-    alt: str  # what it shows, for those who cannot see it
-    # in order, a method's together; the figure shows the one at `chosen`
+    caption: str  # what it shows and how to read it
+    alt: str  # a description for readers who cannot see it
+    # in order, those of a method together; `chosen` is shown first
     states: Sequence[FigureState] = ()
     chosen: int = 0
-    frame: str = "round"  # what a state's moment is
+    frame: str = "round"  # the meaning of a state's frame
 
     @property
     def saves_data(self) -> bool:
-        """Do its traces say what their data are called?"""
+        """Does a trace name its data, so that they can be saved as CSV?"""
         return any(trace.meta and trace.meta.get("columns") for trace in self.plot.data)
 
     @property
     def methods(self) -> list[str]:
+        """The methods of its states, in order."""
         return list(dict.fromkeys(state.method for state in self.states))
 
     @property
     def frames(self) -> int:
-        """How many moments there are to choose from, for the method that has most."""
+        """The largest number of states of a method."""
         return max(Counter(state.method for state in self.states).values(), default=0)
 
 
 def default_state(states: Sequence[FigureState]) -> int:
-    """The last moment of the first method: what a figure shows before anybody chooses."""
+    """The last state of the first method, which a figure shows first."""
     return max(index for index, state in enumerate(states) if state.method == states[0].method)
 
 
@@ -86,7 +88,7 @@ def shorten(name: object, longest: int = LONGEST_NAME) -> str:
 
 
 def as_text(name: object) -> str:
-    """A name that plotly, which reads a little HTML in every text, shows as it is.
+    """A name escaped for plotly, which reads some HTML in every text.
 
     >>> as_text("<b>cat</b> & dog")
     '&lt;b&gt;cat&lt;/b&gt; &amp; dog'
@@ -95,7 +97,7 @@ def as_text(name: object) -> str:
 
 
 def name_classes(names: Sequence[object], count: int) -> list[str]:
-    """A name for each class, all different: an axis would merge equal ones.
+    """A different name for each class, since an axis merges equal names.
 
     >>> name_classes(["cat", "cat"], 3)
     ['cat (0)', 'cat (1)', 'class 2']
@@ -109,6 +111,7 @@ def name_classes(names: Sequence[object], count: int) -> list[str]:
 
 
 def line_style(index: int) -> dict[str, Any]:
+    """Color, dash and width of line number `index`."""
     return {
         "color": PALETTE[index % len(PALETTE)],
         "dash": DASHES[index // len(PALETTE) % len(DASHES)],
@@ -117,6 +120,7 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def marker_style(index: int) -> dict[str, Any]:
+    """Color, symbol and size of markers number `index`."""
     return {
         "color": PALETTE[index % len(PALETTE)],
         "symbol": SYMBOLS[index % len(SYMBOLS)],
@@ -134,8 +138,8 @@ def with_alpha(color: str, opacity: float) -> str:
 
 
 def class_colors(count: int) -> list[str]:
-    """A color for each class. Beyond ten: steps of viridis, taken in two strides so that
-    neighbors differ.
+    """A color for each class; for more than ten, steps of viridis in an order in which neighbors
+    differ.
     """
     if count <= len(CLASS_PALETTE):
         return list(CLASS_PALETTE[:count])
@@ -149,8 +153,8 @@ def class_colors(count: int) -> list[str]:
 
 
 def axis(title: str = "", **more: Any) -> dict[str, Any]:
-    """An axis with thin lines; `more` wins."""
-    quiet = {
+    """An axis with thin lines; `more` overrides."""
+    settings = {
         "title": {"text": title, "standoff": 6, "font": {"size": 13}},
         "gridcolor": RULE,
         "linecolor": RULE,
@@ -158,22 +162,22 @@ def axis(title: str = "", **more: Any) -> dict[str, Any]:
         "automargin": True,
         "fixedrange": False,
     }
-    return quiet | more
+    return settings | more
 
 
 def round_axis(rounds: Sequence[int], **more: Any) -> dict[str, Any]:
-    """An axis of whole rounds."""
+    """An axis of rounds, with whole numbers."""
     few = {"dtick": 1} if max(rounds) - min(rounds) <= 10 else {}
     return axis("round", showgrid=False, **few | more)
 
 
 def percent_axis(title: str, **more: Any) -> dict[str, Any]:
-    """An axis in per cent."""
+    """An axis in percent."""
     return axis(title, tickformat=".3~p", rangemode="tozero", **more)
 
 
 def legend(above: int = 5) -> dict[str, Any]:
-    """A legend in lines above the drawing, so many pixels away for a drawing of usual height."""
+    """A horizontal legend, `above` pixels above a plot of usual height."""
     return {
         "orientation": "h",
         "x": 0,
@@ -185,8 +189,13 @@ def legend(above: int = 5) -> dict[str, Any]:
 
 
 def layout(height: int, names: Sequence[str] = (), **more: Any) -> dict[str, Any]:
-    """A whole layout: legend on top, transparent ground. `meta` tells the page how to fit it to
-    a screen.
+    """A layout with the legend on top and a transparent background.
+
+    Args:
+        height: In pixels.
+        names: The entries of the legend.
+        **more: Settings that override; entries of `meta` are added to those with which the page
+            fits the figure to a screen.
     """
     meta = {
         "height": height,
@@ -194,12 +203,11 @@ def layout(height: int, names: Sequence[str] = (), **more: Any) -> dict[str, Any
         "longest": max((len(name) for name in names), default=0),
     }
     return {
-        "template": {},  # plotly's own would add seven kilobytes to every figure
+        "template": {},  # the default template would add seven kilobytes to every figure
         "height": height,
         "margin": {"l": 8, "r": 12, "t": 12, "b": 8},
         "font": {
-            "family": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'Liberation Sans',"
-            " sans-serif",
+            "family": FONT,
             "size": 13,
             "color": INK,
         },
@@ -213,14 +221,14 @@ def layout(height: int, names: Sequence[str] = (), **more: Any) -> dict[str, Any
 
 
 def class_axis(count: int, **more: Any) -> dict[str, Any]:
-    """An axis of classes from top to bottom, each with its name where there is room."""
-    room = {"dtick": 1} if count <= 25 else {}
-    return axis(type="category", autorange="reversed", showgrid=False, ticks="", **room | more)
+    """An axis of classes from top to bottom; up to 25 all have names."""
+    every = {"dtick": 1} if count <= 25 else {}
+    return axis(type="category", autorange="reversed", showgrid=False, ticks="", **every | more)
 
 
 def rounded(values: Any, digits: int = 4) -> Any:
-    """Plain lists with few digits, None for what is not there: small in the page, and exact
-    enough for a figure.
+    """Nested lists with few digits and None for NaN: small in the page and exact enough for a
+    figure.
     """
     if isinstance(values, np.ndarray | list | tuple):
         return [rounded(value, digits) for value in values]
