@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
 from remanence.core.types import ModelState, Reply
-from remanence.experiment.system import (
+from remanence.experiment.system import parse_deadline, parse_speed, response_times
+from remanence.rounds.client_sampling import oversample
+from remanence.rounds.stragglers import (
     merge_stale,
     on_time_mask,
-    oversample,
-    parse_deadline,
-    parse_speed,
     rebase_stale,
-    response_times,
     round_duration,
     rounds_late,
     staleness_weight,
@@ -155,7 +153,7 @@ def test_more_are_asked_than_wanted() -> None:
         ),
         (
             lambda: oversample(10, 0.9, 100),
-            "round.over_selection=0.9 would ask fewer clients than are wanted: give 1 or more",
+            "round.over_selection=0.9 would sample fewer clients than are wanted: give 1 or more",
         ),
         (lambda: oversample(10, math.inf, 100), "round.over_selection=inf"),
     ],

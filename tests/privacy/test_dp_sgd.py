@@ -28,7 +28,8 @@ from remanence.core.types import Batch, Output
 from remanence.data.batches import plan_batches
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
-from remanence.experiment.build import BuiltExperiment, build_module
+from remanence.experiment.build import BuiltExperiment
+from remanence.experiment.networks import build_module
 from remanence.methods import PARTS, dp_sgd, fedavg
 from remanence.privacy.dp_sgd import clipped_sum
 from remanence.rounds.loop import first_state, make_work, resume_run, start_run

@@ -23,6 +23,7 @@ from remanence.privacy.accountant import gaussian_epsilon
 from remanence.report.page import render_report
 from remanence.report.privacy import list_guarantees
 from remanence.results.run import Run
+from remanence.rounds.client_sampling import sample_clients
 from remanence.rounds.loop import resume_run, start_run
 from remanence.rounds.privacy_budget import (
     count_passes,
@@ -130,7 +131,7 @@ def test_clients_that_join_by_coins() -> None:
     experiment = small_experiment("fedavg", {"clients.sample": 3, "clients.sampling": "poisson"})
     came = np.array(
         [
-            np.isin(np.arange(6), experiment.cohort(round, Key(0).fold_in("round", round)))
+            np.isin(np.arange(6), sample_clients(experiment, round, Key(0).fold_in("round", round)))
             for round in range(1, 401)
         ]
     )

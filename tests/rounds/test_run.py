@@ -26,6 +26,7 @@ from remanence.engines.table import make_engine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment, build
 from remanence.results.run import METRICS, SPEC, load
+from remanence.rounds.client_sampling import sample_clients
 from remanence.rounds.loop import first_state, run_round, start_run
 from remanence.rounds.recorder import Recorder
 from remanence.training.state import RunState
@@ -180,7 +181,7 @@ def test_what_is_written(tmp_path: Path) -> None:
     )
     lines = run.metrics
     keys = (
-        "round time_step model split accuracy per_class loss macro_f1 refused bytes_up"
+        "round time_step model split accuracy per_class loss macro_f1 rejected bytes_up"
         " bytes_down seconds"
     )
     assert all(set(keys.split()) <= set(line) for line in lines)
@@ -234,7 +235,7 @@ def test_the_same_seed_gives_the_same_run_and_methods_share_their_draws(tmp_path
 
     for round in range(1, 20):
         key = Key(0).fold_in("round", round)
-        np.testing.assert_array_equal(a.cohort(round, key), b.cohort(round, key))
+        np.testing.assert_array_equal(sample_clients(a, round, key), sample_clients(b, round, key))
     np.testing.assert_array_equal(
         a.task.population.at(0).train.ids, b.task.population.at(0).train.ids
     )

@@ -21,6 +21,7 @@ from remanence.engines.client_plan import expected_steps
 from remanence.engines.sequential import SequentialEngine
 from remanence.experiment.build import build
 from remanence.experiment.system import response_times
+from remanence.rounds.client_sampling import sample_clients
 from remanence.rounds.loop import (
     first_state,
     make_recorder,
@@ -161,7 +162,7 @@ def test_without_a_server_who_is_late_keeps_what_it_heard_untrained() -> None:
     experiment = build(parse_experiment({}, changes | {"round.deadline": "quantile(share=0.6)"}))
     state, lines = run_rounds(experiment, SequentialEngine(experiment.task), 1)
     key = Key(experiment.config.seed).fold_in("round", 1)
-    clients = experiment.cohort(1, key)
+    clients = sample_clients(experiment, 1, key)
     sizes = experiment.task.population.at(0).train.sizes[clients]
     # one epoch in batches of 8
     times = response_times(clients, np.ceil(sizes / 8), experiment.seconds, key)
@@ -204,7 +205,7 @@ def test_what_cannot_wait_is_refused() -> None:
                     {}, SLOW | {"method": method, "round.deadline": "30", "round.late": "use"}
                 )
             )
-    with pytest.raises(InputError, match="over_selection means nothing without a server"):
+    with pytest.raises(InputError, match="over_selection has no meaning without a server"):
         build(
             parse_experiment({}, SLOW | {"method": "random(peers=2)", "round.over_selection": 1.3})
         )

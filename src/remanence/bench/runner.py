@@ -36,7 +36,8 @@ from remanence.engines.autotune import EngineChoice, choose_engine
 from remanence.engines.run_slices import RunWork
 from remanence.engines.table import make_engine
 from remanence.engines.vectorized import MAX_STACK, VectorizedEngine
-from remanence.experiment.build import BuiltExperiment, set_precision
+from remanence.experiment.build import BuiltExperiment
+from remanence.experiment.torch_setup import set_precision
 from remanence.rounds.loop import make_recorder, run_round
 from remanence.testing.toy_task import max_rel_diff, run_rounds
 from remanence.training import server_step

@@ -1,1 +1,17 @@
-"""From a configuration to objects: data, model, method, task, and the system the clients live in."""
+"""From the settings that users write to the objects of a run.
+
+`build` is the place to start: it loads and partitions the data, makes the model and the method,
+joins them to a training task and checks that everything fits together. An experiment that can be
+built can be run.
+
+    build          BuiltExperiment, and the steps that make it
+    data_setup     load the data, partition them among clients and time steps, poison attackers' data
+    networks       make the model and apply a method's changes to it
+    system         simulated speeds of clients, and deadlines for their replies
+    torch_setup    device, precision and determinism
+    checks         do privacy mechanisms cover what the method sends?
+    task_checks    can this model be trained on these data, with these settings?
+    metadata       what a run folder stores about versions, data and defaults
+
+May import everything below: engines, training, methods and their parts, data, models, core.
+"""

@@ -203,7 +203,7 @@ def _measure_network(model: str, source: str, shape: tuple[int, ...], classes: i
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from remanence.experiment.build import build_module
+    from remanence.experiment.networks import build_module
     from remanence.models import default_model
 
     with torch.device("meta"):

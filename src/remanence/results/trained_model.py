@@ -14,7 +14,7 @@ from remanence.core.model import init_module
 from remanence.core.process_state import preserve_process_state
 from remanence.core.rng import Key
 from remanence.core.types import ModelState
-from remanence.experiment.build import apply_model_changes, build_module
+from remanence.experiment.networks import apply_model_changes, build_module
 from remanence.methods import PARTS
 from remanence.results.checkpoint import CheckpointStore, fingerprint
 from remanence.results.run import CHECKPOINTS, Run

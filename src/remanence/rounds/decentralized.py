@@ -26,6 +26,7 @@ from remanence.core.rng import Key
 from remanence.core.slots import PeerAverage, PeerContext, PeerSelection
 from remanence.core.types import ModelState, Reply
 from remanence.experiment.build import BuiltExperiment
+from remanence.rounds.client_sampling import online_clients, sample_clients
 from remanence.rounds.peer_recorder import PeerRecorder
 from remanence.rounds.replies import find_nonresponders, reply_metrics, reply_schema
 from remanence.rounds.stragglers import late_mask
@@ -76,9 +77,9 @@ def run_round(
             client_models=_on_drift(task, engine, _client_models(state), time_step),
         )
     crowd = _client_models(state)
-    online = experiment.online(round, key)
+    online = online_clients(experiment, round, key)
     active = (
-        np.isin(np.arange(task.info.num_clients), experiment.cohort(round, key))
+        np.isin(np.arange(task.info.num_clients), sample_clients(experiment, round, key))
         & ~crowd.early_stopped.numpy()
     )
     mixes, remembered, unheard = _select_peers(

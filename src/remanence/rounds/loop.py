@@ -35,11 +35,14 @@ from remanence.engines.autotune import EngineChoice, choose_engine
 from remanence.engines.memory import gpu_memory_text, is_out_of_memory
 from remanence.engines.processes import count_cores
 from remanence.engines.table import ENGINES, EngineOptions
-from remanence.experiment.build import BuiltExperiment, build, check_same_data, set_precision
+from remanence.experiment.build import BuiltExperiment, build
+from remanence.experiment.metadata import check_same_data
+from remanence.experiment.torch_setup import set_precision
 from remanence.results.checkpoint import CheckpointStore, fingerprint
 from remanence.results.readers import read_toml
 from remanence.results.run import CHECKPOINTS, COMPARISON, METADATA, SPEC, Run
 from remanence.rounds import clustered, decentralized
+from remanence.rounds.client_sampling import sample_clients
 from remanence.rounds.peer_recorder import PeerRecorder
 from remanence.rounds.privacy_budget import (
     describe_guarantees,
@@ -356,7 +359,9 @@ def make_work(experiment: BuiltExperiment, state: RunState, round: int) -> Clien
         Key(experiment.config.seed).fold_in("round", round),
         experiment.config.time_step(round),
     )
-    clients = experiment.cohort(round, key, [int(late.reply.client) for late in state.stale])
+    clients = sample_clients(
+        experiment, round, key, [int(late.reply.client) for late in state.stale]
+    )
     facts = experiment.client_stats(clients, time_step)
     each_its_own = len(state.global_models) > 1
     return ClientWork(

@@ -1,5 +1,6 @@
-"""Who answers in time: over-selection, deadlines, and what becomes of those who are late. Time
-is simulated, so that the same clients are late everywhere.
+"""Late replies: deadlines, over-selection, and what becomes of replies that miss them.
+
+Time is simulated, so that the same clients are late on every machine.
 """
 
 from __future__ import annotations
@@ -9,85 +10,170 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from remanence.core import pytree
 from remanence.core.engine import ClientWork
-from remanence.core.types import Reply
+from remanence.core.types import ModelState, Reply
 from remanence.engines.client_plan import expected_steps
 from remanence.experiment.build import BuiltExperiment
-from remanence.experiment.system import (
-    merge_stale,
-    on_time_mask,
-    rebase_stale,
-    response_times,
-    round_duration,
-    rounds_late,
-)
+from remanence.experiment.system import response_times
 from remanence.training.state import RunState, StaleReply
 
 
 class StragglerSplit(NamedTuple):
-    """The outcome of waiting for the answers of a round."""
+    """The replies of a round, split by when they arrive."""
 
-    replies: Reply | None  # what the server uses: in time, or late from earlier rounds
-    stale: tuple[StaleReply, ...]  # what is still under way
-    extra_metrics: dict[str, Any]  # for the line about the round
+    replies: Reply | None  # that the server uses: on time, or stale ones of earlier rounds
+    stale: tuple[StaleReply, ...]  # that arrive in later rounds
+    metrics: dict[str, Any]
 
 
 def split_stragglers(
-    experiment: BuiltExperiment, state: RunState, job: ClientWork, replies: Reply | None
+    experiment: BuiltExperiment, state: RunState, work: ClientWork, replies: Reply | None
 ) -> StragglerSplit:
-    """Divide the answers of a round into those in time and those late; without slow clients and
-    deadlines everybody is in time.
+    """Split the replies of a round into those on time and those late.
+
+    Without slow clients and deadlines all of them are on time. Late ones are discarded or, with
+    `round.late=use`, used in the round in which they arrive.
     """
-    spec, task = experiment.config.round, experiment.task
     if not experiment.has_stragglers:
         return StragglerSplit(replies, (), {})
-    steps = expected_steps(task, job)
-    times = response_times(job.clients, steps, experiment.seconds, job.key)
-    limit = experiment.deadline(times)
-    used = on_time_mask(times, experiment.cohort_size, limit)
-    length = round_duration(times, used, experiment.cohort_size, limit)
-    told = {"invited": len(job.clients), "late": int((~used).sum()), "simulated_seconds": length}
+    times, deadline = _times(experiment, work)
+    on_time = on_time_mask(times, experiment.cohort_size, deadline)
+    duration = round_duration(times, on_time, experiment.cohort_size, deadline)
+    metrics = _metrics(~on_time, duration)
     if replies is None:
-        return StragglerSplit(None, state.stale, told)
-    place = np.searchsorted(job.clients, replies.client.cpu().numpy())
-    in_time = replies.select(_index(used[place], replies)) if used[place].any() else None
-    if spec.late == "discard":
-        return StragglerSplit(in_time, (), told)
-    delays = rounds_late(times, length)
-    waiting = list(state.stale)
-    for number in np.flatnonzero(~used[place]).tolist():
-        one = replies.select(slice(number, number + 1))
-        waiting.append(StaleReply(one, job.start, job.round + max(1, int(delays[place[number]]))))
-    arrived = [late for late in waiting if late.arrival_round <= job.round]
-    for late in arrived:
-        in_time = merge_stale(
-            in_time,
-            rebase_stale(late.reply, late.base_model, job.start, job.round, float(spec.staleness)),
-        )
+        return StragglerSplit(None, state.stale, metrics)
+    position = np.searchsorted(work.clients, replies.client.cpu().numpy())
+    replied_on_time = on_time[position]
+    used = _select(replies, replied_on_time) if replied_on_time.any() else None
+    if experiment.config.round.late == "discard":
+        return StragglerSplit(used, (), metrics)
+    delays = np.maximum(1, rounds_late(times, duration)[position])
+    pending = list(state.stale)
+    for number in np.flatnonzero(~replied_on_time).tolist():
+        reply = replies.select(slice(number, number + 1))
+        pending.append(StaleReply(reply, work.start, work.round + int(delays[number])))
+    arrived = [stale for stale in pending if stale.arrival_round <= work.round]
+    staleness = float(experiment.config.round.staleness)
+    for stale in arrived:
+        rebased = rebase_stale(stale.reply, stale.base_model, work.start, work.round, staleness)
+        used = merge_stale(used, rebased)
     return StragglerSplit(
-        in_time,
-        tuple(late for late in waiting if late.arrival_round > job.round),
-        told | {"stale_used": len(arrived)},
+        used,
+        tuple(stale for stale in pending if stale.arrival_round > work.round),
+        metrics | {"stale_used": len(arrived)},
     )
 
 
-def late_mask(experiment: BuiltExperiment, job: ClientWork) -> tuple[np.ndarray, dict[str, Any]]:
-    """Who misses the deadline of a round without a server, where every client waits for itself
-    alone. -> [k] bool, what the line says of it
+def late_mask(experiment: BuiltExperiment, work: ClientWork) -> tuple[np.ndarray, dict[str, Any]]:
+    """The clients that miss the deadline of a round without a server. -> [k] bool, metrics"""
+    if not experiment.has_stragglers or not len(work.clients):
+        return np.zeros(len(work.clients), dtype=bool), {}
+    times, deadline = _times(experiment, work)
+    late = times > deadline
+    return late, _metrics(late, float(min(deadline, times.max())))
+
+
+def _times(experiment: BuiltExperiment, work: ClientWork) -> tuple[np.ndarray, float]:
+    """When the replies of a round arrive, and its deadline, in simulated seconds."""
+    steps = expected_steps(experiment.task, work)
+    times = response_times(work.clients, steps, experiment.seconds, work.key)
+    return times, experiment.deadline(times)
+
+
+def _metrics(late: np.ndarray, duration: float) -> dict[str, Any]:
+    return {"invited": len(late), "late": int(late.sum()), "simulated_seconds": duration}
+
+
+def _select(replies: Reply, mask: np.ndarray) -> Reply:
+    return replies.select(torch.from_numpy(np.flatnonzero(mask)).to(replies.client.device))
+
+
+def on_time_mask(times: np.ndarray, wanted: int, deadline: float) -> np.ndarray:
+    """The first `wanted` replies, as far as they meet the deadline; of equal times, the first in
+    order.
+
+    >>> on_time_mask(np.array([3.0, 1.0, 9.0, 2.0]), wanted=3, deadline=2.5).tolist()
+    [False, True, False, True]
+
+    times: [k] -> [k] bool
     """
-    if not experiment.has_stragglers or not len(job.clients):
-        return np.zeros(len(job.clients), dtype=bool), {}
-    times = response_times(
-        job.clients, expected_steps(experiment.task, job), experiment.seconds, job.key
+    mask = np.zeros(len(times), dtype=bool)
+    mask[np.argsort(times, kind="stable")[:wanted]] = True
+    return mask & (times <= deadline)
+
+
+def round_duration(times: np.ndarray, used: np.ndarray, wanted: int, deadline: float) -> float:
+    """Simulated seconds of a round: until the last reply that is used; with fewer than wanted,
+    until the deadline or, without one, until the last reply.
+
+    >>> used = np.array([False, True, False])
+    >>> round_duration(np.array([3.0, 1.0, 9.0]), used, wanted=2, deadline=2.5)
+    2.5
+
+    times: [k]; used: [k] bool
+    """
+    if not len(times):
+        return 0.0
+    last = float(times[used].max()) if used.any() else 0.0
+    return last if used.sum() >= wanted or used.all() else min(deadline, float(times.max()))
+
+
+def rounds_late(times: np.ndarray, duration: float) -> np.ndarray:
+    """How many rounds late replies arrive, if all rounds take as long as this one.
+
+    >>> rounds_late(np.array([2.0, 10.0, 10.5, 31.0]), duration=10.0).tolist()
+    [0, 0, 1, 3]
+
+    times: [k] -> [k] int64
+    """
+    if duration <= 0:
+        return np.zeros(len(times), dtype=np.int64)
+    return np.maximum(np.ceil(times / duration - 1e-9).astype(np.int64) - 1, 0)
+
+
+def staleness_weight(age: int, a: float) -> float:
+    """1 / (1 + age)^a: the weight of a reply that is `age` rounds old (Xie et al., "Asynchronous
+    federated optimization", 2019).
+
+    >>> staleness_weight(0, a=0.5), staleness_weight(3, a=0.5), staleness_weight(3, a=0)
+    (1.0, 0.5, 1.0)
+    """
+    if age < 0:
+        raise ValueError(f"a reply cannot be {age} rounds old")
+    return float((1.0 + age) ** -a)
+
+
+def rebase_stale(late: Reply, base: ModelState, now: ModelState, round: int, a: float) -> Reply:
+    """Stale replies as replies of this round: the same update, from today's model, with less weight.
+
+    Used as models, they would pull the global model back to where they began.
+
+    Args:
+        late: Replies whose training began from `base`.
+        base: The global model at that time.
+        now: The current global model.
+        round: The current round, from 1.
+        a: Exponent of `staleness_weight`.
+    """
+    ages = round - late.round
+    weights = torch.tensor(
+        [staleness_weight(int(age), a) for age in ages.tolist()],
+        dtype=late.weight.dtype,
+        device=late.weight.device,
     )
-    limit = experiment.deadline(times)
-    late = times > limit
-    return late, {
-        "invited": len(job.clients),
-        "late": int(late.sum()),
-        "simulated_seconds": float(min(limit, times.max())),
-    }
+    params = pytree.add(late.delta(base), pytree.select_keys(now.params, late.params))
+    return late._replace(
+        params=params, round=torch.full_like(late.round, round), weight=late.weight * weights
+    )
 
 
-def _index(mask: np.ndarray, replies: Reply) -> torch.Tensor:
-    return torch.from_numpy(np.flatnonzero(mask)).to(replies.client.device)
+def merge_stale(replies: Reply | None, stale: Reply | None) -> Reply | None:
+    """Replies on time and stale ones together, in the order of clients; of a client that has
+    both, the one on time is used.
+    """
+    if replies is None or stale is None:
+        return stale if replies is None else replies
+    new = (~torch.isin(stale.client, replies.client)).nonzero().flatten()
+    joined = Reply.concat([replies, stale.select(new)])
+    return joined.select(torch.argsort(joined.client))

@@ -18,8 +18,9 @@ from remanence.core.errors import Stopped
 from remanence.core.progress import Progress, SharedProgress
 from remanence.engines.autotune import EngineChoice
 from remanence.engines.vectorized import MAX_STACK, VectorizedEngine
-from remanence.experiment.build import BuiltExperiment, build, sample_size
+from remanence.experiment.build import BuiltExperiment, build
 from remanence.experiment.data_setup import DEFAULT_CLIENTS
+from remanence.experiment.task_checks import sample_size
 from remanence.results.run import SPEC, Run
 from remanence.rounds.loop import TimeLimit, make_run_engine, resolve_engine, resume_run, start_run
 from remanence.sweeps.compatibility import batch_key

@@ -1,0 +1,81 @@
+"""Checks that a model can be trained on the data of an experiment, with its settings."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from remanence.config import Experiment
+from remanence.core.compose import ComposedMethod, describe
+from remanence.core.errors import InputError
+from remanence.training.task import TrainingTask
+
+
+def check_task(task: TrainingTask) -> None:
+    """Refuse a task that trains nothing, has batches that its model cannot be trained on, or
+    has settings that a part of its method cannot use.
+    """
+    if not all(task.trained_params(phase) for phase in task.phases):
+        raise InputError(
+            f"method {describe(task.method.method)} leaves nothing to train: every parameter"
+            " of the model is frozen"
+        )
+    if task.model.depends_on_batch and _has_batch_of_one(task):
+        one = task.train.inputs(torch.zeros(1, dtype=torch.int64, device=task.info.device))
+        try:
+            task.model.apply(
+                *task.model.initial, one, torch.zeros((), dtype=torch.int64, device=one.device)
+            )
+        except ValueError as error:
+            raise InputError(
+                "some client has a batch of a single example, on which batch norm cannot"
+                f" train ({error}):"
+                " change local.batch_size, set local.drop_last=true, or use a model with group norm"
+            ) from None
+    for p in task.method.parts:
+        if p.validate is not None:
+            p.validate(task.optimizer, task.info)
+
+
+def _has_batch_of_one(task: TrainingTask) -> bool:
+    for step in task.population.time_steps:
+        for size in np.unique(step.train.sizes):
+            batch = min(task.batch_size, int(size))
+            if batch == 1 or (size % batch == 1 and not task.drop_last):
+                return True
+    return False
+
+
+def check_stragglers(config: Experiment, method: ComposedMethod) -> None:
+    """Refuse settings for late replies that a method cannot use."""
+    decentralized = method.part_filling("peers") is not None
+    if decentralized and config.round.over_selection > 1:
+        raise InputError(
+            "round.over_selection has no meaning without a server, which would wait for a"
+            " number of replies: leave it out"
+        )
+    several_models = decentralized or method.part_filling("model_assignment") is not None
+    if several_models and config.round.deadline != "none" and config.round.late == "use":
+        raise InputError(
+            "round.late=use is for methods with one server model, to which a late reply can"
+            " be added: use round.late=discard"
+        )
+
+
+def sample_size(config: Experiment, clients: int) -> int:
+    """The number of clients that a round samples from `clients`."""
+    sample = clients if config.clients.sample is None else config.clients.sample
+    return max(1, round(sample * clients)) if isinstance(sample, float) else sample
+
+
+def checked_sample_size(config: Experiment, clients: int) -> int:
+    """As `sample_size`; refuses a sample that there are too few clients for."""
+    size = sample_size(config, clients)
+    if size > clients:
+        raise InputError(f"clients.sample={size} is more than the {clients} clients there are")
+    if config.round.min_replies > size:
+        raise InputError(
+            f"round.min_replies={config.round.min_replies} can never be reached: a round samples"
+            f" {size} clients"
+        )
+    return size
