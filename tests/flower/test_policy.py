@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remanence.core import rng
+from remanence.core.declarations import (
+    CLIENT,
+    EACH_ROUND,
+    EXAMPLE,
+    MODEL,
+    SERVER,
+    Disclosure,
+    Mechanism,
+)
 from remanence.core.rng import Key
+from remanence.core.slots import Part, ServerContext, Transform
 from remanence.flower.policy import (
     Declined,
     check_code,
@@ -16,6 +31,7 @@ from remanence.flower.policy import (
     draw_geometric,
     privatize_counts,
 )
+from remanence.flower.secure_noise import needs_secret_noise, secret_noise
 from remanence.flower.settings import Policy
 from remanence.testing.toy_task import small_experiment
 
@@ -98,3 +114,63 @@ def test_code_and_counts_need_leave() -> None:
         check_code(Policy(), "mine.nets:Net(width=8)")
     with pytest.raises(Declined, match="gives no counts"):
         check_evaluation(Policy(evaluate=False))
+
+
+def noisy_part() -> Part:
+    """It sends a number that it does not declare."""
+    return Part(
+        "noisy",
+        payload=lambda start, info: {"total": torch.zeros((), dtype=info.dtype)},
+        on_client_end=lambda ctx, trained, ops: (
+            {},
+            {"total": ctx.stats.size + rng.normal(ctx.key, (), torch.float64)},
+        ),
+    )
+
+
+def test_an_undeclared_payload_is_declined() -> None:
+    task = small_experiment(noisy_part()).task
+    check_method(Policy(label_counts=True), task)
+    with pytest.raises(Declined, match="noisy sends total, which it does not declare") as declined:
+        check_method(Policy(), task)
+    assert declined.value.code == "policy"
+    declared = replace(noisy_part(), discloses={"total": Disclosure("size")})
+    check_method(Policy(), small_experiment(declared).task)
+
+
+def test_a_payload_that_reveals_examples_needs_noise() -> None:
+    check_method(Policy(), small_experiment("fedwavg(noise=3)+wsm").task)
+    check_method(Policy(), small_experiment("scaffold").task)
+    for method in ("fedwavg", "scaffold(option=1)"):
+        with pytest.raises(Declined, match="may reveal single examples"):
+            check_method(Policy(), small_experiment(method).task)
+
+
+def test_noise_that_is_not_declared_comes_from_a_secret_key() -> None:
+    """A part that declares all it sends draws from the key that the coordinator sends too."""
+    assert needs_secret_noise(small_experiment(noisy_part()).task)
+    declared = replace(noisy_part(), discloses={"total": Disclosure("size")})
+    assert not needs_secret_noise(small_experiment(declared).task)
+    noise = Mechanism(EXAMPLE, "total", CLIENT, 1.0, EACH_ROUND)
+    assert needs_secret_noise(small_experiment(replace(declared, mechanisms=(noise,))).task)
+    transform = Transform("noise", lambda grads, params, ctx: grads)
+    assert needs_secret_noise(small_experiment(Part("hidden", transforms=(transform,))).task)
+
+
+def test_every_server_function_of_a_noisy_part_gets_a_secret_key() -> None:
+    """Two calls with one context draw from two keys, also of a part that is not ours."""
+    keys: list[Key] = []
+
+    def remember(params: Any, delta: Any, srv: ServerContext) -> Any:
+        keys.append(srv.key)
+        return params, srv.state
+
+    noise = Mechanism("client", MODEL, SERVER, 1.0, EACH_ROUND)
+    part = Part("mine", server_update=remember, mechanisms=(noise,))
+    srv: Any = ServerContext(1, None, {}, {}, Key(0), None)  # type: ignore[arg-type]
+    for p in (secret_noise(part), replace(part, mechanisms=())):
+        assert p.server_update is not None
+        for _ in range(2):
+            secret_noise(p).server_update({}, {}, srv)  # type: ignore[misc]
+    assert len({key.tensor().tolist()[0] for key in keys[:2]}) == 2
+    assert keys[2] == keys[3] == Key(0)

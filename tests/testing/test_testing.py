@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,15 +12,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from remanence.core.compose import part as as_part
 from remanence.core.engine import ClientWork, ConfusionCounts, PairCounts
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
 from remanence.core.slots import ClientOps, Context, Part, Transform
 from remanence.core.types import Batch, ModelState, Output, Reply
 from remanence.engines.sequential import SequentialEngine
-from remanence.methods import METHODS
+from remanence.methods import METHODS, PARTS
 from remanence.models import MODELS
 from remanence.testing import check_engine, check_method, check_model
+from remanence.testing.part_checks import check_numbers
 from remanence.testing.toy_task import fast_config, max_rel_diff
 from remanence.training.task import TrainingTask
 
@@ -28,6 +32,15 @@ from remanence.training.task import TrainingTask
 @pytest.mark.parametrize("method", [fast_config(name) for name in METHODS])
 def test_our_methods_pass(method: str) -> None:
     check_method(method, rounds=3)
+
+
+def test_numbers_that_decide_the_shape_are_declared_static() -> None:
+    check_numbers(replace(reads_a_closure(), static=("pull",)))
+    for name, make in PARTS.items():
+        part = make()
+        check_numbers(part)
+        reaches = set(part.hyper) | set(part.static)
+        assert set(part.arguments) <= reaches, name
 
 
 def forgets_weights() -> Part:
@@ -80,6 +93,56 @@ def hides_state() -> Part:
     return Part("hides", client_weights=weigh)
 
 
+@as_part
+def reads_a_closure(*, pull: float = 0.1) -> Part:
+    """A number that a stack of several runs would share."""
+
+    def correct(grads: Params, params: Params, ctx: Context) -> Params:
+        return {name: g * (1 + pull) for name, g in grads.items()}
+
+    return Part("reads", transforms=(Transform("correct", correct),))
+
+
+@as_part
+def reads_beside_hyper(*, pull: float = 0.1) -> Part:
+    def scale(g: Tensor) -> Tensor:
+        return g * (1 + pull)
+
+    def correct(grads: Params, params: Params, ctx: Context) -> Params:
+        return {name: scale(g) for name, g in grads.items()}
+
+    return Part("beside", hyper={"pull": pull}, transforms=(Transform("correct", correct),))
+
+
+def pulled(pull: float, out: Output, batch: Batch, lent: ClientOps, ctx: Context) -> Tensor:
+    return pull * out.logits.square().sum(dim=1)
+
+
+@as_part
+def binds_a_number(*, pull: float = 0.1) -> Part:
+    return Part("binds", loss_terms=(functools.partial(pulled, pull),))
+
+
+def sends_undeclared() -> Part:
+    return Part(
+        "sends",
+        payload=lambda start, world: {"size": torch.zeros((), dtype=world.dtype)},
+        on_client_end=lambda ctx, trained, lent: (
+            {},
+            {"size": ctx.stats.size.to(trained.params["head.bias"])},
+        ),
+    )
+
+
+def breaks_when_personal() -> Part:
+    """It expects every parameter to be trained."""
+
+    def correct(grads: Params, params: Params, ctx: Context) -> Params:
+        return grads | {"head.bias": 2 * grads["head.bias"]}
+
+    return Part("breaks", transforms=(Transform("correct", correct),))
+
+
 @pytest.mark.parametrize(
     ("part", "sentence"),
     [
@@ -98,9 +161,14 @@ def hides_state() -> Part:
         ),
         (
             divides_by_zero(),
-            r"divides with unequal clients.*client \d is refused, because .*NaN or infinity",
+            r"divides with unequal clients.*client \d is rejected, because .*NaN or infinity",
         ),
-        (hides_state(), r"hides with unequal clients.*keep no state but in own and server"),
+        (hides_state(), r"hides: a run changes .*client_weights carries \(rounds\)"),
+        (reads_a_closure(), r"reads: a function .*transforms reads pull .*neither in hyper nor"),
+        (reads_beside_hyper(), r'beside: a function .*reads pull .*read ctx.hyper\["pull"\]'),
+        (binds_a_number(), r"binds: a function of the slot loss_terms reads pull"),
+        (sends_undeclared(), r"sends does not declare what the leaf size of its payload reveals"),
+        (breaks_when_personal(), r"breaks with frozen parameters \(\+frozen_head\) cannot run"),
     ],
     ids=lambda value: value.name if isinstance(value, Part) else "",
 )
@@ -177,7 +245,7 @@ class Broken(SequentialEngine):
             scores._replace(loss=scores.loss.roll(1)) if self.fault == "mixes pairs up" else scores
         )
 
-    def judge(self, models: ModelState, ids: Tensor) -> Tensor:
+    def predict_logits(self, models: ModelState, ids: Tensor) -> Tensor:
         said = super().predict_logits(models, ids)
         return said.roll(1, dims=1) if self.fault == "mixes rows up" else said
 
@@ -185,13 +253,13 @@ class Broken(SequentialEngine):
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
-        ("shares nothing", "engine broken and loop train differently"),
+        ("shares nothing", "engine broken and sequential train differently"),
         ("loses a client", "every client answers once"),
         (
             "counts the cohort",
             "a client's reply depends on who else is in the round: by .* at loss",
         ),
-        ("rounds", "loop train differently.*params"),
+        ("rounds", "sequential train differently.*params"),
         ("touches its input", "changes its input stats/size"),
         ("ignores owners", "score the split valid differently"),
         ("miscounts", "score the split test differently.*loss"),

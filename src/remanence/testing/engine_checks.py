@@ -1,0 +1,150 @@
+"""`check_engine`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from remanence.core import pytree
+from remanence.core.engine import Engine, ExampleResults
+from remanence.core.types import ModelState
+from remanence.engines.sequential import SequentialEngine
+from remanence.experiment.build import BuiltExperiment
+from remanence.rounds.loop import make_work
+from remanence.testing.running import (
+    TOLERANCE,
+    check_equal_replies,
+    check_inputs_unchanged,
+    train,
+)
+from remanence.testing.toy_task import (
+    EQUAL,
+    all_slots_part,
+    batch_norm_net,
+    drifting_experiment,
+    max_rel_diff,
+    pick_clients,
+    run_rounds,
+    small_experiment,
+    with_client_models,
+)
+from remanence.training.task import TrainingTask
+
+
+def check_engine(make_engine: Callable[[TrainingTask], Engine]) -> None:
+    """Does this engine carry everything there and back, whatever the method?
+
+    Training and scoring, at any time step, must equal `sequential`, leave their inputs alone, and give a
+    client the same result whoever else is in the round.
+
+    >>> check_engine(lambda task: VectorizedEngine(task, stack=2))
+
+    make_engine: called with a task; the engine is closed when it has been checked.
+    """
+    for experiment in (
+        small_experiment(all_slots_part(), {"data.public": 8}),
+        small_experiment(all_slots_part(), EQUAL, module=batch_norm_net()),
+        drifting_experiment(all_slots_part(), 2),
+    ):
+        state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
+        job = make_work(
+            experiment, state, 2
+        )  # by now clients and server have something to remember
+        engine = make_engine(experiment.task)
+        try:
+            name = f"engine {engine.name}"
+            for asked in (job, with_client_models(job)):
+                check_inputs_unchanged(engine, asked, name)
+                whole = train(engine, asked, name)
+                check_equal_replies(
+                    whole,
+                    train(SequentialEngine(experiment.task), asked, "sequential"),
+                    f"{name} and sequential train differently",
+                )
+                for places in ([1], [0, 2], [1, 2, 3]):
+                    some = train(engine, pick_clients(asked, places), name)
+                    check_equal_replies(
+                        some,
+                        whole.select(torch.tensor(places)),
+                        f"{name}: a client's reply depends on who else is in the round",
+                    )
+            _check_scores(engine, experiment, with_client_models(job).start, job.time_step)
+        finally:
+            engine.close()
+
+
+def _check_scores(
+    engine: Engine, experiment: BuiltExperiment, models: ModelState, step: int
+) -> None:
+    one, loop = models.select(slice(0, 1)), SequentialEngine(experiment.task)
+    before = pytree.clone({"params": models.params, "buffers": models.buffers})
+    splits: list[tuple[str, np.ndarray | None]] = [
+        ("test", None),
+        ("train", None),
+        ("valid", None),
+        ("valid", np.array([4, 1])),
+    ]
+    if experiment.task.info.public_size:
+        splits.append(("public", None))
+    for split, owners in splits:
+        for some in (one, models):
+            mine, wanted = (e.score(some, split, owners, step) for e in (engine, loop))
+            place, distance = max_rel_diff(mine._asdict(), wanted._asdict())
+            assert distance <= TOLERANCE, (
+                f"engine {engine.name} and sequential score the split {split} differently: by"
+                f" {distance:.1e} at {place}"
+            )
+    for split in ("train", "valid", "test"):
+        _check_pairs(engine, loop, models, split, step)
+    if experiment.task.info.public_size:
+        for some in (one, models):
+            said, wanted_said = (
+                e.predict_logits(some, experiment.task.public) for e in (engine, loop)
+            )
+            distance = max_rel_diff({"": said}, {"": wanted_said})[1]
+            assert distance <= TOLERANCE, (
+                f"engine {engine.name} and sequential predict the public set differently: by {distance:.1e}"
+            )
+    changed = max_rel_diff(before, {"params": models.params, "buffers": models.buffers})[1] > 0
+    assert not changed, (
+        f"engine {engine.name} changes the models it scores: score must leave them alone"
+    )
+
+
+def _check_pairs(
+    engine: Engine, loop: SequentialEngine, models: ModelState, split: str, step: int
+) -> None:
+    """Models each on rows of its own: some twice, one not at all, one owner without rows on the
+    small task, and verdicts on every example.
+    """
+    which, owners = np.array([2, 0, 0, 3, 2]), np.array([5, 4, 0, 1, 0])
+    if split == "test":
+        owners = owners % loop.task.population.num_concepts
+    for verdicts in (False, True):
+        mine, wanted = (
+            e.score_pairs(models, which, owners, split, step, verdicts) for e in (engine, loop)
+        )
+        assert (mine.examples is not None) == verdicts, (
+            f"engine {engine.name} gives example results exactly where they are asked for"
+        )
+        trees_of = [
+            {"confusion": s.confusion, "loss": s.loss, **_verdict_tree(s.examples)}
+            for s in (mine, wanted)
+        ]
+        place, distance = max_rel_diff(*trees_of)
+        # margins are kept in float32: two that round apart are no defect
+        allowed = 1e-6 if place == "margin" else TOLERANCE
+        assert distance <= allowed, (
+            f"engine {engine.name} and sequential score pairs on the split {split} differently:"
+            f" by {distance:.1e} at {place}"
+        )
+
+
+def _verdict_tree(verdicts: ExampleResults | None) -> pytree.Tree:
+    return (
+        {}
+        if verdicts is None
+        else {name: torch.from_numpy(column) for name, column in verdicts._asdict().items()}
+    )
