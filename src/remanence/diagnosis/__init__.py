@@ -1,5 +1,12 @@
-"""`remanence diagnose`: what was forgotten, in which phase, which classes and clients, whether
-it is more than noise, and which cures fit.
+"""`remanence diagnose`: what was forgotten, in which phase, by which classes and clients, whether
+it exceeds the noise between seeds, and which methods may help.
+
+- `findings`: findings about a method and about methods compared; `clients`: those about clients.
+- `recommendations`: which methods and settings may help against a finding.
+- `wording`: the dataclass of a finding, and how noise is described.
+
+The numbers come from `metrics`, phrases that the report shares from `report`. Start with
+`diagnose`.
 """
 
 from __future__ import annotations
@@ -23,14 +30,21 @@ from remanence.results.run import Comparison, Run
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is found about one method, or, without a label, about methods against each other."""
+    """The findings about one method or, without a label, about all methods compared."""
 
     label: str
     findings: tuple[Finding, ...] = ()
 
 
 def diagnose(results: Sequence[Run | Comparison]) -> list[Diagnosis]:
-    """A diagnosis for every method, then one of all against each other where there are several."""
+    """Diagnose runs and comparisons.
+
+    Args:
+        results: The runs and comparisons.
+
+    Returns:
+        A diagnosis for every method and, if there are several, one that compares them.
+    """
     groups = select_by_validation(group_runs(results))
     found = [_examine(group) for group in groups]
     return [*found, Diagnosis("", (compare(groups),))] if len(groups) > 1 else found
@@ -60,8 +74,8 @@ def _examine(group: Group) -> Diagnosis:
 
 
 def render_text(diagnoses: Sequence[Diagnosis], width: int = 100) -> str:
-    """Diagnoses for a terminal. A name cannot steer the terminal: what is not printable is
-    shown as a mark.
+    """Format diagnoses for a terminal. Characters that are not printable are replaced, so that
+    names cannot control the terminal.
     """
     lines: list[str] = []
     for diagnosis in diagnoses:
@@ -73,21 +87,23 @@ def render_text(diagnoses: Sequence[Diagnosis], width: int = 100) -> str:
                 initial_indent="  ",
                 subsequent_indent="    ",
             )
-        cures = dict.fromkeys(
-            cure for finding in diagnosis.findings for cure in finding.recommendations
+        recommendations = dict.fromkeys(
+            recommendation
+            for finding in diagnosis.findings
+            for recommendation in finding.recommendations
         )
-        if cures:
-            lines += ["", "  What fits:"]
-        for cure in cures:
+        if recommendations:
+            lines += ["", "  What may help:"]
+        for recommendation in recommendations:
             lines += textwrap.wrap(
-                f"{cure.action} – {cure.reason}",
+                f"{recommendation.action} – {recommendation.reason}",
                 width,
                 initial_indent="    ",
                 subsequent_indent="      ",
             )
     return (
         "\n".join(
-            "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in line)
+            "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
             for line in lines
         ).strip()
         + "\n"

@@ -1,6 +1,4 @@
-"""Findings about clients: whose training loses, what merging costs them, and how they live
-through a drift.
-"""
+"""Findings about clients: losses in local training and by aggregation, and the effect of drift."""
 
 from __future__ import annotations
 
@@ -30,13 +28,13 @@ from remanence.metrics.summary_rows import MethodRow
 from remanence.report.phrases import NAMED, join_words
 from remanence.report.table_columns import percent
 
-FEW_CLIENTS = 10  # with fewer, no statement on what large or small clients have in common
-PROBABLE = 0.05  # of a chance finding, for such a statement
+MIN_CLIENTS = 10  # for a correlation with the size of clients
+MAX_P_VALUE = 0.05  # of such a correlation
 
 
 def describe_clients(group: Group) -> list[Finding]:
-    """Whose training loses most, and what they have in common; of one seed, since clients
-    differ between seeds.
+    """The clients whose local training loses most, and whether the loss correlates with their size.
+    Of one seed, since clients differ between seeds.
     """
     run, ranking = first_with_losses(group), rank_clients(group)
     if run is None or ranking is None or not ranking.loss[0] > 0:
@@ -55,35 +53,36 @@ def describe_clients(group: Group) -> list[Finding]:
     sentence += f"the mean over {len(clients)} clients is {percent(ranking.mean)}."
     evidence: dict[str, Any] = {"seed": ranking.seed, "clients": worst}
     known = clients < len(counts)
-    if known.sum() >= FEW_CLIENTS:
+    if known.sum() >= MIN_CLIENTS:
         rows, classes = counts[clients[known]].sum(axis=1), (counts[clients[known]] > 0).sum(axis=1)
         for values, few, many in (
             (rows, "few examples", "many examples"),
             (classes, "few classes", "many classes"),
         ):
-            rank, chance = _rank_correlation(values, loss[known])
-            if chance < PROBABLE:
+            correlation, p_value = _rank_correlation(values, loss[known])
+            if p_value < MAX_P_VALUE:
                 sentence += (
-                    f" Clients with {few if rank < 0 else many} lose more (rank"
-                    f" correlation {rank:+.2f}); that is no proof of a cause."
+                    f" Clients with {few if correlation < 0 else many} lose more (rank"
+                    f" correlation {correlation:+.2f}); that is no proof of a cause."
                 )
-                evidence[f"rank_correlation_with_{few.split()[1]}"] = {"value": rank, "p": chance}
+                evidence[f"rank_correlation_with_{few.split()[1]}"] = {
+                    "value": correlation,
+                    "p": p_value,
+                }
     ledger = ledger_of(run)
     if ledger is not None and client_forgetting_rounds(ledger):
         cross = client_forgetting(ledger)
         mean = float(nan_mean(cross.mean))
         sentence += (
             f" In round {cross.round} a client's training cost the others {percent(mean)}"
-            " points on their own validation rows (mean F_k)."
+            " points on their own validation examples (mean F_k)."
         )
         evidence["mean_F_k"] = {"round": cross.round, "value": mean}
     return [Finding("clients", sentence, evidence)]
 
 
 def describe_examples(group: Group) -> list[Finding]:
-    """What merging makes the clients lose of their own training rows, where single examples
-    were recorded.
-    """
+    """Training examples that clients lose by aggregation, if single examples were recorded."""
     found = [examples for run in group.runs if (examples := forgettable_of(run)) is not None]
     share = seed_noise(
         float(examples.count.sum() / max(examples.evaluated.sum(), 1)) for examples in found
@@ -91,14 +90,14 @@ def describe_examples(group: Group) -> list[Finding]:
     if share is None:
         return []
     sentence = (
-        f"Of the clients' own training rows, {percent(share.mean)} % were right after local"
+        f"Of the clients' own training examples, {percent(share.mean)} % were right after local"
         " training and wrong after merging."
     )
     return [Finding("examples", sentence, {"forgettable": share.as_dict()})]
 
 
 def describe_drift(group: Group, row: MethodRow) -> list[Finding]:
-    """What a drift costs, and whether clients without a server find their own kind."""
+    """The loss by a drift and, without a server, the share of peers from the own cluster."""
     drops = seed_noise(
         pair[1].robustness for run in group.runs if (pair := drift_of(run)) is not None
     )
@@ -107,7 +106,7 @@ def describe_drift(group: Group, row: MethodRow) -> list[Finding]:
     fall = (
         f"fall by {percent(drops.mean)} points at worst"
         if drops.mean > 0
-        else f"stay {percent(-drops.mean)} points above what they had, even at worst,"
+        else f"stay at least {percent(-drops.mean)} points above their accuracy before it"
     )
     sentence = f"After a drift clients {fall}"
     evidence: dict[str, Any] = {
@@ -138,18 +137,16 @@ def describe_drift(group: Group, row: MethodRow) -> list[Finding]:
             f" randomly drawn peers give {percent(chance, 0)} %."
         )
     sentence += f" {describe_noise(drops)}"
-    needs = drops.mean >= MATTERS and drops.verdict != "noise"
+    matters = drops.mean >= MATTERS and drops.verdict != "noise"
     return [
         Finding(
-            "drift", sentence, evidence, recommend_for_drift(group, own, chance) if needs else ()
+            "drift", sentence, evidence, recommend_for_drift(group, own, chance) if matters else ()
         )
     ]
 
 
 def _rank_correlation(values: np.ndarray, loss: np.ndarray) -> tuple[float, float]:
-    """Spearman's, and the probability of one as large by chance; 0 and 1 where either does not
-    vary.
-    """
+    """Spearman's rank correlation and its p-value; 0 and 1 if either side is constant."""
     known = ~np.isnan(loss)
     if len(set(values[known].tolist())) < 2 or len(set(loss[known].tolist())) < 2:
         return 0.0, 1.0

@@ -1,9 +1,9 @@
-"""Findings about a method: what was forgotten, in which phase, of which classes; what weakens the
-numbers; and methods against each other.
+"""Findings about a method: what was forgotten, in which phase, of which classes; what makes the
+numbers less reliable; and a comparison of methods.
 
-Nothing is claimed beyond the numbers: a loss that the seeds do not tell from zero gets no cure, one
-seed cannot tell, what was not recorded is not guessed, and what goes together is not called a
-cause.
+Findings state only what the numbers support: there is no recommendation against a loss within the
+noise between seeds, nothing is concluded from one seed or guessed if it was not recorded, and a
+correlation is not called a cause.
 """
 
 from __future__ import annotations
@@ -47,62 +47,64 @@ from remanence.report.table_columns import percent
 
 
 def describe_forgetting(group: Group, row: MethodRow) -> Finding:
-    """The model that counts, from round to round and against its best."""
+    """Forgetting of the primary model, from round to round and since its best round."""
     curves = [shares for rounds, shares in map(class_curve, group.runs) if len(rounds) > 1]
     lost = seed_noise(forgetting_per_seed(group))
-    place = f"after round {row.last_round} the test accuracy is {percent(row.accuracy)} %"
+    level = f"after round {row.last_round} the test accuracy is {percent(row.accuracy)} %"
     if lost is None or not curves:
         return Finding(
             "forgetting",
-            f"{place[0].upper()}{place[1:]}; one recorded round alone shows no forgetting.",
+            f"{level[0].upper()}{level[1:]}; one recorded round alone shows no forgetting.",
             {"accuracy": row.accuracy},
         )
     since_best = seed_noise(forgetting_since_best(shares) for shares in curves)
     sentence = (
-        f"{place[0].upper()}{place[1:]}. {CLASS_FORGETTING}:"
+        f"{level[0].upper()}{level[1:]}. {CLASS_FORGETTING}:"
         f" {describe_class_forgetting(group, lost.mean)}."
     )
-    # never below 0, so noise alone would also be above it: no verdict
+    # never below 0, so an interval that excludes 0 would mean nothing
     if lost.deviation is not None:
         sentence += (
             f" The deviation of that over {lost.seeds} seeds is {percent(lost.deviation, 2)}."
         )
     if since_best is not None:
-        level = (
+        gap = (
             f"{percent(abs(since_best.mean))} points {'below' if since_best.mean > 0 else 'above'}"
         )
         sentence += (
-            f" At the end classes are on average {level} their best earlier round."
+            f" At the end classes are on average {gap} their best earlier round."
             f" {describe_noise(abs(since_best))}"
         )
     evidence = {
-        "accuracy": row.accuracy, "accuracy_deviation": row.deviation, "lost_a_round": lost.as_dict(), 
+        "accuracy": row.accuracy,
+        "accuracy_deviation": row.deviation,
+        "lost_a_round": lost.as_dict(),
         "since_best": since_best.as_dict() if since_best else None,
         "classes": largest_losses(group, forgetting_by_class(group)),
-    }  # fmt: skip
+    }
     return Finding("forgetting", sentence, evidence)
 
 
 def find_phases(group: Group) -> list[Finding]:
-    """Which phase loses, which classes in it, and what fits that."""
+    """The phase that loses most, the classes that it loses, and recommendations."""
     losses = {
         phase: noise
         for phase, values in phase_means(group).items()
         if (noise := seed_noise(values)) is not None
     }
     if not losses:
-        cure = Recommendation(
+        recommendation = Recommendation(
             "--record-local",
             "evaluates every client's model after local training, so that the phases of a"
-            " round can be told apart",
+            " round can be distinguished",
         )
         return [
             Finding(
                 "where it was lost",
-                "The clients' models were not recorded, so nobody can say in which phase"
-                " it was lost.",
+                "The clients' models were not recorded, so the phase in which it was lost is"
+                " unknown.",
                 {},
-                (cure,),
+                (recommendation,),
             )
         ]
     worst = worst_phase(group)
@@ -113,7 +115,11 @@ def find_phases(group: Group) -> list[Finding]:
     start = f"{PHASE_CHANGES}: {describe_phases(group)}."
     if losses[worst].mean < MATTERS:
         return [
-            Finding("where it was lost", f"{start} No phase loses enough to need a cure.", evidence)
+            Finding(
+                "where it was lost",
+                f"{start} No phase loses enough for a recommendation.",
+                evidence,
+            )
         ]
     classes = largest_losses(group, class_losses(group)[worst])
     evidence |= {"worst_phase": worst, "classes": classes}
@@ -123,28 +129,26 @@ def find_phases(group: Group) -> list[Finding]:
         return [Finding("where it was lost", sentence, evidence)]
     absent = _compare_absent(group) if worst == "local" else None
     if absent is None:
-        return [
-            Finding(
-                "where it was lost", sentence, evidence, recommend_for_phase(worst, group, None)
-            )
-        ]
-    lacking, held, numbers = absent
-    both = (
-        f"Of a class that a client does not hold, its training loses {percent(lacking)} points;"
-        " of one that it holds, "
+        recommendations = recommend_for_phase(worst, group, None)
+        return [Finding("where it was lost", sentence, evidence, recommendations)]
+    return [Finding("where it was lost", sentence, evidence), _describe_absent(group, *absent)]
+
+
+def _describe_absent(
+    group: Group, lacking: float, held: float, evidence: dict[str, Any]
+) -> Finding:
+    sentence = (
+        f"Of a class that a client lacks, its local training loses {percent(lacking)} points;"
+        " of one that it has, "
     )
-    both += f"{percent(held)}." if held >= 0 else f"nothing: it gains {percent(-held)}."
-    return [
-        Finding("where it was lost", sentence, evidence),
-        Finding(
-            "absent classes", both, numbers, recommend_for_phase(worst, group, (lacking, held))
-        ),
-    ]
+    sentence += f"{percent(held)}." if held >= 0 else f"nothing: it gains {percent(-held)}."
+    recommendations = recommend_for_phase("local", group, (lacking, held))
+    return Finding("absent classes", sentence, evidence, recommendations)
 
 
 def _compare_absent(group: Group) -> tuple[float, float, dict[str, Any]] | None:
-    """What local training loses of classes a client lacks and of those it holds. -> both means,
-    evidence; None where label counts are not known for good
+    """The mean loss of local training on classes that a client lacks and on those that it has, with
+    evidence; None if the label counts are unknown or change.
     """
     lacking, held, pairs = [], [], [0, 0]
     for run in group.runs:
@@ -169,7 +173,7 @@ def _compare_absent(group: Group) -> tuple[float, float, dict[str, Any]] | None:
 
 
 def describe_warnings(row: MethodRow) -> list[Finding]:
-    """What makes the numbers above less reliable."""
+    """What makes the numbers of a method less reliable."""
     problems = [describe_unfinished(row), describe_rejected(row), describe_abandoned(row)]
     text = "; ".join(filter(None, problems))
     if not text:
@@ -181,7 +185,7 @@ def describe_warnings(row: MethodRow) -> list[Finding]:
 
 
 def compare(groups: Sequence[Group]) -> Finding:
-    """Who forgets least, against the next, seed by seed where they share seeds."""
+    """The method that forgets least against the next one, by seed if they share seeds."""
     forgotten = {
         group.label: {
             run.config.seed: value
@@ -196,7 +200,7 @@ def compare(groups: Sequence[Group]) -> Finding:
     if len(means) < 2:
         return Finding(
             "comparison",
-            "Fewer than two methods have recorded rounds enough to compare what they forget.",
+            "Fewer than two methods have recorded enough rounds to compare what they forget.",
             {"lost_a_round": means},
         )
     first, second = sorted(means, key=lambda label: means[label])[:2]
@@ -207,7 +211,7 @@ def compare(groups: Sequence[Group]) -> Finding:
         f" next is {second} ({percent(means[second], 2)})."
     )
     if gap is None:
-        sentence += " They share no seed, so the difference is not weighed against noise."
+        sentence += " They share no seed, so the difference is not compared with the noise."
     else:
         sentence += f" {describe_noise(gap, 'Seed by seed the difference')}"
     return Finding(

@@ -1,4 +1,4 @@
-"""What every finding needs: the numbers it stands on, and how they read in a sentence."""
+"""The dataclass of a finding, and how noise is described in its sentence."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from remanence.metrics.seed_noise import SeedNoise
 from remanence.report.table_columns import percent
 from remanence.results.run import Run
 
-MATTERS = 0.005  # half a point of accuracy a round: less is not worth a cure
+MATTERS = 0.005  # loss of accuracy in a round; there are no recommendations against less
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence, and the numbers it stands on (shares between 0 and 1, positive = lost)."""
+    """One sentence with its evidence: numbers between 0 and 1, positive if lost."""
 
     topic: str
     sentence: str
@@ -27,13 +27,13 @@ class Finding:
 
 
 def describe_noise(noise: SeedNoise, subject: str = "") -> str:
-    """Mean, deviation, and what they allow to say."""
+    """Describe mean, deviation and interval, and whether the mean exceeds the noise."""
     if noise.deviation is None or noise.interval is None:
-        return "With one seed nobody can say whether that is more than noise."
+        return "One seed is not enough to distinguish this from noise: repeat with --seeds 3."
     verdict = {
         "clear": "more than the noise of the seeds",
         "likely": f"more than twice the deviation, though {noise.seeds} seeds are few",
-        "noise": "not told from noise; more seeds would say",
+        "noise": "within the noise of the seeds; more seeds may show a difference",
     }[noise.verdict]
     low, high = noise.interval
     numbers = (
@@ -44,8 +44,8 @@ def describe_noise(noise: SeedNoise, subject: str = "") -> str:
 
 
 def label_counts(run: Run) -> np.ndarray:
-    """Label counts [clients, C], as far as they were written down; none where data drift and
-    counts hold for the first time step alone.
+    """Label counts [clients, C]; empty if they were not recorded, or under drift, where they are
+    those of the first time step.
     """
     counts = run.metadata.get("label_counts") if clusters_of(run) is None else None
     return np.array(counts or np.zeros((0, 0)), dtype=np.int64)
