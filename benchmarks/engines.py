@@ -44,7 +44,7 @@ METHODS = ("fedavg", "hast(peers=3, finetune_epochs=1)")
 DATA = {"lenet": "synthetic(samples=2500, classes=10, shape='1x28x28', test=0.2)", "mlp": "digits"}
 
 # of a federation's run, in its last line
-END = re.compile(r"(\d+) bytes of arrays went to sites and (\d+) came back.* worked ([\d.]+) s")
+END = re.compile(r"(\d+) bytes of arrays sent to sites, (\d+) received.* worked ([\d.]+) s")
 
 
 class Spent(NamedTuple):
@@ -136,7 +136,7 @@ def play_with_sites(settings: dict[str, Any], rounds: int, sites: int) -> list[S
     """The same by real processes: a SuperLink, a coordinator and sites."""
     from remanence.flower.app_files import write_app
     from remanence.flower.processes import Federation
-    from remanence.flower.quickstart import watch, write_site
+    from remanence.flower.quickstart import follow_log, write_site
 
     spec = parse_experiment({}, settings | {"engine": "flower", "rounds": rounds + 1})
     clients = np.array_split(np.arange(spec.clients.count), sites)
@@ -155,7 +155,7 @@ def play_with_sites(settings: dict[str, Any], rounds: int, sites: int) -> list[S
                     label, write_site(folder / label, label, range(int(mine[0]), int(mine[-1]) + 1))
                 )
             said: list[str] = []
-            watch(federation, federation.run(folder / "app", name="run"), said.append)
+            follow_log(federation, federation.run(folder / "app", name="run"), said.append)
         finally:
             federation.stop()
         (written,) = (folder / "runs").glob("*/metrics.jsonl")
