@@ -54,25 +54,25 @@ def _weigh(value: float) -> Callable[[Reply], Reply]:
 KINDS: dict[str, Callable[[Reply], Reply | list[Reply]]] = {
     "one client sends NaN": lambda reply: _poke(reply, math.nan),
     "one client sends infinity": lambda reply: _poke(reply, math.inf),
-    "NaN in what travels besides the model": _poke_extras,
+    "NaN in the payload": _poke_extras,
     "a wrong shape": lambda reply: _with_param(reply, lambda x: torch.cat([x, x], dim=-1)),
     "a wrong shape that would broadcast": lambda reply: _with_param(reply, lambda x: x[..., :1]),
     "a wrong dtype": lambda reply: _with_param(reply, lambda x: x.half()),
-    "something that is no tensor": lambda reply: _with_param(reply, lambda x: x.tolist()),
+    "a value that is not a tensor": lambda reply: _with_param(reply, lambda x: x.tolist()),
     "a name is missing": _drop_name,
-    "a name too many": lambda reply: reply._replace(
+    "an additional name": lambda reply: reply._replace(
         params={**reply.params, "spy": torch.zeros(reply.num_clients, 1)}
     ),
-    "extras that the method does not have": lambda reply: reply._replace(
+    "a payload that the method does not declare": lambda reply: reply._replace(
         payload={**reply.payload, "spy": {"x": torch.zeros(reply.num_clients)}}
     ),
     "a payload a hundred times too large": lambda reply: reply._replace(
         params={**reply.params, "spy": torch.zeros(reply.num_clients, 1 << 18)}
     ),
-    "a client that was not asked": lambda reply: reply._replace(client=reply.client + 1000),
+    "a client that was not sampled": lambda reply: reply._replace(client=reply.client + 1000),
     "the same client twice": lambda reply: [reply, reply],
-    "a reply of an earlier round": lambda reply: reply._replace(round=reply.round - 1),
-    "a reply of a later round": lambda reply: reply._replace(round=reply.round + 1),
+    "a reply to an earlier round": lambda reply: reply._replace(round=reply.round - 1),
+    "a reply to a later round": lambda reply: reply._replace(round=reply.round + 1),
     "a negative number of examples": _weigh(-5.0),
     "a huge number of examples": _weigh(HUGE),
     "NaN examples": _weigh(math.nan),

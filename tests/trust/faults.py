@@ -1,9 +1,9 @@
-"""Every fault we try, what we expect of it, and how trials are counted: what docs/reliability.md is
-made of.
+"""Every fault that the tests cause, the expected result, and the records of trials, from which
+docs/reliability.md is written.
 
-A test says `tried("one client sends NaN", "refused as not-finite", engine="sequential")`. With
-REMANENCE_TRIALS naming a folder everything is tried as often as the page promises, and each trial
-is written there; without it a sample is tried, and nothing is written.
+A test calls `record_trial("one client sends NaN", "rejected as not-finite", engine="ray")`. With
+REMANENCE_TRIALS naming a folder, tests run all trials of the page and write them there; without it
+they run a sample and write nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Fault(NamedTuple):
-    """What may go wrong, and what shall come of it."""
+    """A fault and the expected result."""
 
     theme: str
     name: str
@@ -23,7 +23,7 @@ class Fault(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """How often things are tried, and in how many tests, so that none takes too long."""
+    """The numbers of trials, and of tests they are divided into, so that none takes too long."""
 
     kills: int
     inputs: int
@@ -35,36 +35,36 @@ SCALE = (
     Scale(kills=200, inputs=10_000, parts=10) if FOLDER else Scale(kills=20, inputs=200, parts=1)
 )
 
-REPLIES, WORKERS, KILLS, DISK, PEOPLE, DROPS, FILES = (
+REPLIES, WORKERS, KILLS, DISK, UNTRUSTED, DROPS, FILES = (
     "Bad replies",
     "Workers and coordinators",
     "Killed at any moment",
     "Disks, clocks and signals",
-    "Strangers",
+    "Untrusted files",
     "Drop-out and slow clients",
     "Fuzzed files and expressions",
 )
-UNTOUCHED = "refused by name and code; model and client states as if it had not been asked"
+UNTOUCHED = "rejected with a code; model and client states as if the client had not been sampled"
 EXACT = "resumed: the same bits in model, client states, metrics and ledger"
-SENTENCE = "read, or refused in one sentence; bounded memory and time"
+SENTENCE = "read, or rejected with an error message; bounded memory and time"
 
-# (code, fault): how replies are spoiled is said in test_bad_replies.py
+# fault: code; test_bad_replies.py makes the replies
 BAD_REPLIES = {
     "one client sends NaN": "not-finite",
     "one client sends infinity": "not-finite",
-    "NaN in what travels besides the model": "not-finite",
+    "NaN in the payload": "not-finite",
     "a wrong shape": "shape",
     "a wrong shape that would broadcast": "shape",
     "a wrong dtype": "dtype",
-    "something that is no tensor": "dtype",
+    "a value that is not a tensor": "dtype",
     "a name is missing": "names",
-    "a name too many": "names",
-    "extras that the method does not have": "names",
+    "an additional name": "names",
+    "a payload that the method does not declare": "names",
     "a payload a hundred times too large": "oversized",
-    "a client that was not asked": "unknown-client",
+    "a client that was not sampled": "unknown-client",
     "the same client twice": "duplicate",
-    "a reply of an earlier round": "wrong-round",
-    "a reply of a later round": "wrong-round",
+    "a reply to an earlier round": "wrong-round",
+    "a reply to a later round": "wrong-round",
     "a negative number of examples": "weight",
     "a huge number of examples": "weight",
     "NaN examples": "weight",
@@ -94,106 +94,118 @@ PHASES = ("training", "gate and server", "evaluation", "record", "checkpoint", "
 
 FAULTS = (
     *(Fault(REPLIES, name, UNTOUCHED) for name in BAD_REPLIES),
-    Fault(REPLIES, "all replies of a round are bad", "the round is abandoned, the model stays"),
-    Fault(REPLIES, "all weights are zero", "the round is abandoned, the model stays"),
+    Fault(
+        REPLIES,
+        "all replies of a round are bad",
+        "the round is abandoned, the model does not change",
+    ),
+    Fault(REPLIES, "all weights are zero", "the round is abandoned, the model does not change"),
     Fault(
         REPLIES,
         "one NaN client of ten, every round",
-        "the final model is that of the nine others, bit by bit",
+        "bit for bit the final model of the other nine",
     ),
     Fault(
         REPLIES,
         "a NaN under a robust aggregator",
-        "refused before it is combined; the model stays finite",
+        "rejected before aggregation; the model stays finite",
     ),
     Fault(
-        REPLIES, "a NaN client among peers", "it keeps its model, is named, and nobody mixes NaN"
+        REPLIES,
+        "a NaN client among peers",
+        "it keeps its model and is reported; no client mixes NaN",
     ),
     Fault(
-        REPLIES, "a peer whose model has no loss", "nobody who tried it mixes with it; it is named"
+        REPLIES,
+        "a peer whose model has no valid loss",
+        "clients that tried it do not mix with it; it is reported",
     ),
-    Fault(WORKERS, "a worker process is killed", "another does its work; the same model"),
+    Fault(WORKERS, "a worker process is killed", "another worker does its work; the same model"),
     Fault(
         WORKERS,
         "a worker process hangs",
-        "ended after the timeout, its work done again; the same model",
+        "ended after the timeout, its work repeated; the same model",
     ),
     Fault(
         WORKERS,
         "a client that hangs every time",
-        "passed over and named within twice the timeout; the run goes on",
+        "skipped and reported within twice the timeout; the run continues",
     ),
     Fault(
         WORKERS,
         "an evaluation that hangs every time",
-        "one sentence within twice the timeout; nothing saved is lost",
+        "an error message within twice the timeout; saved results remain",
     ),
     Fault(
         WORKERS, "the coordinator is killed, workers running", "workers end by themselves; " + EXACT
     ),
     *(Fault(KILLS, f"killed in {phase}, with a server", EXACT) for phase in PHASES[:5]),
     *(Fault(KILLS, f"killed in {phase}, without a server", EXACT) for phase in PHASES[:5]),
-    Fault(KILLS, "killed while a report is written", "the old page or the new one, whole"),
-    Fault(KILLS, "killed while a recipe runs", "the same command goes on; the same numbers"),
+    Fault(KILLS, "killed while a report is written", "the old page or the new one, complete"),
+    Fault(KILLS, "killed while a recipe runs", "the same command resumes; the same numbers"),
     Fault(
         DISK,
         "the disk is full",
-        "one sentence; what was saved is good, and resumes exactly once there is room",
+        "an error message; saved results are intact and resume exactly when there is space",
     ),
-    Fault(DISK, "the disk is full while a report is written", "one sentence; the old page stays"),
-    Fault(DISK, "a folder that may not be written", "one sentence before any work"),
-    Fault(DISK, "two processes on one folder", "the second is refused; the first is not disturbed"),
-    Fault(DISK, "the clock goes backwards", "the same bits as without"),
+    Fault(
+        DISK, "the disk is full while a report is written", "an error message; the old page remains"
+    ),
+    Fault(DISK, "a read-only folder", "an error message before any work"),
+    Fault(DISK, "two processes on one folder", "the second is rejected; the first is not affected"),
+    Fault(DISK, "the clock goes backwards", "the same bits as without it"),
     Fault(DISK, "Ctrl-C once", "saved, exit code 130, " + EXACT),
     Fault(DISK, "Ctrl-C twice", "ends at once; " + EXACT),
     Fault(DISK, "SIGTERM", "saved, exit code 143, " + EXACT),
     Fault(
         DISK,
-        "files behind the checkpoint are cut short",
-        "the checkpoint is named and passed over for the one before",
+        "files that a checkpoint refers to are truncated",
+        "the checkpoint is reported and the one before is used",
     ),
-    Fault(PEOPLE, "a file or folder that names code to import", "refused until --allow-code"),
+    Fault(UNTRUSTED, "a file or folder that names code to import", "rejected without --allow-code"),
     Fault(
-        PEOPLE,
-        "a comparison whose runs lie elsewhere",
-        "refused; nothing is written outside the folder",
-    ),
-    Fault(
-        PEOPLE,
-        "archive bombs and headers that declare too much",
-        "refused before the memory is taken",
+        UNTRUSTED,
+        "a comparison whose runs are in other folders",
+        "rejected; nothing is written outside the folder",
     ),
     Fault(
-        PEOPLE, "a drift table changed since the run began", "one sentence; the run does not go on"
+        UNTRUSTED,
+        "archive bombs and headers with too large sizes",
+        "rejected before memory is allocated",
     ),
-    Fault(PEOPLE, "data changed since the run began", "one sentence; the run does not go on"),
-    Fault(DROPS, "10% of the clients drop out", "every round ends with those that answer"),
-    Fault(DROPS, "30% of the clients drop out", "every round ends with those that answer"),
-    Fault(DROPS, "50% of the clients drop out", "every round ends with those that answer"),
-    Fault(DROPS, "everybody drops out", "the round is abandoned, the model stays"),
+    Fault(
+        UNTRUSTED,
+        "a drift table changed since the run began",
+        "an error message; the run does not resume",
+    ),
+    Fault(
+        UNTRUSTED, "data changed since the run began", "an error message; the run does not resume"
+    ),
+    Fault(DROPS, "10% of the clients drop out", "every round ends with the clients that reply"),
+    Fault(DROPS, "30% of the clients drop out", "every round ends with the clients that reply"),
+    Fault(DROPS, "50% of the clients drop out", "every round ends with the clients that reply"),
+    Fault(DROPS, "all clients drop out", "the round is abandoned, the model does not change"),
     Fault(
         DROPS,
-        "10% drop out, 130% are asked",
+        "10% drop out, 130% are sampled",
         "no round fails; accuracy on digits within two points, over five seeds",
     ),
-    Fault(DROPS, "late answers under way when the run is killed", EXACT),
+    Fault(DROPS, "late replies are outstanding when the run is killed", EXACT),
     *(Fault(FILES, reader, SENTENCE) for reader in READERS),
 )
 BY_NAME = {fault.name: fault for fault in FAULTS}
 
 
-def tried(name: str, happened: str, times: int = 1, engine: str = "") -> None:
-    """Count trials of a fault that ended as expected; one that did not has failed its test
-    before.
-    """
+def record_trial(name: str, happened: str, times: int = 1, engine: str = "") -> None:
+    """Record trials of a fault that ended as expected; others have failed their test before."""
     assert name in BY_NAME, f"{name!r} is not in the list of faults"
     _write({"fault": name, "happened": happened, "times": times, "engine": engine})
 
 
-def not_tried(name: str, why: str) -> None:
-    """A fault that cannot be tried here."""
+def record_skipped(name: str, why: str) -> None:
+    """Record a fault that cannot be tested on this machine."""
     assert name in BY_NAME, f"{name!r} is not in the list of faults"
-    _write({"fault": name, "happened": f"not tried: {why}", "times": 0, "engine": ""})
+    _write({"fault": name, "happened": f"not tested: {why}", "times": 0, "engine": ""})
 
 
 def _write(line: dict[str, object]) -> None:

@@ -1,5 +1,6 @@
-"""docs/reliability.md from the trials of a whole run of the suite: `python tests/trust/page.py
-FOLDER docs/reliability.md`.
+"""Writes docs/reliability.md from the trials of a whole run of the suite.
+
+python tests/trust/page.py FOLDER docs/reliability.md
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ sys.path.insert(0, str(Path(__file__).parent))  # run as a script, from anywhere
 from faults import FAULTS, Fault
 
 OPENING = """\
-# What we have tried to break
+# Reliability: the faults that were tested
 
-Every fault we know of, what shall come of it, what did, and how often it was tried. This page is written by `make test-all` from the trials of one whole run
-of `tests/trust`, and only if all of them ended as expected: do not edit it. `make test` tries a sample of each. How hostile clients are simulated and held
-off is in [hostile.md](hostile.md), what is promised and what not in [SECURITY.md](../SECURITY.md).
+This page lists every fault that the tests cause, the expected result, the observed result and the number of trials. `make test-all` writes it from one whole
+run of `tests/trust`, and only if all trials ended as expected: do not edit it. `make test` runs a sample of each. Attacks by hostile clients and defenses:
+[hostile.md](hostile.md). What is guaranteed and what is not: [SECURITY.md](../SECURITY.md).
 
-Kill points are drawn over the lines of our own code that a run executes, the same number in every phase; fuzzed inputs are noise and valid files with flipped
-bits, cuts, splices and forged numbers. All draws are seeded, so that a failure can be repeated.
+Runs are killed at randomly chosen lines of our own code, the same number in every phase. Fuzzed inputs are random bytes, and valid files with flipped bits,
+cuts, splices and forged numbers. All random choices are seeded, so that a failure can be reproduced.
 """
 
 
@@ -35,24 +36,24 @@ def read_trials(folder: Path) -> list[dict[str, Any]]:
 
 
 def write_page(trials: Sequence[dict[str, Any]]) -> str:
-    """The page, or an error that names a fault nobody tried."""
+    """The page; exits with an error if a fault has no trial."""
     lines, theme = [OPENING], ""
     for fault in FAULTS:
-        mine = [trial for trial in trials if trial["fault"] == fault.name]
-        if not mine:
-            raise SystemExit(f"nobody tried {fault.name!r}: the page cannot be written")
+        own_trials = [trial for trial in trials if trial["fault"] == fault.name]
+        if not own_trials:
+            raise SystemExit(f"no trial of {fault.name!r}: the page cannot be written")
         if fault.theme != theme:
             theme = fault.theme
             lines.append(
-                f"\n## {theme}\n\n| fault | expected | what happened | on | tried"
+                f"\n## {theme}\n\n| fault | expected | observed | engines | trials"
                 " |\n|---|---|---|---|--:|"
             )
-        lines.append(_tell(fault, mine))
+        lines.append(_table_row(fault, own_trials))
     total = sum(trial["times"] for trial in trials)
     return "\n".join(lines) + f"\n\n{total:,} trials of {len(FAULTS)} faults in all.\n"
 
 
-def _tell(fault: Fault, trials: Sequence[dict[str, Any]]) -> str:
+def _table_row(fault: Fault, trials: Sequence[dict[str, Any]]) -> str:
     done = [trial for trial in trials if trial["times"]] or list(trials)
     happened = "; ".join(dict.fromkeys(trial["happened"] for trial in done))
     engines = (

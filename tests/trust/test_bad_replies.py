@@ -15,7 +15,7 @@ from methods.crowd_task import CASES, crowd
 from methods.drifting_task import make_experiment, play_states
 from rounds.test_run import Tampered, poison, silence
 from trust.bad_replies import KINDS
-from trust.faults import BAD_REPLIES, tried
+from trust.faults import BAD_REPLIES, record_trial
 
 from remanence.core.engine import Engine
 from remanence.core.types import Reply
@@ -72,7 +72,7 @@ def test_a_bad_reply_is_named_and_changes_nothing(name: str) -> None:
                 assert not line["abandoned"]
             wanted = good if code == "duplicate" else without
             assert max_rel_diff(state_tree(state), state_tree(wanted)) == ("", 0.0), kind
-            tried(kind, f"refused as {code}", ROUNDS, engine=name)
+            record_trial(kind, f"rejected as {code}", ROUNDS, engine=name)
 
 
 @pytest.mark.parametrize("name", ["sequential", "vectorized"])
@@ -100,7 +100,7 @@ def test_a_round_of_bad_replies_is_abandoned(name: str) -> None:
             ]
         for key, value in experiment.task.model.initial.params.items():
             assert torch.equal(state.server.model.params[key], value)
-        tried(fault, "abandoned, the model stayed", ROUNDS, engine=name)
+        record_trial(fault, "abandoned, the model did not change", ROUNDS, engine=name)
 
 
 @pytest.mark.parametrize("name", ["sequential", "vectorized", "processes"])
@@ -121,8 +121,8 @@ def test_one_nan_client_of_ten_is_as_nine(name: str) -> None:
         [refusal["code"] for refusal in line["rejected"]] == ["not-finite"] and line["replies"] == 9
         for line in lines
     )
-    tried(
-        "one NaN client of ten, every round", "the final model was that of the nine", 4, engine=name
+    record_trial(
+        "one NaN client of ten, every round", "the final model of the other nine", 4, engine=name
     )
 
 
@@ -141,9 +141,9 @@ def test_a_nan_does_not_reach_a_robust_aggregator(aggregator: str) -> None:
         for line in lines
     )
     assert all(bool(torch.isfinite(value).all()) for value in state.server.model.params.values())
-    tried(
+    record_trial(
         "a NaN under a robust aggregator",
-        "refused as not-finite; the model finite",
+        "rejected as not-finite; the model finite",
         ROUNDS,
         engine="sequential",
     )
@@ -169,9 +169,9 @@ def test_peers_do_not_mix_nan(case: str) -> None:
             assert all(
                 bool(torch.isfinite(value).all()) for value in crowd(state).models.params.values()
             )
-        tried(
+        record_trial(
             "a NaN client among peers",
-            "refused as not-finite; all models finite",
+            "rejected as not-finite; all models finite",
             len(lines),
             engine=name,
         )
@@ -191,9 +191,9 @@ def test_a_peer_without_a_loss_is_not_mixed_with(case: str) -> None:
     assert all(
         bool(torch.isfinite(value).all()) for value in crowd(states[-1]).models.params.values()
     )
-    tried(
-        "a peer whose model has no loss",
-        "named as probe, not mixed with",
+    record_trial(
+        "a peer whose model has no valid loss",
+        "reported as probe, not mixed with",
         len(lines),
         engine="sequential",
     )

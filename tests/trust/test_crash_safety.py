@@ -18,7 +18,7 @@ from rounds.drift_runs import spec_of
 from rounds.test_decentralized import EVERYTHING, all_contents
 from rounds.test_resume import Listening, contents, seeded_net, small_spec
 from rounds.test_stragglers import SLOW
-from trust.faults import SCALE, not_tried, tried
+from trust.faults import SCALE, record_skipped, record_trial
 from trust.killing import in_child
 
 from remanence.config import parse_experiment
@@ -49,7 +49,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     if not mount(place, f"size={SMALL_DISK}"):
         for fault in ("the disk is full", "the disk is full while a report is written"):
-            not_tried(fault, "mounting a small file system needs root")
+            record_skipped(fault, "mounting a small file system needs root")
         pytest.skip("mounting a small file system needs root")
     try:
         yield place
@@ -70,8 +70,8 @@ def closed_folder(tmp_path: Path) -> Iterator[Path]:
         yield place
         subprocess.run(["umount", str(place)], check=True)
     else:
-        not_tried(
-            "a folder that may not be written",
+        record_skipped(
+            "a read-only folder",
             "root may write everywhere, and mounting is not allowed",
         )
         pytest.skip("root may write everywhere, and mounting is not allowed")
@@ -110,8 +110,10 @@ def test_a_full_disk_is_a_sentence_and_loses_nothing(
     else:
         start_run(spec, folder, overwrite=True, **module)
     assert all_contents(folder) == all_contents(tmp_path / "straight")
-    tried(
-        "the disk is full", "one sentence; the same bits once there was room", engine="sequential"
+    record_trial(
+        "the disk is full",
+        "an error message; the same bits when there was space",
+        engine="sequential",
     )
 
 
@@ -123,7 +125,9 @@ def test_a_full_disk_keeps_the_old_report(tmp_path: Path, small_disk: Path) -> N
         write_report(tmp_path / "run", out=page)
     assert page.read_text() == "the old page"
     assert [path.name for path in small_disk.iterdir()] == ["report.html"]
-    tried("the disk is full while a report is written", "one sentence; the old page stayed")
+    record_trial(
+        "the disk is full while a report is written", "an error message; the old page remained"
+    )
 
 
 def test_a_folder_that_may_not_be_written(tmp_path: Path, closed_folder: Path) -> None:
@@ -133,7 +137,7 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path, closed_folder: Path) -
     with pytest.raises(InputError, match="cannot write to"):
         write_report(tmp_path / "run", out=closed_folder / "report.html")
     assert list(closed_folder.iterdir()) == []
-    tried("a folder that may not be written", "one sentence, nothing written", 2)
+    record_trial("a read-only folder", "an error message, nothing written", 2)
 
 
 def test_the_second_process_on_a_folder_is_refused(tmp_path: Path) -> None:
@@ -154,9 +158,9 @@ def test_the_second_process_on_a_folder_is_refused(tmp_path: Path) -> None:
     os.kill(child.pid, signal.SIGCONT)
     child.join()
     assert contents(folder) == contents(tmp_path / "straight")
-    tried(
+    record_trial(
         "two processes on one folder",
-        "the second was refused; the first ended as if alone",
+        "the second was rejected; the first ended as if alone",
         refused,
     )
 
@@ -172,7 +176,7 @@ def test_clocks_may_jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: 
         os.utime(path, (begin + jump, begin + jump) if begin + jump > 0 else (1, 1))
     resume_run(tmp_path / "run", rounds=6, module=seeded_net())
     assert contents(tmp_path / "run") == contents(tmp_path / "straight")
-    tried("the clock goes backwards", "the same bits")
+    record_trial("the clock goes backwards", "the same bits")
 
 
 @pytest.fixture(autouse=True)
@@ -222,7 +226,7 @@ def test_a_signal_saves(tmp_path: Path, name: str, kind: str) -> None:
     assert contents(tmp_path / "run")["round"] == 3
     resume_run(tmp_path / "run", **module)
     assert all_contents(tmp_path / "run") == all_contents(tmp_path / "straight")
-    tried(name, f"saved, exit code {code}, the same bits", engine="sequential")
+    record_trial(name, f"saved, exit code {code}, the same bits", engine="sequential")
 
 
 def test_a_second_interrupt_ends_at_once_and_still_loses_nothing(
@@ -252,7 +256,7 @@ def test_a_second_interrupt_ends_at_once_and_still_loses_nothing(
     assert contents(tmp_path / "run")["round"] == 0
     resume_run(tmp_path / "run", module=seeded_net())
     assert contents(tmp_path / "run") == contents(tmp_path / "straight")
-    tried("Ctrl-C twice", "ended at once; the same bits", engine="sequential")
+    record_trial("Ctrl-C twice", "ended at once; the same bits", engine="sequential")
 
 
 @pytest.mark.parametrize("name", [METRICS, LEDGER])
@@ -270,9 +274,9 @@ def test_files_shorter_than_a_checkpoint_says(tmp_path: Path, name: str) -> None
         "round-0000004 is not used" in text and f"{name} has" in text for text in listening.said
     )
     assert contents(tmp_path / "run") == contents(tmp_path / "straight")
-    tried(
-        "files behind the checkpoint are cut short",
-        "named; resumed from the one before, the same bits",
+    record_trial(
+        "files that a checkpoint refers to are truncated",
+        "reported; resumed from the one before, the same bits",
         engine="sequential",
     )
 
@@ -290,4 +294,6 @@ def test_late_answers_survive(tmp_path: Path, after: int) -> None:
         start_run(spec, tmp_path / "run", progress=Dying(after))
     resume_run(tmp_path / "run")
     assert contents(tmp_path / "run") == contents(tmp_path / "straight")
-    tried("late answers under way when the run is killed", "the same bits", engine="sequential")
+    record_trial(
+        "late replies are outstanding when the run is killed", "the same bits", engine="sequential"
+    )

@@ -1,4 +1,4 @@
-"""Clients that drop out: every round ends with those that answer, and asking more makes good
+"""Clients that drop out: every round ends with the clients that reply, and asking more makes good
 for them.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from trust.faults import tried
+from trust.faults import record_trial
 
 from remanence.config import parse_experiment
 from remanence.engines.table import make_engine
@@ -42,7 +42,9 @@ def test_rounds_end_with_those_that_answer(share: int, method: str) -> None:
     assert all(
         bool(torch.isfinite(value).all()) for model in models for value in model.params.values()
     )
-    tried(f"{share}% of the clients drop out", "no round failed", len(lines), engine="vectorized")
+    record_trial(
+        f"{share}% of the clients drop out", "no round failed", len(lines), engine="vectorized"
+    )
 
 
 def test_a_round_of_nobody_is_abandoned() -> None:
@@ -53,7 +55,9 @@ def test_a_round_of_nobody_is_abandoned() -> None:
         assert all(line["abandoned"] and line["replies"] == 0 for line in lines)
         for name, value in experiment.task.model.initial.params.items():
             assert torch.equal(state.server.model.params[name], value)
-        tried("everybody drops out", "abandoned, the model stayed", 2, engine="sequential")
+        record_trial(
+            "all clients drop out", "abandoned, the model did not change", 2, engine="sequential"
+        )
 
 
 @pytest.mark.slow
@@ -79,4 +83,4 @@ def test_over_selection_keeps_accuracy_on_digits_over_five_seeds() -> None:
     plain, dropped = (100 * float(np.mean(ends[name])) for name in ("without", "with"))
     assert abs(plain - dropped) < 2.0, ends
     said = f"no round of 100 failed; accuracy {dropped:.1f}% with, {plain:.1f}% without drop-out"
-    tried("10% drop out, 130% are asked", said, 5, engine="vectorized")
+    record_trial("10% drop out, 130% are sampled", said, 5, engine="vectorized")

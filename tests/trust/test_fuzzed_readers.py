@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from trust.bad_replies import expect_small, spoil_reply
-from trust.faults import SCALE, tried
+from trust.faults import SCALE, record_trial
 from trust.good_files import FILES, TEXTS
 from trust.mutations import bounded, spoil, spoil_text
 
@@ -68,7 +68,7 @@ def test_spoiled_files(tmp_path: Path, reader: str, part: int) -> None:
                 if other == path or other.name == "manifest.json":
                     other.write_bytes(content)
     assert refused > SHARE / 20
-    tried(reader, "no crash", SHARE)
+    record_trial(reader, "no crash", SHARE)
 
 
 @pytest.mark.parametrize("reader", TEXTS)
@@ -92,7 +92,7 @@ def test_spoiled_expressions(reader: str) -> None:
                     f" {type(crash).__name__}: {crash}"
                 ) from crash
     assert refused > SCALE.inputs / 4
-    tried(reader, "no crash", SCALE.inputs)
+    record_trial(reader, "no crash", SCALE.inputs)
 
 
 def test_spoiled_replies() -> None:
@@ -133,7 +133,7 @@ def test_spoiled_replies() -> None:
                 )
             assert bool(((replies.weight > 0) & (replies.weight <= expected.weight_cap)).all())
     assert refused > SCALE.inputs / 2
-    tried(
+    record_trial(
         "replies at the gate",
         "no crash; what passed was finite and of the right form",
         SCALE.inputs,

@@ -13,7 +13,7 @@ import pytest
 from rounds.drift_runs import spec_of
 from rounds.test_decentralized import EVERYTHING, all_contents
 from rounds.test_resume import seeded_net, small_spec
-from trust.faults import PHASES, SCALE, tried
+from trust.faults import PHASES, SCALE, record_trial
 from trust.killing import count_lines, draw_points, killed
 
 from remanence.config import Experiment
@@ -73,7 +73,7 @@ def test_a_run_killed_anywhere_goes_on_exactly(
         else:  # killed before there was anything to go on with
             begin(folder)
         assert all_contents(folder) == wanted, f"killed at line {number} of {phase}"
-        tried(f"killed in {phase}, {kind} a server", "the same bits")
+        record_trial(f"killed in {phase}, {kind} a server", "the same bits")
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -92,7 +92,7 @@ def test_a_report_is_whole_or_the_old_one(tmp_path: Path, seed: int) -> None:
         assert page.read_bytes() in (old, new)
         write_report(folder, out=page)
         assert page.read_bytes() == new
-    tried(
+    record_trial(
         "killed while a report is written",
         "the old page or the new one; written again, the same bytes",
         len(points),
@@ -118,4 +118,4 @@ def test_a_recipe_goes_on_with_the_same_command(
         folder = tmp_path / str(place)
         assert killed(lambda folder=folder: run(folder), phase, number), (phase, number)
         assert run(folder) == wanted, f"killed at line {number} of {phase}"
-    tried("killed while a recipe runs", "the same numbers", len(points))
+    record_trial("killed while a recipe runs", "the same numbers", len(points))

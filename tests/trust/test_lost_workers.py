@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from rounds.test_resume import contents, seeded_net, small_spec
-from trust.faults import tried
+from trust.faults import record_trial
 from trust.killing import in_child
 
 from remanence.core.engine import ClientWork
@@ -76,7 +76,11 @@ def test_the_work_of_a_dead_worker_is_done_again(
         assert len(engine.forks.losses) == 1
     assert max_rel_diff(state_tree(state), wanted)[1] < 1e-12
     assert all(line["replies"] == 6 and "no_response" not in line for line in lines)
-    tried("a worker process is killed", "another did its work; the same model", engine="processes")
+    record_trial(
+        "a worker process is killed",
+        "another worker did its work; the same model",
+        engine="processes",
+    )
 
 
 def test_work_that_kills_every_worker_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +116,9 @@ def test_the_work_of_a_worker_that_hangs_is_done_again(
     assert TIMEOUT < time.monotonic() - begin < 2 * TIMEOUT + 5
     assert max_rel_diff(state_tree(state), wanted)[1] < 1e-12
     assert all(line["replies"] == 6 for line in lines)
-    tried("a worker process hangs", "ended after the timeout; the same model", engine="processes")
+    record_trial(
+        "a worker process hangs", "ended after the timeout; the same model", engine="processes"
+    )
 
 
 def test_a_client_that_always_hangs_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,9 +131,9 @@ def test_a_client_that_always_hangs_is_passed_over(monkeypatch: pytest.MonkeyPat
     assert [(line["replies"], line["no_response"], line["abandoned"]) for line in lines] == [
         (5, [4], False)
     ] * 2
-    tried(
+    record_trial(
         "a client that hangs every time",
-        "passed over and named; the run went on",
+        "skipped and reported; the run continued",
         2,
         engine="processes",
     )
@@ -148,9 +154,9 @@ def test_an_evaluation_that_always_hangs_is_a_sentence(monkeypatch: pytest.Monke
     ):
         run_rounds(experiment, engine, 1)
     assert time.monotonic() - begin < 2 * 1.0 + 6
-    tried(
+    record_trial(
         "an evaluation that hangs every time",
-        "one sentence within twice the timeout",
+        "an error message within twice the timeout",
         engine="processes",
     )
 
@@ -184,7 +190,7 @@ def test_workers_end_with_their_coordinator(tmp_path: Path, wait: float) -> None
     else:
         start_run(spec, tmp_path / "run", overwrite=True, module=seeded_net())
     assert contents(tmp_path / "run") == contents(tmp_path / "straight")
-    tried(
+    record_trial(
         "the coordinator is killed, workers running",
         "workers ended; the same bits",
         engine="processes",

@@ -1,5 +1,5 @@
-"""docs/reliability.md keeps its word: every fault on it is still tried by some test here, and
-every fault tried here is on it.
+"""Every fault on docs/reliability.md has a test in this folder, and every fault tested here is on
+the page.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MADE = {
 MADE |= {f"{share}% of the clients drop out" for share in (10, 30, 50)}
 
 
-def words_of_tests() -> set[str]:
-    """Every text that stands in a test of this folder."""
+def constants_in_tests() -> set[str]:
+    """Every string constant in the tests of this folder."""
     trees = [
         ast.parse(path.read_text(encoding="utf-8"))
         for path in sorted(HERE.glob("test_*.py"))
@@ -37,14 +37,14 @@ def words_of_tests() -> set[str]:
     }
 
 
-def test_every_fault_is_tried_somewhere() -> None:
-    said = words_of_tests()
-    assert [fault.name for fault in FAULTS if fault.name not in said | MADE] == []
+def test_every_fault_has_a_test() -> None:
+    constants = constants_in_tests()
+    assert [fault.name for fault in FAULTS if fault.name not in constants | MADE] == []
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
 
 
 @pytest.mark.skipif(bool(FOLDER), reason="the page is about to be written from this run")
-def test_the_page_lists_every_fault_and_how_often_it_was_tried() -> None:
+def test_the_page_lists_every_fault_with_its_trials() -> None:
     rows = re.findall(
         r"^\| (.+?) \| (.+?) \| (.+?) \| (.+?) \| ([\d,]+) \|$",
         PAGE.read_text(encoding="utf-8"),
@@ -53,18 +53,18 @@ def test_the_page_lists_every_fault_and_how_often_it_was_tried() -> None:
     assert [(name, expected) for name, expected, *_ in rows] == [
         (fault.name, fault.expected) for fault in FAULTS
     ]
-    tried = {name: int(times.replace(",", "")) for name, _, _, _, times in rows}
-    happened = {name: said for name, _, said, _, _ in rows}
+    trials = {name: int(times.replace(",", "")) for name, _, _, _, times in rows}
+    happened = {name: observed for name, _, observed, _, _ in rows}
     assert [
         name
-        for name, times in tried.items()
-        if not times and not happened[name].startswith("not tried: ")
+        for name, times in trials.items()
+        if not times and not happened[name].startswith("not tested: ")
     ] == []
-    assert all(tried[reader] >= 10_000 for reader in READERS)
-    assert sum(times for name, times in tried.items() if name.startswith("killed ")) >= 200
+    assert all(trials[reader] >= 10_000 for reader in READERS)
+    assert sum(times for name, times in trials.items() if name.startswith("killed ")) >= 200
 
 
-def test_a_fault_that_nobody_tried_stops_the_page() -> None:
+def test_a_fault_without_trials_stops_the_page() -> None:
     trials = [
         {"fault": fault.name, "happened": "as expected", "times": 3, "engine": "sequential"}
         for fault in FAULTS
@@ -75,5 +75,5 @@ def test_a_fault_that_nobody_tried_stops_the_page() -> None:
         in page
     )
     assert f"{3 * len(FAULTS) + 4:,} trials of {len(FAULTS)} faults" in page
-    with pytest.raises(SystemExit, match=f"nobody tried '{FAULTS[-1].name}'"):
+    with pytest.raises(SystemExit, match=f"no trial of '{FAULTS[-1].name}'"):
         write_page(trials[:-1])

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tomli_w
 from rounds.test_resume import contents, seeded_net, small_spec
-from trust.faults import tried
+from trust.faults import record_trial
 from trust.mutations import bounded
 
 from remanence import api
@@ -78,8 +78,10 @@ def test_no_file_and_no_folder_decides_what_is_imported(tmp_path: Path, evil: Pa
     with pytest.raises(Exception, match=r"evil|Net|Module|subclass|network"):
         app(["resume", str(run), "--rounds", "4", "--allow-code"], standalone_mode=False)
     assert evil.exists()
-    tried(
-        "a file or folder that names code to import", "refused; nothing was imported", len(commands)
+    record_trial(
+        "a file or folder that names code to import",
+        "rejected; nothing was imported",
+        len(commands),
     )
 
 
@@ -104,7 +106,7 @@ def test_a_comparison_cannot_reach_outside(tmp_path: Path, name: str) -> None:
             use()
     assert sorted(path for path in tmp_path.rglob("*")) == before
     assert not (folder / RUNS).exists()
-    tried("a comparison whose runs lie elsewhere", "refused; nothing was written", 2)
+    record_trial("a comparison whose runs are in other folders", "rejected; nothing was written", 2)
 
 
 def bomb_idx(path: Path) -> Callable[[], Any]:
@@ -165,7 +167,7 @@ def test_bombs_are_refused_before_the_memory_is_taken(
         limit()
         with pytest.raises(InputError, match="damaged or not the right file"):
             read()
-    tried("archive bombs and headers that declare too much", "refused")
+    record_trial("archive bombs and headers with too large sizes", "rejected")
 
 
 def test_a_drift_table_that_changed_is_named(tmp_path: Path) -> None:
@@ -191,9 +193,9 @@ def test_a_drift_table_that_changed_is_named(tmp_path: Path) -> None:
     table.write_text("0,0,1,1\n1,1,0,0\n")
     resume_run(tmp_path / "run")
     assert contents(tmp_path / "run") == contents(tmp_path / "straight")
-    tried(
+    record_trial(
         "a drift table changed since the run began",
-        "one sentence; with the old file, the same bits",
+        "an error message; with the old file, the same bits",
     )
 
 
@@ -220,4 +222,4 @@ def test_data_that_changed_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="have changed since the run began"):
         resume_run(tmp_path / "run", rounds=4)
     _load.cache_clear()
-    tried("data changed since the run began", "one sentence; the run did not go on")
+    record_trial("data changed since the run began", "an error message; the run did not resume")
