@@ -14,13 +14,10 @@ from metrics.small_ledger import evaluated, make_ledger, make_run
 
 from remanence.core.errors import InputError
 from remanence.metrics.drift import (
-    DriftCurves,
     cluster_curves,
     concept_forgetting,
     convergence_rounds,
-    drift_curves,
     performance,
-    read_curves,
     recovery_of_mean,
     recovery_rounds,
     robustness,
@@ -28,6 +25,7 @@ from remanence.metrics.drift import (
     time_averaged_accuracy,
     worst_client_curve,
 )
+from remanence.metrics.drift_curves import DriftCurves, drift_curves, read_curves
 
 NAN = math.nan
 

@@ -24,13 +24,12 @@ from metrics.small_ledger import (
 )
 
 from remanence.core.errors import InputError
+from remanence.metrics.confusion import confusion_change, confusion_of_forgotten
 from remanence.metrics.forgetting import (
     class_drops,
     class_forgetting_since_best,
     client_forgetting,
     client_forgetting_rounds,
-    confusion_change,
-    confusion_of_forgotten,
     forgetting_curve,
     forgetting_since_best,
     local_forgetting,

@@ -153,7 +153,7 @@ def test_peers_in_different_concepts_are_averaged_where_they_have_the_class() ->
 
 
 def test_rounds_without_local_records_have_no_answer() -> None:
-    """An abandoned round has a start and an end but nobody trained; a round that was not
+    """An abandoned round has a start and an end but no local training; a round that was not
     recorded locally has an end alone.
     """
     ledger = make_ledger(

@@ -7,5 +7,5 @@ commands share, `listing` the tables of `remanence list` and `remanence data sho
 is printed at the end of a run.
 
 Commands may import every package, but only inside functions: `remanence --help` does not import
-torch. Start with `main`, then `runs`.
+torch. Begin with `main`, then `runs`.
 """

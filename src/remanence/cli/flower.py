@@ -29,7 +29,7 @@ def init(
         str, typer.Option("--name", help="Name of the app. Default: the name of the folder.")
     ] = "",
 ) -> None:
-    """Write a Flower app that runs an experiment file. Start it with flwr run; running it again
+    """Write a Flower app that runs an experiment file. Launch it with flwr run; running it again
     continues the experiment.
     """
     from remanence.flower.app_files import write_app
@@ -60,7 +60,7 @@ def quickstart(
         typer.Option("--overwrite", help="Replace an earlier quickstart in the output folder."),
     ] = False,
 ) -> None:
-    """Start a coordinator and sites on this machine, with certificates and registered keys,
+    """Run a coordinator and sites on this machine, with certificates and registered keys,
     train on digits, and stop all of them.
     """
     require_flower()

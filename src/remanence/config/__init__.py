@@ -5,7 +5,7 @@ of settings, such as `local.batch_size`, and the short names that flags have; `-
 reaches every key. `parse` reads files, flags and assignments, checks them and writes TOML.
 
 This package imports only `core`, and never torch: the command line checks an experiment before
-torch is loaded. Start with `settings.Experiment` and `parse.parse_experiment`.
+torch is loaded. Begin with `settings.Experiment` and `parse.parse_experiment`.
 """
 
 from remanence.config.keys import FLAGS, all_keys, all_settings

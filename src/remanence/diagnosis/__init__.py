@@ -5,7 +5,7 @@ it exceeds the noise between seeds, and which methods may help.
 - `recommendations`: which methods and settings may help against a finding.
 - `wording`: the dataclass of a finding, and how noise is described.
 
-The numbers come from `metrics`, phrases that the report shares from `report`. Start with
+The numbers come from `metrics`, phrases that the report shares from `report`. Begin with
 `diagnose`.
 """
 

@@ -4,13 +4,13 @@ A run records counts (correct, total and predicted examples by class, model and 
 everything else is computed from them later.
 
 - `accuracy_tables`: accuracies from the counts of the ledger; the other modules start from these.
-- `forgetting`, `phase_decomposition`, `examples`: what was forgotten, in which phase of a round,
-  and which examples.
-- `clients`, `drift`, `peer_usage`, `convergence`: differences between clients, accuracy under
-  drift, selection of peers, and speed.
-- `groups`, `cached`, `summary_rows`, `group_stats`, `seed_noise`: the runs of a method together, as
-  the report and the diagnosis use them.
+- `forgetting`, `confusion`, `phase_decomposition`, `examples`: what was forgotten, which classes it
+  is confused with, in which phase of a round, and which examples.
+- `clients`, `drift` (from `drift_curves`), `peer_usage`, `convergence`: differences between
+  clients, accuracy under drift, selection of peers, and speed.
+- `groups`, `cached`, `summary_rows`, `group_stats`, `robustness`, `seed_noise`: the runs of a
+  method together, as the report and the diagnosis use them.
 
-The package imports `results` and `core` only, and draws nothing. Start with `accuracy_tables`, then
-`forgetting`.
+The package imports `results`, `core` and the table of robust aggregators, and draws nothing. Begin
+with `accuracy_tables`, then `forgetting`.
 """

@@ -10,7 +10,8 @@ import numpy as np
 
 from remanence.core.errors import InputError
 from remanence.metrics.accuracy_tables import concept_shares, nan_mean
-from remanence.metrics.drift import DriftCurves, DriftSummary, drift_curves, summarize_drift
+from remanence.metrics.drift import DriftSummary, summarize_drift
+from remanence.metrics.drift_curves import DriftCurves, drift_curves
 from remanence.metrics.examples import ForgettableExamples, forgettable_examples
 from remanence.metrics.forgetting import LocalForgetting, local_forgetting
 from remanence.metrics.groups import Group, cached_per_run, clusters_of

@@ -6,7 +6,6 @@
 - `local_forgetting`: a local model against the model it was trained from (Flashback)
 - `client_forgetting`: the same on the data of each other client, F_ki and F_k (WSM, Legate, 2022,
   eq. 11-12)
-- `confusion_change`: which classes the examples of a forgotten class are classified as
 
 `phase_decomposition` splits the loss of a round over its phases.
 """
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from remanence.core.errors import InputError
-from remanence.metrics.accuracy_tables import accuracy_of, divide, local_models, nan_mean
+from remanence.metrics.accuracy_tables import accuracy_of, local_models, nan_mean
 from remanence.results.ledger import GLOBAL, MOMENTS, SPLITS, Ledger
 
 if TYPE_CHECKING:
@@ -206,7 +205,7 @@ def client_forgetting(ledger: Ledger, round: int | None = None) -> ClientForgett
     if round is not None and round not in known:
         raise InputError(
             f"round {round} has no clients' models on each other's validation examples:"
-            f" {_name_rounds(known)}"
+            f" {describe_rounds(known)}"
         )
     chosen = known[-1] if round is None else round
     here = ledger.records["round"] == chosen
@@ -223,77 +222,6 @@ def client_forgetting(ledger: Ledger, round: int | None = None) -> ClientForgett
     return ClientForgetting(chosen, clients, start, after, difference, nan_mean(others, axis=1))
 
 
-def confusion_change(before: Any, after: Any) -> np.ndarray:
-    """The change of a confusion matrix: rates after minus rates before.
-
-    Args:
-        before: Counts [C, C], rows true, columns predicted.
-        after: Counts [C, C].
-
-    Returns:
-        Differences [C, C]. The diagonal is the gain of the class, negative if it was forgotten. A
-        row sums to 0, and is NaN for a class without examples.
-
-    Of four cats three were classified correctly, now one is; two more are classified as dogs:
-
-    >>> confusion_change([[3, 1], [0, 0]], [[1, 3], [0, 0]])
-    array([[-0.5,  0.5],
-           [ nan,  nan]])
-    """
-    earlier, later = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
-    return np.asarray(
-        divide(later, later.sum(axis=1, keepdims=True))
-        - divide(earlier, earlier.sum(axis=1, keepdims=True))
-    )
-
-
-def confusion_of_forgotten(
-    confusions: np.ndarray,
-    label: int,
-    rounds: tuple[int, int] | None = None,
-    *,
-    moment: str | None = None,
-    split: str = "test",
-    model: int | None = GLOBAL,
-) -> np.ndarray:
-    """Row `label` of `confusion_change` between two recorded rounds: the change of the predictions
-    for the examples of one class [C].
-
-    Args:
-        confusions: The records of `run.confusions`. Records of several owners are added.
-        label: The class.
-        rounds: The two rounds. Default: the first and the last recorded one.
-        moment: The moment of the round. Default: the last one of a round ("personal" for personal
-            models, "refined" if the server trains, otherwise "merged").
-        split: The split.
-        model: The model. None: all models together.
-    """
-    kept = confusions[confusions["split"] == SPLITS.index(split)]
-    kept = kept if model is None else kept[kept["model"] == model]
-    ends = [
-        name
-        for name in ("personal", "refined", "merged")
-        if (kept["moment"] == MOMENTS.index(name)).any()
-    ]
-    moment = moment or next(iter(ends), "merged")
-    kept = kept[kept["moment"] == MOMENTS.index(moment)]
-    known = sorted(set(kept["round"].tolist()))
-    if len(known) < 2:
-        raise InputError(
-            f"two rounds with confusion matrices are needed and {len(known)} were recorded:"
-            " run with record.confusion = true"
-        )
-    first, last = rounds or (known[0], known[-1])
-    for round in (first, last):
-        if round not in known:
-            raise InputError(f"round {round} has no confusion matrix: {_name_rounds(known)}")
-    return np.asarray(
-        confusion_change(
-            *(kept["confusion"][kept["round"] == round].sum(axis=0) for round in (first, last))
-        )[label]
-    )
-
-
 def _find_cross(ledger: Ledger) -> tuple[np.ndarray, np.ndarray]:
     """Masks of the records of the global model and of local models on single clients' validation
     examples. Masks, since the records of large runs fill the memory.
@@ -304,5 +232,6 @@ def _find_cross(ledger: Ledger) -> tuple[np.ndarray, np.ndarray]:
     return before, single & (records["moment"] == MOMENTS.index("local")) & (records["model"] >= 0)
 
 
-def _name_rounds(known: list[int]) -> str:
+def describe_rounds(known: list[int]) -> str:
+    """The recorded rounds, for errors."""
     return f"recorded are {len(known)} rounds from {known[0]} to {known[-1]}"

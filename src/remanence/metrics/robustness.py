@@ -1,5 +1,5 @@
-"""Attacks and defenses in numbers: accuracy and forgetting of the classes that few clients hold, and
-which clients were rejected.
+"""Attacks and defenses in numbers: accuracy and forgetting of the classes that few clients hold,
+and which clients were rejected.
 
 A robust aggregator discards unusual replies. A client that alone holds a class is unusual, so the
 cost of a defense shows in these classes first.

@@ -10,7 +10,7 @@ the published numbers, its claims, and our interpretation where the paper leaves
 - `outcomes`, `results_pages`: stored results, and the pages in docs/results.
 
 The package may import everything except the front ends; `recipe` and `loader` import no torch.
-Start with `recipe`, then `plan` and `reproduce`.
+Begin with `recipe`, then `plan` and `reproduce`.
 """
 
 from __future__ import annotations

@@ -71,9 +71,8 @@ def accuracy_curve(run: Run, classes: int = 0) -> tuple[list[int], list[float]]:
         return run.curve()
     rounds, per_class = run.curve(value="per_class")
     values = [mean_of(row[:classes]) for row in per_class]  # type: ignore[index]
-    return [r for r, v in zip(rounds, values, strict=True) if v is not None], [
-        v for v in values if v is not None
-    ]
+    known = [(r, v) for r, v in zip(rounds, values, strict=True) if v is not None]
+    return [r for r, _ in known], [v for _, v in known]
 
 
 def last(*, classes: int = 0) -> RecipeMeasure:
@@ -223,23 +222,17 @@ def robustness() -> RecipeMeasure:
 
 def classes_held() -> RecipeMeasure:
     """Number of classes of a client, mean over clients."""
-    return by_seed(
-        lambda run: float((np.array(run.metadata["label_counts"]) > 0).sum(axis=1).mean())
-    )
+    return by_seed(lambda run: float(_has_class(run).sum(axis=1).mean()))
 
 
 def holders_of_all() -> RecipeMeasure:
     """Share of the clients that have every class."""
-    return by_seed(
-        lambda run: float((np.array(run.metadata["label_counts"]) > 0).all(axis=1).mean())
-    )
+    return by_seed(lambda run: float(_has_class(run).all(axis=1).mean()))
 
 
 def best_over(*, rounds: int = 0) -> RecipeMeasure:
-    """Best accuracy of all settings of the grid, as means over seeds, with the best setting.
-
-    Args:
-        rounds: Use the mean of the last rounds, as `mean_last`. 0: the last accuracy.
+    """Best accuracy of all settings of the grid (means over seeds), with the best setting. With
+    `rounds`, accuracies are means of the last rounds as in `mean_last`.
     """
 
     def measure(evidence: ClaimEvidence) -> PublishedNumber:
@@ -268,6 +261,10 @@ def within_best(*, points: float = 2.0, rounds: int = 0) -> RecipeMeasure:
         return PublishedNumber(float(len(close)), None, ", ".join(close))
 
     return measure
+
+
+def _has_class(run: Run) -> np.ndarray:
+    return np.asarray(run.metadata["label_counts"]) > 0
 
 
 def _scores(evidence: ClaimEvidence, rounds: int) -> dict[str, float]:

@@ -131,24 +131,15 @@ def reproduce(
         batch_runs: Maximum number of runs trained as one batch. 0: as many as fit.
         report: Also write the report and the figure.
     """
-    plan = plan_result(
-        name,
-        scale=scale,
-        only=only,
-        seeds=seeds,
-        substitute_data=substitute_data,
-        changes=changes,
-        data_dir=data_dir,
-    )
-    request = {
-        "result": name,
+    options: dict[str, Any] = {
         "scale": scale,
         "seeds": seeds,
         "only": list(only),
         "changes": dict(changes or {}),
         "substitute_data": substitute_data,
-        "absent": _list_missing(plan),
     }
+    plan = plan_result(name, data_dir=data_dir, **options)
+    request = {"result": name, **options, "absent": _list_missing(plan)}
     open_folder(plan, out, request)
     with translate_disk_errors(out), lock(out):
         try:

@@ -9,7 +9,7 @@ import numpy as np
 from plotly import graph_objects as go
 
 from remanence.metrics.accuracy_tables import nan_mean
-from remanence.metrics.forgetting import confusion_change
+from remanence.metrics.confusion import confusion_change
 from remanence.metrics.groups import Group, cached_per_run, class_names_of, primary_model
 from remanence.report.heatmaps import Panel, arrange_panels, share_colors
 from remanence.report.theme import Figure, as_text, axis, class_axis, name_classes, rounded
