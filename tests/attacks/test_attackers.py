@@ -21,7 +21,7 @@ def attackers(text: str, clients: int, seed: int = 0) -> list[int]:
 def test_a_share_of_the_clients_but_never_all(clients: int, fraction: float, seed: int) -> None:
     if fraction * clients < 0.5:
         with pytest.raises(
-            InputError, match=f"of {clients} clients is nobody: give a fraction of at least"
+            InputError, match=f"of {clients} clients is no client: give a fraction of at least"
         ):
             attackers(f"nan(fraction={fraction})", clients, seed)
         return
@@ -37,7 +37,7 @@ def test_a_half_counts() -> None:
     assert len(attackers("nan(fraction=0.05)", 10)) == 1
     with pytest.raises(
         InputError,
-        match=r"fraction=0.04 of 10 clients is nobody: give a fraction of at least 0.05, or name"
+        match=r"fraction=0.04 of 10 clients is no client: give a fraction of at least 0.05, or name"
         r" them with clients='0'",
     ):
         attackers("nan(fraction=0.04)", 10)
@@ -104,7 +104,7 @@ def test_attackers_by_number() -> None:
         ("backdoor(size=0)", "attack backdoor: size"),
         ("backdoor(target=-1)", "attack backdoor: target"),
         ("similarity_lies(loss=-1)", "attack similarity_lies: loss"),
-        ("nan+nan(fraction=0.2)", "attack nan stands twice in"),
+        ("nan+nan(fraction=0.2)", "attack nan occurs twice in"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_run(text: str, words: str) -> None:

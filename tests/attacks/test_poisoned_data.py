@@ -90,7 +90,7 @@ def test_a_mark_in_a_table() -> None:
 def test_success_is_shown_on_marked_test_rows_of_other_classes() -> None:
     """Rows of the target itself would count as success without any backdoor."""
     adversary = Adversary.select(parse_attacks("backdoor(target=3, size=1)+sign_flip"), 10, Key(0))
-    ((name, (x, y)),) = adversary.show_success(X, Y, IMAGES).items()
+    ((name, (x, y)),) = adversary.success_examples(X, Y, IMAGES).items()
     assert (name, y.tolist()) == ("backdoor", [3, 3, 3])
     assert x[:, 0, 1, 1].tolist() == [16, 16, 16]
     assert X.sum() == 0
@@ -179,7 +179,7 @@ def test_nothing_to_poison_changes_nothing() -> None:
             IMAGES,
             (1, 2, 9),
             True,
-            r"a mark of size 3 does not fit into examples of shape \(1, 2, 9\): give at most 2",
+            r"a trigger of size 3 does not fit into examples of shape \(1, 2, 9\): give at most 2",
         ),
         ("backdoor(size=4)", TABLE, (3,), True, "give at most 3"),
         (
@@ -187,7 +187,7 @@ def test_nothing_to_poison_changes_nothing() -> None:
             DataInfo("tokens", 2, np.array(9)),
             (80,),
             True,
-            "marks are for images and tables, and these data are tokens",
+            "triggers are for images and tables, and these data are tokens",
         ),
         (
             "similarity_lies",

@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(
 def test_a_single_class_is_refused(name: str) -> None:
     with pytest.raises(
         InputError,
-        match=f"^model {name}: 1 class leaves nothing to tell apart; give data with at least 2"
+        match=f"^model {name}: 1 class is not enough for a classifier; give data with at least 2"
         " classes$",
     ):
         MODELS[name]((3, 32, 32), 1)

@@ -1,5 +1,12 @@
-"""Attacks for experiments: what a hostile client does, as `sign_flip(fraction=0.1)`, and
-several joined by `+`.
+"""Attacks: what malicious clients do in an experiment, such as `sign_flip(fraction=0.1)`.
+
+- `attack.py`: `Attack`, a set of functions of which most attacks fill one, and `AttackerSelection`.
+- `data.py`: attacks on training examples; `poison.py` applies them. `models.py`: on the models that
+  clients send. `metadata.py`: on their counts. `protocol.py`: replies for another round or sent
+  twice. `probes.py`: on the losses that peers measure.
+- `adversary.py`: `Adversary`, the attacks of an experiment and the clients that carry them out.
+
+`ATTACKS` lists all attacks. This package imports from `data` and `core`. Start with `attack.py`.
 """
 
 from __future__ import annotations
@@ -43,8 +50,7 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
 
 
 def parse_attacks(text: str) -> tuple[Attack, ...]:
-    """`label_flip(fraction=0.2)+scaling(fraction=0.2)`; nothing at all, or `none`, is no attack.
-    They act in the order in which they are written.
+    """Parse attacks joined by `+`; they act in this order. An empty text or `none` is no attack.
 
     >>> [attack.name for attack in parse_attacks("label_flip+scaling(factor=5)")]
     ['label_flip', 'scaling']
@@ -54,19 +60,19 @@ def parse_attacks(text: str) -> tuple[Attack, ...]:
     attacks = tuple(
         expressions.instantiate(call, ATTACKS, "attack") for call in expressions.parse_parts(text)
     )
-    for place, attack in enumerate(attacks):
-        if attack.name in {other.name for other in attacks[:place]}:
-            raise InputError(f"attack {attack.name} stands twice in {text!r}: write it once")
+    for position, attack in enumerate(attacks):
+        if attack.name in {other.name for other in attacks[:position]}:
+            raise InputError(f"attack {attack.name} occurs twice in {text!r}: write it once")
     return attacks
 
 
 def check_attacks(
-    attacks: tuple[Attack, ...], known: DataInfo, shape: tuple[int, ...], has_server: bool
+    attacks: tuple[Attack, ...], info: DataInfo, shape: tuple[int, ...], has_server: bool
 ) -> None:
-    """Refuse attacks that these data do not allow, or that would touch nothing."""
+    """Raise an error for attacks that do not fit the data, or that would have no effect."""
     for attack in attacks:
         if attack.check is not None:
-            attack.check(known, shape)
+            attack.check(info, shape)
         if attack.tamper_probes is not None and has_server:
             raise InputError(
                 f"attack {attack.name} deceives peers, and this method has a server: use it"

@@ -1,5 +1,5 @@
-"""Everything hostile in an experiment: its attacks and who carries them out, with one call for
-each place where they act.
+"""`Adversary`: the attacks of an experiment and the clients that carry them out, with one method
+for each place where attacks act.
 """
 
 from __future__ import annotations
@@ -22,34 +22,41 @@ from remanence.data.population import ClientData
 
 @dataclass(frozen=True)
 class Adversary:
-    """Attacks act in the order in which they were written."""
+    """The attacks of an experiment, in the order in which they act.
+
+    Args:
+        attacks: the attacks.
+        attackers: the clients that carry out each attack, ascending.
+    """
 
     attacks: tuple[Attack, ...]
-    attackers: Mapping[str, np.ndarray]  # by attack: client numbers, ascending
+    attackers: Mapping[str, np.ndarray]
     # payload leaves that are counts of examples, by part and path
     counts: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def select(cls, attacks: Sequence[Attack], clients: int, key: Key) -> Adversary:
-        """Choose the attackers, once for a run; `key` is the experiment's."""
+        """Select the attackers, once for a run; `key` is that of the experiment."""
         return cls(
             tuple(attacks), {attack.name: attack.who.attackers(clients, key) for attack in attacks}
         )
 
     @property
     def clients(self) -> np.ndarray:
-        """Everybody who attacks in some way. -> ascending"""
+        """All clients that carry out an attack, ascending."""
         return np.unique(np.concatenate([np.empty(0, np.int64), *self.attackers.values()]))
 
     def poison(
-        self, views: ConceptViews, steps: Sequence[ClientData], known: DataInfo, key: Key
+        self, views: ConceptViews, steps: Sequence[ClientData], info: DataInfo, key: Key
     ) -> tuple[ConceptViews, tuple[ClientData, ...]]:
-        """Before a run: the training rows of attackers. `key` is the experiment's."""
-        return poison(views, steps, self.attacks, self.attackers, known, key)
+        """Poison the training examples of attackers, before a run; see `poison.poison`."""
+        return poison(views, steps, self.attacks, self.attackers, info, key)
 
-    def tamper_replies(self, chunks: Iterable[Reply], job: ClientWork) -> Iterable[Reply]:
-        """Between engine and gate: the answers of attackers, who see those of all others.
-        Without such attacks the chunks stream through untouched.
+    def tamper_replies(self, chunks: Iterable[Reply], work: ClientWork) -> Iterable[Reply]:
+        """Tamper with the replies of attackers, between engine and gate.
+
+        Attackers know the replies of all clients of the round. Without such attacks the chunks are
+        returned unchanged.
         """
         active = [
             attack
@@ -58,45 +65,45 @@ class Adversary:
         ]
         if not active:
             return chunks
-        came = list(chunks)
-        if not came:
-            return came
-        replies = Reply.concat(came)
-        # so that sums over honest replies have the same bits on every engine
+        received = list(chunks)
+        if not received:
+            return received
+        replies = Reply.concat(received)
+        # sorted, so that sums over benign replies have the same bits on every engine
         replies = replies.select(torch.argsort(replies.client))
         for attack in active:
             if attack.tamper_replies is not None:
-                key = job.key.fold_in("attack", attack.name)
+                key = work.key.fold_in("attack", attack.name)
                 replies = attack.tamper_replies(
-                    replies, self.attackers[attack.name], _starts(job, replies), key
+                    replies, self.attackers[attack.name], _start_models(work, replies), key
                 )
             if attack.tamper_counts is not None:
                 replies = attack.tamper_counts(replies, self.attackers[attack.name], self.counts)
         return [replies]
 
     def tamper_probes(self, probed: Tensor, losses: Tensor) -> Tensor:
-        """Between probing and deciding, where there is no server. probed, losses: [K, m]"""
+        """Tamper with the losses that peers measured, without a server. probed, losses: [K, m]"""
         for attack in self.attacks:
             if attack.tamper_probes is not None:
                 losses = attack.tamper_probes(probed, losses, self.attackers[attack.name])
         return losses
 
-    def show_success(
-        self, x: np.ndarray, y: np.ndarray, known: DataInfo
+    def success_examples(
+        self, x: np.ndarray, y: np.ndarray, info: DataInfo
     ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """By attack, where one can tell: test rows on which accuracy is the attack's rate of
-        success. x, y: the plain test rows
+        """Return, for each attack that has a measure, the test examples on which accuracy is the
+        success rate of the attack. x, y: the test examples
         """
         return {
-            attack.name: attack.measure(x, y, known)
+            attack.name: attack.measure(x, y, info)
             for attack in self.attacks
             if attack.measure is not None
         }
 
 
-def _starts(job: ClientWork, replies: Reply) -> ModelState:
-    """What the replies started from: one model for all, or a stack in their order."""
-    if not job.per_client_start:
-        return job.start
-    place = np.searchsorted(job.clients, replies.client.cpu().numpy())
-    return job.start.select(torch.from_numpy(place).to(replies.client.device))
+def _start_models(work: ClientWork, replies: Reply) -> ModelState:
+    """Return the models the replies started from: one for all, or a stack in their order."""
+    if not work.per_client_start:
+        return work.start
+    position = np.searchsorted(work.clients, replies.client.cpu().numpy())
+    return work.start.select(torch.from_numpy(position).to(replies.client.device))

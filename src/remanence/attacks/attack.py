@@ -1,8 +1,8 @@
-"""An attack: who carries it out, and what it touches.
+"""`Attack`: which clients carry it out, and what it changes. For experiments only.
 
-For experiments alone. An attack acts just before the gate, where a hostile client would: on the
-rows it trains on, on what it answers, or on how its model seems to do when a peer tries it.
-Everything is drawn from keys, so an attacked run resumes exactly.
+An attack changes the examples that a client trains on, the reply it sends, or the loss that a peer
+measures on its model. It acts before the gate, as a malicious client would. All draws are functions
+of keys, so an attacked run resumes exactly.
 """
 
 from __future__ import annotations
@@ -24,25 +24,31 @@ from remanence.core.types import ModelState, Reply
 
 
 class DataInfo(NamedTuple):
-    """What an attacker knows of the whole data set besides its own rows."""
+    """What an attacker knows of the dataset besides its own examples.
 
-    kind: str  # image | table | tokens
+    Args:
+        kind: "image", "table" or "tokens".
+        classes: the number of classes.
+        high: the largest value of the dataset: of all pixels [], or of each feature of a table [f].
+    """
+
+    kind: str
     classes: int
-    high: np.ndarray  # the largest value there is: of an image [], of each feature of a table [f]
+    high: np.ndarray
 
 
-# (its rows x [n, ...], their labels y [n], the data set, key) -> x, y; the same x object where
-# inputs stay as they are
+# (an attacker's examples x [n, ...], their labels y [n], dataset, key) -> x, y; the same x object
+# if inputs do not change
 PoisonData = Callable[[np.ndarray, np.ndarray, DataInfo, Key], tuple[np.ndarray, np.ndarray]]
-# (all replies of the round, attackers, the model they started from, key) -> replies; `start` is one
-# model for all, or a stack in the order of the replies
+# (all replies of the round, attackers, the models they started from, key) -> replies; one model for
+# all, or a stack in the order of the replies
 TamperReplies = Callable[[Reply, np.ndarray, ModelState, Key], Reply]
 # (all replies of the round, attackers, the payload leaves that are counts, by part and path) ->
 # replies
 TamperCounts = Callable[[Reply, np.ndarray, Sequence[tuple[str, str]]], Reply]
-# (test rows x, their labels y, the data set) -> x, y on which accuracy is the rate of success
+# (test examples x, their labels y, dataset) -> x, y on which accuracy is the success rate
 AttackMeasure = Callable[[np.ndarray, np.ndarray, DataInfo], tuple[np.ndarray, np.ndarray]]
-# (the data set, shape of an example): raises InputError where the attack cannot work
+# (dataset, shape of an example): raises InputError if the attack is impossible
 CheckAttack = Callable[[DataInfo, tuple[int, ...]], None]
 # (probed peers [K, m], losses [K, m], attackers) -> losses
 TamperProbes = Callable[[Tensor, Tensor, np.ndarray], Tensor]
@@ -50,7 +56,17 @@ TamperProbes = Callable[[Tensor, Tensor, np.ndarray], Tensor]
 
 @dataclass(frozen=True)
 class Attack:
-    """A named set of slots, like a part of a method; most attacks fill one."""
+    """A named set of slots, like a part of a method; most attacks fill one.
+
+    Args:
+        name: its key in `ATTACKS`.
+        who: the clients that carry it out.
+        poison: changes training examples.
+        tamper_replies: changes replies.
+        tamper_probes: changes the losses that peers measure.
+        measure: makes test examples on which accuracy is the success rate of the attack.
+        check: raises an error if the attack does not fit the data.
+    """
 
     name: str
     who: AttackerSelection
@@ -64,17 +80,25 @@ class Attack:
 
 @dataclass(frozen=True)
 class AttackerSelection:
-    """The attackers: a fixed random share of the clients, or those with these numbers."""
+    """The attackers of an attack: a random share of the clients, or given clients.
 
-    name: str  # of the attack, for sentences
+    Args:
+        name: of the attack, for errors.
+        fraction: the share of the clients.
+        numbers: the clients; empty: drawn at random.
+    """
+
+    name: str
     fraction: float
     numbers: tuple[int, ...] = ()
 
     def attackers(self, clients: int, key: Key) -> np.ndarray:
-        """The same all through a run. `key` is the experiment's: attacks of the same fraction fall
-        on the same clients, so they work together.
+        """Return the attackers, ascending; the same in all rounds.
 
-        -> ascending int64
+        Args:
+            clients: the number of clients.
+            key: that of the experiment, so that attacks with equal fractions have the same
+                attackers and can be combined.
         """
         if self.numbers:
             if self.numbers[-1] >= clients:
@@ -83,19 +107,18 @@ class AttackerSelection:
                     f" numbered 0 to {clients - 1}"
                 )
             return np.array(self.numbers, dtype=np.int64)
-        # a half counts, and somebody stays honest
+        # rounded half up; at least one client is benign
         count = min(math.floor(self.fraction * clients + 0.5 + 1e-9), clients - 1)
         if count == 0:
-            cure = f"give a fraction of at least {0.5 / clients:.2g}, or name them with clients='0'"
             raise InputError(
-                f"attack {self.name}: fraction={self.fraction} of {clients} clients is nobody:"
-                f" {cure}"
+                f"attack {self.name}: fraction={self.fraction} of {clients} clients is no client:"
+                f" give a fraction of at least {0.5 / clients:.2g}, or name them with clients='0'"
             )
         return np.sort(key.fold_in("attackers").permutation(clients)[:count]).astype(np.int64)
 
 
 def parse_attackers(name: str, fraction: float, clients: str) -> AttackerSelection:
-    """The two options that every attack has, checked."""
+    """Check and parse the two options that every attack has."""
     if not 0 < fraction < 1:
         raise InputError(
             f"attack {name}: fraction must be a number above 0 and below 1, not {fraction}"
@@ -111,20 +134,18 @@ def parse_attackers(name: str, fraction: float, clients: str) -> AttackerSelecti
 
 
 def attacker_mask(replies: Reply, attackers: np.ndarray) -> Tensor:
-    """Which replies come from attackers. -> [k] bool"""
+    """Return which replies are from attackers. -> [k] bool"""
     return torch.isin(replies.client, torch.from_numpy(attackers).to(replies.client))
 
 
 def replace_params(replies: Reply, bad: Tensor, forged: Params) -> Reply:
-    """The replies with the parameters of some of them forged. bad: [k] bool; forged: [k, ...]
-    or [...]
-    """
+    """Replace the parameters of some replies. bad: [k] bool; forged: [k, ...] or [...]"""
     params = {
-        name: torch.where(_like(bad, x), forged[name].to(x.dtype), x)
+        name: torch.where(_broadcast(bad, x), forged[name].to(x.dtype), x)
         for name, x in replies.params.items()
     }
     return replies._replace(params=params)
 
 
-def _like(bad: Tensor, x: Tensor) -> Tensor:
+def _broadcast(bad: Tensor, x: Tensor) -> Tensor:
     return bad.reshape(-1, *(1,) * (x.dim() - 1))

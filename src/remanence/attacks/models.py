@@ -1,9 +1,8 @@
-"""Attacks on what a client answers: its model.
+"""Attacks on the models that clients send.
 
 `a_little_is_enough` is by Baruch, Baruch and Goldberg, "A little is enough: circumventing defenses
-for distributed learning", NeurIPS 2019: all attackers agree on a model so close to the honest ones'
-mean that an aggregator which looks for outliers takes them for honest, and honest ones for
-outliers.
+for distributed learning", NeurIPS 2019: all attackers send one model so close to the mean of the
+benign models that an aggregator which removes outliers keeps it, and removes benign models.
 """
 
 from __future__ import annotations
@@ -27,11 +26,12 @@ from remanence.core.types import ModelState, Reply
 
 
 def sign_flip(*, fraction: float = 0.1, clients: str = "", scale: float = 1.0) -> Attack:
-    """Walks backwards: start - scale * (what it learned).
+    """Reverses the update: start - scale * update.
 
-    fraction: share of the clients that attack.
-    clients: their numbers instead, such as "3 7".
-    scale: how far, in units of the way it would have gone.
+    Args:
+        fraction: share of the clients that attack.
+        clients: their numbers instead, such as "3 7".
+        scale: the length of the reversed update relative to the true one.
     """
     check_range(scale > 0, "attack sign_flip", "scale", "above 0", scale)
     return Attack(
@@ -42,12 +42,13 @@ def sign_flip(*, fraction: float = 0.1, clients: str = "", scale: float = 1.0) -
 
 
 def scaling(*, fraction: float = 0.1, clients: str = "", factor: float = 10.0) -> Attack:
-    """Pulls harder: start + factor * (what it learned). With one attacker of k alike and factor k
-    this is model replacement (Bagdasaryan et al. 2020).
+    """Enlarges the update: start + factor * update. With one attacker among k clients of equal
+    weight and factor k this is model replacement (Bagdasaryan et al. 2020).
 
-    fraction: share of the clients that attack.
-    clients: their numbers instead, such as "3 7".
-    factor: by how much; 1 would be honest.
+    Args:
+        fraction: share of the clients that attack.
+        clients: their numbers instead, such as "3 7".
+        factor: by how much; not 1.
     """
     check_range(factor > 0 and factor != 1, "attack scaling", "factor", "above 0 and not 1", factor)
     return Attack(
@@ -67,28 +68,29 @@ def _stretch(factor: float) -> TamperReplies:
 
 
 def gaussian(*, fraction: float = 0.1, clients: str = "", std: float = 1.0) -> Attack:
-    """Sends noise: start + N(0, std^2) in every coordinate, whatever it learned.
+    """Sends noise: start + N(0, std^2) in every coordinate, instead of the update.
 
-    fraction: share of the clients that attack.
-    clients: their numbers instead, such as "3 7".
-    std: standard deviation of a coordinate.
+    Args:
+        fraction: share of the clients that attack.
+        clients: their numbers instead, such as "3 7".
+        std: standard deviation of a coordinate.
     """
     check_range(std > 0, "attack gaussian", "std", "above 0", std)
 
     def tamper(replies: Reply, attackers: np.ndarray, start: ModelState, key: Key) -> Reply:
         bad, forged = attacker_mask(replies, attackers), dict(replies.params)
-        for place in bad.nonzero().flatten().tolist():
-            # by client, so that the order of replies does not matter
-            mine = key.fold_in("gaussian", int(replies.client[place]))
+        for index in bad.nonzero().flatten().tolist():
+            # a key for each client, so that the order of replies does not matter
+            client_key = key.fold_in("gaussian", int(replies.client[index]))
             for name, x in forged.items():
                 noise = std * rng.normal(
-                    mine.fold_in(name).tensor().to(x.device), x.shape[1:], x.dtype
+                    client_key.fold_in(name).tensor().to(x.device), x.shape[1:], x.dtype
                 )
                 base = start.params[name]
-                center = base if base.dim() < x.dim() else base[place]
+                center = base if base.dim() < x.dim() else base[index]
                 forged[name] = x.index_copy(
                     0,
-                    torch.tensor([place], device=x.device),
+                    torch.tensor([index], device=x.device),
                     (center + noise).unsqueeze(0).to(x.dtype),
                 )
         return replace_params(replies, bad, forged)
@@ -97,10 +99,11 @@ def gaussian(*, fraction: float = 0.1, clients: str = "", std: float = 1.0) -> A
 
 
 def nan(*, fraction: float = 0.1, clients: str = "") -> Attack:
-    """Sends NaN in every parameter, as a client does whose training diverged. The gate refuses it.
+    """Sends NaN in every parameter, like a client whose training diverged. The gate rejects it.
 
-    fraction: share of the clients that attack.
-    clients: their numbers instead, such as "3 7".
+    Args:
+        fraction: share of the clients that attack.
+        clients: their numbers instead, such as "3 7".
     """
 
     def tamper(replies: Reply, attackers: np.ndarray, start: ModelState, key: Key) -> Reply:
@@ -114,16 +117,16 @@ def nan(*, fraction: float = 0.1, clients: str = "") -> Attack:
 
 
 def a_little_is_enough(*, fraction: float = 0.1, clients: str = "", z: float = 0.0) -> Attack:
-    """All attackers send mean - z * std of the honest replies, coordinate by coordinate: an update
-    that a part of the honest ones exceed.
+    """All attackers send mean - z * std of the benign replies, coordinate by coordinate.
 
-    The attackers see the honest replies of the round. Where there are none, they send what they
-    have.
+    The attackers know the benign replies of the round. Without benign replies they send their own
+    models.
 
-    fraction: share of the clients that attack.
-    clients: their numbers instead, such as "3 7".
-    z: how many standard deviations; 0: the most that stays hidden by the paper's equation 3, from
-        the numbers of replies and of attackers among them.
+    Args:
+        fraction: share of the clients that attack.
+        clients: their numbers instead, such as "3 7".
+        z: the number of standard deviations; 0: the largest that stays hidden by the paper's
+            equation 3, from the numbers of replies and of attackers among them.
     """
     check_range(z >= 0, "attack a_little_is_enough", "z", "of at least 0", z)
 
@@ -132,9 +135,11 @@ def a_little_is_enough(*, fraction: float = 0.1, clients: str = "", z: float = 0
         n, f = replies.num_clients, int(bad.sum())
         if f in (0, n):
             return replies
-        far = z or a_little_std(n, f)
-        honest = pytree.take(replies.params, (~bad).nonzero().flatten())
-        forged = pytree.map(lambda x: x.mean(dim=0) - far * x.std(dim=0, correction=0), honest)
+        deviations = z or a_little_std(n, f)
+        benign = pytree.take(replies.params, (~bad).nonzero().flatten())
+        forged = pytree.map(
+            lambda x: x.mean(dim=0) - deviations * x.std(dim=0, correction=0), benign
+        )
         return replace_params(replies, bad, forged)
 
     return Attack(
@@ -145,15 +150,18 @@ def a_little_is_enough(*, fraction: float = 0.1, clients: str = "", z: float = 0
 
 
 def a_little_std(n: int, f: int) -> float:
-    """z_max = max z with Phi(z) < (n - f - s) / (n - f), where s = floor(n / 2 + 1) - f honest ones
-    must look worse than the attackers; 0 at least.
+    """Return z_max = max z with Phi(z) < (n - f - s) / (n - f), at least 0.
+
+    s = floor(n / 2 + 1) - f benign clients must be further from the mean than the attackers.
 
     >>> round(a_little_std(n=50, f=24), 2)  # s = 2: Phi(z) = 24 / 26
     1.43
     >>> a_little_std(n=10, f=1)  # s = 5 of 9: too few attackers to hide any distance
     0.0
 
-    n: replies in the round; f: those of attackers
+    Args:
+        n: the number of replies in the round.
+        f: how many of them are from attackers.
     """
     supporters = max(1, n // 2 + 1 - f)
     share = (n - f - supporters) / (n - f)

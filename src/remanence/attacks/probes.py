@@ -1,7 +1,7 @@
-"""Lies about likeness: a peer's model that seems to fit everybody.
+"""Attacks on similarity: the attacker's model seems to fit the data of all clients.
 
-DAC and HAST choose whom to listen to by how well a peer's model does on their own rows; who seems
-to do well is asked again and again.
+DAC and HAST select peers by the loss of a peer's model on the client's own training examples, so a
+low loss makes the attacker's model selected often.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from remanence.core.errors import check_range
 
 
 def similarity_lies(*, fraction: float = 0.1, clients: str = "", loss: float = 0.01) -> Attack:
-    """An attacker's model seems to have this loss wherever an honest peer tries it. It harms
-    together with an attack on the model or the data.
+    """An attacker's model seems to have this loss at every benign client that measures it. Combine
+    it with an attack on the model or the data.
 
-    fraction: share of the clients that attack.
-    clients: their numbers instead, such as "3 7".
-    loss: the mean cross-entropy that is believed.
+    Args:
+        fraction: share of the clients that attack.
+        clients: their numbers instead, such as "3 7".
+        loss: the reported mean cross-entropy.
     """
     check_range(loss >= 0, "attack similarity_lies", "loss", "of at least 0", loss)
 
-    def mislead(probed: Tensor, losses: Tensor, attackers: np.ndarray) -> Tensor:
+    def tamper(probed: Tensor, losses: Tensor, attackers: np.ndarray) -> Tensor:
         bad = torch.from_numpy(attackers).to(probed)
-        # attackers do not fool themselves
-        honest = ~torch.isin(torch.arange(len(probed), device=probed.device), bad)
-        return torch.where(torch.isin(probed, bad) & honest.unsqueeze(1), loss, losses)
+        # attackers measure true losses
+        benign = ~torch.isin(torch.arange(len(probed), device=probed.device), bad)
+        return torch.where(torch.isin(probed, bad) & benign.unsqueeze(1), loss, losses)
 
     return Attack(
         "similarity_lies",
         parse_attackers("similarity_lies", fraction, clients),
-        tamper_probes=mislead,
+        tamper_probes=tamper,
     )

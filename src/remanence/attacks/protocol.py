@@ -1,5 +1,5 @@
-"""Attacks on the protocol: answers for another round, and answers given twice. The gate refuses
-both, and names the client.
+"""Attacks on the protocol: replies for another round, and replies sent twice. The gate rejects both
+and names the client.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from remanence.core.types import ModelState, Reply
 
 
 def stale(*, fraction: float = 0.1, clients: str = "") -> Attack:
-    """Answers for the round before.
+    """Replies for the round before.
 
-    fraction: share of the clients that attack.
-    clients: their numbers instead, such as "3 7".
+    Args:
+        fraction: share of the clients that attack.
+        clients: their numbers instead, such as "3 7".
     """
 
     def tamper(replies: Reply, attackers: np.ndarray, start: ModelState, key: Key) -> Reply:
@@ -29,11 +30,12 @@ def stale(*, fraction: float = 0.1, clients: str = "") -> Attack:
 
 
 def replay(*, fraction: float = 0.1, clients: str = "", times: int = 2) -> Attack:
-    """Sends its answer several times, to be counted several times. The first counts.
+    """Sends its reply several times. The gate accepts the first one.
 
-    fraction: share of the clients that attack.
-    clients: their numbers instead, such as "3 7".
-    times: how often it sends in all.
+    Args:
+        fraction: share of the clients that attack.
+        clients: their numbers instead, such as "3 7".
+        times: how often it sends the reply in all.
     """
     check_range(times >= 2, "attack replay", "times", "of at least 2", times)
 

@@ -19,8 +19,8 @@ from remanence.core.errors import InputError
 from remanence.core.rng import Key
 from remanence.data.schedule_table import read_table
 
-# The patterns of Jothimurugesan et al. 2022, doubled as in the thesis of HAST: one word a time step,
-# one digit a client; client k takes digit k % 10.
+# The patterns of Jothimurugesan et al. 2022, doubled as in the thesis of HAST: one word a time
+# step, one digit a client; client k takes digit k % 10.
 STAGGERED = {
     2: "0000000000 0000000000 0000000000 1100000000 1111100000 1111110000 1111111100"
     " 1111111100 1111111111 1111111111",

@@ -180,7 +180,7 @@ def _raise(error: OSError) -> None:
 
 
 def _inside(path: Path, top: Path) -> Path:
-    """Return the path; reject links that leave `top`, and links to folders, which can form cycles."""
+    """Return the path; reject links that leave `top` and links to folders, which can be cyclic."""
     if path.is_symlink():
         if not path.resolve().is_relative_to(top):
             raise InputError(

@@ -157,8 +157,8 @@ def _skip(text: str, at: int) -> int:
 
 
 def _walk(text: str, at: int, read_value: Callable[[str, str, int], int]) -> int:
-    """Read the JSON object that starts at `at` and return its end; `read_value(name, text, at)` reads
-    a value and returns its end.
+    """Read the JSON object that starts at `at` and return its end; `read_value(name, text, at)`
+    reads a value and returns its end.
     """
     if text[at] != "{":
         raise ValueError(f"no object at character {at}")

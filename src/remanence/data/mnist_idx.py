@@ -151,8 +151,8 @@ def _packed_or_not(path: Path) -> Path:
 
 
 def read_idx(path: Path, rank: int) -> np.ndarray:
-    """Read a uint8 array with `rank` axes from an IDX file; .gz files are decompressed up to the size
-    in the header.
+    """Read a uint8 array with `rank` axes from an IDX file; .gz files are decompressed up to the
+    size in the header.
     """
     try:
         if path.suffix == ".gz":

@@ -18,8 +18,8 @@ from remanence.data.dataset import (
 
 
 def read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Read scikit-learn's file of digits without importing scikit-learn, which takes seconds, unless
-    the file is not at its usual place.
+    """Read scikit-learn's file of digits without importing scikit-learn, which takes seconds;
+    import it if the file is not at its usual place.
     """
     package = importlib.util.find_spec("sklearn")
     folders = (package and package.submodule_search_locations) or []

@@ -1,11 +1,13 @@
-"""The papers' networks.
+"""The networks of the papers, one file each; `MODELS` lists them.
 
-Each is built by a function `name(shape, classes, *, options)` where `shape` is one example's:
-(channels, height, width) for images, (columns,) for tables, (length,) for tokens. The network it
-returns has `features(x) -> [B, d]`, an `nn.Linear` called `head`, and `forward(x) =
-head(features(x))`; its layers are registered in the order in which they are applied, so that "the
-last three layers" is a question of counting. None has dropout or changes a tensor in place, except
-for BatchNorm's own buffers.
+Each is built by a function `name(shape, classes, *, options)`, where `shape` is that of one
+example: (channels, height, width) for images, (columns,) for tables, (length,) for tokens. The
+network has `features(x) -> [B, d]`, an `nn.Linear` called `head`, and `forward(x) =
+head(features(x))`. Layers are registered in the order in which they are applied, so that "the last
+three layers" can be counted. No network has dropout or changes a tensor in place, except for the
+buffers of BatchNorm.
+
+This package imports from `remanence.core` only. Start with `cnn.py`.
 """
 
 from __future__ import annotations
@@ -46,18 +48,19 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 _KINDS = ("image", "table", "tokens")
-_SMALL = 16  # pixels: below this a convolution sees hardly more than a dense layer does
+_SMALL = 16  # pixels: below this a convolution is hardly better than a dense layer
 
 
 def default_model(kind: str, name: str, shape: tuple[int, ...]) -> str:
-    """The network to use where the experiment names none: a key of `MODELS` that fits the shape.
+    """Return the network of an experiment that names none: a key of `MODELS` that fits the shape.
 
     >>> default_model("image", "cifar10", (3, 32, 32)), default_model("image", "digits", (1, 8, 8))
     ('cnn', 'mlp')
 
-    kind: "image", "table" or "tokens".
-    name: of the data set; "digits" and "pacs" have a default of their own.
-    shape: of one example.
+    Args:
+        kind: "image", "table" or "tokens".
+        name: of the dataset; "digits" and "pacs" have their own default.
+        shape: of one example.
     """
     if kind not in _KINDS:
         raise unknown("kind of data", kind, _KINDS)
@@ -65,5 +68,5 @@ def default_model(kind: str, name: str, shape: tuple[int, ...]) -> str:
         return "text"
     if kind == "table" or len(shape) != 3 or name == "digits" or min(shape[1:]) < _SMALL:
         return "mlp"
-    # On large images the dense layer of cnn would alone have 100 million weights.
+    # On large images the dense layer of cnn would have 100 million weights.
     return "lenet" if name == "pacs" or min(shape[1:]) >= LARGE else "cnn"

@@ -1,4 +1,4 @@
-"""cnn: the two-layer convolutional network that most of the field compares on."""
+"""cnn: the two-layer convolutional network that most papers use."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from remanence.models.shapes import check_task, image_sides
 class Cnn(nn.Module):
     """Two padded 5x5 convolutions, each halved by max pooling, and one wide dense layer.
 
-    ReLU comes after pooling: the largest of four, cut off at zero, is the largest of the four cut
-    off at zero, and gradients agree to the last bit, too. But ReLU then sees a quarter of the
-    numbers, and a step takes a tenth less time on a CPU.
+    ReLU follows pooling: max(relu(a), relu(b)) = relu(max(a, b)), and gradients agree to the last
+    bit. ReLU then processes a quarter of the values, and a step takes 10% less time on a CPU.
     """
 
     def __init__(self, channels: int, height: int, width: int, classes: int):
@@ -48,9 +47,10 @@ def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     the Global Knowledge by Not-True Distillation in Federated Learning, 2022 (FedNTD), and
     Flashback.
 
-    shape: (channels, height, width), both sides at least 4; height // 4 x width // 4 positions
-        reach the dense layer, since pooling drops a last row or column that has no partner.
-    classes: how many labels there are.
+    Args:
+        shape: (channels, height, width), both sides at least 4. The dense layer gets height // 4 x
+            width // 4 positions, since pooling drops an odd last row or column.
+        classes: the number of classes.
     """
     check_task("cnn", shape, classes)
     channels, height, width = image_sides("cnn", shape, smallest=4, reason="two 2x2 poolings")

@@ -1,4 +1,4 @@
-"""densenet121: the network in which FedWAvg's authors count forgetting events."""
+"""densenet121: the network in which the authors of FedWAvg count forgetting events."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from remanence.core.errors import InputError
 from remanence.models.shapes import at_least_one, check_task, image_sides, parse_widths
 
-# a 1x1 convolution narrows a layer's input to so many times the growth before the 3x3 one
+# the 1x1 convolution of a layer has this many times the growth as output channels
 SQUEEZE = 4
 
 
 class DenseLayer(nn.Module):
-    """BatchNorm, ReLU and a 1x1 convolution, then BatchNorm, ReLU and a 3x3 one; its output is
-    put beside its input.
+    """BatchNorm, ReLU and a 1x1 convolution, then BatchNorm, ReLU and a 3x3 one; the output is
+    concatenated with the input.
     """
 
     def __init__(self, inputs: int, growth: int):
@@ -35,8 +35,8 @@ class DenseLayer(nn.Module):
 
 
 def halve(inputs: int, outputs: int) -> nn.Module:
-    """Between two blocks: fewer channels, and half the resolution, rounded up so that 28x28
-    images can be halved three times.
+    """Return the transition between two blocks: fewer channels and half the resolution, rounded up
+    so that 28x28 images can be halved three times.
     """
     return nn.Sequential(
         nn.BatchNorm2d(inputs),
@@ -47,7 +47,7 @@ def halve(inputs: int, outputs: int) -> nn.Module:
 
 
 class DenseNet(nn.Module):
-    """A 3x3 stem, dense blocks with a halving between each two, global average pooling, and the
+    """A 3x3 stem, dense blocks with transitions between them, global average pooling, and the
     classifier.
     """
 
@@ -80,22 +80,23 @@ class DenseNet(nn.Module):
 def densenet121(
     shape: tuple[int, ...], classes: int, *, growth: int = 32, blocks: str = "6,12,24,16"
 ) -> nn.Module:
-    """DenseNet-121 for small images: every layer sees the outputs of all layers before it in its
-    block.
+    """DenseNet-121 for small images: the input of a layer is the output of all previous layers of
+    its block.
 
     Huang, Liu, van der Maaten and Weinberger, Densely Connected Convolutional Networks, 2017; used
     by Hong, Kang and Lee, 2022 (FedWAvg), table 1. The published network begins with a 7x7
     convolution of stride 2 and a pooling, made for 224x224 images; on 28x28 and 32x32 ones that
-    would leave a single pixel, so a 3x3 convolution of stride 1 stands there (reading: FedWAvg does
-    not say what it did). 6,956,298 parameters on 3x32x32 with 10 classes. Smaller relatives:
+    would leave a single pixel, so we use a 3x3 convolution of stride 1 (FedWAvg does not specify
+    it). 6,956,298 parameters on 3x32x32 with 10 classes. Smaller versions:
     `densenet121(growth=12)`, `densenet121(growth=8, blocks="2,2,2,2")`.
 
-    shape: (channels, height, width), both sides at least 9, so that the last map is 2x2 or larger
-        and BatchNorm can train on a batch of one.
-    classes: how many labels there are.
-    growth: channels that each layer adds; the stem has twice as many.
-    blocks: layers of each dense block, with commas; four of them, 121 layers in all, in the
-        published network.
+    Args:
+        shape: (channels, height, width), both sides at least 9, so that the last map is 2x2 or
+            larger and BatchNorm can train on a batch of one.
+        classes: the number of classes.
+        growth: channels that each layer adds; the stem has twice as many.
+        blocks: layers of each of the four dense blocks, separated by commas; the published network
+            has 121 layers in all.
     """
     check_task("densenet121", shape, classes)
     channels, _, _ = image_sides(

@@ -6,13 +6,11 @@ from torch import Tensor, nn
 
 from remanence.models.shapes import check_task, image_sides
 
-LARGE = 128  # pixels: from here on the convolutions move in strides of 3
+LARGE = 128  # pixels: from this size on the convolutions have stride 3
 
 
 def _side_left(side: int, stride: int) -> int:
-    """What remains of an image's side after two rounds of an unpadded 5x5 convolution and 2x2
-    pooling.
-    """
+    """Return the side of the feature map after two unpadded 5x5 convolutions with 2x2 pooling."""
     for _ in range(2):
         side = ((side - 5) // stride + 1) // 2
     return side
@@ -59,9 +57,10 @@ def lenet(shape: tuple[int, ...], classes: int) -> nn.Module:
     classes, where both convolutions have stride 3. ReLU follows every hidden layer: the tables
     print "Linear" for the dense ones, the authors' code has ReLU.
 
-    shape: (channels, height, width), both sides at least 16; where both are 128 or more the stride
-        is 3 instead of 1.
-    classes: how many labels there are.
+    Args:
+        shape: (channels, height, width), both sides at least 16; if both are 128 or more, the
+            stride is 3 instead of 1.
+        classes: the number of classes.
     """
     check_task("lenet", shape, classes)
     channels, height, width = image_sides(

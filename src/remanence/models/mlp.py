@@ -36,10 +36,11 @@ def mlp(shape: tuple[int, ...], classes: int, *, hidden: str = "200") -> nn.Modu
     `hidden="200,200"` on 28x28 images is the "2NN" of McMahan et al., Communication-Efficient
     Learning of Deep Networks from Decentralized Data, 2017.
 
-    shape: of one example of floating-point numbers; any, it is flattened.
-    classes: how many labels there are.
-    hidden: the widths of the hidden layers from input to output, with commas; empty for none, which
-        is logistic regression.
+    Args:
+        shape: of one example of floating-point numbers; it is flattened.
+        classes: the number of classes.
+        hidden: the widths of the hidden layers from input to output, separated by commas; empty:
+            none, which is logistic regression.
     """
     check_task("mlp", shape, classes)
     return Mlp(math.prod(shape), parse_widths("mlp", "hidden", hidden), classes)

@@ -1,4 +1,4 @@
-"""resnet18: the ResNet-18 of the WSM thesis, and the residual block it is made of."""
+"""resnet18: the ResNet-18 of the WSM thesis, and its residual block."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ NORMS: dict[str, tuple[Norm, Norm]] = {
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution only where the shape
-    changes.
-    """
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes."""
 
     def __init__(
         self, inputs: int, outputs: int, stride: int, first: Norm, second: Norm, bias: bool
@@ -97,7 +95,7 @@ class ResNet18(nn.Module):
 
 
 def _side_left(side: int) -> int:
-    """What remains of an image's side after three halvings, rounded up, and the unpadded
+    """Return the side of the feature map after three halvings, rounded up, and the unpadded
     pooling, rounded down.
     """
     return (-(-side // 8) - 3) // 2 + 1
@@ -115,12 +113,13 @@ def resnet18(
     the last 4x4 map, as printed. "BatchNorm2d(64)" inside the wider blocks is a misprint.
     11,178,762 parameters on 3x32x32 with 10 classes.
 
-    shape: (channels, height, width), both sides at least 17; up to 32 pixels one pooled position is
-        left, above that the classifier sees several.
-    classes: how many labels there are.
-    norm: "mixed" as above, or "batch" or "group" for one kind everywhere (the norm study, table
-        3.3).
-    width: channels of the first stage, doubled at each of the three later ones; the thesis has 64.
+    Args:
+        shape: (channels, height, width), both sides at least 17; up to 32 pixels the classifier
+            gets one pooled position, above that several.
+        classes: the number of classes.
+        norm: "mixed" as above, or "batch" or "group" for one kind everywhere (the norm study, table
+            3.3).
+        width: channels of the first stage, doubled at each later one; the thesis has 64.
     """
     check_task("resnet18", shape, classes)
     channels, height, side = image_sides(

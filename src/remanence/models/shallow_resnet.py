@@ -14,7 +14,7 @@ class ShallowResNet(nn.Module):
 
     def __init__(self, channels: int, widths: tuple[int, ...], classes: int):
         super().__init__()
-        # BatchNorm subtracts the mean, so a bias before it would do nothing.
+        # BatchNorm subtracts the mean, so a bias before it has no effect.
         self.stem = nn.Sequential(
             nn.Conv2d(channels, widths[0], 3, padding=1, bias=False),
             batch_norm(widths[0]),
@@ -48,16 +48,17 @@ def shallow_resnet(
     Hong, Kang and Lee, Weighted Averaging Federated Learning Based on Example Forgetting Events in
     Label Imbalanced Non-IID, 2022 (FedWAvg), section 3.3: "four residual blocks" of two 3x3
     convolutions with BatchNorm, and "three shortcut connections" of a 1x1 convolution with
-    BatchNorm. The paper leaves the rest open; we read it so: three such shortcuts for four blocks
+    BatchNorm. The paper leaves the rest open. Our choices: three such shortcuts for four blocks
     mean that the first block has the width of its input, hence a stem (3x3 convolution, BatchNorm,
     ReLU) comes before it and its shortcut is the identity; each later block halves the resolution
     and takes the next width; convolutions have no bias, as in He et al., Deep Residual Learning for
     Image Recognition, 2016.
 
-    shape: (channels, height, width), both sides at least 9: the last map is then 2x2 or larger, and
-        BatchNorm can train even on a batch of one.
-    classes: how many labels there are.
-    widths: channels of the four blocks, with commas (unstated in the paper).
+    Args:
+        shape: (channels, height, width), both sides at least 9, so that the last map is 2x2 or
+            larger and BatchNorm can train on a batch of one.
+        classes: the number of classes.
+        widths: channels of the four blocks, separated by commas (not in the paper).
     """
     check_task("shallow_resnet", shape, classes)
     channels, _, _ = image_sides(

@@ -1,26 +1,24 @@
-"""What a network may ask of one example's shape and of its own options, and the sentences that
-say so before anything is built.
-"""
+"""Checks of the shape of an example and of a network's options, before the network is built."""
 
 from __future__ import annotations
 
 from remanence.core.errors import InputError
 
 
-def _written(shape: tuple[int, ...]) -> str:
+def _format(shape: tuple[int, ...]) -> str:
     return "x".join(str(side) for side in shape) or "()"
 
 
 def check_task(model: str, shape: tuple[int, ...], classes: int) -> None:
-    """Refuse what no network can work with: an empty example, or nothing to tell apart."""
+    """Raise an error for an empty example or for fewer than two classes."""
     if not shape or min(shape) < 1:
         raise InputError(
-            f"model {model}: an example of shape {_written(shape)} holds no numbers; give at"
+            f"model {model}: an example of shape {_format(shape)} holds no numbers; give at"
             " least one number per example"
         )
     if classes < 2:
         raise InputError(
-            f"model {model}: {classes} class leaves nothing to tell apart; give data with at"
+            f"model {model}: {classes} class is not enough for a classifier; give data with at"
             " least 2 classes"
         )
 
@@ -28,12 +26,17 @@ def check_task(model: str, shape: tuple[int, ...], classes: int) -> None:
 def image_sides(
     model: str, shape: tuple[int, ...], *, smallest: int, reason: str
 ) -> tuple[int, int, int]:
-    """Channels, height and width of an image whose sides are both at least `smallest` pixels;
-    `reason` says what does not fit otherwise.
+    """Return channels, height and width of an image shape.
+
+    Args:
+        model: the name of the network, for errors.
+        shape: of one example.
+        smallest: the smallest side in pixels.
+        reason: what needs this size, for errors.
     """
     if len(shape) != 3:
         raise InputError(
-            f"model {model}: an example of shape {_written(shape)} is not an image"
+            f"model {model}: an example of shape {_format(shape)} is not an image"
             " (channels x height x width); use mlp or text"
         )
     channels, height, width = shape
@@ -47,7 +50,7 @@ def image_sides(
 
 
 def at_least_one(model: str, option: str, value: int) -> int:
-    """An option that counts something."""
+    """Return an option that must be 1 or more."""
     if value < 1:
         raise InputError(
             f"model {model}: {option}={value} is below 1; give a positive whole number"
@@ -56,14 +59,14 @@ def at_least_one(model: str, option: str, value: int) -> int:
 
 
 def parse_widths(model: str, option: str, text: str) -> tuple[int, ...]:
-    """Layer widths written as one word, because options are plain values.
+    """Parse layer widths, which are written as one string because options are plain values.
 
     >>> parse_widths("mlp", "hidden", "200, 100")
     (200, 100)
     >>> parse_widths("mlp", "hidden", "")
     ()
     """
-    # An expression such as mlp(hidden=200) may hand over the number itself.
+    # An expression such as mlp(hidden=200) passes the number itself.
     words = [word.strip() for word in str(text).split(",")] if str(text).strip() else []
     if not all(word.isdecimal() and len(word) <= 6 and int(word) > 0 for word in words):
         raise InputError(

@@ -1,4 +1,4 @@
-"""text: a bag of word vectors."""
+"""text: the mean of token embeddings."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from remanence.models.shapes import at_least_one, check_task
 
 
 class Text(nn.Module):
-    """The mean of the tokens' vectors, one dense layer, and the classifier; `vocabulary` bounds
-    the token ids it can read.
+    """The mean of the token embeddings, one dense layer, and the classifier; token ids are below
+    `vocabulary`.
     """
 
     def __init__(self, vocabulary: int, width: int, classes: int):
@@ -33,18 +33,18 @@ class Text(nn.Module):
 def text(
     shape: tuple[int, ...], classes: int, *, width: int = 32, vocabulary: int = 1000
 ) -> nn.Module:
-    """The mean of the tokens' vectors, one hidden layer with ReLU, and the classifier; the order of
-    the words is lost.
+    """The mean of the token embeddings, one hidden layer with ReLU, and the classifier; the order
+    of the tokens is not used.
 
     After Joulin et al., Bag of Tricks for Efficient Text Classification, 2017, with one hidden
     layer added.
 
-    shape: (length,) of one example of int64 token ids; padding tokens are averaged like any other.
-    classes: how many labels there are.
-    width: of the token vectors and of the hidden layer.
-    vocabulary: how many different token ids there are; ids run from 0 to vocabulary - 1. The
-        network cannot see the data, so whoever holds them compares their largest id with the
-        attribute `vocabulary` before work starts.
+    Args:
+        shape: (length,) of one example of int64 token ids; padding tokens are averaged like others.
+        classes: the number of classes.
+        width: of the embeddings and of the hidden layer.
+        vocabulary: the number of token ids, from 0 to vocabulary - 1. The experiment compares the
+            largest id of the data with the attribute `vocabulary` before training starts.
     """
     check_task("text", shape, classes)
     if len(shape) != 1:

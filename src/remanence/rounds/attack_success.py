@@ -30,7 +30,7 @@ def attack_success(
     has a goal that can be seen on test rows.
     """
     made = (
-        adversary.show_success(source.test.x, source.test.y, data_info(source))
+        adversary.success_examples(source.test.x, source.test.y, data_info(source))
         if adversary.attacks
         else {}
     )
