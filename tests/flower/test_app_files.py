@@ -52,7 +52,7 @@ def test_an_app_has_both_ends_and_the_experiment(tmp_path: Path) -> None:
 
 # Flower's own use of pathspec
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
-def test_flower_takes_the_app(tmp_path: Path) -> None:
+def test_flower_accepts_the_app(tmp_path: Path) -> None:
     pytest.importorskip(
         "flwr", reason="the package flwr is not installed (the extra remanence[flower])"
     )
@@ -66,12 +66,12 @@ def test_flower_takes_the_app(tmp_path: Path) -> None:
     assert b"experiment.toml" in build_fab_from_disk(tmp_path / "ward")
 
 
-def test_the_example_of_a_site_file_is_one(tmp_path: Path) -> None:
+def test_the_example_site_file_is_valid(tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text(SITE)
     assert list(read_site(tmp_path / "site.toml").clients) == [0]
 
 
-def test_what_cannot_become_an_app_gets_a_sentence(tmp_path: Path) -> None:
+def test_what_cannot_become_an_app_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no experiment file at"):
         write_app(tmp_path / "a", [tmp_path / "nothing.toml"])
     with pytest.raises(InputError, match="unknown key 'metod'"):
@@ -86,7 +86,7 @@ def test_what_cannot_become_an_app_gets_a_sentence(tmp_path: Path) -> None:
         )
 
 
-def test_certificates_hold_for_their_hosts_and_keys_are_private(tmp_path: Path) -> None:
+def test_certificates_are_valid_for_their_hosts_and_keys_are_private(tmp_path: Path) -> None:
     pytest.importorskip(
         "cryptography",
         reason="the package cryptography is not installed (it comes with remanence[flower])",
@@ -138,7 +138,7 @@ def test_certificates_hold_for_their_hosts_and_keys_are_private(tmp_path: Path) 
             make_certificates(tmp_path, wrong)
 
 
-def test_check_tells_what_a_site_would_give_away(tmp_path: Path) -> None:
+def test_check_lists_what_a_site_would_send(tmp_path: Path) -> None:
     experiment = write_experiment(tmp_path, text='method = "scaffold"\n[clients]\ncount = 4\n')
     site = tmp_path / "site.toml"
     site.write_text(
@@ -152,4 +152,4 @@ def test_check_tells_what_a_site_would_give_away(tmp_path: Path) -> None:
     site.write_text('name = "trial"\n[data]\n1 = "share"\n[policy]\nmethods = ["fedavg"]\n')
     refused = runner.invoke(command_line, ["flower", "check", str(site), str(experiment)])
     assert refused.exit_code == 2
-    assert "declines (policy): this site takes part in fedavg alone" in refused.output
+    assert "declines (policy): this site accepts only fedavg" in refused.output

@@ -56,7 +56,7 @@ def test_a_site_that_declines_is_logged_with_a_code_and_the_others_continue(tmp_
     for line in run.metrics:
         assert line["replies"] == 4
         assert codes(line) == [(2, "policy"), (3, "policy")]
-        assert "does not give them (policy.label_counts)" in line["rejected"][0]["reason"]
+        assert "does not send them (policy.label_counts)" in line["rejected"][0]["reason"]
     assert "site site-1 declines (policy)" in log_of(run)
 
 

@@ -63,7 +63,7 @@ def sites_with_tables(folder: Path, policy: dict[str, Any] | None = None) -> dic
     }
 
 
-def test_a_coordinator_without_data_trains_and_measures(tmp_path: Path) -> None:
+def test_a_coordinator_without_data_trains_and_evaluates(tmp_path: Path) -> None:
     """5 test examples at each of three clients: 15 in all."""
     run = run_in_process(
         make_config(), InProcessTransport(sites_with_tables(tmp_path)), tmp_path / "run"
@@ -156,7 +156,7 @@ def test_data_by_a_function_of_the_site(tmp_path: Path, monkeypatch: pytest.Monk
         ),
     ],
 )
-def test_data_that_do_not_fit_are_declined_with_both_sides_named(
+def test_data_that_do_not_match_are_declined_with_both_sides_named(
     table: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     sites = sites_with_tables(tmp_path)
@@ -166,7 +166,7 @@ def test_data_that_do_not_fit_are_declined_with_both_sides_named(
     assert run.metrics[0]["rejected"] == [{"client": 2, "code": "data", "reason": reason}]
 
 
-def test_suppressed_counts_are_what_the_ledger_gets(tmp_path: Path) -> None:
+def test_the_ledger_has_the_suppressed_counts(tmp_path: Path) -> None:
     """Every count of 5 test examples is below 6, so all are sent as 0 and there is no accuracy."""
     run = run_in_process(
         make_config(rounds=1),
@@ -178,7 +178,7 @@ def test_suppressed_counts_are_what_the_ledger_gets(tmp_path: Path) -> None:
     assert line["replies"] == 3
 
 
-def test_a_site_that_gives_no_counts_still_trains(tmp_path: Path) -> None:
+def test_a_site_that_sends_no_counts_still_trains(tmp_path: Path) -> None:
     run = run_in_process(
         make_config(rounds=1),
         InProcessTransport(sites_with_tables(tmp_path, {"evaluate": False})),
@@ -216,7 +216,7 @@ def test_a_site_with_too_high_a_client_declines(tmp_path: Path) -> None:
         ("sites(shapes='3')", "has no option 'shapes': did you mean shape?"),
     ],
 )
-def test_a_wrong_description_gets_a_sentence(text: str, error: str) -> None:
+def test_a_wrong_description_raises_an_error(text: str, error: str) -> None:
     with pytest.raises(InputError, match=error.replace("?", r"\?")):
         describe_data(make_config(text))
 

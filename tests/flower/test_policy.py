@@ -1,4 +1,4 @@
-"""What a site refuses, and what it does to counts."""
+"""What a site declines, and how it changes counts."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ CONFUSION = np.array([[[7, 3], [0, 5]]], dtype=np.int64)
 LOSS = np.array([30.0])
 
 
-def test_counts_leave_as_they_are_where_nothing_is_asked_for() -> None:
+def test_counts_do_not_change_by_default() -> None:
     shown, loss = privatize_counts(Policy(), CONFUSION, LOSS)
     assert shown.tolist() == CONFUSION.tolist()
     assert loss.tolist() == [30.0]
 
 
 def test_small_counts_are_suppressed_and_the_mean_loss_stays() -> None:
-    """Below 5: the 3 becomes 0, 5 stays. 12 of 15 rows are left, so the summed loss is 30 * 12
+    """Below 5: the 3 becomes 0, 5 stays. 12 of 15 examples are left, so the summed loss is 30 * 12
     / 15 = 24, and the mean 2 as before.
     """
     shown, loss = privatize_counts(Policy(suppress=5), CONFUSION, LOSS)
@@ -55,7 +55,7 @@ def test_small_counts_are_suppressed_and_the_mean_loss_stays() -> None:
     assert loss[0] / shown.sum() == LOSS[0] / CONFUSION.sum()
 
 
-def test_nothing_left_is_nothing_told() -> None:
+def test_with_no_counts_left_the_loss_is_zero() -> None:
     shown, loss = privatize_counts(Policy(suppress=100), CONFUSION, LOSS)
     assert not shown.any()
     assert loss.tolist() == [0.0]
@@ -81,13 +81,13 @@ def test_noise_has_the_promised_distribution() -> None:
 
 
 def test_noise_comes_from_the_operating_system() -> None:
-    """Two answers about the same rows differ, although the experiment and its seed are the same."""
+    """Two responses about the same examples differ, with the same experiment and seed."""
     many = np.repeat(CONFUSION, 50, axis=0)
     shown = [privatize_counts(Policy(epsilon=0.1), many, np.repeat(LOSS, 50))[0] for _ in range(2)]
     assert (shown[0] != shown[1]).any()
 
 
-def test_label_counts_need_leave() -> None:
+def test_label_counts_need_permission() -> None:
     task = small_experiment("flashback").task
     check_method(Policy(label_counts=True), task)
     with pytest.raises(Declined, match="flashback asks for label counts") as refused:
@@ -95,24 +95,24 @@ def test_label_counts_need_leave() -> None:
     assert refused.value.code == "policy"
 
 
-def test_label_counts_that_stay_need_none() -> None:
-    """WSM uses them at the site, and sends nothing of them."""
+def test_label_counts_that_are_not_sent_need_none() -> None:
+    """WSM uses them at the site and does not send them."""
     check_method(Policy(), small_experiment("fedavg+wsm").task)
 
 
-def test_only_named_methods_are_taken_part_in() -> None:
+def test_only_listed_methods_are_accepted() -> None:
     task = small_experiment("scaffold+wsm").task
     check_method(Policy(methods=("scaffold", "wsm")), task)
-    with pytest.raises(Declined, match="takes part in fedavg, wsm alone"):
+    with pytest.raises(Declined, match="accepts only fedavg, wsm"):
         check_method(Policy(methods=("fedavg", "wsm")), task)
 
 
-def test_code_and_counts_need_leave() -> None:
+def test_code_and_counts_need_permission() -> None:
     check_code(Policy(), "mlp(width=8)")
     check_code(Policy(code=True), "mine.nets:Net(width=8)")
     with pytest.raises(Declined, match="imports and runs Python code"):
         check_code(Policy(), "mine.nets:Net(width=8)")
-    with pytest.raises(Declined, match="gives no counts"):
+    with pytest.raises(Declined, match="sends no counts"):
         check_evaluation(Policy(evaluate=False))
 
 

@@ -1,6 +1,4 @@
-"""Noise that protects somebody differs between runs of the same seed; whatever does not protect
-anybody does not.
-"""
+"""Protective noise differs between runs with the same seed; all other random numbers are equal."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from remanence.testing.toy_task import small_experiment
     ],
 )
 def test_two_runs_of_the_same_seed_differ(method: str, tmp_path: Path) -> None:
-    """The seed goes to every site, so noise drawn from it could be taken off again."""
+    """All sites know the seed, so noise drawn from it could be subtracted."""
     config = small_config(method, rounds=1)
     models = []
     for name in ("first", "second"):
@@ -43,7 +41,7 @@ def test_two_runs_of_the_same_seed_differ(method: str, tmp_path: Path) -> None:
 
 
 def test_noised_label_counts_are_drawn_once(tmp_path: Path) -> None:
-    """Asked again, also after a restart, a client says the same; another run draws anew."""
+    """A repeated request gets the same counts, also after a restart; another run draws new ones."""
     experiment = small_experiment("fedavg+wsm+dp_counts(noise=5)")
     first, again, other = (
         fixed_stats(experiment, SiteStorage(tmp_path, run), [0, 2], 0).label_counts
@@ -56,7 +54,7 @@ def test_noised_label_counts_are_drawn_once(tmp_path: Path) -> None:
     assert (exact.label_counts == plain.client_stats(np.array([0, 2]), 0).label_counts).all()
 
 
-def test_only_noise_makes_the_randomness_of_a_site_its_own() -> None:
+def test_only_protective_noise_needs_a_secret_key() -> None:
     assert needs_secret_noise(small_experiment("fedavg+dp_sgd(noise=1)").task)
     assert needs_secret_noise(small_experiment("fedwavg(noise=2)").task)
     assert not needs_secret_noise(small_experiment("fedwavg").task)

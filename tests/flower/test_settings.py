@@ -52,7 +52,7 @@ def test_clients_are_in_order_and_paths_are_relative_to_the_file(tmp_path: Path)
         ("name = ", "is not valid TOML"),
     ],
 )
-def test_a_wrong_site_file_gets_a_sentence(text: str, error: str, tmp_path: Path) -> None:
+def test_a_wrong_site_file_raises_an_error(text: str, error: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=error):
         read_site(write(tmp_path, text))
 

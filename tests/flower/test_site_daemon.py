@@ -71,7 +71,7 @@ def test_a_message_imports_nothing_heavy() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_a_node_without_a_site_file_says_so() -> None:
+def test_a_node_without_a_site_file_raises_an_error() -> None:
     with pytest.raises(Exception, match="started without a site file"):
         find_site({})
 

@@ -35,7 +35,7 @@ some_arrays = st.dictionaries(
 
 
 @given(some_arrays)
-def test_arrays_come_back_bit_by_bit_and_in_order(given_arrays: dict[str, np.ndarray]) -> None:
+def test_arrays_are_restored_bit_by_bit_and_in_order(given_arrays: dict[str, np.ndarray]) -> None:
     layout, flat = flatten_arrays(given_arrays)
     assert len(flat) <= len(DTYPES)  # one flat array for each dtype, however many arrays there are
     back = restore_arrays(json.loads(json.dumps(layout)), flat)
@@ -54,7 +54,7 @@ def test_arrays_come_back_bit_by_bit_and_in_order(given_arrays: dict[str, np.nda
         max_size=3,
     ),
 )
-def test_a_parcel_comes_back_from_its_bytes(
+def test_a_message_is_restored_from_its_bytes(
     site_arrays: dict[str, np.ndarray], header: dict[str, float]
 ) -> None:
     back = from_bytes(to_bytes(WireMessage(dict(header), site_arrays)))
@@ -100,12 +100,12 @@ def test_dtypes_that_cannot_be_sent_are_named() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_no_parcel(content: bytes) -> None:
+def test_random_bytes_are_rejected(content: bytes) -> None:
     with pytest.raises(WireError):
         from_bytes(content)
 
 
-def test_a_cut_parcel_is_no_parcel() -> None:
+def test_a_truncated_message_is_rejected() -> None:
     content = to_bytes(WireMessage({"kind": "trained"}, {"w": np.ones(9)}))
     for length in range(0, len(content), 7):
         with pytest.raises(WireError):
@@ -117,7 +117,7 @@ def test_another_version_is_named() -> None:
         decode_header(json.dumps({"remanence": 99, "header": {}, "layouts": {}}))
 
 
-def test_trees_come_back_as_copies() -> None:
+def test_trees_are_restored_as_copies() -> None:
     tree = {
         "start": {"params": {"body.weight": torch.ones(2, 2, dtype=torch.float64)}, "buffers": {}},
         "n": torch.tensor(3),

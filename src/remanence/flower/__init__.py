@@ -1,11 +1,13 @@
 """Real federations: a coordinator runs the rounds, sites keep their data, Flower carries messages.
 
-    coordinator process                                    site process (one per site)
-    server_app -> coordinator -> rounds.loop               client_app -> daemon_client
-                                     |                                        |
-                          engine, remote_scoring                      site_daemon -> site
-                                     |                                        |
-                    session -> node_registry -> transport <==Flower==>   site_work, site_data
+    coordinator                                       site
+    server_app                                        site_files   site_storage
+        |                                                  |            |
+    coordinator -> rounds.loop                        site_data -> site, site_work, policy
+                       |                                                |
+                   engine, remote_scoring                          site_daemon
+                       |                                                | socket
+                   session -> node_registry -> transport <=Flower=> client_app, daemon_client
 
 Both ends:
     wire               the message format: a JSON header and a few flat arrays
@@ -29,11 +31,13 @@ Site:
     site               handles each kind of message; everything that leaves a site passes here
     site_work          turns a message into work for the site's clients
     site_data          the site's own data as a task for a local engine
+    site_files         reads the data that site.toml names
     site_storage       client states and replies on the site's disk
     policy             what the site declines, and how it suppresses or noises counts
     secure_noise       noise that does not follow from the experiment's seed
 Commands of `remanence flower`: certificates, processes, app_files, preflight, quickstart.
 
 The package may import everything below the front ends. Only `transport`, `server_app` and
-`client_app` import Flower. Start reading at `coordinator` and `site`; the guide is docs/flower.md.
+`client_app` import Flower. To read the code, begin with `coordinator` and `site`. The guide for
+users is docs/flower.md.
 """

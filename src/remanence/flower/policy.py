@@ -1,4 +1,4 @@
-"""What a site refuses, and what it does to counts before they leave it."""
+"""What a site declines, and how it suppresses or noises counts before it sends them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from remanence.training.task import TrainingTask
 
 
 class Declined(RemanenceError):
-    """A site will not, or cannot, do what it was asked: a code for programs and a sentence for
-    people, like a refusal of the gate.
+    """A site declines a message.
+
+    Args:
+        code: For programs, as in a rejection by the gate.
+        reason: A sentence for users.
     """
 
     def __init__(self, code: str, reason: str):
@@ -28,16 +31,14 @@ class Declined(RemanenceError):
 
 
 def check_method(policy: Policy, task: TrainingTask) -> None:
-    """Before anything is trained: is the method one that this site takes part in, and does it
-    ask for what may not leave?
-    """
+    """Decline a method that the policy excludes, or that sends what the policy forbids."""
     for part in task.method.parts:
         if policy.methods and part.name not in policy.methods:
             allowed = ", ".join(policy.methods)
             raise Declined(
                 "policy",
-                f"this site takes part in {allowed} alone (policy.methods), and the experiment"
-                f" uses {part.name}",
+                f"this site accepts only {allowed} (policy.methods), but the experiment uses"
+                f" {part.name}",
             )
     sent = task.payload_spec()
     for part in task.method.parts if not policy.label_counts else ():
@@ -51,7 +52,7 @@ def _check_leaf(part: Part, path: str, task: TrainingTask) -> None:
     if disclosure.reveals == LABEL_COUNTS:
         raise Declined(
             "policy",
-            f"{part.name} asks for label counts, and this site does not give them"
+            f"{part.name} asks for label counts, but this site does not send them"
             " (policy.label_counts)",
         )
     if disclosure.reveals == "examples" and not is_protected(disclosure, task.method):
@@ -59,55 +60,62 @@ def _check_leaf(part: Part, path: str, task: TrainingTask) -> None:
         what = "it does not declare" if disclosure is UNDECLARED else "may reveal single examples"
         raise Declined(
             "policy",
-            f"{part.name} sends {leaf}, which {what}, and this site does not allow that"
+            f"{part.name} sends {leaf}, which {what}, but this site does not allow that"
             " (policy.label_counts)",
         )
 
 
 def check_code(policy: Policy, model: str) -> None:
-    """Before anything is built: does the experiment name Python code of its own?"""
+    """Decline an experiment that names Python code, before anything is built."""
     if is_import_path(model) and not policy.code:
         raise Declined(
             "policy",
-            f"the experiment imports and runs Python code ({model}), and this site does not"
-            " (policy.code)",
+            f"the experiment imports and runs Python code ({model}), but this site does not"
+            " allow that (policy.code)",
         )
 
 
 def check_evaluation(policy: Policy) -> None:
+    """Decline to send counts, if the policy forbids them."""
     if not policy.evaluate:
         raise Declined(
-            "policy", "this site gives no counts of right and wrong predictions (policy.evaluate)"
+            "policy",
+            "this site sends no counts of correct and wrong predictions (policy.evaluate)",
         )
 
 
 def privatize_counts(
     policy: Policy, confusion: np.ndarray, loss: np.ndarray, key: Key | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Counts as they may leave: with noise, then without those that are too small. confusion: [n,
-    C, C] int64; loss: [n] -> the same
+    """Add noise to counts and set small ones to 0, as the policy demands.
 
-    The summed loss is scaled with what is left of the counts, so that the mean over rows stays what
-    it was. The noise comes from the operating system, never from the experiment's seed; `key` is
-    for tests.
+    Args:
+        policy: The site's policy.
+        confusion: [n, C, C] int64.
+        loss: [n] summed losses. They are scaled with the sum of the counts, so that the mean loss
+            does not change.
+        key: For tests; by default the noise comes from the operating system, never from the
+            experiment's seed.
+
+    Returns:
+        The counts and summed losses to send.
     """
-    rows = confusion.sum(axis=(1, 2))
-    shown = confusion
+    examples = confusion.sum(axis=(1, 2))
+    counts = confusion
     if policy.epsilon:
-        shown = np.maximum(
-            shown
-            + draw_geometric(key or Key(secrets.randbits(64)), float(policy.epsilon), shown.shape),
-            0,
-        )
+        key = key or Key(secrets.randbits(64))
+        noise = draw_geometric(key, float(policy.epsilon), counts.shape)
+        counts = np.maximum(counts + noise, 0)
     if policy.suppress:
-        shown = np.where(shown < policy.suppress, 0, shown)
-    share = np.divide(shown.sum(axis=(1, 2)), rows, out=np.zeros(len(rows)), where=rows > 0)
-    return shown, np.where(share == 1, loss, loss * share)
+        counts = np.where(counts < policy.suppress, 0, counts)
+    empty = np.zeros(len(examples))
+    share = np.divide(counts.sum(axis=(1, 2)), examples, out=empty, where=examples > 0)
+    return counts, np.where(share == 1, loss, loss * share)
 
 
 def draw_geometric(key: Key, epsilon: float, shape: tuple[int, ...]) -> np.ndarray:
-    """Whole numbers z with probability in proportion to exp(-epsilon |z|): the difference of
-    two geometric ones. -> int64
+    """Draw integers z with probability proportional to exp(-epsilon |z|), as int64: differences of
+    two geometric random numbers.
     """
     count = int(np.prod(shape))
     drawn = [

@@ -1,5 +1,5 @@
-"""Noise that protects somebody must not follow from a seed that everybody is told: in a federation
-it comes from the operating system, unwritten.
+"""Protective noise must not follow from the experiment's seed, which all sites know: in a
+federation it is drawn from the operating system and the keys are not stored.
 
 At the coordinator this is the noise of `dp`, at a site that of `dp_sgd`, of `dp_counts` and of
 FedWAvg's counts. The generator is not a cryptographic one.
@@ -34,6 +34,7 @@ SERVER_FUNCTIONS = (
 
 
 def draw_key() -> Key:
+    """A random key from the operating system."""
     return Key(secrets.randbits(64))
 
 
@@ -66,12 +67,12 @@ def _with_secret_key(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def needs_secret_noise(task: TrainingTask) -> bool:
-    """Do clients draw protective noise in training? Then a site draws a round's whole
-    randomness from a key of its own.
+    """Whether clients draw protective noise in training. A site then draws all random numbers of a
+    round from a secret key.
 
-    Noise on label counts is excepted: `fixed_stats` draws it from a secret key. A part that may
-    draw noise without declaring it counts as one that does: one that noises gradients, and one
-    with a payload leaf that it does not declare.
+    Noise on label counts is an exception: `fixed_stats` draws it. A part that may draw noise
+    without declaring it counts as one that does: one that adds noise to gradients, and one with an
+    undeclared payload leaf.
     """
     sent = task.payload_spec()
     return any(_may_draw_noise(p, pytree.flatten(sent.get(p.name, {}))) for p in task.method.parts)
@@ -84,25 +85,25 @@ def _may_draw_noise(p: Part, payload: Iterable[str]) -> bool:
 
 
 def fixed_stats(
-    experiment: BuiltExperiment, memory: SiteStorage, clients: list[int], time_step: int
+    experiment: BuiltExperiment, storage: SiteStorage, clients: list[int], time_step: int
 ) -> ClientStats:
-    """Facts of a site's clients. Noised label counts are drawn once a run and time step and
-    kept: drawn anew, they would average out. -> [k, ...]
+    """Statistics of a site's clients, stacked [k, ...]. Noise on label counts is drawn once for a
+    run and time step and stored: repeated draws would average out.
     """
     if experiment.task.method.part_filling("privatize_stats") is None:
         return experiment.client_stats(torch.tensor(clients).numpy(), time_step)
     rows = []
     for client in clients:
-        kept = memory.load_stats(client, time_step)
-        if kept is None:
-            own = replace(
+        stats = storage.load_stats(client, time_step)
+        if stats is None:
+            reseeded = replace(
                 experiment,
                 config=experiment.config.model_copy(update={"seed": secrets.randbits(63)}),
             )
-            drawn = own.client_stats(torch.tensor([client]).numpy(), time_step)
-            kept = {"size": drawn.size[0], "label_counts": drawn.label_counts[0]}
-            memory.store_stats(client, time_step, kept)
-        rows.append(kept)
+            drawn = reseeded.client_stats(torch.tensor([client]).numpy(), time_step)
+            stats = {"size": drawn.size[0], "label_counts": drawn.label_counts[0]}
+            storage.store_stats(client, time_step, stats)
+        rows.append(stats)
     device = experiment.task.info.device
     return ClientStats(
         *(torch.stack([row[name] for row in rows]).to(device) for name in ClientStats._fields)

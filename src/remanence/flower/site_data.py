@@ -9,8 +9,6 @@ examples, and the ids never leave them.
 from __future__ import annotations
 
 import contextlib
-import importlib
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,19 +16,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from remanence.config import Experiment, is_import_path
+from remanence.config import Experiment
 from remanence.core.compose import parse_method
 from remanence.core.engine import Engine
 from remanence.core.errors import InputError
 from remanence.core.slots import Method, Part
-from remanence.data import DATASETS, from_dataset
-from remanence.data.dataset import ArrayDataset, DatasetSplit
+from remanence.data import DATASETS
+from remanence.data.dataset import ArrayDataset
 from remanence.data.population import ClientData, FederatedPopulation, PartitionIndices
 from remanence.engines.table import make_engine
 from remanence.experiment.build import BuiltExperiment, build
-from remanence.experiment.data_setup import load_data
 from remanence.flower.policy import Declined
 from remanence.flower.settings import SIMULATED_SHARE, SiteFile
+from remanence.flower.site_files import join_datasets, read_client
 from remanence.methods import PARTS
 from remanence.training.task import TrainingTask
 
@@ -181,9 +179,10 @@ def _build_from_files(
             " shares of published data",
         )
     datasets = {
-        client: _read(site, config, client, text, expected) for client, text in site.clients.items()
+        client: read_client(site, config, client, text, expected)
+        for client, text in site.clients.items()
     }
-    dataset = _join(list(datasets.values()))
+    dataset = join_datasets(list(datasets.values()))
     data = {"name": site.settings.name, "partition": "by_group", "public": 0}
     local = config.model_copy(
         update={
@@ -241,62 +240,3 @@ def _client_side(p: Part) -> Part:
     """A part without its server functions, which may need what no single site has."""
     unset: dict[str, Any] = dict.fromkeys(SERVER_SLOTS)
     return replace(p, needs_public_data=False, **unset)
-
-
-def _read(
-    site: SiteFile, config: Experiment, client: int, text: str, expected: Mapping[str, Any]
-) -> ArrayDataset:
-    """A client's data, with the experiment's classes."""
-    if is_import_path(text):
-        dataset = _call(site, client, text)
-    else:
-        data = {"name": text, "dir": str(site.path.parent)}
-        dataset = load_data(config.model_copy(update={"data": config.data.model_copy(update=data)}))
-    classes, shape = [str(name) for name in expected["classes"]], tuple(expected["shape"])
-    if dataset.kind != expected["kind"] or dataset.shape != shape:
-        raise Declined(
-            "data",
-            f"client {client} has {dataset.kind} examples of shape {dataset.shape}, but the"
-            f" experiment has {expected['kind']} examples of shape {shape}",
-        )
-    unknown = next((name for name in dataset.classes if name not in classes), None)
-    if unknown is not None:
-        raise Declined(
-            "data",
-            f"client {client} has a class {unknown!r}, but the experiment has {', '.join(classes)}",
-        )
-    label = np.array([classes.index(name) for name in dataset.classes], dtype=np.int64)
-    train, test = (DatasetSplit(split.x, label[split.y]) for split in (dataset.train, dataset.test))
-    return replace(dataset, classes=tuple(classes), train=train, test=test, group_names=())
-
-
-def _call(site: SiteFile, client: int, text: str) -> ArrayDataset:
-    """Call the site's own function. Only site.toml can name it, never the coordinator."""
-    module, _, name = text.partition(":")
-    folder = str(site.path.parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        result: Any = getattr(importlib.import_module(module), name)()
-    except (ImportError, AttributeError, TypeError) as error:
-        raise InputError(
-            f"{site.path}: data.{client} = {text!r} cannot be called ({error}): name a"
-            " function without arguments as package.module:function"
-        ) from error
-    if isinstance(result, ArrayDataset):
-        return result
-    return from_dataset(result, name=f"client {client}")
-
-
-def _join(datasets: Sequence[ArrayDataset]) -> ArrayDataset:
-    """All examples of a site, with a group for each of its clients."""
-
-    def join(splits: Sequence[DatasetSplit]) -> DatasetSplit:
-        groups = np.repeat(np.arange(len(splits)), [len(split) for split in splits])
-        x, y = (np.concatenate([getattr(split, name) for split in splits]) for name in "xy")
-        return DatasetSplit(x, y, groups)
-
-    first, names = datasets[0], tuple(str(group) for group in range(len(datasets)))
-    train = join([dataset.train for dataset in datasets])
-    test = join([dataset.test for dataset in datasets])
-    return ArrayDataset("site", first.kind, first.classes, train, test, group_names=names)
