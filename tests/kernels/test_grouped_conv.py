@@ -26,7 +26,7 @@ from remanence.core import pytree as trees
 from remanence.core.rng import Key
 from remanence.core.types import ModelState
 from remanence.engines import cuda_graphs
-from remanence.engines.base import predict_logits_stacked
+from remanence.engines.evaluation import predict_logits_stacked
 from remanence.kernels import grouped_conv, triton_conv
 from remanence.kernels.grouped_conv import conv_forward, conv_weight_grad, convolve
 from remanence.testing.toy_task import small_experiment

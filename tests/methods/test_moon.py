@@ -141,7 +141,7 @@ def test_features_of_zero_length_stay_finite() -> None:
 def test_projection_equals_plain_pytorch() -> None:
     """On the changed network, whose features are what leaves the projection: d-d-3 with d = 6."""
     experiment = make_projected()
-    net = copy.deepcopy(experiment.task.model.dataset_module)
+    net = copy.deepcopy(experiment.task.model.source_module)
     assert [tuple(p.shape) for name, p in net.named_parameters() if "projection" in name] == [
         (6, 6),
         (6,),

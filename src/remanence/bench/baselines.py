@@ -67,7 +67,7 @@ def train_clients(experiment: BuiltExperiment, state: RunState, job: ClientWork)
 
 
 def plain_model(experiment: BuiltExperiment) -> nn.Module:
-    return copy.deepcopy(experiment.task.model.dataset_module).train()
+    return copy.deepcopy(experiment.task.model.source_module).train()
 
 
 # (x, place) -> logits [m, B, C]; alpha [m, C]

@@ -78,7 +78,7 @@ def run_jobs(
                     results[needed] = measured | _relate(
                         measured, results.get(JOBS[needed].relative_to)
                     )
-                    torch._dynamo.reset()  # a job's compiled steps are of no use to the next
+                    torch.compiler.reset()  # a job's compiled steps are of no use to the next
     return list(results.values())
 
 

@@ -56,7 +56,7 @@ class KeyedDropout(nn.Module):
 class Model:
     """A network, its initial values, and what its parts are called."""
 
-    dataset_module: nn.Module  # as the user gave it
+    source_module: nn.Module  # as the user gave it
     train_module: nn.Module  # with keyed dropout, in training mode
     # the same in evaluation mode: switching modes at every call would cost more than small layers
     # do
@@ -138,7 +138,7 @@ class Model:
 
     def to_module(self, model: ModelState) -> nn.Module:
         """An ordinary nn.Module with these values, in evaluation mode."""
-        module = copy.deepcopy(self.dataset_module).eval()
+        module = copy.deepcopy(self.source_module).eval()
         # tied weights stand in a state dict twice
         module.load_state_dict({**model.params, **model.buffers}, strict=False)
         return module
@@ -214,7 +214,7 @@ def functionalize(
     ]
     judge = copy.deepcopy(template).eval()
     model = Model(
-        dataset_module=origin,
+        source_module=origin,
         train_module=template,
         eval_module=judge,
         train_features=FeatureHook(template, head_path),

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from remanence.core.errors import first_line
 from remanence.core.memory_format import to_channels_last
@@ -17,6 +16,7 @@ from remanence.core.model import Model, depends_on_batch
 from remanence.core.types import ModelState, Output
 from remanence.engines.memory import is_out_of_memory
 from remanence.kernels.compile import compile_graph
+from remanence.kernels.torch_internals import make_fx
 from remanence.kernels.trace import decompositions
 
 ROWS = {"cpu": 50, "cuda": 2_500}  # of a compiled piece: they fit the cache, or fill the GPU

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from remanence.core import pytree as trees
 from remanence.core.pytree import Params
@@ -39,6 +38,8 @@ from remanence.engines.vector_steps import (
 )
 from remanence.kernels.capture import capture, clone_tree, copy_tensors, signature
 from remanence.kernels.grouped_conv import with_convolutions
+from remanence.kernels.torch_internals import foreach_copy_
+from remanence.kernels.torch_internals import torch_pytree as pytree
 from remanence.kernels.trace import trace_step
 from remanence.training.client_step import TrainState
 from remanence.training.task import ClientIndices, TrainingTask
@@ -162,7 +163,7 @@ class GraphedPhase:
     def _load(self, live: ActiveClients, course: BatchSchedule) -> None:
         clients, steps, batch = course.ids.shape
         memory, tensors = self._prefix_view(clients)
-        torch._foreach_copy_(tensors, flatten(live, self.dims)[0])
+        foreach_copy_(tensors, flatten(live, self.dims)[0])
         load_rows(memory.rows, live.rows)
         self.ids[:clients, :steps, :batch] = course.ids
         if batch < self.batch:

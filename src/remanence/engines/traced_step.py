@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from remanence.core.pytree import Params
 from remanence.core.slots import Context
 from remanence.core.types import Batch
+from remanence.kernels.torch_internals import torch_pytree as pytree
 from remanence.kernels.trace import TracedFunction
 from remanence.training.client_step import TrainState
 from remanence.training.task import ClientIndices

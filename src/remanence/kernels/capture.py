@@ -1,4 +1,4 @@
-"""CUDA graphs of any function, and trees of tensors at fixed places in memory, which is what such graphs read and write."""
+"""CUDA graphs, and trees of tensors at fixed addresses, which such graphs read and write."""
 
 from __future__ import annotations
 
@@ -8,61 +8,75 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from remanence.kernels.torch_internals import torch_pytree
 
 
 def clone_tree(*values: Any) -> Any:
-    """The same trees in memory of their own."""
-    return pytree.tree_map_only(Tensor, torch.clone, values)
+    """Copies of the trees."""
+    return torch_pytree.tree_map_only(Tensor, torch.clone, values)
 
 
 def signature(tree: Any) -> Any:
-    """Names, shapes and types of all tensors of a tree; whatever else is in it as it is."""
-    leaves, names = pytree.tree_flatten(tree)
-    return names, [(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else x for x in leaves]
-
-
-def copy_tree(memory: Any, values: Any) -> None:
-    """The tensors of one tree into those of another of the same form."""
-    pairs = zip(pytree.tree_leaves(memory), pytree.tree_leaves(values), strict=True)
-    here, there = zip(*((a, b) for a, b in pairs if isinstance(a, Tensor)), strict=True)
-    copy_tensors(here, there)
-
-
-def copy_tensors(memory: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Values into memory, each into its own. Some may lie in it themselves, as when a step hands on
-    what it was given under another name: they are read before anything is written.
+    """The structure of a tree with the shapes and dtypes of its tensors. Other leaves stay as they
+    are.
     """
-    owners = {tensor.untyped_storage().data_ptr(): tensor for tensor in memory}
+    leaves, structure = torch_pytree.tree_flatten(tree)
+    return structure, [(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else x for x in leaves]
+
+
+def copy_tree(targets: Any, values: Any) -> None:
+    """Copy the tensors of one tree into those of another with the same structure."""
+    pairs = zip(torch_pytree.tree_leaves(targets), torch_pytree.tree_leaves(values), strict=True)
+    to, from_ = zip(*((a, b) for a, b in pairs if isinstance(a, Tensor)), strict=True)
+    copy_tensors(to, from_)
+
+
+def copy_tensors(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copy each value into the target at its position.
+
+    A value may share memory with a target, for example if a step returns an input under another
+    name: such values are copied before anything is overwritten.
+    """
+    owners = {tensor.untyped_storage().data_ptr(): tensor for tensor in targets}
     fresh = []
-    for place, value in zip(memory, values, strict=True):
+    for target, value in zip(targets, values, strict=True):
         owner = owners.get(value.untyped_storage().data_ptr())
-        unmoved = owner is place and (value.data_ptr(), value.stride()) == (
-            place.data_ptr(),
-            place.stride(),
+        in_place = owner is target and (value.data_ptr(), value.stride()) == (
+            target.data_ptr(),
+            target.stride(),
         )
-        fresh.append(value if owner is None or unmoved else value.clone())
-    for place, value in zip(memory, fresh, strict=True):
-        place.copy_(value)
+        fresh.append(value if owner is None or in_place else value.clone())
+    for target, value in zip(targets, fresh, strict=True):
+        target.copy_(value)
 
 
 def capture(
     compute: Callable[[], Any], take: Callable[[], Any], pool: Any = None
 ) -> Callable[[], None]:
-    """A CUDA graph of `take`. `compute`, the same to no effect, comes first, in a stream of its
-    own: libraries choose kernels, the compiler finishes.
+    """Capture a function as a CUDA graph.
+
+    Args:
+        compute: The same computation as `take` without side effects. It runs first, in a stream of
+            its own, so that libraries choose their kernels and the compiler finishes.
+        take: The function to capture.
+        pool: The memory pool of the graph.
+
+    Returns:
+        A function that replays the graph.
     """
-    here, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    aside.wait_stream(here)
-    with torch.cuda.stream(aside), cudnn_benchmark():
+    current = torch.cuda.current_stream()
+    warmup = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    warmup.wait_stream(current)
+    with torch.cuda.stream(warmup), cudnn_benchmark():
         for _ in range(2):
             compute()
-    here.wait_stream(aside)
+    current.wait_stream(warmup)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool), cudnn_benchmark():
         take()
 
-    # a graph reads memory that only what it was made from keeps alive
+    # the default argument keeps the tensors alive that the graph reads
     def replay(needed: Any = take) -> None:
         graph.replay()
 
@@ -71,8 +85,8 @@ def capture(
 
 @contextlib.contextmanager
 def cudnn_benchmark() -> Iterator[None]:
-    """Shapes recur, so it pays to let cuDNN try its algorithms; not where results must repeat
-    bit by bit.
+    """Let cuDNN time its algorithms, which pays off because shapes recur; not where deterministic
+    algorithms are required.
     """
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = before or not torch.are_deterministic_algorithms_enabled()

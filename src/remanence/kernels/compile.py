@@ -1,6 +1,4 @@
-"""How graphs of tensor operations are compiled, and parts of a step that are compiled once for
-all the places where they stand.
-"""
+"""Compiles graphs of tensor operations, and functions that many layers call."""
 
 from __future__ import annotations
 
@@ -12,54 +10,49 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 
-# by a function, its numbers, and the form of its tensors
-_known: dict[Any, Callable[..., Any]] = {}
+from remanence.kernels.torch_internals import compile_inductor, make_fx
+
+# by function, its numbers, and the shapes, strides and dtypes of its tensors
+_compiled: dict[Any, Callable[..., Any]] = {}
 
 
 def compiler_options() -> dict[str, Any] | None:
-    """A worker process compiles in its own thread: the compiler's threads stayed in the process
-    it was forked from, and would be waited for without end.
+    """Options for the compiler. A worker process compiles in its own thread: the compiler's
+    threads exist only in the process it was forked from, and it would wait for them forever.
     """
     return {"compile_threads": 1} if multiprocessing.parent_process() is not None else None
 
 
 def compile_graph(graph: GraphModule) -> Callable[..., Any]:
-    """A function of tensors of fixed shapes, compiled when they come in a layout for the first
-    time.
+    """A function of tensors of fixed shapes, compiled once for each layout of its inputs.
 
-    torch.compile finds out by guards of its own whether a layout is known, which takes a twelfth of
-    a LeNet's step on a CPU. On CUDA steps are recorded, so that this costs nothing, and it
-    remembers more of what it compiled from one process to the next.
+    On a CPU it skips torch.compile, whose guards take a twelfth of a LeNet's step. On CUDA steps
+    are captured, so guards cost nothing, and torch.compile caches more between processes.
     """
-    guarded, known = (
-        torch.compile(graph, dynamic=False, options=compiler_options()),
-        dict[Any, Callable[..., Any]](),
-    )
+    guarded = torch.compile(graph, dynamic=False, options=compiler_options())
+    by_layout = dict[Any, Callable[..., Any]]()
 
     def call(*tensors: Tensor) -> Any:
         if any(tensor.is_cuda for tensor in tensors):
             return guarded(*tensors)
         layout = tuple([tensor.stride() for tensor in tensors])
-        if layout not in known:  # from a copy: the compiler changes what it is given
-            known[layout] = torch._inductor.compile(
-                copy.copy(graph), list(tensors), compiler_options()
-            )
-        return known[layout](*tensors)
+        if layout not in by_layout:  # the compiler changes its argument, so it gets a copy
+            by_layout[layout] = compile_inductor(copy.copy(graph), tensors, compiler_options())
+        return by_layout[layout](*tensors)
 
     return call
 
 
 def call_compiled(function: Callable[..., Tensor], *tensors: Tensor, **numbers: int) -> Tensor:
-    """function(*tensors, **numbers), compiled when tensors of a form come for the first time."""
-    form = (
+    """function(*tensors, **numbers), compiled once for each set of shapes, strides and dtypes."""
+    key = (
         function,
         *numbers.items(),
         *((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors),
     )
-    if form not in _known:
+    if key not in _compiled:
         graph = make_fx(lambda *tensors: function(*tensors, **numbers))(*tensors)
-        _known[form] = torch._inductor.compile(graph, list(tensors), compiler_options())
-    answer: Tensor = _known[form](*tensors)
-    return answer
+        _compiled[key] = compile_inductor(graph, tensors, compiler_options())
+    result: Tensor = _compiled[key](*tensors)
+    return result

@@ -1,16 +1,18 @@
-"""Wide convolutions of a stack, with the channels innermost: as one grouped convolution, one a
-client, or as products of matrices.
+"""Wide convolutions of a stack of models with the channels last: as one grouped convolution, one
+convolution for each model, or a matrix product.
 
-Mapped over a stack, torch's own convolution puts the images [k, B, C, H, W] together as [B, k C, H,
-W], one whole channel after the other, and cuDNN turns them around and back in every call. Here they
-are laid out as [B, H, W, k, C] before it and stay so behind it; the compiler makes that layout part
-of the operations around the convolution. On an H200 the 64 to 64 layers of ten ResNet-18 take 330
-instead of 740 microseconds in bf16, forward and backward.
+vmap turns a stack of convolutions into images [B, k C, H, W] with one whole channel after the
+other, and cuDNN converts them in every call. Here they are stored as [B, H, W, k, C] before and
+after the convolution, and the compiler makes the conversions part of the operations around it.
+Where cuDNN has no grouped kernel, with a stride or 512 channels, each model is convolved by itself
+(`conv_per_client.py`). Convolutions of 1x1 are matrix products.
 
-Where cuDNN has no grouped kernel, which is so for strides and for the deepest layers, each client
-is convolved alone (`conv_per_client.py`): from 64 to 128 channels with stride 2 that takes 450 instead of
-1,080 microseconds. Convolutions of 1x1 are products of matrices.
+Measured on an H200 with ten ResNet-18 (job C of `remanence bench`): a layer of 64 to 64 channels
+takes 330 instead of 740 microseconds in bf16, forward and backward; a round takes 659 instead of
+747 ms in tf32, and 424 instead of 482 ms in bf16. Matrix products take it further to 613 and 373.
 """
+
+# mypy: disable-error-code="no-untyped-call"
 
 from __future__ import annotations
 
@@ -22,19 +24,18 @@ from torch import Tensor
 
 from remanence.kernels import conv_per_client
 
-# channels from which on a client's own convolution is faster than its share of a grouped one
+# the fewest channels with which a convolution for each client is faster than a grouped one
 DEEP = 512
 
 ConvSizes = Sequence[int]
 
 
 def convolve(x: Tensor, w: Tensor, stride: ConvSizes, padding: ConvSizes) -> Tensor:
-    """One model's images x [B, C, H, W] under its weights w [O, C, kh, kw]."""
-    # a product of matrices: a grouped convolution is a detour
+    """One model's images x [B, C, H, W] and weights w [O, C, kh, kw]. -> [B, O, h, w]"""
     if tuple(w.shape[2:]) == (1, 1) and tuple(padding) == (0, 0):
-        rows = x[:, :, :: stride[0], :: stride[1]].permute(0, 2, 3, 1)
-        return (rows @ w.flatten(1).t()).permute(0, 3, 1, 2)
-    y: Tensor = _Convolution.apply(x, w, stride, padding)  # type: ignore[no-untyped-call]
+        pixels = x[:, :, :: stride[0], :: stride[1]].permute(0, 2, 3, 1)
+        return (pixels @ w.flatten(1).t()).permute(0, 3, 1, 2)
+    y: Tensor = _Convolution.apply(x, w, stride, padding)
     return y
 
 
@@ -55,15 +56,15 @@ class _Convolution(torch.autograd.Function):
         (x, w), (dy,), (stride, padding) = ctx.saved_tensors, gradients, ctx.settings
         dx = dw = None
         if ctx.needs_input_grad[0]:
-            around = [size - 1 - zeros for size, zeros in zip(w.shape[2:], padding, strict=True)]
-            if tuple(stride) == (1, 1) and min(around) >= 0:
-                # a convolution itself, for which cuDNN has better kernels than for the gradient of
-                # one
-                dx = _Convolution.apply(dy, w.flip(2, 3).transpose(0, 1), stride, around)  # type: ignore[no-untyped-call]
+            full = [size - 1 - zeros for size, zeros in zip(w.shape[2:], padding, strict=True)]
+            if tuple(stride) == (1, 1) and min(full) >= 0:
+                # a convolution too, and cuDNN has better kernels for it than for a gradient
+                flipped = w.flip(2, 3).transpose(0, 1)
+                dx = _Convolution.apply(dy, flipped, stride, full)
             else:
-                dx = _Gradient.apply(dy, x, w, stride, padding, True)  # type: ignore[no-untyped-call]
+                dx = _Gradient.apply(dy, x, w, stride, padding, True)
         if ctx.needs_input_grad[1]:
-            dw = _Gradient.apply(dy, x, w, stride, padding, False)  # type: ignore[no-untyped-call]
+            dw = _Gradient.apply(dy, x, w, stride, padding, False)
         return dx, dw, None, None
 
     @staticmethod
@@ -78,8 +79,8 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Gradient(torch.autograd.Function):
-    """The gradient dy [B, O, h, w] of what came out -> that of the images, or else of the
-    weights. There is no gradient of it in turn.
+    """From the gradient dy [B, O, h, w] of the result to that of the images if `of_images`, else
+    of the weights. It has no gradient itself.
     """
 
     @staticmethod
@@ -136,47 +137,47 @@ def _differentiate_stack(
         return gradient
     groups, images = len(x), (_to_grouped(dy), _to_grouped(x))
     settings = (None, stride, padding, *_PLAIN, groups, [of_images, not of_images, False])
-    answer = torch.ops.aten.convolution_backward(*images, _to_nhwc(w).flatten(0, 1), *settings)
-    return _from_grouped(answer[0], groups) if of_images else answer[1].unflatten(0, (groups, -1))
+    result = torch.ops.aten.convolution_backward(*images, _to_nhwc(w).flatten(0, 1), *settings)
+    return _from_grouped(result[0], groups) if of_images else result[1].unflatten(0, (groups, -1))
 
 
-_PLAIN = ((1, 1), False, (0, 0))  # not dilated, not transposed
+_PLAIN = ((1, 1), False, (0, 0))  # dilation, transposed, output padding
 
 
 def _is_separate(w: Tensor, stride: ConvSizes) -> bool:
     return tuple(stride) != (1, 1) or min(w.shape[1:3]) >= DEEP
 
 
-def batch_first(value: Tensor, dim: int | None, many: int) -> Tensor:
-    """The stack's axis in front, also where all of it share one."""
-    return value.unsqueeze(0).expand(many, *value.shape) if dim is None else value.movedim(dim, 0)
+def batch_first(value: Tensor, dim: int | None, count: int) -> Tensor:
+    """The value with the mapped axis first; expanded if it is not mapped (dim None)."""
+    return value.unsqueeze(0).expand(count, *value.shape) if dim is None else value.movedim(dim, 0)
 
 
 def _to_grouped(images: Tensor) -> Tensor:
-    """[k, B, C, H, W] -> [B, k C, H, W], in memory [B, H, W, k, C]"""
+    """[k, B, C, H, W] -> [B, k C, H, W], stored as [B, H, W, k, C]"""
     return images.permute(1, 3, 4, 0, 2).contiguous().flatten(3).permute(0, 3, 1, 2)
 
 
-def _from_grouped(images: Tensor, many: int) -> Tensor:
-    """[B, k C, H, W] -> [k, B, C, H, W], where it lies"""
+def _from_grouped(images: Tensor, count: int) -> Tensor:
+    """[B, k C, H, W] -> [k, B, C, H, W], a view"""
     batch, _, height, width = images.shape
-    return images.view(batch, many, -1, height, width).movedim(1, 0)
+    return images.view(batch, count, -1, height, width).movedim(1, 0)
 
 
 def _to_nhwc(values: Tensor) -> Tensor:
-    """[k, n, C, h, w], in memory [k, n, h, w, C]"""
+    """[k, n, C, h, w], stored as [k, n, h, w, C]"""
     return values.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
 
 
-CHANNELS_LAST = 8  # of images with at least so many
+MIN_CHANNELS = 8  # fewer channels do not fill a cache line
 
 
 def empty_channels_last(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Memory for images [k, B, C, H, W]: the channels innermost where there are enough of them
-    for whole lines of memory.
+    """An uninitialized tensor for images [k, B, C, H, W], channels last if there are enough of
+    them.
     """
     return (
         like.new_empty(shape)
-        if shape[2] < CHANNELS_LAST
-        else conv_per_client.channels_innermost(like, shape)
+        if shape[2] < MIN_CHANNELS
+        else conv_per_client.empty_nhwc(like, shape)
     )

@@ -1,8 +1,8 @@
-"""The gradient of max pooling for compiled steps on a CPU, where windows tile the image: each place
-of a window is one slice of it, compared as a whole.
+"""The gradient of max pooling in compiled steps on a CPU, where windows tile the image: each
+position of a window is one slice of the image, compared as a whole.
 
-The compiler would scatter this gradient pixel by pixel, slower than torch's own library. A compiled
-step of a LeNet takes 2.0 instead of 2.2 ms this way.
+Measured: a compiled step of a LeNet takes 2.0 instead of 2.2 ms on one core, with the same bits.
+The compiler would scatter the gradient pixel by pixel, which is slower than torch's library.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PoolSizes = Sequence[int]
 
 
 def gradients() -> dict[Any, Callable[..., Any]]:
-    """As `make_fx` wants them: what to write down in place of an operation."""
+    """Replacements of ATen operations, for `make_fx`."""
     return {aten.max_pool2d_with_indices_backward.default: max_pool2d_backward}
 
 
@@ -32,8 +32,8 @@ def max_pool2d_backward(
     ceil: bool,
     indices: Tensor,
 ) -> Any:
-    """The gradient dy [B, C, h, w] to the first of the largest pixels of each window of the
-    images x [B, C, H, W].
+    """The gradient dy [B, C, h, w], passed to the first of the largest pixels of each window of
+    the images x [B, C, H, W].
     """
     height, width = _pair(kernel)
     tiles = (
@@ -43,19 +43,19 @@ def max_pool2d_backward(
     )
     if not tiles or x.is_cuda or x.dim() != 4 or x.shape[2] % height or x.shape[3] % width:
         return NotImplemented
-    x, dy = x.permute(0, 2, 3, 1), dy.permute(0, 2, 3, 1)  # channels innermost, as images lie here
-    places = [x[:, row::height, column::width] for row in range(height) for column in range(width)]
-    largest = places[0]
-    for place in places[1:]:
-        largest = torch.maximum(largest, place)
-    parts, found = [], torch.zeros_like(largest, dtype=torch.bool)
-    for place in places:
-        here = (place == largest) & ~found
-        parts.append(torch.where(here, dy, 0.0))
-        found = found | here
+    x, dy = x.permute(0, 2, 3, 1), dy.permute(0, 2, 3, 1)  # channels last, as images are stored
+    slices = [x[:, row::height, column::width] for row in range(height) for column in range(width)]
+    largest = slices[0]
+    for values in slices[1:]:
+        largest = torch.maximum(largest, values)
+    grads, found = [], torch.zeros_like(largest, dtype=torch.bool)
+    for values in slices:
+        is_first_largest = (values == largest) & ~found
+        grads.append(torch.where(is_first_largest, dy, 0.0))
+        found = found | is_first_largest
     # each [B, h, w, width, C]
     rows = [
-        torch.stack(parts[first : first + width], dim=3) for first in range(0, len(parts), width)
+        torch.stack(grads[first : first + width], dim=3) for first in range(0, len(grads), width)
     ]
     return torch.stack(rows, dim=2).reshape(x.shape).permute(0, 3, 1, 2)
 

@@ -1,10 +1,9 @@
-"""A step as a flat list of tensor operations, written down once: faster to call than the Python it
-came from, and open to the compiler.
+"""A function traced once to a flat list of tensor operations, which is faster to call than the
+Python it came from and can be compiled.
 
-Whatever changes from step to step or round to round must come in through the arguments; the step's
-Python runs only while it is written down. That holds for every method, because a part's functions
-are pure and see the run through their context alone. The step may be that of a stack of clients or
-of one.
+Python runs only while the function is traced, so everything that changes between calls must be an
+argument. This holds for the local step of every method: hooks are pure functions that read the run
+through their context alone.
 """
 
 from __future__ import annotations
@@ -15,79 +14,86 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 
-from remanence.kernels import maxpool_backward, winograd
+from remanence.kernels import kernels_enabled, maxpool_backward, winograd
 from remanence.kernels.compile import compile_graph
+from remanence.kernels.torch_internals import make_fx, torch_pytree
 
 
 class TracedFunction:
-    """A function for arguments of the form of an example; `compile` fuses it, which takes tens
-    of seconds the first time (torch keeps what it compiled).
+    """A function traced for arguments with the structure, shapes and dtypes of an example.
+
+    Args:
+        function: The function; its arguments and results are trees of tensors.
+        example: Arguments to trace it with.
+        compile: Whether the graph is compiled. The first time this takes tens of seconds; torch
+            caches the result on disk.
     """
 
     def __init__(
         self, function: Callable[..., Any], example: tuple[Any, ...], compile: bool = False
     ):
-        leaves, form = pytree.tree_flatten(example)
-        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        answer_form: list[Any] = []
+        leaves, structure = torch_pytree.tree_flatten(example)
+        positions = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        result_structure: list[Any] = []
 
         def flat(*tensors: Tensor) -> list[Tensor]:
             filled = list(leaves)
-            for place, tensor in zip(places, tensors, strict=True):
-                filled[place] = tensor
-            answer, found = pytree.tree_flatten(function(*pytree.tree_unflatten(filled, form)))
-            answer_form[:] = [found]
-            return answer
+            for position, tensor in zip(positions, tensors, strict=True):
+                filled[position] = tensor
+            arguments = torch_pytree.tree_unflatten(filled, structure)
+            result, found = torch_pytree.tree_flatten(function(*arguments))
+            result_structure[:] = [found]
+            return result
 
-        # one tensor may stand at two places, as parameters do before the first step: told apart, or
-        # the wrong one would be read later
+        # detach() makes a tensor that occurs twice two inputs: before the first step the parameters
+        # are also those of the received model, but later they differ
         graph = make_fx(flat, decompositions() if compile else None)(
-            *(leaves[place].detach() for place in places)
+            *(leaves[position].detach() for position in positions)
         )
         self.places = [
-            place for place, used in zip(places, prune_inputs(graph), strict=True) if used
+            position for position, used in zip(positions, prune_inputs(graph), strict=True) if used
         ]
-        self.kinds = [_kind(leaves[place]) for place in self.places]
-        self.form, self.answer_form = form, answer_form[0]
-        (answers,) = (node.args[0] for node in graph.graph.nodes if node.op == "output")
-        self.strides = [_stride_of(answer) for answer in answers]
+        self.kinds = [_kind(leaves[position]) for position in self.places]
+        self.form, self.answer_form = structure, result_structure[0]
+        (results,) = (node.args[0] for node in graph.graph.nodes if node.op == "output")
+        self.strides = [_stride_of(result) for result in results]
         self.run: Any = compile_graph(graph) if compile else graph
-        leaves = []  # the example is not kept alive
+        leaves = []  # free the example
 
     def __call__(self, *arguments: Any) -> Any:
-        leaves = pytree.tree_leaves(arguments)
+        leaves = torch_pytree.tree_leaves(arguments)
         with torch.no_grad():
-            return pytree.tree_unflatten(
+            return torch_pytree.tree_unflatten(
                 self.run(*(leaves[place] for place in self.places)), self.answer_form
             )
 
     def fits(self, arguments: tuple[Any, ...]) -> bool:
-        """Are these of the form of the example, as far as the function looks at them?"""
-        leaves, form = pytree.tree_flatten(arguments)
-        return form == self.form and [_kind(leaves[place]) for place in self.places] == self.kinds
+        """Whether the arguments have the structure, shapes and dtypes of the example, as far as
+        the function reads them.
+        """
+        leaves, structure = torch_pytree.tree_flatten(arguments)
+        return (
+            structure == self.form and [_kind(leaves[place]) for place in self.places] == self.kinds
+        )
 
 
 def trace_step(
     step: Callable[..., Any], example: tuple[Any, ...], compile: bool = False
 ) -> TracedFunction:
-    """Write the step of a stack down."""
+    """Trace the step of a stack of clients."""
     return TracedFunction(step, example, compile)
 
 
 def decompositions() -> dict[Any, Any]:
-    """What is written down for the compiler in place of operations that are faster in other
-    ways.
-    """
+    """Replacements for operations that the compiler makes slow."""
+    if not kernels_enabled():
+        return {}
     return {**maxpool_backward.gradients(), **winograd.convolutions()}
 
 
 def prune_inputs(graph: GraphModule) -> list[bool]:
-    """Take away the inputs that nothing reads: each costs something at every call, and most of
-    a context is not read. -> which were kept
-    """
+    """Remove inputs that nothing reads, since each one costs time in every call. -> which remain"""
     inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
     used = [bool(node.users) for node in inputs]
     for node in inputs:
@@ -97,9 +103,9 @@ def prune_inputs(graph: GraphModule) -> list[bool]:
     return used
 
 
-def _stride_of(answer: Any) -> tuple[int, ...]:
-    """How what a graph answers will lie in memory; () where that is not known."""
-    value = getattr(answer, "meta", {}).get("val")
+def _stride_of(result: Any) -> tuple[int, ...]:
+    """The strides of a graph's result; () if they are unknown."""
+    value = getattr(result, "meta", {}).get("val")
     return tuple(value.stride()) if isinstance(value, Tensor) else ()
 
 

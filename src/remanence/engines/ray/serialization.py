@@ -186,7 +186,7 @@ def receive_task(parcel: TaskBundle, device: torch.device) -> TrainingTask:
 
     task: TrainingTask = cloudpickle.loads(parcel.pickled)
     model = task.model
-    for module in (model.dataset_module, model.train_module, model.eval_module):
+    for module in (model.source_module, model.train_module, model.eval_module):
         assert isinstance(module, nn.Module)
         module.to(device)
     initial = ModelState(
