@@ -20,7 +20,8 @@ import pytest
 from report.rich_runs import write_server_run
 
 from remanence.core.errors import InputError
-from remanence.report.live import ReportState, find_results, make_server, read_progress
+from remanence.report.live import make_server
+from remanence.report.live_state import ReportState, find_results, read_progress
 from remanence.results.ledger import header
 from remanence.results.run import CHECKPOINTS, LEDGER, METRICS, SPEC, Run
 
@@ -72,11 +73,11 @@ def start() -> Iterator[Callable[..., tuple[subprocess.Popen[str], int]]]:
         )
         children.append(child)
         assert child.stdout is not None
-        told = child.stdout.readline()
-        assert told.startswith("watching at http://127.0.0.1:"), told + (
+        line = child.stdout.readline()
+        assert line.startswith("watching at http://127.0.0.1:"), line + (
             child.stderr.read() if child.stderr and child.poll() is not None else ""
         )
-        return child, int(told.split(":")[2].split("/")[0])
+        return child, int(line.split(":")[2].split("/")[0])
 
     yield begin
     for child in children:
@@ -111,13 +112,17 @@ def test_a_process_serves_and_ends_by_ctrl_c(growing: Growing, start: Callable[.
     assert "unsafe" not in headers["content-security-policy"]
     assert b"<iframe" not in frame.split(b"<script>")[0]
     status, headers, state = ask(port, "/state")
-    told = json.loads(state)
-    assert (told["runs"][0]["round"], told["runs"][0]["rounds"], told["runs"][0]["finished"]) == (
+    answer = json.loads(state)
+    assert (
+        answer["runs"][0]["round"],
+        answer["runs"][0]["rounds"],
+        answer["runs"][0]["finished"],
+    ) == (
         3,
         8,
         False,
     )
-    assert told["waiting"] == ["later"]
+    assert answer["waiting"] == ["later"]
     assert ask(port, "/state", If_None_Match=headers["etag"])[0] == 304
     status, headers, page = ask(port, "/page")
     assert status == 200
@@ -175,35 +180,35 @@ def test_only_this_machine_can_see_it(tmp_path: Path) -> None:
 
 
 def test_files_that_grow_shrink_break_and_go(growing: Growing) -> None:
-    board = ReportState([growing.folder])
-    nothing = board.version()
-    assert b"Waiting for a run" in board.page()[1]
+    state = ReportState([growing.folder])
+    nothing = state.version()
+    assert b"Waiting for a run" in state.page()[1]
     growing.reach(5)
-    version, page = board.page()
-    assert version == board.version() != nothing
+    version, page = state.page()
+    assert version == state.version() != nothing
     assert b"after round 5" in page
-    assert board.page()[1] is page  # drawn once
+    assert state.page()[1] is page  # rendered once
 
     growing.reach(2)  # killed, and resumed from an older checkpoint
-    assert b"after round 2" in board.page()[1]
+    assert b"after round 2" in state.page()[1]
     with (growing.folder / METRICS).open("ab") as file:
         file.write(b'{"round": 3, "time_')  # killed in the middle of a line
-    assert b"after round 2" in board.page()[1]
-    assert board.state()["runs"][0]["round"] == 2
+    assert b"after round 2" in state.page()[1]
+    assert state.state()["runs"][0]["round"] == 2
 
-    good = board.page()[1]
+    good = state.page()[1]
     spec = (growing.folder / SPEC).read_bytes()
     (growing.folder / SPEC).write_bytes(spec[: len(spec) // 2])
-    assert board.page() == ("", good)  # the last good page, and it will be tried again
-    assert board.state()["trouble"]
+    assert state.page() == ("", good)  # the last good page, and it will be tried again
+    assert state.state()["error"]
     (growing.folder / SPEC).write_bytes(spec)
     growing.reach(8)
-    assert b"after round 8" in board.page()[1]
-    assert board.state()["trouble"] == ""
+    assert b"after round 8" in state.page()[1]
+    assert state.state()["error"] == ""
 
     shutil.rmtree(growing.folder)
-    assert board.state()["waiting"] == ["run"]
-    assert b"Waiting for a run" in board.page()[1]
+    assert state.state()["waiting"] == ["run"]
+    assert b"Waiting for a run" in state.page()[1]
 
 
 def test_a_page_that_never_could_be_drawn_says_why(growing: Growing) -> None:
@@ -211,7 +216,7 @@ def test_a_page_that_never_could_be_drawn_says_why(growing: Growing) -> None:
     (growing.folder / SPEC).write_text(f'method = "{HOSTILE}"\nrounds = "many"\n')
     version, page = ReportState([growing.folder]).page()
     assert version == ""
-    assert b"cannot be drawn yet" in page
+    assert b"cannot be rendered yet" in page
     assert b"<img" not in page
 
 
@@ -232,9 +237,15 @@ def test_names_of_folders_stay_text(tmp_path: Path) -> None:
 
 
 def test_progress_of_a_finished_run(whole: Run) -> None:
-    told = read_progress(whole.folder)
-    assert told is not None
-    assert (told["method"], told["seed"], told["round"], told["rounds"], told["finished"]) == (
+    progress = read_progress(whole.folder)
+    assert progress is not None
+    assert (
+        progress["method"],
+        progress["seed"],
+        progress["round"],
+        progress["rounds"],
+        progress["finished"],
+    ) == (
         "fedavg",
         0,
         8,

@@ -21,7 +21,7 @@ from remanence.core.files import translate_disk_errors, write_atomically
 from remanence.metrics.groups import Group, describe_model, group_runs, select_by_validation
 from remanence.report import tables
 from remanence.report.latex import render_latex
-from remanence.report.matplotlib_marks import as_list, plain
+from remanence.report.matplotlib_values import as_list, plain_text
 from remanence.report.table_columns import ACCURACY, columns_for
 from remanence.report.theme import Figure
 from remanence.results.run import Comparison, Run
@@ -208,7 +208,7 @@ def tabulate(figure: Figure) -> str:
         )
     ]
     cells = [
-        [plain(row[index]) if isinstance(row[index], str) else row[index] for index in kept]
+        [plain_text(row[index]) if isinstance(row[index], str) else row[index] for index in kept]
         for row in rows
     ]
     return write_csv([[headings[index] for index in kept], *cells])

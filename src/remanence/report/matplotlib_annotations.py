@@ -1,11 +1,12 @@
-"""What stands around the marks of a figure on paper: boundaries, words, color bars."""
+"""What surrounds the marks of a figure on paper: lines between time steps, texts, color bars."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
 
-from remanence.report.matplotlib_marks import POINTS, MplPanel, as_list, plain, read_color
+from remanence.report.matplotlib_marks import MplPanel
+from remanence.report.matplotlib_values import POINTS, as_list, plain_text, read_color
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -14,31 +15,39 @@ SIZE = 8  # points of text
 
 
 def draw_shapes(panels: dict[tuple[str, str], MplPanel], layout: dict[str, Any]) -> None:
-    """Lines and areas behind the marks, such as the boundaries of a drift."""
+    """Lines and areas behind the marks, such as the lines between time steps."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Rectangle
 
     for shape in layout.get("shapes") or ():
-        panel, transform = _find_place(panels, shape)
+        panel, transform = _find_panel(panels, shape)
         x0, x1 = (
-            panel.across.place([shape.get("x0"), shape.get("x1")])
-            if panel.across.words is None
+            panel.x_scale.positions([shape.get("x0"), shape.get("x1")])
+            if panel.x_scale.names is None
             else (shape["x0"], shape["x1"])
         )
         y0, y1 = (
-            panel.up.place([shape.get("y0"), shape.get("y1")])
-            if panel.up.words is None
+            panel.y_scale.positions([shape.get("y0"), shape.get("y1")])
+            if panel.y_scale.names is None
             else (shape["y0"], shape["y1"])
         )
         line = shape.get("line") or {}
-        look = {
+        style = {
             "color": read_color(line.get("color") or "#9a9a9a"),
             "linewidth": float(line.get("width") or 1) * POINTS,
         }
         if shape.get("type") == "line":
-            style: Any = {"dash": "--", "dot": ":", "dashdot": "-."}.get(str(line.get("dash")), "-")
+            dashes: Any = {"dash": "--", "dot": ":", "dashdot": "-."}
+            linestyle = dashes.get(str(line.get("dash")), "-")
             panel.ax.add_line(
-                Line2D([x0, x1], [y0, y1], transform=transform, linestyle=style, zorder=1, **look)
+                Line2D(
+                    [x0, x1],
+                    [y0, y1],
+                    transform=transform,
+                    linestyle=linestyle,
+                    zorder=1,
+                    **style,
+                )
             )
         elif shape.get("type") == "rect":
             fill = read_color(shape.get("fillcolor") or "none")
@@ -55,30 +64,31 @@ def draw_shapes(panels: dict[tuple[str, str], MplPanel], layout: dict[str, Any])
             )
         else:
             raise NotImplementedError(
-                f"figures for paper know lines and rectangles, not {shape.get('type')}"
+                f"figures for paper support lines and rectangles, not {shape.get('type')}"
             )
 
 
 def write_annotations(panels: dict[tuple[str, str], MplPanel], layout: dict[str, Any]) -> None:
+    """Titles of panels, and texts at positions."""
     for note in layout.get("annotations") or ():
         if note.get("visible") is False:
             continue
-        panel, transform = _find_place(panels, note)
-        text = plain(note.get("text") or "")
+        panel, transform = _find_panel(panels, note)
+        text = plain_text(note.get("text") or "")
         x: Any = (
-            panel.across.words.get(plain(note["x"]), note["x"])
-            if panel.across.words and isinstance(note["x"], str)
+            panel.x_scale.names.get(plain_text(note["x"]), note["x"])
+            if panel.x_scale.names and isinstance(note["x"], str)
             else note["x"]
         )
         y: Any = (
-            panel.up.words.get(plain(note["y"]), note["y"])
-            if panel.up.words and isinstance(note["y"], str)
+            panel.y_scale.names.get(plain_text(note["y"]), note["y"])
+            if panel.y_scale.names and isinstance(note["y"], str)
             else note["y"]
         )
         if re.fullmatch(r"x\d*", str(note.get("xref"))) and not min(panel.ax.get_xlim()) <= float(
             x
         ) <= max(panel.ax.get_xlim()):
-            continue  # beyond the axis, as a time step that nothing is drawn of
+            continue  # outside the axis, such as a time step without data
         above = (
             note.get("yanchor") == "bottom"
             and y == 1
@@ -106,13 +116,13 @@ def write_annotations(panels: dict[tuple[str, str], MplPanel], layout: dict[str,
         )
 
 
-def _find_place(
-    panels: dict[tuple[str, str], MplPanel], thing: dict[str, Any]
+def _find_panel(
+    panels: dict[tuple[str, str], MplPanel], item: dict[str, Any]
 ) -> tuple[MplPanel, Any]:
-    """The panel of a shape or an annotation, and the meaning of its numbers there."""
+    """The panel of a shape or an annotation, and the transform of its coordinates."""
     from matplotlib.transforms import blended_transform_factory
 
-    x, y = str(thing.get("xref") or "paper"), str(thing.get("yref") or "paper")
+    x, y = str(item.get("xref") or "paper"), str(item.get("yref") or "paper")
     wanted = [re.sub(r" domain$", "", ref) for ref in (x, y)]
     panel = next(
         (
@@ -131,7 +141,7 @@ def _find_place(
 def add_color_bars(
     paper: Figure, panels: dict[tuple[str, str], MplPanel], layout: dict[str, Any]
 ) -> None:
-    """One bar for maps that share a scale, and one each for those with their own."""
+    """One color bar for maps that share a scale, and one for each map with its own."""
     owners: dict[str, list[tuple[Any, Any]]] = {}
     for place, panel in enumerate(panels.values()):
         for mesh in panel.ax.collections:
@@ -144,7 +154,7 @@ def add_color_bars(
         settings = layout.get(name, {})
         if settings.get("showscale") is False:
             continue
-        look = settings.get("colorbar") or {}
+        style = settings.get("colorbar") or {}
         bar = paper.colorbar(
             pairs[0][1],
             ax=[ax for ax, _ in pairs],
@@ -155,21 +165,21 @@ def add_color_bars(
         )
         bar.outline.set_visible(False)
         bar.ax.tick_params(length=2)
-        form = str(look.get("tickformat") or "")
+        form = str(style.get("tickformat") or "")
         if form.endswith(("p", "%")):
             bar.ax.yaxis.set_major_formatter(
                 write_signed if form.startswith("+") else write_percent
             )
-        if look.get("tickvals") is not None:
+        if style.get("tickvals") is not None:
             bar.set_ticks(
-                as_list(look["tickvals"]),
-                labels=[plain(text) for text in as_list(look.get("ticktext"))] or None,
+                as_list(style["tickvals"]),
+                labels=[plain_text(text) for text in as_list(style.get("ticktext"))] or None,
             )
-        title = look.get("title") or {}
-        bar.set_label(plain((title.get("text") if isinstance(title, dict) else title) or ""))
+        title = style.get("title") or {}
+        bar.set_label(plain_text((title.get("text") if isinstance(title, dict) else title) or ""))
 
 
-def write_percent(value: float, place: float = 0) -> str:
+def write_percent(value: float, position: float = 0) -> str:
     """
     >>> write_percent(0.25), write_percent(0.125)
     ('25%', '12.5%')
@@ -177,5 +187,6 @@ def write_percent(value: float, place: float = 0) -> str:
     return f"{round(100 * value, 6):g}%"
 
 
-def write_signed(value: float, place: float = 0) -> str:
+def write_signed(value: float, position: float = 0) -> str:
+    """As `write_percent`, with a plus sign."""
     return ("+" if value > 0 else "") + write_percent(value)

@@ -1,5 +1,6 @@
 "use strict";
-// Draws the figures whose data stand in this page, fits them to screen, theme and paper, follows what the reader chooses, and saves them, and their data as CSV.
+// Draws the figures from the data in this page, fits them to the screen, the color scheme and print, shows the state that the reader selects, and saves
+// figures as images and their data as CSV.
 (() => {
   const THEMES = {
     light: { ink: "#22252a", rule: "#dcdee2", card: "#ffffff" },
@@ -9,7 +10,7 @@
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const print = matchMedia("print");
   const touch = matchMedia("(pointer: coarse)");
-  const AHEAD = 600; // pixels below the screen in which figures are drawn before the reader comes to them
+  const AHEAD = 600; // pixels below the screen in which figures are drawn in advance
   const figures = [...document.querySelectorAll("figure")].map((element) => ({
     name: element.id,
     plot: element.querySelector(".plot"),
@@ -21,7 +22,7 @@
     text: element.querySelector("script").textContent,
   }));
 
-  // Megabytes of data are read when a figure is drawn, not when the page opens.
+  // The data are parsed when a figure is drawn, not when the page opens.
   const read = (figure) => {
     if (!figure.content) [figure.content, figure.text] = [JSON.parse(figure.text), null];
     return figure.content;
@@ -38,26 +39,26 @@
     return changes;
   };
 
-  // Panels of a map stand in two columns where there is room; lengths are in pixels until the last step.
+  // Panels are in two columns where they fit; lengths are in pixels until the last step.
   const arrange = (meta, width) => {
     const names = meta.gap + 30; // beside each panel
     const columns = meta.panels > 1 && width - 2 * names >= 440 ? 2 : 1;
     const rows = Math.ceil(meta.panels / columns);
-    const [count, longest] = meta.labels ?? [0, 0]; // names below a panel; where they do not fit side by side, plotly turns them
-    const turned = count * (7 * longest + 8) > width / columns - names;
-    const [top, title, gap] = [meta.bars ? 10 : 44, (meta.panels > 1 ? 26 : 6) + (meta.bars ? 40 : 0), 52 + (turned ? Math.min(6 * longest, 160) : 0)];
+    const [count, longest] = meta.labels ?? [0, 0]; // names below a panel; where they do not fit side by side, they are rotated
+    const rotated = count * (7 * longest + 8) > width / columns - names;
+    const [top, title, gap] = [meta.bars ? 10 : 44, (meta.panels > 1 ? 26 : 6) + (meta.bars ? 40 : 0), 52 + (rotated ? Math.min(6 * longest, 160) : 0)];
     const inner = rows * (meta.panel + title + gap) - gap;
     const height = top + inner + gap;
     const between = columns === 2 ? names / (width - names) : 0;
     const changes = { height, "margin.t": top, "margin.b": gap };
-    for (let place = 0; place < meta.panels; place++) {
-      const number = place ? place + 1 : "";
-      const [row, column] = [Math.floor(place / columns), place % columns];
+    for (let index = 0; index < meta.panels; index++) {
+      const number = index ? index + 1 : "";
+      const [row, column] = [Math.floor(index / columns), index % columns];
       const upper = 1 - (row * (meta.panel + title + gap) + title) / inner;
       const share = (1 - between * (columns - 1)) / columns;
       changes[`xaxis${number}.domain`] = [column * (share + between), column * (share + between) + share];
       changes[`yaxis${number}.domain`] = [Math.max(0, upper - meta.panel / inner), upper];
-      if (count) changes[`xaxis${number}.tickangle`] = turned ? 90 : 0;
+      if (count) changes[`xaxis${number}.tickangle`] = rotated ? 90 : 0;
       if (meta.bars) {
         changes[`coloraxis${number}.colorbar.x`] = column * (share + between);
         changes[`coloraxis${number}.colorbar.y`] = upper + title / inner;
@@ -67,7 +68,7 @@
     return changes;
   };
 
-  // A legend needs more lines on a narrow screen; the figure grows by them, so that the drawing keeps its height.
+  // A legend needs more lines on a narrow screen; the figure grows by them, so that the plot keeps its height.
   const fit = ({ plot, content }, printing) => {
     const { meta } = content.layout;
     const width = printing ? PAPER_WIDTH : plot.clientWidth;
@@ -88,17 +89,17 @@
     }
   };
 
-  const chosen = (figure) => {
+  const selectedState = (figure) => {
     const { states } = read(figure);
-    const mine = figure.method ? states.filter((state) => state.method === figure.method.value) : states;
-    return mine[figure.frame ? Number(figure.frame.value) : 0];
+    const ofMethod = figure.method ? states.filter((state) => state.method === figure.method.value) : states;
+    return ofMethod[figure.frame ? Number(figure.frame.value) : 0];
   };
 
-  // A state brings new data for the traces, and what it shows in words.
+  // A state has new data for the traces and a new description.
   const show = (figure) => {
     const { plot, content, frame, output } = figure;
-    const state = chosen(figure);
-    content.data.forEach((trace, place) => Object.assign(trace, state.data[place]));
+    const state = selectedState(figure);
+    content.data.forEach((trace, index) => Object.assign(trace, state.data[index]));
     assign(content.layout, state.axes);
     plot.setAttribute("aria-label", state.alt);
     if (frame) {
@@ -108,54 +109,54 @@
     if (plot.dataset.drawn) Plotly.react(plot, content.data, content.layout);
   };
 
-  // The slider has a place for each frame of the method; after a change of method it stays at the nearest frame.
-  const offer = (figure) => {
+  // The slider has a step for each frame of the method; after a change of method it goes to the nearest frame.
+  const setSlider = (figure) => {
     const { states } = read(figure);
-    const mine = states.filter((state) => !figure.method || state.method === figure.method.value);
+    const ofMethod = states.filter((state) => !figure.method || state.method === figure.method.value);
     if (!figure.frame) return;
     const before = figure.output.textContent;
     const wanted = before === "" ? Infinity : Number(before);
-    const distances = mine.map((state) => (wanted === Infinity ? -Number(state.frame) : Math.abs(Number(state.frame) - wanted)));
-    figure.frame.max = String(mine.length - 1);
+    const distances = ofMethod.map((state) => (wanted === Infinity ? -Number(state.frame) : Math.abs(Number(state.frame) - wanted)));
+    figure.frame.max = String(ofMethod.length - 1);
     figure.frame.value = String(distances.indexOf(Math.min(...distances)));
   };
 
-  const prepare = (figure) => {
+  const connectControls = (figure) => {
     if (!figure.method && !figure.frame) return;
-    offer(figure);
+    setSlider(figure);
     show(figure);
-    figure.method?.addEventListener("change", () => { offer(figure); show(figure); });
+    figure.method?.addEventListener("change", () => { setSlider(figure); show(figure); });
     figure.frame?.addEventListener("input", () => show(figure));
   };
 
-  const paint = (figure) => {
+  const newPlot = (figure) => {
     const content = read(figure);
     const { plot, name } = figure;
-    prepare(figure);
-    assign(content.layout, { ...adapt(figure, print.matches), dragmode: touch.matches ? false : "zoom" }); // else a finger could not scroll past
-    const painting = Plotly.newPlot(plot, content.data, content.layout, {
+    connectControls(figure);
+    assign(content.layout, { ...adapt(figure, print.matches), dragmode: touch.matches ? false : "zoom" }); // otherwise touch could not scroll past the figure
+    const drawing = Plotly.newPlot(plot, content.data, content.layout, {
       displaylogo: false,
       displayModeBar: touch.matches ? false : "hover",
       modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
       toImageButtonOptions: { format: "svg", filename: name },
     });
     plot.dataset.drawn = "yes";
-    return painting;
+    return drawing;
   };
 
-  const draw = (figure) => (figure.painting ??= paint(figure));
+  const draw = (figure) => (figure.drawing ??= newPlot(figure));
 
-  const redraw = (printing) => {
+  const adaptAll = (printing) => {
     for (const figure of figures) {
       if (printing) draw(figure);
       if (figure.plot.dataset.drawn) Plotly.relayout(figure.plot, adapt(figure, printing));
     }
   };
 
-  // A spreadsheet must not take a name for a formula.
+  // A name that a spreadsheet would read as a formula gets an apostrophe.
   const quote = (text) => `"${(/^[=+\-@\t]/.test(text) ? "'" : "") + text.replaceAll('"', '""')}"`;
 
-  // Names were escaped for plotly.
+  // Names are escaped for plotly.
   const cell = (value) => {
     if (value === null || value === undefined) return "";
     if (typeof value !== "string") return String(value);
@@ -163,23 +164,23 @@
   };
 
   const tabulate = (traces) => {
-    const told = traces.filter((trace) => trace.meta && trace.meta.columns);
-    const rows = told.flatMap(({ name, x, y, z, customdata }) =>
-      z ? y.flatMap((up, row) => x.map((along, column) => [name, along, up, z[row][column]])) : x.map((along, place) => [name, along, y[place], customdata ? customdata[place] : null]));
-    const kept = [0, 1, 2, 3].filter((place) => told.some((trace) => trace.meta.columns[place]));
-    return { heads: kept.map((place) => told[0].meta.columns[place] || ""), rows: rows.map((row) => kept.map((place) => cell(row[place]))) };
+    const named = traces.filter((trace) => trace.meta && trace.meta.columns);
+    const rows = named.flatMap(({ name, x, y, z, customdata }) =>
+      z ? y.flatMap((up, row) => x.map((along, column) => [name, along, up, z[row][column]])) : x.map((along, index) => [name, along, y[index], customdata ? customdata[index] : null]));
+    const kept = [0, 1, 2, 3].filter((index) => named.some((trace) => trace.meta.columns[index]));
+    return { heads: kept.map((index) => named[0].meta.columns[index] || ""), rows: rows.map((row) => kept.map((index) => cell(row[index]))) };
   };
 
-  // A figure with states saves all of them, with whose and when in front.
+  // A figure with states saves all of them, with the columns method and frame in front.
   const write = (figure) => {
     const { data, states, frame } = read(figure);
-    const whose = [figure.method ? "method" : "", states.some((state) => state.frame) ? frame : ""];
+    const names = [figure.method ? "method" : "", states.some((state) => state.frame) ? frame : ""];
     const shown = states.length ? states : [{ method: "", frame: "", data: data.map(() => ({})) }];
     const tables = shown.map((state) => {
-      const { heads, rows } = tabulate(data.map((trace, place) => ({ ...trace, ...state.data[place] })));
+      const { heads, rows } = tabulate(data.map((trace, index) => ({ ...trace, ...state.data[index] })));
       const front = [quote(state.method), state.frame];
-      const lead = (cells) => [...cells.filter((_, place) => whose[place] && states.length)];
-      return { heads: [...lead(whose), ...heads], rows: rows.map((row) => [...lead(front), ...row]) };
+      const lead = (cells) => [...cells.filter((_, index) => names[index] && states.length)];
+      return { heads: [...lead(names), ...heads], rows: rows.map((row) => [...lead(front), ...row]) };
     });
     return [tables[0].heads, ...tables.flatMap(({ rows }) => rows)].map((row) => row.join(",") + "\r\n").join("");
   };
@@ -192,7 +193,7 @@
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   };
 
-  // A picture is saved on white, in the colors of paper, whatever the screen shows.
+  // An image is saved on white in the light color scheme.
   const saveImage = async (figure, format) => {
     await draw(figure);
     await Plotly.relayout(figure.plot, { ...adapt(figure, true), paper_bgcolor: "white" });
@@ -202,21 +203,21 @@
 
   for (const figure of figures) figure.button?.addEventListener("click", () => save(figure));
   for (const figure of figures) figure.images.forEach((button) => button.addEventListener("click", () => saveImage(figure, button.value)));
-  dark.addEventListener("change", () => redraw(print.matches));
-  print.addEventListener("change", () => redraw(print.matches));
-  addEventListener("beforeprint", () => redraw(true));
-  addEventListener("afterprint", () => redraw(false));
+  dark.addEventListener("change", () => adaptAll(print.matches));
+  print.addEventListener("change", () => adaptAll(print.matches));
+  addEventListener("beforeprint", () => adaptAll(true));
+  addEventListener("afterprint", () => adaptAll(false));
   let width = innerWidth;
   let waiting = 0;
   addEventListener("resize", () => {
-    if (innerWidth === width) return; // a phone's address bar comes and goes
+    if (innerWidth === width) return; // a phone shows and hides its address bar
     width = innerWidth;
     clearTimeout(waiting);
-    waiting = setTimeout(() => redraw(print.matches), 100);
+    waiting = setTimeout(() => adaptAll(print.matches), 100);
   });
 
-  // What is on the screen comes first, then what a reader comes to next, the rest while nothing else is to be done; one at a time, so that the text can be
-  // read and scrolled at once. The marks let a browser's tools, and our benchmark, see when.
+  // Figures on the screen are drawn first, then those just below it, and the rest when the browser is idle; one at a time, so that the page scrolls
+  // meanwhile. The marks are for developer tools and benchmarks/report_opening.py.
   const rest = () => new Promise((resume) => (window.requestIdleCallback ?? setTimeout)(resume, { timeout: 200 }));
   const pause = () => new Promise((resume) => setTimeout(resume, 0));
   const within = (ahead) => ({ plot }) => {
@@ -229,13 +230,13 @@
   };
   (async () => {
     for (;;) {
-      const waiting = figures.filter((figure) => !figure.painting);
+      const waiting = figures.filter((figure) => !figure.drawing);
       if (!waiting.some(within(0)) && !document.documentElement.dataset.drawn) report("seen");
       if (!waiting.length) break;
       await (waiting.some(within(AHEAD)) ? pause() : rest());
       await draw(waiting.find(within(0)) ?? waiting.find(within(AHEAD)) ?? waiting[0]);
     }
-    await Promise.all(figures.map((figure) => figure.painting));
+    await Promise.all(figures.map((figure) => figure.drawing));
     report("all");
   })();
 })();

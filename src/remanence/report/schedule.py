@@ -36,8 +36,13 @@ def draw_schedule(
     concepts: Sequence[object] = (),
     origin: str = "",
 ) -> Figure:
-    """Clusters [T][K] as a map: a row a time step, a column a client, a color a cluster.
-    `concepts` say what each cluster's data are.
+    """A heat map of clusters: rows are time steps, columns clients, colors clusters.
+
+    Args:
+        clusters: The cluster of each client at each time step [T][K].
+        title: Of the figure.
+        concepts: A description of each cluster's data.
+        origin: A last sentence of the caption.
     """
     table = np.array(clusters, dtype=np.int64)
     count = int(table.max()) + 1
