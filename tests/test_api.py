@@ -1,4 +1,4 @@
-"""The house from a notebook: names, objects, and what can be asked of a finished run."""
+"""The Python API: names, objects, and finished runs."""
 
 from __future__ import annotations
 

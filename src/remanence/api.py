@@ -42,17 +42,32 @@ def run(
     set: Mapping[str, Any] | None = None,
     **flags: Any,
 ) -> Run:
-    """Run an experiment: a file or nested dictionaries, changed by flags (`rounds=20`, `lr=0.1`)
-    and by keys (`set={"local.batch_size": 16}`).
+    """Run one experiment.
 
-    Methods, models and data may be objects: `wsm() + fedprox(mu=0.1)`, any nn.Module, any Dataset
-    with labels. Without `out` the run folder is a temporary one; `run.folder` tells where.
+    Args:
+        experiment: An experiment file, or nested dictionaries like one. Default: the default
+            settings.
+        method: The method, as text or as an object such as `fedprox(mu=0.1) + wsm()`.
+        model: The model, as text or as an `nn.Module`.
+        data: The data set, as text, or a `Dataset` with labels.
+        out: The output folder. Default: a temporary folder, see `Run.folder`.
+        overwrite: Replace an earlier run in the output folder.
+        quiet: Print no progress.
+        time_limit: Seconds after which the run saves itself and raises `Stopped`.
+        set: Settings to change, by dotted key: `{"local.batch_size": 16}`.
+        **flags: Settings to change, by the short names in `config.FLAGS`: `rounds=20`, `lr=0.1`.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        InputError: A setting or a combination of settings is invalid.
     """
     objects, names = _objects(method, model, data)
-    spec = parse_experiment(_tree(experiment), {**changes_from_flags(names | flags), **(set or {})})
+    changes = {**changes_from_flags(names | flags), **(set or {})}
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="remanence-"))
     return start_run(
-        spec,
+        parse_experiment(_tree(experiment), changes),
         folder,
         overwrite=overwrite,
         progress=make_progress(quiet),
@@ -78,11 +93,28 @@ def compare(
     set: Mapping[str, Any] | None = None,
     **flags: Any,
 ) -> Comparison:
-    """Compare methods on the same data and the same draws of clients; `grid={"lr": [0.1, 0.05]}`
-    tries settings, chosen by `select`.
+    """Compare methods on the same data with the same sampled clients.
 
-    Where the engine is a stack, seeds and numeric settings of a method train in one: at most
-    `batch_runs` runs, 1 for each alone, 0 for as many as fit.
+    Args:
+        methods: The methods, as a list or as text separated by semicolons.
+        experiment: An experiment file, or nested dictionaries like one.
+        seeds: Number of seeds (0, 1, ...), or a list of seeds.
+        grid: Values of settings to try, by flag or dotted key: `{"lr": [0.1, 0.05]}`.
+        select: Selection of a method's setting in a grid: "last" shows all settings, "validation"
+            the one with the highest validation accuracy.
+        model: The model, as in `run`.
+        data: The data set, as in `run`.
+        out: The output folder. Default: a temporary folder, see `Comparison.folder`.
+        overwrite: Replace an earlier comparison in the output folder.
+        quiet: Print no progress.
+        time_limit: Seconds after which the runs are saved and `Stopped` is raised.
+        batch_runs: Maximum number of runs of a method (seeds and numeric settings) that the engine
+            vectorized trains as one batch. 1: each run alone, 0: as many as fit.
+        set: Settings to change, by dotted key.
+        **flags: Settings to change, by short name.
+
+    Returns:
+        The finished comparison.
     """
     objects, names = _objects(None, model, data)
     if select not in ("last", "validation"):
@@ -118,8 +150,20 @@ def resume(
     time_limit: float | None = None,
     allow_code: bool = True,
 ) -> Run | Comparison:
-    """Go on with a run or a comparison that was interrupted; without `allow_code`, not with one
-    that names Python code to import.
+    """Continue a run or a comparison that was interrupted.
+
+    Args:
+        folder: Its folder.
+        rounds: Continue a run until this round in total. Default: the rounds of its experiment.
+        method: The method, if it was an object.
+        model: The model, if it was an object.
+        data: The data set, if it was an object.
+        quiet: Print no progress.
+        time_limit: Seconds after which it is saved and `Stopped` is raised.
+        allow_code: Accept a model that is Python code to import.
+
+    Returns:
+        The run or comparison, with the same result as without the interruption.
     """
     found = load_trusted(folder, allow_code)
     objects, _ = _objects(method, model, data)
@@ -162,7 +206,7 @@ def make_cells(
     seeds: int | Sequence[int],
     grid: Mapping[str, Sequence[Any]],
 ) -> list[GridPoint]:
-    """The cells of a comparison, from what people write."""
+    """Plan the runs of a comparison; the arguments are those of `compare`."""
     names = (
         [name.strip() for name in methods.split(";") if name.strip()]
         if isinstance(methods, str)
@@ -186,7 +230,7 @@ def _tree(experiment: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any
 
 
 def _objects(method: Any, model: Any, data: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Objects apart from names; an object's spec entry is a description for people."""
+    """Separate objects from names. In the experiment, an object is replaced by a description."""
     objects: dict[str, Any] = {"method": None, "module": None, "source": None}
     names: dict[str, Any] = {}
     if isinstance(method, Part):
