@@ -65,10 +65,9 @@ def run(
     """
     objects, names = _objects(method, model, data)
     changes = {**changes_from_flags(names | flags), **(set or {})}
-    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="remanence-"))
     return start_run(
         parse_experiment(_tree(experiment), changes),
-        folder,
+        _output_folder(out),
         overwrite=overwrite,
         progress=make_progress(quiet),
         deadline=TimeLimit(time_limit),
@@ -119,23 +118,17 @@ def compare(
     objects, names = _objects(None, model, data)
     if select not in ("last", "validation"):
         raise InputError(f"select must be last or validation, not {select!r}")
-    cells = make_cells(
-        _tree(experiment),
-        {**changes_from_flags(names | flags), **(set or {})},
-        methods,
-        seeds,
-        grid or {},
-    )
-    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="remanence-"))
-    objects.pop("method")
-    settings: dict[str, Any] = {"select": select, "overwrite": overwrite, "batch_runs": batch_runs}
+    changes = {**changes_from_flags(names | flags), **(set or {})}
     return start_comparison(
-        cells,
-        folder,
+        _plan_points(_tree(experiment), changes, methods, seeds, grid or {}),
+        _output_folder(out),
+        select=select,
+        overwrite=overwrite,
         progress=make_progress(quiet),
         deadline=TimeLimit(time_limit),
-        **settings,
-        **objects,
+        batch_runs=batch_runs,
+        module=objects["module"],
+        source=objects["source"],
     )
 
 
@@ -199,7 +192,7 @@ def load_trusted(folder: str | Path, allow_code: bool) -> Run | Comparison:
     return found
 
 
-def make_cells(
+def _plan_points(
     base: Mapping[str, Any],
     changes: Mapping[str, Any],
     methods: str | Sequence[str],
@@ -229,6 +222,10 @@ def _tree(experiment: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any
     return read_file(Path(experiment))
 
 
+def _output_folder(out: str | Path | None) -> Path:
+    return Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="remanence-"))
+
+
 def _objects(method: Any, model: Any, data: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Separate objects from names. In the experiment, an object is replaced by a description."""
     objects: dict[str, Any] = {"method": None, "module": None, "source": None}
@@ -253,4 +250,4 @@ def _objects(method: Any, model: Any, data: Any) -> tuple[dict[str, Any], dict[s
     return objects, names
 
 
-__all__ = ["compare", "load_trusted", "make_cells", "resume", "run"]
+__all__ = ["compare", "load_trusted", "resume", "run"]
