@@ -197,7 +197,7 @@ def test_on_one_core_a_worker_may_compile(
 def test_what_falls_back_is_no_contender(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(engine: ProcessEngine, job: Any) -> Any:
         engine.degraded_reasons = (
-            ["steps could not be written down (no such operation)"]
+            ["steps could not be traced (no such operation)"]
             if engine.execution == "captured"
             else []
         )
@@ -219,6 +219,4 @@ def test_what_falls_back_is_no_contender(monkeypatch: pytest.MonkeyPatch) -> Non
         experiment.task, make_work(experiment, first_state(experiment), 1), rounds=5_000
     )
     assert choice[:1] + choice[3:] == ("processes", "auto", 1)
-    assert choice.reason.endswith(
-        "processes 5.00; steps could not be written down (no such operation)"
-    )
+    assert choice.reason.endswith("processes 5.00; steps could not be traced (no such operation)")

@@ -21,7 +21,7 @@ from remanence.core.pytree import Tree
 from remanence.core.slots import ClientOps, Context, Part, StepTracker
 from remanence.core.types import ModelState, Reply
 from remanence.engines import cuda_graphs
-from remanence.engines.autotune import choose_engine, choose_steps
+from remanence.engines.autotune import choose_engine, choose_execution
 from remanence.engines.cuda_graphs import choose_sizes, round_up
 from remanence.engines.memory import gpu_memory_text
 from remanence.engines.run_slices import RunSlice
@@ -63,7 +63,7 @@ def assert_recorded_equals_loop(
     engine = VectorizedEngine(experiment.task, stack, steps)
     assert_equals_loop(experiment, engine)
     assert engine.degraded_reason == ""
-    assert engine.recordings
+    assert engine.graphs
     return engine
 
 
@@ -210,12 +210,12 @@ def test_a_smaller_stack_uses_the_recording_of_a_larger_one(
     )
     engine = VectorizedEngine(experiment.task, 4, "captured")
     assert_equals_loop(experiment, engine)
-    assert len(engine.recordings) == 1
-    assert set(engine.recordings[0].replays) == {(4, 4, False), (1, 4, False)}
+    assert len(engine.graphs) == 1
+    assert set(engine.graphs[0].replays) == {(4, 4, False), (1, 4, False)}
     assert len(written) == 2
     engine.stack = 3
     assert_equals_loop(experiment, engine)
-    assert set(engine.recordings[0].replays) == {
+    assert set(engine.graphs[0].replays) == {
         (4, 4, False),
         (1, 4, False),
         (4, 4, True),
@@ -255,7 +255,7 @@ def test_what_cannot_be_recorded_is_run_plainly(monkeypatch: pytest.MonkeyPatch)
     experiment = small_experiment(EVERYTHING)
     engine = VectorizedEngine(experiment.task, 3, "captured")
     assert_equals_loop(experiment, engine)
-    assert engine.degraded_reason == "steps could not be recorded (no such operation)"
+    assert engine.degraded_reason == "steps could not be captured (no such operation)"
     assert engine.execution == "eager"
 
 
@@ -267,11 +267,11 @@ def scarce(monkeypatch: pytest.MonkeyPatch, room: int, error: Exception) -> list
     tried: list[int] = []
     whole = VectorizedEngine._train_stack
 
-    def train(self: VectorizedEngine, portions: Sequence[RunSlice]) -> list[Reply]:
-        tried.append(sum(len(portion.places) for portion in portions))
+    def train(self: VectorizedEngine, slices: Sequence[RunSlice]) -> list[Reply]:
+        tried.append(sum(len(each.indices) for each in slices))
         if tried[-1] > room:
             raise error
-        return whole(self, portions)
+        return whole(self, slices)
 
     monkeypatch.setattr(VectorizedEngine, "_train_stack", train)
     return tried
@@ -366,7 +366,7 @@ def test_how_steps_are_run_is_measured(
 ) -> None:
     experiment = small_experiment("fedavg")
     job = make_work(experiment, first_state(experiment), 1)
-    choice = choose_steps(experiment.task, job, 64, rounds, 1, Clock(monkeypatch, seconds))
+    choice = choose_execution(experiment.task, job, 64, rounds, 1, Clock(monkeypatch, seconds))
     assert (choice.name, choice.execution) == ("vectorized", steps)
     # a trial has 8 steps, so 2 seconds are 250 milliseconds a step
     assert (
@@ -384,7 +384,7 @@ def test_the_choice_says_why_steps_cannot_be_recorded(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(cuda_graphs, "trace_step", refuse)
     experiment = small_experiment("fedavg")
-    choice = choose_steps(
+    choice = choose_execution(
         experiment.task,
         make_work(experiment, first_state(experiment), 1),
         64,
@@ -394,7 +394,7 @@ def test_the_choice_says_why_steps_cannot_be_recorded(monkeypatch: pytest.Monkey
     )
     assert choice.execution == "eager"
     # a second for 8 steps
-    assert choice.reason.endswith("eager 125.00; steps could not be recorded (no such operation)")
+    assert choice.reason.endswith("eager 125.00; steps could not be captured (no such operation)")
 
 
 def test_a_short_run_on_a_cpu_tries_nothing_of_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,7 +454,7 @@ def test_a_narrower_batch_is_filled_up_with_a_row_of_its_client() -> None:
         [8, 7],
     )
     engine = assert_recorded_equals_loop(experiment, stack=1)
-    assert len(engine.recordings) == 1
-    seen = engine.recordings[0].ids[0, 0].tolist()
+    assert len(engine.graphs) == 1
+    seen = engine.graphs[0].ids[0, 0].tolist()
     assert sorted(seen[:7]) == sorted(experiment.task.population.at(0).train.for_client(1))
     assert seen[7] == seen[0]

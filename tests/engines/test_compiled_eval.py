@@ -59,7 +59,7 @@ def test_what_cannot_be_compiled_is_called_as_it_is() -> None:
     assert list(quick.traced.values()) == [None]
     quick.predict(model.initial, x)
     (problem,) = problems  # said once
-    assert problem.startswith("what looks at rows could not be compiled (")
+    assert problem.startswith("evaluation could not be compiled (")
 
 
 def test_rows_that_influence_each_other_are_not_cut_into_pieces() -> None:

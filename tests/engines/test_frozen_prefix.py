@@ -226,7 +226,7 @@ def test_a_stack_s_recording_serves_rounds_of_fewer_and_smaller_clients() -> Non
             <= TOLERANCE
         )
     assert engine.degraded_reason == ""
-    assert [recording.behind for recording in engine.recordings] == [False, True] * 2
+    assert [recording.cached_features for recording in engine.graphs] == [False, True] * 2
 
 
 def test_a_stack_is_not_cut_where_its_steps_see_fewer_rows_than_its_fronts_would() -> None:
@@ -243,7 +243,7 @@ def test_a_stack_is_not_cut_where_its_steps_see_fewer_rows_than_its_fronts_would
         )
         engine = VectorizedEngine(experiment.task, 6, "captured")
         list(engine.train(make_work(experiment, first_state(experiment), 1)))
-        return engine.recordings[0].behind
+        return engine.graphs[0].cached_features
 
     equal = "dirichlet(alpha=0.5, samples=8)"
     assert [is_cut(equal, 1), is_cut(equal, 2)] == [False, True]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from remanence.core import pytree
 from remanence.core.types import ModelState, Output
-from remanence.engines import vectorized
+from remanence.engines import stack_eval
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.sequential_fast import FastSequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
@@ -40,7 +40,7 @@ class Viewing(nn.Module):
 
 @pytest.fixture
 def experiment(monkeypatch: pytest.MonkeyPatch) -> BuiltExperiment:
-    monkeypatch.setattr(vectorized, "GPU_FILL_ROWS", 5)
+    monkeypatch.setattr(stack_eval, "GPU_FILL_ROWS", 5)
     return small_experiment(
         "fedavg",
         {
@@ -74,14 +74,14 @@ def watch(
 ) -> list[int]:
     """-> how many rows each look of a single model is at"""
     seen: list[int] = []
-    judge = type(engine.quick).predict
+    judge = type(engine.eval_model).predict
 
     def spy(model: object, values: ModelState, x: Tensor) -> Output:
         before(len(x))
         seen.append(len(x))
         return judge(model, values, x)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(type(engine.quick), "predict", spy)
+    monkeypatch.setattr(type(engine.eval_model), "predict", spy)
     return seen
 
 
@@ -116,7 +116,7 @@ def test_few_rows_are_looked_at_together(
     seen = watch(engine, monkeypatch)
     few = experiment.task.public[:4]
     # its kernels have tests of their own
-    monkeypatch.setattr(vectorized, "with_convolutions", lambda judge: judge)
+    monkeypatch.setattr(stack_eval, "with_convolutions", lambda judge: judge)
     torch.testing.assert_close(
         engine.predict_logits(models, few),
         SequentialEngine(experiment.task).predict_logits(models, few),
@@ -138,7 +138,7 @@ def test_kernels_that_fail(experiment: BuiltExperiment, monkeypatch: pytest.Monk
 
         return fail
 
-    monkeypatch.setattr(vectorized, "with_convolutions", broken)
+    monkeypatch.setattr(stack_eval, "with_convolutions", broken)
     for _ in range(2):
         torch.testing.assert_close(
             engine.predict_logits(models, few),
@@ -146,17 +146,19 @@ def test_kernels_that_fail(experiment: BuiltExperiment, monkeypatch: pytest.Monk
             rtol=1e-12,
             atol=1e-12,
         )
-    assert torch.equal(engine._map(torch.square, (0,))(torch.arange(3)), torch.tensor([0, 1, 4]))
+    assert torch.equal(
+        engine._map_clients(torch.square, (0,))(torch.arange(3)), torch.tensor([0, 1, 4])
+    )
     assert engine.degraded_reason == "convolutions are left to torch (no C compiler)"
     other = on_a_gpu(experiment)
     with pytest.raises(ZeroDivisionError):
-        other._by_our_kernels(lambda: 1 // 0)()
+        other.with_kernels(lambda: 1 // 0)()
     assert other.use_kernels
     assert other.degraded_reason == ""
 
 
 def test_a_network_that_views_images_as_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectorized, "GPU_FILL_ROWS", 5)
+    monkeypatch.setattr(stack_eval, "GPU_FILL_ROWS", 5)
     changes = {
         "data.name": "synthetic(samples=60, classes=3, shape='3x6x6', test=0.5)",
         "data.public": 9,
@@ -193,5 +195,5 @@ def test_memory_that_does_not_suffice(
         SequentialEngine(experiment.task).score(models, "test").confusion,
     )
     assert set(seen) == {10}
-    assert engine.quick.rows == engine.score_rows == 10  # type: ignore[attr-defined]
+    assert engine.eval_model.rows == engine.score_rows == 10  # type: ignore[attr-defined]
     assert engine.degraded_reason == ""

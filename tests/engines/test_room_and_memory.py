@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from remanence.core.model import functionalize
-from remanence.engines.memory import MOST_ROWS, disable_malloc_trim, max_activation_bytes, max_batch
+from remanence.engines.memory import MAX_ROWS, disable_malloc_trim, max_activation_bytes, max_batch
 
 FAULTS = """
 import resource
@@ -65,4 +65,4 @@ def test_the_widest_activation_of_a_row() -> None:
 
 def test_rows_have_a_lowest_and_a_highest_number() -> None:
     assert max_batch(10**6, 10**9) == 1
-    assert max_batch(10**12, 100) == MOST_ROWS
+    assert max_batch(10**12, 100) == MAX_ROWS

@@ -97,7 +97,7 @@ def test_rows_that_mix_are_not_padded() -> None:
 
 
 def test_too_many_forms_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequential_fast, "FORMS", 1)
+    monkeypatch.setattr(sequential_fast, "MAX_FORMS", 1)
     engine = assert_equals_loop(
         "fedavg",
         EQUAL,
@@ -106,7 +106,7 @@ def test_too_many_forms_are_not_written_down(monkeypatch: pytest.MonkeyPatch) ->
     )
     assert (
         engine.degraded_reason
-        == "steps could not be written down (more than 1 different forms of arguments)"
+        == "steps could not be traced (more than 1 different forms of arguments)"
     )
     assert engine.execution == "eager"
     assert not engine.traced
@@ -239,7 +239,7 @@ def test_a_worker_says_why_it_steps_plainly(monkeypatch: pytest.MonkeyPatch) -> 
     engine = assert_equals_loop(
         "fedavg", {}, lambda task: ProcessEngine(task, 2, execution="captured"), rounds=1
     )
-    assert engine.degraded_reason == "steps could not be written down (no such operation)"
+    assert engine.degraded_reason == "steps could not be traced (no such operation)"
 
 
 def test_work_is_dealt_out() -> None:

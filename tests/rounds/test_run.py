@@ -252,7 +252,7 @@ def test_an_engine_that_cannot_do_what_was_asked_says_so(
     monkeypatch.setattr(GraphedPhase, "run", fail)
     spec = spec_of(engine="vectorized", execution="captured", rounds=3)
     start_run(spec, tmp_path / "run", progress=LogProgress())
-    reason = "steps could not be recorded (no such kernel)"
+    reason = "steps could not be captured (no such kernel)"
     assert capsys.readouterr().err.count(f"slower than asked for: {reason}") == 1
     slow, plain = (
         load(tmp_path / "run"),

@@ -17,7 +17,7 @@ from remanence.core.errors import INTERRUPTED, OUT_OF_TIME, RunFailed, Stopped
 from remanence.core.expressions import Call
 from remanence.core.model import Model
 from remanence.core.types import ModelState
-from remanence.engines import vectorized
+from remanence.engines import stack_eval
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vector_steps import run_eagerly
 from remanence.engines.vectorized import VectorizedEngine
@@ -331,8 +331,8 @@ def test_servers_compile_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
             super().__init__(task, 64, "eager")
             self.execution = "compiled"
 
-        def _take_steps(self, task: Any, number: int, dims: Any, live: Any, course: Any) -> Any:
-            return run_eagerly(task, dims, live, course)
+        def _run_steps(self, task: Any, number: int, dims: Any, active: Any, schedule: Any) -> Any:
+            return run_eagerly(task, dims, active, schedule)
 
     with monkeypatch.context() as patch:
         # which is what runs that play together are given
@@ -359,7 +359,7 @@ def test_more_teachers_than_a_stack_holds_are_judged_in_turn(
     models, seen, judge = (
         ModelState.stack([experiment.task.model.initial] * 5),
         [],
-        vectorized.predict_logits_stacked,
+        stack_eval.predict_logits_stacked,
     )
 
     def watched(task: Any, some: ModelState, *rest: Any) -> Any:
@@ -367,7 +367,7 @@ def test_more_teachers_than_a_stack_holds_are_judged_in_turn(
         return judge(task, some, *rest)
 
     wanted = SequentialEngine(experiment.task).predict_logits(models, experiment.task.public)
-    monkeypatch.setattr(vectorized, "predict_logits_stacked", watched)
+    monkeypatch.setattr(stack_eval, "predict_logits_stacked", watched)
     assert torch.allclose(
         VectorizedEngine(experiment.task, 2).predict_logits(models, experiment.task.public),
         wanted,

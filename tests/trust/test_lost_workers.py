@@ -73,7 +73,7 @@ def test_the_work_of_a_dead_worker_is_done_again(
     experiment = small_experiment("scaffold", {"clients.sample": 6})
     with closing(ProcessEngine(experiment.task, 2, timeout=60)) as engine:
         state, lines = run_rounds(experiment, engine, 2)
-        assert len(engine.forks.losses) == 1
+        assert len(engine.pool.losses) == 1
     assert max_rel_diff(state_tree(state), wanted)[1] < 1e-12
     assert all(line["replies"] == 6 and "no_response" not in line for line in lines)
     record_trial(
@@ -204,9 +204,9 @@ def test_a_worker_does_not_do_what_its_parent_would_at_the_end(tmp_path: Path) -
     before = signal.signal(signal.SIGTERM, lambda *_: (tmp_path / str(os.getpid())).touch())
     try:
         for _ in range(20):
-            forks = WorkerPool(lambda pipe, inherited: time.sleep(60), 2, timeout=0)
-            children = [fork.child for fork in forks.members]
-            forks.close()
+            pool = WorkerPool(lambda pipe, inherited: time.sleep(60), 2, timeout=0)
+            children = [worker.process for worker in pool.workers]
+            pool.close()
             assert [child.exitcode for child in children] == [-signal.SIGTERM, -signal.SIGTERM]
         assert not list(tmp_path.iterdir())
         os.kill(os.getpid(), signal.SIGTERM)  # the parent's own is as it was

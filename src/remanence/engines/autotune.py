@@ -1,4 +1,4 @@
-"""`engine = "auto"`: try the engines that can run this task for a moment, and take the fastest."""
+"""`engine = "auto"`: run the engines that can train a task for a few steps and take the fastest."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
+from remanence.core import pytree
 from remanence.core.engine import ClientWork, Engine
 from remanence.core.errors import InputError
 from remanence.core.slots import Phase
+from remanence.core.types import ClientStats
 from remanence.engines.client_plan import expected_steps
 from remanence.engines.processes import count_cores
 from remanence.engines.sequential import SequentialEngine
@@ -22,44 +24,42 @@ from remanence.engines.table import make_engine
 from remanence.engines.vectorized import MAX_STACK, VectorizedEngine
 from remanence.training.task import TrainingTask
 
-# most clients that a worker process trains together: more fall out of its cache
-STACK_OF_WORKER = 16
-FAST_STEP_S = 0.005  # seconds of one step below which one thread is enough
-SLOW_STEP_S = (
-    0.25  # seconds of one step from which on a CPU computes for real: stacking cannot pay there
-)
-STEPS = 3  # steps a client makes in a trial
-CLIENTS = 16  # clients in a trial
-LONGER_STEPS = 8  # steps in a trial of ways to run them
-STEPS_OF_A_STACK = ("eager", "captured", "compiled")
-TRACING_PAYS = 60.0  # seconds a run must take before it is worth a few to write its steps down
-COMPILING_PAYS = 600.0  # the same for compiling them, which takes a minute or so
-# and where one step is heavy: such networks are deep, and a ResNet-18 compiles for four minutes
-COMPILING_HEAVY_PAYS = 3600.0
-# times as slow as the fastest, and still as good: then the way that was tried first is taken, which
-# is the simplest
+WORKER_STACK = 16  # clients that a worker process trains together; more do not fit into its cache
+FAST_STEP_S = 0.005  # a step below this many seconds is faster with one thread
+SLOW_STEP_S = 0.25  # from here on a CPU is busy with arithmetic, and stacking cannot gain
+TRIAL_STEPS = 3  # steps that a client makes in a trial
+TRIAL_CLIENTS = 16
+LONG_TRIAL_STEPS = 8  # in a trial of ways to run steps
+EXECUTIONS = ("eager", "captured", "compiled")  # the simplest first
+TRACING_PAYS_S = 60.0  # a run of this many seconds gains by tracing steps, which takes a few
+COMPILING_PAYS_S = 600.0  # by compiling them, which takes about a minute
+# By compiling slow steps: such networks are deep, and a ResNet-18 compiles for four minutes.
+COMPILING_SLOW_STEPS_PAYS_S = 3600.0
+# A candidate that takes at most this many times as long as the fastest is as good; the first one
+# tried is taken, which is the simplest.
 TIE = 1.05
-# times as slow as the best: writing steps down or compiling them does not make up for that
+# A candidate that takes this many times as long is not traced or compiled: it would not catch up.
 MAX_SLOWDOWN = 2.0
+NO_STACK = "batch norm with clients of different sizes cannot be stacked"
 
+Clock = Callable[[], float]
 EngineKey = TypeVar("EngineKey")
 
 
 class EngineChoice(NamedTuple):
-    """Which engine, with how many threads, why in a sentence, how steps are run, and how many
-    clients are trained together (0: left to the engine).
-    """
+    """The engine of a run, as it is written into the run's folder."""
 
     name: str
     threads: int
-    reason: str
+    reason: str  # in a sentence
     execution: str = "auto"
-    stack: int = 0
+    stack: int = 0  # clients trained together; 0: left to the engine
 
 
 class Candidate(NamedTuple):
-    """An engine for a CPU and how it runs; processes with a stack of 1 train one client after
-    the other.
+    """An engine for a CPU and how it runs.
+
+    Processes with a stack of 1 train one client after the other.
     """
 
     name: str
@@ -74,145 +74,204 @@ class Candidate(NamedTuple):
         )
         return " ".join(word for word in words if word)
 
+    def to_choice(self, threads: int, reason: str, stack: int) -> EngineChoice:
+        execution = "auto" if self.execution == "eager" else self.execution
+        return EngineChoice(self.name, threads, reason, execution, stack)
+
 
 def choose_engine(
     task: TrainingTask,
     work: ClientWork,
     stack: int = 0,
     workers: int = 0,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Clock = time.perf_counter,
     rounds: int = 0,
 ) -> EngineChoice:
-    """Measure on the work's own clients; leaves torch with the number of threads it chose.
-    `rounds` says whether compiling can pay.
+    """Choose the engine for a run by measuring on the clients of its first round.
+
+    torch keeps the number of threads that was chosen.
+
+    Args:
+        task: What is trained.
+        work: The first round.
+        stack: The most clients of a stack; 0: the default of the engine.
+        workers: Worker processes; 0: one for each core.
+        clock: Returns seconds.
+        rounds: Of the run; decides whether tracing or compiling steps can pay.
     """
-    padded, threads = task.model.depends_on_batch and needs_padding(task), torch.get_num_threads()
     if task.info.device.type == "cuda":
-        if padded:
-            return EngineChoice(
-                "sequential",
-                threads,
-                "sequential: batch norm with clients of different sizes cannot be stacked",
-            )
-        try:
-            return choose_steps(task, work, stack or MAX_STACK["cuda"], rounds, threads, clock)
-        except InputError as error:  # a model that torch cannot map over a stack
-            return EngineChoice("sequential", threads, f"sequential: {error}")
-    trial = replace(task, phases=(Phase(steps=1),))
-    first = _min_time(2, SequentialEngine(trial), _subset(work, 1), clock)
-    # threads that wait for each other cost small nets more than they gain
-    if threads > 1 and first < FAST_STEP_S:
+        return _choose_on_gpu(task, work, stack, clock, rounds)
+    threads = torch.get_num_threads()
+    one_step = replace(task, phases=(Phase(steps=1),))
+    step_s = _min_time(2, SequentialEngine(one_step), _subset(work, 1), clock)
+    # threads that wait for each other cost small networks more than they gain
+    if threads > 1 and step_s < FAST_STEP_S:
         torch.set_num_threads(1)
         threads = 1
-    cores, forks = workers or count_cores(), "fork" in multiprocessing.get_all_start_methods()
-    can_fork = cores > 1 and len(work.clients) > 1 and forks
-    length = rounds * int(expected_steps(task, work).sum())  # local steps of the whole run
-    if first > SLOW_STEP_S:
-        trials = Timings(task, _subset(work, cores), workers, clock)  # one client a worker
-        return choose_for_slow_steps(
-            trials,
-            Candidate("processes", 1) if can_fork else Candidate("sequential"),
-            first,
-            length if forks else 0,
-            threads,
-        )
-    some = _subset(work, CLIENTS)
-    # never as a stack then: its steps may be as fast, but looking at rows is not
-    by_workers = can_fork and task.model.has_convolutions
-    stackable = not padded and len(some.clients) > 1 and not by_workers
-    trials = Timings(task, some, workers, clock)
-    trials.run(Candidate("sequential"), STEPS)
-    if stackable:
-        trials.run(Candidate("vectorized", stack or MAX_STACK["cpu"]), STEPS)
-    if by_workers:
-        trials.run(Candidate("processes", 1), STEPS)
-    if length * trials.fastest > TRACING_PAYS:
-        if can_fork and stackable and len(work.clients) >= 2 * cores:
-            trials.run(
-                Candidate("processes", min(stack or STACK_OF_WORKER, STACK_OF_WORKER)), STEPS
-            )
-        trials.refine(length)
-    why = "; batch norm with clients of different sizes cannot be stacked" if padded else ""
-    best = trials.best
-    reason = f"{best}: milliseconds a local step of one client: {trials}{why}{trials.failure}"
-    together = best.stack if best.name == "processes" else stack
-    return EngineChoice(
-        best.name,
-        threads,
-        reason,
-        "auto" if best.execution == "eager" else best.execution,
-        together,
-    )
+    if step_s > SLOW_STEP_S:
+        return _choose_for_slow_steps(task, work, workers, clock, rounds, step_s, threads)
+    return _choose_for_fast_steps(task, work, stack, workers, clock, rounds, threads)
 
 
-def choose_for_slow_steps(
-    trials: Timings, plain: Candidate, first: float, length: int, threads: int
+def _choose_on_gpu(
+    task: TrainingTask, work: ClientWork, stack: int, clock: Clock, rounds: int
 ) -> EngineChoice:
-    """Where one step takes seconds: plainly, or compiled, which saves products, if the run is
-    long enough; tried for one step, since more take minutes.
-    """
-    best, measured = plain, ""
-    if length * first > COMPILING_HEAVY_PAYS:
-        trials.run(plain, 1)
-        if length * trials.fastest > COMPILING_HEAVY_PAYS:
-            trials.run(Candidate("processes", 1, "compiled"), 1)
-        best, measured = (
-            trials.best,
-            f"; milliseconds a local step of one client: {trials}{trials.failure}",
-        )
+    threads = torch.get_num_threads()
+    if task.model.depends_on_batch and needs_padding(task):
+        return EngineChoice("sequential", threads, f"sequential: {NO_STACK}")
+    try:
+        return choose_execution(task, work, stack or MAX_STACK["cuda"], rounds, threads, clock)
+    except InputError as error:  # torch cannot map the model over a stack
+        return EngineChoice("sequential", threads, f"sequential: {error}")
+
+
+def choose_execution(
+    task: TrainingTask, work: ClientWork, stack: int, rounds: int, threads: int, clock: Clock
+) -> EngineChoice:
+    """How the steps of a stack run best: eager, captured or, in a long run, compiled."""
+    trial = replace(task, phases=(Phase(steps=LONG_TRIAL_STEPS),))
+    some = _subset(work, stack)
+    times: dict[str, float] = {}
+    failure = ""
+    # how many times as long as a trial a round is
+    rounds_length = rounds * int(expected_steps(task, work).max()) / LONG_TRIAL_STEPS
+    for execution in EXECUTIONS:
+        if execution == "compiled" and rounds_length * min(times.values()) < COMPILING_PAYS_S:
+            break
+        engine = VectorizedEngine(trial, stack, execution)
+        seconds = _min_time(3, engine, some, clock)
+        engine.close()
+        if engine.degraded_reason:
+            failure = f"; {engine.degraded_reason}"
+        else:
+            times[execution] = seconds
+    best = take_simplest(times)
+    measured = ", ".join(
+        f"{execution} {1e3 * seconds / LONG_TRIAL_STEPS:.2f}"
+        for execution, seconds in times.items()
+    )
     reason = (
-        f"{best}: one step takes {first:.2f} s, so the arithmetic decides and stacking cannot"
+        f"vectorized: {len(some.clients)} clients as one batched computation on"
+        f" {task.info.device}, steps {best}: milliseconds a step of all of them:"
+        f" {measured}{failure}"
+    )
+    return EngineChoice("vectorized", threads, reason, best)
+
+
+def _choose_for_fast_steps(
+    task: TrainingTask,
+    work: ClientWork,
+    stack: int,
+    workers: int,
+    clock: Clock,
+    rounds: int,
+    threads: int,
+) -> EngineChoice:
+    some, cores = _subset(work, TRIAL_CLIENTS), workers or count_cores()
+    padded = task.model.depends_on_batch and needs_padding(task)
+    can_fork = _can_fork(work, cores)
+    # Convolutions are then never stacked: their steps may be as fast, but evaluation is not.
+    one_by_one = can_fork and task.model.has_convolutions
+    stackable = not padded and len(some.clients) > 1 and not one_by_one
+    timings = Timings(task, some, workers, clock)
+    timings.run(Candidate("sequential"), TRIAL_STEPS)
+    if stackable:
+        timings.run(Candidate("vectorized", stack or MAX_STACK["cpu"]), TRIAL_STEPS)
+    if one_by_one:
+        timings.run(Candidate("processes", 1), TRIAL_STEPS)
+    length = _count_steps(task, work, rounds)
+    if length * timings.fastest > TRACING_PAYS_S:
+        if can_fork and stackable and len(work.clients) >= 2 * cores:
+            worker_stack = min(stack or WORKER_STACK, WORKER_STACK)
+            timings.run(Candidate("processes", worker_stack), TRIAL_STEPS)
+        timings.refine(length)
+    best = timings.best
+    why = f"; {NO_STACK}" if padded else ""
+    reason = f"{best}: milliseconds a local step of one client: {timings}{why}{timings.failure}"
+    return best.to_choice(threads, reason, best.stack if best.name == "processes" else stack)
+
+
+def _choose_for_slow_steps(
+    task: TrainingTask,
+    work: ClientWork,
+    workers: int,
+    clock: Clock,
+    rounds: int,
+    step_s: float,
+    threads: int,
+) -> EngineChoice:
+    """Eager steps or, in a run that is long enough, compiled ones, which need fewer products.
+
+    Trials have a single step, since more take minutes.
+    """
+    cores = workers or count_cores()
+    eager = Candidate("processes", 1) if _can_fork(work, cores) else Candidate("sequential")
+    length = _count_steps(task, work, rounds) if _has_fork() else 0
+    best, measured = eager, ""
+    if length * step_s > COMPILING_SLOW_STEPS_PAYS_S:
+        timings = Timings(task, _subset(work, cores), workers, clock)  # one client a worker
+        timings.run(eager, 1)
+        if length * timings.fastest > COMPILING_SLOW_STEPS_PAYS_S:
+            timings.run(Candidate("processes", 1, "compiled"), 1)
+        best = timings.best
+        measured = f"; milliseconds a local step of one client: {timings}{timings.failure}"
+    reason = (
+        f"{best}: one step takes {step_s:.2f} s, so the arithmetic decides and stacking cannot"
         f" pay{measured}"
     )
-    return EngineChoice(
-        best.name,
-        threads,
-        reason,
-        "auto" if best.execution == "eager" else best.execution,
-        best.stack,
-    )
+    return best.to_choice(threads, reason, best.stack)
+
+
+def _has_fork() -> bool:
+    return "fork" in multiprocessing.get_all_start_methods()
+
+
+def _can_fork(work: ClientWork, cores: int) -> bool:
+    """Can worker processes share the clients?"""
+    return cores > 1 and len(work.clients) > 1 and _has_fork()
+
+
+def _count_steps(task: TrainingTask, work: ClientWork, rounds: int) -> int:
+    """Local steps of all clients in the whole run."""
+    return rounds * int(expected_steps(task, work).sum())
 
 
 class Timings:
-    """What was measured of a task on a CPU."""
+    """How long candidates take on a CPU: seconds for a local step of one client."""
 
-    def __init__(
-        self, task: TrainingTask, work: ClientWork, workers: int, clock: Callable[[], float]
-    ):
+    def __init__(self, task: TrainingTask, work: ClientWork, workers: int, clock: Clock):
         self.task, self.work, self.workers, self.clock = task, work, workers, clock
-        self.times: dict[Candidate, float] = {}  # seconds a local step of one client
-        self.failure = ""  # why a way is not among them
+        self.times: dict[Candidate, float] = {}
+        self.failure = ""  # why a candidate is not among them
 
-    def run(self, way: Candidate, steps: int) -> None:
-        """Measure; what cannot run is left out."""
+    def run(self, candidate: Candidate, steps: int) -> None:
+        """Measure a candidate; one that cannot run is left out."""
         try:
             engine = make_engine(
-                way.name,
+                candidate.name,
                 replace(self.task, phases=(Phase(steps=steps),)),
-                way.stack,
+                candidate.stack,
                 self.workers,
-                way.execution,
+                candidate.execution,
             )
-        except InputError:  # the trial's few steps may need padding where the run itself does not
+        except InputError:  # the trial's few steps may need padding where the run does not
             return
         with contextlib.closing(engine):
             seconds = _min_time(2, engine, self.work, self.clock)
         if engine.degraded_reason:
             self.failure = f"; {engine.degraded_reason}"
         else:
-            self.times[way] = seconds / (steps * len(self.work.clients))
+            self.times[candidate] = seconds / (steps * len(self.work.clients))
 
     def refine(self, length: int) -> None:
-        """Steps written down and compiled, where the run of so many steps is long enough for it
-        to pay, of all that are not hopeless.
-        """
-        eager = {way: seconds for way, seconds in self.times.items() if way.name != "sequential"}
-        hopeful = [way for way, seconds in eager.items() if seconds < MAX_SLOWDOWN * self.fastest]
-        for steps in STEPS_OF_A_STACK[1:]:
-            if steps == "compiled" and length * self.fastest < COMPILING_PAYS:
+        """Also measure traced and compiled steps, where a run of `length` steps gains by them."""
+        eager = {each: s for each, s in self.times.items() if each.name != "sequential"}
+        hopeful = [each for each, seconds in eager.items() if seconds < MAX_SLOWDOWN * self.fastest]
+        for execution in EXECUTIONS[1:]:
+            if execution == "compiled" and length * self.fastest < COMPILING_PAYS_S:
                 break
-            for way in hopeful:
-                self.run(way._replace(execution=steps), LONGER_STEPS)
+            for candidate in hopeful:
+                self.run(candidate._replace(execution=execution), LONG_TRIAL_STEPS)
 
     @property
     def best(self) -> Candidate:
@@ -223,74 +282,32 @@ class Timings:
         return min(self.times.values())
 
     def __str__(self) -> str:
-        return ", ".join(f"{way} {1e3 * seconds:.2f}" for way, seconds in self.times.items())
+        return ", ".join(f"{each} {1e3 * seconds:.2f}" for each, seconds in self.times.items())
 
 
 def take_simplest(times: Mapping[EngineKey, float]) -> EngineKey:
-    """Of ways to run, the simplest first, the first that is hardly slower than the fastest.
+    """The first candidate that is hardly slower than the fastest; the simplest stand first.
 
     >>> take_simplest({"eager": 3.0, "captured": 1.04, "compiled": 1.0})
     'captured'
     """
-    return next(way for way, seconds in times.items() if seconds <= TIE * min(times.values()))
-
-
-def choose_steps(
-    task: TrainingTask,
-    work: ClientWork,
-    stack: int,
-    rounds: int,
-    threads: int,
-    clock: Callable[[], float],
-) -> EngineChoice:
-    """How a stack's steps are best run: plainly, recorded, or, where the run is long enough for
-    it, compiled.
-    """
-    trial = replace(task, phases=(Phase(steps=LONGER_STEPS),))
-    some = _subset(work, stack)
-    times: dict[str, float] = {}
-    why = ""
-    share = int(expected_steps(task, work).max()) / LONGER_STEPS  # of the trial's length: a round's
-    for steps in STEPS_OF_A_STACK:
-        if steps == "compiled" and rounds * share * min(times.values()) < COMPILING_PAYS:
-            break
-        engine = VectorizedEngine(trial, stack, steps)
-        seconds = _min_time(3, engine, some, clock)
-        engine.close()
-        if engine.degraded_reason:
-            why = f"; {engine.degraded_reason}"
-        else:
-            times[steps] = seconds
-    best = take_simplest(times)
-    measured = ", ".join(
-        f"{steps} {1e3 * seconds / LONGER_STEPS:.2f}" for steps, seconds in times.items()
-    )
-    where = f"{len(some.clients)} clients as one batched computation on {task.info.device}"
-    return EngineChoice(
-        "vectorized",
-        threads,
-        f"vectorized: {where}, steps {best}: milliseconds a step of all of them: {measured}{why}",
-        best,
-    )
+    return next(each for each, seconds in times.items() if seconds <= TIE * min(times.values()))
 
 
 def _subset(work: ClientWork, count: int) -> ClientWork:
-    """The first clients of a work."""
-    from remanence.core import pytree
-    from remanence.core.types import ClientStats
-
+    """The first clients of a round."""
     some = slice(0, count)
     start = work.start.select(some) if work.per_client_start else work.start
     return work._replace(
         clients=work.clients[some],
         start=start,
         client_state=pytree.take(work.client_state, some),
-        stats=ClientStats(*(fact[some] for fact in work.stats)),
+        stats=ClientStats(*(value[some] for value in work.stats)),
     )
 
 
-def _min_time(times: int, engine: Engine, work: ClientWork, clock: Callable[[], float]) -> float:
-    """The shortest of several tries: the first one also warms up."""
+def _min_time(times: int, engine: Engine, work: ClientWork, clock: Clock) -> float:
+    """The shortest of several runs, the first of which also warms up."""
     best = float("inf")
     for _ in range(times):
         begin = clock()

@@ -1,5 +1,7 @@
-"""A network in evaluation mode as fast as one core, or one GPU, makes it: images channels-last;
-where steps are compiled, it is, too, piece by piece.
+"""A network in evaluation mode, as fast as one core or one GPU allows.
+
+Images are channels-last. Where steps are compiled, the forward pass is compiled, too, for chunks of
+a fixed number of examples.
 """
 
 from __future__ import annotations
@@ -19,19 +21,20 @@ from remanence.kernels.compile import compile_graph
 from remanence.kernels.torch_internals import make_fx
 from remanence.kernels.trace import decompositions
 
-ROWS = {"cpu": 50, "cuda": 2_500}  # of a compiled piece: they fit the cache, or fill the GPU
+ROWS = {"cpu": 50, "cuda": 2_500}  # of a chunk: they fit into the cache, or fill the GPU
 
 
 @dataclass(frozen=True)
 class CompiledEvalModel(Model):
-    """The same network. Where it cannot be compiled, it is called as it is, and the reason is
-    added to `problems`.
+    """The same network, compiled for evaluation.
+
+    Where it cannot be compiled, it runs eagerly, and the reason is added to `degraded_reasons`.
     """
 
     compiled: bool = False
-    rows: int = ROWS["cpu"]  # of a compiled piece
+    rows: int = ROWS["cpu"]  # of a chunk
     degraded_reasons: list[str] = field(default_factory=list, compare=False, repr=False)
-    # by the form of a row; None: cannot be
+    # by shape and dtype of an example; None: it cannot be compiled
     traced: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def predict(self, model: ModelState, x: Tensor) -> Output:
@@ -44,9 +47,9 @@ class CompiledEvalModel(Model):
                 if is_out_of_memory(error):
                     raise
                 self.traced[form] = None
-                problem = f"what looks at rows could not be compiled ({first_line(error)})"
-                if problem not in self.degraded_reasons:
-                    self.degraded_reasons.append(problem)
+                reason = f"evaluation could not be compiled ({first_line(error)})"
+                if reason not in self.degraded_reasons:
+                    self.degraded_reasons.append(reason)
         return self._predict_eager(model, x)
 
     def _predict_eager(self, model: ModelState, x: Tensor) -> Output:
@@ -59,45 +62,51 @@ class CompiledEvalModel(Model):
         )
 
     def _predict_in_chunks(self, form: Any, model: ModelState, x: Tensor) -> Output:
-        answers: list[Any] = []
+        outputs: list[Any] = []
         for piece in torch.split(x, self.rows):
-            # more of it would have to be filled up than there is
+            # padding it would more than double it
             short = 2 * len(piece) < self.rows
-            answers.append(
+            outputs.append(
                 self._predict_eager(model, piece)
                 if short
                 else self._predict_chunk(form, model, piece)
             )
-        logits, features = (torch.cat(parts) for parts in zip(*answers, strict=True))
+        logits, features = (torch.cat(parts) for parts in zip(*outputs, strict=True))
         return Output(logits, features)
 
     def _predict_chunk(self, form: Any, model: ModelState, piece: Tensor) -> list[Tensor]:
         values = [*model.params.values(), *model.buffers.values()]
         missing = self.rows - len(piece)
-        whole = (
+        padded = (
             torch.cat([piece, piece[:1].expand(missing, *piece.shape[1:])]) if missing else piece
         )
         if form not in self.traced:
-            self.traced[form] = self._trace(model, values, whole)
-        return [part[: len(piece)] for part in self.traced[form](*values, whole)]
+            self.traced[form] = self._trace(model, values, padded)
+        return [part[: len(piece)] for part in self.traced[form](*values, padded)]
 
     def _trace(self, model: ModelState, values: list[Tensor], piece: Tensor) -> Any:
-        judge = super().predict
+        predict = super().predict
 
         def flat(*tensors: Tensor) -> tuple[Tensor, Tensor]:
             params = dict(zip(model.params, tensors, strict=False))
             buffers = dict(zip(model.buffers, tensors[len(params) :], strict=False))
-            return tuple(judge(ModelState(params, buffers), to_channels_last(tensors[-1])))  # type: ignore[return-value]
+            return tuple(predict(ModelState(params, buffers), to_channels_last(tensors[-1])))  # type: ignore[return-value]
 
         graph = make_fx(flat, decompositions())(*(value.detach() for value in values), piece)
         return compile_graph(graph)
 
 
 def compile_for_eval(
-    model: Model, compiled: bool, problems: list[str], rows: int = ROWS["cpu"]
+    model: Model, compiled: bool, degraded_reasons: list[str], rows: int = ROWS["cpu"]
 ) -> Model:
-    """`compiled` is not for networks whose rows influence each other: they must not be cut into
-    pieces. rows: of a piece
+    """A network made fast for evaluation.
+
+    Args:
+        model: The network.
+        compiled: Compile it? Not done where examples of a batch influence each other, since such
+            batches must not be cut.
+        degraded_reasons: Gets a sentence where compiling fails.
+        rows: Examples of a chunk.
     """
     if any(depends_on_batch(layer) for layer in model.eval_module.modules()):
         compiled = False
@@ -105,5 +114,5 @@ def compile_for_eval(
         **{each.name: getattr(model, each.name) for each in fields(Model)},
         compiled=compiled,
         rows=rows,
-        degraded_reasons=problems,
+        degraded_reasons=degraded_reasons,
     )

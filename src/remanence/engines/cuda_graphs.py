@@ -1,14 +1,14 @@
-"""A phase of local steps from fixed places in memory, so that a step can be recorded once and
-replayed without Python.
+"""The local steps of a phase, captured once and replayed without Python.
 
-On CUDA a recorded step is a CUDA graph, of the plain operations or of compiled ones; nothing
-crosses to the device between the first and the last step of a phase, the number of the step
-included. On the CPU it is the flat list of operations that `kernels/trace.py` writes down.
+On CUDA a captured step is a CUDA graph, of eager or of compiled operations. It reads and writes
+fixed memory, the number of the step included, so that nothing is copied to the device between the
+first and the last step of a phase. On the CPU it is the flat list of operations that
+`kernels/trace.py` traces.
 
-A recording is made for a number of clients and a width. Clients stand sorted by steps, and the
-memory of a smaller stack is the front of that of a larger one, so clients that are done are simply
-left behind: nothing is copied when a stack shrinks. Where there would be too many sizes, a few are
-recorded, and the clients between one size and the next are computed and thrown away.
+A step is captured for a number of clients and a batch size. Clients are sorted by steps, and the
+memory of a smaller stack is the front of that of a larger one: when a stack shrinks, nothing is
+copied. Where there would be too many sizes, few are captured, and the clients between one size and
+the next are computed and discarded.
 """
 
 from __future__ import annotations
@@ -44,239 +44,244 @@ from remanence.kernels.trace import trace_step
 from remanence.training.client_step import TrainState
 from remanence.training.task import ClientIndices, TrainingTask
 
-# (progress, summed loss, fixed, batch, rows, context): a step that is written to where the first
-# two lie
-Advance = Callable[..., None]
+# (state, summed loss, fixed, batch, examples, context): a step that updates the first two in place
+UpdateStep = Callable[..., None]
 
-SIZES = 16  # stacks up to this size are recorded at every size they shrink to
+SIZES = 16  # a stack of at most this size is captured at every size to which it shrinks
 RATIO = 0.8  # larger ones at sizes that differ by this factor
-# fewer sizes where each one is written down, and perhaps compiled, which takes seconds
+# fewer sizes where each one is traced and perhaps compiled, which takes seconds
 RATIO_TRACED = 0.5
-# of a phase's steps: those of a form that is rarer, such as a short last batch, are not worth
-# compiling
+# Of a phase's steps: a form that is rarer, such as a short last batch, is not worth compiling.
 OFTEN = 0.2
 
 
 class GraphShape(NamedTuple):
-    """What a recording is made for."""
+    """What a captured step is made for."""
 
     clients: int
     batch_size: int
-    masked: bool  # may the last ones of these clients be done already?
+    masked: bool  # may the last of these clients have made all their steps?
 
 
 class GraphedPhase:
-    """The steps of one phase, with memory for so many clients; used round after round."""
+    """The steps of one phase and the memory they use, round after round.
+
+    Args:
+        task: What is trained.
+        phase: The number of the phase.
+        dims: Which parts of the context have a client axis.
+        active: The first stack; others of the same form may follow.
+        schedule: Its batches.
+        batch: The largest batch size of the experiment.
+        compile: Compile steps before they are captured?
+        cached_features: Are the examples activations of a frozen prefix? They then belong to this
+            object, and each round has others.
+    """
 
     def __init__(
         self,
         task: TrainingTask,
         phase: int,
         dims: Context,
-        live: ActiveClients,
-        course: BatchSchedule,
-        width: int,
+        active: ActiveClients,
+        schedule: BatchSchedule,
+        batch: int,
         compile: bool,
-        behind: bool,
+        cached_features: bool,
     ):
         self.task, self.phase, self.dims, self.compile = task, phase, dims, compile
-        # are its examples what fronts made of a round's rows? They are then its own, and others in
-        # every round
-        self.behind = behind
-        self.cuda, self.depends_on_batch = (
-            task.info.device.type == "cuda",
-            task.model.depends_on_batch,
-        )
-        self.clients, self.batch = len(course.ids), width
-        _, self.form = flatten(live, dims)
-        roomy = ClientIndices(*(x.new_empty(len(x), round_up(x.shape[1])) for x in live.rows))
-        self.live: ActiveClients = pytree.tree_map_only(
-            Tensor,
-            lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device),
-            live._replace(rows=roomy),
-        )
-        self.fronts: dict[
-            int, tuple[ActiveClients, list[Tensor]]
-        ] = {}  # by number of clients; see _front
-        self.sizes = sorted(
-            choose_sizes(self.clients, RATIO if self.cuda and not compile else RATIO_TRACED)
-        )
-        self.ids = course.ids.new_zeros(self.clients, round_up(course.ids.shape[1]), width)
-        # what comes from the host in one copy
-        self.told = course.ids.new_zeros(self.clients, 2, self.ids.shape[1])
-        self.widths, self.keys = self.told.unbind(dim=1)
-        self.step = torch.zeros((), dtype=torch.int64, device=course.ids.device)
+        self.cached_features = cached_features
+        self.cuda = task.info.device.type == "cuda"
+        self.depends_on_batch = task.model.depends_on_batch
+        self.clients, self.batch = len(schedule.ids), batch
+        _, self.form = flatten(active, dims)
+        self._allocate(active, schedule)
+        ratio = RATIO if self.cuda and not compile else RATIO_TRACED
+        self.sizes = sorted(choose_sizes(self.clients, ratio))
         self.mapped = map_step(task, dims)
         self.replays: dict[GraphShape, Callable[[], None]] = {}
-        self.fused: set[GraphShape] = set()  # those of them that are compiled
-        # by clients, width, and whether it is compiled
-        self.written: dict[tuple[int, int, bool], Any] = {}
+        self.compiled: set[GraphShape] = set()  # those of `replays` that are compiled
+        # by clients, batch size, and whether it is compiled
+        self.traced: dict[tuple[int, int, bool], Any] = {}
         self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
+
+    def _allocate(self, active: ActiveClients, schedule: BatchSchedule) -> None:
+        """The fixed memory of the stack, its batches, keys and step number."""
+        rows = ClientIndices(*(x.new_empty(len(x), round_up(x.shape[1])) for x in active.rows))
+        self.active: ActiveClients = pytree.tree_map_only(
+            Tensor,
+            lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device),
+            active._replace(rows=rows),
+        )
+        # by number of clients; see prefix_view
+        self.views: dict[int, tuple[ActiveClients, list[Tensor]]] = {}
+        steps = round_up(schedule.ids.shape[1])
+        self.ids = schedule.ids.new_zeros(self.clients, steps, self.batch)
+        # what comes from the host, in one copy
+        self.host_inputs = schedule.ids.new_zeros(self.clients, 2, steps)
+        self.batch_sizes, self.keys = self.host_inputs.unbind(dim=1)
+        self.step = torch.zeros((), dtype=torch.int64, device=schedule.ids.device)
 
     def fits(
         self,
         phase: int,
         dims: Context,
-        live: ActiveClients,
-        course: BatchSchedule,
-        width: int,
-        behind: bool,
+        active: ActiveClients,
+        schedule: BatchSchedule,
+        batch: int,
+        cached_features: bool,
     ) -> bool:
-        """Is there room for this stack, with everything else of the same form? `width` is the
-        batch of the whole experiment.
-        """
-        clients, steps = course.batch_sizes.shape
-        room = (
-            clients <= self.clients and round_up(steps) == self.ids.shape[1] and width == self.batch
+        """Is there memory for this stack, and does everything else have the same form?"""
+        clients, steps = schedule.batch_sizes.shape
+        enough = (
+            clients <= self.clients and round_up(steps) == self.ids.shape[1] and batch == self.batch
         )
         return (
-            room
-            and (phase, dims, behind) == (self.phase, self.dims, self.behind)
-            and flatten(live, dims)[1] == self.form
+            enough
+            and (phase, dims, cached_features) == (self.phase, self.dims, self.cached_features)
+            and flatten(active, dims)[1] == self.form
         )
 
     def run(
-        self, live: ActiveClients, course: BatchSchedule, examples: Examples
+        self, active: ActiveClients, schedule: BatchSchedule, examples: Examples
     ) -> tuple[TrainState, Tensor]:
-        """-> progress and summed loss of all clients"""
-        self._load(live, course)
-        # what fronts made of this round's rows: into the memory of the first round's
-        if self.behind and examples is not self.task.train:
-            self.task.train.x[: len(examples.x)], self.task.train.y[: len(examples.y)] = (
-                examples.x,
-                examples.y,
-            )
+        """Run all steps of a phase. -> state and summed loss of all clients"""
+        self._load(active, schedule)
+        # this round's activations, into the memory of the first round's
+        if self.cached_features and examples is not self.task.train:
+            self.task.train.x[: len(examples.x)] = examples.x
+            self.task.train.y[: len(examples.y)] = examples.y
         self.step.zero_()
-        shapes = list(self._shapes(course))
-        # before the first replay: should one fail, nothing has changed
+        shapes = list(self._shapes(schedule))
+        # all before the first replay: if one fails, nothing has changed
         for shape, times in Counter(shapes).items():
-            fuse = self.compile and times >= OFTEN * len(shapes)
-            if shape not in self.replays or (fuse and shape not in self.fused):
-                self.replays[shape] = self._capture(shape, fuse)
-                if fuse:
-                    self.fused.add(shape)
+            compile = self.compile and times >= OFTEN * len(shapes)
+            if shape not in self.replays or (compile and shape not in self.compiled):
+                self.replays[shape] = self._capture(shape, compile)
+                if compile:
+                    self.compiled.add(shape)
         for shape in shapes:
             self.replays[shape]()
-        after, _ = self._prefix_view(len(live.loss))
+        after, _ = self._prefix_view(len(active.loss))
         return TrainState(*(trees.clone(part) for part in after.state)), after.loss.clone()
 
-    def _load(self, live: ActiveClients, course: BatchSchedule) -> None:
-        clients, steps, batch = course.ids.shape
+    def _load(self, active: ActiveClients, schedule: BatchSchedule) -> None:
+        clients, steps, batch = schedule.ids.shape
         memory, tensors = self._prefix_view(clients)
-        foreach_copy_(tensors, flatten(live, self.dims)[0])
-        load_rows(memory.rows, live.rows)
-        self.ids[:clients, :steps, :batch] = course.ids
+        foreach_copy_(tensors, flatten(active, self.dims)[0])
+        load_rows(memory.rows, active.rows)
+        self.ids[:clients, :steps, :batch] = schedule.ids
         if batch < self.batch:
-            self.ids[:clients, :steps, batch:] = course.ids[:, :, :1]  # a row of the client itself
-        told = np.zeros((clients, *self.told.shape[1:]), dtype=np.int64)
-        # who is done still computes something finite
-        told[:, 0, :steps] = np.where(course.batch_sizes > 0, course.batch_sizes, self.batch)
-        told[:, 1, :steps] = course.keys
-        self.told[:clients].copy_(torch.from_numpy(told), non_blocking=True)
+            # an example of the client itself
+            self.ids[:clients, :steps, batch:] = schedule.ids[:, :, :1]
+        inputs = np.zeros((clients, *self.host_inputs.shape[1:]), dtype=np.int64)
+        # clients without steps left still compute something finite
+        sizes = schedule.batch_sizes
+        inputs[:, 0, :steps] = np.where(sizes > 0, sizes, self.batch)
+        inputs[:, 1, :steps] = schedule.keys
+        self.host_inputs[:clients].copy_(torch.from_numpy(inputs), non_blocking=True)
 
     def _prefix_view(self, count: int) -> tuple[ActiveClients, list[Tensor]]:
-        """The memory of the first clients, and its tensors in the order in which they are
-        loaded.
-        """
-        if count not in self.fronts:
-            front = self.live.cut(slice(0, count), self.dims)
-            self.fronts[count] = front, flatten(front, self.dims)[0]
-        return self.fronts[count]
+        """The memory of the first clients, and its tensors in the order of `flatten`."""
+        if count not in self.views:
+            view = self.active.cut(slice(0, count), self.dims)
+            self.views[count] = view, flatten(view, self.dims)[0]
+        return self.views[count]
 
-    def _shapes(self, course: BatchSchedule) -> Iterator[GraphShape]:
-        """One for each step of the phase; of few sizes, also where the number of clients
-        changes from round to round.
-        """
-        for step, count in enumerate(course.active_at.tolist()):
+    def _shapes(self, schedule: BatchSchedule) -> Iterator[GraphShape]:
+        """The shape of each step; few sizes, even if the number of clients differs by round."""
+        for step, count in enumerate(schedule.active_at.tolist()):
             if count == 0:
                 return
             size = self.sizes[bisect_left(self.sizes, count)]
-            width = (
-                int(course.batch_sizes[:count, step].max()) if self.depends_on_batch else self.batch
-            )
-            yield GraphShape(size, width, masked=size > count)
+            largest = int(schedule.batch_sizes[:count, step].max())
+            batch_size = largest if self.depends_on_batch else self.batch
+            yield GraphShape(size, batch_size, masked=size > count)
 
-    def _capture(self, shape: GraphShape, fuse: bool) -> Callable[[], None]:
-        advance = self._traced_step(shape, fuse)
-        take = partial(self._step, shape, advance)
-        return (
-            capture(partial(self._warmup, shape, advance), take, self.pool) if self.cuda else take
-        )
+    def _capture(self, shape: GraphShape, compile: bool) -> Callable[[], None]:
+        update = self._make_update(shape, compile)
+        step = partial(self._step, shape, update)
+        return capture(partial(self._warmup, shape, update), step, self.pool) if self.cuda else step
 
-    def _traced_step(self, shape: GraphShape, fuse: bool) -> Advance:
-        """The step as it will be recorded: for CUDA only what is compiled is written down
-        before.
-        """
-        step_all = with_convolutions(self.mapped, fuse) if self.cuda else self.mapped
-        if self.cuda and not fuse:
+    def _make_update(self, shape: GraphShape, compile: bool) -> UpdateStep:
+        """The step to capture. For CUDA only what is compiled is traced before."""
+        step_all = with_convolutions(self.mapped, compile) if self.cuda else self.mapped
+        if self.cuda and not compile:
             return partial(write_step, step_all, shape.masked)
-        form = (shape.clients, shape.batch_size, fuse)
-        if form not in self.written:
-            live, now, batch = self._arguments(shape)
-            # writing back is part of it, and so is masking, which then costs nothing: both kinds
-            # share one
-            if fuse:
-                example = (*clone_tree(live.state, live.loss), live.fixed, batch, live.rows, now)
-                self.written[form] = trace_step(partial(write_step, step_all, True), example, True)
-            else:
-                self.written[form] = trace_step(
-                    step_all, (live.state, live.fixed, batch, live.rows, now), False
-                )
-        return self.written[form] if fuse else partial(write_step, self.written[form], shape.masked)
+        form = (shape.clients, shape.batch_size, compile)
+        if form not in self.traced:
+            self.traced[form] = self._trace(step_all, shape, compile)
+        traced: UpdateStep = self.traced[form]
+        return traced if compile else partial(write_step, self.traced[form], shape.masked)
+
+    def _trace(self, step_all: StepAll, shape: GraphShape, compile: bool) -> Any:
+        active, now, batch = self._arguments(shape)
+        if not compile:
+            example = (active.state, active.fixed, batch, active.rows, now)
+            return trace_step(step_all, example, False)
+        # With the update in place, and with masking, which then costs nothing: one serves both.
+        copies = clone_tree(active.state, active.loss)
+        example_update = (*copies, active.fixed, batch, active.rows, now)
+        return trace_step(partial(write_step, step_all, True), example_update, True)
 
     def _arguments(self, shape: GraphShape) -> tuple[ActiveClients, Context, Any]:
-        (live, _), at = self._prefix_view(shape.clients), self.step.reshape(1)
-        now = live.ctx._replace(
-            step=self.step, key=self.keys[: shape.clients].index_select(1, at).squeeze(1)
-        )
+        (active, _), at = self._prefix_view(shape.clients), self.step.reshape(1)
+        key = self.keys[: shape.clients].index_select(1, at).squeeze(1)
+        now = active.ctx._replace(step=self.step, key=key)
         ids = self.ids[: shape.clients, :, : shape.batch_size].index_select(1, at).squeeze(1)
-        return (
-            live,
-            now,
-            make_batch(self.task, ids, self.widths[: shape.clients].index_select(1, at), now.key),
-        )
+        sizes = self.batch_sizes[: shape.clients].index_select(1, at)
+        return active, now, make_batch(self.task, ids, sizes, now.key)
 
-    def _step(self, shape: GraphShape, advance: Advance) -> None:
-        """One step, written back in place."""
-        live, now, batch = self._arguments(shape)
-        advance(live.state, live.loss, live.fixed, batch, live.rows, now)
+    def _step(self, shape: GraphShape, update: UpdateStep) -> None:
+        """One step, in place."""
+        active, now, batch = self._arguments(shape)
+        update(active.state, active.loss, active.fixed, batch, active.rows, now)
         self.step.add_(1)
 
-    def _warmup(self, shape: GraphShape, advance: Advance) -> None:
-        """The same, and nothing is changed by it."""
-        live, now, batch = self._arguments(shape)
-        advance(*clone_tree(live.state, live.loss), live.fixed, batch, live.rows, now)
+    def _warmup(self, shape: GraphShape, update: UpdateStep) -> None:
+        """The same step on copies."""
+        active, now, batch = self._arguments(shape)
+        update(*clone_tree(active.state, active.loss), active.fixed, batch, active.rows, now)
 
 
 def write_step(
     step_all: StepAll,
     masked: bool,
-    progress: TrainState,
+    state: TrainState,
     loss: Tensor,
     fixed: Params,
     batch: Batch,
     rows: ClientIndices,
     now: Context,
 ) -> None:
-    """One step of a stack, written to where its progress and its summed loss lie; where
-    `masked`, not for clients that are done.
+    """One step of a stack, which updates its state and its summed loss in place.
+
+    Args:
+        step_all: The mapped local step.
+        masked: Leave clients that have made all their steps as they are?
+        state: Of the stack.
+        loss: [k], summed over steps.
+        fixed: Parameters that are not trained.
+        batch: Of this step.
+        rows: The clients' examples.
+        now: The context of this step.
     """
-    after, more = step_all(progress, fixed, batch, rows, now)
-    if signature(after) != signature(progress):
-        raise TypeError("a local step changes the form of what it hands to the next")
-    old, new = pytree.tree_leaves((progress, loss)), pytree.tree_leaves((after, loss + more))
+    after, step_loss = step_all(state, fixed, batch, rows, now)
+    if signature(after) != signature(state):
+        raise TypeError("a local step changes the form of the state it passes to the next step")
+    old, new = pytree.tree_leaves((state, loss)), pytree.tree_leaves((after, loss + step_loss))
     if masked:
-        # behind the clients of this round may stand those of an earlier one, which nobody reads
-        here = now.steps > now.step
+        # behind the clients of this round may be those of an earlier round, which are never read
+        active = now.steps > now.step
         new = [
-            torch.where(here.reshape(-1, *(1,) * (x.dim() - 1)), x, y)
+            torch.where(active.reshape(-1, *(1,) * (x.dim() - 1)), x, y)
             for x, y in zip(new, old, strict=True)
         ]
     copy_tensors(old, new)
 
 
 def choose_sizes(clients: int, ratio: float = RATIO) -> list[int]:
-    """The sizes at which a shrinking stack is recorded, largest first.
+    """The sizes at which a shrinking stack is captured, largest first.
 
     >>> choose_sizes(3)
     [3, 2, 1]
@@ -291,14 +296,19 @@ def choose_sizes(clients: int, ratio: float = RATIO) -> list[int]:
     return sizes
 
 
-def flatten(live: ActiveClients, dims: Context) -> tuple[list[Tensor], list[Any]]:
-    """-> the tensors of a stack but for its rows, and their form: names, shapes without the
-    clients' axis, types
+def flatten(active: ActiveClients, dims: Context) -> tuple[list[Tensor], list[Any]]:
+    """The tensors of a stack, without its examples, and their form.
 
-    Lengths of rows are rounded up, so that cohorts of somewhat different sizes share a recording.
+    Args:
+        active: The stack.
+        dims: Which parts of its context have a client axis.
+
+    Returns:
+        The tensors; names, shapes without the client axis, and types. Numbers of examples are
+        rounded up, so that cohorts of slightly different sizes share a captured step.
     """
     tensors: list[Tensor] = []
-    form: list[Any] = [round_up(ids.shape[1]) for ids in (live.rows.train, live.rows.valid)]
+    form: list[Any] = [round_up(ids.shape[1]) for ids in (active.rows.train, active.rows.valid)]
 
     def walk(value: Any, dim: Any) -> None:
         if isinstance(value, Tensor):
@@ -316,17 +326,18 @@ def flatten(live: ActiveClients, dims: Context) -> tuple[list[Tensor], list[Any]
         else:
             form.append(value)
 
-    walk(live.ctx, dims)
-    walk((live.state, live.fixed, live.loss), 0)
+    walk(active.ctx, dims)
+    walk((active.state, active.fixed, active.loss), 0)
     return tensors, form
 
 
 def load_rows(memory: ClientIndices, rows: ClientIndices) -> None:
-    """Into memory that may be longer: it is filled up with a row of the client itself, which
-    weighs nothing.
+    """Copy examples into memory that may be longer.
+
+    It is filled up with an example of the client itself, of weight 0.
     """
-    for ids, weight, some, their_weight in ((*memory[:2], *rows[:2]), (*memory[2:], *rows[2:])):
-        count = some.shape[1]
-        ids[:, :count], weight[:, :count] = some, their_weight
+    for ids, weight, new_ids, new_weight in ((*memory[:2], *rows[:2]), (*memory[2:], *rows[2:])):
+        count = new_ids.shape[1]
+        ids[:, :count], weight[:, :count] = new_ids, new_weight
         if count < ids.shape[1]:
             ids[:, count:], weight[:, count:] = rows.train[:, :1], 0

@@ -1,10 +1,10 @@
-"""The front of a network that a phase of training leaves alone: looked at once for each row,
-instead of in every step.
+"""The frozen prefix: the layers that a phase does not train, computed once for each example instead
+of in every step.
 
-Fine-tuning the last layers computes, epoch after epoch, the same activations below them. Where
-nothing else reads a step's inputs, a network is cut at the first layer that is trained (or that
-draws or mixes rows), and the phase trains the rear on what the front made of a client's rows. The
-numbers are the same.
+Fine-tuning the last layers computes the same activations below them in every epoch. Where only the
+model reads a step's inputs, the network is cut before the first layer that is trained, draws random
+numbers or mixes examples. The phase then trains the suffix on the activations of the prefix. The
+results are the same.
 """
 
 from __future__ import annotations
@@ -23,35 +23,36 @@ from remanence.data.batches import Examples
 from remanence.engines.vector_steps import round_up
 from remanence.training.task import TrainingTask
 
-ROWS = 250  # rows the front sees at once
-CLOSE = 1e-3  # of the largest activation: a front that mixed rows would be off by far more,
-LOOSE = 3e-2  # also where bf16 or tf32 rounds, and other kernels see one row than three
+ROWS = 250  # examples of one forward pass of the prefix
+# Largest difference, relative to the largest activation, between a network and its two pieces. A
+# prefix that mixed examples would differ far more.
+TOLERANCE = 1e-3
+LOW_PRECISION_TOLERANCE = 3e-2  # with bf16 or tf32, whose kernels depend on the number of examples
 
-PredictStacked = Callable[
-    [TrainingTask, ModelState, Tensor, int | None], Tensor
-]  # as `judge_models` does
+# as `evaluation.predict_logits_stacked`
+PredictStacked = Callable[[TrainingTask, ModelState, Tensor, int | None], Tensor]
 
 
 class PrefixSplit(NamedTuple):
     """A network in two pieces."""
 
-    frozen_prefix: Model  # inputs -> what the rear starts from, as if they were logits
-    trainable_suffix: Model  # that -> logits
-    width: int  # bytes of what the front makes of one row
+    frozen_prefix: Model  # inputs -> activations, returned as logits
+    trainable_suffix: Model  # activations -> logits
+    width: int  # bytes of one example's activations
 
     def suffix_params(self, tree: Params) -> Params:
-        """Those parameters or buffers that are the rear's."""
+        """The parameters or buffers of the suffix."""
         return restrict_to(self.trainable_suffix.train_module, tree)
 
     @torch.no_grad()
     def features(self, model: ModelState, x: Tensor) -> Tensor:
-        """What the front makes of some rows."""
+        """The prefix's activations of some inputs."""
         return self.frozen_prefix.predict(
             ModelState(*(restrict_to(self.frozen_prefix.eval_module, tree) for tree in model)), x
         ).logits
 
     def features_of(self, model: ModelState, examples: Examples, ids: Tensor) -> Tensor:
-        """What the front makes of many rows, a part at a time. ids: [n] -> [n, ...]"""
+        """The prefix's activations of many examples, in parts. ids: [n] -> [n, ...]"""
         return torch.cat(
             [self.features(model, examples.inputs(part)) for part in torch.split(ids, ROWS)]
         )
@@ -59,13 +60,17 @@ class PrefixSplit(NamedTuple):
     def with_cached_features(
         self, task: TrainingTask, model: ModelState, ids: Tensor
     ) -> TrainingTask:
-        """The task of training the rear alone on these rows, which the front of `model` has
-        seen. ids: [n], each row once
+        """The task of training the suffix on the activations of these examples.
+
+        Args:
+            task: The task of training the whole network.
+            model: Whose prefix is computed.
+            ids: [n] examples, each once.
         """
-        # never read at other rows
+        # not initialized for other examples, which are never read
         place = torch.empty(len(task.train.y), dtype=torch.int64, device=ids.device)
         place[ids] = torch.arange(len(ids), device=ids.device)
-        seen = Examples(
+        cached = Examples(
             self.features_of(model, task.train, ids),
             task.train.y,
             None,
@@ -74,7 +79,7 @@ class PrefixSplit(NamedTuple):
             (),
             place,
         )
-        return replace(task, model=self.trainable_suffix, train=seen)
+        return replace(task, model=self.trainable_suffix, train=cached)
 
     @torch.no_grad()
     def stack_with_cached_features(
@@ -82,24 +87,33 @@ class PrefixSplit(NamedTuple):
         task: TrainingTask,
         models: ModelState,
         rows: Tensor,
-        at_once: int,
-        judge: PredictStacked,
+        rows_per_pass: int,
+        predict: PredictStacked,
     ) -> TrainingTask:
-        """The same for a stack of clients, each of whose fronts sees the client's own rows; they
-        are called by other numbers then, those of `flat_indices`.
+        """The same for a stack of clients, each with the prefix of its own model.
 
-        models: [k, ...]; rows: [k, n] ids; at_once: of n, how many are looked at together; judge:
-            by what
+        An example that two clients hold has two activations, so the ids of examples are those of
+        `flat_indices`.
+
+        Args:
+            task: The task of training the whole network.
+            models: Stacked [k, ...].
+            rows: [k, n] ids of the clients' examples.
+            rows_per_pass: Of the n, how many one forward pass takes.
+            predict: Computes the forward pass.
         """
-        front, (clients, many) = replace(task, model=self.frozen_prefix), rows.shape
-        fronts = ModelState(*(restrict_to(self.frozen_prefix.eval_module, tree) for tree in models))
-        x, y = torch.empty(0, device=rows.device), rows.new_zeros(clients, round_up(many))
-        y[:, :many] = task.train.labels(rows)
-        for first in range(0, many, at_once):
-            seen = judge(front, fronts, task.train.inputs(rows[:, first : first + at_once]), 0)
+        prefix_task, (clients, count) = replace(task, model=self.frozen_prefix), rows.shape
+        prefixes = ModelState(
+            *(restrict_to(self.frozen_prefix.eval_module, tree) for tree in models)
+        )
+        x, y = torch.empty(0, device=rows.device), rows.new_zeros(clients, round_up(count))
+        y[:, :count] = task.train.labels(rows)
+        for first in range(0, count, rows_per_pass):
+            inputs = task.train.inputs(rows[:, first : first + rows_per_pass])
+            part = predict(prefix_task, prefixes, inputs, 0)
             if first == 0:
-                x = seen.new_zeros(clients, round_up(many), *seen.shape[2:])
-            x[:, first : first + seen.shape[1]] = seen
+                x = part.new_zeros(clients, round_up(count), *part.shape[2:])
+            x[:, first : first + part.shape[1]] = part
         return replace(
             task,
             model=self.trainable_suffix,
@@ -108,30 +122,32 @@ class PrefixSplit(NamedTuple):
 
 
 def flat_indices(rows: Tensor) -> Tensor:
-    """What the rows of a stack's clients are called where each has activations of its own: [k, n]
-    -> [k, n]
+    """Ids for the activations of a stack's clients, one for each client and example.
+
+    rows: [k, n] -> [k, n]
 
     >>> flat_indices(torch.tensor([[7, 9, 7], [9, 5, 8]]))
     tensor([[0, 1, 2],
             [4, 5, 6]])
     """
-    clients, many = rows.shape
-    first = round_up(many) * torch.arange(clients, device=rows.device)
-    return first.unsqueeze(1) + torch.arange(many, device=rows.device)
+    clients, count = rows.shape
+    first = round_up(count) * torch.arange(clients, device=rows.device)
+    return first.unsqueeze(1) + torch.arange(count, device=rows.device)
 
 
 def restrict_to(module: nn.Module, tree: Params) -> Params:
-    """Those parameters or buffers that a module has."""
-    mine = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
-    return {name: value for name, value in tree.items() if name in mine}
+    """The parameters or buffers that a module has."""
+    names = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    return {name: value for name, value in tree.items() if name in names}
 
 
 def find_split(task: TrainingTask, trained: Collection[str]) -> PrefixSplit | None:
-    """Where the network can be cut if only these parameters are trained; None where it cannot,
-    or nothing would be gained.
+    """Where the network can be cut if only these parameters are trained.
+
+    None where it cannot be cut, or nothing is gained.
     """
     everything = set(task.model.initial.params) <= set(trained)
-    # a tied weight could stand on both sides
+    # a tied weight could be in both pieces
     if everything or task.model.has_tied_weights or not inputs_only_feed_model(task):
         return None
     try:
@@ -140,19 +156,17 @@ def find_split(task: TrainingTask, trained: Collection[str]) -> PrefixSplit | No
             trained,
             task.train.inputs(torch.arange(min(3, len(task.train.y)), device=task.info.device)),
         )
-    # tracing runs a user's code on stand-ins for tensors, which may fail in any way: the network is
+    # tracing runs a user's code on proxies of tensors, which may fail in any way: the network is
     # then trained whole
     except Exception:
         return None
     finally:
-        task.model.train_features.release()  # what a traced hook has seen is no tensor
+        task.model.train_features.release()  # the hook holds a proxy, no tensor
     return split
 
 
 def inputs_only_feed_model(task: TrainingTask) -> bool:
-    """Does nobody but the network read the inputs of a step? And are those of a row the same in
-    every epoch?
-    """
+    """Does only the model read the inputs of a step, and are they the same in every epoch?"""
     method, owner = task.method, task.method.part_filling("loss")
     known = owner is None or not owner.reads_inputs
     return known and not (
@@ -166,35 +180,35 @@ def inputs_only_feed_model(task: TrainingTask) -> bool:
 def cut(model: Model, trained: Collection[str], example: Tensor) -> PrefixSplit | None:
     """Raises where the module cannot be traced. example: [3 or more rows, ...]"""
     graph = _Tracer().trace(model.train_module)
-    late = _trainable_nodes(model.train_module, graph, trained)
-    early = [node for node in graph.nodes if node not in late and node.op != "get_attr"]
-    crossing = [node for node in early if any(user in late for user in node.users)]
-    works = [
+    trainable = _trainable_nodes(model.train_module, graph, trained)
+    frozen = [node for node in graph.nodes if node not in trainable and node.op != "get_attr"]
+    crossing = [node for node in frozen if any(user in trainable for user in node.users)]
+    with_params = [
         node
-        for node in early
+        for node in frozen
         if node.op == "call_module"
         and list(model.train_module.get_submodule(str(node.target)).parameters())
     ]
-    if len(crossing) != 1 or not works:
+    if len(crossing) != 1 or not with_params:
         return None
     first, second = (
-        _copy(model.train_module, graph, kept, crossing[0]) for kept in (set(early), late)
+        _copy(model.train_module, graph, kept, crossing[0]) for kept in (set(frozen), trainable)
     )
-    front = replace(
+    prefix = replace(
         model, eval_module=first, eval_features=FeatureHook(first, None), dropout_keys=()
     )
     names = {name for name, _ in second.named_buffers()}
-    rear = replace(
+    suffix = replace(
         model,
         train_module=second,
         dropout_keys=tuple(name for name in model.dropout_keys if name in names),
     )
-    return _check(model, front, rear, example)
+    return _check(model, prefix, suffix, example)
 
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Keyed dropout needs real shapes, and the hook that taps the head is not to be lost."""
+        """Keyed dropout needs real shapes, and the hook that reads features must stay."""
         return (
             isinstance(m, KeyedDropout)
             or bool(m._forward_pre_hooks)
@@ -203,25 +217,24 @@ class _Tracer(fx.Tracer):
 
 
 def _trainable_nodes(module: nn.Module, graph: fx.Graph, trained: Collection[str]) -> set[fx.Node]:
-    """What depends on a trained parameter, on chance, or on the other rows of a batch; the
-    output, too.
-    """
+    """What depends on a trained parameter, on chance or on other examples; and the output."""
     # tied parameters have one name
-    mine = {id(p) for name, p in module.named_parameters() if name in trained}
-    late: set[fx.Node] = set()
+    trained_ids = {id(p) for name, p in module.named_parameters() if name in trained}
+    found: set[fx.Node] = set()
     for node in graph.nodes:
-        own = False
+        varies = False
         if node.op == "call_module":
             layer = module.get_submodule(str(node.target))
-            own = any(id(p) in mine for p in layer.parameters()) or any(
+            varies = any(id(p) in trained_ids for p in layer.parameters()) or any(
                 _varies(inner) for inner in layer.modules()
             )
         elif node.op == "get_attr":
             path, _, name = str(node.target).rpartition(".")
-            own = id(getattr(module.get_submodule(path), name)) in mine
-        if own or node.op == "output" or any(source in late for source in node.all_input_nodes):
-            late.add(node)
-    return late
+            varies = id(getattr(module.get_submodule(path), name)) in trained_ids
+        depends = any(source in found for source in node.all_input_nodes)
+        if varies or node.op == "output" or depends:
+            found.add(node)
+    return found
 
 
 def _varies(layer: nn.Module) -> bool:
@@ -233,11 +246,11 @@ def _varies(layer: nn.Module) -> bool:
 def _copy(
     module: nn.Module, graph: fx.Graph, kept: set[fx.Node], crossing: fx.Node
 ) -> fx.GraphModule:
-    """The part of a traced network on one side of the crossing; constants stand on both."""
+    """The part of a traced network on one side of the crossing; constants are on both."""
     part: fx.Graph = fx.Graph()
     place: dict[fx.Node, fx.Node] = {}
     if crossing not in kept:
-        place[crossing] = part.placeholder("seen")
+        place[crossing] = part.placeholder("activations")
     for node in graph.nodes:
         if node in kept or (node.op == "get_attr" and any(user in kept for user in node.users)):
             place[node] = part.node_copy(node, lambda source: place[source])
@@ -246,27 +259,28 @@ def _copy(
     return fx.GraphModule(module, part)
 
 
-def _check(model: Model, front: Model, rear: Model, example: Tensor) -> PrefixSplit | None:
-    """Both pieces together must be the network, and the front must treat every row by itself."""
+def _check(model: Model, prefix: Model, suffix: Model, example: Tensor) -> PrefixSplit | None:
+    """None unless both pieces together are the network and the prefix mixes no examples."""
     params, buffers = model.initial
     key = torch.zeros((), dtype=torch.int64, device=example.device)
     with torch.no_grad():
-        split = PrefixSplit(front, rear, 0)
-        seen, alone = (
-            split.features(model.initial, example),
-            split.features(model.initial, example[:1]),
-        )
+        split = PrefixSplit(prefix, suffix, 0)
+        features = split.features(model.initial, example)
+        single = split.features(model.initial, example[:1])
         whole, _ = model.apply(params, buffers, example, key)
-        pieces, _ = rear.apply(split.suffix_params(params), split.suffix_params(buffers), seen, key)
-    allowed = CLOSE if example.device.type == "cpu" and model.autocast is None else LOOSE
-    if len(seen) != len(example) or not all(
-        _close(*pair, allowed) for pair in ((seen[:1], alone), (whole.logits, pieces.logits))
+        pieces, _ = suffix.apply(
+            split.suffix_params(params), split.suffix_params(buffers), features, key
+        )
+    exact = example.device.type == "cpu" and model.autocast is None
+    tolerance = TOLERANCE if exact else LOW_PRECISION_TOLERANCE
+    if len(features) != len(example) or not all(
+        _close(*pair, tolerance) for pair in ((features[:1], single), (whole.logits, pieces.logits))
     ):
         return None
-    return split._replace(width=seen[0].numel() * seen.element_size())
+    return split._replace(width=features[0].numel() * features.element_size())
 
 
-def _close(a: Tensor, b: Tensor, allowed: float) -> bool:
+def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
     return a.shape == b.shape and bool(
-        (a - b).abs().max() <= allowed * max(1.0, float(a.abs().max()))
+        (a - b).abs().max() <= tolerance * max(1.0, float(a.abs().max()))
     )

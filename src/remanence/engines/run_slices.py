@@ -1,9 +1,9 @@
-"""What a stack is made of: clients of one run or, where runs of one method train together, of
-several.
+"""What a stack consists of: clients of one run or, where runs of one method train together, of
+several runs.
 
-Runs that share a stack differ in data of their clients, in seeds and in numbers. Whatever differs
-gets the clients as leading axis; what is the same for all of them stays single, because mapping
-over it costs.
+Runs that share a stack differ in the data of their clients, in seeds and in numbers. Whatever
+differs gets the clients as leading axis; what is equal for all stays single, since mapping over it
+costs time.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from remanence.training.task import ClientIndices, TrainingTask
 
 
 class RunWork(NamedTuple):
-    """A job, and the task of the run it belongs to."""
+    """The work of a run, and its task."""
 
     task: TrainingTask
     work: ClientWork
 
     @property
     def sizes(self) -> np.ndarray:
-        """Training rows of each client of the cohort. -> [k]"""
+        """Training examples of each client of the cohort. -> [k]"""
         return np.asarray(
             self.task.population.at(self.work.time_step).train.sizes[self.work.clients]
         )
@@ -43,91 +43,89 @@ class RunSlice(NamedTuple):
     """The clients of one run in a stack."""
 
     run: RunWork
-    places: np.ndarray  # in the cohort
-    positions: np.ndarray  # where in the stack each of them stands
+    indices: np.ndarray  # of each client in the cohort
+    positions: np.ndarray  # of each client in the stack
     clients: np.ndarray
-    keys: np.ndarray  # uint64: their randomness in this round
+    keys: np.ndarray  # uint64: their random keys in this round
 
 
 def sort_by_size(works: Sequence[RunWork]) -> np.ndarray:
-    """All clients of all runs, largest first. -> [total, 2] int64: which work, which place in
-    its cohort
+    """All clients of all runs, largest first.
+
+    Returns:
+        [total, 2] int64: which run, which client of its cohort.
     """
-    owner = np.repeat(np.arange(len(works)), [len(work.work.clients) for work in works])
-    place = np.concatenate([np.arange(len(work.work.clients)) for work in works])
+    run = np.repeat(np.arange(len(works)), [len(work.work.clients) for work in works])
+    index = np.concatenate([np.arange(len(work.work.clients)) for work in works])
     order = np.argsort(-np.concatenate([work.sizes for work in works]), kind="stable")
-    return np.stack([owner, place], axis=1)[order]
+    return np.stack([run, index], axis=1)[order]
 
 
 def split_by_run(works: Sequence[RunWork], members: np.ndarray) -> list[RunSlice]:
-    """The stack of these members, by run. members: [k, 2]"""
-    portions = []
+    """The clients of a stack, by run. members: [k, 2], as `sort_by_size` returns them"""
+    slices = []
     for number, work in enumerate(works):
-        seats = np.flatnonzero(members[:, 0] == number)
-        if len(seats):
-            clients = work.work.clients[members[seats, 1]]
-            portions.append(
-                RunSlice(
-                    work,
-                    members[seats, 1],
-                    seats,
-                    clients,
-                    client_plan.client_keys(work.work, clients),
-                )
-            )
-    return portions
+        positions = np.flatnonzero(members[:, 0] == number)
+        if len(positions):
+            indices = members[positions, 1]
+            clients = work.work.clients[indices]
+            keys = client_plan.client_keys(work.work, clients)
+            slices.append(RunSlice(work, indices, positions, clients, keys))
+    return slices
 
 
-def make_context(portions: Sequence[RunSlice]) -> tuple[Context, Context]:
+def count_clients(slices: Sequence[RunSlice]) -> int:
+    """The size of a stack."""
+    return sum(len(each.indices) for each in slices)
+
+
+def make_context(slices: Sequence[RunSlice]) -> tuple[Context, Context]:
     """-> the context of the stack, and which parts of it have the clients as leading axis"""
-    parts = [
-        client_plan.make_context(p.run.task, p.run.work, torch.from_numpy(p.places))
-        for p in portions
+    contexts = [
+        client_plan.make_context(s.run.task, s.run.work, torch.from_numpy(s.indices))
+        for s in slices
     ]
-    if len(parts) == 1:
-        return parts[0], context_dims(portions[0].run.work.per_client_start)
-    starts = [_own_start(p, ctx.start) for p, ctx in zip(portions, parts, strict=True)]
+    if len(contexts) == 1:
+        return contexts[0], context_dims(slices[0].run.work.per_client_start)
+    starts = [_stacked_start(s, ctx.start) for s, ctx in zip(slices, contexts, strict=True)]
     differ = [
         name
         for name in ("round", "hyper", "optimizer_hparams")
-        if not _equal([getattr(ctx, name) for ctx in parts])
+        if not _equal([getattr(ctx, name) for ctx in contexts])
     ]
-    differ += ["broadcast"] if any(pytree.flatten(ctx.broadcast) for ctx in parts) else []
+    differ += ["broadcast"] if any(pytree.flatten(ctx.broadcast) for ctx in contexts) else []
     joined: dict[str, Any] = {
-        name: _join(portions, [getattr(ctx, name) for ctx in parts])
+        name: _join(slices, [getattr(ctx, name) for ctx in contexts])
         for name in ("client", "key", "steps", "client_state")
     }
     joined["stats"] = ClientStats(
-        *(_join(portions, list(facts)) for facts in zip(*(ctx.stats for ctx in parts), strict=True))
+        *(_join(slices, list(each)) for each in zip(*(c.stats for c in contexts), strict=True))
     )
     joined["start"] = ModelState(
-        *(_join(portions, list(kind)) for kind in zip(*starts, strict=True))
+        *(_join(slices, list(trees)) for trees in zip(*starts, strict=True))
     )
     for name in differ:
         joined[name] = _join(
-            portions,
+            slices,
             [
-                _spread(getattr(ctx, name), len(p.places))
-                for p, ctx in zip(portions, parts, strict=True)
+                _expand(getattr(ctx, name), len(s.indices))
+                for s, ctx in zip(slices, contexts, strict=True)
             ],
         )
     dims: dict[str, Any] = dict.fromkeys(differ, 0)
-    return parts[0]._replace(**joined), context_dims(True)._replace(**dims)
+    return contexts[0]._replace(**joined), context_dims(True)._replace(**dims)
 
 
-def rows_of(portions: Sequence[RunSlice]) -> ClientIndices:
-    """The rows of all clients of the stack, padded to equal length."""
-    device, dtype = portions[0].run.task.info.device, portions[0].run.task.info.dtype
-    count = sum(len(p.places) for p in portions)
-    train: list[np.ndarray] = [np.empty(0, np.int64)] * count
+def rows_of(slices: Sequence[RunSlice]) -> ClientIndices:
+    """The examples of all clients of the stack, padded to equal length."""
+    device, dtype = slices[0].run.task.info.device, slices[0].run.task.info.dtype
+    train: list[np.ndarray] = [np.empty(0, np.int64)] * count_clients(slices)
     valid = list(train)
-    for p in portions:
-        holdings = p.run.task.population.at(p.run.work.time_step)
-        for seat, client in zip(p.positions.tolist(), p.clients.tolist(), strict=True):
-            train[seat], valid[seat] = (
-                holdings.train.for_client(client),
-                holdings.valid.for_client(client),
-            )
+    for s in slices:
+        data = s.run.task.population.at(s.run.work.time_step)
+        for position, client in zip(s.positions.tolist(), s.clients.tolist(), strict=True):
+            train[position] = data.train.for_client(client)
+            valid[position] = data.valid.for_client(client)
     filler = int(train[0][0])
     return ClientIndices(
         *pad_rows(train, filler, device, dtype), *pad_rows(valid, filler, device, dtype)
@@ -135,83 +133,101 @@ def rows_of(portions: Sequence[RunSlice]) -> ClientIndices:
 
 
 def pad_rows(
-    parts: Sequence[np.ndarray], filler: int, device: torch.device, dtype: torch.dtype
+    rows: Sequence[np.ndarray], filler: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """-> ids [k, longest], weight [k, longest]"""
-    sizes = np.array([len(part) for part in parts])
-    ids = np.full((len(parts), sizes.max()), filler, dtype=np.int64)
-    for row, part in zip(ids, parts, strict=True):
+    """Examples of different numbers as one table.
+
+    Args:
+        rows: The ids of k clients' examples.
+        filler: The id that pads them.
+        device: Of the results.
+        dtype: Of the weights.
+
+    Returns:
+        ids [k, longest], weight [k, longest]: 1, or 0 where padded
+    """
+    sizes = np.array([len(part) for part in rows])
+    ids = np.full((len(rows), sizes.max()), filler, dtype=np.int64)
+    for row, part in zip(ids, rows, strict=True):
         row[: len(part)] = part
     weight = np.arange(ids.shape[1]) < sizes[:, None]
     return client_plan.to_device(ids, device), client_plan.to_device(weight, device).to(dtype)
 
 
-def plan(portions: Sequence[RunSlice], number: int, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
-    """The batches of all clients in one phase: rows [k, steps, batch] and widths [k, steps],
-    which are 0 where a client is done.
+def plan(slices: Sequence[RunSlice], number: int, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
+    """The batches of all clients in one phase.
+
+    Returns:
+        Indices into each client's examples [k, steps, batch], and batch sizes [k, steps], which are
+        0 after a client's last step.
     """
     plans = [
-        client_plan.plan_phases(p.run.task, p.run.work, p.clients, p.keys, number, phase)
-        for p in portions
+        client_plan.plan_phases(s.run.task, s.run.work, s.clients, s.keys, number, phase)
+        for s in slices
     ]
     if len(plans) == 1:
         return plans[0]
-    count = sum(len(p.places) for p in portions)
+    count = count_clients(slices)
     steps, batch = (max(rows.shape[axis] for rows, _ in plans) for axis in (1, 2))
-    places, widths = (
-        np.zeros((count, steps, batch), dtype=np.int64),
-        np.zeros((count, steps), dtype=np.int64),
-    )
-    for p, (rows, wide) in zip(portions, plans, strict=True):
-        mine = np.zeros((len(rows), steps, batch), dtype=np.int64)
-        mine[:, : rows.shape[1], : rows.shape[2]] = rows
-        # a real row again, as within one run
-        mine[:, : rows.shape[1], rows.shape[2] :] = rows[:, :, :1]
-        places[p.positions] = mine
-        widths[p.positions, : wide.shape[1]] = wide
-    return places, widths
+    indices = np.zeros((count, steps, batch), dtype=np.int64)
+    batch_sizes = np.zeros((count, steps), dtype=np.int64)
+    for s, (rows, sizes) in zip(slices, plans, strict=True):
+        padded = np.zeros((len(rows), steps, batch), dtype=np.int64)
+        padded[:, : rows.shape[1], : rows.shape[2]] = rows
+        # a real example again, as within one run
+        padded[:, : rows.shape[1], rows.shape[2] :] = rows[:, :, :1]
+        indices[s.positions] = padded
+        batch_sizes[s.positions, : sizes.shape[1]] = sizes
+    return indices, batch_sizes
 
 
-def phase_keys(portions: Sequence[RunSlice], number: int) -> np.ndarray:
-    """Every client's randomness in one phase. -> uint64 [k]"""
-    values = np.empty(sum(len(p.places) for p in portions), dtype=np.uint64)
-    for p in portions:
-        values[p.positions] = client_plan.phase_keys(p.keys, number)
-    return values
+def phase_keys(slices: Sequence[RunSlice], number: int) -> np.ndarray:
+    """Every client's random key in one phase. -> uint64 [k]"""
+    keys = np.empty(count_clients(slices), dtype=np.uint64)
+    for s in slices:
+        keys[s.positions] = client_plan.phase_keys(s.keys, number)
+    return keys
 
 
 def make_replies(
-    portions: Sequence[RunSlice], model: ModelState, extras: Tree, own: Tree, loss: Tensor
+    slices: Sequence[RunSlice], model: ModelState, payload: Tree, client_state: Tree, loss: Tensor
 ) -> list[Reply]:
-    """What each run's clients send back."""
+    """The replies of a stack, one for each run."""
     replies = []
-    for p in portions:
-        mine: slice | Tensor = (
-            slice(None) if len(portions) == 1 else torch.from_numpy(p.positions).to(loss.device)
+    for s in slices:
+        some: slice | Tensor = (
+            slice(None) if len(slices) == 1 else torch.from_numpy(s.positions).to(loss.device)
         )
-        parts = model.select(mine), pytree.take(extras, mine), pytree.take(own, mine), loss[mine]
-        replies.append(client_plan.make_reply(p.run.task, p.run.work, p.clients, *parts))
+        replies.append(
+            client_plan.make_reply(
+                s.run.task,
+                s.run.work,
+                s.clients,
+                model.select(some),
+                pytree.take(payload, some),
+                pytree.take(client_state, some),
+                loss[some],
+            )
+        )
     return replies
 
 
-def _own_start(portion: RunSlice, start: ModelState) -> ModelState:
-    """A model for each client, whether the run gave them one each or one for all."""
-    return (
-        start
-        if portion.run.work.per_client_start
-        else ModelState(*(pytree.broadcast(tree, len(portion.places)) for tree in start))
-    )
+def _stacked_start(run_slice: RunSlice, start: ModelState) -> ModelState:
+    """A model for each client, also where the run has one for all."""
+    if run_slice.run.work.per_client_start:
+        return start
+    return ModelState(*(pytree.broadcast(tree, len(run_slice.indices)) for tree in start))
 
 
-def _spread(value: Any, count: int) -> Any:
-    """The same for each of so many clients."""
+def _expand(value: Any, count: int) -> Any:
+    """The same for each of `count` clients."""
     return pytree.broadcast(value, count) if isinstance(value, dict) else value.expand(count)
 
 
-def _join(portions: Sequence[RunSlice], values: Sequence[Any]) -> Any:
-    """Stacks of single runs as one, every client in its seat."""
-    seats = np.concatenate([p.positions for p in portions])
-    order = torch.from_numpy(np.argsort(seats))
+def _join(slices: Sequence[RunSlice], values: Sequence[Any]) -> Any:
+    """Stacks of single runs as one stack, every client at its position."""
+    positions = np.concatenate([s.positions for s in slices])
+    order = torch.from_numpy(np.argsort(positions))
     if isinstance(values[0], dict):
         return pytree.map(lambda x: x[order.to(x.device)], pytree.concatenate(values))
     return torch.cat(list(values))[order.to(values[0].device)]

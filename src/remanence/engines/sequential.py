@@ -1,5 +1,6 @@
-"""One client after the other in this process, by plain autograd: the oracle every other engine
-must equal.
+"""The engine `sequential`: one client after the other in this process, by plain autograd.
+
+It is the reference: every other engine must give the same results.
 """
 
 from __future__ import annotations
@@ -29,12 +30,18 @@ from remanence.training.client_step import (
 from remanence.training.gradients import grad_autograd
 from remanence.training.task import ClientIndices, TrainingTask
 
-FETCHED = 2**22  # bytes of the batches that are fetched together
+GATHER_BYTES = 2**22  # of the batches that are gathered together
+
+StepInputs = tuple[Batch, Tensor, Tensor]  # a step's batch, number and random key
 
 
 class SequentialEngine(BaseEngine):
-    """`channels_last` lays images out as convolutions on a CPU like them; it changes no result
-    beyond rounding.
+    """Trains one client after the other, by plain autograd.
+
+    Args:
+        task: What is trained.
+        channels_last: Use images channels-last, which is faster for convolutions on a CPU. It
+            changes no result beyond rounding.
     """
 
     name = "sequential"
@@ -42,49 +49,44 @@ class SequentialEngine(BaseEngine):
     def __init__(self, task: TrainingTask, channels_last: bool = False):
         super().__init__()
         self.task, self.channels_last = task, channels_last
-        self.eval_task = task  # the same, for looking at rows without training
+        self.eval_task = task  # the same task, for evaluation
 
     def train(self, work: ClientWork) -> Iterator[Reply]:
-        for place in range(len(work.clients)):
-            yield self.train_client(work, place)
+        for index in range(len(work.clients)):
+            yield self.train_client(work, index)
 
-    def train_client(self, work: ClientWork, place: int) -> Reply:
-        """The whole round of the client at this place of the cohort, as a stack of one."""
-        task, client = self.task, int(work.clients[place])
-        ctx, rows = client_plan.make_context(task, work, place), self._rows(work, client)
-        kept, total, losses = ctx.client_state, 0, torch.zeros(())
-        model, own, extras = client_init(
+    def train_client(self, work: ClientWork, index: int) -> Reply:
+        """The whole round of one client of the cohort, as a stack of one."""
+        task, client = self.task, int(work.clients[index])
+        ctx, rows = client_plan.make_context(task, work, index), self._rows(work, client)
+        received, total, losses = ctx.client_state, 0, torch.zeros(())
+        model, client_state, payload = client_init(
             task, grad_autograd, rows, client_plan.at_hook(ctx, "before")
         )
-        ctx = ctx._replace(client_state=own, start=model)
+        ctx = ctx._replace(client_state=client_state, start=model)
         for number, phase in enumerate(client_plan.phases_of(task, work)):
             plan, old = client_plan.plan_phase(task, work, client, number, phase), model
             now = client_plan.at_phase(ctx, number, len(plan.batch_sizes))
-            model, memory, losses = self._train_phase(model, now, phase, plan, rows)
-            ctx = ctx._replace(tracker_state=memory)
+            model, tracker_state, losses = self._train_phase(model, now, phase, plan, rows)
+            ctx = ctx._replace(tracker_state=tracker_state)
             total += len(plan.batch_sizes)
             if phase.accept is not None:
                 accept = client_plan.scoped_accept(task, phase)
+                accept_ctx = client_plan.at_hook(now, "accept")
                 model = accept_or_rollback(
-                    self.eval_task,
-                    grad_autograd,
-                    accept,
-                    rows,
-                    old,
-                    model,
-                    client_plan.at_hook(now, "accept"),
+                    self.eval_task, grad_autograd, accept, rows, old, model, accept_ctx
                 )
-        own, extras = client_final(
-            task, grad_autograd, rows, model, extras, kept, client_plan.at_hook(ctx, "after", total)
+        ctx = client_plan.at_hook(ctx, "after", total)
+        client_state, payload = client_final(
+            task, grad_autograd, rows, model, payload, received, ctx
         )
-        return client_plan.make_reply(
-            task, work, np.array([client]), *_stack_of_one(model, extras, own, losses.mean())
-        )
+        stacked = _stack_of_one(model, payload, client_state, losses.mean())
+        return client_plan.make_reply(task, work, np.array([client]), *stacked)
 
     def _train_phase(
         self, model: ModelState, ctx: Context, phase: Phase, plan: BatchPlan, rows: ClientIndices
     ) -> tuple[ModelState, Tree, Tensor]:
-        """-> the trained model, what was tracked, the loss of every step"""
+        """-> the trained model, the tracker's state, the loss of every step"""
         task, names = self.task, self.task.trained_params(phase)
         params = pytree.select_keys(model.params, names)
         fixed = {name: value for name, value in model.params.items() if name not in params}
@@ -95,62 +97,66 @@ class SequentialEngine(BaseEngine):
             )
         first = init_train_state(task, grad_autograd, params, fixed, model.buffers, rows, ctx)
         ids = rows.train[torch.from_numpy(plan.indices).to(rows.train.device)]  # [steps, batch]
-        progress, losses = self.take_steps(task, first, fixed, ctx, rows, ids, plan.batch_sizes)
-        whole = {**fixed, **progress.params}
+        state, losses = self.run_steps(task, first, fixed, ctx, rows, ids, plan.batch_sizes)
+        whole = {**fixed, **state.params}
         trained = ModelState(
-            {name: whole[name].contiguous() for name in model.params}, progress.buffers
+            {name: whole[name].contiguous() for name in model.params}, state.buffers
         )
-        return trained, progress.tracker_state, torch.stack(losses)
+        return trained, state.tracker_state, torch.stack(losses)
 
-    def take_steps(
+    def run_steps(
         self,
         task: TrainingTask,
-        progress: TrainState,
+        state: TrainState,
         fixed: Params,
         ctx: Context,
         rows: ClientIndices,
         ids: Tensor,
-        widths: np.ndarray,
+        batch_sizes: np.ndarray,
     ) -> tuple[TrainState, list[Tensor]]:
-        """ids: [steps, batch]; widths: [steps], how many of them count -> progress, the loss of
-        every step
+        """All steps of a phase.
+
+        Args:
+            task: What is trained.
+            state: Before the first step.
+            fixed: Parameters that are not trained.
+            ctx: The context of the phase.
+            rows: The client's examples.
+            ids: [steps, batch] the examples of each batch.
+            batch_sizes: [steps] how many of them count.
+
+        Returns:
+            The state after the last step, and the loss of every step.
         """
         losses = []
-        for batch, number, key in self.iter_batches(task, ctx, ids, widths):
-            progress, loss = train_step(
-                task,
-                grad_autograd,
-                progress,
-                fixed,
-                batch,
-                rows,
-                ctx._replace(step=number, key=key),
-            )
+        for batch, number, key in self.iter_batches(task, ctx, ids, batch_sizes):
+            now = ctx._replace(step=number, key=key)
+            state, loss = train_step(task, grad_autograd, state, fixed, batch, rows, now)
             losses.append(loss)
-        return progress, losses
+        return state, losses
 
     def iter_batches(
-        self, task: TrainingTask, ctx: Context, ids: Tensor, widths: np.ndarray
-    ) -> Iterator[tuple[Batch, Tensor, Tensor]]:
-        """The batch, the number and the key of every step; the rows of some steps are fetched
-        together, which is faster.
+        self, task: TrainingTask, ctx: Context, ids: Tensor, batch_sizes: np.ndarray
+    ) -> Iterator[StepInputs]:
+        """The batch, number and key of every step.
+
+        The examples of several steps are gathered together, which is faster.
         """
         numbers = torch.arange(len(ids), device=ids.device)
-        step_keys, ones = (
-            rng.fold_in(ctx.key, numbers),
-            torch.ones(ids.shape[1], dtype=task.info.dtype, device=ids.device),
-        )
-        together = max(1, FETCHED // (ids.shape[1] * task.train.x[0].numel() * ones.element_size()))
-        for first in range(0, len(ids), together):
-            some = slice(first, first + together)
+        step_keys = rng.fold_in(ctx.key, numbers)
+        ones = torch.ones(ids.shape[1], dtype=task.info.dtype, device=ids.device)
+        batch_bytes = ids.shape[1] * task.train.x[0].numel() * ones.element_size()
+        count = max(1, GATHER_BYTES // batch_bytes)
+        for first in range(0, len(ids), count):
+            some = slice(first, first + count)
             # [steps * batch, ...]
-            rows = self.to_channels_last(
+            flat = self.to_channels_last(
                 task.train.augmented(ids[some], step_keys[some]).flatten(0, 1)
             )
-            x, y = rows.reshape(*ids[some].shape, *rows.shape[1:]), task.train.labels(ids[some])
-            for place, width in enumerate(widths[some].tolist()):
+            x, y = flat.reshape(*ids[some].shape, *flat.shape[1:]), task.train.labels(ids[some])
+            for place, size in enumerate(batch_sizes[some].tolist()):
                 batch = Batch(
-                    x[place, :width], y[place, :width], ones[:width], ids[first + place, :width]
+                    x[place, :size], y[place, :size], ones[:size], ids[first + place, :size]
                 )
                 yield batch, numbers[first + place], step_keys[first + place]
 
@@ -158,39 +164,43 @@ class SequentialEngine(BaseEngine):
         return memory_format.to_channels_last(x) if self.channels_last else x
 
     def _rows(self, work: ClientWork, client: int) -> ClientIndices:
-        holdings, device, dtype = (
-            self.task.population.at(work.time_step),
-            self.task.info.device,
-            self.task.info.dtype,
-        )
+        data, info = self.task.population.at(work.time_step), self.task.info
         train, valid = (
-            torch.from_numpy(rows.for_client(client)).to(device)
-            for rows in (holdings.train, holdings.valid)
+            torch.from_numpy(rows.for_client(client)).to(info.device)
+            for rows in (data.train, data.valid)
         )
         return ClientIndices(
             train,
-            torch.ones(len(train), dtype=dtype, device=device),
+            torch.ones(len(train), dtype=info.dtype, device=info.device),
             valid,
-            torch.ones(len(valid), dtype=dtype, device=device),
+            torch.ones(len(valid), dtype=info.dtype, device=info.device),
         )
 
     @torch.no_grad()
     def score(
         self, models: ModelState, split: str, owners: np.ndarray | None = None, time_step: int = 0
     ) -> ConfusionCounts:
-        return self.score_rows(
-            models, split, *evaluation.eval_rows(self.task, split, owners, time_step)
-        )
+        rows = evaluation.eval_rows(self.task, split, owners, time_step)
+        return self.score_rows(models, split, *rows)
 
     @torch.no_grad()
     def score_rows(
         self, models: ModelState, split: str, ids: Tensor, groups: Tensor, count: int
     ) -> ConfusionCounts:
-        """Score on given rows of a split; groups: [n] below count."""
+        """Evaluate models on given examples.
+
+        Args:
+            models: Stacked [m, ...].
+            split: The split of the examples.
+            ids: [n]
+            groups: [n] the group of each example.
+            count: The number of groups.
+        """
         examples = evaluation.examples_of(self.task, split)
-        many = models.num_models
-        tally = evaluation.ConfusionCounter(many, count, self.task.info.num_classes, ids.device)
-        singles = [models.select(number) for number in range(many)]
+        counter = evaluation.ConfusionCounter(
+            models.num_models, count, self.task.info.num_classes, ids.device
+        )
+        singles = [models.select(number) for number in range(models.num_models)]
         for part, group in zip(
             torch.split(ids, evaluation.CPU_ROWS),
             torch.split(groups, evaluation.CPU_ROWS),
@@ -198,10 +208,9 @@ class SequentialEngine(BaseEngine):
         ):
             x, y = examples.inputs(part), examples.labels(part)
             for number, model in enumerate(singles):
-                tally.add(
-                    number, self.eval_task.model.predict(model, x).logits.unsqueeze(0), y, group
-                )
-        return tally.scores()
+                logits = self.eval_task.model.predict(model, x).logits.unsqueeze(0)
+                counter.add(number, logits, y, group)
+        return counter.scores()
 
     @torch.no_grad()
     def score_pairs(
@@ -215,29 +224,28 @@ class SequentialEngine(BaseEngine):
     ) -> PairCounts:
         task, data = self.eval_task, evaluation.examples_of(self.task, split)
         rows, device = evaluation.split_rows(task, split, time_step), task.info.device
-        tally = evaluation.PairCounter(len(which), task.info.num_classes, device, examples)
+        counter = evaluation.PairCounter(len(which), task.info.num_classes, device, examples)
         for pair, (number, owner) in enumerate(zip(which.tolist(), owners.tolist(), strict=True)):
             model = models.select(number)
-            for ids in torch.split(
-                torch.from_numpy(rows.for_client(owner)).to(device), evaluation.CPU_ROWS
-            ):
+            owned = torch.from_numpy(rows.for_client(owner)).to(device)
+            for ids in torch.split(owned, evaluation.CPU_ROWS):
                 logits = task.model.predict(model, data.inputs(ids)).logits
-                tally.add(torch.full_like(ids, pair), logits, data.labels(ids), ids)
-        return tally.scores()
+                counter.add(torch.full_like(ids, pair), logits, data.labels(ids), ids)
+        return counter.scores()
 
     def predict_logits(self, models: ModelState, ids: Tensor) -> Tensor:
         return evaluation.predict_logits(self.eval_task, models, ids)
 
 
 def _stack_of_one(
-    model: ModelState, extras: Tree, own: Tree, loss: Tensor
+    model: ModelState, payload: Tree, client_state: Tree, loss: Tensor
 ) -> tuple[ModelState, Tree, Tree, Tensor]:
     def lift(tree: Tree) -> Tree:
         return pytree.map(lambda x: x.unsqueeze(0), tree)
 
     return (
         ModelState(lift(model.params), lift(model.buffers)),
-        lift(extras),
-        lift(own),
+        lift(payload),
+        lift(client_state),
         loss.unsqueeze(0),
     )

@@ -1,8 +1,8 @@
-"""The loop as fast as one core makes it: images channels-last, what a phase leaves alone looked at
-once, steps written down or compiled.
+"""The engine `sequential` made as fast as one core allows: images channels-last, activations of
+a frozen prefix computed once, steps traced or compiled.
 
-It is what a worker process runs. `sequential` itself stays plain, because it is the oracle; both give the
-same numbers.
+It is what a worker process runs. `sequential` itself stays plain, since it is the reference; both
+give the same numbers.
 """
 
 from __future__ import annotations
@@ -17,171 +17,165 @@ import torch
 from torch import Tensor
 
 from remanence.core.errors import first_line
+from remanence.core.model import Model
 from remanence.core.pytree import Params
 from remanence.core.slots import Context
-from remanence.core.types import Batch, ModelState
+from remanence.core.types import ModelState
 from remanence.engines.compiled_eval import compile_for_eval
 from remanence.engines.frozen_prefix import PrefixSplit, find_split
-from remanence.engines.sequential import SequentialEngine
+from remanence.engines.sequential import SequentialEngine, StepInputs
 from remanence.engines.traced_step import Arguments, TracedStep
 from remanence.training.client_step import TrainState, train_step
 from remanence.training.gradients import grad_func
 from remanence.training.task import ClientIndices, TrainingTask
 
-CACHE_BYTES = 2**28  # bytes of activations that may be kept
-# forms of a phase's arguments for which steps are written down: beyond that it would never end
-FORMS = 16
-# of batches, for which steps are written down; where they are compiled, which takes longer, one
-WIDTHS = 4
-
-StepRows = tuple[Batch, Tensor, Tensor]
+CACHE_BYTES = 2**28  # of activations of a frozen prefix that may be kept
+MAX_FORMS = 16  # forms of a phase's arguments for which steps are traced; with more, tracing fails
+# Batch sizes for which steps are traced. Compiled steps, which take longer to make, have one.
+BATCH_SIZES = 4
 
 
 class FastSequentialEngine(SequentialEngine):
-    """`steps`: "eager", "captured" (written down once and then called without the Python they came
-    from) or "compiled" (fused, too).
+    """Trains one client after the other on one core.
+
+    Args:
+        task: What is trained.
+        execution: "eager", "captured" (a step is traced once, and then called without Python) or
+            "compiled" (and compiled before). "auto" is eager.
     """
 
     def __init__(self, task: TrainingTask, execution: str = "eager"):
         super().__init__(task, channels_last=task.info.device.type == "cpu")
         self.execution = "eager" if execution == "auto" else execution
-        self.eval_task = replace(
-            task,
-            model=compile_for_eval(task.model, self.execution == "compiled", self.degraded_reasons),
-        )
-        self.splits: dict[tuple[str, ...], PrefixSplit | None] = {}  # by what is trained
+        self.eval_task = replace(task, model=self._compile_for_eval(task.model))
+        self.prefix_splits: dict[tuple[str, ...], PrefixSplit | None] = {}  # by what is trained
         self.traced: dict[tuple[str, ...], list[TracedStep]] = {}
 
-    def find_split(self, trained: tuple[str, ...]) -> PrefixSplit | None:
-        """Where the network can be cut in a phase that trains these parameters."""
-        if trained not in self.splits:
-            split = find_split(self.task, trained)
-            self.splits[trained] = split and split._replace(
-                frozen_prefix=compile_for_eval(
-                    split.frozen_prefix, self.execution == "compiled", self.degraded_reasons
-                )
-            )
-        return self.splits[trained]
+    def _compile_for_eval(self, model: Model) -> Model:
+        return compile_for_eval(model, self.execution == "compiled", self.degraded_reasons)
 
-    def take_steps(
+    def find_split(self, trained: tuple[str, ...]) -> PrefixSplit | None:
+        """Where to cut the network in a phase that trains these parameters."""
+        if trained not in self.prefix_splits:
+            split = find_split(self.task, trained)
+            self.prefix_splits[trained] = split and split._replace(
+                frozen_prefix=self._compile_for_eval(split.frozen_prefix)
+            )
+        return self.prefix_splits[trained]
+
+    def run_steps(
         self,
         task: TrainingTask,
-        progress: TrainState,
+        state: TrainState,
         fixed: Params,
         ctx: Context,
         rows: ClientIndices,
         ids: Tensor,
-        widths: np.ndarray,
+        batch_sizes: np.ndarray,
     ) -> tuple[TrainState, list[Tensor]]:
-        split, seen = self.find_split(tuple(progress.params)), torch.unique(ids)
-        if split is None or split.width * len(seen) > CACHE_BYTES:
-            return self.step_through(task, progress, fixed, ctx, rows, ids, widths)
-        buffers = progress.buffers
-        behind = split.with_cached_features(
-            task, ModelState({**fixed, **progress.params}, buffers), seen
+        split, used = self.find_split(tuple(state.params)), torch.unique(ids)
+        if split is None or split.width * len(used) > CACHE_BYTES:
+            return self._try_traced(task, state, fixed, ctx, rows, ids, batch_sizes)
+        buffers = state.buffers
+        suffix_task = split.with_cached_features(
+            task, ModelState({**fixed, **state.params}, buffers), used
         )
-        short = progress._replace(buffers=split.suffix_params(buffers))
-        after, losses = self.step_through(
-            behind, short, split.suffix_params(fixed), ctx, rows, ids, widths
+        suffix_state = state._replace(buffers=split.suffix_params(buffers))
+        after, losses = self._try_traced(
+            suffix_task, suffix_state, split.suffix_params(fixed), ctx, rows, ids, batch_sizes
         )
         return after._replace(buffers=buffers | after.buffers), losses
 
-    def step_through(
+    def _try_traced(
         self,
         task: TrainingTask,
-        progress: TrainState,
+        state: TrainState,
         fixed: Params,
         ctx: Context,
         rows: ClientIndices,
         ids: Tensor,
-        widths: np.ndarray,
+        batch_sizes: np.ndarray,
     ) -> tuple[TrainState, list[Tensor]]:
-        """Written down where that is asked for and possible, else plainly; once it proved
-        impossible, plainly for good.
+        """Run traced steps where requested and possible, else eager ones.
+
+        After one failure to trace, all later steps are eager, too.
         """
         if self.execution != "eager":
             try:
-                return self._replay(task, progress, fixed, ctx, rows, ids, widths)
+                return self._run_traced(task, state, fixed, ctx, rows, ids, batch_sizes)
             except Exception as error:
-                self.degraded_reasons.append(
-                    f"steps could not be written down ({first_line(error)})"
-                )
+                self.degraded_reasons.append(f"steps could not be traced ({first_line(error)})")
                 self.execution = "eager"
                 self.traced.clear()
-        return super().take_steps(task, progress, fixed, ctx, rows, ids, widths)
+        return super().run_steps(task, state, fixed, ctx, rows, ids, batch_sizes)
 
-    def _replay(
+    def _run_traced(
         self,
         task: TrainingTask,
-        progress: TrainState,
+        state: TrainState,
         fixed: Params,
         ctx: Context,
         rows: ClientIndices,
         ids: Tensor,
-        widths: np.ndarray,
+        batch_sizes: np.ndarray,
     ) -> tuple[TrainState, list[Tensor]]:
         losses: list[Tensor] = []
-        # both rely on rows that are all real
-        alone = task.model.depends_on_batch or any(p.centralized for p in task.method.parts)
-        moments = (
-            self.iter_batches(task, ctx, ids, widths)
-            if alone
-            else self._iter_padded(task, ctx, ids, widths)
-        )
-        # one run, unless batches must not be padded
-        for _, run in itertools.groupby(moments, key=lambda moment: len(moment[0].weight)):
-            batch, number, key = first = next(run)
-            arguments = (
-                progress,
-                fixed,
-                batch,
-                rows,
-                ctx._replace(tracker_state=progress.tracker_state, step=number, key=key),
-            )
-            step, moments_left = self._find_step(task, arguments), itertools.chain([first], run)  # noqa: B031 (what is left of it)
-            progress, some = step.run_steps(arguments, moments_left)
+        # both rely on batches without padding
+        unpadded = task.model.depends_on_batch or any(p.centralized for p in task.method.parts)
+        iter_batches = self.iter_batches if unpadded else self._iter_padded
+        inputs = iter_batches(task, ctx, ids, batch_sizes)
+        # one group, unless batches must not be padded
+        for _, group in itertools.groupby(inputs, key=lambda each: len(each[0].weight)):
+            batch, number, key = first = next(group)
+            now = ctx._replace(tracker_state=state.tracker_state, step=number, key=key)
+            arguments = (state, fixed, batch, rows, now)
+            step = self._traced_step(task, arguments)
+            state, some = step.run_steps(arguments, itertools.chain([first], group))  # noqa: B031
             losses += some
-        return progress, losses
+        return state, losses
 
     def _iter_padded(
-        self, task: TrainingTask, ctx: Context, ids: Tensor, widths: np.ndarray
-    ) -> Iterator[StepRows]:
-        """The same batches in few widths, up to the widest of the experiment: what is too much
-        repeats a row and weighs nothing.
-        """
-        steps, narrow = ids.shape
-        wide = max(narrow, min(task.batch_size, task.population.max_client_size))
-        padded = torch.cat([ids, ids[:, :1].expand(steps, wide - narrow)], dim=1)
-        # in row w the first w are 1
-        weights = torch.ones(wide + 1, wide, dtype=task.info.dtype, device=ids.device).tril(-1)
-        rounded = round_widths(widths, wide, 1 if self.execution == "compiled" else WIDTHS)
-        moments = self.iter_batches(task, ctx, padded, rounded)
-        for (batch, number, key), width, room in zip(
-            moments, widths.tolist(), rounded.tolist(), strict=True
-        ):
-            yield batch._replace(weight=weights[width, :room]), number, key
+        self, task: TrainingTask, ctx: Context, ids: Tensor, batch_sizes: np.ndarray
+    ) -> Iterator[StepInputs]:
+        """The same batches in few sizes, up to the largest of the experiment.
 
-    def _find_step(self, task: TrainingTask, arguments: Arguments) -> TracedStep:
-        """One that was written down for arguments of this form."""
+        What pads a batch repeats an example with weight 0.
+        """
+        steps, present = ids.shape
+        largest = max(present, min(task.batch_size, task.population.max_client_size))
+        padded = torch.cat([ids, ids[:, :1].expand(steps, largest - present)], dim=1)
+        # in row w the first w are 1
+        weights = torch.ones(largest + 1, largest, dtype=task.info.dtype, device=ids.device).tril(
+            -1
+        )
+        count = 1 if self.execution == "compiled" else BATCH_SIZES
+        rounded = round_batch_sizes(batch_sizes, largest, count)
+        for (batch, number, key), size, padded_size in zip(
+            self.iter_batches(task, ctx, padded, rounded),
+            batch_sizes.tolist(),
+            rounded.tolist(),
+            strict=True,
+        ):
+            yield batch._replace(weight=weights[size, :padded_size]), number, key
+
+    def _traced_step(self, task: TrainingTask, arguments: Arguments) -> TracedStep:
+        """The step that was traced for arguments of this form."""
         known = self.traced.setdefault(tuple(arguments[0].params), [])
         found = next((step for step in known if step.fits(arguments)), None)
         if found is None:
-            if len(known) == FORMS:
-                raise ValueError(f"more than {FORMS} different forms of arguments")
-            found = TracedStep(
-                partial(train_step, task, grad_func),
-                arguments,
-                self.execution == "compiled",
-            )
+            if len(known) == MAX_FORMS:
+                raise ValueError(f"more than {MAX_FORMS} different forms of arguments")
+            compiled = self.execution == "compiled"
+            found = TracedStep(partial(train_step, task, grad_func), arguments, compiled)
             known.append(found)
         return found
 
 
-def round_widths(widths: np.ndarray, widest: int, kinds: int) -> np.ndarray:
-    """Each width rounded up to one of so many, the widest among them.
+def round_batch_sizes(batch_sizes: np.ndarray, largest: int, count: int) -> np.ndarray:
+    """Each batch size rounded up to one of `count`, the largest among them.
 
-    >>> round_widths(np.array([50, 3, 13, 26]), widest=50, kinds=4)
+    >>> round_batch_sizes(np.array([50, 3, 13, 26]), largest=50, count=4)
     array([50, 13, 13, 38])
     """
-    allowed = -(-widest * np.arange(1, kinds + 1) // kinds)
-    return np.asarray(allowed[np.searchsorted(allowed, widths)])
+    allowed = -(-largest * np.arange(1, count + 1) // count)
+    return np.asarray(allowed[np.searchsorted(allowed, batch_sizes)])

@@ -1,4 +1,4 @@
-"""A local step of one client, traced: many of them one after the other without the Python they came from."""
+"""A local step of one client, traced once and then run many times without Python."""
 
 from __future__ import annotations
 
@@ -22,34 +22,40 @@ class TracedStep(TracedFunction):
     """A local step of one client."""
 
     def run_steps(
-        self, arguments: Arguments, moments: Iterable[tuple[Batch, Tensor, Tensor]]
+        self, arguments: Arguments, step_inputs: Iterable[tuple[Batch, Tensor, Tensor]]
     ) -> tuple[TrainState, list[Tensor]]:
-        """Steps one after the other, each with its batch, number and key. -> progress, the loss of
-        every step
+        """Run one step after the other.
 
-        What stays the same is taken apart once, and what a step hands to the next is not put
-        together in between.
+        What is the same in all steps is flattened once, and what a step passes to the next stays
+        flat.
+
+        Args:
+            arguments: Of the first step.
+            step_inputs: Each step's batch, number and key.
+
+        Returns:
+            The state after the last step, and the loss of every step.
         """
-        progress, fixed, batch, rows, ctx = arguments
+        state, fixed, batch, rows, ctx = arguments
         leaves = pytree.tree_leaves(arguments)
-        first = len(pytree.tree_leaves(progress))
+        first = len(pytree.tree_leaves(state))
         at_batch = first + len(pytree.tree_leaves(fixed))
         at_ctx = at_batch + len(batch) + len(rows)
         at_step, at_key = (
             at_ctx + len(pytree.tree_leaves(ctx[: Context._fields.index(name)]))
             for name in ("step", "key")
         )
-        if pytree.tree_structure((progress, None)) != self.answer_form:
-            raise TypeError("a local step changes the form of what it hands to the next")
+        if pytree.tree_structure((state, None)) != self.answer_form:
+            raise TypeError("a local step changes the form of the state it passes to the next step")
         losses: list[Tensor] = []
         with torch.no_grad():
-            # the first step's input is laid out as its answer, which is the second's: else the
-            # compiler would be called once for each
+            # The first step's input gets the strides of its output, which is the second's input:
+            # otherwise the compiler would run once for each.
             leaves[:first] = [
-                _lay_like(leaf, stride)
+                _with_strides(leaf, stride)
                 for leaf, stride in zip(leaves[:first], self.strides, strict=False)
             ]
-            for now, number, key in moments:
+            for now, number, key in step_inputs:
                 leaves[at_batch : at_batch + len(now)], leaves[at_step], leaves[at_key] = (
                     now,
                     number,
@@ -61,8 +67,8 @@ class TracedStep(TracedFunction):
         return pytree.tree_unflatten([*leaves[:first], losses[-1]], self.answer_form)[0], losses
 
 
-def _lay_like(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
-    # what is spread out has no memory of its own to be laid into
+def _with_strides(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
+    # an expanded tensor has no memory of its own
     if not stride or 0 in stride or tensor.stride() == stride:
         return tensor
     return torch.empty_strided(

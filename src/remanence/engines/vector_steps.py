@@ -1,7 +1,7 @@
-"""The local steps of a stack of clients, one phase long: what is stacked, which rows each step
-sees, and the plain way to run it.
+"""The local steps of a stack of clients in one phase: what is stacked, which examples each step
+uses, and how the steps run eagerly.
 
-`cuda_graphs.py` runs the same steps recorded; both must give what `sequential` gives.
+`cuda_graphs.py` captures and replays the same steps; both must give what `sequential` gives.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from torch.func import vmap
 
 from remanence.core import pytree
 from remanence.core.pytree import Params
+from remanence.core.rng import fold_in_batch
 from remanence.core.slots import Context
 from remanence.core.types import Batch, ModelState
+from remanence.engines.client_plan import to_device
 from remanence.training.client_step import TrainState, train_step
 from remanence.training.gradients import grad_func
 from remanence.training.task import ClientIndices, TrainingTask
 
-# (progress, fixed, batch, rows, context), all of them stacks -> progress, loss [k]
+# (state, fixed parameters, batch, examples, context), all of them stacks -> state, loss [k]
 StepAll = Callable[[TrainState, Params, Batch, ClientIndices, Context], tuple[TrainState, Tensor]]
 
 
@@ -31,24 +33,25 @@ class ActiveClients(NamedTuple):
     """The clients of a stack that still have steps to make."""
 
     state: TrainState
-    fixed: Params
+    fixed: Params  # parameters that the phase does not train
     loss: Tensor  # [k], summed over steps
     rows: ClientIndices
     ctx: Context
 
     def cut(self, part: slice, dims: Context) -> ActiveClients:
-        """Some of the clients; what `dims` says all of them share stays whole."""
+        """Some of the clients; what has no client axis in `dims` stays whole."""
         rest: Any = (_cut(value, part) for value in self[:-1])
         return ActiveClients._make((*rest, _cut_where(self.ctx, dims, part)))
 
 
 class BatchSchedule(NamedTuple):
-    """Which rows the clients of a stack see in each step of a phase, and what they draw from;
-    the client with most steps stands first.
+    """The batches and random keys of each step of a phase.
+
+    Clients are sorted by their number of steps, the most first.
     """
 
-    ids: Tensor  # [k, steps, batch]; beyond a width, a real row again
-    batch_sizes: np.ndarray  # [k, steps] how many of them count; 0 where a client is done
+    ids: Tensor  # [k, steps, batch]; beyond a batch size, a real example again
+    batch_sizes: np.ndarray  # [k, steps]; 0 after a client's last step
     keys: np.ndarray  # [k, steps] int64
 
     @property
@@ -59,53 +62,70 @@ class BatchSchedule(NamedTuple):
 
     @property
     def active_at(self) -> np.ndarray:
-        """How many clients are still there in each step. -> [steps]"""
-        live: np.ndarray = np.count_nonzero(self.batch_sizes, axis=0)
-        return live
+        """How many clients make each step. -> [steps]"""
+        active: np.ndarray = np.count_nonzero(self.batch_sizes, axis=0)
+        return active
+
+
+def make_schedule(
+    rows: Tensor, indices: np.ndarray, batch_sizes: np.ndarray, keys: np.ndarray
+) -> BatchSchedule:
+    """The planned batches of a phase as ids of examples on the device.
+
+    Args:
+        rows: [k, n] ids of each client's examples.
+        indices: [k, steps, batch] into `rows`.
+        batch_sizes: [k, steps]
+        keys: [k] the clients' random keys in this phase.
+    """
+    ids = torch.gather(rows, 1, to_device(indices.reshape(len(indices), -1), rows.device))
+    step_keys = fold_in_batch(keys[:, None], np.arange(batch_sizes.shape[1]))
+    return BatchSchedule(ids.reshape(indices.shape), batch_sizes, step_keys.view(np.int64))
 
 
 def map_step(task: TrainingTask, dims: Context) -> StepAll:
-    """The local step of one client, for a stack of them."""
+    """The local step of one client, mapped over a stack of clients."""
     return vmap(partial(train_step, task, grad_func), in_dims=(0, 0, 0, 0, dims))
 
 
-def make_batch(task: TrainingTask, ids: Tensor, widths: Tensor, key: Tensor) -> Batch:
-    """Gathered and augmented where the data are. ids: [k, B]; widths: [k, 1]; key: [k]"""
-    weight = (torch.arange(ids.shape[1], device=ids.device) < widths).to(task.info.dtype)
+def make_batch(task: TrainingTask, ids: Tensor, batch_sizes: Tensor, key: Tensor) -> Batch:
+    """Gather and augment examples on the device. ids: [k, B]; batch_sizes: [k, 1]; key: [k]"""
+    weight = (torch.arange(ids.shape[1], device=ids.device) < batch_sizes).to(task.info.dtype)
     return Batch(task.train.augmented(ids, key), task.train.labels(ids), weight, ids)
 
 
 def run_eagerly(
-    task: TrainingTask, dims: Context, live: ActiveClients, course: BatchSchedule
+    task: TrainingTask, dims: Context, active: ActiveClients, schedule: BatchSchedule
 ) -> tuple[TrainState, Tensor]:
-    """Step by step, the stack shrinking as clients end. -> progress and summed loss of all of
-    them, in their order
+    """Run step by step; the stack shrinks as clients have made their steps.
+
+    Returns:
+        The state and the summed loss [k] of all clients, in their order.
     """
-    step_all, device = map_step(task, dims), course.ids.device
-    widths, step_keys = (
-        torch.from_numpy(each).to(device) for each in (course.batch_sizes, course.keys)
+    step_all, device = map_step(task, dims), schedule.ids.device
+    batch_sizes, step_keys = (
+        torch.from_numpy(each).to(device) for each in (schedule.batch_sizes, schedule.keys)
     )
-    numbers = torch.arange(course.batch_sizes.shape[1], device=device)
+    numbers = torch.arange(schedule.batch_sizes.shape[1], device=device)
     done: list[ActiveClients] = []
-    for step, count in enumerate(course.active_at.tolist()):
-        if count < len(live.loss):
-            done.append(live.cut(slice(count, None), dims))
-            live = live.cut(slice(0, count), dims)
-        width = int(course.batch_sizes[:count, step].max())
-        now = live.ctx._replace(step=numbers[step], key=step_keys[:count, step])
+    for step, count in enumerate(schedule.active_at.tolist()):
+        if count < len(active.loss):
+            done.append(active.cut(slice(count, None), dims))
+            active = active.cut(slice(0, count), dims)
+        width = int(schedule.batch_sizes[:count, step].max())
+        now = active.ctx._replace(step=numbers[step], key=step_keys[:count, step])
         batch = make_batch(
-            task, course.ids[:count, step, :width], widths[:count, step, None], now.key
+            task, schedule.ids[:count, step, :width], batch_sizes[:count, step, None], now.key
         )
-        progress, loss = step_all(live.state, live.fixed, batch, live.rows, now)
-        live = live._replace(state=progress, loss=live.loss + loss)
-    done.append(live)
-    # the clients with most steps are at the front of the stack and finish last
-    last_first = done[::-1]
+        state, loss = step_all(active.state, active.fixed, batch, active.rows, now)
+        active = active._replace(state=state, loss=active.loss + loss)
+    done.append(active)
+    # the clients with most steps are first in the stack and end last
+    in_order = done[::-1]
     whole: Any = (
-        pytree.concatenate(parts)
-        for parts in zip(*(part.state for part in last_first), strict=True)
+        pytree.concatenate(parts) for parts in zip(*(part.state for part in in_order), strict=True)
     )
-    return TrainState(*whole), torch.cat([part.loss for part in last_first])
+    return TrainState(*whole), torch.cat([part.loss for part in in_order])
 
 
 def round_up(count: int) -> int:
@@ -113,21 +133,19 @@ def round_up(count: int) -> int:
     return 1 << (count - 1).bit_length() if count else 0
 
 
-def context_dims(personal_start: bool) -> Context:
-    """Which parts of a stacked context have the clients as leading axis, as vmap wants to be
-    told.
-    """
-    each, same = 0, None
+def context_dims(per_client_start: bool) -> Context:
+    """Which parts of a stacked context have the clients as leading axis: `in_dims` of `vmap`."""
+    each, shared = 0, None
     dims: dict[str, Any] = dict.fromkeys(Context._fields, each)
     dims |= dict.fromkeys(
-        ("round", "broadcast", "step", "hyper", "optimizer_hparams", "info"), same
+        ("round", "broadcast", "step", "hyper", "optimizer_hparams", "info"), shared
     )
-    start: Any = (each if personal_start else same, each)
+    start: Any = (each if per_client_start else shared, each)
     return Context(**dims | {"start": ModelState(*start)})
 
 
 def _cut(value: Any, part: slice) -> Any:
-    """Some of the clients of whatever is stacked."""
+    """Some of the clients of anything that is stacked."""
     if isinstance(value, dict):
         return pytree.take(value, part)
     return (
@@ -138,7 +156,7 @@ def _cut(value: Any, part: slice) -> Any:
 
 
 def _cut_where(value: Any, dims: Any, part: slice) -> Any:
-    """The same, where `dims` says that there is a clients' axis."""
+    """The same, where `dims` has a client axis."""
     if isinstance(dims, tuple):
         return type(value)(
             *(_cut_where(item, dim, part) for item, dim in zip(value, dims, strict=True))

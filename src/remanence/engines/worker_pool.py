@@ -1,10 +1,9 @@
-"""The worker processes of the engine `processes`, and how work gets done although some of them die
-or hang.
+"""The worker processes of the engine `processes`, some of which may die or hang.
 
-A worker that dies is replaced, and another does its work again: nothing it knew is missed, and a
-client's result does not depend on who trained it. A worker that does not answer within `timeout`
-real seconds is ended and replaced; work that hangs a second time is given up, so nobody waits
-longer than twice that.
+A worker that dies is replaced, and its work is done again: it held nothing that is missed, and a
+client's result does not depend on which worker trains it. A worker that does not answer within
+`timeout` seconds is replaced as well. Work that hangs twice is given up, so that nothing waits longer
+than twice the timeout.
 """
 
 from __future__ import annotations
@@ -23,29 +22,27 @@ from typing import Any, cast
 from remanence.core.errors import RunFailed
 
 log = logging.getLogger("remanence")
-# of workers at the same piece of work before the run fails: the machine has too little memory for
-# it
+# Workers that may die at the same work before the run fails: the machine has too little memory.
 MAX_CRASHES = 3
 MAX_TIMEOUTS = 2  # times the same work may hang
 SHUTDOWN_S = 1.0  # seconds a worker has to end by itself
 
-Serve = Callable[
-    [Connection, list[Connection]], None
-]  # a worker's life: (its end of the pipe, the parent's ends it inherited and must close)
+# What a worker runs: (its end of the pipe, the parent's ends it inherited and must close)
+Serve = Callable[[Connection, list[Connection]], None]
 
 
 @dataclass
 class WorkerProcess:
-    """A worker, as its parent sees it."""
+    """A worker, as its parent knows it."""
 
     pipe: Connection
-    child: Any  # multiprocessing's Process
-    seen_broadcast: int = -1  # the last errand whose preface it has heard
+    process: Any  # multiprocessing's Process
+    last_broadcast: int = -1  # the number of the last broadcast it received
 
 
 @dataclass
 class Pending:
-    """What a worker is busy with."""
+    """A request that a worker has not answered."""
 
     worker: WorkerProcess
     number: int
@@ -53,126 +50,135 @@ class Pending:
 
 
 class WorkerPool:
-    """`count` workers that live as `serve` says. timeout: real seconds; 0: they are waited for
-    without end.
+    """A fixed number of workers.
+
+    Args:
+        serve: What a worker runs.
+        count: How many workers.
+        timeout: Seconds for an answer; 0: any time.
     """
 
     def __init__(self, serve: Serve, count: int, timeout: float):
-        self.serve, self.timeout, self.errands = serve, timeout, 0
+        self.serve, self.timeout, self.broadcasts = serve, timeout, 0
         self.context = multiprocessing.get_context("fork")
-        self.members: list[WorkerProcess] = []
-        self.losses: list[str] = []  # what happened, for the log and for tests
+        self.workers: list[WorkerProcess] = []
+        self.losses: list[str] = []  # for the log and for tests
         for _ in range(count):
-            self.members.append(self._start())
+            self.workers.append(self._start())
 
     def map_unordered(
-        self, order: Sequence[int], ask: Callable[[int], Any], preface: Any = None
+        self, order: Sequence[int], make_request: Callable[[int], Any], broadcast: Any = None
     ) -> Iterator[tuple[int, Any]]:
-        """Have questions answered by whoever is free, in this order. -> (number, answer) as they
-        come; None: its worker hung, and hung again
+        """Send requests to free workers, in this order.
 
-        ask: makes the message of a question, each time it is asked; preface: what a worker must
-            hear before its first question.
+        Args:
+            order: Numbers of requests.
+            make_request: Makes the message of a request, each time it is sent.
+            broadcast: A message that every worker receives before its first request.
+
+        Yields:
+            The number of a request and its answer, as they come; None: it hung twice.
         """
-        self.errands += 1
-        waiting, deaths, hangs = list(order)[::-1], dict.fromkeys(order, 0), dict.fromkeys(order, 0)
+        self.broadcasts += 1
+        waiting = list(order)[::-1]
+        crashes, timeouts = dict.fromkeys(order, 0), dict.fromkeys(order, 0)
         busy: dict[Connection, Pending] = {}
         while waiting or busy:
-            for fork in self.members:
-                if waiting and fork.pipe not in busy:
+            for worker in self.workers:
+                if waiting and worker.pipe not in busy:
                     number = waiting.pop()
-                    busy[fork.pipe] = Pending(fork, number, time.monotonic())
-                    self._ask(fork, ask(number), preface)
-            for pipe in multiprocessing.connection.wait(list(busy), self._patience(busy)):
-                question = busy.pop(cast(Connection, pipe))
+                    busy[worker.pipe] = Pending(worker, number, time.monotonic())
+                    self._send(worker, make_request(number), broadcast)
+            for pipe in multiprocessing.connection.wait(list(busy), self._time_left(busy)):
+                pending = busy.pop(cast(Connection, pipe))
                 try:
-                    kind, answer = question.worker.pipe.recv()
+                    kind, answer = pending.worker.pipe.recv()
                 except (EOFError, OSError):
-                    deaths[question.number] += 1
-                    waiting.append(self._replace(question, "it died", deaths[question.number]))
+                    crashes[pending.number] += 1
+                    waiting.append(self._replace(pending, "it died", crashes[pending.number]))
                     continue
                 if kind == "failed":
                     raise RunFailed(f"a worker process failed: {answer}")
-                yield question.number, answer
-            for question in [late for late in busy.values() if self._is_overdue(late)]:
-                del busy[question.worker.pipe]
-                hangs[question.number] += 1
-                number = self._replace(question, f"it did not answer in {self.timeout:g} s", 0)
-                if hangs[number] < MAX_TIMEOUTS:
+                yield pending.number, answer
+            for pending in [late for late in busy.values() if self._is_overdue(late)]:
+                del busy[pending.worker.pipe]
+                timeouts[pending.number] += 1
+                number = self._replace(pending, f"it did not answer in {self.timeout:g} s", 0)
+                if timeouts[number] < MAX_TIMEOUTS:
                     waiting.append(number)
                 else:
                     yield number, None
 
     def close(self) -> None:
         """End all workers, also those that hang."""
-        for fork in self.members:
-            fork.pipe.close()
-            fork.child.terminate()
-        for fork in self.members:
-            _stop(fork)
-        self.members = []
+        for worker in self.workers:
+            worker.pipe.close()
+            worker.process.terminate()
+        for worker in self.workers:
+            _stop(worker)
+        self.workers = []
 
     def _start(self) -> WorkerProcess:
-        mine, theirs = self.context.Pipe()
-        inherited = [*(fork.pipe for fork in self.members), mine]
-        child = self.context.Process(
-            target=_worker_main, args=(self.serve, theirs, inherited), daemon=True
+        parent_end, worker_end = self.context.Pipe()
+        inherited = [*(worker.pipe for worker in self.workers), parent_end]
+        process = self.context.Process(
+            target=_worker_main, args=(self.serve, worker_end, inherited), daemon=True
         )
-        with _termination_held():
-            child.start()
-        theirs.close()
-        return WorkerProcess(mine, child)
+        with _sigterm_blocked():
+            process.start()
+        worker_end.close()
+        return WorkerProcess(parent_end, process)
 
-    def _ask(self, fork: WorkerProcess, message: Any, preface: Any) -> None:
+    def _send(self, worker: WorkerProcess, message: Any, broadcast: Any) -> None:
         try:
-            if preface is not None and fork.seen_broadcast != self.errands:
-                fork.pipe.send(preface)
-                fork.seen_broadcast = self.errands
-            fork.pipe.send(message)
+            if broadcast is not None and worker.last_broadcast != self.broadcasts:
+                worker.pipe.send(broadcast)
+                worker.last_broadcast = self.broadcasts
+            worker.pipe.send(message)
         except (BrokenPipeError, ConnectionResetError):
             pass  # it is dead, which waiting for its answer will show
 
-    def _patience(self, busy: dict[Connection, Pending]) -> float | None:
-        """Seconds until somebody is overdue."""
+    def _time_left(self, busy: dict[Connection, Pending]) -> float | None:
+        """Seconds until the first answer is overdue."""
         if not self.timeout:
             return None
-        return max(
-            0.0, min(question.since for question in busy.values()) + self.timeout - time.monotonic()
-        )
+        first = min(pending.since for pending in busy.values())
+        return max(0.0, first + self.timeout - time.monotonic())
 
-    def _is_overdue(self, question: Pending) -> bool:
-        return bool(self.timeout) and time.monotonic() - question.since >= self.timeout
+    def _is_overdue(self, pending: Pending) -> bool:
+        return bool(self.timeout) and time.monotonic() - pending.since >= self.timeout
 
-    def _replace(self, question: Pending, reason: str, deaths: int) -> int:
-        """Somebody new for a worker that is dead or hangs. -> the question it left open"""
-        if deaths >= MAX_CRASHES:
+    def _replace(self, pending: Pending, reason: str, crashes: int) -> int:
+        """Start a new worker in place of one that died or hangs. -> the request it left open"""
+        if crashes >= MAX_CRASHES:
             raise RunFailed(
-                f"the same work was lost {deaths} times with the worker process that did"
+                f"the same work was lost {crashes} times with the worker process that did"
                 " it (out of memory, or killed): nothing is lost,"
                 " go on with remanence resume, with fewer workers if it happens again"
             )
-        place = self.members.index(question.worker)
-        question.worker.pipe.close()
-        question.worker.child.kill()
-        question.worker.child.join()
-        del self.members[place]
-        self.members.insert(place, self._start())
+        place = self.workers.index(pending.worker)
+        pending.worker.pipe.close()
+        pending.worker.process.kill()
+        pending.worker.process.join()
+        del self.workers[place]
+        self.workers.insert(place, self._start())
         sentence = f"worker process {place} was lost ({reason}): another does its work"
         self.losses.append(sentence)
         log.warning(sentence)
-        return question.number
+        return pending.number
 
 
-def _stop(fork: WorkerProcess) -> None:
-    fork.child.join(SHUTDOWN_S)
-    if fork.child.is_alive():  # stopped, or deaf to SIGTERM
-        fork.child.kill()
-        fork.child.join()
+def _stop(worker: WorkerProcess) -> None:
+    worker.process.join(SHUTDOWN_S)
+    if worker.process.is_alive():  # suspended, or it ignores SIGTERM
+        worker.process.kill()
+        worker.process.join()
 
 
 def _worker_main(serve: Serve, pipe: Connection, inherited: list[Connection]) -> None:
-    """A worker's life, which SIGTERM simply ends: what its parent wanted to do then (Ray, say,
-    would end its cluster) is not for a worker to do.
+    """Run a worker, which SIGTERM simply ends.
+
+    The parent's own handler is not for a worker: Ray's, for example, would end its cluster.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -180,9 +186,10 @@ def _worker_main(serve: Serve, pipe: Connection, inherited: list[Connection]) ->
 
 
 @contextlib.contextmanager
-def _termination_held() -> Iterator[None]:
-    """SIGTERM waits, in this thread and in what is forked meanwhile, which has the parent's
-    handlers until it puts its own in their place.
+def _sigterm_blocked() -> Iterator[None]:
+    """Block SIGTERM in this thread, and in a process forked meanwhile.
+
+    The new process has the parent's handlers until it sets its own.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
