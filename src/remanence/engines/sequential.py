@@ -32,7 +32,7 @@ from remanence.training.task import ClientIndices, TrainingTask
 
 GATHER_BYTES = 2**22  # of the batches that are gathered together
 
-StepInputs = tuple[Batch, Tensor, Tensor]  # a step's batch, number and random key
+BatchStep = tuple[Batch, Tensor, Tensor]  # a step's batch, number and random key
 
 
 class SequentialEngine(BaseEngine):
@@ -137,7 +137,7 @@ class SequentialEngine(BaseEngine):
 
     def iter_batches(
         self, task: TrainingTask, ctx: Context, ids: Tensor, batch_sizes: np.ndarray
-    ) -> Iterator[StepInputs]:
+    ) -> Iterator[BatchStep]:
         """The batch, number and key of every step.
 
         The examples of several steps are gathered together, which is faster.

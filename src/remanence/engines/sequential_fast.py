@@ -23,7 +23,7 @@ from remanence.core.slots import Context
 from remanence.core.types import ModelState
 from remanence.engines.compiled_eval import compile_for_eval
 from remanence.engines.frozen_prefix import PrefixSplit, find_split
-from remanence.engines.sequential import SequentialEngine, StepInputs
+from remanence.engines.sequential import BatchStep, SequentialEngine
 from remanence.engines.traced_step import Arguments, TracedStep
 from remanence.training.client_step import TrainState, train_step
 from remanence.training.gradients import grad_func
@@ -136,7 +136,7 @@ class FastSequentialEngine(SequentialEngine):
 
     def _iter_padded(
         self, task: TrainingTask, ctx: Context, ids: Tensor, batch_sizes: np.ndarray
-    ) -> Iterator[StepInputs]:
+    ) -> Iterator[BatchStep]:
         """The same batches in few sizes, up to the largest of the experiment.
 
         What pads a batch repeats an example with weight 0.
