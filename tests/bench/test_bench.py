@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from remanence.bench import JOBS, baselines, render, run_jobs, runner
 from remanence.bench.baselines import train_clients
 from remanence.bench.jobs import BenchJob, prepare
-from remanence.bench.runner import compare_with_plain, interleave, peak_of_process
+from remanence.bench.machine import peak_of_process
+from remanence.bench.runner import compare_with_plain, interleave
 from remanence.cli.main import app
 from remanence.core.errors import InputError, RunFailed
 from remanence.engines.autotune import EngineChoice
@@ -149,7 +150,7 @@ def test_the_check_in_float64_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -
 def test_results() -> None:
     said: list[str] = []
     results = run_jobs(["F", "A"], device="cpu", repeat=1, say=said.append)
-    # F is compared with B, which nobody asked for
+    # F is compared with B, which was not named
     assert [result["job"] for result in results] == ["B", "F", "A"]
     assert [line[:2] for line in said] == ["B:", "F:", "A:"]
     for result in results:

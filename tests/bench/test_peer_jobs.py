@@ -172,8 +172,8 @@ def test_turns_are_taken_and_who_fails_is_out(tmp_path: Path) -> None:
 def test_what_was_measured_is_kept_when_it_is_stopped(
     at: int, times: tuple[int, int], tmp_path: Path
 ) -> None:
-    """Lines of a turn come in the order plain, other; other, plain; plain, other. What is said
-    when it is stopped does not count.
+    """Lines of a turn come in the order plain, other; other, plain; plain, other. A line
+    that is written after the stop does not count.
     """
     folder = tmp_path / "job"
     folder.mkdir()

@@ -35,7 +35,9 @@ def test_once_a_form() -> None:
         assert torch.equal(call_compiled(scale, x, y, times=3), 6 * x)
         assert torch.equal(call_compiled(scale, x + 1, y, times=3), 6 * (x + 1))
         assert len(calls) == 1
-        assert torch.equal(call_compiled(scale, x, y, times=2), 4 * x)  # a number is written down
+        assert torch.equal(
+            call_compiled(scale, x, y, times=2), 4 * x
+        )  # a number is a constant of the graph
         assert torch.equal(call_compiled(scale, x.double(), y.double(), times=3), 6 * x.double())
         turned = x.reshape(3, 2).t()
         assert torch.equal(call_compiled(scale, turned, y, times=3), 6 * turned)

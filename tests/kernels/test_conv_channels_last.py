@@ -107,7 +107,7 @@ def test_images_are_turned_around_once() -> None:
 )
 def test_streams_on_cuda(dtype: torch.dtype, close: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """What streams write side by side is what one convolution after the other gives, in every
-    precision: cuDNN is told where to write in some of them only.
+    precision: cuDNN writes into a given tensor in some of them only.
     """
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     x, w = (

@@ -214,8 +214,8 @@ def test_models_look_at_rows(each: int | None) -> None:
     x = task.train.inputs(torch.arange(4) if each is None else torch.arange(12).reshape(3, 4))
     with torch.no_grad():
         ours, plain = (
-            judge(task, models, x, each)
-            for judge in (
+            predict(task, models, x, each)
+            for predict in (
                 grouped_conv.with_convolutions(predict_logits_stacked),
                 predict_logits_stacked,
             )
@@ -279,7 +279,7 @@ def test_batch_norm_of_a_single_value() -> None:
 
 @pytest.mark.usefixtures("everywhere")
 def test_kernels_can_be_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a compiled step on CUDA has them: written down once, then called with other numbers."""
+    """As in a compiled step on CUDA: traced once, then called with other tensors."""
     trace = cuda_graphs.trace_step
     monkeypatch.setattr(
         cuda_graphs,

@@ -1,9 +1,9 @@
-"""What we measure ourselves against: the plain loop over clients that simulators usually are, and
-the floor that no simulator can go under.
+"""The baselines of the benchmark: a plain loop over clients, and the floor, a lower bound on the
+time of a round.
 
-Written with nn.Module, autograd and torch.optim alone. Data lie on the device and batches are
-picked there, which flatters the loop; it shares only the plan of batches with our engines, so that
-both can be compared number by number.
+They use nn.Module, autograd and torch.optim alone. The data are on the device and batches are
+selected there, which favors the loop. It shares only the plan of batches with the engines, so that
+results can be compared number by number.
 """
 
 from __future__ import annotations
@@ -22,30 +22,32 @@ from remanence.data.batches import plan_batches
 from remanence.experiment.build import BuiltExperiment
 from remanence.training.state import RunState
 
-BATCH_OF_SCORES = 500
+EVAL_BATCH = 500
 
 
 def train_clients(experiment: BuiltExperiment, state: RunState, job: ClientWork) -> nn.Module:
-    """One round of federated averaging (or of Flashback), client by client. -> the new global
-    model
+    """One round of FedAvg, client by client; of Flashback if the method fills `server_train`.
+
+    Returns:
+        The new global model.
     """
     task, device = experiment.task, experiment.task.info.device
-    distilling = task.method.part_filling("server_train")  # Flashback
-    rows_of = task.population.at(job.time_step).train
+    indices = task.population.at(job.time_step).train
     received = plain_model(experiment)
-    pi = None if distilling is None else state.server.state[distilling.name]["pi"]
+    distiller = task.method.part_filling("server_train")
+    pi = None if distiller is None else state.server.state[distiller.name]["pi"]
     models, sizes, counts = [], [], []
     for client in job.clients.tolist():
-        rows = torch.from_numpy(rows_of.for_client(client)).to(device)
+        ids = torch.from_numpy(indices.for_client(client)).to(device)
         model = copy.deepcopy(received)
         plan = plan_batches(
             job.key.fold_in("client", client, "plan", 0),
-            len(rows),
+            len(ids),
             task.batch_size,
             experiment.config.local.epochs,
             experiment.config.local.steps,
         )
-        own = torch.bincount(task.train.y[rows], minlength=task.info.num_classes).to(
+        label_counts = torch.bincount(task.train.y[ids], minlength=task.info.num_classes).to(
             task.info.dtype
         )
         teacher = (
@@ -53,13 +55,13 @@ def train_clients(experiment: BuiltExperiment, state: RunState, job: ClientWork)
             if pi is None
             else (
                 lambda x, place: received(x).unsqueeze(0),
-                (pi / (own + pi)).nan_to_num().unsqueeze(0),
+                (pi / (label_counts + pi)).nan_to_num().unsqueeze(0),
             )
         )
-        fit(model, experiment, job, rows, plan.indices, plan.batch_sizes, teacher)
+        fit(model, experiment, job, ids, plan.indices, plan.batch_sizes, teacher)
         models.append(model)
-        sizes.append(len(rows))
-        counts.append(own)
+        sizes.append(len(ids))
+        counts.append(label_counts)
     merged = average(models, sizes)
     if pi is not None:
         distil_at_server(merged, received, models, torch.stack(counts), pi, experiment, job)
@@ -67,6 +69,7 @@ def train_clients(experiment: BuiltExperiment, state: RunState, job: ClientWork)
 
 
 def plain_model(experiment: BuiltExperiment) -> nn.Module:
+    """A copy of the experiment's network with its initial parameters."""
     return copy.deepcopy(experiment.task.model.source_module).train()
 
 
@@ -78,24 +81,25 @@ def fit(
     model: nn.Module,
     experiment: BuiltExperiment,
     job: ClientWork,
-    rows: Tensor,
+    ids: Tensor,
     plan: np.ndarray,
-    widths: np.ndarray,
+    batch_sizes: np.ndarray,
     teacher: Teacher | None,
 ) -> None:
+    """Train a model in place on the examples `ids` [n], by a plan [steps, batch] of positions."""
     task, optimizer = experiment.task, make_optimizer(model, experiment, job)
-    for step, width in enumerate(widths.tolist()):
-        place = torch.from_numpy(plan[step, :width]).to(rows.device)
-        batch = rows[place]
+    for step, width in enumerate(batch_sizes.tolist()):
+        place = torch.from_numpy(plan[step, :width]).to(ids.device)
+        batch = ids[place]
         x, y = task.train.inputs(batch), task.train.y[batch]
         with autocast(experiment):
             logits = model(x)
             if teacher is not None:
                 with torch.no_grad():
-                    said = teacher[0](x, place)
+                    teacher_logits = teacher[0](x, place)
         loss = cross_entropy(logits.float() if logits.dtype == torch.bfloat16 else logits, y)
         if teacher is not None:
-            log_p = torch.log_softmax(said.to(task.info.dtype), dim=2)
+            log_p = torch.log_softmax(teacher_logits.to(task.info.dtype), dim=2)
             log_q = torch.log_softmax(logits.to(task.info.dtype), dim=1)
             loss = (
                 loss
@@ -115,25 +119,23 @@ def distil_at_server(
     experiment: BuiltExperiment,
     job: ClientWork,
 ) -> None:
+    """Flashback's distillation at the server, from the clients' models and the received one."""
     task = experiment.task
     public = task.public.to(task.info.device)
     with torch.no_grad(), autocast(experiment):
-        said = torch.stack(
+        teacher_logits = torch.stack(
             [
                 torch.cat(
-                    [
-                        model(task.train.inputs(some))
-                        for some in torch.split(public, BATCH_OF_SCORES)
-                    ]
+                    [model(task.train.inputs(chunk)) for chunk in torch.split(public, EVAL_BATCH)]
                 )
                 for model in [*models, received]
             ]
         )
     mu = torch.cat([counts, pi.unsqueeze(0)])
     alpha = (mu / (pi + mu.sum(dim=0))).nan_to_num()
-    distilling = task.method.part_filling("server_train")
-    assert distilling is not None
-    epochs = distilling.arguments["server_epochs"]
+    distiller = task.method.part_filling("server_train")
+    assert distiller is not None
+    epochs = distiller.arguments["server_epochs"]
     key = job.key.fold_in("server", "fit").fold_in("call", 0, "plan")
     plan = plan_batches(key, len(public), task.batch_size, epochs)
     fit(
@@ -143,12 +145,12 @@ def distil_at_server(
         public,
         plan.indices,
         plan.batch_sizes,
-        (lambda x, place: said[:, place], alpha),
+        (lambda x, place: teacher_logits[:, place], alpha),
     )
 
 
 def average(models: list[nn.Module], sizes: list[int]) -> nn.Module:
-    """By numbers of examples; counters of batch norm are equal for clients of equal size."""
+    """The mean of models, weighted by numbers of examples; counters are those of the first."""
     merged, total = copy.deepcopy(models[0]), sum(sizes)
     states = [model.state_dict() for model in models]
     with torch.no_grad():
@@ -166,17 +168,20 @@ def average(models: list[nn.Module], sizes: list[int]) -> nn.Module:
 def make_optimizer(
     model: nn.Module, experiment: BuiltExperiment, job: ClientWork
 ) -> torch.optim.Optimizer:
-    rule, name = job.optimizer_hparams, experiment.task.optimizer.name
+    hparams, name = job.optimizer_hparams, experiment.task.optimizer.name
     if name == "adam":
         return torch.optim.Adam(
             model.parameters(),
-            rule["lr"],
-            (rule["beta1"], rule["beta2"]),
-            eps=rule["eps"],
-            weight_decay=rule["weight_decay"],
+            hparams["lr"],
+            (hparams["beta1"], hparams["beta2"]),
+            eps=hparams["eps"],
+            weight_decay=hparams["weight_decay"],
         )
     return torch.optim.SGD(
-        model.parameters(), rule["lr"], momentum=rule["momentum"], weight_decay=rule["weight_decay"]
+        model.parameters(),
+        hparams["lr"],
+        momentum=hparams["momentum"],
+        weight_decay=hparams["weight_decay"],
     )
 
 
@@ -190,68 +195,69 @@ def score_models(experiment: BuiltExperiment, models: list[nn.Module]) -> Tensor
     """Each model on the whole test set. -> correct answers [m]"""
     return torch.stack(
         [
-            _count_right(experiment, model.eval(), BATCH_OF_SCORES, torch.contiguous_format)
+            _count_correct(experiment, model.eval(), EVAL_BATCH, torch.contiguous_format)
             for model in models
         ]
     )
 
 
-def _count_right(
+def _count_correct(
     experiment: BuiltExperiment,
-    judge: Callable[[Tensor], Tensor],
+    predict: Callable[[Tensor], Tensor],
     batch: int,
     layout: torch.memory_format,
 ) -> Tensor:
     test, device = experiment.task.test, experiment.task.info.device
-    right = torch.zeros((), dtype=torch.int64, device=device)
+    correct = torch.zeros((), dtype=torch.int64, device=device)
     for ids in torch.split(torch.arange(len(test.y), device=device), batch):
         with autocast(experiment):
-            logits = judge(test.inputs(ids).contiguous(memory_format=layout))
-        right += (logits.argmax(dim=1) == test.y[ids]).sum()
-    return right
+            logits = predict(test.inputs(ids).contiguous(memory_format=layout))
+        correct += (logits.argmax(dim=1) == test.y[ids]).sum()
+    return correct
 
 
 def make_scoring_floor(
     experiment: BuiltExperiment, model: nn.Module, times: int
 ) -> Callable[[], None]:
-    """One model on the whole test set, so many times: compiled where torch can, channels
-    innermost, on a GPU all rows at once.
+    """One model on the whole test set, `times` times: compiled where possible, channels last, on a
+    GPU all examples in one batch.
     """
     device = experiment.task.info.device
-    quick = copy.deepcopy(model).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    judge = torch.compile(quick, dynamic=False) if compiler_works(device) else quick
-    batch = len(experiment.task.test.y) if device.type == "cuda" else BATCH_OF_SCORES
+    network = copy.deepcopy(model).eval()
+    network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    predict = torch.compile(network, dynamic=False) if compiler_works(device) else network
+    batch = len(experiment.task.test.y) if device.type == "cuda" else EVAL_BATCH
 
     @torch.no_grad()
     def run() -> None:
         for _ in range(times):
-            _count_right(experiment, judge, batch, torch.channels_last)
+            _count_correct(experiment, predict, batch, torch.channels_last)
 
     return run
 
 
 def make_floor(experiment: BuiltExperiment, job: ClientWork) -> Callable[[], None]:
-    """As many examples through one model, in batches as large as the whole stack's: the arithmetic
-    alone.
+    """The floor: one model trains on as many examples, in batches as large as those of all clients
+    together, so that only the arithmetic remains.
 
-    Compiled where torch can, and on CUDA the whole step, with its optimizer, is one CUDA graph.
+    It is compiled where possible, and on CUDA the whole step with its optimizer is one CUDA graph.
     """
     task, device = experiment.task, experiment.task.info.device
-    rows = np.concatenate(
+    indices = np.concatenate(
         [
             task.population.at(job.time_step).train.for_client(client)
             for client in job.clients.tolist()
         ]
     )
-    batch = min(task.batch_size * len(job.clients), len(rows))
-    steps = max(1, round(experiment.config.local.epochs * len(rows) / batch))
+    batch = min(task.batch_size * len(job.clients), len(indices))
+    steps = max(1, round(experiment.config.local.epochs * len(indices) / batch))
     order = np.concatenate(
         [
-            Key(0).fold_in(epoch).permutation(len(rows))
-            for epoch in range(-(-steps * batch // len(rows)))
+            Key(0).fold_in(epoch).permutation(len(indices))
+            for epoch in range(-(-steps * batch // len(indices)))
         ]
     )
-    ids = torch.from_numpy(rows[order[: steps * batch]].reshape(steps, batch)).to(device)
+    ids = torch.from_numpy(indices[order[: steps * batch]].reshape(steps, batch)).to(device)
     model = plain_model(experiment)
     optimizer = make_optimizer(model, experiment, job)
     if device.type == "cuda":
@@ -261,8 +267,8 @@ def make_floor(experiment: BuiltExperiment, job: ClientWork) -> Callable[[], Non
     number = torch.zeros(1, dtype=torch.int64, device=device)
 
     def step() -> None:
-        some = ids.index_select(0, number)[0]
-        x, y = task.train.inputs(some), task.train.y[some]
+        chosen = ids.index_select(0, number)[0]
+        x, y = task.train.inputs(chosen), task.train.y[chosen]
         with autocast(experiment):
             logits = forward(x)
         loss = cross_entropy(logits.float() if logits.dtype == torch.bfloat16 else logits, y)
@@ -281,23 +287,23 @@ def make_floor(experiment: BuiltExperiment, job: ClientWork) -> Callable[[], Non
 
 
 def capture(step: Callable[[], None]) -> Callable[[], None]:
-    """A CUDA graph of a function without arguments, after some plain calls in which libraries
-    choose their kernels.
+    """A CUDA graph of a function without arguments, after some calls in which libraries choose
+    their kernels.
     """
-    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    warmup = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
+    warmup.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warmup):
         for _ in range(3):
             step()
-    torch.cuda.current_stream().wait_stream(aside)
+    torch.cuda.current_stream().wait_stream(warmup)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
     torch.backends.cudnn.benchmark = before
 
-    # a graph reads memory that only the closure of its function keeps alive
+    # the default argument keeps the tensors alive that the graph reads
     def replay(needed: Callable[[], None] = step) -> None:
         graph.replay()
 
@@ -305,8 +311,8 @@ def capture(step: Callable[[], None]) -> Callable[[], None]:
 
 
 def compiler_works(device: torch.device) -> bool:
-    """torch.compile needs a C++ compiler, or Triton on a GPU."""
+    """Whether torch.compile works here: it needs a C++ compiler, or Triton on a GPU."""
     try:
         return bool((torch.compile(lambda x: x + 1)(torch.zeros(2, device=device)) == 1).all())
-    except Exception:  # whatever stands in its way, the floor is then measured without it
+    except Exception:  # for any reason: the floor is then measured without it
         return False

@@ -1,5 +1,5 @@
-"""The jobs whose speed we measure: experiments of the papers' sizes on data made on the spot,
-so that anyone can repeat them without a download.
+"""The jobs of `remanence bench`: experiments of the sizes in the papers on synthetic data, so that
+nothing has to be downloaded.
 """
 
 from __future__ import annotations
@@ -17,40 +17,44 @@ from remanence.rounds.loop import first_state, make_work
 from remanence.training.state import RunState
 
 IMAGES = "synthetic(samples={samples}, classes=10, shape='3x32x32', test={test})"
-CIFAR = IMAGES.format(samples=60_000, test=1 / 6)  # 50,000 and 10,000, as CIFAR-10 has them
+CIFAR = IMAGES.format(samples=60_000, test=1 / 6)  # 50,000 and 10,000, like CIFAR-10
 PLAIN: dict[str, Any] = {
     "data.validation": 0,
     "data.partition": "iid",
     "record.personal": 0,
     "record.every": 1_000,
 }
-SEEN = (
-    # label counts of each class that Flashback's server has seen: with none, as in round 1, its
-    # distillation would be switched off
-    100.0
-)
+# Flashback's label counts: without any, as in round 1, it would not distill
+SEEN_PER_CLASS = 100.0
 
 
 @dataclass(frozen=True)
 class BenchJob:
-    """One thing to measure."""
+    """One job of the benchmark.
+
+    Args:
+        name: The name on the command line.
+        about: What it is, for the table.
+        settings: The experiment's settings.
+        measure: What is timed. "train": a round up to the new model; "round": a whole round
+            without a server; "score": the round's local models on the test set; "together": the
+            training of several seeds in one stack; "memory": the peak memory of several rounds.
+        relative_to: The job whose time is compared with this one's.
+        cuda_only: Whether it is left out on a CPU unless it is named, since it takes minutes.
+        seeds: The number of runs that train together.
+        rounds: Rounds of a memory job: enough that two thirds of the clients take part.
+        smaller: Settings of the smaller job that a memory job is compared with.
+    """
 
     name: str
     about: str
     settings: Mapping[str, Any]
-    measure: str = (
-        # train: a round up to the new model; round: a whole round without a server; score: the
-        # round's local models on the test set;
-        # together: the training of several seeds in one stack; memory: rounds of many clients
-        "train"
-    )
-    relative_to: str = ""  # the job whose time this one's is compared with
-    cuda_only: bool = False  # left out on a CPU unless it is named: it takes minutes there
-    seeds: int = 1  # of runs that train together
-    # of a memory job: enough that two thirds of the clients or more have taken part where they keep
-    # something
+    measure: str = "train"
+    relative_to: str = ""
+    cuda_only: bool = False
+    seeds: int = 1
     rounds: int = 0
-    smaller: Mapping[str, Any] = field(default_factory=dict)  # what a memory job is compared with
+    smaller: Mapping[str, Any] = field(default_factory=dict)
 
 
 CNN = PLAIN | {
@@ -180,7 +184,7 @@ JOBS: dict[str, BenchJob] = {
 def prepare(
     job: BenchJob, device: str, precision: str, changes: Mapping[str, Any] | None = None
 ) -> tuple[BuiltExperiment, RunState, ClientWork]:
-    """An experiment, and its first round."""
+    """Build a job's experiment. -> the experiment, its first state, the work of round 1"""
     experiment = build(
         parse_experiment(
             {},
@@ -194,9 +198,10 @@ def prepare(
         )
     )
     state = first_state(experiment)
-    seen = {
-        name: tree | {"pi": torch.full_like(tree["pi"], SEEN)} if name == "flashback" else tree
-        for name, tree in state.server.state.items()
-    }
-    state = replace(state, server=replace(state.server, state=seen))
+    distiller = experiment.task.method.part_filling("server_train")
+    if distiller is not None and "pi" in state.server.state.get(distiller.name, {}):
+        server_state = dict(state.server.state)
+        counts = torch.full_like(server_state[distiller.name]["pi"], SEEN_PER_CLASS)
+        server_state[distiller.name] = server_state[distiller.name] | {"pi": counts}
+        state = replace(state, server=replace(state.server, state=server_state))
     return experiment, state, make_work(experiment, state, 1)

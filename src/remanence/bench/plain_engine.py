@@ -1,9 +1,9 @@
-"""A whole round without a server the usual way: one client, one peer and one batch at a time, with
-nn.Module, autograd and torch.optim alone.
+"""An engine that trains and evaluates one client, one peer and one batch at a time, with nn.Module,
+autograd and torch.optim alone.
 
-As an engine it can stand in our own round, so that both play the same round and can be compared
-number by number; what it shares with our engines is the plan of batches. Choosing and mixing peers
-stay what they are in ours, which flatters it a little.
+It runs in the same round as the other engines, so that results can be compared number by number,
+and shares only the plan of batches with them. Peers are selected and averaged by the round, as for
+the other engines, which favors it a little.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
-"""Measure jobs: our engine, the plain loop and the floor in turns in one process, the median of
-several times each.
+"""Times jobs: the engine, the plain loop and the floor take turns in one process, and the median of
+several turns counts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import platform
-import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from remanence.bench.baselines import (
     train_clients,
 )
 from remanence.bench.jobs import JOBS, BenchJob, prepare
+from remanence.bench.machine import about_machine, watching_memory
 from remanence.bench.plain_engine import PlainEngine
 from remanence.core.engine import ClientWork, Engine
 from remanence.core.errors import InputError, RunFailed, unknown
@@ -44,10 +43,9 @@ from remanence.training import server_step
 from remanence.training.server_step import local_models
 from remanence.training.state import RunState
 
-# how far a whole round in float64 may be from the plain loop's, relative to the larger of 1 and the
-# value
+# largest difference between a round and the plain loop's in float64, relative to max(1, |value|)
 CLOSE = 1e-9
-# rounds of the run for which the engine is chosen: long enough for compiling to pay
+# rounds of the run for which the engine is chosen: enough for compiling to pay off
 LONG_RUN = 100_000
 
 
@@ -59,7 +57,18 @@ def run_jobs(
     repeat: int = 5,
     say: Callable[[str], None] = print,
 ) -> list[dict[str, Any]]:
-    """One object a job, as `remanence bench --json` prints them."""
+    """Run jobs and the jobs they are compared with.
+
+    Args:
+        names: Names in `JOBS`; none: all that fit the device.
+        device: "auto", "cpu" or "cuda".
+        precision: As in an experiment.
+        repeat: Timed turns of each contender.
+        say: Called with a line for each job before it starts.
+
+    Returns:
+        One dictionary for each job, as `remanence bench --json` prints them.
+    """
     if repeat < 1:
         raise InputError(f"--repeat {repeat} measures nothing: give at least 1")
     cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
@@ -68,7 +77,7 @@ def run_jobs(
         if name not in JOBS:
             raise unknown("job", name, JOBS)
     results: dict[str, dict[str, Any]] = {}
-    # stopped: what was measured until then is not lost
+    # Ctrl-C ends the measuring and keeps the results so far
     with contextlib.suppress(KeyboardInterrupt), sigterm_as_interrupt():
         for name in chosen:
             for needed in (JOBS[name].relative_to, name):
@@ -78,7 +87,7 @@ def run_jobs(
                     results[needed] = measured | _relate(
                         measured, results.get(JOBS[needed].relative_to)
                     )
-                    torch.compiler.reset()  # a job's compiled steps are of no use to the next
+                    torch.compiler.reset()  # free the job's compiled steps
     return list(results.values())
 
 
@@ -104,10 +113,10 @@ def measure(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str
     choice, engine = start_engine(experiment, work)
     ours_threads = choice.threads
     difference = compare_with_plain(job, device, choice)
-    set_precision(experiment.config)  # it was float64's
+    set_precision(experiment.config)  # the comparison changed it to float64
     try:
         rows = count_rows(experiment, work)
-        floor = None  # it has no meaning for a round in which models are probed and mixed
+        floor = None  # not defined for a round in which models are probed and mixed
         if job.measure == "score":
             plain, ours, floor, rows = scoring(experiment, state, work, engine)
         elif job.measure == "round":
@@ -149,7 +158,7 @@ def describe(
     peak: int,
     engine: str,
 ) -> dict[str, Any]:
-    """What is told of every job; what a job has nothing to be compared with stays empty."""
+    """The fields of every result. Comparisons that a job does not have are None."""
     seconds = statistics.median(times)
     return {
         "job": job.name,
@@ -178,7 +187,7 @@ def start_engine(experiment: BuiltExperiment, work: ClientWork) -> tuple[EngineC
 def training(
     experiment: BuiltExperiment, state: RunState, work: ClientWork, engine: Engine
 ) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]:
-    """A round up to the new global model, three ways."""
+    """A round up to the new global model by the plain loop, the engine and the floor."""
     return (
         lambda: train_clients(experiment, state, work),
         lambda: train_ours(experiment, state, work, engine),
@@ -198,19 +207,19 @@ def train_ours(
 def scoring(
     experiment: BuiltExperiment, state: RunState, work: ClientWork, engine: Engine
 ) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any], int]:
-    """The local models of a round on the test set, three ways; the floor is one model that sees
-    as many rows.
+    """The local models of a round on the test set by the plain loop, the engine and the floor; with
+    the number of evaluated examples.
     """
     models = local_models(state.server.model, Reply.concat(list(engine.train(work))))
     many, classes = len(work.clients), torch.arange(experiment.task.info.num_classes)
     modules = [load(plain_model(experiment), models.select(number)) for number in range(many)]
-    right = score_models(experiment, modules).cpu()
+    correct = score_models(experiment, modules).cpu()
     ours = engine.score(models, "test").confusion[:, 0, classes, classes].sum(dim=1)
-    # in single precision a few rows may fall either way
-    if int((right - ours).abs().max()) > len(experiment.task.test.y) // 1000:
+    # in single precision a few predictions may differ
+    if int((correct - ours).abs().max()) > len(experiment.task.test.y) // 1000:
         raise RunFailed(
-            f"the ledger counts {ours.tolist()} right answers where the plain loop counts"
-            f" {right.tolist()}: please report this"
+            f"the engine counts {ours.tolist()} correct predictions where the plain loop counts"
+            f" {correct.tolist()}: please report this"
         )
     return (
         lambda: score_models(experiment, modules),
@@ -237,8 +246,13 @@ def run_once(experiment: BuiltExperiment, state: RunState, engine: Engine) -> Mo
 
 
 def compare_with_plain(job: BenchJob, device: str, choice: EngineChoice) -> float | None:
-    """One whole round in float64 on our engine and in the plain loop; raises where they differ.
-    -> the largest difference
+    """Run one round in float64 on the engine and in the plain loop.
+
+    Returns:
+        The largest difference; None for jobs that are not compared.
+
+    Raises:
+        RunFailed: If they differ by more than `CLOSE`.
     """
     if job.measure not in ("train", "round"):
         return None
@@ -264,9 +278,7 @@ def compare_with_plain(job: BenchJob, device: str, choice: EngineChoice) -> floa
 
 
 def measure_batched(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str, Any]:
-    """The training of several seeds as one stack; nothing to compare with but the same for one
-    seed, which is another job.
-    """
+    """The training of several seeds as one stack; the job with one seed is another one."""
     threads = torch.get_num_threads()
     prepared = [prepare(job, device, precision, {"seed": seed}) for seed in range(job.seeds)]
     experiment, _, work = prepared[0]
@@ -274,7 +286,7 @@ def measure_batched(job: BenchJob, device: str, precision: str, repeat: int) -> 
     choice = choose_engine(experiment.task, work, rounds=LONG_RUN)
     with contextlib.closing(
         VectorizedEngine(experiment.task, MAX_STACK["cuda"], choice.execution)
-    ) as engine:  # on a CPU too: that is what is measured
+    ) as engine:  # on a CPU too
         ours = partial(train_works, engine, works)
         times = interleave({"ours": (ours, choice.threads)}, repeat, experiment.task.info.device)[
             "ours"
@@ -299,8 +311,8 @@ def interleave(
     device: torch.device,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Seconds of each, one after the other and again, so that a busy machine is unfair to all
-    alike; the first turn warms up and does not count.
+    """Seconds of each contender, interleaved so that other load affects all alike. The first turn
+    is a warm-up and does not count.
     """
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(repeat + 1):
@@ -321,14 +333,14 @@ def wait_for(device: torch.device) -> None:
 
 
 def count_rows(experiment: BuiltExperiment, work: ClientWork) -> int:
-    """Training rows seen in a round."""
+    """Training examples processed in a round."""
     sizes = experiment.task.population.at(work.time_step).train.sizes[work.clients]
     return int(sizes.sum()) * experiment.config.local.epochs
 
 
 def measure_memory(job: BenchJob, device: str, precision: str) -> dict[str, Any]:
-    """Whole rounds; the peak over the job, making the data and the clients included, against
-    the same job with fewer clients.
+    """Peak memory of whole rounds, including making the data and the clients, relative to the same
+    job with fewer clients.
     """
     peaks, seconds, rows = [], 0.0, 0
     for settings in (job.smaller, {}):
@@ -346,47 +358,4 @@ def measure_memory(job: BenchJob, device: str, precision: str) -> dict[str, Any]
     return describe(job, experiment, threads, [seconds], rows, peaks[1], choice.reason) | {
         "relative_to": other,
         "ratio_to_relative": peaks[1] / peaks[0],
-    }
-
-
-@contextlib.contextmanager
-def watching_memory(device: torch.device) -> Iterator[Callable[[], int]]:
-    """The largest memory in use within: of the device, or of this process."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    else:
-        # Linux alone can forget an earlier peak; elsewhere it is that of the whole process
-        with contextlib.suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")
-    yield (
-        lambda: (
-            torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_of_process()
-        )
-    )
-
-
-def peak_of_process() -> int:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if platform.system() == "Darwin" else 1024
-    )
-
-
-def about_machine(experiment: BuiltExperiment, threads: int) -> dict[str, Any]:
-    """Where a number was measured: without that it means nothing."""
-    device = experiment.task.info.device
-    name = (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
-    )
-    return {
-        "device": str(device),
-        "device_name": name,
-        "precision": experiment.config.precision,
-        "threads": threads,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": platform.platform(),
     }

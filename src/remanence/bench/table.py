@@ -1,4 +1,4 @@
-"""The numbers of `remanence bench` for people."""
+"""Prints the results of `remanence bench`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ HEAD = ("job", "seconds", "samples/s", "x sequential", "of the floor", "memory",
 
 
 def render(results: Sequence[dict[str, Any]]) -> str:
-    """A table in Markdown, which reads well in a terminal too, and below it where and how it
-    was measured.
-    """
+    """A Markdown table of results, with the engine of each job and the machine below it."""
     rows = [HEAD, *(_cells(result) for result in results)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     lines = [
