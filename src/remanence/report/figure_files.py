@@ -1,9 +1,8 @@
-"""The figures and tables of a report as files for a paper: PDF, SVG and PNG; CSV, Markdown and
-LaTeX.
+"""The figures and tables of a report as files for a drawing.
 
-figures/accuracy.pdf .svg .png      the figure, in the width of a column
-figures/accuracy.csv                the data in it
-figures/results.csv .md .tex        the table of the report
+figures/accuracy.pdf .svg .png      a figure, in the width of a column
+figures/accuracy.csv                its data
+figures/results.csv .md .tex        the table of results
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from remanence.report.theme import Figure
 from remanence.results.run import Comparison, Run
 
 KINDS = ("pdf", "svg", "png")
-DOTS = 300  # per inch, of a PNG
+DPI = 300  # of a PNG
 RESULTS, ROUNDS = "results", "rounds-to-target"
 
 
@@ -53,8 +52,10 @@ class FigureTable:
 
 
 def write_figures(results: Sequence[Run | Comparison], folder: Path) -> list[Path]:
-    """Write every figure and table about runs and comparisons into a folder. -> the files, in
-    the order of the report
+    """Write every figure and table about runs and comparisons into a folder.
+
+    Returns:
+        The files, in the order of the report.
     """
     require_matplotlib()
     if not results:
@@ -88,34 +89,33 @@ def render_figure_files(figure: Figure) -> dict[str, bytes]:
 
 
 def render_figure(
-    figure: Any, title: str, kinds: Sequence[str], dots: int = DOTS
+    figure: Any, title: str, kinds: Sequence[str], dpi: int = DPI
 ) -> dict[str, bytes]:
-    """A figure of plotly's as files for paper; the same bytes every time, for no date is
-    written into them.
-    """
+    """A plotly figure as files for paper: the same bytes every time, since they contain no date."""
     from matplotlib import rc_context
 
     from remanence.report.to_matplotlib import STYLE, choose_fonts, to_matplotlib
 
-    made: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     style: Any = STYLE | {"font.family": choose_fonts()}
     with rc_context(style), warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", message="Glyph .* missing from font", category=UserWarning
-        )  # a script without a font shows as boxes
-        paper = to_matplotlib(figure)
-        paper.draw_without_rendering()
-        # things have found their places; three files need not look for them again
-        paper.set_layout_engine("none")
+        )  # characters without an installed font are shown as boxes
+        drawing = to_matplotlib(figure)
+        drawing.draw_without_rendering()
+        # the layout is final: do not compute it for each file
+        drawing.set_layout_engine("none")
         for kind in kinds:
             dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
             stream = io.BytesIO()
-            paper.savefig(stream, format=kind, dpi=dots, metadata=dated | {"Title": title})
-            made[kind] = stream.getvalue()
-    return made
+            drawing.savefig(stream, format=kind, dpi=dpi, metadata=dated | {"Title": title})
+            files[kind] = stream.getvalue()
+    return files
 
 
 def require_matplotlib() -> None:
+    """Raise an error that names the extra to install if matplotlib is missing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -125,7 +125,7 @@ def require_matplotlib() -> None:
 
 
 def write_tables(groups: Sequence[Group]) -> dict[str, bytes]:
-    """The tables of the report as CSV (every number, in full), Markdown and LaTeX, by file name."""
+    """The tables of the report as CSV (with all digits), Markdown and LaTeX, by file name."""
     rows = [tables.make_row(group) for group in groups]
     best, columns = tables.best_row(rows), columns_for(rows)
     model = describe_model(groups)
@@ -144,80 +144,69 @@ def write_tables(groups: Sequence[Group]) -> dict[str, bytes]:
         f"{RESULTS}.md": tables.render_markdown(rows).encode(),
         f"{RESULTS}.tex": content.as_latex().encode(),
     }
+    return files | _write_rounds(groups)
+
+
+def _write_rounds(groups: Sequence[Group]) -> dict[str, bytes]:
+    """The table of rounds to a target; no file where there is none."""
     reached = tables.rounds_to_target(groups)
     if reached is None:
-        return files
-    headings = ["Method", *(f"{fraction * reached.target:.1%}" for fraction in reached.fractions)]
-    cells = [
-        [label, *(tables.MISSING if when is None else str(when) for when in found)]
-        for label, found in reached.rounds.items()
-    ]
-    numbers = [["method", *(fraction * reached.target for fraction in reached.fractions)]]
-    told = FigureTable(
+        return {}
+    levels = [fraction * reached.target for fraction in reached.fractions]
+    table = FigureTable(
         ROUNDS,
-        "Rounds until the mean test accuracy over seeds reached these levels; a dash: never.",
-        headings,
-        cells,
+        "Rounds until the mean test accuracy over seeds reached these levels; a dash: not reached.",
+        ["Method", *(f"{level:.1%}" for level in levels)],
+        [
+            [label, *(tables.MISSING if round is None else str(round) for round in rounds)]
+            for label, rounds in reached.rounds.items()
+        ],
     )
-    return files | {
-        f"{ROUNDS}.csv": write_csv(
-            [*numbers, *([label, *found] for label, found in reached.rounds.items())]
-        ).encode(),
-        f"{ROUNDS}.md": told.as_markdown().encode(),
-        f"{ROUNDS}.tex": told.as_latex().encode(),
+    numbers = [[label, *rounds] for label, rounds in reached.rounds.items()]
+    return {
+        f"{ROUNDS}.csv": write_csv([["method", *levels], *numbers]).encode(),
+        f"{ROUNDS}.md": table.as_markdown().encode(),
+        f"{ROUNDS}.tex": table.as_latex().encode(),
     }
 
 
 def tabulate(figure: Figure) -> str:
-    """The data in a figure as CSV, the same that the page's button saves: a trace's name, x,
-    y, then z or customdata.
+    """The data of a figure as CSV, as the button in the page saves them: the trace's name, x, y,
+    then z or customdata.
     """
-    told = [
+    traces = [
         trace
         for trace in figure.plot.to_plotly_json()["data"]
         if (trace.get("meta") or {}).get("columns")
     ]
-    if not told:
+    if not traces:
         return ""
-    rows: list[list[Any]] = []
-    for trace in told:
-        name, across, up, z = (
-            trace.get("name"),
-            as_list(trace.get("x")),
-            as_list(trace.get("y")),
-            as_list(trace.get("z")),
-        )
-        more = as_list(trace.get("customdata")) or [None] * len(across)
-        if z:
-            rows += [
-                [name, x, y, as_list(z[row])[column]]
-                for row, y in enumerate(up)
-                for column, x in enumerate(across)
-            ]
-        else:
-            rows += [
-                list(entry) for entry in zip([name] * len(across), across, up, more, strict=True)
-            ]
-    headings = [*told[0]["meta"]["columns"], "", "", "", ""][:4]
-    kept = [
-        index
-        for index in range(4)
-        if any(
-            index < len(trace["meta"]["columns"]) and trace["meta"]["columns"][index]
-            for trace in told
-        )
-    ]
+    rows = [row for trace in traces for row in _rows_of(trace)]
+    columns = [[*trace["meta"]["columns"], "", "", ""][:4] for trace in traces]
+    kept = [index for index in range(4) if any(names[index] for names in columns)]
     cells = [
         [plain_text(row[index]) if isinstance(row[index], str) else row[index] for index in kept]
         for row in rows
     ]
-    return write_csv([[headings[index] for index in kept], *cells])
+    return write_csv([[columns[0][index] for index in kept], *cells])
+
+
+def _rows_of(trace: dict[str, Any]) -> list[list[Any]]:
+    """The data of one trace: name, x, y, then z or customdata."""
+    name, z = trace.get("name"), as_list(trace.get("z"))
+    x, y = as_list(trace.get("x")), as_list(trace.get("y"))
+    if z:
+        return [
+            [name, across, down, as_list(z[row])[column]]
+            for row, down in enumerate(y)
+            for column, across in enumerate(x)
+        ]
+    more = as_list(trace.get("customdata")) or [None] * len(x)
+    return [list(row) for row in zip([name] * len(x), x, y, more, strict=True)]
 
 
 def write_csv(rows: Sequence[Sequence[Any]]) -> str:
-    """Rows as CSV. A name that a spreadsheet would take for a formula gets an apostrophe in
-    front.
-    """
+    """Rows as CSV; a name that a spreadsheet would read as a formula gets an apostrophe."""
     out = io.StringIO()
     csv.writer(out).writerows([_escape_formula(value) for value in row] for row in rows)
     return out.getvalue()

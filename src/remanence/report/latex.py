@@ -1,7 +1,7 @@
-"""The numbers of a report as a LaTeX table (booktabs), and text that LaTeX prints as it is.
+"""The table of results as a LaTeX table (booktabs), and escaping of text for LaTeX.
 
-A method's name may be anything: a sign that means something to LaTeX is written so that it is
-printed, and nothing in a name can end a cell, start a command or become a comment.
+A method's name may contain any characters: those with a meaning in LaTeX are escaped, so that no
+name can end a cell, start a command or become a comment.
 """
 
 from __future__ import annotations
@@ -12,13 +12,38 @@ import unicodedata
 from collections.abc import Collection, Sequence
 
 SIGNS = {
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
-    "`": r"\textasciigrave{}", '"': r"\char34{}", "'": "'{}", "[": "{[}", "]": "{]}", "*": "{*}", "-": "-{}",
-    "±": r"$\pm$", "–": "--", "—": "---", "…": r"\ldots{}", "×": r"$\times$", "−": "$-$", "≤": r"$\leq$", "≥": r"$\geq$", "∞": r"$\infty$",
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "%": r"\%",
+    "#": r"\#",
+    "_": r"\_",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "`": r"\textasciigrave{}",
+    '"': r"\char34{}",
+    "'": "'{}",
+    "[": "{[}",
+    "]": "{]}",
+    "*": "{*}",
+    "-": "-{}",
+    "±": r"$\pm$",
+    "–": "--",
+    "—": "---",
+    "…": r"\ldots{}",
+    "×": r"$\times$",
+    "−": "$-$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "∞": r"$\infty$",
     "\N{NO-BREAK SPACE}": "~",
-}  # fmt: skip
-# Greek letters that LaTeX has under another name, or not at all
+}
+# Greek letters that LaTeX has under another name, or no command for
 NO_SUCH_COMMAND = {"omicron": "o", "final sigma": r"$\varsigma$"}
 BARE_CAPITALS = [
     "ALPHA",
@@ -34,12 +59,12 @@ BARE_CAPITALS = [
     "RHO",
     "TAU",
     "CHI",
-]  # they look Latin, and LaTeX has no command for them
+]  # same glyphs as Latin capitals; LaTeX has no commands for them
 
 
 def escape_latex(text: object) -> str:
-    r"""Text that LaTeX prints as it is, on one line; letters of other scripts are left for an
-    engine that knows them.
+    r"""Text on one line that LaTeX prints as it is; letters of other scripts are left as they are,
+    which some LaTeX engines support.
 
     >>> escape_latex("fedprox(mu=0.1) & 50% of_{x}")
     'fedprox(mu=0.1) \\& 50\\% of\\_\\{x\\}'
@@ -58,8 +83,14 @@ def render_latex(
     label: str,
     strong: Collection[tuple[int, int]] = (),
 ) -> str:
-    """A whole table* environment, as wide as the page, from plain text; `strong` names the
-    cells (row, column) in bold.
+    """A table* environment as wide as the page.
+
+    Args:
+        headings: Of the columns, as plain text.
+        rows: Cells, as plain text.
+        caption: Of the table.
+        label: Of the table, without the prefix `tab:`.
+        strong: Cells (row, column) in bold.
     """
     lines = [
         r"% needs \usepackage{booktabs}",
@@ -84,7 +115,7 @@ def render_latex(
 
 
 def _stack_words(heading: str) -> str:
-    """A long heading on several lines, so that numbers decide how wide a column is."""
+    """A long heading on several lines, so that the numbers determine the column width."""
     lines = textwrap.wrap(heading, 12, break_long_words=False)
     if len(lines) < 2:
         return escape_latex(heading)

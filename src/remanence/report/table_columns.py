@@ -1,4 +1,4 @@
-"""The columns of a report's table: what they are called, what they mean, and how a number reads."""
+"""The columns of a report's tables: headings, explanations, and the text of a cell."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from remanence.metrics.summary_rows import MethodRow
 
-MISSING = "–"  # where there is no number
-DRIFT = "Drift and peers"
+MISSING = "–"  # stands for a missing number
+DRIFT = "Drift and peers"  # the caption of their table
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """
+    """A share as a percentage, without the sign.
+
     >>> percent(0.8125), percent(None)
     ('81.2', '–')
     """
@@ -28,7 +29,8 @@ def _describe_recovery(row: MethodRow) -> str:
 
 
 def readable_bytes(count: float | None) -> str:
-    """
+    """A number of bytes with its unit.
+
     >>> readable_bytes(1_240_000), readable_bytes(12)
     ('1.2 MB', '12 B')
     """
@@ -42,7 +44,8 @@ def readable_bytes(count: float | None) -> str:
 
 
 def readable_seconds(seconds: float | None) -> str:
-    """
+    """A duration with its unit.
+
     >>> readable_seconds(0.0123), readable_seconds(4.56), readable_seconds(180.0)
     ('12 ms', '4.6 s', '3.0 min')
     """
@@ -55,28 +58,29 @@ def readable_seconds(seconds: float | None) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of numbers: how it is called, and how a row's cell reads."""
+    """A column of numbers."""
 
     heading: str
-    short: str  # for 80 characters; empty: left out there
+    short: str  # heading in a terminal; empty: not shown there
     explanation: str
     cell: Callable[[MethodRow], str]
-    # a column is left out where no row needs it
+    # a column is shown if at least one row needs it
     needed: Callable[[MethodRow], bool] = lambda row: True
-    theme: str = ""  # columns with a theme have a table of their own in the page
+    theme: str = ""  # columns with a theme have their own table in the page
+    legend: str = ""  # of `short`, in a terminal; empty where the heading is enough
 
 
 COLUMNS = (
     Column(
         "Seeds",
         "seeds",
-        "runs that differ in their seed alone",
+        "runs that differ only in their seed",
         lambda row: f"{row.seeds}" if row.seeds == row.planned else f"{row.seeds} of {row.planned}",
     ),
     Column(
         "Test accuracy, %",
         "accuracy %",
-        "the last recorded round: mean and sample standard deviation over seeds",
+        "at the last recorded round: mean and sample standard deviation over seeds",
         lambda row: (
             percent(row.accuracy)
             + (f" ± {percent(row.deviation)}" if row.deviation is not None else "")
@@ -87,65 +91,77 @@ COLUMNS = (
         "best",
         "test accuracy at each seed's best round",
         lambda row: percent(row.best),
+        legend="accuracy at the best round",
     ),
-    Column("Macro F1, %", "F1", "the mean over classes of F1", lambda row: percent(row.macro_f1)),
+    Column(
+        "Macro F1, %",
+        "F1",
+        "mean over classes of the F1 score",
+        lambda row: percent(row.macro_f1),
+        legend="macro F1",
+    ),
     Column(
         "Worst class, %",
         "worst",
-        "the lowest accuracy of any class",
+        "lowest accuracy of a class",
         lambda row: percent(row.worst_class),
+        legend="lowest accuracy of a class",
     ),
     Column(
-        "Forgotten a round, points",
+        "Forgetting, points a round",
         "forgot",
-        "what classes lost from one recorded round to the next, averaged over classes and"
+        "accuracy that classes lose from one recorded round to the next, averaged over classes and"
         " rounds; gains count as 0",
         lambda row: percent(row.forgetting, 2),
+        legend="points that a class loses per round",
     ),
     Column(
-        "Forgotten locally, points",
+        "Local forgetting, points",
         "",
-        "what a client's training loses of the model it received, averaged over classes"
-        " and recorded local models; gains count as 0",
+        "accuracy that local training loses of the received model, averaged over classes and"
+        " recorded local models; gains count as 0",
         lambda row: percent(row.local_forgetting, 2),
         lambda row: row.local_forgetting is not None,
     ),
     Column(
         "Performance, %",
         "perform",
-        "accuracy at the end of each time step, averaged over clients and steps",
+        "accuracy at the end of each time step, averaged over clients and time steps",
         lambda row: percent(row.performance),
         lambda row: row.performance is not None,
         DRIFT,
+        "accuracy at the end of a time step",
     ),
     Column(
         "Robustness, points",
         "drop",
-        "accuracy at the end of a time step minus the worst in the next, averaged over"
-        " clients and steps; lower is better",
+        "accuracy at the end of a time step minus the lowest in the next, averaged over clients"
+        " and time steps; lower is better",
         lambda row: percent(row.robustness),
         lambda row: row.robustness is not None,
         DRIFT,
+        "points lost after a drift, at worst",
     ),
     Column(
         "Convergence, rounds",
         "rounds",
-        "rounds until a client has 90 % of what it gains in a time step",
+        "rounds until a client has 90 % of its gain in a time step",
         lambda row: MISSING if row.convergence is None else f"{row.convergence:.1f}",
         lambda row: row.convergence is not None,
         DRIFT,
+        "rounds to 90 % of a time step's gain",
     ),
     Column(
         "Recovery, rounds",
         "",
-        "rounds after a drift until a client is back at its accuracy before; in brackets"
-        " the share that never was within the time step",
+        "rounds after a drift until a client reaches its accuracy before the drift; in brackets the"
+        " share that does not within the time step",
         _describe_recovery,
         lambda row: _describe_recovery(row) != MISSING,
         DRIFT,
     ),
     Column(
-        "Over time, %",
+        "Time average, %",
         "",
         "accuracy averaged over all rounds",
         lambda row: percent(row.time_averaged),
@@ -155,8 +171,8 @@ COLUMNS = (
     Column(
         "Worst client, %",
         "",
-        "the lowest accuracy of any client on its own data, last recorded round; in"
-        " brackets the mean of the worst tenth",
+        "lowest accuracy of a client on its own data at the last recorded round; in brackets the"
+        " mean of the lowest tenth",
         lambda row: (
             percent(row.worst_client)
             + (f" ({percent(row.bottom_decile)})" if row.bottom_decile is not None else "")
@@ -165,17 +181,17 @@ COLUMNS = (
         DRIFT,
     ),
     Column(
-        "Left behind, points",
+        "Forgetting of previous clusters, points",
         "",
-        "accuracy that clients lost on clusters they have left, since they left; negative: gained",
+        "accuracy that clients have lost on clusters since they left them; negative: gained",
         lambda row: percent(row.previous_concepts),
         lambda row: row.previous_concepts is not None,
         DRIFT,
     ),
     Column(
-        "Own cluster, %",
+        "Same cluster, %",
         "",
-        "share of listening that went to the listener's own cluster",
+        "share of peer selections within the client's own cluster",
         lambda row: percent(row.same_cluster, 0),
         lambda row: row.same_cluster is not None,
         DRIFT,
@@ -183,30 +199,34 @@ COLUMNS = (
     Column(
         "Validation, %",
         "valid",
-        "accuracy on the clients' validation rows, last recorded round",
+        "accuracy on the clients' validation examples at the last recorded round",
         lambda row: percent(row.validation),
+        legend="accuracy on validation examples",
     ),
     Column(
-        "Sent a round",
+        "Communication a round",
         "",
-        "bytes up and down together",
+        "bytes sent by clients and server",
         lambda row: readable_bytes(row.bytes_per_round),
     ),
     Column(
-        "Time a round", "", "wall-clock time", lambda row: readable_seconds(row.seconds_per_round)
+        "Time a round",
+        "",
+        "wall-clock time of a round",
+        lambda row: readable_seconds(row.seconds_per_round),
     ),
     Column(
-        "Refused",
+        "Rejected",
         "",
-        "replies that the gate refused, over all seeds",
+        "replies that failed the checks of the server, over all seeds",
         lambda row: str(row.rejected),
     ),
 )
 ACCURACY = COLUMNS[1]
-# left out of a narrow terminal, in this order
-SPARED = ("F1", "valid", "best", "worst", "forgot", "rounds", "drop")
+# not shown in a narrow terminal, in this order
+DROP_ORDER = ("F1", "valid", "best", "worst", "forgot", "rounds", "drop")
 
 
 def columns_for(rows: Sequence[MethodRow]) -> list[Column]:
-    """The columns that have something to say about these rows."""
+    """The columns that at least one of these rows needs."""
     return [column for column in COLUMNS if not rows or any(column.needed(row) for row in rows)]

@@ -1,6 +1,4 @@
-"""The numbers of a report: a row for every method and setting, for the terminal, for Markdown
-and for the page.
-"""
+"""The table of results: one row for every method and setting, for the terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ from remanence.metrics.summary_rows import MethodRow, best_row, make_row, margin
 from remanence.report.table_columns import (
     ACCURACY,
     COLUMNS,
+    DROP_ORDER,
     MISSING,
-    SPARED,
     Column,
     columns_for,
     percent,
@@ -54,17 +52,17 @@ __all__ = [
     "run_row",
 ]  # fmt: skip
 
-NARROWEST_NAME = 16  # characters of a method's name on one line of a terminal
+NARROWEST_NAME = 16  # characters of the method column in a terminal
 
 
 def method_rows(comparison: Comparison) -> list[MethodRow]:
-    """A row for every method and every grid setting, in the order of the plan."""
+    """One row for every method and setting of the grid, in the order of the plan."""
     return [make_row(group) for group in group_runs([comparison])]
 
 
 def chosen_rows(comparison: Comparison) -> list[MethodRow]:
-    """The same, with one setting a method where the comparison selects by validation: `setting`
-    and `tried` say which, of how many.
+    """As `method_rows`, but with one setting a method if the comparison selects by validation:
+    `setting` is the selected one of `variants`.
     """
     return [make_row(group) for group in select_by_validation(group_runs([comparison]))]
 
@@ -75,9 +73,9 @@ def run_row(run: Run) -> MethodRow:
 
 
 def rounds_to_target(groups: Sequence[Group]) -> RoundsToTarget | None:
-    """How soon each method reached fractions of a common target (mean over seeds of the accuracy);
-    None for a single method, and where data drift, since a curve that falls at every drift reaches
-    no target for good.
+    """Rounds until each method reached fractions of a common target (mean accuracy over seeds).
+
+    None for a single method, and under drift, where accuracy falls again after every drift.
     """
     curves = {}
     for group in groups:
@@ -92,22 +90,22 @@ def rounds_to_target(groups: Sequence[Group]) -> RoundsToTarget | None:
 
 
 def notes(rows: Sequence[MethodRow]) -> list[str]:
-    """What a reader of the table must know besides its numbers."""
+    """Notes below the table: the best row, selected settings, unfinished runs, rejected replies."""
     found = []
     if best_row(rows):
         found.append("* highest mean test accuracy at the last recorded round")
     found += [
-        f"{row.label}: chosen from {row.variants} settings by validation accuracy"
+        f"{row.label}: selected from {row.variants} settings by validation accuracy"
         for row in rows
         if row.variants > 1
     ]
     found += [
-        f"{row.label}: {row.unfinished} of {row.planned} runs unfinished"
+        f"{row.label}: {row.unfinished} of {row.planned} runs are unfinished"
         for row in rows
         if row.unfinished
     ]
     found += [
-        f"{row.label}: replies refused: {row.rejected}, rounds abandoned: {row.abandoned}"
+        f"{row.label}: {row.rejected} replies rejected, {row.abandoned} rounds abandoned"
         for row in rows
         if row.rejected or row.abandoned
     ]
@@ -115,15 +113,15 @@ def notes(rows: Sequence[MethodRow]) -> list[str]:
 
 
 def render_text(rows: Sequence[MethodRow], width: int = 80) -> Table:
-    """The rows for a terminal of that many characters."""
+    """The rows as a table for a terminal of `width` characters, with a legend of the columns."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     best = best_row(rows)
     columns = [column for column in columns_for(rows) if column.short]
-    for spared in ("", *SPARED):
-        columns = [column for column in columns if column.short != spared]
+    for dropped in ("", *DROP_ORDER):
+        columns = [column for column in columns if column.short != dropped]
         cells = [
             [
                 column.cell(row) + (" *" if row is best and column is ACCURACY else "")
@@ -137,12 +135,12 @@ def render_text(rows: Sequence[MethodRow], width: int = 80) -> Table:
         )
         if taken + NARROWEST_NAME < width:
             break
-    # Text, never str: rich would read square brackets in a name as markup.
+    # Text, not str: rich reads square brackets in a str as markup.
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1),
         pad_edge=False,
-        caption=Text("\n".join(notes(rows))),
+        caption=Text("\n".join([*_legend(columns), *notes(rows)])),
         caption_justify="left",
     )
     table.add_column("method", overflow="fold", max_width=max(width - taken - 1, NARROWEST_NAME))
@@ -153,6 +151,12 @@ def render_text(rows: Sequence[MethodRow], width: int = 80) -> Table:
             Text(row.label), *(Text(text) for text in texts), style="bold" if row is best else None
         )
     return table
+
+
+def _legend(columns: Sequence[Column]) -> list[str]:
+    """What the short headings mean."""
+    parts = [f"{column.short}: {column.legend}" for column in columns if column.legend]
+    return ["; ".join(parts)] if parts else []
 
 
 def render_markdown(rows: Sequence[MethodRow]) -> str:
@@ -182,5 +186,6 @@ def render_markdown(rows: Sequence[MethodRow]) -> str:
 
 
 def escape_markdown(text: str) -> str:
+    """Text on one line that Markdown shows as it is."""
     flat = " ".join(text.split())
     return "".join(f"\\{sign}" if sign in "\\`*_[]<>|#$~&" else sign for sign in flat)
