@@ -1,4 +1,4 @@
-"""Ways to spoil a reply: each kind once by name, and any mixture of them by seed."""
+"""Makes bad replies: one of each named kind, and random mixtures by seed."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _change_anything(reply: Reply, draw: random.Random) -> Reply:
 
 
 def spoil_reply(seed: int) -> Iterator[Reply]:
-    """A round of chunks, some of them good, some spoiled in a named way, some in any way at all."""
+    """Chunks of a round: some valid, some with a named fault, some with random faults."""
     draw = random.Random(seed)
     for _ in range(draw.randint(1, 5)):
         reply = _good(draw.choice(COHORT))
@@ -189,6 +189,6 @@ def spoil_reply(seed: int) -> Iterator[Reply]:
             for _ in range(draw.randint(1, 2)):
                 try:
                     reply = _change_anything(reply, draw)
-                except (AttributeError, TypeError):  # what was spoiled before cannot be copied
+                except (AttributeError, TypeError):  # a mutated value cannot be copied
                     break
             yield reply

@@ -1,6 +1,4 @@
-"""A good input for every reader, as small as it can be, and how it is read: what fuzzing starts
-from.
-"""
+"""A small valid input for every reader, from which fuzzing starts."""
 
 from __future__ import annotations
 
@@ -65,11 +63,11 @@ IMAGES = (np.arange(3 * PIXELS) % 251).astype(np.uint8).reshape(3, PIXELS)
 
 
 class Case(NamedTuple):
-    """A good file below a folder, and what reads it. place(number of the input) tells which
-    file is spoiled, where there are several.
+    """A valid file below a folder, and its reader. `place` maps the number of an input to the file
+    that is mutated, where there are several.
     """
 
-    write: Callable[[Path], list[Path]]  # everything there must be -> the files that may be spoiled
+    write: Callable[[Path], list[Path]]  # writes all files; returns those to mutate
     read: Callable[[Path, int], object]  # (folder, number of the input)
     # after spoiling: what an attacker would do to pass a first check
     mend: Callable[[Path], None] = lambda path: None
@@ -240,9 +238,9 @@ TABLES = (
 
 
 def small_state(round: int) -> RunState:
-    """Everything a state can hold, with two clients."""
+    """A state with two clients and every kind of content."""
     here, both = torch.full((2, 3), float(round)), torch.zeros(2, 2, 3)
-    crowd = ClientModels(
+    client_models = ClientModels(
         models=ModelState({"w": both}, {"n": torch.zeros(2, dtype=torch.int64)}),
         best=ModelState({"w": both}, {"n": torch.zeros(2, dtype=torch.int64)}),
         best_loss=torch.zeros(2, dtype=torch.float64),
@@ -252,7 +250,7 @@ def small_state(round: int) -> RunState:
         peer_counts=torch.zeros(2, 2, dtype=torch.int64),
     )
     server = Server(ModelState({"w": here}, {"n": torch.tensor(round)}), {"part": {"m": here}})
-    return RunState(round, 0, server, {0: {"part": {"kept": here}}}, client_models=crowd)
+    return RunState(round, 0, server, {0: {"part": {"kept": here}}}, client_models=client_models)
 
 
 def write_checkpoints(home: Path) -> list[Path]:
@@ -262,19 +260,17 @@ def write_checkpoints(home: Path) -> list[Path]:
 
 
 def mend_checkpoint(path: Path) -> None:
-    """Half of the spoiled tensors get an honest digest, so that reading does not end at the
-    first check.
-    """
+    """Give half of the mutated tensors a matching digest, so that they pass the first check."""
     content = path.read_bytes()
     if path.name == MANIFEST or sum(content[:64]) % 2:
         return
     manifest = path.parents[1] / "round-0000002" / MANIFEST
-    told = json.loads(manifest.read_text())
+    entries = json.loads(manifest.read_text())
     if path.name == STATE:
-        told["files"][STATE] = sha256(content)
+        entries["files"][STATE] = sha256(content)
     else:
-        told["client_states"]["0"]["sha256"] = sha256(content)
-    manifest.write_text(json.dumps(told))
+        entries["client_states"]["0"]["sha256"] = sha256(content)
+    manifest.write_text(json.dumps(entries))
 
 
 def read_checkpoint(home: Path, number: int) -> None:
@@ -315,16 +311,14 @@ def write_facts(home: Path) -> list[Path]:
 
 
 def spoiled_runs(home: Path, number: int) -> tuple[str, ...]:
-    """The run whose file the input spoiled: files are spoiled in turn, and the others are good.
-    All of them where nothing is spoiled.
-    """
+    """The run with the mutated file; all runs if no file is mutated."""
     runs = ("server", "compare", "peers") if (home / "compare").exists() else ("server", "peers")
     return runs if number < 0 else (runs[number % len(runs)],)
 
 
 def read_runs(home: Path, number: int) -> None:
-    """What a report asks of runs: rows always, words and all pictures now and then, because
-    they take longest.
+    """Read runs as a report does: table rows always; text and all figures sometimes, because they
+    take longest.
     """
     for name in spoiled_runs(home, number):
         if name == "compare":
@@ -345,8 +339,8 @@ def read_runs(home: Path, number: int) -> None:
 
 
 def read_ledgers(home: Path, number: int) -> None:
-    """A report says which ledger it cannot read and goes on without it; whoever asks for the
-    ledger itself gets the sentence.
+    """A report names a ledger that it cannot read and continues; reading the ledger itself raises
+    an error.
     """
     read_runs(home, number)
     for name in ("server", "peers"):

@@ -1,8 +1,8 @@
-"""Kill points: a line of our own code at which the process ends as by SIGKILL, drawn from all the
-lines that a run executes, phase by phase.
+"""Kill points: a line of our own code at which the process is killed as by SIGKILL, drawn from all
+lines that a run executes, for each phase.
 
-A run is a function of its spec, so the n-th line of a phase is the same line every time: a kill
-that breaks something can be repeated by its number.
+A run is a function of its experiment, so the n-th line of a phase is always the same: its number
+reproduces a failure.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 import remanence
 
 SOURCE = str(Path(remanence.__file__).parent) + os.sep
-# which phase a line belongs to, by the file it stands in; the first that fits, looked for from the
-# innermost frame outwards
+# the phase of a line by its file; the first match counts, searched from the innermost frame
+# outwards
 PLACES = {
     "checkpoint": ("results/checkpoint.py", "core/files.py"),
     "record": (
@@ -62,7 +62,7 @@ Work = Callable[[], object]
 
 
 def phase_of(frame: FrameType) -> str:
-    """The phase of a line of ours; empty for lines that belong to none."""
+    """The phase of a line of our code; empty for lines outside all phases."""
     name = frame.f_code.co_filename.removeprefix(SOURCE)
     if frame.f_code.co_name in SCORING:
         return "evaluation"
@@ -77,7 +77,7 @@ def count_lines(work: Work) -> Counter[str]:
 
 
 def kill_at(work: Work, phase: str, number: int) -> None:
-    """Do the work, and end this process for good at the so-manieth line of a phase."""
+    """Do the work, and kill this process at a given line of a phase."""
     left = number
 
     def count(here: str) -> None:
@@ -116,7 +116,7 @@ def _trace(work: Work, see: Callable[[str], None]) -> None:
 
 
 def in_child(work: Work) -> Any:
-    """Start work in a forked process, which ends without the test runner's own clean-up."""
+    """Run work in a forked process, which skips the clean-up of the test runner."""
 
     def live() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -131,7 +131,9 @@ def in_child(work: Work) -> Any:
 
 
 def killed(work: Work, phase: str, number: int) -> bool:
-    """Was the work cut off? Done in a child, killed at the so-manieth line of a phase."""
+    """Run the work in a child that is killed at a given line of a phase. Returns whether it was
+    killed.
+    """
     child = in_child(lambda: kill_at(work, phase, number))
     child.join()
     return bool(child.exitcode == -signal.SIGKILL)
@@ -140,6 +142,6 @@ def killed(work: Work, phase: str, number: int) -> bool:
 def draw_points(
     counts: Counter[str], phases: tuple[str, ...], each: int, seed: int
 ) -> list[tuple[str, int]]:
-    """As many points in every phase, evenly over its lines."""
+    """The same number of points in every phase, evenly over its lines."""
     draw = random.Random(seed)
     return [(phase, draw.randrange(counts[phase])) for phase in phases for _ in range(each)]

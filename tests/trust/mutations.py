@@ -1,5 +1,5 @@
-"""Spoiled inputs from good ones, by seed: the same number gives the same bytes, so that
-whatever breaks a reader can be made again.
+"""Mutations of valid inputs by seed: the same number gives the same bytes, so that every failure
+can be reproduced.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MEMORY = 1 << 30  # bytes beyond what the process has
 
 
 def spoil(good: bytes, seed: int) -> bytes:
-    """One to three changes to a good input; one in twenty is pure noise instead."""
+    """One to three changes to a valid input; one input in twenty is random bytes."""
     draw = random.Random(seed)
     if draw.random() < 0.05:
         return draw.randbytes(draw.randrange(0, 2 * min(len(good), 4096) + 2))
@@ -50,7 +50,7 @@ def spoil(good: bytes, seed: int) -> bytes:
 
 
 def spoil_text(good: str, seed: int) -> str:
-    """The same for text: characters and words change places, vanish, repeat, or give way to odd
+    """As `spoil`, for text: characters and words are swapped, removed, repeated or replaced by odd
     ones.
     """
     draw = random.Random(seed)
@@ -66,7 +66,7 @@ def spoil_text(good: str, seed: int) -> str:
 
 
 def _somewhere(content: bytearray, draw: random.Random) -> tuple[int, int]:
-    """A stretch of the content; half of them lie in the first 128 bytes, where headers are."""
+    """A range of the content; half of them are in the first 128 bytes, where headers are."""
     end = len(content) if draw.random() < 0.5 else min(len(content), 128)
     first = draw.randrange(end + 1)
     return first, min(len(content), first + draw.choice((1, 2, 4, 8, 64, 1024)))
@@ -95,7 +95,7 @@ def _splice(content: bytearray, draw: random.Random) -> bytearray:
 
 
 def _forge(content: bytearray, draw: random.Random) -> bytearray:
-    """A number where a header might have one."""
+    """A number where a header may have one."""
     kind = draw.choice("BHIQ")
     value = draw.choice(NUMBERS) & ((1 << 8 * struct.calcsize(kind)) - 1)
     written = struct.pack(draw.choice("<>") + kind, value)
@@ -177,8 +177,8 @@ TEXT_CHANGES: tuple[Callable[[str, random.Random], str], ...] = (
 
 @contextmanager
 def bounded() -> Iterator[Callable[[], None]]:
-    """Memory and computing time of each input are limited; call what it yields before each. The
-    clock counts computing alone, so a busy machine is no fault.
+    """Limit memory and computing time of each input; call the yielded function before each. Only
+    computing time counts, so a busy machine causes no failure.
     """
     with open("/proc/self/statm") as file:
         size = int(file.read().split()[0]) * resource.getpagesize()

@@ -1,5 +1,5 @@
-"""Each kind of bad reply on each engine: named with its code, and everything else as if that
-client had not been asked.
+"""Each kind of bad reply on each engine: reported with its code; everything else is as if the
+client had not been sampled.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ ENGINES = (
 
 
 def experiment_of(method: str = "scaffold") -> BuiltExperiment:
-    """All six clients in every round; scaffold has something in every place: extras, client
-    states, a server state.
-    """
+    """All six clients in every round; scaffold has a payload, client states and a server state."""
     return small_experiment(method, {"clients.sample": 6, "round.max_norm": 1e5})
 
 
@@ -52,7 +50,7 @@ def spoil_one(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_bad_reply_is_named_and_changes_nothing(name: str) -> None:
+def test_a_bad_reply_is_reported_and_changes_nothing(name: str) -> None:
     if name == "ray" and importlib.util.find_spec("ray") is None:
         pytest.skip("ray is not installed")
     assert set(KINDS) == set(BAD_REPLIES)
@@ -104,7 +102,7 @@ def test_a_round_of_bad_replies_is_abandoned(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sequential", "vectorized", "processes"])
-def test_one_nan_client_of_ten_is_as_nine(name: str) -> None:
+def test_one_nan_client_of_ten_equals_nine_clients(name: str) -> None:
     experiment = small_experiment(
         "fedavg",
         {

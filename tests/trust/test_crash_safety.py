@@ -1,5 +1,5 @@
-"""Disks that are full or closed, folders in use, clocks that jump, signals: one sentence,
-nothing lost, and the same bits in the end.
+"""Full or read-only disks, folders in use, clocks that jump, signals: an error message, nothing is
+lost, and the same bits in the end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SMALL_DISK = 1 << 21
 
 
 def mount(place: Path, options: str) -> bool:
-    """Put a small file system there, where we may."""
+    """Mount a small file system, if permitted."""
     place.mkdir()
     if os.geteuid() != 0 or not shutil.which("mount"):
         return False
@@ -59,9 +59,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def closed_folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder in which we may read and not write: for root, who may do anything, a file system
-    mounted like that.
-    """
+    """A read-only folder; for root, who can write anywhere, a read-only file system."""
     place = tmp_path / "closed"
     if os.geteuid() != 0:
         place.mkdir(mode=0o555)
@@ -78,7 +76,7 @@ def closed_folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path, leave: int) -> Path:
-    """Take the room but for so many bytes."""
+    """Fill the disk except for some bytes."""
     ballast = disk / "ballast"
     free = shutil.disk_usage(disk).free
     with ballast.open("wb") as file:
@@ -90,7 +88,7 @@ def fill(disk: Path, leave: int) -> Path:
     "leave", [0, 20_000, 40_000, 60_000, 80_000] if SCALE.parts > 1 else [0, 60_000]
 )
 @pytest.mark.parametrize("kind", ["server", "peers"])
-def test_a_full_disk_is_a_sentence_and_loses_nothing(
+def test_a_full_disk_raises_an_error_and_loses_nothing(
     tmp_path: Path, small_disk: Path, kind: str, leave: int
 ) -> None:
     module = {"module": seeded_net()} if kind == "server" else {}
@@ -130,7 +128,7 @@ def test_a_full_disk_keeps_the_old_report(tmp_path: Path, small_disk: Path) -> N
     )
 
 
-def test_a_folder_that_may_not_be_written(tmp_path: Path, closed_folder: Path) -> None:
+def test_a_read_only_folder_is_rejected(tmp_path: Path, closed_folder: Path) -> None:
     with pytest.raises(InputError, match=r"cannot write to .*: choose another --out"):
         start_run(small_spec(rounds=1), closed_folder / "run", module=seeded_net())
     start_run(small_spec(rounds=1), tmp_path / "run", module=seeded_net())
@@ -140,7 +138,7 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path, closed_folder: Path) -
     record_trial("a read-only folder", "an error message, nothing written", 2)
 
 
-def test_the_second_process_on_a_folder_is_refused(tmp_path: Path) -> None:
+def test_the_second_process_on_a_folder_is_rejected(tmp_path: Path) -> None:
     folder, spec = tmp_path / "run", small_spec()
     start_run(spec, tmp_path / "straight", module=seeded_net())
     child = in_child(lambda: start_run(spec, folder, module=seeded_net()))
@@ -167,7 +165,7 @@ def test_the_second_process_on_a_folder_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("jump", [-1e9, -3600.0, 1e9])
 def test_clocks_may_jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
-    """The wall clock goes backwards or far ahead in the middle; the run is cut off and goes on."""
+    """The wall clock goes backwards or far ahead; the run is interrupted and resumed."""
     start_run(small_spec(rounds=6), tmp_path / "straight", module=seeded_net())
     real, begin = time.time, time.time()
     monkeypatch.setattr(time, "time", lambda: real() + (jump if real() - begin > 0.05 else 0.0))
@@ -181,7 +179,7 @@ def test_clocks_may_jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: 
 
 @pytest.fixture(autouse=True)
 def _interruptible() -> Iterator[None]:
-    """A shell starts its background jobs deaf to Ctrl-C; the tests are not about shells."""
+    """Background jobs of a shell ignore Ctrl-C; these tests must not."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -194,7 +192,7 @@ SIGNALS = {
 
 
 class Interrupting:
-    """Signals from inside a run, after some round."""
+    """Sends signals from inside a run, after some round."""
 
     def __init__(self, after: int, number: int):
         self.after, self.number = after, number
@@ -232,7 +230,7 @@ def test_a_signal_saves(tmp_path: Path, name: str, kind: str) -> None:
 def test_a_second_interrupt_ends_at_once_and_still_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second Ctrl-C comes while the first is saving: the checkpoint is whole or not there."""
+    """The second Ctrl-C arrives while the first one saves: the checkpoint is complete or missing."""
     from remanence.results.checkpoint import CheckpointStore
 
     start_run(small_spec(rounds=5), tmp_path / "straight", module=seeded_net())
@@ -260,9 +258,9 @@ def test_a_second_interrupt_ends_at_once_and_still_loses_nothing(
 
 
 @pytest.mark.parametrize("name", [METRICS, LEDGER])
-def test_files_shorter_than_a_checkpoint_says(tmp_path: Path, name: str) -> None:
-    """As after a disk that lied about flushing: the newest checkpoint is passed over, the one
-    before is used.
+def test_files_shorter_than_in_the_checkpoint(tmp_path: Path, name: str) -> None:
+    """As after a disk that lost flushed data: the newest checkpoint is skipped and the one before
+    is used.
     """
     start_run(small_spec(rounds=6), tmp_path / "straight", module=seeded_net())
     start_run(small_spec(rounds=4), tmp_path / "run", module=seeded_net())
@@ -282,7 +280,7 @@ def test_files_shorter_than_a_checkpoint_says(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("after", [2, 4])
-def test_late_answers_survive(tmp_path: Path, after: int) -> None:
+def test_late_replies_survive(tmp_path: Path, after: int) -> None:
     from rounds.test_decentralized import Dying
 
     spec = parse_experiment(

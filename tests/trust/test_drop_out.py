@@ -1,5 +1,5 @@
-"""Clients that drop out: every round ends with the clients that reply, and asking more makes good
-for them.
+"""Clients that drop out: every round ends with the clients that reply, and sampling more of them
+compensates.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MANY = {
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "random(peers=2)", "feddrift"])
 @pytest.mark.parametrize("share", [10, 30, 50])
-def test_rounds_end_with_those_that_answer(share: int, method: str) -> None:
+def test_rounds_end_with_the_clients_that_reply(share: int, method: str) -> None:
     experiment = small_experiment(
         method, MANY | {"clients.availability": f"random(offline={share / 100})"}
     )
@@ -47,10 +47,10 @@ def test_rounds_end_with_those_that_answer(share: int, method: str) -> None:
     )
 
 
-def test_a_round_of_nobody_is_abandoned() -> None:
-    nobody = "never(clients='0 1 2 3 4 5')"
+def test_a_round_without_clients_is_abandoned() -> None:
+    no_client = "never(clients='0 1 2 3 4 5')"
     for method in ("fedavg", "scaffold"):
-        experiment = small_experiment(method, {"clients.availability": nobody})
+        experiment = small_experiment(method, {"clients.availability": no_client})
         state, lines = run_rounds(experiment, make_engine("sequential", experiment.task), 2)
         assert all(line["abandoned"] and line["replies"] == 0 for line in lines)
         for name, value in experiment.task.model.initial.params.items():
@@ -62,8 +62,8 @@ def test_a_round_of_nobody_is_abandoned() -> None:
 
 @pytest.mark.slow
 def test_over_selection_keeps_accuracy_on_digits_over_five_seeds() -> None:
-    """With a tenth of the clients gone and 130% asked, no round fails, and the mean accuracy is
-    within two points of the run without drop-out.
+    """With a tenth of the clients unavailable and 130% sampled, no round fails, and the mean
+    accuracy is within two points of the run without drop-out.
     """
     base = {
         "data.name": "digits", "data.partition": "dirichlet(alpha=0.3)", "clients.count": 40, "clients.sample": 10, "rounds": 20,

@@ -1,5 +1,5 @@
-"""Whatever a file or an expression holds, its reader reads it or refuses it in one sentence,
-within bounded memory and time.
+"""Readers read a file or an expression, or reject it with an error message, within bounded memory
+and time, whatever it contains.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_spoiled_files(tmp_path: Path, reader: str, part: int) -> None:
                     f"{reader}: input {number}, spoiled {path.name}, ended in"
                     f" {type(crash).__name__}: {crash}"
                 ) from crash
-            for other, content in good.items():  # what mending changed too
+            for other, content in good.items():  # changed by mending
                 if other == path or other.name == "manifest.json":
                     other.write_bytes(content)
     assert refused > SHARE / 20
@@ -96,8 +96,8 @@ def test_spoiled_expressions(reader: str) -> None:
 
 
 def test_spoiled_replies() -> None:
-    """Whatever comes, the gate names it or lets it through, and what it lets through is finite,
-    of the right form and in the order of the cohort.
+    """The gate rejects a reply or accepts it; accepted replies are finite, have the right format
+    and are in the order of the cohort.
     """
     expected, refused = expect_small(), 0
     with bounded() as limit:

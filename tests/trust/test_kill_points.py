@@ -1,5 +1,5 @@
-"""Killed at any line of any phase, a run goes on to the very bits of an unbroken one; reports
-and recipes are whole or not there.
+"""A run that is killed at any line of any phase resumes to the same bits; reports and recipes are
+complete or missing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ KINDS: dict[str, tuple[Callable[[Path], Run], Callable[[Path], Run]]] = {
 
 @functools.cache
 def _straight(kind: str, home: Path) -> tuple[Any, Any]:
-    """-> what an unbroken run leaves, how many lines each phase has"""
+    """The results of an uninterrupted run, and how many lines each phase has."""
     begin, _ = KINDS[kind]
     counts = count_lines(lambda: begin(home / f"straight-{kind}"))
     return all_contents(home / f"straight-{kind}"), counts
@@ -60,7 +60,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_killed_anywhere_goes_on_exactly(
+def test_a_run_killed_anywhere_resumes_exactly(
     tmp_path: Path, home: Path, kind: str, seed: int
 ) -> None:
     begin, resume = KINDS[kind]
@@ -77,7 +77,7 @@ def test_a_run_killed_anywhere_goes_on_exactly(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_report_is_whole_or_the_old_one(tmp_path: Path, seed: int) -> None:
+def test_a_report_is_complete_or_the_old_one(tmp_path: Path, seed: int) -> None:
     folder = tmp_path / "run"
     server_run(folder)
     page = tmp_path / "report.html"
@@ -101,7 +101,7 @@ def test_a_report_is_whole_or_the_old_one(tmp_path: Path, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_a_recipe_goes_on_with_the_same_command(
+def test_a_recipe_resumes_with_the_same_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.delenv("REMANENCE_DATA", raising=False)

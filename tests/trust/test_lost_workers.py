@@ -1,5 +1,5 @@
-"""Worker processes that die or hang: their work is done again, and nobody waits longer than
-twice the timeout.
+"""Worker processes that die or hang: their work is repeated, and no call waits longer than twice
+the timeout.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TIMEOUT = 3.0
 
 
 def once(mark: Path) -> bool:
-    """True for the first who asks, in whatever process."""
+    """True for the first caller, in any process."""
     try:
         mark.touch(exist_ok=False)
     except FileExistsError:
@@ -42,7 +42,7 @@ def once(mark: Path) -> bool:
 
 
 def trouble(monkeypatch: pytest.MonkeyPatch, happens: Callable[[ClientWork], object]) -> None:
-    """Something happens in the worker that trains; set before the workers are forked."""
+    """A fault in the worker that trains; set before the workers are forked."""
     train = SequentialEngine.train_client
 
     def troubled(self: SequentialEngine, job: ClientWork, place: int) -> Reply:
@@ -59,14 +59,14 @@ def straight() -> Any:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_the_work_of_a_dead_worker_is_done_again(
+def test_the_work_of_a_dead_worker_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     wanted = straight()
 
     def die(job: ClientWork) -> None:
         if int(job.clients[0]) == 2 and once(tmp_path / "mark"):
-            faulthandler.disable()  # pytest's would print pages about what is meant to happen
+            faulthandler.disable()  # the crash is intended: no traces
             os.kill(os.getpid(), number)
 
     trouble(monkeypatch, die)
@@ -84,7 +84,9 @@ def test_the_work_of_a_dead_worker_is_done_again(
 
 
 def test_work_that_kills_every_worker_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that is short stays short: after three deaths at the same work, a sentence."""
+    """Work that needs too much memory fails everywhere: after three deaths the run ends with an
+    error.
+    """
     trouble(
         monkeypatch, lambda job: int(job.clients[0]) == 2 and os.kill(os.getpid(), signal.SIGKILL)
     )
@@ -96,10 +98,10 @@ def test_work_that_kills_every_worker_ends_the_run(monkeypatch: pytest.MonkeyPat
         run_rounds(experiment, engine, 1)
 
 
-def test_the_work_of_a_worker_that_hangs_is_done_again(
+def test_the_work_of_a_worker_that_hangs_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped like by a debugger: it does not even hear SIGTERM."""
+    """Stopped as by a debugger: it does not react to SIGTERM."""
     wanted = straight()
     trouble(
         monkeypatch,
@@ -121,7 +123,7 @@ def test_the_work_of_a_worker_that_hangs_is_done_again(
     )
 
 
-def test_a_client_that_always_hangs_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_always_hangs_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     trouble(monkeypatch, lambda job: int(job.clients[0]) == 4 and time.sleep(1000))
     experiment = small_experiment("fedavg", {"clients.sample": 6})
     begin = time.monotonic()
@@ -139,7 +141,7 @@ def test_a_client_that_always_hangs_is_passed_over(monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_an_evaluation_that_always_hangs_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_that_always_hangs_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     score = SequentialEngine.score_rows
 
     def hang(self: SequentialEngine, *arguments: Any) -> Any:
@@ -197,9 +199,9 @@ def test_workers_end_with_their_coordinator(tmp_path: Path, wait: float) -> None
     )
 
 
-def test_a_worker_does_not_do_what_its_parent_would_at_the_end(tmp_path: Path) -> None:
-    """Whoever started a cluster ends it on SIGTERM; workers forked from it get that signal all
-    the time, some before they live at all.
+def test_a_worker_does_not_run_the_clean_up_of_its_parent(tmp_path: Path) -> None:
+    """A process that started a cluster ends it on SIGTERM. Workers forked from it may get that
+    signal at any time, even before they run.
     """
     before = signal.signal(signal.SIGTERM, lambda *_: (tmp_path / str(os.getpid())).touch())
     try:

@@ -1,5 +1,5 @@
-"""Files and folders from strangers run no code, reach nothing outside, take no memory they do
-not have, and do not change under a run.
+"""Untrusted files and folders run no code, reach nothing outside, cannot exhaust memory, and are
+not accepted if they change under a run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CODE = "evil_module:Net"
 
 @pytest.fixture
 def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module that leaves a mark when it is imported."""
+    """A module that writes a file when it is imported."""
     mark = tmp_path / "imported"
     (tmp_path / "evil_module.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Net: pass\n")
     monkeypatch.chdir(tmp_path)
@@ -155,7 +155,7 @@ def bomb_shape(path: Path) -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize("make", [bomb_idx, bomb_idx_beyond, bomb_npz, bomb_mat, bomb_shape])
-def test_bombs_are_refused_before_the_memory_is_taken(
+def test_bombs_are_rejected_before_memory_is_allocated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any
 ) -> None:
     from remanence.data import svhn_mat
@@ -170,7 +170,7 @@ def test_bombs_are_refused_before_the_memory_is_taken(
     record_trial("archive bombs and headers with too large sizes", "rejected")
 
 
-def test_a_drift_table_that_changed_is_named(tmp_path: Path) -> None:
+def test_a_changed_drift_table_is_rejected(tmp_path: Path) -> None:
     table = tmp_path / "drift.csv"
     table.write_text("0,0,1,1\n1,1,0,0\n")
     keys = {
@@ -199,7 +199,7 @@ def test_a_drift_table_that_changed_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_data_that_changed_are_named(tmp_path: Path) -> None:
+def test_changed_data_are_rejected(tmp_path: Path) -> None:
     file = tmp_path / "own.npz"
     x = np.arange(400, dtype=np.float32).reshape(100, 4)
     np.savez(file, x=x, y=np.arange(100) % 3)

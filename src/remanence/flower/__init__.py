@@ -19,7 +19,7 @@ Coordinator:
     deployment         the coordinator's side of an experiment, and what sites receive of it
     data_description   describes examples where the coordinator has no data
     engine             the engine `flower`: sends training work, yields the replies
-    remote_scoring     counts of correct predictions, asked from sites
+    remote_scoring     requests counts of correct predictions from sites
     work_header        the header of a message with work for clients
     session            sends requests, waits for responses, repeats lost ones
     node_registry      which sites are connected, and which clients each of them has

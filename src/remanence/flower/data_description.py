@@ -76,9 +76,9 @@ def sites(
         raise InputError(
             "data sites: give both mean and std, or neither; every std must be above 0"
         )
-    rows = max(2, len(names)) * clients
-    x = np.zeros((rows, *map(int, sides)), dtype=DTYPES[kind])
-    placeholder = DatasetSplit(x, np.arange(rows, dtype=np.int64) % len(names))
+    count = max(2, len(names)) * clients
+    x = np.zeros((count, *map(int, sides)), dtype=DTYPES[kind])
+    placeholder = DatasetSplit(x, np.arange(count, dtype=np.int64) % len(names))
     return Description(
         ArrayDataset(
             NAME, kind, names, placeholder, placeholder, note="The examples are at the sites."

@@ -280,6 +280,6 @@ class RemotePopulation(FederatedPopulation):
 
 
 def _placeholder_rows(sizes: np.ndarray) -> PartitionIndices:
-    """Rows of which only the numbers are known; all ids are 0 and take no memory."""
+    """Indices of which only the numbers are known; all are 0 and take no memory."""
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     return PartitionIndices(np.broadcast_to(np.zeros((), np.int64), (int(offsets[-1]),)), offsets)
