@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from remanence.core import pytree, rng
+from remanence.core.declarations import Disclosure
 from remanence.core.pytree import Params, Tree, weighted_mean
 from remanence.core.slots import (
     Aggregate,
@@ -67,6 +68,7 @@ def control_variates() -> Part:
         server_state=zeros,
         broadcast=lambda srv: srv.state,
         payload=lambda start, world: {"change": start.params},
+        discloses={"change": Disclosure("model")},
         transforms=(Transform("correct", correct),),
         on_client_end=after,
         update_server_state=absorb,
@@ -87,6 +89,7 @@ def loss_weighted() -> Part:
         "loss_weighted",
         on_client_start=before,
         payload=extras,
+        discloses={"loss": Disclosure("examples")},
         client_weights=lambda replies, srv: replies.payload["loss_weighted"]["loss"],
     )
 
@@ -188,9 +191,10 @@ def heavy_server() -> Part:
 
     def apply(params: Params, delta: Params, srv: ServerContext) -> tuple[Params, Tree]:
         velocity = pytree.map(
-            lambda v, d: srv.hyper["momentum"] * v + d, srv.state["velocity"], delta
+            lambda d, v: srv.hyper["momentum"] * v + d, delta, srv.state["velocity"]
         )
-        return pytree.add(params, velocity), {"velocity": velocity}
+        moved = params | pytree.add(velocity, params)
+        return moved, {"velocity": srv.state["velocity"] | velocity}
 
     def server(start: ModelState, world: TaskInfo) -> Tree:
         return {"velocity": pytree.zeros_like(start.params)}

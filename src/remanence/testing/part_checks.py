@@ -46,7 +46,7 @@ def check_declarations(method: Method, task: TrainingTask) -> None:
         for path in pytree.flatten(sent.get(p.name, {})):
             assert p.disclosure(path) is not UNDECLARED, (
                 f"{p.name} does not declare what the leaf {path} of its payload reveals: add"
-                f' discloses={{"{path}": Disclosure(...)}}'
+                f' discloses={{"{path.partition(pytree.SEPARATOR)[0]}": Disclosure(...)}}'
             )
 
 
