@@ -178,7 +178,7 @@ def test_transforms_run_by_stage_and_then_by_name() -> None:
 
 def test_a_client_function_sees_only_its_own_subtrees() -> None:
     seen: list[Context] = []
-    watch = Part("mine", loss_terms=(lambda out, batch, lent, ctx: seen.append(ctx),))
+    watch = Part("mine", loss_terms=(lambda out, batch, ops, ctx: seen.append(ctx),))
     ctx = client_context(
         broadcast={"mine": {"c": 1}, "other": {"c": 2}},
         client_state={"mine": {"d": 3}, "other": {"d": 4}},
@@ -186,7 +186,7 @@ def test_a_client_function_sees_only_its_own_subtrees() -> None:
         optimizer_hparams={"lr": 7},
         round=8,
     )
-    ComposedMethod(watch + Part("other")).hooks("loss_terms")[0]("out", "batch", "lent", ctx)
+    ComposedMethod(watch + Part("other")).hooks("loss_terms")[0]("out", "batch", "ops", ctx)
     assert (seen[0].broadcast, seen[0].client_state, seen[0].hyper) == (
         {"c": 1},
         {"d": 3},
@@ -223,15 +223,15 @@ def test_the_context_is_found_wherever_it_stands() -> None:
     """`before` has it first, `term` last, `share` alone."""
     watch = Part(
         "mine",
-        on_client_start=lambda ctx, lent: (ctx.client_state, lent),
+        on_client_start=lambda ctx, ops: (ctx.client_state, ops),
         broadcast=lambda srv: srv.state,
     )
     composed = ComposedMethod(Method((watch,)))
     assert composed.hooks("on_client_start")[0](
-        client_context(client_state={"mine": {"a": 1}}), "lent"
+        client_context(client_state={"mine": {"a": 1}}), "ops"
     ) == (
         {"a": 1},
-        "lent",
+        "ops",
     )
     assert composed.hooks("broadcast")[0](server_context(state={"mine": {"b": 2}})) == {"b": 2}
 
@@ -256,8 +256,8 @@ def test_a_pair_of_functions_in_one_slot_is_one_thing() -> None:
 
 
 def test_frozen_and_personal_names_of_all_parts_are_joined() -> None:
-    a = Part("a", frozen=lambda world: ["x", "y"], personal=lambda world: [world])
-    b = Part("b", frozen=lambda world: ("y", "z"))
+    a = Part("a", frozen=lambda info: ["x", "y"], personal=lambda info: [info])
+    b = Part("b", frozen=lambda info: ("y", "z"))
     composed = ComposedMethod(a + b)
     assert composed.frozen("w") == {"x", "y", "z"}
     assert composed.personal("w") == {"w"}

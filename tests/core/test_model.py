@@ -311,12 +311,12 @@ def test_images_viewed_as_rows_may_lie_with_the_channels_innermost(convolves: bo
     assert model.uses_view
     turned = x.contiguous(memory_format=torch.channels_last)
     plain = model.eval_module(x)
-    for judge in (
+    for predict in (
         lambda x: model.predict(model.initial, x).logits,
         lambda x: model.apply(*model.initial, x)[0].logits,
     ):
         for images in (x, turned):
-            torch.testing.assert_close(judge(images), plain)
+            torch.testing.assert_close(predict(images), plain)
     with pytest.raises(RuntimeError, match="view"):
         model.eval_module(turned)  # as it was given, it cannot
 

@@ -82,9 +82,9 @@ def losses(
     """-> the loss of each row [B], the gradient of their sum with respect to the logits [B, C]"""
     logits = logits.clone().requires_grad_()
     numbers = {name: torch.tensor(value, dtype=torch.float64) for name, value in hyper.items()}
-    facts = ClientStats(torch.tensor(float(sum(counts))), torch.tensor(counts, dtype=torch.float64))
+    stats = ClientStats(torch.tensor(float(sum(counts))), torch.tensor(counts, dtype=torch.float64))
     batch = Batch(logits.detach(), y, torch.ones(len(y)), torch.arange(len(y)))
-    rows = function(Output(logits, logits), batch, SimpleNamespace(stats=facts, hyper=numbers))
+    rows = function(Output(logits, logits), batch, SimpleNamespace(stats=stats, hyper=numbers))
     return rows.detach(), torch.autograd.grad(rows.sum(), logits)[0]
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from methods.crowd_task import (
+from methods.client_models_task import (
     CASES,
     assert_as_the_reference,
     assert_moved,
     assert_stacks_agree,
-    crowd,
+    client_models,
     gap_of,
     make_world,
     model_of,
@@ -175,7 +175,7 @@ def test_depth_0_is_random_bit_by_bit() -> None:
             "early_stopped",
             "peer_counts",
         ):
-            a, b = getattr(crowd(mine), name), getattr(crowd(wanted), name)
+            a, b = getattr(client_models(mine), name), getattr(client_models(wanted), name)
             assert (
                 max_rel_diff(
                     {"x": a._asdict() if isinstance(a, ModelState) else a},
@@ -223,5 +223,11 @@ def test_a_graph_that_leaves_someone_alone_lets_it_train_alone(tmp_path: Any) ->
     )
     alone = make_experiment("local")
     mine, wanted = (play_states(e, SequentialEngine(e.task))[0][-1] for e in (experiment, alone))
-    assert gap_of(model_of(crowd(mine).models, 5), model_of(crowd(wanted).models, 5)) == 0
-    assert gap_of(model_of(crowd(mine).models, 4), model_of(crowd(wanted).models, 4)) > 0.01
+    assert (
+        gap_of(model_of(client_models(mine).models, 5), model_of(client_models(wanted).models, 5))
+        == 0
+    )
+    assert (
+        gap_of(model_of(client_models(mine).models, 4), model_of(client_models(wanted).models, 4))
+        > 0.01
+    )

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from methods.crowd_task import (
+from methods.client_models_task import (
     CASES,
     assert_as_the_reference,
     assert_stacks_agree,
-    crowd,
+    client_models,
     gap_of,
     make_world,
     model_of,
@@ -54,7 +54,7 @@ def drawn_online(round: int) -> list[int]:
     ).tolist()
 
 
-# settings, of the reference's world, of its method
+# settings, of the reference's info, of its method
 SITUATIONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "patience": (
         {"peers.patience": 1, "local.optimizer": OPTIMIZERS["sgd"][0].replace("0.1,", "0.6,")},
@@ -90,7 +90,7 @@ SITUATIONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("case", ["random", "dac", "hast"])
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_situations_equal_explicit_loops(situation: str, case: str) -> None:
-    settings, world, rules = SITUATIONS[situation]
+    settings, info, rules = SITUATIONS[situation]
     text, method = CASES[case]
     experiment = make_experiment(text, **settings)
     training = (
@@ -98,7 +98,7 @@ def test_situations_equal_explicit_loops(situation: str, case: str) -> None:
         if situation == "patience"
         else None
     )
-    more = world | ({"training": training} if training else {})
+    more = info | ({"training": training} if training else {})
     history = reference_rounds.play(make_world(experiment, "sgd", **more), replace(method, **rules))
     states, lines = play_states(experiment, SequentialEngine(experiment.task))
     assert_as_the_reference(states, history, case != "random")
@@ -133,14 +133,15 @@ def test_a_client_that_is_refused_keeps_its_model_and_the_others_go_on(
         ]
         assert (line["replies"], line["abandoned"]) == (CLIENTS - 1, False)
         for client in range(CLIENTS):
-            away = gap_of(model_of(crowd(state).models, client), start)
+            away = gap_of(model_of(client_models(state).models, client), start)
             assert (away == 0) if client == 3 else (away > 0.01)
     assert all(
-        bool(torch.isfinite(value).all()) for value in crowd(states[-1]).models.params.values()
+        bool(torch.isfinite(value).all())
+        for value in client_models(states[-1]).models.params.values()
     )
-    assert crowd(states[-1]).peer_counts.sum() == 0  # written down and begun anew
+    assert client_models(states[-1]).peer_counts.sum() == 0  # written down and begun anew
     # its model is validated every round, and never better
-    assert crowd(states[ROUNDS]).rounds_since_best[3] == ROUNDS
+    assert client_models(states[ROUNDS]).rounds_since_best[3] == ROUNDS
 
 
 class Unreadable(SequentialEngine):
@@ -179,7 +180,7 @@ def test_a_loss_that_is_no_number_makes_a_peer_unlike_and_keeps_it_out_of_the_mi
         (2, "probe")
     ]
     assert plain[1][0]["rejected"] == []
-    mine, wanted = (crowd(states[-1]).peers[case] for states, _ in (tampered, plain))
+    mine, wanted = (client_models(states[-1]).peers[case] for states, _ in (tampered, plain))
     assert torch.equal(mine["met"], wanted["met"])
     tried = mine["similarity"][:, 2] == 0
     tried[2] = False
@@ -190,7 +191,7 @@ def test_a_loss_that_is_no_number_makes_a_peer_unlike_and_keeps_it_out_of_the_mi
     assert torch.equal(mine["similarity"][:, others], wanted["similarity"][:, others])
     for client in range(CLIENTS):
         away = gap_of(
-            *(model_of(crowd(states[-1]).models, client) for states, _ in (tampered, plain))
+            *(model_of(client_models(states[-1]).models, client) for states, _ in (tampered, plain))
         )
         assert (away > 0.001) if tried[client] else (away == 0)
 
@@ -200,9 +201,9 @@ class Diverged(SequentialEngine):
 
     started: list[ModelState]
 
-    def train(self, job: Any) -> Any:
-        self.started.append(job.start)
-        yield from super().train(job)
+    def train(self, work: Any) -> Any:
+        self.started.append(work.start)
+        yield from super().train(work)
 
 
 @pytest.mark.parametrize("case", ["random", "dac", "hast"])
@@ -212,11 +213,12 @@ def test_nobody_hears_a_model_that_is_not_finite(case: str) -> None:
     """
     experiment = make_experiment(CASES[case][0])
     states, _ = play_states(experiment, SequentialEngine(experiment.task), rounds=1)
-    models = crowd(states[-1]).models
+    models = client_models(states[-1]).models
     broken = {name: value.clone() for name, value in models.params.items()}
     next(iter(broken.values()))[0] = math.nan
     state = replace(
-        states[-1], client_models=replace(crowd(states[-1]), models=models._replace(params=broken))
+        states[-1],
+        client_models=replace(client_models(states[-1]), models=models._replace(params=broken)),
     )
     engine = Diverged(experiment.task)
     engine.started = []
@@ -227,7 +229,7 @@ def test_nobody_hears_a_model_that_is_not_finite(case: str) -> None:
     assert {(refusal["client"], refusal["code"]) for refusal in line["rejected"]} == {
         (0, "not-finite")
     }
-    for value in [*engine.started[0].params.values(), *crowd(after).models.params.values()]:
+    for value in [*engine.started[0].params.values(), *client_models(after).models.params.values()]:
         assert bool(torch.isfinite(value[1:]).all())
 
 
@@ -247,9 +249,10 @@ def test_a_round_of_nobody_ends_well(case: str, engine: Callable[[Any], Any]) ->
         )
         assert (line["same_cluster_share"], line["abandoned"]) == (None, False)
         assert 0 <= line["accuracy"] <= 1
-    warm = crowd(states[1]).models.params
+    warm = client_models(states[1]).models.params
     assert all(
-        torch.equal(value, warm[name]) for name, value in crowd(states[-1]).models.params.items()
+        torch.equal(value, warm[name])
+        for name, value in client_models(states[-1]).models.params.items()
     )
     # but the warm-up was everybody's
     assert all(
@@ -267,7 +270,11 @@ def test_all_stop_and_go_on_with_new_data() -> None:
     states, lines = play_states(experiment, SequentialEngine(experiment.task))
     assert [line["replies"] for line in lines] == [6, 6, 0] * 2
     assert [line["early_stopped"] for line in lines] == [0, 6, 6] * 2
-    assert [int(crowd(state).rounds_since_best.max()) for state in states[1:]] == [1, 2, 2] * 2
+    assert [int(client_models(state).rounds_since_best.max()) for state in states[1:]] == [
+        1,
+        2,
+        2,
+    ] * 2
 
 
 def test_without_warm_up_all_start_alike() -> None:
@@ -282,7 +289,7 @@ def test_without_warm_up_all_start_alike() -> None:
         )
     )
     differences = [
-        max_rel_diff(crowd(a).models._asdict(), crowd(b).models._asdict())[1]
+        max_rel_diff(client_models(a).models._asdict(), client_models(b).models._asdict())[1]
         for a, b in zip(local, random, strict=True)
     ]
     assert differences[0] == 0
@@ -295,7 +302,7 @@ def test_without_validation_rows_the_last_model_counts() -> None:
         experiment = make_experiment(CASES[name][0], **changes)
         for engine in (SequentialEngine(experiment.task), VectorizedEngine(experiment.task, 4)):
             states, _ = play_states(experiment, engine)
-            now = crowd(states[-1])
+            now = client_models(states[-1])
             assert all(
                 torch.equal(value, now.best.params[key]) for key, value in now.models.params.items()
             )
@@ -332,6 +339,8 @@ def test_a_model_whose_loss_is_no_number_is_not_the_best() -> None:
     engine = Confused(experiment.task)
     first, _ = play_states(experiment, engine, rounds=1)
     engine.confused = True
-    now = decentralized._update_early_stopping(engine, crowd(first[-1]), np.arange(CLIENTS), 0, 0)
-    assert now.rounds_since_best[1] == crowd(first[-1]).rounds_since_best[1] + 1
-    assert now.best_loss[1] == crowd(first[-1]).best_loss[1]
+    now = decentralized._update_early_stopping(
+        engine, client_models(first[-1]), np.arange(CLIENTS), 0, 0
+    )
+    assert now.rounds_since_best[1] == client_models(first[-1]).rounds_since_best[1] + 1
+    assert now.best_loss[1] == client_models(first[-1]).best_loss[1]

@@ -81,23 +81,23 @@ def distance_from_ensemble(
 ) -> float:
     clients = local_models(experiment.task.model.initial, replies)
     ids = experiment.task.public
-    judge = torch.func.vmap(
+    predict = torch.func.vmap(
         lambda model: experiment.task.model.predict(model, experiment.task.train.inputs(ids)).logits
     )
-    p, q = torch.softmax(judge(clients).mean(dim=0), dim=1), torch.softmax(logits, dim=1)
+    p, q = torch.softmax(predict(clients).mean(dim=0), dim=1), torch.softmax(logits, dim=1)
     return float((p * torch.log(p / q)).sum(dim=1).mean())
 
 
 def play_first_round(experiment: BuiltExperiment) -> tuple[Reply, Any]:
-    job = make_work(experiment, first_state(experiment), 1)
-    replies = Reply.concat(list(SequentialEngine(experiment.task).train(job)))
+    work = make_work(experiment, first_state(experiment), 1)
+    replies = Reply.concat(list(SequentialEngine(experiment.task).train(work)))
     return replies, update(
         experiment.task,
         first_state(experiment).server,
         replies,
         1,
-        job.key,
-        job.optimizer_hparams,
+        work.key,
+        work.optimizer_hparams,
         SequentialEngine(experiment.task),
     )
 

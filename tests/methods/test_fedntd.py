@@ -63,10 +63,10 @@ def distilled(
         "beta": torch.tensor(beta, dtype=torch.float64),
         "tau": torch.tensor(tau, dtype=torch.float64),
     }
-    lent: Any = SimpleNamespace(forward=lambda model: Output(told, told))
+    ops: Any = SimpleNamespace(forward=lambda model: Output(told, told))
     ctx: Any = SimpleNamespace(hyper=hyper, start=None)
     rows = distil_not_true(
-        Output(logits, logits), Batch(told, y, torch.ones(1), torch.zeros(1)), lent, ctx
+        Output(logits, logits), Batch(told, y, torch.ones(1), torch.zeros(1)), ops, ctx
     )
     return float(rows.detach()), torch.autograd.grad(rows.sum(), logits)[0][0].tolist()
 

@@ -120,9 +120,9 @@ def test_forgettable_examples_by_hand() -> None:
     local, received = (
         ModelState({"says": torch.tensor(says)}, {}) for says in ([0, 1, 0, 0, 0], [0, 0, 1, 1, 1])
     )
-    lent: Any = SimpleNamespace(predict=predict)
-    assert float(count_forgotten(local, received, lent)) == 2
-    assert float(count_forgotten(received, local, lent)) == 1
+    ops: Any = SimpleNamespace(predict=predict)
+    assert float(count_forgotten(local, received, ops)) == 2
+    assert float(count_forgotten(received, local, ops)) == 1
 
 
 def test_a_newcomer_has_nothing_to_forget() -> None:
@@ -133,14 +133,14 @@ def test_a_newcomer_has_nothing_to_forget() -> None:
     known: set[int] = set()
     state, counts = first_state(experiment), []
     for round in range(1, ROUNDS + 1):
-        job = make_work(experiment, state, round)
-        for reply in SequentialEngine(experiment.task).train(job):
+        work = make_work(experiment, state, round)
+        for reply in SequentialEngine(experiment.task).train(work):
             sent = float(reply.payload["fedwavg"]["forgettable"])
             if int(reply.client) in known:
                 counts.append(sent)
             else:
                 assert sent == 1
-        known |= set(job.clients.tolist())
+        known |= set(work.clients.tolist())
         state, _ = run_rounds(experiment, SequentialEngine(experiment.task), round)
     assert len(known) < ROUNDS * 3
     assert max(counts) > 1
@@ -149,9 +149,9 @@ def test_a_newcomer_has_nothing_to_forget() -> None:
 def test_alpha_0_is_the_plain_mean() -> None:
     """And not FedAvg's: the largest client weighs as much as the smallest."""
     experiment = make_experiment(fedwavg(alpha=0.0), "mlp")
-    job = make_work(experiment, first_state(experiment), 1)
+    work = make_work(experiment, first_state(experiment), 1)
     state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
-    replies = list(SequentialEngine(experiment.task).train(job))
+    replies = list(SequentialEngine(experiment.task).train(work))
     for name, value in state.server.model.params.items():
         mean: Tensor = sum(reply.params[name][0] for reply in replies) / len(replies)  # type: ignore[assignment]
         assert torch.allclose(value, mean, rtol=0, atol=1e-14)

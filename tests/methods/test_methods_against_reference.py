@@ -169,7 +169,7 @@ def test_the_reference_tells_the_methods_apart() -> None:
 def losses(function: Any, logits: Tensor, y: Tensor, counts: list[float]) -> tuple[Tensor, Tensor]:
     """-> the loss of each row [B], the gradient of their sum with respect to the logits [B, C]"""
     logits = logits.clone().requires_grad_()
-    facts = ClientStats(
+    stats = ClientStats(
         size=torch.tensor(sum(counts), dtype=torch.float64),
         label_counts=torch.tensor(counts, dtype=torch.float64),
     )
@@ -179,7 +179,7 @@ def losses(function: Any, logits: Tensor, y: Tensor, counts: list[float]) -> tup
         weight=torch.ones(len(y), dtype=torch.float64),
         ids=torch.arange(len(y)),
     )
-    rows = function(Output(logits, logits), batch, SimpleNamespace(stats=facts))
+    rows = function(Output(logits, logits), batch, SimpleNamespace(stats=stats))
     return rows.detach(), torch.autograd.grad(rows.sum(), logits)[0]
 
 
@@ -288,19 +288,19 @@ def test_local_training_leaves_absent_classes_untouched(method: str) -> None:
         "sgd(lr=0.1, momentum=0.9)",
         **{"clients.sample": 6},
     )
-    job = make_work(experiment, first_state(experiment), 1)
+    work = make_work(experiment, first_state(experiment), 1)
     lacking = 0
     for reply, other, counts in zip(
-        SequentialEngine(experiment.task).train(job),
-        SequentialEngine(plain.task).train(job),
-        job.stats.label_counts,
+        SequentialEngine(experiment.task).train(work),
+        SequentialEngine(plain.task).train(work),
+        work.stats.label_counts,
         strict=True,
     ):
         absent, lacking = counts == 0, lacking + int((counts == 0).sum())
         for name in ("head.weight", "head.bias"):
-            assert torch.equal(reply.params[name][0, absent], job.start.params[name][absent])
+            assert torch.equal(reply.params[name][0, absent], work.start.params[name][absent])
             assert not torch.isclose(
-                other.params[name][0, absent], job.start.params[name][absent], rtol=0, atol=1e-6
+                other.params[name][0, absent], work.start.params[name][absent], rtol=0, atol=1e-6
             ).all()
     assert lacking > 0
     assert np.isfinite(float(reply.loss))

@@ -93,7 +93,7 @@ def contrasted(
         "mu": torch.tensor(5.0, dtype=torch.float64),
         "temperature": torch.tensor(0.5, dtype=torch.float64),
     }
-    lent: Any = SimpleNamespace(
+    ops: Any = SimpleNamespace(
         forward=lambda model: Output(features, models["start" if model == "start" else "previous"])
     )
     ctx: Any = SimpleNamespace(
@@ -104,7 +104,7 @@ def contrasted(
     rows = contrast(
         Output(features, features),
         Batch(features, torch.zeros(1), torch.ones(1), torch.zeros(1)),
-        lent,
+        ops,
         ctx,
     )
     return float(rows.detach()), torch.autograd.grad(rows.sum(), features)[0][0].tolist()

@@ -41,7 +41,7 @@ def number(value: float) -> Tensor:
 
 
 def frozen_head() -> Part:
-    return Part("frozen_head", frozen=lambda world: world.head)
+    return Part("frozen_head", frozen=lambda info: info.head)
 
 
 @pytest.mark.parametrize("option", [1, 2])
@@ -165,9 +165,9 @@ def test_a_full_batch_client_is_moved_along_everyones_gradient() -> None:
     state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
     before = first_state(experiment).server.model
     # the model of round 1 again, with the variates it left
-    job = make_work(experiment, state, 2)._replace(start=before)
+    work = make_work(experiment, state, 2)._replace(start=before)
     c = state.server.state["scaffold"]["c"]
-    for reply in SequentialEngine(experiment.task).train(job):
+    for reply in SequentialEngine(experiment.task).train(work):
         for name, value in reply.params.items():
             assert torch.allclose(value[0], before.params[name] - 0.1 * c[name], rtol=0, atol=1e-14)
 
@@ -213,11 +213,9 @@ def test_the_whole_gradient_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatc
         asked.append(len(batch.x))
         return {"w": (batch.weight * batch.x).sum() / batch.weight.sum()}
 
-    lent: Any = SimpleNamespace(grad=grad)
+    ops: Any = SimpleNamespace(grad=grad)
     monkeypatch.setattr(importlib.import_module("remanence.methods.scaffold"), "GRADIENT_ROWS", 2)
-    assert float(full_gradient({"w": number(1.0)}, data, lent)["w"]) == pytest.approx(
-        3.0, abs=1e-15
-    )
+    assert float(full_gradient({"w": number(1.0)}, data, ops)["w"]) == pytest.approx(3.0, abs=1e-15)
     assert asked == [2, 2, 2, 2]
 
 

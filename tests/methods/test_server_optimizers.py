@@ -163,7 +163,7 @@ def test_a_large_tau_makes_fedadam_a_plain_step() -> None:
 
 
 def test_a_frozen_head_stays() -> None:
-    experiment = make_experiment(fedadam() + Part("frozen_head", frozen=lambda world: world.head))
+    experiment = make_experiment(fedadam() + Part("frozen_head", frozen=lambda info: info.head))
     state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     for name, value in state.server.model.params.items():
         assert torch.equal(value, experiment.task.model.initial.params[name]) == (

@@ -21,7 +21,7 @@ from remanence.peers import similarity
 NAN, INF = math.nan, math.inf
 
 
-def world(clients: int) -> Any:
+def info(clients: int) -> Any:
     return SimpleNamespace(num_clients=clients, device=torch.device("cpu"))
 
 
@@ -34,10 +34,10 @@ def state(similarities: list[list[float]], met: list[list[int]]) -> Tree:
 
 
 def test_all_begin_alike_and_nobody_has_met() -> None:
-    found = similarity.init_similarity(world(4))
+    found = similarity.init_similarity(info(4))
     assert found["similarity"].tolist() == first_similarities(4)
     assert not found["met"].any()
-    assert similarity.init_similarity(world(1))["similarity"].tolist() == [[0.0]]
+    assert similarity.init_similarity(info(1))["similarity"].tolist() == [[0.0]]
 
 
 def test_two_hops_on_four_clients() -> None:
@@ -104,7 +104,7 @@ def test_who_knows_nothing_tells_nothing() -> None:
 def test_a_loss_that_is_no_number_makes_a_peer_unlike_and_nothing_else(
     loss: float, alike: float
 ) -> None:
-    before = similarity.init_similarity(world(3))
+    before = similarity.init_similarity(info(3))
     found = similarity.update(
         before,
         torch.tensor([[1, 2], [2, -1], [-1, -1]]),

@@ -107,7 +107,7 @@ def test_a_row_without_a_gradient_is_no_division_by_zero() -> None:
 def gradients_of(part: Part, rows: Tensor, weight: Tensor, keys: int) -> Tensor:
     """What a part makes of rows' gradients [B, n], for many keys. -> [keys, n]"""
     batch = Batch(torch.empty(0), torch.empty(0), weight, torch.empty(0))
-    lent: Any = SimpleNamespace(
+    ops: Any = SimpleNamespace(
         per_example_grad=lambda params, batch: ({"w": rows}, {"w": torch.zeros(rows.shape[1])})
     )
     assert part.gradient is not None
@@ -115,7 +115,7 @@ def gradients_of(part: Part, rows: Tensor, weight: Tensor, keys: int) -> Tensor:
     for number in range(keys):
         hyper = {name: torch.tensor(value) for name, value in part.hyper.items()}
         ctx: Any = SimpleNamespace(hyper=hyper, key=Key(number).tensor())
-        found.append(part.gradient({"w": rows[0]}, batch, lent, ctx)["w"])
+        found.append(part.gradient({"w": rows[0]}, batch, ops, ctx)["w"])
     return torch.stack(found)
 
 
@@ -322,13 +322,13 @@ def test_somebodys_own_loss_cannot_look_at_the_label_counts() -> None:
 
 
 def test_somebodys_own_extras_are_refused() -> None:
-    def after(ctx: Context, trained: Any, lent: ClientOps) -> tuple[dict[str, Any], dict[str, Any]]:
+    def after(ctx: Context, trained: Any, ops: ClientOps) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {"seen": ctx.stats.size}
 
     mine = Part(
         "mine",
         on_client_end=after,
-        payload=lambda start, world: {"seen": torch.zeros((), dtype=world.dtype)},
+        payload=lambda start, info: {"seen": torch.zeros((), dtype=info.dtype)},
     )
     with pytest.raises(
         InputError, match="dp_sgd and mine cannot be combined: mine sends more than its model"

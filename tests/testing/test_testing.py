@@ -46,12 +46,12 @@ def test_numbers_that_decide_the_shape_are_declared_static() -> None:
 def forgets_weights() -> Part:
     """The mean over all rows of the split, padding included."""
 
-    def after(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
-        return {"mean": lent.predict(trained)[0].logits.mean()}, {}
+    def after(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
+        return {"mean": ops.predict(trained)[0].logits.mean()}, {}
 
     return Part(
         "forgets_weights",
-        client_state=lambda start, facts, world: {"mean": torch.zeros((), dtype=world.dtype)},
+        client_state=lambda start, stats, info: {"mean": torch.zeros((), dtype=info.dtype)},
         on_client_end=after,
     )
 
@@ -64,7 +64,7 @@ def branches() -> Part:
 
 
 def writes_into_its_input() -> Part:
-    def after(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
+    def after(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
         return {"n": ctx.client_state["n"].add_(1)}, {}
 
     return Part("writes", client_state=lambda *_: {"n": torch.zeros(())}, on_client_end=after)
@@ -114,7 +114,7 @@ def reads_beside_hyper(*, pull: float = 0.1) -> Part:
     return Part("beside", hyper={"pull": pull}, transforms=(Transform("correct", correct),))
 
 
-def pulled(pull: float, out: Output, batch: Batch, lent: ClientOps, ctx: Context) -> Tensor:
+def pulled(pull: float, out: Output, batch: Batch, ops: ClientOps, ctx: Context) -> Tensor:
     return pull * out.logits.square().sum(dim=1)
 
 
@@ -126,8 +126,8 @@ def binds_a_number(*, pull: float = 0.1) -> Part:
 def sends_undeclared() -> Part:
     return Part(
         "sends",
-        payload=lambda start, world: {"size": torch.zeros((), dtype=world.dtype)},
-        on_client_end=lambda ctx, trained, lent: (
+        payload=lambda start, info: {"size": torch.zeros((), dtype=info.dtype)},
+        on_client_end=lambda ctx, trained, ops: (
             {},
             {"size": ctx.stats.size.to(trained.params["head.bias"])},
         ),
@@ -199,25 +199,25 @@ class Broken(SequentialEngine):
         super().__init__(task)
         self.fault = fault
 
-    def train(self, job: ClientWork) -> Iterator[Reply]:
+    def train(self, work: ClientWork) -> Iterator[Reply]:
         if self.fault == "shares nothing":
-            job = job._replace(
+            work = work._replace(
                 broadcast={
                     part: {"gradient": {n: 0 * v for n, v in tree["gradient"].items()}}
-                    for part, tree in job.broadcast.items()
+                    for part, tree in work.broadcast.items()
                 }
             )
-        for number, reply in enumerate(super().train(job)):
+        for number, reply in enumerate(super().train(work)):
             if self.fault == "loses a client" and number == 1:
                 continue
             if self.fault == "counts the cohort":
-                reply = reply._replace(loss=reply.loss + (len(job.clients) < 4))
+                reply = reply._replace(loss=reply.loss + (len(work.clients) < 4))
             if self.fault == "rounds":
                 reply = reply._replace(
                     params={name: value.float().double() for name, value in reply.params.items()}
                 )
             if self.fault == "touches its input":
-                job.stats.size.add_(1)
+                work.stats.size.add_(1)
             yield reply
 
     def score(

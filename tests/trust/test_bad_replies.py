@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from methods.crowd_task import CASES, crowd
+from methods.client_models_task import CASES, crowd
 from methods.drifting_task import make_experiment, play_states
 from rounds.test_run import Tampered, poison, silence
 from trust.bad_replies import KINDS

@@ -248,14 +248,14 @@ class ComposedMethod:
             elif value is not None:
                 yield p, value
 
-    def frozen(self, world: TaskInfo) -> frozenset[str]:
+    def frozen(self, info: TaskInfo) -> frozenset[str]:
         """Parameters that keep their initial values everywhere."""
-        return frozenset(name for p, function in self._filled("frozen") for name in function(world))
+        return frozenset(name for p, function in self._filled("frozen") for name in function(info))
 
-    def personal(self, world: TaskInfo) -> frozenset[str]:
+    def personal(self, info: TaskInfo) -> frozenset[str]:
         """Parameters that are trained but never leave the client."""
         return frozenset(
-            name for p, function in self._filled("personal") for name in function(world)
+            name for p, function in self._filled("personal") for name in function(info)
         )
 
     @property

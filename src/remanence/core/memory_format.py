@@ -44,7 +44,7 @@ class ChannelsLast(TorchFunctionMode):
         )
 
 
-def depends_on_layout(judge: Callable[[Tensor], Any], example: Tensor) -> bool:
+def depends_on_layout(predict: Callable[[Tensor], Any], example: Tensor) -> bool:
     """Does a network fail where the channels are innermost? example: rows that it takes as they
     lie
     """
@@ -52,7 +52,7 @@ def depends_on_layout(judge: Callable[[Tensor], Any], example: Tensor) -> bool:
         return False
     try:
         with torch.no_grad(), ChannelsLast():
-            judge(example.contiguous(memory_format=torch.channels_last))
+            predict(example.contiguous(memory_format=torch.channels_last))
     except RuntimeError:
         return True
     return False

@@ -97,10 +97,10 @@ class Model:
 
     def predict(self, model: ModelState, x: Tensor) -> Output:
         """One pass in evaluation mode."""
-        judge = partial(
+        predict = partial(
             self._call, self.eval_module, self.eval_features, {**model.params, **model.buffers}, x
         )
-        return judge() if self.autocast is None else _autocast_vmap_workaround(judge)
+        return predict() if self.autocast is None else _autocast_vmap_workaround(predict)
 
     def _call(
         self, module: nn.Module, tap: FeatureHook, values: dict[str, Tensor], x: Tensor
@@ -212,13 +212,13 @@ def functionalize(
         if isinstance(m, Norms)
         for p in m.parameters(recurse=False)
     ]
-    judge = copy.deepcopy(template).eval()
+    predict = copy.deepcopy(template).eval()
     model = Model(
         source_module=origin,
         train_module=template,
-        eval_module=judge,
+        eval_module=predict,
         train_features=FeatureHook(template, head_path),
-        eval_features=FeatureHook(judge, head_path),
+        eval_features=FeatureHook(predict, head_path),
         initial=ModelState(params, buffers),
         head=()
         if head_path is None

@@ -128,7 +128,7 @@ class StepTracker(NamedTuple):
     """
 
     init: Callable[[Context, ClientOps], Tree]  # -> memory
-    # (memory, model before, model after, batch, lent, ctx) -> memory
+    # (memory, model before, model after, batch, ops, ctx) -> memory
     step: Callable[[Tree, ModelState, ModelState, Batch, ClientOps, Context], Tree]
 
 
@@ -231,7 +231,7 @@ class ServerOps(NamedTuple):
     local_models: Callable[[Reply], ModelState]  # the clients' complete models, stacked
 
 
-# (merged, previous, replies, lent, srv) -> model
+# (merged, previous, replies, ops, srv) -> model
 ServerTrain = Callable[[ModelState, ModelState, Reply, ServerOps, ServerContext], ModelState]
 
 

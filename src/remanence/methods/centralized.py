@@ -40,56 +40,54 @@ def centralized(*, events: bool = True) -> Part:
         centralized=True,
         step_tracker=StepTracker(init_counts, recheck_previous_batch),
         on_client_end=report,
-        client_state=lambda start, facts, world: init_events(world),
-        payload=lambda start, world: {name: torch.zeros((), dtype=torch.int64) for name in EVENTS},
+        client_state=lambda start, stats, info: init_events(info),
+        payload=lambda start, info: {name: torch.zeros((), dtype=torch.int64) for name in EVENTS},
         discloses=dict.fromkeys(EVENTS, Disclosure("examples")),
         static=("events",),
         payload_description="the numbers of forgetting events; the rows themselves are in one place already",
     )
 
 
-def init_events(world: TaskInfo) -> Tree:
+def init_events(info: TaskInfo) -> Tree:
     return {
-        name: torch.zeros(world.num_examples, dtype=torch.int64, device=world.device)
+        name: torch.zeros(info.num_examples, dtype=torch.int64, device=info.device)
         for name in EVENTS
     }
 
 
-def init_counts(ctx: Context, lent: ClientOps) -> Tree:
+def init_counts(ctx: Context, ops: ClientOps) -> Tree:
     """Events of each example in this round, and the batch to be judged again: before the first
     step one of rows that nothing can happen to.
     """
-    world, rows = ctx.info, ctx.info.batch_size
+    info, rows = ctx.info, ctx.info.batch_size
     nobody = {
-        "x": torch.zeros(
-            rows, *world.example_shape, dtype=world.example_dtype, device=world.device
-        ),
-        "y": torch.zeros(rows, dtype=torch.int64, device=world.device),
-        "ids": torch.zeros(rows, dtype=torch.int64, device=world.device),
+        "x": torch.zeros(rows, *info.example_shape, dtype=info.example_dtype, device=info.device),
+        "y": torch.zeros(rows, dtype=torch.int64, device=info.device),
+        "ids": torch.zeros(rows, dtype=torch.int64, device=info.device),
         # what was wrong cannot become wrong,
-        "right": torch.zeros(rows, dtype=torch.bool, device=world.device),
+        "right": torch.zeros(rows, dtype=torch.bool, device=info.device),
         # and no error is larger than that
-        "error": torch.full((rows,), torch.inf, dtype=world.dtype, device=world.device),
+        "error": torch.full((rows,), torch.inf, dtype=info.dtype, device=info.device),
     }
-    return {"counts": init_events(world), "last": nobody}
+    return {"counts": init_events(info), "last": nobody}
 
 
 def recheck_previous_batch(
-    memory: Tree, before: ModelState, after: ModelState, batch: Batch, lent: ClientOps, ctx: Context
+    memory: Tree, before: ModelState, after: ModelState, batch: Batch, ops: ClientOps, ctx: Context
 ) -> Tree:
     """Batch A, with B just learned; then B itself, in the first rows of what is kept, so that a
     step hands on the same form whatever the batch's width.
     """
     last = memory["last"]
-    right, error = correct_and_margin(lent.forward(after, last["x"]), last["y"])
+    right, error = correct_and_margin(ops.forward(after, last["x"]), last["y"])
     happened = {"right_to_wrong": last["right"] & ~right, "margin_rise": error > last["error"]}
     counts = {
         name: memory["counts"][name].index_add(0, last["ids"], happened[name].long())
         for name in EVENTS
     }
-    right, error = correct_and_margin(lent.forward(after, batch.x), batch.y)
+    right, error = correct_and_margin(ops.forward(after, batch.x), batch.y)
     now = {"x": batch.x, "y": batch.y, "ids": batch.ids, "right": right, "error": error}
-    nobody = init_counts(ctx, lent)["last"]
+    nobody = init_counts(ctx, ops)["last"]
     return {
         "counts": counts,
         "last": {
@@ -106,7 +104,7 @@ def correct_and_margin(out: Output, y: Tensor) -> tuple[Tensor, Tensor]:
     return out.logits.argmax(dim=1) == y, others.amax(dim=1) - out.logits.gather(1, true).squeeze(1)
 
 
-def report(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
+def report(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
     counts = ctx.tracker_state["counts"]
     return {name: ctx.client_state[name] + counts[name] for name in EVENTS}, {
         name: counts[name].sum() for name in EVENTS

@@ -38,13 +38,13 @@ def fedbabu(*, finetune_epochs: int = 5, part: str = "all") -> Part:
     if part not in PARTS:
         raise InputError(f"fedbabu: part must be one of {', '.join(PARTS)}, not {part!r}")
 
-    def trainable(world: TaskInfo, names: Sequence[str]) -> Sequence[str]:
-        return [name for name in names if part == "all" or (name in world.head) == (part == "head")]
+    def trainable(info: TaskInfo, names: Sequence[str]) -> Sequence[str]:
+        return [name for name in names if part == "all" or (name in info.head) == (part == "head")]
 
     return Part(
         "fedbabu",
         static=("finetune_epochs", "part"),
         frozen=head_names,
         personalize=Phase(epochs=finetune_epochs, trainable=trainable),
-        validate=lambda optimizer, world: need_head("fedbabu", world),
+        validate=lambda optimizer, info: need_head("fedbabu", info),
     )

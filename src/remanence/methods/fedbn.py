@@ -25,13 +25,13 @@ def fedbn() -> Part:
     return Part("fedbn", personal=normalization_params, validate=require_normalization)
 
 
-def normalization_params(world: TaskInfo) -> tuple[str, ...]:
-    return world.norms + world.buffers
+def normalization_params(info: TaskInfo) -> tuple[str, ...]:
+    return info.norms + info.buffers
 
 
-def require_normalization(optimizer: Optimizer, world: TaskInfo) -> None:
+def require_normalization(optimizer: Optimizer, info: TaskInfo) -> None:
     # affine=False leaves statistics alone
-    if not world.norms and not any(name.endswith("running_mean") for name in world.buffers):
+    if not info.norms and not any(name.endswith("running_mean") for name in info.buffers):
         raise InputError(
             "fedbn keeps normalization layers local, and this model has none: choose one"
             " with them, such as resnet18, or use fedavg"

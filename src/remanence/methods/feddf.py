@@ -53,13 +53,13 @@ def feddf(
         merged: ModelState,
         previous: ModelState,
         replies: Reply,
-        lent: ServerOps,
+        ops: ServerOps,
         srv: ServerContext,
     ) -> ModelState:
         # [1, n, C]: one teacher, believed in every class
-        ensemble = lent.predict_logits(lent.local_models(replies)).mean(dim=0, keepdim=True)
+        ensemble = ops.predict_logits(ops.local_models(replies)).mean(dim=0, keepdim=True)
         given = {"ensemble": ensemble, "alpha": torch.ones_like(ensemble[:, 0])}
-        return lent.fit(
+        return ops.fit(
             merged,
             ensemble_loss,
             given,
@@ -71,11 +71,11 @@ def feddf(
             patience=patience,
         )
 
-    def check(optimizer: Optimizer, world: TaskInfo) -> None:
-        held = round(validation * world.public_size)
-        if validation and not 0 < held < world.public_size:
+    def check(optimizer: Optimizer, info: TaskInfo) -> None:
+        held = round(validation * info.public_size)
+        if validation and not 0 < held < info.public_size:
             raise InputError(
-                f"feddf: validation={validation} keeps {held} of the {world.public_size} rows"
+                f"feddf: validation={validation} keeps {held} of the {info.public_size} rows"
                 " of the public set, and both sides need one:"
                 " add rows (data.public), or use validation=0"
             )

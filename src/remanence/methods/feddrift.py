@@ -51,9 +51,9 @@ def feddrift(*, delta: float = 0.1, measure: str = "loss") -> Part:
     )
 
 
-def init_state(world: TaskInfo) -> Tree:
+def init_state(info: TaskInfo) -> Tree:
     """Nobody has chosen yet, so no loss can count as worse than the last."""
-    return {"last": torch.full((world.num_clients,), torch.inf, dtype=torch.float64)}
+    return {"last": torch.full((info.num_clients,), torch.inf, dtype=torch.float64)}
 
 
 def decide(

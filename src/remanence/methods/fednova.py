@@ -42,7 +42,7 @@ def fednova() -> Part:
         "fednova",
         step_tracker=StepTracker(init_effective_steps, next_effective_steps),
         on_client_end=send_steps,
-        payload=lambda start, world: {"steps": torch.zeros((), dtype=world.dtype)},
+        payload=lambda start, info: {"steps": torch.zeros((), dtype=info.dtype)},
         discloses={"steps": Disclosure("size")},
         addresses=(
             Remedy(
@@ -58,7 +58,7 @@ def fednova() -> Part:
     )
 
 
-def check_steps_add_up(optimizer: Optimizer, world: TaskInfo) -> None:
+def check_steps_add_up(optimizer: Optimizer, info: TaskInfo) -> None:
     """a_i is defined where the way made is a fixed weighted sum of the gradients."""
     if optimizer.name in ("adam", "adamw"):
         raise InputError(
@@ -67,17 +67,17 @@ def check_steps_add_up(optimizer: Optimizer, world: TaskInfo) -> None:
         )
 
 
-def init_effective_steps(ctx: Context, lent: ClientOps) -> Tree:
-    return lent.effective_steps(None)
+def init_effective_steps(ctx: Context, ops: ClientOps) -> Tree:
+    return ops.effective_steps(None)
 
 
 def next_effective_steps(
-    memory: Tree, before: ModelState, after: ModelState, batch: Batch, lent: ClientOps, ctx: Context
+    memory: Tree, before: ModelState, after: ModelState, batch: Batch, ops: ClientOps, ctx: Context
 ) -> Tree:
-    return lent.effective_steps(memory)
+    return ops.effective_steps(memory)
 
 
-def send_steps(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
+def send_steps(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
     """a_i = -u / lr"""
     lr = ctx.optimizer_hparams["lr"]
     moving = lr > 0  # a schedule may end at 0: nobody moved then, and any number of steps will do

@@ -46,10 +46,10 @@ def fedntd(*, beta: float = 1.0, tau: float = 1.0) -> Part:
     )
 
 
-def distil_not_true(out: Output, batch: Batch, lent: ClientOps, ctx: Context) -> Tensor:
+def distil_not_true(out: Output, batch: Batch, ops: ClientOps, ctx: Context) -> Tensor:
     tau = ctx.hyper["tau"]
     student = torch.log_softmax(not_true(out.logits, batch.y) / tau, dim=1)
-    teacher = torch.log_softmax(not_true(lent.forward(ctx.start).logits, batch.y) / tau, dim=1)
+    teacher = torch.log_softmax(not_true(ops.forward(ctx.start).logits, batch.y) / tau, dim=1)
     return ctx.hyper["beta"] * tau**2 * (teacher.exp() * (teacher - student)).sum(dim=1)
 
 

@@ -62,20 +62,20 @@ def fedreg(
     check_range(eta_p >= 0, "fedreg", "eta_p", "of at least 0", eta_p)
     check_range(ascent >= 1, "fedreg", "ascent", "of at least 1", ascent)
 
-    def gradient(params: Params, batch: Batch, lent: ClientOps, ctx: Context) -> Params:
+    def gradient(params: Params, batch: Batch, ops: ClientOps, ctx: Context) -> Params:
         if not batch.x.is_floating_point():
             raise InputError(TOKENS)
         old, hyper = pytree.select_keys(ctx.start.params, params), ctx.hyper
         pseudo = batch
         for _ in range(ascent):
-            pseudo = sign_ascent(old, pseudo, hyper["eta_s"], lent)
-        remembered = torch.softmax(lent.forward(ctx.start, pseudo.x).logits, dim=1)  # [B, C]
-        perturbed = sign_ascent(old, batch, hyper["eta_p"], lent)
+            pseudo = sign_ascent(old, pseudo, hyper["eta_s"], ops)
+        remembered = torch.softmax(ops.forward(ctx.start, pseudo.x).logits, dim=1)  # [B, C]
+        perturbed = sign_ascent(old, batch, hyper["eta_p"], ops)
         between = interpolate(params, old, hyper["beta"])
-        g = lent.grad(interpolate(params, old, hyper["gamma"]), batch)
+        g = ops.grad(interpolate(params, old, hyper["gamma"]), batch)
         memories = (
-            lent.grad(between, pseudo._replace(y=remembered)),
-            lent.grad(between, perturbed),
+            ops.grad(between, pseudo._replace(y=remembered)),
+            ops.grad(between, perturbed),
         )
         result: Params = g
         for memory in memories:
@@ -95,9 +95,9 @@ def fedreg(
     )
 
 
-def sign_ascent(params: Params, batch: Batch, size: Tensor, lent: ClientOps) -> Batch:
+def sign_ascent(params: Params, batch: Batch, size: Tensor, ops: ClientOps) -> Batch:
     """One step up the loss, by the sign of the inputs' gradient."""
-    return batch._replace(x=batch.x + size * torch.sign(lent.grad(params, batch, wrt="inputs")))
+    return batch._replace(x=batch.x + size * torch.sign(ops.grad(params, batch, wrt="inputs")))
 
 
 def interpolate(new: Params, old: Params, share: Tensor) -> Params:

@@ -47,10 +47,10 @@ def fedwavg(*, alpha: float = 0.3, every: int = 1, noise: float = 0.0) -> Part:
     check_range(every >= 1, "fedwavg", "every", "of at least 1", every)
     check_range(noise >= 0, "fedwavg", "noise", "of at least 0", noise)
 
-    def count_forgettable(ctx: Context, lent: ClientOps) -> tuple[Tree, Tree]:
+    def count_forgettable(ctx: Context, ops: ClientOps) -> tuple[Tree, Tree]:
         """Lines 5 and 10 to 12, before the local model is overwritten by the global one."""
         due = ctx.client_state["trained"] & (ctx.round % every == 0)
-        counted = count_forgotten(last_local_model(ctx), ctx.start, lent)
+        counted = count_forgotten(last_local_model(ctx), ctx.start, ops)
         if noise:
             drawn = rng.normal(rng.fold_in(ctx.key, "fedwavg"), (), torch.float64).to(counted)
             counted = (counted + noise * drawn).clamp(min=0)
@@ -63,7 +63,7 @@ def fedwavg(*, alpha: float = 0.3, every: int = 1, noise: float = 0.0) -> Part:
         client_state=init_client_state,
         on_client_start=count_forgettable,
         on_client_end=store_model,
-        payload=lambda start, world: {"forgettable": torch.ones((), dtype=world.dtype)},
+        payload=lambda start, info: {"forgettable": torch.ones((), dtype=info.dtype)},
         discloses={
             "forgettable": Disclosure(
                 "examples",
@@ -99,11 +99,11 @@ def forgettable_noise(noise: float, every: int) -> Mechanism:
     )
 
 
-def init_client_state(start: ModelState, facts: ClientStats, world: TaskInfo) -> Tree:
+def init_client_state(start: ModelState, stats: ClientStats, info: TaskInfo) -> Tree:
     """Line 2. A newcomer has no local model yet: what stands in its place is never counted,
     because `trained` says so.
     """
-    one, no = torch.ones((), dtype=world.dtype), torch.zeros((), dtype=torch.bool)
+    one, no = torch.ones((), dtype=info.dtype), torch.zeros((), dtype=torch.bool)
     return {"forgettable": one, "trained": no, "params": start.params, "buffers": start.buffers}
 
 
@@ -112,14 +112,14 @@ def last_local_model(ctx: Context) -> ModelState:
     return ModelState(ctx.client_state["params"], ctx.client_state.get("buffers", {}))
 
 
-def count_forgotten(local: ModelState, received: ModelState, lent: ClientOps) -> Tensor:
+def count_forgotten(local: ModelState, received: ModelState, ops: ClientOps) -> Tensor:
     """Examples that `local` has right and `received` has wrong. -> scalar"""
-    (before, batch), (now, _) = lent.predict(local), lent.predict(received)
+    (before, batch), (now, _) = ops.predict(local), ops.predict(received)
     lost = (before.logits.argmax(dim=1) == batch.y) & (now.logits.argmax(dim=1) != batch.y)  # [n]
     return (lost & (batch.weight > 0)).to(batch.weight).sum()
 
 
-def store_model(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
+def store_model(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
     return {
         "params": trained.params,
         "buffers": trained.buffers,

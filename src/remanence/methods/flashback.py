@@ -47,8 +47,8 @@ def flashback(*, gamma: float = 0.1, server_epochs: int = 5) -> Part:
         hyper={"gamma": gamma},
         loss_terms=(client_distillation,),
         on_client_end=send_counts,
-        payload=lambda start, world: {
-            "label_counts": torch.zeros(world.num_classes, dtype=world.dtype)
+        payload=lambda start, info: {
+            "label_counts": torch.zeros(info.num_classes, dtype=info.dtype)
         },
         discloses={"label_counts": Disclosure("label_counts", is_count=True)},
         reads_label_counts=True,
@@ -69,21 +69,21 @@ def flashback(*, gamma: float = 0.1, server_epochs: int = 5) -> Part:
     )
 
 
-def init_label_counts(start: ModelState, world: TaskInfo) -> Tree:
+def init_label_counts(start: ModelState, info: TaskInfo) -> Tree:
     """Line 1: pi = 0; r_k, how often client k took part."""
     return {
-        "pi": torch.zeros(world.num_classes, dtype=world.dtype),
-        "r": torch.zeros(world.num_clients, dtype=torch.int64),
+        "pi": torch.zeros(info.num_classes, dtype=info.dtype),
+        "r": torch.zeros(info.num_clients, dtype=torch.int64),
     }
 
 
-def client_distillation(out: Output, batch: Batch, lent: ClientOps, ctx: Context) -> Tensor:
+def client_distillation(out: Output, batch: Batch, ops: ClientOps, ctx: Context) -> Tensor:
     """Lines 7 and 10. In round 1 pi is 0, so alpha is 0 too and cross-entropy is left alone."""
     alpha = label_shares(nu=ctx.stats.label_counts, mu=ctx.broadcast["pi"].unsqueeze(0))
-    return distill(out.logits, lent.forward(ctx.start).logits.unsqueeze(0), alpha)
+    return distill(out.logits, ops.forward(ctx.start).logits.unsqueeze(0), alpha)
 
 
-def send_counts(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
+def send_counts(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
     return {}, {"label_counts": ctx.stats.label_counts}
 
 
@@ -92,7 +92,7 @@ def server_distillation(
     merged: ModelState,
     previous: ModelState,
     replies: Reply,
-    lent: ServerOps,
+    ops: ServerOps,
     srv: ServerContext,
 ) -> ModelState:
     """Lines 16 to 23. In round 1 the previous model has pi = 0, and so no say: the clients
@@ -103,9 +103,9 @@ def server_distillation(
     alpha = label_shares(nu=pi[0], mu=torch.cat([counts, pi]))
     before = ModelState(*(pytree.broadcast(tree, 1) for tree in previous))
     said = torch.cat(
-        [lent.predict_logits(lent.local_models(replies)), lent.predict_logits(before)]
+        [ops.predict_logits(ops.local_models(replies)), ops.predict_logits(before)]
     )  # [k + 1, n, C]
-    return lent.fit(merged, server_loss, {"said": said, "alpha": alpha}, epochs=server_epochs)
+    return ops.fit(merged, server_loss, {"said": said, "alpha": alpha}, epochs=server_epochs)
 
 
 def server_loss(out: Output, batch: Batch, place: Tensor, given: Tree) -> Tensor:

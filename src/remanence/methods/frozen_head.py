@@ -21,19 +21,19 @@ def frozen_head() -> Part:
     return Part(
         "frozen_head",
         frozen=head_names,
-        validate=lambda optimizer, world: need_head("frozen_head", world),
+        validate=lambda optimizer, info: need_head("frozen_head", info),
     )
 
 
-def head_names(world: TaskInfo) -> tuple[str, ...]:
-    return world.head
+def head_names(info: TaskInfo) -> tuple[str, ...]:
+    return info.head
 
 
-def need_head(name: str, world: TaskInfo) -> None:
+def need_head(name: str, info: TaskInfo) -> None:
     """Refuse a network whose classifier cannot be told from its body."""
-    if not world.head:
+    if not info.head:
         raise InputError(
             f"{name} needs a model with a classifier of its own, and this one has no"
-            f" linear layer with {world.num_classes} outputs:"
+            f" linear layer with {info.num_classes} outputs:"
             " end it with nn.Linear, or name its last layer `head`"
         )

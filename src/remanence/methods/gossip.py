@@ -83,7 +83,7 @@ def local() -> Part:
 MODELS = "its model, to whoever asks"
 
 
-def no_state(world: TaskInfo) -> Tree:
+def no_state(info: TaskInfo) -> Tree:
     return {}
 
 

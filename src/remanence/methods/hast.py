@@ -84,7 +84,7 @@ def hast(
             return (phase,)
         return phase, Phase(
             epochs=finetune_epochs,
-            trainable=lambda world, names: classifier(world, depth),
+            trainable=lambda info, names: classifier(info, depth),
             accept=validation_improves,
         )
 
@@ -117,19 +117,19 @@ def hast(
     )
 
 
-def classifier(world: TaskInfo, depth: int) -> tuple[str, ...]:
+def classifier(info: TaskInfo, depth: int) -> tuple[str, ...]:
     """The parameters of the last layers."""
-    layers: Sequence[Sequence[str]] = world.layers[:depth]
+    layers: Sequence[Sequence[str]] = info.layers[:depth]
     return tuple(name for layer in layers for name in layer)
 
 
-def validation_improves(ctx: Context, old: ModelState, new: ModelState, lent: ClientOps) -> Tensor:
+def validation_improves(ctx: Context, old: ModelState, new: ModelState, ops: ClientOps) -> Tensor:
     """Is the loss on the client's validation rows lower? Without such rows nothing can be
     shown, and nothing is kept.
     """
 
     def loss(model: ModelState) -> Tensor:
-        out, batch = lent.predict(model, "valid")
+        out, batch = ops.predict(model, "valid")
         return weighted_mean(
             torch.nn.functional.cross_entropy(out.logits, batch.y, reduction="none"), batch.weight
         )

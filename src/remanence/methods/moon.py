@@ -54,19 +54,19 @@ def moon(*, mu: float = 5.0, temperature: float = 0.5, projection: int = 0) -> P
     )
 
 
-def init_client_state(start: ModelState, facts: ClientStats, world: TaskInfo) -> Tree:
+def init_client_state(start: ModelState, stats: ClientStats, info: TaskInfo) -> Tree:
     return {
         "params": start.params,
         "buffers": start.buffers,
-        "seen": torch.zeros((), dtype=world.dtype, device=world.device),
+        "seen": torch.zeros((), dtype=info.dtype, device=info.device),
     }
 
 
-def contrast(out: Output, batch: Batch, lent: ClientOps, ctx: Context) -> Tensor:
+def contrast(out: Output, batch: Batch, ops: ClientOps, ctx: Context) -> Tensor:
     previous = ModelState(ctx.client_state["params"], ctx.client_state.get("buffers", {}))
     # [B, 2, d]
     others = torch.stack(
-        [lent.forward(model).features.flatten(1) for model in (ctx.start, previous)], dim=1
+        [ops.forward(model).features.flatten(1) for model in (ctx.start, previous)], dim=1
     )
     # [B, 2]
     similar = (
@@ -77,7 +77,7 @@ def contrast(out: Output, batch: Batch, lent: ClientOps, ctx: Context) -> Tensor
     return seen * ctx.hyper["mu"] * (torch.logsumexp(similar, dim=1) - similar[:, 0])
 
 
-def store_model(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
+def store_model(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
     return {
         "params": trained.params,
         "buffers": trained.buffers,

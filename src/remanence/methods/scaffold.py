@@ -53,7 +53,7 @@ def scaffold(*, option: int = 2, equal: bool = False) -> Part:
         broadcast=lambda srv: {"c": srv.state["c"]},
         transforms=(Transform("correct", correct),),
         on_client_end=control_from_data if option == 1 else control_from_steps,
-        payload=lambda start, world: {"change": communicated(start, world)},
+        payload=lambda start, info: {"change": communicated(start, info)},
         discloses={
             "change": Disclosure("model")
             if option == 2
@@ -77,16 +77,16 @@ def scaffold(*, option: int = 2, equal: bool = False) -> Part:
     )
 
 
-def communicated(start: ModelState, world: TaskInfo) -> Params:
+def communicated(start: ModelState, info: TaskInfo) -> Params:
     """The parameters that have control variates."""
-    return pytree.select_keys(start.params, world.communicated)
+    return pytree.select_keys(start.params, info.communicated)
 
 
 def zero_control_variates(start: ModelState, *more: Any) -> Tree:
     return {"c": pytree.zeros_like(communicated(start, more[-1]))}
 
 
-def check_steps_are_gradients(optimizer: Optimizer, world: TaskInfo) -> None:
+def check_steps_are_gradients(optimizer: Optimizer, info: TaskInfo) -> None:
     """Option II reads gradients from the way a client went."""
     if optimizer.name in ("adam", "adamw") or optimizer.hparams.get("momentum", 0.0) > 0.5:
         what = (
@@ -106,7 +106,7 @@ def correct(grads: Params, params: Params, ctx: Context) -> Params:
     return {name: g - c_i[name] + c[name] if name in c else g for name, g in grads.items()}
 
 
-def control_from_steps(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
+def control_from_steps(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
     """Option II: c_i+ = c_i - c + (x - y_i) / (K lr)."""
     lr = ctx.optimizer_hparams["lr"]
     # a schedule may end at 0: nothing moved then, and nothing was learnt about the gradient
@@ -124,11 +124,11 @@ def control_from_steps(ctx: Context, trained: ModelState, lent: ClientOps) -> tu
     )
 
 
-def control_from_data(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
+def control_from_data(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
     """Option I: c_i+ = the gradient at x over all of the client's training data."""
-    _, data = lent.predict(ctx.start)
+    _, data = ops.predict(ctx.start)
     return state_and_change(
-        pytree.select_keys(full_gradient(ctx.start.params, data, lent), ctx.client_state["c"]), ctx
+        pytree.select_keys(full_gradient(ctx.start.params, data, ops), ctx.client_state["c"]), ctx
     )
 
 
@@ -136,7 +136,7 @@ def state_and_change(renewed: Params, ctx: Context) -> tuple[Tree, Tree]:
     return {"c": renewed}, {"change": pytree.sub(renewed, ctx.client_state["c"])}
 
 
-def full_gradient(params: Params, data: Batch, lent: ClientOps) -> Params:
+def full_gradient(params: Params, data: Batch, ops: ClientOps) -> Params:
     """The mean gradient over all rows, in pieces of about the same size: a last piece of one
     row would not pass through batch norm.
     """
@@ -146,7 +146,7 @@ def full_gradient(params: Params, data: Batch, lent: ClientOps) -> Params:
         batch = Batch(*piece)
         rows = batch.weight.sum()  # 0 where a shorter client of a stack has only padding left
         share = rows / data.weight.sum()
-        some = lent.grad(
+        some = ops.grad(
             params,
             batch._replace(
                 weight=torch.where(rows > 0, batch.weight, torch.ones_like(batch.weight))

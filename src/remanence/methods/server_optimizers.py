@@ -91,7 +91,7 @@ def adagrad_second_moment(v: Tensor, squared: Tensor, hyper: dict[str, Tensor]) 
     return v + squared
 
 
-def init_momentum(start: ModelState, world: TaskInfo) -> Tree:
+def init_momentum(start: ModelState, info: TaskInfo) -> Tree:
     return {"m": pytree.zeros_like(start.params)}
 
 
@@ -109,7 +109,7 @@ def adaptive(
     check_range(beta2 is None or 0 <= beta2 < 1, name, "beta2", "from 0 to below 1", beta2 or 0.0)
     check_range(tau > 0, name, "tau", "above 0", tau)
 
-    def server(start: ModelState, world: TaskInfo) -> Tree:
+    def server(start: ModelState, info: TaskInfo) -> Tree:
         v = pytree.map(lambda x: torch.full_like(x, tau**2), start.params)
         return {"m": pytree.zeros_like(start.params), "v": v}
 

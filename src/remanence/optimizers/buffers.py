@@ -9,4 +9,4 @@ def local_buffers() -> Part:
     """Each client starts from the buffers it ended with; the server's are those of the initial
     model and serve newcomers.
     """
-    return Part("local_buffers", personal=lambda world: world.buffers)
+    return Part("local_buffers", personal=lambda info: info.buffers)

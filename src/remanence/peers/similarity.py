@@ -15,13 +15,13 @@ LOWEST_LOSS = 1e-10
 HIGHEST = 20.0  # similarities above it count as it: tau times more would overflow an exponential
 
 
-def init_similarity(world: TaskInfo) -> Tree:
+def init_similarity(info: TaskInfo) -> Tree:
     """Nobody has met anybody, and all seem equally alike. -> similarity [K, K], met [K, K]"""
     everybody = torch.full(
-        (world.num_clients, world.num_clients),
-        1 / max(world.num_clients - 1, 1),
+        (info.num_clients, info.num_clients),
+        1 / max(info.num_clients - 1, 1),
         dtype=torch.float64,
-        device=world.device,
+        device=info.device,
     )
     everybody.fill_diagonal_(0)
     return {"similarity": everybody, "met": torch.zeros_like(everybody, dtype=torch.bool)}

@@ -100,8 +100,8 @@ def dp(
             "clip": srv.state["clip"] * torch.exp(-RATE * (share - quantile)).to(srv.state["clip"])
         }
 
-    def first_clip(start: ModelState, world: TaskInfo) -> Tree:
-        return {"clip": torch.tensor(clip, dtype=torch.float64).to(world.dtype)}
+    def first_clip(start: ModelState, info: TaskInfo) -> Tree:
+        return {"clip": torch.tensor(clip, dtype=torch.float64).to(info.dtype)}
 
     return Part(
         NAME,

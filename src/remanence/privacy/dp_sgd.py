@@ -49,8 +49,8 @@ def dp_sgd(
             " such as noise=1, or leave the budget out"
         )
 
-    def gradient(params: Params, batch: Batch, lent: ClientOps, ctx: Context) -> Params:
-        rows, penalty = lent.per_example_grad(params, batch)
+    def gradient(params: Params, batch: Batch, ops: ClientOps, ctx: Context) -> Params:
+        rows, penalty = ops.per_example_grad(params, batch)
         total = clipped_sum(rows, batch.weight, ctx.hyper["clip"])
         count, key = batch.weight.sum(), rng.fold_in(ctx.key, NAME)
         deviation = ctx.hyper["noise"] * ctx.hyper["clip"]

@@ -49,13 +49,13 @@ def check_engine(make_engine: Callable[[TrainingTask], Engine]) -> None:
         drifting_experiment(all_slots_part(), 2),
     ):
         state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
-        job = make_work(
+        work = make_work(
             experiment, state, 2
         )  # by now clients and server have something to remember
         engine = make_engine(experiment.task)
         try:
             name = f"engine {engine.name}"
-            for asked in (job, with_client_models(job)):
+            for asked in (work, with_client_models(work)):
                 check_inputs_unchanged(engine, asked, name)
                 whole = train(engine, asked, name)
                 check_equal_replies(
@@ -70,7 +70,7 @@ def check_engine(make_engine: Callable[[TrainingTask], Engine]) -> None:
                         whole.select(torch.tensor(places)),
                         f"{name}: a client's reply depends on who else is in the round",
                     )
-            _check_scores(engine, experiment, with_client_models(job).start, job.time_step)
+            _check_scores(engine, experiment, with_client_models(work).start, work.time_step)
         finally:
             engine.close()
 

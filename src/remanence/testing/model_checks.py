@@ -46,9 +46,9 @@ def check_model(module: nn.Module, shape: tuple[int, ...], classes: int) -> None
     experiment = small_experiment(
         "fedavg", changes, module=module, source=dataset_for(module, shape, classes)
     )
-    task, job = experiment.task, make_work(experiment, first_state(experiment), 1)
+    task, work = experiment.task, make_work(experiment, first_state(experiment), 1)
     _check_predictions(task, name)
-    replies = train(SequentialEngine(task), job, name)
+    replies = train(SequentialEngine(task), work, name)
     finite = pytree.finite(
         {"params": replies.params, "buffers": replies.buffers}, replies.num_clients
     )
@@ -58,7 +58,7 @@ def check_model(module: nn.Module, shape: tuple[int, ...], classes: int) -> None
     )
     _check_all_used(task, name)
     try:
-        stacked = train(VectorizedEngine(task, 3), job, name)
+        stacked = train(VectorizedEngine(task, 3), work, name)
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise AssertionError(
@@ -94,7 +94,7 @@ def _check_predictions(task: TrainingTask, name: str) -> None:
     gap = max_rel_diff({"logits": alone}, {"logits": once})[1]
     assert gap <= TOLERANCE, (
         f"{name} in evaluation mode lets the rows of a batch influence each other (by"
-        f" {gap:.1e}): judge each row alone"
+        f" {gap:.1e}): predict each row alone"
     )
 
 

@@ -206,39 +206,39 @@ def run_rounds(
     return state, lines
 
 
-def pick_clients(job: ClientWork, places: Sequence[int]) -> ClientWork:
+def pick_clients(work: ClientWork, places: Sequence[int]) -> ClientWork:
     """The same round for some clients of the cohort only."""
     index = torch.tensor(list(places))
-    start = job.start.select(index) if job.per_client_start else job.start
-    facts = ClientStats(*(fact[index] for fact in job.stats))
-    return job._replace(
-        clients=job.clients[list(places)],
+    start = work.start.select(index) if work.per_client_start else work.start
+    stats = ClientStats(*(fact[index] for fact in work.stats))
+    return work._replace(
+        clients=work.clients[list(places)],
         start=start,
-        client_state=pytree.take(job.client_state, index),
-        stats=facts,
+        client_state=pytree.take(work.client_state, index),
+        stats=stats,
     )
 
 
-def with_client_models(job: ClientWork) -> ClientWork:
+def with_client_models(work: ClientWork) -> ClientWork:
     """The same round with a model of its own for each client: the head's weights times numbers
     from 0.5 to 1.5.
     """
-    k = len(job.clients)
-    params, buffers = (pytree.clone(pytree.broadcast(tree, k)) for tree in job.start)
+    k = len(work.clients)
+    params, buffers = (pytree.clone(pytree.broadcast(tree, k)) for tree in work.start)
     factors = torch.linspace(0.5, 1.5, k, dtype=torch.float64)
     params["head.weight"] = params["head.weight"] * factors.to(params["head.weight"]).reshape(
         -1, 1, 1
     )
-    return job._replace(start=ModelState(params, buffers), per_client_start=True)
+    return work._replace(start=ModelState(params, buffers), per_client_start=True)
 
 
-def work_tree(job: ClientWork) -> Tree:
-    """All tensors of a job as one tree."""
+def work_tree(work: ClientWork) -> Tree:
+    """All tensors of a work as one tree."""
     return {
-        "start": {"params": job.start.params, "buffers": job.start.buffers},
-        "broadcast": job.broadcast,
-        "client_state": job.client_state,
-        "stats": job.stats._asdict(),
+        "start": {"params": work.start.params, "buffers": work.start.buffers},
+        "broadcast": work.broadcast,
+        "client_state": work.client_state,
+        "stats": work.stats._asdict(),
     }
 
 
@@ -277,23 +277,23 @@ def all_slots_part() -> Part:
     missed.
     """
 
-    def own(start: ModelState, facts: ClientStats, world: TaskInfo) -> Tree:
+    def own(start: ModelState, stats: ClientStats, info: TaskInfo) -> Tree:
         number = torch.zeros((), dtype=torch.int64)
         return {
             "moved": pytree.zeros_like(start.params),
-            "seen": torch.zeros_like(facts.label_counts),
+            "seen": torch.zeros_like(stats.label_counts),
             "key": number,
             "steps": number,
         }
 
-    def server(start: ModelState, world: TaskInfo) -> Tree:
+    def server(start: ModelState, info: TaskInfo) -> Tree:
         return {"gradient": pytree.zeros_like(start.params)}
 
-    def extras(start: ModelState, world: TaskInfo) -> Tree:
-        return {"gradient": start.params, "loss": torch.zeros((), dtype=world.dtype)}
+    def extras(start: ModelState, info: TaskInfo) -> Tree:
+        return {"gradient": start.params, "loss": torch.zeros((), dtype=info.dtype)}
 
-    def before(ctx: Context, lent: ClientOps) -> tuple[Tree, Tree]:
-        out, batch = lent.predict(ctx.start)
+    def before(ctx: Context, ops: ClientOps) -> tuple[Tree, Tree]:
+        out, batch = ops.predict(ctx.start)
         rows = nn.functional.cross_entropy(out.logits, batch.y, reduction="none")
         return {"seen": ctx.client_state["seen"] + ctx.stats.label_counts}, {
             "loss": weighted_mean(rows, batch.weight)
@@ -307,10 +307,10 @@ def all_slots_part() -> Part:
             ctx.broadcast["gradient"],
         )
 
-    def after(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
+    def after(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
         moved = pytree.sub(trained.params, ctx.start.params)
         return {"moved": moved, "key": ctx.key, "steps": ctx.steps}, {
-            "gradient": lent.grad(trained.params, lent.predict(trained)[1])
+            "gradient": ops.grad(trained.params, ops.predict(trained)[1])
         }
 
     def absorb(replies: Reply, srv: ServerContext) -> Tree:

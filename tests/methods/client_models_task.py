@@ -1,5 +1,5 @@
 """Learning without a server for both witnesses: the methods in both languages, the reference's
-world, and what must be equal after every round.
+info, and what must be equal after every round.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def make_world(
     return World(**given | changes)
 
 
-def crowd(state: RunState) -> ClientModels:
+def client_models(state: RunState) -> ClientModels:
     assert state.client_models is not None
     return state.client_models
 
@@ -140,7 +140,7 @@ def assert_as_the_reference(
     """Everything that lasts from round to round, after every round."""
     assert len(states) == len(history)
     for state, wanted in zip(states[1:], history[1:], strict=True):
-        now = crowd(state)
+        now = client_models(state)
         for client in range(CLIENTS):
             assert gap_of(model_of(now.models, client), wanted["models"][client]) < 1e-10, (
                 state.round,
