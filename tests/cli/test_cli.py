@@ -175,7 +175,7 @@ MISTAKES = {
     "no value": (["--set", "local.batch_size"], "has no value"),
     "same slot twice": (["--method", "wsm+tce"], "wsm and tce cannot be combined"),
     "too many clients": (["--clients", "5000"], "5000"),
-    "more asked than there are": (["--sample", "9", "--clients", "5"], "more than"),
+    "sample above the number of clients": (["--sample", "9", "--clients", "5"], "more than"),
     "model does not fit": (["--model", "lenet"], "too small"),
     "no such device": (["--device", "tpu"], "unknown device"),
     "missing data": (["--data", "cifar10", "--data-dir", "/nonexistent"], "cifar"),

@@ -32,7 +32,7 @@ def write_small_run(
     record_local: bool = True,
     label_counts: Sequence[Sequence[int]] = ((8, 0), (0, 8)),
     class_names: Sequence[str] = ("cat", "dog"),
-    refused: Sequence[dict[str, Any]] = (),
+    rejected: Sequence[dict[str, Any]] = (),
     **sections: Any,
 ) -> Run:
     """A run whose last round begins with `before` right of each class, whose clients (equal
@@ -58,7 +58,7 @@ def write_small_run(
         shares = [count / 10 for count in right]
         lines.append(
             {"round": round, "time_step": 0, "model": "global", "split": "test", "accuracy": sum(shares) / 2, "per_class": shares, "loss": 1.0,
-             "macro_f1": 0.5, "rejected": list(refused), "abandoned": False, "bytes_up": 1, "bytes_down": 1, "seconds": 2.0, "train_loss": 1.0}
+             "macro_f1": 0.5, "rejected": list(rejected), "abandoned": False, "bytes_up": 1, "bytes_down": 1, "seconds": 2.0, "train_loss": 1.0}
         )  # fmt: skip
     (folder / METRICS).write_text(
         "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
@@ -68,7 +68,7 @@ def write_small_run(
         "clients": len(label_counts),
         "label_counts": [" ".join(map(str, row)) for row in label_counts],
     }
-    asked = {"method": method, "seed": seed, "rounds": rounds, "model": "mlp", **sections}
-    (folder / SPEC).write_text(tomli_w.dumps(asked | {"about": about}), encoding="utf-8")
+    settings = {"method": method, "seed": seed, "rounds": rounds, "model": "mlp", **sections}
+    (folder / SPEC).write_text(tomli_w.dumps(settings | {"about": about}), encoding="utf-8")
     (folder / CHECKPOINTS / "round-000002").mkdir(parents=True)
     return Run(folder)

@@ -48,7 +48,7 @@ def test_local_training_loses_classes_that_clients_lack(make_run: Callable[..., 
     absent = find("absent classes", run)
     assert "loses 50.0 points; of one that it has, nothing: it gains 30.0." in absent.sentence
     assert absent.evidence["pairs_of_model_and_class"] == {"absent": 2, "present": 2}
-    assert [cure.action for cure in absent.recommendations] == [
+    assert [recommendation.action for recommendation in absent.recommendations] == [
         "fedavg+wsm or fedavg+tce",
         "fedntd",
     ]
@@ -68,8 +68,8 @@ def test_without_absent_classes_nothing_is_said_about_them(make_run: Callable[..
         "where it was lost",
         "clients",
     ]
-    (cure,) = find("where it was lost", run).recommendations
-    assert "which these runs do not tell" in cure.reason
+    (recommendation,) = find("where it was lost", run).recommendations
+    assert "which these runs do not tell" in recommendation.reason
 
 
 def test_clients_that_lose_what_they_hold(make_run: Callable[..., Run]) -> None:
@@ -79,7 +79,10 @@ def test_clients_that_lose_what_they_hold(make_run: Callable[..., Run]) -> None:
     run = make_run(local={0: (2, 3), 1: (4, 3)}, merged=(8, 4), label_counts=((8, 0), (4, 4)))
     absent = find("absent classes", run)
     assert "loses 10.0 points; of one that it has, 36.7." in absent.sentence
-    assert [cure.action for cure in absent.recommendations] == ["fedprox", "scaffold"]
+    assert [recommendation.action for recommendation in absent.recommendations] == [
+        "fedprox",
+        "scaffold",
+    ]
 
 
 def test_merging_loses(make_run: Callable[..., Run]) -> None:
@@ -94,7 +97,7 @@ def test_merging_loses(make_run: Callable[..., Run]) -> None:
     )
     lost = find("where it was lost", run)
     assert "local training gains 20.0 and aggregation loses 30.0" in lost.sentence
-    assert [cure.action for cure in lost.recommendations] == [
+    assert [recommendation.action for recommendation in lost.recommendations] == [
         "more clients a round (clients.sample)",
         "flashback",
         "fedwavg",
@@ -156,7 +159,7 @@ def test_seeds_that_agree_are_clear(make_run: Callable[..., Run]) -> None:
 def test_what_was_not_recorded_is_not_guessed(make_run: Callable[..., Run]) -> None:
     lost = find("where it was lost", make_run(record_local=False))
     assert "the phase in which it was lost is unknown" in lost.sentence
-    assert [cure.action for cure in lost.recommendations] == ["--record-local"]
+    assert [recommendation.action for recommendation in lost.recommendations] == ["--record-local"]
 
 
 def test_nothing_lost_needs_no_cure(make_run: Callable[..., Run]) -> None:
@@ -219,7 +222,7 @@ def test_drift_without_a_server(tmp_path: Path) -> None:
         "of their peer selections are within their own cluster, where randomly drawn peers give 40 %"
         in drift.sentence
     )  # two of five others, six clients in two halves
-    assert {cure.action for cure in drift.recommendations} == {"hast", "dac"}
+    assert {recommendation.action for recommendation in drift.recommendations} == {"hast", "dac"}
     # it already chooses its peers
     assert find("drift", write_peers_run(tmp_path / "hast", method="hast")).recommendations == ()
 
@@ -242,7 +245,7 @@ def test_methods_are_compared_seed_by_seed(make_run: Callable[..., Run]) -> None
 
 
 def test_trouble_is_told(make_run: Callable[..., Run]) -> None:
-    run = make_run(rounds=9, refused=[{"client": 1, "code": "not_finite"}])
+    run = make_run(rounds=9, rejected=[{"client": 1, "code": "not_finite"}])
     sentence = find("beware", run).sentence
     assert "1 of 1 run is unfinished" in sentence
     assert "2 replies were rejected" in sentence

@@ -54,16 +54,16 @@ def test_concepts_weigh_as_many_clients_as_they_have() -> None:
 
 
 def test_the_shares_of_the_records_time_step_count() -> None:
-    """In step 0 everybody is in concept 0 (0 right), in step 1 in concept 1 (1 right)."""
+    """In time step 0 all clients are in concept 0 (0 correct), in step 1 in concept 1 (1 correct)."""
     shares = concept_shares([[0, 0], [1, 1]])
-    for step, wanted in ((0, 0.0), (1, 1.0)):
+    for step, expected in ((0, 0.0), (1, 1.0)):
         records = np.concatenate(
             [
                 evaluated([0], [2], "merged", owner=0, time_step=step),
                 evaluated([3], [3], "merged", owner=1, time_step=step),
             ]
         )
-        assert accuracies_by_model(records, shares).per_class.tolist() == [[wanted]]
+        assert accuracies_by_model(records, shares).per_class.tolist() == [[expected]]
 
 
 def test_a_concept_nobody_is_ever_in_counts_nothing() -> None:

@@ -32,11 +32,11 @@ def test_spread_is_the_deviation_of_all_clients() -> None:
 
 
 @pytest.mark.parametrize(
-    ("clients", "wanted"), [(1, 0.0), (19, 0.0), (20, 0.5), (29, 0.5), (30, 1.0)]
+    ("clients", "expected"), [(1, 0.0), (19, 0.0), (20, 0.5), (29, 0.5), (30, 1.0)]
 )
-def test_a_tenth_is_rounded_down_but_never_empty(clients: int, wanted: float) -> None:
+def test_a_tenth_is_rounded_down_but_never_empty(clients: int, expected: float) -> None:
     """Client n has accuracy n: the mean of 0, of 0 and 1, of 0, 1 and 2."""
-    assert bottom_decile([float(n) for n in reversed(range(clients))]) == wanted
+    assert bottom_decile([float(n) for n in reversed(range(clients))]) == expected
 
 
 def test_nobody_has_no_numbers() -> None:
@@ -108,7 +108,7 @@ def test_every_recorded_local_model_with_its_own_clients_labels() -> None:
 
 def test_each_client_on_its_own_rows() -> None:
     """Personal models where there are any; a model on another client's rows does not count, nor
-    do the rows of everybody.
+    do the examples of all clients.
     """
     ledger = make_ledger(
         evaluated([2], [4], "personal", 1, owner=1, split="valid", round=5), evaluated([4], [4], "personal", 0, owner=0, split="valid", round=5),

@@ -83,11 +83,11 @@ def test_curves_in_one_number() -> None:
 
 def test_a_value_stands_for_the_rounds_since_the_record_before() -> None:
     """Records every 4 rounds and at the end, round 10: (4 * 0 + 4 * 1/2 + 2 * 1) / 10. After a
-    start at round 2 the first stands for 2 rounds.
+    start at round 2 the first counts for 2 rounds.
     """
     assert time_averaged([4, 8, 10], [0.0, 0.5, 1.0]) == 0.4
     assert time_averaged([4, 8, 10], [0.0, 0.5, 1.0], start=2) == 0.5
-    # nothing known of round 8: the last record stands for 5 to 10
+    # round 8 has no value: the last record counts for rounds 5 to 10
     assert time_averaged([4, 8, 10], [0.0, math.nan, 1.0]) == 0.6
 
 

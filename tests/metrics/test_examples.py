@@ -59,7 +59,7 @@ def test_the_latest_local_model_counts() -> None:
 
 
 def test_an_example_without_a_local_judgement_is_not_counted() -> None:
-    """Another client's judgement of the same example, or a later one, is not this client's."""
+    """A record of another client on the same example, or a later one, is not this client's."""
     found = forgettable_examples(
         make_examples(
             (1, "local", 0, 7, True, 0.0),

@@ -1,6 +1,4 @@
-"""Does a claim hold? Each form of claim on numbers small enough to see it, and the words and
-tables made of them.
-"""
+"""Every form of claim on small numbers, and the sentences and tables made from claims."""
 
 from __future__ import annotations
 
@@ -84,13 +82,13 @@ def test_not_far_behind() -> None:
 
 
 def test_the_best_of_all_and_of_some() -> None:
-    everyone, some = (
+    of_all, of_some = (
         recipe_with({"text": "s", "best": "b"}),
         recipe_with({"text": "s", "best": "b", "among": ["a"]}),
     )
     numbers: dict[str, list[float | None]] = {"a": [1, 1], "b": [2, 2], "c": [3, 1]}
-    assert verdict_of(everyone, **numbers).word == IN_PART  # c is better in x
-    assert (verdict_of(some, **numbers).word, len(verdict_of(some, **numbers).checks)) == (
+    assert verdict_of(of_all, **numbers).word == IN_PART  # c is better in x
+    assert (verdict_of(of_some, **numbers).word, len(verdict_of(of_some, **numbers).checks)) == (
         HOLDS,
         2,
     )

@@ -1,5 +1,5 @@
-"""Every recipe is whole: it parses, its experiments build, its published numbers have their
-places, its claims ask something.
+"""Every recipe is complete: it parses, its experiments are valid, its published numbers have cells,
+and its claims compare something.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from remanence.recipes.measures import MEASURES
 from remanence.recipes.plan import make_plan
 from remanence.recipes.recipe import PublishedNumber, Recipe, RecipeError
 
-ASKED_FOR = {
+EXPECTED = {
     "wsm": [
         "table-3.1",
         "table-3.2",
@@ -43,12 +43,12 @@ ASKED_FOR = {
 
 def test_every_result_of_the_papers_is_there() -> None:
     assert list_recipes() == [
-        f"{paper}/{name}" for paper, names in ASKED_FOR.items() for name in names
+        f"{paper}/{name}" for paper, names in EXPECTED.items() for name in names
     ]
 
 
 @pytest.mark.parametrize("name", list_recipes())
-def test_a_recipe_is_whole(name: str) -> None:
+def test_a_recipe_is_complete(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.kind == name.split("/")[1].split("-")[0]
     assert (recipe.figure_kind in KINDS) == (recipe.kind == "figure")
@@ -68,12 +68,12 @@ def test_a_recipe_is_whole(name: str) -> None:
             for column in plan.columns:
                 expressions.instantiate(plan.measure_of(row, column), MEASURES, "measure")
     assert all(plan.recipe.scales[scale].description for scale in ("smoke", "desk", "gpu"))
-    whole = make_plan(recipe, "paper")
-    assert (whole.rows, whole.columns) == (recipe.rows, recipe.columns)
+    complete = make_plan(recipe, "paper")
+    assert (complete.rows, complete.columns) == (recipe.rows, recipe.columns)
 
 
 @pytest.mark.parametrize("name", list_recipes())
-def test_a_scale_takes_as_long_as_it_says(name: str) -> None:
+def test_a_scale_takes_as_long_as_documented(name: str) -> None:
     """smoke: seconds; desk: minutes on two cores; gpu: at most ten minutes on one H200; by the
     estimate, which is what there is without running.
     """
@@ -95,7 +95,7 @@ def numbers_of(recipe: Recipe, row: str) -> list[float]:
     ]
 
 
-def test_published_numbers_against_what_the_papers_say_about_them() -> None:
+def test_published_numbers_agree_with_the_text_of_the_papers() -> None:
     """Sentences in the papers that can be computed from their tables: a digit mistyped here
     would break one of them.
     """
@@ -103,7 +103,7 @@ def test_published_numbers_against_what_the_papers_say_about_them() -> None:
     rows = {row.label: numbers_of(flashback, row.label) for row in flashback.rows}
     # "improved by up to 29.5x, 54.4x, and 88.5x"; with 3,432 clients FedNTD's 244 rounds against 2
     # would even be 122x
-    for columns, says in (
+    for columns, factor in (
         (slice(0, 6), 29.5),
         (slice(6, 12), 54.4),
         (slice(12, 15), 88.5),
@@ -115,7 +115,7 @@ def test_published_numbers_against_what_the_papers_say_about_them() -> None:
             if row != "Flashback"
             for other, own in zip(rows[row][columns], rows["Flashback"][columns], strict=True)
         ]
-        assert round(max(ratio for ratio in ratios if ratio != float("inf")), 1) == says
+        assert round(max(ratio for ratio in ratios if ratio != float("inf")), 1) == factor
     events = load_recipe("fedwavg/table-1")
     central, federated, increase = (numbers_of(events, row.label) for row in events.rows)
     assert [round(100 * b / a) for a, b in zip(central, federated, strict=True)] == increase
@@ -128,7 +128,7 @@ def test_published_numbers_against_what_the_papers_say_about_them() -> None:
     norms = load_recipe("wsm/table-3.3")
     assert max(number.value or 0 for number in norms.published.values()) == 0.882
     assert norms.published["FedAvg+WSM, batch norm, lr 0.05", "CIFAR-10"].value == 0.882
-    # a table that goes on in another one
+    # a table that continues in another one
     two, six = load_recipe("fedwavg/table-2"), load_recipe("fedwavg/table-6")
     assert (
         numbers_of(two, "round 100")
@@ -211,7 +211,7 @@ def test_a_recipe_from_its_table() -> None:
         ({"title": 3}, "title must be str"),
     ],
 )
-def test_a_wrong_recipe_is_a_sentence(change: dict[str, Any], text: str) -> None:
+def test_an_invalid_recipe_is_reported_in_one_sentence(change: dict[str, Any], text: str) -> None:
     with pytest.raises(RecipeError, match=text):
         read_recipe("wsm/table-9", deep_merge(SMALL, change))
 
@@ -225,7 +225,7 @@ def test_a_wrong_recipe_is_a_sentence(change: dict[str, Any], text: str) -> None
         ({"text": "x", "better": ["a", "b"], "worse": ["a", "b", "a"]}, "compares 2 with 3"),
     ],
 )
-def test_a_wrong_claim_is_a_sentence(claim: dict[str, Any], text: str) -> None:
+def test_an_invalid_claim_is_reported_in_one_sentence(claim: dict[str, Any], text: str) -> None:
     with pytest.raises(RecipeError, match=text):
         check_claims(read_recipe("wsm/table-9", {**SMALL, "claims": [claim]}))
 

@@ -83,7 +83,7 @@ def test_mean_and_deviation_over_seeds(write: Write) -> None:
 
 
 def test_rounds_to_a_target_that_all_share(write: Write) -> None:
-    """The best accuracy of anybody is 0.8, so the target is 0.76, and three quarters of it are
+    """The best accuracy of all methods is 0.8, so the target is 0.76, and three quarters of it are
     0.57. The slow one never reaches 0.76.
     """
     fast, slow = write({1: 0.6, 2: 0.8, 3: 0.7}), write({1: 0.3, 2: 0.5, 3: 0.6})

@@ -1,4 +1,4 @@
-"""From a recipe to its runs: sharing, smaller scales, stand-ins, and what a user changes."""
+"""Plans of recipes: shared runs, smaller scales, substitute data, and changes by the user."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_scale_has_the_last_word(recipe: Recipe) -> None:
         ("digits", 2)
     }
     assert len(plan.runs) == 2  # both columns are the same experiment now
-    assert plan.cells["a", "cifar"].other == "digits"  # and the reader is text
+    assert plan.cells["a", "cifar"].other == "digits"  # which a note states
     assert make_plan(recipe, "paper").cells["a", "cifar"].other == ""
 
 
@@ -95,7 +95,7 @@ def test_rows_columns_seeds_and_single_cells_of_a_scale(recipe: Recipe) -> None:
 def test_the_measure_of_a_cell(recipe: Recipe) -> None:
     desk = make_plan(recipe, "desk")
     row, last, top, cifar = desk.rows[0], *desk.columns
-    # the scale changes its own measure wherever it stands, keeps its other options, and leaves
+    # the scale changes its own measure in every cell, keeps its other options, and leaves
     # other measures alone
     assert [str(desk.measure_of(row, column)) for column in (last, top, cifar)] == [
         "last",
@@ -138,7 +138,7 @@ def test_what_is_absent_is_left_out_or_replaced(recipe: Recipe) -> None:
     ]
     neither = make_plan(recipe, "paper", absent=["femnist", "emnist"], substitute_data=True)
     assert neither.cells["a", "last"].missing_data == "emnist"
-    # asked for, but not needed
+    # allowed, but not needed
     assert make_plan(recipe, "paper", substitute_data=True).cells["a", "last"].substitute == ""
 
 

@@ -1,6 +1,4 @@
-"""`remanence reproduce`, for real at the smallest scale: runs, goes on, adds, refuses, and
-writes pages.
-"""
+"""`remanence reproduce` at the smallest scale: run, continue, add rows, reject, and write pages."""
 
 from __future__ import annotations
 
@@ -120,7 +118,7 @@ def test_every_recipe_runs_at_smoke(name: str, tmp_path: Path) -> None:
         assert (tmp_path / "s" / FIGURE).read_text().count("\n") > len(done.plan.rows)
 
 
-def test_missing_data_say_how_to_get_them(tmp_path: Path) -> None:
+def test_the_error_for_missing_data_has_a_hint(tmp_path: Path) -> None:
     with pytest.raises(
         InputError,
         match=r"needs cifar10, which is not in the data folder .* remanence data fetch cifar10",
@@ -137,7 +135,7 @@ def test_missing_data_say_how_to_get_them(tmp_path: Path) -> None:
         plan_result("wsm/table-3.2", scale="huge")
 
 
-def test_a_plan_can_be_looked_at_without_the_data(tmp_path: Path) -> None:
+def test_a_plan_can_be_printed_without_the_data(tmp_path: Path) -> None:
     text = describe_plan(
         plan_result("wsm/table-3.2", scale="gpu", data_dir=str(tmp_path), dry_run=True)
     )
@@ -155,7 +153,7 @@ def test_a_plan_can_be_looked_at_without_the_data(tmp_path: Path) -> None:
 
 
 def test_a_result_at_two_lengths_stands_twice_on_its_page(tmp_path: Path) -> None:
-    """The longer one first, the remark once; two folders that say the same are refused before
+    """The longer one first, the remark once; two folders with the same settings are rejected before
     anything is written.
     """
     for rounds in (1, 2):
@@ -244,7 +242,7 @@ def test_what_is_absent_is_what_readers_do_not_find(tmp_path: Path) -> None:
     assert not downloads.is_missing("digits", None)
 
 
-def test_pages_come_from_what_was_written_down(tmp_path: Path) -> None:
+def test_pages_are_made_from_stored_outcomes(tmp_path: Path) -> None:
     done = reproduce("tce/table-2", tmp_path / "t", scale="smoke", report=False)
     read, about = read_outcome(tmp_path / "t")
     assert (read.ours, read.notes) == (done.ours, done.notes)
