@@ -1,4 +1,4 @@
-"""What every test shares: one thread, stable examples, and the way to real data."""
+"""Shared by all tests: one thread, reproducible examples, and the folder of real data."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-signal.signal(
-    signal.SIGINT, signal.default_int_handler
-)  # a shell starts what it runs in the background deaf to Ctrl-C, and children inherit it
+# a shell starts background processes with SIGINT ignored, and their children inherit it
+signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # the number of threads changes the last bits of a sum
 
-# The same examples every time, and no limit on the time of one: a red test then means a defect, not
-# a busy machine.
+# The same examples in every run and no time limit for one: a failure then means a defect, not a busy
+# machine.
 settings.register_profile(
     "stable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -25,17 +24,15 @@ settings.load_profile("stable")
 
 
 @pytest.fixture(autouse=True)
-def same_luck() -> None:
-    """What a test draws from torch's own generator, such as a network's first weights, does not
-    depend on the tests before it.
-    """
+def seed_torch() -> None:
+    """Seed torch's generator, so that initial weights do not depend on the tests before."""
     torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
 def real_data() -> Callable[[str], Path]:
-    """`real_data("mnist")` is the folder of real data, which then holds a sub-folder `mnist`;
-    without that the test is skipped.
+    """Return a function: `real_data("mnist")` is the folder of real data if it has a subfolder `mnist`;
+    otherwise the test is skipped.
     """
 
     def find(name: str) -> Path:
@@ -44,7 +41,7 @@ def real_data() -> Callable[[str], Path]:
             pytest.skip("REMANENCE_DATA does not name a folder of real data")
         if not (Path(folder) / name).is_dir():
             pytest.skip(
-                f"the folder of real data that REMANENCE_DATA names has no sub-folder {name}"
+                f"the folder of real data that REMANENCE_DATA names has no subfolder {name}"
             )
         return Path(folder)
 

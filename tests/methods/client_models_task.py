@@ -20,7 +20,7 @@ from methods.drifting_task import (
     read_batches,
     read_rows,
 )
-from reference.decentralized import Method, World
+from reference.decentralized import Method, Scenario
 from reference.gossip import State
 
 from remanence.core.rng import Key
@@ -70,7 +70,7 @@ CASES: dict[str, tuple[str, Method]] = {
 
 def make_world(
     experiment: BuiltExperiment, optimizer: str, kind: str = "mlp", **changes: Any
-) -> World:
+) -> Scenario:
     """The experiment as the reference sees it. It says who may be asked and with what chances;
     only the noise of a draw is the program's.
     """
@@ -116,7 +116,7 @@ def make_world(
         "training": OPTIMIZERS[optimizer][1],
         "cluster": lambda step, client: int(experiment.task.population.at(step).cluster[client]),
     }
-    return World(**given | changes)
+    return Scenario(**given | changes)
 
 
 def client_models(state: RunState) -> ClientModels:

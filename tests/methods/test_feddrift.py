@@ -44,7 +44,7 @@ def build(method: str, optimizer: str = "sgd", **changes: Any) -> BuiltExperimen
     return make_experiment(method, optimizer, **CHANGES | changes)
 
 
-def make_world(experiment: BuiltExperiment, optimizer: str, **changes: Any) -> witness.World:
+def make_world(experiment: BuiltExperiment, optimizer: str, **changes: Any) -> witness.Scenario:
     given: dict[str, Any] = {
         "net": make_net(),
         "clients": CLIENTS,
@@ -54,7 +54,7 @@ def make_world(experiment: BuiltExperiment, optimizer: str, **changes: Any) -> w
         "train": read_rows(experiment)("train"),
         "training": OPTIMIZERS[optimizer][1],
     }
-    return witness.World(**given | changes)
+    return witness.Scenario(**given | changes)
 
 
 def gap_of(found: State, wanted: State) -> float:

@@ -1,4 +1,4 @@
-"""Masked cross-entropy (HeteroFL), FedLC and FedRS once more, row by row and class by class."""
+"""Masked cross-entropy (HeteroFL), FedLC and FedRS reimplemented example by example and class by class."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reference.federated import Setting
 from reference.plain_rounds import descend, play
 from torch import Tensor, nn
 
-# logits of a row [C], its label, the client's label counts -> scalar
+# logits of an example [C], its label, the client's label counts -> scalar
 Loss = Callable[[Tensor, int, Sequence[int]], Tensor]
 
 

@@ -1,5 +1,5 @@
 """Centralized training with forgetting events (Hong et al. 2022, section 3.1), in plain PyTorch
-and explicit loops; only the draws are the program's.
+and explicit loops; only the random draws come from the package.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def right_and_margin_error(net: nn.Module, row: Tensor, label: int) -> tuple[boo
 def train(
     net: nn.Module, x: Tensor, y: Tensor, rows: np.ndarray, setting: Setting
 ) -> list[dict[str, dict[int, int]]]:
-    """Trains in place -> for every round, the events of each kind by example"""
+    """Train in place and return, for every round, the events of each kind by example."""
     history = []
     for round in range(1, setting.rounds + 1):
         events: dict[str, dict[int, int]] = {"right_to_wrong": {}, "margin_rise": {}}

@@ -1,5 +1,5 @@
-"""Whom DAC (Zec et al. 2022; the HAST thesis' algorithm 3) listens to, once more: likeness,
-chances and the two-hop estimates, number by number.
+"""The peer selection of DAC (Zec et al. 2022; algorithm 3 of the HAST thesis), reimplemented:
+similarities, probabilities and two-hop estimates, number by number.
 """
 
 from __future__ import annotations
@@ -7,22 +7,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-SMALLEST_LOSS = 1e-10  # so that a perfect peer has a finite likeness
-LARGEST_SIMILARITY = 20.0  # above this a likeness counts as this much when chances are drawn
+SMALLEST_LOSS = 1e-10  # so that a perfect peer has a finite similarity
+LARGEST_SIMILARITY = (
+    20.0  # similarities are clipped to this value before probabilities are computed
+)
 
 
 def first_similarities(clients: int) -> list[list[float]]:
-    """s[k][j] = 1 / (K - 1), and 0 for oneself."""
+    """s[k][j] = 1 / (K - 1), and 0 on the diagonal."""
     return [[0.0 if j == k else 1 / (clients - 1) for j in range(clients)] for k in range(clients)]
 
 
 def similarity_of(loss: float) -> float:
-    """1 / L(w_j, D_k): the better a peer's model does on my data, the more alike we are."""
+    """1 / L(w_j, D_k): the lower the loss of a peer's model on my data, the higher the similarity."""
     return 1 / max(loss, SMALLEST_LOSS)
 
 
 def temperature(tau: float, within: int, published: bool) -> float:
-    """tau, or the published 2 tau / (1 + exp(-.2 t)) - tau + 1, which is 1 at t = 0 and climbs
+    """tau, or the published 2 tau / (1 + exp(-.2 t)) - tau + 1, which is 1 at t = 0 and grows
     to tau + 1; t: rounds since the time step began
     """
     return 2 * tau / (1 + math.exp(-0.2 * within)) - tau + 1 if published else tau
@@ -44,11 +46,11 @@ def two_hop(
     met: Sequence[bool],
     probed: Sequence[int],
 ) -> dict[int, float]:
-    """-> estimates for those I never met: what the probed peer most like me, of those who know the
-    other one, thought of it last round
+    """Return estimates for the peers I never met: the similarity that the probed peer most similar
+    to me, among those that know the other one, had for it in the last round.
 
-    fresh: my similarities after this round's probes; old: everybody's as of the end of the previous
-        round; met: by me, this round included
+    fresh: my similarities after this round's probes; old: those of all clients at the end of the
+        previous round; met: by me, including this round
     """
     estimates = {}
     for j in range(len(fresh)):
@@ -65,8 +67,8 @@ def two_hop(
 def update_similarities(
     me: int, losses: Mapping[int, float], old: Sequence[Sequence[float]], met: Sequence[bool]
 ) -> tuple[list[float], list[bool]]:
-    """-> my similarities and whom I have met, after probing. losses: of each probed peer's
-    model on my training rows
+    """Return my similarities and the peers I have met, after probing. losses: of each probed peer's
+    model on my training examples
     """
     mine, acquainted = list(old[me]), list(met)
     for j, loss in losses.items():

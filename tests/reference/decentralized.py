@@ -1,8 +1,8 @@
-"""Random, DAC, HAST, Oracle and Local once more (HAST thesis, section 3.3, and its authors'
+"""Random, DAC, HAST, Oracle and Local reimplemented (HAST thesis, section 3.3, and its authors'
 settings), client by client, in plain PyTorch.
 
-Nothing of the program is used here. Batches, rows and draws are handed in; `play` returns
-everything that happened, round by round, in plain dicts and lists.
+The package is not used here. Batches, examples and draws are arguments; `play` returns the results
+of every round in plain dicts and lists.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ WHOLE, FINE, WARMUP = 0, 1, "warmup"  # the phases of local training
 
 
 @dataclass(frozen=True)
-class World:
-    """What happens to the clients: rounds count from 1 over all time steps, time steps from 0."""
+class Scenario:
+    """The inputs of a run: rounds count from 1 over all time steps, time steps from 0."""
 
-    net: nn.Module  # with the weights that all start from
+    net: nn.Module  # with the initial weights of all clients
     clients: int
     steps: int  # time steps
-    rounds: int  # a time step
+    rounds: int  # of each time step
     # (round, client, phase); the training before round 1 is round 0
     batches: Callable[[int, int, int | str], Sequence[Rows]]
     train: Callable[[int, int], Rows]  # (time step, client)
@@ -47,11 +47,11 @@ class World:
     # ..., candidates, their chances, count
     choose_weighted: Callable[[int, int, list[int], list[float], int], Sequence[int]]
     training: Training
-    # (time step, client): what training descends on
+    # (time step, client): the training loss
     loss: Callable[[int, int], Loss] = lambda step, client: cross_entropy
-    # all others, unless a graph says otherwise
+    # the peers a client can reach; None: all others
     neighbors: Callable[[int], Sequence[int]] | None = None
-    # who is there in a round; everybody, unless it says otherwise
+    # the clients that are online in a round; None: all
     online: Callable[[int], Sequence[int]] | None = None
     cluster: Callable[[int, int], int] | None = None  # (time step, client), for the oracle
 
@@ -59,7 +59,7 @@ class World:
         return len(self.train(step, client)[1])
 
     def candidates(self, round: int, client: int) -> list[int]:
-        """Whom a client may ask in this round; a stopped one still answers."""
+        """The peers a client can select in this round; a stopped peer still answers."""
         there = range(self.clients) if self.online is None else self.online(round)
         known = range(self.clients) if self.neighbors is None else self.neighbors(client)
         return [j for j in range(self.clients) if j in there and j in known and j != client]
@@ -70,28 +70,30 @@ class Method:
     name: str  # random | dac | hast | oracle | local
     peers: int = 3
     tau: float = 30.0
-    published_tau: bool = False  # dac: the temperature climbs within a time step
+    published_tau: bool = False  # dac: the temperature grows within a time step
     depth: int = 3  # hast: layers of the classifier
     fresh: bool = (
-        # hast: the second choice goes by this round's similarities (algorithm 4) instead of the
-        # last round's (the authors' code)
+        # hast: the second selection uses the similarities of this round (algorithm 4) instead of
+        # those of the last round (the authors' code)
         False
     )
-    patience: int | None = None  # rounds without gain after which a client stops; None: never
+    patience: int | None = (
+        None  # rounds without improvement after which a client stops; None: never
+    )
     # the model before round 1 is a candidate for the best one, as in the authors' code
-    judge_warmup: bool = True
+    evaluate_warmup: bool = True
 
 
 @dataclass
-class Memory:
-    """What lasts from round to round."""
+class RunState:
+    """The state between rounds."""
 
     models: list[State]
     similarities: list[list[float]]  # [K][K]
     met: list[list[bool]]  # [K][K]
     best_models: list[State]
     best_loss: list[float]
-    waited: list[int]  # rounds without gain
+    waited: list[int]  # rounds without improvement
     stopped: list[bool]
 
     def snapshot(self) -> dict[str, Any]:
@@ -106,112 +108,120 @@ class Memory:
         }
 
 
-def start(world: World, method: Method) -> Memory:
-    """Common weights, then one local phase of everybody alone."""
+def start(scenario: Scenario, method: Method) -> RunState:
+    """Common weights, then one local phase of every client without exchange."""
     models = []
     best_loss = []
-    for k in range(world.clients):
-        batches = world.batches(0, k, WARMUP)
+    for k in range(scenario.clients):
+        batches = scenario.batches(0, k, WARMUP)
         model = train(
-            world.net,
-            clone(world.net.state_dict()),
+            scenario.net,
+            clone(scenario.net.state_dict()),
             batches,
-            world.training,
+            scenario.training,
             0,
-            loss=world.loss(0, k),
+            loss=scenario.loss(0, k),
         )
         models.append(model)
         best_loss.append(
-            mean_loss(world.net, model, world.valid(0, k)) if method.judge_warmup else math.inf
+            mean_loss(scenario.net, model, scenario.valid(0, k))
+            if method.evaluate_warmup
+            else math.inf
         )
-    strangers = [[False] * world.clients for _ in range(world.clients)]
-    nobody = [False] * world.clients
+    met = [[False] * scenario.clients for _ in range(scenario.clients)]
+    stopped = [False] * scenario.clients
     best = [clone(model) for model in models]
-    return Memory(
+    return RunState(
         models,
-        first_similarities(world.clients),
-        strangers,
+        first_similarities(scenario.clients),
+        met,
         best,
         best_loss,
-        [0] * world.clients,
-        nobody,
+        [0] * scenario.clients,
+        stopped,
     )
 
 
-def begin_time_step(world: World, memory: Memory, step: int) -> None:
-    """New data: models, similarities and acquaintances stay, what was best is judged again, and
-    everybody trains again.
+def begin_time_step(scenario: Scenario, run: RunState, step: int) -> None:
+    """New data: models, similarities and met peers stay, the best models are evaluated again, and
+    all clients train again.
     """
-    for k in range(world.clients):
-        memory.best_loss[k] = mean_loss(world.net, memory.best_models[k], world.valid(step, k))
-        memory.waited[k] = 0
-        memory.stopped[k] = False
+    for k in range(scenario.clients):
+        run.best_loss[k] = mean_loss(scenario.net, run.best_models[k], scenario.valid(step, k))
+        run.waited[k] = 0
+        run.stopped[k] = False
 
 
-def meet(world: World, method: Method, memory: Memory, round: int, k: int) -> dict[str, Any]:
-    """One client's choices and mixes, from what stood at the end of the previous round. -> what
-    is new about this client
+def exchange(
+    scenario: Scenario, method: Method, run: RunState, round: int, k: int
+) -> dict[str, Any]:
+    """Select the peers of one client and average its model with theirs, from the state at the end of
+    the previous round. Returns the new values of this client.
     """
-    step, within = divmod(round - 1, world.rounds)
-    candidates = world.candidates(round, k)
+    step, within = divmod(round - 1, scenario.rounds)
+    candidates = scenario.candidates(round, k)
     if method.name == "oracle":
-        assert world.cluster is not None, "the oracle must be told the clusters"
-        candidates = [j for j in candidates if world.cluster(step, j) == world.cluster(step, k)]
+        assert scenario.cluster is not None, "the oracle needs the clusters"
+        candidates = [
+            j for j in candidates if scenario.cluster(step, j) == scenario.cluster(step, k)
+        ]
     count = min(method.peers, len(candidates))
     tau = temperature(method.tau, within, method.published_tau and method.name == "dac")
-    happened: dict[str, Any] = {
-        "similarities": list(memory.similarities[k]),
-        "met": list(memory.met[k]),
+    result: dict[str, Any] = {
+        "similarities": list(run.similarities[k]),
+        "met": list(run.met[k]),
     }
-    happened |= {"chosen": [], "chosen_similar": [], "chances": [], "probes": {}}
+    result |= {"chosen": [], "chosen_similar": [], "chances": [], "probes": {}}
 
     def mix_with(model: State, peers: Sequence[int], names: Sequence[str] | None = None) -> State:
-        theirs = [memory.models[j] for j in peers]
-        return mix(model, theirs, world.size(step, k), [world.size(step, j) for j in peers], names)
+        theirs = [run.models[j] for j in peers]
+        return mix(
+            model, theirs, scenario.size(step, k), [scenario.size(step, j) for j in peers], names
+        )
 
     if method.name == "dac" and count:
-        happened["chances"] = chances(memory.similarities[k], candidates, tau)
-        happened["chosen"] = list(
-            world.choose_weighted(round, k, candidates, happened["chances"], count)
+        result["chances"] = chances(run.similarities[k], candidates, tau)
+        result["chosen"] = list(
+            scenario.choose_weighted(round, k, candidates, result["chances"], count)
         )
     elif method.name != "local" and count:
-        happened["chosen"] = list(world.choose_uniform(round, k, candidates, count))
+        result["chosen"] = list(scenario.choose_uniform(round, k, candidates, count))
 
     if method.name in ("dac", "hast"):
-        for j in happened["chosen"]:
-            happened["probes"][j] = mean_loss(world.net, memory.models[j], world.train(step, k))
-        happened["similarities"], happened["met"] = update_similarities(
-            k, happened["probes"], memory.similarities, memory.met[k]
+        for j in result["chosen"]:
+            result["probes"][j] = mean_loss(scenario.net, run.models[j], scenario.train(step, k))
+        result["similarities"], result["met"] = update_similarities(
+            k, result["probes"], run.similarities, run.met[k]
         )
-    happened["mixed_1"] = mix_with(memory.models[k], happened["chosen"])
+    result["mixed_1"] = mix_with(run.models[k], result["chosen"])
 
-    happened["mixed_2"] = clone(happened["mixed_1"])
+    result["mixed_2"] = clone(result["mixed_1"])
     if method.name == "hast" and method.depth and count:
-        likeness = happened["similarities"] if method.fresh else memory.similarities[k]
-        happened["chances"] = chances(likeness, candidates, tau)
-        happened["chosen_similar"] = list(
-            world.choose_weighted(round, k, candidates, happened["chances"], count)
+        similarities = result["similarities"] if method.fresh else run.similarities[k]
+        result["chances"] = chances(similarities, candidates, tau)
+        result["chosen_similar"] = list(
+            scenario.choose_weighted(round, k, candidates, result["chances"], count)
         )
-        for j in happened["chosen_similar"]:
-            happened["met"][j] = True
-        happened["mixed_2"] = mix_with(
-            happened["mixed_1"],
-            happened["chosen_similar"],
-            names_of_last_layers(world.net, method.depth),
+        for j in result["chosen_similar"]:
+            result["met"][j] = True
+        result["mixed_2"] = mix_with(
+            result["mixed_1"],
+            result["chosen_similar"],
+            names_of_last_layers(scenario.net, method.depth),
         )
-    return happened
+    return result
 
 
-def learn(world: World, method: Method, round: int, k: int, model: State) -> dict[str, Any]:
-    """One client's training, and what it leaves: trained, tuned (before it is judged), whether
-    that was kept, the model, its validation loss.
+def learn(scenario: Scenario, method: Method, round: int, k: int, model: State) -> dict[str, Any]:
+    """Train one client. Returns the trained model, the tuned model, whether the tuned model was kept,
+    the final model and its validation loss.
     """
-    step = (round - 1) // world.rounds
-    valid, loss = world.valid(step, k), world.loss(step, k)
+    step = (round - 1) // scenario.rounds
+    valid, loss = scenario.valid(step, k), scenario.loss(step, k)
     trained = train(
-        world.net, model, world.batches(round, k, WHOLE), world.training, round, loss=loss
+        scenario.net, model, scenario.batches(round, k, WHOLE), scenario.training, round, loss=loss
     )
-    trained_loss = mean_loss(world.net, trained, valid)
+    trained_loss = mean_loss(scenario.net, trained, valid)
     if method.name != "hast" or method.depth == 0:
         return {
             "trained": trained,
@@ -220,11 +230,17 @@ def learn(world: World, method: Method, round: int, k: int, model: State) -> dic
             "model": trained,
             "valid_loss": trained_loss,
         }
-    classifier = names_of_last_layers(world.net, method.depth)
+    classifier = names_of_last_layers(scenario.net, method.depth)
     tuned = train(
-        world.net, trained, world.batches(round, k, FINE), world.training, round, classifier, loss
+        scenario.net,
+        trained,
+        scenario.batches(round, k, FINE),
+        scenario.training,
+        round,
+        classifier,
+        loss,
     )
-    tuned_loss = mean_loss(world.net, tuned, valid)
+    tuned_loss = mean_loss(scenario.net, tuned, valid)
     kept = tuned_loss < trained_loss
     model, final_loss = (tuned, tuned_loss) if kept else (trained, trained_loss)
     return {
@@ -236,57 +252,63 @@ def learn(world: World, method: Method, round: int, k: int, model: State) -> dic
     }
 
 
-def judge(best: float, waited: int, loss: float, patience: int | None) -> tuple[bool, int, bool]:
-    """-> is this the best so far, rounds without gain, does the client stop"""
+def update_early_stopping(
+    best: float, waited: int, loss: float, patience: int | None
+) -> tuple[bool, int, bool]:
+    """Return whether this loss is the best, the rounds without improvement, and whether the client
+    stops.
+    """
     if loss < best:
         return True, 0, False
     waited += 1
     return False, waited, patience is not None and waited > patience
 
 
-def play_round(world: World, method: Method, memory: Memory, round: int) -> dict[str, Any]:
-    there = range(world.clients) if world.online is None else world.online(round)
-    active = [k for k in range(world.clients) if k in there and not memory.stopped[k]]
+def play_round(scenario: Scenario, method: Method, run: RunState, round: int) -> dict[str, Any]:
+    there = range(scenario.clients) if scenario.online is None else scenario.online(round)
+    active = [k for k in range(scenario.clients) if k in there and not run.stopped[k]]
     record: dict[str, Any] = {
         "round": round,
-        "step": (round - 1) // world.rounds,
+        "step": (round - 1) // scenario.rounds,
         "active": active,
-        "best_loss_before": list(memory.best_loss),
+        "best_loss_before": list(run.best_loss),
     }
     for what in ("mixed_1", "mixed_2", "trained", "tuned"):
-        record[what] = [clone(state) for state in memory.models]  # who takes no part stays as it is
+        record[what] = [
+            clone(state) for state in run.models
+        ]  # clients that do not take part keep their model
     for what in ("chosen", "chosen_similar", "chances", "probes", "kept", "valid_loss"):
-        record[what] = {}  # by client, for those who take part
+        record[what] = {}  # by client, for those that take part
 
-    # all of them, before anybody changes
-    meetings = {k: meet(world, method, memory, round, k) for k in active}
-    for k, happened in meetings.items():
+    # all selections, before any model changes
+    selections = {k: exchange(scenario, method, run, round, k) for k in active}
+    for k, result in selections.items():
         for what in ("mixed_1", "mixed_2", "chosen", "chosen_similar", "chances", "probes"):
-            record[what][k] = happened[what]
-        memory.similarities[k], memory.met[k] = happened["similarities"], happened["met"]
+            record[what][k] = result[what]
+        run.similarities[k], run.met[k] = result["similarities"], result["met"]
 
-        learnt = learn(world, method, round, k, happened["mixed_2"])
+        outcome = learn(scenario, method, round, k, result["mixed_2"])
         for what in ("trained", "tuned", "kept", "valid_loss"):
-            record[what][k] = learnt[what]
-        memory.models[k] = learnt["model"]
-        better, memory.waited[k], memory.stopped[k] = judge(
-            memory.best_loss[k], memory.waited[k], learnt["valid_loss"], method.patience
+            record[what][k] = outcome[what]
+        run.models[k] = outcome["model"]
+        better, run.waited[k], run.stopped[k] = update_early_stopping(
+            run.best_loss[k], run.waited[k], outcome["valid_loss"], method.patience
         )
         if better:
-            memory.best_models[k], memory.best_loss[k] = (
-                clone(learnt["model"]),
-                learnt["valid_loss"],
+            run.best_models[k], run.best_loss[k] = (
+                clone(outcome["model"]),
+                outcome["valid_loss"],
             )
-    return record | memory.snapshot()
+    return record | run.snapshot()
 
 
-def play(world: World, method: Method) -> list[dict[str, Any]]:
-    """-> the state after the warm-up, as entry 0, then one entry a round"""
-    memory = start(world, method)
-    history = [{"round": 0, "step": 0} | memory.snapshot()]
-    for round in range(1, world.steps * world.rounds + 1):
-        step, within = divmod(round - 1, world.rounds)
+def play(scenario: Scenario, method: Method) -> list[dict[str, Any]]:
+    """Return the state after the warm-up as entry 0, then one entry for each round."""
+    run = start(scenario, method)
+    history = [{"round": 0, "step": 0} | run.snapshot()]
+    for round in range(1, scenario.steps * scenario.rounds + 1):
+        step, within = divmod(round - 1, scenario.rounds)
         if step > 0 and within == 0:
-            begin_time_step(world, memory, step)
-        history.append(play_round(world, method, memory, round))
+            begin_time_step(scenario, run, step)
+        history.append(play_round(scenario, method, run, round))
     return history

@@ -1,5 +1,5 @@
-"""FedBABU (Oh et al. 2022, algorithm 1) and the frozen head once more, in plain PyTorch and
-explicit loops; only the draws are the program's.
+"""FedBABU (Oh et al. 2022, algorithm 1) and the frozen head reimplemented in plain PyTorch and
+explicit loops; only the random draws come from the package.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def train(
     setting: Setting,
 ) -> dict[str, Tensor]:
     """Federated training of the body; the head, a module of the net, keeps its random values.
-    -> the global state dict
+    Returns the global state dict.
     """
     for parameter in head.parameters():
         parameter.requires_grad_(False)
@@ -45,7 +45,7 @@ def personalize(
     epochs: int,
     setting: Setting,
 ) -> nn.Module:
-    """One client's model: the global one, with the parameters named `tuned` trained on its rows
+    """One client's model: the global one, with the parameters named `tuned` trained on its examples
     after the last round.
     """
     local = copy.deepcopy(net)
@@ -73,7 +73,7 @@ def personalize(
 
 
 def count(model: nn.Module, x: Tensor, y: Tensor) -> tuple[int, float]:
-    """-> how many rows are right, their summed cross-entropy"""
+    """Return the number of correct examples and their summed cross-entropy."""
     right, loss = 0, 0.0
     for row, label in zip(x, y, strict=True):
         with torch.no_grad():

@@ -1,5 +1,5 @@
-"""FedBN (Li et al. 2021, algorithm 1) once more, in plain PyTorch and explicit loops; only the
-draws are the program's.
+"""FedBN (Li et al. 2021, algorithm 1) reimplemented in plain PyTorch and explicit loops; only
+the random draws come from the package.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from remanence.data.batches import plan_batches
 
 
 def names_of_normalization(net: nn.Module) -> list[str]:
-    """Everything in a state dict that belongs to a batch, group or layer norm."""
+    """The entries of a state dict that belong to a batch, group or layer norm."""
     names = []
     for path, module in net.named_modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
@@ -27,8 +27,8 @@ def names_of_normalization(net: nn.Module) -> list[str]:
 def train(
     net: nn.Module, x: Tensor, y: Tensor, classes: int, rows: Sequence[np.ndarray], setting: Setting
 ) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
-    """-> the global state dict, the normalization of every client. rows: the training rows of
-    each client
+    """Return the global state dict and the normalization of every client. rows: the training
+    examples of each client
     """
     state, local_names = copy.deepcopy(net.state_dict()), names_of_normalization(net)
     own = [{name: state[name].clone() for name in local_names} for _ in rows]

@@ -1,4 +1,4 @@
-"""FedDF once more, after its algorithm 1 and its authors' settings, in plain PyTorch and
+"""FedDF reimplemented from its algorithm 1 and its authors' settings, in plain PyTorch and
 explicit loops.
 """
 
@@ -31,7 +31,7 @@ class Distillation:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a round's distillation went."""
+    """The result of the distillation of a round."""
 
     taken: int  # steps
     kept: int  # the step whose model was kept
@@ -39,7 +39,7 @@ class Outcome:
 
 def ensemble_loss(logits: Tensor, said: Sequence[Tensor]) -> Tensor:
     """KL(softmax of the teachers' mean logits || softmax of the student's), as a mean over the
-    rows.
+    examples.
     """
     total = logits.new_zeros(())
     for place, row in enumerate(logits):
@@ -116,9 +116,7 @@ def train(
     setting: Setting,
     chosen: Distillation,
 ) -> tuple[State, list[Outcome]]:
-    """-> the global state dict, what happened at the server in each round; looks at the
-    validation rows after every step
-    """
+    """Return the global state dict and the distillation of each round; validates after every step."""
     state, outcomes = copy.deepcopy(net.state_dict()), []
     for round in range(1, setting.rounds + 1):
         key = Key(setting.seed).fold_in("round", round)

@@ -1,7 +1,7 @@
-"""FedDrift once more (Jothimurugesan et al. 2023; the HAST thesis, section 2.6.2), model by model
+"""FedDrift reimplemented (Jothimurugesan et al. 2023; the HAST thesis, section 2.6.2), model by model
 and client by client, in plain PyTorch.
 
-Nothing of the program is used here. Batches, rows and cohorts are handed in; `play` returns every
+The package is not used here. Batches, examples and cohorts are arguments; `play` returns every
 decision and every round in plain dicts and lists.
 """
 
@@ -31,8 +31,8 @@ Distances = Mapping[tuple[int, int], float]  # by pair of models, the smaller nu
 
 
 @dataclass(frozen=True)
-class World:
-    """What happens to the clients: rounds count from 1 over all time steps, time steps from 0."""
+class Scenario:
+    """The inputs of a run: rounds count from 1 over all time steps, time steps from 0."""
 
     net: nn.Module  # with the weights of model 0
     clients: int
@@ -42,9 +42,9 @@ class World:
     batches: Callable[[int, int, int], Sequence[Rows]]
     train: Callable[[int, int], Rows]  # (time step, client)
     training: Training
-    # (time step, client): what training descends on
+    # (time step, client): the training loss
     loss: Callable[[int, int], Loss] = lambda step, client: cross_entropy
-    # who trains in a round; everybody, unless it says otherwise
+    # the clients that train in a round; None: all
     cohort: Callable[[int], Sequence[int]] | None = None
 
 
@@ -55,29 +55,28 @@ class Method:
 
 
 @dataclass
-class Memory:
-    models: dict[int, State]  # by number; a number is never given twice
+class RunState:
+    models: dict[int, State]  # by number; numbers are not reused
     assigned: list[int]  # each client's model
     last: list[float]  # each client's loss at its last decision
     next_number: int
 
 
-def measure_of(world: World, method: Method, state: State, rows: Rows) -> float:
+def measure_of(scenario: Scenario, method: Method, state: State, rows: Rows) -> float:
     return (
-        mean_loss(world.net, state, rows)
+        mean_loss(scenario.net, state, rows)
         if method.measure == "loss"
-        else mean_error(world.net, state, rows)
+        else mean_error(scenario.net, state, rows)
     )
 
 
 def detect(
     losses: Sequence[Mapping[int, float]], last: Sequence[float], delta: float, next_number: int
 ) -> tuple[list[int], list[int], dict[int, int]]:
-    """losses: of every model, by client -> each client's best model, the model it has now, and who
-    left for a model of its own, by client
+    """losses: of every model, by client -> each client's best model, its new model, and the clients
+    that started a new model.
 
-    A client whose best loss is worse than its last by more than delta finds no model that fits any
-    more.
+    A client whose best loss is worse than its last by more than delta starts a new model.
     """
     best, assigned, alone = [], [], {}
     for k, of_models in enumerate(losses):
@@ -91,8 +90,8 @@ def detect(
 
 
 def distances_between(loss_on: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
-    """loss_on[i, j]: of model i on the data of model j -> how much worse each does on the
-    other's data, the larger of the two, at least 0
+    """loss_on[i, j]: of model i on the data of model j -> the larger of the two increases
+    in loss on the other's data, at least 0
     """
     numbers = sorted({i for i, _ in loss_on})
     distances = {}
@@ -125,26 +124,26 @@ def link(numbers: Sequence[int], distances: Distances, delta: float) -> list[lis
         groups[pair[0]] = sorted(groups[pair[0]] + groups.pop(pair[1]))
 
 
-def decide(world: World, method: Method, memory: Memory, step: int) -> dict[str, Any]:
-    """The start of a time step, after its data came: every client takes the model that fits, or
-    leaves for one of its own; then models are merged.
+def decide(scenario: Scenario, method: Method, run: RunState, step: int) -> dict[str, Any]:
+    """The start of a time step with new data: every client takes its best model or starts a new one;
+    then models are merged.
     """
-    rows = [world.train(step, k) for k in range(world.clients)]
+    rows = [scenario.train(step, k) for k in range(scenario.clients)]
     sizes = [len(y) for _, y in rows]
     losses = [
-        {number: measure_of(world, method, state, mine) for number, state in memory.models.items()}
+        {number: measure_of(scenario, method, state, mine) for number, state in run.models.items()}
         for mine in rows
     ]
-    before = {number: clone(state) for number, state in memory.models.items()}
-    best, memory.assigned, alone = detect(losses, memory.last, method.delta, memory.next_number)
-    memory.next_number += len(alone)
-    memory.last = [losses[k][best[k]] for k in range(world.clients)]
+    before = {number: clone(state) for number, state in run.models.items()}
+    best, run.assigned, alone = detect(losses, run.last, method.delta, run.next_number)
+    run.next_number += len(alone)
+    run.last = [losses[k][best[k]] for k in range(scenario.clients)]
     for k, number in alone.items():
-        memory.models[number] = clone(before[best[k]])
+        run.models[number] = clone(before[best[k]])
 
     # of the models that can be merged: those with clients, without those that are new
     members: dict[int, list[int]] = {}
-    for k, number in enumerate(memory.assigned):
+    for k, number in enumerate(run.assigned):
         if k not in alone:
             members.setdefault(number, []).append(k)
     loss_on = {}
@@ -154,23 +153,23 @@ def decide(world: World, method: Method, memory: Memory, step: int) -> dict[str,
             torch.cat([rows[k][1] for k in clients]),
         )
         for i in members:
-            loss_on[i, j] = measure_of(world, method, memory.models[i], together)
+            loss_on[i, j] = measure_of(scenario, method, run.models[i], together)
     distances = distances_between(loss_on)
     groups = link(list(members), distances, method.delta)
     weights = {number: sum(sizes[k] for k in clients) for number, clients in members.items()}
     for group in groups:
         kept, others = group[0], group[1:]
         merged = mix(
-            memory.models[kept],
-            [memory.models[i] for i in others],
+            run.models[kept],
+            [run.models[i] for i in others],
             weights[kept],
             [weights[i] for i in others],
         )
-        memory.models[kept] = merged
+        run.models[kept] = merged
         for number in others:
-            del memory.models[number]
+            del run.models[number]
             for k in members[number]:
-                memory.assigned[k] = kept
+                run.assigned[k] = kept
     happened = {
         "step": step,
         "losses": losses,
@@ -179,47 +178,50 @@ def decide(world: World, method: Method, memory: Memory, step: int) -> dict[str,
         "distances": distances,
         "groups": groups,
     }
-    return happened | snapshot(memory)
+    return happened | snapshot(run)
 
 
-def snapshot(memory: Memory) -> dict[str, Any]:
-    models = {number: clone(state) for number, state in memory.models.items()}
-    return {"models": models, "assigned": list(memory.assigned), "last": list(memory.last)}
+def snapshot(run: RunState) -> dict[str, Any]:
+    models = {number: clone(state) for number, state in run.models.items()}
+    return {"models": models, "assigned": list(run.assigned), "last": list(run.last)}
 
 
-def play_round(world: World, memory: Memory, round: int) -> dict[str, Any]:
-    """FedAvg among the clients of each model; one without participants stays as it is."""
-    step = (round - 1) // world.rounds
-    cohort = sorted(range(world.clients) if world.cohort is None else world.cohort(round))
+def play_round(scenario: Scenario, run: RunState, round: int) -> dict[str, Any]:
+    """FedAvg among the clients of each model; a model without participants does not change."""
+    step = (round - 1) // scenario.rounds
+    cohort = sorted(range(scenario.clients) if scenario.cohort is None else scenario.cohort(round))
     trained = {}
     for k in cohort:
-        state = memory.models[memory.assigned[k]]
+        state = run.models[run.assigned[k]]
         trained[k] = train(
-            world.net,
+            scenario.net,
             state,
-            world.batches(round, k, 0),
-            world.training,
+            scenario.batches(round, k, 0),
+            scenario.training,
             round,
-            loss=world.loss(step, k),
+            loss=scenario.loss(step, k),
         )
-    for number in list(memory.models):
-        present = [k for k in cohort if memory.assigned[k] == number]
-        sizes = [len(world.train(step, k)[1]) for k in present]
+    for number in list(run.models):
+        present = [k for k in cohort if run.assigned[k] == number]
+        sizes = [len(scenario.train(step, k)[1]) for k in present]
         if present:
             replies = [trained[k] for k in present]
-            memory.models[number] = mix(replies[0], replies[1:], sizes[0], sizes[1:])
-    return {"round": round, "step": step, "cohort": cohort, "trained": trained} | snapshot(memory)
+            run.models[number] = mix(replies[0], replies[1:], sizes[0], sizes[1:])
+    return {"round": round, "step": step, "cohort": cohort, "trained": trained} | snapshot(run)
 
 
-def play(world: World, method: Method) -> dict[str, list[dict[str, Any]]]:
-    """-> "decisions": one entry for every time step but the first, "rounds": one entry a round"""
-    memory = Memory(
-        {0: clone(world.net.state_dict())}, [0] * world.clients, [math.inf] * world.clients, 1
+def play(scenario: Scenario, method: Method) -> dict[str, list[dict[str, Any]]]:
+    """-> "decisions": one entry for every time step except the first, "rounds": one entry a round"""
+    run = RunState(
+        {0: clone(scenario.net.state_dict())},
+        [0] * scenario.clients,
+        [math.inf] * scenario.clients,
+        1,
     )
     decisions, rounds = [], []
-    for round in range(1, world.steps * world.rounds + 1):
-        step, within = divmod(round - 1, world.rounds)
+    for round in range(1, scenario.steps * scenario.rounds + 1):
+        step, within = divmod(round - 1, scenario.rounds)
         if step > 0 and within == 0:
-            decisions.append(decide(world, method, memory, step))
-        rounds.append(play_round(world, memory, round))
+            decisions.append(decide(scenario, method, run, step))
+        rounds.append(play_round(scenario, run, round))
     return {"decisions": decisions, "rounds": rounds}

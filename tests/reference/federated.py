@@ -1,9 +1,9 @@
-"""FedAvg, FedProx, WSM and TCE once more, in plain PyTorch and explicit loops: the second witness.
+"""FedAvg, FedProx, WSM and TCE reimplemented in plain PyTorch and explicit loops.
 
-Nothing of the program's own training is used here. Modules, autograd and optimizers are torch's;
-losses, averages, sampling and schedules are written out after the papers. Only the draws are
-shared: keys say which clients take part, and `plan_batches` which rows they see, for otherwise
-nothing could be compared.
+The training code of the package is not used here. Modules, autograd and optimizers are torch's;
+losses, averages, sampling and schedules are written out from the papers. Only the random draws are
+shared, so that results can be compared: keys select the clients, and `plan_batches` the examples of
+each step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from remanence.data.batches import plan_batches
 
 @dataclass(frozen=True)
 class Setting:
-    """An experiment in the papers' words."""
+    """An experiment with the names of the papers."""
 
     rounds: int
     cohort: int  # clients a round
@@ -53,7 +53,7 @@ def normalize(x: np.ndarray) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Legate 2022, equation 14, as a mean over the rows. logits: [B, C]"""
+    """Legate 2022, equation 14, as a mean over the examples. logits: [B, C]"""
     total = logits.new_zeros(())
     for row, label in zip(logits, labels, strict=True):
         total = total - (row[label] - torch.log(torch.exp(row).sum()))
@@ -83,7 +83,7 @@ def truncated_cross_entropy(logits: Tensor, labels: Tensor, counts: Sequence[int
 
 
 def learning_rate(setting: Setting, round: int) -> float:
-    """round counts from 1"""
+    """Return the learning rate of a round; rounds count from 1."""
     if setting.schedule == "exponential":
         return setting.lr * setting.decay ** (round - 1)
     if setting.schedule == "cosine":
@@ -108,7 +108,7 @@ def train_client(
     setting: Setting,
     lr: float,
 ) -> None:
-    """Local training in place. x: [n, ...], y: [n] are this client's; batches: positions among
+    """Local training in place. x: [n, ...], y: [n] are this client's; batches: positions in
     them
     """
     counts = [int((y == c).sum()) for c in range(classes)]
@@ -149,7 +149,7 @@ def average(states: Sequence[dict[str, Tensor]], sizes: Sequence[int]) -> dict[s
 def train(
     net: nn.Module, x: Tensor, y: Tensor, classes: int, rows: Sequence[np.ndarray], setting: Setting
 ) -> dict[str, Tensor]:
-    """All rounds -> the global state dict. rows: the training rows of each client"""
+    """Run all rounds and return the global state dict. rows: the training examples of each client"""
     state = copy.deepcopy(net.state_dict())
     for round in range(1, setting.rounds + 1):
         key = Key(setting.seed).fold_in("round", round)

@@ -1,8 +1,8 @@
-"""FedNova (Wang et al. 2020) once more, in plain PyTorch and explicit loops; only the draws are the
-program's.
+"""FedNova (Wang et al. 2020) reimplemented in plain PyTorch and explicit loops; only the random
+draws come from the package.
 
 The effective steps come from the paper's vectors a_i written out, not from an optimizer: entry s of
-a_i is the weight that gradient s has in the way made.
+a_i is the weight of gradient s in the update.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def effective_steps(
     pull = mu + weight_decay
     total = 0.0
     for source in range(steps):
-        way, velocity = 0.0, 0.0  # what gradient `source` alone has done so far, in units of -lr
+        way, velocity = 0.0, 0.0  # the effect of gradient `source` alone so far, in units of -lr
         for step in range(source, steps):
             gradient = 1.0 if step == source else 0.0
             velocity = momentum * velocity + gradient - lr * pull * way
@@ -40,7 +40,7 @@ def effective_steps(
 def train(
     net: nn.Module, x: Tensor, y: Tensor, classes: int, rows: Sequence[np.ndarray], setting: Setting
 ) -> dict[str, Tensor]:
-    """All rounds -> the global state dict. rows: the training rows of each client"""
+    """Run all rounds and return the global state dict. rows: the training examples of each client"""
     state = copy.deepcopy(net.state_dict())
     names = [name for name, _ in net.named_parameters()]
     for round in range(1, setting.rounds + 1):

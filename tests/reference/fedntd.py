@@ -1,4 +1,4 @@
-"""FedNTD once more, from Lee et al. 2022, equations 4 and 5, row by row."""
+"""FedNTD reimplemented from Lee et al. 2022, equations 4 and 5, example by example."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 def not_true_distillation(student: Tensor, teacher: Tensor, labels: Tensor, tau: float) -> Tensor:
     """KL of the global model's softmax over the false classes from the local one's, a mean over
-    rows. student, teacher: [B, C]
+    examples. student, teacher: [B, C]
     """
     total = student.new_zeros(())
     for mine, theirs, label in zip(student, teacher, labels.tolist(), strict=True):
         false = [c for c in range(len(mine)) if c != label]
-        local, told = torch.exp(mine / tau), torch.exp(theirs / tau)
+        local, received = torch.exp(mine / tau), torch.exp(theirs / tau)
         for c in false:
-            p, q = told[c] / told[false].sum(), local[c] / local[false].sum()
+            p, q = received[c] / received[false].sum(), local[c] / local[false].sum()
             total = total + p * torch.log(p / q)
     return total / len(labels)
 

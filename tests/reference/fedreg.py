@@ -1,4 +1,4 @@
-"""FedReg once more, in plain PyTorch: every gradient by a backward pass through a copy of the
+"""FedReg reimplemented in plain PyTorch: every gradient by a backward pass through a copy of the
 model.
 """
 
@@ -14,20 +14,20 @@ from reference.plain_rounds import frozen_copy, play
 from torch import Tensor, nn
 
 
-def soft_cross_entropy(logits: Tensor, told: Tensor) -> Tensor:
-    """logits, told: [B, C]"""
+def soft_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
+    """logits, teacher: [B, C]"""
     total = logits.new_zeros(())
-    for row, p in zip(logits, told, strict=True):
+    for row, p in zip(logits, teacher, strict=True):
         total = total - (p * (row - torch.log(torch.exp(row).sum()))).sum()
     return total / len(logits)
 
 
 def ascend(old: nn.Module, x: Tensor, labels: Tensor, size: float, steps: int) -> Tensor:
-    """Inputs moved up the loss of the received model, a sign of the gradient at a time."""
+    """Inputs moved up the loss of the received model, one gradient sign at a time."""
     moved = x.clone()
     for _ in range(steps):
         leaf = moved.clone().requires_grad_()
-        # a copy: batch norm would note what it sees
+        # a copy, because batch norm updates its statistics
         cross_entropy(copy.deepcopy(old).train()(leaf), labels).backward()
         assert leaf.grad is not None
         moved = moved + size * leaf.grad.sign()
@@ -80,10 +80,10 @@ def train(
                 ascend(old, here, label, eta_s, 10),
                 ascend(old, here, label, eta_p, 1),
             )
-            told = torch.softmax(old(pseudo), dim=1)
+            teacher = torch.softmax(old(pseudo), dim=1)
             at_gamma, at_beta = blend(local, old, gamma), blend(local, old, beta)
             g = flat_gradient(cross_entropy(at_gamma(here), label), at_gamma)
-            s = flat_gradient(soft_cross_entropy(at_beta(pseudo), told), at_beta)
+            s = flat_gradient(soft_cross_entropy(at_beta(pseudo), teacher), at_beta)
             p = flat_gradient(cross_entropy(at_beta(perturbed), label), at_beta)
             result = g.clone()
             for name, memory in (("pseudo", s), ("perturbed", p)):

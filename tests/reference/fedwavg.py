@@ -1,4 +1,4 @@
-"""FedWAvg once more, line by line after its algorithm 1, in plain PyTorch and explicit loops."""
+"""FedWAvg reimplemented line by line from its algorithm 1, in plain PyTorch and explicit loops."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ State = dict[str, Tensor]
 
 
 def predict(net: nn.Module, state: State, x: Tensor) -> list[int]:
-    judge = copy.deepcopy(net)
-    judge.load_state_dict(state)
-    judge.eval()
+    copied = copy.deepcopy(net)
+    copied.load_state_dict(state)
+    copied.eval()
     with torch.no_grad():
-        return [int(judge(row.unsqueeze(0)).argmax()) for row in x]
+        return [int(copied(row.unsqueeze(0)).argmax()) for row in x]
 
 
 def averaging_weights(counts: Sequence[float], alpha: float) -> list[float]:
-    """Equation 2; all ones where nobody forgot anything."""
+    """Equation 2; all ones if no client forgot an example."""
     if sum(counts) == 0:
         return [1.0] * len(counts)
     return [(1 - alpha) + alpha * (count / sum(counts) * len(counts)) for count in counts]
 
 
 def weighted_average(states: Sequence[State], weights: Sequence[float]) -> State:
-    """Line 15: 1/N sum_n theta_n * W[n]; a counter of batches has no mean: the largest."""
+    """Line 15: 1/N sum_n theta_n * W[n]; for a counter of batches, the largest."""
     result = {}
     for name, first in states[0].items():
         if first.is_floating_point():
@@ -54,7 +54,7 @@ def train(
     alpha: float,
     every: int,
 ) -> tuple[State, list[dict[int, float]]]:
-    """-> the global state dict, what every client of each round uploaded as F"""
+    """Return the global state dict and the F that every client of each round uploaded."""
     theta_g = copy.deepcopy(net.state_dict())
     forgotten = [1.0] * len(rows)  # line 2
     theta: dict[int, State] = {}  # each client's last local model
@@ -67,12 +67,12 @@ def train(
             mine_x, mine_y = x[rows[n]], y[rows[n]]
             if n in theta and round % every == 0:  # lines 5 and 10 to 12
                 right_before = [
-                    said == int(label)
-                    for said, label in zip(predict(net, theta[n], mine_x), mine_y, strict=True)
+                    predicted == int(label)
+                    for predicted, label in zip(predict(net, theta[n], mine_x), mine_y, strict=True)
                 ]
                 right_now = [
-                    said == int(label)
-                    for said, label in zip(predict(net, theta_g, mine_x), mine_y, strict=True)
+                    predicted == int(label)
+                    for predicted, label in zip(predict(net, theta_g, mine_x), mine_y, strict=True)
                 ]
                 forgotten[n] = float(
                     sum(

@@ -1,4 +1,4 @@
-"""Flashback once more, line by line after its algorithm 1, in plain PyTorch and explicit loops."""
+"""Flashback reimplemented line by line from its algorithm 1, in plain PyTorch and explicit loops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ State = dict[str, Tensor]
 
 
 def dynamic_alpha(nu: list[float], mus: list[list[float]]) -> list[list[float]]:
-    """Section 4.1: alpha_i = mu_i / (nu + sum_k mu_k); a class nobody has seen has no teacher."""
+    """Section 4.1: alpha_i = mu_i / (nu + sum_k mu_k); a class without examples has no teacher."""
     alphas = []
     for mu in mus:
         row = []
@@ -31,7 +31,7 @@ def dynamic_alpha(nu: list[float], mus: list[list[float]]) -> list[list[float]]:
 def dynamic_loss(
     logits: Tensor, labels: Tensor, said: list[Tensor], alphas: list[list[float]]
 ) -> Tensor:
-    """Equation 3, as a mean over the rows. logits: [B, C]; said: of each teacher [B, C]"""
+    """Equation 3, as a mean over the examples. logits: [B, C]; said: those of each teacher [B, C]"""
     loss = cross_entropy(logits, labels)
     for teacher, alpha in zip(said, alphas, strict=True):
         for row, target in zip(logits, teacher, strict=True):
@@ -90,7 +90,7 @@ def train(
     gamma: float,
     server_epochs: int,
 ) -> tuple[State, list[float], list[int]]:
-    """-> the global state dict, pi, r"""
+    """Return the global state dict, pi and r."""
     state = copy.deepcopy(net.state_dict())
     pi, r = [0.0] * classes, [0] * len(rows)  # line 1
     counts = [[float((y[mine] == c).sum()) for c in range(classes)] for mine in rows]

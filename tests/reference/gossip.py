@@ -1,8 +1,8 @@
-"""What a client does by itself and with its peers' models, by explicit loops: local training,
-looking at rows, and data-weighted mixing.
+"""What a client computes alone and with its peers' models, in explicit loops: local training,
+evaluation, and averaging weighted by data.
 
-Nothing of the program is used here, not even torch's optimizers: the update rules are written out
-parameter by parameter. A model is a state dict.
+Neither the package nor torch's optimizers are used here: the update rules are written out parameter
+by parameter. A model is a state dict.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # logits [B, C], labels [B] -> scalar
 
 @dataclass(frozen=True)
 class Training:
-    """How a client trains; its optimizer is made anew at every call."""
+    """How a client trains; every call has a new optimizer."""
 
     optimizer: str = "adam"  # adam | sgd
     lr: float = 0.001
@@ -30,7 +30,7 @@ class Training:
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
-    # the rate of a round, where it changes; the training before round 1 is round 0
+    # the learning rate of a round, if it changes; the training before round 1 is round 0
     rate: Callable[[int], float] | None = None
 
     def rate_of(self, round: int) -> float:
@@ -42,14 +42,14 @@ def clone(state: State) -> State:
 
 
 def equip(net: nn.Module, state: State) -> nn.Module:
-    """The network with these weights, apart from every other copy."""
+    """A new copy of the network with these weights."""
     equipped = copy.deepcopy(net)
     equipped.load_state_dict(state)
     return equipped
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """-log of the label's share of the sum of exponentials, as a mean over the rows."""
+    """-log of the label's share of the sum of exponentials, as a mean over the examples."""
     total = logits.new_zeros(())
     for row, label in zip(logits, labels.tolist(), strict=True):
         total = total - torch.log(
@@ -60,9 +60,9 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 def look(net: nn.Module, state: State, rows: Rows) -> Tensor:
     """Logits [n, C] of a model in evaluation mode."""
-    judge = equip(net, state).eval()
+    evaluated = equip(net, state).eval()
     with torch.no_grad():
-        logits: Tensor = judge(rows[0])
+        logits: Tensor = evaluated(rows[0])
     return logits
 
 
@@ -71,7 +71,7 @@ def mean_loss(net: nn.Module, state: State, rows: Rows) -> float:
 
 
 def mean_error(net: nn.Module, state: State, rows: Rows) -> float:
-    """The share of rows that are wrong."""
+    """The fraction of wrong examples."""
     wrong = 0
     for row, label in zip(look(net, state, rows).tolist(), rows[1].tolist(), strict=True):
         wrong += row.index(max(row)) != label
@@ -87,9 +87,7 @@ def train(
     names: Sequence[str] | None = None,
     loss: Loss = cross_entropy,
 ) -> State:
-    """One local phase -> the new model. names: the parameters that are trained, where not all
-    are
-    """
+    """Train one local phase and return the new model. names: the trained parameters; None: all"""
     local = equip(net, state).train()
     lr, momentum, beta1, beta2 = how.rate_of(round), how.momentum, how.beta1, how.beta2
     velocity: State = {}
@@ -130,8 +128,8 @@ def mix(
     their_sizes: Sequence[int],
     names: Sequence[str] | None = None,
 ) -> State:
-    """(n_k w_k + sum_j n_j w_j) / (n_k + sum_j n_j) over the named entries; a counter of
-    batches has no mean: the largest.
+    """(n_k w_k + sum_j n_j w_j) / (n_k + sum_j n_j) over the named entries; for a counter of
+    batches, the largest.
     """
     mixed = clone(mine)
     total = my_size + sum(their_sizes)

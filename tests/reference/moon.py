@@ -1,4 +1,4 @@
-"""MOON once more, from Li, He, Song 2021, algorithm 1, row by row."""
+"""MOON reimplemented from Li, He, Song 2021, algorithm 1, example by example."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 
 
 def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, temperature: float) -> Tensor:
-    """Equation 3, a mean over rows. z, z_glob, z_prev: [B, d]"""
+    """Equation 3, a mean over examples. z, z_glob, z_prev: [B, d]"""
     total = z.new_zeros(())
     for mine, theirs, before in zip(z, z_glob, z_prev, strict=True):
         near, far = (
@@ -36,7 +36,7 @@ def train(
     mu: float,
     temperature: float,
 ) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
-    """-> the global state dict, and the last local one of each client that took part"""
+    """Return the global state dict, and the last local one of each client that took part."""
     last: dict[int, nn.Module] = {}
 
     def train_client(

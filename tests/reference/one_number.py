@@ -1,7 +1,7 @@
 """The smallest network: logits (u x, -u x) for an input x, so that a model is the single number u
-and everything can be worked by hand.
+and results can be computed by hand.
 
-On a row x = 1 its cross-entropy is softplus(-2u) for label 0 and softplus(2u) for label 1, and
+For an input x = 1 its cross-entropy is softplus(-2u) for label 0 and softplus(2u) for label 1, and
 softplus(2u) = 2u + softplus(-2u).
 """
 

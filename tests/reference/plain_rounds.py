@@ -1,8 +1,7 @@
-"""The rounds around a client's own training, in plain PyTorch: what the witnesses of single methods
-share.
+"""The rounds around local training in plain PyTorch, which the references of single methods share.
 
-As in `reference.federated`, only the draws are the program's: which clients take part, and which
-rows they see in each step.
+As in `reference.federated`, only the random draws come from the package: the clients of each round
+and the examples of each step.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ def play(
     train_client: TrainClient,
     by_size: bool = True,
 ) -> dict[str, Tensor]:
-    """All rounds -> the global state dict. rows: the training rows of each client; by_size: is
-    a client weighed by how many it has?
+    """Run all rounds and return the global state dict. rows: the training examples of each client;
+    by_size: whether clients are weighted by their number of examples
     """
     state = copy.deepcopy(net.state_dict())
     for round in range(1, setting.rounds + 1):
@@ -80,7 +79,7 @@ def descend(
 
 
 def features_of(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """-> logits [B, C], and what entered the last linear layer [B, d]"""
+    """Return logits [B, C] and the inputs of the last linear layer [B, d]."""
     seen: list[Tensor] = []
     last = [layer for layer in net.modules() if isinstance(layer, nn.Linear)][-1]
     hook = last.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -92,6 +91,6 @@ def features_of(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def frozen_copy(net: nn.Module) -> nn.Module:
-    """A model to ask, in evaluation mode."""
+    """A copy of the model in evaluation mode."""
     with torch.no_grad():
         return copy.deepcopy(net).eval().requires_grad_(False)

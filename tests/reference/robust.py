@@ -1,4 +1,4 @@
-"""The robust aggregators once more, in Python lists and explicit loops. Points are lists of
+"""The robust aggregators reimplemented with Python lists and explicit loops. Points are lists of
 float64 coordinates, one list a client.
 """
 
@@ -31,7 +31,7 @@ def trimmed_mean(points: Sequence[Point], cut: int) -> list[float]:
 
 
 def krum_order(points: Sequence[Point], byzantine: int) -> list[int]:
-    """Places from the best score to the worst."""
+    """Positions from the best score to the worst."""
     scores = []
     for i, point in enumerate(points):
         others = []
@@ -56,7 +56,7 @@ def sum_of_distances(points: Sequence[Point], weights: Sequence[float], at: Poin
 
 def geometric_median(points: Sequence[Point], weights: Sequence[float]) -> list[float]:
     """By descent, not by Weiszfeld: try a step along every axis and straight downhill, and
-    halve the step where none helps. The sum is convex.
+    halve the step if none helps. The sum is convex.
     """
     size = len(points[0])
     at = [math.fsum(point[c] for point in points) / len(points) for c in range(size)]
@@ -82,8 +82,8 @@ def geometric_median(points: Sequence[Point], weights: Sequence[float]) -> list[
 
 
 def downhill(points: Sequence[Point], weights: Sequence[float], at: Point) -> list[float]:
-    """The direction, of length 1, in which the sum of distances falls fastest; a point where we
-    stand has none, and resists.
+    """The direction, of length 1, in which the sum of distances falls fastest; points at the current
+    position have no direction and count against it.
     """
     pull = [0.0] * len(at)
     for point, weight in zip(points, weights, strict=True):

@@ -1,5 +1,5 @@
-"""SCAFFOLD (Karimireddy et al. 2020, algorithm 1) once more, in plain PyTorch and explicit
-loops; only the draws are the program's.
+"""SCAFFOLD (Karimireddy et al. 2020, algorithm 1) reimplemented in plain PyTorch and
+explicit loops; only the random draws come from the package.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def train(
     option: int,
     equal: bool,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[dict[str, Tensor]]]:
-    """-> the global state dict, c, the c_i of all clients. rows: the training rows of each
-    client
+    """Return the global state dict, c, and the c_i of all clients. rows: the training examples of
+    each client
     """
     names, number = [name for name, _ in net.named_parameters()], len(rows)
     state = copy.deepcopy(net.state_dict())

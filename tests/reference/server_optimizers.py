@@ -1,5 +1,5 @@
-"""Server optimizers (Hsu et al. 2019; Reddi et al. 2021, algorithm 2) once more, in plain
-PyTorch and explicit loops; only the draws are the program's.
+"""Server optimizers (Hsu et al. 2019; Reddi et al. 2021, algorithm 2) reimplemented in
+plain PyTorch and explicit loops; only the random draws come from the package.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def train(
     kind: str,
     **numbers: float,
 ) -> dict[str, Tensor]:
-    """All rounds -> the global state dict. rows: the training rows of each client"""
+    """Run all rounds and return the global state dict. rows: the training examples of each client"""
     state = copy.deepcopy(net.state_dict())
     names = [name for name, _ in net.named_parameters()]
     m = {name: torch.zeros_like(state[name]) for name in names}

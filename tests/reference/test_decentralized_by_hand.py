@@ -1,5 +1,4 @@
-"""The references of Random, DAC, HAST, Oracle and Local against numbers worked by hand: a witness
-must be heard too.
+"""The references of Random, DAC, HAST, Oracle and Local against numbers computed by hand.
 
 Most tests use the network of `one_number`.
 """
@@ -22,7 +21,7 @@ from reference.dac import (
     two_hop,
     update_similarities,
 )
-from reference.decentralized import Method, World, judge, play
+from reference.decentralized import Method, Scenario, play, update_early_stopping
 from reference.gossip import (
     Rows,
     State,
@@ -41,13 +40,13 @@ def numbers(states: Sequence[State]) -> Any:
     return pytest.approx([number(state) for state in states])
 
 
-def make_world(**changes: Any) -> World:
-    """Three clients with 1, 2 and 1 rows of label 0, whose models after the warm-up are 1, 2 and 3;
-    nobody trains after that.
+def make_scenario(**changes: Any) -> Scenario:
+    """Three clients with 1, 2 and 1 examples of label 0, whose models after the warm-up are 1, 2 and
+    3; no client trains after that.
 
-    From u = 0 both labels have probability 1/2: the gradient on one row (x, label 0) is (-x/2,
-    x/2), so a step at rate 1 leads to u = x/2. Whoever chooses by chance asks the client after it
-    first, whoever chooses by likeness the one before it.
+    From u = 0 both labels have probability 1/2: the gradient of one example (x, label 0) is (-x/2,
+    x/2), so a step at rate 1 leads to u = x/2. Uniform draws select the next client first, weighted
+    draws the previous one.
     """
     labels = [(0,), (0, 0), (0,)]
     given: dict[str, Any] = {
@@ -68,7 +67,7 @@ def make_world(**changes: Any) -> World:
         )[:count],
         "training": PLAIN,
     }
-    return World(**given | changes)
+    return Scenario(**given | changes)
 
 
 def two_layers() -> nn.Sequential:
@@ -156,16 +155,16 @@ def test_a_mix_of_two_clients() -> None:
     assert {name: value.item() for name, value in mixed.items()} == {"a": 2.0, "b": 7.0, "seen": 4}
 
 
-def test_patience_counts_rounds_without_gain() -> None:
-    # best .5, patience 1. A loss of .4 is better; .4 again is no gain (1); .6 is none either (2 >
+def test_patience_counts_rounds_without_improvement() -> None:
+    # best .5, patience 1. A loss of .4 is better; .4 again is no improvement (1), nor is .6 (2 >
     # 1: stop).
-    assert judge(0.5, 1, 0.4, 1) == (True, 0, False)
-    assert judge(0.4, 0, 0.4, 1) == (False, 1, False)
-    assert judge(0.4, 1, 0.6, 1) == (False, 2, True)
-    assert judge(0.4, 99, 0.6, None) == (False, 100, False)
+    assert update_early_stopping(0.5, 1, 0.4, 1) == (True, 0, False)
+    assert update_early_stopping(0.4, 0, 0.4, 1) == (False, 1, False)
+    assert update_early_stopping(0.4, 1, 0.6, 1) == (False, 2, True)
+    assert update_early_stopping(0.4, 99, 0.6, None) == (False, 100, False)
 
 
-# likeness
+# similarity
 
 
 def test_chances_by_hand() -> None:
@@ -182,8 +181,8 @@ def test_chances_are_clipped_and_cannot_overflow() -> None:
     )
 
 
-def test_temperature_climbs_within_a_time_step() -> None:
-    # t = 0: 2 tau / 2 - tau + 1 = 1. t = 5: exp(-.2 * 5) = 1/e. For ever: tau + 1.
+def test_temperature_grows_within_a_time_step() -> None:
+    # t = 0: 2 tau / 2 - tau + 1 = 1. t = 5: exp(-.2 * 5) = 1/e. In the limit: tau + 1.
     assert temperature(30, 0, published=True) == 1
     assert temperature(30, 5, published=True) == pytest.approx(60 / (1 + 1 / math.e) - 29)
     assert temperature(30, 1000, published=True) == pytest.approx(31)
@@ -194,9 +193,9 @@ def test_two_hop_on_four_clients() -> None:
     """Client 0 probes 1 and 2 and has never met 3.
 
     The losses .5 and .25 make 2 (similarity 4) likelier than 1 (similarity 2), although the old
-    similarities said the opposite; so 2 is believed: .1. Where 2 does not know 3, client 1 is
-    believed: .8. Where nobody knows it, nothing changes: .3. An old acquaintance needs no hearsay:
-    .3.
+    similarities are in the opposite order; so the estimate is that of 2: .1. If 2 has not met 3, it
+    is that of client 1: .8. If no peer has met 3, nothing changes: .3. A peer that 0 has met needs
+    no estimate: .3.
     """
     old = [[0.0, 9.0, 0.2, 0.3], [1.0, 0.0, 1.0, 0.8], [1.0, 1.0, 0.0, 0.1], [1.0, 1.0, 1.0, 0.0]]
     losses = {1: 0.5, 2: 0.25}
@@ -228,22 +227,21 @@ def test_similarity_starts_even_and_stays_finite() -> None:
 
 
 def test_random_reads_the_models_of_the_previous_round() -> None:
-    # Sizes 1, 2, 1. 0 asks 1: (1 * 1 + 2 * 2) / 3. 1 asks 2: (2 * 2 + 1 * 3) / 3. 2 asks 0, which
-    # counts as it was, 1: (3 + 1) / 2.
-    history = play(make_world(), Method("random", peers=1))
+    # Sizes 1, 2, 1. 0 asks 1: (1 * 1 + 2 * 2) / 3. 1 asks 2: (2 * 2 + 1 * 3) / 3. 2 asks 0,
+    # with the model before the round, 1: (3 + 1) / 2.
+    history = play(make_scenario(), Method("random", peers=1))
     assert numbers(history[0]["models"]) == [1, 2, 3]
     assert history[1]["chosen"] == {0: [1], 1: [2], 2: [0]}
     assert numbers(history[1]["models"]) == [5 / 3, 7 / 3, 2]
 
 
-def test_dac_learns_whom_it_resembles() -> None:
-    # 0 asks 2 (model 3), 1 asks 0 (model 1), 2 asks 1 (model 2) and looks at it on its own training
-    # rows: 1 / softplus(-2u) for clients 0 and 2 with
-    # their label 0, 1 / softplus(2u) for client 1 with label 1. Of the third, never met, the one
-    # who was asked had said 1/2.
+def test_dac_learns_similarities() -> None:
+    # 0 asks 2 (model 3), 1 asks 0 (model 1), 2 asks 1 (model 2) and evaluates it on its own training
+    # examples: 1 / softplus(-2u) for clients 0 and 2 with label 0, 1 / softplus(2u) for client 1 with
+    # label 1. The similarity of the third client, never met, is that of the selected peer: 1/2.
     labels = [(0,), (1, 1), (0,)]
     record = play(
-        make_world(train=lambda step, client: rows(*labels[client])), Method("dac", peers=1)
+        make_scenario(train=lambda step, client: rows(*labels[client])), Method("dac", peers=1)
     )[1]
     assert record["chosen"] == {0: [2], 1: [0], 2: [1]}
     assert record["chances"][0] == pytest.approx([0.5, 0.5])
@@ -255,9 +253,9 @@ def test_dac_learns_whom_it_resembles() -> None:
 
 
 def test_hast_mixes_twice() -> None:
-    # First as Random above, then from there with the other one, as it was: 0 with 2: (5/3 + 3) / 2;
+    # First as Random above, then with the other client's model before the round: 0 with 2: (5/3 + 3) / 2;
     # 1 with 0: (2 * 7/3 + 1) / 3; 2 with 1: (2 + 2 * 2) / 3.
-    record = play(make_world(), Method("hast", peers=1, depth=1))[1]
+    record = play(make_scenario(), Method("hast", peers=1, depth=1))[1]
     assert numbers(record["mixed_1"]) == [5 / 3, 7 / 3, 2]
     assert numbers(record["mixed_2"]) == [7 / 3, 17 / 9, 2]
     assert record["chosen_similar"] == {0: [2], 1: [0], 2: [1]}
@@ -270,33 +268,35 @@ def test_hast_mixes_twice() -> None:
 def test_hasts_second_choice_goes_by_old_or_fresh_similarities() -> None:
     # Before round 1 all are alike; after its probe client 0 has 1 / softplus(-4) for client 1 and
     # 1/2 for client 2, and tau = 1/10.
-    assert play(make_world(), Method("hast", peers=1, depth=1, tau=0.1))[1]["chances"][
+    assert play(make_scenario(), Method("hast", peers=1, depth=1, tau=0.1))[1]["chances"][
         0
     ] == pytest.approx([0.5, 0.5])
     one, two = math.exp(0.1 * 20), math.exp(0.1 * 0.5)  # 1 / softplus(-4) = 55 is clipped to 20
-    found = play(make_world(), Method("hast", peers=1, depth=1, tau=0.1, fresh=True))[1]["chances"][
-        0
-    ]
+    found = play(make_scenario(), Method("hast", peers=1, depth=1, tau=0.1, fresh=True))[1][
+        "chances"
+    ][0]
     assert found == pytest.approx([one / (one + two), two / (one + two)])
 
 
 def test_hast_mixes_and_tunes_its_classifier_alone() -> None:
-    # A row of each label to train on after the warm-up, so that bodies differ too; the fine-tuned
-    # classifier is judged on label 0 alone.
+    # One example of each label to train on after the warm-up, so that bodies differ too; the
+    # fine-tuned classifier is evaluated on label 0 only.
     def batches(round: int, client: int, phase: int | str) -> list[Rows]:
         return {"warmup": [rows(0, x=client + 1.0)], 0: [rows(0, 1)], 1: [rows(client % 2)]}[phase]
 
-    world = make_world(net=two_layers(), batches=batches, rounds=2)
-    history = play(world, Method("hast", peers=1, depth=1))
+    scenario = make_scenario(net=two_layers(), batches=batches, rounds=2)
+    history = play(scenario, Method("hast", peers=1, depth=1))
     for before, record in itertools.pairwise(history):
         for name in ("0.weight", "0.bias"):
             assert torch.equal(record["mixed_2"][0][name], record["mixed_1"][0][name])
             assert torch.equal(record["tuned"][0][name], record["trained"][0][name])
         for name in ("2.weight", "2.bias"):
-            wanted = (record["mixed_1"][0][name] + before["models"][2][name]) / 2  # one row each
+            wanted = (
+                record["mixed_1"][0][name] + before["models"][2][name]
+            ) / 2  # one example each
             assert torch.allclose(record["mixed_2"][0][name], wanted, rtol=0, atol=1e-15)
-        # Clients 0 and 2 tune on label 0, on which they are judged, and gain; client 1 tunes on
-        # label 1 and loses.
+        # Clients 0 and 2 tune on label 0, on which they are evaluated, and improve; client 1 tunes on
+        # label 1 and gets worse.
         assert record["kept"] == {0: True, 1: False, 2: True}
         for k, kept in record["kept"].items():
             assert torch.equal(
@@ -310,10 +310,10 @@ def test_hast_of_depth_0_is_random() -> None:
     def batches(round: int, client: int, phase: int | str) -> list[Rows]:
         return [rows(client % 2, x=round + 1.0)]
 
-    world = make_world(net=two_layers(), batches=batches, rounds=3)
+    scenario = make_scenario(net=two_layers(), batches=batches, rounds=3)
     hast, random = (
-        play(world, Method("hast", peers=1, depth=0)),
-        play(world, Method("random", peers=1)),
+        play(scenario, Method("hast", peers=1, depth=0)),
+        play(scenario, Method("random", peers=1)),
     )
     assert all(
         torch.equal(a[name], b[name])
@@ -322,44 +322,46 @@ def test_hast_of_depth_0_is_random() -> None:
     )
 
 
-def test_oracle_asks_its_own_cluster_and_local_nobody() -> None:
+def test_oracle_asks_its_own_cluster_and_local_no_peer() -> None:
     # Clients 0 and 2 are one cluster: (1 + 3) / 2 for both; client 1 is alone with its 2.
-    record = play(make_world(cluster=lambda step, client: client % 2), Method("oracle", peers=2))[1]
+    record = play(
+        make_scenario(cluster=lambda step, client: client % 2), Method("oracle", peers=2)
+    )[1]
     assert record["chosen"] == {0: [2], 1: [], 2: [0]}
     assert numbers(record["models"]) == [2, 2, 2]
-    assert numbers(play(make_world(), Method("local"))[1]["models"]) == [1, 2, 3]
+    assert numbers(play(make_scenario(), Method("local"))[1]["models"]) == [1, 2, 3]
 
 
-def test_who_is_offline_neither_asks_nor_answers() -> None:
-    # Client 1 is away: 0 and 2 ask each other, (1 + 3) / 2. On a path 0 - 1 - 2 they would find
-    # nobody.
-    record = play(make_world(online=lambda round: [0, 2]), Method("random", peers=2))[1]
+def test_offline_clients_neither_ask_nor_answer() -> None:
+    # Client 1 is offline: 0 and 2 ask each other, (1 + 3) / 2. On a path 0 - 1 - 2 they reach no
+    # client.
+    record = play(make_scenario(online=lambda round: [0, 2]), Method("random", peers=2))[1]
     assert record["active"] == [0, 2]
     assert numbers(record["models"]) == [2, 2, 2]
     path = [[1], [0, 2], [1]]
     record = play(
-        make_world(online=lambda round: [0, 2], neighbors=lambda client: path[client]),
+        make_scenario(online=lambda round: [0, 2], neighbors=lambda client: path[client]),
         Method("random", peers=2),
     )[1]
     assert record["chosen"] == {0: [], 2: []}
 
 
-def test_a_stopped_client_rests_until_the_data_change_and_still_answers() -> None:
-    """Nobody trains and all ask nobody, so no loss ever falls: with patience 1 all stop after the
+def test_a_stopped_client_pauses_until_the_data_change_and_still_answers() -> None:
+    """No client trains or asks a peer, so no loss ever falls: with patience 1 all stop after the
     second round of a time step.
 
     Validation has label 0 in time step 0 and label 1 in time step 1, where the best model, still
-    that of the warm-up, is judged again.
+    that of the warm-up, is evaluated again.
     """
-    world = make_world(steps=2, rounds=3, valid=lambda step, client: rows(step))
-    history = play(world, Method("local", patience=1))
+    scenario = make_scenario(steps=2, rounds=3, valid=lambda step, client: rows(step))
+    history = play(scenario, Method("local", patience=1))
     assert [record["patience"] for record in history[1:]] == [[1] * 3, [2] * 3, [2] * 3] * 2
     assert [record["active"] for record in history[1:]] == [[0, 1, 2], [0, 1, 2], []] * 2
     assert history[3]["best_loss"] == pytest.approx([softplus(-2), softplus(-4), softplus(-6)])
     assert history[4]["best_loss_before"] == pytest.approx([softplus(2), softplus(4), softplus(6)])
     # Random makes 0 better and 2 worse (5/3 and 2, above): with patience 0 client 2 stops at once,
-    # and 1 asks it all the same in round 2.
-    history = play(make_world(rounds=2), Method("random", peers=1, patience=0))
+    # and 1 still asks it in round 2.
+    history = play(make_scenario(rounds=2), Method("random", peers=1, patience=0))
     assert history[1]["stopped"] == [False, False, True]
     assert history[2]["chosen"] == {0: [1], 1: [2]}
     # (1 * 5/3 + 2 * 7/3) / 3 and (2 * 7/3 + 1 * 2) / 3; client 2 keeps its 2, but 3 was its best.
@@ -367,11 +369,11 @@ def test_a_stopped_client_rests_until_the_data_change_and_still_answers() -> Non
     assert numbers(history[2]["best_models"]) == [19 / 9, 7 / 3, 3]
 
 
-def test_the_warm_up_counts_only_where_it_is_judged() -> None:
-    history = play(make_world(), Method("random", peers=1, judge_warmup=False))
+def test_the_warm_up_counts_only_if_it_is_evaluated() -> None:
+    history = play(make_scenario(), Method("random", peers=1, evaluate_warmup=False))
     assert history[0]["best_loss"] == [math.inf] * 3
     assert numbers(history[1]["best_models"]) == [5 / 3, 7 / 3, 2]
-    assert numbers(play(make_world(), Method("random", peers=1))[1]["best_models"]) == [
+    assert numbers(play(make_scenario(), Method("random", peers=1))[1]["best_models"]) == [
         5 / 3,
         7 / 3,
         3,
@@ -379,10 +381,10 @@ def test_the_warm_up_counts_only_where_it_is_judged() -> None:
 
 
 def test_training_descends_on_the_loss_it_is_given() -> None:
-    world = make_world(
+    scenario = make_scenario(
         loss=lambda step, client: (
             lambda logits, labels: 2 * nn.functional.cross_entropy(logits, labels)
         )
     )
-    # twice the gradient, twice the way from 0
-    assert numbers(decentralized.start(world, Method("local")).models) == [2, 4, 6]
+    # twice the gradient, twice the distance from 0
+    assert numbers(decentralized.start(scenario, Method("local")).models) == [2, 4, 6]

@@ -1,4 +1,4 @@
-"""FedDrift's reference against numbers worked by hand, with the network of `one_number`."""
+"""The reference of FedDrift against numbers computed by hand, with the network of `one_number`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from reference.one_number import PLAIN, make_net, number, rows, softplus, state_
 def test_complete_linkage_on_three_models() -> None:
     """Distances 0-1: .1, 1-2: .2, 0-2: .5.
 
-    0 and 1 are closest and become one; its farthest member is .5 from 2. So at delta .3 two groups
-    are left (single linkage would leave one), at .6 one. At delta .1 all stay alone, because .1 is
-    not below it.
+    0 and 1 are closest and are merged; the farthest member of this group is .5 from 2. So at delta
+    .3 two groups are left (single linkage would leave one), at .6 one. At delta .1 nothing is
+    merged, because .1 is not below it.
     """
     distances = {(0, 1): 0.1, (1, 2): 0.2, (0, 2): 0.5}
     assert feddrift.link([0, 1, 2], distances, 0.3) == [[0, 1], [2]]
@@ -39,14 +39,14 @@ def test_distance_is_the_larger_loss_of_going_to_the_other() -> None:
 
 
 def test_drift_is_a_rise_of_the_lowest_loss_above_delta() -> None:
-    # Client 0: lowest .5 <= .3 + .25 stays with 4. Client 1: .5 > .2 + .25 leaves, client 2: .7 >
-    # .4 + .25 too, each for its own. Client 3 ties: the first.
+    # Client 0: lowest .5 <= .3 + .25 stays with 4. Client 1: .5 > .2 + .25 starts a new model; client
+    # 2, .7 > .4 + .25, too. Client 3 ties: the first.
     losses = [{1: 0.9, 4: 0.5}, {1: 0.5, 4: 0.9}, {1: 0.9, 4: 0.7}, {1: 0.6, 4: 0.6}]
     found = feddrift.detect(losses, [0.3, 0.2, 0.4, math.inf], 0.25, next_number=5)
     assert found == ([4, 1, 4, 1], [4, 5, 6, 1], {1: 5, 2: 6})
 
 
-def make_drift(**changes: Any) -> feddrift.World:
+def make_drift(**changes: Any) -> feddrift.Scenario:
     given: dict[str, Any] = {
         "net": make_net(),
         "clients": 3,
@@ -55,7 +55,7 @@ def make_drift(**changes: Any) -> feddrift.World:
         "training": PLAIN,
     }
     given |= {"batches": lambda round, client, phase: [], "train": lambda step, client: rows(0)}
-    return feddrift.World(**given | changes)
+    return feddrift.Scenario(**given | changes)
 
 
 @pytest.mark.parametrize(
@@ -74,11 +74,11 @@ def test_a_decision_by_hand(
     on those of client 0: distance .558. Merged by rows: (3 * 1 + 1 * 2) / 4 = 1.25.
     """
     data = [rows(0), rows(0, 0, 1), rows(1)]
-    world = make_drift(train=lambda step, client: data[client])
+    scenario = make_drift(train=lambda step, client: data[client])
     memory = feddrift.Memory(
         {0: state_of(1.0), 1: state_of(2.0)}, [0, 0, 0], [math.inf, math.inf, 0.9], 2
     )
-    happened = feddrift.decide(world, feddrift.Method(delta), memory, 1)
+    happened = feddrift.decide(scenario, feddrift.Method(delta), memory, 1)
     near, far = softplus(-2), softplus(-4)
     assert happened["losses"][1] == pytest.approx({0: near + 2 / 3, 1: far + 4 / 3})
     assert happened["last"] == pytest.approx([far, near + 2 / 3, near + 2])
@@ -95,11 +95,11 @@ def test_who_leaves_copies_its_best_model_under_a_new_number() -> None:
     # above delta = .01, so model 2 is a copy of that.
     # With label 1 in the next time step models 0, 1, 2 lose softplus(2), softplus(4), softplus(4),
     # all far above .018 + .01: a copy of u = 1, as model 3.
-    world = make_drift(clients=1, train=lambda step, client: rows(step - 1))
+    scenario = make_drift(clients=1, train=lambda step, client: rows(step - 1))
     memory = feddrift.Memory({0: state_of(1.0), 1: state_of(2.0)}, [0], [0.0], 2)
-    first = feddrift.decide(world, feddrift.Method(0.01), memory, 1)
+    first = feddrift.decide(scenario, feddrift.Method(0.01), memory, 1)
     assert {i: number(state) for i, state in first["models"].items()} == {0: 1, 1: 2, 2: 2}
-    second = feddrift.decide(world, feddrift.Method(0.01), memory, 2)
+    second = feddrift.decide(scenario, feddrift.Method(0.01), memory, 2)
     assert second["alone"] == {0: 3}
     assert {i: number(state) for i, state in second["models"].items()} == {0: 1, 1: 2, 2: 2, 3: 1}
 
@@ -140,10 +140,10 @@ def test_feddrift_over_three_time_steps() -> None:
         first = [rows(0, x=4.0 if client == 2 else 2.0)]
         return {1: first, 2: [], 3: [rows(1, x=2.0)]}[round]
 
-    world = make_drift(
+    scenario = make_drift(
         steps=3, train=data, batches=batches, cohort=lambda round: [0] if round == 3 else [0, 1, 2]
     )
-    history = feddrift.play(world, feddrift.Method(1.0))
+    history = feddrift.play(scenario, feddrift.Method(1.0))
     assert number(history["rounds"][0]["models"][0]) == pytest.approx(1.5)
     first, second = history["decisions"]
     assert first["assigned"] == [0, 0, 0]
