@@ -75,10 +75,10 @@ def test_a_decision_by_hand(
     """
     data = [rows(0), rows(0, 0, 1), rows(1)]
     scenario = make_drift(train=lambda step, client: data[client])
-    memory = feddrift.Memory(
+    run = feddrift.RunState(
         {0: state_of(1.0), 1: state_of(2.0)}, [0, 0, 0], [math.inf, math.inf, 0.9], 2
     )
-    happened = feddrift.decide(scenario, feddrift.Method(delta), memory, 1)
+    happened = feddrift.decide(scenario, feddrift.Method(delta), run, 1)
     near, far = softplus(-2), softplus(-4)
     assert happened["losses"][1] == pytest.approx({0: near + 2 / 3, 1: far + 4 / 3})
     assert happened["last"] == pytest.approx([far, near + 2 / 3, near + 2])
@@ -96,10 +96,10 @@ def test_who_leaves_copies_its_best_model_under_a_new_number() -> None:
     # With label 1 in the next time step models 0, 1, 2 lose softplus(2), softplus(4), softplus(4),
     # all far above .018 + .01: a copy of u = 1, as model 3.
     scenario = make_drift(clients=1, train=lambda step, client: rows(step - 1))
-    memory = feddrift.Memory({0: state_of(1.0), 1: state_of(2.0)}, [0], [0.0], 2)
-    first = feddrift.decide(scenario, feddrift.Method(0.01), memory, 1)
+    run = feddrift.RunState({0: state_of(1.0), 1: state_of(2.0)}, [0], [0.0], 2)
+    first = feddrift.decide(scenario, feddrift.Method(0.01), run, 1)
     assert {i: number(state) for i, state in first["models"].items()} == {0: 1, 1: 2, 2: 2}
-    second = feddrift.decide(scenario, feddrift.Method(0.01), memory, 2)
+    second = feddrift.decide(scenario, feddrift.Method(0.01), run, 2)
     assert second["alone"] == {0: 3}
     assert {i: number(state) for i, state in second["models"].items()} == {0: 1, 1: 2, 2: 2, 3: 1}
 
@@ -108,13 +108,13 @@ def test_a_decision_by_accuracy() -> None:
     # Both models call every row 0: errors 0, 1/3, 1 whatever the model; the first is taken, and 1 >
     # .9 + .05 is a drift.
     data = [rows(0), rows(0, 0, 1), rows(1)]
-    memory = feddrift.Memory(
+    run = feddrift.RunState(
         {0: state_of(1.0), 1: state_of(2.0)}, [0, 0, 0], [math.inf, 0.3, 0.9], 2
     )
     happened = feddrift.decide(
         make_drift(train=lambda step, client: data[client]),
         feddrift.Method(0.05, "accuracy"),
-        memory,
+        run,
         1,
     )
     assert happened["last"] == pytest.approx([0, 1 / 3, 1])
