@@ -1,16 +1,16 @@
-"""The same job on every engine: seconds a round and where they go, and the bytes that an engine
-sends to its workers and gets from them.
+"""The same job on every engine: seconds a round and what they are spent on, and the bytes that an
+engine sends to its workers and receives from them.
 
-    python benchmarks/engines.py [--engines loop,stacked,processes,ray,flower] [--clients 20]
-    [--rounds 5] [--workers 2] [--model lenet]
+    python benchmarks/engines.py [--engines sequential,vectorized,processes,ray,flower]
+    [--clients 20] [--rounds 5] [--workers 2] [--model lenet]
 
-FedAvg and HAST with everybody in every round, one local epoch, on images made up for lenet and on
-the digits for mlp. The first round, which starts workers and sends them the data, is shown apart;
-of the others the median counts. Ray starts a cluster on this machine; `--address` uses a running
-one. Flower starts a SuperLink with TLS and authentication and as many sites as there are workers,
-each with its share of the clients. Its seconds a round are what the run wrote down; the last line
-of its log tells the rest: how long a site worked for an answer, shown as training, and the bytes of
-all rounds, shown as their mean. An engine whose package is missing is left out and named.
+FedAvg and HAST with all clients in every round and one local epoch, on synthetic images for lenet
+and on the digits for mlp. The first round, which starts workers and sends them the data, is listed
+separately; the median of the others counts. Ray starts a cluster on this machine; `--address` uses
+a running one. Flower starts a SuperLink with TLS and authentication and as many sites as there are
+workers, each with its part of the clients. Its seconds a round come from the run's metrics, and the
+time a site works on a reply (listed as training) and the mean bytes a round from the last line of
+its log. An engine whose package is missing is named and left out.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Stopwatch(BaseEngine):
 
 
 class Pipes:
-    """Counts what this process writes to and reads from pipes, which is how `processes` talks
-    to its workers.
+    """Counts the bytes that this process writes to and reads from pipes, by which `processes`
+    communicates with its workers.
     """
 
     def __init__(self) -> None:
@@ -132,8 +132,8 @@ def settings_of(method: str, model: str, clients: int) -> dict[str, Any]:
     }
 
 
-def play_with_sites(settings: dict[str, Any], rounds: int, sites: int) -> list[Spent]:
-    """The same by real processes: a SuperLink, a coordinator and sites."""
+def run_with_sites(settings: dict[str, Any], rounds: int, sites: int) -> list[Spent]:
+    """The same with processes of Flower: a SuperLink, a coordinator and sites."""
     from remanence.flower.app_files import write_app
     from remanence.flower.processes import Federation
     from remanence.flower.quickstart import follow_log, write_site
@@ -149,20 +149,20 @@ def play_with_sites(settings: dict[str, Any], rounds: int, sites: int) -> list[S
         )
         try:
             federation.start()
-            for number, mine in enumerate(clients):
+            for number, ids in enumerate(clients):
                 label = f"site-{number}"
                 federation.add_site(
-                    label, write_site(folder / label, label, range(int(mine[0]), int(mine[-1]) + 1))
+                    label, write_site(folder / label, label, range(int(ids[0]), int(ids[-1]) + 1))
                 )
-            said: list[str] = []
-            follow_log(federation, federation.run(folder / "app", name="run"), said.append)
+            log: list[str] = []
+            follow_log(federation, federation.run(folder / "app", name="run"), log.append)
         finally:
             federation.stop()
         (written,) = (folder / "runs").glob("*/metrics.jsonl")
         lines = [json.loads(line) for line in written.read_text().splitlines()]
-    found = END.search(said[-1])
+    found = END.search(log[-1])
     if found is None:
-        raise RuntimeError(f"the run did not end well: {said[-1]}")
+        raise RuntimeError(f"the run did not end well: {log[-1]}")
     down, up, worked = (float(number) for number in found.groups())
     by_round = {line["round"]: line["seconds"] for line in lines}
     return [
@@ -172,7 +172,7 @@ def play_with_sites(settings: dict[str, Any], rounds: int, sites: int) -> list[S
 
 
 def measure(experiment: BuiltExperiment, engine: Engine, rounds: int, pipes: Pipes) -> list[Spent]:
-    """Rounds one after the other, as a run would play them."""
+    """Consecutive rounds, as in a run."""
     watch, state, spent = Stopwatch(engine), first_state(experiment), []
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -201,7 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--engines", default="loop,stacked,processes,ray,flower")
+    parser.add_argument("--engines", default="sequential,vectorized,processes,ray,flower")
     parser.add_argument("--model", default="lenet", choices=sorted(DATA))
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5)
@@ -226,7 +226,7 @@ def main() -> None:
         for name in options.engines.split(","):
             try:
                 if name == "flower":
-                    first, *others = play_with_sites(settings, options.rounds, options.workers)
+                    first, *others = run_with_sites(settings, options.rounds, options.workers)
                 else:
                     engine = make_engine(
                         name,

@@ -1,16 +1,16 @@
-"""A whole HAST round (probe, mix, train, fine-tune, validate) of 50 LeNets: ours, in several ways,
+"""A whole HAST round (probe, mix, train, fine-tune, validate) of 50 LeNets on several engines,
 beside plain loops over clients, peers and batches.
 
     python benchmarks/hast_round.py [--clients 50] [--samples 250] [--epochs 3] [--repeat 3]
     [--threads 0] [--only NAME ...] [--one-at-a-time]
 
 The thesis' setting: batch 8, 3 epochs of training and 3 of fine-tuning, 3 peers of each kind, 75
-validation rows. Data are made on the spot. The contenders take turns; the median counts, after a
-first round of each that is shown apart, since steps are written down and compiled in it. Beside
-real seconds stand those of all cores together, workers included, which say more where the machine
-is busy with other things. The plain loops are the usual way: one nn.Module a client,
-torch.optim.Adam, one peer and one batch at a time. They probe and validate in batches of 128, which
-is kind to them; with --one-at-a-time in the batches of 8 in which they train.
+validation examples. Data are synthetic. The contenders take turns and the median counts, after a
+first round of each, listed separately, in which steps are traced and compiled. Beside wall-clock
+seconds it prints CPU seconds of all cores, workers included, which vary less on a busy machine. The
+plain loops use one nn.Module a client, torch.optim.Adam, one peer and one batch at a time. They
+probe and validate in batches of 128, which favors them; with --one-at-a-time in the batches of 8 in
+which they train.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def prepare(clients: int, samples: int, epochs: int) -> BuiltExperiment:
 class Plain:
     """The same work by loops over clients, peers and batches."""
 
-    def __init__(self, experiment: BuiltExperiment, rows_at_once: int):
-        self.rows_at_once = rows_at_once
+    def __init__(self, experiment: BuiltExperiment, eval_batch: int):
+        self.eval_batch = eval_batch
         task, holdings = experiment.task, experiment.task.population.at(0)
         self.clients = task.info.num_clients
         self.train, self.valid = (
@@ -88,7 +88,7 @@ class Plain:
         self.models = [MODELS["lenet"]((3, 32, 32), 10) for _ in range(self.clients)]
         self.epochs, self.random = experiment.config.local.epochs, np.random.default_rng(0)
 
-    def play(self) -> None:
+    def run(self) -> None:
         old = [copy.deepcopy(model.state_dict()) for model in self.models]
         probe = MODELS["lenet"]((3, 32, 32), 10)
         for me, model in enumerate(self.models):
@@ -129,13 +129,13 @@ class Plain:
 
     @torch.no_grad()
     def loss(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
-        batches = zip(x.split(self.rows_at_once), y.split(self.rows_at_once), strict=True)
+        batches = zip(x.split(self.eval_batch), y.split(self.eval_batch), strict=True)
         parts = [cross_entropy(model(a), b, reduction="sum") for a, b in batches]
         return float(torch.stack(parts).sum() / len(y))
 
 
 def ours(experiment: BuiltExperiment, name: str, folder: Path) -> Callable[[], None]:
-    """A round after the other on one engine."""
+    """A function that runs the next round on one engine."""
     engine_name, stack, steps = OURS[name]
     folder.mkdir()
     engine, recorder = (
@@ -144,27 +144,27 @@ def ours(experiment: BuiltExperiment, name: str, folder: Path) -> Callable[[], N
     )
     state: list[RunState] = [first_state(experiment)]
 
-    def play() -> None:
+    def run() -> None:
         state[0] = run_round(experiment, engine, state[0], recorder)[0]
 
-    return play
+    return run
 
 
 def seconds_of_cores() -> float:
-    """What this process and its workers have used so far."""
+    """CPU seconds of this process and its workers so far."""
     total = time.process_time()
     for child in multiprocessing.active_children():
-        with contextlib.suppress(OSError):  # Linux alone tells of a child that lives
+        with contextlib.suppress(OSError):  # only Linux has /proc
             fields = Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1].split()
             # user and system time
             total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return total
 
 
-def take_turn(name: str, play: Callable[[], None]) -> tuple[float, float]:
-    """-> real seconds, seconds of all cores"""
+def take_turn(name: str, run: Callable[[], None]) -> tuple[float, float]:
+    """-> wall-clock seconds, CPU seconds of all cores"""
     begin, used = time.perf_counter(), seconds_of_cores()
-    play()
+    run()
     took = time.perf_counter() - begin, seconds_of_cores() - used
     print(f"{name:30s} {took[0]:7.2f} s {took[1]:7.2f} s of cores", flush=True)
     return took
@@ -190,21 +190,21 @@ def main() -> None:
         nargs="+",
         choices=list(OURS),
         default=list(OURS),
-        help="which of our ways to measure",
+        help="the engines to measure",
     )
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
     experiment = prepare(args.clients, args.samples, args.epochs)
     with tempfile.TemporaryDirectory() as folder:
-        contenders = {PLAIN: Plain(experiment, BATCH if args.one_at_a_time else 128).play}
+        contenders = {PLAIN: Plain(experiment, BATCH if args.one_at_a_time else 128).run}
         contenders |= {name: ours(experiment, name, Path(folder) / name) for name in args.only}
         print("first rounds, which do not count")
-        for name, play in contenders.items():
-            take_turn(name, play)
+        for name, run in contenders.items():
+            take_turn(name, run)
         print("then")
         turns = [
-            {name: take_turn(name, play) for name, play in contenders.items()}
+            {name: take_turn(name, run) for name, run in contenders.items()}
             for _ in range(args.repeat)
         ]
     threads, version = torch.get_num_threads(), torch.__version__

@@ -1,11 +1,10 @@
-"""What our code costs beside the bare PyTorch steps: the engine `sequential` and a plain loop take turns
-on one thread; CPU seconds, which other work disturbs least.
+"""The overhead of Remanence over the bare PyTorch steps: the engine `sequential` and a plain loop
+take turns on one thread, in CPU seconds.
 
     python benchmarks/overhead.py [--jobs A,B] [--clients 8,3] [--turns 11]
 
-`sequential` is the slowest engine, and the only one that takes the very steps of the plain loop: the
-others take fewer or faster ones. `--clients` is how many of a job's clients train, since a whole
-round is long on one thread.
+`sequential` is the slowest engine, and the only one that takes the same steps as the plain loop.
+`--clients` limits how many of a job's clients train, since a whole round takes long on one thread.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@ Chromium.
 
     python benchmarks/report_opening.py
 
-Prints the size of the page, the seconds it took to write, and, over several openings, the seconds
-until the text stands, until all figures on the screen are drawn, and until every figure of the page
-is. The folders are made by arithmetic; nothing is trained.
+Prints the size of the page, the seconds to write it, and for several openings the seconds until the
+text is shown, until the figures on the screen are drawn, and until all figures are. The run folders
+are synthetic; nothing is trained.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """What each robust aggregator does to rare classes, with and without attacks: the table of
 docs/hostile.md.
 
-    python benchmarks/robust.py OUT        # a few minutes on one core; OUT/report.html shows the
-    rest
+    python benchmarks/robust.py OUT        # a few minutes on one core; also writes OUT/report.html
 
-Digits in the hands of 20 clients, dirichlet(alpha=0.1), all of them in every round; a fifth of the
+Digits split over 20 clients by dirichlet(alpha=0.1), all of them in every round; a fifth of the
 clients is hostile.
 """
 
@@ -46,22 +45,22 @@ def main(out: Path) -> None:
         quiet=True,
     )
     rem.write_report(out)
-    stands = [robustness_row(group) for group in group_runs([done])]
+    rows = [robustness_row(group) for group in group_runs([done])]
     print(
         "| aggregator | attack | accuracy, % | rare classes, % | forgotten a round, points |"
         " of rare classes | attack succeeds, % |"
     )
     print("|---|---|--:|--:|--:|--:|--:|")
-    for stand in stands:
-        name = stand.label.partition(",")[0].removeprefix("fedavg+").replace("fedavg", "mean")
+    for row in rows:
+        name = row.label.partition(",")[0].removeprefix("fedavg+").replace("fedavg", "mean")
         cells = (
-            percent(stand.accuracy),
-            percent(stand.rare),
-            percent(stand.forgetting, 2),
-            percent(stand.rare_forgetting, 2),
-            percent(stand.success),
+            percent(row.accuracy),
+            percent(row.rare),
+            percent(row.forgetting, 2),
+            percent(row.rare_forgetting, 2),
+            percent(row.success),
         )
-        print(f"| {name} | {stand.attack.partition('(')[0]} | {' | '.join(cells)} |")
+        print(f"| {name} | {row.attack.partition('(')[0]} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""Convolutions of a CPU by fewer products (`kernels/winograd.py`) beside the library's:
-milliseconds a layer and rounding errors, on one thread.
+"""Single convolutions on a CPU by `kernels/winograd.py` and by torch's library: milliseconds a layer
+and rounding errors, on one thread.
 
     python benchmarks/winograd.py [--filters 3 5] [--channels 16-16 32-64 ...] [--sizes 8 16 ...]
     [--batch-size 50] [--at-once 1] [--turns 9]
 
-The two take turns, and the median counts. `--at-once` lets so many processes do the same side by
-side, as workers do. The last column says whether compiled steps have it in this layer: none that is
-slower may.
+The two take turns, and the median counts. `--at-once` starts several processes that do the same, as
+workers do. The last column is whether compiled steps use it in this layer; it must never be slower.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from remanence.core.memory_format import to_channels_last
 from remanence.engines.memory import disable_malloc_trim
 from remanence.kernels import winograd
+from remanence.kernels.torch_internals import make_fx
 
 aten = torch.ops.aten
 
@@ -182,7 +181,7 @@ def main() -> None:
     )
     for side, channels, size in itertools.product(options.filters, options.channels, options.sizes):
         inputs, outputs = map(int, channels.split("-"))
-        torch._dynamo.reset()
+        torch.compiler.reset()
         print(
             compare(
                 Layer(side, inputs, outputs, size, options.batch), options.turns, options.at_once
