@@ -171,7 +171,7 @@ def test_the_three_numbers_of_drift_have_columns_and_words(tmp_path: Path) -> No
         "Convergence, rounds",
         "Recovery, rounds",
         "Worst client, %",
-        "Own cluster, %",
+        "Same cluster, %",
     } <= set(headings)
     assert all(
         number is not None
@@ -220,11 +220,11 @@ def test_a_target_is_no_measure_of_curves_that_fall_at_every_drift(tmp_path: Pat
 
 def test_conditions_tell_the_drift(tmp_path: Path) -> None:
     run = write_peers_run(tmp_path / "run", rounds=4, steps=3)
-    facts = dict(setup_table.describe(group_runs([run])))
-    assert facts["Rounds"] == "4 in each of 3 time steps"
-    assert facts["Drift"] == "random(clusters=2) (cluster 0: labels 0 1; cluster 1: labels 2 3)"
+    setup = dict(setup_table.describe(group_runs([run])))
+    assert setup["Rounds"] == "4 in each of 3 time steps"
+    assert setup["Drift"] == "random(clusters=2) (cluster 0: labels 0 1; cluster 1: labels 2 3)"
     assert (
-        facts["Evaluated"]
+        setup["Evaluation"]
         == "the clients' own models, the best on validation so far, each on test examples of"
         " its own cluster, every round"
     )

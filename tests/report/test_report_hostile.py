@@ -77,7 +77,7 @@ def test_where_nobody_is_hostile_nothing_is_said(
     assert tabulate(groups) == []
     assert draw_rare_classes(groups) is None
     assert draw_success(groups) is None
-    assert 'id="refusals"' not in render_report([groups[0].runs[0]])
+    assert 'id="robustness"' not in render_report([groups[0].runs[0]])
 
 
 def test_the_page_of_an_attacked_run(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_the_page_of_an_attacked_run(tmp_path: Path) -> None:
     shares = np.array([line["per_class"] for line in run.metrics if line["split"] == "test"])[-1]
     assert sorted(rare.plot.data[0].y) == pytest.approx(sorted(shares), abs=1e-4)
     page = render_report([run])
-    assert 'id="refusals"' in page
+    assert 'id="robustness"' in page
     assert "Methods under attack" in page
 
 

@@ -176,7 +176,7 @@ def test_every_setting_is_shown_beside_the_chosen(
         "Settings selected by validation accuracy, without the test set: a with lr=0.1 (of 2)."
     ) in page.text
     assert page.text.count("a, lr=0.2") == 1
-    assert "Every setting that was tried" in page.text
+    assert "All settings that were tried" in page.text
 
 
 def test_the_same_results_give_the_same_bytes(make_run: Callable[..., Run]) -> None:
@@ -195,7 +195,9 @@ def test_a_ledger_that_cannot_be_read_is_told(make_run: Callable[..., Run]) -> N
     run = make_run([[0.5, 0.4]])
     assert "cannot be read" not in render_report([run])
     (run.folder / LEDGER).write_bytes(b"nonsense")
-    assert "Beware: the ledger of run cannot be read" in Page(render_report([Run(run.folder)])).text
+    assert (
+        "Warning: the ledger of run cannot be read" in Page(render_report([Run(run.folder)])).text
+    )
     (run.folder / LEDGER).unlink()
     assert "cannot be read" not in render_report([Run(run.folder)])
 

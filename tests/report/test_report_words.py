@@ -105,24 +105,24 @@ def test_conditions_of_one_experiment(make_comparison: Callable[..., Comparison]
     comparison = make_comparison(
         seeds("a", [0.5, 0.6]) + seeds("b", [0.5, 0.6], local={"batch_size": 8})
     )
-    facts = dict(setup_table.describe(group_runs([comparison])))
-    assert facts["Seeds"] == "0, 1"
-    assert facts["Model"] == "mlp, 1,234 parameters"
-    assert facts["Data"] == "fake: 20 training examples"
-    assert facts["Evaluated"].startswith(
+    setup = dict(setup_table.describe(group_runs([comparison])))
+    assert setup["Seeds"] == "0, 1"
+    assert setup["Model"] == "mlp, 1,234 parameters"
+    assert setup["Data"] == "fake: 20 training examples"
+    assert setup["Evaluation"].startswith(
         "the global model on the whole test set of 200 examples, every round"
     )
-    assert facts["Local training"].startswith(
+    assert setup["Local training"].startswith(
         "1 epoch a round, batches of 32, sgd(lr=0.1), schedule constant (a); 1 epoch a"
         " round, batches of 8"
     )
-    assert facts["Versions"] == "remanence 0.1.0, torch 2.13.0, python 3.11.9"
+    assert setup["Versions"] == "remanence 0.1.0, torch 2.13.0, python 3.11.9"
 
 
 def test_conditions_without_a_ledger_do_not_guess_its_size(make_run: Callable[..., Run]) -> None:
     run = make_run([[0.5, 0.5]])
     (run.folder / LEDGER).unlink()
-    assert dict(setup_table.describe(group_runs([run])))["Evaluated"].startswith(
+    assert dict(setup_table.describe(group_runs([run])))["Evaluation"].startswith(
         "the global model on the whole test set, every round"
     )
 

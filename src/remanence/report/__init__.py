@@ -1,4 +1,19 @@
-"""Pages, tables and figures: read from run folders alone."""
+"""Reports: tables, figures and sentences about runs and comparisons, from their folders alone.
+
+- Words: `summary_text` (the summary), `phrases` (shared with `remanence diagnose`), `setup_table`
+  (what was run), `privacy` (guarantees), `attacks` (robustness).
+- Tables: `table_columns`, `tables`, `latex`.
+- Figures: one theme a file (`curves`, `classes`, `phase_forgetting`, `peers`, ...), each a pure
+  function of groups of runs; `figures` lists them by chapter; `theme` is the common style,
+  `heatmaps` and `line_plots` are shared parts.
+- Page: `page` with page.html.j2, page.css and page.js: one HTML file that loads nothing.
+- Live report: `live` (server, with watch.html) and `live_state`.
+- Export: `figure_files` (PDF, SVG, PNG, CSV), `to_matplotlib` and `matplotlib_*`, `trackers`
+  (TensorBoard, MLflow).
+
+The numbers come from `metrics`; nothing here measures. It may import `metrics`, `results` and
+packages below. Start with `figures.py` and `page.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +23,14 @@ from remanence.results.run import REPORT, load
 
 
 def write_report(*folders: str | Path, out: str | Path | None = None) -> Path:
-    """Write one self-contained page about runs and comparisons; by default report.html in the
-    first folder.
+    """Write one self-contained page about runs and comparisons.
+
+    Args:
+        *folders: Folders of runs and comparisons.
+        out: The file to write; by default report.html in the first folder.
+
+    Returns:
+        The file.
     """
     from remanence.report import page
 

@@ -1,9 +1,7 @@
-"""One self-contained page: words, table, figures and conditions, with everything inside and nothing
-fetched.
+"""The page of a report: summary, tables, figures and setup in one HTML file that loads nothing.
 
-Names of methods, classes, clients and files are hostile until proven otherwise: Jinja2 escapes
-every text, data travel as JSON without a single `<`, and a content security policy lets only the
-two scripts run whose hashes are written in it.
+Names of methods, classes, clients and files are untrusted: Jinja2 escapes every text, data are
+JSON without `<`, and a content security policy allows only the two scripts whose hashes it lists.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ HERE = Path(__file__).parent
 
 
 def write_report(results: Sequence[Run | Comparison], out: Path) -> Path:
-    """Write the page about runs and comparisons to `out`, whole or not at all. -> its path"""
+    """Write the page about runs and comparisons to `out` atomically; return `out`."""
     if not results:
         raise InputError(
             "a report needs at least one run or comparison folder: remanence report DIR"
@@ -49,9 +47,18 @@ def write_partition(
     clusters: Sequence[Sequence[int]] = (),
     concepts: Sequence[str] = (),
 ) -> Path:
-    """Write a page that shows a partition alone; label counts [clients][classes]. With clusters
-    [time steps][clients] it shows the schedule of the drift too, `concepts` says what each cluster
-    holds, and the label counts are those of time step 0. -> its path
+    """Write a page that shows a partition alone, and the drift schedule if there is one.
+
+    Args:
+        label_counts: [clients][classes]; under drift, at time step 0.
+        class_names: Of the classes.
+        title: Of the page.
+        out: The file to write.
+        clusters: The cluster of each client at each time step [time steps][clients].
+        concepts: A description of each cluster's data.
+
+    Returns:
+        `out`.
     """
 
     def render() -> str:
@@ -73,7 +80,7 @@ def write_partition(
 
 
 def render_report(results: Sequence[Run | Comparison]) -> str:
-    """The page about runs and comparisons, as text."""
+    """The page about runs and comparisons, as HTML."""
     from remanence.report.figures import CHAPTERS
 
     everything = group_runs(results)
@@ -86,18 +93,18 @@ def render_report(results: Sequence[Run | Comparison]) -> str:
         columns=columns_for(rows),
         tables=_tabulate(rows, _caption(groups)),
         every_setting=_tabulate(
-            [make_row(group) for group in everything], "Every setting that was tried"
+            [make_row(group) for group in everything], "All settings that were tried"
         )
         if len(everything) > len(groups)
         else [],
         targets=rounds_to_target(groups),
         chapters={
-            title: [figure for draw in drawings if (figure := draw(groups)) is not None]
-            for title, drawings in CHAPTERS.items()
+            title: [figure for draw in functions if (figure := draw(groups)) is not None]
+            for title, functions in CHAPTERS.items()
         },
-        refusals=attacks.tabulate(groups),
+        robustness=attacks.tabulate(groups),
         privacy=privacy.list_guarantees(groups),
-        facts=setup_table.describe(groups),
+        setup=setup_table.describe(groups),
         settings=setup_table.list_settings(groups),
     )
 
@@ -107,7 +114,7 @@ def _write(out: Path, render: Callable[[], str]) -> Path:
         raise InputError(
             f"{out} is a folder: --out names the file to write, such as {out / 'report.html'}"
         )
-    # a lone surrogate in a name must not cost the page
+    # a name may contain a lone surrogate
     content = render().encode("utf-8", errors="replace")
     with translate_disk_errors(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -118,13 +125,13 @@ def _write(out: Path, render: Callable[[], str]) -> Path:
 def _render(
     *, title: str, lede: str, chapters: Mapping[str, Sequence[Figure]], **sections: Any
 ) -> str:
-    """The template with its sections; what is not given is left out of the page."""
+    """The template with its sections; a section that is not given is left out."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
 
     scripts = [
-        _settle_lines(get_plotlyjs()),
-        _settle_lines((HERE / "page.js").read_text(encoding="utf-8")),
+        _normalize_newlines(get_plotlyjs()),
+        _normalize_newlines((HERE / "page.js").read_text(encoding="utf-8")),
     ]
     environment = Environment(
         loader=FileSystemLoader(HERE),
@@ -140,9 +147,9 @@ def _render(
             "tables",
             "every_setting",
             "targets",
-            "refusals",
+            "robustness",
             "privacy",
-            "facts",
+            "setup",
             "settings",
         ),
         (),
@@ -165,9 +172,10 @@ def _render(
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """The content security policy. Plotly writes style elements and attributes as it draws, and no
-    hash covers those, so inline style is allowed; without any source to load from, style can
-    neither fetch nor send.
+    """The content security policy of the page.
+
+    Inline style is allowed, since plotly writes style elements and attributes while it draws;
+    style cannot load or send anything, since no source is allowed.
     """
     hashes = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
@@ -179,13 +187,13 @@ def _policy(scripts: Sequence[str]) -> str:
     )
 
 
-def _settle_lines(text: str) -> str:
-    """Line ends as a browser reads them: the hash is of what it read."""
+def _normalize_newlines(text: str) -> str:
+    """Line ends as a browser reads them, since the policy holds hashes of scripts."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _as_json(figure: Figure) -> str:
-    """A figure as JSON that cannot leave its script element."""
+    """A figure as JSON that cannot end its script element."""
     plot = figure.plot.to_plotly_json()
     content = {"data": plot["data"], "layout": plot["layout"], "frame": figure.frame}
     states = [asdict(state) for state in figure.states]
@@ -199,7 +207,7 @@ def _caption(groups: Sequence[Group]) -> str:
 
 
 def _tabulate(rows: Sequence[MethodRow], caption: str) -> list[dict[str, Any]]:
-    """One table for each theme of the columns; the first has none."""
+    """One table for each theme of the columns; the first table has the columns without theme."""
     columns = columns_for(rows)
     themes = list(dict.fromkeys(column.theme for column in columns))
     return [
@@ -223,7 +231,7 @@ def _cells(rows: Sequence[MethodRow], columns: Sequence[Column]) -> list[dict[st
 
 
 def _name_result(results: Sequence[Run | Comparison]) -> str:
-    """What was reproduced, where the page is about one table or figure of a paper."""
+    """The reproduced table or figure of a paper, if the page is about one."""
     if len(results) != 1 or not isinstance(results[0], Comparison):
         return ""
     asked = results[0].plan.get("reproduce", {})
@@ -244,21 +252,21 @@ def _title(groups: Sequence[Group]) -> str:
 def _lede(groups: Sequence[Group]) -> str:
     seeds = max(group.planned for group in groups)
     runs = sum(len(group.runs) for group in groups)
-    return (
-        f"What the models learned and what they forgot, in {runs} run{'' if runs == 1 else 's'}"
-    ) + (f" with {seeds} seeds a method." if seeds > 1 else ".")
+    return (f"Accuracy and forgetting in {runs} run{'' if runs == 1 else 's'}") + (
+        f" with {seeds} seeds a method." if seeds > 1 else "."
+    )
 
 
 def _warn(groups: Sequence[Group]) -> list[str]:
     keys, damaged = setup_table.differences(groups), damaged_ledgers(groups)
-    said = (
-        [f"Beware: these runs are not of one experiment; they differ in {', '.join(keys)}."]
+    warnings = (
+        [f"Warning: these runs are different experiments; they differ in {', '.join(keys)}."]
         if keys
         else []
     )
     if damaged:
-        said.append(
-            f"Beware: the ledger of {', '.join(damaged)} cannot be read, so the figures"
-            " of phases and of single clients leave it out."
+        warnings.append(
+            f"Warning: the ledger of {', '.join(damaged)} cannot be read, so it is missing in the"
+            " figures of phases and of single clients."
         )
-    return said
+    return warnings

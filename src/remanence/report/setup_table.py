@@ -1,4 +1,4 @@
-"""What was run: the conditions of the experiments behind a report, in words."""
+"""The section "Setup" of a report: what was run, in words, and all settings."""
 
 from __future__ import annotations
 
@@ -12,17 +12,31 @@ from remanence.metrics.groups import Group, primary_model
 from remanence.results.ledger import GLOBAL, Ledger
 from remanence.results.run import LEDGER, Run
 
+# settings that must be equal for methods to be comparable
 EXPERIMENT = (
-    "data.name", "data.partition", "clients.count", "clients.sample", "model", "rounds",
-    "drift.schedule", "drift.time_steps", "drift.concepts", "peers.topology", "local.epochs", "local.steps", "local.batch_size", "local.optimizer", "local.lr",
-)  # fmt: skip
-# where somebody's disks and machines are is nobody's business in a page that gets passed on
+    "data.name",
+    "data.partition",
+    "clients.count",
+    "clients.sample",
+    "model",
+    "rounds",
+    "drift.schedule",
+    "drift.time_steps",
+    "drift.concepts",
+    "peers.topology",
+    "local.epochs",
+    "local.steps",
+    "local.batch_size",
+    "local.optimizer",
+    "local.lr",
+)
+# paths and addresses of the user's machines stay out of a page that is shared
 PRIVATE = ("data.dir", "ray.address")
 
 
 def describe(groups: Sequence[Group]) -> list[tuple[str, str]]:
-    """Facts with a heading; where runs differ, who had which."""
-    facts: list[tuple[str, Callable[[Run], str]]] = [
+    """Texts with a heading; where methods differ, with the methods that each text is about."""
+    rows: list[tuple[str, Callable[[Run], str]]] = [
         ("Data", lambda run: str(run.metadata.get("data") or run.config.data.name)),
         ("Clients", _describe_clients),
         ("Model", _describe_model),
@@ -30,9 +44,9 @@ def describe(groups: Sequence[Group]) -> list[tuple[str, str]]:
         ("Rounds", _describe_rounds),
         ("Drift", _describe_drift),
         ("Attack", _describe_attack),
-        ("Evaluated", partial(_describe_evaluation, {})),
+        ("Evaluation", partial(_describe_evaluation, {})),
         (
-            "Computed",
+            "Engine",
             lambda run: (
                 f"{run.metadata.get('engine') or run.config.engine}; device {run.config.device},"
                 f" precision {run.config.precision}"
@@ -42,56 +56,58 @@ def describe(groups: Sequence[Group]) -> list[tuple[str, str]]:
     ]
     seeds = (
         "Seeds",
-        _agree(
+        _merge(
             groups,
             lambda group: ", ".join(str(run.config.seed) for run in group.runs) or "none yet",
         ),
     )
-    told = [(heading, _agree_on_runs(groups, tell)) for heading, tell in facts]
-    return [(heading, text) for heading, text in (*told[:6], seeds, *told[6:]) if text]
+    texts = [(heading, _merge_runs(groups, describe_run)) for heading, describe_run in rows]
+    return [(heading, text) for heading, text in (*texts[:6], seeds, *texts[6:]) if text]
 
 
 def list_settings(groups: Sequence[Group]) -> list[tuple[str, str]]:
-    """Every key of the specs, by its dotted name."""
-    specs = {
+    """Every setting by its dotted name."""
+    configs = {
         run: _flatten(run.config.model_dump(mode="json")) for group in groups for run in group.runs
     }
-    keys = dict.fromkeys(key for spec in specs.values() for key in spec if key not in PRIVATE)
+    keys = dict.fromkeys(key for config in configs.values() for key in config if key not in PRIVATE)
 
-    def tell(key: str, run: Run) -> str:
-        return _write(specs[run].get(key))
+    def value_of(key: str, run: Run) -> str:
+        return _write(configs[run].get(key))
 
-    return [(key, _agree_on_runs(groups, partial(tell, key))) for key in keys]
+    return [(key, _merge_runs(groups, partial(value_of, key))) for key in keys]
 
 
 def differences(groups: Sequence[Group]) -> list[str]:
-    """Keys that make results from several folders different experiments."""
+    """Settings of the experiment in which results from several folders differ."""
     if len({group.home for group in groups}) < 2:
         return []
-    specs = [_flatten(run.config.model_dump(mode="json")) for group in groups for run in group.runs]
-    return [key for key in EXPERIMENT if len({_write(spec.get(key)) for spec in specs}) > 1]
+    configs = [
+        _flatten(run.config.model_dump(mode="json")) for group in groups for run in group.runs
+    ]
+    return [key for key in EXPERIMENT if len({_write(config.get(key)) for config in configs}) > 1]
 
 
 def _describe_clients(run: Run) -> str:
-    spec = run.config
-    count = run.metadata.get("clients") or spec.clients.count
+    config = run.config
+    count = run.metadata.get("clients") or config.clients.count
     sample = "all of them every round"
-    if spec.clients.sample is not None:
+    if config.clients.sample is not None:
         sample = (
-            f"{spec.clients.sample} of them every round"
-            if isinstance(spec.clients.sample, int)
-            else f"{spec.clients.sample:.0%} of them every round"
+            f"{config.clients.sample} of them every round"
+            if isinstance(config.clients.sample, int)
+            else f"{config.clients.sample:.0%} of them every round"
         )
-    if spec.clients.sampling == "poisson":
-        sample += " on average, each by a coin of its own"
+    if config.clients.sampling == "poisson":
+        sample += " on average, each client sampled independently"
     kept = (
-        f"; {spec.data.validation:.0%} of each client's rows kept for validation"
-        if spec.data.validation
+        f"; {config.data.validation:.0%} of each client's examples held out for validation"
+        if config.data.validation
         else ""
     )
-    if run.metadata.get("clusters") and spec.drift.rows == "pools":
-        return f"{count}, {sample}; rows drawn from a pool for each cluster"
-    return f"{count}, {sample}; partition {spec.data.partition}{kept}"
+    if run.metadata.get("clusters") and config.drift.rows == "pools":
+        return f"{count}, {sample}; examples drawn from a pool for each cluster"
+    return f"{count}, {sample}; partition {config.data.partition}{kept}"
 
 
 def _describe_attack(run: Run) -> str:
@@ -126,7 +142,7 @@ def _describe_rounds(run: Run) -> str:
 
 
 def _describe_drift(run: Run) -> str:
-    """The schedule and what each cluster holds; empty, and so left out, where nothing drifts."""
+    """The drift schedule and the data of each cluster; empty without drift."""
     if not run.metadata.get("clusters"):
         return ""
     held = "; ".join(
@@ -138,9 +154,7 @@ def _describe_drift(run: Run) -> str:
 
 
 def _describe_evaluation(sizes: dict[str, int], run: Run) -> str:
-    """`sizes` remembers test sets by data, so that of many runs on the same data one ledger is
-    read.
-    """
+    """Which model is evaluated on what; `sizes` caches the size of the test set by data."""
     data = run.config.data.name
     if data not in sizes:
         sizes[data] = _count_test_examples(run)
@@ -151,7 +165,7 @@ def _describe_evaluation(sizes: dict[str, int], run: Run) -> str:
         else f"every {run.config.record.every} rounds and after the last"
     )
     also = (
-        "; and on the validation rows of all clients"
+        "; and on the validation examples of all clients"
         if run.config.record.validation and run.config.data.validation
         else ""
     )
@@ -171,7 +185,7 @@ def _describe_evaluation(sizes: dict[str, int], run: Run) -> str:
 def _count_test_examples(run: Run) -> int:
     try:
         records = Ledger.read(run.folder / LEDGER).select(split="test", model=GLOBAL)
-    except InputError:  # a run without a ledger still has its metrics
+    except InputError:  # without a ledger, the size is unknown
         return 0
     return int(records["total"][-1].sum()) if len(records) else 0
 
@@ -183,25 +197,25 @@ def _describe_versions(run: Run) -> str:
             for name in ("remanence", "torch", "numpy", "python")
             if name in run.metadata
         )
-        or "not written down"
+        or "not recorded"
     )
 
 
-def _agree_on_runs(groups: Sequence[Group], tell: Callable[[Run], str]) -> str:
-    """What the runs of every group agree on; runs of one group differ in their seed alone."""
-    return _agree(
+def _merge_runs(groups: Sequence[Group], describe_one: Callable[[Run], str]) -> str:
+    """One text for all groups, or a text for each; runs of a group differ only in their seed."""
+    return _merge(
         [group for group in groups if group.runs],
-        lambda group: "; ".join(dict.fromkeys(tell(run) for run in group.runs)),
+        lambda group: "; ".join(dict.fromkeys(describe_one(run) for run in group.runs)),
     )
 
 
-def _agree(groups: Sequence[Group], tell: Callable[[Group], str]) -> str:
-    who: dict[str, list[str]] = {}
+def _merge(groups: Sequence[Group], describe_one: Callable[[Group], str]) -> str:
+    labels_of: dict[str, list[str]] = {}
     for group in groups:
-        who.setdefault(tell(group), []).append(group.label)
-    if len(who) == 1:
-        return next(iter(who))
-    return "; ".join(f"{text} ({', '.join(labels)})" for text, labels in who.items())
+        labels_of.setdefault(describe_one(group), []).append(group.label)
+    if len(labels_of) == 1:
+        return next(iter(labels_of))
+    return "; ".join(f"{text} ({', '.join(labels)})" for text, labels in labels_of.items())
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -216,7 +230,7 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _write(value: Any) -> str:
-    """A setting as people write it."""
+    """A value as text."""
     if value is None:
         return "–"
     if isinstance(value, list | tuple):

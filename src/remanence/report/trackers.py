@@ -1,9 +1,8 @@
-"""A run for other people's dashboards: its numbers over rounds as TensorBoard events or as an
-MLflow run.
+"""Export of a run's numbers over rounds as TensorBoard events or as an MLflow run.
 
-Both read from the run's folder alone, so a run of last month can be exported as well as one that
-goes on. Names are made harmless: a class may be called anything, and a tracker makes a path or a
-query of it.
+Both are written from the run's folder, so that finished and unfinished runs can be exported. Names
+are sanitized, since a class name may contain any characters and trackers use names in paths and
+queries.
 """
 
 from __future__ import annotations
@@ -48,11 +47,11 @@ class Scalar:
     name: str  # such as accuracy/test
     round: int
     value: float
-    seconds: float  # since the run began, as far as rounds were timed
+    seconds: float  # from the start of the run to the end of the round
 
 
 def export_scalars(results: Sequence[Run | Comparison], out: Path, kind: str) -> list[Path]:
-    """Write runs, and all runs of comparisons, for a tracker into a folder. -> what was written"""
+    """Write runs, and all runs of comparisons, for a tracker into a folder; return what was written."""
     if kind not in TRACKERS:
         raise unknown("format", kind, TRACKERS)
     runs = [
@@ -72,8 +71,8 @@ def export_scalars(results: Sequence[Run | Comparison], out: Path, kind: str) ->
 
 
 def read_scalars(run: Run) -> Iterator[Scalar]:
-    """Every number a dashboard can draw: by split, by class, forgetting, where it was lost, and
-    what it cost.
+    """Every number over rounds: metrics by split, accuracy by class, forgetting, change of accuracy
+    by phase, and costs.
     """
     passed = _elapsed(run)
     for line in run.metrics:
@@ -142,7 +141,7 @@ def write_mlflow(run: Run, out: Path) -> Path:
     """
     os.environ.setdefault(
         "MLFLOW_DISABLE_TELEMETRY", "true"
-    )  # MLflow reports its use home by default; what was learned here is nobody's business
+    )  # MLflow reports its use to its authors by default
     if importlib.util.find_spec("mlflow") is None or importlib.util.find_spec("sqlalchemy") is None:
         raise InputError("an MLflow store needs one more package: pip install 'remanence[mlflow]'")
     from mlflow.entities import Metric, Param, RunTag
@@ -171,7 +170,7 @@ def write_mlflow(run: Run, out: Path) -> Path:
         RunTag("remanence", str(run.metadata.get("remanence", ""))),
         RunTag("folder", run.folder.resolve().name),
     ]
-    for first in range(0, max(len(metrics), 1), 500):  # a store takes so many at a time
+    for first in range(0, max(len(metrics), 1), 500):  # a store limits the size of a batch
         client.log_batch(started.info.run_id, metrics=metrics[first : first + 500])
     for first in range(0, max(len(params), 1), 90):
         client.log_batch(
@@ -186,7 +185,7 @@ def write_mlflow(run: Run, out: Path) -> Path:
 
 
 def store_address(out: Path) -> str:
-    """Where MLflow keeps its runs: a database file in the folder; newer versions refuse plain
+    """Where MLflow keeps its runs: a database file in the folder, since newer versions reject plain
     files.
     """
     return f"sqlite:///{(out / STORE).resolve()}"
@@ -197,7 +196,7 @@ def _scalar(name: str, round: int, value: float, passed: dict[int, float]) -> Sc
 
 
 def _sanitize_name(name: str) -> str:
-    """Letters, digits and a few signs: what every tracker takes for a name.
+    """A name of letters, digits and a few signs, which every tracker accepts.
 
     >>> _sanitize_name("class accuracy/003 cat <3 ../x")
     'class accuracy/003 cat _3 .._x'
@@ -216,19 +215,17 @@ def _name_run(run: Run) -> str:
 
 
 def _settings(run: Run) -> list[tuple[str, str]]:
-    """Every setting by its dotted name, as the report lists them (no paths of somebody's disk
-    among them).
-    """
+    """Every setting by its dotted name, as in the report, without paths."""
     return [(key, value) for key, value in list_settings(group_runs([run])) if value]
 
 
 def _as_markdown(settings: Sequence[tuple[str, str]]) -> str:
-    """Indented, so that it is shown as it is."""
+    """An indented block, which Markdown shows as it is."""
     return "\n".join(f"    {key} = {' '.join(value.split())}" for key, value in settings)
 
 
 def _elapsed(run: Run) -> dict[int, float]:
-    """Seconds from the beginning to the end of each round."""
+    """Seconds from the start of the run to the end of each round."""
     spent, passed = 0.0, {}
     for round, seconds in sorted(
         {int(line["round"]): line.get("seconds") for line in run.metrics}.items()
@@ -243,7 +240,5 @@ def _total(run: Run) -> float:
 
 
 def _started(run: Run) -> float:
-    """When the run began, as far as its files tell: when the last line was written, less the
-    time all rounds took.
-    """
+    """When the run started: the time of the last recorded line, minus the duration of all rounds."""
     return (run.folder / METRICS).stat().st_mtime - _total(run)
